@@ -1,0 +1,215 @@
+//! Replays training episodes with the raw actor and records what it did.
+
+use std::iter::Peekable;
+use std::sync::Arc;
+
+use rand::{RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+
+use crate::env::{BLOCK_FORMAT, Block, Choice, DayModel, Episode, Replay, RowSampler, Segment, State};
+use crate::policy::{LearnedPolicy, Policy as _, PolicySpec};
+use crate::settings::Settings;
+
+/// An episode under way.
+struct Runner<'a> {
+    day: usize,
+    replay: Replay<'a>,
+    rows: Peekable<RowSampler>,
+}
+
+/// A segment under way.
+struct Recording {
+    runner: usize,
+    start: State,
+    rows: Vec<u32>,
+    actions: Vec<u16>,
+    probabilities: Vec<f32>,
+}
+
+/// Explores with a softmax over scores. Several episodes run side by side, a segment of each in turn, so that
+/// neighbouring samples do not all come from one hour of one day.
+pub struct Explorer<'a> {
+    days: &'a [DayModel],
+    settings: Settings,
+    policy: LearnedPolicy,
+    rng: ChaCha8Rng,
+    runners: Vec<Option<Runner<'a>>>,
+    recording: Option<Recording>,
+    turn: usize,
+    contracts: Vec<f64>,
+    auctions: Vec<f64>,
+    weights: Vec<f64>,
+}
+
+impl<'a> Explorer<'a> {
+    /// An explorer with its own random stream: `id` is the actor, `incarnation` how often it was started before.
+    pub fn new(
+        days: &'a [DayModel],
+        settings: &Settings,
+        spec: Arc<PolicySpec>,
+        actor: Vec<f32>,
+        id: u64,
+        incarnation: u64,
+    ) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(settings.run.seed);
+        rng.set_stream(1 << 48 | id << 32 | incarnation);
+        Self {
+            days,
+            settings: settings.clone(),
+            policy: LearnedPolicy::new(spec, actor),
+            rng,
+            runners: (0..settings.actors.episodes).map(|_| None).collect(),
+            recording: None,
+            turn: 0,
+            contracts: vec![],
+            auctions: vec![],
+            weights: vec![],
+        }
+    }
+
+    /// Takes newer parameters of the raw actor.
+    pub fn set_params(&mut self, actor: &[f32]) {
+        self.policy.set_params(actor);
+    }
+
+    /// Explores until a block of segments is full.
+    pub fn block(&mut self) -> Block {
+        let segments = (0..self.settings.block_segments()).map(|_| self.segment()).collect();
+        Block { format: BLOCK_FORMAT, segments }
+    }
+
+    /// Explores until a segment is complete.
+    pub fn segment(&mut self) -> Segment {
+        loop {
+            if let Some(segment) = self.step() {
+                return segment;
+            }
+        }
+    }
+
+    /// Explores one step; returns the segment that it completes.
+    pub fn step(&mut self) -> Option<Segment> {
+        let mut recording = match self.recording.take() {
+            Some(recording) => recording,
+            None => self.begin(),
+        };
+        let runner = self.runners[recording.runner].as_mut().expect("a recording has its runner");
+        let row = runner.rows.next().expect("a recording has a next row");
+        let replay = &mut runner.replay;
+        replay.arrive(row);
+        let (choice, probability) =
+            explore(&mut self.policy, replay, &mut self.contracts, &mut self.auctions, &mut self.weights, &mut self.rng);
+        let action = match choice {
+            Choice::Contract(i) => i as u16,
+            Choice::Auction(i) => (replay.candidates().len() + i) as u16,
+            Choice::Nothing => Segment::NOTHING,
+        };
+        replay.show(choice);
+        recording.rows.push(row as u32);
+        recording.actions.push(action);
+        recording.probabilities.push(probability);
+        let next = runner.rows.peek().map(|&row| row as u32);
+        if next.is_some() && recording.rows.len() < self.settings.learner.segment {
+            self.recording = Some(recording);
+            return None;
+        }
+        let segment = Segment {
+            day: runner.day as u16,
+            episode: replay.episode.seed,
+            start: recording.start,
+            rows: recording.rows,
+            actions: recording.actions,
+            probabilities: recording.probabilities,
+            next,
+        };
+        if next.is_none() {
+            self.runners[recording.runner] = None;
+        }
+        Some(segment)
+    }
+
+    fn begin(&mut self) -> Recording {
+        let turn = self.turn;
+        self.turn = (turn + 1) % self.runners.len();
+        if self.runners[turn].is_none() {
+            self.runners[turn] = Some(self.episode());
+        }
+        let runner = self.runners[turn].as_ref().expect("just filled");
+        self.policy.begin(&runner.replay);
+        let capacity = self.settings.learner.segment;
+        Recording {
+            runner: turn,
+            start: runner.replay.state.clone(),
+            rows: Vec::with_capacity(capacity),
+            actions: Vec::with_capacity(capacity),
+            probabilities: Vec::with_capacity(capacity),
+        }
+    }
+
+    /// A new episode with at least one step; a start near the end of a short day can have none.
+    fn episode(&mut self) -> Runner<'a> {
+        let mut tries = 0;
+        loop {
+            let day = self.rng.random_range(0..self.days.len());
+            let model = &self.days[day];
+            let mut episode = Episode::draw(model, &self.settings.episodes, self.rng.random());
+            tries += 1;
+            if tries > 50 {
+                // Only a day of hardly any requests gets here: replay all of it.
+                episode.keep = 1.0;
+                episode.start = 0;
+            }
+            let mut rows = RowSampler::new(&episode, model.log.requests().len()).peekable();
+            let spread = self.settings.episodes.start_spread;
+            let replay = Replay::start(model, episode, self.settings.env.feedback_delay_s, spread, &mut rows);
+            if rows.peek().is_some() {
+                return Runner { day, replay, rows };
+            }
+        }
+    }
+}
+
+/// Draws what is shown from the softmax over the scores.
+fn explore(
+    policy: &mut LearnedPolicy,
+    replay: &Replay,
+    contracts: &mut Vec<f64>,
+    auctions: &mut Vec<f64>,
+    weights: &mut Vec<f64>,
+    rng: &mut ChaCha8Rng,
+) -> (Choice, f32) {
+    contracts.clear();
+    contracts.resize(replay.candidates().len(), 0.0);
+    auctions.clear();
+    auctions.extend(replay.auctions().iter().take(policy.auction_candidates()).map(|a| replay.worth(a)));
+    if contracts.is_empty() && auctions.is_empty() {
+        return (Choice::Nothing, 1.0);
+    }
+    policy.score(replay, contracts, auctions);
+    let scale = 1.0 / (policy.spec().policy.temperature * replay.day.unit);
+    weights.clear();
+    weights.extend(contracts.iter().zip(replay.candidates()).map(|(s, c)| s * c.boost * scale));
+    weights.extend(auctions.iter().zip(replay.auctions()).map(|(s, a)| s * a.boost * scale));
+    let top = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let mut sum = 0.0;
+    for w in &mut *weights {
+        *w = (*w - top).exp();
+        sum += *w;
+    }
+    let mut left = rng.random::<f64>() * sum;
+    let mut chosen = weights.len() - 1;
+    for (i, w) in weights.iter().enumerate() {
+        left -= w;
+        if left < 0.0 {
+            chosen = i;
+            break;
+        }
+    }
+    let probability = (weights[chosen] / sum) as f32;
+    let choice = if chosen < contracts.len() {
+        Choice::Contract(chosen)
+    } else {
+        Choice::Auction(chosen - contracts.len())
+    };
+    (choice, probability)
+}

@@ -1,0 +1,11 @@
+//! Actors: explore the environment with their own copy of the policy and hand samples over.
+//!
+//! [`Explorer`] is the exploration itself, the same in every mode; [`process`] is the actor process around it: its
+//! own ring region, newer parameters, its ledger.
+//!
+//! May import: `shm`, `policy`, `env`, `plan`, `log`, `settings`.
+
+mod explorer;
+pub mod process;
+
+pub use explorer::Explorer;

@@ -1,0 +1,90 @@
+//! The actor process: pulls parameters, explores, hands blocks over.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+
+use crate::run::{Context, RunDirectory, Segments, unpack};
+use crate::shm::ProcessKind;
+
+use super::Explorer;
+
+/// How long to sleep before looking again at the stop flag.
+const NAP: Duration = Duration::from_millis(100);
+
+/// Runs actor `id` until the run stops.
+///
+/// # Errors
+/// Anything that keeps it from working; main starts it again.
+pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<()> {
+    let context = Context::load(directory)?;
+    let settings = &context.settings;
+    let days = context.days(&settings.data.train)?;
+    let segments = Segments::open(prefix, id..id + 1)?;
+    let control = &segments.control;
+    let slot = &control.processes[id];
+    let incarnation = slot.sign_in(ProcessKind::Actor);
+    let stats = &control.actors[id];
+    let mut writer = segments.rings[0].writer()?;
+    let actor_len = context.spec.actor_shape().len();
+    let initial = context.spec.initial_actor(settings.run.seed);
+    let mut explorer = Explorer::new(&days, settings, context.spec.clone(), initial, id as u64, incarnation - 1);
+    let mut words = Vec::new();
+    let mut version = 0;
+    let mut round = 0;
+    while control.stop_level() == 0 {
+        let waiting = Instant::now();
+        // In lock-step the round's publication is the starting signal; else any first one will do.
+        let wanted = if settings.run.deterministic { round + 1 } else { 1 };
+        loop {
+            let seen = control.params.value();
+            if segments.params.version() >= wanted || control.stop_level() > 0 {
+                break;
+            }
+            control.params.wait(seen, NAP);
+            slot.beat();
+        }
+        stats.wait_ns.add(waiting.elapsed().as_nanos() as u64);
+        if control.stop_level() > 0 {
+            break;
+        }
+        if segments.params.version() > version
+            && let Some(newer) = segments.params.read(&mut words)
+        {
+            let (_, raw, _) = unpack(&words, actor_len).context("a publication of another size")?;
+            explorer.set_params(&raw);
+            version = newer;
+            stats.param_version.set(version);
+        }
+
+        let working = Instant::now();
+        let block = explorer.block();
+        let samples = block.samples() as u32;
+        stats.steps.add(u64::from(samples));
+        stats.compute_ns.add(working.elapsed().as_nanos() as u64);
+        slot.beat();
+
+        let waiting = Instant::now();
+        let ring = writer.ring().clone();
+        let mut handed_over = false;
+        while control.stop_level() == 0 {
+            let seen = ring.space().value();
+            if let Some(mut region) = writer.claim(samples, settings.actors.overflow.into()) {
+                stats.wait_ns.add(waiting.elapsed().as_nanos() as u64);
+                let len = block.encode(region.payload()).context(
+                    "a block does not fit its region; lower actors.write_every or env.feedback_delay_s",
+                )?;
+                region.commit(len, version, &control.data);
+                handed_over = true;
+                break;
+            }
+            ring.space().wait(seen, NAP);
+            slot.beat();
+        }
+        if !handed_over {
+            writer.discard(samples);
+        }
+        round += 1;
+    }
+    Ok(())
+}

@@ -1,0 +1,144 @@
+//! `admix bench`: one stage at a time.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+
+use crate::learner::device;
+use crate::product::bench::params::{ParamsBench, run_params};
+use crate::product::bench::ring::{RingBench, run_ring};
+use crate::product::bench::world::WorldSize;
+use crate::product::bench::{actor, env, learner};
+use crate::settings::{Critic, Settings};
+
+use super::{Exit, print_json};
+
+#[derive(Debug, Args)]
+pub struct Bench {
+    #[command(subcommand)]
+    stage: Stage,
+    /// Print JSON
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Stage {
+    /// Environment steps per second on one core, with a trivial policy
+    Env(Day),
+    /// Decisions per second of an actor on one core, and what its blocks cost to encode and decode
+    Actor(Day),
+    /// Sample ring between two processes, beside memcpy
+    Ring {
+        /// Records of 256 bytes
+        #[arg(long, default_value_t = 4_000_000)]
+        records: u64,
+        /// Regions of 512 KB
+        #[arg(long, default_value_t = 2)]
+        regions: usize,
+    },
+    /// Parameter publications under the load of reader processes
+    Params {
+        #[arg(long, default_value_t = 1_000_000)]
+        publications: u64,
+        /// Words of 4 bytes in a publication
+        #[arg(long, default_value_t = 16_384)]
+        words: usize,
+        #[arg(long, default_value_t = 2)]
+        readers: usize,
+    },
+    /// Learner updates per second
+    Learner(LearnerArguments),
+}
+
+#[derive(Debug, Args)]
+struct Day {
+    /// Entries of a queue
+    #[arg(long, default_value_t = 16)]
+    queue: usize,
+    /// Of these, contracts
+    #[arg(long, default_value_t = 6)]
+    eligible: usize,
+    /// Contracts of the day
+    #[arg(long, default_value_t = 30)]
+    contracts: usize,
+    #[arg(long, default_value_t = 3.0)]
+    seconds: f64,
+}
+
+impl Day {
+    fn size(&self) -> WorldSize {
+        WorldSize { requests: 60_000, queue: self.queue, eligible: self.eligible, contracts: self.contracts }
+    }
+}
+
+#[derive(Debug, Args)]
+struct LearnerArguments {
+    /// Contracts of the day
+    #[arg(long, default_value_t = 30)]
+    contracts: usize,
+    /// Contracts that a request may show
+    #[arg(long, default_value_t = 8)]
+    eligible: usize,
+    /// States in a batch
+    #[arg(long, default_value_t = 512)]
+    batch: usize,
+    /// Width of the actor's hidden layers; the critic's are half as wide
+    #[arg(long, default_value_t = 64)]
+    hidden: usize,
+    /// quantile, categorical or scalar
+    #[arg(long, default_value = "quantile", value_parser = critic)]
+    critic: Critic,
+    /// Threads of the tensor operations; 0 = one per core
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+    /// auto, cpu, cuda or cuda:INDEX
+    #[arg(long, default_value = "auto")]
+    device: String,
+    #[arg(long, default_value_t = 5.0)]
+    seconds: f64,
+}
+
+fn critic(text: &str) -> Result<Critic, String> {
+    match text {
+        "quantile" => Ok(Critic::Quantile),
+        "categorical" => Ok(Critic::Categorical),
+        "scalar" => Ok(Critic::Scalar),
+        _ => Err("use quantile, categorical or scalar".into()),
+    }
+}
+
+impl Bench {
+    pub fn run(self) -> anyhow::Result<Exit> {
+        match &self.stage {
+            Stage::Env(day) => self.print(&env::run(day.size(), day.seconds)?),
+            Stage::Actor(day) => self.print(&actor::run(day.size(), &Settings::default(), day.seconds)?),
+            Stage::Ring { records, regions } => {
+                self.print(&run_ring(&RingBench { records: *records, regions: *regions, idle: Duration::from_secs(2) })?)
+            }
+            Stage::Params { publications, words, readers } => {
+                self.print(&run_params(&ParamsBench { publications: *publications, words: *words, readers: *readers })?)
+            }
+            Stage::Learner(a) => {
+                let mut settings = Settings::default();
+                settings.learner.batch = a.batch;
+                settings.learner.critic = a.critic;
+                settings.learner.critic_hidden = (a.hidden / 2).max(1);
+                settings.policy.hidden = a.hidden;
+                settings.run.device.clone_from(&a.device);
+                device::set_threads(a.threads);
+                let size = WorldSize { requests: 60_000, queue: a.eligible + 8, eligible: a.eligible, contracts: a.contracts };
+                self.print(&learner::run(size, &settings, a.seconds)?)
+            }
+        }
+    }
+
+    fn print<R: serde::Serialize + std::fmt::Display>(&self, report: &R) -> anyhow::Result<Exit> {
+        if self.json {
+            print_json(report)?;
+        } else {
+            println!("{report}");
+        }
+        Ok(Exit::Done)
+    }
+}

@@ -1,0 +1,166 @@
+//! `admix data`: make, import and check log directories.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use crate::log::CompileOptions;
+use crate::log::check::check;
+use crate::log::import::{ImportReport, ipinyou, tencent2019};
+use crate::synth::{self, WorldSettings};
+
+use super::{Exit, UsageError, print_json};
+
+#[derive(Debug, Subcommand)]
+pub enum Data {
+    /// Write days of a synthetic world: DIR/day-0 .. day-(N-1)
+    Synth(Synth),
+    /// Rewrite a real log as log directories
+    #[command(subcommand)]
+    Import(Import),
+    /// Check log directories: bad rows, contracts, coverage; also compiles them
+    Check(Check),
+}
+
+#[derive(Debug, Args)]
+pub struct Synth {
+    /// World file (TOML); configs/synth/ has examples
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Where the days go
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Number of days, instead of the world file's
+    #[arg(long, value_name = "N")]
+    days: Option<u32>,
+    /// Seed, instead of the world file's
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Import {
+    /// Requests of the 2019 Tencent ads algorithm contest, with their whole queues
+    Tencent2019(Tencent2019),
+    /// iPinYou RTB impressions, one log directory per weekday
+    Ipinyou(Ipinyou),
+}
+
+#[derive(Debug, Args)]
+#[group(id = "contracts", required = true, multiple = false, args = ["control", "contracts_from_log"])]
+pub struct Tencent2019 {
+    /// The raw track log (.tsv, .gz or .zst)
+    #[arg(long, value_name = "FILE")]
+    track_log: PathBuf,
+    /// Contracts as a control table
+    #[arg(long, value_name = "FILE")]
+    control: Option<PathBuf>,
+    /// Declare the N most frequent CPM-billed ads to be contracts
+    #[arg(long, value_name = "N")]
+    contracts_from_log: Option<usize>,
+    /// Share of the requests in which it may be shown that a declared contract requires
+    #[arg(long, value_name = "F", default_value_t = 0.3, requires = "contracts_from_log")]
+    fill: f64,
+    /// Write part-0 (the first N requests) and part-1 (the rest) instead of one directory
+    #[arg(long, value_name = "N")]
+    split: Option<usize>,
+    /// Where the log directory goes
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Ipinyou {
+    /// Raw impression files (.csv, .gz or .zst)
+    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    impressions: Vec<PathBuf>,
+    /// Contracts as a control table with a pctr for each
+    #[arg(long, value_name = "FILE")]
+    control: PathBuf,
+    /// Where the log directories go: DIR/weekday-0 ..
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Check {
+    /// Log directories
+    #[arg(value_name = "DIR", required = true)]
+    dirs: Vec<PathBuf>,
+    /// Share of bad track rows above which a log is refused
+    #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
+    max_bad_share: f64,
+    /// Print one JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+impl Data {
+    pub fn run(self) -> anyhow::Result<Exit> {
+        match self {
+            Self::Synth(synth) => synth.run(),
+            Self::Import(Import::Tencent2019(import)) => import.run(),
+            Self::Import(Import::Ipinyou(import)) => import.run(),
+            Self::Check(check) => check.run(),
+        }
+    }
+}
+
+impl Synth {
+    fn run(self) -> anyhow::Result<Exit> {
+        let world = WorldSettings::load(&self.config).map_err(|e| UsageError(format!("{e:#}")))?;
+        let days = self.days.unwrap_or(world.days);
+        let seed = self.seed.unwrap_or(world.seed);
+        synth::generate(&world, &self.out, days, seed, &|done| eprintln!("{done} of {days} days written"))?;
+        Ok(Exit::Done)
+    }
+}
+
+fn print_import(report: &ImportReport) -> Exit {
+    println!("{report}");
+    Exit::Done
+}
+
+impl Tencent2019 {
+    fn run(self) -> anyhow::Result<Exit> {
+        let contracts = match (self.control, self.contracts_from_log) {
+            (Some(path), _) => tencent2019::Contracts::Control(path),
+            (None, count) => {
+                tencent2019::Contracts::FromLog { count: count.unwrap_or_default(), fill: self.fill }
+            }
+        };
+        let options =
+            tencent2019::Options { track_log: self.track_log, contracts, split: self.split, out: self.out };
+        let report = tencent2019::import(&options).map_err(|e| UsageError(format!("{e:#}")))?;
+        Ok(print_import(&report))
+    }
+}
+
+impl Ipinyou {
+    fn run(self) -> anyhow::Result<Exit> {
+        let options = ipinyou::Options { impressions: self.impressions, control: self.control, out: self.out };
+        let report = ipinyou::import(&options).map_err(|e| UsageError(format!("{e:#}")))?;
+        Ok(print_import(&report))
+    }
+}
+
+impl Check {
+    fn run(self) -> anyhow::Result<Exit> {
+        let options = CompileOptions { max_bad_share: self.max_bad_share, ..CompileOptions::default() };
+        let mut exit = Exit::Done;
+        for dir in &self.dirs {
+            match check(dir, options) {
+                Ok(report) if self.json => print_json(&report)?,
+                Ok(report) => print!("{report}"),
+                Err(e) => {
+                    exit = Exit::Usage;
+                    if self.json {
+                        print_json(&serde_json::json!({ "directory": dir, "error": e.to_string() }))?;
+                    }
+                    eprintln!("error: {e}");
+                }
+            }
+        }
+        Ok(exit)
+    }
+}

@@ -1,0 +1,168 @@
+//! `admix eval`: whole days under policies and baselines, beside the bound.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+use clap::Args;
+
+use crate::env::Vocabulary;
+use crate::evaluate::compare::compare_day;
+use crate::evaluate::decisions::DecisionWriter;
+use crate::evaluate::{Contender, DayReport, Kind, table};
+use crate::plan::Plan;
+use crate::policy::file::PolicyFile;
+use crate::policy::{ReplayOptions, baselines};
+use crate::run::context::compile_options;
+use crate::run::open_days;
+use crate::settings::Settings;
+
+use super::{Exit, UsageError, print_json};
+
+#[derive(Debug, Args)]
+pub struct Eval {
+    /// Log directories to replay
+    #[arg(long = "log", value_name = "DIR", required = true, num_args = 1..)]
+    logs: Vec<PathBuf>,
+    /// Policies: run directories (their best policy) or policy files
+    #[arg(long = "policy", value_name = "RUN_DIR|FILE", num_args = 1..)]
+    policies: Vec<PathBuf>,
+    /// Plan of the training days; default: the one stored with the first policy
+    #[arg(long, value_name = "FILE")]
+    plan: Option<PathBuf>,
+    /// `all`, `none`, or names: auction-only, contract-first, static-prices, pid
+    #[arg(long, value_name = "NAME,..", default_value = "all", value_delimiter = ',')]
+    baselines: Vec<String>,
+    /// Seconds until a policy observes a delivery
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    feedback_delay: f64,
+    /// Seed of the rate draws
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    rate_seed: u64,
+    /// Add to each queue the eligible contracts missing from it
+    #[arg(long)]
+    complete_queues: bool,
+    /// Share of bad track rows above which a log is refused
+    #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
+    max_bad_share: f64,
+    /// Print one JSON object a line, one line per log
+    #[arg(long)]
+    json: bool,
+    /// Write what each policy showed: DIR/<log name>/decisions.<policy>.tsv
+    #[arg(long, value_name = "DIR")]
+    decisions: Option<PathBuf>,
+}
+
+/// Every baseline's name.
+pub fn all_baselines() -> Vec<String> {
+    baselines::NAMES.map(String::from).to_vec()
+}
+
+impl Eval {
+    pub fn run(self) -> anyhow::Result<Exit> {
+        let names = match self.baselines.as_slice() {
+            [one] if one == "all" => all_baselines(),
+            [one] if one == "none" => Vec::new(),
+            names => names.to_vec(),
+        };
+        if let Some(unknown) = names.iter().find(|n| !baselines::NAMES.contains(&n.as_str())) {
+            let known = baselines::NAMES.join(", ");
+            return Err(UsageError(format!("no baseline `{unknown}`; there are {known}")).into());
+        }
+        let policies = self
+            .policies
+            .iter()
+            .map(|path| Ok((policy_name(path), PolicyFile::read(path)?)))
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        let plan = match &self.plan {
+            Some(path) => Some(Plan::read(path)?),
+            None => None,
+        };
+        let mut settings = Settings::default();
+        settings.env.feedback_delay_s = self.feedback_delay;
+        settings.env.rate_seed = self.rate_seed;
+        settings.env.complete_queues = self.complete_queues;
+        settings.data.max_bad_share = self.max_bad_share;
+        let plan = plan.as_ref().or_else(|| policies.first().map(|(_, file)| &file.plan));
+        let reports = compare(&self.logs, &policies, plan, &names, &settings, self.decisions.as_deref())?;
+        if self.json {
+            for report in &reports {
+                print_json(report)?;
+            }
+        } else {
+            print!("{}", table::render(&reports));
+            if let Some(verdict) = table::verdict(&reports) {
+                println!("{verdict}");
+            }
+        }
+        Ok(Exit::Done)
+    }
+}
+
+/// A policy is called after its run directory, or its file.
+fn policy_name(path: &Path) -> String {
+    let name = if path.is_dir() { path.canonicalize().unwrap_or_else(|_| path.into()).file_name().map(ToOwned::to_owned) } else { path.file_stem().map(ToOwned::to_owned) };
+    name.map_or_else(|| "policy".to_owned(), |n| n.to_string_lossy().into_owned())
+}
+
+/// Replays policies and baselines on logs.
+///
+/// Each trained policy is given its own plan's knowledge; baselines get `plan`. Without one, those that need it are left
+/// out with a warning.
+pub fn compare(
+    logs: &[PathBuf],
+    policies: &[(String, PolicyFile)],
+    plan: Option<&Plan>,
+    names: &[String],
+    settings: &Settings,
+    decisions: Option<&Path>,
+) -> anyhow::Result<Vec<DayReport>> {
+    let compile = compile_options(settings);
+    let options =
+        ReplayOptions { rate_seed: settings.env.rate_seed, feedback_delay_s: settings.env.feedback_delay_s };
+    let mut reports = Vec::new();
+    for dir in logs {
+        let dirs = std::slice::from_ref(dir);
+        // Without any plan the day itself only serves as a money unit for policies that need no knowledge.
+        let bare;
+        let base_plan = match plan {
+            Some(plan) => plan,
+            None => {
+                let log = crate::log::open(dir, compile)?;
+                bare = Plan::from_days(&[&log], options.rate_seed)?;
+                &bare
+            }
+        };
+        let day = open_days(dirs, compile, base_plan, &Vocabulary::default())?.remove(0);
+        let mut contenders = Vec::new();
+        for name in names {
+            match baselines::named(name, plan, settings.baselines.pid_interval_s) {
+                Ok(policy) => contenders.push(Contender { name: name.clone(), kind: Kind::Baseline, policy }),
+                Err(why) => tracing::warn!("left out: {why}"),
+            }
+        }
+        let mut writer = match decisions {
+            Some(folder) => Some(DecisionWriter::create(folder, day.log.name())?),
+            None => None,
+        };
+        let mut watch = |name: &str, shown| match &mut writer {
+            Some(writer) => writer.write(name, shown),
+            None => Ok(()),
+        };
+        let mut report = compare_day(&day, &mut contenders, options, &mut watch)?;
+        let oracle = report.policies.pop();
+        for (name, file) in policies {
+            if report.policies.iter().any(|p| p.name == *name) {
+                bail!("two policies are called `{name}`; rename a run directory or file");
+            }
+            let own = open_days(dirs, compile, &file.plan, &file.spec.vocabulary)?.remove(0);
+            let contender = Contender { name: name.clone(), kind: Kind::Trained, policy: Box::new(file.policy()) };
+            report.policies.push(crate::evaluate::compare::replay_one(&own, contender, options, &report.bound, &mut watch)?);
+        }
+        report.policies.extend(oracle);
+        if let Some(writer) = writer {
+            writer.finish()?;
+        }
+        reports.push(report);
+    }
+    Ok(reports)
+}

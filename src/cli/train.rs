@@ -1,0 +1,172 @@
+//! `admix train`: from a configuration to a policy and the table that judges it.
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::Args;
+
+use crate::evaluate::{DayReport, table};
+use crate::learner::Device;
+use crate::policy::file::PolicyFile;
+use crate::run::RunDirectory;
+use crate::run::context::Context;
+use crate::settings::{self, Settings};
+use crate::supervisor::interrupt::Interrupt;
+use crate::supervisor::manifest::Manifest;
+use crate::supervisor::prepare::prepare;
+use crate::supervisor::{ExitReason, Outcome, parallel, serial};
+
+use super::{Exit, UsageError, eval, print_json};
+
+#[derive(Debug, Args)]
+pub struct Train {
+    /// Configuration file (TOML); configs/ has examples
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Set a configuration key, for example --set learner.critic=scalar; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+    /// Where everything of the run goes; a fresh directory. Default: runs/<config name>-<time>
+    #[arg(long, value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+    /// Seed of everything random; the same as --set run.seed=S
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+    /// auto, cpu, cuda or cuda:INDEX; the same as --set run.device=..
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<String>,
+    /// Act, then train, in one process: the reference for the parallel run
+    #[arg(long, conflicts_with = "deterministic")]
+    serial: bool,
+    /// Processes in lock-step: the same seed gives the same policy file on the CPU
+    #[arg(long)]
+    deterministic: bool,
+    /// Print the evaluation of the test days as JSON, one object a line
+    #[arg(long)]
+    json: bool,
+}
+
+impl Train {
+    pub fn run(self) -> anyhow::Result<Exit> {
+        let mut sets = self.sets.clone();
+        sets.extend(self.seed.map(|seed| format!("run.seed={seed}")));
+        sets.extend(self.device.as_ref().map(|device| format!("run.device=\"{device}\"")));
+        if self.deterministic {
+            sets.push("run.deterministic=true".into());
+        }
+        let settings = settings::load(&self.config, &sets)?;
+        let device = Device::resolve(&settings.run.device).map_err(|e| UsageError(e.to_string()))?;
+        if settings.run.deterministic && settings.budget.max_updates == 0 && settings.budget.max_samples == 0 {
+            return Err(UsageError("a lock-step run cannot end by wall time: set budget.max_updates or budget.max_samples".into()).into());
+        }
+        let interrupt = Interrupt::listen()?;
+        let directory = RunDirectory::create(&self.run_directory())?;
+        eprintln!("run directory {}", directory.root().display());
+        if settings.run.device == "auto" && device == Device::Cpu {
+            eprintln!("no CUDA driver found: learning on the CPU");
+        }
+        let result = train(&settings, device, self.serial, &directory, &interrupt);
+        if interrupt.count() > 1 {
+            return result.map(|_| Exit::Interrupted).or_else(|e| {
+                eprintln!("{e:#}");
+                Ok(Exit::Interrupted)
+            });
+        }
+        let (context, outcome) = result?;
+        eprintln!("{}", summary(&outcome));
+        if outcome.reason == ExitReason::Interrupted {
+            eprintln!("interrupted; the best policy so far is {}", directory.best().display());
+            return Ok(Exit::Interrupted);
+        }
+        let reports = report(&context, &directory)?;
+        for day in &reports {
+            if self.json {
+                print_json(day)?;
+            }
+        }
+        if !self.json && !reports.is_empty() {
+            println!("\nDays that were not trained on:\n\n{}", table::render(&reports));
+            if let Some(verdict) = table::verdict(&reports) {
+                println!("{verdict}");
+            }
+        }
+        eprintln!("policy: {}", directory.best().display());
+        Ok(Exit::Done)
+    }
+
+    fn run_directory(&self) -> PathBuf {
+        self.run_dir.clone().unwrap_or_else(|| {
+            let name = self.config.file_stem().map_or_else(|| "run".into(), |s| s.to_string_lossy().into_owned());
+            let time = jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S");
+            PathBuf::from("runs").join(format!("{name}-{time}"))
+        })
+    }
+}
+
+fn train(
+    settings: &Settings,
+    device: Device,
+    in_one_process: bool,
+    directory: &RunDirectory,
+    interrupt: &Interrupt,
+) -> anyhow::Result<(Context, Outcome)> {
+    eprintln!("planning from {} training days", settings.data.train.len());
+    let context = prepare(settings)?;
+    context.store(directory)?;
+    let mode = match (in_one_process, settings.run.deterministic) {
+        (true, _) => "serial",
+        (false, true) => "lock-step",
+        (false, false) => "parallel",
+    };
+    let mut manifest = Manifest::begin(&context, mode, &device.to_string())?;
+    manifest.write(directory)?;
+    let outcome = if in_one_process {
+        serial::train(&context, directory, interrupt)
+    } else {
+        parallel::train(&context, directory, interrupt)
+    }?;
+    manifest.end(&outcome);
+    manifest.write(directory)?;
+    Ok((context, outcome))
+}
+
+/// The best policy on the test days, beside the baselines.
+fn report(context: &Context, directory: &RunDirectory) -> anyhow::Result<Vec<DayReport>> {
+    let test = &context.settings.data.test;
+    if test.is_empty() {
+        return Ok(Vec::new());
+    }
+    let best = directory.best();
+    let file = PolicyFile::read(&best).context("training left no policy")?;
+    let policies = [("trained".to_owned(), file)];
+    eval::compare(test, &policies, Some(&context.plan), &eval::all_baselines(), &context.settings, None)
+}
+
+fn summary(o: &Outcome) -> String {
+    let reason = match o.reason {
+        ExitReason::Budget => "budget spent",
+        ExitReason::Converged => "converged",
+        ExitReason::Interrupted => "interrupted",
+    };
+    let mut text = format!(
+        "{reason} after {:.0} s: {} updates, {} samples, {} evaluations; best validation J {:.0}, share {:.2}\n\
+         learner computed {:.0} % and waited {:.0} % of the time; policy lag {:.1} updates (at most {})",
+        o.seconds,
+        o.updates,
+        o.samples,
+        o.evaluations,
+        o.best_j,
+        100.0 * o.best_share,
+        100.0 * o.learner_compute,
+        100.0 * o.learner_wait,
+        o.mean_lag,
+        o.max_lag,
+    );
+    if let Some(ledger) = &o.ledger {
+        text += &format!("\nsamples: {ledger}");
+    }
+    if o.actor_restarts > 0 {
+        text += &format!("\nactors were started again {} times", o.actor_restarts);
+    }
+    text
+}

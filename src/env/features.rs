@@ -1,0 +1,181 @@
+//! What the networks see of a contract at a moment, and of an auction ad.
+//!
+//! All are of order 1 and free of the day's size, so that a policy that learned on thinned days serves whole ones.
+//! Only what a policy may know enters: observed deliveries, the forecast, prices seen so far.
+
+use super::day::DayModel;
+use super::episode::Episode;
+use super::state::State;
+
+/// Width of a feature row.
+pub const FEATURES: usize = 28;
+
+/// Names of the features, in order; stored in the policy file.
+pub const FEATURE_NAMES: [&str; FEATURES] = [
+    "delivered_share",
+    "planned_share",
+    "pace_error",
+    "log_remaining_demand_over_supply",
+    "log_remaining_demand_over_supply_at_seen_volume",
+    "inverse_root_remaining",
+    "log_needed_speed",
+    "log_speed_against_plan",
+    "cap_slack",
+    "demand_met",
+    "flight_state",
+    "traffic_elapsed",
+    "time_of_day",
+    "flight_left",
+    "log_price_level",
+    "log_volume_level",
+    "shortage",
+    "log_pressure",
+    "log_remaining_price",
+    "mean_auction_worth",
+    "mean_contract_ctr",
+    "mean_auction_ctr",
+    "log_penalty",
+    "worth",
+    "theta",
+    "rate",
+    "training_price_share",
+    "is_auction",
+];
+
+/// Features of an auction row that are not those of the moment; the rest are 0.
+pub const AUCTION_FEATURES: [&str; 2] = ["worth", "is_auction"];
+
+/// The system-wide part of the state at one request, computed once for all contracts.
+#[derive(Debug, Clone, Copy)]
+pub struct Moment {
+    offset: u64,
+    traffic: f32,
+    time: f32,
+    price: f32,
+    volume: f32,
+    volume_ratio: f64,
+    shortage: f32,
+    pressure: f32,
+    remaining_price: f32,
+    auction_worth: f32,
+    contract_ctr: f32,
+    auction_ctr: f32,
+}
+
+fn log_ratio(a: f64, b: f64, limit: f64) -> f32 {
+    (a / b).ln().clamp(-limit, limit) as f32
+}
+
+impl Moment {
+    /// The system-wide state at `offset` milliseconds from midnight.
+    pub fn new(day: &DayModel, episode: &Episode, state: &State, offset: u64) -> Self {
+        let whole = day.traffic.total().max(1e-9);
+        let before = day.traffic.before(offset);
+        let prior = 0.02 * whole * episode.thinning;
+        let volume_ratio = (f64::from(state.requests) + prior) / (before * episode.thinning + prior);
+        let level = state.price_level(day.unit, offset);
+        let ratio = |seen: f64, expected: f64| {
+            if expected > 0.0 { (seen / expected - 1.0).clamp(-2.0, 2.0) as f32 } else { 0.0 }
+        };
+        Self {
+            offset,
+            traffic: (before / whole) as f32,
+            time: (offset as f64 / crate::log::schema::DAY_MS as f64) as f32,
+            price: 2.0 * log_ratio(level, 1.0, 1.0),
+            volume: 2.0 * log_ratio(volume_ratio, 1.0, 1.0),
+            volume_ratio,
+            shortage: state.shortage().min(1.0),
+            pressure: f64::from(state.pressure()).max(1e-3).ln().clamp(-3.0, 1.0) as f32,
+            remaining_price: 2.0 * log_ratio(day.remaining_price(offset), day.unit, 1.0),
+            auction_worth: ratio(state.auction_worth(day.unit), day.unit),
+            contract_ctr: ratio(state.contract_ctr(day.contract_pctr), day.contract_pctr),
+            auction_ctr: ratio(state.auction_ctr(day.auction_pctr), day.auction_pctr),
+        }
+    }
+
+    /// Writes the features of contract `j` when `delivered` impressions are counted.
+    ///
+    /// The actor passes observed counts, the critic true ones, and one more of either for "after display".
+    pub fn contract(
+        &self,
+        day: &DayModel,
+        episode: &Episode,
+        state: &State,
+        j: usize,
+        delivered: f32,
+        warm: bool,
+        out: &mut [f32],
+    ) {
+        let c = &day.contracts[j];
+        let out: &mut [f32; FEATURES] = out.try_into().expect("a row of FEATURES");
+        let owed = f64::from(episode.owed[j]);
+        let delivered = f64::from(delivered);
+        let remaining = (owed - delivered).max(0.0);
+        let total = c.supply.total().max(1e-9);
+        let before = c.supply.before(self.offset);
+        let planned = before / total;
+        let done = if owed > 0.0 { delivered / owed } else { 1.0 };
+        let supply_left = (total - before) * episode.thinning;
+        let started = self.offset >= c.start;
+        let ended = self.offset >= c.end;
+        let flight = (c.end.saturating_sub(self.offset)) as f64 / (c.end - c.start).max(1) as f64;
+        // An hour of the plan's speed, for the same memory as the speed seen.
+        let hour = 3_600_000;
+        let hour_ago = self.offset.saturating_sub(hour);
+        let planned_speed = owed * (before - c.supply.before(hour_ago)) / total;
+        let prior = 0.02 * owed + 0.5;
+        *out = [
+            done.min(2.0) as f32,
+            planned as f32,
+            (4.0 * (done - planned)).clamp(-2.0, 2.0) as f32,
+            log_ratio(remaining + 0.1, supply_left + 0.1, 4.0),
+            log_ratio(remaining + 0.1, supply_left * self.volume_ratio + 0.1, 4.0),
+            (1.0 / (remaining + 1.0).sqrt()) as f32,
+            log_ratio((1.0 - done).max(0.0) + 0.01, (1.0 - planned) + 0.01, 3.0),
+            log_ratio(state.speed(j, self.offset) + prior, planned_speed + prior, 3.0),
+            if owed > 0.0 { ((f64::from(episode.left[j]) - owed) / owed).min(2.0) as f32 } else { 2.0 },
+            f32::from(delivered >= owed),
+            if ended {
+                1.0
+            } else if started {
+                0.0
+            } else {
+                -1.0
+            },
+            self.traffic,
+            self.time,
+            flight.min(2.0) as f32,
+            self.price,
+            self.volume,
+            self.shortage,
+            self.pressure,
+            self.remaining_price,
+            self.auction_worth,
+            self.contract_ctr,
+            self.auction_ctr,
+            ((c.penalty / day.unit).max(1e-2).ln() as f32).clamp(-4.0, 4.0) * 0.5,
+            (c.mean_click / day.unit).min(4.0) as f32,
+            c.theta as f32,
+            c.rate as f32,
+            if warm && c.penalty > 0.0 { (c.price / c.penalty) as f32 } else { 0.0 },
+            0.0,
+        ];
+    }
+
+    /// Writes the features of an auction ad worth `worth` minor units per impression.
+    pub fn auction(&self, day: &DayModel, worth: f64, out: &mut [f32]) {
+        out.fill(0.0);
+        out[11] = self.traffic;
+        out[12] = self.time;
+        out[14] = self.price;
+        out[15] = self.volume;
+        out[16] = self.shortage;
+        out[17] = self.pressure;
+        out[18] = self.remaining_price;
+        out[19] = self.auction_worth;
+        out[20] = self.contract_ctr;
+        out[21] = self.auction_ctr;
+        out[23] = (worth / day.unit).min(4.0) as f32;
+        out[27] = 1.0;
+    }
+}

@@ -1,0 +1,24 @@
+//! The log-replay environment: one step is one request.
+//!
+//! State of every candidate -> scores -> one ad shown -> counters move -> next request. Delivered counts, speeds,
+//! shortages and means are the replay's own, never the log's future. Training episodes are thinned and jittered days
+//! ([`Episode`]); evaluation replays whole days; both run through [`Replay`]. A [`Segment`] of trajectory names rows
+//! of the compiled log and carries only what replay changed, so that the learner rebuilds states with this same code.
+//!
+//! What replay ignores: auction budgets, frequency caps, second-price charges, bidders that react.
+//!
+//! May import: `log`, `plan`.
+
+mod day;
+mod episode;
+mod features;
+mod replay;
+mod segment;
+mod state;
+
+pub use day::{ContractModel, DayModel, Vocabulary};
+pub use episode::{Episode, RowSampler};
+pub use features::{AUCTION_FEATURES, FEATURE_NAMES, FEATURES, Moment};
+pub use replay::{Candidate, Choice, Display, Replay, Weights};
+pub use segment::{BLOCK_FORMAT, Block, Segment};
+pub use state::State;

@@ -1,0 +1,215 @@
+//! The step engine: a request arrives, something is shown, counters move.
+
+use crate::log::draw;
+use crate::log::schema::DAY_MS;
+use crate::log::{Auction, Request};
+use crate::settings::Reward;
+
+use super::day::DayModel;
+use super::episode::Episode;
+use super::state::State;
+
+/// A contract that may be shown on the current request.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Candidate {
+    /// Index into the day's contracts.
+    pub contract: u32,
+    pub pctr: f64,
+    /// Worth of the predicted click, minor units.
+    pub click: f64,
+    pub ecpm: f64,
+    pub boost: f64,
+}
+
+/// What is shown on a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Choice {
+    /// Index into [`Replay::candidates`].
+    Contract(usize),
+    /// Index into [`Replay::auctions`].
+    Auction(usize),
+    /// Nothing may be shown.
+    Nothing,
+}
+
+/// Weights of the reward's parts; J uses 1 for each.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Weights {
+    pub auction: f64,
+    pub click: f64,
+    pub delivery: f64,
+}
+
+impl Weights {
+    pub const J: Self = Self { auction: 1.0, click: 1.0, delivery: 1.0 };
+}
+
+impl From<&Reward> for Weights {
+    fn from(reward: &Reward) -> Self {
+        Self { auction: reward.auction, click: reward.contract_ctr, delivery: reward.contract_delivery }
+    }
+}
+
+/// What one display earned, minor units.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Display {
+    pub auction: f64,
+    pub click: f64,
+    /// Penalty averted.
+    pub delivery: f64,
+    /// The best auction worth that could have been shown.
+    pub best: f64,
+}
+
+impl Display {
+    /// The absolute dense reward; its sum over a day minus `S` is J.
+    pub fn absolute(&self, w: &Weights) -> f64 {
+        w.auction * self.auction + w.click * self.click + w.delivery * self.delivery
+    }
+
+    /// The relative dense reward; its sum over a day is `J + S - sum_i b_i`.
+    pub fn relative(&self, w: &Weights) -> f64 {
+        self.absolute(w) - w.auction * self.best
+    }
+}
+
+/// One replay of one day.
+#[derive(Debug)]
+pub struct Replay<'a> {
+    pub day: &'a DayModel,
+    pub episode: Episode,
+    pub state: State,
+    delay: u64,
+    row: usize,
+    offset: u64,
+    factor: f64,
+    candidates: Vec<Candidate>,
+}
+
+impl<'a> Replay<'a> {
+    /// A replay that starts at the episode's start; what came before it is taken in as traffic, its deliveries drawn
+    /// around the plan with `spread`.
+    ///
+    /// `delay_s` is the feedback delay in seconds. `rows` walks the episode's rows and is left at the first one to
+    /// be decided.
+    pub fn start(
+        day: &'a DayModel,
+        episode: Episode,
+        delay_s: f64,
+        spread: f64,
+        rows: &mut std::iter::Peekable<impl Iterator<Item = usize>>,
+    ) -> Self {
+        let state = State::new(day, episode.draw_delivered(day, spread));
+        let mut replay = Self::resume(day, episode, delay_s, state);
+        while let Some(row) = rows.next_if(|&row| day.offset(row) < replay.episode.start) {
+            let offset = day.offset(row);
+            let best = day.log.requests()[row].best * replay.episode.price_factor(offset);
+            replay.state.arrive(day, &replay.episode, offset, best);
+        }
+        replay
+    }
+
+    /// A replay that goes on from a recorded state.
+    pub fn resume(day: &'a DayModel, episode: Episode, delay_s: f64, state: State) -> Self {
+        Self {
+            day,
+            episode,
+            state,
+            delay: (delay_s * 1000.0) as u64,
+            row: 0,
+            offset: 0,
+            factor: 1.0,
+            candidates: Vec::new(),
+        }
+    }
+
+    /// Takes in the request at `row` and finds the contracts that may be shown on it.
+    pub fn arrive(&mut self, row: usize) {
+        let request = &self.day.log.requests()[row];
+        self.row = row;
+        self.offset = request.ts_ms - self.day.log.day().start_ms;
+        self.factor = self.episode.price_factor(self.offset);
+        self.state.arrive(self.day, &self.episode, self.offset, request.best * self.factor);
+        self.candidates.clear();
+        for e in self.day.log.entries(request) {
+            let j = e.contract as usize;
+            let c = &self.day.contracts[j];
+            if self.state.delivered[j] < self.episode.left[j]
+                && draw::passes(self.episode.rate_seed, request.request_id, c.ad_id, c.rate)
+            {
+                self.candidates.push(Candidate {
+                    contract: e.contract,
+                    pctr: e.pctr,
+                    click: c.click_value * e.pctr,
+                    ecpm: e.ecpm,
+                    boost: e.boost,
+                });
+            }
+        }
+    }
+
+    /// The contracts that may be shown on the current request.
+    pub fn candidates(&self) -> &[Candidate] {
+        &self.candidates
+    }
+
+    /// The auction ads that may be shown on the current request, best score first, at logged prices.
+    pub fn auctions(&self) -> &'a [Auction] {
+        self.day.log.auctions(self.request())
+    }
+
+    /// Worth of an auction ad under this episode's prices, minor units per impression.
+    pub fn worth(&self, auction: &Auction) -> f64 {
+        auction.worth() * self.factor
+    }
+
+    /// The best auction worth of the current request; 0 if none.
+    pub fn best(&self) -> f64 {
+        self.request().best * self.factor
+    }
+
+    pub fn request(&self) -> &'a Request {
+        &self.day.log.requests()[self.row]
+    }
+
+    pub fn row(&self) -> usize {
+        self.row
+    }
+
+    /// Milliseconds from midnight, within the day.
+    pub fn offset(&self) -> u64 {
+        self.offset.min(DAY_MS - 1)
+    }
+
+    /// What showing contract candidate `i` would earn now.
+    pub fn gain(&self, i: usize) -> Display {
+        let c = &self.candidates[i];
+        let j = c.contract as usize;
+        let unit = (self.episode.owed[j] - self.state.delivered[j]).clamp(0.0, 1.0);
+        Display {
+            auction: 0.0,
+            click: c.click,
+            delivery: self.day.contracts[j].penalty * f64::from(unit),
+            best: self.best(),
+        }
+    }
+
+    /// Shows one ad: counters move.
+    pub fn show(&mut self, choice: Choice) -> Display {
+        match choice {
+            Choice::Contract(i) => {
+                let display = self.gain(i);
+                let c = self.candidates[i];
+                self.state.show(Some(c.contract as usize), self.offset, self.delay, c.pctr, 0.0);
+                display
+            }
+            Choice::Auction(i) => {
+                let auction = &self.auctions()[i];
+                let worth = self.worth(auction);
+                self.state.show(None, self.offset, self.delay, auction.pctr, worth);
+                Display { auction: worth, best: self.best(), ..Display::default() }
+            }
+            Choice::Nothing => Display { best: self.best(), ..Display::default() },
+        }
+    }
+}

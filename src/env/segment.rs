@@ -1,0 +1,77 @@
+//! What an actor hands over: runs of consecutive steps, compact.
+//!
+//! A segment names rows of the compiled log, which both sides map, and the seed of its episode; it carries the
+//! counters at its first step and what was done. The learner replays it to rebuild every state.
+
+use serde::{Deserialize, Serialize};
+
+use super::state::State;
+
+/// Version of the serialised form.
+pub const BLOCK_FORMAT: u32 = 1;
+
+/// Consecutive steps of one episode.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Segment {
+    /// Index of the training day.
+    pub day: u16,
+    /// Seed of the episode.
+    pub episode: u64,
+    /// Counters before the first row arrives.
+    pub start: State,
+    /// Rows of the compiled log, in order.
+    pub rows: Vec<u32>,
+    /// What was shown: index of the candidate, then of the scored auction ads; [`Segment::NOTHING`] if nothing.
+    pub actions: Vec<u16>,
+    /// Probability with which it was chosen.
+    pub probabilities: Vec<f32>,
+    /// The row after the last one; `None` where the episode ended.
+    pub next: Option<u32>,
+}
+
+impl Segment {
+    /// The action where nothing could be shown.
+    pub const NOTHING: u16 = u16::MAX;
+
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+}
+
+/// One write of an actor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Block {
+    pub format: u32,
+    pub segments: Vec<Segment>,
+}
+
+impl Block {
+    pub fn samples(&self) -> usize {
+        self.segments.iter().map(Segment::len).sum()
+    }
+
+    /// Serialises into `out` and returns the length.
+    ///
+    /// # Errors
+    /// A block that does not fit.
+    pub fn encode(&self, out: &mut [u8]) -> anyhow::Result<usize> {
+        Ok(bincode::serde::encode_into_slice(self, out, bincode::config::standard())?)
+    }
+
+    /// Reads a serialised block.
+    ///
+    /// # Errors
+    /// Bytes that are no block, or a block of another format.
+    pub fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
+        // A length field can ask for no more than the bytes could hold.
+        const LIMIT: usize = 1 << 28;
+        let config = bincode::config::standard().with_limit::<LIMIT>();
+        let (block, _): (Self, usize) = bincode::serde::decode_from_slice(bytes, config)?;
+        anyhow::ensure!(block.format == BLOCK_FORMAT, "block format {}, expected {BLOCK_FORMAT}", block.format);
+        Ok(block)
+    }
+}

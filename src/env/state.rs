@@ -1,0 +1,187 @@
+//! What replay itself changes: counters, and what a policy has observed of them.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use super::day::DayModel;
+use super::episode::Episode;
+
+/// Memory of the price level and of the delivery speed.
+const MEMORY_MS: f64 = 3_600_000.0;
+/// Requests that the expectation weighs against the price level seen.
+const PRICE_PRIOR: f64 = 5.0;
+/// How often the sums over all contracts are made anew.
+const REFRESH_MS: u64 = 60_000;
+
+/// A display whose delivery has not been observed yet.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+struct Pending {
+    due: u64,
+    /// `None`: an auction ad.
+    contract: Option<u32>,
+    pctr: f32,
+    worth: f32,
+}
+
+/// Counters of one replay. Money in minor units per impression, times in milliseconds from midnight.
+///
+/// Decaying sums are kept times `exp(t / hour)`, so that a step adds without touching the rest.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    /// True deliveries; caps and rewards go by them.
+    pub delivered: Vec<f32>,
+    /// Deliveries that policies have observed.
+    pub observed: Vec<f32>,
+    speed: Vec<f32>,
+    pending: VecDeque<Pending>,
+    price_seen: f64,
+    price_expected: f64,
+    /// Requests so far.
+    pub requests: u32,
+    contract_shows: f32,
+    contract_pctr: f32,
+    auction_shows: f32,
+    auction_pctr: f32,
+    auction_worth: f32,
+    refreshed: Option<u64>,
+    shortage: f32,
+    pressure: f32,
+}
+
+impl State {
+    /// The state before the first request of an episode, with what was delivered before its start.
+    pub fn new(day: &DayModel, delivered: Vec<f32>) -> Self {
+        Self {
+            observed: delivered.clone(),
+            delivered,
+            speed: vec![0.0; day.contracts.len()],
+            pending: VecDeque::new(),
+            price_seen: 0.0,
+            price_expected: 0.0,
+            requests: 0,
+            contract_shows: 0.0,
+            contract_pctr: 0.0,
+            auction_shows: 0.0,
+            auction_pctr: 0.0,
+            auction_worth: 0.0,
+            refreshed: None,
+            shortage: 0.0,
+            pressure: 0.0,
+        }
+    }
+
+    /// A state without contracts.
+    #[cfg(test)]
+    pub fn empty() -> Self {
+        Self {
+            delivered: vec![], observed: vec![], speed: vec![], pending: VecDeque::new(), price_seen: 0.0, price_expected: 0.0,
+            requests: 0, contract_shows: 0.0, contract_pctr: 0.0, auction_shows: 0.0, auction_pctr: 0.0, auction_worth: 0.0,
+            refreshed: None, shortage: 0.0, pressure: 0.0,
+        }
+    }
+
+    /// A request arrives: deliveries that are due become observed, traffic and prices are taken in.
+    pub(super) fn arrive(&mut self, day: &DayModel, episode: &Episode, offset: u64, best: f64) {
+        while self.pending.front().is_some_and(|p| p.due <= offset) {
+            if let Some(p) = self.pending.pop_front() {
+                self.observe(p, p.due);
+            }
+        }
+        let weight = (offset as f64 / MEMORY_MS).exp();
+        let hour = (offset / 3_600_000).min(23) as usize;
+        self.price_seen += weight * best;
+        self.price_expected += weight * day.price_by_hour[hour];
+        self.requests += 1;
+        if self.refreshed.is_none_or(|at| offset >= at + REFRESH_MS) {
+            self.refresh(day, episode, offset);
+        }
+    }
+
+    fn refresh(&mut self, day: &DayModel, episode: &Episode, offset: u64) {
+        let (mut planned, mut short, mut owed, mut covered) = (0.0, 0.0, 0.0, 0.0);
+        for (j, c) in day.contracts.iter().enumerate() {
+            let total = c.supply.total();
+            let demand = f64::from(episode.owed[j]);
+            let due = if total > 0.0 { demand * c.supply.before(offset) / total } else { 0.0 };
+            planned += due;
+            short += (due - f64::from(self.observed[j])).max(0.0);
+            owed += (demand - f64::from(self.observed[j])).max(0.0);
+            covered += demand;
+        }
+        let left = (day.traffic.total() - day.traffic.before(offset)) * episode.thinning;
+        self.shortage = if covered > 0.0 { (short / (planned + 0.02 * covered)) as f32 } else { 0.0 };
+        self.pressure = (owed / (left + 0.01 * day.traffic.total() * episode.thinning + 1e-9)) as f32;
+        self.refreshed = Some(offset);
+    }
+
+    /// An ad is shown; its delivery is observed `delay` milliseconds later.
+    pub(super) fn show(&mut self, contract: Option<usize>, offset: u64, delay: u64, pctr: f64, worth: f64) {
+        if let Some(j) = contract {
+            self.delivered[j] += 1.0;
+        }
+        let shown = Pending {
+            due: offset + delay,
+            contract: contract.map(|j| j as u32),
+            pctr: pctr as f32,
+            worth: worth as f32,
+        };
+        if delay == 0 {
+            self.observe(shown, offset);
+        } else {
+            self.pending.push_back(shown);
+        }
+    }
+
+    fn observe(&mut self, shown: Pending, at: u64) {
+        match shown.contract {
+            Some(j) => {
+                self.observed[j as usize] += 1.0;
+                self.speed[j as usize] += (at as f64 / MEMORY_MS).exp() as f32;
+                self.contract_shows += 1.0;
+                self.contract_pctr += shown.pctr;
+            }
+            None => {
+                self.auction_shows += 1.0;
+                self.auction_pctr += shown.pctr;
+                self.auction_worth += shown.worth;
+            }
+        }
+    }
+
+    /// Observed price level over the expected one, within the memory; 1 before anything is seen.
+    pub fn price_level(&self, unit: f64, offset: u64) -> f64 {
+        let prior = PRICE_PRIOR * unit * (offset as f64 / MEMORY_MS).exp();
+        (self.price_seen + prior) / (self.price_expected + prior)
+    }
+
+    /// Observed deliveries of contract `j` within the memory, about an hour's worth.
+    pub fn speed(&self, j: usize, offset: u64) -> f64 {
+        f64::from(self.speed[j]) * (-(offset as f64) / MEMORY_MS).exp()
+    }
+
+    /// Shortage against the plan so far, as a share of what was planned.
+    pub fn shortage(&self) -> f32 {
+        self.shortage
+    }
+
+    /// What all contracts still owe over the traffic still expected.
+    pub fn pressure(&self) -> f32 {
+        self.pressure
+    }
+
+    /// Mean predicted click probability of the contract ads shown, leaning on `expected`.
+    pub fn contract_ctr(&self, expected: f64) -> f64 {
+        (f64::from(self.contract_pctr) + 10.0 * expected) / (f64::from(self.contract_shows) + 10.0)
+    }
+
+    /// Mean predicted click probability of the auction ads shown, leaning on `expected`.
+    pub fn auction_ctr(&self, expected: f64) -> f64 {
+        (f64::from(self.auction_pctr) + 10.0 * expected) / (f64::from(self.auction_shows) + 10.0)
+    }
+
+    /// Mean worth of the auction ads shown, leaning on `expected`.
+    pub fn auction_worth(&self, expected: f64) -> f64 {
+        (f64::from(self.auction_worth) + 10.0 * expected) / (f64::from(self.auction_shows) + 10.0)
+    }
+}

@@ -1,0 +1,86 @@
+//! The table of an evaluation, for people.
+
+use std::fmt::Write as _;
+
+use super::compare::{DayReport, Kind, PolicyReport};
+
+/// Renders days as a table: one row per policy, shares day by day and their mean, and what the mean is made of.
+pub fn render(days: &[DayReport]) -> String {
+    let mut text = String::new();
+    let Some(first) = days.first() else { return text };
+    let percent = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), |s| format!("{:.2}", 100.0 * s));
+    let names: Vec<&PolicyReport> = first.policies.iter().collect();
+    let width = names.iter().map(|p| p.name.len()).max().unwrap_or(0).max(14);
+    let columns: Vec<String> = days.iter().map(|d| d.log.clone()).collect();
+    let day_width = columns.iter().map(String::len).max().unwrap_or(0).max(9);
+    let _ = write!(text, "{:width$}", "policy");
+    for c in &columns {
+        let _ = write!(text, "  {c:>day_width$}");
+    }
+    let _ = writeln!(text, "  {:>7}  {:>12}  {:>8}  {:>12}  {:>12}", "mean", "J", "shortage", "auction rev.", "auction eCPM");
+    let mut rows: Vec<usize> = (0..names.len()).collect();
+    let mean_share = |i: usize| mean(days.iter().filter_map(|d| d.policies[i].share));
+    rows.sort_by(|&a, &b| mean_share(b).unwrap_or(0.0).total_cmp(&mean_share(a).unwrap_or(0.0)));
+    for i in rows {
+        let of = |f: fn(&PolicyReport) -> f64| mean(days.iter().map(|d| f(&d.policies[i]))).unwrap_or(0.0);
+        let name = match names[i].kind {
+            Kind::Trained => format!("{} *", names[i].name),
+            Kind::Baseline | Kind::Oracle => names[i].name.clone(),
+        };
+        let _ = write!(text, "{name:width$}");
+        for d in days {
+            let _ = write!(text, "  {:>day_width$}", percent(d.policies[i].share));
+        }
+        let _ = writeln!(
+            text,
+            "  {:>7}  {:>12.0}  {:>7.2}%  {:>12.0}  {:>12.1}",
+            percent(mean_share(i)),
+            of(|p| p.j),
+            100.0 * of(|p| p.shortage_rate),
+            of(|p| p.auction_revenue),
+            of(|p| p.mean_auction_ecpm),
+        );
+    }
+    let ub = mean(days.iter().map(|d| d.bound.ub)).unwrap_or(0.0);
+    let _ = writeln!(
+        text,
+        "{:width$}{}  {:>7}  {ub:>12.0}",
+        "upper bound",
+        "  ".to_owned() + &" ".repeat((day_width + 2) * days.len() - 2),
+        "100.00"
+    );
+    text.push_str(
+        "\nShares are percent of the hindsight bound, (J + S) / (UB + S); J, revenue: minor units, mean per day.\n\
+         * trained policy. The oracle knows the day's own prices; nobody can earn more than the upper bound.\n",
+    );
+    text
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let (n, sum) = values.fold((0u32, 0.0), |(n, s), v| (n + 1, s + v));
+    (n > 0).then(|| sum / f64::from(n))
+}
+
+/// One sentence that says whether the trained policy is worth deploying on these days.
+pub fn verdict(days: &[DayReport]) -> Option<String> {
+    let mean_of = |name: &str| mean(days.iter().filter_map(|d| d.policies.iter().find(|p| p.name == name)?.share));
+    let first = days.first()?;
+    let trained = first.policies.iter().find(|p| p.kind == Kind::Trained)?;
+    let share = mean_of(&trained.name)?;
+    let (best, best_share) = first
+        .policies
+        .iter()
+        .filter(|p| p.kind == Kind::Baseline)
+        .filter_map(|p| Some((p.name.as_str(), mean_of(&p.name)?)))
+        .max_by(|a, b| a.1.total_cmp(&b.1))?;
+    let points = 100.0 * (share - best_share);
+    Some(if points > 0.0 {
+        format!("The trained policy is {points:.2} points above the best baseline ({best}).")
+    } else {
+        format!(
+            "The trained policy is {:.2} points BELOW the best baseline ({best}): it is not worth deploying. Train longer, \
+             or on more days.",
+            -points
+        )
+    })
+}

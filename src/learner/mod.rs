@@ -1,0 +1,24 @@
+//! The learner: an actor-critic with a distributional critic, fed by the actors' segments.
+//!
+//! An update rebuilds the states of a few segments ([`batch`]), infers both networks on the device ([`trainer`]), works out
+//! returns, losses and their gradients by the networks' outputs on the host ([`loss`]), and sends those back through the
+//! networks. The losses are small closed forms over `[states, contracts, quantiles]`; as host kernels they cost one pass
+//! over the outputs instead of a dozen tensor operations over `[.., quantiles, quantiles]`.
+//!
+//! - [`pool`]: replay pool of compact segments. [`core`]: pool, replay ratio and budget around the trainer, the same in every
+//!   mode. [`device`]: which backend. [`process`]: the learner process.
+//!
+//! May import: `shm`, `policy`, `env`, `plan`, `log`, `settings`.
+
+pub mod batch;
+pub mod core;
+pub mod device;
+pub mod loss;
+pub mod optimiser;
+pub mod pool;
+pub mod process;
+pub mod trainer;
+
+pub use self::core::{Learner, Publication};
+pub use device::Device;
+pub use trainer::{Dims, Train, UpdateStats};

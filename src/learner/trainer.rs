@@ -1,0 +1,289 @@
+//! One update of the actor-critic on a burn backend.
+
+use std::sync::Arc;
+
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{Tensor, TensorData};
+use rand::SeedableRng as _;
+use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
+
+use crate::env::{DayModel, FEATURES};
+use crate::policy::net::{Shape, Table};
+use crate::policy::tensor_net::{self, Rows};
+use crate::policy::{Bids, PolicySpec};
+use crate::settings::{Critic, ScoreMode, Settings};
+
+use super::batch::SegmentRows;
+use super::loss::{Gradients, Losses, Outputs, support};
+use super::optimiser::Adam;
+
+/// Sizes of a batch, constant over a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dims {
+    pub segments: usize,
+    /// Steps in a segment.
+    pub steps: usize,
+    /// The most contracts of a training day.
+    pub contracts: usize,
+    /// The most contracts that a request may show.
+    pub eligible: usize,
+    /// Auction ads of a queue that take part in the choice.
+    pub auctions: usize,
+    pub score_auctions: bool,
+    /// Outputs of the critic.
+    pub outputs: usize,
+}
+
+impl Dims {
+    pub fn of(days: &[DayModel], spec: &PolicySpec, settings: &Settings) -> Self {
+        let most = |f: &dyn Fn(&DayModel) -> usize| days.iter().map(f).max().unwrap_or(0).max(1);
+        Self {
+            segments: settings.batch_segments(),
+            steps: settings.learner.segment,
+            contracts: most(&|d| d.contracts.len()),
+            eligible: most(&|d| d.log.widest()),
+            auctions: spec.auction_candidates(),
+            score_auctions: spec.score_mode == ScoreMode::All,
+            outputs: support(&settings.learner).len(),
+        }
+    }
+
+    /// Rows of the actor for one step.
+    pub fn actor_rows(&self) -> usize {
+        self.eligible + if self.score_auctions { self.auctions } else { 0 }
+    }
+}
+
+/// What an update did; read from the device only where asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
+pub struct UpdateStats {
+    /// Mean critic loss over states and contracts with something at stake.
+    pub critic_loss: f64,
+    /// Minus the mean expected advantage, in units of the mean best auction worth.
+    pub actor_loss: f64,
+    /// Mean clipped importance ratio.
+    pub ratio: f64,
+    pub critic_norm: f64,
+    pub actor_norm: f64,
+}
+
+/// How an update is to be done.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct UpdatePlan {
+    /// Factor on both learning rates.
+    pub rate: f64,
+    /// Whether the actor learns too.
+    pub train_actor: bool,
+    /// Whether to read the gradient norms, which waits for the device.
+    pub read_norms: bool,
+}
+
+/// The networks and their optimisers on some device.
+pub trait Train {
+    /// One update on a batch of segments.
+    ///
+    /// # Errors
+    /// A loss that is not finite.
+    fn update(&mut self, batch: &[SegmentRows], plan: UpdatePlan) -> anyhow::Result<UpdateStats>;
+    /// The actor that explores, flat.
+    fn actor(&self) -> Vec<f32>;
+    /// The averaged actor that is evaluated and served, flat.
+    fn averaged(&self) -> Vec<f32>;
+    /// Name of the device.
+    fn device(&self) -> String;
+}
+
+/// [`Train`] on backend `B`.
+pub struct Trainer<B: AutodiffBackend> {
+    device: B::Device,
+    settings: Settings,
+    dims: Dims,
+    bids: Vec<(Bids, f64)>,
+    actor_shape: Shape,
+    critic_shape: Shape,
+    actor: Tensor<B::InnerBackend, 1>,
+    averaged: Tensor<B::InnerBackend, 1>,
+    critic: Tensor<B::InnerBackend, 1>,
+    target: Tensor<B::InnerBackend, 1>,
+    actor_adam: Adam<B::InnerBackend>,
+    critic_adam: Adam<B::InnerBackend>,
+}
+
+impl<B: AutodiffBackend> Trainer<B> {
+    pub fn new(days: &[DayModel], spec: &Arc<PolicySpec>, settings: &Settings, device: B::Device) -> Self {
+        let dims = Dims::of(days, spec, settings);
+        let bids = days.iter().map(|d| (Bids::new(d, &spec.policy), d.unit)).collect();
+        let critic_shape = critic_shape(spec, settings);
+        Self::with_shapes(settings, dims, bids, spec.actor_shape(), critic_shape, &spec.initial_actor(settings.run.seed), device)
+    }
+
+    /// A trainer of given sizes, for benchmarks beside others.
+    pub fn with_shapes(
+        settings: &Settings,
+        dims: Dims,
+        bids: Vec<(Bids, f64)>,
+        actor_shape: Shape,
+        critic_shape: Shape,
+        actor: &[f32],
+        device: B::Device,
+    ) -> Self {
+        let l = &settings.learner;
+        let mut rng = ChaCha8Rng::seed_from_u64(settings.run.seed);
+        rng.set_stream(0xC717);
+        // A fraction of one half leaves the advantage at the worth of half a penalty. Logits start level.
+        let bias = if l.critic == Critic::Categorical { 0.0 } else { 0.5 };
+        let critic = critic_shape.initial(&mut rng, 0.1, bias);
+        let upload = |params: &[f32]| -> Tensor<B::InnerBackend, 1> {
+            Tensor::from_data(TensorData::new(params.to_vec(), [params.len()]), &device)
+        };
+        Self {
+            actor: upload(actor),
+            averaged: upload(actor),
+            critic: upload(&critic),
+            target: upload(&critic),
+            actor_adam: Adam::new(actor.len(), l.adam_epsilon, l.actor_clip, &device),
+            critic_adam: Adam::new(critic.len(), l.adam_epsilon, l.critic_clip, &device),
+            settings: settings.clone(),
+            dims,
+            bids,
+            actor_shape,
+            critic_shape,
+            device,
+        }
+    }
+
+    fn infer(&self, shape: &Shape, params: &Tensor<B::InnerBackend, 1>, features: &[f32], ids: &[u32]) -> Vec<f32> {
+        let rows = Rows::upload(shape, features, ids, &self.device);
+        to_host(tensor_net::plain(shape, params).forward(&rows))
+    }
+}
+
+/// Shape of the critic's network.
+pub fn critic_shape(spec: &PolicySpec, settings: &Settings) -> Shape {
+    let tables = match spec.policy.ad_embedding {
+        0 => vec![],
+        width => vec![Table { rows: spec.vocabulary.ads.len() + 1, width }],
+    };
+    let outputs = support(&settings.learner).len();
+    Shape { features: FEATURES, tables, hidden: settings.learner.critic_hidden, outputs }
+}
+
+fn to_host<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
+    tensor.into_data().into_vec().expect("networks compute in f32")
+}
+
+fn join<T: Copy + Send + Sync>(batch: &[SegmentRows], part: impl Fn(&SegmentRows) -> &[T]) -> Vec<T> {
+    let mut joined = Vec::with_capacity(batch.len() * part(&batch[0]).len());
+    for rows in batch {
+        joined.extend_from_slice(part(rows));
+    }
+    joined
+}
+
+impl<B: AutodiffBackend> Train for Trainer<B> {
+    fn update(&mut self, batch: &[SegmentRows], plan: UpdatePlan) -> anyhow::Result<UpdateStats> {
+        let d = self.dims;
+        let q = d.outputs;
+        let ids = |ads: Vec<u32>| if self.critic_shape.tables.is_empty() { vec![] } else { ads };
+
+        let critic = tensor_net::leaves::<B>(&self.critic_shape, &self.critic);
+        let state_rows =
+            Rows::upload(&self.critic_shape, &join(batch, |r| &r.states), &ids(join(batch, |r| &r.state_ads)), &self.device);
+        let state_out = critic.forward(&state_rows);
+        let actor = tensor_net::leaves::<B>(&self.actor_shape, &self.actor);
+        let actor_rows = Rows::upload(&self.actor_shape, &join(batch, |r| &r.actor), &join(batch, |r| &r.actor_ids), &self.device);
+        let actor_out = actor.forward(&actor_rows);
+        let after = self.infer(&self.critic_shape, &self.critic, &join(batch, |r| &r.after), &ids(join(batch, |r| &r.after_ads)));
+        let last = self.infer(&self.critic_shape, &self.target, &join(batch, |r| &r.last), &ids(join(batch, |r| &r.last_ads)));
+        let states_host = to_host(state_out.clone().inner());
+        let actor_host = to_host(actor_out.clone().inner());
+
+        let pairs = batch.iter().flat_map(|r| &r.scale).filter(|s| **s > 0.0).count().max(1);
+        let states: usize = batch.iter().map(|r| r.len).sum::<usize>().max(1);
+        let losses = Losses {
+            settings: &self.settings.learner,
+            dims: d,
+            temperature: self.settings.policy.temperature as f32,
+            bids: &self.bids,
+            support: support(&self.settings.learner),
+            score_auctions: d.score_auctions,
+        };
+        let gradients: Vec<Gradients> = batch
+            .par_iter()
+            .enumerate()
+            .map(|(i, rows)| {
+                let part = |all: &'_ [f32], len: usize| -> std::ops::Range<usize> {
+                    debug_assert_eq!(all.len(), len * batch.len());
+                    i * len..(i + 1) * len
+                };
+                let outputs = Outputs {
+                    states: &states_host[part(&states_host, d.steps * d.contracts * q)],
+                    last: &last[part(&last, d.contracts * q)],
+                    after: &after[part(&after, d.steps * d.eligible * q)],
+                    actor: &actor_host[part(&actor_host, d.steps * d.actor_rows())],
+                };
+                losses.segment(rows, &outputs, 1.0 / pairs as f32, 1.0 / states as f32)
+            })
+            .collect();
+        let sum = |f: fn(&Gradients) -> f64| gradients.iter().map(f).sum::<f64>();
+        let mut stats = UpdateStats {
+            critic_loss: sum(|g| g.critic_loss) / pairs as f64,
+            actor_loss: sum(|g| g.actor_loss) / states as f64,
+            ratio: sum(|g| g.ratios) / states as f64,
+            ..UpdateStats::default()
+        };
+        anyhow::ensure!(
+            stats.critic_loss.is_finite() && stats.actor_loss.is_finite(),
+            "a loss is not finite (critic {}, actor {}); lower learner.critic_rate and learner.actor_rate",
+            stats.critic_loss,
+            stats.actor_loss
+        );
+
+        let joined = |f: fn(&Gradients) -> &Vec<f32>, columns: usize| -> Tensor<B, 2> {
+            let all: Vec<f32> = gradients.iter().flat_map(|g| f(g).iter().copied()).collect();
+            let rows = all.len() / columns;
+            Tensor::from_inner(Tensor::from_data(TensorData::new(all, [rows, columns]), &self.device))
+        };
+        // The gradient by the outputs is known: a product with it has just that gradient.
+        let mut surrogate = (state_out * joined(|g| &g.states, q)).sum();
+        if plan.train_actor {
+            surrogate = surrogate + (actor_out * joined(|g| &g.actor, 1)).sum();
+        }
+        let backward = surrogate.backward();
+
+        let l = &self.settings.learner;
+        let (params, critic_norm) =
+            self.critic_adam.step(self.critic.clone(), critic.gradient(&backward), plan.rate * l.critic_rate);
+        self.critic = params;
+        self.target = move_towards(&self.target, &self.critic, l.target_rate);
+        let mut actor_norm = None;
+        if plan.train_actor {
+            let (params, norm) = self.actor_adam.step(self.actor.clone(), actor.gradient(&backward), plan.rate * l.actor_rate);
+            self.actor = params;
+            self.averaged = move_towards(&self.averaged, &self.actor, l.average_rate);
+            actor_norm = Some(norm);
+        }
+        if plan.read_norms {
+            stats.critic_norm = f64::from(to_host(critic_norm)[0]);
+            stats.actor_norm = actor_norm.map_or(0.0, |norm| f64::from(to_host(norm)[0]));
+        }
+        Ok(stats)
+    }
+
+    fn actor(&self) -> Vec<f32> {
+        to_host(self.actor.clone())
+    }
+
+    fn averaged(&self) -> Vec<f32> {
+        to_host(self.averaged.clone())
+    }
+
+    fn device(&self) -> String {
+        format!("{:?}", self.device)
+    }
+}
+
+fn move_towards<B: Backend>(from: &Tensor<B, 1>, to: &Tensor<B, 1>, rate: f64) -> Tensor<B, 1> {
+    from.clone() + (to.clone() - from.clone()).mul_scalar(rate)
+}

@@ -1,0 +1,205 @@
+//! `data check`: everything that the input contract demands of a log directory, as one report.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::compile::{self, CompileOptions};
+use super::error::{LogError, Result};
+use super::table::{self, Table};
+use super::{CompiledLog, exposure, inventory};
+
+/// A contract that stands in fewer of its targeted requests' queues than this is worth a warning: the log may be
+/// censored by the policy that wrote it.
+const LOW_PRESENCE: f64 = 0.5;
+
+/// What a log directory holds.
+#[derive(Debug, Clone, Serialize)]
+pub struct CheckReport {
+    pub directory: PathBuf,
+    pub log: String,
+    pub date: String,
+    pub requests: u64,
+    pub rows: u64,
+    pub quarantined: u64,
+    pub reasons: BTreeMap<String, u64>,
+    /// Where the bad rows are listed, if there are any.
+    pub quarantine: Option<PathBuf>,
+    pub out_of_order: u64,
+    pub unfillable: u64,
+    pub contracts: Vec<ContractReport>,
+    /// Forecast page views of the inventory, if there is one.
+    pub inventory_pv: Option<f64>,
+    pub exposure: Option<ExposureReport>,
+    pub warnings: Vec<String>,
+}
+
+/// A contract as the log shows it.
+#[derive(Debug, Clone, Serialize)]
+pub struct ContractReport {
+    pub ad_id: u64,
+    pub owed: u64,
+    pub targeted: u64,
+    /// Targeted requests in whose queue it stands and may be shown.
+    pub present: u64,
+    /// The share of those by local hour; `null` where none was targeted.
+    pub presence_by_hour: Vec<Option<f64>>,
+}
+
+/// How the exposure file joins the track log.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct ExposureReport {
+    pub rows: u64,
+    pub bad: u64,
+    /// Exposures without a request in the log.
+    pub unknown_requests: u64,
+    /// Requests without an exposure.
+    pub requests_without: u64,
+}
+
+/// Checks a log directory and compiles it.
+///
+/// # Errors
+/// What makes the directory unusable; bad track rows beyond the allowed share among it.
+pub fn check(dir: &Path, options: CompileOptions) -> Result<CheckReport> {
+    let log = compile::open(dir, options)?;
+    let counts = log.counts().clone();
+    let mut warnings = Vec::new();
+    let contracts = contracts(&log, &mut warnings);
+    let inventory_pv = match table::find(dir, "inventory")? {
+        Some(path) => Some(inventory::read(&path)?.iter().map(|node| node.pv).sum()),
+        None => None,
+    };
+    let exposure = match table::find(dir, "joined_exposure")? {
+        Some(path) => Some(join_exposure(&path, &log, &mut warnings)?),
+        None => None,
+    };
+    if counts.out_of_order > 0 {
+        warnings.push(format!("{} rows stood out of time order and were sorted", counts.out_of_order));
+    }
+    let unfillable =
+        log.requests().iter().filter(|r| log.entries(r).is_empty() && log.auctions(r).is_empty()).count() as u64;
+    let quarantine =
+        if counts.quarantined > 0 { Some(compile::cache_folder(dir)?.join("quarantine.tsv")) } else { None };
+    Ok(CheckReport {
+        directory: dir.to_owned(),
+        log: log.name().to_owned(),
+        date: log.day().date.clone(),
+        requests: log.requests().len() as u64,
+        rows: counts.rows,
+        quarantined: counts.quarantined,
+        reasons: counts.reasons,
+        quarantine,
+        out_of_order: counts.out_of_order,
+        unfillable,
+        contracts,
+        inventory_pv,
+        exposure,
+        warnings,
+    })
+}
+
+fn contracts(log: &CompiledLog, warnings: &mut Vec<String>) -> Vec<ContractReport> {
+    let n = log.contracts().len();
+    let mut targeted = vec![[0u64; 24]; n];
+    let mut present = vec![[0u64; 24]; n];
+    for r in log.requests() {
+        let hour = ((r.ts_ms - log.day().start_ms) / 3_600_000).min(23) as usize;
+        for (c, counts) in log.contracts().iter().zip(&mut targeted) {
+            let in_flight = (c.start_ms..c.end_ms).contains(&r.ts_ms);
+            if in_flight && c.targeting.matches(r.slot_id, r.region, r.gender, r.age) {
+                counts[hour] += 1;
+            }
+        }
+        for e in log.entries(r) {
+            present[e.contract as usize][hour] += 1;
+        }
+    }
+    let reports = log.contracts().iter().zip(targeted.iter().zip(&present)).map(|(c, (targeted, present))| {
+        if c.present < c.owed() {
+            warnings.push(format!(
+                "contract {} owes {} impressions but may be shown on {} requests only",
+                c.ad_id,
+                c.owed(),
+                c.present
+            ));
+        }
+        if (c.present as f64) < LOW_PRESENCE * c.targeted as f64 {
+            warnings.push(format!(
+                "contract {} stands in the queues of {} of its {} targeted requests; if the log was censored by the policy \
+                 that wrote it, set env.complete_queues = true",
+                c.ad_id, c.present, c.targeted
+            ));
+        }
+        ContractReport {
+            ad_id: c.ad_id,
+            owed: c.owed(),
+            targeted: c.targeted,
+            present: c.present,
+            presence_by_hour: (0..24)
+                .map(|h| (targeted[h] > 0).then(|| present[h] as f64 / targeted[h] as f64))
+                .collect(),
+        }
+    });
+    reports.collect()
+}
+
+fn join_exposure(path: &Path, log: &CompiledLog, warnings: &mut Vec<String>) -> Result<ExposureReport> {
+    let known: HashSet<u64> = log.requests().iter().map(|r| r.request_id).collect();
+    let mut joined = HashSet::new();
+    let mut table = Table::open(path, exposure::COLUMNS)?;
+    super::warn_unknown(&table);
+    let mut row = table.row();
+    let mut report = ExposureReport::default();
+    while table.read(&mut row)? {
+        report.rows += 1;
+        match exposure::parse(&row) {
+            Ok(exposure) if known.contains(&exposure.request_id) => {
+                joined.insert(exposure.request_id);
+            }
+            Ok(_) => report.unknown_requests += 1,
+            Err(bad) => {
+                if report.bad == 0 {
+                    let first = LogError::BadRow { path: path.to_owned(), line: row.line, bad };
+                    warnings.push(format!("bad exposure rows are left out; the first: {first}"));
+                }
+                report.bad += 1;
+            }
+        }
+    }
+    report.requests_without = (known.len() - joined.len()) as u64;
+    Ok(report)
+}
+
+impl fmt::Display for CheckReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} ({}): {} requests of {} rows", self.directory.display(), self.date, self.requests, self.rows)?;
+        if self.quarantined > 0 {
+            let reasons: Vec<String> = self.reasons.iter().map(|(reason, n)| format!("{reason} {n}")).collect();
+            write!(f, "  quarantined  {}: {}", self.quarantined, reasons.join(", "))?;
+            match &self.quarantine {
+                Some(path) => writeln!(f, " (listed in {})", path.display())?,
+                None => writeln!(f)?,
+            }
+        }
+        writeln!(f, "  unfillable   {} requests have nothing that may be shown", self.unfillable)?;
+        let owed: u64 = self.contracts.iter().map(|c| c.owed).sum();
+        writeln!(f, "  contracts    {} owe {owed} impressions", self.contracts.len())?;
+        if let Some(pv) = self.inventory_pv {
+            writeln!(f, "  inventory    {pv:.0} page views forecast")?;
+        }
+        if let Some(e) = &self.exposure {
+            writeln!(
+                f,
+                "  exposure     {} rows ({} bad), {} without a request, {} requests without one",
+                e.rows, e.bad, e.unknown_requests, e.requests_without
+            )?;
+        }
+        for warning in &self.warnings {
+            writeln!(f, "  warning      {warning}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,369 @@
+//! Turns a log directory into a compiled log, or finds the one that is already there.
+//!
+//! A compiled log carries the content hash of its inputs and options; it is rebuilt when they change. It
+//! lies beside the inputs in `.admix/`, or in the user's cache where the directory cannot be written.
+
+use std::collections::{HashMap, HashSet};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use twox_hash::XxHash3_128;
+
+use super::compiled::{self, Auction, CompiledLog, Contract, Counts, Entry, Request, Tail};
+use super::day::Day;
+use super::error::{BadValue, LogError, Result};
+use super::schema::{AdType, ControlRow, TrackRow};
+use super::table::{self, Table};
+use super::{control, track};
+
+/// What changes the meaning of a compiled log.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CompileOptions {
+    /// Adds to each queue the eligible contracts missing from it, with `control.pctr`.
+    pub complete_queues: bool,
+    /// The share of bad track rows above which the log is refused.
+    pub max_bad_share: f64,
+}
+
+impl Default for CompileOptions {
+    fn default() -> Self {
+        Self { complete_queues: false, max_bad_share: 0.01 }
+    }
+}
+
+/// Opens the compiled log of `dir`, compiling it first where there is none or its inputs changed.
+///
+/// # Errors
+/// Whatever [`LogError`] says of the inputs.
+pub fn open(dir: &Path, options: CompileOptions) -> Result<CompiledLog> {
+    if !dir.is_dir() {
+        return Err(LogError::Format { path: dir.to_owned(), reason: "is not a directory; name a log directory".into() });
+    }
+    let inputs = hash_inputs(dir, options)?;
+    let path = cache_folder(dir)?.join(if options.complete_queues { "completed.log" } else { "compiled.log" });
+    if path.is_file() {
+        match CompiledLog::open(&path) {
+            Ok(log) if log.inputs() == inputs => {
+                check_share(log.counts(), options, dir)?;
+                return Ok(log);
+            }
+            Ok(_) => tracing::info!("{}: inputs changed, compiling again", dir.display()),
+            Err(e) => tracing::warn!("{e}; compiling again"),
+        }
+    }
+    let bytes = compile(dir, options, inputs)?;
+    replace(&path, &bytes).map_err(|e| LogError::io(&path, e))?;
+    CompiledLog::open(&path)
+}
+
+/// Writes a file under a temporary name of its own folder and renames it into place.
+fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    file.write_all(bytes)?;
+    file.persist(path).map_err(|e| e.error)?;
+    Ok(())
+}
+
+/// Where what is derived from `dir` is kept: `dir/.admix`, else the user's cache.
+pub fn cache_folder(dir: &Path) -> Result<PathBuf> {
+    let beside = dir.join(".admix");
+    if std::fs::create_dir_all(&beside).is_ok() && tempfile::tempfile_in(&beside).is_ok() {
+        return Ok(beside);
+    }
+    let root = std::env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))
+        .unwrap_or_else(std::env::temp_dir);
+    let absolute = dir.canonicalize().map_err(|e| LogError::io(dir, e))?;
+    let key = XxHash3_128::oneshot(absolute.as_os_str().as_encoded_bytes());
+    let folder = root.join("admix").join(format!("{key:032x}"));
+    std::fs::create_dir_all(&folder).map_err(|e| LogError::io(&folder, e))?;
+    Ok(folder)
+}
+
+fn hash_inputs(dir: &Path, options: CompileOptions) -> Result<u128> {
+    let mut hasher = XxHash3_128::new();
+    hasher.write(&compiled::VERSION.to_le_bytes());
+    hasher.write(&[u8::from(options.complete_queues)]);
+    let mut buffer = vec![0; 1 << 20];
+    let files = [Some(dir.join("day.toml")), table::find(dir, "track_log")?, table::find(dir, "control")?];
+    for path in files.into_iter().flatten().filter(|p| p.is_file()) {
+        let mut file = std::fs::File::open(&path).map_err(|e| LogError::io(&path, e))?;
+        hasher.write(path.file_name().unwrap_or_default().as_encoded_bytes());
+        loop {
+            let n = file.read(&mut buffer).map_err(|e| LogError::io(&path, e))?;
+            if n == 0 {
+                break;
+            }
+            hasher.write(&buffer[..n]);
+        }
+    }
+    Ok(hasher.finish_128())
+}
+
+/// Bad rows, written down as they are met.
+struct Quarantine {
+    path: PathBuf,
+    file: Option<std::io::BufWriter<std::fs::File>>,
+    counts: Counts,
+    first: Option<String>,
+}
+
+impl Quarantine {
+    fn set_aside(&mut self, source: &Path, line: u64, bad: &BadValue) -> Result<()> {
+        let failed = |e| LogError::io(&self.path, e);
+        if self.file.is_none() {
+            let mut file = std::io::BufWriter::new(std::fs::File::create(&self.path).map_err(failed)?);
+            writeln!(file, "file\tline\tcolumn\tvalue\treason\trule").map_err(failed)?;
+            self.file = Some(file);
+        }
+        let name = source.file_name().unwrap_or_default().to_string_lossy();
+        let clean = |s: &str| s.replace(['\t', '\n', '\r'], " ");
+        if let Some(file) = &mut self.file {
+            writeln!(file, "{name}\t{line}\t{}\t{}\t{}\t{}", bad.column, clean(&bad.value), bad.reason, clean(&bad.rule))
+                .map_err(failed)?;
+        }
+        self.first.get_or_insert_with(|| {
+            format!("line {line}, column `{}`: `{}`: {}", bad.column, bad.value, bad.rule)
+        });
+        self.counts.quarantined += 1;
+        *self.counts.reasons.entry(bad.reason.to_owned()).or_default() += 1;
+        Ok(())
+    }
+}
+
+fn quarantine_path(dir: &Path) -> Result<PathBuf> {
+    Ok(cache_folder(dir)?.join("quarantine.tsv"))
+}
+
+fn check_share(counts: &Counts, options: CompileOptions, dir: &Path) -> Result<()> {
+    if counts.quarantined as f64 <= options.max_bad_share * counts.rows as f64 {
+        return Ok(());
+    }
+    let quarantine = quarantine_path(dir)?;
+    let first = std::fs::read_to_string(&quarantine)
+        .ok()
+        .and_then(|text| text.lines().nth(1).map(|line| line.replace('\t', " ")))
+        .unwrap_or_default();
+    Err(LogError::TooManyBad {
+        path: dir.to_owned(),
+        bad: counts.quarantined,
+        rows: counts.rows,
+        max: options.max_bad_share,
+        first,
+        quarantine,
+    })
+}
+
+fn compile(dir: &Path, options: CompileOptions, inputs: u128) -> Result<Vec<u8>> {
+    let track_path = table::find(dir, "track_log")?
+        .ok_or(LogError::MissingFile { dir: dir.to_owned(), name: "track_log" })?;
+    let control_path =
+        table::find(dir, "control")?.ok_or(LogError::MissingFile { dir: dir.to_owned(), name: "control" })?;
+    let mut day = Day::read(dir)?;
+    let quarantine_path = quarantine_path(dir)?;
+    // A quarantine file of an earlier compilation would speak of rows that may be mended by now.
+    let _ = std::fs::remove_file(&quarantine_path);
+    let mut quarantine = Quarantine { path: quarantine_path, file: None, counts: Counts::default(), first: None };
+
+    let mut source = Table::open(&track_path, track::COLUMNS)?;
+    super::warn_unknown(&source);
+    let mut row = source.row();
+    let mut rows: Vec<TrackRow> = Vec::new();
+    let mut lines: Vec<u64> = Vec::new();
+    let mut ids = HashSet::new();
+    let mut latest = 0;
+    while source.read(&mut row)? {
+        quarantine.counts.rows += 1;
+        let parsed = track::parse(&row).and_then(|request| {
+            let day = day.get_or_insert_with(|| Day::of_timestamp(request.ts_ms));
+            if !day.contains(request.ts_ms) {
+                return Err(BadValue::new("ts_ms", &request.ts_ms.to_string(), "outside_day",
+                    format!("lies outside {} (Unix milliseconds {}..{})", day.date, day.start_ms, day.end_ms())));
+            }
+            if !ids.insert(request.request_id) {
+                return Err(BadValue::new("request_id", &request.request_id.to_string(), "duplicate_request", "stands twice in the file"));
+            }
+            Ok(request)
+        });
+        match parsed {
+            Ok(request) => {
+                if request.ts_ms < latest {
+                    quarantine.counts.out_of_order += 1;
+                }
+                latest = latest.max(request.ts_ms);
+                rows.push(request);
+                lines.push(row.line);
+            }
+            Err(bad) => quarantine.set_aside(&track_path, row.line, &bad)?,
+        }
+    }
+    let empty = || LogError::Empty { path: track_path.clone() };
+    let Some(day) = day else {
+        check_share(&quarantine.counts, options, dir)?;
+        return Err(empty());
+    };
+    let contracts = control::read(&control_path, day.start_ms)?;
+    let mut builder = Builder::new(&contracts, options);
+    let mut order: Vec<usize> = (0..rows.len()).collect();
+    order.sort_by_key(|&i| rows[i].ts_ms);
+    for i in order {
+        if let Err(bad) = builder.push(&rows[i]) {
+            quarantine.set_aside(&track_path, lines[i], &bad)?;
+        }
+    }
+    if let Some(file) = &mut quarantine.file {
+        file.flush().map_err(|e| LogError::io(&quarantine.path, e))?;
+    }
+    quarantine.counts.completed = builder.completed;
+    if quarantine.counts.quarantined as f64 > options.max_bad_share * quarantine.counts.rows as f64 {
+        return Err(LogError::TooManyBad {
+            path: track_path,
+            bad: quarantine.counts.quarantined,
+            rows: quarantine.counts.rows,
+            max: options.max_bad_share,
+            first: quarantine.first.unwrap_or_default(),
+            quarantine: quarantine.path,
+        });
+    }
+    if builder.requests.is_empty() {
+        return Err(empty());
+    }
+    let name = dir
+        .canonicalize()
+        .ok()
+        .and_then(|d| d.file_name().map(|n| n.to_string_lossy().into_owned()))
+        .unwrap_or_else(|| dir.display().to_string());
+    let tail = Tail { name, day, contracts: builder.finish_contracts(), counts: quarantine.counts };
+    Ok(compiled::encode(&builder.requests, &builder.entries, &builder.auctions, &tail, inputs))
+}
+
+/// Collects the arrays of a compiled log.
+struct Builder<'a> {
+    rows: &'a [ControlRow],
+    index: HashMap<u64, u32>,
+    options: CompileOptions,
+    requests: Vec<Request>,
+    entries: Vec<Entry>,
+    auctions: Vec<Auction>,
+    pctr_sum: Vec<f64>,
+    targeted: Vec<u64>,
+    present: Vec<u64>,
+    completed: u64,
+}
+
+impl<'a> Builder<'a> {
+    fn new(rows: &'a [ControlRow], options: CompileOptions) -> Self {
+        Self {
+            rows,
+            index: (0u32..).zip(rows).map(|(i, c)| (c.ad_id, i)).collect(),
+            options,
+            requests: Vec::new(),
+            entries: Vec::new(),
+            auctions: Vec::new(),
+            pctr_sum: vec![0.0; rows.len()],
+            targeted: vec![0; rows.len()],
+            present: vec![0; rows.len()],
+            completed: 0,
+        }
+    }
+
+    fn push(&mut self, row: &TrackRow) -> std::result::Result<(), BadValue> {
+        let unknown = row
+            .queue
+            .iter()
+            .find(|e| e.ad_type == AdType::Contract && !self.index.contains_key(&e.ad_id));
+        if let Some(entry) = unknown {
+            return Err(BadValue::new("queue", &entry.ad_id.to_string(), "unknown_contract", "a contract entry without a row in control"));
+        }
+        let entries_at = self.entries.len();
+        let auctions_at = self.auctions.len();
+        for e in &row.queue {
+            match e.ad_type {
+                AdType::Auction if e.filter == 0 => {
+                    self.auctions.push(Auction { ad_id: e.ad_id, ecpm: e.ecpm, pctr: e.pctr, boost: e.boost });
+                }
+                AdType::Contract if e.filter == 0 => {
+                    let contract = self.index[&e.ad_id];
+                    if self.may_show(contract, row) {
+                        self.entries.push(Entry { pctr: e.pctr, ecpm: e.ecpm, boost: e.boost, contract, padding: 0 });
+                    }
+                }
+                _ => {}
+            }
+        }
+        for (i, c) in (0u32..).zip(self.rows) {
+            if !self.may_show(i, row) {
+                continue;
+            }
+            self.targeted[i as usize] += 1;
+            if self.options.complete_queues && row.queue.iter().all(|e| e.ad_id != c.ad_id) {
+                self.completed += 1;
+                let pctr = c.pctr.unwrap_or(0.0);
+                let ecpm = c.click_value * pctr * 1000.0;
+                self.entries.push(Entry { pctr, ecpm, boost: 1.0, contract: i, padding: 0 });
+            }
+        }
+        for e in &self.entries[entries_at..] {
+            self.present[e.contract as usize] += 1;
+            self.pctr_sum[e.contract as usize] += e.pctr;
+        }
+        let auctions = &mut self.auctions[auctions_at..];
+        auctions.sort_by(|a, b| {
+            (b.ecpm * b.boost)
+                .total_cmp(&(a.ecpm * a.boost))
+                .then(b.ecpm.total_cmp(&a.ecpm))
+                .then(a.ad_id.cmp(&b.ad_id))
+        });
+        let best = auctions.iter().map(Auction::worth).fold(0.0, f64::max);
+        self.requests.push(Request {
+            request_id: row.request_id,
+            ts_ms: row.ts_ms,
+            best,
+            entries_at: entries_at as u32,
+            auctions_at: auctions_at as u32,
+            entries: (self.entries.len() - entries_at) as u16,
+            auctions: (self.auctions.len() - auctions_at) as u16,
+            slot_id: row.slot_id,
+            region: row.region,
+            gender: row.gender,
+            age: row.age,
+            padding: [0; 2],
+        });
+        Ok(())
+    }
+
+    fn may_show(&self, contract: u32, row: &TrackRow) -> bool {
+        let c = &self.rows[contract as usize];
+        (c.start_ms..c.end_ms).contains(&row.ts_ms)
+            && c.targeting.matches(row.slot_id, row.region, row.gender, row.age)
+    }
+
+    fn finish_contracts(&self) -> Vec<Contract> {
+        self.rows
+            .iter()
+            .enumerate()
+            .map(|(i, c)| Contract {
+                ad_id: c.ad_id,
+                required: c.required,
+                cap: c.cap,
+                delivered0: c.delivered0,
+                start_ms: c.start_ms,
+                end_ms: c.end_ms,
+                targeting: c.targeting.clone(),
+                theta: c.theta,
+                rate: c.rate,
+                penalty: c.penalty,
+                click_value: c.click_value,
+                mean_pctr: if self.present[i] > 0 {
+                    self.pctr_sum[i] / self.present[i] as f64
+                } else {
+                    c.pctr.unwrap_or(0.0)
+                },
+                targeted: self.targeted[i],
+                present: self.present[i],
+            })
+            .collect()
+    }
+}

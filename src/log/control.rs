@@ -1,0 +1,91 @@
+//! Reads `control`: the contracts of a day. Any bad row is an error.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use super::error::{BadValue, LogError, Result};
+use super::schema::{ControlRow, DAY_MS};
+use super::table::{Column, Row, Table, optional, required};
+use super::targeting::Targeting;
+
+const COLUMNS: &[Column] = &[
+    required("ad_id"),
+    required("required"),
+    optional("cap"),
+    optional("delivered0"),
+    optional("start_ms"),
+    optional("end_ms"),
+    optional("targeting"),
+    optional("theta"),
+    optional("rate"),
+    required("penalty"),
+    required("click_value"),
+    optional("pctr"),
+];
+
+/// Reads the contracts; flights given as offsets from midnight become absolute times.
+///
+/// `day_start_ms` is the local midnight of the day, Unix milliseconds.
+///
+/// # Errors
+/// An unreadable file, or the first row that breaks a rule, with its line, column and value.
+pub fn read(path: &Path, day_start_ms: u64) -> Result<Vec<ControlRow>> {
+    let mut table = Table::open(path, COLUMNS)?;
+    super::warn_unknown(&table);
+    let mut row = table.row();
+    let mut rows = Vec::new();
+    let mut seen = HashSet::new();
+    while table.read(&mut row)? {
+        let parsed = parse(&row, day_start_ms).and_then(|contract| {
+            if seen.insert(contract.ad_id) {
+                Ok(contract)
+            } else {
+                Err(BadValue::new("ad_id", &contract.ad_id.to_string(), "repeated_ad", "stands twice; a contract has one row"))
+            }
+        });
+        rows.push(parsed.map_err(|bad| LogError::BadRow { path: path.to_owned(), line: row.line, bad })?);
+    }
+    Ok(rows)
+}
+
+fn parse(row: &Row, day_start_ms: u64) -> std::result::Result<ControlRow, BadValue> {
+    row.check_width()?;
+    let required: u64 = row.integer(1)?.ok_or_else(|| row.empty(1))?;
+    if required == 0 {
+        return Err(BadValue::new("required", "0", "out_of_range", "must be at least 1; leave the contract out instead"));
+    }
+    let cap: u64 = row.integer(2)?.unwrap_or(required);
+    if cap < required {
+        return Err(BadValue::new("cap", &cap.to_string(), "out_of_range", format!("must be at least required = {required}")));
+    }
+    let delivered0: u64 = row.integer(3)?.unwrap_or(0);
+    if delivered0 > cap {
+        return Err(BadValue::new("delivered0", &delivered0.to_string(), "out_of_range", format!("must be at most cap = {cap}")));
+    }
+    let absolute = |value: u64| if value < DAY_MS { day_start_ms + value } else { value };
+    let start_ms = row.integer(4)?.map_or(day_start_ms, absolute);
+    // An end at exactly one day is the end of the day, not the second day of 1970.
+    let end_ms = row.integer(5)?.map_or(day_start_ms + DAY_MS, |v| {
+        if v == DAY_MS { day_start_ms + DAY_MS } else { absolute(v) }
+    });
+    if start_ms >= end_ms {
+        return Err(BadValue::new("end_ms", &end_ms.to_string(), "out_of_range", format!("must be after start_ms = {start_ms}")));
+    }
+    let targeting_text = row.text_of(6)?;
+    let targeting = Targeting::parse(targeting_text)
+        .map_err(|why| BadValue::new("targeting", targeting_text, "bad_targeting", why))?;
+    Ok(ControlRow {
+        ad_id: row.integer(0)?.ok_or_else(|| row.empty(0))?,
+        required,
+        cap,
+        delivered0,
+        start_ms,
+        end_ms,
+        targeting,
+        theta: row.number(7, 0.0, 1.0)?,
+        rate: row.number(8, 0.0, 1.0)?.unwrap_or(1.0),
+        penalty: row.number(9, 0.0, f64::MAX)?.ok_or_else(|| row.empty(9))?,
+        click_value: row.number(10, 0.0, f64::MAX)?.ok_or_else(|| row.empty(10))?,
+        pctr: row.number(11, 0.0, 1.0)?,
+    })
+}

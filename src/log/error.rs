@@ -1,0 +1,63 @@
+//! What can be wrong with the files of a log directory, worded for whoever has to mend them.
+
+use std::path::{Path, PathBuf};
+
+/// One value that breaks a rule of the input contract.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BadValue {
+    pub column: &'static str,
+    pub value: String,
+    /// Short machine-readable name; bad rows are counted by it.
+    pub reason: &'static str,
+    /// What the rule is.
+    pub rule: String,
+}
+
+impl BadValue {
+    pub fn new(column: &'static str, value: &str, reason: &'static str, rule: impl Into<String>) -> Self {
+        let mut value = value.to_owned();
+        if value.len() > 120 {
+            let cut = (0..=117).rev().find(|&i| value.is_char_boundary(i)).unwrap_or(0);
+            value.truncate(cut);
+            value.push_str("...");
+        }
+        Self { column, value, reason, rule: rule.into() }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    #[error("{path}: {source}", path = path.display())]
+    Io { path: PathBuf, source: std::io::Error },
+    #[error("{path}: the file ends in the middle (after line {line}): {source}; fetch or write it again", path = path.display())]
+    Truncated { path: PathBuf, line: u64, source: std::io::Error },
+    #[error("{dir}: no {name}.tsv (or .tsv.gz, .tsv.zst, .parquet); a log directory needs one", dir = dir.display())]
+    MissingFile { dir: PathBuf, name: &'static str },
+    #[error("{dir}: both {first} and {second} are there; keep one of them", dir = dir.display())]
+    Ambiguous { dir: PathBuf, first: String, second: String },
+    #[error("{path}: line 1: no column `{column}`; the header has: {found}. Add the column or rename it", path = path.display())]
+    MissingColumn { path: PathBuf, column: &'static str, found: String },
+    #[error("{path}: line 1: column `{column}` stands twice; keep one", path = path.display())]
+    RepeatedColumn { path: PathBuf, column: String },
+    #[error("{path}: line {line}, column `{column}`: `{value}`: {rule}", path = path.display(), column = bad.column, value = bad.value, rule = bad.rule)]
+    BadRow { path: PathBuf, line: u64, bad: BadValue },
+    #[error("{path}: {bad} of {rows} rows are bad, more than --max-bad-share {max} allows; the first: {first}. They are listed in {quarantine}: mend them, or raise --max-bad-share", path = path.display(), quarantine = quarantine.display())]
+    TooManyBad { path: PathBuf, bad: u64, rows: u64, max: f64, first: String, quarantine: PathBuf },
+    #[error("{path}: no usable request; an empty day cannot be replayed. Leave this directory out", path = path.display())]
+    Empty { path: PathBuf },
+    #[error("{path}: {reason}", path = path.display())]
+    Format { path: PathBuf, reason: String },
+    #[error("{path}: not a usable compiled log: {reason}. Delete it: it is rebuilt from the log directory", path = path.display())]
+    Compiled { path: PathBuf, reason: String },
+}
+
+impl LogError {
+    pub fn io(path: &Path, source: std::io::Error) -> Self {
+        if source.kind() == std::io::ErrorKind::UnexpectedEof {
+            return Self::Truncated { path: path.to_owned(), line: 0, source };
+        }
+        Self::Io { path: path.to_owned(), source }
+    }
+}
+
+pub type Result<T> = std::result::Result<T, LogError>;

@@ -1,0 +1,14 @@
+//! Maps a file read-only. The one place of this folder that needs `unsafe`.
+
+use std::fs::File;
+use std::path::Path;
+
+use memmap2::Mmap;
+
+/// Maps the whole of `path`.
+pub fn read_only(path: &Path) -> std::io::Result<Mmap> {
+    let file = File::open(path)?;
+    // SAFETY: compiled logs are written to a temporary name and renamed into place, never written again:
+    // the mapped inode does not change under the map. A replaced file leaves the old inode mapped.
+    unsafe { Mmap::map(&file) }
+}

@@ -1,0 +1,35 @@
+//! Log directories: what a platform writes down about one day, and the compiled form that is replayed.
+//!
+//! Everything above this folder sees a day only as a [`CompiledLog`]: one memory-mapped file, shared by
+//! every process, that holds the requests with the entries that may be shown by the log's own static rules
+//! (filter, control row, flight, targeting). The text files are read once, checked row by row, and bad rows are
+//! set aside with the reason.
+//!
+//! May import: nothing of the project.
+
+pub mod check;
+pub mod compile;
+pub mod compiled;
+pub mod control;
+pub mod day;
+pub mod draw;
+pub mod error;
+pub mod exposure;
+pub mod import;
+pub mod inventory;
+mod map;
+pub mod schema;
+pub mod table;
+pub mod targeting;
+pub mod track;
+pub mod write;
+
+pub use compile::{CompileOptions, open};
+pub use compiled::{Auction, CompiledLog, Entry, Request};
+pub use error::LogError;
+
+fn warn_unknown(table: &table::Table) {
+    for column in &table.unknown {
+        tracing::warn!("{}: column `{column}` is unknown and ignored", table.path().display());
+    }
+}

@@ -1,0 +1,121 @@
+//! The rows of a log directory as plain values, before anything is looked up or compiled.
+//!
+//! One struct per file of the input contract; readers produce them, writers (importers, the synthetic
+//! generator) consume them, so that both sides agree by construction.
+
+use super::targeting::Targeting;
+
+/// Who pays for an impression and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AdType {
+    /// Guaranteed impressions with a penalty for each one missing.
+    Contract,
+    /// Paid by its eCPM.
+    Auction,
+}
+
+/// One candidate of a request's ranked queue.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct QueueEntry {
+    pub ad_id: u64,
+    pub ad_type: AdType,
+    /// Minor units per 1,000 impressions.
+    pub ecpm: f64,
+    /// Predicted click probability, 0..=1.
+    pub pctr: f64,
+    /// Bit mask; 0 = may be shown.
+    pub filter: u64,
+    /// Multiplier on the entry's score, not on its worth.
+    pub boost: f64,
+}
+
+/// One display request with its whole queue (`track_log`).
+#[derive(Debug, Clone, PartialEq)]
+pub struct TrackRow {
+    pub request_id: u64,
+    /// Unix milliseconds, UTC.
+    pub ts_ms: u64,
+    pub slot_id: u32,
+    pub region: u32,
+    /// 0 unknown, 1, 2.
+    pub gender: u8,
+    /// Bucket 0..=9, 0 unknown.
+    pub age: u8,
+    pub user_id: Option<u64>,
+    pub queue: Vec<QueueEntry>,
+}
+
+/// One contract (`control`).
+#[derive(Debug, Clone, PartialEq)]
+pub struct ControlRow {
+    pub ad_id: u64,
+    /// Impressions owed this day.
+    pub required: u64,
+    pub cap: u64,
+    /// Delivered before the log starts.
+    pub delivered0: u64,
+    /// Flight `[start_ms, end_ms)` in Unix milliseconds.
+    pub start_ms: u64,
+    pub end_ms: u64,
+    pub targeting: Targeting,
+    /// Planned play probability; `None` = computed by the plan.
+    pub theta: Option<f64>,
+    /// Probability of entering a queue.
+    pub rate: f64,
+    /// Minor units owed per missing impression.
+    pub penalty: f64,
+    /// Minor units per predicted click.
+    pub click_value: f64,
+    /// Fallback for logs that lack the contract's entry.
+    pub pctr: Option<f64>,
+}
+
+/// One forecast supply node (`inventory`).
+#[derive(Debug, Clone, PartialEq)]
+pub struct InventoryRow {
+    pub node_id: u64,
+    pub slot_id: u32,
+    pub region: u32,
+    pub gender: u8,
+    pub age: u8,
+    /// Forecast page views of the day.
+    pub pv: f64,
+    /// 24, 48 or 96 shares summing to 1.
+    pub curve: Vec<f64>,
+    /// Contracts that the node may serve; empty = derived from targeting.
+    pub ad_ids: Vec<u64>,
+}
+
+/// One impression that the live system really showed (`joined_exposure`).
+#[derive(Debug, Clone, PartialEq)]
+pub struct ExposureRow {
+    pub request_id: u64,
+    pub ts_ms: u64,
+    pub arrival_ms: u64,
+    pub ad_id: u64,
+    pub ad_type: AdType,
+    /// Minor units per impression.
+    pub charge: f64,
+    pub ecpm: f64,
+    pub pctr: f64,
+    pub click: bool,
+    /// Probability with which the ad was shown, (0, 1]; `None` = not logged.
+    pub propensity: Option<f64>,
+    pub explore: bool,
+}
+
+/// `day.toml`: the calendar day that a log directory holds.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DayFile {
+    /// `YYYY-MM-DD`.
+    pub date: String,
+    #[serde(default)]
+    pub utc_offset_minutes: i32,
+}
+
+pub const DAY_MS: u64 = 86_400_000;
+/// The longest queue that a request may carry.
+pub const MAX_QUEUE: usize = 512;
+/// The largest eCPM that a log may carry, minor units per 1,000 impressions.
+pub const MAX_ECPM: f64 = 1e7;

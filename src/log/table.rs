@@ -1,0 +1,302 @@
+//! Reads tables of named columns, whatever they are stored in.
+//!
+//! TSV (plain, gzip, zstd) and Parquet give the same rows of text cells, so that there is one place
+//! where values are parsed and one set of error messages.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::{Field, reader::RowIter};
+
+use super::error::{BadValue, LogError, Result};
+
+/// A column that a table may or must have.
+#[derive(Debug, Clone, Copy)]
+pub struct Column {
+    pub name: &'static str,
+    pub required: bool,
+}
+
+pub const fn required(name: &'static str) -> Column {
+    Column { name, required: true }
+}
+
+pub const fn optional(name: &'static str) -> Column {
+    Column { name, required: false }
+}
+
+const ENDINGS: [&str; 4] = ["tsv", "tsv.gz", "tsv.zst", "parquet"];
+
+/// The file of `dir` that holds table `name`, or `None`.
+///
+/// # Errors
+/// Two files that hold the same table.
+pub fn find(dir: &Path, name: &str) -> Result<Option<PathBuf>> {
+    let mut found: Option<PathBuf> = None;
+    for ending in ENDINGS {
+        let path = dir.join(format!("{name}.{ending}"));
+        if path.is_file() {
+            if let Some(first) = found {
+                return Err(LogError::Ambiguous {
+                    dir: dir.to_owned(),
+                    first: first.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+                    second: format!("{name}.{ending}"),
+                });
+            }
+            found = Some(path);
+        }
+    }
+    Ok(found)
+}
+
+/// Opens a text file, decompressing by its ending (`.gz`, `.zst`).
+pub fn open(path: &Path) -> Result<Box<dyn BufRead + Send>> {
+    let file = File::open(path).map_err(|e| LogError::io(path, e))?;
+    let raw: Box<dyn Read + Send> = match path.extension().and_then(|e| e.to_str()) {
+        Some("gz") => Box::new(flate2::read::MultiGzDecoder::new(BufReader::new(file))),
+        Some("zst") => {
+            Box::new(zstd::stream::read::Decoder::new(file).map_err(|e| LogError::io(path, e))?)
+        }
+        _ => Box::new(file),
+    };
+    Ok(Box::new(BufReader::with_capacity(1 << 18, raw)))
+}
+
+enum Source {
+    Text(Box<csv::Reader<Box<dyn BufRead + Send>>>),
+    Parquet(RowIter<'static>),
+}
+
+/// A table opened for reading, its header already matched against the wanted columns.
+pub struct Table {
+    path: PathBuf,
+    source: Source,
+    /// Position in the file of each wanted column.
+    positions: Vec<Option<usize>>,
+    columns: &'static [Column],
+    width: usize,
+    line: u64,
+    /// Header names that nobody asked for.
+    pub unknown: Vec<String>,
+}
+
+/// One row; cells are addressed by the index of the wanted column.
+pub struct Row {
+    pub line: u64,
+    cells: csv::ByteRecord,
+    positions: Vec<Option<usize>>,
+    columns: &'static [Column],
+    /// Cells that the row has and cells that the header promises.
+    widths: (usize, usize),
+}
+
+impl Table {
+    /// Opens `path` and reads its header.
+    ///
+    /// # Errors
+    /// An unreadable file, a repeated column, or a missing required one.
+    pub fn open(path: &Path, columns: &'static [Column]) -> Result<Self> {
+        let mut line = 0;
+        let (source, header) = if path.extension().is_some_and(|e| e == "parquet") {
+            let broken = |e: parquet::errors::ParquetError| LogError::Format {
+                path: path.to_owned(),
+                reason: format!("not a readable Parquet file: {e}"),
+            };
+            let file = File::open(path).map_err(|e| LogError::io(path, e))?;
+            let reader = SerializedFileReader::new(file).map_err(broken)?;
+            let schema = reader.metadata().file_metadata().schema_descr_ptr();
+            let header: Vec<String> =
+                schema.root_schema().get_fields().iter().map(|f| f.name().to_owned()).collect();
+            (Source::Parquet(RowIter::from_file_into(Box::new(reader))), header)
+        } else {
+            let mut reader = csv::ReaderBuilder::new()
+                .delimiter(b'\t')
+                .quoting(false)
+                .has_headers(false)
+                .flexible(true)
+                .from_reader(open(path)?);
+            let mut record = csv::ByteRecord::new();
+            reader.read_byte_record(&mut record).map_err(|e| read_error(path, 0, e))?;
+            line = 1;
+            let header = record
+                .iter()
+                .map(|c| String::from_utf8_lossy(c).trim_start_matches('\u{feff}').trim().to_owned())
+                .collect();
+            (Source::Text(Box::new(reader)), header)
+        };
+        for (i, name) in header.iter().enumerate() {
+            if header[..i].contains(name) {
+                return Err(LogError::RepeatedColumn { path: path.to_owned(), column: name.clone() });
+            }
+        }
+        let positions: Vec<Option<usize>> =
+            columns.iter().map(|c| header.iter().position(|h| h == c.name)).collect();
+        if let Some(i) = (0..columns.len()).find(|&i| columns[i].required && positions[i].is_none()) {
+            return Err(LogError::MissingColumn {
+                path: path.to_owned(),
+                column: columns[i].name,
+                found: header.join(", "),
+            });
+        }
+        let unknown =
+            header.iter().filter(|h| columns.iter().all(|c| c.name != **h)).cloned().collect();
+        Ok(Self { path: path.to_owned(), source, positions, columns, width: header.len(), line, unknown })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A row buffer that fits this table.
+    pub fn row(&self) -> Row {
+        Row {
+            line: 0,
+            cells: csv::ByteRecord::new(),
+            positions: self.positions.clone(),
+            columns: self.columns,
+            widths: (0, self.width),
+        }
+    }
+
+    /// Reads the next row into `row`; false at the end of the table.
+    ///
+    /// # Errors
+    /// A file that cannot be read on: truncated or damaged.
+    pub fn read(&mut self, row: &mut Row) -> Result<bool> {
+        match &mut self.source {
+            Source::Text(reader) => {
+                let more = reader
+                    .read_byte_record(&mut row.cells)
+                    .map_err(|e| read_error(&self.path, self.line, e))?;
+                if !more {
+                    return Ok(false);
+                }
+                self.line = row.cells.position().map_or(self.line + 1, csv::Position::line);
+            }
+            Source::Parquet(rows) => {
+                let Some(next) = rows.next() else { return Ok(false) };
+                let next = next.map_err(|e| LogError::Format {
+                    path: self.path.clone(),
+                    reason: format!("row {}: {e}", self.line + 1),
+                })?;
+                row.cells.clear();
+                for (_, field) in next.get_column_iter() {
+                    match field {
+                        Field::Null => row.cells.push_field(b""),
+                        Field::Str(s) => row.cells.push_field(s.as_bytes()),
+                        Field::Bool(b) => row.cells.push_field(if *b { b"1" } else { b"0" }),
+                        Field::Double(v) => row.cells.push_field(v.to_string().as_bytes()),
+                        Field::Float(v) => row.cells.push_field(v.to_string().as_bytes()),
+                        other => row.cells.push_field(other.to_string().as_bytes()),
+                    }
+                }
+                self.line += 1;
+            }
+        }
+        row.line = self.line;
+        row.widths.0 = row.cells.len();
+        Ok(true)
+    }
+}
+
+fn read_error(path: &Path, line: u64, error: csv::Error) -> LogError {
+    match error.into_kind() {
+        csv::ErrorKind::Io(source) => match source.kind() {
+            std::io::ErrorKind::UnexpectedEof => {
+                LogError::Truncated { path: path.to_owned(), line, source }
+            }
+            _ if line > 0 || path.extension().is_some_and(|e| e == "gz" || e == "zst") => {
+                LogError::Format {
+                    path: path.to_owned(),
+                    reason: format!("cannot be read on after line {line}: {source}"),
+                }
+            }
+            _ => LogError::io(path, source),
+        },
+        kind => LogError::Format { path: path.to_owned(), reason: format!("after line {line}: {kind:?}") },
+    }
+}
+
+impl Row {
+    /// The row's cells joined again, for the quarantine file.
+    pub fn text(&self) -> String {
+        let cells: Vec<_> = self.cells.iter().map(String::from_utf8_lossy).collect();
+        cells.join("\t")
+    }
+
+    /// # Errors
+    /// A row that is shorter or longer than the header.
+    pub fn check_width(&self) -> std::result::Result<(), BadValue> {
+        let (has, wants) = self.widths;
+        if has == wants {
+            return Ok(());
+        }
+        Err(BadValue::new(
+            "",
+            &has.to_string(),
+            "wrong_width",
+            format!("the row has {has} cells, the header {wants}"),
+        ))
+    }
+
+    /// The text of column `i`; empty where the table lacks the column.
+    ///
+    /// # Errors
+    /// Bytes that are not UTF-8.
+    pub fn text_of(&self, i: usize) -> std::result::Result<&str, BadValue> {
+        let Some(bytes) = self.positions[i].and_then(|p| self.cells.get(p)) else { return Ok("") };
+        std::str::from_utf8(bytes).map_err(|_| {
+            BadValue::new(self.columns[i].name, &String::from_utf8_lossy(bytes), "not_utf8", "is not UTF-8")
+        })
+    }
+
+    /// Column `i` as a whole number; `None` where it is empty.
+    pub fn integer<T: std::str::FromStr>(&self, i: usize) -> std::result::Result<Option<T>, BadValue> {
+        let text = self.text_of(i)?;
+        if text.is_empty() {
+            return Ok(None);
+        }
+        text.parse().map(Some).map_err(|_| {
+            BadValue::new(
+                self.columns[i].name,
+                text,
+                "not_an_integer",
+                format!("is not a whole number that fits {}", std::any::type_name::<T>()),
+            )
+        })
+    }
+
+    /// Column `i` as a number within `low..=high`; `None` where it is empty.
+    pub fn number(&self, i: usize, low: f64, high: f64) -> std::result::Result<Option<f64>, BadValue> {
+        let text = self.text_of(i)?;
+        if text.is_empty() {
+            return Ok(None);
+        }
+        number(self.columns[i].name, text, low, high).map(Some)
+    }
+
+    /// The error for an empty cell that must not be empty.
+    pub fn empty(&self, i: usize) -> BadValue {
+        BadValue::new(self.columns[i].name, "", "empty", "must not be empty")
+    }
+}
+
+/// Parses a finite number within `low..=high`.
+pub fn number(column: &'static str, text: &str, low: f64, high: f64) -> std::result::Result<f64, BadValue> {
+    let value: f64 = text
+        .parse()
+        .map_err(|_| BadValue::new(column, text, "not_a_number", "is not a number"))?;
+    if !value.is_finite() {
+        return Err(BadValue::new(column, text, "not_finite", "must be finite"));
+    }
+    if value < low {
+        let reason = if low == 0.0 { "negative" } else { "out_of_range" };
+        return Err(BadValue::new(column, text, reason, format!("must be at least {low}")));
+    }
+    if value > high {
+        return Err(BadValue::new(column, text, "out_of_range", format!("must be at most {high}")));
+    }
+    Ok(value)
+}

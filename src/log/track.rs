@@ -1,0 +1,112 @@
+//! Reads `track_log`: one request with its whole queue a row.
+
+use super::error::BadValue;
+use super::schema::{AdType, MAX_ECPM, MAX_QUEUE, QueueEntry, TrackRow};
+use super::table::{Column, Row, number, optional, required};
+
+pub const COLUMNS: &[Column] = &[
+    required("request_id"),
+    required("ts_ms"),
+    required("slot_id"),
+    required("region"),
+    required("gender"),
+    required("age"),
+    required("queue"),
+    optional("user_id"),
+];
+
+/// Parses one row.
+///
+/// # Errors
+/// The first value that breaks a rule; a bad queue entry makes its request bad.
+pub fn parse(row: &Row) -> Result<TrackRow, BadValue> {
+    row.check_width()?;
+    let gender: u8 = row.integer(4)?.ok_or_else(|| row.empty(4))?;
+    if gender > 2 {
+        return Err(BadValue::new("gender", &gender.to_string(), "out_of_range", "must be 0, 1 or 2"));
+    }
+    let age: u8 = row.integer(5)?.ok_or_else(|| row.empty(5))?;
+    if age > 9 {
+        return Err(BadValue::new("age", &age.to_string(), "out_of_range", "must be a bucket 0..=9"));
+    }
+    Ok(TrackRow {
+        request_id: row.integer(0)?.ok_or_else(|| row.empty(0))?,
+        ts_ms: row.integer(1)?.ok_or_else(|| row.empty(1))?,
+        slot_id: row.integer(2)?.ok_or_else(|| row.empty(2))?,
+        region: row.integer(3)?.ok_or_else(|| row.empty(3))?,
+        gender,
+        age,
+        user_id: row.integer(7)?,
+        queue: queue(row.text_of(6)?)?,
+    })
+}
+
+fn queue(text: &str) -> Result<Vec<QueueEntry>, BadValue> {
+    if text.is_empty() {
+        return Err(BadValue::new("queue", "", "empty_queue", "a request needs at least one entry"));
+    }
+    let mut entries: Vec<QueueEntry> = Vec::with_capacity(16);
+    for part in text.split(';') {
+        if entries.len() == MAX_QUEUE {
+            return Err(BadValue::new(
+                "queue",
+                &format!("{} entries", text.split(';').count()),
+                "queue_too_long",
+                format!("at most {MAX_QUEUE} entries"),
+            ));
+        }
+        let entry = entry(part)?;
+        entries.push(entry);
+    }
+    let mut ids: Vec<u64> = entries.iter().map(|e| e.ad_id).collect();
+    ids.sort_unstable();
+    if let Some(pair) = ids.windows(2).find(|w| w[0] == w[1]) {
+        return Err(BadValue::new("queue", &pair[0].to_string(), "repeated_ad", "an ad stands twice in the queue"));
+    }
+    Ok(entries)
+}
+
+fn entry(text: &str) -> Result<QueueEntry, BadValue> {
+    let mut cells = text.split(',');
+    let mut next = |what: &str| {
+        cells.next().ok_or_else(|| {
+            BadValue::new(
+                "queue",
+                text,
+                "short_entry",
+                format!("no {what}; an entry is ad_id,type,ecpm,pctr,filter[,boost]"),
+            )
+        })
+    };
+    let whole = |value: &str, what: &str| {
+        value.parse::<u64>().map_err(|_| {
+            BadValue::new("queue", text, "not_an_integer", format!("{what} `{value}` is not a whole number"))
+        })
+    };
+    let ad_id = whole(next("ad_id")?, "ad_id")?;
+    let ad_type = match next("type")? {
+        "C" => AdType::Contract,
+        "A" => AdType::Auction,
+        other => {
+            return Err(BadValue::new("queue", text, "bad_type", format!("type `{other}` must be C or A")));
+        }
+    };
+    let within = |value: &str, low: f64, high: f64, what: &str| {
+        number("queue", value, low, high).map_err(|mut bad| {
+            bad.rule = format!("{what} `{value}` {}", bad.rule);
+            bad.value = text.to_owned();
+            bad
+        })
+    };
+    let ecpm = within(next("ecpm")?, 0.0, MAX_ECPM, "ecpm")?;
+    let pctr = within(next("pctr")?, 0.0, 1.0, "pctr")?;
+    let filter = whole(next("filter")?, "filter")?;
+    let boost = match cells.next() {
+        None | Some("") => 1.0,
+        Some(value) => within(value, 0.1, 10.0, "boost")?,
+    };
+    if cells.next().is_some() {
+        return Err(BadValue::new("queue", text, "long_entry", "an entry has at most six fields"));
+    }
+    Ok(QueueEntry { ad_id, ad_type, ecpm, pctr, filter, boost })
+}

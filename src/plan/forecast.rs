@@ -1,0 +1,186 @@
+//! Forecast traffic, and the supply that it holds for each contract.
+
+use anyhow::bail;
+use serde::{Deserialize, Serialize};
+
+use crate::log::CompiledLog;
+use crate::log::compiled::Contract;
+use crate::log::schema::{DAY_MS, InventoryRow};
+
+/// Points of a day curve: quarters of an hour.
+pub const GRID: usize = 96;
+const CELL_MS: f64 = DAY_MS as f64 / GRID as f64;
+
+/// Forecast page views of one kind of request.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Node {
+    pub slot_id: u32,
+    pub region: u32,
+    pub gender: u8,
+    pub age: u8,
+    /// Page views of the day.
+    pub pv: f64,
+    /// Index into [`Forecast::curves`].
+    pub curve: usize,
+    /// Contracts that it may serve; empty = derived from targeting.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ad_ids: Vec<u64>,
+}
+
+/// Forecast traffic of a day.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Forecast {
+    pub nodes: Vec<Node>,
+    /// Shares of [`GRID`] quarter hours, each summing to 1.
+    pub curves: Vec<Vec<f64>>,
+}
+
+/// Cumulative forecast supply over the day: `cumulative[i]` requests before grid point `i`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Supply {
+    cumulative: Vec<f64>,
+}
+
+impl Forecast {
+    /// From an inventory table.
+    pub fn from_inventory(rows: &[InventoryRow]) -> Self {
+        let curves = rows
+            .iter()
+            .map(|row| {
+                let repeat = GRID / row.curve.len();
+                row.curve.iter().flat_map(|share| std::iter::repeat_n(share / repeat as f64, repeat)).collect()
+            })
+            .collect();
+        let nodes = rows
+            .iter()
+            .enumerate()
+            .map(|(curve, row)| Node {
+                slot_id: row.slot_id,
+                region: row.region,
+                gender: row.gender,
+                age: row.age,
+                pv: row.pv,
+                curve,
+                ad_ids: row.ad_ids.clone(),
+            })
+            .collect();
+        Self { nodes, curves }
+    }
+
+    /// The mean of logged days: a node for each kind of request seen, one common curve.
+    pub fn from_logs(logs: &[&CompiledLog]) -> Self {
+        let mut counts = std::collections::BTreeMap::<(u32, u32, u8, u8), f64>::new();
+        let mut curve = vec![0.0; GRID];
+        for log in logs {
+            for r in log.requests() {
+                *counts.entry((r.slot_id, r.region, r.gender, r.age)).or_default() += 1.0;
+                curve[cell(r.ts_ms - log.day().start_ms)] += 1.0;
+            }
+        }
+        let total: f64 = curve.iter().sum();
+        for share in &mut curve {
+            *share /= total.max(1.0);
+        }
+        let days = logs.len().max(1) as f64;
+        let nodes = counts
+            .into_iter()
+            .map(|((slot_id, region, gender, age), n)| Node {
+                slot_id,
+                region,
+                gender,
+                age,
+                pv: n / days,
+                curve: 0,
+                ad_ids: Vec::new(),
+            })
+            .collect();
+        Self { nodes, curves: vec![curve] }
+    }
+
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        if self.nodes.iter().any(|n| n.curve >= self.curves.len() || !(n.pv.is_finite() && n.pv >= 0.0))
+            || self.curves.iter().any(|c| c.len() != GRID || c.iter().any(|s| !s.is_finite()))
+        {
+            bail!("the forecast is malformed; make the plan again");
+        }
+        Ok(())
+    }
+
+    /// Supply of all requests.
+    pub fn traffic(&self) -> Supply {
+        let mut cells = vec![0.0; GRID];
+        for node in &self.nodes {
+            add(&mut cells, node.pv, &self.curves[node.curve]);
+        }
+        Supply::from_cells(&cells)
+    }
+
+    /// Supply that a contract may use: matching nodes within its flight, times its presence in the queues.
+    pub fn supply(&self, contract: &Contract, day_start_ms: u64, presence: f64) -> Supply {
+        let mut cells = vec![0.0; GRID];
+        for node in &self.nodes {
+            let serves = if node.ad_ids.is_empty() {
+                contract.targeting.matches(node.slot_id, node.region, node.gender, node.age)
+            } else {
+                node.ad_ids.contains(&contract.ad_id)
+            };
+            if serves {
+                add(&mut cells, node.pv * presence * contract.rate, &self.curves[node.curve]);
+            }
+        }
+        let start = contract.start_ms.saturating_sub(day_start_ms) as f64 / CELL_MS;
+        let end = contract.end_ms.saturating_sub(day_start_ms) as f64 / CELL_MS;
+        for (i, supply) in cells.iter_mut().enumerate() {
+            let inside = (end.min(i as f64 + 1.0) - start.max(i as f64)).clamp(0.0, 1.0);
+            *supply *= inside;
+        }
+        Supply::from_cells(&cells)
+    }
+}
+
+fn cell(offset_ms: u64) -> usize {
+    ((offset_ms as f64 / CELL_MS) as usize).min(GRID - 1)
+}
+
+fn add(cells: &mut [f64], pv: f64, curve: &[f64]) {
+    for (cell, share) in cells.iter_mut().zip(curve) {
+        *cell += pv * share;
+    }
+}
+
+impl Supply {
+    fn from_cells(cells: &[f64]) -> Self {
+        let mut cumulative = Vec::with_capacity(GRID + 1);
+        let mut sum = 0.0;
+        cumulative.push(0.0);
+        for supply in cells {
+            sum += supply;
+            cumulative.push(sum);
+        }
+        Self { cumulative }
+    }
+
+    /// Requests before `offset_ms` of the day.
+    pub fn before(&self, offset_ms: u64) -> f64 {
+        let x = (offset_ms as f64 / CELL_MS).min(GRID as f64);
+        let i = (x as usize).min(GRID - 1);
+        let (low, high) = (self.cumulative[i], self.cumulative[i + 1]);
+        low + (high - low) * (x - i as f64)
+    }
+
+    /// Requests of the whole day.
+    pub fn total(&self) -> f64 {
+        self.cumulative[GRID]
+    }
+
+    /// The offset from midnight, milliseconds, before which `share` of the day's requests lie.
+    pub fn time_of_share(&self, share: f64) -> u64 {
+        let wanted = share.clamp(0.0, 1.0) * self.total();
+        let i = self.cumulative.partition_point(|&c| c <= wanted).clamp(1, GRID) - 1;
+        let (low, high) = (self.cumulative[i], self.cumulative[i + 1]);
+        let within = if high > low { ((wanted - low) / (high - low)).clamp(0.0, 1.0) } else { 0.0 };
+        ((i as f64 + within) * CELL_MS) as u64
+    }
+}

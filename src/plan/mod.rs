@@ -1,0 +1,216 @@
+//! What can be known before the day: forecast supply, what the contracts owe, what attention costs.
+//!
+//! The plan is made from the training days and the forecast of the day that is served; it is the main
+//! process's first act, is stored in the run directory and travels inside the policy file, because
+//! serving needs the same knowledge.
+//!
+//! - [`forecast`]: traffic and supply curves. [`bound`]: dual prices and the hindsight bound.
+//! - [`Plan`]: the training days' knowledge, and what tuning made of it.
+//!
+//! May import: `log`.
+
+pub mod bound;
+pub mod forecast;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::log::CompiledLog;
+pub use bound::{Bound, hindsight_bound};
+pub use forecast::{Forecast, GRID, Supply};
+
+const FORMAT: u32 = 1;
+
+/// Knowledge from the training days.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    pub format: u32,
+    /// Mean best auction worth of a request, minor units per impression: the unit of prices everywhere. Of
+    /// contract entries' click worth and penalties where no day has an auction.
+    pub price_unit: f64,
+    /// The same by local hour, 24 values.
+    pub price_by_hour: Vec<f64>,
+    /// Mean predicted click probability of the best auction entry.
+    pub auction_pctr: f64,
+    /// Traffic estimated from the training days; used for days without an inventory of their own.
+    pub forecast: Forecast,
+    /// Contracts of the training days by ad id.
+    pub contracts: BTreeMap<u64, KnownContract>,
+    /// Mean over the contracts, for those never seen.
+    pub unseen: KnownContract,
+    /// Tuned gains of the PID baseline; `None` before tuning.
+    pub pid: Option<PidGains>,
+    pub days: Vec<PlannedDay>,
+}
+
+/// What the training days say of one contract.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KnownContract {
+    /// Mean dual price, as a share of the penalty (or minor units per impression where the penalty is 0).
+    pub price_share: f64,
+    /// Share of the targeted requests in flight in whose queue the contract stands.
+    pub presence: f64,
+}
+
+/// Gains of the PID baseline on the logarithm of a contract's virtual bid.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PidGains {
+    pub proportional: f64,
+    pub integral: f64,
+    pub derivative: f64,
+}
+
+/// A training day as it was planned from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlannedDay {
+    pub log: String,
+    pub requests: u64,
+    /// Mean best auction worth, minor units per impression.
+    pub mean_best: f64,
+    /// Minor units.
+    pub upper_bound: f64,
+    /// Minor units.
+    pub stake: f64,
+    /// Dual price of each contract, minor units per impression, by ad id.
+    pub prices: BTreeMap<u64, f64>,
+}
+
+impl Plan {
+    /// Plans from the training days; prices are those of each day's hindsight bound.
+    ///
+    /// # Errors
+    /// No training day.
+    pub fn from_days(logs: &[&CompiledLog], rate_seed: u64) -> anyhow::Result<Self> {
+        if logs.is_empty() {
+            bail!("a plan needs at least one training day");
+        }
+        let mut days = Vec::new();
+        let mut hour_sum = [0.0; 24];
+        let mut hour_n = [0u64; 24];
+        let (mut pctr_sum, mut pctr_n) = (0.0, 0u64);
+        let mut known: BTreeMap<u64, (KnownContract, f64)> = BTreeMap::new();
+        for log in logs {
+            let bound = hindsight_bound(log, rate_seed);
+            let mut day_sum = 0.0;
+            for r in log.requests() {
+                let hour = ((r.ts_ms - log.day().start_ms) / 3_600_000).min(23) as usize;
+                hour_sum[hour] += r.best;
+                hour_n[hour] += 1;
+                day_sum += r.best;
+                if let Some(first) = log.auctions(r).first() {
+                    pctr_sum += first.pctr;
+                    pctr_n += 1;
+                }
+            }
+            for (c, &price) in log.contracts().iter().zip(&bound.prices) {
+                let share = if c.penalty > 0.0 { (price / c.penalty).clamp(-1.0, 1.0) } else { price };
+                let presence = if c.targeted > 0 { c.present as f64 / c.targeted as f64 } else { 1.0 };
+                let (sum, n) = known.entry(c.ad_id).or_insert((KnownContract { price_share: 0.0, presence: 0.0 }, 0.0));
+                sum.price_share += share;
+                sum.presence += presence;
+                *n += 1.0;
+            }
+            days.push(PlannedDay {
+                log: log.name().to_owned(),
+                requests: log.requests().len() as u64,
+                mean_best: day_sum / log.requests().len() as f64,
+                upper_bound: bound.upper,
+                stake: bound.stake,
+                prices: log.contracts().iter().map(|c| c.ad_id).zip(bound.prices.iter().copied()).collect(),
+            });
+        }
+        let contracts: BTreeMap<u64, KnownContract> = known
+            .into_iter()
+            .map(|(id, (k, n))| (id, KnownContract { price_share: k.price_share / n, presence: k.presence / n }))
+            .collect();
+        let mean = |f: fn(&KnownContract) -> f64, default: f64| match contracts.len() {
+            0 => default,
+            n => contracts.values().map(f).sum::<f64>() / n as f64,
+        };
+        let unseen = KnownContract { price_share: mean(|c| c.price_share, 0.5), presence: mean(|c| c.presence, 1.0) };
+        let requests: u64 = hour_n.iter().sum();
+        let total: f64 = hour_sum.iter().sum();
+        let price_unit = if total > 0.0 { total / requests as f64 } else { contract_unit(logs) };
+        let price_by_hour = (0..24)
+            .map(|h| {
+                // A thin hour leans on the whole day's mean: 50 requests' worth of it.
+                (hour_sum[h] + 50.0 * price_unit) / (hour_n[h] as f64 + 50.0)
+            })
+            .collect();
+        Ok(Self {
+            format: FORMAT,
+            price_unit,
+            price_by_hour,
+            auction_pctr: if pctr_n > 0 { pctr_sum / pctr_n as f64 } else { 0.0 },
+            forecast: Forecast::from_logs(logs),
+            contracts,
+            unseen,
+            pid: None,
+            days,
+        })
+    }
+
+    /// What is known of a contract, or the mean where it is new.
+    pub fn known(&self, ad_id: u64) -> KnownContract {
+        self.contracts.get(&ad_id).copied().unwrap_or(self.unseen)
+    }
+
+    /// The training days' price of a contract, minor units per impression.
+    pub fn static_price(&self, ad_id: u64, penalty: f64) -> f64 {
+        let share = self.known(ad_id).price_share;
+        if penalty > 0.0 { share * penalty } else { share }
+    }
+
+    /// Reads a plan file.
+    ///
+    /// # Errors
+    /// An unreadable file, one that is no plan, or a plan of another format.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let text = std::fs::read(path).with_context(|| format!("cannot read the plan {}", path.display()))?;
+        let plan: Self =
+            serde_json::from_slice(&text).with_context(|| format!("{} is not a plan file", path.display()))?;
+        plan.check().with_context(|| format!("{} cannot be used", path.display()))?;
+        Ok(plan)
+    }
+
+    /// Checks what parsing cannot.
+    ///
+    /// # Errors
+    /// Another format, a wrong length, or a number that is not finite.
+    pub fn check(&self) -> anyhow::Result<()> {
+        if self.format != FORMAT {
+            bail!("plan format {}, this program reads {FORMAT}; make the plan again", self.format);
+        }
+        if self.price_by_hour.len() != 24 || !(self.price_unit.is_finite() && self.price_unit > 0.0) {
+            bail!("the plan's prices are malformed; make the plan again");
+        }
+        self.forecast.check()
+    }
+
+    /// Writes the plan as JSON.
+    pub fn write(&self, path: &Path) -> anyhow::Result<()> {
+        std::fs::write(path, self.to_json()).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    pub fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("plain values serialise")
+    }
+}
+
+/// A money unit for days without auctions.
+fn contract_unit(logs: &[&CompiledLog]) -> f64 {
+    let worths: Vec<f64> = logs
+        .iter()
+        .flat_map(|l| l.contracts())
+        .map(|c| c.penalty.max(c.mean_click_worth()))
+        .filter(|w| *w > 0.0)
+        .collect();
+    if worths.is_empty() { 1.0 } else { worths.iter().sum::<f64>() / worths.len() as f64 }
+}

@@ -1,0 +1,101 @@
+//! PID pacing on virtual bids.
+//!
+//! Each contract bids the training days' price times `exp(P e + I sum(e dt) + D de/dt)`, where `e` is the planned share
+//! minus the observed delivered share and `t` runs from 0 to 1 over the forecast traffic. The bid stays within
+//! the penalty. The integral is held while the bid is at a bound (anti-windup).
+
+use crate::env::Replay;
+use crate::plan::PidGains;
+use crate::policy::Policy;
+
+pub struct Pid {
+    gains: PidGains,
+    interval_ms: u64,
+    /// Factor on the starting prices, for tuning.
+    start_factor: f64,
+    next: u64,
+    time: f64,
+    start: Vec<f64>,
+    bids: Vec<f64>,
+    integral: Vec<f64>,
+    error: Vec<f64>,
+}
+
+impl Pid {
+    /// `interval_s`: seconds of log time between two steps of the controller.
+    pub fn new(gains: PidGains, interval_s: f64) -> Self {
+        Self {
+            gains,
+            interval_ms: (interval_s * 1000.0).max(1.0) as u64,
+            start_factor: 1.0,
+            next: 0,
+            time: 0.0,
+            start: vec![],
+            bids: vec![],
+            integral: vec![],
+            error: vec![],
+        }
+    }
+
+    /// The controller with its starting prices off by a factor.
+    pub fn starting_off_by(mut self, factor: f64) -> Self {
+        self.start_factor = factor;
+        self
+    }
+
+    fn step(&mut self, replay: &Replay) {
+        let offset = replay.offset();
+        let total = replay.day.traffic.total().max(1e-9);
+        let time = replay.day.traffic.before(offset) / total;
+        let dt = (time - self.time).max(1e-6);
+        for (j, c) in replay.day.contracts.iter().enumerate() {
+            let owed = f64::from(replay.episode.owed[j]);
+            if owed <= 0.0 || c.supply.total() <= 0.0 {
+                continue;
+            }
+            let planned = c.supply.before(offset) / c.supply.total();
+            let error = planned - f64::from(replay.state.observed[j]) / owed;
+            let held = (self.bids[j] >= c.penalty && error > 0.0) || (self.bids[j] <= 1e-6 && error < 0.0);
+            if !held {
+                self.integral[j] += error * dt;
+            }
+            let change = (error - self.error[j]) / dt;
+            self.error[j] = error;
+            let power = self.gains.proportional * error
+                + self.gains.integral * self.integral[j]
+                + self.gains.derivative * change;
+            self.bids[j] = (self.start[j] * power.clamp(-20.0, 20.0).exp()).min(c.penalty);
+        }
+        self.time = time;
+    }
+}
+
+impl Policy for Pid {
+    fn begin(&mut self, replay: &Replay) {
+        let n = replay.day.contracts.len();
+        self.start = replay
+            .day
+            .contracts
+            .iter()
+            // A multiplicative controller cannot leave zero.
+            .map(|c| (c.price * self.start_factor).clamp(0.02 * c.penalty, c.penalty.max(1e-9)))
+            .collect();
+        self.bids.clone_from(&self.start);
+        self.integral = vec![0.0; n];
+        self.error = vec![0.0; n];
+        self.next = 0;
+        self.time = 0.0;
+    }
+
+    fn score(&mut self, replay: &Replay, contracts: &mut [f64], _: &mut [f64]) {
+        if replay.offset() >= self.next {
+            self.step(replay);
+            self.next = replay.offset() + self.interval_ms;
+        }
+        for (score, c) in contracts.iter_mut().zip(replay.candidates()) {
+            let j = c.contract as usize;
+            let owes = replay.state.observed[j] < replay.episode.owed[j];
+            *score = c.click + if owes { self.bids[j] } else { 0.0 };
+        }
+    }
+}

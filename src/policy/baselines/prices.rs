@@ -1,0 +1,44 @@
+//! A fixed price per contract: the training days' mean, or the day's own (the oracle).
+
+use crate::env::{DayModel, Replay};
+use crate::plan::Bound;
+use crate::policy::Policy;
+
+/// Bids a fixed price per owed impression plus the worth of the predicted click.
+pub struct FixedPrices {
+    /// `None`: the training days' prices of the day's contracts.
+    given: Option<Vec<f64>>,
+    prices: Vec<f64>,
+}
+
+impl FixedPrices {
+    pub fn training_days() -> Self {
+        Self { given: None, prices: vec![] }
+    }
+
+    /// Serves with the prices that minimise the day's own bound; knows the future.
+    pub fn oracle(bound: &Bound) -> Self {
+        Self { given: Some(bound.prices.clone()), prices: vec![] }
+    }
+}
+
+/// The training days' price of each contract of a day, minor units per impression.
+pub fn training_prices(day: &DayModel) -> Vec<f64> {
+    day.contracts.iter().map(|c| c.price).collect()
+}
+
+impl Policy for FixedPrices {
+    fn begin(&mut self, replay: &Replay) {
+        self.prices = self.given.clone().unwrap_or_else(|| training_prices(replay.day));
+    }
+
+    fn score(&mut self, _replay: &Replay, contracts: &mut [f64], _: &mut [f64]) {
+        for (score, c) in contracts.iter_mut().zip(_replay.candidates()) {
+            *score = self.prices[c.contract as usize] + c.click;
+        }
+    }
+
+    fn boosted(&self) -> bool {
+        self.given.is_none()
+    }
+}

@@ -1,0 +1,127 @@
+//! Replays a whole day under a policy and adds up what it earned.
+
+use serde::Serialize;
+
+use crate::env::{Choice, DayModel, Episode, Replay, Weights};
+use crate::log::schema::AdType;
+
+use super::{Policy, choose};
+
+/// How whole days are replayed, the same for every policy.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ReplayOptions {
+    pub rate_seed: u64,
+    /// Seconds until a policy observes a delivery.
+    pub feedback_delay_s: f64,
+}
+
+/// What was shown on a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shown {
+    pub request_id: u64,
+    /// `None`: nothing could be shown.
+    pub ad: Option<(u64, AdType)>,
+}
+
+/// Sums of a replayed day. Money in minor units.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Totals {
+    /// The total benefit.
+    pub j: f64,
+    pub auction_revenue: f64,
+    pub click_worth: f64,
+    /// Penalty for what stayed owed.
+    pub penalty: f64,
+    /// Impressions missing, and owed, over all contracts.
+    pub missing: f64,
+    pub owed: f64,
+    pub contract_impressions: u64,
+    pub auction_impressions: u64,
+    pub unfilled: u64,
+    /// Sum of the predicted click probabilities of the contract ads shown.
+    pub contract_pctr: f64,
+}
+
+impl Totals {
+    /// Missing over owed; 0 without contracts.
+    pub fn shortage_rate(&self) -> f64 {
+        if self.owed > 0.0 { self.missing / self.owed } else { 0.0 }
+    }
+
+    /// Mean eCPM of the auction ads shown, minor units per 1,000 impressions.
+    pub fn mean_auction_ecpm(&self) -> f64 {
+        if self.auction_impressions == 0 { 0.0 } else { 1000.0 * self.auction_revenue / self.auction_impressions as f64 }
+    }
+
+    /// Mean predicted click probability of the contract ads shown.
+    pub fn mean_contract_ctr(&self) -> f64 {
+        if self.contract_impressions == 0 { 0.0 } else { self.contract_pctr / self.contract_impressions as f64 }
+    }
+}
+
+/// Replays the whole of `day`; `watch` sees every decision.
+pub fn replay_day(
+    day: &DayModel,
+    policy: &mut dyn Policy,
+    options: ReplayOptions,
+    watch: &mut dyn FnMut(Shown),
+) -> Totals {
+    let episode = Episode::whole_day(day, options.rate_seed);
+    let rows = day.log.requests().len();
+    let mut replay = Replay::start(day, episode, options.feedback_delay_s, 0.0, &mut (0..rows).peekable());
+    policy.begin(&replay);
+    let mut totals = Totals::default();
+    let mut contracts = Vec::new();
+    let mut auctions = Vec::new();
+    for row in 0..rows {
+        replay.arrive(row);
+        contracts.clear();
+        contracts.resize(replay.candidates().len(), 0.0);
+        auctions.clear();
+        auctions.extend(replay.auctions().iter().take(policy.auction_candidates()).map(|a| replay.worth(a)));
+        if !(contracts.is_empty() && auctions.is_empty()) {
+            policy.score(&replay, &mut contracts, &mut auctions);
+        }
+        let choice = if policy.boosted() {
+            choose(&replay, &contracts, &auctions, true)
+        } else {
+            by_worth(&replay, &contracts)
+        };
+        let request_id = replay.request().request_id;
+        let shown = match choice {
+            Choice::Contract(i) => {
+                let c = &replay.candidates()[i];
+                totals.contract_impressions += 1;
+                totals.contract_pctr += c.pctr;
+                Some((day.contracts[c.contract as usize].ad_id, AdType::Contract))
+            }
+            Choice::Auction(i) => {
+                totals.auction_impressions += 1;
+                Some((replay.auctions()[i].ad_id, AdType::Auction))
+            }
+            Choice::Nothing => {
+                totals.unfilled += 1;
+                None
+            }
+        };
+        watch(Shown { request_id, ad: shown });
+        let display = replay.show(choice);
+        totals.auction_revenue += display.auction;
+        totals.click_worth += display.click;
+        totals.j += display.absolute(&Weights::J);
+    }
+    for (j, c) in day.contracts.iter().enumerate() {
+        let missing = f64::from((replay.episode.owed[j] - replay.state.delivered[j]).max(0.0));
+        totals.owed += c.owed;
+        totals.missing += missing;
+        totals.penalty += c.penalty * missing;
+    }
+    totals.j -= replay.episode.stake(day);
+    totals
+}
+
+/// The choice by score without boosts: any auction ad may be the best, not only the first by boosted score.
+fn by_worth(replay: &Replay, contracts: &[f64]) -> Choice {
+    let worths: Vec<f64> = replay.auctions().iter().map(|a| replay.worth(a)).collect();
+    choose(replay, contracts, &worths, false)
+}

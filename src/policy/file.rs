@@ -1,0 +1,125 @@
+//! The policy file: safetensors with the actor's weights and, in its metadata, all that scoring needs but the
+//! state. Readable from Python with the `safetensors` package alone.
+
+use std::collections::HashMap;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context as _, bail};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+
+use crate::env::FEATURE_NAMES;
+use crate::plan::Plan;
+
+use super::learned::{LearnedPolicy, PolicySpec};
+
+const FORMAT: &str = "admix-policy-1";
+
+/// A policy as it is stored.
+#[derive(Debug, Clone)]
+pub struct PolicyFile {
+    pub spec: Arc<PolicySpec>,
+    pub plan: Plan,
+    /// The averaged actor, flat.
+    pub actor: Vec<f32>,
+    /// Updates of the learner that it comes from.
+    pub updates: u64,
+}
+
+impl PolicyFile {
+    /// The bytes of the file; the same policy gives the same bytes.
+    pub fn encode(&self) -> anyhow::Result<Vec<u8>> {
+        let shape = self.spec.actor_shape();
+        let arrays: Vec<(String, Vec<usize>, &[u8])> = shape
+            .parts()
+            .into_iter()
+            .map(|p| {
+                let dims = if p.name.starts_with('b') { vec![p.columns] } else { vec![p.rows, p.columns] };
+                (format!("actor.{}", p.name), dims, bytemuck::cast_slice(&self.actor[p.range()]))
+            })
+            .collect();
+        let views = arrays
+            .iter()
+            .map(|(name, dims, bytes)| Ok((name.as_str(), TensorView::new(Dtype::F32, dims.clone(), bytes)?)))
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        let mut head = serde_json::Map::new();
+        head.insert("format".into(), FORMAT.into());
+        head.insert("features".into(), serde_json::to_value(FEATURE_NAMES)?);
+        head.insert("spec".into(), serde_json::to_value(&*self.spec)?);
+        head.insert("plan".into(), serde_json::to_value(&self.plan)?);
+        head.insert("updates".into(), self.updates.into());
+        // One entry: the library keeps metadata in a hash map, whose order would differ from run to run.
+        let metadata = HashMap::from([("admix".to_owned(), serde_json::to_string(&head)?)]);
+        Ok(safetensors::serialize(views, Some(metadata))?)
+    }
+
+    /// Writes the file by rename, so that a reader never sees half of one.
+    pub fn write(&self, path: &Path) -> anyhow::Result<()> {
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let save = || -> anyhow::Result<()> {
+            let mut file = tempfile::NamedTempFile::new_in(folder)?;
+            file.write_all(&self.encode()?)?;
+            file.as_file().sync_all()?;
+            file.persist(path)?;
+            Ok(())
+        };
+        save().with_context(|| format!("cannot write the policy {}", path.display()))
+    }
+
+    /// Reads a policy: a file, or a run directory, which means its best policy.
+    ///
+    /// # Errors
+    /// An unreadable file, one that is no policy, or a policy of another version.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let path = Self::locate(path);
+        let bytes = std::fs::read(&path).with_context(|| format!("cannot read the policy {}", path.display()))?;
+        Self::decode(&bytes).with_context(|| format!("{} is not a usable policy", path.display()))
+    }
+
+    fn locate(path: &Path) -> PathBuf {
+        if path.is_dir() { path.join("policy").join("best.safetensors") } else { path.to_owned() }
+    }
+
+    fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
+        let (_, header) = SafeTensors::read_metadata(bytes)?;
+        let text = header.metadata().as_ref().and_then(|m| m.get("admix"));
+        let head: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(text.context("it has no `admix` metadata")?)?;
+        let field = |name: &str| head.get(name).cloned().with_context(|| format!("its metadata lack `{name}`"));
+        let format = field("format")?;
+        if format != FORMAT {
+            bail!("its format is {format}, this program reads {FORMAT}; train again");
+        }
+        if field("features")? != serde_json::to_value(FEATURE_NAMES)? {
+            bail!("it was trained on other features; train again with this version");
+        }
+        let spec: PolicySpec = serde_json::from_value(field("spec")?)?;
+        let plan: Plan = serde_json::from_value(field("plan")?)?;
+        plan.check()?;
+        let tensors = SafeTensors::deserialize(bytes)?;
+        let shape = spec.actor_shape();
+        if shape.hidden > 1 << 14 || shape.inputs() > 1 << 14 {
+            bail!("its network is larger than any that this program writes");
+        }
+        let mut actor = Vec::new();
+        for part in shape.parts() {
+            let name = format!("actor.{}", part.name);
+            let view = tensors.tensor(&name)?;
+            if view.dtype() != Dtype::F32 || view.data().len() != part.rows * part.columns * 4 {
+                bail!("{name} does not have the shape that the metadata say");
+            }
+            actor.extend(view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+        }
+        if actor.iter().any(|w| !w.is_finite()) {
+            bail!("it holds weights that are not finite");
+        }
+        let updates = field("updates")?.as_u64().context("`updates` is not a count")?;
+        Ok(Self { spec: Arc::new(spec), plan, actor, updates })
+    }
+
+    /// The policy that serves.
+    pub fn policy(&self) -> LearnedPolicy {
+        LearnedPolicy::new(self.spec.clone(), self.actor.clone())
+    }
+}

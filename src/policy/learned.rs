@@ -1,0 +1,200 @@
+//! The learned policy: what it is made of, and its scores.
+
+use std::sync::Arc;
+
+use rand::SeedableRng as _;
+use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
+
+use crate::env::{DayModel, FEATURES, Moment, Replay, State, Vocabulary};
+use crate::settings::{self, ScoreMode};
+
+use super::Policy;
+use super::net::{HostNet, Shape, Table};
+
+/// Everything about a learned policy but its weights and its plan.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PolicySpec {
+    pub score_mode: ScoreMode,
+    pub policy: settings::Policy,
+    pub vocabulary: Vocabulary,
+}
+
+impl PolicySpec {
+    /// Shape of the actor's network.
+    pub fn actor_shape(&self) -> Shape {
+        let mut tables = Vec::new();
+        if self.policy.ad_embedding > 0 {
+            tables.push(Table { rows: self.vocabulary.ads.len() + 1, width: self.policy.ad_embedding });
+        }
+        if self.policy.traffic_embedding > 0 {
+            let width = self.policy.traffic_embedding;
+            for rows in [self.vocabulary.slots.len() + 1, self.vocabulary.regions.len() + 1, 3, 10] {
+                tables.push(Table { rows, width });
+            }
+        }
+        Shape { features: FEATURES, tables, hidden: self.policy.hidden, outputs: 1 }
+    }
+
+    /// The actor before training: its output is about zero, so bids stand where `initial_bid` or the warm start puts
+    /// them.
+    pub fn initial_actor(&self, seed: u64) -> Vec<f32> {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        rng.set_stream(0xAC70);
+        self.actor_shape().initial(&mut rng, 0.02, 0.0)
+    }
+
+    /// Auction ads of a queue that are scored.
+    pub fn auction_candidates(&self) -> usize {
+        match self.score_mode {
+            ScoreMode::Contract => 1,
+            ScoreMode::All => self.policy.auction_candidates.max(1),
+        }
+    }
+
+    /// Writes the ids that the actor's tables look up, for an ad on a row of a day.
+    pub fn push_ids(&self, day: &DayModel, row: usize, ad: u32, ids: &mut Vec<u32>) {
+        if self.policy.ad_embedding > 0 {
+            ids.push(ad);
+        }
+        if self.policy.traffic_embedding > 0 {
+            let request = &day.log.requests()[row];
+            ids.extend([
+                u32::from(day.slot_index[row]),
+                u32::from(day.region_index[row]),
+                u32::from(request.gender),
+                u32::from(request.age),
+            ]);
+        }
+    }
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+fn logit(share: f64) -> f64 {
+    (share / (1.0 - share)).ln()
+}
+
+/// How network outputs become scores, for one day. Money in minor units per impression.
+///
+/// A contract's bid is `low + (penalty - low) * sigmoid(base + f)` for an impression that is still owed in full, plus the
+/// worth of the predicted click; `low` is 0 unless negative bids are allowed. Of a fractional last unit the
+/// fraction counts. An auction ad's score is its worth times `2 sigmoid(f)`.
+#[derive(Debug, Clone)]
+pub struct Bids {
+    base: Vec<f64>,
+    low: Vec<f64>,
+    penalty: Vec<f64>,
+}
+
+impl Bids {
+    pub fn new(day: &DayModel, settings: &settings::Policy) -> Self {
+        let mut bids = Self { base: vec![], low: vec![], penalty: vec![] };
+        for c in &day.contracts {
+            let low = if settings.negative_bids { -c.penalty.max(day.unit) } else { 0.0 };
+            let start = if settings.warm_start { c.price } else { settings.initial_bid * c.penalty };
+            let span = c.penalty - low;
+            let share = if span > 0.0 { ((start - low) / span).clamp(0.02, 0.98) } else { 0.5 };
+            bids.base.push(logit(share));
+            bids.low.push(low);
+            bids.penalty.push(c.penalty);
+        }
+        bids
+    }
+
+    /// The bid of contract `j` without its click worth when `unit` of the next impression is still owed, and its
+    /// derivative by the network's output.
+    pub fn contract(&self, j: usize, output: f64, unit: f64) -> (f64, f64) {
+        let share = sigmoid(self.base[j] + output);
+        let span = self.penalty[j] * unit - self.low[j];
+        (self.low[j] + span * share, span * share * (1.0 - share))
+    }
+
+    /// The factor on an auction ad's worth and its derivative by the network's output.
+    pub fn auction(output: f64) -> (f64, f64) {
+        let share = sigmoid(output);
+        (2.0 * share, 2.0 * share * (1.0 - share))
+    }
+}
+
+/// A learned policy that serves or explores.
+pub struct LearnedPolicy {
+    spec: Arc<PolicySpec>,
+    net: HostNet,
+    bids: Option<Bids>,
+    features: Vec<f32>,
+    ids: Vec<u32>,
+    outputs: Vec<f32>,
+}
+
+impl LearnedPolicy {
+    pub fn new(spec: Arc<PolicySpec>, actor: Vec<f32>) -> Self {
+        let net = HostNet::new(spec.actor_shape(), actor);
+        Self { spec, net, bids: None, features: vec![], ids: vec![], outputs: vec![] }
+    }
+
+    pub fn spec(&self) -> &Arc<PolicySpec> {
+        &self.spec
+    }
+
+    /// Takes newer parameters.
+    pub fn set_params(&mut self, actor: &[f32]) {
+        self.net.set_params(actor);
+    }
+
+    /// How much of contract `j`'s next impression is owed, by what is observed.
+    pub fn unit_owed(replay: &Replay, state: &State, j: usize) -> f64 {
+        f64::from((replay.episode.owed[j] - state.observed[j]).clamp(0.0, 1.0))
+    }
+}
+
+impl Policy for LearnedPolicy {
+    fn begin(&mut self, replay: &Replay) {
+        self.bids = Some(Bids::new(replay.day, &self.spec.policy));
+    }
+
+    fn score(&mut self, replay: &Replay, contracts: &mut [f64], auctions: &mut [f64]) {
+        let score_auctions = self.spec.score_mode == ScoreMode::All;
+        let rows = contracts.len() + if score_auctions { auctions.len() } else { 0 };
+        if rows == 0 {
+            return;
+        }
+        let day = replay.day;
+        let moment = Moment::new(day, &replay.episode, &replay.state, replay.offset());
+        self.features.resize(rows * FEATURES, 0.0);
+        self.ids.clear();
+        let mut feature_rows = self.features.chunks_exact_mut(FEATURES);
+        for (c, row) in replay.candidates().iter().zip(&mut feature_rows) {
+            let j = c.contract as usize;
+            let observed = replay.state.observed[j];
+            moment.contract(day, &replay.episode, &replay.state, j, observed, self.spec.policy.warm_start, row);
+            self.spec.push_ids(day, replay.row(), day.contracts[j].vocabulary, &mut self.ids);
+        }
+        if score_auctions {
+            for ((a, &worth), row) in replay.auctions().iter().zip(&*auctions).zip(&mut feature_rows) {
+                moment.auction(day, worth, row);
+                self.spec.push_ids(day, replay.row(), self.spec.vocabulary.ad(a.ad_id), &mut self.ids);
+            }
+        }
+        self.outputs.resize(rows, 0.0);
+        self.net.forward(&self.features, &self.ids, &mut self.outputs);
+        let bids = self.bids.as_ref().expect("begin() came first");
+        for ((c, score), output) in replay.candidates().iter().zip(&mut *contracts).zip(&self.outputs) {
+            let j = c.contract as usize;
+            let unit = Self::unit_owed(replay, &replay.state, j);
+            *score = bids.contract(j, f64::from(*output), unit).0 + c.click;
+        }
+        if score_auctions {
+            for (score, output) in auctions.iter_mut().zip(&self.outputs[contracts.len()..]) {
+                *score *= Bids::auction(f64::from(*output)).0;
+            }
+        }
+    }
+
+    fn auction_candidates(&self) -> usize {
+        self.spec.auction_candidates()
+    }
+}

@@ -1,0 +1,5 @@
+//! What stands beside training.
+//!
+//! May import: everything but `cli`.
+
+pub mod bench;

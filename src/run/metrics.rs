@@ -1,0 +1,44 @@
+//! `metrics.jsonl`: one JSON object a line, appended by several processes.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Context as _;
+use serde::Serialize;
+
+/// Appends records; each is one write, so that lines of several processes do not mix.
+#[derive(Debug)]
+pub struct Metrics {
+    file: File,
+}
+
+#[derive(Serialize)]
+struct Line<'a, T> {
+    /// Unix seconds.
+    time: f64,
+    kind: &'a str,
+    #[serde(flatten)]
+    record: &'a T,
+}
+
+impl Metrics {
+    pub fn open(path: &Path) -> anyhow::Result<Self> {
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        Ok(Self { file: file.with_context(|| format!("cannot write {}", path.display()))? })
+    }
+
+    /// Appends a record. A full disk must not end training: it is a warning.
+    pub fn append(&mut self, kind: &str, record: &impl Serialize) {
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64());
+        let line = serde_json::to_vec(&Line { time, kind, record }).map_err(std::io::Error::from);
+        let written = line.and_then(|mut line| {
+            line.push(b'\n');
+            self.file.write_all(&line)
+        });
+        if let Err(e) = written {
+            tracing::warn!("metrics.jsonl: {e}");
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! From a TOML file and `--set` to valid [`Settings`].
+
+use std::path::{Path, PathBuf};
+
+use toml::{Table, Value};
+
+use super::Settings;
+
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    #[error("cannot read the configuration {path}: {source}", path = path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{path}: {reason}", path = path.display())]
+    Syntax { path: PathBuf, reason: String },
+    #[error("{place}: unknown key `{key}`{}", nearest.as_ref().map(|n| format!("; did you mean `{n}`?")).unwrap_or_default())]
+    UnknownKey { place: String, key: String, nearest: Option<String> },
+    #[error("--set {text}: write it as key=value, for example --set run.seed=7")]
+    SetForm { text: String },
+    #[error("configuration key `{key}` {why}")]
+    Value { key: String, why: String },
+    #[error("configuration: {0}")]
+    Shape(String),
+}
+
+/// Loads a configuration: the defaults, then the file, then each `key=value` of `sets`.
+///
+/// Log directories are looked for beside the configuration file first, then in the current directory; those
+/// of `sets` in the current directory.
+///
+/// # Errors
+/// An unreadable file, a syntax error with its line, an unknown key with the nearest one, a value of the wrong
+/// type or out of range.
+pub fn load(path: &Path, sets: &[String]) -> Result<Settings, SettingsError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| SettingsError::Read { path: path.to_owned(), source })?;
+    let mut table: Table = toml::from_str(&text)
+        .map_err(|e| SettingsError::Syntax { path: path.to_owned(), reason: e.to_string() })?;
+    let known = known_keys();
+    check_keys(&table, "", &known, &|key| {
+        let last = key.rsplit('.').next().unwrap_or(key);
+        let line = text.lines().position(|l| {
+            l.trim_start_matches(['[', ' ']).strip_prefix(last).is_some_and(|rest| {
+                rest.trim_start().starts_with(['=', ']', '.'])
+            })
+        });
+        match line {
+            Some(i) => format!("{}: line {}", path.display(), i + 1),
+            None => path.display().to_string(),
+        }
+    })?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    if let Some(Value::Table(data)) = table.get_mut("data") {
+        for key in ["train", "validation", "test"] {
+            if let Some(list) = data.get_mut(key) {
+                resolve(list, Some(folder));
+            }
+        }
+    }
+    for set in sets {
+        apply(&mut table, set, &known)?;
+    }
+    let settings: Settings =
+        Value::Table(table).try_into().map_err(|e: toml::de::Error| SettingsError::Shape(e.to_string().trim().to_owned()))?;
+    settings.validate()?;
+    Ok(settings)
+}
+
+fn apply(table: &mut Table, set: &str, known: &[String]) -> Result<(), SettingsError> {
+    let (key, value) =
+        set.split_once('=').ok_or_else(|| SettingsError::SetForm { text: set.to_owned() })?;
+    let key = key.trim();
+    if !known.iter().any(|k| k == key) {
+        return Err(unknown(format!("--set {set}"), key, known));
+    }
+    // What is not TOML is a bare string: --set learner.critic=scalar.
+    let mut value = toml::from_str::<Table>(&format!("v = {value}"))
+        .ok()
+        .and_then(|mut t| t.remove("v"))
+        .unwrap_or_else(|| Value::String(value.trim().to_owned()));
+    if key.starts_with("data.") {
+        resolve(&mut value, None);
+    }
+    let mut parts: Vec<&str> = key.split('.').collect();
+    let last = parts.pop().unwrap_or(key);
+    let mut place = table;
+    for part in parts {
+        place = match place.entry(part).or_insert_with(|| Value::Table(Table::new())) {
+            Value::Table(inner) => inner,
+            _ => return Err(SettingsError::Value { key: part.to_owned(), why: "is a section, not a value".into() }),
+        };
+    }
+    place.insert(last.to_owned(), value);
+    Ok(())
+}
+
+/// Makes the paths of a list absolute where they exist; others stay, to be named in the error of whoever opens them.
+fn resolve(list: &mut Value, folder: Option<&Path>) {
+    let Value::Array(items) = list else { return };
+    for item in items {
+        let Value::String(text) = item else { continue };
+        let found = folder
+            .map(|f| f.join(&*text))
+            .into_iter()
+            .chain([PathBuf::from(&*text)])
+            .find_map(|p| p.canonicalize().ok());
+        if let Some(found) = found {
+            *text = found.to_string_lossy().into_owned();
+        }
+    }
+}
+
+/// Every key of the configuration, sections included, as dotted paths.
+fn known_keys() -> Vec<String> {
+    fn walk(table: &Table, prefix: &str, keys: &mut Vec<String>) {
+        for (key, value) in table {
+            let path = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+            if let Value::Table(inner) = value {
+                walk(inner, &path, keys);
+            }
+            keys.push(path);
+        }
+    }
+    let mut keys = Vec::new();
+    if let Ok(Value::Table(table)) = Value::try_from(Settings::default()) {
+        walk(&table, "", &mut keys);
+    }
+    keys
+}
+
+fn check_keys(
+    table: &Table,
+    prefix: &str,
+    known: &[String],
+    place: &dyn Fn(&str) -> String,
+) -> Result<(), SettingsError> {
+    for (key, value) in table {
+        let path = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+        if !known.contains(&path) {
+            return Err(unknown(place(&path), &path, known));
+        }
+        if let Value::Table(inner) = value {
+            check_keys(inner, &path, known, place)?;
+        }
+    }
+    Ok(())
+}
+
+fn unknown(place: String, key: &str, known: &[String]) -> SettingsError {
+    let nearest = known
+        .iter()
+        .map(|k| (strsim::damerau_levenshtein(k, key), k))
+        .filter(|(distance, k)| *distance <= 2 + k.len() / 4)
+        .min()
+        .map(|(_, k)| k.clone());
+    SettingsError::UnknownKey { place, key: key.to_owned(), nearest }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(text: &str) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        file
+    }
+
+    const DAYS: &str = "[data]\ntrain = [\"a\"]\nvalidation = [\"b\"]\n";
+
+    #[test]
+    fn misspelt_key_names_file_line_and_the_nearest_key() {
+        let f = file(&format!("{DAYS}[learner]\npublish_evry = 3\n"));
+        let message = load(f.path(), &[]).unwrap_err().to_string();
+        assert!(message.contains("line 5"), "{message}");
+        assert!(message.contains("did you mean `learner.publish_every`"), "{message}");
+    }
+
+    #[test]
+    fn set_overrides_the_file_and_bare_words_are_strings() {
+        let f = file(&format!("{DAYS}[learner]\ncritic = \"quantile\"\n"));
+        let sets = ["learner.critic=scalar".into(), "run.seed=9".into(), "budget.max_seconds=2.5".into()];
+        let s = load(f.path(), &sets).unwrap();
+        assert_eq!((s.learner.critic, s.run.seed), (super::super::Critic::Scalar, 9));
+        assert!(load(f.path(), &["run.sed=1".into()]).unwrap_err().to_string().contains("run.seed"));
+    }
+
+    #[test]
+    fn resolved_copy_loads_to_the_same_settings() {
+        let f = file(DAYS);
+        let s = load(f.path(), &[]).unwrap();
+        let again = file(&s.to_toml());
+        assert_eq!(load(again.path(), &[]).unwrap(), s);
+    }
+
+    #[test]
+    fn unusable_values_name_their_key() {
+        let f = file(DAYS);
+        for (set, key) in [
+            ("learner.batch=100", "learner.batch"),
+            ("actors.count=0", "actors.count"),
+            ("actors.overflow=overwrite", "actors.regions"),
+            ("learner.lambda=1.5", "learner.lambda"),
+        ] {
+            let message = load(f.path(), &[set.into()]).unwrap_err().to_string();
+            assert!(message.contains(key), "{set}: {message}");
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! The configuration tree: defaults, the TOML file, `--set key=value`, validation, the resolved copy.
+//!
+//! Commands receive [`Settings`], already valid and with absolute paths; they never see clap or TOML. Every key is a
+//! field below with its unit and default. A misspelt key is an error that names the nearest one.
+//!
+//! May import: nothing of the project.
+
+mod load;
+mod sections;
+
+use serde::{Deserialize, Serialize};
+
+pub use load::{SettingsError, load};
+pub use sections::*;
+
+/// Everything that a run can be told.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// Which candidates the network scores.
+    pub score_mode: ScoreMode,
+    pub run: Run,
+    pub data: Data,
+    pub env: Env,
+    pub episodes: Episodes,
+    pub reward: Reward,
+    pub policy: Policy,
+    pub learner: Learner,
+    pub actors: Actors,
+    pub evaluate: Evaluate,
+    pub budget: Budget,
+    pub stop: Stop,
+    pub serial: Serial,
+    pub baselines: Baselines,
+}
+
+impl Settings {
+    /// The fully resolved configuration as TOML; loading it gives the same settings.
+    pub fn to_toml(&self) -> String {
+        toml::to_string_pretty(self).expect("settings are plain values")
+    }
+
+    /// Reads a resolved configuration that a run wrote.
+    ///
+    /// # Errors
+    /// An unreadable file or a configuration of another version.
+    pub fn read_resolved(path: &std::path::Path) -> anyhow::Result<Self> {
+        use anyhow::Context as _;
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        toml::from_str(&text).with_context(|| format!("{} is not a resolved configuration", path.display()))
+    }
+
+    /// Samples that one write of an actor holds: `actors.write_every` rounded to whole segments.
+    pub fn block_samples(&self) -> usize {
+        self.block_segments() * self.learner.segment
+    }
+
+    /// Segments in one write of an actor.
+    pub fn block_segments(&self) -> usize {
+        ((self.actors.write_every as f64 / self.learner.segment as f64).round() as usize).max(1)
+    }
+
+    /// Segments in one batch.
+    pub fn batch_segments(&self) -> usize {
+        self.learner.batch / self.learner.segment
+    }
+
+    /// Checks what the types cannot.
+    ///
+    /// # Errors
+    /// The first key whose value cannot be used, and what to set instead.
+    pub fn validate(&self) -> Result<(), SettingsError> {
+        let bad = |key: &str, why: String| Err(SettingsError::Value { key: key.into(), why });
+        let l = &self.learner;
+        if self.data.train.is_empty() {
+            return bad("data.train", "names no log directory; list at least one".into());
+        }
+        if self.data.validation.is_empty() {
+            return bad("data.validation", "names no log directory; the best parameters are chosen on it, so list at least one".into());
+        }
+        for (key, value) in [
+            ("actors.count", self.actors.count),
+            ("actors.write_every", self.actors.write_every),
+            ("actors.episodes", self.actors.episodes),
+            ("learner.segment", l.segment),
+            ("learner.publish_every", l.publish_every as usize),
+            ("learner.quantiles", l.quantiles),
+            ("policy.hidden", self.policy.hidden),
+            ("learner.critic_hidden", l.critic_hidden),
+            ("episodes.steps", self.episodes.steps),
+            ("evaluate.every", self.evaluate.every as usize),
+            ("learner.samples_per_update", l.samples_per_update),
+        ] {
+            if value == 0 {
+                return bad(key, "must be at least 1".into());
+            }
+        }
+        if self.actors.count > 64 {
+            return bad("actors.count", format!("is {}; at most 64 actors fit a run", self.actors.count));
+        }
+        if self.actors.regions < 2 || (self.actors.overflow == Overflow::Overwrite && self.actors.regions < 3) {
+            return bad("actors.regions", "must be at least 2, and 3 with actors.overflow = \"overwrite\"".into());
+        }
+        if l.batch == 0 || !l.batch.is_multiple_of(l.segment) {
+            return bad("learner.batch", format!("is {}; must be a multiple of learner.segment = {}", l.batch, l.segment));
+        }
+        if l.pool < l.batch || l.pool < l.segment {
+            return bad("learner.pool", format!("is {}; must hold at least one batch of {}", l.pool, l.batch));
+        }
+        if l.critic == Critic::Categorical && l.atoms < 3 {
+            return bad("learner.atoms", "must be at least 3".into());
+        }
+        for (key, value, low, high) in [
+            ("policy.temperature", self.policy.temperature, 1e-4, 1e3),
+            ("policy.initial_bid", self.policy.initial_bid, 0.001, 0.999),
+            ("learner.lambda", l.lambda, 0.0, 1.0),
+            ("learner.kappa", l.kappa, 1e-6, 1e6),
+            ("learner.target_rate", l.target_rate, 1e-6, 1.0),
+            ("learner.average_rate", l.average_rate, 1e-6, 1.0),
+            ("learner.actor_rate", l.actor_rate, 0.0, 1.0),
+            ("learner.critic_rate", l.critic_rate, 0.0, 1.0),
+            ("learner.final_rate_share", l.final_rate_share, 0.0, 1.0),
+            ("episodes.demand_jitter", self.episodes.demand_jitter, 0.0, 2.0),
+            ("episodes.price_jitter", self.episodes.price_jitter, 0.0, 2.0),
+            ("episodes.volume_jitter", self.episodes.volume_jitter, 0.0, 2.0),
+            ("episodes.mid_day_share", self.episodes.mid_day_share, 0.0, 1.0),
+            ("episodes.jump_share", self.episodes.jump_share, 0.0, 1.0),
+            ("episodes.jump_sd", self.episodes.jump_sd, 0.0, 2.0),
+            ("env.feedback_delay_s", self.env.feedback_delay_s, 0.0, 86_400.0),
+            ("data.max_bad_share", self.data.max_bad_share, 0.0, 1.0),
+        ] {
+            if !(low..=high).contains(&value) {
+                return bad(key, format!("is {value}; must lie within {low}..={high}"));
+            }
+        }
+        if self.budget.max_updates == 0 && self.budget.max_samples == 0 && self.budget.max_seconds == 0.0 {
+            return bad("budget", "sets no bound; give max_updates, max_samples or max_seconds (the learning rates decay over it)".into());
+        }
+        Ok(())
+    }
+}

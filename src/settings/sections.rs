@@ -1,0 +1,345 @@
+//! One struct per section of the configuration file, with every default.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// Which candidates the network scores.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ScoreMode {
+    /// An auction ad's score is its eCPM; the network scores the contracts in the same unit.
+    #[default]
+    Contract,
+    /// The network scores both.
+    All,
+}
+
+/// What the critic learns of the return.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Critic {
+    /// Quantiles, fitted with the quantile Huber loss.
+    #[default]
+    Quantile,
+    /// Probabilities of fixed atoms, fitted with the cross-entropy to the projected target.
+    Categorical,
+    /// The mean alone, fitted with the squared error.
+    Scalar,
+}
+
+/// Whose return the critic learns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Credit {
+    /// One return for each contract, from its own rewards.
+    #[default]
+    Contract,
+    /// One return for the whole episode, the sum over the contracts.
+    Total,
+}
+
+/// What an actor does when the learner has not taken its earlier writes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Overflow {
+    /// Waits for a free region.
+    #[default]
+    Wait,
+    /// Overwrites the oldest unread region.
+    Overwrite,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Run {
+    /// Seed of everything random; 0..2^63.
+    pub seed: u64,
+    /// `auto`, `cpu`, `cuda` or `cuda:INDEX`.
+    pub device: String,
+    /// Lock-step: real processes in a fixed order; the same seed gives the same policy file on the CPU.
+    pub deterministic: bool,
+}
+
+impl Default for Run {
+    fn default() -> Self {
+        Self { seed: 1, device: "auto".into(), deterministic: false }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Data {
+    /// Log directories that are trained on.
+    pub train: Vec<PathBuf>,
+    /// Log directories that choose the best parameters.
+    pub validation: Vec<PathBuf>,
+    /// Log directories that the final table reports; may be empty.
+    pub test: Vec<PathBuf>,
+    /// Share of bad rows above which a log is refused.
+    pub max_bad_share: f64,
+}
+
+impl Default for Data {
+    fn default() -> Self {
+        Self { train: vec![], validation: vec![], test: vec![], max_bad_share: 0.01 }
+    }
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Env {
+    /// Seconds until a policy observes a delivery; caps and rewards go by the true counts at once.
+    pub feedback_delay_s: f64,
+    /// Seed of the rate draws in evaluation; training draws anew each episode.
+    pub rate_seed: u64,
+    /// Add to each queue the eligible contracts missing from it, with `control.pctr`.
+    pub complete_queues: bool,
+}
+
+/// How training episodes differ from the logged days.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Episodes {
+    /// Expected requests of a whole-day episode: the day is thinned to this many, demands alike. A day
+    /// with fewer requests is replayed whole.
+    pub steps: usize,
+    /// Log-sd of each contract's demand.
+    pub demand_jitter: f64,
+    /// Log-sd of the price level.
+    pub price_jitter: f64,
+    /// Log-sd of the traffic volume.
+    pub volume_jitter: f64,
+    /// Share of the episodes that start at a random point of the forecast traffic.
+    pub mid_day_share: f64,
+    /// Sd of the delivered share around the plan in such a start.
+    pub start_spread: f64,
+    /// Share of the episodes in which the price level jumps at a random time.
+    pub jump_share: f64,
+    /// Log-sd of such a jump.
+    pub jump_sd: f64,
+}
+
+impl Default for Episodes {
+    fn default() -> Self {
+        Self {
+            steps: 1000,
+            demand_jitter: 0.1,
+            price_jitter: 0.1,
+            volume_jitter: 0.1,
+            mid_day_share: 0.5,
+            start_spread: 0.1,
+            jump_share: 0.0,
+            jump_sd: 0.3,
+        }
+    }
+}
+
+/// Weights of the reward's parts in training; J always uses 1.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Reward {
+    pub auction: f64,
+    pub contract_ctr: f64,
+    pub contract_delivery: f64,
+}
+
+impl Default for Reward {
+    fn default() -> Self {
+        Self { auction: 1.0, contract_ctr: 1.0, contract_delivery: 1.0 }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Policy {
+    /// Width of the actor's two hidden layers.
+    pub hidden: usize,
+    /// Width of the ad id embedding, in the actor and the critic; 0 = none.
+    pub ad_embedding: usize,
+    /// Width of the embeddings of slot, region, gender and age that the actor sees; 0 = none.
+    pub traffic_embedding: usize,
+    /// Softmax temperature of exploration, in units of the mean best auction worth.
+    pub temperature: f64,
+    /// Where bids start, as a share of the penalty.
+    pub initial_bid: f64,
+    /// Start from the training days' prices instead.
+    pub warm_start: bool,
+    /// Let the bid fall below the worth of the predicted click, down to minus the penalty or the mean best auction
+    /// worth, whichever is larger.
+    pub negative_bids: bool,
+    /// Auction ads of a queue that are scored in `score_mode = "all"`; the rest are worth less than these.
+    pub auction_candidates: usize,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            hidden: 64,
+            ad_embedding: 4,
+            traffic_embedding: 0,
+            temperature: 0.1,
+            initial_bid: 0.5,
+            warm_start: false,
+            negative_bids: false,
+            auction_candidates: 2,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Learner {
+    pub critic: Critic,
+    pub credit: Credit,
+    /// Updates between two publications of the parameters (m).
+    pub publish_every: u64,
+    /// States in a batch.
+    pub batch: usize,
+    /// Steps in a trajectory segment.
+    pub segment: usize,
+    /// Steps that the replay pool holds.
+    pub pool: usize,
+    /// New samples per update, the replay ratio's inverse times the batch.
+    pub samples_per_update: usize,
+    /// Updates in which the critic learns alone.
+    pub critic_head_start: u64,
+    /// Adam's rate for the actor.
+    pub actor_rate: f64,
+    /// Adam's rate for the critic.
+    pub critic_rate: f64,
+    /// What is left of both rates at the end of the budget; they decay linearly.
+    pub final_rate_share: f64,
+    /// Adam's epsilon.
+    pub adam_epsilon: f64,
+    /// Global gradient norm that the actor is clipped to.
+    pub actor_clip: f64,
+    /// Global gradient norm that the critic is clipped to.
+    pub critic_clip: f64,
+    /// Step of the target critic towards the critic, per update.
+    pub target_rate: f64,
+    /// Step of the averaged actor towards the actor, per update.
+    pub average_rate: f64,
+    /// Lambda of the returns.
+    pub lambda: f64,
+    /// Width of the critic's two hidden layers.
+    pub critic_hidden: usize,
+    /// Quantiles of the quantile critic.
+    pub quantiles: usize,
+    /// Where the quantile Huber loss turns from square to linear.
+    pub kappa: f64,
+    /// Atoms of the categorical critic.
+    pub atoms: usize,
+    /// Threads of the learner's tensor operations; 0 = as many as there are cores.
+    pub threads: usize,
+}
+
+impl Default for Learner {
+    fn default() -> Self {
+        Self {
+            critic: Critic::Quantile,
+            credit: Credit::Contract,
+            publish_every: 8,
+            batch: 512,
+            segment: 64,
+            pool: 32_000,
+            samples_per_update: 512,
+            critic_head_start: 160,
+            actor_rate: 1e-3,
+            critic_rate: 2e-3,
+            final_rate_share: 0.1,
+            adam_epsilon: 1e-8,
+            actor_clip: 1.0,
+            critic_clip: 10.0,
+            target_rate: 0.1,
+            average_rate: 0.02,
+            lambda: 0.99,
+            critic_hidden: 32,
+            quantiles: 16,
+            kappa: 0.2,
+            atoms: 51,
+            threads: 0,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Actors {
+    /// Actor processes (N).
+    pub count: usize,
+    /// Samples in one write (k); rounded to whole segments.
+    pub write_every: usize,
+    /// Regions of an actor's ring.
+    pub regions: usize,
+    pub overflow: Overflow,
+    /// Episodes that an actor replays side by side.
+    pub episodes: usize,
+    /// Times that one actor is started again before the run ends with an error.
+    pub max_restarts: u32,
+}
+
+impl Default for Actors {
+    fn default() -> Self {
+        Self { count: 5, write_every: 2000, regions: 2, overflow: Overflow::Wait, episodes: 8, max_restarts: 100 }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Evaluate {
+    /// Updates between two evaluations on the validation days.
+    pub every: u64,
+}
+
+impl Default for Evaluate {
+    fn default() -> Self {
+        Self { every: 64 }
+    }
+}
+
+/// The run ends at the first bound that it meets; 0 = unbounded. The learning rates decay over the same.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Budget {
+    pub max_updates: u64,
+    pub max_samples: u64,
+    pub max_seconds: f64,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { max_updates: 1000, max_samples: 0, max_seconds: 0.0 }
+    }
+}
+
+/// When a run counts as converged.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Stop {
+    /// Evaluations without an improvement of the validation J after which training stops; 0 = never. Counted
+    /// from the end of the critic's head start.
+    pub patience: u64,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Serial {
+    /// In `--serial`: the old scheme of one sample, one batch.
+    pub literal: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Baselines {
+    /// Replays of the training days that tuning one baseline may cost.
+    pub tuning_replays: usize,
+    /// Seconds of log time between two steps of the PID controller.
+    pub pid_interval_s: f64,
+}
+
+impl Default for Baselines {
+    fn default() -> Self {
+        Self { tuning_replays: 48, pid_interval_s: 300.0 }
+    }
+}

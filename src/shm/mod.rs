@@ -1,0 +1,47 @@
+//! Everything that the processes of a run share in memory, and nearly all `unsafe` of the project.
+//!
+//! **Why shared memory.** An actor produces blocks of half a megabyte and the learner publishes its
+//! parameters to every process; a pipe would copy each of them twice through the kernel and would block
+//! the wrong side when the other one hangs. **Why so careful.** Any process may be killed between any two
+//! instructions and the run must go on, with a ledger that still adds up to the last sample. So there are
+//! no locks in here: every structure is a few atomics that only grow, and each has a `recover_*` (or needs
+//! none) that puts it right after its user died.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `error` | [`ShmError`], the one error type, with messages that say what to do next |
+//! | `sync` | the atomics; in unit tests they can be made to "die" after any number of stores (`crash`) |
+//! | `pod` | [`Shareable`], the `unsafe trait` for what may live in shared memory |
+//! | `segment` | [`Segment`], a named mapping with a validated header; space is checked and reserved first |
+//! | `names` | [`RunNames`], the names of a run's segments, and [`sweep`] for those of dead runs |
+//! | `wait` | [`Doorbell`], sleeping until another process has news, never a spin |
+//! | `ring/` | [`SampleRing`], blocks of samples from one actor to one learner, with its [`Ledger`] |
+//! | `cell` | [`ParamCell`], the newest parameters, from one writer to many readers |
+//! | `control` | [`Control`], stop flag, doorbells, heartbeats and statistics of the whole run |
+//!
+//! This folder imports nothing of the project: only `std` and libraries. What a block or a parameter word
+//! means is the business of those above.
+
+pub mod cell;
+pub mod control;
+#[cfg(test)]
+mod crash;
+pub mod error;
+pub mod names;
+pub mod pod;
+pub mod ring;
+pub mod segment;
+mod sync;
+pub mod wait;
+
+pub use cell::ParamCell;
+pub use control::{Control, ControlBlock, Counter, Gauge, MAX_ACTORS, ProcessKind};
+pub use error::ShmError;
+pub use names::{RunNames, sweep};
+pub use pod::Shareable;
+pub use ring::{
+    BlockInfo, Ledger, Overflow, ReadGuard, RingReader, RingShape, RingWriter, SampleRing,
+    WriteGuard,
+};
+pub use segment::{Kind, Segment, check_space};
+pub use wait::{Doorbell, Woken};

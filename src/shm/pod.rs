@@ -1,0 +1,21 @@
+//! What may live in shared memory.
+
+use super::sync::{AtomicU32, AtomicU64};
+
+/// A type that may be laid over bytes that other processes map too.
+///
+/// # Safety
+/// The implementor promises that the type
+/// - is `#[repr(C)]` or `#[repr(transparent)]`, so that every process agrees on its layout;
+/// - holds no pointer, reference or handle, which would mean nothing in another address space;
+/// - is valid for every bit pattern, zero included: a segment starts as zeroes, and a foreign or damaged
+///   one must be readable enough to be refused;
+/// - has no plain field that anybody changes: all mutation goes through atomics, so that a `&T` is sound
+///   while another process writes;
+/// - needs no `Drop`.
+pub unsafe trait Shareable: Sync {}
+
+// SAFETY: atomics of integers have the layout of the integer, any bit pattern and interior mutability.
+unsafe impl Shareable for AtomicU32 {}
+// SAFETY: as above.
+unsafe impl Shareable for AtomicU64 {}

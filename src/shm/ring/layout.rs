@@ -1,0 +1,157 @@
+//! What lies where in a ring's segment.
+//!
+//! ```text
+//! | RingHead | RegionHead 0 .. R-1 | page | payload 0 | page | payload 1 | ...
+//! ```
+//!
+//! What different processes write lies on different cache lines (128 bytes: lines are fetched in pairs).
+
+use std::mem::{offset_of, size_of};
+
+use super::super::error::ShmError;
+use super::super::pod::Shareable;
+use super::super::segment::{Kind, layout_hash};
+use super::super::sync::AtomicU64;
+use super::super::wait::Doorbell;
+use super::account::Account;
+
+pub(super) const KIND: Kind = Kind(1);
+/// First word of a block's header; anything else there is not a block.
+pub(super) const BLOCK_MAGIC: u64 = u64::from_le_bytes(*b"adxblock");
+const MAX_REGIONS: usize = 64;
+const PAGE: usize = 4096;
+
+/// Size of a ring, fixed at its creation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RingShape {
+    /// Whose ring it is; stamped on every block.
+    pub actor: u32,
+    /// At least 2, so that one side works while the other does.
+    pub regions: usize,
+    /// Bytes of payload a block may have.
+    pub capacity: usize,
+}
+
+impl RingShape {
+    pub(super) fn check(self) -> Result<(), ShmError> {
+        let fits = self
+            .capacity
+            .checked_next_multiple_of(PAGE)
+            .is_some_and(|c| c <= isize::MAX as usize / (MAX_REGIONS + 1));
+        if !(2..=MAX_REGIONS).contains(&self.regions) || self.capacity == 0 || !fits {
+            return Err(ShmError::BadShape {
+                regions: self.regions as u64,
+                capacity: self.capacity as u64,
+                max: MAX_REGIONS as u64,
+            });
+        }
+        Ok(())
+    }
+
+    pub(super) fn body_len(self) -> usize {
+        payload_offset(self.regions, self.capacity, self.regions)
+    }
+}
+
+/// The ring as a whole.
+#[repr(C)]
+pub(super) struct RingHead {
+    /// Constant after creation.
+    pub actor: AtomicU64,
+    pub regions: AtomicU64,
+    pub capacity: AtomicU64,
+    /// Process that holds the role, 0 for nobody.
+    pub writer_pid: AtomicU64,
+    pub reader_pid: AtomicU64,
+    /// Samples of regions that died with their writer. Main alone stores.
+    pub lost: AtomicU64,
+    pub writer: WriterHead,
+    pub reader: Account,
+    pub space: Doorbell,
+}
+
+/// What the writer alone stores (and main in its place once it is dead).
+#[repr(C, align(128))]
+pub(super) struct WriterHead {
+    /// Totals: [`PRODUCED`], [`OVERWRITTEN`], [`DISCARDED`].
+    pub account: Account,
+    /// Samples of the claim under way; what is lost if the writer dies while *writing*.
+    pub claim_samples: AtomicU64,
+    /// Sequence number of the next block.
+    pub next_seq: AtomicU64,
+}
+
+/// Indices into the writer's totals.
+pub(super) const PRODUCED: usize = 0;
+pub(super) const OVERWRITTEN: usize = 1;
+pub(super) const DISCARDED: usize = 2;
+/// Indices into the reader's totals.
+pub(super) const CONSUMED: usize = 0;
+pub(super) const TORN_SAMPLES: usize = 1;
+pub(super) const TORN_BLOCKS: usize = 2;
+
+/// One region: its phase and the header of the block in it.
+#[repr(C, align(128))]
+pub(super) struct RegionHead {
+    /// Only grows; modulo 4 it is the [`State`].
+    pub phase: AtomicU64,
+    // The block's header, stored by the writer while *writing*, constant in *readable* and *reading*.
+    pub magic: AtomicU64,
+    pub actor: AtomicU64,
+    pub param_version: AtomicU64,
+    pub seq: AtomicU64,
+    pub samples: AtomicU64,
+    pub len: AtomicU64,
+    /// xxh3 of the payload, seeded by the header, so that one block's header does not fit another's payload.
+    pub checksum: AtomicU64,
+}
+
+// SAFETY: repr(C), atomics and `Shareable` structs only.
+unsafe impl Shareable for RingHead {}
+// SAFETY: repr(C), atomics only.
+unsafe impl Shareable for RegionHead {}
+
+pub(super) const REGIONS: usize = size_of::<RingHead>();
+
+pub(super) fn payload_offset(regions: usize, capacity: usize, index: usize) -> usize {
+    let first = (REGIONS + regions * size_of::<RegionHead>()).next_multiple_of(PAGE);
+    first + index * capacity.next_multiple_of(PAGE)
+}
+
+pub(super) fn hash() -> u64 {
+    layout_hash(&[
+        size_of::<RingHead>(),
+        offset_of!(RingHead, writer),
+        offset_of!(RingHead, reader),
+        offset_of!(RingHead, space),
+        size_of::<RegionHead>(),
+        offset_of!(RegionHead, checksum),
+        size_of::<Account>(),
+        PAGE,
+    ])
+}
+
+/// What a phase means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Free,
+    Writing,
+    Readable,
+    Reading,
+}
+
+impl State {
+    pub fn of(phase: u64) -> Self {
+        match phase % 4 {
+            0 => Self::Free,
+            1 => Self::Writing,
+            2 => Self::Readable,
+            _ => Self::Reading,
+        }
+    }
+}
+
+/// To the state after this one.
+pub(super) const FORWARD: u64 = 1;
+/// To the state before this one, by way of the next cycle, as phases only grow.
+pub(super) const BACK: u64 = 3;

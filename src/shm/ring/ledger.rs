@@ -1,0 +1,110 @@
+//! Where every sample went.
+
+use std::fmt;
+
+use super::super::error::ShmError;
+use super::super::sync::Ordering;
+use super::SampleRing;
+use super::layout::{CONSUMED, DISCARDED, OVERWRITTEN, PRODUCED, State, TORN_BLOCKS, TORN_SAMPLES};
+
+/// The samples of one ring, exact to the last one whenever nobody is at work in it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Ledger {
+    /// Counted when a region is claimed for them.
+    pub produced: u64,
+    /// Read and released by the learner.
+    pub consumed: u64,
+    /// In blocks that the actor overwrote before they were read.
+    pub overwritten: u64,
+    /// In blocks that died with their actor, or were damaged.
+    pub lost: u64,
+    /// In committed blocks that are still there.
+    pub unread: u64,
+    /// Given up by the actor before they made a block.
+    pub discarded: u64,
+    /// Damaged blocks; their samples are among the lost. Anything but 0 is a bug or broken memory.
+    pub torn_blocks: u64,
+}
+
+impl SampleRing {
+    /// The ledger now. While the writer is in the middle of a block, that block is produced and nothing else.
+    pub fn ledger(&self) -> Ledger {
+        let head = self.head();
+        let unread = self.regions().iter().map(|region| {
+            // Acquire: pairs with the Release in `commit`, so that `samples` belongs to this phase.
+            match State::of(region.phase.load(Ordering::Acquire)) {
+                State::Readable | State::Reading => region.samples.load(Ordering::Relaxed),
+                State::Free | State::Writing => 0,
+            }
+        });
+        Ledger {
+            produced: head.writer.account.total(PRODUCED),
+            consumed: head.reader.total(CONSUMED),
+            overwritten: head.writer.account.total(OVERWRITTEN),
+            // Acquire: pairs with the Release in `recover_writer`.
+            lost: head.lost.load(Ordering::Acquire) + head.reader.total(TORN_SAMPLES),
+            unread: unread.sum(),
+            discarded: head.writer.account.total(DISCARDED),
+            torn_blocks: head.reader.total(TORN_BLOCKS),
+        }
+    }
+}
+
+impl Ledger {
+    /// Checks that every sample produced is accounted for, exactly once.
+    ///
+    /// # Errors
+    /// [`ShmError::Unbalanced`] with all figures.
+    pub fn balance(&self) -> Result<(), ShmError> {
+        if self.produced == self.accounted() {
+            Ok(())
+        } else {
+            Err(ShmError::Unbalanced { ledger: *self })
+        }
+    }
+
+    /// The sum over several rings.
+    pub fn sum(ledgers: impl IntoIterator<Item = Self>) -> Self {
+        ledgers.into_iter().fold(Self::default(), |a, b| Self {
+            produced: a.produced + b.produced,
+            consumed: a.consumed + b.consumed,
+            overwritten: a.overwritten + b.overwritten,
+            lost: a.lost + b.lost,
+            unread: a.unread + b.unread,
+            discarded: a.discarded + b.discarded,
+            torn_blocks: a.torn_blocks + b.torn_blocks,
+        })
+    }
+
+    fn accounted(&self) -> u64 {
+        self.consumed + self.overwritten + self.lost + self.unread + self.discarded
+    }
+}
+
+impl fmt::Display for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = if self.produced == self.accounted() {
+            "="
+        } else {
+            "!="
+        };
+        let Self {
+            produced,
+            consumed,
+            overwritten,
+            lost,
+            unread,
+            discarded,
+            torn_blocks,
+        } = self;
+        write!(
+            f,
+            "produced {produced} {sign} consumed {consumed} + overwritten {overwritten} + lost {lost} \
+             + unread {unread} + discarded {discarded}"
+        )?;
+        if *torn_blocks > 0 {
+            write!(f, " ({torn_blocks} blocks torn)")?;
+        }
+        Ok(())
+    }
+}

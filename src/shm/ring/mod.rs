@@ -1,0 +1,167 @@
+//! Blocks of samples, from one actor to one learner.
+//!
+//! A ring has R regions. Each has a **phase**, a counter that only grows; its value modulo 4 is the state:
+//!
+//! ```text
+//!            claim            commit            take              release
+//! 0 free ----------> 1 writing -----> 2 readable ----> 3 reading ----------> 4 = 0 free
+//!                        |                |  ^             |
+//!                        |  +3 abort,     |  |  +3 put     |
+//!                        |  writer died   |  |  back,      |
+//!                        v                |  |  reader     |
+//!                     4 = 0 free          |  |  died       v
+//!                                         |  +------- 6 = 2 readable
+//!                                         +-- +3 overwritten --> 5 = 1 writing
+//! ```
+//!
+//! The writer alone leaves *free* and *writing*, the reader alone leaves *reading*; *readable* is where both
+//! may reach, so both leave it by compare-exchange. As the counter never repeats, an exchange cannot succeed
+//! on a state that has come round again. The payload belongs to the writer while *writing*, to nobody but
+//! readers while *reading*: an overwriting writer can never touch a block in use.
+//!
+//! Every move of the ledger goes with a move of a phase, and a kill may fall between the two: [`account`]
+//! says how the sums stay exact. After a process died, main calls [`SampleRing::recover_writer`] or
+//! [`SampleRing::recover_reader`], and a new process may take the role.
+//!
+//! Files: `layout` what lies in the segment, `account` sums that survive a kill, `writer`, `reader`,
+//! `recover`, `ledger`.
+
+mod account;
+mod layout;
+mod ledger;
+mod reader;
+mod recover;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use std::sync::Arc;
+
+use super::error::ShmError;
+use super::segment::Segment;
+use super::sync::Ordering;
+use super::wait::Doorbell;
+use layout::{RegionHead, RingHead, State};
+
+pub use layout::RingShape;
+pub use ledger::Ledger;
+pub use reader::{BlockInfo, ReadGuard, RingReader};
+pub use writer::{Overflow, RingWriter, WriteGuard};
+
+/// A handle to one ring in shared memory; clones refer to the same ring. Take a role with
+/// [`writer`](Self::writer) or [`reader`](Self::reader).
+#[derive(Clone)]
+pub struct SampleRing {
+    segment: Arc<Segment>,
+    regions: usize,
+    /// Bytes of payload a region has room for.
+    capacity: usize,
+}
+
+impl SampleRing {
+    /// Creates the segment `name` with an empty ring in it. Only main does this.
+    ///
+    /// # Errors
+    /// When the shape is impossible, the name taken, or `/dev/shm` too small.
+    pub fn create(name: &str, shape: RingShape) -> Result<Self, ShmError> {
+        shape.check()?;
+        let segment = Segment::create(name, layout::KIND, layout::hash(), shape.body_len())?;
+        let ring = Self {
+            segment: Arc::new(segment),
+            regions: shape.regions,
+            capacity: shape.capacity,
+        };
+        let head = ring.head();
+        // Relaxed: children that open the ring are spawned later.
+        head.actor.store(shape.actor.into(), Ordering::Relaxed);
+        head.regions.store(shape.regions as u64, Ordering::Relaxed);
+        head.capacity
+            .store(shape.capacity as u64, Ordering::Relaxed);
+        Ok(ring)
+    }
+
+    /// Opens the ring that main created.
+    ///
+    /// # Errors
+    /// When the segment is missing or does not hold a ring of this build.
+    pub fn open(name: &str) -> Result<Self, ShmError> {
+        let segment = Segment::open(name, layout::KIND, layout::hash())?;
+        let shape = {
+            let head = segment.at::<RingHead>(0);
+            // Relaxed: constant since creation.
+            RingShape {
+                actor: head.actor.load(Ordering::Relaxed) as u32,
+                regions: head.regions.load(Ordering::Relaxed) as usize,
+                capacity: head.capacity.load(Ordering::Relaxed) as usize,
+            }
+        };
+        shape.check()?;
+        if shape.body_len() > segment.body_len() {
+            return Err(ShmError::Truncated {
+                name: name.into(),
+                expected: shape.body_len() as u64,
+                found: segment.body_len() as u64,
+            });
+        }
+        Ok(Self {
+            segment: Arc::new(segment),
+            regions: shape.regions,
+            capacity: shape.capacity,
+        })
+    }
+
+    /// How much of `/dev/shm` a ring of this shape takes.
+    pub fn footprint(shape: RingShape) -> u64 {
+        Segment::footprint(shape.body_len())
+    }
+
+    pub fn name(&self) -> &str {
+        self.segment.name()
+    }
+
+    /// Bytes of payload a block has room for.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Rung whenever a region becomes free; a writer that found none waits here.
+    pub fn space(&self) -> &Doorbell {
+        &self.head().space
+    }
+
+    fn head(&self) -> &RingHead {
+        self.segment.at::<RingHead>(0)
+    }
+
+    fn regions(&self) -> &[RegionHead] {
+        self.segment
+            .array::<RegionHead>(layout::REGIONS, self.regions)
+    }
+
+    /// Where the payload of region `index` starts; it has `capacity` bytes.
+    fn payload(&self, index: usize) -> *mut u8 {
+        let offset = layout::payload_offset(self.regions, self.capacity, index);
+        self.segment.bytes(offset, self.capacity)
+    }
+
+    fn find_free(&self) -> Option<(usize, u64)> {
+        self.regions().iter().enumerate().find_map(|(i, region)| {
+            // Acquire: pairs with the Release by which the reader freed the region, so that its reads of the
+            // payload are over before we write.
+            let phase = region.phase.load(Ordering::Acquire);
+            (State::of(phase) == State::Free).then_some((i, phase))
+        })
+    }
+
+    /// The readable region with the smallest sequence number. It may be gone when the caller gets to it:
+    /// leave *readable* by compare-exchange from the phase returned here.
+    fn oldest_readable(&self) -> Option<(usize, u64)> {
+        let readable = self.regions().iter().enumerate().filter_map(|(i, region)| {
+            // Acquire: pairs with the Release in `commit`, so that `seq` belongs to this phase or a later one.
+            let phase = region.phase.load(Ordering::Acquire);
+            let seq = region.seq.load(Ordering::Relaxed);
+            (State::of(phase) == State::Readable).then_some((seq, i, phase))
+        });
+        readable.min().map(|(_, i, phase)| (i, phase))
+    }
+}

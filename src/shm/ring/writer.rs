@@ -1,0 +1,190 @@
+//! The actor's side of a ring.
+
+use super::super::error::ShmError;
+use super::super::sync::Ordering;
+use super::super::wait::Doorbell;
+use super::layout::{BACK, BLOCK_MAGIC, FORWARD, RegionHead};
+use super::reader::checksum;
+use super::{BlockInfo, SampleRing};
+
+/// What the writer does when no region is free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Overflow {
+    /// Nothing; the caller waits on [`SampleRing::space`].
+    Wait,
+    /// Takes the oldest readable block, never one being read, and counts its samples as overwritten.
+    Overwrite,
+}
+
+/// The writing role of a ring, held by one process at a time.
+pub struct RingWriter {
+    ring: SampleRing,
+}
+
+impl SampleRing {
+    /// Takes the writing role.
+    ///
+    /// # Errors
+    /// When another process has it, or had it when it died and main has not recovered the ring yet.
+    pub fn writer(&self) -> Result<RingWriter, ShmError> {
+        let me = u64::from(std::process::id());
+        // AcqRel: pairs with the Release stores by which the role is given back, in `drop` and in
+        // `recover_writer`; we see everything that the last holder left.
+        match self
+            .head()
+            .writer_pid
+            .compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire)
+        {
+            Ok(_) => Ok(RingWriter { ring: self.clone() }),
+            Err(pid) => Err(ShmError::RoleTaken {
+                name: self.name().into(),
+                role: "writing",
+                pid,
+            }),
+        }
+    }
+}
+
+impl RingWriter {
+    /// Claims a region for a block of `samples`, which count as produced from now on. `None` when there is no
+    /// region to be had.
+    pub fn claim(&mut self, samples: u32, overflow: Overflow) -> Option<WriteGuard<'_>> {
+        let samples = u64::from(samples);
+        let head = self.ring.head();
+        loop {
+            let (index, from, to, overwritten) = if let Some((i, phase)) = self.ring.find_free() {
+                (i, phase, phase + FORWARD, 0)
+            } else if overflow == Overflow::Overwrite {
+                let (i, phase) = self.ring.oldest_readable()?;
+                // Relaxed: stored before the phase just acquired. If the reader is faster, the exchange fails.
+                let old = self.ring.regions()[i].samples.load(Ordering::Relaxed);
+                (i, phase, phase + BACK, old)
+            } else {
+                return None;
+            };
+            // Release: visible before the move that `begin` announces, for `recover_writer`.
+            head.writer.claim_samples.store(samples, Ordering::Release);
+            head.writer
+                .account
+                .begin(index, to, [samples, overwritten, 0]);
+            // Acquire: pairs with the reader's Release in `release`, so that its reads of the payload are over.
+            // Release: keeps the announcement before the move. Partner: the Acquire in `recover_writer`.
+            let region = &self.ring.regions()[index];
+            let moved =
+                region
+                    .phase
+                    .compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
+            if moved.is_err() {
+                // The reader took it first; look again.
+                head.writer.account.cancel();
+                continue;
+            }
+            head.writer.account.finish();
+            return Some(WriteGuard {
+                writer: self,
+                index,
+                phase: to,
+                samples,
+                open: true,
+            });
+        }
+    }
+
+    /// Counts samples that the actor made and will never put into a block (a segment left unfinished at its
+    /// end): both produced and discarded.
+    pub fn discard(&mut self, samples: u32) {
+        let samples = u64::from(samples);
+        self.ring.head().writer.account.add([samples, 0, samples]);
+    }
+
+    pub fn ring(&self) -> &SampleRing {
+        &self.ring
+    }
+}
+
+impl Drop for RingWriter {
+    fn drop(&mut self) {
+        // Release: pairs with the Acquire of the next holder in `writer`.
+        self.ring.head().writer_pid.store(0, Ordering::Release);
+    }
+}
+
+/// A claimed region. Dropped without [`commit`](Self::commit), its samples count as discarded.
+pub struct WriteGuard<'a> {
+    writer: &'a mut RingWriter,
+    index: usize,
+    /// The region's phase while it is ours.
+    phase: u64,
+    samples: u64,
+    open: bool,
+}
+
+impl WriteGuard<'_> {
+    /// The region's room. What it holds is left over from older blocks.
+    pub fn payload(&mut self) -> &mut [u8] {
+        let ring = &self.writer.ring;
+        // SAFETY: the region is *writing*, claimed by this guard, and only its claimant touches the payload of
+        // such a region; there is one writer per ring, and the returned slice borrows the guard mutably.
+        unsafe { std::slice::from_raw_parts_mut(ring.payload(self.index), ring.capacity) }
+    }
+
+    /// Makes the first `len` bytes of the payload readable and rings `data`, the bell that the learner waits
+    /// on for all its rings.
+    ///
+    /// # Panics
+    /// When `len` exceeds the capacity.
+    pub fn commit(mut self, len: usize, param_version: u64, data: &Doorbell) {
+        let ring = &self.writer.ring;
+        assert!(len <= ring.capacity, "{len} bytes in a smaller region");
+        let head = ring.head();
+        // Relaxed: our own store, or acquired with the role in `writer`; the actor is constant.
+        let seq = head.writer.next_seq.load(Ordering::Relaxed);
+        let info = BlockInfo {
+            actor: head.actor.load(Ordering::Relaxed) as u32,
+            param_version,
+            seq,
+            samples: self.samples as u32,
+        };
+        // SAFETY: as in `payload`; shared here, and `len` is at most the capacity.
+        let payload = unsafe { std::slice::from_raw_parts(ring.payload(self.index), len) };
+        let region = &ring.regions()[self.index];
+        store_header(region, info, len, checksum(info, payload));
+        // Release: a killed writer may have used up a number without a block, never the other way round.
+        head.writer.next_seq.store(seq + 1, Ordering::Release);
+        // Release: header and payload come before the phase. Partners: the Acquire in `oldest_readable` and of
+        // the exchange in `take`. From here on the block counts as unread; until here it would be lost.
+        region.phase.store(self.phase + FORWARD, Ordering::Release);
+        self.open = false;
+        data.ring();
+    }
+}
+
+/// Relaxed throughout: published by the phase.
+fn store_header(region: &RegionHead, info: BlockInfo, len: usize, checksum: u64) {
+    region.magic.store(BLOCK_MAGIC, Ordering::Relaxed);
+    region.actor.store(info.actor.into(), Ordering::Relaxed);
+    region
+        .param_version
+        .store(info.param_version, Ordering::Relaxed);
+    region.seq.store(info.seq, Ordering::Relaxed);
+    region.samples.store(info.samples.into(), Ordering::Relaxed);
+    region.len.store(len as u64, Ordering::Relaxed);
+    region.checksum.store(checksum, Ordering::Relaxed);
+}
+
+impl Drop for WriteGuard<'_> {
+    fn drop(&mut self) {
+        if !self.open {
+            return;
+        }
+        let ring = &self.writer.ring;
+        let account = &ring.head().writer.account;
+        let free = self.phase + BACK;
+        account.begin(self.index, free, [0, 0, self.samples]);
+        // Release: keeps the announcement before the move. Partner: the Acquire in `recover_writer`.
+        ring.regions()[self.index]
+            .phase
+            .store(free, Ordering::Release);
+        account.finish();
+    }
+}

@@ -1,0 +1,437 @@
+//! A named piece of shared memory with a header that says what it is.
+//!
+//! The only file that names the `shared_memory` crate, which maps, and unlinks in the owner's `Drop`. On top
+//! of it come a header that is validated at every open, a reservation of all pages (on a full tmpfs a touch
+//! of a page that was merely promised is a SIGBUS, not an error) and typed access with checked bounds.
+
+use std::io;
+use std::mem::{align_of, size_of};
+use std::path::Path;
+
+use nix::errno::Errno;
+use shared_memory::{Shmem, ShmemConf, ShmemError};
+use twox_hash::XxHash3_64;
+
+use super::error::ShmError;
+use super::names::{SHM_DIR, start_time};
+use super::pod::Shareable;
+use super::sync::{AtomicU32, AtomicU64, Ordering};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"admixshm");
+const VERSION: u32 = 1;
+/// The body starts on a page of its own, so that offsets in it may ask for any alignment up to a page.
+const BODY: usize = 4096;
+
+/// What a segment is for; each kind of content has its own number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kind(pub u32);
+
+#[repr(C)]
+struct Header {
+    /// Stored last by the creator.
+    magic: AtomicU64,
+    version: AtomicU32,
+    kind: AtomicU32,
+    layout_hash: AtomicU64,
+    total_len: AtomicU64,
+    owner_start_time: AtomicU64,
+    owner_pid: AtomicU32,
+    _reserved: AtomicU32,
+}
+
+// SAFETY: repr(C), atomics only.
+unsafe impl Shareable for Header {}
+
+/// A mapped segment. The creator owns the name and removes it when dropped; the memory itself lives until the
+/// last process unmaps it.
+pub struct Segment {
+    name: String,
+    mapping: Shmem,
+}
+
+// SAFETY: the mapping is memory of the process, not of a thread; safe access goes through `Shareable` types,
+// which synchronise by atomics, and raw ranges are handed out as pointers only.
+unsafe impl Send for Segment {}
+// SAFETY: as above; no method changes the handle itself through `&self`.
+unsafe impl Sync for Segment {}
+
+impl Segment {
+    /// Creates segment `name` with `body_len` zeroed bytes, all of them reserved. Only main does this.
+    ///
+    /// # Errors
+    /// When the name is taken or `/dev/shm` has no room.
+    pub fn create(
+        name: &str,
+        kind: Kind,
+        layout_hash: u64,
+        body_len: usize,
+    ) -> Result<Self, ShmError> {
+        let total = Self::footprint(body_len);
+        check_space(total)?;
+        let mapping = ShmemConf::new()
+            .os_id(name)
+            .size(total as usize)
+            .create()
+            .map_err(|e| match e {
+                ShmemError::MappingIdExists => ShmError::Exists { name: name.into() },
+                e => os_error(name, "create it", e),
+            })?;
+        let segment = Self {
+            name: name.into(),
+            mapping,
+        };
+        segment.reserve(total)?;
+
+        let header = segment.header();
+        let pid = std::process::id();
+        // Relaxed: published by the magic below.
+        header.version.store(VERSION, Ordering::Relaxed);
+        header.kind.store(kind.0, Ordering::Relaxed);
+        header.layout_hash.store(layout_hash, Ordering::Relaxed);
+        header.total_len.store(total, Ordering::Relaxed);
+        header.owner_pid.store(pid, Ordering::Relaxed);
+        header
+            .owner_start_time
+            .store(start_time(pid).unwrap_or(0), Ordering::Relaxed);
+        // Release: pairs with the Acquire in `open`; who sees the magic sees the whole header.
+        header.magic.store(MAGIC, Ordering::Release);
+        Ok(segment)
+    }
+
+    /// Opens the segment that another process created, without owning it.
+    ///
+    /// # Errors
+    /// When it is not there, not ours, of another kind or layout, or shorter than it says.
+    pub fn open(name: &str, kind: Kind, layout_hash: u64) -> Result<Self, ShmError> {
+        // Looked at as a file first: mapping an empty one fails with a message that helps nobody.
+        let found = match std::fs::metadata(Path::new(SHM_DIR).join(name)) {
+            Ok(meta) => meta.len(),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                return Err(ShmError::Missing { name: name.into() });
+            }
+            Err(source) => {
+                return Err(ShmError::Os {
+                    name: name.into(),
+                    what: "look at it",
+                    source,
+                });
+            }
+        };
+        if found < BODY as u64 {
+            return Err(ShmError::Truncated {
+                name: name.into(),
+                expected: BODY as u64,
+                found,
+            });
+        }
+        let mapping = ShmemConf::new()
+            .os_id(name)
+            .open()
+            .map_err(|e| os_error(name, "map it", e))?;
+        let segment = Self {
+            name: name.into(),
+            mapping,
+        };
+        segment.validate(kind, layout_hash)?;
+        Ok(segment)
+    }
+
+    fn validate(&self, kind: Kind, layout_hash: u64) -> Result<(), ShmError> {
+        let name = || self.name.clone();
+        let header = self.header();
+        // Acquire: pairs with the Release in `create`, so that the fields below are those it wrote.
+        let magic = header.magic.load(Ordering::Acquire);
+        if magic != MAGIC {
+            return Err(ShmError::Foreign {
+                name: name(),
+                found: magic,
+            });
+        }
+        let wrong_layout = |what, expected, found| ShmError::WrongLayout {
+            name: name(),
+            what,
+            expected,
+            found,
+        };
+        let version = header.version.load(Ordering::Relaxed);
+        if version != VERSION {
+            return Err(wrong_layout("version", VERSION.into(), version.into()));
+        }
+        let found_kind = header.kind.load(Ordering::Relaxed);
+        if found_kind != kind.0 {
+            return Err(ShmError::WrongKind {
+                name: name(),
+                expected: kind.0,
+                found: found_kind,
+            });
+        }
+        let found_layout = header.layout_hash.load(Ordering::Relaxed);
+        if found_layout != layout_hash {
+            return Err(wrong_layout("layout", layout_hash, found_layout));
+        }
+        let expected = header.total_len.load(Ordering::Relaxed);
+        if expected != self.mapping.len() as u64 {
+            return Err(ShmError::Truncated {
+                name: name(),
+                expected,
+                found: self.mapping.len() as u64,
+            });
+        }
+        Ok(())
+    }
+
+    /// How much of `/dev/shm` a segment with such a body takes; sum these for [`check_space`].
+    pub fn footprint(body_len: usize) -> u64 {
+        (BODY + body_len).next_multiple_of(4096) as u64
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Bytes after the header, at least as many as were asked for.
+    pub fn body_len(&self) -> usize {
+        self.mapping.len() - BODY
+    }
+
+    /// Process id and start time of the creator.
+    pub fn owner(&self) -> (u32, u64) {
+        let header = self.header();
+        // Relaxed: constant since `validate` acquired the magic.
+        (
+            header.owner_pid.load(Ordering::Relaxed),
+            header.owner_start_time.load(Ordering::Relaxed),
+        )
+    }
+
+    /// The `T` at `offset` bytes into the body.
+    ///
+    /// # Panics
+    /// When it does not fit or is misaligned: offsets come from code, not from other processes.
+    pub fn at<T: Shareable>(&self, offset: usize) -> &T {
+        &self.array::<T>(offset, 1)[0]
+    }
+
+    /// `count` consecutive `T`s at `offset` bytes into the body.
+    ///
+    /// # Panics
+    /// As [`at`](Self::at).
+    pub fn array<T: Shareable>(&self, offset: usize, count: usize) -> &[T] {
+        let len = size_of::<T>().checked_mul(count).expect("array length");
+        let start = self.bytes(offset, len).cast::<T>();
+        assert!(start.is_aligned(), "offset {offset} is misaligned");
+        // SAFETY: the range is inside the mapping (checked by `bytes`), which lives as long as `self`, and
+        // aligned; `T: Shareable` is valid for any bit pattern and changed only through atomics.
+        unsafe { std::slice::from_raw_parts(start, count) }
+    }
+
+    /// Start of `len` raw bytes at `offset` into the body. Who turns it into a slice proves that nobody else
+    /// writes there meanwhile.
+    ///
+    /// # Panics
+    /// When the range leaves the body.
+    pub fn bytes(&self, offset: usize, len: usize) -> *mut u8 {
+        let end = offset.checked_add(len).expect("end of range");
+        assert!(
+            end <= self.body_len(),
+            "{offset}+{len} is outside of a body of {} bytes",
+            self.body_len()
+        );
+        // SAFETY: `BODY + offset` is at most the mapping's length, as just checked.
+        unsafe { self.mapping.as_ptr().add(BODY + offset) }
+    }
+
+    fn header(&self) -> &Header {
+        const { assert!(size_of::<Header>() <= BODY && align_of::<Header>() <= 4096) }
+        // SAFETY: mappings are page aligned and both constructors made sure of at least `BODY` bytes; `Header`
+        // is `Shareable`.
+        unsafe { &*self.mapping.as_ptr().cast::<Header>() }
+    }
+
+    /// Makes the file system hand over every page now.
+    fn reserve(&self, total: u64) -> Result<(), ShmError> {
+        let failed = |source| ShmError::Os {
+            name: self.name.clone(),
+            what: "reserve its pages",
+            source,
+        };
+        // The crate keeps its descriptor to itself; the file is the same.
+        let file = std::fs::OpenOptions::new()
+            .write(true)
+            .open(Path::new(SHM_DIR).join(&self.name))
+            .map_err(failed)?;
+        loop {
+            return match nix::fcntl::posix_fallocate(&file, 0, total as libc::off_t) {
+                Ok(()) => Ok(()),
+                Err(Errno::EINTR) => continue,
+                Err(Errno::ENOSPC) => Err(ShmError::NoSpace {
+                    needed: total,
+                    free: free_space()?,
+                }),
+                Err(e) => Err(failed(e.into())),
+            };
+        }
+    }
+}
+
+/// Checks the free space of `/dev/shm` against `total` bytes, the sum of all footprints of a run, before
+/// anything is created: half a run's segments are no use.
+///
+/// # Errors
+/// [`ShmError::NoSpace`], which says how much is needed, how much is free and what to change.
+pub fn check_space(total: u64) -> Result<(), ShmError> {
+    let free = free_space()?;
+    if total > free {
+        return Err(ShmError::NoSpace {
+            needed: total,
+            free,
+        });
+    }
+    Ok(())
+}
+
+fn free_space() -> Result<u64, ShmError> {
+    let stat = nix::sys::statvfs::statvfs(SHM_DIR).map_err(|e| ShmError::Os {
+        name: SHM_DIR.into(),
+        what: "ask for its free space",
+        source: e.into(),
+    })?;
+    Ok(stat.blocks_available() * stat.fragment_size())
+}
+
+/// Condenses what a layout depends on (sizes, offsets, counts) into one number to compare at open.
+pub(super) fn layout_hash(parts: &[usize]) -> u64 {
+    XxHash3_64::oneshot(bytemuck::cast_slice(parts))
+}
+
+fn os_error(name: &str, what: &'static str, error: ShmemError) -> ShmError {
+    let source = match error {
+        ShmemError::MapCreateFailed(code)
+        | ShmemError::MapOpenFailed(code)
+        | ShmemError::UnknownOsError(code) => io::Error::from_raw_os_error(code as i32),
+        other => io::Error::other(other.to_string()),
+    };
+    ShmError::Os {
+        name: name.into(),
+        what,
+        source,
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::super::names::RunNames;
+    use super::*;
+
+    const KIND: Kind = Kind(99);
+
+    /// A segment name that no other test uses.
+    pub fn unique_name(part: &str) -> String {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let names = RunNames::for_this_process(&format!("unit{n}")).unwrap();
+        names.part(part)
+    }
+
+    fn open_error(name: &str, kind: Kind, layout: u64) -> ShmError {
+        Segment::open(name, kind, layout).err().expect("refused")
+    }
+
+    #[test]
+    fn what_one_mapping_stores_the_other_sees() {
+        let name = unique_name("seg");
+        let owner = Segment::create(&name, KIND, 7, 64).unwrap();
+        let other = Segment::open(&name, KIND, 7).unwrap();
+        owner.at::<AtomicU64>(8).store(42, Ordering::Release);
+        assert_eq!(other.at::<AtomicU64>(8).load(Ordering::Acquire), 42);
+        assert_eq!(other.owner().0, std::process::id());
+        drop(other);
+        Segment::open(&name, KIND, 7).expect("only the owner removes the name");
+        drop(owner);
+        assert!(matches!(
+            open_error(&name, KIND, 7),
+            ShmError::Missing { .. }
+        ));
+    }
+
+    #[test]
+    fn a_taken_name_is_refused_and_survives() {
+        let name = unique_name("seg");
+        let _owner = Segment::create(&name, KIND, 7, 64).unwrap();
+        let second = Segment::create(&name, KIND, 7, 64);
+        assert!(matches!(second, Err(ShmError::Exists { .. })));
+        Segment::open(&name, KIND, 7).expect("the first is untouched");
+    }
+
+    #[test]
+    fn other_kinds_layouts_and_versions_are_refused() {
+        let name = unique_name("seg");
+        let owner = Segment::create(&name, KIND, 7, 64).unwrap();
+        let error = open_error(&name, Kind(98), 7);
+        assert!(matches!(error, ShmError::WrongKind { found: 99, .. }));
+        let error = open_error(&name, KIND, 8);
+        assert!(matches!(error, ShmError::WrongLayout { found: 7, .. }));
+        owner.header().version.store(77, Ordering::Relaxed);
+        let error = open_error(&name, KIND, 7);
+        assert!(error.to_string().contains("version 0x4d"), "{error}");
+        owner.header().magic.store(1, Ordering::Relaxed);
+        let error = open_error(&name, KIND, 7);
+        assert!(matches!(error, ShmError::Foreign { found: 1, .. }));
+    }
+
+    #[test]
+    fn truncated_files_are_refused() {
+        let name = unique_name("seg");
+        let _owner = Segment::create(&name, KIND, 7, 100_000).unwrap();
+        let file = std::fs::OpenOptions::new()
+            .write(true)
+            .open(Path::new(SHM_DIR).join(&name))
+            .unwrap();
+        for len in [8192, 100, 0] {
+            file.set_len(len).unwrap();
+            let error = open_error(&name, KIND, 7);
+            assert!(
+                matches!(error, ShmError::Truncated { found, .. } if found == len),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_lack_of_space_says_what_to_change() {
+        let error = check_space(1 << 60).unwrap_err().to_string();
+        for hint in [
+            "--shm-size",
+            "fewer actors",
+            "actors.write_every",
+            "actors.regions",
+        ] {
+            assert!(error.contains(hint), "{error}");
+        }
+        let name = unique_name("seg");
+        assert!(matches!(
+            Segment::create(&name, KIND, 7, 1 << 50),
+            Err(ShmError::NoSpace { .. })
+        ));
+        assert!(matches!(
+            open_error(&name, KIND, 7),
+            ShmError::Missing { .. }
+        ));
+    }
+
+    #[test]
+    #[should_panic(expected = "outside of a body")]
+    fn access_outside_of_the_body_panics() {
+        let segment = Segment::create(&unique_name("seg"), KIND, 7, 64).unwrap();
+        segment.at::<AtomicU64>(segment.body_len() - 4);
+    }
+
+    #[test]
+    #[should_panic(expected = "misaligned")]
+    fn misaligned_access_panics() {
+        let segment = Segment::create(&unique_name("seg"), KIND, 7, 64).unwrap();
+        segment.at::<AtomicU64>(4);
+    }
+}

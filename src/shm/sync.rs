@@ -1,0 +1,12 @@
+//! The atomics of this folder, in one place.
+//!
+//! Every shared structure takes its atomics from here, so that what stands behind them can be exchanged:
+//! unit tests run the same code over atomics that stop storing after a chosen number of stores, which is
+//! what a kill looks like from outside (`crash`).
+
+pub(super) use std::sync::atomic::{Ordering, fence};
+
+#[cfg(test)]
+pub(super) use super::crash::{AtomicU32, AtomicU64};
+#[cfg(not(test))]
+pub(super) use std::sync::atomic::{AtomicU32, AtomicU64};

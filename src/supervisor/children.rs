@@ -1,0 +1,160 @@
+//! Child processes: fresh executions of this program with a hidden subcommand.
+//!
+//! Each is in a process group of its own (a Ctrl-C reaches main alone), dies with its parent, and logs to its own file.
+
+use std::fs::OpenOptions;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use nix::sys::prctl;
+use nix::sys::signal::Signal;
+use nix::unistd::{Pid, getppid};
+
+use crate::run::RunDirectory;
+
+/// What a child process does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    Actor(usize),
+    Learner,
+    Evaluator,
+}
+
+impl std::fmt::Display for Role {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Actor(id) => write!(f, "actor{id}"),
+            Self::Learner => f.write_str("learner"),
+            Self::Evaluator => f.write_str("evaluator"),
+        }
+    }
+}
+
+/// A child process under watch.
+#[derive(Debug)]
+pub struct Process {
+    pub role: Role,
+    child: Child,
+    started: Instant,
+    /// Starts after the first.
+    pub restarts: u32,
+    /// Deaths in a row within a second of the start.
+    quick_deaths: u32,
+    /// When to start it again.
+    pub due: Option<Instant>,
+}
+
+fn spawn(role: Role, directory: &RunDirectory, prefix: &str) -> anyhow::Result<Child> {
+    let path = directory.log(&role.to_string());
+    let log = OpenOptions::new().create(true).append(true).open(&path);
+    let log = log.with_context(|| format!("cannot write {}", path.display()))?;
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    let mut command = Command::new(program);
+    command.arg("child").arg(match role {
+        Role::Actor(_) => "actor",
+        Role::Learner => "learner",
+        Role::Evaluator => "evaluator",
+    });
+    if let Role::Actor(id) = role {
+        command.arg("--id").arg(id.to_string());
+    }
+    command
+        .arg("--parent")
+        .arg(std::process::id().to_string())
+        .arg("--run-dir")
+        .arg(directory.root())
+        .arg("--names")
+        .arg(prefix)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .process_group(0);
+    command.spawn().with_context(|| format!("cannot start the {role} process"))
+}
+
+impl Process {
+    pub fn start(role: Role, directory: &RunDirectory, prefix: &str) -> anyhow::Result<Self> {
+        Ok(Self {
+            role,
+            child: spawn(role, directory, prefix)?,
+            started: Instant::now(),
+            restarts: 0,
+            quick_deaths: 0,
+            due: None,
+        })
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The exit status, once.
+    pub fn reap(&mut self) -> anyhow::Result<Option<ExitStatus>> {
+        if self.due.is_some() {
+            return Ok(None);
+        }
+        Ok(self.child.try_wait()?)
+    }
+
+    /// Plans the next start: at once, later if it keeps dying as soon as it is started.
+    pub fn schedule_restart(&mut self) {
+        self.quick_deaths = if self.started.elapsed() < Duration::from_secs(1) { self.quick_deaths + 1 } else { 0 };
+        let pause = match self.quick_deaths {
+            0 | 1 => Duration::ZERO,
+            n => Duration::from_millis(100 << n.min(6)),
+        };
+        self.due = Some(Instant::now() + pause);
+    }
+
+    /// Starts it again if that is due.
+    pub fn restart_if_due(&mut self, directory: &RunDirectory, prefix: &str) -> anyhow::Result<bool> {
+        if self.due.is_none_or(|due| Instant::now() < due) {
+            return Ok(false);
+        }
+        self.child = spawn(self.role, directory, prefix)?;
+        self.started = Instant::now();
+        self.due = None;
+        self.restarts += 1;
+        Ok(true)
+    }
+
+    /// Waits for the end until `deadline`, then kills.
+    pub fn finish(&mut self, deadline: Instant) -> anyhow::Result<Option<ExitStatus>> {
+        if self.due.is_some() {
+            return Ok(None);
+        }
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(Some(status));
+            }
+            if Instant::now() >= deadline {
+                tracing::warn!("{} does not end, killing it", self.role);
+                self.child.kill()?;
+                return Ok(Some(self.child.wait()?));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Only an error path leaves one alive.
+        if let Ok(None) = self.child.try_wait() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Called first in a child: die when the parent dies, and notice if it is dead already.
+///
+/// # Errors
+/// The parent is gone.
+pub fn bind_to_parent(parent: i32) -> anyhow::Result<()> {
+    prctl::set_pdeathsig(Signal::SIGKILL).context("cannot ask to die with the parent")?;
+    anyhow::ensure!(getppid() == Pid::from_raw(parent), "the main process is gone");
+    Ok(())
+}

@@ -1,0 +1,88 @@
+//! `manifest.json`: what a run was, for whoever finds its directory later.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use serde::Serialize;
+
+use crate::run::context::{Context, compile_options};
+use crate::run::{RunDirectory, context};
+
+use super::Outcome;
+
+/// The manifest; written at the start and again at the end.
+#[derive(Debug, Serialize)]
+pub struct Manifest {
+    admix: &'static str,
+    mode: &'static str,
+    seed: u64,
+    rate_seed: u64,
+    /// Hash of the resolved configuration.
+    config_hash: String,
+    data: Vec<DataEntry>,
+    host: String,
+    cores: usize,
+    device: String,
+    started: String,
+    ended: Option<String>,
+    outcome: Option<Outcome>,
+}
+
+#[derive(Debug, Serialize)]
+struct DataEntry {
+    role: &'static str,
+    path: String,
+    /// Hash of the inputs.
+    inputs: String,
+    requests: u64,
+    quarantined: u64,
+}
+
+fn now() -> String {
+    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+impl Manifest {
+    /// Describes a run that starts now.
+    pub fn begin(context: &Context, mode: &'static str, device: &str) -> anyhow::Result<Self> {
+        let settings = &context.settings;
+        let mut data = Vec::new();
+        let sets = [("train", &settings.data.train), ("validation", &settings.data.validation), ("test", &settings.data.test)];
+        for (role, dirs) in sets {
+            for (dir, log) in dirs.iter().zip(context::open_logs(dirs, compile_options(settings))?) {
+                data.push(DataEntry {
+                    role,
+                    path: dir.display().to_string(),
+                    inputs: format!("{:032x}", log.inputs()),
+                    requests: log.requests().len() as u64,
+                    quarantined: log.counts().quarantined,
+                });
+            }
+        }
+        Ok(Self {
+            admix: env!("CARGO_PKG_VERSION"),
+            mode,
+            seed: settings.run.seed,
+            rate_seed: settings.env.rate_seed,
+            config_hash: format!("{:016x}", twox_hash::XxHash3_64::oneshot(settings.to_toml().as_bytes())),
+            data,
+            host: nix::unistd::gethostname().map_or_else(|_| String::new(), |h| h.to_string_lossy().into_owned()),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            device: device.to_owned(),
+            started: now(),
+            ended: None,
+            outcome: None,
+        })
+    }
+
+    /// Notes the end.
+    pub fn end(&mut self, outcome: &Outcome) {
+        self.ended = Some(now());
+        self.outcome = Some(outcome.clone());
+    }
+
+    pub fn write(&self, directory: &RunDirectory) -> anyhow::Result<()> {
+        let path: &Path = &directory.manifest();
+        std::fs::write(path, serde_json::to_vec_pretty(self)?).with_context(|| format!("cannot write {}", path.display()))
+    }
+}

@@ -1,0 +1,46 @@
+//! What main does before anything is trained: open the logs, plan, fix the policy's vocabulary.
+
+use std::sync::Arc;
+
+use crate::env::Vocabulary;
+use crate::log::CompiledLog;
+use crate::plan::Plan;
+use crate::policy::{PolicySpec, ReplayOptions, baselines};
+use crate::run::context::{Context, compile_options, open_logs};
+use crate::settings::{Baselines, Env, ScoreMode, Settings};
+
+/// Plans from training days and tunes the baselines on them.
+///
+/// # Errors
+/// No training day, or one that cannot be used.
+pub fn plan_days(
+    dirs: &[std::path::PathBuf],
+    logs: Vec<CompiledLog>,
+    env: &Env,
+    baselines: &Baselines,
+) -> anyhow::Result<Plan> {
+    let references: Vec<&CompiledLog> = logs.iter().collect();
+    let mut plan = Plan::from_days(&references, env.rate_seed)?;
+    let vocabulary = Arc::new(Vocabulary::default());
+    let days = dirs
+        .iter()
+        .zip(logs)
+        .map(|(dir, log)| crate::env::DayModel::new(dir, log, &plan, vocabulary.clone()))
+        .collect::<Result<Vec<_>, _>>()?;
+    let options = ReplayOptions { rate_seed: env.rate_seed, feedback_delay_s: env.feedback_delay_s };
+    plan.pid = Some(baselines::tune::pid(&days, options, baselines.pid_interval_s, baselines.tuning_replays));
+    Ok(plan)
+}
+
+/// Opens every log of the run (so that a bad one is met now), plans, and fixes what the policy is made of.
+pub fn prepare(settings: &Settings) -> anyhow::Result<Context> {
+    let options = compile_options(settings);
+    let logs = open_logs(&settings.data.train, options)?;
+    open_logs(&settings.data.validation, options)?;
+    open_logs(&settings.data.test, options)?;
+    let references: Vec<&CompiledLog> = logs.iter().collect();
+    let vocabulary = Vocabulary::of_days(&references, settings.score_mode == ScoreMode::All);
+    let plan = plan_days(&settings.data.train, logs, &settings.env, &settings.baselines)?;
+    let spec = PolicySpec { score_mode: settings.score_mode, policy: settings.policy.clone(), vocabulary };
+    Ok(Context { settings: settings.clone(), plan, spec: Arc::new(spec) })
+}

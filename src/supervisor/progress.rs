@@ -1,0 +1,104 @@
+//! Progress of a run: a line that is redrawn on a terminal, plain lines now and then elsewhere.
+
+use std::io::IsTerminal as _;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::settings::Settings;
+
+/// What a run looks like at a moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
+pub struct Status {
+    pub updates: u64,
+    pub samples: u64,
+    /// Mean updates that a block's parameters were behind.
+    pub lag: f64,
+    /// J of the last and the best evaluation, minor units; NaN before the first.
+    pub last_j: f64,
+    pub best_j: f64,
+    pub last_share: f64,
+    pub best_share: f64,
+    pub evaluations: u64,
+}
+
+/// Shows [`Status`] to a person.
+pub struct Progress {
+    bar: Option<ProgressBar>,
+    started: Instant,
+    last: (Instant, Status),
+    next_line: Instant,
+    batch: usize,
+    max_updates: u64,
+}
+
+const LINE_EVERY: Duration = Duration::from_secs(10);
+
+impl Progress {
+    pub fn new(settings: &Settings) -> Self {
+        let now = Instant::now();
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = match settings.budget.max_updates {
+                0 => ProgressBar::new_spinner(),
+                n => ProgressBar::new(n),
+            };
+            bar.set_style(
+                ProgressStyle::with_template("{elapsed_precise} {bar:24} {msg}").unwrap_or_else(|_| ProgressStyle::default_bar()),
+            );
+            bar
+        });
+        Self {
+            bar,
+            started: now,
+            last: (now, Status::default()),
+            next_line: now + LINE_EVERY,
+            batch: settings.learner.batch,
+            max_updates: settings.budget.max_updates,
+        }
+    }
+
+    /// Shows a newer status; returns samples/s and updates/s since the last one.
+    pub fn show(&mut self, status: Status) -> (f64, f64) {
+        let now = Instant::now();
+        let (then, before) = self.last;
+        let seconds = (now - then).as_secs_f64().max(1e-9);
+        let samples = status.samples.saturating_sub(before.samples) as f64 / seconds;
+        let updates = status.updates.saturating_sub(before.updates) as f64 / seconds;
+        self.last = (now, status);
+        let replay_ratio = status.updates as f64 * self.batch as f64 / (status.samples as f64).max(1.0);
+        let mut line = format!("updates {}", status.updates);
+        if self.max_updates > 0 {
+            line += &format!("/{}", self.max_updates);
+        }
+        line += &format!(
+            " ({updates:.0}/s)  samples {} ({:.0}k/s)  replay ratio {replay_ratio:.2}  lag {:.1}",
+            status.samples,
+            samples / 1000.0,
+            status.lag
+        );
+        if status.evaluations > 0 {
+            line += &format!(
+                "  J {:.0} best {:.0}  share {:.2} best {:.2}",
+                status.last_j,
+                status.best_j,
+                100.0 * status.last_share,
+                100.0 * status.best_share
+            );
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_position(status.updates);
+            bar.set_message(line);
+        } else if now >= self.next_line {
+            self.next_line = now + LINE_EVERY;
+            eprintln!("{:>5.0}s  {line}", self.started.elapsed().as_secs_f64());
+        }
+        (samples, updates)
+    }
+
+    /// Clears the line.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! The same run in one process and one thread of control: act, then train.
+//!
+//! Environment, networks, losses, replay ratio and batch are those of the parallel run; this is the reference that its
+//! correctness and its speed-up are measured against. `serial.literal` is the old scheme: an update for every
+//! sample, with fresh parameters at every step.
+
+use std::time::Instant;
+
+use crate::actor::Explorer;
+use crate::evaluate::Judge;
+use crate::learner::process::Record;
+use crate::learner::{Device, Learner, device};
+use crate::policy::file::PolicyFile;
+use crate::run::context::Context;
+use crate::run::{Metrics, RunDirectory};
+
+use super::interrupt::Interrupt;
+use super::progress::{Progress, Status};
+use super::{ExitReason, Outcome};
+
+/// Trains in this process until the budget is spent, the policy converged, or the run is interrupted.
+pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt) -> anyhow::Result<Outcome> {
+    let settings = &context.settings;
+    device::set_threads(settings.learner.threads);
+    let days = context.days(&settings.data.train)?;
+    let trainer = Device::resolve(&settings.run.device)?.trainer(&days, &context.spec, settings);
+    let mut run = Run {
+        context,
+        directory,
+        started: Instant::now(),
+        learner: Learner::new(&days, context.spec.clone(), settings, trainer),
+        judge: Judge::new(context.days(&settings.data.validation)?, context.spec.clone(), context.replay_options()),
+        metrics: Metrics::open(&directory.metrics())?,
+        progress: Progress::new(settings),
+        status: Status::default(),
+        without_improvement: 0,
+        evaluated: 0,
+        computing: 0.0,
+    };
+    let initial = context.spec.initial_actor(settings.run.seed);
+    let mut explorers: Vec<Explorer> = (0..settings.actors.count as u64)
+        .map(|id| Explorer::new(&days, settings, context.spec.clone(), initial.clone(), id, 0))
+        .collect();
+    run.evaluate()?;
+    let reason = if settings.serial.literal { run.literal(&mut explorers[0], interrupt) } else { run.rounds(&mut explorers, interrupt) }?;
+    run.finish(reason)
+}
+
+struct Run<'a> {
+    context: &'a Context,
+    directory: &'a RunDirectory,
+    started: Instant,
+    learner: Learner<'a>,
+    judge: Judge,
+    metrics: Metrics,
+    progress: Progress,
+    status: Status,
+    without_improvement: u64,
+    evaluated: u64,
+    computing: f64,
+}
+
+impl Run<'_> {
+    /// Why to stop now, if at all.
+    fn ends(&self, interrupt: &Interrupt) -> Option<ExitReason> {
+        let patience = self.context.settings.stop.patience;
+        if interrupt.count() > 0 {
+            Some(ExitReason::Interrupted)
+        } else if patience > 0 && self.without_improvement >= patience {
+            Some(ExitReason::Converged)
+        } else if self.learner.progress() >= 1.0 {
+            Some(ExitReason::Budget)
+        } else {
+            None
+        }
+    }
+
+    /// A block of each explorer in turn, then the updates that it pays for.
+    fn rounds(&mut self, explorers: &mut [Explorer], interrupt: &Interrupt) -> anyhow::Result<ExitReason> {
+        let publish_every = self.context.settings.learner.publish_every;
+        loop {
+            for turn in 0..explorers.len() {
+                let block = explorers[turn].block();
+                self.learner.ingest(block.segments)?;
+                while self.learner.updates_due() > 0 {
+                    if let Some(reason) = self.ends(interrupt) {
+                        return Ok(reason);
+                    }
+                    self.update()?;
+                    if self.learner.updates().is_multiple_of(publish_every) {
+                        let raw = self.learner.publication().raw;
+                        for explorer in &mut *explorers {
+                            explorer.set_params(&raw);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// One sample, one batch.
+    fn literal(&mut self, explorer: &mut Explorer, interrupt: &Interrupt) -> anyhow::Result<ExitReason> {
+        loop {
+            if let Some(segment) = explorer.step() {
+                self.learner.ingest(vec![segment])?;
+            }
+            if let Some(reason) = self.ends(interrupt) {
+                return Ok(reason);
+            }
+            if self.learner.ready() {
+                self.update()?;
+                explorer.set_params(&self.learner.publication().raw);
+            }
+        }
+    }
+
+    fn update(&mut self) -> anyhow::Result<()> {
+        let working = Instant::now();
+        let record = (self.learner.updates() + 1).is_multiple_of(32);
+        let stats = self.learner.update(record)?;
+        self.computing += working.elapsed().as_secs_f64();
+        let (updates, samples) = (self.learner.updates(), self.learner.samples());
+        if record {
+            self.metrics.append("learner", &Record { updates, samples, progress: self.learner.progress(), stats });
+            self.status = Status { updates, samples, ..self.status };
+            self.progress.show(self.status);
+        }
+        let due = updates / self.context.settings.evaluate.every;
+        if due > self.evaluated {
+            self.evaluated = due;
+            self.evaluate()?;
+        }
+        Ok(())
+    }
+
+    fn evaluate(&mut self) -> anyhow::Result<()> {
+        let publication = self.learner.publication();
+        let counted = publication.updates > self.context.settings.learner.critic_head_start;
+        let evaluation = self.judge.evaluate(publication.updates, &publication.averaged, counted);
+        let share = evaluation.share.unwrap_or(f64::NAN);
+        self.status.last_j = evaluation.j;
+        self.status.last_share = share;
+        self.status.evaluations += 1;
+        if evaluation.improved {
+            self.status.best_j = evaluation.j;
+            self.status.best_share = share;
+            self.save(publication.averaged, &self.directory.best())?;
+        }
+        self.without_improvement = evaluation.without_improvement;
+        self.metrics.append("evaluation", &evaluation);
+        Ok(())
+    }
+
+    fn save(&self, actor: Vec<f32>, path: &std::path::Path) -> anyhow::Result<()> {
+        let file = PolicyFile {
+            spec: self.context.spec.clone(),
+            plan: self.context.plan.clone(),
+            actor,
+            updates: self.learner.updates(),
+        };
+        file.write(path)
+    }
+
+    fn finish(mut self, reason: ExitReason) -> anyhow::Result<Outcome> {
+        self.evaluate()?;
+        self.save(self.learner.publication().averaged, &self.directory.last())?;
+        self.progress.finish();
+        let seconds = self.started.elapsed().as_secs_f64();
+        Ok(Outcome {
+            reason,
+            updates: self.learner.updates(),
+            samples: self.learner.samples(),
+            seconds,
+            best_j: self.status.best_j,
+            best_share: self.status.best_share,
+            evaluations: self.status.evaluations,
+            mean_lag: 0.0,
+            max_lag: 0,
+            actor_restarts: 0,
+            ledger: None,
+            learner_compute: self.computing / seconds,
+            learner_wait: 0.0,
+        })
+    }
+}

@@ -1,0 +1,149 @@
+//! What makes a day differ from the expected one: volume, price level, noise of the hours, shocks.
+
+use rand::RngExt;
+use rand_chacha::ChaCha8Rng;
+
+use super::audience::normal;
+use super::settings::WorldSettings;
+
+const HOUR_MS: u64 = 3_600_000;
+/// Correlation of the hour-scale noise from one hour to the next.
+const HOUR_CORRELATION: f64 = 0.7;
+
+struct Shock {
+    region: u32,
+    start_ms: u64,
+    end_ms: u64,
+    log: f64,
+}
+
+/// One day's departures from what is expected.
+pub struct Conditions {
+    /// Multiplier of the day's requests.
+    pub volume: f64,
+    /// Multiplier of the traffic by hour of the day.
+    pub hour_traffic: [f64; 24],
+    level: f64,
+    hour_price: [f64; 24],
+    shocks: Vec<Shock>,
+    jump: Option<(u64, f64)>,
+}
+
+impl Conditions {
+    pub fn draw(settings: &WorldSettings, day: u32, rng: &mut ChaCha8Rng) -> Self {
+        let jump = settings
+            .jump
+            .filter(|j| j.day == day)
+            .map(|j| ((j.hour * HOUR_MS as f64) as u64, j.factor.ln()));
+        Self {
+            volume: (settings.volume_drift * normal(rng)).exp(),
+            level: settings.price_drift * normal(rng),
+            jump,
+            ..Self::typical(settings, rng)
+        }
+    }
+
+    /// A day without drift and jump: what calibration takes as the rule.
+    pub fn typical(settings: &WorldSettings, rng: &mut ChaCha8Rng) -> Self {
+        let hour_traffic = autoregressive(settings.traffic_noise, rng).map(f64::exp);
+        let hour_price = autoregressive(settings.price_noise, rng);
+        let shocks = if settings.shock_max == 1.0 && settings.shock_min == 1.0 {
+            Vec::new()
+        } else {
+            let count = rng.random_range(1..=2u32.min(settings.regions));
+            let first = rng.random_range(0..settings.regions);
+            (0..count)
+                .map(|i| {
+                    let start = rng.random_range(7.0..20.0);
+                    let hours = rng.random_range(2.0..4.0);
+                    let factor = rng.random_range(settings.shock_min..=settings.shock_max);
+                    Shock {
+                        region: (first + i * (settings.regions / 2).max(1)) % settings.regions + 1,
+                        start_ms: (start * HOUR_MS as f64) as u64,
+                        end_ms: ((start + hours) * HOUR_MS as f64) as u64,
+                        log: f64::ln(factor),
+                    }
+                })
+                .collect()
+        };
+        Self {
+            volume: 1.0,
+            hour_traffic,
+            level: 0.0,
+            hour_price,
+            shocks,
+            jump: None,
+        }
+    }
+
+    /// Logarithm of the day's price multiplier for a region, `ms` after midnight.
+    pub fn price_log(&self, region: u32, ms: u64) -> f64 {
+        let hour = ms as f64 / HOUR_MS as f64;
+        // Evenings are dearer than early mornings on every day.
+        let diurnal = 0.1 * ((hour - 20.0) * std::f64::consts::TAU / 24.0).cos();
+        let shocks: f64 = self
+            .shocks
+            .iter()
+            .filter(|s| s.region == region && (s.start_ms..s.end_ms).contains(&ms))
+            .map(|s| s.log)
+            .sum();
+        let jump = self.jump.filter(|&(from, _)| ms >= from);
+        self.level
+            + diurnal
+            + self.hour_price[(ms / HOUR_MS) as usize]
+            + shocks
+            + jump.map_or(0.0, |(_, log)| log)
+    }
+}
+
+/// 24 values of a stationary AR(1) process with the given standard deviation.
+fn autoregressive(sd: f64, rng: &mut ChaCha8Rng) -> [f64; 24] {
+    let innovation = (1.0 - HOUR_CORRELATION * HOUR_CORRELATION).sqrt();
+    let mut value = normal(rng);
+    std::array::from_fn(|_| {
+        let now = value;
+        value = HOUR_CORRELATION * value + innovation * normal(rng);
+        sd * now
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::synth::settings::Jump;
+    use rand::SeedableRng;
+
+    #[test]
+    fn a_jump_multiplies_prices_from_its_hour_on_its_day_only() {
+        let mut settings = WorldSettings::default();
+        let day = |s: &WorldSettings, d| Conditions::draw(s, d, &mut ChaCha8Rng::seed_from_u64(1));
+        let plain = day(&settings, 3);
+        settings.jump = Some(Jump {
+            day: 3,
+            hour: 14.0,
+            factor: 1.4,
+        });
+        let (jumped, other) = (day(&settings, 3), day(&settings, 2));
+        for hour in 0..24 {
+            let ms = hour * HOUR_MS;
+            let step = jumped.price_log(1, ms) - plain.price_log(1, ms);
+            let expected = if hour >= 14 { 1.4f64.ln() } else { 0.0 };
+            assert!((step - expected).abs() < 1e-12, "hour {hour}: {step}");
+            assert_eq!(other.price_log(1, ms), plain.price_log(1, ms));
+        }
+    }
+
+    #[test]
+    fn the_hours_noise_has_its_standard_deviation_and_correlation() {
+        let mut rng = ChaCha8Rng::seed_from_u64(5);
+        let days: Vec<[f64; 24]> = (0..4000).map(|_| autoregressive(0.05, &mut rng)).collect();
+        let mean = |f: &dyn Fn(&[f64; 24]) -> f64| days.iter().map(f).sum::<f64>() / 4000.0;
+        let sd = mean(&|d| d[20] * d[20]).sqrt();
+        let correlation = mean(&|d| d[10] * d[11]) / (sd * sd);
+        assert!((sd - 0.05).abs() < 0.003, "{sd}");
+        assert!(
+            (correlation - HOUR_CORRELATION).abs() < 0.06,
+            "{correlation}"
+        );
+    }
+}

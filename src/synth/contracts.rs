@@ -1,0 +1,323 @@
+//! The guaranteed contracts: whom they target, when they fly, what they demand and what missing costs.
+//!
+//! A third of them compete for the same few regions, so that their demands bind; one in ten asks more of
+//! those regions than the others leave; the rest share what remains and are easy.
+
+use rand::RngExt;
+use rand_chacha::ChaCha8Rng;
+
+use super::audience::{Audience, BIN_MS, BINS, Cell, normal};
+use super::demand;
+use super::settings::WorldSettings;
+use crate::log::schema::{ControlRow, DAY_MS};
+use crate::log::targeting::Targeting;
+
+/// Id of the first contract; auction ads begin above the 900 that there may be.
+const FIRST_ID: u64 = 101;
+/// Targetings tried for each contract; the one whose supply is nearest to the wanted one is taken.
+const CANDIDATES: usize = 64;
+/// Share of the traffic that the contested regions hold.
+const CONTESTED_SHARE: f64 = 0.32;
+
+/// How hard a contract's demand is to meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Easy,
+    Tight,
+    OverBooked,
+}
+
+/// One contract as it is every day; only its demand is redrawn.
+#[derive(Debug, Clone)]
+pub struct Contract {
+    pub ad_id: u64,
+    pub kind: Kind,
+    pub targeting: Targeting,
+    /// Flight in half hours after midnight, half open.
+    pub flight: (usize, usize),
+    /// Expected share of all requests that match and are in flight.
+    pub supply: f64,
+    /// Expected required impressions, as a share of all requests.
+    pub demand: f64,
+    /// Expected share of the contract's supply that lies before each half hour (49 values, 0 to 1).
+    pub elapsed: Vec<f64>,
+    /// Minor units per missing impression.
+    pub penalty: f64,
+    /// Minor units per predicted click.
+    pub click_value: f64,
+    /// Mean predicted click probability.
+    pub pctr: f64,
+}
+
+impl Contract {
+    /// Whether the flight covers this time after midnight.
+    pub fn flies(&self, ms: u64) -> bool {
+        let bin = (ms / BIN_MS) as usize;
+        (self.flight.0..self.flight.1).contains(&bin)
+    }
+
+    /// Expected share of the contract's supply that has passed, 0 to 1, at a time after midnight.
+    pub fn elapsed_at(&self, ms: u64) -> f64 {
+        let ms = ms.min(DAY_MS - 1);
+        let (bin, part) = ((ms / BIN_MS) as usize, (ms % BIN_MS) as f64 / BIN_MS as f64);
+        self.elapsed[bin] + part * (self.elapsed[bin + 1] - self.elapsed[bin])
+    }
+
+    /// Whether the targeting wants this cell.
+    pub fn matches(&self, cell: &Cell) -> bool {
+        self.targeting
+            .matches(cell.slot, cell.region, cell.gender, cell.age)
+    }
+}
+
+/// All contracts of a world and where they apply.
+pub struct Contracts {
+    pub list: Vec<Contract>,
+    /// Per cell: the contracts whose targeting matches.
+    by_cell: Vec<Vec<usize>>,
+}
+
+impl Contracts {
+    pub fn draw(settings: &WorldSettings, audience: &Audience, rng: &mut ChaCha8Rng) -> Self {
+        let contested = contested_regions(audience, settings.regions, rng);
+        let all: Vec<u32> = (1..=settings.regions).collect();
+        let count = settings.contracts as usize;
+        let (tight, over) = (count.div_ceil(3), (count as f64 / 10.0).round() as usize);
+        let mut list = Vec::with_capacity(count);
+        // The easy ones come last and take up what the others leave of the wanted queue share.
+        let mut covered = 0.0;
+        for index in 0..count {
+            let kind = match index {
+                i if i < over => Kind::OverBooked,
+                i if i < over + tight => Kind::Tight,
+                _ => Kind::Easy,
+            };
+            let left = (settings.contracts_per_queue - covered).max(0.02);
+            let (pool, wanted) = match kind {
+                Kind::OverBooked => (&contested, rng.random_range(0.02..0.05)),
+                Kind::Tight => (&contested, rng.random_range(0.05..0.13)),
+                Kind::Easy => {
+                    let spread = rng.random_range(0.4..1.6);
+                    (&all, (left / (count - index) as f64 * spread).min(0.97))
+                }
+            };
+            let flight = draw_flight(settings.part_day_share, rng);
+            let contract = (0..CANDIDATES)
+                .map(|_| {
+                    let targeting = draw_targeting(pool, kind != Kind::Easy, settings, rng);
+                    outline(kind, targeting, flight, audience)
+                })
+                .min_by(|a, b| {
+                    let miss = |c: &Contract| (c.supply.max(1e-9) / wanted).ln().abs();
+                    miss(a).total_cmp(&miss(b))
+                })
+                .expect("there is at least one candidate");
+            covered += contract.supply;
+            list.push(contract);
+        }
+        demand::set_demands(&mut list, audience, settings.fill, rng);
+        let price = settings.mean_best_ecpm / 1000.0;
+        // Ids do not tell the kind.
+        for i in (1..list.len()).rev() {
+            list.swap(i, rng.random_range(0..=i));
+        }
+        for (contract, ad_id) in list.iter_mut().zip(FIRST_ID..) {
+            let spread = rng.random::<f64>();
+            let multiple =
+                settings.penalty_min * (settings.penalty_max / settings.penalty_min).powf(spread);
+            let click_worth = rng.random_range(0.0..=1.0) * settings.click_worth_max * price;
+            contract.ad_id = ad_id;
+            contract.pctr = super::round(
+                settings.mean_pctr * (0.4 * normal(rng)).exp(),
+                settings.pctr_decimals,
+            )
+            .clamp(1e-3, 0.5);
+            contract.penalty = super::round(multiple * price, 4);
+            contract.click_value = super::round(click_worth / contract.pctr, 2);
+        }
+        let by_cell = audience
+            .cells
+            .iter()
+            .map(|cell| (0..count).filter(|&j| list[j].matches(cell)).collect())
+            .collect();
+        Self { list, by_cell }
+    }
+
+    /// Indices of the contracts that match a cell and are in flight.
+    pub fn eligible(&self, cell: usize, ms: u64) -> impl Iterator<Item = usize> + '_ {
+        let matching = self.by_cell[cell].iter().copied();
+        matching.filter(move |&j| self.list[j].flies(ms))
+    }
+
+    /// The control table of a day that begins at `midnight` (Unix milliseconds), demands redrawn.
+    pub fn control(
+        &self,
+        settings: &WorldSettings,
+        midnight: u64,
+        rng: &mut ChaCha8Rng,
+    ) -> Vec<ControlRow> {
+        self.list
+            .iter()
+            .map(|c| {
+                let drift = (settings.demand_drift * normal(rng)).exp();
+                let expected = c.demand * f64::from(settings.requests);
+                let required = ((expected * drift).round() as u64).max(1);
+                ControlRow {
+                    ad_id: c.ad_id,
+                    required,
+                    cap: (required as f64 * (1.0 + settings.cap_slack)).round() as u64,
+                    delivered0: (required as f64 * settings.delivered0_share).round() as u64,
+                    start_ms: midnight + c.flight.0 as u64 * BIN_MS,
+                    end_ms: midnight + c.flight.1 as u64 * BIN_MS,
+                    targeting: c.targeting.clone(),
+                    theta: None,
+                    rate: settings.rate,
+                    penalty: c.penalty,
+                    click_value: c.click_value,
+                    pctr: Some(c.pctr),
+                }
+            })
+            .collect()
+    }
+}
+
+/// Random regions that together hold about the contested share: one alone may hold more.
+fn contested_regions(audience: &Audience, regions: u32, rng: &mut ChaCha8Rng) -> Vec<u32> {
+    let mut left: Vec<u32> = (1..=regions).collect();
+    let (mut chosen, mut held) = (Vec::new(), 0.0);
+    while !left.is_empty() {
+        let region = left.swap_remove(rng.random_range(0..left.len()));
+        let cells = audience.cells.iter().filter(|c| c.region == region);
+        let share: f64 = cells.map(|c| c.share).sum();
+        if chosen.is_empty() || held + share <= CONTESTED_SHARE {
+            held += share;
+            chosen.push(region);
+        }
+    }
+    chosen
+}
+
+/// The whole day, or 8 to 14 hours of it.
+fn draw_flight(part_day_share: f64, rng: &mut ChaCha8Rng) -> (usize, usize) {
+    if rng.random::<f64>() >= part_day_share {
+        return (0, BINS);
+    }
+    let start = rng.random_range(0..=20);
+    (start, (start + rng.random_range(16..=28)).min(BINS))
+}
+
+/// A random AND of ORs; `restricted` ones always name regions of the pool.
+fn draw_targeting(
+    pool: &[u32],
+    restricted: bool,
+    settings: &WorldSettings,
+    rng: &mut ChaCha8Rng,
+) -> Targeting {
+    let mut targeting = Targeting::default();
+    if restricted || rng.random::<f64>() < 0.6 {
+        targeting.region = subset(pool, rng);
+    }
+    if rng.random::<f64>() < 0.35 {
+        targeting.gender = vec![rng.random_range(1..=2)];
+    }
+    if rng.random::<f64>() < 0.45 {
+        let (a, b) = (
+            rng.random_range(1..=settings.ages),
+            rng.random_range(1..=settings.ages),
+        );
+        targeting.age = (a.min(b)..=a.max(b)).map(u32::from).collect();
+    }
+    if settings.slots > 1 && rng.random::<f64>() < 0.4 {
+        let slots: Vec<u32> = (1..=settings.slots).collect();
+        targeting.slot = subset(&slots, rng);
+    }
+    targeting
+}
+
+/// A sorted random subset that is not empty.
+fn subset(pool: &[u32], rng: &mut ChaCha8Rng) -> Vec<u32> {
+    let keep = rng.random_range(0.2..0.9);
+    let mut chosen: Vec<u32> = pool
+        .iter()
+        .copied()
+        .filter(|_| rng.random::<f64>() < keep)
+        .collect();
+    if chosen.is_empty() {
+        chosen.push(pool[rng.random_range(0..pool.len())]);
+    }
+    chosen.sort_unstable();
+    chosen
+}
+
+/// A contract's supply and its course over the day; money and demand are set later.
+fn outline(
+    kind: Kind,
+    targeting: Targeting,
+    flight: (usize, usize),
+    audience: &Audience,
+) -> Contract {
+    let mut contract = Contract {
+        ad_id: 0,
+        kind,
+        targeting,
+        flight,
+        supply: 0.0,
+        demand: 0.0,
+        elapsed: Vec::with_capacity(BINS + 1),
+        penalty: 0.0,
+        click_value: 0.0,
+        pctr: 0.0,
+    };
+    let mut region_share = vec![0.0; audience.curves.len()];
+    for cell in audience.cells.iter().filter(|c| contract.matches(c)) {
+        region_share[cell.region as usize - 1] += cell.share;
+    }
+    let mut sum = 0.0;
+    for bin in 0..BINS {
+        contract.elapsed.push(sum);
+        if (flight.0..flight.1).contains(&bin) {
+            let shares = region_share.iter().zip(&audience.curves);
+            sum += shares.map(|(share, curve)| share * curve[bin]).sum::<f64>();
+        }
+    }
+    contract.elapsed.push(sum);
+    contract.supply = sum;
+    if sum > 0.0 {
+        contract.elapsed.iter_mut().for_each(|e| *e /= sum);
+    }
+    contract
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::SeedableRng;
+
+    fn draw(settings: &WorldSettings) -> Contracts {
+        let mut rng = ChaCha8Rng::seed_from_u64(7);
+        let audience = Audience::draw(settings, &mut rng).unwrap();
+        Contracts::draw(settings, &audience, &mut rng)
+    }
+
+    #[test]
+    fn the_expected_number_of_contracts_in_a_queue_is_near_the_wanted_one() {
+        let contracts = draw(&WorldSettings::default());
+        let mean: f64 = contracts.list.iter().map(|c| c.supply).sum();
+        assert!((mean - 6.0).abs() < 0.6, "{mean}");
+    }
+
+    #[test]
+    fn supply_elapses_only_in_flight() {
+        let settings = WorldSettings {
+            part_day_share: 1.0,
+            ..WorldSettings::default()
+        };
+        for c in &draw(&settings).list {
+            let (start, end) = (c.flight.0 as u64 * BIN_MS, c.flight.1 as u64 * BIN_MS);
+            assert!(c.flight.1 - c.flight.0 < BINS);
+            assert_eq!(c.elapsed_at(start), 0.0);
+            assert!((c.elapsed_at(end) - 1.0).abs() < 1e-6);
+            assert!(c.flies(start) && !c.flies(end));
+        }
+    }
+}

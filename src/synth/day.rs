@@ -1,0 +1,201 @@
+//! One day of a world, drawn and written row by row.
+
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use rand::RngExt;
+use rand_chacha::ChaCha8Rng;
+
+use super::audience::normal;
+use super::conditions::Conditions;
+use super::live::Live;
+use super::market::{Draw, auction_entries};
+use super::settings::Compress;
+use super::traffic::Arrival;
+use super::{Purpose, World, calendar, forecast, round, traffic};
+use crate::log::schema::{AdType, ControlRow, DAY_MS, DayFile, MAX_ECPM, QueueEntry, TrackRow};
+use crate::log::write::{self, TableWriter};
+
+/// Part of the personal price variance that stays with the user; the rest belongs to the moment.
+const USER_SHARE: f64 = 0.5;
+/// Support policies that an entry with a boost may have.
+const BOOSTS: [f64; 4] = [0.8, 1.2, 1.5, 2.0];
+/// Request ids of different days differ.
+const IDS_PER_DAY: u64 = 100_000_000;
+
+/// Writes all files of day number `day` into `dir`, which is created.
+pub fn write_day(world: &World, day: u32, dir: &Path) -> Result<()> {
+    let settings = &world.settings;
+    std::fs::create_dir_all(dir)?;
+    remove_older(dir)?;
+    let days = calendar::parse_date(&settings.start_date)? + i64::from(day);
+    let midnight = u64::try_from(days)? * DAY_MS;
+    let date = calendar::format_date(days);
+    write::day(
+        dir,
+        &DayFile {
+            date,
+            utc_offset_minutes: 0,
+        },
+    )?;
+
+    let conditions = Conditions::draw(settings, day, &mut world.rng(Purpose::Conditions, day));
+    let mut demand = world.rng(Purpose::Demand, day);
+    let control = world.contracts.control(settings, midnight, &mut demand);
+    write::control(
+        &dir.join("control.tsv"),
+        &control,
+        (midnight, midnight + DAY_MS),
+    )?;
+    let nodes = forecast::nodes(
+        settings,
+        &world.audience,
+        &mut world.rng(Purpose::Forecast, day),
+    );
+    write::inventory(&dir.join("inventory.tsv"), &nodes)?;
+
+    let count = ((f64::from(settings.requests) * conditions.volume).round() as usize).max(1);
+    let mut rng = world.rng(Purpose::Traffic, day);
+    let arrivals = traffic::arrivals(&world.audience, &conditions, count, &mut rng)?;
+    let table = |name: &str, header: &str| -> Result<TableWriter> {
+        let path = dir.join(format!("{name}.tsv{}", settings.compress.ending()));
+        let mut writer = TableWriter::create(&path)
+            .with_context(|| format!("cannot create {}", path.display()))?;
+        writeln!(writer, "{header}")?;
+        Ok(writer)
+    };
+    let mut track = table("track_log", write::TRACK_HEADER)?;
+    let mut exposure = table("joined_exposure", write::EXPOSURE_HEADER)?;
+    let mut queues = QueueBuilder {
+        world,
+        conditions: &conditions,
+        control: &control,
+        rng: world.rng(Purpose::Queues, day),
+        draws: Vec::new(),
+    };
+    let mut live = Live::new(settings, &world.contracts, &control, midnight);
+    let mut live_rng = world.rng(Purpose::Live, day);
+    for (number, arrival) in (1..).zip(&arrivals) {
+        let cell = &world.audience.cells[arrival.cell];
+        let row = TrackRow {
+            request_id: u64::from(day) * IDS_PER_DAY + number,
+            ts_ms: midnight + arrival.ms,
+            slot_id: cell.slot,
+            region: cell.region,
+            gender: cell.gender,
+            age: cell.age,
+            user_id: Some(arrival.user as u64 + 1),
+            queue: queues.build(arrival),
+        };
+        write::track_row(&mut track, &row)?;
+        if let Some(shown) = live.show(&row, &mut live_rng) {
+            write::exposure_row(&mut exposure, &shown)?;
+        }
+    }
+    track.finish()?;
+    exposure.finish()?;
+    Ok(())
+}
+
+/// Removes tables that an earlier run left in another compression: two of a name would be ambiguous.
+fn remove_older(dir: &Path) -> Result<()> {
+    for name in ["track_log", "joined_exposure"] {
+        for compress in [Compress::Zst, Compress::Gz, Compress::None] {
+            let path = dir.join(format!("{name}.tsv{}", compress.ending()));
+            match std::fs::remove_file(&path) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(e).with_context(|| format!("cannot replace {}", path.display()));
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Fills the queues of one day's requests, in their order.
+struct QueueBuilder<'a> {
+    world: &'a World,
+    conditions: &'a Conditions,
+    control: &'a [ControlRow],
+    rng: ChaCha8Rng,
+    draws: Vec<Draw>,
+}
+
+impl QueueBuilder<'_> {
+    /// All contracts that match and fly, and the auction ads that came; the highest eCPM first.
+    fn build(&mut self, arrival: &Arrival) -> Vec<QueueEntry> {
+        let World {
+            settings,
+            audience,
+            contracts,
+            market,
+        } = self.world;
+        let cell = &audience.cells[arrival.cell];
+        let moment = normal(&mut self.rng);
+        let personal = market.personal
+            * (USER_SHARE.sqrt() * audience.user_worth[arrival.user]
+                + (1.0 - USER_SHARE).sqrt() * moment);
+        // What makes a user dear also makes him click; the day's price level does not.
+        let worth = cell.level + personal;
+        let price = market.base_log + worth + self.conditions.price_log(cell.region, arrival.ms);
+        let slope = settings.pctr_price_slope;
+        let spread = settings.cell_log_sd.powi(2) + market.personal.powi(2);
+        let click_base = slope * worth - slope * slope * spread / 2.0;
+
+        let mut queue = Vec::with_capacity(settings.queue);
+        for j in contracts.eligible(arrival.cell, arrival.ms) {
+            let terms = &self.control[j];
+            let mean = contracts.list[j].pctr;
+            let pctr = self.pctr(mean, click_base);
+            let ecpm = if settings.contract_ecpm {
+                let ecpm = terms.click_value * pctr * 1000.0;
+                round(ecpm.min(MAX_ECPM), settings.ecpm_decimals)
+            } else {
+                0.0
+            };
+            queue.push(QueueEntry {
+                ad_id: terms.ad_id,
+                ad_type: AdType::Contract,
+                ecpm,
+                pctr,
+                filter: 0,
+                boost: self.boost(),
+            });
+        }
+        let mut draws = std::mem::take(&mut self.draws);
+        let count = auction_entries(settings, queue.len());
+        market.candidates(count, &mut draws, &mut self.rng);
+        for draw in &draws {
+            let offset = market.within * draw.offset;
+            let click = click_base + slope * offset + market.click_log[draw.ad];
+            queue.push(QueueEntry {
+                ad_id: market.ad_id(draw.ad),
+                ad_type: AdType::Auction,
+                ecpm: round((price + offset).exp().min(MAX_ECPM), settings.ecpm_decimals),
+                pctr: self.pctr(settings.mean_pctr, click),
+                filter: draw.filter,
+                boost: self.boost(),
+            });
+        }
+        self.draws = draws;
+        queue.sort_by(|a, b| b.ecpm.total_cmp(&a.ecpm).then(a.ad_id.cmp(&b.ad_id)));
+        queue
+    }
+
+    /// Draws the predicted click probability about `mean * exp(log)`.
+    fn pctr(&mut self, mean: f64, log: f64) -> f64 {
+        let noise = 0.2 * normal(&mut self.rng) - 0.02;
+        let value = mean * (log + noise).exp();
+        round(value.clamp(1e-3, 0.5), self.world.settings.pctr_decimals)
+    }
+
+    fn boost(&mut self) -> f64 {
+        if self.rng.random::<f64>() < self.world.settings.boost_share {
+            BOOSTS[self.rng.random_range(0..BOOSTS.len())]
+        } else {
+            1.0
+        }
+    }
+}

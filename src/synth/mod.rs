@@ -1,0 +1,127 @@
+//! Synthetic ad logs: worlds whose difficulty is known and can be dialled.
+//!
+//! Real logs with guaranteed contracts are not public, and those that are say neither what would have
+//! been possible nor why a day was hard. A synthetic world has the properties that make the real problem
+//! hard - prices that vary by a factor of five between requests, demand that competes, days that differ
+//! from yesterday and from the forecast - each with a key of its own, so that a claim about a policy can
+//! be tested against the cause that it names.
+//!
+//! What is fixed (people, contracts, ads) is drawn once from the seed. Every day then draws each of its
+//! parts from a stream of its own, so that days can be written in any order, by any number of threads,
+//! with the same bytes, and changing one key (the demands, say) leaves the other draws alone.
+
+mod audience;
+mod calendar;
+mod conditions;
+mod contracts;
+mod day;
+mod demand;
+mod forecast;
+mod live;
+mod market;
+mod settings;
+mod traffic;
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
+
+use audience::Audience;
+use contracts::Contracts;
+use market::Market;
+pub use settings::{Compress, Jump, WorldSettings};
+
+/// What a random stream is for.
+#[derive(Debug, Clone, Copy)]
+enum Purpose {
+    Audience,
+    Contracts,
+    Market,
+    Conditions,
+    Demand,
+    Forecast,
+    Traffic,
+    Queues,
+    Live,
+}
+
+/// Everything that all days share.
+struct World {
+    settings: WorldSettings,
+    audience: Audience,
+    contracts: Contracts,
+    market: Market,
+}
+
+impl World {
+    fn build(settings: WorldSettings) -> Result<Self> {
+        let fixed = |purpose| stream(settings.seed, purpose, 0);
+        let audience = Audience::draw(&settings, &mut fixed(Purpose::Audience))?;
+        let contracts = Contracts::draw(&settings, &audience, &mut fixed(Purpose::Contracts));
+        let mut rng = fixed(Purpose::Market);
+        let market = Market::draw(&settings, &audience, &contracts, &mut rng)?;
+        Ok(Self {
+            settings,
+            audience,
+            contracts,
+            market,
+        })
+    }
+
+    fn rng(&self, purpose: Purpose, day: u32) -> ChaCha8Rng {
+        stream(self.settings.seed, purpose, day)
+    }
+}
+
+fn stream(seed: u64, purpose: Purpose, day: u32) -> ChaCha8Rng {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream(((purpose as u64) << 32) | u64::from(day));
+    rng
+}
+
+/// The nearest value with so many decimals, so that files are short and hold exactly what was drawn.
+fn round(value: f64, decimals: u32) -> f64 {
+    let unit = 10f64.powi(decimals as i32);
+    (value * unit).round() / unit
+}
+
+/// Writes `out/day-0` .. `out/day-(days-1)` of the world that `seed` draws; both override the settings'.
+///
+/// `progress` is told the number of days that are done. The bytes depend on the settings, `days` aside,
+/// and on the seed, but not on the number of threads.
+///
+/// # Errors
+/// On settings that make no sense together, and on files that cannot be written.
+pub fn generate(
+    world: &WorldSettings,
+    out: &Path,
+    days: u32,
+    seed: u64,
+    progress: &dyn Fn(u32),
+) -> Result<()> {
+    let settings = WorldSettings {
+        days,
+        seed,
+        ..world.clone()
+    };
+    settings.validate()?;
+    let world = World::build(settings)?;
+    let all: Vec<u32> = (0..days).collect();
+    for batch in all.chunks(rayon::current_num_threads()) {
+        batch.par_iter().try_for_each(|&day| {
+            let dir = out.join(format!("day-{day}"));
+            day::write_day(&world, day, &dir)
+                .with_context(|| format!("cannot write {}", dir.display()))
+        })?;
+        for day in batch {
+            progress(day + 1);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

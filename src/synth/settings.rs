@@ -1,0 +1,327 @@
+//! The keys of a world file, with their units, defaults and the ranges in which they make sense.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use super::calendar;
+use crate::log::schema::{DAY_MS, MAX_QUEUE};
+
+/// Compression of the two large tables of a day.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Compress {
+    Zst,
+    Gz,
+    None,
+}
+
+impl Compress {
+    /// What is appended to the name of a table.
+    pub fn ending(self) -> &'static str {
+        match self {
+            Self::Zst => ".zst",
+            Self::Gz => ".gz",
+            Self::None => "",
+        }
+    }
+}
+
+/// A lasting step of all auction prices within one day.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Jump {
+    /// Index of the day, from 0; with fewer days written, the jump is not reached.
+    pub day: u32,
+    /// Hour of that day, 0..24, from which on prices are multiplied.
+    pub hour: f64,
+    /// Multiplier of the eCPM of every auction ad.
+    pub factor: f64,
+}
+
+/// One synthetic world. Standard deviations of multiplicative quantities are those of the logarithm.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WorldSettings {
+    /// Seed of everything that is drawn; default 1.
+    pub seed: u64,
+    /// Days to write; default 8.
+    pub days: u32,
+    /// Date of day-0, `YYYY-MM-DD`; default 2026-01-05.
+    pub start_date: String,
+    /// `zst` (default), `gz` or `none`, for track_log and joined_exposure.
+    pub compress: Compress,
+
+    /// Mean requests per day; default 60,000.
+    pub requests: u32,
+    /// Entries per queue, contracts included; default 16. Queues with many contracts are longer, since
+    /// two auction entries are always there.
+    pub queue: usize,
+    /// Number of regions, Zipf-like in size; default 12.
+    pub regions: u32,
+    /// Known age buckets, 1..=9, beside the unknown one; default 6.
+    pub ages: u8,
+    /// Number of slots; default 4.
+    pub slots: u32,
+    /// Number of distinct users; default 40,000.
+    pub users: u32,
+    /// Day-to-day standard deviation of the traffic volume; default 0.1.
+    pub volume_drift: f64,
+    /// Standard deviation of the hour-scale traffic noise (AR(1)); default 0.05.
+    pub traffic_noise: f64,
+
+    /// Number of auction ads; default 400.
+    pub auction_ads: u32,
+    /// Zipf exponent of the auction ads' popularity; default 1.
+    pub zipf: f64,
+    /// Mean of the best auction eCPM of a queue, minor units per 1,000 impressions; default 2000.
+    pub mean_best_ecpm: f64,
+    /// Standard deviation over requests of the logarithm of the best auction eCPM; default 0.76.
+    pub best_log_sd: f64,
+    /// Median ratio of the best to the second auction eCPM of a queue, above 1; default 1.12.
+    pub top_ratio: f64,
+    /// The part of `best_log_sd` that slot, region, gender and age explain; default 0.4.
+    pub cell_log_sd: f64,
+    /// Day-to-day standard deviation of the price level; default 0.1.
+    pub price_drift: f64,
+    /// Standard deviation of the hour-scale price noise (AR(1)); default 0.05.
+    pub price_noise: f64,
+    /// Least factor of the daily regional price shock (2-4 h, one or two regions); default 1.3.
+    pub shock_min: f64,
+    /// Largest factor of that shock; default 1.8. Both 1 = no shocks.
+    pub shock_max: f64,
+    /// `{ day, hour, factor }`: a step of all auction prices; default none.
+    pub jump: Option<Jump>,
+    /// Mean predicted click probability; default 0.02.
+    pub mean_pctr: f64,
+    /// Power of the price level with which click probabilities grow; default 0.5.
+    pub pctr_price_slope: f64,
+    /// Probability that an auction entry carries filter 1; default 0.05.
+    pub filter_share: f64,
+    /// Probability that an entry carries a boost other than 1; default 0.
+    pub boost_share: f64,
+
+    /// Number of contracts, at most 900; default 30. 0 = auction only.
+    pub contracts: u32,
+    /// Mean number of contracts in a queue; default 6.
+    pub contracts_per_queue: f64,
+    /// Sum of the contracts' required impressions over the mean requests of a day; default 0.45.
+    pub fill: f64,
+    /// Standard deviation with which a contract's demand is redrawn each day; default 0.05.
+    pub demand_drift: f64,
+    /// Share of the contracts whose flight is a part of the day; default 0.2.
+    pub part_day_share: f64,
+    /// Cap = required * (1 + this); default 0.
+    pub cap_slack: f64,
+    /// Impressions delivered before the day, as a share of required; default 0.
+    pub delivered0_share: f64,
+    /// Probability of a contract's entering a queue; default 1.
+    pub rate: f64,
+    /// Least penalty, in multiples of `mean_best_ecpm / 1000`; default 1.
+    pub penalty_min: f64,
+    /// Largest penalty, in multiples of `mean_best_ecpm / 1000`; default 4.
+    pub penalty_max: f64,
+    /// Largest mean click worth of a contract, in multiples of `mean_best_ecpm / 1000`; default 0.3.
+    pub click_worth_max: f64,
+    /// Whether contract entries log `click_value * pctr * 1000` as their eCPM; default true, else 0.
+    pub contract_ecpm: bool,
+
+    /// Standard deviation of each forecast node's error; default 0.1.
+    pub forecast_error: f64,
+    /// Standard deviation of the error that all nodes of a day share; default 0.05.
+    pub forecast_common_error: f64,
+    /// Probability with which the live policy shows an entry at random; default 0.05.
+    pub explore: f64,
+    /// Median delay of an impression's feedback, seconds; default 60.
+    pub delay_median_s: f64,
+
+    /// Decimals of every eCPM, at most 2; default 2.
+    pub ecpm_decimals: u32,
+    /// Decimals of every pctr, 3 to 6; default 6.
+    pub pctr_decimals: u32,
+}
+
+impl Default for WorldSettings {
+    fn default() -> Self {
+        Self {
+            seed: 1,
+            days: 8,
+            start_date: "2026-01-05".into(),
+            compress: Compress::Zst,
+            requests: 60_000,
+            queue: 16,
+            regions: 12,
+            ages: 6,
+            slots: 4,
+            users: 40_000,
+            volume_drift: 0.1,
+            traffic_noise: 0.05,
+            auction_ads: 400,
+            zipf: 1.0,
+            mean_best_ecpm: 2000.0,
+            best_log_sd: 0.76,
+            top_ratio: 1.12,
+            cell_log_sd: 0.4,
+            price_drift: 0.1,
+            price_noise: 0.05,
+            shock_min: 1.3,
+            shock_max: 1.8,
+            jump: None,
+            mean_pctr: 0.02,
+            pctr_price_slope: 0.5,
+            filter_share: 0.05,
+            boost_share: 0.0,
+            contracts: 30,
+            contracts_per_queue: 6.0,
+            fill: 0.45,
+            demand_drift: 0.05,
+            part_day_share: 0.2,
+            cap_slack: 0.0,
+            delivered0_share: 0.0,
+            rate: 1.0,
+            penalty_min: 1.0,
+            penalty_max: 4.0,
+            click_worth_max: 0.3,
+            contract_ecpm: true,
+            forecast_error: 0.1,
+            forecast_common_error: 0.05,
+            explore: 0.05,
+            delay_median_s: 60.0,
+            ecpm_decimals: 2,
+            pctr_decimals: 6,
+        }
+    }
+}
+
+impl WorldSettings {
+    /// Reads and validates a world file (TOML); keys left out keep their defaults.
+    ///
+    /// # Errors
+    /// Names the file and what is wrong in it.
+    pub fn load(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read the world file {}", path.display()))?;
+        Self::parse(&text).with_context(|| format!("in the world file {}", path.display()))
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let settings: Self = toml::from_str(text)?;
+        settings.validate()?;
+        Ok(settings)
+    }
+
+    /// Checks every key's range.
+    ///
+    /// # Errors
+    /// Names the key, its value and the range.
+    pub fn validate(&self) -> Result<()> {
+        let within = |name: &str, value: f64, low: f64, high: f64| {
+            ensure!(
+                (low..=high).contains(&value),
+                "`{name} = {value}` must lie in {low}..={high}"
+            );
+            Ok(())
+        };
+        let start = calendar::parse_date(&self.start_date)?;
+        let last = i64::from(self.days.max(1)) - 1;
+        ensure!(
+            start >= 0 && start.checked_add(last).is_some(),
+            "`start_date = \"{}\"` must not lie before 1970-01-01",
+            self.start_date
+        );
+        for (name, value, low, high) in [
+            ("days", f64::from(self.days), 1.0, 10_000.0),
+            ("requests", f64::from(self.requests), 1.0, 5e7),
+            ("queue", self.queue as f64, 2.0, MAX_QUEUE as f64),
+            ("regions", f64::from(self.regions), 1.0, 10_000.0),
+            ("ages", f64::from(self.ages), 1.0, 9.0),
+            ("slots", f64::from(self.slots), 1.0, 1000.0),
+            ("users", f64::from(self.users), 1.0, 1e9),
+            ("volume_drift", self.volume_drift, 0.0, 1.0),
+            ("traffic_noise", self.traffic_noise, 0.0, 1.0),
+            ("zipf", self.zipf, 0.0, 3.0),
+            ("mean_best_ecpm", self.mean_best_ecpm, 1.0, 1e5),
+            ("best_log_sd", self.best_log_sd, 0.01, 2.0),
+            ("top_ratio", self.top_ratio, 1.001, 3.0),
+            ("cell_log_sd", self.cell_log_sd, 0.0, 2.0),
+            ("price_drift", self.price_drift, 0.0, 1.0),
+            ("price_noise", self.price_noise, 0.0, 1.0),
+            ("shock_min", self.shock_min, 0.1, 10.0),
+            ("shock_max", self.shock_max, self.shock_min, 10.0),
+            ("mean_pctr", self.mean_pctr, 0.001, 0.3),
+            ("pctr_price_slope", self.pctr_price_slope, -2.0, 2.0),
+            ("filter_share", self.filter_share, 0.0, 1.0),
+            ("boost_share", self.boost_share, 0.0, 1.0),
+            ("contracts", f64::from(self.contracts), 0.0, 900.0),
+            ("fill", self.fill, 0.001, 2.0),
+            ("demand_drift", self.demand_drift, 0.0, 1.0),
+            ("part_day_share", self.part_day_share, 0.0, 1.0),
+            ("cap_slack", self.cap_slack, 0.0, 100.0),
+            ("delivered0_share", self.delivered0_share, 0.0, 1.0),
+            ("rate", self.rate, 0.0, 1.0),
+            ("penalty_min", self.penalty_min, 0.001, 1000.0),
+            ("penalty_max", self.penalty_max, self.penalty_min, 1000.0),
+            ("click_worth_max", self.click_worth_max, 0.0, 10.0),
+            ("forecast_error", self.forecast_error, 0.0, 2.0),
+            (
+                "forecast_common_error",
+                self.forecast_common_error,
+                0.0,
+                2.0,
+            ),
+            ("explore", self.explore, 0.0, 1.0),
+            ("delay_median_s", self.delay_median_s, 0.001, 1e5),
+            ("ecpm_decimals", f64::from(self.ecpm_decimals), 0.0, 2.0),
+            ("pctr_decimals", f64::from(self.pctr_decimals), 3.0, 6.0),
+        ] {
+            within(name, value, low, high)?;
+        }
+        ensure!(
+            self.auction_ads as usize >= 2 * self.queue,
+            "`auction_ads = {}` must be at least twice `queue = {}`: an ad is in a queue at most once",
+            self.auction_ads,
+            self.queue
+        );
+        if self.contracts > 0 {
+            let most = 0.95 * f64::from(self.contracts);
+            within("contracts_per_queue", self.contracts_per_queue, 0.01, most)?;
+        }
+        ensure!(
+            self.contracts as usize + 2 <= MAX_QUEUE,
+            "`contracts = {}` may not fit a queue of {MAX_QUEUE} with two auction entries",
+            self.contracts
+        );
+        if let Some(jump) = self.jump {
+            within("jump.hour", jump.hour, 0.0, (DAY_MS / 3_600_000) as f64)?;
+            within("jump.factor", jump.factor, 0.01, 100.0)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_file_is_the_default_world_and_the_default_is_valid() {
+        assert_eq!(WorldSettings::parse("").unwrap(), WorldSettings::default());
+    }
+
+    #[test]
+    fn errors_name_the_key() {
+        for (text, key) in [
+            ("requsts = 5", "requsts"),
+            ("rate = 1.5", "`rate = 1.5`"),
+            ("fill = nan", "fill"),
+            ("queue = 1", "queue"),
+            ("auction_ads = 20", "auction_ads"),
+            ("start_date = \"2026-02-30\"", "2026-02-30"),
+            ("jump = { day = 0, hour = 25.0, factor = 2.0 }", "jump.hour"),
+        ] {
+            let message = format!("{:#}", WorldSettings::parse(text).unwrap_err());
+            assert!(message.contains(key), "{text}: {message}");
+        }
+    }
+}
