@@ -62,8 +62,8 @@ pub struct Moment {
     auction_ctr: f32,
 }
 
-fn log_ratio(a: f64, b: f64, limit: f64) -> f32 {
-    (a / b).ln().clamp(-limit, limit) as f32
+fn log_ratio(a: f64, b: f64, limit: f32) -> f32 {
+    ((a / b) as f32).ln().clamp(-limit, limit)
 }
 
 impl Moment {
@@ -85,7 +85,7 @@ impl Moment {
             volume: 2.0 * log_ratio(volume_ratio, 1.0, 1.0),
             volume_ratio,
             shortage: state.shortage().min(1.0),
-            pressure: f64::from(state.pressure()).max(1e-3).ln().clamp(-3.0, 1.0) as f32,
+            pressure: state.pressure().max(1e-3).ln().clamp(-3.0, 1.0),
             remaining_price: 2.0 * log_ratio(day.remaining_price(offset), day.unit, 1.0),
             auction_worth: ratio(state.auction_worth(day.unit), day.unit),
             contract_ctr: ratio(state.contract_ctr(day.contract_pctr), day.contract_pctr),
@@ -153,7 +153,7 @@ impl Moment {
             self.auction_worth,
             self.contract_ctr,
             self.auction_ctr,
-            ((c.penalty / day.unit).max(1e-2).ln() as f32).clamp(-4.0, 4.0) * 0.5,
+            0.5 * log_ratio(c.penalty.max(1e-2 * day.unit), day.unit, 4.0),
             (c.mean_click / day.unit).min(4.0) as f32,
             c.theta as f32,
             c.rate as f32,

@@ -16,6 +16,9 @@ pub type Cpu = Autodiff<Flex>;
 /// The CUDA backend.
 pub type Cuda = Autodiff<burn_cuda::Cuda>;
 
+/// Parts of a batch on the CPU: small enough for a core's cache, enough for a few cores.
+const CPU_SHARDS: usize = 4;
+
 /// A device that can be used on this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Device {
@@ -54,10 +57,10 @@ impl Device {
     /// Builds the trainer on this device.
     pub fn trainer(self, days: &[DayModel], spec: &Arc<PolicySpec>, settings: &Settings) -> Box<dyn Train> {
         match self {
-            Self::Cpu => Box::new(Trainer::<Cpu>::new(days, spec, settings, Default::default())),
+            Self::Cpu => Box::new(Trainer::<Cpu>::new(days, spec, settings, Default::default(), CPU_SHARDS)),
             Self::Cuda(index) => {
                 let device = burn_cuda::CudaDevice { index };
-                Box::new(Trainer::<Cuda>::new(days, spec, settings, device))
+                Box::new(Trainer::<Cuda>::new(days, spec, settings, device, 1))
             }
         }
     }

@@ -322,29 +322,30 @@ fn quantile_huber(
     weight: f32,
     gradient: &mut [f32],
 ) -> f32 {
+    const LANES: usize = 16;
     let mean = 1.0 / (z.len() * targets.len()) as f32;
     let inverse = 1.0 / kappa;
-    let mut total = [0.0f32; 16];
-    for ((z, tau), d) in z.iter().zip(taus).zip(gradient) {
+    let half = 0.5 * kappa;
+    let (chunks, rest) = targets.as_chunks::<LANES>();
+    let mut total = [0.0f32; LANES];
+    for ((z, &tau), d) in z.iter().zip(taus).zip(gradient) {
         let theta = factor * z;
-        let mut slope = [0.0f32; 16];
-        let mut chunks = targets.chunks_exact(16);
-        let pair = |y: f32, slope: &mut f32, total: &mut f32| {
+        let mut slope = [0.0f32; LANES];
+        let mut lane = |y: f32, l: usize| {
             let u = y - theta;
-            let side = if u < 0.0 { 1.0 - tau } else { *tau };
-            let bounded = (u * inverse).clamp(-1.0, 1.0);
+            let side = if u < 0.0 { 1.0 - tau } else { tau };
+            let bounded = (u * inverse).max(-1.0).min(1.0);
+            slope[l] += side * bounded;
             // Equal to u^2 / (2 kappa) inside and |u| - kappa / 2 outside.
-            let huber = bounded * (u - 0.5 * kappa * bounded);
-            *slope += side * bounded;
-            *total += side * huber;
+            total[l] += side * (bounded * (u - half * bounded));
         };
-        for chunk in &mut chunks {
-            for l in 0..16 {
-                pair(chunk[l], &mut slope[l], &mut total[l]);
+        for chunk in chunks {
+            for (l, &y) in chunk.iter().enumerate() {
+                lane(y, l);
             }
         }
-        for (l, y) in chunks.remainder().iter().enumerate() {
-            pair(*y, &mut slope[l], &mut total[l]);
+        for (l, &y) in rest.iter().enumerate() {
+            lane(y, l);
         }
         *d = -weight * factor * mean * slope.iter().sum::<f32>();
     }

@@ -94,9 +94,21 @@ pub trait Train {
     fn device(&self) -> String;
 }
 
+/// What a part of a batch gives: gradients and sums.
+struct Shard<B: Backend> {
+    critic_gradient: Tensor<B, 1>,
+    actor_gradient: Option<Tensor<B, 1>>,
+    critic_loss: f64,
+    actor_loss: f64,
+    ratios: f64,
+}
+
 /// [`Train`] on backend `B`.
 pub struct Trainer<B: AutodiffBackend> {
     device: B::Device,
+    /// Parts that a batch is worked through in; in parallel where there are threads. A constant of the backend, so that
+    /// results do not depend on the number of cores.
+    shards: usize,
     settings: Settings,
     dims: Dims,
     bids: Vec<(Bids, f64)>,
@@ -111,23 +123,12 @@ pub struct Trainer<B: AutodiffBackend> {
 }
 
 impl<B: AutodiffBackend> Trainer<B> {
-    pub fn new(days: &[DayModel], spec: &Arc<PolicySpec>, settings: &Settings, device: B::Device) -> Self {
+    pub fn new(days: &[DayModel], spec: &Arc<PolicySpec>, settings: &Settings, device: B::Device, shards: usize) -> Self {
         let dims = Dims::of(days, spec, settings);
         let bids = days.iter().map(|d| (Bids::new(d, &spec.policy), d.unit)).collect();
         let critic_shape = critic_shape(spec, settings);
-        Self::with_shapes(settings, dims, bids, spec.actor_shape(), critic_shape, &spec.initial_actor(settings.run.seed), device)
-    }
-
-    /// A trainer of given sizes, for benchmarks beside others.
-    pub fn with_shapes(
-        settings: &Settings,
-        dims: Dims,
-        bids: Vec<(Bids, f64)>,
-        actor_shape: Shape,
-        critic_shape: Shape,
-        actor: &[f32],
-        device: B::Device,
-    ) -> Self {
+        let actor = spec.initial_actor(settings.run.seed);
+        let actor_shape = spec.actor_shape();
         let l = &settings.learner;
         let mut rng = ChaCha8Rng::seed_from_u64(settings.run.seed);
         rng.set_stream(0xC717);
@@ -138,12 +139,13 @@ impl<B: AutodiffBackend> Trainer<B> {
             Tensor::from_data(TensorData::new(params.to_vec(), [params.len()]), &device)
         };
         Self {
-            actor: upload(actor),
-            averaged: upload(actor),
+            actor: upload(&actor),
+            averaged: upload(&actor),
             critic: upload(&critic),
             target: upload(&critic),
             actor_adam: Adam::new(actor.len(), l.adam_epsilon, l.actor_clip, &device),
             critic_adam: Adam::new(critic.len(), l.adam_epsilon, l.critic_clip, &device),
+            shards,
             settings: settings.clone(),
             dims,
             bids,
@@ -153,8 +155,75 @@ impl<B: AutodiffBackend> Trainer<B> {
         }
     }
 
-    fn infer(&self, shape: &Shape, params: &Tensor<B::InnerBackend, 1>, features: &[f32], ids: &[u32]) -> Vec<f32> {
-        let rows = Rows::upload(shape, features, ids, &self.device);
+    /// Infers, works out the losses and goes back through the networks for a part of the batch.
+    fn shard(
+        &self,
+        batch: &[SegmentRows],
+        losses: &Losses,
+        (critic_weight, actor_weight): (f32, f32),
+        train_actor: bool,
+    ) -> Shard<B::InnerBackend> {
+        let d = self.dims;
+        let q = d.outputs;
+        let ids = |ads: Vec<u32>| if self.critic_shape.tables.is_empty() { vec![] } else { ads };
+        let upload = |shape: &Shape, features: Vec<f32>, ids: Vec<u32>| Rows::<B>::upload(shape, features, &ids, &self.device);
+
+        let critic = tensor_net::leaves::<B>(&self.critic_shape, &self.critic);
+        let state_ids = ids(join(batch, |r| &r.state_ads));
+        let state_out = critic.forward(&upload(&self.critic_shape, join(batch, |r| &r.states), state_ids));
+        let actor = tensor_net::leaves::<B>(&self.actor_shape, &self.actor);
+        let actor_rows = upload(&self.actor_shape, join(batch, |r| &r.actor), join(batch, |r| &r.actor_ids));
+        let actor_out = actor.forward(&actor_rows);
+        let after_ids = ids(join(batch, |r| &r.after_ads));
+        let after = self.infer(&self.critic_shape, &self.critic, join(batch, |r| &r.after), after_ids);
+        let last_ids = ids(join(batch, |r| &r.last_ads));
+        let last = self.infer(&self.critic_shape, &self.target, join(batch, |r| &r.last), last_ids);
+        let states_host = to_host(state_out.clone().inner());
+        let actor_host = to_host(actor_out.clone().inner());
+
+        let part = |all: &'_ [f32], i: usize, len: usize| -> std::ops::Range<usize> {
+            debug_assert_eq!(all.len(), len * batch.len());
+            i * len..(i + 1) * len
+        };
+        let gradients: Vec<Gradients> = batch
+            .par_iter()
+            .enumerate()
+            .map(|(i, rows)| {
+                let outputs = Outputs {
+                    states: &states_host[part(&states_host, i, d.steps * d.contracts * q)],
+                    last: &last[part(&last, i, d.contracts * q)],
+                    after: &after[part(&after, i, d.steps * d.eligible * q)],
+                    actor: &actor_host[part(&actor_host, i, d.steps * d.actor_rows())],
+                };
+                losses.segment(rows, &outputs, critic_weight, actor_weight)
+            })
+            .collect();
+        let joined = |f: fn(&Gradients) -> &Vec<f32>, columns: usize| -> Tensor<B, 2> {
+            let mut all = Vec::with_capacity(gradients.len() * f(&gradients[0]).len());
+            for g in &gradients {
+                all.extend_from_slice(f(g));
+            }
+            let rows = all.len() / columns;
+            Tensor::from_inner(Tensor::from_data(TensorData::new(all, [rows, columns]), &self.device))
+        };
+        // The gradient by the outputs is known: the sum of the product with it has just that gradient.
+        let mut surrogate = (state_out * joined(|g| &g.states, q)).sum();
+        if train_actor {
+            surrogate = surrogate + (actor_out * joined(|g| &g.actor, 1)).sum();
+        }
+        let backward = surrogate.backward();
+        let sum = |f: fn(&Gradients) -> f64| gradients.iter().map(f).sum::<f64>();
+        Shard {
+            critic_gradient: critic.gradient(&backward),
+            actor_gradient: train_actor.then(|| actor.gradient(&backward)),
+            critic_loss: sum(|g| g.critic_loss),
+            actor_loss: sum(|g| g.actor_loss),
+            ratios: sum(|g| g.ratios),
+        }
+    }
+
+    fn infer(&self, shape: &Shape, params: &Tensor<B::InnerBackend, 1>, features: Vec<f32>, ids: Vec<u32>) -> Vec<f32> {
+        let rows = Rows::upload(shape, features, &ids, &self.device);
         to_host(tensor_net::plain(shape, params).forward(&rows))
     }
 }
@@ -183,54 +252,25 @@ fn join<T: Copy + Send + Sync>(batch: &[SegmentRows], part: impl Fn(&SegmentRows
 
 impl<B: AutodiffBackend> Train for Trainer<B> {
     fn update(&mut self, batch: &[SegmentRows], plan: UpdatePlan) -> anyhow::Result<UpdateStats> {
-        let d = self.dims;
-        let q = d.outputs;
-        let ids = |ads: Vec<u32>| if self.critic_shape.tables.is_empty() { vec![] } else { ads };
-
-        let critic = tensor_net::leaves::<B>(&self.critic_shape, &self.critic);
-        let state_rows =
-            Rows::upload(&self.critic_shape, &join(batch, |r| &r.states), &ids(join(batch, |r| &r.state_ads)), &self.device);
-        let state_out = critic.forward(&state_rows);
-        let actor = tensor_net::leaves::<B>(&self.actor_shape, &self.actor);
-        let actor_rows = Rows::upload(&self.actor_shape, &join(batch, |r| &r.actor), &join(batch, |r| &r.actor_ids), &self.device);
-        let actor_out = actor.forward(&actor_rows);
-        let after = self.infer(&self.critic_shape, &self.critic, &join(batch, |r| &r.after), &ids(join(batch, |r| &r.after_ads)));
-        let last = self.infer(&self.critic_shape, &self.target, &join(batch, |r| &r.last), &ids(join(batch, |r| &r.last_ads)));
-        let states_host = to_host(state_out.clone().inner());
-        let actor_host = to_host(actor_out.clone().inner());
-
         let pairs = batch.iter().flat_map(|r| &r.scale).filter(|s| **s > 0.0).count().max(1);
         let states: usize = batch.iter().map(|r| r.len).sum::<usize>().max(1);
         let losses = Losses {
             settings: &self.settings.learner,
-            dims: d,
+            dims: self.dims,
             temperature: self.settings.policy.temperature as f32,
             bids: &self.bids,
             support: support(&self.settings.learner),
-            score_auctions: d.score_auctions,
+            score_auctions: self.dims.score_auctions,
         };
-        let gradients: Vec<Gradients> = batch
-            .par_iter()
-            .enumerate()
-            .map(|(i, rows)| {
-                let part = |all: &'_ [f32], len: usize| -> std::ops::Range<usize> {
-                    debug_assert_eq!(all.len(), len * batch.len());
-                    i * len..(i + 1) * len
-                };
-                let outputs = Outputs {
-                    states: &states_host[part(&states_host, d.steps * d.contracts * q)],
-                    last: &last[part(&last, d.contracts * q)],
-                    after: &after[part(&after, d.steps * d.eligible * q)],
-                    actor: &actor_host[part(&actor_host, d.steps * d.actor_rows())],
-                };
-                losses.segment(rows, &outputs, 1.0 / pairs as f32, 1.0 / states as f32)
-            })
-            .collect();
-        let sum = |f: fn(&Gradients) -> f64| gradients.iter().map(f).sum::<f64>();
+        let weights = (1.0 / pairs as f32, 1.0 / states as f32);
+        let size = batch.len().div_ceil(self.shards);
+        let shards: Vec<Shard<B::InnerBackend>> =
+            batch.par_chunks(size).map(|part| self.shard(part, &losses, weights, plan.train_actor)).collect();
+        let sum = |f: fn(&Shard<B::InnerBackend>) -> f64| shards.iter().map(f).sum::<f64>();
         let mut stats = UpdateStats {
-            critic_loss: sum(|g| g.critic_loss) / pairs as f64,
-            actor_loss: sum(|g| g.actor_loss) / states as f64,
-            ratio: sum(|g| g.ratios) / states as f64,
+            critic_loss: sum(|s| s.critic_loss) / pairs as f64,
+            actor_loss: sum(|s| s.actor_loss) / states as f64,
+            ratio: sum(|s| s.ratios) / states as f64,
             ..UpdateStats::default()
         };
         anyhow::ensure!(
@@ -239,27 +279,18 @@ impl<B: AutodiffBackend> Train for Trainer<B> {
             stats.critic_loss,
             stats.actor_loss
         );
-
-        let joined = |f: fn(&Gradients) -> &Vec<f32>, columns: usize| -> Tensor<B, 2> {
-            let all: Vec<f32> = gradients.iter().flat_map(|g| f(g).iter().copied()).collect();
-            let rows = all.len() / columns;
-            Tensor::from_inner(Tensor::from_data(TensorData::new(all, [rows, columns]), &self.device))
-        };
-        // The gradient by the outputs is known: a product with it has just that gradient.
-        let mut surrogate = (state_out * joined(|g| &g.states, q)).sum();
-        if plan.train_actor {
-            surrogate = surrogate + (actor_out * joined(|g| &g.actor, 1)).sum();
-        }
-        let backward = surrogate.backward();
+        let (critic_gradients, actor_gradients): (Vec<_>, Vec<_>) =
+            shards.into_iter().map(|s| (s.critic_gradient, s.actor_gradient)).unzip();
 
         let l = &self.settings.learner;
         let (params, critic_norm) =
-            self.critic_adam.step(self.critic.clone(), critic.gradient(&backward), plan.rate * l.critic_rate);
+            self.critic_adam.step(self.critic.clone(), total(critic_gradients), plan.rate * l.critic_rate);
         self.critic = params;
         self.target = move_towards(&self.target, &self.critic, l.target_rate);
         let mut actor_norm = None;
         if plan.train_actor {
-            let (params, norm) = self.actor_adam.step(self.actor.clone(), actor.gradient(&backward), plan.rate * l.actor_rate);
+            let gradient = total(actor_gradients.into_iter().flatten().collect());
+            let (params, norm) = self.actor_adam.step(self.actor.clone(), gradient, plan.rate * l.actor_rate);
             self.actor = params;
             self.averaged = move_towards(&self.averaged, &self.actor, l.average_rate);
             actor_norm = Some(norm);
@@ -282,6 +313,11 @@ impl<B: AutodiffBackend> Train for Trainer<B> {
     fn device(&self) -> String {
         format!("{:?}", self.device)
     }
+}
+
+/// Sum of the shards' gradients, in their order.
+fn total<B: Backend>(gradients: Vec<Tensor<B, 1>>) -> Tensor<B, 1> {
+    gradients.into_iter().reduce(|a, b| a + b).expect("a batch has a shard")
 }
 
 fn move_towards<B: Backend>(from: &Tensor<B, 1>, to: &Tensor<B, 1>, rate: f64) -> Tensor<B, 1> {

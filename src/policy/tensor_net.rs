@@ -27,7 +27,7 @@ impl<B: Backend> Rows<B> {
     ///
     /// # Shapes
     /// - features: `[rows, features]`, ids: `[rows, tables]`, row-major.
-    pub fn upload(shape: &Shape, features: &[f32], ids: &[u32], device: &B::Device) -> Self {
+    pub fn upload(shape: &Shape, features: Vec<f32>, ids: &[u32], device: &B::Device) -> Self {
         let rows = features.len() / shape.features;
         let tables = shape.tables.len();
         let ids = (0..tables)
@@ -36,7 +36,7 @@ impl<B: Backend> Rows<B> {
                 Tensor::from_data(TensorData::new(column, [rows]), device)
             })
             .collect();
-        Self { features: Tensor::from_data(TensorData::new(features.to_vec(), [rows, shape.features]), device), ids }
+        Self { features: Tensor::from_data(TensorData::new(features, [rows, shape.features]), device), ids }
     }
 }
 

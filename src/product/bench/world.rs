@@ -56,7 +56,7 @@ pub fn day(size: WorldSize) -> anyhow::Result<(DayModel, Plan)> {
             .map(|k| {
                 let contract = k < size.eligible;
                 QueueEntry {
-                    ad_id: if contract { 1 + ((i + k * 5) % size.contracts) as u64 } else { 10_000 + k as u64 },
+                    ad_id: if contract { 1 + ((i + k) % size.contracts) as u64 } else { 10_000 + k as u64 },
                     ad_type: if contract { AdType::Contract } else { AdType::Auction },
                     ecpm: (200_000.0 * (1.0 + 4.0 * hash(k as u64))).round() / 100.0,
                     pctr: 0.005,
