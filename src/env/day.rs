@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::log::{self, CompiledLog, inventory, table};
-use crate::plan::{Forecast, GRID, Plan, Supply};
+use crate::plan::{Forecast, GRID, PidGains, Plan, Supply};
 
 /// Indices of the ids that have an embedding; 0 stands for every other id.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,6 +91,8 @@ pub struct DayModel {
     pub unit: f64,
     /// Expected best auction worth over the traffic from each grid point on.
     remaining_price: Vec<f64>,
+    /// Gains of the pacing controller on whole days.
+    pub pacing: PidGains,
     pub auction_pctr: f64,
     pub contract_pctr: f64,
     pub vocabulary: Arc<Vocabulary>,
@@ -155,6 +157,7 @@ impl DayModel {
             price_by_hour: plan.price_by_hour.clone(),
             unit: plan.price_unit,
             remaining_price,
+            pacing: plan.pid.unwrap_or_default(),
             auction_pctr: plan.auction_pctr,
             contract_pctr,
             vocabulary,

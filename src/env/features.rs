@@ -24,7 +24,7 @@ pub const FEATURE_NAMES: [&str; FEATURES] = [
     "demand_met",
     "flight_state",
     "traffic_elapsed",
-    "time_of_day",
+    "pacing",
     "flight_left",
     "log_price_level",
     "log_volume_level",
@@ -50,7 +50,6 @@ pub const AUCTION_FEATURES: [&str; 2] = ["worth", "is_auction"];
 pub struct Moment {
     offset: u64,
     traffic: f32,
-    time: f32,
     price: f32,
     volume: f32,
     volume_ratio: f64,
@@ -80,7 +79,6 @@ impl Moment {
         Self {
             offset,
             traffic: (before / whole) as f32,
-            time: (offset as f64 / crate::log::schema::DAY_MS as f64) as f32,
             price: 2.0 * log_ratio(level, 1.0, 1.0),
             volume: 2.0 * log_ratio(volume_ratio, 1.0, 1.0),
             volume_ratio,
@@ -143,7 +141,7 @@ impl Moment {
                 -1.0
             },
             self.traffic,
-            self.time,
+            0.5 * state.pacing(day, episode, j, self.offset) as f32,
             flight.min(2.0) as f32,
             self.price,
             self.volume,
@@ -166,7 +164,6 @@ impl Moment {
     pub fn auction(&self, day: &DayModel, worth: f64, out: &mut [f32]) {
         out.fill(0.0);
         out[11] = self.traffic;
-        out[12] = self.time;
         out[14] = self.price;
         out[15] = self.volume;
         out[16] = self.shortage;

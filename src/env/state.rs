@@ -34,6 +34,8 @@ pub struct State {
     /// Deliveries that policies have observed.
     pub observed: Vec<f32>,
     speed: Vec<f32>,
+    /// Pace error summed over the planned share: the controller's memory.
+    integral: Vec<f32>,
     pending: VecDeque<Pending>,
     price_seen: f64,
     price_expected: f64,
@@ -56,6 +58,7 @@ impl State {
             observed: delivered.clone(),
             delivered,
             speed: vec![0.0; day.contracts.len()],
+            integral: vec![0.0; day.contracts.len()],
             pending: VecDeque::new(),
             price_seen: 0.0,
             price_expected: 0.0,
@@ -75,7 +78,7 @@ impl State {
     #[cfg(test)]
     pub fn empty() -> Self {
         Self {
-            delivered: vec![], observed: vec![], speed: vec![], pending: VecDeque::new(), price_seen: 0.0, price_expected: 0.0,
+            delivered: vec![], observed: vec![], speed: vec![], integral: vec![], pending: VecDeque::new(), price_seen: 0.0, price_expected: 0.0,
             requests: 0, contract_shows: 0.0, contract_pctr: 0.0, auction_shows: 0.0, auction_pctr: 0.0, auction_worth: 0.0,
             refreshed: None, shortage: 0.0, pressure: 0.0,
         }
@@ -100,10 +103,16 @@ impl State {
 
     fn refresh(&mut self, day: &DayModel, episode: &Episode, offset: u64) {
         let (mut planned, mut short, mut owed, mut covered) = (0.0, 0.0, 0.0, 0.0);
+        let since = self.refreshed.unwrap_or(offset);
         for (j, c) in day.contracts.iter().enumerate() {
             let total = c.supply.total();
             let demand = f64::from(episode.owed[j]);
-            let due = if total > 0.0 { demand * c.supply.before(offset) / total } else { 0.0 };
+            let before = c.supply.before(offset);
+            let due = if total > 0.0 { demand * before / total } else { 0.0 };
+            if total > 0.0 && demand > 0.0 {
+                let error = (due - f64::from(self.observed[j])) / demand;
+                self.integral[j] += (error * (before - c.supply.before(since)) / total) as f32;
+            }
             planned += due;
             short += (due - f64::from(self.observed[j])).max(0.0);
             owed += (demand - f64::from(self.observed[j])).max(0.0);
@@ -158,6 +167,19 @@ impl State {
     /// Observed deliveries of contract `j` within the memory, about an hour's worth.
     pub fn speed(&self, j: usize, offset: u64) -> f64 {
         f64::from(self.speed[j]) * (-(offset as f64) / MEMORY_MS).exp()
+    }
+
+    /// The pacing controller's term for contract `j`, to be added to the logit of its bid: gains times the pace error (planned
+    /// minus observed share) and its sum. Gains fall with the root of the thinning, as the noise of the error grows.
+    pub fn pacing(&self, day: &DayModel, episode: &Episode, j: usize, offset: u64) -> f64 {
+        let c = &day.contracts[j];
+        let (owed, total) = (f64::from(episode.owed[j]), c.supply.total());
+        if owed <= 0.0 || total <= 0.0 {
+            return 0.0;
+        }
+        let error = c.supply.before(offset) / total - f64::from(self.observed[j]) / owed;
+        let term = day.pacing.proportional * error + day.pacing.integral * f64::from(self.integral[j]);
+        (episode.thinning.sqrt() * term).clamp(-6.0, 6.0)
     }
 
     /// Shortage against the plan so far, as a share of what was planned.

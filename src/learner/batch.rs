@@ -17,6 +17,8 @@ pub struct Offer {
     pub after_potential: f32,
     /// How much of the next impression is observed as owed.
     pub unit: f32,
+    /// The pacing controller's part of its logit.
+    pub pacing: f32,
     /// Worth of the predicted click.
     pub click: f32,
     pub boost: f32,
@@ -47,6 +49,8 @@ pub struct Step {
 #[derive(Debug, Clone, PartialEq)]
 pub struct SegmentRows {
     pub day: usize,
+    /// Whether the controller takes part in the bids.
+    pub pacing: bool,
     pub len: usize,
     /// `[T, N, FEATURES]` at true counts, and the ad of each row.
     pub states: Vec<f32>,
@@ -103,6 +107,7 @@ impl SegmentRows {
         let tables = spec.actor_shape().tables.len();
         let mut rows = Self {
             day: segment.day as usize,
+            pacing: spec.policy.pacing,
             len: segment.len(),
             states: vec![0.0; steps * n * FEATURES],
             state_ads: vec![0; steps * n],
@@ -201,6 +206,7 @@ impl SegmentRows {
             gain: (replay.gain(slot).relative(w) / day.unit) as f32,
             after_potential: potential(replay, w, j, delivered + 1.0).0,
             unit: LearnedPolicy::unit_owed(replay, &replay.state, j) as f32,
+            pacing: if self.pacing { replay.state.pacing(day, &replay.episode, j, replay.offset()) as f32 } else { 0.0 },
             click: (c.click / day.unit) as f32,
             boost: c.boost as f32,
         });

@@ -117,7 +117,7 @@ impl Losses<'_> {
             scores.fill(f32::NEG_INFINITY);
             for (slot, offer) in rows.offers[t * k..(t + 1) * k].iter().enumerate() {
                 let Some(o) = offer else { continue };
-                let output = f64::from(out.actor[t * actor_rows + slot]);
+                let output = f64::from(out.actor[t * actor_rows + slot] + o.pacing);
                 let (bid, slope) = bids.contract(o.contract as usize, output, f64::from(o.unit));
                 scores[slot] = o.boost * ((bid / unit) as f32 + o.click) / self.temperature;
                 slopes[slot] = o.boost * (slope / unit) as f32 / self.temperature;

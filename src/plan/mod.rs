@@ -66,6 +66,13 @@ pub struct PidGains {
     pub derivative: f64,
 }
 
+impl Default for PidGains {
+    /// Sound gains for a day of some thousand requests, where tuning starts.
+    fn default() -> Self {
+        Self { proportional: 10.0, integral: 30.0, derivative: 0.0 }
+    }
+}
+
 /// A training day as it was planned from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

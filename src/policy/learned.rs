@@ -80,7 +80,7 @@ fn logit(share: f64) -> f64 {
 
 /// How network outputs become scores, for one day. Money in minor units per impression.
 ///
-/// A contract's bid is `low + (penalty - low) * sigmoid(base + f)` for an impression that is still owed in full, plus the
+/// A contract's bid is `low + (penalty - low) * sigmoid(base + pacing + f)` for an impression that is still owed in full, plus the
 /// worth of the predicted click; `low` is 0 unless negative bids are allowed. Of a fractional last unit the
 /// fraction counts. An auction ad's score is its worth times `2 sigmoid(f)`.
 #[derive(Debug, Clone)]
@@ -88,11 +88,12 @@ pub struct Bids {
     base: Vec<f64>,
     low: Vec<f64>,
     penalty: Vec<f64>,
+    pacing: bool,
 }
 
 impl Bids {
     pub fn new(day: &DayModel, settings: &settings::Policy) -> Self {
-        let mut bids = Self { base: vec![], low: vec![], penalty: vec![] };
+        let mut bids = Self { base: vec![], low: vec![], penalty: vec![], pacing: settings.pacing };
         for c in &day.contracts {
             let low = if settings.negative_bids { -c.penalty.max(day.unit) } else { 0.0 };
             let start = if settings.warm_start { c.price } else { settings.initial_bid * c.penalty };
@@ -105,8 +106,16 @@ impl Bids {
         bids
     }
 
+    /// The controller's part of contract `j`'s logit on the current request.
+    pub fn pacing(&self, replay: &Replay, j: usize) -> f64 {
+        if !self.pacing {
+            return 0.0;
+        }
+        replay.state.pacing(replay.day, &replay.episode, j, replay.offset())
+    }
+
     /// The bid of contract `j` without its click worth when `unit` of the next impression is still owed, and its
-    /// derivative by the network's output.
+    /// derivative by `output`, the network's output plus the controller's.
     pub fn contract(&self, j: usize, output: f64, unit: f64) -> (f64, f64) {
         let share = sigmoid(self.base[j] + output);
         let span = self.penalty[j] * unit - self.low[j];
@@ -185,7 +194,8 @@ impl Policy for LearnedPolicy {
         for ((c, score), output) in replay.candidates().iter().zip(&mut *contracts).zip(&self.outputs) {
             let j = c.contract as usize;
             let unit = Self::unit_owed(replay, &replay.state, j);
-            *score = bids.contract(j, f64::from(*output), unit).0 + c.click;
+            let output = f64::from(*output) + bids.pacing(replay, j);
+            *score = bids.contract(j, output, unit).0 + c.click;
         }
         if score_auctions {
             for (score, output) in auctions.iter_mut().zip(&self.outputs[contracts.len()..]) {

@@ -58,7 +58,7 @@ impl From<settings::Overflow> for crate::shm::Overflow {
 pub fn block_bytes(settings: &Settings, contracts: usize) -> usize {
     // With delayed feedback the state carries the displays under way, at most an episode's.
     let pending = if settings.env.feedback_delay_s > 0.0 { 4 * settings.episodes.steps } else { 0 };
-    let state = 160 + contracts * 3 * 4 + pending * 24;
+    let state = 160 + contracts * 4 * 4 + pending * 24;
     let segment = state + 64 + settings.learner.segment * (5 + 3 + 4);
     (settings.block_segments() * segment + 64).next_multiple_of(4096)
 }

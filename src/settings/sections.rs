@@ -165,6 +165,9 @@ pub struct Policy {
     pub initial_bid: f64,
     /// Start from the training days' prices instead.
     pub warm_start: bool,
+    /// Add the tuned pacing controller's term to every bid, with gains that fall with the root of the thinning: the network then
+    /// learns what to do beyond pacing, and what it learns on thinned days carries over to whole ones.
+    pub pacing: bool,
     /// Let the bid fall below the worth of the predicted click, down to minus the penalty or the mean best auction
     /// worth, whichever is larger.
     pub negative_bids: bool,
@@ -181,6 +184,7 @@ impl Default for Policy {
             temperature: 0.1,
             initial_bid: 0.5,
             warm_start: false,
+            pacing: true,
             negative_bids: false,
             auction_candidates: 2,
         }

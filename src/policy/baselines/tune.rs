@@ -27,7 +27,7 @@ pub fn pid(days: &[DayModel], options: ReplayOptions, interval_s: f64, budget: u
         sum
     };
     let gains = |proportional: f64, integral: f64, derivative: f64| PidGains { proportional, integral, derivative };
-    let mut best = gains(10.0, 30.0, 0.0);
+    let mut best = PidGains::default();
     let mut best_j = judge(best);
     let mut left = tries - 1;
     // Pattern search from a sound start: halve or double one gain at a time while it helps.

@@ -1,0 +1,11 @@
+//! One integration binary; a module per topic.
+
+mod bound;
+mod compiled;
+mod crash;
+mod decisions;
+mod determinism;
+mod inputs;
+mod replay;
+mod support;
+mod train;
