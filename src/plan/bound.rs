@@ -4,7 +4,8 @@
 //! and for `p < 0`, `lambda = 0` is never worse, as `owed <= left`. So
 //! `D(p) = sum_i max(0, b_i, max_j(click_ij + p_j)) - sum_j (p_j >= 0 ? p_j owed_j : p_j left_j)` with `p_j <= penalty_j`,
 //! convex in each price. Exact coordinate steps (the price of a contract is an order statistic of what its requests
-//! cost otherwise) come close and then stall in a corner; subgradient steps lead out of it.
+//! cost otherwise) come close and then stall in a corner of the piecewise linear D; Newton steps on a smoothed D lead out of
+//! it, and as the smoothing goes, to a minimum whose prices also serve well.
 
 use crate::log::CompiledLog;
 use crate::log::draw;
@@ -77,33 +78,13 @@ impl Problem {
 
     /// `D(prices)`, minor units. Prices above the penalty are not allowed.
     pub fn dual(&self, prices: &[f64]) -> f64 {
-        self.dual_and_served(prices, None)
-    }
-
-    fn dual_and_served(&self, prices: &[f64], mut served: Option<&mut [f64]>) -> f64 {
-        if let Some(served) = served.as_deref_mut() {
-            served.fill(0.0);
-        }
-        let mut sum = 0.0;
-        for i in 0..self.best.len() {
-            let mut top = self.best[i].max(0.0);
-            let mut winner = None;
-            for &(j, click) in self.entries_of(i) {
-                let value = click + prices[j as usize];
-                if value > top {
-                    top = value;
-                    winner = Some(j);
-                }
-            }
-            sum += top;
-            if let (Some(served), Some(j)) = (served.as_deref_mut(), winner) {
-                served[j as usize] += 1.0;
-            }
-        }
-        for (j, &p) in prices.iter().enumerate() {
-            sum -= if p >= 0.0 { p * self.owed[j] } else { p * self.left[j] };
-        }
-        sum
+        let paid: f64 = (0..self.best.len())
+            .map(|i| {
+                let value = |&(j, click): &(u32, f64)| click + prices[j as usize];
+                self.entries_of(i).iter().map(value).fold(self.best[i].max(0.0), f64::max)
+            })
+            .sum();
+        paid - self.revenue(prices)
     }
 
     /// Sets price `j` to a minimiser of D along it.
@@ -129,84 +110,168 @@ impl Problem {
         prices[j] = price.min(self.penalty[j]);
     }
 
-    /// Minimises D: coordinate sweeps to a standstill, subgradient steps from there, sweeps again.
+    /// Minimises D: coordinate sweeps to a standstill, then Newton steps on the smoothed dual with the smoothing taken away
+    /// little by little, then sweeps again.
     fn minimise(&self) -> (f64, Vec<f64>) {
         let n = self.owed.len();
-        let mut prices: Vec<f64> = self.penalty.iter().map(|p| 0.5 * p).collect();
-        let mut costs = Vec::new();
-        let mut best = (self.dual(&prices), prices.clone());
-        let sweeps = |prices: &mut Vec<f64>, best: &mut (f64, Vec<f64>), costs: &mut Vec<f64>, most: usize| {
-            let mut last = f64::INFINITY;
-            for _ in 0..most {
-                for j in 0..n {
-                    self.coordinate_step(j, prices, costs);
-                }
-                let d = self.dual(prices);
-                if d < best.0 {
-                    *best = (d, prices.clone());
-                }
-                if last - d <= 1e-7 * d.abs() {
+        let start: Vec<f64> = self.penalty.iter().map(|p| 0.5 * p).collect();
+        let mut best = (self.dual(&start), start);
+        self.sweep(&mut best, 40);
+        if n == 0 {
+            return best;
+        }
+        let mut prices = best.1.clone();
+        let scale = self.best.iter().sum::<f64>() / self.best.len().max(1) as f64
+            + prices.iter().map(|p| p.abs()).sum::<f64>() / n as f64;
+        let mut smoothing = 0.1 * scale.max(1e-12);
+        for _ in 0..11 {
+            for _ in 0..6 {
+                if !self.newton_step(&mut prices, smoothing) {
                     break;
                 }
-                last = d;
             }
-        };
-        sweeps(&mut prices, &mut best, &mut costs, 40);
-        let mut served = vec![0.0; n];
-        let mut average = vec![0.0; n];
-        for round in 0..4 {
-            prices.clone_from(&best.1);
-            let slopes = self.price_slopes(&prices);
-            average.fill(0.0);
-            let steps = 80;
-            for t in 0..steps {
-                self.dual_and_served(&prices, Some(&mut served));
-                let rate = 0.5f64.powi(round) / (1.0 + t as f64 / 8.0);
-                for j in 0..n {
-                    let wanted = if prices[j] >= 0.0 { self.owed[j] } else { self.left[j] };
-                    prices[j] = (prices[j] + rate * slopes[j] * (wanted - served[j])).min(self.penalty[j]);
-                    average[j] += prices[j] / f64::from(steps);
-                }
-                let d = self.dual(&prices);
-                if d < best.0 {
-                    best = (d, prices.clone());
-                }
-            }
-            let d = self.dual(&average);
+            let d = self.dual(&prices);
             if d < best.0 {
-                best = (d, average.clone());
+                best = (d, prices.clone());
             }
-            prices.clone_from(&best.1);
-            sweeps(&mut prices, &mut best, &mut costs, 6);
+            smoothing *= 0.4;
         }
+        self.sweep(&mut best, 4);
         best
     }
 
-    /// How much a price has to rise for one more impression, around the point where the contract stands.
-    fn price_slopes(&self, prices: &[f64]) -> Vec<f64> {
+    /// Coordinate sweeps from the best prices until they stand still, `most` at most; keeps what is better.
+    fn sweep(&self, best: &mut (f64, Vec<f64>), most: usize) {
+        let mut prices = best.1.clone();
         let mut costs = Vec::new();
-        (0..prices.len())
-            .map(|j| {
-                costs.clear();
-                for &(i, click) in &self.takes[j] {
-                    let other = self
-                        .entries_of(i as usize)
-                        .iter()
-                        .filter(|(k, _)| *k as usize != j)
-                        .map(|&(k, c)| c + prices[k as usize])
-                        .fold(self.best[i as usize].max(0.0), f64::max);
-                    costs.push(other - click);
+        let mut last = best.0;
+        for _ in 0..most {
+            for j in 0..prices.len() {
+                self.coordinate_step(j, &mut prices, &mut costs);
+            }
+            let d = self.dual(&prices);
+            if d < best.0 {
+                *best = (d, prices.clone());
+            }
+            if last - d <= 1e-7 * d.abs() {
+                break;
+            }
+            last = d;
+        }
+    }
+
+    /// One damped Newton step on the dual with every maximum replaced by `smoothing * log(sum(exp(. / smoothing)))`; prices at
+    /// a bound that the gradient presses against stay there. False if no step improves.
+    fn newton_step(&self, prices: &mut [f64], smoothing: f64) -> bool {
+        let n = prices.len();
+        let mut gradient = vec![0.0; n];
+        let mut curvature = vec![0.0; n * n];
+        let value = self.smoothed(prices, smoothing, Some((&mut gradient, &mut curvature)));
+        // With cap > required the slope jumps at 0 from -left to -owed.
+        let mut step = vec![0.0; n];
+        let mut free = Vec::with_capacity(n);
+        for j in 0..n {
+            let served = gradient[j];
+            let slope = if prices[j] > 0.0 || (prices[j] == 0.0 && served < self.owed[j]) {
+                served - self.owed[j]
+            } else if prices[j] < 0.0 || served > self.left[j] {
+                served - self.left[j]
+            } else {
+                0.0
+            };
+            gradient[j] = slope;
+            let pressed = prices[j] >= self.penalty[j] && slope < 0.0;
+            if slope != 0.0 && !pressed {
+                free.push(j);
+            }
+        }
+        solve(&curvature, &gradient, &free, n, &mut step);
+        let mut length = 1.0;
+        for _ in 0..12 {
+            let moved: Vec<f64> = (0..n)
+                .map(|j| {
+                    let p = (prices[j] - length * step[j]).min(self.penalty[j]);
+                    // A step over the kink stops at it first.
+                    if self.left[j] > self.owed[j] && p * prices[j] < 0.0 { 0.0 } else { p }
+                })
+                .collect();
+            if self.smoothed(&moved, smoothing, None) < value - 1e-12 * value.abs() {
+                prices.copy_from_slice(&moved);
+                return true;
+            }
+            length *= 0.5;
+        }
+        false
+    }
+
+    /// The smoothed dual; into `derivatives` go the impressions served to each contract and the matrix of second
+    /// derivatives, `[n, n]`.
+    fn smoothed(&self, prices: &[f64], smoothing: f64, mut derivatives: Option<(&mut Vec<f64>, &mut Vec<f64>)>) -> f64 {
+        let n = prices.len();
+        let mut sum = 0.0;
+        let mut weights: Vec<(usize, f64)> = Vec::new();
+        for i in 0..self.best.len() {
+            let floor = self.best[i].max(0.0);
+            let entries = self.entries_of(i);
+            let top = entries.iter().map(|&(j, click)| click + prices[j as usize]).fold(floor, f64::max);
+            weights.clear();
+            let mut total = ((floor - top) / smoothing).exp();
+            for &(j, click) in entries {
+                let x = (click + prices[j as usize] - top) / smoothing;
+                // Beyond this a candidate carries no weight in double precision.
+                if x > -40.0 {
+                    let w = x.exp();
+                    total += w;
+                    weights.push((j as usize, w));
                 }
-                if costs.is_empty() {
-                    return 0.0;
+            }
+            sum += top + smoothing * total.ln();
+            if let Some((served, curvature)) = &mut derivatives {
+                for &(j, w) in &weights {
+                    let share = w / total;
+                    served[j] += share;
+                    curvature[j * n + j] += share / smoothing;
+                    for &(k, v) in &weights {
+                        curvature[j * n + k] -= share * (v / total) / smoothing;
+                    }
                 }
-                let width = (self.owed[j] * 0.1).max(2.0);
-                let last = costs.len() - 1;
-                let high = order_price(&mut costs, ((self.owed[j] + width) as usize).min(last));
-                let low = order_price(&mut costs, ((self.owed[j] - width).max(0.0) as usize).min(last));
-                ((high - low) / (2.0 * width)).abs()
-            })
-            .collect()
+            }
+        }
+        sum - self.revenue(prices)
+    }
+
+    /// What the prices earn from the demands: `sum_j (p_j >= 0 ? p_j owed_j : p_j left_j)`.
+    fn revenue(&self, prices: &[f64]) -> f64 {
+        prices
+            .iter()
+            .enumerate()
+            .map(|(j, &p)| if p >= 0.0 { p * self.owed[j] } else { p * self.left[j] })
+            .sum()
+    }
+}
+
+/// Solves `(A + ridge) x = b` over the `free` indices by Cholesky; the others stay 0.
+fn solve(matrix: &[f64], b: &[f64], free: &[usize], n: usize, x: &mut [f64]) {
+    let m = free.len();
+    let mut l = vec![0.0; m * m];
+    let mut y = vec![0.0; m];
+    for (r, &i) in free.iter().enumerate() {
+        for (c, &k) in free.iter().enumerate().take(r + 1) {
+            let mut v = matrix[i * n + k];
+            if r == c {
+                v += 1e-9 * v.abs() + 1e-6;
+            }
+            for t in 0..c {
+                v -= l[r * m + t] * l[c * m + t];
+            }
+            l[r * m + c] = if r == c { v.max(1e-12).sqrt() } else { v / l[c * m + c] };
+        }
+        let before: f64 = (0..r).map(|t| l[r * m + t] * y[t]).sum();
+        y[r] = (b[i] - before) / l[r * m + r];
+    }
+    for r in (0..m).rev() {
+        let after: f64 = (r + 1..m).map(|t| l[t * m + r] * x[free[t]]).sum();
+        x[free[r]] = (y[r] - after) / l[r * m + r];
     }
 }
 

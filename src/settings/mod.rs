@@ -107,6 +107,12 @@ impl Settings {
         if l.pool < l.batch || l.pool < l.segment {
             return bad("learner.pool", format!("is {}; must hold at least one batch of {}", l.pool, l.batch));
         }
+        if l.critic == Critic::Categorical && l.credit == Credit::Total {
+            return bad("learner.credit", "= \"total\" sums quantiles and cannot sum atoms; use learner.critic = \"quantile\" or \"scalar\"".into());
+        }
+        if l.quantiles > 256 {
+            return bad("learner.quantiles", format!("is {}; at most 256", l.quantiles));
+        }
         if l.critic == Critic::Categorical && l.atoms < 3 {
             return bad("learner.atoms", "must be at least 3".into());
         }
