@@ -1,5 +1,6 @@
 //! `admix bench`: one stage at a time.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -8,7 +9,7 @@ use crate::learner::device;
 use crate::product::bench::params::{ParamsBench, run_params};
 use crate::product::bench::ring::{RingBench, run_ring};
 use crate::product::bench::world::WorldSize;
-use crate::product::bench::{actor, env, learner};
+use crate::product::bench::{actor, env, learner, speedup};
 use crate::settings::{Critic, Settings};
 
 use super::{Exit, print_json};
@@ -46,6 +47,18 @@ enum Stage {
         words: usize,
         #[arg(long, default_value_t = 2)]
         readers: usize,
+    },
+    /// Whole training in processes beside the serial mode: time to the same validation share
+    Speedup {
+        /// Configuration to train
+        #[arg(long)]
+        config: PathBuf,
+        /// Set a configuration key in both
+        #[arg(long = "set", value_name = "KEY=VALUE")]
+        sets: Vec<String>,
+        /// Seeds 1..=N
+        #[arg(long, default_value_t = 3)]
+        seeds: u64,
     },
     /// Learner updates per second
     Learner(LearnerArguments),
@@ -119,6 +132,7 @@ impl Bench {
             Stage::Params { publications, words, readers } => {
                 self.print(&run_params(&ParamsBench { publications: *publications, words: *words, readers: *readers })?)
             }
+            Stage::Speedup { config, sets, seeds } => self.print(&speedup::run(config, sets, *seeds)?),
             Stage::Learner(a) => {
                 let mut settings = Settings::default();
                 settings.learner.batch = a.batch;

@@ -47,19 +47,18 @@ pub enum Import {
 }
 
 #[derive(Debug, Args)]
-#[group(id = "contracts", required = true, multiple = false, args = ["control", "contracts_from_log"])]
 pub struct Tencent2019 {
     /// The raw track log (.tsv, .gz or .zst)
     #[arg(long, value_name = "FILE")]
     track_log: PathBuf,
     /// Contracts as a control table
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", required_unless_present = "contracts_from_log")]
     control: Option<PathBuf>,
     /// Declare the N most frequent CPM-billed ads to be contracts
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with = "control")]
     contracts_from_log: Option<usize>,
     /// Share of the requests in which it may be shown that a declared contract requires
-    #[arg(long, value_name = "F", default_value_t = 0.3, requires = "contracts_from_log")]
+    #[arg(long, value_name = "F", default_value_t = 0.3)]
     fill: f64,
     /// Write part-0 (the first N requests) and part-1 (the rest) instead of one directory
     #[arg(long, value_name = "N")]

@@ -71,10 +71,10 @@ impl Eval {
         let policies = self
             .policies
             .iter()
-            .map(|path| Ok((policy_name(path), PolicyFile::read(path)?)))
+            .map(|path| Ok((policy_name(path), PolicyFile::read(path).map_err(|e| UsageError(format!("{e:#}")))?)))
             .collect::<anyhow::Result<Vec<_>>>()?;
         let plan = match &self.plan {
-            Some(path) => Some(Plan::read(path)?),
+            Some(path) => Some(Plan::read(path).map_err(|e| UsageError(format!("{e:#}")))?),
             None => None,
         };
         let mut settings = Settings::default();
@@ -128,7 +128,7 @@ pub fn compare(
             Some(plan) => plan,
             None => {
                 let log = crate::log::open(dir, compile)?;
-                bare = Plan::from_days(&[&log], options.rate_seed)?;
+                bare = Plan::from_days(&[&log], options.rate_seed)?.unit_only();
                 &bare
             }
         };
@@ -139,6 +139,10 @@ pub fn compare(
                 Ok(policy) => contenders.push(Contender { name: name.clone(), kind: Kind::Baseline, policy }),
                 Err(why) => tracing::warn!("left out: {why}"),
             }
+        }
+        if decisions.is_some() && reports.iter().any(|r: &DayReport| r.log == day.log.name()) {
+            let why = format!("two logs are called `{}` and would share a decisions folder; rename a directory", day.log.name());
+            return Err(UsageError(why).into());
         }
         let mut writer = match decisions {
             Some(folder) => Some(DecisionWriter::create(folder, day.log.name())?),

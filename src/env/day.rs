@@ -124,14 +124,15 @@ impl DayModel {
             .map(|c| {
                 let supply = forecast.supply(c, start_ms, plan.known(c.ad_id).presence);
                 let owed = c.owed() as f64;
+                let mean_click = c.click_value * plan.pctr(c);
                 ContractModel {
                     ad_id: c.ad_id,
                     owed,
                     left: c.left() as f64,
                     penalty: c.penalty,
                     click_value: c.click_value,
-                    mean_click: c.mean_click_worth(),
-                    stake: c.penalty + c.mean_click_worth(),
+                    mean_click,
+                    stake: c.penalty + mean_click,
                     price: plan.static_price(c.ad_id, c.penalty),
                     theta: c.theta.unwrap_or_else(|| (owed / supply.total().max(1e-9)).min(1.0)),
                     supply,
@@ -144,7 +145,7 @@ impl DayModel {
             .collect();
         let contract_pctr = match log.contracts().len() {
             0 => 0.0,
-            n => log.contracts().iter().map(|c| c.mean_pctr).sum::<f64>() / n as f64,
+            n => log.contracts().iter().map(|c| plan.pctr(c)).sum::<f64>() / n as f64,
         };
         let index = |i: Option<&u32>| i.map_or(0, |&i| u16::try_from(i).unwrap_or(0));
         let slot_index = log.requests().iter().map(|r| index(vocabulary.slots.get(&r.slot_id))).collect();

@@ -130,7 +130,7 @@ impl State {
             self.delivered[j] += 1.0;
         }
         let shown = Pending {
-            due: offset + delay,
+            due: offset.saturating_add(delay),
             contract: contract.map(|j| j as u32),
             pctr: pctr as f32,
             worth: worth as f32,

@@ -62,6 +62,8 @@ pub struct DayReport {
     /// Requests on which nothing could be shown whatever a policy did.
     pub unfilled: u64,
     pub rate_seed: u64,
+    /// Whether the importer declared auction ads to be contracts.
+    pub contracts_declared: bool,
     pub bound: BoundReport,
     pub policies: Vec<PolicyReport>,
 }
@@ -118,6 +120,7 @@ pub fn compare_day(
         quarantined: day.log.counts().quarantined,
         unfilled: unfillable(day, options.rate_seed),
         rate_seed: options.rate_seed,
+        contracts_declared: day.log.contracts_declared(),
         bound: BoundReport { ub: bound.upper, primal: oracle.j, stake: bound.stake },
         policies,
     })

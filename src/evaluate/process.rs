@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use crate::policy::file::PolicyFile;
 use crate::run::{Context, Metrics, RunDirectory, Segments, unpack};
 use crate::shm::ProcessKind;
-use crate::shm::control::MAX_PROCESSES;
+use crate::shm::control::{MAX_PROCESSES, STOP_ALL, STOP_NOW};
 
 use super::judge::Judge;
 
@@ -41,14 +41,14 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     loop {
         let seen = control.params.value();
         let stopping = control.stop_level();
-        if stopping > 1 {
+        if stopping >= STOP_NOW {
             return Ok(());
         }
         let news = segments.params.version() > evaluated.map_or(0, |(version, _)| version);
         if news && let Some(version) = segments.params.read(&mut words) {
             let (updates, _, averaged) = unpack(&words, actor_len).context("a publication of another size")?;
             let due = updates / settings.evaluate.every;
-            if stopping > 0 || evaluated.is_none_or(|(_, last)| due > last) {
+            if stopping >= STOP_ALL || evaluated.is_none_or(|(_, last)| due > last) {
                 let counted = updates > settings.learner.critic_head_start;
                 let evaluation = judge.evaluate(updates, &averaged, counted);
                 if evaluation.improved {
@@ -74,7 +74,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
                 continue;
             }
         }
-        if stopping > 0 {
+        if stopping >= STOP_ALL {
             return Ok(());
         }
         control.params.wait(seen, NAP);

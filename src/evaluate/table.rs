@@ -9,6 +9,8 @@ pub fn render(days: &[DayReport]) -> String {
     let mut text = String::new();
     let Some(first) = days.first() else { return text };
     let percent = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), |s| format!("{:.2}", 100.0 * s));
+    // Small days need their minor units' decimals.
+    let decimals = if days.iter().any(|d| d.bound.ub.abs() < 1000.0) { 2 } else { 0 };
     let names: Vec<&PolicyReport> = first.policies.iter().collect();
     let width = names.iter().map(|p| p.name.len()).max().unwrap_or(0).max(14);
     let columns: Vec<String> = days.iter().map(|d| d.log.clone()).collect();
@@ -33,27 +35,35 @@ pub fn render(days: &[DayReport]) -> String {
         }
         let _ = writeln!(
             text,
-            "  {:>7}  {:>12.0}  {:>7.2}%  {:>12.0}  {:>12.1}",
+            "  {:>7}  {:>12}  {:>7.2}%  {:>12}  {:>12.1}",
             percent(mean_share(i)),
-            of(|p| p.j),
+            money(of(|p| p.j), decimals),
             100.0 * of(|p| p.shortage_rate),
-            of(|p| p.auction_revenue),
+            money(of(|p| p.auction_revenue), decimals),
             of(|p| p.mean_auction_ecpm),
         );
     }
     let ub = mean(days.iter().map(|d| d.bound.ub)).unwrap_or(0.0);
     let _ = writeln!(
         text,
-        "{:width$}{}  {:>7}  {ub:>12.0}",
+        "{:width$}{}  {:>7}  {:>12}",
         "upper bound",
         "  ".to_owned() + &" ".repeat((day_width + 2) * days.len() - 2),
-        "100.00"
+        "100.00",
+        money(ub, decimals)
     );
     text.push_str(
         "\nShares are percent of the hindsight bound, (J + S) / (UB + S); J, revenue: minor units, mean per day.\n\
          * trained policy. The oracle knows the day's own prices; nobody can earn more than the upper bound.\n",
     );
+    if days.iter().any(|d| d.contracts_declared) {
+        text.push_str("Contracts were DECLARED by the import, they are not real: a smoke test, not a quality figure.\n");
+    }
     text
+}
+
+fn money(amount: f64, decimals: usize) -> String {
+    format!("{amount:.decimals$}")
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {

@@ -67,6 +67,9 @@ pub fn check(dir: &Path, options: CompileOptions) -> Result<CheckReport> {
     let log = compile::open(dir, options)?;
     let counts = log.counts().clone();
     let mut warnings = Vec::new();
+    if log.contracts_declared() {
+        warnings.push("contracts were declared by the import, they are not real".into());
+    }
     let contracts = contracts(&log, &mut warnings);
     let inventory_pv = match table::find(dir, "inventory")? {
         Some(path) => Some(inventory::read(&path)?.iter().map(|node| node.pv).sum()),

@@ -72,6 +72,7 @@ pub fn cache_folder(dir: &Path) -> Result<PathBuf> {
         return Ok(beside);
     }
     let root = std::env::var_os("XDG_CACHE_HOME")
+        .filter(|folder| !folder.is_empty())
         .map(PathBuf::from)
         .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))
         .unwrap_or_else(std::env::temp_dir);
@@ -82,12 +83,21 @@ pub fn cache_folder(dir: &Path) -> Result<PathBuf> {
     Ok(folder)
 }
 
+/// What a log is called in reports and decisions; a directory that is renamed is compiled again.
+fn name_of(dir: &Path) -> String {
+    dir.canonicalize()
+        .ok()
+        .and_then(|d| d.file_name().map(|n| n.to_string_lossy().into_owned()))
+        .unwrap_or_else(|| dir.display().to_string())
+}
+
 fn hash_inputs(dir: &Path, options: CompileOptions) -> Result<u128> {
     let mut hasher = XxHash3_128::new();
     hasher.write(&compiled::VERSION.to_le_bytes());
     hasher.write(&[u8::from(options.complete_queues)]);
+    hasher.write(name_of(dir).as_bytes());
     let mut buffer = vec![0; 1 << 20];
-    let files = [Some(dir.join("day.toml")), table::find(dir, "track_log")?, table::find(dir, "control")?];
+    let files = [Some(dir.join("day.toml")), Some(dir.join(IMPORT_REPORT)), table::find(dir, "track_log")?, table::find(dir, "control")?];
     for path in files.into_iter().flatten().filter(|p| p.is_file()) {
         let mut file = std::fs::File::open(&path).map_err(|e| LogError::io(&path, e))?;
         hasher.write(path.file_name().unwrap_or_default().as_encoded_bytes());
@@ -230,13 +240,24 @@ fn compile(dir: &Path, options: CompileOptions, inputs: u128) -> Result<Vec<u8>>
     if builder.requests.is_empty() {
         return Err(empty());
     }
-    let name = dir
-        .canonicalize()
-        .ok()
-        .and_then(|d| d.file_name().map(|n| n.to_string_lossy().into_owned()))
-        .unwrap_or_else(|| dir.display().to_string());
-    let tail = Tail { name, day, contracts: builder.finish_contracts(), counts: quarantine.counts };
+    let tail = Tail {
+        name: name_of(dir),
+        day,
+        contracts: builder.finish_contracts(),
+        counts: quarantine.counts,
+        contracts_declared: contracts_declared(dir),
+    };
     Ok(compiled::encode(&builder.requests, &builder.entries, &builder.auctions, &tail, inputs))
+}
+
+/// Where an importer leaves its report.
+const IMPORT_REPORT: &str = "import.json";
+
+fn contracts_declared(dir: &Path) -> bool {
+    std::fs::read(dir.join(IMPORT_REPORT))
+        .ok()
+        .and_then(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes).ok())
+        .is_some_and(|report| report["contracts_declared"] == true)
 }
 
 /// Collects the arrays of a compiled log.
@@ -356,6 +377,7 @@ impl<'a> Builder<'a> {
                 rate: c.rate,
                 penalty: c.penalty,
                 click_value: c.click_value,
+                pctr: c.pctr,
                 mean_pctr: if self.present[i] > 0 {
                     self.pctr_sum[i] / self.present[i] as f64
                 } else {

@@ -1,6 +1,6 @@
 //! The compiled log: one memory-mapped file per day.
 //!
-//! Layout: a 128-byte header, then the requests, the contract entries, the auction entries (fixed-size
+//! Layout: a 120-byte header, then the requests, the contract entries, the auction entries (fixed-size
 //! records, 8-byte aligned), then the contracts and the counts of the compilation as JSON. Opening one
 //! checks magic, version, lengths, the checksum of the body and every index in it, so that nothing
 //! that is read later can point outside.
@@ -17,7 +17,7 @@ use super::error::{LogError, Result};
 use super::targeting::Targeting;
 
 const MAGIC: [u8; 8] = *b"ADMIXLOG";
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// One request; its entries are runs of the two entry arrays.
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
@@ -84,7 +84,10 @@ pub struct Contract {
     pub penalty: f64,
     /// Minor units per predicted click.
     pub click_value: f64,
-    /// Mean predicted click probability over the contract's entries, else the control table's, else 0.
+    /// The control table's fallback click probability.
+    pub pctr: Option<f64>,
+    /// Mean predicted click probability over the contract's entries of the day, else the control table's, else 0. Known
+    /// only when the day is over.
     pub mean_pctr: f64,
     /// Requests that the targeting matches within the flight.
     pub targeted: u64,
@@ -129,6 +132,8 @@ pub(super) struct Tail {
     pub day: Day,
     pub contracts: Vec<Contract>,
     pub counts: Counts,
+    /// Whether an importer declared auction ads to be contracts.
+    pub contracts_declared: bool,
 }
 
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
@@ -280,6 +285,11 @@ impl CompiledLog {
 
     pub fn counts(&self) -> &Counts {
         &self.tail.counts
+    }
+
+    /// Whether an importer declared auction ads to be contracts: such contracts are not real.
+    pub fn contracts_declared(&self) -> bool {
+        self.tail.contracts_declared
     }
 
     /// All requests in time order.

@@ -1,11 +1,10 @@
 //! Reads `control`: the contracts of a day. Any bad row is an error.
 
-use std::collections::HashSet;
 use std::path::Path;
 
-use super::error::{BadValue, LogError, Result};
+use super::error::{BadValue, Result};
 use super::schema::{ControlRow, DAY_MS};
-use super::table::{Column, Row, Table, optional, required};
+use super::table::{Column, Row, optional, read_strict, required};
 use super::targeting::Targeting;
 
 const COLUMNS: &[Column] = &[
@@ -30,22 +29,7 @@ const COLUMNS: &[Column] = &[
 /// # Errors
 /// An unreadable file, or the first row that breaks a rule, with its line, column and value.
 pub fn read(path: &Path, day_start_ms: u64) -> Result<Vec<ControlRow>> {
-    let mut table = Table::open(path, COLUMNS)?;
-    super::warn_unknown(&table);
-    let mut row = table.row();
-    let mut rows = Vec::new();
-    let mut seen = HashSet::new();
-    while table.read(&mut row)? {
-        let parsed = parse(&row, day_start_ms).and_then(|contract| {
-            if seen.insert(contract.ad_id) {
-                Ok(contract)
-            } else {
-                Err(BadValue::new("ad_id", &contract.ad_id.to_string(), "repeated_ad", "stands twice; a contract has one row"))
-            }
-        });
-        rows.push(parsed.map_err(|bad| LogError::BadRow { path: path.to_owned(), line: row.line, bad })?);
-    }
-    Ok(rows)
+    read_strict(path, COLUMNS, |row| parse(row, day_start_ms), ("ad_id", |contract| contract.ad_id))
 }
 
 fn parse(row: &Row, day_start_ms: u64) -> std::result::Result<ControlRow, BadValue> {

@@ -27,12 +27,8 @@ impl Day {
 
     /// The UTC day that holds `ts_ms`.
     pub fn of_timestamp(ts_ms: u64) -> Self {
-        let start_ms = ts_ms / DAY_MS * DAY_MS;
-        let days = i64::try_from(start_ms / DAY_MS).unwrap_or(i64::MAX);
-        let date = Date::constant(1970, 1, 1)
-            .checked_add(jiff::Span::new().try_days(days).unwrap_or_default())
-            .map_or_else(|_| String::from("9999-12-31"), |d| d.to_string());
-        Self { date, start_ms }
+        let days = ts_ms / DAY_MS;
+        Self { date: format_date(days as i64), start_ms: days * DAY_MS }
     }
 
     /// Reads `DIR/day.toml`; `None` where there is none.
@@ -45,11 +41,46 @@ impl Day {
         };
         let broken = |reason: String| LogError::Format { path: path.clone(), reason };
         let file: DayFile = toml::from_str(&text).map_err(|e| broken(e.to_string()))?;
-        let date: Date = file.date.parse().map_err(|e| broken(format!("date `{}`: {e}", file.date)))?;
-        let days = i64::from((date - Date::constant(1970, 1, 1)).get_days());
-        let start = days * DAY_MS as i64 - i64::from(file.utc_offset_minutes) * 60_000;
+        let start = parse_date(&file.date).map_err(&broken)? * DAY_MS as i64 - i64::from(file.utc_offset_minutes) * 60_000;
         let start_ms = u64::try_from(start)
             .map_err(|_| broken(format!("date `{}` lies before 1970", file.date)))?;
-        Ok(Some(Self { date: date.to_string(), start_ms }))
+        Ok(Some(Self { date: file.date, start_ms }))
+    }
+}
+
+const EPOCH: Date = Date::constant(1970, 1, 1);
+
+/// Days from 1970-01-01 to a `YYYY-MM-DD`.
+///
+/// # Errors
+/// Quotes a text that is not a date of the calendar.
+pub fn parse_date(text: &str) -> std::result::Result<i64, String> {
+    let date: Date = text.parse().map_err(|_| format!("`{text}` is not a date like 2026-01-05"))?;
+    Ok(i64::from((date - EPOCH).get_days()))
+}
+
+/// The `YYYY-MM-DD` that lies `days` after 1970-01-01; the last one that the calendar has where they are too many.
+pub fn format_date(days: i64) -> String {
+    let span = jiff::Span::new().try_days(days);
+    span.and_then(|span| EPOCH.checked_add(span)).unwrap_or(Date::MAX).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_and_day_counts_convert_both_ways() {
+        for (days, text) in [(0, "1970-01-01"), (15_865, "2013-06-09"), (19_782, "2024-02-29"), (20_458, "2026-01-05")] {
+            assert_eq!((format_date(days).as_str(), parse_date(text)), (text, Ok(days)));
+        }
+        for bad in ["2025-02-29", "2025-13-01", "today", ""] {
+            assert!(parse_date(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_time_beyond_the_calendar_is_no_panic() {
+        assert_eq!(Day::of_timestamp(u64::MAX).date, "9999-12-31");
     }
 }

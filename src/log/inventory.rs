@@ -1,11 +1,10 @@
 //! Reads `inventory`: the supply forecast of a day. Any bad row is an error.
 
-use std::collections::HashSet;
 use std::path::Path;
 
-use super::error::{BadValue, LogError, Result};
+use super::error::{BadValue, Result};
 use super::schema::InventoryRow;
-use super::table::{Column, Row, Table, number, optional, required};
+use super::table::{Column, Row, number, optional, read_strict, required};
 
 const COLUMNS: &[Column] = &[
     required("node_id"),
@@ -23,22 +22,7 @@ const COLUMNS: &[Column] = &[
 /// # Errors
 /// An unreadable file, or the first row that breaks a rule, with its line, column and value.
 pub fn read(path: &Path) -> Result<Vec<InventoryRow>> {
-    let mut table = Table::open(path, COLUMNS)?;
-    super::warn_unknown(&table);
-    let mut row = table.row();
-    let mut rows = Vec::new();
-    let mut seen = HashSet::new();
-    while table.read(&mut row)? {
-        let parsed = parse(&row).and_then(|node| {
-            if seen.insert(node.node_id) {
-                Ok(node)
-            } else {
-                Err(BadValue::new("node_id", &node.node_id.to_string(), "repeated_node", "stands twice"))
-            }
-        });
-        rows.push(parsed.map_err(|bad| LogError::BadRow { path: path.to_owned(), line: row.line, bad })?);
-    }
-    Ok(rows)
+    read_strict(path, COLUMNS, parse, ("node_id", |node| node.node_id))
 }
 
 fn parse(row: &Row) -> std::result::Result<InventoryRow, BadValue> {

@@ -3,6 +3,7 @@
 //! TSV (plain, gzip, zstd) and Parquet give the same rows of text cells, so that there is one place
 //! where values are parsed and one set of error messages.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -65,7 +66,8 @@ pub fn open(path: &Path) -> Result<Box<dyn BufRead + Send>> {
 }
 
 enum Source {
-    Text(Box<csv::Reader<Box<dyn BufRead + Send>>>),
+    /// With the line that was read last.
+    Text(Box<dyn BufRead + Send>, Vec<u8>),
     Parquet(RowIter<'static>),
 }
 
@@ -111,20 +113,13 @@ impl Table {
                 schema.root_schema().get_fields().iter().map(|f| f.name().to_owned()).collect();
             (Source::Parquet(RowIter::from_file_into(Box::new(reader))), header)
         } else {
-            let mut reader = csv::ReaderBuilder::new()
-                .delimiter(b'\t')
-                .quoting(false)
-                .has_headers(false)
-                .flexible(true)
-                .from_reader(open(path)?);
-            let mut record = csv::ByteRecord::new();
-            reader.read_byte_record(&mut record).map_err(|e| read_error(path, 0, e))?;
-            line = 1;
-            let header = record
-                .iter()
+            let (mut reader, mut text) = (open(path)?, Vec::new());
+            read_line(&mut *reader, &mut text, &mut line).map_err(|e| read_error(path, 0, e))?;
+            let header = text
+                .split(|b| *b == b'\t')
                 .map(|c| String::from_utf8_lossy(c).trim_start_matches('\u{feff}').trim().to_owned())
                 .collect();
-            (Source::Text(Box::new(reader)), header)
+            (Source::Text(reader, text), header)
         };
         for (i, name) in header.iter().enumerate() {
             if header[..i].contains(name) {
@@ -166,14 +161,15 @@ impl Table {
     /// A file that cannot be read on: truncated or damaged.
     pub fn read(&mut self, row: &mut Row) -> Result<bool> {
         match &mut self.source {
-            Source::Text(reader) => {
-                let more = reader
-                    .read_byte_record(&mut row.cells)
-                    .map_err(|e| read_error(&self.path, self.line, e))?;
-                if !more {
+            Source::Text(reader, text) => {
+                let more = read_line(&mut **reader, text, &mut self.line);
+                if !more.map_err(|e| read_error(&self.path, self.line, e))? {
                     return Ok(false);
                 }
-                self.line = row.cells.position().map_or(self.line + 1, csv::Position::line);
+                row.cells.clear();
+                for cell in text.split(|b| *b == b'\t') {
+                    row.cells.push_field(cell);
+                }
             }
             Source::Parquet(rows) => {
                 let Some(next) = rows.next() else { return Ok(false) };
@@ -201,21 +197,57 @@ impl Table {
     }
 }
 
-fn read_error(path: &Path, line: u64, error: csv::Error) -> LogError {
-    match error.into_kind() {
-        csv::ErrorKind::Io(source) => match source.kind() {
-            std::io::ErrorKind::UnexpectedEof => {
-                LogError::Truncated { path: path.to_owned(), line, source }
-            }
-            _ if line > 0 || path.extension().is_some_and(|e| e == "gz" || e == "zst") => {
-                LogError::Format {
-                    path: path.to_owned(),
-                    reason: format!("cannot be read on after line {line}: {source}"),
-                }
-            }
-            _ => LogError::io(path, source),
-        },
-        kind => LogError::Format { path: path.to_owned(), reason: format!("after line {line}: {kind:?}") },
+/// Reads the next line that is not empty, without its end; `line` counts all of them, as an editor does. False at the
+/// end of the file.
+fn read_line(reader: &mut dyn BufRead, text: &mut Vec<u8>, line: &mut u64) -> std::io::Result<bool> {
+    loop {
+        text.clear();
+        if reader.read_until(b'\n', text)? == 0 {
+            return Ok(false);
+        }
+        *line += 1;
+        text.pop_if(|end| *end == b'\n');
+        text.pop_if(|end| *end == b'\r');
+        if !text.is_empty() {
+            return Ok(true);
+        }
+    }
+}
+
+/// Reads a whole table in which any bad row is an error and `key` (its column name and value) may not repeat.
+///
+/// # Errors
+/// An unreadable file, or the first row that breaks a rule, with its line, column and value.
+pub fn read_strict<T>(
+    path: &Path,
+    columns: &'static [Column],
+    parse: impl Fn(&Row) -> std::result::Result<T, BadValue>,
+    key: (&'static str, fn(&T) -> u64),
+) -> Result<Vec<T>> {
+    let mut table = Table::open(path, columns)?;
+    super::warn_unknown(&table);
+    let mut row = table.row();
+    let mut rows = Vec::new();
+    let mut seen = HashSet::new();
+    while table.read(&mut row)? {
+        let bad_row = |bad| LogError::BadRow { path: path.to_owned(), line: row.line, bad };
+        let value = parse(&row).map_err(bad_row)?;
+        let id = (key.1)(&value);
+        if !seen.insert(id) {
+            return Err(bad_row(BadValue::new(key.0, &id.to_string(), "repeated", "stands twice; keep one row")));
+        }
+        rows.push(value);
+    }
+    Ok(rows)
+}
+
+fn read_error(path: &Path, line: u64, source: std::io::Error) -> LogError {
+    match source.kind() {
+        std::io::ErrorKind::UnexpectedEof => LogError::Truncated { path: path.to_owned(), line, source },
+        _ if line > 0 || path.extension().is_some_and(|e| e == "gz" || e == "zst") => {
+            LogError::Format { path: path.to_owned(), reason: format!("cannot be read on after line {line}: {source}") }
+        }
+        _ => LogError::io(path, source),
     }
 }
 

@@ -277,11 +277,8 @@ fn solve(matrix: &[f64], b: &[f64], free: &[usize], n: usize, x: &mut [f64]) {
 
 /// A price at which exactly `wanted` of the requests with these costs are taken: midway between two order statistics.
 fn order_price(costs: &mut [f64], wanted: usize) -> f64 {
-    if costs.is_empty() {
-        return 0.0;
-    }
     if wanted >= costs.len() {
-        // All are taken at any price above the dearest; the penalty bounds it.
+        // All are taken at any price above the dearest, none if there are none; the penalty bounds it.
         return f64::INFINITY;
     }
     let (below, at, _) = costs.select_nth_unstable_by(wanted, f64::total_cmp);

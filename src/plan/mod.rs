@@ -19,6 +19,7 @@ use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::log::CompiledLog;
+use crate::log::compiled::Contract;
 pub use bound::{Bound, hindsight_bound};
 pub use forecast::{Forecast, GRID, Supply};
 
@@ -55,6 +56,8 @@ pub struct KnownContract {
     pub price_share: f64,
     /// Share of the targeted requests in flight in whose queue the contract stands.
     pub presence: f64,
+    /// Mean predicted click probability of its entries.
+    pub pctr: f64,
 }
 
 /// Gains of the PID baseline on the logarithm of a contract's virtual bid.
@@ -119,9 +122,10 @@ impl Plan {
             for (c, &price) in log.contracts().iter().zip(&bound.prices) {
                 let share = if c.penalty > 0.0 { (price / c.penalty).clamp(-1.0, 1.0) } else { price };
                 let presence = if c.targeted > 0 { c.present as f64 / c.targeted as f64 } else { 1.0 };
-                let (sum, n) = known.entry(c.ad_id).or_insert((KnownContract { price_share: 0.0, presence: 0.0 }, 0.0));
+                let (sum, n) = known.entry(c.ad_id).or_insert((KnownContract { price_share: 0.0, presence: 0.0, pctr: 0.0 }, 0.0));
                 sum.price_share += share;
                 sum.presence += presence;
+                sum.pctr += c.mean_pctr;
                 *n += 1.0;
             }
             days.push(PlannedDay {
@@ -135,13 +139,17 @@ impl Plan {
         }
         let contracts: BTreeMap<u64, KnownContract> = known
             .into_iter()
-            .map(|(id, (k, n))| (id, KnownContract { price_share: k.price_share / n, presence: k.presence / n }))
+            .map(|(id, (k, n))| (id, KnownContract { price_share: k.price_share / n, presence: k.presence / n, pctr: k.pctr / n }))
             .collect();
         let mean = |f: fn(&KnownContract) -> f64, default: f64| match contracts.len() {
             0 => default,
             n => contracts.values().map(f).sum::<f64>() / n as f64,
         };
-        let unseen = KnownContract { price_share: mean(|c| c.price_share, 0.5), presence: mean(|c| c.presence, 1.0) };
+        let unseen = KnownContract {
+            price_share: mean(|c| c.price_share, 0.5),
+            presence: mean(|c| c.presence, 1.0),
+            pctr: mean(|c| c.pctr, 0.0),
+        };
         let requests: u64 = hour_n.iter().sum();
         let total: f64 = hour_sum.iter().sum();
         let price_unit = if total > 0.0 { total / requests as f64 } else { contract_unit(logs) };
@@ -169,10 +177,29 @@ impl Plan {
         self.contracts.get(&ad_id).copied().unwrap_or(self.unseen)
     }
 
+    /// The click probability to expect of a contract: the training days', else the control table's.
+    pub fn pctr(&self, contract: &Contract) -> f64 {
+        self.contracts.get(&contract.ad_id).map(|known| known.pctr).or(contract.pctr).unwrap_or(self.unseen.pctr)
+    }
+
     /// The training days' price of a contract, minor units per impression.
     pub fn static_price(&self, ad_id: u64, penalty: f64) -> f64 {
         let share = self.known(ad_id).price_share;
         if penalty > 0.0 { share * penalty } else { share }
+    }
+
+    /// The plan's unit of money alone, for those who must know nothing of the days that it was made from.
+    pub fn unit_only(self) -> Self {
+        Self {
+            price_by_hour: vec![self.price_unit; 24],
+            auction_pctr: 0.0,
+            forecast: Forecast { nodes: vec![], curves: vec![] },
+            contracts: BTreeMap::new(),
+            unseen: KnownContract { price_share: 0.5, presence: 1.0, pctr: 0.0 },
+            pid: None,
+            days: vec![],
+            ..self
+        }
     }
 
     /// Reads a plan file.

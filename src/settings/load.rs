@@ -8,7 +8,7 @@ use super::Settings;
 
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
-    #[error("cannot read the configuration {path}: {source}", path = path.display())]
+    #[error("cannot read the configuration {path}", path = path.display())]
     Read { path: PathBuf, source: std::io::Error },
     #[error("{path}: {reason}", path = path.display())]
     Syntax { path: PathBuf, reason: String },
@@ -37,17 +37,13 @@ pub fn load(path: &Path, sets: &[String]) -> Result<Settings, SettingsError> {
         .map_err(|e| SettingsError::Syntax { path: path.to_owned(), reason: e.to_string() })?;
     let known = known_keys();
     check_keys(&table, "", &known, &|key| {
-        let last = key.rsplit('.').next().unwrap_or(key);
-        let line = text.lines().position(|l| {
-            l.trim_start_matches(['[', ' ']).strip_prefix(last).is_some_and(|rest| {
-                rest.trim_start().starts_with(['=', ']', '.'])
-            })
-        });
-        match line {
-            Some(i) => format!("{}: line {}", path.display(), i + 1),
+        match line_of(&text, key) {
+            Some(line) => format!("{}: line {line}", path.display()),
             None => path.display().to_string(),
         }
     })?;
+    // The table knows no lines; the text does, and says them in an error.
+    toml::from_str::<Settings>(&text).map_err(|e| SettingsError::Syntax { path: path.to_owned(), reason: e.to_string() })?;
     let folder = path.parent().unwrap_or(Path::new(""));
     if let Some(Value::Table(data)) = table.get_mut("data") {
         for key in ["train", "validation", "test"] {
@@ -56,13 +52,35 @@ pub fn load(path: &Path, sets: &[String]) -> Result<Settings, SettingsError> {
             }
         }
     }
+    let mut settings = shape(&table).map_err(SettingsError::Shape)?;
     for set in sets {
         apply(&mut table, set, &known)?;
+        settings = shape(&table).map_err(|why| SettingsError::Shape(format!("--set {set}: {why}")))?;
     }
-    let settings: Settings =
-        Value::Table(table).try_into().map_err(|e: toml::de::Error| SettingsError::Shape(e.to_string().trim().to_owned()))?;
     settings.validate()?;
     Ok(settings)
+}
+
+/// The line of a configuration in which `key`, a dotted path, stands first.
+fn line_of(text: &str, key: &str) -> Option<usize> {
+    let mut section = String::new();
+    let position = text.lines().position(|line| {
+        let line = line.trim();
+        let path = if let Some(header) = line.strip_prefix('[') {
+            section = header.split(']').next().unwrap_or(header).trim().to_owned();
+            section.clone()
+        } else {
+            let name = line.split('=').next().unwrap_or(line).trim();
+            if section.is_empty() { name.to_owned() } else { format!("{section}.{name}") }
+        };
+        path.strip_prefix(key).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    });
+    position.map(|i| i + 1)
+}
+
+/// Settings of a table that has the right keys.
+fn shape(table: &Table) -> Result<Settings, String> {
+    Value::Table(table.clone()).try_into().map_err(|e: toml::de::Error| e.to_string().trim().replace('\n', " "))
 }
 
 fn apply(table: &mut Table, set: &str, known: &[String]) -> Result<(), SettingsError> {

@@ -125,11 +125,11 @@ impl Default for Episodes {
         Self {
             steps: 1000,
             demand_jitter: 0.1,
-            price_jitter: 0.1,
-            volume_jitter: 0.1,
+            price_jitter: 0.2,
+            volume_jitter: 0.2,
             mid_day_share: 0.5,
             start_spread: 0.1,
-            jump_share: 0.0,
+            jump_share: 0.5,
             jump_sd: 0.3,
         }
     }
@@ -181,9 +181,9 @@ impl Default for Policy {
             hidden: 64,
             ad_embedding: 4,
             traffic_embedding: 0,
-            temperature: 0.1,
+            temperature: 0.05,
             initial_bid: 0.5,
-            warm_start: false,
+            warm_start: true,
             pacing: true,
             negative_bids: false,
             auction_candidates: 2,
@@ -234,7 +234,7 @@ pub struct Learner {
     pub kappa: f64,
     /// Atoms of the categorical critic.
     pub atoms: usize,
-    /// Threads of the learner's tensor operations; 0 = as many as there are cores.
+    /// Threads that work on a batch; 0 = as many as there are cores, and one in serial mode.
     pub threads: usize,
 }
 
@@ -256,7 +256,7 @@ impl Default for Learner {
             actor_clip: 1.0,
             critic_clip: 10.0,
             target_rate: 0.1,
-            average_rate: 0.02,
+            average_rate: 0.01,
             lambda: 0.99,
             critic_hidden: 32,
             quantiles: 16,
@@ -285,7 +285,7 @@ pub struct Actors {
 
 impl Default for Actors {
     fn default() -> Self {
-        Self { count: 5, write_every: 2000, regions: 2, overflow: Overflow::Wait, episodes: 8, max_restarts: 100 }
+        Self { count: 2, write_every: 512, regions: 2, overflow: Overflow::Wait, episodes: 8, max_restarts: 100 }
     }
 }
 
@@ -313,7 +313,7 @@ pub struct Budget {
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { max_updates: 1000, max_samples: 0, max_seconds: 0.0 }
+        Self { max_updates: 2000, max_samples: 0, max_seconds: 0.0 }
     }
 }
 

@@ -19,6 +19,12 @@ const KIND: Kind = Kind(3);
 pub const MAX_ACTORS: usize = 64;
 /// Slots for processes: the actors' come first, the others' follow.
 pub const MAX_PROCESSES: usize = MAX_ACTORS + 16;
+/// Stop level: actors and the learner finish what they are at and end.
+pub const STOP_LEARNING: u32 = 1;
+/// Stop level: nothing will be published any more; the evaluator looks at the newest parameters and ends.
+pub const STOP_ALL: u32 = 2;
+/// Stop level: everybody ends at once.
+pub const STOP_NOW: u32 = 3;
 
 /// A count that grows. Relaxed: a statistic orders nothing.
 #[repr(transparent)]
@@ -215,7 +221,7 @@ impl Deref for DoorbellLine {
 unsafe impl Shareable for ControlBlock {}
 
 impl ControlBlock {
-    /// Raises the stop level (1 = finish, higher = hurry) and wakes everybody that waits on a bell in here.
+    /// Raises the stop level (one of the `STOP_` constants) and wakes everybody that waits on a bell in here.
     /// Who waits for space in a ring has a timeout, or main rings those too.
     pub fn request_stop(&self, level: u32) {
         // Release: pairs with the Acquire in `stop_level`; the reason is stored before.

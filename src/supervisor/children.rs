@@ -14,6 +14,8 @@ use nix::unistd::{Pid, getppid};
 
 use crate::run::RunDirectory;
 
+use super::interrupt::Interrupt;
+
 /// What a child process does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
@@ -103,7 +105,8 @@ impl Process {
         self.quick_deaths = if self.started.elapsed() < Duration::from_secs(1) { self.quick_deaths + 1 } else { 0 };
         let pause = match self.quick_deaths {
             0 | 1 => Duration::ZERO,
-            n => Duration::from_millis(100 << n.min(6)),
+            // Short of a second, in which an actor is promised to be replaced; `actors.max_restarts` ends a hopeless run.
+            n => Duration::from_millis(50 << n.min(3)),
         };
         self.due = Some(Instant::now() + pause);
     }
@@ -120,8 +123,8 @@ impl Process {
         Ok(true)
     }
 
-    /// Waits for the end until `deadline`, then kills.
-    pub fn finish(&mut self, deadline: Instant) -> anyhow::Result<Option<ExitStatus>> {
+    /// Waits for the end until `deadline` or a second interrupt, then kills.
+    pub fn finish(&mut self, deadline: Instant, interrupt: &Interrupt) -> anyhow::Result<Option<ExitStatus>> {
         if self.due.is_some() {
             return Ok(None);
         }
@@ -129,8 +132,8 @@ impl Process {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(Some(status));
             }
-            if Instant::now() >= deadline {
-                tracing::warn!("{} does not end, killing it", self.role);
+            if Instant::now() >= deadline || interrupt.count() > 1 {
+                tracing::warn!("{} has not ended, killing it", self.role);
                 self.child.kill()?;
                 return Ok(Some(self.child.wait()?));
             }

@@ -9,6 +9,7 @@ use crate::run::context::Context;
 use crate::run::segments::block_bytes;
 use crate::run::{Metrics, RunDirectory, Segments};
 use crate::settings::Settings;
+use crate::shm::control::{STOP_ALL, STOP_LEARNING, STOP_NOW};
 use crate::shm::{Ledger, RunNames, SampleRing, sweep};
 
 use super::children::{Process, Role};
@@ -61,9 +62,9 @@ pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt)
     let watched = run.watch(interrupt);
     run.progress.finish();
     match watched {
-        Ok(reason) => run.finish(reason),
+        Ok(reason) => run.finish(reason, interrupt),
         Err(e) => {
-            run.segments.control.request_stop(2);
+            run.segments.control.request_stop(STOP_NOW);
             Err(e)
         }
     }
@@ -85,6 +86,8 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn start(settings: &'a Settings, directory: &'a RunDirectory, segments: Segments, prefix: String) -> anyhow::Result<Self> {
+        let mut metrics = Metrics::open(&directory.metrics())?;
+        metrics.append("start", &Status::default());
         let start = |role| Process::start(role, directory, &prefix);
         let learner = start(Role::Learner)?;
         let evaluator = start(Role::Evaluator)?;
@@ -97,7 +100,7 @@ impl<'a> Run<'a> {
             evaluator,
             actors,
             progress: Progress::new(settings),
-            metrics: Metrics::open(&directory.metrics())?,
+            metrics,
             segments,
             prefix,
         })
@@ -127,9 +130,9 @@ impl<'a> Run<'a> {
             }
             match interrupt.count() {
                 0 => {}
-                1 => self.request_stop(1),
+                1 => self.request_stop(STOP_LEARNING),
                 _ => {
-                    self.request_stop(2);
+                    self.request_stop(STOP_NOW);
                     bail!("interrupted twice: ended at once; the best policy so far is kept in {}", self.directory.best().display());
                 }
             }
@@ -225,14 +228,14 @@ impl<'a> Run<'a> {
     }
 
     /// Ends the other children and closes the books.
-    fn finish(mut self, reason: ExitReason) -> anyhow::Result<Outcome> {
-        self.request_stop(1);
+    fn finish(mut self, reason: ExitReason, interrupt: &Interrupt) -> anyhow::Result<Outcome> {
+        self.request_stop(STOP_ALL);
         let deadline = Instant::now() + FINISH;
         for (id, actor) in self.actors.iter_mut().enumerate() {
-            actor.finish(deadline)?;
+            actor.finish(deadline, interrupt)?;
             self.segments.rings[id].recover_writer(&self.segments.control.data);
         }
-        let evaluated = self.evaluator.finish(deadline)?;
+        let evaluated = self.evaluator.finish(deadline, interrupt)?;
         if !evaluated.is_some_and(|status| status.success()) {
             tracing::warn!(
                 "the evaluator did not end well; the last parameters may not have been evaluated (see {})",

@@ -21,7 +21,10 @@ use super::{ExitReason, Outcome};
 /// Trains in this process until the budget is spent, the policy converged, or the run is interrupted.
 pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt) -> anyhow::Result<Outcome> {
     let settings = &context.settings;
-    device::set_threads(settings.learner.threads);
+    // One thread of control: more only where the configuration asks for them.
+    device::set_threads(settings.learner.threads.max(1));
+    let mut metrics = Metrics::open(&directory.metrics())?;
+    metrics.append("start", &Status::default());
     let days = context.days(&settings.data.train)?;
     let trainer = Device::resolve(&settings.run.device)?.trainer(&days, &context.spec, settings);
     let mut run = Run {
@@ -30,7 +33,7 @@ pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt)
         started: Instant::now(),
         learner: Learner::new(&days, context.spec.clone(), settings, trainer),
         judge: Judge::new(context.days(&settings.data.validation)?, context.spec.clone(), context.replay_options()),
-        metrics: Metrics::open(&directory.metrics())?,
+        metrics,
         progress: Progress::new(settings),
         status: Status::default(),
         without_improvement: 0,

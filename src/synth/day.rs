@@ -1,5 +1,6 @@
 //! One day of a world, drawn and written row by row.
 
+use crate::log::day::{format_date, parse_date};
 use std::io::Write;
 use std::path::Path;
 
@@ -13,7 +14,7 @@ use super::live::Live;
 use super::market::{Draw, auction_entries};
 use super::settings::Compress;
 use super::traffic::Arrival;
-use super::{Purpose, World, calendar, forecast, round, traffic};
+use super::{Purpose, World, forecast, round, traffic};
 use crate::log::schema::{AdType, ControlRow, DAY_MS, DayFile, MAX_ECPM, QueueEntry, TrackRow};
 use crate::log::write::{self, TableWriter};
 
@@ -29,9 +30,9 @@ pub fn write_day(world: &World, day: u32, dir: &Path) -> Result<()> {
     let settings = &world.settings;
     std::fs::create_dir_all(dir)?;
     remove_older(dir)?;
-    let days = calendar::parse_date(&settings.start_date)? + i64::from(day);
+    let days = parse_date(&settings.start_date).map_err(anyhow::Error::msg)? + i64::from(day);
     let midnight = u64::try_from(days)? * DAY_MS;
-    let date = calendar::format_date(days);
+    let date = format_date(days);
     write::day(
         dir,
         &DayFile {

@@ -11,7 +11,6 @@
 //! with the same bytes, and changing one key (the demands, say) leaves the other draws alone.
 
 mod audience;
-mod calendar;
 mod conditions;
 mod contracts;
 mod day;

@@ -1,11 +1,11 @@
 //! The keys of a world file, with their units, defaults and the ranges in which they make sense.
 
+use crate::log::day::parse_date;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::calendar;
 use crate::log::schema::{DAY_MS, MAX_QUEUE};
 
 /// Compression of the two large tables of a day.
@@ -223,7 +223,7 @@ impl WorldSettings {
             );
             Ok(())
         };
-        let start = calendar::parse_date(&self.start_date)?;
+        let start = parse_date(&self.start_date).map_err(anyhow::Error::msg)?;
         let last = i64::from(self.days.max(1)) - 1;
         ensure!(
             start >= 0 && start.checked_add(last).is_some(),

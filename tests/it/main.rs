@@ -6,6 +6,8 @@ mod crash;
 mod decisions;
 mod determinism;
 mod inputs;
+mod quickstart;
 mod replay;
 mod support;
 mod train;
+mod worlds;

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-use super::calendar;
 use super::report::{Directory, ImportReport};
+use crate::log::day::format_date;
 use crate::log::schema::{AdType, ControlRow, DAY_MS, DayFile, TrackRow};
 use crate::log::write;
 
@@ -37,7 +37,7 @@ pub(super) fn write_day(
     rows: &[TrackRow],
     control: &[ControlRow],
 ) -> Result<Directory> {
-    let date = calendar::date(day.number);
+    let date = format_date(day.number as i64);
     let failed = || format!("cannot write the log directory {}", dir.display());
     fs::create_dir_all(dir).with_context(failed)?;
     let file = DayFile {

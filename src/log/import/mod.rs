@@ -7,7 +7,6 @@
 //! A log is read whole before anything is written, so that bad input leaves no half-written directory;
 //! it costs about 40 bytes of memory for each queue entry.
 
-mod calendar;
 mod directory;
 pub mod ipinyou;
 mod report;

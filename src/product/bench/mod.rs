@@ -5,4 +5,5 @@ pub mod env;
 pub mod learner;
 pub mod params;
 pub mod ring;
+pub mod speedup;
 pub mod world;

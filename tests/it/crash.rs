@@ -1,0 +1,369 @@
+//! Killed processes: actors and evaluators are replaced, nothing is left behind, no sample is unaccounted for.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use admix::shm::{Control, Overflow, RingReader, RingShape, RunNames, SampleRing};
+use nix::sys::signal::Signal;
+use rand::{RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+use serde_json::Value;
+
+use crate::train::{ENDLESS, Kin, PATIENCE, Run, child, children_of, eval, segments_of, send, train, until_best};
+
+/// Within this an actor is promised to be replaced, and orphans to be gone.
+const PROMISE: Duration = Duration::from_secs(1);
+
+fn control_of(kin: &Kin) -> Control {
+    Control::open(&format!("{}-control", kin.names)).unwrap()
+}
+
+/// Kills the process in `role` and waits for another in its place; how long that took.
+fn kill_and_await(run: &mut Run, role: &str) -> Duration {
+    let victim = run.until(role, |run| child(run, role));
+    send(victim.pid, Signal::SIGKILL);
+    let start = Instant::now();
+    run.until("replacement", |run| child(run, role).filter(|kin| kin.pid != victim.pid));
+    start.elapsed()
+}
+
+/// The records of restarts of processes whose name starts with `role`.
+fn restarts(metrics: &[Value], role: &str) -> Vec<Value> {
+    let of = |line: &&Value| line["kind"] == "restart" && line["process"].as_str().is_some_and(|p| p.starts_with(role));
+    metrics.iter().filter(of).cloned().collect()
+}
+
+#[test]
+fn killed_actors_are_replaced_within_a_second_and_training_goes_on_with_an_exact_ledger() {
+    const KILLS: u32 = 18;
+    let mut rng = ChaCha8Rng::seed_from_u64(7);
+    let mut run = Run::start(ENDLESS, &[]);
+    let control = control_of(&run.until("actor", |run| child(run, "actor0")));
+    run.until("sample", |_| (control.learner.samples_consumed.get() > 0).then_some(()));
+    let mut kills = [0; 2];
+    for i in 0..KILLS {
+        std::thread::sleep(Duration::from_millis(rng.random_range(0..300)));
+        let id = rng.random_range(0..2);
+        let took = kill_and_await(&mut run, &format!("actor{id}"));
+        assert!(took < PROMISE, "kill {i}, of actor {id}: replaced after {took:?}");
+        kills[id] += 1;
+    }
+    let steps = || [0, 1].map(|id| control.actors[id].steps.get());
+    let (before, samples, updates) = (steps(), control.learner.samples_consumed.get(), control.learner.updates.get());
+    run.until("samples of both actors", |_| (0..2).all(|id| steps()[id] > before[id] + 1000).then_some(()));
+    run.until("use of them", |_| (control.learner.samples_consumed.get() > samples + 2000).then_some(()));
+    run.until("updates", |_| (control.learner.updates.get() > updates + 10).then_some(()));
+    drop(control);
+
+    run.signal(Signal::SIGINT);
+    let ended = run.wait().expect(130);
+    assert_eq!(ended.outcome()["actor_restarts"], KILLS);
+    assert_eq!(ended.ledger("consumed"), ended.outcome()["samples"].as_u64().unwrap());
+    let records = restarts(&ended.metrics(), "actor");
+    assert_eq!(records.iter().filter(|r| r["process"] == "actor0").count(), kills[0]);
+    assert_eq!(records.iter().filter(|r| r["process"] == "actor1").count(), kills[1]);
+    let lost: u64 = records.iter().map(|r| r["lost"].as_u64().unwrap()).sum();
+    assert_eq!(ended.ledger("lost"), lost, "what died with an actor is told at its restart");
+}
+
+/// The pause before a restart doubled with every quick death, up to six seconds.
+#[test]
+fn an_actor_killed_as_soon_as_it_starts_is_still_replaced_within_a_second() {
+    let mut run = Run::start(ENDLESS, &[]);
+    for i in 0..8 {
+        let took = kill_and_await(&mut run, "actor1");
+        assert!(took < PROMISE, "kill {i}: replaced after {took:?}");
+    }
+    run.signal(Signal::SIGINT);
+    run.wait().expect(130).ledger("produced");
+}
+
+#[test]
+fn overwriting_actors_may_be_killed_too() {
+    let sets = [ENDLESS, &["actors.overflow=overwrite", "actors.regions=3", "learner.samples_per_update=16"]].concat();
+    let mut run = Run::start(&sets, &[]);
+    until_best(&mut run);
+    for _ in 0..6 {
+        kill_and_await(&mut run, "actor0");
+        std::thread::sleep(Duration::from_millis(60));
+    }
+    run.signal(Signal::SIGINT);
+    let ended = run.wait().expect(130);
+    assert!(ended.ledger("overwritten") > 0, "{}", ended.outcome());
+}
+
+#[test]
+fn an_actor_that_keeps_dying_ends_the_run_and_its_log_is_named() {
+    let mut run = Run::start(&[ENDLESS, &["actors.max_restarts=2"]].concat(), &[]);
+    kill_and_await(&mut run, "actor0");
+    kill_and_await(&mut run, "actor0");
+    let victim = run.until("actor", |run| child(run, "actor0"));
+    send(victim.pid, Signal::SIGKILL);
+    let ended = run.wait().expect(1);
+    let log = ended.dir().join("logs/actor0.log");
+    assert!(ended.stderr.contains(log.to_str().unwrap()), "{}", ended.stderr);
+    assert!(ended.stderr.contains("died 3 times"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_lock_step_run_that_loses_an_actor_says_that_it_cannot_go_on() {
+    let mut run = Run::start(ENDLESS, &["--deterministic"]);
+    until_best(&mut run);
+    send(child(&run, "actor1").unwrap().pid, Signal::SIGKILL);
+    let ended = run.wait().expect(1);
+    assert!(ended.stderr.contains("actor1 died") && ended.stderr.contains("lock-step"), "{}", ended.stderr);
+}
+
+#[test]
+fn killed_evaluators_are_replaced_and_the_run_ends_well() {
+    let mut run = Run::start(&["budget.max_updates=0", "budget.max_seconds=3"], &[]);
+    let control = control_of(&run.until("evaluator", |run| child(run, "evaluator")));
+    for _ in 0..3 {
+        let evaluations = control.evaluator.evaluations.get();
+        run.until("evaluation", |_| (control.evaluator.evaluations.get() > evaluations).then_some(()));
+        let took = kill_and_await(&mut run, "evaluator");
+        assert!(took < PROMISE, "replaced after {took:?}");
+    }
+    drop(control);
+    let ended = run.wait().expect(0);
+    assert!(ended.stdout.contains("trained *"), "{}", ended.stdout);
+    let metrics = ended.metrics();
+    assert_eq!(restarts(&metrics, "evaluator").len(), 3);
+    let evaluations = || metrics.iter().filter(|line| line["kind"] == "evaluation");
+    assert_eq!(evaluations().last().unwrap()["updates"], ended.outcome()["updates"]);
+    // Whoever takes over knows what was best before.
+    let best = evaluations().map(|line| line["j"].as_f64().unwrap()).fold(f64::MIN, f64::max);
+    assert_eq!(ended.outcome()["best_j"].as_f64(), Some(best));
+}
+
+#[test]
+fn a_killed_learner_ends_the_run_with_its_log_named_and_the_best_policy_kept() {
+    let mut run = Run::start(ENDLESS, &[]);
+    until_best(&mut run);
+    send(child(&run, "learner").unwrap().pid, Signal::SIGKILL);
+    let ended = run.wait().expect(1);
+    let log = ended.dir().join("logs/learner.log");
+    assert!(log.is_file());
+    for word in [log.to_str().unwrap(), ended.best().to_str().unwrap(), "signal: 9"] {
+        assert!(ended.stderr.contains(word), "no `{word}` in {}", ended.stderr);
+    }
+    let day = crate::train::days().join("day-2");
+    let report = &eval(&["--log", day.to_str().unwrap(), "--policy", ended.dir().to_str().unwrap()])[0];
+    assert!(report["policies"].as_array().unwrap().iter().any(|p| p["kind"] == "trained"));
+}
+
+#[test]
+fn children_of_a_killed_main_process_die_and_the_next_start_sweeps_its_memory() {
+    let mut run = Run::start(ENDLESS, &[]);
+    until_best(&mut run);
+    let pid = run.pid();
+    let parts = |names: Vec<String>| {
+        let mut parts: Vec<String> = names.iter().map(|n| n.rsplit('-').next().unwrap().to_owned()).collect();
+        parts.sort();
+        parts
+    };
+    assert_eq!(parts(segments_of(pid)), ["control", "params", "ring0", "ring1"]);
+    assert_eq!(children_of(pid).len(), 4);
+    run.signal(Signal::SIGKILL);
+    let start = Instant::now();
+    while !children_of(pid).is_empty() {
+        assert!(start.elapsed() < PROMISE, "{:?} live without their parent", children_of(pid));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(run);
+    train(&[], &[]);
+    assert_eq!(segments_of(pid), Vec::<String>::new());
+}
+
+const RING: &str = "ADMIX_TEST_RING";
+const OVERWRITE: &str = "ADMIX_TEST_OVERWRITE";
+const CAPACITY: usize = 1 << 18;
+
+fn pattern(seq: u64) -> u8 {
+    (seq.wrapping_mul(31) % 251) as u8
+}
+
+fn samples_of(seq: u64) -> u32 {
+    1 + (seq % 97) as u32
+}
+
+/// Starts one of the tests below in a process of its own, as the user of a ring.
+fn ring_user(test: &str, ring: &SampleRing, overflow: Overflow) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--ignored", "--nocapture"])
+        .env(RING, ring.name())
+        .env(OVERWRITE, if overflow == Overflow::Overwrite { "1" } else { "0" })
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// The ring that this process was started for, and its run's bells; `None` if it was not.
+fn given_ring() -> Option<(SampleRing, Control, RunNames)> {
+    let name = std::env::var(RING).ok()?;
+    let (names, _) = RunNames::parse(&name).unwrap();
+    Some((SampleRing::open(&name).unwrap(), Control::open(&names.part("control")).unwrap(), names))
+}
+
+#[test]
+#[ignore = "a process that the tests below start and kill"]
+fn writes_to_a_ring_until_killed() {
+    let Some((ring, control, names)) = given_ring() else { return };
+    let overflow = if std::env::var(OVERWRITE).unwrap() == "1" { Overflow::Overwrite } else { Overflow::Wait };
+    let mut writer = ring.writer().unwrap();
+    // Numbers of this process alone; the ring's own go on from process to process.
+    for block in 0.. {
+        let seen = ring.space().value();
+        let Some(mut region) = writer.claim(samples_of(block), overflow) else {
+            ring.space().wait(seen, Duration::from_millis(100));
+            assert!(names.is_alive());
+            continue;
+        };
+        if block % 11 == 10 {
+            drop(region);
+            continue;
+        }
+        let len = CAPACITY - (block % 1000) as usize;
+        region.payload()[..len].fill(pattern(block));
+        region.commit(len, block, &control.data);
+    }
+}
+
+#[test]
+#[ignore = "a process that the tests below start and kill"]
+fn reads_from_a_ring_until_killed() {
+    let Some((ring, control, names)) = given_ring() else { return };
+    let mut reader = ring.reader().unwrap();
+    while names.is_alive() {
+        let seen = control.data.value();
+        match reader.take().unwrap() {
+            Some(block) => {
+                let version = block.info().param_version;
+                assert!(block.payload().iter().all(|&byte| byte == pattern(version)));
+                std::thread::sleep(Duration::from_micros(200));
+                block.release();
+            }
+            None => {
+                control.data.wait(seen, Duration::from_millis(100));
+            }
+        }
+    }
+}
+
+/// Takes a block, if there is one, and checks it; the samples in it.
+fn take(reader: &mut RingReader, next_seq: &mut u64) -> Option<u64> {
+    let block = reader.take().unwrap()?;
+    let info = block.info();
+    assert!(info.seq >= *next_seq, "block {} after {next_seq}", info.seq);
+    *next_seq = info.seq + 1;
+    // The writer's own number of the block is where the version of the parameters would be.
+    assert_eq!(info.samples, samples_of(info.param_version));
+    assert_eq!(block.payload().len(), CAPACITY - (info.param_version % 1000) as usize);
+    assert!(block.payload().iter().all(|&byte| byte == pattern(info.param_version)));
+    block.release();
+    Some(info.samples.into())
+}
+
+fn kill_writers(run_id: &str, overflow: Overflow) {
+    const KILLS: usize = 40;
+    let names = RunNames::for_this_process(run_id).unwrap();
+    let control = Control::create(&names.part("control")).unwrap();
+    let shape = RingShape { actor: 0, regions: 3, capacity: CAPACITY };
+    let ring = SampleRing::create(&names.part("ring0"), shape).unwrap();
+    let mut reader = ring.reader().unwrap();
+    let mut rng = ChaCha8Rng::seed_from_u64(3);
+    let (mut next_seq, mut consumed, mut lost, mut losses) = (0, 0, 0, 0);
+    for _ in 0..KILLS {
+        let produced = ring.ledger().produced;
+        let mut writer = ring_user("crash::writes_to_a_ring_until_killed", &ring, overflow);
+        let start = Instant::now();
+        while ring.ledger().produced == produced {
+            assert!(start.elapsed() < PATIENCE && writer.try_wait().unwrap().is_none(), "the writer does not write");
+            // The ring may be full of what the last writer left.
+            consumed += take(&mut reader, &mut next_seq).unwrap_or(0);
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        let death = Instant::now() + Duration::from_micros(rng.random_range(0..15_000));
+        while Instant::now() < death {
+            consumed += take(&mut reader, &mut next_seq).unwrap_or(0);
+        }
+        writer.kill().unwrap();
+        writer.wait().unwrap();
+        assert!(ring.writer().is_err(), "the dead process has the role until the ring is recovered");
+        let before = ring.recover_writer(&control.data);
+        assert_eq!(ring.recover_writer(&control.data), 0, "there is nothing to recover twice");
+        assert!(before <= 97, "no more than one block dies with its writer");
+        lost += before;
+        losses += usize::from(before > 0);
+        let ledger = ring.ledger();
+        ledger.balance().unwrap();
+        assert_eq!((ledger.consumed, ledger.lost, ledger.torn_blocks), (consumed, lost, 0));
+        if rng.random_bool(0.5) {
+            while let Some(samples) = take(&mut reader, &mut next_seq) {
+                consumed += samples;
+            }
+            let ledger = ring.ledger();
+            ledger.balance().unwrap();
+            assert_eq!((ledger.unread, ledger.consumed), (0, consumed));
+        }
+    }
+    assert!(losses > 0, "no writer was killed in the middle of a block; the test tests nothing");
+    let ledger = ring.ledger();
+    assert!(ledger.discarded > 0 && ledger.consumed > 0, "{ledger}");
+    assert_eq!(ledger.overwritten > 0, overflow == Overflow::Overwrite, "{ledger}");
+}
+
+#[test]
+fn a_ring_whose_writers_are_killed_accounts_for_every_sample() {
+    kill_writers("kill-wait", Overflow::Wait);
+}
+
+#[test]
+fn a_ring_whose_overwriting_writers_are_killed_accounts_for_every_sample() {
+    kill_writers("kill-overwrite", Overflow::Overwrite);
+}
+
+#[test]
+fn a_ring_whose_readers_are_killed_hands_each_block_to_the_next_one() {
+    let names = RunNames::for_this_process("kill-reader").unwrap();
+    let control = Control::create(&names.part("control")).unwrap();
+    let shape = RingShape { actor: 0, regions: 3, capacity: CAPACITY };
+    let ring = SampleRing::create(&names.part("ring0"), shape).unwrap();
+    let mut writer = ring.writer().unwrap();
+    let mut rng = ChaCha8Rng::seed_from_u64(4);
+    let (mut block, mut produced, mut interrupted) = (0, 0, 0);
+    for _ in 0..30 {
+        let consumed = ring.ledger().consumed;
+        let mut reader = ring_user("crash::reads_from_a_ring_until_killed", &ring, Overflow::Wait);
+        let start = Instant::now();
+        let mut death = None;
+        while death.is_none_or(|death| Instant::now() < death) {
+            assert!(start.elapsed() < PATIENCE && reader.try_wait().unwrap().is_none(), "the reader does not read");
+            if death.is_none() && ring.ledger().consumed > consumed {
+                death = Some(Instant::now() + Duration::from_micros(rng.random_range(0..5_000)));
+            }
+            if let Some(mut region) = writer.claim(samples_of(block), Overflow::Wait) {
+                region.payload().fill(pattern(block));
+                region.commit(CAPACITY, block, &control.data);
+                produced += u64::from(samples_of(block));
+                block += 1;
+            }
+        }
+        reader.kill().unwrap();
+        reader.wait().unwrap();
+        assert!(ring.reader().is_err(), "the dead process has the role until the ring is recovered");
+        interrupted += usize::from(ring.recover_reader() > 0);
+        assert_eq!(ring.recover_reader(), 0, "there is nothing to recover twice");
+        let ledger = ring.ledger();
+        ledger.balance().unwrap();
+        assert_eq!((ledger.produced, ledger.lost, ledger.torn_blocks), (produced, 0, 0));
+    }
+    assert!(interrupted > 0, "no reader was killed in the middle of a block; the test tests nothing");
+    let mut last = ring.reader().unwrap();
+    while let Some(block) = last.take().unwrap() {
+        let version = block.info().param_version;
+        assert!(block.payload().iter().all(|&byte| byte == pattern(version)));
+        block.release();
+    }
+    assert_eq!(ring.ledger().consumed, produced, "every block was read in the end, by somebody, once");
+}

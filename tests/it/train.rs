@@ -1,0 +1,604 @@
+//! Training through the real program, in every mode: how it ends and what it leaves behind.
+//!
+//! The small world that all training tests share lives here, and [`Run`], a program under watch.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_admix");
+/// Longer than anything here takes, even where the machine is busy.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+const WORLD: &str = "\
+seed = 11
+requests = 1500
+contracts = 5
+contracts_per_queue = 2.0
+queue = 8
+auction_ads = 60
+users = 500
+regions = 4
+ages = 3
+slots = 2
+";
+
+const CONFIG: &str = r#"
+[data]
+train = ["DAYS/day-0"]
+validation = ["DAYS/day-1"]
+test = ["DAYS/day-2"]
+[run]
+device = "cpu"
+[policy]
+hidden = 16
+[learner]
+batch = 128
+samples_per_update = 128
+pool = 4000
+critic_head_start = 10
+critic_hidden = 16
+quantiles = 8
+atoms = 11
+[actors]
+count = 2
+write_every = 256
+[evaluate]
+every = 16
+[budget]
+max_updates = 64
+[baselines]
+tuning_replays = 8
+"#;
+
+/// Three days of about 1,500 requests and five contracts, generated once.
+pub fn days() -> &'static Path {
+    static DAYS: OnceLock<PathBuf> = OnceLock::new();
+    DAYS.get_or_init(|| {
+        let root = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        // A static is never dropped: remove what earlier executions left.
+        for entry in std::fs::read_dir(root).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let owner = name.strip_prefix("training-world-");
+            if owner.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+                let _ = std::fs::remove_dir_all(entry.path());
+            }
+        }
+        let folder = root.join(format!("training-world-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let world = folder.join("world.toml");
+        std::fs::write(&world, WORLD).unwrap();
+        let made = Command::new(PROGRAM)
+            .args(["data", "synth", "--days", "3", "--config"])
+            .arg(&world)
+            .arg("--out")
+            .arg(&folder)
+            .output()
+            .unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        folder
+    })
+}
+
+/// `admix train` under way in a folder of its own; killed if it is still there when dropped.
+pub struct Run {
+    folder: tempfile::TempDir,
+    child: Child,
+}
+
+/// A run that is over.
+pub struct Ended {
+    folder: tempfile::TempDir,
+    pub pid: u32,
+    /// Exit code; `None` after a signal.
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Run {
+    /// Starts training on the small world, with `--set` for each of `sets`.
+    pub fn start(sets: &[&str], arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("config.toml");
+        std::fs::write(&config, CONFIG.replace("DAYS", days().to_str().unwrap())).unwrap();
+        Self::start_from(folder, &config, sets, arguments)
+    }
+
+    /// Starts training from a configuration; the run directory is `folder/run`.
+    pub fn start_from(folder: tempfile::TempDir, config: &Path, sets: &[&str], arguments: &[&str]) -> Self {
+        let file = |name: &str| std::fs::File::create(folder.path().join(name)).unwrap();
+        let mut command = Command::new(PROGRAM);
+        command.args(["train", "--config"]).arg(config).arg("--run-dir").arg(folder.path().join("run"));
+        for set in sets {
+            command.arg("--set").arg(set);
+        }
+        command.args(arguments).stdin(Stdio::null()).stdout(file("stdout")).stderr(file("stderr"));
+        let child = command.spawn().unwrap();
+        Self { folder, child }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The run directory.
+    pub fn dir(&self) -> PathBuf {
+        self.folder.path().join("run")
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        send(self.pid(), signal);
+    }
+
+    /// Polls until `found` finds something; panics when the run ends before.
+    pub fn until<T>(&mut self, what: &str, mut found: impl FnMut(&Self) -> Option<T>) -> T {
+        let start = Instant::now();
+        loop {
+            if let Some(value) = found(self) {
+                return value;
+            }
+            let ended = self.child.try_wait().unwrap();
+            let stderr = || std::fs::read_to_string(self.folder.path().join("stderr")).unwrap();
+            assert!(ended.is_none(), "the run ended before {what}: {}", stderr());
+            assert!(start.elapsed() < PATIENCE, "no {what}: {}", stderr());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Waits for the end.
+    pub fn wait(mut self) -> Ended {
+        let start = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(start.elapsed() < PATIENCE, "the run does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let text = |name: &str| std::fs::read_to_string(self.folder.path().join(name)).unwrap();
+        let (stdout, stderr) = (text("stdout"), text("stderr"));
+        let folder = std::mem::replace(&mut self.folder, tempfile::tempdir().unwrap());
+        Ended { folder, pid: self.child.id(), code: status.code(), stdout, stderr }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // Both fail when it is over already, as they should.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Ended {
+    /// Its exit code must be `code`, and nothing of it may be left in the machine.
+    pub fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "{}", self.stderr);
+        assert_eq!(segments_of(self.pid), Vec::<String>::new());
+        assert_eq!(children_of(self.pid), []);
+        self
+    }
+
+    pub fn dir(&self) -> PathBuf {
+        self.folder.path().join("run")
+    }
+
+    pub fn best(&self) -> PathBuf {
+        self.dir().join("policy/best.safetensors")
+    }
+
+    pub fn last(&self) -> PathBuf {
+        self.dir().join("policy/last.safetensors")
+    }
+
+    pub fn manifest(&self) -> Value {
+        serde_json::from_slice(&std::fs::read(self.dir().join("manifest.json")).unwrap()).unwrap()
+    }
+
+    /// What the manifest says of the end.
+    pub fn outcome(&self) -> Value {
+        self.manifest()["outcome"].clone()
+    }
+
+    /// The lines of `metrics.jsonl`, each of which must be a record.
+    pub fn metrics(&self) -> Vec<Value> {
+        let text = std::fs::read_to_string(self.dir().join("metrics.jsonl")).unwrap();
+        assert!(text.ends_with('\n'));
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+        for line in &lines {
+            assert!(line["time"].as_f64().is_some_and(|t| t > 1.7e9), "{line}");
+            let kind = line["kind"].as_str().unwrap();
+            assert!(["learner", "evaluation", "run", "restart"].contains(&kind), "{line}");
+        }
+        lines
+    }
+
+    /// Field `name` of the ledger in the manifest, which must balance to the last sample.
+    pub fn ledger(&self, name: &str) -> u64 {
+        let ledger = &self.outcome()["ledger"];
+        let of = |name: &str| ledger[name].as_u64().unwrap_or_else(|| panic!("no `{name}` in {ledger}"));
+        let parts: u64 = ["consumed", "overwritten", "lost", "unread", "discarded"].map(of).iter().sum();
+        assert_eq!(of("produced"), parts, "{ledger}");
+        assert_eq!(of("torn_blocks"), 0, "{ledger}");
+        of(name)
+    }
+}
+
+/// Trains to the end; it must succeed.
+pub fn train(sets: &[&str], arguments: &[&str]) -> Ended {
+    Run::start(sets, arguments).wait().expect(0)
+}
+
+pub fn send(pid: u32, signal: Signal) {
+    kill(Pid::from_raw(pid.cast_signed()), signal).unwrap();
+}
+
+/// The names in /dev/shm of segments whose main process is `pid`.
+pub fn segments_of(pid: u32) -> Vec<String> {
+    let names = std::fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().file_name());
+    names
+        .map(|name| name.to_string_lossy().into_owned())
+        .filter(|name| {
+            // admix-<run id>-<pid>-<start time>-<part>
+            name.starts_with("admix-") && name.rsplit('-').nth(2) == Some(&pid.to_string())
+        })
+        .collect()
+}
+
+/// A child process of a run, as its command line tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kin {
+    pub pid: u32,
+    /// `learner`, `evaluator`, `actor0`, ..
+    pub role: String,
+    /// Common part of the segments' names.
+    pub names: String,
+}
+
+/// The living child processes of the run whose main process is, or was, `pid`.
+pub fn children_of(pid: u32) -> Vec<Kin> {
+    let parent = pid.to_string();
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    processes
+        .filter_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            // A process that is over and not yet reaped has an empty command line.
+            let line = std::fs::read_to_string(entry.path().join("cmdline")).ok()?;
+            let words: Vec<&str> = line.split('\0').collect();
+            let after = |option: &str| words.iter().position(|w| *w == option).and_then(|i| words.get(i + 1)).copied();
+            if words.get(1) != Some(&"child") || after("--parent") != Some(&parent) {
+                return None;
+            }
+            let role = format!("{}{}", words.get(2)?, after("--id").unwrap_or(""));
+            Some(Kin { pid, role, names: after("--names")?.to_owned() })
+        })
+        .collect()
+}
+
+/// The living child of `run` in `role`.
+pub fn child(run: &Run, role: &str) -> Option<Kin> {
+    children_of(run.pid()).into_iter().find(|kin| kin.role == role)
+}
+
+/// `admix eval --json` with `arguments`: one report a log.
+pub fn eval(arguments: &[&str]) -> Vec<Value> {
+    let output = Command::new(PROGRAM).arg("eval").arg("--json").args(arguments).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn day(i: usize) -> String {
+    days().join(format!("day-{i}")).to_str().unwrap().to_owned()
+}
+
+/// The entry of policy `name` in an evaluation.
+fn policy<'a>(report: &'a Value, name: &str) -> &'a Value {
+    let policies = report["policies"].as_array().unwrap();
+    policies.iter().find(|p| p["name"] == name).unwrap_or_else(|| panic!("no {name} in {report}"))
+}
+
+#[test]
+fn a_parallel_run_ends_with_a_table_both_policies_and_a_complete_record() {
+    let ended = train(&[], &[]);
+    for word in
+        ["day-2", "trained *", "pid", "static-prices", "auction-only", "contract-first", "oracle", "upper bound"]
+    {
+        assert!(ended.stdout.contains(word), "no `{word}` in {}", ended.stdout);
+    }
+    assert!(ended.best().is_file() && ended.last().is_file());
+
+    let manifest = ended.manifest();
+    assert_eq!(manifest["mode"], "parallel");
+    assert_eq!(manifest["seed"], 1);
+    assert_eq!(manifest["device"], "cpu");
+    let roles: Vec<&Value> = manifest["data"].as_array().unwrap().iter().map(|d| &d["role"]).collect();
+    assert_eq!(roles, ["train", "validation", "test"]);
+    assert!(manifest["ended"].as_str() >= manifest["started"].as_str());
+    let outcome = ended.outcome();
+    assert_eq!(outcome["reason"], "budget");
+    assert_eq!(outcome["updates"], 64);
+    assert!(outcome["samples"].as_u64() >= Some(64 * 128), "{outcome}");
+    assert_eq!(outcome["actor_restarts"], 0);
+
+    let metrics = ended.metrics();
+    let of = |kind: &str| metrics.iter().filter(|line| line["kind"] == kind).collect::<Vec<_>>();
+    assert_eq!(of("learner").len(), 2, "one record each 32 updates");
+    assert!(of("learner").iter().all(|line| line["critic_loss"].is_f64() && line["actor_norm"].is_f64()));
+    assert_eq!(of("evaluation").len() as u64, outcome["evaluations"].as_u64().unwrap());
+    assert_eq!(of("run").last().unwrap()["ledger"], outcome["ledger"]);
+    assert!(of("restart").is_empty());
+    for child in ["learner", "evaluator", "actor0", "actor1"] {
+        assert!(ended.dir().join(format!("logs/{child}.log")).is_file(), "{child} logs to its own file");
+    }
+}
+
+#[test]
+fn every_sample_of_a_run_is_in_its_ledger() {
+    let ended = train(&[], &[]);
+    assert_eq!(ended.ledger("consumed"), ended.outcome()["samples"].as_u64().unwrap());
+    assert_eq!((ended.ledger("lost"), ended.ledger("overwritten")), (0, 0), "nobody died, and actors waited");
+}
+
+#[test]
+fn the_best_policy_is_worth_what_the_evaluations_said() {
+    let ended = train(&[], &[]);
+    let metrics = ended.metrics();
+    let evaluations = || metrics.iter().filter(|line| line["kind"] == "evaluation");
+    let best = evaluations().map(|line| line["j"].as_f64().unwrap()).fold(f64::MIN, f64::max);
+    assert_eq!(ended.outcome()["best_j"].as_f64(), Some(best));
+    assert_eq!(evaluations().last().unwrap()["updates"], 64, "the newest parameters are evaluated before the end");
+    let report = &eval(&["--log", &day(1), "--baselines", "none", "--policy", ended.dir().to_str().unwrap()])[0];
+    let j = policy(report, "run")["j"].as_f64().unwrap();
+    assert!((j - best).abs() <= 1e-9 * best.abs(), "{j} is not {best}");
+}
+
+#[test]
+fn eval_takes_the_run_directory_and_repeats_the_final_table() {
+    let ended = train(&[], &["--json"]);
+    let printed: Vec<Value> = ended.stdout.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    assert_eq!(printed.len(), 1, "one object for the one test day, and nothing else on stdout");
+    let report = &eval(&["--log", &day(2), "--policy", ended.dir().to_str().unwrap()])[0];
+    let (trained, again) = (policy(&printed[0], "trained"), policy(report, "run"));
+    assert_eq!(trained["kind"], "trained");
+    assert_eq!(again["kind"], "trained");
+    for field in ["j", "share", "shortage_rate", "auction_revenue", "contract_impressions", "auction_impressions"] {
+        assert_eq!(trained[field], again[field], "{field}");
+    }
+    for name in ["auction-only", "contract-first", "static-prices", "pid", "oracle"] {
+        assert_eq!(policy(&printed[0], name), policy(report, name));
+    }
+    let file = &eval(&["--log", &day(2), "--baselines", "none", "--policy", ended.best().to_str().unwrap()])[0];
+    assert_eq!(policy(file, "best")["j"], again["j"], "the run directory means its best policy");
+}
+
+#[test]
+fn the_resolved_configuration_starts_the_same_run_again() {
+    let first = train(&["learner.critic=scalar", "run.seed=5"], &[]);
+    let config = first.dir().join("config.toml");
+    let second = Run::start_from(tempfile::tempdir().unwrap(), &config, &[], &[]).wait().expect(0);
+    let text = |ended: &Ended| std::fs::read_to_string(ended.dir().join("config.toml")).unwrap();
+    assert_eq!(text(&first), text(&second));
+    assert!(text(&first).contains("critic = \"scalar\"") && text(&first).contains("seed = 5"));
+    assert_eq!(first.manifest()["config_hash"], second.manifest()["config_hash"]);
+    assert_eq!(first.manifest()["data"], second.manifest()["data"]);
+}
+
+#[test]
+fn the_policy_file_is_plain_safetensors_with_all_that_scoring_needs() {
+    let ended = train(&[], &["--serial"]);
+    let bytes = std::fs::read(ended.best()).unwrap();
+    let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + len]).unwrap();
+    let head: Value = serde_json::from_str(header["__metadata__"]["admix"].as_str().unwrap()).unwrap();
+    assert_eq!(head["format"], "admix-policy-1");
+    assert!(head["features"].as_array().unwrap().len() > 5);
+    assert_eq!(head["spec"]["score_mode"], "contract");
+    assert!(head["plan"]["contracts"].as_object().is_some_and(|c| c.len() == 5), "{}", head["plan"]["contracts"]);
+    assert!(head["updates"].is_u64());
+    let mut end = 0;
+    for (name, tensor) in header.as_object().unwrap().iter().filter(|(name, _)| *name != "__metadata__") {
+        assert!(name.starts_with("actor.") && tensor["dtype"] == "F32", "{name}: {tensor}");
+        end = end.max(tensor["data_offsets"][1].as_u64().unwrap() as usize);
+    }
+    assert!(end > 0);
+    assert_eq!(bytes.len(), 8 + len + end);
+}
+
+#[test]
+fn patience_ends_a_run_that_no_longer_improves_as_converged() {
+    for mode in [&[][..], &["--serial"]] {
+        // An actor that never moves cannot improve.
+        let sets = ["learner.actor_rate=0", "stop.patience=2", "budget.max_updates=1000000"];
+        let outcome = train(&sets, mode).outcome();
+        assert_eq!(outcome["reason"], "converged");
+        assert!(outcome["updates"].as_u64().unwrap() > 10, "the head start does not count: {outcome}");
+    }
+}
+
+#[test]
+fn a_run_ends_when_its_samples_are_spent() {
+    for mode in [&[][..], &["--serial"]] {
+        let outcome = train(&["budget.max_updates=0", "budget.max_samples=6000"], mode).outcome();
+        assert_eq!(outcome["reason"], "budget");
+        let samples = outcome["samples"].as_u64().unwrap();
+        assert!((6000..6000 + 512).contains(&samples), "{outcome}");
+    }
+}
+
+#[test]
+fn a_run_ends_when_its_time_is_up() {
+    for mode in [&[][..], &["--serial"]] {
+        let outcome = train(&["budget.max_updates=0", "budget.max_seconds=0.7"], mode).outcome();
+        assert_eq!(outcome["reason"], "budget");
+        assert!(outcome["seconds"].as_f64().unwrap() >= 0.7 && outcome["updates"].as_u64().unwrap() > 0, "{outcome}");
+    }
+}
+
+#[test]
+fn every_critic_learns_with_every_credit() {
+    for critic in ["quantile", "categorical", "scalar"] {
+        for credit in ["contract", "total"] {
+            let run = Run::start(&[&format!("learner.critic={critic}"), &format!("learner.credit={credit}")], &[]);
+            if (critic, credit) == ("categorical", "total") {
+                let ended = run.wait().expect(2);
+                assert!(ended.stderr.contains("learner.credit"), "{}", ended.stderr);
+                continue;
+            }
+            let ended = run.wait().expect(0);
+            assert_eq!(ended.outcome()["updates"], 64, "{critic}, {credit}");
+            let losses: Vec<Value> = ended.metrics().into_iter().filter(|line| line["kind"] == "learner").collect();
+            assert!(losses.iter().all(|l| l["critic_loss"].as_f64() > Some(0.0)), "{critic}, {credit}: {losses:?}");
+            assert!(losses.iter().all(|l| l["actor_norm"].as_f64() > Some(0.0)), "{critic}, {credit}: {losses:?}");
+        }
+    }
+}
+
+#[test]
+fn the_network_may_score_the_auction_ads_too() {
+    for mode in ["--serial", "--deterministic"] {
+        let ended = train(&["score_mode=all"], &[mode]);
+        assert_eq!(ended.outcome()["updates"], 64);
+        let report = &eval(&["--log", &day(2), "--baselines", "none", "--policy", ended.dir().to_str().unwrap()])[0];
+        assert!(policy(report, "run")["contract_impressions"].as_u64() > Some(0), "{report}");
+    }
+}
+
+#[test]
+fn delayed_feedback_is_trained_through() {
+    for seconds in ["600", "86400"] {
+        let ended = train(&[&format!("env.feedback_delay_s={seconds}")], &[]);
+        assert_eq!(ended.outcome()["updates"], 64);
+        assert_eq!(ended.ledger("lost"), 0, "every block fits its region");
+        assert_eq!(ended.outcome()["actor_restarts"], 0);
+    }
+}
+
+#[test]
+fn overwriting_actors_do_not_wait_for_a_slow_learner_and_the_ledger_says_what_went() {
+    let slow =
+        ["learner.samples_per_update=16", "learner.batch=512", "learner.critic_hidden=64", "budget.max_updates=150"];
+    let overwrite = [&slow[..], &["actors.overflow=overwrite", "actors.regions=3"]].concat();
+    let ended = train(&overwrite, &[]);
+    assert!(ended.ledger("overwritten") > 0, "{}", ended.outcome());
+    assert_eq!(train(&slow, &[]).ledger("overwritten"), 0, "actors wait unless they are told otherwise");
+}
+
+#[test]
+fn a_serial_run_reports_like_a_parallel_one() {
+    let ended = train(&[], &["--serial"]);
+    assert_eq!(ended.manifest()["mode"], "serial");
+    let outcome = ended.outcome();
+    assert_eq!((&outcome["updates"], &outcome["reason"]), (&64.into(), &"budget".into()));
+    assert!(ended.best().is_file() && ended.last().is_file());
+    assert!(ended.stdout.contains("trained *"), "{}", ended.stdout);
+    let metrics = ended.metrics();
+    assert_eq!(metrics.iter().filter(|line| line["kind"] == "learner").count(), 2);
+    assert!(metrics.iter().filter(|line| line["kind"] == "evaluation").count() >= 4);
+}
+
+#[test]
+fn the_literal_serial_scheme_makes_an_update_for_each_sample() {
+    let outcome = train(&["serial.literal=true"], &["--serial"]).outcome();
+    assert_eq!(outcome["updates"], 64);
+    let samples = outcome["samples"].as_u64().unwrap();
+    // Two batches fill the pool; what is replayed arrives in whole segments.
+    assert!((256..256 + 64 * 3 + 64 * 8).contains(&samples), "{outcome}");
+}
+
+#[test]
+fn days_without_any_contract_can_be_trained_on() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, date) in [("a", "2026-02-01"), ("b", "2026-02-02")] {
+        let dir = folder.path().join(name);
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::write(dir.join("day.toml"), format!("date = \"{date}\"\n")).unwrap();
+        std::fs::write(dir.join("control.tsv"), "ad_id\trequired\tpenalty\tclick_value\n").unwrap();
+        let midnight: u64 = if name == "a" { 1_769_904_000_000 } else { 1_769_990_400_000 };
+        let mut track = String::from("request_id\tts_ms\tslot_id\tregion\tgender\tage\tqueue\n");
+        for i in 0..400 {
+            let (ts, ecpm) = (midnight + i * 200_000, 500 + i % 7 * 100);
+            track += &format!("{i}\t{ts}\t1\t1\t0\t0\t7,A,{ecpm},0.01,0;8,A,600,0.01,0\n");
+        }
+        std::fs::write(dir.join("track_log.tsv"), track).unwrap();
+    }
+    let list = |key: &str, name: &str| format!("data.{key}=[\"{}\"]", folder.path().join(name).display());
+    let ended = train(&[&list("train", "a"), &list("validation", "b"), &list("test", "b")], &["--json"]);
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(policy(&report, "trained")["j"], policy(&report, "auction-only")["j"]);
+}
+
+/// Waits until something was evaluated, so that there is a best policy.
+pub fn until_best(run: &mut Run) {
+    run.until("best policy", |run| run.dir().join("policy/best.safetensors").is_file().then_some(()));
+}
+
+pub const ENDLESS: &[&str] = &["budget.max_updates=10000000"];
+
+#[test]
+fn ctrl_c_saves_the_best_policy_and_leaves_nothing_behind() {
+    for mode in [&[][..], &["--serial"], &["--deterministic"]] {
+        let mut run = Run::start(ENDLESS, mode);
+        until_best(&mut run);
+        run.signal(Signal::SIGINT);
+        let ended = run.wait().expect(130);
+        assert_eq!(ended.outcome()["reason"], "interrupted", "{mode:?}");
+        assert!(ended.last().is_file());
+        assert!(ended.stderr.contains(ended.best().to_str().unwrap()), "{}", ended.stderr);
+        let report = &eval(&["--log", &day(2), "--baselines", "none", "--policy", ended.dir().to_str().unwrap()])[0];
+        assert!(policy(report, "run")["j"].is_f64());
+        let evaluated = ended.metrics().into_iter().rfind(|line| line["kind"] == "evaluation").unwrap();
+        assert_eq!(evaluated["updates"], ended.outcome()["updates"], "the last parameters are evaluated as well");
+        if mode != ["--serial"] {
+            ended.ledger("produced");
+        }
+    }
+}
+
+#[test]
+fn sigterm_ends_a_run_like_ctrl_c() {
+    let mut run = Run::start(ENDLESS, &[]);
+    until_best(&mut run);
+    run.signal(Signal::SIGTERM);
+    assert_eq!(run.wait().expect(130).outcome()["reason"], "interrupted");
+}
+
+/// The evaluator took an interrupt for the end of training and left, although the learner, slower to start,
+/// had not published anything: the best policy that the program named did not exist.
+#[test]
+fn ctrl_c_before_the_learner_is_ready_still_leaves_a_best_policy() {
+    let mut run = Run::start(ENDLESS, &[]);
+    let learner = run.until("learner", |run| child(run, "learner"));
+    send(learner.pid, Signal::SIGSTOP);
+    run.until("evaluator", |run| child(run, "evaluator"));
+    std::thread::sleep(Duration::from_millis(200));
+    run.signal(Signal::SIGINT);
+    std::thread::sleep(Duration::from_millis(300));
+    send(learner.pid, Signal::SIGCONT);
+    let ended = run.wait().expect(130);
+    assert!(ended.best().is_file(), "{}", ended.stderr);
+}
+
+/// A second interrupt was not looked at once training had ended: an evaluator that hung kept the program for minutes.
+#[test]
+fn a_second_ctrl_c_ends_the_run_at_once_whatever_the_children_do() {
+    for stuck in ["evaluator", "learner"] {
+        let mut run = Run::start(ENDLESS, &[]);
+        until_best(&mut run);
+        let kin = run.until(stuck, |run| child(run, stuck));
+        send(kin.pid, Signal::SIGSTOP);
+        run.signal(Signal::SIGINT);
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(child(&run, stuck), Some(kin), "one interrupt waits");
+        run.signal(Signal::SIGINT);
+        let start = Instant::now();
+        let ended = run.wait().expect(130);
+        assert!(start.elapsed() < Duration::from_secs(10), "{stuck}: {:?}", start.elapsed());
+        assert!(ended.best().is_file());
+    }
+}
