@@ -97,8 +97,14 @@ impl<'a> Explorer<'a> {
         let row = runner.rows.next().expect("a recording has a next row");
         let replay = &mut runner.replay;
         replay.arrive(row);
-        let (choice, probability) =
-            explore(&mut self.policy, replay, &mut self.contracts, &mut self.auctions, &mut self.weights, &mut self.rng);
+        let (choice, probability) = explore(
+            &mut self.policy,
+            replay,
+            &mut self.contracts,
+            &mut self.auctions,
+            &mut self.weights,
+            &mut self.rng,
+        );
         let action = match choice {
             Choice::Contract(i) => i as u16,
             Choice::Auction(i) => (replay.candidates().len() + i) as u16,
@@ -206,10 +212,7 @@ fn explore(
         }
     }
     let probability = (weights[chosen] / sum) as f32;
-    let choice = if chosen < contracts.len() {
-        Choice::Contract(chosen)
-    } else {
-        Choice::Auction(chosen - contracts.len())
-    };
+    let choice =
+        if chosen < contracts.len() { Choice::Contract(chosen) } else { Choice::Auction(chosen - contracts.len()) };
     (choice, probability)
 }

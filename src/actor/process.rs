@@ -71,9 +71,9 @@ pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<
             let seen = ring.space().value();
             if let Some(mut region) = writer.claim(samples, settings.actors.overflow.into()) {
                 stats.wait_ns.add(waiting.elapsed().as_nanos() as u64);
-                let len = block.encode(region.payload()).context(
-                    "a block does not fit its region; lower actors.write_every or env.feedback_delay_s",
-                )?;
+                let len = block
+                    .encode(region.payload())
+                    .context("a block does not fit its region; lower actors.write_every or env.feedback_delay_s")?;
                 region.commit(len, version, &control.data);
                 handed_over = true;
                 break;

@@ -126,9 +126,11 @@ impl Bench {
         match &self.stage {
             Stage::Env(day) => self.print(&env::run(day.size(), day.seconds)?),
             Stage::Actor(day) => self.print(&actor::run(day.size(), &Settings::default(), day.seconds)?),
-            Stage::Ring { records, regions } => {
-                self.print(&run_ring(&RingBench { records: *records, regions: *regions, idle: Duration::from_secs(2) })?)
-            }
+            Stage::Ring { records, regions } => self.print(&run_ring(&RingBench {
+                records: *records,
+                regions: *regions,
+                idle: Duration::from_secs(2),
+            })?),
             Stage::Params { publications, words, readers } => {
                 self.print(&run_params(&ParamsBench { publications: *publications, words: *words, readers: *readers })?)
             }
@@ -141,7 +143,8 @@ impl Bench {
                 settings.policy.hidden = a.hidden;
                 settings.run.device.clone_from(&a.device);
                 device::set_threads(a.threads);
-                let size = WorldSize { requests: 60_000, queue: a.eligible + 8, eligible: a.eligible, contracts: a.contracts };
+                let size =
+                    WorldSize { requests: 60_000, queue: a.eligible + 8, eligible: a.eligible, contracts: a.contracts };
                 self.print(&learner::run(size, &settings, a.seconds)?)
             }
         }

@@ -21,8 +21,15 @@ pub enum Child {
     },
     Learner(RunArguments),
     Evaluator(RunArguments),
-    BenchRingWriter { name: String, blocks: u64 },
-    BenchParamsReader { name: String, last: u64, reader: usize },
+    BenchRingWriter {
+        name: String,
+        blocks: u64,
+    },
+    BenchParamsReader {
+        name: String,
+        last: u64,
+        reader: usize,
+    },
 }
 
 #[derive(Debug, Args)]

@@ -124,12 +124,9 @@ impl Tencent2019 {
     fn run(self) -> anyhow::Result<Exit> {
         let contracts = match (self.control, self.contracts_from_log) {
             (Some(path), _) => tencent2019::Contracts::Control(path),
-            (None, count) => {
-                tencent2019::Contracts::FromLog { count: count.unwrap_or_default(), fill: self.fill }
-            }
+            (None, count) => tencent2019::Contracts::FromLog { count: count.unwrap_or_default(), fill: self.fill },
         };
-        let options =
-            tencent2019::Options { track_log: self.track_log, contracts, split: self.split, out: self.out };
+        let options = tencent2019::Options { track_log: self.track_log, contracts, split: self.split, out: self.out };
         let report = tencent2019::import(&options).map_err(|e| UsageError(format!("{e:#}")))?;
         Ok(print_import(&report))
     }

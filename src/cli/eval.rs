@@ -100,7 +100,11 @@ impl Eval {
 
 /// A policy is called after its run directory, or its file.
 fn policy_name(path: &Path) -> String {
-    let name = if path.is_dir() { path.canonicalize().unwrap_or_else(|_| path.into()).file_name().map(ToOwned::to_owned) } else { path.file_stem().map(ToOwned::to_owned) };
+    let name = if path.is_dir() {
+        path.canonicalize().unwrap_or_else(|_| path.into()).file_name().map(ToOwned::to_owned)
+    } else {
+        path.file_stem().map(ToOwned::to_owned)
+    };
     name.map_or_else(|| "policy".to_owned(), |n| n.to_string_lossy().into_owned())
 }
 
@@ -117,8 +121,7 @@ pub fn compare(
     decisions: Option<&Path>,
 ) -> anyhow::Result<Vec<DayReport>> {
     let compile = compile_options(settings);
-    let options =
-        ReplayOptions { rate_seed: settings.env.rate_seed, feedback_delay_s: settings.env.feedback_delay_s };
+    let options = ReplayOptions { rate_seed: settings.env.rate_seed, feedback_delay_s: settings.env.feedback_delay_s };
     let mut reports = Vec::new();
     for dir in logs {
         let dirs = std::slice::from_ref(dir);
@@ -141,7 +144,10 @@ pub fn compare(
             }
         }
         if decisions.is_some() && reports.iter().any(|r: &DayReport| r.log == day.log.name()) {
-            let why = format!("two logs are called `{}` and would share a decisions folder; rename a directory", day.log.name());
+            let why = format!(
+                "two logs are called `{}` and would share a decisions folder; rename a directory",
+                day.log.name()
+            );
             return Err(UsageError(why).into());
         }
         let mut writer = match decisions {
@@ -160,7 +166,13 @@ pub fn compare(
             }
             let own = open_days(dirs, compile, &file.plan, &file.spec.vocabulary)?.remove(0);
             let contender = Contender { name: name.clone(), kind: Kind::Trained, policy: Box::new(file.policy()) };
-            report.policies.push(crate::evaluate::compare::replay_one(&own, contender, options, &report.bound, &mut watch)?);
+            report.policies.push(crate::evaluate::compare::replay_one(
+                &own,
+                contender,
+                options,
+                &report.bound,
+                &mut watch,
+            )?);
         }
         report.policies.extend(oracle);
         if let Some(writer) = writer {

@@ -79,7 +79,12 @@ pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_env("ADMIX_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("admix=info,warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).with_ansi(std::io::stderr().is_terminal()).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
     let result = match arguments.command {
         Command::Data(command) => command.run(),
         Command::Plan(command) => command.run(),

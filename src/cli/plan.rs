@@ -55,7 +55,11 @@ impl Plan {
 fn render(plan: &crate::plan::Plan) -> String {
     use std::fmt::Write as _;
     let mut text = String::new();
-    let _ = writeln!(text, "{:16}  {:>9}  {:>10}  {:>12}  {:>12}", "training day", "requests", "mean best", "stake", "upper bound");
+    let _ = writeln!(
+        text,
+        "{:16}  {:>9}  {:>10}  {:>12}  {:>12}",
+        "training day", "requests", "mean best", "stake", "upper bound"
+    );
     for day in &plan.days {
         let _ = writeln!(
             text,
@@ -68,7 +72,8 @@ fn render(plan: &crate::plan::Plan) -> String {
         let _ = writeln!(text, "{id:>12}  {:>12.3}  {:>9.3}", c.price_share, c.presence);
     }
     if let Some(pid) = plan.pid {
-        let _ = writeln!(text, "\nPID gains: P {:.2}, I {:.2}, D {:.3}", pid.proportional, pid.integral, pid.derivative);
+        let _ =
+            writeln!(text, "\nPID gains: P {:.2}, I {:.2}, D {:.3}", pid.proportional, pid.integral, pid.derivative);
     }
     text.push_str("mean best: mean worth of the best auction ad, minor units per impression\n");
     text

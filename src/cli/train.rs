@@ -57,7 +57,10 @@ impl Train {
         let settings = settings::load(&self.config, &sets)?;
         let device = Device::resolve(&settings.run.device).map_err(|e| UsageError(e.to_string()))?;
         if settings.run.deterministic && settings.budget.max_updates == 0 && settings.budget.max_samples == 0 {
-            return Err(UsageError("a lock-step run cannot end by wall time: set budget.max_updates or budget.max_samples".into()).into());
+            return Err(UsageError(
+                "a lock-step run cannot end by wall time: set budget.max_updates or budget.max_samples".into(),
+            )
+            .into());
         }
         let interrupt = Interrupt::listen()?;
         let directory = RunDirectory::create(&self.run_directory())?;

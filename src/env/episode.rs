@@ -63,11 +63,8 @@ impl Episode {
             let at = day.traffic.time_of_share(rng.random());
             (at, (settings.jump_sd * normal(&mut rng)).exp())
         });
-        let start = if rng.random::<f64>() < settings.mid_day_share {
-            day.traffic.time_of_share(rng.random())
-        } else {
-            0
-        };
+        let start =
+            if rng.random::<f64>() < settings.mid_day_share { day.traffic.time_of_share(rng.random()) } else { 0 };
         let mut owed = Vec::with_capacity(day.contracts.len());
         let mut left = Vec::with_capacity(day.contracts.len());
         for c in &day.contracts {

@@ -5,6 +5,7 @@
 
 use super::day::DayModel;
 use super::episode::Episode;
+use super::replay::Replay;
 use super::state::State;
 
 /// Width of a feature row.
@@ -42,12 +43,14 @@ pub const FEATURE_NAMES: [&str; FEATURES] = [
     "is_auction",
 ];
 
-/// Features of an auction row that are not those of the moment; the rest are 0.
-pub const AUCTION_FEATURES: [&str; 2] = ["worth", "is_auction"];
-
 /// The system-wide part of the state at one request, computed once for all contracts.
 #[derive(Debug, Clone, Copy)]
-pub struct Moment {
+pub struct Moment<'a> {
+    day: &'a DayModel,
+    episode: &'a Episode,
+    state: &'a State,
+    /// Whether the training days' prices are shown to the networks.
+    warm: bool,
     offset: u64,
     traffic: f32,
     price: f32,
@@ -65,9 +68,10 @@ fn log_ratio(a: f64, b: f64, limit: f32) -> f32 {
     ((a / b) as f32).ln().clamp(-limit, limit)
 }
 
-impl Moment {
-    /// The system-wide state at `offset` milliseconds from midnight.
-    pub fn new(day: &DayModel, episode: &Episode, state: &State, offset: u64) -> Self {
+impl<'a> Moment<'a> {
+    /// The state at the current request of a replay; `warm` shows the training days' prices to the networks.
+    pub fn new(replay: &'a Replay, warm: bool) -> Self {
+        let (day, episode, state, offset) = (replay.day, &replay.episode, &replay.state, replay.offset());
         let whole = day.traffic.total().max(1e-9);
         let before = day.traffic.before(offset);
         let prior = 0.02 * whole * episode.thinning;
@@ -77,6 +81,10 @@ impl Moment {
             if expected > 0.0 { (seen / expected - 1.0).clamp(-2.0, 2.0) as f32 } else { 0.0 }
         };
         Self {
+            day,
+            episode,
+            state,
+            warm,
             offset,
             traffic: (before / whole) as f32,
             price: 2.0 * log_ratio(level, 1.0, 1.0),
@@ -94,16 +102,8 @@ impl Moment {
     /// Writes the features of contract `j` when `delivered` impressions are counted.
     ///
     /// The actor passes observed counts, the critic true ones, and one more of either for "after display".
-    pub fn contract(
-        &self,
-        day: &DayModel,
-        episode: &Episode,
-        state: &State,
-        j: usize,
-        delivered: f32,
-        warm: bool,
-        out: &mut [f32],
-    ) {
+    pub fn contract(&self, j: usize, delivered: f32, out: &mut [f32]) {
+        let Self { day, episode, state, warm, .. } = *self;
         let c = &day.contracts[j];
         let out: &mut [f32; FEATURES] = out.try_into().expect("a row of FEATURES");
         let owed = f64::from(episode.owed[j]);
@@ -161,18 +161,30 @@ impl Moment {
     }
 
     /// Writes the features of an auction ad worth `worth` minor units per impression.
-    pub fn auction(&self, day: &DayModel, worth: f64, out: &mut [f32]) {
+    pub fn auction(&self, worth: f64, out: &mut [f32]) {
         out.fill(0.0);
-        out[11] = self.traffic;
-        out[14] = self.price;
-        out[15] = self.volume;
-        out[16] = self.shortage;
-        out[17] = self.pressure;
-        out[18] = self.remaining_price;
-        out[19] = self.auction_worth;
-        out[20] = self.contract_ctr;
-        out[21] = self.auction_ctr;
-        out[23] = (worth / day.unit).min(4.0) as f32;
-        out[27] = 1.0;
+        for (name, value) in [
+            ("traffic_elapsed", self.traffic),
+            ("log_price_level", self.price),
+            ("log_volume_level", self.volume),
+            ("shortage", self.shortage),
+            ("log_pressure", self.pressure),
+            ("log_remaining_price", self.remaining_price),
+            ("mean_auction_worth", self.auction_worth),
+            ("mean_contract_ctr", self.contract_ctr),
+            ("mean_auction_ctr", self.auction_ctr),
+            ("worth", (worth / self.day.unit).min(4.0) as f32),
+            ("is_auction", 1.0),
+        ] {
+            out[position(name)] = value;
+        }
     }
+}
+
+/// Where a feature stands.
+///
+/// # Panics
+/// If there is no such feature.
+fn position(name: &str) -> usize {
+    FEATURE_NAMES.iter().position(|n| *n == name).expect("a feature's name")
 }

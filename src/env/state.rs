@@ -78,9 +78,22 @@ impl State {
     #[cfg(test)]
     pub fn empty() -> Self {
         Self {
-            delivered: vec![], observed: vec![], speed: vec![], integral: vec![], pending: VecDeque::new(), price_seen: 0.0, price_expected: 0.0,
-            requests: 0, contract_shows: 0.0, contract_pctr: 0.0, auction_shows: 0.0, auction_pctr: 0.0, auction_worth: 0.0,
-            refreshed: None, shortage: 0.0, pressure: 0.0,
+            delivered: vec![],
+            observed: vec![],
+            speed: vec![],
+            integral: vec![],
+            pending: VecDeque::new(),
+            price_seen: 0.0,
+            price_expected: 0.0,
+            requests: 0,
+            contract_shows: 0.0,
+            contract_pctr: 0.0,
+            auction_shows: 0.0,
+            auction_pctr: 0.0,
+            auction_worth: 0.0,
+            refreshed: None,
+            shortage: 0.0,
+            pressure: 0.0,
         }
     }
 

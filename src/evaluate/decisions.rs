@@ -26,9 +26,11 @@ impl DecisionWriter {
     pub fn write(&mut self, policy: &str, shown: Shown) -> anyhow::Result<()> {
         if !self.files.contains_key(policy) {
             // A policy's name may come from a path.
-            let name: String = policy.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect();
+            let name: String =
+                policy.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect();
             let path = self.folder.join(format!("decisions.{name}.tsv"));
-            let mut file = BufWriter::new(File::create(&path).with_context(|| format!("cannot write {}", path.display()))?);
+            let mut file =
+                BufWriter::new(File::create(&path).with_context(|| format!("cannot write {}", path.display()))?);
             writeln!(file, "request_id\tad_id\ttype")?;
             self.files.insert(policy.to_owned(), file);
         }

@@ -52,12 +52,8 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
                 let counted = updates > settings.learner.critic_head_start;
                 let evaluation = judge.evaluate(updates, &averaged, counted);
                 if evaluation.improved {
-                    let file = PolicyFile {
-                        spec: context.spec.clone(),
-                        plan: context.plan.clone(),
-                        actor: averaged,
-                        updates,
-                    };
+                    let file =
+                        PolicyFile { spec: context.spec.clone(), plan: context.plan.clone(), actor: averaged, updates };
                     file.write(&directory.best())?;
                     stats.best_benefit.set(evaluation.j);
                     stats.best_share.set(evaluation.share.unwrap_or(f64::NAN));

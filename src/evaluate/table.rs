@@ -19,7 +19,11 @@ pub fn render(days: &[DayReport]) -> String {
     for c in &columns {
         let _ = write!(text, "  {c:>day_width$}");
     }
-    let _ = writeln!(text, "  {:>7}  {:>12}  {:>8}  {:>12}  {:>12}", "mean", "J", "shortage", "auction rev.", "auction eCPM");
+    let _ = writeln!(
+        text,
+        "  {:>7}  {:>12}  {:>8}  {:>12}  {:>12}",
+        "mean", "J", "shortage", "auction rev.", "auction eCPM"
+    );
     let mut rows: Vec<usize> = (0..names.len()).collect();
     let mean_share = |i: usize| mean(days.iter().filter_map(|d| d.policies[i].share));
     rows.sort_by(|&a, &b| mean_share(b).unwrap_or(0.0).total_cmp(&mean_share(a).unwrap_or(0.0)));
@@ -57,7 +61,9 @@ pub fn render(days: &[DayReport]) -> String {
          * trained policy. The oracle knows the day's own prices; nobody can earn more than the upper bound.\n",
     );
     if days.iter().any(|d| d.contracts_declared) {
-        text.push_str("Contracts were DECLARED by the import, they are not real: a smoke test, not a quality figure.\n");
+        text.push_str(
+            "Contracts were DECLARED by the import, they are not real: a smoke test, not a quality figure.\n",
+        );
     }
     text
 }

@@ -127,17 +127,17 @@ impl SegmentRows {
         let mut ids = Vec::new();
         for (t, &row) in segment.rows.iter().enumerate() {
             replay.arrive(row as usize);
-            let moment = Moment::new(day, &replay.episode, &replay.state, replay.offset());
+            let moment = Moment::new(&replay, warm);
             for j in 0..day.contracts.len() {
                 let at = t * n + j;
                 let delivered = replay.state.delivered[j];
                 let out = &mut rows.states[at * FEATURES..(at + 1) * FEATURES];
-                moment.contract(day, &replay.episode, &replay.state, j, delivered, warm, out);
+                moment.contract(j, delivered, out);
                 rows.state_ads[at] = day.contracts[j].vocabulary;
                 (rows.potential[at], rows.scale[at]) = potential(&replay, &w, j, delivered);
             }
             for (slot, c) in replay.candidates().iter().enumerate() {
-                rows.offer(&replay, &moment, &w, warm, (t, slot), c, dims);
+                rows.offer(&replay, &moment, &w, (t, slot), c, dims);
                 let at = t * actor_rows + slot;
                 ids.clear();
                 spec.push_ids(day, row as usize, day.contracts[c.contract as usize].vocabulary, &mut ids);
@@ -152,7 +152,7 @@ impl SegmentRows {
                 });
                 if spec.score_mode == ScoreMode::All {
                     let at = t * actor_rows + k + i;
-                    moment.auction(day, worth, &mut rows.actor[at * FEATURES..(at + 1) * FEATURES]);
+                    moment.auction(worth, &mut rows.actor[at * FEATURES..(at + 1) * FEATURES]);
                     ids.clear();
                     spec.push_ids(day, row as usize, spec.vocabulary.ad(ad.ad_id), &mut ids);
                     rows.actor_ids[at * tables..(at + 1) * tables].copy_from_slice(&ids);
@@ -162,11 +162,11 @@ impl SegmentRows {
         }
         if let Some(row) = segment.next {
             replay.arrive(row as usize);
-            let moment = Moment::new(day, &replay.episode, &replay.state, replay.offset());
+            let moment = Moment::new(&replay, warm);
             for j in 0..day.contracts.len() {
                 let delivered = replay.state.delivered[j];
                 let out = &mut rows.last[j * FEATURES..(j + 1) * FEATURES];
-                moment.contract(day, &replay.episode, &replay.state, j, delivered, warm, out);
+                moment.contract(j, delivered, out);
                 rows.last_ads[j] = day.contracts[j].vocabulary;
                 rows.last_potential[j] = potential(&replay, &w, j, delivered).0;
             }
@@ -175,13 +175,11 @@ impl SegmentRows {
     }
 
     /// Fills slot `slot` of step `t` with contract candidate `c`.
-    #[allow(clippy::too_many_arguments)]
     fn offer(
         &mut self,
         replay: &Replay,
         moment: &Moment,
         w: &Weights,
-        warm: bool,
         (t, slot): (usize, usize),
         c: &Candidate,
         dims: &Dims,
@@ -195,18 +193,22 @@ impl SegmentRows {
         if observed == delivered {
             actor.copy_from_slice(&self.states[state_at..state_at + FEATURES]);
         } else {
-            moment.contract(day, &replay.episode, &replay.state, j, observed, warm, actor);
+            moment.contract(j, observed, actor);
         }
         let at = t * dims.eligible + slot;
         let after = &mut self.after[at * FEATURES..(at + 1) * FEATURES];
-        moment.contract(day, &replay.episode, &replay.state, j, delivered + 1.0, warm, after);
+        moment.contract(j, delivered + 1.0, after);
         self.after_ads[at] = day.contracts[j].vocabulary;
         self.offers[at] = Some(Offer {
             contract: c.contract,
             gain: (replay.gain(slot).relative(w) / day.unit) as f32,
             after_potential: potential(replay, w, j, delivered + 1.0).0,
             unit: LearnedPolicy::unit_owed(replay, &replay.state, j) as f32,
-            pacing: if self.pacing { replay.state.pacing(day, &replay.episode, j, replay.offset()) as f32 } else { 0.0 },
+            pacing: if self.pacing {
+                replay.state.pacing(day, &replay.episode, j, replay.offset()) as f32
+            } else {
+                0.0
+            },
             click: (c.click / day.unit) as f32,
             boost: c.boost as f32,
         });

@@ -47,7 +47,9 @@ impl Device {
                     bail!("unknown device `{name}`; use auto, cpu, cuda or cuda:INDEX");
                 };
                 if !cuda_driver() {
-                    bail!("device `{name}`: no usable CUDA driver on this machine (no /dev/nvidiactl or no libcuda.so.1); use --device cpu");
+                    bail!(
+                        "device `{name}`: no usable CUDA driver on this machine (no /dev/nvidiactl or no libcuda.so.1); use --device cpu"
+                    );
                 }
                 Ok(Self::Cuda(index))
             }

@@ -50,6 +50,20 @@ pub struct Losses<'a> {
     pub score_auctions: bool,
 }
 
+/// What an output row is to be fitted to. Money in units of the mean best auction worth.
+struct Aim<'a> {
+    /// The lambda-return.
+    returns: f32,
+    /// Unit of the loss.
+    scale: f32,
+    /// What the row is multiplied by to be money.
+    potential: f32,
+    /// The target critic's row at the segment's end, what that is multiplied by, and its mean in money.
+    last: &'a [f32],
+    last_potential: f32,
+    last_value: f32,
+}
+
 /// Range of the categorical critic's atoms, as fractions of the potential.
 const ATOMS: (f32, f32) = (-1.0, 1.5);
 
@@ -143,7 +157,8 @@ impl Losses<'_> {
                 continue;
             };
             let (weights, sum) = softmax(&scores);
-            let mean: f32 = weights.iter().zip(&advantages).map(|(w, a)| if *w > 0.0 { w * a / sum } else { 0.0 }).sum();
+            let mean: f32 =
+                weights.iter().zip(&advantages).map(|(w, a)| if *w > 0.0 { w * a / sum } else { 0.0 }).sum();
             for s in 0..slots {
                 let share = weights[s] / sum;
                 if share > 0.0 && (s < k || self.score_auctions) {
@@ -158,7 +173,15 @@ impl Losses<'_> {
         ratios
     }
 
-    fn critic(&self, rows: &SegmentRows, out: &Outputs, values: &[f32], ratios: &[f32], weight: f32, g: &mut Gradients) {
+    fn critic(
+        &self,
+        rows: &SegmentRows,
+        out: &Outputs,
+        values: &[f32],
+        ratios: &[f32],
+        weight: f32,
+        g: &mut Gradients,
+    ) {
         let Dims { contracts: n, outputs: q, .. } = self.dims;
         match self.settings.credit {
             Credit::Contract => {
@@ -168,7 +191,8 @@ impl Losses<'_> {
                     let last_value = if m_last == 0.0 { 0.0 } else { m_last * self.mean(last) };
                     let reward = |t: usize| if rows.steps[t].shown == Some(j) { rows.steps[t].reward } else { 0.0 };
                     let value = |t: usize| values[t * n + j];
-                    let returns = lambda_returns(rows.len, self.settings.lambda as f32, ratios, reward, value, last_value);
+                    let returns =
+                        lambda_returns(rows.len, self.settings.lambda as f32, ratios, reward, value, last_value);
                     for (t, &target) in returns.iter().enumerate() {
                         let at = t * n + j;
                         let (m, s) = (rows.potential[at], rows.scale[at]);
@@ -176,7 +200,9 @@ impl Losses<'_> {
                             continue;
                         }
                         let row = at * q..(at + 1) * q;
-                        let loss = self.fit(&out.states[row.clone()], last, m, m_last, last_value, target, s, weight, &mut g.states[row]);
+                        let aim =
+                            Aim { returns: target, scale: s, potential: m, last, last_potential: m_last, last_value };
+                        let loss = self.fit(&out.states[row.clone()], &aim, weight, &mut g.states[row]);
                         g.critic_loss += f64::from(loss);
                     }
                 }
@@ -186,7 +212,15 @@ impl Losses<'_> {
     }
 
     /// One return for the whole: `Z = sum_j Z_j`, quantile by quantile.
-    fn total_credit(&self, rows: &SegmentRows, out: &Outputs, values: &[f32], ratios: &[f32], weight: f32, g: &mut Gradients) {
+    fn total_credit(
+        &self,
+        rows: &SegmentRows,
+        out: &Outputs,
+        values: &[f32],
+        ratios: &[f32],
+        weight: f32,
+        g: &mut Gradients,
+    ) {
         let Dims { contracts: n, outputs: q, .. } = self.dims;
         let sum_rows = |potential: &[f32], z: &[f32]| -> Vec<f32> {
             let mut sum = vec![0.0; q];
@@ -217,7 +251,8 @@ impl Losses<'_> {
             }
             let z = sum_rows(&rows.potential[states.clone()], &out.states[t * n * q..(t + 1) * n * q]);
             // The sum is already money: its potential is 1.
-            let loss = self.fit(&z, &last, 1.0, 1.0, last_value, target, s, weight * n as f32, &mut by_total);
+            let aim = Aim { returns: target, scale: s, potential: 1.0, last: &last, last_potential: 1.0, last_value };
+            let loss = self.fit(&z, &aim, weight * n as f32, &mut by_total);
             g.critic_loss += f64::from(loss) * n as f64;
             for (j, at) in states.enumerate() {
                 let m = rows.potential[at];
@@ -231,22 +266,11 @@ impl Losses<'_> {
     /// Loss of one output row against the target distribution, and its gradient times `weight` into `gradient`.
     ///
     /// The target is the lambda-return plus the spread that the target critic sees at the segment's end.
-    #[allow(clippy::too_many_arguments)]
-    fn fit(
-        &self,
-        z: &[f32],
-        last: &[f32],
-        m: f32,
-        m_last: f32,
-        last_value: f32,
-        target: f32,
-        s: f32,
-        weight: f32,
-        gradient: &mut [f32],
-    ) -> f32 {
+    fn fit(&self, z: &[f32], aim: &Aim, weight: f32, gradient: &mut [f32]) -> f32 {
+        let Aim { returns, scale: s, potential: m, last, last_potential: m_last, last_value } = *aim;
         match self.settings.critic {
             Critic::Scalar => {
-                let u = (target - m * z[0]) / s;
+                let u = (returns - m * z[0]) / s;
                 gradient[0] = -weight * u * m / s;
                 0.5 * u * u
             }
@@ -254,7 +278,7 @@ impl Losses<'_> {
                 let mut targets = [0.0f32; MAX_QUANTILES];
                 let targets = &mut targets[..z.len()];
                 for (y, l) in targets.iter_mut().zip(last) {
-                    *y = (target + m_last * l - last_value) / s;
+                    *y = (returns + m_last * l - last_value) / s;
                 }
                 quantile_huber(z, targets, &self.support, m / s, self.settings.kappa as f32, weight, gradient)
             }
@@ -262,7 +286,7 @@ impl Losses<'_> {
                 let (weights, sum) = softmax(last);
                 let moved = self.support.iter().zip(&weights).map(|(atom, w)| {
                     let spread = if m_last == 0.0 { 0.0 } else { m_last * atom - last_value };
-                    ((target + spread) / m, w / sum)
+                    ((returns + spread) / m, w / sum)
                 });
                 let projected = project(&self.support, moved);
                 let (weights, sum) = softmax(z);
@@ -334,7 +358,7 @@ fn quantile_huber(
         let mut lane = |y: f32, l: usize| {
             let u = y - theta;
             let side = if u < 0.0 { 1.0 - tau } else { tau };
-            let bounded = (u * inverse).max(-1.0).min(1.0);
+            let bounded = (u * inverse).clamp(-1.0, 1.0);
             slope[l] += side * bounded;
             // Equal to u^2 / (2 kappa) inside and |u| - kappa / 2 outside.
             total[l] += side * (bounded * (u - half * bounded));

@@ -76,8 +76,12 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
             control.learner.updates.set(learner.updates());
             slot.beat();
             if record {
-                let record =
-                    Record { updates: learner.updates(), samples: learner.samples(), progress: learner.progress(), stats };
+                let record = Record {
+                    updates: learner.updates(),
+                    samples: learner.samples(),
+                    progress: learner.progress(),
+                    stats,
+                };
                 metrics.append("learner", &record);
             }
             if !settings.run.deterministic && learner.updates().is_multiple_of(settings.learner.publish_every) {

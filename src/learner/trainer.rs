@@ -123,7 +123,13 @@ pub struct Trainer<B: AutodiffBackend> {
 }
 
 impl<B: AutodiffBackend> Trainer<B> {
-    pub fn new(days: &[DayModel], spec: &Arc<PolicySpec>, settings: &Settings, device: B::Device, shards: usize) -> Self {
+    pub fn new(
+        days: &[DayModel],
+        spec: &Arc<PolicySpec>,
+        settings: &Settings,
+        device: B::Device,
+        shards: usize,
+    ) -> Self {
         let dims = Dims::of(days, spec, settings);
         let bids = days.iter().map(|d| (Bids::new(d, &spec.policy), d.unit)).collect();
         let critic_shape = critic_shape(spec, settings);
@@ -166,7 +172,8 @@ impl<B: AutodiffBackend> Trainer<B> {
         let d = self.dims;
         let q = d.outputs;
         let ids = |ads: Vec<u32>| if self.critic_shape.tables.is_empty() { vec![] } else { ads };
-        let upload = |shape: &Shape, features: Vec<f32>, ids: Vec<u32>| Rows::<B>::upload(shape, features, &ids, &self.device);
+        let upload =
+            |shape: &Shape, features: Vec<f32>, ids: Vec<u32>| Rows::<B>::upload(shape, features, &ids, &self.device);
 
         let critic = tensor_net::leaves::<B>(&self.critic_shape, &self.critic);
         let state_ids = ids(join(batch, |r| &r.state_ads));

@@ -37,7 +37,10 @@ impl Default for CompileOptions {
 /// Whatever [`LogError`] says of the inputs.
 pub fn open(dir: &Path, options: CompileOptions) -> Result<CompiledLog> {
     if !dir.is_dir() {
-        return Err(LogError::Format { path: dir.to_owned(), reason: "is not a directory; name a log directory".into() });
+        return Err(LogError::Format {
+            path: dir.to_owned(),
+            reason: "is not a directory; name a log directory".into(),
+        });
     }
     let inputs = hash_inputs(dir, options)?;
     let path = cache_folder(dir)?.join(if options.complete_queues { "completed.log" } else { "compiled.log" });
@@ -97,7 +100,12 @@ fn hash_inputs(dir: &Path, options: CompileOptions) -> Result<u128> {
     hasher.write(&[u8::from(options.complete_queues)]);
     hasher.write(name_of(dir).as_bytes());
     let mut buffer = vec![0; 1 << 20];
-    let files = [Some(dir.join("day.toml")), Some(dir.join(IMPORT_REPORT)), table::find(dir, "track_log")?, table::find(dir, "control")?];
+    let files = [
+        Some(dir.join("day.toml")),
+        Some(dir.join(IMPORT_REPORT)),
+        table::find(dir, "track_log")?,
+        table::find(dir, "control")?,
+    ];
     for path in files.into_iter().flatten().filter(|p| p.is_file()) {
         let mut file = std::fs::File::open(&path).map_err(|e| LogError::io(&path, e))?;
         hasher.write(path.file_name().unwrap_or_default().as_encoded_bytes());
@@ -131,12 +139,18 @@ impl Quarantine {
         let name = source.file_name().unwrap_or_default().to_string_lossy();
         let clean = |s: &str| s.replace(['\t', '\n', '\r'], " ");
         if let Some(file) = &mut self.file {
-            writeln!(file, "{name}\t{line}\t{}\t{}\t{}\t{}", bad.column, clean(&bad.value), bad.reason, clean(&bad.rule))
-                .map_err(failed)?;
+            writeln!(
+                file,
+                "{name}\t{line}\t{}\t{}\t{}\t{}",
+                bad.column,
+                clean(&bad.value),
+                bad.reason,
+                clean(&bad.rule)
+            )
+            .map_err(failed)?;
         }
-        self.first.get_or_insert_with(|| {
-            format!("line {line}, column `{}`: `{}`: {}", bad.column, bad.value, bad.rule)
-        });
+        self.first
+            .get_or_insert_with(|| format!("line {line}, column `{}`: `{}`: {}", bad.column, bad.value, bad.rule));
         self.counts.quarantined += 1;
         *self.counts.reasons.entry(bad.reason.to_owned()).or_default() += 1;
         Ok(())
@@ -167,8 +181,8 @@ fn check_share(counts: &Counts, options: CompileOptions, dir: &Path) -> Result<(
 }
 
 fn compile(dir: &Path, options: CompileOptions, inputs: u128) -> Result<Vec<u8>> {
-    let track_path = table::find(dir, "track_log")?
-        .ok_or(LogError::MissingFile { dir: dir.to_owned(), name: "track_log" })?;
+    let track_path =
+        table::find(dir, "track_log")?.ok_or(LogError::MissingFile { dir: dir.to_owned(), name: "track_log" })?;
     let control_path =
         table::find(dir, "control")?.ok_or(LogError::MissingFile { dir: dir.to_owned(), name: "control" })?;
     let mut day = Day::read(dir)?;
@@ -189,11 +203,20 @@ fn compile(dir: &Path, options: CompileOptions, inputs: u128) -> Result<Vec<u8>>
         let parsed = track::parse(&row).and_then(|request| {
             let day = day.get_or_insert_with(|| Day::of_timestamp(request.ts_ms));
             if !day.contains(request.ts_ms) {
-                return Err(BadValue::new("ts_ms", &request.ts_ms.to_string(), "outside_day",
-                    format!("lies outside {} (Unix milliseconds {}..{})", day.date, day.start_ms, day.end_ms())));
+                return Err(BadValue::new(
+                    "ts_ms",
+                    &request.ts_ms.to_string(),
+                    "outside_day",
+                    format!("lies outside {} (Unix milliseconds {}..{})", day.date, day.start_ms, day.end_ms()),
+                ));
             }
             if !ids.insert(request.request_id) {
-                return Err(BadValue::new("request_id", &request.request_id.to_string(), "duplicate_request", "stands twice in the file"));
+                return Err(BadValue::new(
+                    "request_id",
+                    &request.request_id.to_string(),
+                    "duplicate_request",
+                    "stands twice in the file",
+                ));
             }
             Ok(request)
         });
@@ -291,12 +314,14 @@ impl<'a> Builder<'a> {
     }
 
     fn push(&mut self, row: &TrackRow) -> std::result::Result<(), BadValue> {
-        let unknown = row
-            .queue
-            .iter()
-            .find(|e| e.ad_type == AdType::Contract && !self.index.contains_key(&e.ad_id));
+        let unknown = row.queue.iter().find(|e| e.ad_type == AdType::Contract && !self.index.contains_key(&e.ad_id));
         if let Some(entry) = unknown {
-            return Err(BadValue::new("queue", &entry.ad_id.to_string(), "unknown_contract", "a contract entry without a row in control"));
+            return Err(BadValue::new(
+                "queue",
+                &entry.ad_id.to_string(),
+                "unknown_contract",
+                "a contract entry without a row in control",
+            ));
         }
         let entries_at = self.entries.len();
         let auctions_at = self.auctions.len();
@@ -357,8 +382,7 @@ impl<'a> Builder<'a> {
 
     fn may_show(&self, contract: u32, row: &TrackRow) -> bool {
         let c = &self.rows[contract as usize];
-        (c.start_ms..c.end_ms).contains(&row.ts_ms)
-            && c.targeting.matches(row.slot_id, row.region, row.gender, row.age)
+        (c.start_ms..c.end_ms).contains(&row.ts_ms) && c.targeting.matches(row.slot_id, row.region, row.gender, row.age)
     }
 
     fn finish_contracts(&self) -> Vec<Contract> {

@@ -36,24 +36,44 @@ fn parse(row: &Row, day_start_ms: u64) -> std::result::Result<ControlRow, BadVal
     row.check_width()?;
     let required: u64 = row.integer(1)?.ok_or_else(|| row.empty(1))?;
     if required == 0 {
-        return Err(BadValue::new("required", "0", "out_of_range", "must be at least 1; leave the contract out instead"));
+        return Err(BadValue::new(
+            "required",
+            "0",
+            "out_of_range",
+            "must be at least 1; leave the contract out instead",
+        ));
     }
     let cap: u64 = row.integer(2)?.unwrap_or(required);
     if cap < required {
-        return Err(BadValue::new("cap", &cap.to_string(), "out_of_range", format!("must be at least required = {required}")));
+        return Err(BadValue::new(
+            "cap",
+            &cap.to_string(),
+            "out_of_range",
+            format!("must be at least required = {required}"),
+        ));
     }
     let delivered0: u64 = row.integer(3)?.unwrap_or(0);
     if delivered0 > cap {
-        return Err(BadValue::new("delivered0", &delivered0.to_string(), "out_of_range", format!("must be at most cap = {cap}")));
+        return Err(BadValue::new(
+            "delivered0",
+            &delivered0.to_string(),
+            "out_of_range",
+            format!("must be at most cap = {cap}"),
+        ));
     }
     let absolute = |value: u64| if value < DAY_MS { day_start_ms + value } else { value };
     let start_ms = row.integer(4)?.map_or(day_start_ms, absolute);
     // An end at exactly one day is the end of the day, not the second day of 1970.
-    let end_ms = row.integer(5)?.map_or(day_start_ms + DAY_MS, |v| {
-        if v == DAY_MS { day_start_ms + DAY_MS } else { absolute(v) }
-    });
+    let end_ms = row
+        .integer(5)?
+        .map_or(day_start_ms + DAY_MS, |v| if v == DAY_MS { day_start_ms + DAY_MS } else { absolute(v) });
     if start_ms >= end_ms {
-        return Err(BadValue::new("end_ms", &end_ms.to_string(), "out_of_range", format!("must be after start_ms = {start_ms}")));
+        return Err(BadValue::new(
+            "end_ms",
+            &end_ms.to_string(),
+            "out_of_range",
+            format!("must be after start_ms = {start_ms}"),
+        ));
     }
     let targeting_text = row.text_of(6)?;
     let targeting = Targeting::parse(targeting_text)

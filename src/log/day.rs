@@ -41,9 +41,9 @@ impl Day {
         };
         let broken = |reason: String| LogError::Format { path: path.clone(), reason };
         let file: DayFile = toml::from_str(&text).map_err(|e| broken(e.to_string()))?;
-        let start = parse_date(&file.date).map_err(&broken)? * DAY_MS as i64 - i64::from(file.utc_offset_minutes) * 60_000;
-        let start_ms = u64::try_from(start)
-            .map_err(|_| broken(format!("date `{}` lies before 1970", file.date)))?;
+        let start =
+            parse_date(&file.date).map_err(&broken)? * DAY_MS as i64 - i64::from(file.utc_offset_minutes) * 60_000;
+        let start_ms = u64::try_from(start).map_err(|_| broken(format!("date `{}` lies before 1970", file.date)))?;
         Ok(Some(Self { date: file.date, start_ms }))
     }
 }
@@ -71,7 +71,8 @@ mod tests {
 
     #[test]
     fn dates_and_day_counts_convert_both_ways() {
-        for (days, text) in [(0, "1970-01-01"), (15_865, "2013-06-09"), (19_782, "2024-02-29"), (20_458, "2026-01-05")] {
+        for (days, text) in [(0, "1970-01-01"), (15_865, "2013-06-09"), (19_782, "2024-02-29"), (20_458, "2026-01-05")]
+        {
             assert_eq!((format_date(days).as_str(), parse_date(text)), (text, Ok(days)));
         }
         for bad in ["2025-02-29", "2025-13-01", "today", ""] {

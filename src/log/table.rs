@@ -57,9 +57,7 @@ pub fn open(path: &Path) -> Result<Box<dyn BufRead + Send>> {
     let file = File::open(path).map_err(|e| LogError::io(path, e))?;
     let raw: Box<dyn Read + Send> = match path.extension().and_then(|e| e.to_str()) {
         Some("gz") => Box::new(flate2::read::MultiGzDecoder::new(BufReader::new(file))),
-        Some("zst") => {
-            Box::new(zstd::stream::read::Decoder::new(file).map_err(|e| LogError::io(path, e))?)
-        }
+        Some("zst") => Box::new(zstd::stream::read::Decoder::new(file).map_err(|e| LogError::io(path, e))?),
         _ => Box::new(file),
     };
     Ok(Box::new(BufReader::with_capacity(1 << 18, raw)))
@@ -109,8 +107,7 @@ impl Table {
             let file = File::open(path).map_err(|e| LogError::io(path, e))?;
             let reader = SerializedFileReader::new(file).map_err(broken)?;
             let schema = reader.metadata().file_metadata().schema_descr_ptr();
-            let header: Vec<String> =
-                schema.root_schema().get_fields().iter().map(|f| f.name().to_owned()).collect();
+            let header: Vec<String> = schema.root_schema().get_fields().iter().map(|f| f.name().to_owned()).collect();
             (Source::Parquet(RowIter::from_file_into(Box::new(reader))), header)
         } else {
             let (mut reader, mut text) = (open(path)?, Vec::new());
@@ -126,8 +123,7 @@ impl Table {
                 return Err(LogError::RepeatedColumn { path: path.to_owned(), column: name.clone() });
             }
         }
-        let positions: Vec<Option<usize>> =
-            columns.iter().map(|c| header.iter().position(|h| h == c.name)).collect();
+        let positions: Vec<Option<usize>> = columns.iter().map(|c| header.iter().position(|h| h == c.name)).collect();
         if let Some(i) = (0..columns.len()).find(|&i| columns[i].required && positions[i].is_none()) {
             return Err(LogError::MissingColumn {
                 path: path.to_owned(),
@@ -135,8 +131,7 @@ impl Table {
                 found: header.join(", "),
             });
         }
-        let unknown =
-            header.iter().filter(|h| columns.iter().all(|c| c.name != **h)).cloned().collect();
+        let unknown = header.iter().filter(|h| columns.iter().all(|c| c.name != **h)).cloned().collect();
         Ok(Self { path: path.to_owned(), source, positions, columns, width: header.len(), line, unknown })
     }
 
@@ -265,12 +260,7 @@ impl Row {
         if has == wants {
             return Ok(());
         }
-        Err(BadValue::new(
-            "",
-            &has.to_string(),
-            "wrong_width",
-            format!("the row has {has} cells, the header {wants}"),
-        ))
+        Err(BadValue::new("", &has.to_string(), "wrong_width", format!("the row has {has} cells, the header {wants}")))
     }
 
     /// The text of column `i`; empty where the table lacks the column.
@@ -317,9 +307,7 @@ impl Row {
 
 /// Parses a finite number within `low..=high`.
 pub fn number(column: &'static str, text: &str, low: f64, high: f64) -> std::result::Result<f64, BadValue> {
-    let value: f64 = text
-        .parse()
-        .map_err(|_| BadValue::new(column, text, "not_a_number", "is not a number"))?;
+    let value: f64 = text.parse().map_err(|_| BadValue::new(column, text, "not_a_number", "is not a number"))?;
     if !value.is_finite() {
         return Err(BadValue::new(column, text, "not_finite", "must be finite"));
     }

@@ -19,30 +19,21 @@ impl Targeting {
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut targeting = Self::default();
         for part in text.split('|').filter(|p| !p.trim().is_empty()) {
-            let (name, values) = part
-                .split_once(':')
-                .ok_or_else(|| format!("`{part}` is not `name:value,value`"))?;
+            let (name, values) = part.split_once(':').ok_or_else(|| format!("`{part}` is not `name:value,value`"))?;
             let list = match name.trim() {
                 "region" => &mut targeting.region,
                 "gender" => &mut targeting.gender,
                 "age" => &mut targeting.age,
                 "slot" => &mut targeting.slot,
                 other => {
-                    return Err(format!(
-                        "unknown attribute `{other}`; use region, gender, age or slot"
-                    ));
+                    return Err(format!("unknown attribute `{other}`; use region, gender, age or slot"));
                 }
             };
             if !list.is_empty() {
                 return Err(format!("`{name}` is named twice; join its values with commas"));
             }
             for value in values.split(',') {
-                list.push(
-                    value
-                        .trim()
-                        .parse()
-                        .map_err(|_| format!("`{value}` in `{part}` is not a whole number"))?,
-                );
+                list.push(value.trim().parse().map_err(|_| format!("`{value}` in `{part}` is not a whole number"))?);
             }
         }
         Ok(targeting)
@@ -61,12 +52,9 @@ impl Targeting {
 impl fmt::Display for Targeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut first = true;
-        for (name, list) in [
-            ("region", &self.region),
-            ("gender", &self.gender),
-            ("age", &self.age),
-            ("slot", &self.slot),
-        ] {
+        for (name, list) in
+            [("region", &self.region), ("gender", &self.gender), ("age", &self.age), ("slot", &self.slot)]
+        {
             if list.is_empty() {
                 continue;
             }

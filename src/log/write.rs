@@ -21,9 +21,7 @@ impl TableWriter {
         let file = BufWriter::with_capacity(1 << 20, File::create(path)?);
         Ok(match path.extension().and_then(|e| e.to_str()) {
             // The builder leaves the time stamp zero: the same rows give the same bytes.
-            Some("gz") => Self::Gzip(
-                flate2::GzBuilder::new().write(file, flate2::Compression::new(6)),
-            ),
+            Some("gz") => Self::Gzip(flate2::GzBuilder::new().write(file, flate2::Compression::new(6))),
             Some("zst") => Self::Zstd(zstd::stream::write::Encoder::new(file, 12)?),
             _ => Self::Plain(file),
         })

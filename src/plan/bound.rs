@@ -242,11 +242,7 @@ impl Problem {
 
     /// What the prices earn from the demands: `sum_j (p_j >= 0 ? p_j owed_j : p_j left_j)`.
     fn revenue(&self, prices: &[f64]) -> f64 {
-        prices
-            .iter()
-            .enumerate()
-            .map(|(j, &p)| if p >= 0.0 { p * self.owed[j] } else { p * self.left[j] })
-            .sum()
+        prices.iter().enumerate().map(|(j, &p)| if p >= 0.0 { p * self.owed[j] } else { p * self.left[j] }).sum()
     }
 }
 

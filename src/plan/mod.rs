@@ -122,7 +122,8 @@ impl Plan {
             for (c, &price) in log.contracts().iter().zip(&bound.prices) {
                 let share = if c.penalty > 0.0 { (price / c.penalty).clamp(-1.0, 1.0) } else { price };
                 let presence = if c.targeted > 0 { c.present as f64 / c.targeted as f64 } else { 1.0 };
-                let (sum, n) = known.entry(c.ad_id).or_insert((KnownContract { price_share: 0.0, presence: 0.0, pctr: 0.0 }, 0.0));
+                let (sum, n) =
+                    known.entry(c.ad_id).or_insert((KnownContract { price_share: 0.0, presence: 0.0, pctr: 0.0 }, 0.0));
                 sum.price_share += share;
                 sum.presence += presence;
                 sum.pctr += c.mean_pctr;
@@ -139,7 +140,9 @@ impl Plan {
         }
         let contracts: BTreeMap<u64, KnownContract> = known
             .into_iter()
-            .map(|(id, (k, n))| (id, KnownContract { price_share: k.price_share / n, presence: k.presence / n, pctr: k.pctr / n }))
+            .map(|(id, (k, n))| {
+                (id, KnownContract { price_share: k.price_share / n, presence: k.presence / n, pctr: k.pctr / n })
+            })
             .collect();
         let mean = |f: fn(&KnownContract) -> f64, default: f64| match contracts.len() {
             0 => default,

@@ -50,7 +50,11 @@ impl Totals {
 
     /// Mean eCPM of the auction ads shown, minor units per 1,000 impressions.
     pub fn mean_auction_ecpm(&self) -> f64 {
-        if self.auction_impressions == 0 { 0.0 } else { 1000.0 * self.auction_revenue / self.auction_impressions as f64 }
+        if self.auction_impressions == 0 {
+            0.0
+        } else {
+            1000.0 * self.auction_revenue / self.auction_impressions as f64
+        }
     }
 
     /// Mean predicted click probability of the contract ads shown.
@@ -82,11 +86,8 @@ pub fn replay_day(
         if !(contracts.is_empty() && auctions.is_empty()) {
             policy.score(&replay, &mut contracts, &mut auctions);
         }
-        let choice = if policy.boosted() {
-            choose(&replay, &contracts, &auctions, true)
-        } else {
-            by_worth(&replay, &contracts)
-        };
+        let choice =
+            if policy.boosted() { choose(&replay, &contracts, &auctions, true) } else { by_worth(&replay, &contracts) };
         let request_id = replay.request().request_id;
         let shown = match choice {
             Choice::Contract(i) => {

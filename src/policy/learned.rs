@@ -172,19 +172,18 @@ impl Policy for LearnedPolicy {
             return;
         }
         let day = replay.day;
-        let moment = Moment::new(day, &replay.episode, &replay.state, replay.offset());
+        let moment = Moment::new(replay, self.spec.policy.warm_start);
         self.features.resize(rows * FEATURES, 0.0);
         self.ids.clear();
         let mut feature_rows = self.features.chunks_exact_mut(FEATURES);
         for (c, row) in replay.candidates().iter().zip(&mut feature_rows) {
             let j = c.contract as usize;
-            let observed = replay.state.observed[j];
-            moment.contract(day, &replay.episode, &replay.state, j, observed, self.spec.policy.warm_start, row);
+            moment.contract(j, replay.state.observed[j], row);
             self.spec.push_ids(day, replay.row(), day.contracts[j].vocabulary, &mut self.ids);
         }
         if score_auctions {
             for ((a, &worth), row) in replay.auctions().iter().zip(&*auctions).zip(&mut feature_rows) {
-                moment.auction(day, worth, row);
+                moment.auction(worth, row);
                 self.spec.push_ids(day, replay.row(), self.spec.vocabulary.ad(a.ad_id), &mut self.ids);
             }
         }

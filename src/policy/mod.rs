@@ -50,9 +50,7 @@ pub fn choose(replay: &Replay, contracts: &[f64], auctions: &[f64], boosted: boo
         let score = if boosted { score * boost } else { score };
         let better = match &best {
             None => true,
-            Some((s, e, id, _)) => {
-                score.total_cmp(s).then(ecpm.total_cmp(e)).then(id.cmp(&ad_id)).is_gt()
-            }
+            Some((s, e, id, _)) => score.total_cmp(s).then(ecpm.total_cmp(e)).then(id.cmp(&ad_id)).is_gt(),
         };
         if better {
             best = Some((score, ecpm, ad_id, choice));

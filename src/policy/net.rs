@@ -263,12 +263,18 @@ mod tests {
     #[test]
     fn kernel_equals_the_plain_loops_bit_for_bit() {
         let mut rng = ChaCha8Rng::seed_from_u64(3);
-        for (hidden, outputs, tables) in [(64, 1, vec![]), (32, 16, vec![Table { rows: 5, width: 4 }]), (23, 3, vec![Table { rows: 2, width: 1 }, Table { rows: 9, width: 7 }])] {
+        for (hidden, outputs, tables) in [
+            (64, 1, vec![]),
+            (32, 16, vec![Table { rows: 5, width: 4 }]),
+            (23, 3, vec![Table { rows: 2, width: 1 }, Table { rows: 9, width: 7 }]),
+        ] {
             let shape = Shape { features: 11, tables, hidden, outputs };
             let params = shape.initial(&mut rng, 1.0, 0.3);
             for rows in [1, 3, 4, 7] {
                 let x: Vec<f32> = (0..rows * 11).map(|_| rng.random_range(-2.0..2.0)).collect();
-                let ids: Vec<u32> = (0..rows).flat_map(|_| shape.tables.iter().map(|t| t.rows as u32 - 1).collect::<Vec<_>>()).collect();
+                let ids: Vec<u32> = (0..rows)
+                    .flat_map(|_| shape.tables.iter().map(|t| t.rows as u32 - 1).collect::<Vec<_>>())
+                    .collect();
                 let mut out = vec![0.0; rows * outputs];
                 HostNet::new(shape.clone(), params.clone()).forward(&x, &ids, &mut out);
                 assert_eq!(out, reference(&shape, &params, &x, &ids));

@@ -42,8 +42,7 @@ impl<B: Backend> Rows<B> {
 
 /// Cuts flat parameters into plain arrays.
 pub fn plain<B: Backend>(shape: &Shape, flat: &Tensor<B, 1>) -> Leaves<B> {
-    let arrays =
-        shape.parts().iter().map(|p| flat.clone().slice(p.range()).reshape([p.rows, p.columns])).collect();
+    let arrays = shape.parts().iter().map(|p| flat.clone().slice(p.range()).reshape([p.rows, p.columns])).collect();
     Leaves { arrays }
 }
 

@@ -35,10 +35,12 @@ impl Context {
     /// Writes what [`Context::load`] reads.
     pub fn store(&self, directory: &RunDirectory) -> anyhow::Result<()> {
         let config = directory.config();
-        std::fs::write(&config, self.settings.to_toml()).with_context(|| format!("cannot write {}", config.display()))?;
+        std::fs::write(&config, self.settings.to_toml())
+            .with_context(|| format!("cannot write {}", config.display()))?;
         self.plan.write(&directory.plan())?;
         let spec = directory.spec();
-        std::fs::write(&spec, serde_json::to_vec(&*self.spec)?).with_context(|| format!("cannot write {}", spec.display()))
+        std::fs::write(&spec, serde_json::to_vec(&*self.spec)?)
+            .with_context(|| format!("cannot write {}", spec.display()))
     }
 
     /// Opens log directories as days of this run.
@@ -47,18 +49,12 @@ impl Context {
     }
 
     pub fn replay_options(&self) -> ReplayOptions {
-        ReplayOptions {
-            rate_seed: self.settings.env.rate_seed,
-            feedback_delay_s: self.settings.env.feedback_delay_s,
-        }
+        ReplayOptions { rate_seed: self.settings.env.rate_seed, feedback_delay_s: self.settings.env.feedback_delay_s }
     }
 }
 
 pub fn compile_options(settings: &Settings) -> CompileOptions {
-    CompileOptions {
-        complete_queues: settings.env.complete_queues,
-        max_bad_share: settings.data.max_bad_share,
-    }
+    CompileOptions { complete_queues: settings.env.complete_queues, max_bad_share: settings.data.max_bad_share }
 }
 
 /// Opens the compiled logs of directories.
@@ -77,7 +73,12 @@ pub fn open_days(
     dirs.iter().map(|dir: &PathBuf| open_day(dir, options, plan, &vocabulary)).collect()
 }
 
-fn open_day(dir: &Path, options: CompileOptions, plan: &Plan, vocabulary: &Arc<Vocabulary>) -> anyhow::Result<DayModel> {
+fn open_day(
+    dir: &Path,
+    options: CompileOptions,
+    plan: &Plan,
+    vocabulary: &Arc<Vocabulary>,
+) -> anyhow::Result<DayModel> {
     let log = log::open(dir, options)?;
     Ok(DayModel::new(dir, log, plan, vocabulary.clone())?)
 }

@@ -29,7 +29,10 @@ impl RunDirectory {
         let lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => lock,
             Err((_, nix::errno::Errno::EWOULDBLOCK)) => {
-                bail!("the run directory {} is in use by a running `admix train`; wait for it or choose another --run-dir", root.display())
+                bail!(
+                    "the run directory {} is in use by a running `admix train`; wait for it or choose another --run-dir",
+                    root.display()
+                )
             }
             Err((_, e)) => return Err(e).with_context(|| format!("cannot lock {}", root.display())),
         };

@@ -19,7 +19,12 @@ impl Segments {
     ///
     /// # Errors
     /// Too little shared memory, with what to change.
-    pub fn create(names: &RunNames, settings: &Settings, spec: &PolicySpec, block_bytes: usize) -> Result<Self, ShmError> {
+    pub fn create(
+        names: &RunNames,
+        settings: &Settings,
+        spec: &PolicySpec,
+        block_bytes: usize,
+    ) -> Result<Self, ShmError> {
         let words = HEAD_WORDS + 2 * spec.actor_shape().len();
         let shape = |i: usize| RingShape { actor: i as u32, regions: settings.actors.regions, capacity: block_bytes };
         let total = Control::footprint()

@@ -31,19 +31,17 @@ pub enum SettingsError {
 /// An unreadable file, a syntax error with its line, an unknown key with the nearest one, a value of the wrong
 /// type or out of range.
 pub fn load(path: &Path, sets: &[String]) -> Result<Settings, SettingsError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| SettingsError::Read { path: path.to_owned(), source })?;
-    let mut table: Table = toml::from_str(&text)
-        .map_err(|e| SettingsError::Syntax { path: path.to_owned(), reason: e.to_string() })?;
+    let text = std::fs::read_to_string(path).map_err(|source| SettingsError::Read { path: path.to_owned(), source })?;
+    let mut table: Table =
+        toml::from_str(&text).map_err(|e| SettingsError::Syntax { path: path.to_owned(), reason: e.to_string() })?;
     let known = known_keys();
-    check_keys(&table, "", &known, &|key| {
-        match line_of(&text, key) {
-            Some(line) => format!("{}: line {line}", path.display()),
-            None => path.display().to_string(),
-        }
+    check_keys(&table, "", &known, &|key| match line_of(&text, key) {
+        Some(line) => format!("{}: line {line}", path.display()),
+        None => path.display().to_string(),
     })?;
     // The table knows no lines; the text does, and says them in an error.
-    toml::from_str::<Settings>(&text).map_err(|e| SettingsError::Syntax { path: path.to_owned(), reason: e.to_string() })?;
+    toml::from_str::<Settings>(&text)
+        .map_err(|e| SettingsError::Syntax { path: path.to_owned(), reason: e.to_string() })?;
     let folder = path.parent().unwrap_or(Path::new(""));
     if let Some(Value::Table(data)) = table.get_mut("data") {
         for key in ["train", "validation", "test"] {
@@ -84,8 +82,7 @@ fn shape(table: &Table) -> Result<Settings, String> {
 }
 
 fn apply(table: &mut Table, set: &str, known: &[String]) -> Result<(), SettingsError> {
-    let (key, value) =
-        set.split_once('=').ok_or_else(|| SettingsError::SetForm { text: set.to_owned() })?;
+    let (key, value) = set.split_once('=').ok_or_else(|| SettingsError::SetForm { text: set.to_owned() })?;
     let key = key.trim();
     if !known.iter().any(|k| k == key) {
         return Err(unknown(format!("--set {set}"), key, known));

@@ -76,7 +76,10 @@ impl Settings {
             return bad("data.train", "names no log directory; list at least one".into());
         }
         if self.data.validation.is_empty() {
-            return bad("data.validation", "names no log directory; the best parameters are chosen on it, so list at least one".into());
+            return bad(
+                "data.validation",
+                "names no log directory; the best parameters are chosen on it, so list at least one".into(),
+            );
         }
         for (key, value) in [
             ("actors.count", self.actors.count),
@@ -102,13 +105,20 @@ impl Settings {
             return bad("actors.regions", "must be at least 2, and 3 with actors.overflow = \"overwrite\"".into());
         }
         if l.batch == 0 || !l.batch.is_multiple_of(l.segment) {
-            return bad("learner.batch", format!("is {}; must be a multiple of learner.segment = {}", l.batch, l.segment));
+            return bad(
+                "learner.batch",
+                format!("is {}; must be a multiple of learner.segment = {}", l.batch, l.segment),
+            );
         }
         if l.pool < l.batch || l.pool < l.segment {
             return bad("learner.pool", format!("is {}; must hold at least one batch of {}", l.pool, l.batch));
         }
         if l.critic == Critic::Categorical && l.credit == Credit::Total {
-            return bad("learner.credit", "= \"total\" sums quantiles and cannot sum atoms; use learner.critic = \"quantile\" or \"scalar\"".into());
+            return bad(
+                "learner.credit",
+                "= \"total\" sums quantiles and cannot sum atoms; use learner.critic = \"quantile\" or \"scalar\""
+                    .into(),
+            );
         }
         if l.quantiles > 256 {
             return bad("learner.quantiles", format!("is {}; at most 256", l.quantiles));
@@ -140,7 +150,10 @@ impl Settings {
             }
         }
         if self.budget.max_updates == 0 && self.budget.max_samples == 0 && self.budget.max_seconds == 0.0 {
-            return bad("budget", "sets no bound; give max_updates, max_samples or max_seconds (the learning rates decay over it)".into());
+            return bad(
+                "budget",
+                "sets no bound; give max_updates, max_samples or max_seconds (the learning rates decay over it)".into(),
+            );
         }
         Ok(())
     }

@@ -107,22 +107,14 @@ impl ParamCell {
     pub fn publish(&self, version: u64, words: &[u32], bell: &Doorbell) -> Result<(), ShmError> {
         let head = self.head();
         if words.len() > self.capacity {
-            return Err(ShmError::TooLong {
-                words: words.len(),
-                capacity: self.capacity,
-            });
+            return Err(ShmError::TooLong { words: words.len(), capacity: self.capacity });
         }
         // Acquire: a restarted writer must see what its predecessor announced; our own stores otherwise.
         let published = head.published.load(Ordering::Acquire);
         // Relaxed: acquired with the number.
-        let newest = head.slots[slot_of(published)]
-            .version
-            .load(Ordering::Relaxed);
+        let newest = head.slots[slot_of(published)].version.load(Ordering::Relaxed);
         if published > 0 && version <= newest {
-            return Err(ShmError::StaleVersion {
-                published: newest,
-                offered: version,
-            });
+            return Err(ShmError::StaleVersion { published: newest, offered: version });
         }
         let next = published + 1;
         let slot = &head.slots[slot_of(next)];
@@ -134,8 +126,7 @@ impl ParamCell {
         // Relaxed: published by the announcement below.
         slot.version.store(version, Ordering::Relaxed);
         slot.len.store(words.len() as u64, Ordering::Relaxed);
-        slot.checksum
-            .store(checksum(version, words), Ordering::Relaxed);
+        slot.checksum.store(checksum(version, words), Ordering::Relaxed);
         for (shared, word) in self.words(next, words.len()).iter().zip(words) {
             shared.store(*word, Ordering::Relaxed);
         }
@@ -236,12 +227,7 @@ fn body_len(capacity: usize) -> usize {
 }
 
 fn layout() -> u64 {
-    layout_hash(&[
-        size_of::<Head>(),
-        offset_of!(Head, slots),
-        size_of::<Slot>(),
-        offset_of!(Slot, checksum),
-    ])
+    layout_hash(&[size_of::<Head>(), offset_of!(Head, slots), size_of::<Slot>(), offset_of!(Slot, checksum)])
 }
 
 /// Over the words, seeded by the version, so that one publication's version does not fit another's words.
@@ -312,11 +298,7 @@ mod tests {
             let done = kill_after(step, || cell.publish(6, &content(6), &bell).unwrap());
             let seen = read(&cell).expect("a version");
             assert!(seen == 5 || seen == 6, "step {step}: {seen}");
-            assert_eq!(
-                cell.version(),
-                seen,
-                "what can be read is what is announced"
-            );
+            assert_eq!(cell.version(), seen, "what can be read is what is announced");
             // The next writer goes on from what is there.
             cell.publish(seen + 1, &content(seen + 1), &bell).unwrap();
             assert_eq!((read(&cell), cell.version()), (Some(seen + 1), seen + 1));

@@ -120,9 +120,7 @@ impl ProcessSlot {
     pub fn kind(&self) -> Option<ProcessKind> {
         use ProcessKind::{Actor, Checkpointer, Evaluator, Learner};
         let kind = self.kind.load(Ordering::Relaxed);
-        [Actor, Learner, Checkpointer, Evaluator]
-            .into_iter()
-            .find(|k| *k as u32 == kind)
+        [Actor, Learner, Checkpointer, Evaluator].into_iter().find(|k| *k as u32 == kind)
     }
 
     pub fn incarnation(&self) -> u64 {
@@ -331,10 +329,7 @@ mod tests {
     fn a_slot_tells_who_is_in_it_and_how_often() {
         let control = Control::create(&unique_name("control")).unwrap();
         let slot = &control.processes[MAX_PROCESSES - 1];
-        assert_eq!(
-            (slot.pid(), slot.kind(), slot.incarnation()),
-            (None, None, 0)
-        );
+        assert_eq!((slot.pid(), slot.kind(), slot.incarnation()), (None, None, 0));
         assert_eq!(slot.sign_in(ProcessKind::Evaluator), 1);
         assert_eq!(slot.pid(), Some(std::process::id()));
         assert!(slot.silent_ms() < 10_000);

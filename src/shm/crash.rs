@@ -72,27 +72,15 @@ macro_rules! mortal {
                 success: Ordering,
                 failure: Ordering,
             ) -> Result<$value, $value> {
-                if may_store() {
-                    self.0.compare_exchange(from, to, success, failure)
-                } else {
-                    Ok(from)
-                }
+                if may_store() { self.0.compare_exchange(from, to, success, failure) } else { Ok(from) }
             }
 
             pub fn fetch_add(&self, value: $value, order: Ordering) -> $value {
-                if may_store() {
-                    self.0.fetch_add(value, order)
-                } else {
-                    self.0.load(Ordering::Relaxed)
-                }
+                if may_store() { self.0.fetch_add(value, order) } else { self.0.load(Ordering::Relaxed) }
             }
 
             pub fn fetch_max(&self, value: $value, order: Ordering) -> $value {
-                if may_store() {
-                    self.0.fetch_max(value, order)
-                } else {
-                    self.0.load(Ordering::Relaxed)
-                }
+                if may_store() { self.0.fetch_max(value, order) } else { self.0.load(Ordering::Relaxed) }
             }
 
             pub fn as_ptr(&self) -> *mut $value {

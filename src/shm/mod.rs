@@ -39,9 +39,6 @@ pub use control::{Control, ControlBlock, Counter, Gauge, MAX_ACTORS, ProcessKind
 pub use error::ShmError;
 pub use names::{RunNames, sweep};
 pub use pod::Shareable;
-pub use ring::{
-    BlockInfo, Ledger, Overflow, ReadGuard, RingReader, RingShape, RingWriter, SampleRing,
-    WriteGuard,
-};
+pub use ring::{BlockInfo, Ledger, Overflow, ReadGuard, RingReader, RingShape, RingWriter, SampleRing, WriteGuard};
 pub use segment::{Kind, Segment, check_space};
 pub use wait::{Doorbell, Woken};

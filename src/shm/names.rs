@@ -34,10 +34,7 @@ impl RunNames {
     pub fn for_this_process(run_id: &str) -> Result<Self, ShmError> {
         let bad = |c: char| !(c.is_ascii_alphanumeric() || "._-".contains(c));
         if run_id.is_empty() || run_id.len() > 128 || run_id.contains(bad) {
-            return Err(ShmError::BadName {
-                text: run_id.to_owned(),
-                also: ", and `-`; 1 to 128 of them",
-            });
+            return Err(ShmError::BadName { text: run_id.to_owned(), also: ", and `-`; 1 to 128 of them" });
         }
         let pid = std::process::id();
         let start_time = start_time(pid).ok_or_else(|| ShmError::Os {
@@ -45,11 +42,7 @@ impl RunNames {
             what: "read the start time in /proc/self/stat",
             source: io::ErrorKind::NotFound.into(),
         })?;
-        Ok(Self {
-            run_id: run_id.to_owned(),
-            pid,
-            start_time,
-        })
+        Ok(Self { run_id: run_id.to_owned(), pid, start_time })
     }
 
     /// The full name of one part, such as `control` or `ring3`.
@@ -70,11 +63,7 @@ impl RunNames {
         let start_time = fields.next()?.parse().ok()?;
         let pid = fields.next()?.parse().ok()?;
         let run_id = fields.next()?.strip_prefix(PREFIX)?.strip_prefix('-')?;
-        let names = Self {
-            run_id: run_id.to_owned(),
-            pid,
-            start_time,
-        };
+        let names = Self { run_id: run_id.to_owned(), pid, start_time };
         Some((names, part))
     }
 
@@ -90,11 +79,7 @@ impl RunNames {
 
 impl fmt::Display for RunNames {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            run_id,
-            pid,
-            start_time,
-        } = self;
+        let Self { run_id, pid, start_time } = self;
         write!(f, "{PREFIX}-{run_id}-{pid}-{start_time}")
     }
 }
@@ -104,11 +89,7 @@ impl fmt::Display for RunNames {
 /// # Errors
 /// When `/dev/shm` cannot be listed, or a dead run's segment cannot be removed (it is another user's).
 pub fn sweep() -> Result<Vec<String>, ShmError> {
-    let failed = |what, name: &str, source| ShmError::Os {
-        name: name.to_owned(),
-        what,
-        source,
-    };
+    let failed = |what, name: &str, source| ShmError::Os { name: name.to_owned(), what, source };
     let mut removed = Vec::new();
     for entry in fs::read_dir(SHM_DIR).map_err(|e| failed("list it", SHM_DIR, e))? {
         let entry = entry.map_err(|e| failed("list it", SHM_DIR, e))?;
@@ -153,13 +134,7 @@ mod tests {
         let names = RunNames::for_this_process("2026-01-02_a.b").unwrap();
         let name = names.part("ring3");
         assert_eq!(RunNames::parse(&name), Some((names, "ring3")));
-        for foreign in [
-            "admix",
-            "other-x-1-2-ring",
-            "admix-x-1-ring",
-            "admix-x-y-2-ring",
-            "sem.a-b-1-2-c",
-        ] {
+        for foreign in ["admix", "other-x-1-2-ring", "admix-x-1-ring", "admix-x-y-2-ring", "sem.a-b-1-2-c"] {
             assert_eq!(RunNames::parse(foreign), None, "{foreign}");
         }
         for bad in ["", "a/b", "a b", &"x".repeat(129)] {
@@ -179,21 +154,10 @@ mod tests {
     fn sweep_removes_the_dead_and_keeps_the_living() {
         let live = RunNames::for_this_process("sweep-test").unwrap();
         // The same pid with another start time: the pid was reused.
-        let reused = RunNames {
-            start_time: live.start_time + 1,
-            ..live.clone()
-        };
-        let gone = RunNames {
-            pid: u32::MAX,
-            ..live.clone()
-        };
+        let reused = RunNames { start_time: live.start_time + 1, ..live.clone() };
+        let gone = RunNames { pid: u32::MAX, ..live.clone() };
         let foreign = format!("foreign-sweep-test-{}", std::process::id());
-        let names = [
-            live.part("a"),
-            reused.part("a"),
-            gone.part("b"),
-            foreign.clone(),
-        ];
+        let names = [live.part("a"), reused.part("a"), gone.part("b"), foreign.clone()];
         for name in &names {
             fs::write(Path::new(SHM_DIR).join(name), b"x").unwrap();
         }

@@ -60,26 +60,14 @@ impl Segment {
     ///
     /// # Errors
     /// When the name is taken or `/dev/shm` has no room.
-    pub fn create(
-        name: &str,
-        kind: Kind,
-        layout_hash: u64,
-        body_len: usize,
-    ) -> Result<Self, ShmError> {
+    pub fn create(name: &str, kind: Kind, layout_hash: u64, body_len: usize) -> Result<Self, ShmError> {
         let total = Self::footprint(body_len);
         check_space(total)?;
-        let mapping = ShmemConf::new()
-            .os_id(name)
-            .size(total as usize)
-            .create()
-            .map_err(|e| match e {
-                ShmemError::MappingIdExists => ShmError::Exists { name: name.into() },
-                e => os_error(name, "create it", e),
-            })?;
-        let segment = Self {
-            name: name.into(),
-            mapping,
-        };
+        let mapping = ShmemConf::new().os_id(name).size(total as usize).create().map_err(|e| match e {
+            ShmemError::MappingIdExists => ShmError::Exists { name: name.into() },
+            e => os_error(name, "create it", e),
+        })?;
+        let segment = Self { name: name.into(), mapping };
         segment.reserve(total)?;
 
         let header = segment.header();
@@ -90,9 +78,7 @@ impl Segment {
         header.layout_hash.store(layout_hash, Ordering::Relaxed);
         header.total_len.store(total, Ordering::Relaxed);
         header.owner_pid.store(pid, Ordering::Relaxed);
-        header
-            .owner_start_time
-            .store(start_time(pid).unwrap_or(0), Ordering::Relaxed);
+        header.owner_start_time.store(start_time(pid).unwrap_or(0), Ordering::Relaxed);
         // Release: pairs with the Acquire in `open`; who sees the magic sees the whole header.
         header.magic.store(MAGIC, Ordering::Release);
         Ok(segment)
@@ -110,28 +96,14 @@ impl Segment {
                 return Err(ShmError::Missing { name: name.into() });
             }
             Err(source) => {
-                return Err(ShmError::Os {
-                    name: name.into(),
-                    what: "look at it",
-                    source,
-                });
+                return Err(ShmError::Os { name: name.into(), what: "look at it", source });
             }
         };
         if found < BODY as u64 {
-            return Err(ShmError::Truncated {
-                name: name.into(),
-                expected: BODY as u64,
-                found,
-            });
+            return Err(ShmError::Truncated { name: name.into(), expected: BODY as u64, found });
         }
-        let mapping = ShmemConf::new()
-            .os_id(name)
-            .open()
-            .map_err(|e| os_error(name, "map it", e))?;
-        let segment = Self {
-            name: name.into(),
-            mapping,
-        };
+        let mapping = ShmemConf::new().os_id(name).open().map_err(|e| os_error(name, "map it", e))?;
+        let segment = Self { name: name.into(), mapping };
         segment.validate(kind, layout_hash)?;
         Ok(segment)
     }
@@ -142,28 +114,16 @@ impl Segment {
         // Acquire: pairs with the Release in `create`, so that the fields below are those it wrote.
         let magic = header.magic.load(Ordering::Acquire);
         if magic != MAGIC {
-            return Err(ShmError::Foreign {
-                name: name(),
-                found: magic,
-            });
+            return Err(ShmError::Foreign { name: name(), found: magic });
         }
-        let wrong_layout = |what, expected, found| ShmError::WrongLayout {
-            name: name(),
-            what,
-            expected,
-            found,
-        };
+        let wrong_layout = |what, expected, found| ShmError::WrongLayout { name: name(), what, expected, found };
         let version = header.version.load(Ordering::Relaxed);
         if version != VERSION {
             return Err(wrong_layout("version", VERSION.into(), version.into()));
         }
         let found_kind = header.kind.load(Ordering::Relaxed);
         if found_kind != kind.0 {
-            return Err(ShmError::WrongKind {
-                name: name(),
-                expected: kind.0,
-                found: found_kind,
-            });
+            return Err(ShmError::WrongKind { name: name(), expected: kind.0, found: found_kind });
         }
         let found_layout = header.layout_hash.load(Ordering::Relaxed);
         if found_layout != layout_hash {
@@ -171,11 +131,7 @@ impl Segment {
         }
         let expected = header.total_len.load(Ordering::Relaxed);
         if expected != self.mapping.len() as u64 {
-            return Err(ShmError::Truncated {
-                name: name(),
-                expected,
-                found: self.mapping.len() as u64,
-            });
+            return Err(ShmError::Truncated { name: name(), expected, found: self.mapping.len() as u64 });
         }
         Ok(())
     }
@@ -198,10 +154,7 @@ impl Segment {
     pub fn owner(&self) -> (u32, u64) {
         let header = self.header();
         // Relaxed: constant since `validate` acquired the magic.
-        (
-            header.owner_pid.load(Ordering::Relaxed),
-            header.owner_start_time.load(Ordering::Relaxed),
-        )
+        (header.owner_pid.load(Ordering::Relaxed), header.owner_start_time.load(Ordering::Relaxed))
     }
 
     /// The `T` at `offset` bytes into the body.
@@ -232,11 +185,7 @@ impl Segment {
     /// When the range leaves the body.
     pub fn bytes(&self, offset: usize, len: usize) -> *mut u8 {
         let end = offset.checked_add(len).expect("end of range");
-        assert!(
-            end <= self.body_len(),
-            "{offset}+{len} is outside of a body of {} bytes",
-            self.body_len()
-        );
+        assert!(end <= self.body_len(), "{offset}+{len} is outside of a body of {} bytes", self.body_len());
         // SAFETY: `BODY + offset` is at most the mapping's length, as just checked.
         unsafe { self.mapping.as_ptr().add(BODY + offset) }
     }
@@ -250,24 +199,14 @@ impl Segment {
 
     /// Makes the file system hand over every page now.
     fn reserve(&self, total: u64) -> Result<(), ShmError> {
-        let failed = |source| ShmError::Os {
-            name: self.name.clone(),
-            what: "reserve its pages",
-            source,
-        };
+        let failed = |source| ShmError::Os { name: self.name.clone(), what: "reserve its pages", source };
         // The crate keeps its descriptor to itself; the file is the same.
-        let file = std::fs::OpenOptions::new()
-            .write(true)
-            .open(Path::new(SHM_DIR).join(&self.name))
-            .map_err(failed)?;
+        let file = std::fs::OpenOptions::new().write(true).open(Path::new(SHM_DIR).join(&self.name)).map_err(failed)?;
         loop {
             return match nix::fcntl::posix_fallocate(&file, 0, total as libc::off_t) {
                 Ok(()) => Ok(()),
                 Err(Errno::EINTR) => continue,
-                Err(Errno::ENOSPC) => Err(ShmError::NoSpace {
-                    needed: total,
-                    free: free_space()?,
-                }),
+                Err(Errno::ENOSPC) => Err(ShmError::NoSpace { needed: total, free: free_space()? }),
                 Err(e) => Err(failed(e.into())),
             };
         }
@@ -282,10 +221,7 @@ impl Segment {
 pub fn check_space(total: u64) -> Result<(), ShmError> {
     let free = free_space()?;
     if total > free {
-        return Err(ShmError::NoSpace {
-            needed: total,
-            free,
-        });
+        return Err(ShmError::NoSpace { needed: total, free });
     }
     Ok(())
 }
@@ -306,16 +242,12 @@ pub(super) fn layout_hash(parts: &[usize]) -> u64 {
 
 fn os_error(name: &str, what: &'static str, error: ShmemError) -> ShmError {
     let source = match error {
-        ShmemError::MapCreateFailed(code)
-        | ShmemError::MapOpenFailed(code)
-        | ShmemError::UnknownOsError(code) => io::Error::from_raw_os_error(code as i32),
+        ShmemError::MapCreateFailed(code) | ShmemError::MapOpenFailed(code) | ShmemError::UnknownOsError(code) => {
+            io::Error::from_raw_os_error(code as i32)
+        }
         other => io::Error::other(other.to_string()),
     };
-    ShmError::Os {
-        name: name.into(),
-        what,
-        source,
-    }
+    ShmError::Os { name: name.into(), what, source }
 }
 
 #[cfg(test)]
@@ -350,10 +282,7 @@ pub(super) mod tests {
         drop(other);
         Segment::open(&name, KIND, 7).expect("only the owner removes the name");
         drop(owner);
-        assert!(matches!(
-            open_error(&name, KIND, 7),
-            ShmError::Missing { .. }
-        ));
+        assert!(matches!(open_error(&name, KIND, 7), ShmError::Missing { .. }));
     }
 
     #[test]
@@ -385,40 +314,23 @@ pub(super) mod tests {
     fn truncated_files_are_refused() {
         let name = unique_name("seg");
         let _owner = Segment::create(&name, KIND, 7, 100_000).unwrap();
-        let file = std::fs::OpenOptions::new()
-            .write(true)
-            .open(Path::new(SHM_DIR).join(&name))
-            .unwrap();
+        let file = std::fs::OpenOptions::new().write(true).open(Path::new(SHM_DIR).join(&name)).unwrap();
         for len in [8192, 100, 0] {
             file.set_len(len).unwrap();
             let error = open_error(&name, KIND, 7);
-            assert!(
-                matches!(error, ShmError::Truncated { found, .. } if found == len),
-                "{error}"
-            );
+            assert!(matches!(error, ShmError::Truncated { found, .. } if found == len), "{error}");
         }
     }
 
     #[test]
     fn a_lack_of_space_says_what_to_change() {
         let error = check_space(1 << 60).unwrap_err().to_string();
-        for hint in [
-            "--shm-size",
-            "fewer actors",
-            "actors.write_every",
-            "actors.regions",
-        ] {
+        for hint in ["--shm-size", "fewer actors", "actors.write_every", "actors.regions"] {
             assert!(error.contains(hint), "{error}");
         }
         let name = unique_name("seg");
-        assert!(matches!(
-            Segment::create(&name, KIND, 7, 1 << 50),
-            Err(ShmError::NoSpace { .. })
-        ));
-        assert!(matches!(
-            open_error(&name, KIND, 7),
-            ShmError::Missing { .. }
-        ));
+        assert!(matches!(Segment::create(&name, KIND, 7, 1 << 50), Err(ShmError::NoSpace { .. })));
+        assert!(matches!(open_error(&name, KIND, 7), ShmError::Missing { .. }));
     }
 
     #[test]

@@ -55,10 +55,7 @@ impl Doorbell {
         loop {
             let next = (word | ASLEEP).wrapping_add(1);
             // Release: pairs with the Acquire in `value`, so that who sees this ring sees the news.
-            match self
-                .word
-                .compare_exchange(word, next, Ordering::Release, Ordering::Relaxed)
-            {
+            match self.word.compare_exchange(word, next, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => break,
                 Err(now) => word = now,
             }
@@ -84,11 +81,7 @@ impl Doorbell {
                 return Woken::Rung;
             }
             let asleep = word | ASLEEP;
-            if word != asleep
-                && self
-                    .word
-                    .compare_exchange(word, asleep, Ordering::Relaxed, Ordering::Relaxed)
-                    .is_err()
+            if word != asleep && self.word.compare_exchange(word, asleep, Ordering::Relaxed, Ordering::Relaxed).is_err()
             {
                 continue;
             }
@@ -113,31 +106,14 @@ impl Doorbell {
         let timeout_ptr = timeout.as_ref().map_or(std::ptr::null(), |t| t as *const _);
         // SAFETY: the word outlives the call (`&self`) and is aligned; `timeout_ptr` is null or points to a
         // local that outlives the call. Not FUTEX_PRIVATE: the waker is another process.
-        let rc = unsafe {
-            libc::syscall(
-                libc::SYS_futex,
-                self.word.as_ptr(),
-                libc::FUTEX_WAIT,
-                expected,
-                timeout_ptr,
-            )
-        };
-        if rc == 0 {
-            Ok(())
-        } else {
-            Err(io::Error::last_os_error())
-        }
+        let rc = unsafe { libc::syscall(libc::SYS_futex, self.word.as_ptr(), libc::FUTEX_WAIT, expected, timeout_ptr) };
+        if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     fn wake_all(&self) {
         // SAFETY: the word outlives the call and is aligned; the kernel only uses its address.
         unsafe {
-            libc::syscall(
-                libc::SYS_futex,
-                self.word.as_ptr(),
-                libc::FUTEX_WAKE,
-                libc::c_int::MAX,
-            );
+            libc::syscall(libc::SYS_futex, self.word.as_ptr(), libc::FUTEX_WAKE, libc::c_int::MAX);
         }
     }
 }
@@ -187,9 +163,7 @@ mod tests {
     fn a_ring_wakes_every_sleeper() {
         let bell = bell();
         thread::scope(|s| {
-            let sleepers: Vec<_> = (0..4)
-                .map(|_| s.spawn(|| bell.wait(0, Duration::from_secs(60))))
-                .collect();
+            let sleepers: Vec<_> = (0..4).map(|_| s.spawn(|| bell.wait(0, Duration::from_secs(60)))).collect();
             thread::sleep(Duration::from_millis(20));
             bell.ring();
             for sleeper in sleepers {

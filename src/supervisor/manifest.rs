@@ -47,7 +47,8 @@ impl Manifest {
     pub fn begin(context: &Context, mode: &'static str, device: &str) -> anyhow::Result<Self> {
         let settings = &context.settings;
         let mut data = Vec::new();
-        let sets = [("train", &settings.data.train), ("validation", &settings.data.validation), ("test", &settings.data.test)];
+        let sets =
+            [("train", &settings.data.train), ("validation", &settings.data.validation), ("test", &settings.data.test)];
         for (role, dirs) in sets {
             for (dir, log) in dirs.iter().zip(context::open_logs(dirs, compile_options(settings))?) {
                 data.push(DataEntry {
@@ -83,6 +84,7 @@ impl Manifest {
 
     pub fn write(&self, directory: &RunDirectory) -> anyhow::Result<()> {
         let path: &Path = &directory.manifest();
-        std::fs::write(path, serde_json::to_vec_pretty(self)?).with_context(|| format!("cannot write {}", path.display()))
+        std::fs::write(path, serde_json::to_vec_pretty(self)?)
+            .with_context(|| format!("cannot write {}", path.display()))
     }
 }

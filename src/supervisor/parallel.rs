@@ -55,7 +55,8 @@ pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt)
     }
     let settings = &context.settings;
     let contracts = context.days(&settings.data.train)?.iter().map(|d| d.contracts.len()).max().unwrap_or(0);
-    let run_id = format!("{:08x}", twox_hash::XxHash3_64::oneshot(directory.root().as_os_str().as_encoded_bytes()) as u32);
+    let run_id =
+        format!("{:08x}", twox_hash::XxHash3_64::oneshot(directory.root().as_os_str().as_encoded_bytes()) as u32);
     let names = RunNames::for_this_process(&run_id)?;
     let segments = Segments::create(&names, settings, &context.spec, block_bytes(settings, contracts))?;
     let mut run = Run::start(settings, directory, segments, names.to_string())?;
@@ -85,7 +86,12 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn start(settings: &'a Settings, directory: &'a RunDirectory, segments: Segments, prefix: String) -> anyhow::Result<Self> {
+    fn start(
+        settings: &'a Settings,
+        directory: &'a RunDirectory,
+        segments: Segments,
+        prefix: String,
+    ) -> anyhow::Result<Self> {
         let mut metrics = Metrics::open(&directory.metrics())?;
         metrics.append("start", &Status::default());
         let start = |role| Process::start(role, directory, &prefix);
@@ -133,7 +139,10 @@ impl<'a> Run<'a> {
                 1 => self.request_stop(STOP_LEARNING),
                 _ => {
                     self.request_stop(STOP_NOW);
-                    bail!("interrupted twice: ended at once; the best policy so far is kept in {}", self.directory.best().display());
+                    bail!(
+                        "interrupted twice: ended at once; the best policy so far is kept in {}",
+                        self.directory.best().display()
+                    );
                 }
             }
             self.mind_children()?;
@@ -164,7 +173,10 @@ impl<'a> Run<'a> {
             if let Some(status) = actor.reap()? {
                 let lost = self.segments.rings[id].recover_writer(&control.data);
                 control.processes[id].clear();
-                self.metrics.append("restart", &Restart { process: actor.role.to_string(), pid: actor.pid(), status: status.to_string(), lost });
+                self.metrics.append(
+                    "restart",
+                    &Restart { process: actor.role.to_string(), pid: actor.pid(), status: status.to_string(), lost },
+                );
                 tracing::warn!("{} ended ({status}), {lost} samples lost with it; starting another", actor.role);
                 if self.settings.run.deterministic {
                     bail!("{} died; a lock-step run cannot go on as it would have without that", actor.role);
@@ -183,7 +195,8 @@ impl<'a> Run<'a> {
         }
         if let Some(status) = self.evaluator.reap()? {
             tracing::warn!("the evaluator ended ({status}); starting another");
-            let record = Restart { process: "evaluator".into(), pid: self.evaluator.pid(), status: status.to_string(), lost: 0 };
+            let record =
+                Restart { process: "evaluator".into(), pid: self.evaluator.pid(), status: status.to_string(), lost: 0 };
             self.metrics.append("restart", &record);
             if self.evaluator.restarts >= MAX_EVALUATOR_RESTARTS || self.settings.run.deterministic {
                 bail!("the evaluator died; its last words are in {}", self.directory.log("evaluator").display());

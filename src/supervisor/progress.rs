@@ -43,7 +43,8 @@ impl Progress {
                 n => ProgressBar::new(n),
             };
             bar.set_style(
-                ProgressStyle::with_template("{elapsed_precise} {bar:24} {msg}").unwrap_or_else(|_| ProgressStyle::default_bar()),
+                ProgressStyle::with_template("{elapsed_precise} {bar:24} {msg}")
+                    .unwrap_or_else(|_| ProgressStyle::default_bar()),
             );
             bar
         });

@@ -45,7 +45,11 @@ pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt)
         .map(|id| Explorer::new(&days, settings, context.spec.clone(), initial.clone(), id, 0))
         .collect();
     run.evaluate()?;
-    let reason = if settings.serial.literal { run.literal(&mut explorers[0], interrupt) } else { run.rounds(&mut explorers, interrupt) }?;
+    let reason = if settings.serial.literal {
+        run.literal(&mut explorers[0], interrupt)
+    } else {
+        run.rounds(&mut explorers, interrupt)
+    }?;
     run.finish(reason)
 }
 

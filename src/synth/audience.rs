@@ -55,8 +55,7 @@ impl Audience {
     /// # Errors
     /// Only if the shares are degenerate.
     pub fn draw(settings: &WorldSettings, rng: &mut ChaCha8Rng) -> Result<Self> {
-        let mut effects =
-            |n: usize, sd: f64| -> Vec<f64> { (0..n).map(|_| sd * normal(&mut *rng)).collect() };
+        let mut effects = |n: usize, sd: f64| -> Vec<f64> { (0..n).map(|_| sd * normal(&mut *rng)).collect() };
         let (regions, slots) = (settings.regions as usize, settings.slots as usize);
         let ages = usize::from(settings.ages) + 1;
         let zipf = |n: usize, power: f64| (1..=n).map(move |i| (i as f64).powf(-power));
@@ -64,9 +63,8 @@ impl Audience {
         let slot_share: Vec<f64> = zipf(slots, 0.6).collect();
         let gender_share = [0.08, 0.48, 0.44];
         // The middle buckets are the largest; bucket 0 is unknown.
-        let mut age_share: Vec<f64> = (0..ages)
-            .map(|a| (-((a as f64 / ages as f64 - 0.45) / 0.3).powi(2)).exp())
-            .collect();
+        let mut age_share: Vec<f64> =
+            (0..ages).map(|a| (-((a as f64 / ages as f64 - 0.45) / 0.3).powi(2)).exp()).collect();
         age_share[0] = 0.08 * age_share.iter().skip(1).sum::<f64>();
 
         let region_level = effects(regions, 0.6);
@@ -79,10 +77,7 @@ impl Audience {
             for gender in 0..3 {
                 for age in 0..ages {
                     let crowd = (0.2 * normal(rng)).exp();
-                    let group_level = region_level[region]
-                        + gender_level[gender]
-                        + age_level[age]
-                        + 0.25 * normal(rng);
+                    let group_level = region_level[region] + gender_level[gender] + age_level[age] + 0.25 * normal(rng);
                     for slot in 0..slots {
                         cells.push(Cell {
                             slot: slot as u32 + 1,
@@ -139,18 +134,9 @@ fn standardise(cells: &mut [Cell], sd: f64) {
     let total: f64 = cells.iter().map(|c| c.share).sum();
     cells.iter_mut().for_each(|c| c.share /= total);
     let mean: f64 = cells.iter().map(|c| c.share * c.level).sum();
-    let variance: f64 = cells
-        .iter()
-        .map(|c| c.share * (c.level - mean).powi(2))
-        .sum();
-    let scale = if variance > 0.0 {
-        sd / variance.sqrt()
-    } else {
-        0.0
-    };
-    cells
-        .iter_mut()
-        .for_each(|c| c.level = (c.level - mean) * scale);
+    let variance: f64 = cells.iter().map(|c| c.share * (c.level - mean).powi(2)).sum();
+    let scale = if variance > 0.0 { sd / variance.sqrt() } else { 0.0 };
+    cells.iter_mut().for_each(|c| c.level = (c.level - mean) * scale);
 }
 
 /// A quiet night, a morning peak and a higher evening one, whose sizes and hours vary by region.
@@ -162,9 +148,7 @@ fn draw_curve(rng: &mut ChaCha8Rng) -> Vec<f64> {
     let mut curve: Vec<f64> = (0..BINS)
         .map(|bin| {
             let hour = (bin as f64 + 0.5) / 2.0;
-            0.12 + morning * bump(hour, 9.5, 2.2)
-                + 0.4 * bump(hour, 14.5, 5.0)
-                + evening * bump(hour, 20.5, 2.6)
+            0.12 + morning * bump(hour, 9.5, 2.2) + 0.4 * bump(hour, 14.5, 5.0) + evening * bump(hour, 20.5, 2.6)
         })
         .collect();
     normalise(&mut curve);

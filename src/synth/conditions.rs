@@ -31,10 +31,7 @@ pub struct Conditions {
 
 impl Conditions {
     pub fn draw(settings: &WorldSettings, day: u32, rng: &mut ChaCha8Rng) -> Self {
-        let jump = settings
-            .jump
-            .filter(|j| j.day == day)
-            .map(|j| ((j.hour * HOUR_MS as f64) as u64, j.factor.ln()));
+        let jump = settings.jump.filter(|j| j.day == day).map(|j| ((j.hour * HOUR_MS as f64) as u64, j.factor.ln()));
         Self {
             volume: (settings.volume_drift * normal(rng)).exp(),
             level: settings.price_drift * normal(rng),
@@ -66,14 +63,7 @@ impl Conditions {
                 })
                 .collect()
         };
-        Self {
-            volume: 1.0,
-            hour_traffic,
-            level: 0.0,
-            hour_price,
-            shocks,
-            jump: None,
-        }
+        Self { volume: 1.0, hour_traffic, level: 0.0, hour_price, shocks, jump: None }
     }
 
     /// Logarithm of the day's price multiplier for a region, `ms` after midnight.
@@ -88,11 +78,7 @@ impl Conditions {
             .map(|s| s.log)
             .sum();
         let jump = self.jump.filter(|&(from, _)| ms >= from);
-        self.level
-            + diurnal
-            + self.hour_price[(ms / HOUR_MS) as usize]
-            + shocks
-            + jump.map_or(0.0, |(_, log)| log)
+        self.level + diurnal + self.hour_price[(ms / HOUR_MS) as usize] + shocks + jump.map_or(0.0, |(_, log)| log)
     }
 }
 
@@ -118,11 +104,7 @@ mod tests {
         let mut settings = WorldSettings::default();
         let day = |s: &WorldSettings, d| Conditions::draw(s, d, &mut ChaCha8Rng::seed_from_u64(1));
         let plain = day(&settings, 3);
-        settings.jump = Some(Jump {
-            day: 3,
-            hour: 14.0,
-            factor: 1.4,
-        });
+        settings.jump = Some(Jump { day: 3, hour: 14.0, factor: 1.4 });
         let (jumped, other) = (day(&settings, 3), day(&settings, 2));
         for hour in 0..24 {
             let ms = hour * HOUR_MS;
@@ -141,9 +123,6 @@ mod tests {
         let sd = mean(&|d| d[20] * d[20]).sqrt();
         let correlation = mean(&|d| d[10] * d[11]) / (sd * sd);
         assert!((sd - 0.05).abs() < 0.003, "{sd}");
-        assert!(
-            (correlation - HOUR_CORRELATION).abs() < 0.06,
-            "{correlation}"
-        );
+        assert!((correlation - HOUR_CORRELATION).abs() < 0.06, "{correlation}");
     }
 }

@@ -65,8 +65,7 @@ impl Contract {
 
     /// Whether the targeting wants this cell.
     pub fn matches(&self, cell: &Cell) -> bool {
-        self.targeting
-            .matches(cell.slot, cell.region, cell.gender, cell.age)
+        self.targeting.matches(cell.slot, cell.region, cell.gender, cell.age)
     }
 }
 
@@ -123,23 +122,16 @@ impl Contracts {
         }
         for (contract, ad_id) in list.iter_mut().zip(FIRST_ID..) {
             let spread = rng.random::<f64>();
-            let multiple =
-                settings.penalty_min * (settings.penalty_max / settings.penalty_min).powf(spread);
+            let multiple = settings.penalty_min * (settings.penalty_max / settings.penalty_min).powf(spread);
             let click_worth = rng.random_range(0.0..=1.0) * settings.click_worth_max * price;
             contract.ad_id = ad_id;
-            contract.pctr = super::round(
-                settings.mean_pctr * (0.4 * normal(rng)).exp(),
-                settings.pctr_decimals,
-            )
-            .clamp(1e-3, 0.5);
+            contract.pctr =
+                super::round(settings.mean_pctr * (0.4 * normal(rng)).exp(), settings.pctr_decimals).clamp(1e-3, 0.5);
             contract.penalty = super::round(multiple * price, 4);
             contract.click_value = super::round(click_worth / contract.pctr, 2);
         }
-        let by_cell = audience
-            .cells
-            .iter()
-            .map(|cell| (0..count).filter(|&j| list[j].matches(cell)).collect())
-            .collect();
+        let by_cell =
+            audience.cells.iter().map(|cell| (0..count).filter(|&j| list[j].matches(cell)).collect()).collect();
         Self { list, by_cell }
     }
 
@@ -150,12 +142,7 @@ impl Contracts {
     }
 
     /// The control table of a day that begins at `midnight` (Unix milliseconds), demands redrawn.
-    pub fn control(
-        &self,
-        settings: &WorldSettings,
-        midnight: u64,
-        rng: &mut ChaCha8Rng,
-    ) -> Vec<ControlRow> {
+    pub fn control(&self, settings: &WorldSettings, midnight: u64, rng: &mut ChaCha8Rng) -> Vec<ControlRow> {
         self.list
             .iter()
             .map(|c| {
@@ -207,12 +194,7 @@ fn draw_flight(part_day_share: f64, rng: &mut ChaCha8Rng) -> (usize, usize) {
 }
 
 /// A random AND of ORs; `restricted` ones always name regions of the pool.
-fn draw_targeting(
-    pool: &[u32],
-    restricted: bool,
-    settings: &WorldSettings,
-    rng: &mut ChaCha8Rng,
-) -> Targeting {
+fn draw_targeting(pool: &[u32], restricted: bool, settings: &WorldSettings, rng: &mut ChaCha8Rng) -> Targeting {
     let mut targeting = Targeting::default();
     if restricted || rng.random::<f64>() < 0.6 {
         targeting.region = subset(pool, rng);
@@ -221,10 +203,7 @@ fn draw_targeting(
         targeting.gender = vec![rng.random_range(1..=2)];
     }
     if rng.random::<f64>() < 0.45 {
-        let (a, b) = (
-            rng.random_range(1..=settings.ages),
-            rng.random_range(1..=settings.ages),
-        );
+        let (a, b) = (rng.random_range(1..=settings.ages), rng.random_range(1..=settings.ages));
         targeting.age = (a.min(b)..=a.max(b)).map(u32::from).collect();
     }
     if settings.slots > 1 && rng.random::<f64>() < 0.4 {
@@ -237,11 +216,7 @@ fn draw_targeting(
 /// A sorted random subset that is not empty.
 fn subset(pool: &[u32], rng: &mut ChaCha8Rng) -> Vec<u32> {
     let keep = rng.random_range(0.2..0.9);
-    let mut chosen: Vec<u32> = pool
-        .iter()
-        .copied()
-        .filter(|_| rng.random::<f64>() < keep)
-        .collect();
+    let mut chosen: Vec<u32> = pool.iter().copied().filter(|_| rng.random::<f64>() < keep).collect();
     if chosen.is_empty() {
         chosen.push(pool[rng.random_range(0..pool.len())]);
     }
@@ -250,12 +225,7 @@ fn subset(pool: &[u32], rng: &mut ChaCha8Rng) -> Vec<u32> {
 }
 
 /// A contract's supply and its course over the day; money and demand are set later.
-fn outline(
-    kind: Kind,
-    targeting: Targeting,
-    flight: (usize, usize),
-    audience: &Audience,
-) -> Contract {
+fn outline(kind: Kind, targeting: Targeting, flight: (usize, usize), audience: &Audience) -> Contract {
     let mut contract = Contract {
         ad_id: 0,
         kind,
@@ -308,10 +278,7 @@ mod tests {
 
     #[test]
     fn supply_elapses_only_in_flight() {
-        let settings = WorldSettings {
-            part_day_share: 1.0,
-            ..WorldSettings::default()
-        };
+        let settings = WorldSettings { part_day_share: 1.0, ..WorldSettings::default() };
         for c in &draw(&settings).list {
             let (start, end) = (c.flight.0 as u64 * BIN_MS, c.flight.1 as u64 * BIN_MS);
             assert!(c.flight.1 - c.flight.0 < BINS);

@@ -33,27 +33,13 @@ pub fn write_day(world: &World, day: u32, dir: &Path) -> Result<()> {
     let days = parse_date(&settings.start_date).map_err(anyhow::Error::msg)? + i64::from(day);
     let midnight = u64::try_from(days)? * DAY_MS;
     let date = format_date(days);
-    write::day(
-        dir,
-        &DayFile {
-            date,
-            utc_offset_minutes: 0,
-        },
-    )?;
+    write::day(dir, &DayFile { date, utc_offset_minutes: 0 })?;
 
     let conditions = Conditions::draw(settings, day, &mut world.rng(Purpose::Conditions, day));
     let mut demand = world.rng(Purpose::Demand, day);
     let control = world.contracts.control(settings, midnight, &mut demand);
-    write::control(
-        &dir.join("control.tsv"),
-        &control,
-        (midnight, midnight + DAY_MS),
-    )?;
-    let nodes = forecast::nodes(
-        settings,
-        &world.audience,
-        &mut world.rng(Purpose::Forecast, day),
-    );
+    write::control(&dir.join("control.tsv"), &control, (midnight, midnight + DAY_MS))?;
+    let nodes = forecast::nodes(settings, &world.audience, &mut world.rng(Purpose::Forecast, day));
     write::inventory(&dir.join("inventory.tsv"), &nodes)?;
 
     let count = ((f64::from(settings.requests) * conditions.volume).round() as usize).max(1);
@@ -61,8 +47,7 @@ pub fn write_day(world: &World, day: u32, dir: &Path) -> Result<()> {
     let arrivals = traffic::arrivals(&world.audience, &conditions, count, &mut rng)?;
     let table = |name: &str, header: &str| -> Result<TableWriter> {
         let path = dir.join(format!("{name}.tsv{}", settings.compress.ending()));
-        let mut writer = TableWriter::create(&path)
-            .with_context(|| format!("cannot create {}", path.display()))?;
+        let mut writer = TableWriter::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
         writeln!(writer, "{header}")?;
         Ok(writer)
     };
@@ -127,17 +112,11 @@ struct QueueBuilder<'a> {
 impl QueueBuilder<'_> {
     /// All contracts that match and fly, and the auction ads that came; the highest eCPM first.
     fn build(&mut self, arrival: &Arrival) -> Vec<QueueEntry> {
-        let World {
-            settings,
-            audience,
-            contracts,
-            market,
-        } = self.world;
+        let World { settings, audience, contracts, market } = self.world;
         let cell = &audience.cells[arrival.cell];
         let moment = normal(&mut self.rng);
         let personal = market.personal
-            * (USER_SHARE.sqrt() * audience.user_worth[arrival.user]
-                + (1.0 - USER_SHARE).sqrt() * moment);
+            * (USER_SHARE.sqrt() * audience.user_worth[arrival.user] + (1.0 - USER_SHARE).sqrt() * moment);
         // What makes a user dear also makes him click; the day's price level does not.
         let worth = cell.level + personal;
         let price = market.base_log + worth + self.conditions.price_log(cell.region, arrival.ms);

@@ -11,9 +11,8 @@ use super::contracts::{Contract, Kind};
 pub fn set_demands(list: &mut [Contract], audience: &Audience, fill: f64, rng: &mut ChaCha8Rng) {
     let mut fair = vec![0.0; list.len()];
     for cell in &audience.cells {
-        let rivals: Vec<usize> = (0..list.len())
-            .filter(|&j| list[j].kind != Kind::Easy && list[j].matches(cell))
-            .collect();
+        let rivals: Vec<usize> =
+            (0..list.len()).filter(|&j| list[j].kind != Kind::Easy && list[j].matches(cell)).collect();
         for (bin, part) in audience.curve(cell).iter().enumerate() {
             let flies = |j: &&usize| (list[**j].flight.0..list[**j].flight.1).contains(&bin);
             let flying = rivals.iter().filter(flies).count();
@@ -36,16 +35,8 @@ pub fn set_demands(list: &mut [Contract], audience: &Audience, fill: f64, rng: &
         contested += contract.demand;
     }
     // With a low fill the contested ones shrink too, so that the easy ones keep a third of it.
-    let limit = if easy.is_empty() {
-        fill
-    } else {
-        fill * 2.0 / 3.0
-    };
-    let scale = if contested > limit || easy.is_empty() {
-        limit / contested
-    } else {
-        1.0
-    };
+    let limit = if easy.is_empty() { fill } else { fill * 2.0 / 3.0 };
+    let scale = if contested > limit || easy.is_empty() { limit / contested } else { 1.0 };
     if !easy.is_empty() {
         normalise(&mut easy);
     }
@@ -74,10 +65,7 @@ mod tests {
     #[test]
     fn demands_sum_to_the_fill_and_kinds_differ_in_tightness() {
         for fill in [0.05, 0.45, 0.9] {
-            let settings = WorldSettings {
-                fill,
-                ..WorldSettings::default()
-            };
+            let settings = WorldSettings { fill, ..WorldSettings::default() };
             let contracts = draw(&settings);
             let sum: f64 = contracts.list.iter().map(|c| c.demand).sum();
             assert!((sum - fill).abs() < 1e-9, "{sum}");
@@ -86,16 +74,9 @@ mod tests {
         let tightness = |kind| {
             let of_kind = contracts.list.iter().filter(|c| c.kind == kind);
             let ratios: Vec<f64> = of_kind.map(|c| c.demand / c.supply).collect();
-            (
-                ratios.len(),
-                ratios.iter().sum::<f64>() / ratios.len() as f64,
-            )
+            (ratios.len(), ratios.iter().sum::<f64>() / ratios.len() as f64)
         };
-        let (easy, tight, over) = (
-            tightness(Kind::Easy),
-            tightness(Kind::Tight),
-            tightness(Kind::OverBooked),
-        );
+        let (easy, tight, over) = (tightness(Kind::Easy), tightness(Kind::Tight), tightness(Kind::OverBooked));
         assert_eq!((easy.0, tight.0, over.0), (17, 10, 3));
         assert!(easy.1 < 0.5 * tight.1 && tight.1 < 0.8 * over.1);
     }

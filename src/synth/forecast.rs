@@ -10,11 +10,7 @@ use crate::log::schema::InventoryRow;
 const UNITS: f64 = 1e6;
 
 /// One node per cell. The day's own volume and hours are unknown to it.
-pub fn nodes(
-    settings: &WorldSettings,
-    audience: &Audience,
-    rng: &mut ChaCha8Rng,
-) -> Vec<InventoryRow> {
+pub fn nodes(settings: &WorldSettings, audience: &Audience, rng: &mut ChaCha8Rng) -> Vec<InventoryRow> {
     let common = settings.forecast_common_error * normal(rng);
     let curves: Vec<Vec<f64>> = audience.curves.iter().map(|c| printable(c)).collect();
     (1..)
@@ -52,10 +48,7 @@ mod tests {
 
     #[test]
     fn printed_curves_sum_to_one_and_pv_has_the_configured_error() {
-        let settings = WorldSettings {
-            forecast_common_error: 0.0,
-            ..WorldSettings::default()
-        };
+        let settings = WorldSettings { forecast_common_error: 0.0, ..WorldSettings::default() };
         let mut rng = ChaCha8Rng::seed_from_u64(2);
         let audience = Audience::draw(&settings, &mut rng).unwrap();
         let rows = nodes(&settings, &audience, &mut rng);

@@ -73,11 +73,8 @@ impl<'a> Live<'a> {
             passed.map_or(last, |&(index, _)| index)
         };
         let by_chance = self.settings.explore / self.legal.len() as f64;
-        let by_choice: f64 = greedy
-            .iter()
-            .filter(|(index, _)| *index == chosen)
-            .map(|(_, p)| (1.0 - self.settings.explore) * p)
-            .sum();
+        let by_choice: f64 =
+            greedy.iter().filter(|(index, _)| *index == chosen).map(|(_, p)| (1.0 - self.settings.explore) * p).sum();
         let entry = self.legal[chosen];
         let charge = match entry.ad_type {
             AdType::Auction => super::round(entry.ecpm / 1000.0, 5),

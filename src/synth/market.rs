@@ -94,8 +94,7 @@ impl Market {
             }
             queue.push(Draw {
                 ad,
-                offset: QUALITY_SHARE.sqrt() * self.quality[ad]
-                    + (1.0 - QUALITY_SHARE).sqrt() * normal(rng),
+                offset: QUALITY_SHARE.sqrt() * self.quality[ad] + (1.0 - QUALITY_SHARE).sqrt() * normal(rng),
                 filter: u64::from(rng.random::<f64>() < self.filter_share),
             });
         }
@@ -131,17 +130,10 @@ impl Market {
                 }
             }
         }
-        ensure!(
-            gaps.len() > 1000,
-            "hardly any queue has two auction entries that may be shown; lower `filter_share`"
-        );
+        ensure!(gaps.len() > 1000, "hardly any queue has two auction entries that may be shown; lower `filter_share`");
         gaps.sort_by(f64::total_cmp);
         self.within = settings.top_ratio.ln() / gaps[gaps.len() / 2];
-        let logs: Vec<f64> = levels
-            .iter()
-            .zip(&bests)
-            .map(|(level, best)| level + self.within * best)
-            .collect();
+        let logs: Vec<f64> = levels.iter().zip(&bests).map(|(level, best)| level + self.within * best).collect();
         let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
         let centre = mean(&logs);
         let squares: Vec<f64> = logs.iter().map(|x| (x - centre).powi(2)).collect();

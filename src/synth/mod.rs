@@ -62,12 +62,7 @@ impl World {
         let contracts = Contracts::draw(&settings, &audience, &mut fixed(Purpose::Contracts));
         let mut rng = fixed(Purpose::Market);
         let market = Market::draw(&settings, &audience, &contracts, &mut rng)?;
-        Ok(Self {
-            settings,
-            audience,
-            contracts,
-            market,
-        })
+        Ok(Self { settings, audience, contracts, market })
     }
 
     fn rng(&self, purpose: Purpose, day: u32) -> ChaCha8Rng {
@@ -94,26 +89,15 @@ fn round(value: f64, decimals: u32) -> f64 {
 ///
 /// # Errors
 /// On settings that make no sense together, and on files that cannot be written.
-pub fn generate(
-    world: &WorldSettings,
-    out: &Path,
-    days: u32,
-    seed: u64,
-    progress: &dyn Fn(u32),
-) -> Result<()> {
-    let settings = WorldSettings {
-        days,
-        seed,
-        ..world.clone()
-    };
+pub fn generate(world: &WorldSettings, out: &Path, days: u32, seed: u64, progress: &dyn Fn(u32)) -> Result<()> {
+    let settings = WorldSettings { days, seed, ..world.clone() };
     settings.validate()?;
     let world = World::build(settings)?;
     let all: Vec<u32> = (0..days).collect();
     for batch in all.chunks(rayon::current_num_threads()) {
         batch.par_iter().try_for_each(|&day| {
             let dir = out.join(format!("day-{day}"));
-            day::write_day(&world, day, &dir)
-                .with_context(|| format!("cannot write {}", dir.display()))
+            day::write_day(&world, day, &dir).with_context(|| format!("cannot write {}", dir.display()))
         })?;
         for day in batch {
             progress(day + 1);

@@ -200,8 +200,8 @@ impl WorldSettings {
     /// # Errors
     /// Names the file and what is wrong in it.
     pub fn load(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read the world file {}", path.display()))?;
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read the world file {}", path.display()))?;
         Self::parse(&text).with_context(|| format!("in the world file {}", path.display()))
     }
 
@@ -217,10 +217,7 @@ impl WorldSettings {
     /// Names the key, its value and the range.
     pub fn validate(&self) -> Result<()> {
         let within = |name: &str, value: f64, low: f64, high: f64| {
-            ensure!(
-                (low..=high).contains(&value),
-                "`{name} = {value}` must lie in {low}..={high}"
-            );
+            ensure!((low..=high).contains(&value), "`{name} = {value}` must lie in {low}..={high}");
             Ok(())
         };
         let start = parse_date(&self.start_date).map_err(anyhow::Error::msg)?;
@@ -264,12 +261,7 @@ impl WorldSettings {
             ("penalty_max", self.penalty_max, self.penalty_min, 1000.0),
             ("click_worth_max", self.click_worth_max, 0.0, 10.0),
             ("forecast_error", self.forecast_error, 0.0, 2.0),
-            (
-                "forecast_common_error",
-                self.forecast_common_error,
-                0.0,
-                2.0,
-            ),
+            ("forecast_common_error", self.forecast_common_error, 0.0, 2.0),
             ("explore", self.explore, 0.0, 1.0),
             ("delay_median_s", self.delay_median_s, 0.001, 1e5),
             ("ecpm_decimals", f64::from(self.ecpm_decimals), 0.0, 2.0),

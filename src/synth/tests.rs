@@ -25,11 +25,7 @@ impl Drop for Scratch {
 }
 
 fn plain(requests: u32) -> WorldSettings {
-    WorldSettings {
-        requests,
-        compress: Compress::None,
-        ..WorldSettings::default()
-    }
+    WorldSettings { requests, compress: Compress::None, ..WorldSettings::default() }
 }
 
 fn generate_quietly(world: &WorldSettings, out: &Path, days: u32) {
@@ -41,9 +37,7 @@ fn table(path: &Path) -> Vec<HashMap<String, String>> {
     let text = std::fs::read_to_string(path).unwrap();
     let mut lines = text.lines().map(|l| l.split('\t').map(str::to_string));
     let header: Vec<String> = lines.next().unwrap().collect();
-    lines
-        .map(|cells| header.iter().cloned().zip(cells).collect())
-        .collect()
+    lines.map(|cells| header.iter().cloned().zip(cells).collect()).collect()
 }
 
 fn number(row: &HashMap<String, String>, column: &str) -> f64 {
@@ -70,10 +64,7 @@ fn entries(row: &HashMap<String, String>) -> Vec<(u64, char, f64, f64, u64)> {
 #[test]
 fn the_bytes_do_not_depend_on_the_number_of_threads_but_on_the_seed() {
     let scratch = Scratch::new("threads");
-    let world = WorldSettings {
-        requests: 1500,
-        ..WorldSettings::default()
-    };
+    let world = WorldSettings { requests: 1500, ..WorldSettings::default() };
     let digest = |name: &str, threads: usize, seed: u64| {
         let out = scratch.0.join(name);
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
@@ -85,13 +76,7 @@ fn the_bytes_do_not_depend_on_the_number_of_threads_but_on_the_seed() {
         assert_eq!(done, [1, 2, 3, 4, 5]);
         let mut files = Vec::new();
         for day in 0..5 {
-            for name in [
-                "day.toml",
-                "track_log.tsv.zst",
-                "control.tsv",
-                "inventory.tsv",
-                "joined_exposure.tsv.zst",
-            ] {
+            for name in ["day.toml", "track_log.tsv.zst", "control.tsv", "inventory.tsv", "joined_exposure.tsv.zst"] {
                 files.push(std::fs::read(out.join(format!("day-{day}")).join(name)).unwrap());
             }
         }
@@ -106,10 +91,7 @@ fn the_bytes_do_not_depend_on_the_number_of_threads_but_on_the_seed() {
 #[test]
 fn the_best_auction_entry_has_the_asked_mean_spread_and_lead() {
     let scratch = Scratch::new("prices");
-    let world = WorldSettings {
-        price_drift: 0.0,
-        ..plain(6000)
-    };
+    let world = WorldSettings { price_drift: 0.0, ..plain(6000) };
     generate_quietly(&world, &scratch.0, 4);
     let (mut bests, mut ratios, mut contracts) = (Vec::new(), Vec::new(), 0);
     for day in 0..4 {
@@ -117,11 +99,7 @@ fn the_best_auction_entry_has_the_asked_mean_spread_and_lead() {
             let queue = entries(&row);
             assert!(queue.is_sorted_by(|a, b| a.2 >= b.2));
             contracts += queue.iter().filter(|e| e.1 == 'C').count();
-            let auction: Vec<f64> = queue
-                .iter()
-                .filter(|e| e.1 == 'A' && e.4 == 0)
-                .map(|e| e.2)
-                .collect();
+            let auction: Vec<f64> = queue.iter().filter(|e| e.1 == 'A' && e.4 == 0).map(|e| e.2).collect();
             if let [first, second, ..] = auction[..] {
                 bests.push(first);
                 ratios.push(first / second);
@@ -131,32 +109,19 @@ fn the_best_auction_entry_has_the_asked_mean_spread_and_lead() {
     let n = bests.len() as f64;
     let mean = bests.iter().sum::<f64>() / n;
     let log_mean = bests.iter().map(|b| b.ln()).sum::<f64>() / n;
-    let log_sd = (bests
-        .iter()
-        .map(|b| (b.ln() - log_mean).powi(2))
-        .sum::<f64>()
-        / n)
-        .sqrt();
+    let log_sd = (bests.iter().map(|b| (b.ln() - log_mean).powi(2)).sum::<f64>() / n).sqrt();
     ratios.sort_by(f64::total_cmp);
     let ratio = ratios[ratios.len() / 2];
     assert!((mean / 2000.0 - 1.0).abs() < 0.06, "{mean}");
     assert!((log_sd - 0.76).abs() < 0.03, "{log_sd}");
     assert!((ratio - 1.12).abs() < 0.01, "{ratio}");
-    assert!(
-        (contracts as f64 / n - 6.0).abs() < 0.7,
-        "{contracts} in {n}"
-    );
+    assert!((contracts as f64 / n - 6.0).abs() < 0.7, "{contracts} in {n}");
 }
 
 #[test]
 fn demands_fill_what_was_asked_and_follow_the_optional_keys() {
     let scratch = Scratch::new("demand");
-    let world = WorldSettings {
-        cap_slack: 0.25,
-        delivered0_share: 0.1,
-        rate: 0.5,
-        ..plain(20_000)
-    };
+    let world = WorldSettings { cap_slack: 0.25, delivered0_share: 0.1, rate: 0.5, ..plain(20_000) };
     generate_quietly(&world, &scratch.0, 2);
     let control = table(&scratch.0.join("day-1/control.tsv"));
     let required: f64 = control.iter().map(|r| number(r, "required")).sum();
@@ -175,29 +140,19 @@ fn demands_fill_what_was_asked_and_follow_the_optional_keys() {
 #[test]
 fn the_live_policy_shows_only_what_may_be_shown() {
     let scratch = Scratch::new("live");
-    let world = WorldSettings {
-        filter_share: 0.3,
-        ..plain(8000)
-    };
+    let world = WorldSettings { filter_share: 0.3, ..plain(8000) };
     generate_quietly(&world, &scratch.0, 1);
     let dir = scratch.0.join("day-0");
-    let track: HashMap<String, HashMap<String, String>> = table(&dir.join("track_log.tsv"))
-        .into_iter()
-        .map(|r| (r["request_id"].clone(), r))
-        .collect();
-    let control: HashMap<u64, HashMap<String, String>> = table(&dir.join("control.tsv"))
-        .into_iter()
-        .map(|r| (r["ad_id"].parse().unwrap(), r))
-        .collect();
+    let track: HashMap<String, HashMap<String, String>> =
+        table(&dir.join("track_log.tsv")).into_iter().map(|r| (r["request_id"].clone(), r)).collect();
+    let control: HashMap<u64, HashMap<String, String>> =
+        table(&dir.join("control.tsv")).into_iter().map(|r| (r["ad_id"].parse().unwrap(), r)).collect();
     let (mut delivered, mut explored) = (HashMap::<u64, f64>::new(), 0.0);
     let exposure = table(&dir.join("joined_exposure.tsv"));
     for row in &exposure {
         let ad: u64 = row["ad_id"].parse().unwrap();
         let queue = entries(&track[&row["request_id"]]);
-        let entry = queue
-            .iter()
-            .find(|e| e.0 == ad)
-            .expect("it was in the queue");
+        let entry = queue.iter().find(|e| e.0 == ad).expect("it was in the queue");
         assert_eq!(entry.4, 0, "filtered entry shown");
         assert!(number(row, "arrival_ms") >= number(row, "ts_ms"));
         let propensity = number(row, "propensity");
@@ -223,10 +178,7 @@ fn the_live_policy_shows_only_what_may_be_shown() {
 #[test]
 fn an_auction_only_world_has_no_contracts_anywhere() {
     let scratch = Scratch::new("auction");
-    let world = WorldSettings {
-        contracts: 0,
-        ..plain(500)
-    };
+    let world = WorldSettings { contracts: 0, ..plain(500) };
     generate_quietly(&world, &scratch.0, 1);
     assert!(table(&scratch.0.join("day-0/control.tsv")).is_empty());
     let track = table(&scratch.0.join("day-0/track_log.tsv"));

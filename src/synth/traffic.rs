@@ -24,12 +24,7 @@ pub struct Arrival {
 ///
 /// # Errors
 /// Only if the day's curve is degenerate.
-pub fn arrivals(
-    audience: &Audience,
-    day: &Conditions,
-    count: usize,
-    rng: &mut ChaCha8Rng,
-) -> Result<Vec<Arrival>> {
+pub fn arrivals(audience: &Audience, day: &Conditions, count: usize, rng: &mut ChaCha8Rng) -> Result<Vec<Arrival>> {
     let bins = audience
         .curves
         .iter()
@@ -43,11 +38,7 @@ pub fn arrivals(
             let (cell, user) = audience.pick(rng);
             let region = audience.cells[cell].region as usize - 1;
             let bin = bins[region].sample(rng) as u64;
-            Arrival {
-                ms: bin * BIN_MS + rng.random_range(0..BIN_MS),
-                cell,
-                user,
-            }
+            Arrival { ms: bin * BIN_MS + rng.random_range(0..BIN_MS), cell, user }
         })
         .collect();
     arrivals.sort_by_key(|a| a.ms);

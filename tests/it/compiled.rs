@@ -254,10 +254,17 @@ fn another_file_and_another_version_are_told_apart() {
 fn counts_that_point_outside_are_refused_however_they_add_up() {
     let bytes = &COMPILED.0;
     let count = |at| word(bytes, at);
-    let sizes = [(header::REQUESTS, REQUEST_BYTES), (header::ENTRIES, size_of::<Entry>()), (header::AUCTIONS, size_of::<Auction>()), (header::TAIL, 1)];
+    let sizes = [
+        (header::REQUESTS, REQUEST_BYTES),
+        (header::ENTRIES, size_of::<Entry>()),
+        (header::AUCTIONS, size_of::<Auction>()),
+        (header::TAIL, 1),
+    ];
     let mut forged: Vec<Vec<(usize, u64)>> = Vec::new();
     for (at, size) in sizes {
-        for value in [0, 1, count(at) + 1, count(at).wrapping_sub(1), 1 << 32, 1 << 60, u64::MAX, u64::MAX / size as u64 + 1] {
+        for value in
+            [0, 1, count(at) + 1, count(at).wrapping_sub(1), 1 << 32, 1 << 60, u64::MAX, u64::MAX / size as u64 + 1]
+        {
             if value != count(at) {
                 forged.push(vec![(at, value)]);
             }
@@ -269,7 +276,10 @@ fn counts_that_point_outside_are_refused_however_they_add_up() {
     // Right in sum: entries that were tail, tail that was auctions, everything tail.
     forged.push(vec![(header::ENTRIES, count(header::ENTRIES) + 1), (header::TAIL, count(header::TAIL) - 32)]);
     forged.push(vec![(header::AUCTIONS, count(header::AUCTIONS) - 1), (header::TAIL, count(header::TAIL) + 32)]);
-    forged.push(vec![(header::REQUESTS, 0), (header::TAIL, count(header::TAIL) + count(header::REQUESTS) * REQUEST_BYTES as u64)]);
+    forged.push(vec![
+        (header::REQUESTS, 0),
+        (header::TAIL, count(header::TAIL) + count(header::REQUESTS) * REQUEST_BYTES as u64),
+    ]);
     for edits in forged {
         let mut bytes = bytes.clone();
         for &(at, value) in &edits {
@@ -321,7 +331,9 @@ fn a_forged_tail_is_refused() {
     no_contracts["contracts"] = serde_json::json!([]);
     let mut other_day = no_contracts.clone();
     other_day["day"]["start_ms"] = serde_json::json!(u64::MAX);
-    for forged in ["", "{}", "null", "\u{0}", &nested, &no_contracts.to_string(), &other_day.to_string(), &format!("{tail}x")] {
+    for forged in
+        ["", "{}", "null", "\u{0}", &nested, &no_contracts.to_string(), &other_day.to_string(), &format!("{tail}x")]
+    {
         assert!(with(forged).is_err(), "{:.60} was believed", forged);
     }
 }
@@ -383,7 +395,12 @@ fn many_may_open_a_directory_at_once() {
     let children: Vec<_> = (0..6)
         .map(|_| {
             let program = admix().get_program().to_owned();
-            std::process::Command::new(program).args(["data", "check", "--json"]).arg(dir.path()).stdout(std::process::Stdio::piped()).spawn().unwrap()
+            std::process::Command::new(program)
+                .args(["data", "check", "--json"])
+                .arg(dir.path())
+                .stdout(std::process::Stdio::piped())
+                .spawn()
+                .unwrap()
         })
         .collect();
     let outputs: BTreeSet<_> = children
@@ -408,7 +425,12 @@ fn names(folder: &Path) -> Vec<String> {
 /// Opens directories with the real program under other homes; what it keeps lies in `caches/*/`.
 fn check(dirs: &[&Path], variables: &[(&str, &Path)], folder: &Path) {
     let mut command = admix();
-    command.current_dir(folder).env_remove("XDG_CACHE_HOME").env_remove("HOME").args(["data", "check", "--json"]).args(dirs);
+    command
+        .current_dir(folder)
+        .env_remove("XDG_CACHE_HOME")
+        .env_remove("HOME")
+        .args(["data", "check", "--json"])
+        .args(dirs);
     command.envs(variables.iter().copied()).assert().success();
 }
 
@@ -434,7 +456,9 @@ fn where_nothing_can_be_kept_beside_the_inputs_the_users_cache_is_used() {
     check(&[dir.path(), other.path()], &[("XDG_CACHE_HOME", &xdg)], home.path());
     assert_eq!(kept(&xdg).len(), 2, "each directory has its own");
     // Unset or empty, it is the home's cache.
-    for (n, variables) in [vec![("HOME", home.path())], vec![("HOME", home.path()), ("XDG_CACHE_HOME", Path::new(""))]].iter().enumerate() {
+    for (n, variables) in
+        [vec![("HOME", home.path())], vec![("HOME", home.path()), ("XDG_CACHE_HOME", Path::new(""))]].iter().enumerate()
+    {
         check(&[[dir.path(), other.path()][n]], variables, home.path());
         assert_eq!(kept(&home.path().join(".cache")).len(), n + 1);
     }
@@ -458,4 +482,3 @@ fn a_read_only_directory_is_left_alone() {
     }
     set(0o755);
 }
-

@@ -6,16 +6,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use admix::env::Vocabulary;
+use admix::evaluate::compare::compare_day;
+use admix::log::schema::AdType;
 use admix::plan::Plan;
-use admix::policy::PolicySpec;
 use admix::policy::file::PolicyFile;
+use admix::policy::{PolicySpec, ReplayOptions};
 use admix::settings::{self, ScoreMode};
+use proptest::prelude::*;
 use rand::SeedableRng as _;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use super::support::{admix, real_logs};
-use super::worlds::{Decision, PlainLog, open, table, text_of};
+use super::worlds::{Decision, Loaded, PlainLog, cases, close, open, table, text_of, world};
 
 const SMALL: &str = "requests = 1500\nqueue = 8\nregions = 4\nslots = 2\nusers = 500\nauction_ads = 60\n";
 /// A world with all that the rules of showing know.
@@ -27,7 +30,14 @@ fn synth(folder: &Path, world: &str, days: usize) -> Vec<PathBuf> {
     let config = folder.join("world.toml");
     std::fs::write(&config, world).unwrap();
     let out = folder.join("days");
-    admix().args(["data", "synth", "--config"]).arg(&config).arg("--out").arg(&out).args(["--days", &days.to_string()]).assert().success();
+    admix()
+        .args(["data", "synth", "--config"])
+        .arg(&config)
+        .arg("--out")
+        .arg(&out)
+        .args(["--days", &days.to_string()])
+        .assert()
+        .success();
     (0..days).map(|d| out.join(format!("day-{d}"))).collect()
 }
 
@@ -61,7 +71,16 @@ struct Evaluation {
 /// Runs `eval` with decisions; every line on stdout is a report.
 fn evaluate(logs: &[PathBuf], arguments: &[&str]) -> Evaluation {
     let folder = tempfile::tempdir().unwrap();
-    let output = admix().arg("eval").arg("--log").args(logs).arg("--json").arg("--decisions").arg(folder.path()).args(arguments).assert().success();
+    let output = admix()
+        .arg("eval")
+        .arg("--log")
+        .args(logs)
+        .arg("--json")
+        .arg("--decisions")
+        .arg(folder.path())
+        .args(arguments)
+        .assert()
+        .success();
     let text = String::from_utf8(output.get_output().stdout.clone()).unwrap();
     let reports: Vec<Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     assert_eq!(reports.len(), logs.len());
@@ -89,7 +108,10 @@ fn check(report: &Value, decided: &Path, plain: &PlainLog, rate_seed: u64) -> Ve
     let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{value} in {report}"));
     let near = |what: &str, claimed: &Value, counted: f64| {
         let claimed = number(claimed);
-        assert!((claimed - counted).abs() <= 1e-6 * counted.abs().max(1e-3), "{what}: {claimed} claimed, {counted} counted");
+        assert!(
+            (claimed - counted).abs() <= 1e-6 * counted.abs().max(1e-3),
+            "{what}: {claimed} claimed, {counted} counted"
+        );
     };
     let folder = decided.join(report["log"].as_str().unwrap());
     assert_eq!(report["requests"], plain.requests.len());
@@ -104,8 +126,16 @@ fn check(report: &Value, decided: &Path, plain: &PlainLog, rate_seed: u64) -> Ve
         let mean = |sum: f64, n: u64| if n == 0 { 0.0 } else { sum / n as f64 };
         near("j", &policy["j"], verdict.j);
         near("auction revenue", &policy["auction_revenue"], verdict.auction_revenue);
-        near("shortage", &policy["shortage_rate"], if verdict.owed > 0.0 { verdict.missing / verdict.owed } else { 0.0 });
-        near("mean ecpm", &policy["mean_auction_ecpm"], 1000.0 * mean(verdict.auction_revenue, verdict.auction_impressions));
+        near(
+            "shortage",
+            &policy["shortage_rate"],
+            if verdict.owed > 0.0 { verdict.missing / verdict.owed } else { 0.0 },
+        );
+        near(
+            "mean ecpm",
+            &policy["mean_auction_ecpm"],
+            1000.0 * mean(verdict.auction_revenue, verdict.auction_impressions),
+        );
         near("mean ctr", &policy["mean_contract_ctr"], mean(verdict.contract_pctr, verdict.contract_impressions));
         near("share", &policy["share"], (verdict.j + stake) / (upper + stake));
         near("gap", &policy["gap"], 1.0 - (verdict.j + stake) / (upper + stake));
@@ -119,7 +149,8 @@ fn check(report: &Value, decided: &Path, plain: &PlainLog, rate_seed: u64) -> Ve
         }
         names.push(name.to_owned());
     }
-    let files: BTreeSet<_> = folder.read_dir().unwrap().map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
+    let files: BTreeSet<_> =
+        folder.read_dir().unwrap().map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
     assert_eq!(files, names.iter().map(|n| format!("decisions.{n}.tsv")).collect());
     names
 }
@@ -144,7 +175,10 @@ fn decisions_and_the_log_alone_give_every_reported_number() {
             assert_eq!(report["log"], day.file_name().unwrap().to_str().unwrap());
             assert_eq!(report["quarantined"], 0);
             let names = check(report, evaluation.folder.path(), &PlainLog::read(day), seed);
-            assert_eq!(names, ["auction-only", "contract-first", "static-prices", "pid", "by-contract", "by-all", "oracle"]);
+            assert_eq!(
+                names,
+                ["auction-only", "contract-first", "static-prices", "pid", "by-contract", "by-all", "oracle"]
+            );
         }
     }
 }
@@ -203,14 +237,47 @@ fn without_a_plan_the_rest_of_the_day_moves_no_decision() {
         std::fs::write(&path, cut.join("\n") + "\n").unwrap();
         let half = evaluate(std::slice::from_ref(day), &[]);
         std::fs::write(&path, text).unwrap();
-        let policies = |e: &Evaluation| e.reports[0]["policies"].as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
+        let policies = |e: &Evaluation| {
+            e.reports[0]["policies"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|p| p["name"].as_str().unwrap().to_owned())
+                .collect::<Vec<_>>()
+        };
         assert_eq!(policies(&whole), policies(&half));
         for name in policies(&whole).iter().filter(|n| *n != "oracle") {
-            let of = |e: &Evaluation| decisions(&e.folder.path().join("day-0"), name).into_iter().collect::<HashMap<_, _>>();
+            let of =
+                |e: &Evaluation| decisions(&e.folder.path().join("day-0"), name).into_iter().collect::<HashMap<_, _>>();
             let (whole, half) = (of(&whole), of(&half));
             let moved: Vec<_> = morning.iter().filter(|id| whole[id] != half[id]).collect();
-            assert!(moved.is_empty(), "{name}, inventory {inventory}: {} of {} decisions moved", moved.len(), morning.len());
+            assert!(
+                moved.is_empty(),
+                "{name}, inventory {inventory}: {} of {} decisions moved",
+                moved.len(),
+                morning.len()
+            );
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(100))]
+
+    #[test]
+    fn a_report_counts_what_nobody_could_fill_and_its_primal_is_what_the_oracle_earns(world in world(), rate_seed in 0u64..4) {
+        let Loaded { day, plain, dir: _dir, .. } = world.load();
+        let mut shown: Vec<Decision> = Vec::new();
+        let options = ReplayOptions { rate_seed, feedback_delay_s: 0.0 };
+        let report = compare_day(&day, &mut [], options, &mut |_, s| {
+            shown.push((s.request_id, s.ad.map(|(ad, ad_type)| (ad, if ad_type == AdType::Contract { 'C' } else { 'A' }))));
+            Ok(())
+        });
+        let report = report.unwrap();
+        prop_assert_eq!(report.unfilled, plain.unfillable(rate_seed));
+        let verdict = plain.judge(rate_seed, &shown).map_err(TestCaseError::fail)?;
+        prop_assert!(close(report.bound.primal, verdict.j) && close(report.bound.stake, plain.stake()));
+        prop_assert!(verdict.unfilled >= report.unfilled);
     }
 }
 
@@ -223,7 +290,8 @@ fn two_logs_of_one_name_do_not_share_a_decision_file() {
         synth(&folder, SMALL, 1).remove(0)
     });
     let out = scratch.path().join("decisions");
-    let run = |logs: &[PathBuf]| admix().args(["eval", "--json", "--decisions"]).arg(&out).arg("--log").args(logs).assert();
+    let run =
+        |logs: &[PathBuf]| admix().args(["eval", "--json", "--decisions"]).arg(&out).arg("--log").args(logs).assert();
     let refused = run(&days).code(2);
     assert!(String::from_utf8_lossy(&refused.get_output().stderr).contains("day-0"));
     run(&days[..1]).success();

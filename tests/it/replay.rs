@@ -110,7 +110,13 @@ fn untrained(day: &DayModel, score_mode: ScoreMode, policy: settings::Policy) ->
 /// Everyone but the oracle.
 pub fn policies(day: &DayModel, plan: &Plan) -> Vec<(&'static str, Box<dyn Policy>)> {
     let small = settings::Policy { hidden: 8, ..settings::Policy::default() };
-    let bold = settings::Policy { negative_bids: true, warm_start: true, traffic_embedding: 2, auction_candidates: 3, ..small.clone() };
+    let bold = settings::Policy {
+        negative_bids: true,
+        warm_start: true,
+        traffic_embedding: 2,
+        auction_candidates: 3,
+        ..small.clone()
+    };
     let mut all: Vec<(&str, Box<dyn Policy>)> =
         baselines::NAMES.iter().map(|&name| (name, baselines::named(name, Some(plan), 300.0).unwrap())).collect();
     all.push(("random", Box::new(RandomScores(5))));
@@ -167,7 +173,7 @@ fn walk<'d>(
 }
 
 proptest! {
-    #![proptest_config(cases(80))]
+    #![proptest_config(cases(150))]
 
     #[test]
     fn nothing_is_shown_that_may_not_be_and_what_can_be_filled_is(world in world(), rate_seed in 0u64..4) {
@@ -175,6 +181,8 @@ proptest! {
         for (name, mut policy) in policies(&day, &plan) {
             for feedback_delay_s in DELAYS {
                 let (totals, decisions) = decide(&day, &mut *policy, ReplayOptions { rate_seed, feedback_delay_s });
+                let order = |id: &u64| decisions.iter().position(|(request, _)| request == id);
+                prop_assert!(plain.requests.iter().map(|r| order(&r.id)).is_sorted(), "rows of one time keep their order");
                 let verdict = plain.judge(rate_seed, &decisions);
                 let verdict = verdict.map_err(|e| TestCaseError::fail(format!("{name}, delay {feedback_delay_s}: {e}")))?;
                 for (what, counted, claimed) in [
@@ -251,6 +259,7 @@ proptest! {
         seed: u64,
         mid_day_share in 0.0..1.0,
         steps in 5usize..300,
+        spread in 0.0..1.0,
         weights in (0.0..3.0, 0.0..3.0, 0.0..3.0),
     ) {
         let Loaded { day, plain, .. } = world.load();
@@ -266,8 +275,9 @@ proptest! {
         let mut last = None;
         let mut broken = Vec::new();
         let demands: HashMap<u64, usize> = day.contracts.iter().enumerate().map(|(j, c)| (c.ad_id, j)).collect();
-        let start = episode.draw_delivered(&day, 0.1);
-        let (before, end) = walk(&day, episode.clone(), 60.0, 0.1, seed, &mut |step| {
+        let start = episode.draw_delivered(&day, spread);
+        prop_assert!(start.iter().zip(&episode.left).all(|(d, left)| (0.0..=*left).contains(d) && d.fract() == 0.0));
+        let (before, end) = walk(&day, episode.clone(), 60.0, spread, seed, &mut |step| {
             absolute += step.display.absolute(&Weights::J);
             relative += step.display.relative(&Weights::J);
             weighted += step.display.absolute(&weights);
@@ -410,7 +420,9 @@ proptest! {
 
 fn shown(step: &Step) -> Option<(u64, char)> {
     match step.choice {
-        Choice::Contract(i) => Some((step.replay.day.contracts[step.replay.candidates()[i].contract as usize].ad_id, 'C')),
+        Choice::Contract(i) => {
+            Some((step.replay.day.contracts[step.replay.candidates()[i].contract as usize].ad_id, 'C'))
+        }
         Choice::Auction(i) => Some((step.replay.auctions()[i].ad_id, 'A')),
         Choice::Nothing => None,
     }

@@ -213,8 +213,7 @@ impl Ended {
         let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
         for line in &lines {
             assert!(line["time"].as_f64().is_some_and(|t| t > 1.7e9), "{line}");
-            let kind = line["kind"].as_str().unwrap();
-            assert!(["learner", "evaluation", "run", "restart"].contains(&kind), "{line}");
+            assert!(line["kind"].is_string(), "{line}");
         }
         lines
     }

@@ -143,24 +143,33 @@ fn contract(k: usize, most: u64) -> impl Strategy<Value = ControlRow> {
         (money(5.0), money(40.0)),
         (prop::option::of(0.0..=1.0), prop::option::of(0.0..0.2)),
     )
-        .prop_map(move |((required, slack, before), (start_ms, end_ms), lists, rate, (penalty, click_value), (theta, pctr))| {
-            let cap = required + slack;
-            let (region, gender, age, slot) = lists;
-            ControlRow {
-                ad_id: contract_id(k),
-                required,
-                cap,
-                delivered0: (cap as f64 * before) as u64,
-                start_ms,
-                end_ms,
-                targeting: Targeting { region, gender, age, slot },
-                theta,
+        .prop_map(
+            move |(
+                (required, slack, before),
+                (start_ms, end_ms),
+                lists,
                 rate,
-                penalty,
-                click_value,
-                pctr,
-            }
-        })
+                (penalty, click_value),
+                (theta, pctr),
+            )| {
+                let cap = required + slack;
+                let (region, gender, age, slot) = lists;
+                ControlRow {
+                    ad_id: contract_id(k),
+                    required,
+                    cap,
+                    delivered0: (cap as f64 * before) as u64,
+                    start_ms,
+                    end_ms,
+                    targeting: Targeting { region, gender, age, slot },
+                    theta,
+                    rate,
+                    penalty,
+                    click_value,
+                    pctr,
+                }
+            },
+        )
 }
 
 /// Requests with their times counted from midnight, in no order.
@@ -176,7 +185,8 @@ pub fn rows(contracts: usize, requests: SizeRange) -> impl Strategy<Value = Vec<
 fn row(contracts: usize) -> impl Strategy<Value = TrackRow> {
     let auctions = (0..6).flat_map(|k| [10 * k + 1, 10 * k + 8]).map(|id| (id, AdType::Auction));
     let ads: Vec<_> = (0..contracts).map(|k| (contract_id(k), AdType::Contract)).chain(auctions).collect();
-    let queue = subsequence(ads, 1..=8).prop_shuffle().prop_flat_map(|ads| ads.into_iter().map(entry).collect::<Vec<_>>());
+    let queue =
+        subsequence(ads, 1..=8).prop_shuffle().prop_flat_map(|ads| ads.into_iter().map(entry).collect::<Vec<_>>());
     let time = prop_oneof![3 => 0..DAY_MS, 1 => (0..24u64).prop_map(|hour| hour * 3_600_000)];
     (time, 0..3u32, 0..4u32, 0..3u8, 0..4u8, queue).prop_map(|(ts_ms, slot_id, region, gender, age, queue)| TrackRow {
         request_id: 0,
@@ -196,7 +206,14 @@ fn entry((ad_id, ad_type): (u64, AdType)) -> impl Strategy<Value = QueueEntry> {
     let pctr = prop_oneof![1 => Just(0.0), 3 => 0.0..0.1, 1 => 0.0..=1.0];
     let filter = prop_oneof![6 => Just(0), 1 => Just(1), 1 => any::<u64>()];
     let boost = prop_oneof![6 => Just(1.0), 1 => Just(0.5), 1 => Just(2.0), 1 => Just(0.125)];
-    (ecpm, pctr, filter, boost).prop_map(move |(ecpm, pctr, filter, boost)| QueueEntry { ad_id, ad_type, ecpm, pctr, filter, boost })
+    (ecpm, pctr, filter, boost).prop_map(move |(ecpm, pctr, filter, boost)| QueueEntry {
+        ad_id,
+        ad_type,
+        ecpm,
+        pctr,
+        filter,
+        boost,
+    })
 }
 
 /// An entry of a queue, as its text says.
@@ -301,14 +318,16 @@ fn days_since_1970(date: &str) -> u64 {
     let part: Vec<u64> = date.split('-').map(|p| p.parse().unwrap()).collect();
     let leap = |year: u64| u64::from(year % 4 == 0 && (year % 100 != 0 || year % 400 == 0));
     let months = [31, 28 + leap(part[0]), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
-    (1970..part[0]).map(|y| 365 + leap(y)).sum::<u64>() + months[..part[1] as usize - 1].iter().sum::<u64>() + part[2] - 1
+    (1970..part[0]).map(|y| 365 + leap(y)).sum::<u64>() + months[..part[1] as usize - 1].iter().sum::<u64>() + part[2]
+        - 1
 }
 
 fn midnight(dir: &Path, rows: &[PlainRequest]) -> u64 {
     let Ok(text) = std::fs::read_to_string(dir.join("day.toml")) else {
         return rows[0].ts - rows[0].ts % DAY_MS;
     };
-    let value = |key: &str| text.lines().find_map(|l| l.strip_prefix(key)).map(|v| v.trim_matches([' ', '=', '"']).to_owned());
+    let value =
+        |key: &str| text.lines().find_map(|l| l.strip_prefix(key)).map(|v| v.trim_matches([' ', '=', '"']).to_owned());
     let offset: i64 = value("utc_offset_minutes").map_or(0, |v| v.parse().unwrap());
     let utc = days_since_1970(&value("date").unwrap()) * DAY_MS;
     utc.checked_add_signed(-offset * 60_000).unwrap()
@@ -395,9 +414,9 @@ impl PlainLog {
 
     /// Whether a contract may be shown on a request, but for its cap.
     pub fn may_serve(&self, ad: u64, request: &PlainRequest, rate_seed: u64) -> bool {
-        self.contracts.get(&ad).is_some_and(|c| {
-            wanted(c, request) && hash64([rate_seed, request.id, ad]) as f64 / 2f64.powi(64) < c.rate
-        })
+        self.contracts
+            .get(&ad)
+            .is_some_and(|c| wanted(c, request) && hash64([rate_seed, request.id, ad]) as f64 / 2f64.powi(64) < c.rate)
     }
 
     /// The entries of a request that may be shown when `room(contract)` says that its cap is not reached.
@@ -407,9 +426,10 @@ impl PlainLog {
         rate_seed: u64,
         room: impl Fn(u64) -> bool + 'a,
     ) -> impl Iterator<Item = &'a PlainEntry> {
-        request.queue.iter().filter(move |e| {
-            e.filter == 0 && (e.kind == 'A' || self.may_serve(e.ad, request, rate_seed) && room(e.ad))
-        })
+        request
+            .queue
+            .iter()
+            .filter(move |e| e.filter == 0 && (e.kind == 'A' || self.may_serve(e.ad, request, rate_seed) && room(e.ad)))
     }
 
     /// Whether the cap leaves room for one more impression.
@@ -438,7 +458,8 @@ impl PlainLog {
 
     /// Requests on which nothing may be shown whatever was decided before.
     pub fn unfillable(&self, rate_seed: u64) -> u64 {
-        let nothing = |r: &&PlainRequest| self.showable(r, rate_seed, |ad| self.room(ad, &Delivered::new())).next().is_none();
+        let nothing =
+            |r: &&PlainRequest| self.showable(r, rate_seed, |ad| self.room(ad, &Delivered::new())).next().is_none();
         self.requests.iter().filter(nothing).count() as u64
     }
 
@@ -449,7 +470,8 @@ impl PlainLog {
             return Err(format!("{} decisions on {} requests", decisions.len(), self.requests.len()));
         }
         let mut delivered = Delivered::new();
-        let mut verdict = Verdict { owed: self.contracts.values().map(PlainContract::owed).sum(), ..Verdict::default() };
+        let mut verdict =
+            Verdict { owed: self.contracts.values().map(PlainContract::owed).sum(), ..Verdict::default() };
         for r in &self.requests {
             let decision = by_request.get(&r.id).ok_or_else(|| format!("request {}: no decision", r.id))?;
             let mut choices = self.showable(r, rate_seed, |ad| self.room(ad, &delivered));

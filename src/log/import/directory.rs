@@ -31,30 +31,18 @@ impl Day {
 }
 
 /// Writes `day.toml`, `track_log.tsv` and `control.tsv` into `dir`, which is created if need be.
-pub(super) fn write_day(
-    dir: &Path,
-    day: Day,
-    rows: &[TrackRow],
-    control: &[ControlRow],
-) -> Result<Directory> {
+pub(super) fn write_day(dir: &Path, day: Day, rows: &[TrackRow], control: &[ControlRow]) -> Result<Directory> {
     let date = format_date(day.number as i64);
     let failed = || format!("cannot write the log directory {}", dir.display());
     fs::create_dir_all(dir).with_context(failed)?;
-    let file = DayFile {
-        date: date.clone(),
-        utc_offset_minutes: day.utc_offset_minutes,
-    };
+    let file = DayFile { date: date.clone(), utc_offset_minutes: day.utc_offset_minutes };
     write::day(dir, &file).with_context(failed)?;
     let whole_day = (day.start_ms(), day.start_ms() + DAY_MS);
     write::control(&dir.join("control.tsv"), control, whole_day).with_context(failed)?;
     write_track_log(&dir.join("track_log.tsv"), rows).with_context(failed)?;
 
     let entries = rows.iter().map(|r| r.queue.len() as u64).sum::<u64>();
-    let contract_entries = rows
-        .iter()
-        .flat_map(|r| &r.queue)
-        .filter(|e| e.ad_type == AdType::Contract)
-        .count() as u64;
+    let contract_entries = rows.iter().flat_map(|r| &r.queue).filter(|e| e.ad_type == AdType::Contract).count() as u64;
     Ok(Directory {
         path: dir.to_owned(),
         date,
@@ -93,10 +81,7 @@ mod tests {
 
     #[test]
     fn a_day_east_of_greenwich_begins_before_utc_midnight() {
-        let day = Day {
-            number: 18_010,
-            utc_offset_minutes: 480,
-        };
+        let day = Day { number: 18_010, utc_offset_minutes: 480 };
         assert_eq!(day.start_ms(), 1_556_035_200_000);
         assert!(day.contains(1_556_035_200_000) && day.contains(1_556_121_599_999));
         assert!(!day.contains(1_556_035_199_999) && !day.contains(1_556_121_600_000));

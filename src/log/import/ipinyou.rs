@@ -65,10 +65,7 @@ pub fn import(options: &Options) -> Result<ImportReport> {
 
     let mut days = Vec::new();
     for (weekday, impressions) in weekdays {
-        let day = Day {
-            number: WEEKDAY_0 + u64::from(weekday),
-            utc_offset_minutes: 0,
-        };
+        let day = Day { number: WEEKDAY_0 + u64::from(weekday), utc_offset_minutes: 0 };
         let control = control::read(&options.control, day.start_ms())?;
         check_contracts(&control, &impressions)
             .with_context(|| format!("{} does not fit the log", options.control.display()))?;
@@ -77,9 +74,7 @@ pub fn import(options: &Options) -> Result<ImportReport> {
     }
     for (weekday, day, rows, control) in &days {
         let dir = options.out.join(format!("weekday-{weekday}"));
-        report
-            .directories
-            .push(write_day(&dir, *day, rows, control)?);
+        report.directories.push(write_day(&dir, *day, rows, control)?);
     }
     write_reports(&report)?;
     Ok(report)
@@ -98,30 +93,15 @@ struct Impression {
 }
 
 /// Reads one file into its weekdays; returns the number of its rows.
-fn read(
-    path: &Path,
-    weekdays: &mut BTreeMap<u8, Vec<Impression>>,
-    dropped: &mut Tally,
-) -> Result<u64> {
+fn read(path: &Path, weekdays: &mut BTreeMap<u8, Vec<Impression>>, dropped: &mut Tally) -> Result<u64> {
     // `flexible`: a row of another length is a bad row, not the end of the import.
-    let mut csv = csv::ReaderBuilder::new()
-        .flexible(true)
-        .from_reader(table::open(path)?);
-    let unreadable = |row: u64| {
-        format!(
-            "{}: cannot read past data row {row}; is the file truncated?",
-            path.display()
-        )
-    };
+    let mut csv = csv::ReaderBuilder::new().flexible(true).from_reader(table::open(path)?);
+    let unreadable = |row: u64| format!("{}: cannot read past data row {row}; is the file truncated?", path.display());
     let header = csv.headers().with_context(|| unreadable(0))?;
-    let columns =
-        Columns::find(header).with_context(|| format!("{}: bad header", path.display()))?;
+    let columns = Columns::find(header).with_context(|| format!("{}: bad header", path.display()))?;
     let mut rows = 0;
     let mut raw = csv::ByteRecord::new();
-    while csv
-        .read_byte_record(&mut raw)
-        .with_context(|| unreadable(rows))?
-    {
+    while csv.read_byte_record(&mut raw).with_context(|| unreadable(rows))? {
         rows += 1;
         let line = raw.position().map_or(0, csv::Position::line);
         match columns.parse(&raw) {
@@ -139,16 +119,8 @@ struct Columns {
 }
 
 impl Columns {
-    const NAMES: [&'static str; 8] = [
-        "weekday",
-        "hour",
-        "region",
-        "slotwidth",
-        "slotheight",
-        "payprice",
-        "advertiser",
-        "usertag",
-    ];
+    const NAMES: [&'static str; 8] =
+        ["weekday", "hour", "region", "slotwidth", "slotheight", "payprice", "advertiser", "usertag"];
 
     fn find(header: &csv::StringRecord) -> Result<Self> {
         let mut index = HashMap::new();
@@ -158,16 +130,10 @@ impl Columns {
                 let found: Vec<&str> = header.iter().collect();
                 format!("line 1 has no column `{name}`, only {}", found.join(", "))
             })?;
-            ensure!(
-                places.next().is_none(),
-                "line 1 has the column `{name}` twice"
-            );
+            ensure!(places.next().is_none(), "line 1 has the column `{name}` twice");
             index.insert(name, place);
         }
-        Ok(Self {
-            width: header.len(),
-            index,
-        })
+        Ok(Self { width: header.len(), index })
     }
 
     fn parse(&self, raw: &csv::ByteRecord) -> Result<(u8, Impression), Flaw> {
@@ -184,11 +150,7 @@ impl Columns {
         let below = |name: &'static str, end: u8| {
             let text = text(name)?;
             let value: u8 = number(name, text)?;
-            if value < end {
-                Ok(value)
-            } else {
-                Err(Flaw::new(name, text, "out_of_range"))
-            }
+            if value < end { Ok(value) } else { Err(Flaw::new(name, text, "out_of_range")) }
         };
         let weekday = below("weekday", 7)?;
         let hour = below("hour", 24)?;
@@ -215,9 +177,7 @@ fn slot_id(width: &str, height: &str) -> Result<u32, Flaw> {
     let width: u32 = number("slotwidth", width)?;
     let height: u32 = number("slotheight", height)?;
     let together = format!("{width}{height}");
-    together
-        .parse()
-        .map_err(|_| Flaw::new("slotwidth", together, "out_of_range"))
+    together.parse().map_err(|_| Flaw::new("slotwidth", together, "out_of_range"))
 }
 
 /// 1 male, 2 female, 0 where the tags say neither or both.
@@ -283,29 +243,13 @@ fn requests(mut impressions: Vec<Impression>, day: Day, control: &[ControlRow]) 
 
 fn request(i: &Impression, request_id: u64, ts_ms: u64, control: &[ControlRow]) -> TrackRow {
     const AGE_UNKNOWN: u8 = 0;
-    let entry = |ad_id, ad_type, ecpm, pctr| QueueEntry {
-        ad_id,
-        ad_type,
-        ecpm,
-        pctr,
-        filter: 0,
-        boost: 1.0,
-    };
+    let entry = |ad_id, ad_type, ecpm, pctr| QueueEntry { ad_id, ad_type, ecpm, pctr, filter: 0, boost: 1.0 };
     let mut queue = vec![entry(i.advertiser, AdType::Auction, i.price, 0.0)];
     for row in control {
         let in_flight = (row.start_ms..row.end_ms).contains(&ts_ms);
-        if in_flight
-            && row
-                .targeting
-                .matches(i.slot_id, i.region, i.gender, AGE_UNKNOWN)
-        {
+        if in_flight && row.targeting.matches(i.slot_id, i.region, i.gender, AGE_UNKNOWN) {
             let pctr = row.pctr.unwrap_or_default();
-            queue.push(entry(
-                row.ad_id,
-                AdType::Contract,
-                contract_ecpm(row, pctr),
-                pctr,
-            ));
+            queue.push(entry(row.ad_id, AdType::Contract, contract_ecpm(row, pctr), pctr));
         }
     }
     TrackRow {

@@ -84,10 +84,7 @@ impl fmt::Display for ImportReport {
                 d.contracts
             )?;
         }
-        for (title, counts) in [
-            ("rows dropped", &self.dropped),
-            ("changed in rows kept", &self.changed),
-        ] {
+        for (title, counts) in [("rows dropped", &self.dropped), ("changed in rows kept", &self.changed)] {
             if counts.is_empty() {
                 writeln!(f, "{title}: none")?;
                 continue;
@@ -98,10 +95,7 @@ impl fmt::Display for ImportReport {
             }
         }
         if self.contracts_declared {
-            writeln!(
-                f,
-                "contracts were DECLARED by the import, they are not real: auction ads of the log, with"
-            )?;
+            writeln!(f, "contracts were DECLARED by the import, they are not real: auction ads of the log, with")?;
             writeln!(f, "demands and penalties computed from it:")?;
             for c in &self.declared {
                 writeln!(
@@ -125,12 +119,7 @@ impl fmt::Display for ImportReport {
 
 impl fmt::Display for Example {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            file,
-            line,
-            column,
-            value,
-        } = self;
+        let Self { file, line, column, value } = self;
         write!(f, "{}:{line}: {column} = `{value}`", file.display())
     }
 }
@@ -152,11 +141,7 @@ impl Flaw {
             value.truncate(end);
             value.push_str("..");
         }
-        Self {
-            column,
-            value,
-            reason,
-        }
+        Self { column, value, reason }
     }
 }
 
@@ -171,12 +156,7 @@ impl Tally {
             .or_insert_with(|| Count {
                 reason: flaw.reason,
                 count: 0,
-                first: Example {
-                    file: file.to_owned(),
-                    line,
-                    column: flaw.column,
-                    value: flaw.value,
-                },
+                first: Example { file: file.to_owned(), line, column: flaw.column, value: flaw.value },
             })
             .count += 1;
     }
@@ -188,19 +168,13 @@ impl Tally {
 
 /// Parses a number of column `column`.
 pub(super) fn number<T: std::str::FromStr>(column: &'static str, text: &str) -> Result<T, Flaw> {
-    text.trim()
-        .parse()
-        .map_err(|_| Flaw::new(column, text, "not_a_number"))
+    text.trim().parse().map_err(|_| Flaw::new(column, text, "not_a_number"))
 }
 
 /// Parses a finite number within `low..=high`.
 pub(super) fn within(column: &'static str, text: &str, low: f64, high: f64) -> Result<f64, Flaw> {
     let value: f64 = number(column, text)?;
-    if (low..=high).contains(&value) {
-        Ok(value)
-    } else {
-        Err(Flaw::new(column, text, "out_of_range"))
-    }
+    if (low..=high).contains(&value) { Ok(value) } else { Err(Flaw::new(column, text, "out_of_range")) }
 }
 
 #[cfg(test)]
@@ -211,23 +185,12 @@ mod tests {
     fn tally_counts_by_reason_and_keeps_the_first_place() {
         let mut tally = Tally::default();
         for (line, value) in [(3, "x"), (4, "y")] {
-            tally.add(
-                Path::new("a.csv"),
-                line,
-                number::<u64>("hour", value).unwrap_err(),
-            );
+            tally.add(Path::new("a.csv"), line, number::<u64>("hour", value).unwrap_err());
         }
-        tally.add(
-            Path::new("a.csv"),
-            9,
-            within("price", "inf", 0.0, 1.0).unwrap_err(),
-        );
+        tally.add(Path::new("a.csv"), 9, within("price", "inf", 0.0, 1.0).unwrap_err());
         let counts = tally.into_counts();
         assert_eq!(
-            counts
-                .iter()
-                .map(|c| (c.reason, c.count))
-                .collect::<Vec<_>>(),
+            counts.iter().map(|c| (c.reason, c.count)).collect::<Vec<_>>(),
             [("not_a_number", 2), ("out_of_range", 1)]
         );
         assert_eq!(counts[0].first.to_string(), "a.csv:3: hour = `x`");
@@ -236,10 +199,7 @@ mod tests {
     #[test]
     fn numbers_that_are_not_finite_are_out_of_range() {
         for text in ["NaN", "inf", "-0.5", "1.5"] {
-            assert_eq!(
-                within("p", text, 0.0, 1.0).unwrap_err().reason,
-                "out_of_range"
-            );
+            assert_eq!(within("p", text, 0.0, 1.0).unwrap_err().reason, "out_of_range");
         }
         assert_eq!(within("p", " 1 ", 0.0, 1.0), Ok(1.0));
     }

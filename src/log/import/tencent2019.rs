@@ -61,17 +61,9 @@ pub enum Contracts {
 /// On bad options, an unreadable file, a truncated archive, or a log of which no row can be used.
 pub fn import(options: &Options) -> Result<ImportReport> {
     if let Contracts::FromLog { fill, .. } = options.contracts {
-        ensure!(
-            fill > 0.0 && fill <= 1.0,
-            "--fill must be above 0 and at most 1, not {fill}"
-        );
+        ensure!(fill > 0.0 && fill <= 1.0, "--fill must be above 0 and at most 1, not {fill}");
     }
-    let Log {
-        mut rows,
-        day,
-        billing,
-        mut report,
-    } = read(&options.track_log)?;
+    let Log { mut rows, day, billing, mut report } = read(&options.track_log)?;
     if let Some(first) = options.split {
         ensure!(
             first > 0 && first < rows.len(),
@@ -83,20 +75,13 @@ pub fn import(options: &Options) -> Result<ImportReport> {
 
     let demand = match &options.contracts {
         Contracts::Control(path) => Demand::table(path, day, &mut rows, &mut report)?,
-        &Contracts::FromLog { count, fill } => {
-            Demand::declare(&billing, count, fill, &mut rows, &mut report)
-        }
+        &Contracts::FromLog { count, fill } => Demand::declare(&billing, count, fill, &mut rows, &mut report),
     };
     match options.split {
         None => demand.write(&options.out, day, &rows, &mut report)?,
         Some(first) => {
             for (i, part) in [&rows[..first], &rows[first..]].into_iter().enumerate() {
-                demand.write(
-                    &options.out.join(format!("part-{i}")),
-                    day,
-                    part,
-                    &mut report,
-                )?;
+                demand.write(&options.out.join(format!("part-{i}")), day, part, &mut report)?;
             }
         }
     }
@@ -111,32 +96,17 @@ enum Demand {
 }
 
 impl Demand {
-    fn table(
-        path: &Path,
-        day: Day,
-        rows: &mut [TrackRow],
-        report: &mut ImportReport,
-    ) -> Result<Self> {
+    fn table(path: &Path, day: Day, rows: &mut [TrackRow], report: &mut ImportReport) -> Result<Self> {
         let control = control::read(path, day.start_ms())?;
         let ads: HashSet<u64> = control.iter().map(|c| c.ad_id).collect();
         let found = mark_contracts(rows, &ads);
         for row in control.iter().filter(|c| !found.contains(&c.ad_id)) {
-            report.notes.push(format!(
-                "contract {} of {} is in no queue of the log",
-                row.ad_id,
-                path.display()
-            ));
+            report.notes.push(format!("contract {} of {} is in no queue of the log", row.ad_id, path.display()));
         }
         Ok(Self::Table(control))
     }
 
-    fn declare(
-        billing: &Billing,
-        count: usize,
-        fill: f64,
-        rows: &mut [TrackRow],
-        report: &mut ImportReport,
-    ) -> Self {
+    fn declare(billing: &Billing, count: usize, fill: f64, rows: &mut [TrackRow], report: &mut ImportReport) -> Self {
         let ads = billing.declare(count);
         if ads.len() < count {
             report.notes.push(format!(
@@ -150,13 +120,7 @@ impl Demand {
     }
 
     /// Writes `rows` and what is owed on them as one directory.
-    fn write(
-        &self,
-        dir: &Path,
-        day: Day,
-        rows: &[TrackRow],
-        report: &mut ImportReport,
-    ) -> Result<()> {
+    fn write(&self, dir: &Path, day: Day, rows: &[TrackRow], report: &mut ImportReport) -> Result<()> {
         let declared: Vec<ControlRow>;
         let control = match self {
             Self::Table(control) => control,
@@ -205,12 +169,9 @@ fn read(path: &Path) -> Result<Log> {
     let mut line = 0;
     loop {
         bytes.clear();
-        let read = reader.read_until(b'\n', &mut bytes).with_context(|| {
-            format!(
-                "{}: cannot read past line {line}; is the file truncated?",
-                path.display()
-            )
-        })?;
+        let read = reader
+            .read_until(b'\n', &mut bytes)
+            .with_context(|| format!("{}: cannot read past line {line}; is the file truncated?", path.display()))?;
         if read == 0 {
             break;
         }
@@ -267,31 +228,19 @@ fn read(path: &Path) -> Result<Log> {
         latest = latest.max(row.ts_ms);
     }
     if late > 0 {
-        report
-            .notes
-            .push(format!("{late} rows out of time order were sorted"));
+        report.notes.push(format!("{late} rows out of time order were sorted"));
     }
     rows.sort_by_key(|r| r.ts_ms);
     let span_s = latest.saturating_sub(rows.first().map_or(latest, |r| r.ts_ms)) / 1_000 + 1;
     if span_s < 3_600 {
-        report.notes.push(format!(
-            "{span_s} seconds of traffic are a smoke test, not a quality figure"
-        ));
+        report.notes.push(format!("{span_s} seconds of traffic are a smoke test, not a quality figure"));
     }
-    Ok(Log {
-        rows,
-        day,
-        billing,
-        report,
-    })
+    Ok(Log { rows, day, billing, report })
 }
 
 fn local_day(ts_ms: u64) -> Day {
     let local_ms = ts_ms.saturating_add_signed(i64::from(UTC_OFFSET_MINUTES) * 60_000);
-    Day {
-        number: local_ms / DAY_MS,
-        utc_offset_minutes: UTC_OFFSET_MINUTES,
-    }
+    Day { number: local_ms / DAY_MS, utc_offset_minutes: UTC_OFFSET_MINUTES }
 }
 
 #[cfg(test)]

@@ -16,11 +16,7 @@ pub const NAMES: [&str; 4] = ["auction-only", "contract-first", "static-prices",
 ///
 /// # Errors
 /// An unknown name, or a plan without what the baseline needs.
-pub fn named(
-    name: &str,
-    plan: Option<&crate::plan::Plan>,
-    interval_s: f64,
-) -> Result<Box<dyn super::Policy>, String> {
+pub fn named(name: &str, plan: Option<&crate::plan::Plan>, interval_s: f64) -> Result<Box<dyn super::Policy>, String> {
     let needs_plan = || format!("{name} needs a plan: give --plan or a trained --policy");
     Ok(match name {
         "auction-only" => Box::new(AuctionOnly),

@@ -24,11 +24,7 @@ pub struct ParamsBench {
 
 impl Default for ParamsBench {
     fn default() -> Self {
-        Self {
-            publications: 1_000_000,
-            words: 16 << 10,
-            readers: 2,
-        }
+        Self { publications: 1_000_000, words: 16 << 10, readers: 2 }
     }
 }
 
@@ -81,10 +77,7 @@ struct Tally {
 /// # Errors
 /// When shared memory is short, or a reader cannot be started or fails. A tear is not an error but a figure.
 pub fn run_params(opts: &ParamsBench) -> anyhow::Result<ParamsReport> {
-    ensure!(
-        opts.publications > 1 && opts.words > 0,
-        "nothing to measure"
-    );
+    ensure!(opts.publications > 1 && opts.words > 0, "nothing to measure");
     let names = RunNames::for_this_process("bench")?;
     let control = Control::create(&names.part("control"))?;
     let name = names.part("params");
@@ -191,11 +184,7 @@ impl Reader {
     fn finish(mut self) -> anyhow::Result<Tally> {
         let child = self.0.take().context("finished twice")?;
         let output = child.wait_with_output()?;
-        ensure!(
-            output.status.success(),
-            "a reading process failed: {}",
-            output.status
-        );
+        ensure!(output.status.success(), "a reading process failed: {}", output.status);
         serde_json::from_slice(&output.stdout).context("a reading process printed no tally")
     }
 }

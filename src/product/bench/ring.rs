@@ -12,9 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use nix::time::{ClockId, clock_gettime};
 
-use crate::shm::{
-    Control, Ledger, Overflow, RingReader, RingShape, RunNames, SampleRing, ShmError,
-};
+use crate::shm::{Control, Ledger, Overflow, RingReader, RingShape, RunNames, SampleRing, ShmError};
 
 const RECORD: usize = 256;
 const BLOCK: usize = 512 << 10;
@@ -36,11 +34,7 @@ pub struct RingBench {
 
 impl Default for RingBench {
     fn default() -> Self {
-        Self {
-            records: 4_000_000,
-            regions: 2,
-            idle: Duration::from_secs(2),
-        }
+        Self { records: 4_000_000, regions: 2, idle: Duration::from_secs(2) }
     }
 }
 
@@ -98,11 +92,7 @@ pub fn run_ring(opts: &RingBench) -> anyhow::Result<RingReport> {
     ensure!(blocks >= 2, "nothing to measure in fewer than two blocks");
     let names = RunNames::for_this_process("bench")?;
     let control = Control::create(&names.part("control"))?;
-    let shape = RingShape {
-        actor: 0,
-        regions: opts.regions,
-        capacity: BLOCK,
-    };
+    let shape = RingShape { actor: 0, regions: opts.regions, capacity: BLOCK };
     let ring = SampleRing::create(&names.part("ring0"), shape)?;
     let mut reader = ring.reader()?;
 
@@ -167,12 +157,7 @@ pub fn ring_writer(name: &str, blocks: u64) -> anyhow::Result<()> {
 }
 
 /// Takes all blocks: seconds from the first to the last, and how many were not the expected ones.
-fn consume(
-    reader: &mut RingReader,
-    control: &Control,
-    writer: &mut Writer,
-    blocks: u64,
-) -> anyhow::Result<(f64, u64)> {
+fn consume(reader: &mut RingReader, control: &Control, writer: &mut Writer, blocks: u64) -> anyhow::Result<(f64, u64)> {
     let (mut taken, mut wrong, mut start) = (0, 0, None);
     while taken < blocks {
         let seen = control.data.value();
@@ -207,11 +192,7 @@ fn sequence_at(payload: &[u8], offset: usize) -> Option<u64> {
 }
 
 /// Waits for blocks that do not come; CPU time over wall time.
-fn wait_in_silence(
-    reader: &mut RingReader,
-    control: &Control,
-    idle: Duration,
-) -> anyhow::Result<f64> {
+fn wait_in_silence(reader: &mut RingReader, control: &Control, idle: Duration) -> anyhow::Result<f64> {
     let (start, cpu_before) = (Instant::now(), thread_cpu_time()?);
     while start.elapsed() < idle {
         let seen = control.data.value();

@@ -37,7 +37,10 @@ pub struct Pair {
 
 impl fmt::Display for SpeedupReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "seed  share  serial s  parallel s  speed-up  whole: serial s  parallel s  best share: serial  parallel")?;
+        writeln!(
+            f,
+            "seed  share  serial s  parallel s  speed-up  whole: serial s  parallel s  best share: serial  parallel"
+        )?;
         for p in &self.pairs {
             writeln!(
                 f,
@@ -83,7 +86,14 @@ impl Run {
         let dir = tempfile::tempdir()?;
         let run_dir = dir.path().join("run");
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg("train").arg("--config").arg(config).arg("--run-dir").arg(&run_dir).arg("--seed").arg(seed.to_string());
+        command
+            .arg("train")
+            .arg("--config")
+            .arg(config)
+            .arg("--run-dir")
+            .arg(&run_dir)
+            .arg("--seed")
+            .arg(seed.to_string());
         for set in sets {
             command.arg("--set").arg(set);
         }

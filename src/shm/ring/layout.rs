@@ -34,10 +34,8 @@ pub struct RingShape {
 
 impl RingShape {
     pub(super) fn check(self) -> Result<(), ShmError> {
-        let fits = self
-            .capacity
-            .checked_next_multiple_of(PAGE)
-            .is_some_and(|c| c <= isize::MAX as usize / (MAX_REGIONS + 1));
+        let fits =
+            self.capacity.checked_next_multiple_of(PAGE).is_some_and(|c| c <= isize::MAX as usize / (MAX_REGIONS + 1));
         if !(2..=MAX_REGIONS).contains(&self.regions) || self.capacity == 0 || !fits {
             return Err(ShmError::BadShape {
                 regions: self.regions as u64,

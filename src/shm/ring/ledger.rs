@@ -56,11 +56,7 @@ impl Ledger {
     /// # Errors
     /// [`ShmError::Unbalanced`] with all figures.
     pub fn balance(&self) -> Result<(), ShmError> {
-        if self.produced == self.accounted() {
-            Ok(())
-        } else {
-            Err(ShmError::Unbalanced { ledger: *self })
-        }
+        if self.produced == self.accounted() { Ok(()) } else { Err(ShmError::Unbalanced { ledger: *self }) }
     }
 
     /// The sum over several rings.
@@ -83,20 +79,8 @@ impl Ledger {
 
 impl fmt::Display for Ledger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sign = if self.produced == self.accounted() {
-            "="
-        } else {
-            "!="
-        };
-        let Self {
-            produced,
-            consumed,
-            overwritten,
-            lost,
-            unread,
-            discarded,
-            torn_blocks,
-        } = self;
+        let sign = if self.produced == self.accounted() { "=" } else { "!=" };
+        let Self { produced, consumed, overwritten, lost, unread, discarded, torn_blocks } = self;
         write!(
             f,
             "produced {produced} {sign} consumed {consumed} + overwritten {overwritten} + lost {lost} \

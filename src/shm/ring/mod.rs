@@ -66,17 +66,12 @@ impl SampleRing {
     pub fn create(name: &str, shape: RingShape) -> Result<Self, ShmError> {
         shape.check()?;
         let segment = Segment::create(name, layout::KIND, layout::hash(), shape.body_len())?;
-        let ring = Self {
-            segment: Arc::new(segment),
-            regions: shape.regions,
-            capacity: shape.capacity,
-        };
+        let ring = Self { segment: Arc::new(segment), regions: shape.regions, capacity: shape.capacity };
         let head = ring.head();
         // Relaxed: children that open the ring are spawned later.
         head.actor.store(shape.actor.into(), Ordering::Relaxed);
         head.regions.store(shape.regions as u64, Ordering::Relaxed);
-        head.capacity
-            .store(shape.capacity as u64, Ordering::Relaxed);
+        head.capacity.store(shape.capacity as u64, Ordering::Relaxed);
         Ok(ring)
     }
 
@@ -103,11 +98,7 @@ impl SampleRing {
                 found: segment.body_len() as u64,
             });
         }
-        Ok(Self {
-            segment: Arc::new(segment),
-            regions: shape.regions,
-            capacity: shape.capacity,
-        })
+        Ok(Self { segment: Arc::new(segment), regions: shape.regions, capacity: shape.capacity })
     }
 
     /// How much of `/dev/shm` a ring of this shape takes.
@@ -134,8 +125,7 @@ impl SampleRing {
     }
 
     fn regions(&self) -> &[RegionHead] {
-        self.segment
-            .array::<RegionHead>(layout::REGIONS, self.regions)
+        self.segment.array::<RegionHead>(layout::REGIONS, self.regions)
     }
 
     /// Where the payload of region `index` starts; it has `capacity` bytes.
@@ -156,12 +146,28 @@ impl SampleRing {
     /// The readable region with the smallest sequence number. It may be gone when the caller gets to it:
     /// leave *readable* by compare-exchange from the phase returned here.
     fn oldest_readable(&self) -> Option<(usize, u64)> {
+        // One scan is not enough: behind its back the writer may fill regions that it has passed and then one that
+        // is still ahead of it. But whatever is older than a block that the first scan saw was readable before the
+        // second scan began.
+        let mut before = self.scan_readable()?;
+        loop {
+            let (seq, i, phase) = self.scan_readable()?;
+            if seq <= before.0 {
+                return Some((i, phase));
+            }
+            // Overwritten or taken in between.
+            before = (seq, i, phase);
+        }
+    }
+
+    /// Sequence number, index and phase of the oldest block that a pass over the regions meets.
+    fn scan_readable(&self) -> Option<(u64, usize, u64)> {
         let readable = self.regions().iter().enumerate().filter_map(|(i, region)| {
             // Acquire: pairs with the Release in `commit`, so that `seq` belongs to this phase or a later one.
             let phase = region.phase.load(Ordering::Acquire);
             let seq = region.seq.load(Ordering::Relaxed);
             (State::of(phase) == State::Readable).then_some((seq, i, phase))
         });
-        readable.min().map(|(_, i, phase)| (i, phase))
+        readable.min()
     }
 }

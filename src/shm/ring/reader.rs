@@ -33,17 +33,9 @@ impl SampleRing {
         let me = u64::from(std::process::id());
         // AcqRel: pairs with the Release stores by which the role is given back, in `drop` and in
         // `recover_reader`; we see everything that the last holder left.
-        match self
-            .head()
-            .reader_pid
-            .compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire)
-        {
+        match self.head().reader_pid.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Ok(RingReader { ring: self.clone() }),
-            Err(pid) => Err(ShmError::RoleTaken {
-                name: self.name().into(),
-                role: "reading",
-                pid,
-            }),
+            Err(pid) => Err(ShmError::RoleTaken { name: self.name().into(), role: "reading", pid }),
         }
     }
 }
@@ -63,34 +55,19 @@ impl RingReader {
             let phase = readable + FORWARD;
             // Acquire: pairs with the Release in `commit`; header and payload are those of this phase. Release:
             // what we stored for the last block stays before this move. It fails when the writer overwrites.
-            let moved =
-                region
-                    .phase
-                    .compare_exchange(readable, phase, Ordering::AcqRel, Ordering::Relaxed);
+            let moved = region.phase.compare_exchange(readable, phase, Ordering::AcqRel, Ordering::Relaxed);
             if moved.is_ok() {
                 break (index, phase);
             }
         };
         let (info, len, damage) = self.inspect(index);
-        let mut guard = ReadGuard {
-            reader: self,
-            index,
-            phase,
-            len,
-            info,
-            open: true,
-        };
+        let mut guard = ReadGuard { reader: self, index, phase, len, info, open: true };
         let Some(what) = damage else {
             return Ok(Some(guard));
         };
         let samples = info.samples.into();
         guard.free([0, samples, 1]);
-        Err(ShmError::Torn {
-            actor: info.actor.into(),
-            seq: info.seq,
-            samples,
-            what,
-        })
+        Err(ShmError::Torn { actor: info.actor.into(), seq: info.seq, samples, what })
     }
 
     /// Header and length of a block that is *reading*, and what is wrong with it.
@@ -166,9 +143,7 @@ impl ReadGuard<'_> {
         head.reader.begin(self.index, self.phase, added);
         // Release: our reads of the payload, and the announcement, come before the move. Partners: the Acquire
         // in `find_free` and of the exchange in `claim`; for the announcement, that in `recover_reader`.
-        ring.regions()[self.index]
-            .phase
-            .store(self.phase + FORWARD, Ordering::Release);
+        ring.regions()[self.index].phase.store(self.phase + FORWARD, Ordering::Release);
         head.reader.finish();
         head.space.ring();
     }
@@ -179,22 +154,14 @@ impl Drop for ReadGuard<'_> {
         if self.open {
             // Release: our reads of the payload come before the move; an overwriting writer may be next.
             // Partners: the Acquire in `oldest_readable` and of the exchanges in `claim` and `take`.
-            self.reader.ring.regions()[self.index]
-                .phase
-                .store(self.phase + BACK, Ordering::Release);
+            self.reader.ring.regions()[self.index].phase.store(self.phase + BACK, Ordering::Release);
         }
     }
 }
 
 /// xxh3 of the payload, seeded by the header.
 pub(super) fn checksum(info: BlockInfo, payload: &[u8]) -> u64 {
-    let header = [
-        info.actor.into(),
-        info.param_version,
-        info.seq,
-        info.samples.into(),
-        payload.len() as u64,
-    ];
+    let header = [info.actor.into(), info.param_version, info.seq, info.samples.into(), payload.len() as u64];
     let seed = XxHash3_64::oneshot(bytemuck::cast_slice(&header));
     XxHash3_64::oneshot_with_seed(seed, payload)
 }

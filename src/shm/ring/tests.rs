@@ -17,22 +17,12 @@ fn bell() -> Doorbell {
 }
 
 fn ring(regions: usize) -> SampleRing {
-    let shape = RingShape {
-        actor: 3,
-        regions,
-        capacity: CAPACITY,
-    };
+    let shape = RingShape { actor: 3, regions, capacity: CAPACITY };
     SampleRing::create(&unique_name("ring"), shape).unwrap()
 }
 
 /// Writes a block whose bytes follow from its tag; false when there was no room.
-fn write(
-    writer: &mut RingWriter,
-    tag: u8,
-    samples: u32,
-    policy: Overflow,
-    data: &Doorbell,
-) -> bool {
+fn write(writer: &mut RingWriter, tag: u8, samples: u32, policy: Overflow, data: &Doorbell) -> bool {
     let Some(mut block) = writer.claim(samples, policy) else {
         return false;
     };
@@ -63,11 +53,7 @@ fn drain(reader: &mut RingReader) -> Vec<u8> {
 #[test]
 fn blocks_arrive_in_order_with_their_headers() {
     let name = unique_name("ring");
-    let shape = RingShape {
-        actor: 3,
-        regions: 2,
-        capacity: CAPACITY,
-    };
+    let shape = RingShape { actor: 3, regions: 2, capacity: CAPACITY };
     let main = SampleRing::create(&name, shape).unwrap();
     let data = bell();
     let mut writer = SampleRing::open(&name).unwrap().writer().unwrap();
@@ -88,11 +74,7 @@ fn blocks_arrive_in_order_with_their_headers() {
 #[test]
 fn impossible_shapes_are_refused() {
     for (regions, capacity) in [(0, 10), (1, 10), (2, 0), (65, 10), (2, usize::MAX)] {
-        let shape = RingShape {
-            actor: 0,
-            regions,
-            capacity,
-        };
+        let shape = RingShape { actor: 0, regions, capacity };
         let refused = SampleRing::create(&unique_name("ring"), shape);
         assert!(matches!(refused, Err(ShmError::BadShape { .. })));
     }
@@ -121,10 +103,7 @@ fn an_unfinished_block_is_discarded_and_its_region_free() {
     assert!(write(&mut writer, 1, 4, Overflow::Wait, &data));
     let ledger = ring.ledger();
     ledger.balance().unwrap();
-    assert_eq!(
-        (ledger.produced, ledger.discarded, ledger.unread),
-        (57, 53, 4)
-    );
+    assert_eq!((ledger.produced, ledger.discarded, ledger.unread), (57, 53, 4));
 }
 
 #[test]
@@ -198,9 +177,7 @@ fn kill_writer_everywhere(unread: u8, life: fn(&mut RingWriter, &Doorbell)) {
         abandon(writer);
         let lost = ring.recover_writer(&data);
         let ledger = ring.ledger();
-        ledger
-            .balance()
-            .unwrap_or_else(|e| panic!("step {step}: {e}"));
+        ledger.balance().unwrap_or_else(|e| panic!("step {step}: {e}"));
         assert_eq!(ledger.lost, lost);
         assert_eq!(ring.recover_writer(&data), 0, "once is enough");
         assert_eq!(ring.ledger(), ledger);
@@ -267,9 +244,7 @@ fn a_reader_may_die_anywhere() {
         let before = ring.ledger();
         let again = ring.recover_reader();
         let ledger = ring.ledger();
-        ledger
-            .balance()
-            .unwrap_or_else(|e| panic!("step {step}: {e}"));
+        ledger.balance().unwrap_or_else(|e| panic!("step {step}: {e}"));
         assert!(again <= before.unread);
         assert_eq!(ring.recover_reader(), 0, "once is enough");
 
@@ -393,9 +368,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
             .prop_map(|(at, samples, policy)| Op::WriterDies { at, samples, policy }),
         1 => (0..12u32).prop_map(|at| Op::ReaderDies { at }),
     ];
-    let op = op.prop_recursive(1, 8, 4, |inner| {
-        prop::collection::vec(inner, 1..4).prop_map(Op::HoldRead)
-    });
+    let op = op.prop_recursive(1, 8, 4, |inner| prop::collection::vec(inner, 1..4).prop_map(Op::HoldRead));
     prop::collection::vec(op, 1..40)
 }
 
@@ -424,10 +397,7 @@ impl Model {
 
     fn expected(&self, held: u64) -> Ledger {
         let unread: u64 = self.blocks.iter().map(|(_, s)| u64::from(*s)).sum();
-        Ledger {
-            unread: unread + held,
-            ..self.sums
-        }
+        Ledger { unread: unread + held, ..self.sums }
     }
 }
 
@@ -479,11 +449,7 @@ fn live(model: &mut Model, ring: &SampleRing, data: &Doorbell, ops: &[Op], held:
                 block.release();
                 model.sums.consumed += u64::from(samples);
             }
-            Op::WriterDies {
-                at,
-                samples,
-                policy,
-            } => {
+            Op::WriterDies { at, samples, policy } => {
                 model.tag = model.tag.wrapping_add(1);
                 let mut writer = ring.writer().unwrap();
                 let write = || write(&mut writer, model.tag, *samples, *policy, data);

@@ -30,17 +30,9 @@ impl SampleRing {
         let me = u64::from(std::process::id());
         // AcqRel: pairs with the Release stores by which the role is given back, in `drop` and in
         // `recover_writer`; we see everything that the last holder left.
-        match self
-            .head()
-            .writer_pid
-            .compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire)
-        {
+        match self.head().writer_pid.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Ok(RingWriter { ring: self.clone() }),
-            Err(pid) => Err(ShmError::RoleTaken {
-                name: self.name().into(),
-                role: "writing",
-                pid,
-            }),
+            Err(pid) => Err(ShmError::RoleTaken { name: self.name().into(), role: "writing", pid }),
         }
     }
 }
@@ -64,29 +56,18 @@ impl RingWriter {
             };
             // Release: visible before the move that `begin` announces, for `recover_writer`.
             head.writer.claim_samples.store(samples, Ordering::Release);
-            head.writer
-                .account
-                .begin(index, to, [samples, overwritten, 0]);
+            head.writer.account.begin(index, to, [samples, overwritten, 0]);
             // Acquire: pairs with the reader's Release in `release`, so that its reads of the payload are over.
             // Release: keeps the announcement before the move. Partner: the Acquire in `recover_writer`.
             let region = &self.ring.regions()[index];
-            let moved =
-                region
-                    .phase
-                    .compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
+            let moved = region.phase.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
             if moved.is_err() {
                 // The reader took it first; look again.
                 head.writer.account.cancel();
                 continue;
             }
             head.writer.account.finish();
-            return Some(WriteGuard {
-                writer: self,
-                index,
-                phase: to,
-                samples,
-                open: true,
-            });
+            return Some(WriteGuard { writer: self, index, phase: to, samples, open: true });
         }
     }
 
@@ -163,9 +144,7 @@ impl WriteGuard<'_> {
 fn store_header(region: &RegionHead, info: BlockInfo, len: usize, checksum: u64) {
     region.magic.store(BLOCK_MAGIC, Ordering::Relaxed);
     region.actor.store(info.actor.into(), Ordering::Relaxed);
-    region
-        .param_version
-        .store(info.param_version, Ordering::Relaxed);
+    region.param_version.store(info.param_version, Ordering::Relaxed);
     region.seq.store(info.seq, Ordering::Relaxed);
     region.samples.store(info.samples.into(), Ordering::Relaxed);
     region.len.store(len as u64, Ordering::Relaxed);
@@ -182,9 +161,7 @@ impl Drop for WriteGuard<'_> {
         let free = self.phase + BACK;
         account.begin(self.index, free, [0, 0, self.samples]);
         // Release: keeps the announcement before the move. Partner: the Acquire in `recover_writer`.
-        ring.regions()[self.index]
-            .phase
-            .store(free, Ordering::Release);
+        ring.regions()[self.index].phase.store(free, Ordering::Release);
         account.finish();
     }
 }

@@ -13,24 +13,15 @@ fn run(csv: &str, contracts: &str) -> (tempfile::TempDir, Result<ImportReport>) 
     let (impressions, control) = (dir.path().join("imp.csv"), dir.path().join("control.tsv"));
     fs::write(&impressions, csv).unwrap();
     fs::write(&control, format!("{CONTROL}{contracts}")).unwrap();
-    let report = import(&Options {
-        impressions: vec![impressions],
-        control,
-        out: dir.path().join("out"),
-    });
+    let report = import(&Options { impressions: vec![impressions], control, out: dir.path().join("out") });
     (dir, report)
 }
 
 /// The track log rows of one weekday, split into columns.
 fn rows(dir: &tempfile::TempDir, weekday: u8) -> Vec<Vec<String>> {
-    let path = dir
-        .path()
-        .join(format!("out/weekday-{weekday}/track_log.tsv"));
+    let path = dir.path().join(format!("out/weekday-{weekday}/track_log.tsv"));
     let text = fs::read_to_string(path).unwrap();
-    text.lines()
-        .skip(1)
-        .map(|l| l.split('\t').map(str::to_owned).collect())
-        .collect()
+    text.lines().skip(1).map(|l| l.split('\t').map(str::to_owned).collect()).collect()
 }
 
 #[test]
@@ -43,17 +34,9 @@ fn rows_are_sorted_by_hour_stably_and_spread_within_it() {
     let report = report.unwrap();
     let found: Vec<(String, u64, String, String)> = rows(&dir, 0)
         .into_iter()
-        .map(|r| {
-            (
-                r[0].clone(),
-                r[1].parse::<u64>().unwrap() - DAY_0,
-                r[2].clone(),
-                r[7].clone(),
-            )
-        })
+        .map(|r| (r[0].clone(), r[1].parse::<u64>().unwrap() - DAY_0, r[2].clone(), r[7].clone()))
         .collect();
-    let row =
-        |id: &str, ts: u64, slot: &str, queue: &str| (id.into(), ts, slot.into(), queue.into());
+    let row = |id: &str, ts: u64, slot: &str, queue: &str| (id.into(), ts, slot.into(), queue.into());
     assert_eq!(
         found,
         [
@@ -63,10 +46,7 @@ fn rows_are_sorted_by_hour_stably_and_spread_within_it() {
             row("4", 20_400_000, "300250", "71,A,50,0,0"),
         ]
     );
-    assert_eq!(
-        rows(&dir, 1)[0][..2],
-        ["1".to_owned(), (DAY_0 + 118_800_000).to_string()]
-    );
+    assert_eq!(rows(&dir, 1)[0][..2], ["1".to_owned(), (DAY_0 + 118_800_000).to_string()]);
     let dates: Vec<&str> = report.directories.iter().map(|d| d.date.as_str()).collect();
     assert_eq!(dates, ["2013-06-09", "2013-06-10"]);
 }
@@ -107,17 +87,10 @@ fn contracts_join_the_requests_they_target_while_they_fly() {
     let control = fs::read_to_string(dir.path().join("out/weekday-1/control.tsv")).unwrap();
     let midnight = DAY_0 + 86_400_000;
     let lines: Vec<&str> = control.lines().collect();
-    assert_eq!(
-        lines[1],
-        "9001\t5\t5\t0\t\t\tregion:216|gender:1\t\t\t0.2\t20\t0.001"
-    );
+    assert_eq!(lines[1], "9001\t5\t5\t0\t\t\tregion:216|gender:1\t\t\t0.2\t20\t0.001");
     assert_eq!(
         lines[2],
-        format!(
-            "9009\t5\t5\t0\t{}\t{}\t\t\t\t0.2\t0\t0.002",
-            midnight + 43_200_000,
-            midnight + 64_800_000
-        )
+        format!("9009\t5\t5\t0\t{}\t{}\t\t\t\t0.2\t0\t0.002", midnight + 43_200_000, midnight + 64_800_000)
     );
 }
 
@@ -130,11 +103,7 @@ fn bad_rows_are_dropped_with_line_column_and_value() {
     );
     let (dir, report) = run(&csv, "");
     let report = report.unwrap();
-    let found: Vec<String> = report
-        .dropped
-        .iter()
-        .map(|c| format!("{} {} {}", c.count, c.reason, c.first))
-        .collect();
+    let found: Vec<String> = report.dropped.iter().map(|c| format!("{} {} {}", c.count, c.reason, c.first)).collect();
     let file = dir.path().join("imp.csv").display().to_string();
     assert_eq!(
         found,
@@ -154,10 +123,7 @@ fn contracts_that_do_not_fit_and_files_without_use_are_errors() {
     let row = "0,0,1,1,300,250,10,71,null";
     let message = |csv: String, contracts: &str| {
         let (dir, report) = run(&csv, contracts);
-        assert!(
-            !dir.path().join("out").exists(),
-            "nothing is written on failure"
-        );
+        assert!(!dir.path().join("out").exists(), "nothing is written on failure");
         format!("{:#}", report.unwrap_err())
     };
     let good = format!("{HEADER}\n{row}\n");
@@ -166,10 +132,7 @@ fn contracts_that_do_not_fit_and_files_without_use_are_errors() {
     assert!(message(good, "9001\t5\t\t\t\t0.2\t2e6\t0.9\n").contains("9001"));
     let header = HEADER.replace("payprice", "price");
     let text = message(format!("{header}\n{row}\n"), "");
-    assert!(
-        text.contains("`payprice`") && text.contains("imp.csv"),
-        "{text}"
-    );
+    assert!(text.contains("`payprice`") && text.contains("imp.csv"), "{text}");
     assert!(message(format!("{HEADER},hour\n{row},1\n"), "").contains("`hour` twice"));
     assert!(message(format!("{HEADER}\n0,x,1,1,300,250,10,71,null\n"), "").contains("weekday"));
     assert!(message(format!("{HEADER}\n"), "").contains("no impression"));
@@ -182,33 +145,15 @@ fn a_truncated_archive_is_an_error_that_says_where() {
     let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     writeln!(gz, "{HEADER}").unwrap();
     for i in 0..20_000_u64 {
-        writeln!(
-            gz,
-            "0,0,{},{},300,250,{},71,null",
-            i % 24,
-            i * 7_919 % 400,
-            i * 31 % 300
-        )
-        .unwrap();
+        writeln!(gz, "0,0,{},{},300,250,{},71,null", i % 24, i * 7_919 % 400, i * 31 % 300).unwrap();
     }
     let bytes = gz.finish().unwrap();
-    let (path, control) = (
-        dir.path().join("imp.csv.gz"),
-        dir.path().join("control.tsv"),
-    );
+    let (path, control) = (dir.path().join("imp.csv.gz"), dir.path().join("control.tsv"));
     fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
     fs::write(&control, CONTROL).unwrap();
-    let error = import(&Options {
-        impressions: vec![path],
-        control,
-        out: dir.path().join("out"),
-    })
-    .unwrap_err();
+    let error = import(&Options { impressions: vec![path], control, out: dir.path().join("out") }).unwrap_err();
     let text = format!("{error:#}");
-    assert!(
-        text.contains("imp.csv.gz") && text.contains("truncated"),
-        "{text}"
-    );
+    assert!(text.contains("imp.csv.gz") && text.contains("truncated"), "{text}");
 }
 
 #[test]
@@ -220,9 +165,7 @@ fn the_real_log_imports_whole() {
     let raw = Path::new(&shared).join("ipinyou");
     let dir = tempfile::tempdir().unwrap();
     let report = import(&Options {
-        impressions: (0..3)
-            .map(|d| raw.join(format!("imp.weekday{d}.csv.gz")))
-            .collect(),
+        impressions: (0..3).map(|d| raw.join(format!("imp.weekday{d}.csv.gz"))).collect(),
         control: raw.join("contracts.tsv"),
         out: dir.path().join("out"),
     })
@@ -230,10 +173,5 @@ fn the_real_log_imports_whole() {
     assert!(report.dropped.is_empty());
     let requests: Vec<u64> = report.directories.iter().map(|d| d.requests).collect();
     assert_eq!(requests, [6_045, 5_520, 4_412]);
-    assert!(
-        report
-            .directories
-            .iter()
-            .all(|d| d.contracts == 12 && d.contract_entries > d.requests)
-    );
+    assert!(report.directories.iter().all(|d| d.contracts == 12 && d.contract_entries > d.requests));
 }

@@ -83,10 +83,7 @@ impl Billing {
         cpm.sort_by_key(|&(&ad_id, r)| (std::cmp::Reverse(r.entries), ad_id));
         cpm.truncate(count);
         cpm.into_iter()
-            .map(|(&ad_id, r)| Declared {
-                ad_id,
-                penalty: PENALTY_FACTOR * (r.ecpm / r.entries as f64) / 1_000.0,
-            })
+            .map(|(&ad_id, r)| Declared { ad_id, penalty: PENALTY_FACTOR * (r.ecpm / r.entries as f64) / 1_000.0 })
             .collect()
     }
 }
@@ -108,11 +105,7 @@ pub(super) struct Supply {
 /// Counts the requests that carry `ad_id`, and those that may show it.
 pub(super) fn supply(rows: &[TrackRow], ad_id: u64) -> Supply {
     let mut supply = Supply::default();
-    for entry in rows
-        .iter()
-        .flat_map(|r| &r.queue)
-        .filter(|e| e.ad_id == ad_id)
-    {
+    for entry in rows.iter().flat_map(|r| &r.queue).filter(|e| e.ad_id == ad_id) {
         supply.appears += 1;
         supply.may_show += u64::from(entry.filter == 0);
     }
@@ -155,12 +148,7 @@ mod tests {
     use super::*;
 
     fn price(bid: f64, pctr_per_mille: f64, quality: f64, total: f64) -> Price {
-        Price {
-            bid,
-            pctr_per_mille,
-            quality,
-            total,
-        }
+        Price { bid, pctr_per_mille, quality, total }
     }
 
     #[test]
@@ -186,34 +174,19 @@ mod tests {
         billing.add(10, price(100.0, 1.0005, 10.0, 110.05), 110.05);
         billing.add(10, cpm(400.0), 400.0);
         let declared = billing.declare(2);
-        assert_eq!(
-            declared.iter().map(|d| d.ad_id).collect::<Vec<_>>(),
-            [10, 20]
-        );
+        assert_eq!(declared.iter().map(|d| d.ad_id).collect::<Vec<_>>(), [10, 20]);
         assert!((declared[1].penalty - 1.5 * 600.0 / 1_000.0).abs() < 1e-12);
         assert_eq!(billing.declare(9).len(), 3);
     }
 
     #[test]
     fn demand_is_a_share_of_the_requests_that_may_show_it_and_at_least_one() {
-        let day = Day {
-            number: 18_010,
-            utc_offset_minutes: 480,
-        };
-        let ad = Declared {
-            ad_id: 7,
-            penalty: 0.5,
-        };
+        let day = Day { number: 18_010, utc_offset_minutes: 480 };
+        let ad = Declared { ad_id: 7, penalty: 0.5 };
         let demand = |may_show| {
-            let supply = Supply {
-                appears: 100,
-                may_show,
-            };
+            let supply = Supply { appears: 100, may_show };
             control_row(ad, supply, 0.3, day).required
         };
-        assert_eq!(
-            [demand(100), demand(5), demand(1), demand(0)],
-            [30, 2, 1, 1]
-        );
+        assert_eq!([demand(100), demand(5), demand(1), demand(0)], [30, 2, 1, 1]);
     }
 }

@@ -37,16 +37,7 @@ impl Parsed {
         let user_id = Some(number("user", user)?);
         let (queue, prices, changes) = parse_queue(queue)?;
         Ok(Self {
-            row: TrackRow {
-                request_id,
-                ts_ms: seconds * 1_000,
-                slot_id,
-                region: 0,
-                gender: 0,
-                age: 0,
-                user_id,
-                queue,
-            },
+            row: TrackRow { request_id, ts_ms: seconds * 1_000, slot_id, region: 0, gender: 0, age: 0, user_id, queue },
             prices,
             changes,
         })
@@ -69,9 +60,7 @@ fn parse_queue(text: &str) -> Result<Queue, Flaw> {
         }
         let ad_id: u64 = number("ad_id", ad_id)?;
         let filter: u64 = number("filter", filter)?;
-        let long = pctr
-            .split_once('.')
-            .is_some_and(|(_, d)| d.len() > LONG_DECIMALS);
+        let long = pctr.split_once('.').is_some_and(|(_, d)| d.len() > LONG_DECIMALS);
         entries.push((entry, ad_id, filter, long, price));
     }
 
@@ -93,11 +82,7 @@ fn parse_queue(text: &str) -> Result<Queue, Flaw> {
             continue;
         }
         if price.pctr_per_mille > 1_000.0 {
-            changes.push(Flaw::new(
-                "pctr",
-                entry,
-                "pctr_above_1000_per_mille_set_to_1",
-            ));
+            changes.push(Flaw::new("pctr", entry, "pctr_above_1000_per_mille_set_to_1"));
         }
         if price.total < 0.0 {
             changes.push(Flaw::new("total_ecpm", entry, "negative_total_set_to_0"));
@@ -116,11 +101,7 @@ fn parse_queue(text: &str) -> Result<Queue, Flaw> {
         return Err(Flaw::new("queue", text, "empty_queue"));
     }
     if queue.len() > MAX_QUEUE {
-        return Err(Flaw::new(
-            "queue",
-            queue.len().to_string(),
-            "queue_too_long",
-        ));
+        return Err(Flaw::new("queue", queue.len().to_string(), "queue_too_long"));
     }
     Ok((queue, prices, changes))
 }
