@@ -123,14 +123,15 @@ fn train(
     };
     let mut manifest = Manifest::begin(&context, mode, &device.to_string())?;
     manifest.write(directory)?;
+    interrupt.supervise();
     let outcome = if in_one_process {
         serial::train(&context, directory, interrupt)
     } else {
         parallel::train(&context, directory, interrupt)
-    }?;
+    };
     manifest.end(&outcome);
     manifest.write(directory)?;
-    Ok((context, outcome))
+    Ok((context, outcome?))
 }
 
 /// The best policy on the test days, beside the baselines.

@@ -90,7 +90,9 @@ pub fn verdict(days: &[DayReport]) -> Option<String> {
         .filter_map(|p| Some((p.name.as_str(), mean_of(&p.name)?)))
         .max_by(|a, b| a.1.total_cmp(&b.1))?;
     let points = 100.0 * (share - best_share);
-    Some(if points > 0.0 {
+    Some(if points.abs() < 0.005 {
+        format!("The trained policy is level with the best baseline ({best}).")
+    } else if points > 0.0 {
         format!("The trained policy is {points:.2} points above the best baseline ({best}).")
     } else {
         format!(

@@ -27,10 +27,10 @@ impl BadValue {
 
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    #[error("{path}: {source}", path = path.display())]
-    Io { path: PathBuf, source: std::io::Error },
-    #[error("{path}: the file ends in the middle (after line {line}): {source}; fetch or write it again", path = path.display())]
-    Truncated { path: PathBuf, line: u64, source: std::io::Error },
+    #[error("{path}: {cause}", path = path.display())]
+    Io { path: PathBuf, cause: std::io::Error },
+    #[error("{path}: the file ends in the middle (after line {line}): {cause}; fetch or write it again", path = path.display())]
+    Truncated { path: PathBuf, line: u64, cause: std::io::Error },
     #[error("{dir}: no {name}.tsv (or .tsv.gz, .tsv.zst, .parquet); a log directory needs one", dir = dir.display())]
     MissingFile { dir: PathBuf, name: &'static str },
     #[error("{dir}: both {first} and {second} are there; keep one of them", dir = dir.display())]
@@ -52,11 +52,11 @@ pub enum LogError {
 }
 
 impl LogError {
-    pub fn io(path: &Path, source: std::io::Error) -> Self {
-        if source.kind() == std::io::ErrorKind::UnexpectedEof {
-            return Self::Truncated { path: path.to_owned(), line: 0, source };
+    pub fn io(path: &Path, cause: std::io::Error) -> Self {
+        if cause.kind() == std::io::ErrorKind::UnexpectedEof {
+            return Self::Truncated { path: path.to_owned(), line: 0, cause };
         }
-        Self::Io { path: path.to_owned(), source }
+        Self::Io { path: path.to_owned(), cause }
     }
 }
 

@@ -238,7 +238,7 @@ pub fn read_strict<T>(
 
 fn read_error(path: &Path, line: u64, source: std::io::Error) -> LogError {
     match source.kind() {
-        std::io::ErrorKind::UnexpectedEof => LogError::Truncated { path: path.to_owned(), line, source },
+        std::io::ErrorKind::UnexpectedEof => LogError::Truncated { path: path.to_owned(), line, cause: source },
         _ if line > 0 || path.extension().is_some_and(|e| e == "gz" || e == "zst") => {
             LogError::Format { path: path.to_owned(), reason: format!("cannot be read on after line {line}: {source}") }
         }

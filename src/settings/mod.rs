@@ -104,6 +104,9 @@ impl Settings {
         if self.actors.regions < 2 || (self.actors.overflow == Overflow::Overwrite && self.actors.regions < 3) {
             return bad("actors.regions", "must be at least 2, and 3 with actors.overflow = \"overwrite\"".into());
         }
+        if self.actors.regions > 64 {
+            return bad("actors.regions", format!("is {}; at most 64", self.actors.regions));
+        }
         if l.batch == 0 || !l.batch.is_multiple_of(l.segment) {
             return bad(
                 "learner.batch",

@@ -26,6 +26,8 @@ pub struct Manifest {
     started: String,
     ended: Option<String>,
     outcome: Option<Outcome>,
+    /// Why the run failed, if it did.
+    failure: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -73,13 +75,17 @@ impl Manifest {
             started: now(),
             ended: None,
             outcome: None,
+            failure: None,
         })
     }
 
     /// Notes the end.
-    pub fn end(&mut self, outcome: &Outcome) {
+    pub fn end(&mut self, result: &anyhow::Result<Outcome>) {
         self.ended = Some(now());
-        self.outcome = Some(outcome.clone());
+        match result {
+            Ok(outcome) => self.outcome = Some(outcome.clone()),
+            Err(e) => self.failure = Some(format!("{e:#}")),
+        }
     }
 
     pub fn write(&self, directory: &RunDirectory) -> anyhow::Result<()> {

@@ -81,8 +81,8 @@ proptest! {
         let bound = hindsight_bound(&day.log, rate_seed);
         let terms: Vec<(&PlainContract, (f64, f64))> = plain.contracts.values().zip(shares).collect();
         // Any price up to the penalty, as one number; as lambda >= 0 and mu >= 0; and lambda < 0 where cap = required.
-        let price: Vec<f64> =
-            terms.iter().map(|(c, (share, _))| if *share > 0.0 { share * c.penalty } else { share * (c.penalty + 1.0) }).collect();
+        let price_of = |c: &PlainContract, share: f64| share * if share > 0.0 { c.penalty } else { c.penalty + 1.0 };
+        let price: Vec<f64> = terms.iter().map(|(c, (share, _))| price_of(c, *share)).collect();
         let lambda: Vec<f64> = terms.iter().map(|(c, (share, _))| share.abs() * c.penalty).collect();
         let mu: Vec<f64> = terms.iter().map(|(_, (_, mu))| *mu).collect();
         let split = |pick: fn(f64) -> f64| price.iter().map(|&p| pick(p)).collect::<Vec<_>>();
@@ -90,12 +90,14 @@ proptest! {
         prop_assert!(close(one, dual(&plain, rate_seed, &split(|p| p.max(0.0)), &split(|p| (-p).max(0.0)))));
         let both = dual(&plain, rate_seed, &lambda, &mu);
         let difference: Vec<f64> = lambda.iter().zip(&mu).map(|(l, m)| l - m).collect();
-        prop_assert!(problem.dual(&difference) <= both + 1e-9 * (1.0 + both.abs()), "one price per contract loses nothing");
+        let joined = problem.dual(&difference);
+        prop_assert!(joined <= both + 1e-9 * (1.0 + both.abs()), "one price per contract loses nothing");
         let mut duals = vec![one, both, bound.upper];
         if terms.iter().all(|(c, _)| c.cap == c.required && c.delivered0 <= c.required) {
             duals.push(dual(&plain, rate_seed, &price, &vec![0.0; price.len()]));
         }
-        prop_assert!(bound.upper <= one + 1e-6 * (1.0 + one.abs()), "the least D found, {}, is above {one}", bound.upper);
+        let upper = bound.upper;
+        prop_assert!(upper <= one + 1e-6 * (1.0 + one.abs()), "the least D found, {upper}, is above {one}");
         prop_assert!(close(bound.stake, plain.stake()));
         prop_assert!(bound.prices.iter().zip(&day.contracts).all(|(p, c)| *p <= c.penalty));
         prop_assert!(close(bound.upper, problem.dual(&bound.prices)), "the prices prove the bound");
@@ -129,8 +131,8 @@ proptest! {
     }
 }
 
-/// A day without ties: continuous prices, one to five auction ads a queue, overlapping contracts. Boosts, which prices of the
-/// bound know nothing of, are everywhere.
+/// A day without ties: continuous prices, one to five auction ads a queue, overlapping contracts. Boosts, which the prices
+/// of the bound know nothing of, are everywhere.
 fn untied(seed: u64, requests: usize) -> World {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let n = rng.random_range(1..=5usize);
@@ -190,8 +192,8 @@ fn untied(seed: u64, requests: usize) -> World {
 
 /// Both sides of the certificate: the bound, and what serving with its prices earns, as a share of UB + S.
 ///
-/// A day's prices decide every request but a handful at the margin (of a contract, one or two), and each of these is worth about
-/// one part in `requests` of the day. Below some hundred requests the rounding alone is worth more than a thousandth.
+/// A day's prices decide every request but a handful at the margin (of a contract, one or two), and each of these is worth
+/// about one part in `requests` of the day. Below some hundred requests the rounding alone is worth more than a thousandth.
 #[test]
 fn both_sides_of_the_certificate_meet_on_days_without_ties() {
     let mut worst: f64 = 0.0;

@@ -124,7 +124,8 @@ fn the_compiled_log_is_reused_while_its_inputs_stay() {
     let first = content(&open(dir.path()));
     let at = inode(&cache(dir.path()));
     assert_eq!(content(&open(dir.path())), first);
-    // Neither a newer time stamp, nor a table that has no part in it, nor another share of bad rows, nor completed queues.
+    // Neither a newer time stamp, nor a table that has no part in it, nor another share of bad rows, nor completed queues
+    // are a reason to compile again.
     let track = dir.path().join("track_log.tsv");
     std::fs::write(&track, std::fs::read(&track).unwrap()).unwrap();
     std::fs::write(dir.path().join("inventory.tsv"), "not read here").unwrap();
@@ -296,7 +297,7 @@ fn indices_and_times_that_point_outside_are_refused() {
     let requests = header::END;
     let entries = requests + word(bytes, header::REQUESTS) as usize * REQUEST_BYTES;
     let second = requests + REQUEST_BYTES;
-    // The fields of a request in front of `entries_at`: id, time, best; an entry's contract stands behind three numbers.
+    // In front of a request's `entries_at` stand id, time and best; in front of an entry's contract, three numbers.
     let edits: [(&str, usize, &[u8]); 7] = [
         ("entries_at", second + 24, &u32::MAX.to_le_bytes()),
         ("auctions_at", second + 28, &u32::MAX.to_le_bytes()),

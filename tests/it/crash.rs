@@ -130,7 +130,7 @@ fn killed_evaluators_are_replaced_and_the_run_ends_well() {
     let metrics = ended.metrics();
     assert_eq!(restarts(&metrics, "evaluator").len(), 3);
     let evaluations = || metrics.iter().filter(|line| line["kind"] == "evaluation");
-    assert_eq!(evaluations().last().unwrap()["updates"], ended.outcome()["updates"]);
+    assert_eq!(evaluations().next_back().unwrap()["updates"], ended.outcome()["updates"]);
     // Whoever takes over knows what was best before.
     let best = evaluations().map(|line| line["j"].as_f64().unwrap()).fold(f64::MIN, f64::max);
     assert_eq!(ended.outcome()["best_j"].as_f64(), Some(best));

@@ -22,8 +22,8 @@ use super::worlds::{Decision, Loaded, PlainLog, cases, close, open, table, text_
 
 const SMALL: &str = "requests = 1500\nqueue = 8\nregions = 4\nslots = 2\nusers = 500\nauction_ads = 60\n";
 /// A world with all that the rules of showing know.
-const TWISTED: &str = "contracts = 7\ncontracts_per_queue = 2.5\ncompress = \"none\"\ncap_slack = 0.3\ndelivered0_share = 0.15\n\
-                       rate = 0.8\nboost_share = 0.2\nfilter_share = 0.2\npart_day_share = 0.5\n";
+const TWISTED: &str = "contracts = 7\ncontracts_per_queue = 2.5\ncompress = \"none\"\ncap_slack = 0.3\n\
+                       delivered0_share = 0.15\nrate = 0.8\nboost_share = 0.2\nfilter_share = 0.2\npart_day_share = 0.5\n";
 
 /// Writes days of a synthetic world.
 fn synth(folder: &Path, world: &str, days: usize) -> Vec<PathBuf> {
@@ -265,12 +265,16 @@ proptest! {
     #![proptest_config(cases(100))]
 
     #[test]
-    fn a_report_counts_what_nobody_could_fill_and_its_primal_is_what_the_oracle_earns(world in world(), rate_seed in 0u64..4) {
+    fn a_report_counts_what_nobody_could_fill_and_its_primal_is_what_the_oracle_earns(
+        world in world(),
+        rate_seed in 0u64..4,
+    ) {
         let Loaded { day, plain, dir: _dir, .. } = world.load();
         let mut shown: Vec<Decision> = Vec::new();
         let options = ReplayOptions { rate_seed, feedback_delay_s: 0.0 };
         let report = compare_day(&day, &mut [], options, &mut |_, s| {
-            shown.push((s.request_id, s.ad.map(|(ad, ad_type)| (ad, if ad_type == AdType::Contract { 'C' } else { 'A' }))));
+            let letter = |ad_type| if ad_type == AdType::Contract { 'C' } else { 'A' };
+            shown.push((s.request_id, s.ad.map(|(ad, ad_type)| (ad, letter(ad_type)))));
             Ok(())
         });
         let report = report.unwrap();

@@ -181,10 +181,10 @@ proptest! {
         for (name, mut policy) in policies(&day, &plan) {
             for feedback_delay_s in DELAYS {
                 let (totals, decisions) = decide(&day, &mut *policy, ReplayOptions { rate_seed, feedback_delay_s });
-                let order = |id: &u64| decisions.iter().position(|(request, _)| request == id);
-                prop_assert!(plain.requests.iter().map(|r| order(&r.id)).is_sorted(), "rows of one time keep their order");
-                let verdict = plain.judge(rate_seed, &decisions);
-                let verdict = verdict.map_err(|e| TestCaseError::fail(format!("{name}, delay {feedback_delay_s}: {e}")))?;
+                let order = decisions.iter().map(|(request, _)| *request);
+                prop_assert!(order.eq(plain.requests.iter().map(|r| r.id)), "rows of one time keep their order");
+                let failed = |e| TestCaseError::fail(format!("{name}, delay {feedback_delay_s}: {e}"));
+                let verdict = plain.judge(rate_seed, &decisions).map_err(failed)?;
                 for (what, counted, claimed) in [
                     ("j", verdict.j, totals.j),
                     ("auction revenue", verdict.auction_revenue, totals.auction_revenue),
@@ -263,7 +263,14 @@ proptest! {
         weights in (0.0..3.0, 0.0..3.0, 0.0..3.0),
     ) {
         let Loaded { day, plain, .. } = world.load();
-        let settings = Episodes { steps, mid_day_share, jump_share: 0.5, demand_jitter: 0.3, volume_jitter: 0.3, ..Episodes::default() };
+        let settings = Episodes {
+            steps,
+            mid_day_share,
+            jump_share: 0.5,
+            demand_jitter: 0.3,
+            volume_jitter: 0.3,
+            ..Episodes::default()
+        };
         let episode = Episode::draw(&day, &settings, seed);
         prop_assert_eq!(&episode, &Episode::draw(&day, &settings, seed));
         let by_id: HashMap<u64, _> = plain.requests.iter().map(|r| (r.id, r)).collect();
@@ -360,7 +367,9 @@ proptest! {
         walk(&day, Episode::whole_day(&day, 0), 0.0, 0.0, seed, &mut |step| at_once.push(step.choice));
         prop_assert_eq!(choices, at_once);
         // Nor does it move a policy that looks at no counts.
-        let blind = |feedback_delay_s| decide(&day, &mut FixedPrices::training_days(), ReplayOptions { rate_seed: 0, feedback_delay_s });
+        let blind = |feedback_delay_s| {
+            decide(&day, &mut FixedPrices::training_days(), ReplayOptions { rate_seed: 0, feedback_delay_s })
+        };
         prop_assert_eq!(blind(DELAYS[delay]), blind(0.0));
     }
 
@@ -379,7 +388,8 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         changed.write(dir.path());
         let plan = &loaded.plan;
-        let changed = DayModel::with_forecast(worlds::open(dir.path()), &plan.forecast, plan, loaded.day.vocabulary.clone());
+        let vocabulary = loaded.day.vocabulary.clone();
+        let changed = DayModel::with_forecast(worlds::open(dir.path()), &plan.forecast, plan, vocabulary);
         let options = ReplayOptions { rate_seed: 0, feedback_delay_s: DELAYS[delay] };
         let before = |day: &DayModel, mut policy: Box<dyn Policy>| {
             let mut decisions = decide(day, &mut *policy, options).1;
@@ -392,7 +402,10 @@ proptest! {
     }
 
     #[test]
-    fn what_is_known_before_the_day_is_the_same_whatever_the_day_brings((world, future) in futures(), known in 0usize..=6) {
+    fn what_is_known_before_the_day_is_the_same_whatever_the_day_brings(
+        (world, future) in futures(),
+        known in 0usize..=6,
+    ) {
         let loaded = world.load();
         if future.is_empty() {
             return Ok(());
@@ -404,8 +417,11 @@ proptest! {
         let mut plan = loaded.plan;
         plan.contracts.retain(|&ad, _| ad < worlds::contract_id(known));
         let day = |dir: &Path| DayModel::with_forecast(worlds::open(dir), &plan.forecast, &plan, Arc::default());
-        let (a, b) = (day(loaded.dir.path()), day(dir.path()));
-        prop_assert_eq!(format!("{:?} {:?} {}", a.contracts, a.traffic, a.contract_pctr), format!("{:?} {:?} {}", b.contracts, b.traffic, b.contract_pctr));
+        let knowledge = |dir| {
+            let day = day(dir);
+            format!("{:?} {:?} {}", day.contracts, day.traffic, day.contract_pctr)
+        };
+        prop_assert_eq!(knowledge(loaded.dir.path()), knowledge(dir.path()));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Small random worlds, and a reader of log directories that shares no code with the program: it parses the text itself, has
-//! its own rule of what may be shown and its own J. Whatever replay claims is held against it.
+//! Small random worlds, and a reader of log directories that shares no code with the program: it parses the text itself,
+//! has its own rule of what may be shown and its own J. Whatever replay claims is held against it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read as _;
@@ -316,7 +316,7 @@ fn number<T: std::str::FromStr>(cell: Option<&&str>) -> Option<T> {
 /// Days from 1970-01-01 by counting them.
 fn days_since_1970(date: &str) -> u64 {
     let part: Vec<u64> = date.split('-').map(|p| p.parse().unwrap()).collect();
-    let leap = |year: u64| u64::from(year % 4 == 0 && (year % 100 != 0 || year % 400 == 0));
+    let leap = |year: u64| u64::from(year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400)));
     let months = [31, 28 + leap(part[0]), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
     (1970..part[0]).map(|y| 365 + leap(y)).sum::<u64>() + months[..part[1] as usize - 1].iter().sum::<u64>() + part[2]
         - 1
