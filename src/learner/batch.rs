@@ -4,7 +4,7 @@ use crate::env::{Candidate, Choice, DayModel, Episode, FEATURES, Moment, Replay,
 use crate::policy::{LearnedPolicy, PolicySpec};
 use crate::settings::{ScoreMode, Settings};
 
-use super::trainer::Dims;
+use super::dims::Dims;
 
 /// What the losses need of a contract that could be shown. Money in units of the mean best auction worth.
 #[derive(Debug, Clone, Copy, PartialEq)]

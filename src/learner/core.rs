@@ -12,8 +12,9 @@ use crate::policy::PolicySpec;
 use crate::settings::Settings;
 
 use super::batch::SegmentRows;
+use super::dims::Dims;
 use super::pool::Pool;
-use super::trainer::{Dims, Train, UpdatePlan, UpdateStats};
+use super::trainer::{Train, UpdatePlan, UpdateStats};
 
 /// Parameters as they are published: the actor that explores and the averaged one, flat.
 #[derive(Debug, Clone, PartialEq)]

@@ -4,13 +4,12 @@
 //! remaining impressions could earn at most), so `Z_j = m_j z_j` and a contract that owes nothing is worth nothing. Losses
 //! are measured in units of the scale `s`.
 
-use multiversion::multiversion;
-
 use crate::policy::Bids;
 use crate::settings::{Credit, Critic, Learner};
 
 use super::batch::SegmentRows;
-use super::trainer::Dims;
+use super::dims::Dims;
+use super::kernels::{lambda_returns, project, quantile_huber, softmax};
 
 /// What the networks said of one segment.
 pub struct Outputs<'a> {
@@ -304,135 +303,3 @@ impl Losses<'_> {
 
 /// The most quantiles that the kernel's stack buffer holds.
 pub const MAX_QUANTILES: usize = 256;
-
-/// Exponentials relative to the largest, and their sum.
-fn softmax(row: &[f32]) -> (Vec<f32>, f32) {
-    let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let weights: Vec<f32> = row.iter().map(|x| (x - top).exp()).collect();
-    let sum = weights.iter().sum();
-    (weights, sum)
-}
-
-/// V-trace lambda-returns with ratios clipped at 1 and gamma 1 (Espeholt et al. 2018, section 4.1):
-/// `G_t = V_t + rho_t (r_t + V_{t+1} - V_t) + lambda rho_t (G_{t+1} - V_{t+1})`.
-fn lambda_returns(
-    len: usize,
-    lambda: f32,
-    ratios: &[f32],
-    reward: impl Fn(usize) -> f32,
-    value: impl Fn(usize) -> f32,
-    last_value: f32,
-) -> Vec<f32> {
-    let mut returns = vec![0.0; len];
-    let (mut next_value, mut next_return) = (last_value, last_value);
-    for t in (0..len).rev() {
-        let v = value(t);
-        let delta = reward(t) + next_value - v;
-        returns[t] = v + ratios[t] * (delta + lambda * (next_return - next_value));
-        (next_value, next_return) = (v, returns[t]);
-    }
-    returns
-}
-
-/// Quantile Huber loss of `theta_q = factor * z_q` against target quantiles (Dabney et al. 2018, equations 9 and 10), averaged
-/// over both; the gradient by `z` times `weight` goes to `gradient`.
-#[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
-fn quantile_huber(
-    z: &[f32],
-    targets: &[f32],
-    taus: &[f32],
-    factor: f32,
-    kappa: f32,
-    weight: f32,
-    gradient: &mut [f32],
-) -> f32 {
-    const LANES: usize = 16;
-    let mean = 1.0 / (z.len() * targets.len()) as f32;
-    let inverse = 1.0 / kappa;
-    let half = 0.5 * kappa;
-    let (chunks, rest) = targets.as_chunks::<LANES>();
-    let mut total = [0.0f32; LANES];
-    for ((z, &tau), d) in z.iter().zip(taus).zip(gradient) {
-        let theta = factor * z;
-        let mut slope = [0.0f32; LANES];
-        let mut lane = |y: f32, l: usize| {
-            let u = y - theta;
-            let side = if u < 0.0 { 1.0 - tau } else { tau };
-            let bounded = (u * inverse).clamp(-1.0, 1.0);
-            slope[l] += side * bounded;
-            // Equal to u^2 / (2 kappa) inside and |u| - kappa / 2 outside.
-            total[l] += side * (bounded * (u - half * bounded));
-        };
-        for chunk in chunks {
-            for (l, &y) in chunk.iter().enumerate() {
-                lane(y, l);
-            }
-        }
-        for (l, &y) in rest.iter().enumerate() {
-            lane(y, l);
-        }
-        *d = -weight * factor * mean * slope.iter().sum::<f32>();
-    }
-    mean * total.iter().sum::<f32>()
-}
-
-/// Projects weighted values onto the atoms, each to its two neighbours (Bellemare et al. 2017, equation 7).
-fn project(atoms: &[f32], values: impl Iterator<Item = (f32, f32)>) -> Vec<f32> {
-    let last = atoms.len() - 1;
-    let step = (atoms[last] - atoms[0]) / last as f32;
-    let mut projected = vec![0.0; atoms.len()];
-    for (value, weight) in values {
-        let at = ((value - atoms[0]) / step).clamp(0.0, last as f32);
-        let low = (at as usize).min(last - 1);
-        let high_share = at - low as f32;
-        projected[low] += weight * (1.0 - high_share);
-        projected[low + 1] += weight * high_share;
-    }
-    projected
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn quantile_gradient_is_the_slope_of_the_loss() {
-        let taus: Vec<f32> = (0..20).map(|i| (i as f32 + 0.5) / 20.0).collect();
-        let targets: Vec<f32> = (0..20).map(|i| ((i * 7 % 13) as f32 - 6.0) * 0.11).collect();
-        let z: Vec<f32> = (0..20).map(|i| (i as f32 - 9.0) * 0.07).collect();
-        let mut gradient = vec![0.0; 20];
-        let at = |z: &[f32], g: &mut [f32]| quantile_huber(z, &targets, &taus, 1.7, 0.2, 1.0, g);
-        at(&z, &mut gradient);
-        for i in 0..20 {
-            let mut moved = z.clone();
-            let mut unused = vec![0.0; 20];
-            moved[i] += 1e-2;
-            let high = at(&moved, &mut unused);
-            moved[i] -= 2e-2;
-            let low = at(&moved, &mut unused);
-            let slope = (high - low) / 2e-2;
-            assert!((slope - gradient[i]).abs() < 3e-3, "{i}: {slope} {}", gradient[i]);
-        }
-    }
-
-    #[test]
-    fn returns_without_correction_are_sums_of_rewards() {
-        let rewards = [1.0, 0.0, -0.5, 2.0];
-        let returns = lambda_returns(4, 1.0, &[1.0; 4], |t| rewards[t], |t| 10.0 * t as f32, 3.0);
-        for (got, want) in returns.iter().zip([5.5, 4.5, 4.5, 5.0]) {
-            assert!((got - want).abs() < 1e-5, "{returns:?}");
-        }
-        // With ratio 0 nothing is learned from what was done.
-        assert_eq!(lambda_returns(2, 1.0, &[0.0; 2], |_| 9.0, |t| t as f32, 3.0), [0.0, 1.0]);
-    }
-
-    #[test]
-    fn projection_keeps_weight_and_mean_inside_the_support() {
-        let atoms: Vec<f32> = (0..51).map(|i| -1.0 + 0.05 * i as f32).collect();
-        let values = [(0.123, 0.25), (-0.9, 0.5), (1.2, 0.25)];
-        let p = project(&atoms, values.into_iter());
-        let mean: f32 = p.iter().zip(&atoms).map(|(p, a)| p * a).sum();
-        let want: f32 = values.iter().map(|(v, w)| v * w).sum();
-        assert!((p.iter().sum::<f32>() - 1.0).abs() < 1e-5 && (mean - want).abs() < 1e-4);
-    }
-}

@@ -5,7 +5,7 @@
 //! networks. The losses are small closed forms over `[states, contracts, quantiles]`; as host kernels they cost one pass
 //! over the outputs instead of a dozen tensor operations over `[.., quantiles, quantiles]`.
 //!
-//! - [`pool`]: replay pool of compact segments. [`core`]: pool, replay ratio and budget around the trainer, the same in every
+//! - [`dims`]: sizes of a batch. [`pool`]: replay pool of compact segments. [`core`]: pool, replay ratio and budget around the trainer, the same in every
 //!   mode. [`device`]: which backend. [`process`]: the learner process.
 //!
 //! May import: `shm`, `policy`, `env`, `plan`, `log`, `settings`.
@@ -13,6 +13,8 @@
 pub mod batch;
 pub mod core;
 pub mod device;
+pub mod dims;
+mod kernels;
 pub mod loss;
 pub mod optimiser;
 pub mod pool;
@@ -21,4 +23,5 @@ pub mod trainer;
 
 pub use self::core::{Learner, Publication};
 pub use device::Device;
-pub use trainer::{Dims, Train, UpdateStats};
+pub use dims::Dims;
+pub use trainer::{Train, UpdateStats};

@@ -12,48 +12,12 @@ use crate::env::{DayModel, FEATURES};
 use crate::policy::net::{Shape, Table};
 use crate::policy::tensor_net::{self, Rows};
 use crate::policy::{Bids, PolicySpec};
-use crate::settings::{Critic, ScoreMode, Settings};
+use crate::settings::{Critic, Settings};
 
 use super::batch::SegmentRows;
+use super::dims::{Dims, outputs};
 use super::loss::{Gradients, Losses, Outputs, support};
 use super::optimiser::Adam;
-
-/// Sizes of a batch, constant over a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Dims {
-    pub segments: usize,
-    /// Steps in a segment.
-    pub steps: usize,
-    /// The most contracts of a training day.
-    pub contracts: usize,
-    /// The most contracts that a request may show.
-    pub eligible: usize,
-    /// Auction ads of a queue that take part in the choice.
-    pub auctions: usize,
-    pub score_auctions: bool,
-    /// Outputs of the critic.
-    pub outputs: usize,
-}
-
-impl Dims {
-    pub fn of(days: &[DayModel], spec: &PolicySpec, settings: &Settings) -> Self {
-        let most = |f: &dyn Fn(&DayModel) -> usize| days.iter().map(f).max().unwrap_or(0).max(1);
-        Self {
-            segments: settings.batch_segments(),
-            steps: settings.learner.segment,
-            contracts: most(&|d| d.contracts.len()),
-            eligible: most(&|d| d.log.widest()),
-            auctions: spec.auction_candidates(),
-            score_auctions: spec.score_mode == ScoreMode::All,
-            outputs: support(&settings.learner).len(),
-        }
-    }
-
-    /// Rows of the actor for one step.
-    pub fn actor_rows(&self) -> usize {
-        self.eligible + if self.score_auctions { self.auctions } else { 0 }
-    }
-}
 
 /// What an update did; read from the device only where asked for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
@@ -241,8 +205,7 @@ pub fn critic_shape(spec: &PolicySpec, settings: &Settings) -> Shape {
         0 => vec![],
         width => vec![Table { rows: spec.vocabulary.ads.len() + 1, width }],
     };
-    let outputs = support(&settings.learner).len();
-    Shape { features: FEATURES, tables, hidden: settings.learner.critic_hidden, outputs }
+    Shape { features: FEATURES, tables, hidden: settings.learner.critic_hidden, outputs: outputs(&settings.learner) }
 }
 
 fn to_host<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {

@@ -131,8 +131,8 @@ proptest! {
     }
 }
 
-/// A day without ties: continuous prices, one to five auction ads a queue, overlapping contracts. Boosts, which the prices
-/// of the bound know nothing of, are everywhere.
+/// A day without ties: continuous prices, one to five auction ads a queue, overlapping contracts. Boosts, which the
+/// prices of the bound know nothing of, are everywhere.
 fn untied(seed: u64, requests: usize) -> World {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let n = rng.random_range(1..=5usize);
@@ -192,8 +192,9 @@ fn untied(seed: u64, requests: usize) -> World {
 
 /// Both sides of the certificate: the bound, and what serving with its prices earns, as a share of UB + S.
 ///
-/// A day's prices decide every request but a handful at the margin (of a contract, one or two), and each of these is worth
-/// about one part in `requests` of the day. Below some hundred requests the rounding alone is worth more than a thousandth.
+/// A day's prices decide every request but a handful at the margin (of a contract, one or two), and each of these is
+/// worth about one part in `requests` of the day. Below some hundred requests the rounding alone is worth more than a
+/// thousandth.
 #[test]
 fn both_sides_of_the_certificate_meet_on_days_without_ties() {
     let mut worst: f64 = 0.0;

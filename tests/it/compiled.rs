@@ -124,8 +124,8 @@ fn the_compiled_log_is_reused_while_its_inputs_stay() {
     let first = content(&open(dir.path()));
     let at = inode(&cache(dir.path()));
     assert_eq!(content(&open(dir.path())), first);
-    // Neither a newer time stamp, nor a table that has no part in it, nor another share of bad rows, nor completed queues
-    // are a reason to compile again.
+    // Neither a newer time stamp, nor a table that has no part in it, nor another share of bad rows, nor completed
+    // queues are a reason to compile again.
     let track = dir.path().join("track_log.tsv");
     std::fs::write(&track, std::fs::read(&track).unwrap()).unwrap();
     std::fs::write(dir.path().join("inventory.tsv"), "not read here").unwrap();

@@ -23,7 +23,8 @@ use super::worlds::{Decision, Loaded, PlainLog, cases, close, open, table, text_
 const SMALL: &str = "requests = 1500\nqueue = 8\nregions = 4\nslots = 2\nusers = 500\nauction_ads = 60\n";
 /// A world with all that the rules of showing know.
 const TWISTED: &str = "contracts = 7\ncontracts_per_queue = 2.5\ncompress = \"none\"\ncap_slack = 0.3\n\
-                       delivered0_share = 0.15\nrate = 0.8\nboost_share = 0.2\nfilter_share = 0.2\npart_day_share = 0.5\n";
+                       delivered0_share = 0.15\nrate = 0.8\nboost_share = 0.2\nfilter_share = 0.2\n\
+                       part_day_share = 0.5\n";
 
 /// Writes days of a synthetic world.
 fn synth(folder: &Path, world: &str, days: usize) -> Vec<PathBuf> {

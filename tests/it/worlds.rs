@@ -1,5 +1,5 @@
-//! Small random worlds, and a reader of log directories that shares no code with the program: it parses the text itself,
-//! has its own rule of what may be shown and its own J. Whatever replay claims is held against it.
+//! Small random worlds, and a reader of log directories that shares no code with the program: it parses the text
+//! itself, has its own rule of what may be shown and its own J. Whatever replay claims is held against it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read as _;

@@ -1,0 +1,51 @@
+//! Sizes of a batch.
+
+use crate::env::DayModel;
+use crate::policy::PolicySpec;
+use crate::settings::{self, Critic, ScoreMode, Settings};
+
+/// Sizes of a batch, constant over a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dims {
+    pub segments: usize,
+    /// Steps in a segment.
+    pub steps: usize,
+    /// The most contracts of a training day.
+    pub contracts: usize,
+    /// The most contracts that a request may show.
+    pub eligible: usize,
+    /// Auction ads of a queue that take part in the choice.
+    pub auctions: usize,
+    pub score_auctions: bool,
+    /// Outputs of the critic.
+    pub outputs: usize,
+}
+
+impl Dims {
+    pub fn of(days: &[DayModel], spec: &PolicySpec, settings: &Settings) -> Self {
+        let most = |f: &dyn Fn(&DayModel) -> usize| days.iter().map(f).max().unwrap_or(0).max(1);
+        Self {
+            segments: settings.batch_segments(),
+            steps: settings.learner.segment,
+            contracts: most(&|d| d.contracts.len()),
+            eligible: most(&|d| d.log.widest()),
+            auctions: spec.auction_candidates(),
+            score_auctions: spec.score_mode == ScoreMode::All,
+            outputs: outputs(&settings.learner),
+        }
+    }
+
+    /// Rows of the actor for one step.
+    pub fn actor_rows(&self) -> usize {
+        self.eligible + if self.score_auctions { self.auctions } else { 0 }
+    }
+}
+
+/// Outputs of the critic for one row: quantiles, atoms, or the mean alone.
+pub fn outputs(settings: &settings::Learner) -> usize {
+    match settings.critic {
+        Critic::Quantile => settings.quantiles,
+        Critic::Categorical => settings.atoms,
+        Critic::Scalar => 1,
+    }
+}
