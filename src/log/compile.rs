@@ -4,7 +4,9 @@
 //! lies beside the inputs in `.admix/`, or in the user's cache where the directory cannot be written.
 
 use std::collections::{HashMap, HashSet};
+use std::fs::Permissions;
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use twox_hash::XxHash3_128;
@@ -64,6 +66,8 @@ fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
     file.write_all(bytes)?;
+    // Temporary files are the owner's alone; others may replay the log too.
+    file.as_file().set_permissions(Permissions::from_mode(0o644))?;
     file.persist(path).map_err(|e| e.error)?;
     Ok(())
 }

@@ -103,7 +103,7 @@ impl Contract {
 
     /// Impressions that may still be shown when the log starts.
     pub fn left(&self) -> u64 {
-        self.cap - self.delivered0
+        self.cap.saturating_sub(self.delivered0)
     }
 
     /// Mean worth of an impression's predicted clicks, minor units.

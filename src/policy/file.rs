@@ -2,7 +2,9 @@
 //! state. Readable from Python with the `safetensors` package alone.
 
 use std::collections::HashMap;
+use std::fs::Permissions;
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -60,6 +62,8 @@ impl PolicyFile {
         let save = || -> anyhow::Result<()> {
             let mut file = tempfile::NamedTempFile::new_in(folder)?;
             file.write_all(&self.encode()?)?;
+            // Temporary files are the owner's alone; whoever serves reads it too.
+            file.as_file().set_permissions(Permissions::from_mode(0o644))?;
             file.as_file().sync_all()?;
             file.persist(path)?;
             Ok(())
