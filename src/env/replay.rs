@@ -99,7 +99,7 @@ impl<'a> Replay<'a> {
         spread: f64,
         rows: &mut std::iter::Peekable<impl Iterator<Item = usize>>,
     ) -> Self {
-        let state = State::new(day, episode.draw_delivered(day, spread));
+        let state = State::new(episode.draw_delivered(day, spread));
         let mut replay = Self::resume(day, episode, delay_s, state);
         while let Some(row) = rows.next_if(|&row| day.offset(row) < replay.episode.start) {
             let offset = day.offset(row);

@@ -53,35 +53,13 @@ pub struct State {
 
 impl State {
     /// The state before the first request of an episode, with what was delivered before its start.
-    pub fn new(day: &DayModel, delivered: Vec<f32>) -> Self {
+    pub fn new(delivered: Vec<f32>) -> Self {
+        let contracts = delivered.len();
         Self {
             observed: delivered.clone(),
             delivered,
-            speed: vec![0.0; day.contracts.len()],
-            integral: vec![0.0; day.contracts.len()],
-            pending: VecDeque::new(),
-            price_seen: 0.0,
-            price_expected: 0.0,
-            requests: 0,
-            contract_shows: 0.0,
-            contract_pctr: 0.0,
-            auction_shows: 0.0,
-            auction_pctr: 0.0,
-            auction_worth: 0.0,
-            refreshed: None,
-            shortage: 0.0,
-            pressure: 0.0,
-        }
-    }
-
-    /// A state without contracts.
-    #[cfg(test)]
-    pub fn empty() -> Self {
-        Self {
-            delivered: vec![],
-            observed: vec![],
-            speed: vec![],
-            integral: vec![],
+            speed: vec![0.0; contracts],
+            integral: vec![0.0; contracts],
             pending: VecDeque::new(),
             price_seen: 0.0,
             price_expected: 0.0,

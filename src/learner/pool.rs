@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn keeps_the_newest_steps_within_its_capacity() {
-        let day = crate::env::State::empty();
+        let day = crate::env::State::new(vec![]);
         let mut pool = Pool::new(10);
         for i in 0..6 {
             pool.push(Segment {

@@ -50,12 +50,7 @@ impl Settings {
         toml::from_str(&text).with_context(|| format!("{} is not a resolved configuration", path.display()))
     }
 
-    /// Samples that one write of an actor holds: `actors.write_every` rounded to whole segments.
-    pub fn block_samples(&self) -> usize {
-        self.block_segments() * self.learner.segment
-    }
-
-    /// Segments in one write of an actor.
+    /// Segments in one write of an actor: `actors.write_every` rounded to whole segments.
     pub fn block_segments(&self) -> usize {
         ((self.actors.write_every as f64 / self.learner.segment as f64).round() as usize).max(1)
     }

@@ -6,7 +6,7 @@ mod simple;
 pub mod tune;
 
 pub use pid::Pid;
-pub use prices::{FixedPrices, training_prices};
+pub use prices::FixedPrices;
 pub use simple::{AuctionOnly, ContractFirst};
 
 /// Names of the baselines, in the order of the table.

@@ -1,6 +1,6 @@
 //! A fixed price per contract: the training days' mean, or the day's own (the oracle).
 
-use crate::env::{DayModel, Replay};
+use crate::env::Replay;
 use crate::plan::Bound;
 use crate::policy::Policy;
 
@@ -22,18 +22,13 @@ impl FixedPrices {
     }
 }
 
-/// The training days' price of each contract of a day, minor units per impression.
-pub fn training_prices(day: &DayModel) -> Vec<f64> {
-    day.contracts.iter().map(|c| c.price).collect()
-}
-
 impl Policy for FixedPrices {
     fn begin(&mut self, replay: &Replay) {
-        self.prices = self.given.clone().unwrap_or_else(|| training_prices(replay.day));
+        self.prices = self.given.clone().unwrap_or_else(|| replay.day.contracts.iter().map(|c| c.price).collect());
     }
 
-    fn score(&mut self, _replay: &Replay, contracts: &mut [f64], _: &mut [f64]) {
-        for (score, c) in contracts.iter_mut().zip(_replay.candidates()) {
+    fn score(&mut self, replay: &Replay, contracts: &mut [f64], _: &mut [f64]) {
+        for (score, c) in contracts.iter_mut().zip(replay.candidates()) {
             *score = self.prices[c.contract as usize] + c.click;
         }
     }
