@@ -93,29 +93,37 @@ impl<'a> Explorer<'a> {
             Some(recording) => recording,
             None => self.begin(),
         };
+        let per_step = self.settings.requests_per_step();
         let runner = self.runners[recording.runner].as_mut().expect("a recording has its runner");
-        let row = runner.rows.next().expect("a recording has a next row");
         let replay = &mut runner.replay;
-        replay.arrive(row);
-        let (choice, probability) = explore(
-            &mut self.policy,
-            replay,
-            &mut self.contracts,
-            &mut self.auctions,
-            &mut self.weights,
-            &mut self.rng,
-        );
-        let action = match choice {
-            Choice::Contract(i) => i as u16,
-            Choice::Auction(i) => (replay.candidates().len() + i) as u16,
-            Choice::Nothing => Segment::NOTHING,
-        };
-        replay.show(choice);
-        recording.rows.push(row as u32);
-        recording.actions.push(action);
-        recording.probabilities.push(probability);
+        for i in 0..per_step {
+            let Some(row) = runner.rows.next() else { break };
+            replay.arrive(row);
+            if i == 0 && per_step > 1 {
+                self.policy.hold(replay);
+            }
+            let (choice, probability) = explore(
+                &mut self.policy,
+                replay,
+                &mut self.contracts,
+                &mut self.auctions,
+                &mut self.weights,
+                &mut self.rng,
+            );
+            let action = match choice {
+                Choice::Contract(i) => i as u16,
+                Choice::Auction(i) => (replay.candidates().len() + i) as u16,
+                Choice::Nothing => Segment::NOTHING,
+            };
+            replay.show(choice);
+            recording.rows.push(row as u32);
+            recording.actions.push(action);
+            if per_step == 1 {
+                recording.probabilities.push(probability);
+            }
+        }
         let next = runner.rows.peek().map(|&row| row as u32);
-        if next.is_some() && recording.rows.len() < self.settings.learner.segment {
+        if next.is_some() && recording.rows.len() < self.settings.learner.segment * per_step {
             self.recording = Some(recording);
             return None;
         }
@@ -123,6 +131,7 @@ impl<'a> Explorer<'a> {
             day: runner.day as u16,
             episode: replay.episode.seed,
             start: recording.start,
+            per_step: per_step as u16,
             rows: recording.rows,
             actions: recording.actions,
             probabilities: recording.probabilities,
@@ -142,13 +151,13 @@ impl<'a> Explorer<'a> {
         }
         let runner = self.runners[turn].as_ref().expect("just filled");
         self.policy.begin(&runner.replay);
-        let capacity = self.settings.learner.segment;
+        let capacity = self.settings.learner.segment * self.settings.requests_per_step();
         Recording {
             runner: turn,
             start: runner.replay.state.clone(),
             rows: Vec::with_capacity(capacity),
             actions: Vec::with_capacity(capacity),
-            probabilities: Vec::with_capacity(capacity),
+            probabilities: Vec::new(),
         }
     }
 
@@ -158,7 +167,7 @@ impl<'a> Explorer<'a> {
         loop {
             let day = self.rng.random_range(0..self.days.len());
             let model = &self.days[day];
-            let mut episode = Episode::draw(model, &self.settings.episodes, self.rng.random());
+            let mut episode = Episode::draw(model, &self.settings.episodes, self.settings.requests_per_step(), self.rng.random());
             tries += 1;
             if tries > 50 {
                 // Only a day of hardly any requests gets here: replay all of it.

@@ -38,7 +38,7 @@ impl Plan {
             None => (Settings::default(), CompileOptions::default()),
         };
         let logs = open_logs(&self.dirs, options)?;
-        let plan = plan_days(&self.dirs, logs, &settings.env, &settings.baselines)?;
+        let plan = plan_days(&self.dirs, logs, &settings.env, &settings.baselines, &settings.policy)?;
         if let Some(out) = &self.out {
             plan.write(out)?;
             eprintln!("plan written to {}", out.display());

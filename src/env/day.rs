@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::log::{self, CompiledLog, inventory, table};
-use crate::plan::{Forecast, GRID, PidGains, Plan, Supply};
+use crate::plan::{Forecast, GRID, PacingGains, Plan, Supply};
 
 /// Indices of the ids that have an embedding; 0 stands for every other id.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,6 +67,10 @@ pub struct ContractModel {
     pub stake: f64,
     /// Forecast requests that it may use, cumulative over the day.
     pub supply: Supply,
+    /// The supply weighed by when the training days' prices would have used it: the curve that delivery is paced along.
+    pub pace: Supply,
+    /// Expected best auction worth on its requests over that of all requests.
+    pub market_ratio: f64,
     /// The training days' price.
     pub price: f64,
     /// Demand over forecast supply, at most 1.
@@ -92,7 +96,7 @@ pub struct DayModel {
     /// Expected best auction worth over the traffic from each grid point on.
     remaining_price: Vec<f64>,
     /// Gains of the pacing controller on whole days.
-    pub pacing: PidGains,
+    pub pacing: PacingGains,
     pub auction_pctr: f64,
     pub contract_pctr: f64,
     pub vocabulary: Arc<Vocabulary>,
@@ -122,7 +126,8 @@ impl DayModel {
             .contracts()
             .iter()
             .map(|c| {
-                let supply = forecast.supply(c, start_ms, plan.known(c.ad_id).presence);
+                let known = plan.known(c.ad_id);
+                let supply = forecast.supply(c, start_ms, known.presence);
                 let owed = c.owed() as f64;
                 let mean_click = c.click_value * plan.pctr(c);
                 ContractModel {
@@ -135,6 +140,8 @@ impl DayModel {
                     stake: c.penalty + mean_click,
                     price: plan.static_price(c.ad_id, c.penalty),
                     theta: c.theta.unwrap_or_else(|| (owed / supply.total().max(1e-9)).min(1.0)),
+                    pace: supply.tilted(&known.tilt),
+                    market_ratio: known.market_ratio,
                     supply,
                     rate: c.rate,
                     start: c.start_ms.saturating_sub(start_ms),
@@ -158,7 +165,7 @@ impl DayModel {
             price_by_hour: plan.price_by_hour.clone(),
             unit: plan.price_unit,
             remaining_price,
-            pacing: plan.pid.unwrap_or_default(),
+            pacing: plan.pacing.unwrap_or_default(),
             auction_pctr: plan.auction_pctr,
             contract_pctr,
             vocabulary,

@@ -23,13 +23,31 @@ pub struct Episode {
     /// Impressions owed and left, scaled; fractional.
     pub owed: Vec<f32>,
     pub left: Vec<f32>,
+    /// What each contract's starting bid is off by, in its logit, and its forecast supply, as a factor.
+    pub start_error: Vec<f32>,
+    pub supply_error: Vec<f32>,
     pub rate_seed: u64,
     /// Milliseconds from midnight.
     pub start: u64,
     /// Factor on auction prices, and from when on another one.
     price: f64,
     jump: Option<(u64, f64)>,
+    shocks: Vec<Shock>,
 }
+
+/// A region's prices are another for some hours.
+#[derive(Debug, Clone, PartialEq)]
+struct Shock {
+    region: u32,
+    start: u64,
+    end: u64,
+    factor: f64,
+}
+
+/// The most regional shocks of an episode.
+const MOST_SHOCKS: u32 = 2;
+/// Hours that a shock lasts.
+const SHOCK_HOURS: std::ops::Range<f64> = 1.0..5.0;
 
 fn normal(rng: &mut ChaCha8Rng) -> f64 {
     StandardNormal.sample(rng)
@@ -44,33 +62,54 @@ impl Episode {
             keep: 1.0,
             owed: day.contracts.iter().map(|c| c.owed as f32).collect(),
             left: day.contracts.iter().map(|c| c.left as f32).collect(),
+            start_error: vec![0.0; day.contracts.len()],
+            supply_error: vec![1.0; day.contracts.len()],
             rate_seed,
             start: 0,
             price: 1.0,
             jump: None,
+            shocks: Vec::new(),
         }
     }
 
-    /// A training episode; the same seed and settings give the same episode.
-    pub fn draw(day: &DayModel, settings: &Episodes, seed: u64) -> Self {
+    /// A training episode of steps of `per_step` requests; the same seed and settings give the same episode.
+    pub fn draw(day: &DayModel, settings: &Episodes, per_step: usize, seed: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let requests = day.log.requests().len() as f64;
-        let thinning = (settings.steps as f64 / requests).min(1.0);
-        // A thinned day has room for more traffic than was logged; a whole one has not.
         let volume = (settings.volume_jitter * normal(&mut rng)).exp();
+        // No more requests can be replayed than were logged: more traffic than forecast means less demand then.
+        let thinning = ((settings.steps * per_step) as f64 / requests).min(1.0).min(1.0 / volume);
         let price = (settings.price_jitter * normal(&mut rng)).exp();
         let jump = (rng.random::<f64>() < settings.jump_share).then(|| {
             let at = day.traffic.time_of_share(rng.random());
             (at, (settings.jump_sd * normal(&mut rng)).exp())
         });
+        let count = if settings.shock_sd > 0.0 { rng.random_range(0..=MOST_SHOCKS) } else { 0 };
+        let shocks = (0..count)
+            .map(|_| {
+                let row = rng.random_range(0..day.log.requests().len());
+                let start = rng.random_range(0.0..24.0);
+                let ms = |hours: f64| (hours * 3_600_000.0) as u64;
+                Shock {
+                    region: day.log.requests()[row].region,
+                    start: ms(start),
+                    end: ms(start + rng.random_range(SHOCK_HOURS)),
+                    factor: (settings.shock_sd * normal(&mut rng)).exp(),
+                }
+            })
+            .collect();
         let start =
             if rng.random::<f64>() < settings.mid_day_share { day.traffic.time_of_share(rng.random()) } else { 0 };
         let mut owed = Vec::with_capacity(day.contracts.len());
         let mut left = Vec::with_capacity(day.contracts.len());
+        let mut start_error = Vec::with_capacity(day.contracts.len());
+        let mut supply_error = Vec::with_capacity(day.contracts.len());
         for c in &day.contracts {
             let scale = thinning * (settings.demand_jitter * normal(&mut rng)).exp();
             owed.push((c.owed * scale) as f32);
             left.push((c.left * scale) as f32);
+            start_error.push((settings.start_error * normal(&mut rng)) as f32);
+            supply_error.push((settings.supply_error * normal(&mut rng)).exp() as f32);
         }
         Self {
             seed,
@@ -78,19 +117,26 @@ impl Episode {
             keep: (thinning * volume).min(1.0),
             owed,
             left,
+            start_error,
+            supply_error,
             rate_seed: rng.random(),
             start,
             price,
             jump,
+            shocks,
         }
     }
 
-    /// Factor on auction worth at a time of the day.
-    pub fn price_factor(&self, offset: u64) -> f64 {
-        match self.jump {
-            Some((at, factor)) if offset >= at => self.price * factor,
-            _ => self.price,
+    /// Factor on a region's auction worth at a time of the day.
+    pub fn price_factor(&self, region: u32, offset: u64) -> f64 {
+        let mut factor = self.price;
+        if let Some((_, jump)) = self.jump.filter(|&(at, _)| offset >= at) {
+            factor *= jump;
         }
+        for shock in self.shocks.iter().filter(|s| s.region == region && (s.start..s.end).contains(&offset)) {
+            factor *= shock.factor;
+        }
+        factor
     }
 
     /// `S` of this episode's demands, minor units.
@@ -106,10 +152,10 @@ impl Episode {
             .enumerate()
             .map(|(j, c)| {
                 let noise = spread * normal(&mut rng);
-                if self.start == 0 || c.supply.total() <= 0.0 {
+                if self.start == 0 || c.pace.total() <= 0.0 {
                     return 0.0;
                 }
-                let planned = c.supply.before(self.start) / c.supply.total();
+                let planned = c.pace.before(self.start) / c.pace.total();
                 // No spread before the flight starts: nothing can have been shown.
                 let share = if planned > 0.0 { (planned + noise * planned.sqrt()).max(0.0) } else { 0.0 };
                 (share as f32 * self.owed[j]).floor().min(self.left[j].floor()).max(0.0)

@@ -9,7 +9,7 @@ use super::replay::Replay;
 use super::state::State;
 
 /// Width of a feature row.
-pub const FEATURES: usize = 28;
+pub const FEATURES: usize = 30;
 
 /// Names of the features, in order; stored in the policy file.
 pub const FEATURE_NAMES: [&str; FEATURES] = [
@@ -40,6 +40,8 @@ pub const FEATURE_NAMES: [&str; FEATURES] = [
     "theta",
     "rate",
     "training_price_share",
+    "log_market_level",
+    "log_market_level_of_day",
     "is_auction",
 ];
 
@@ -66,6 +68,12 @@ pub struct Moment<'a> {
 
 fn log_ratio(a: f64, b: f64, limit: f32) -> f32 {
     ((a / b) as f32).ln().clamp(-limit, limit)
+}
+
+/// A share whose logit is off by `error`.
+fn off_by(share: f64, error: f32) -> f32 {
+    let odds = share / (1.0 - share).max(1e-9) * f64::from(error).exp();
+    if error == 0.0 { share as f32 } else { (odds / (1.0 + odds)) as f32 }
 }
 
 impl<'a> Moment<'a> {
@@ -109,18 +117,19 @@ impl<'a> Moment<'a> {
         let owed = f64::from(episode.owed[j]);
         let delivered = f64::from(delivered);
         let remaining = (owed - delivered).max(0.0);
-        let total = c.supply.total().max(1e-9);
-        let before = c.supply.before(self.offset);
-        let planned = before / total;
+        let pace = c.pace.total().max(1e-9);
+        let planned = c.pace.before(self.offset) / pace;
         let done = if owed > 0.0 { delivered / owed } else { 1.0 };
-        let supply_left = (total - before) * episode.thinning;
+        let supply_error = f64::from(episode.supply_error[j]);
+        let supply_left = (c.supply.total() - c.supply.before(self.offset)) * episode.thinning * supply_error;
         let started = self.offset >= c.start;
         let ended = self.offset >= c.end;
         let flight = (c.end.saturating_sub(self.offset)) as f64 / (c.end - c.start).max(1) as f64;
         // An hour of the plan's speed, for the same memory as the speed seen.
         let hour = 3_600_000;
         let hour_ago = self.offset.saturating_sub(hour);
-        let planned_speed = owed * (before - c.supply.before(hour_ago)) / total;
+        let planned_speed = owed * (planned - c.pace.before(hour_ago) / pace);
+        let (market, day_market) = state.market_level(day.unit, j, self.offset);
         let prior = 0.02 * owed + 0.5;
         *out = [
             done.min(2.0) as f32,
@@ -153,9 +162,11 @@ impl<'a> Moment<'a> {
             self.auction_ctr,
             0.5 * log_ratio(c.penalty.max(1e-2 * day.unit), day.unit, 4.0),
             (c.mean_click / day.unit).min(4.0) as f32,
-            c.theta as f32,
+            (c.theta / supply_error).min(1.0) as f32,
             c.rate as f32,
-            if warm && c.penalty > 0.0 { (c.price / c.penalty) as f32 } else { 0.0 },
+            if warm && c.penalty > 0.0 { off_by(c.price / c.penalty, episode.start_error[j]) } else { 0.0 },
+            2.0 * log_ratio(market, 1.0, 1.0),
+            2.0 * log_ratio(day_market, 1.0, 1.0),
             0.0,
         ];
     }

@@ -103,8 +103,12 @@ impl<'a> Replay<'a> {
         let mut replay = Self::resume(day, episode, delay_s, state);
         while let Some(row) = rows.next_if(|&row| day.offset(row) < replay.episode.start) {
             let offset = day.offset(row);
-            let best = day.log.requests()[row].best * replay.episode.price_factor(offset);
+            let request = &day.log.requests()[row];
+            let best = request.best * replay.episode.price_factor(request.region, offset);
             replay.state.arrive(day, &replay.episode, offset, best);
+            for e in day.log.entries(request) {
+                replay.state.meet(day, e.contract as usize, offset, best);
+            }
         }
         replay
     }
@@ -128,12 +132,14 @@ impl<'a> Replay<'a> {
         let request = &self.day.log.requests()[row];
         self.row = row;
         self.offset = request.ts_ms - self.day.log.day().start_ms;
-        self.factor = self.episode.price_factor(self.offset);
-        self.state.arrive(self.day, &self.episode, self.offset, request.best * self.factor);
+        self.factor = self.episode.price_factor(request.region, self.offset);
+        let best = request.best * self.factor;
+        self.state.arrive(self.day, &self.episode, self.offset, best);
         self.candidates.clear();
         for e in self.day.log.entries(request) {
             let j = e.contract as usize;
             let c = &self.day.contracts[j];
+            self.state.meet(self.day, j, self.offset, best);
             if self.state.delivered[j] < self.episode.left[j]
                 && draw::passes(self.episode.rate_seed, request.request_id, c.ad_id, c.rate)
             {

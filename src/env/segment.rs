@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::state::State;
 
 /// Version of the serialised form.
-pub const BLOCK_FORMAT: u32 = 1;
+pub const BLOCK_FORMAT: u32 = 2;
 
 /// Consecutive steps of one episode.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -19,11 +19,14 @@ pub struct Segment {
     pub episode: u64,
     /// Counters before the first row arrives.
     pub start: State,
+    /// Requests of a step; the last step of an episode may have fewer.
+    pub per_step: u16,
     /// Rows of the compiled log, in order.
     pub rows: Vec<u32>,
-    /// What was shown: index of the candidate, then of the scored auction ads; [`Segment::NOTHING`] if nothing.
+    /// What was shown on each: index of the candidate, then of the scored auction ads; [`Segment::NOTHING`] if nothing.
     pub actions: Vec<u16>,
-    /// Probability with which it was chosen.
+    /// Probability with which it was chosen; empty for steps of more than one request, which are not corrected for
+    /// what another policy would have done.
     pub probabilities: Vec<f32>,
     /// The row after the last one; `None` where the episode ended.
     pub next: Option<u32>,
@@ -33,8 +36,9 @@ impl Segment {
     /// The action where nothing could be shown.
     pub const NOTHING: u16 = u16::MAX;
 
+    /// Steps.
     pub fn len(&self) -> usize {
-        self.rows.len()
+        self.rows.len().div_ceil(usize::from(self.per_step.max(1)))
     }
 
     pub fn is_empty(&self) -> bool {

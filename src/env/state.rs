@@ -36,6 +36,11 @@ pub struct State {
     speed: Vec<f32>,
     /// Pace error summed over the planned share: the controller's memory.
     integral: Vec<f32>,
+    /// Best auction worth on each contract's requests, seen and expected: within the memory, and since the start.
+    market_seen: Vec<f32>,
+    market_expected: Vec<f32>,
+    day_market_seen: Vec<f32>,
+    day_market_expected: Vec<f32>,
     pending: VecDeque<Pending>,
     price_seen: f64,
     price_expected: f64,
@@ -60,6 +65,10 @@ impl State {
             delivered,
             speed: vec![0.0; contracts],
             integral: vec![0.0; contracts],
+            market_seen: vec![0.0; contracts],
+            market_expected: vec![0.0; contracts],
+            day_market_seen: vec![0.0; contracts],
+            day_market_expected: vec![0.0; contracts],
             pending: VecDeque::new(),
             price_seen: 0.0,
             price_expected: 0.0,
@@ -92,17 +101,28 @@ impl State {
         }
     }
 
+    /// The request that arrived is one of contract `j`'s.
+    pub(super) fn meet(&mut self, day: &DayModel, j: usize, offset: u64, best: f64) {
+        let weight = (offset as f64 / MEMORY_MS).exp();
+        let hour = (offset / 3_600_000).min(23) as usize;
+        let expected = day.price_by_hour[hour] * day.contracts[j].market_ratio;
+        self.market_seen[j] += (weight * best) as f32;
+        self.market_expected[j] += (weight * expected) as f32;
+        self.day_market_seen[j] += best as f32;
+        self.day_market_expected[j] += expected as f32;
+    }
+
     fn refresh(&mut self, day: &DayModel, episode: &Episode, offset: u64) {
         let (mut planned, mut short, mut owed, mut covered) = (0.0, 0.0, 0.0, 0.0);
         let since = self.refreshed.unwrap_or(offset);
         for (j, c) in day.contracts.iter().enumerate() {
-            let total = c.supply.total();
+            let total = c.pace.total();
             let demand = f64::from(episode.owed[j]);
-            let before = c.supply.before(offset);
+            let before = c.pace.before(offset);
             let due = if total > 0.0 { demand * before / total } else { 0.0 };
             if total > 0.0 && demand > 0.0 {
                 let error = (due - f64::from(self.observed[j])) / demand;
-                self.integral[j] += (error * (before - c.supply.before(since)) / total) as f32;
+                self.integral[j] += (error * (before - c.pace.before(since)) / total) as f32;
             }
             planned += due;
             short += (due - f64::from(self.observed[j])).max(0.0);
@@ -155,6 +175,17 @@ impl State {
         (self.price_seen + prior) / (self.price_expected + prior)
     }
 
+    /// Observed price level on contract `j`'s requests over the expected one: within the memory, and since the start.
+    pub fn market_level(&self, unit: f64, j: usize, offset: u64) -> (f64, f64) {
+        let prior = PRICE_PRIOR * unit;
+        let level = |seen: f32, expected: f32, prior: f64| (f64::from(seen) + prior) / (f64::from(expected) + prior);
+        let recent = prior * (offset as f64 / MEMORY_MS).exp();
+        (
+            level(self.market_seen[j], self.market_expected[j], recent),
+            level(self.day_market_seen[j], self.day_market_expected[j], prior),
+        )
+    }
+
     /// Observed deliveries of contract `j` within the memory, about an hour's worth.
     pub fn speed(&self, j: usize, offset: u64) -> f64 {
         f64::from(self.speed[j]) * (-(offset as f64) / MEMORY_MS).exp()
@@ -162,15 +193,19 @@ impl State {
 
     /// The pacing controller's term for contract `j`, to be added to the logit of its bid: gains times the pace error (planned
     /// minus observed share) and its sum. Gains fall with the root of the thinning, as the noise of the error grows.
+    ///
+    /// The market's term is not thinned: prices are seen on every request.
     pub fn pacing(&self, day: &DayModel, episode: &Episode, j: usize, offset: u64) -> f64 {
         let c = &day.contracts[j];
-        let (owed, total) = (f64::from(episode.owed[j]), c.supply.total());
+        let gains = &day.pacing;
+        let (owed, total) = (f64::from(episode.owed[j]), c.pace.total());
         if owed <= 0.0 || total <= 0.0 {
             return 0.0;
         }
-        let error = c.supply.before(offset) / total - f64::from(self.observed[j]) / owed;
-        let term = day.pacing.proportional * error + day.pacing.integral * f64::from(self.integral[j]);
-        (episode.thinning.sqrt() * term).clamp(-6.0, 6.0)
+        let error = c.pace.before(offset) / total - f64::from(self.observed[j]) / owed;
+        let term = gains.proportional * error + gains.integral * f64::from(self.integral[j]);
+        let (_, level) = self.market_level(day.unit, j, offset);
+        (episode.thinning.sqrt() * term).clamp(-6.0, 6.0) + gains.market * level.ln().clamp(-2.0, 2.0)
     }
 
     /// Shortage against the plan so far, as a share of what was planned.

@@ -1,30 +1,53 @@
 //! From compact segments to the rows that the networks see: each segment is replayed with the environment's own code.
 
-use crate::env::{Candidate, Choice, DayModel, Episode, FEATURES, Moment, Replay, Segment, Weights};
-use crate::policy::{LearnedPolicy, PolicySpec};
+use crate::env::{Choice, DayModel, Episode, FEATURES, Moment, Replay, Segment, Weights};
+use crate::policy::{LearnedPolicy, PolicySpec, lift};
 use crate::settings::{ScoreMode, Settings};
 
 use super::dims::Dims;
 
-/// What the losses need of a contract that could be shown. Money in units of the mean best auction worth.
+/// A contract that the requests of a step may show. Money in units of the mean best auction worth.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Offer {
+pub struct Bidder {
     /// Index into the day's contracts.
     pub contract: u32,
+    /// What is added to the network's output.
+    pub lift: f32,
+    /// Impressions by which the row after the display is further on.
+    pub ahead: f32,
+    /// What the critic's output is multiplied by there.
+    pub after_potential: f32,
+}
+
+/// A request of a step: a contest between the contracts and auction ads that it may show.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Contest {
+    pub step: usize,
+    /// Index of the first of its [`Offer`]s, and behind the last.
+    pub offers: (usize, usize),
+    /// The same of its [`AuctionOffer`]s.
+    pub auctions: (usize, usize),
+    /// What was shown, counted over the offers, then over the auction ads; `None` if nothing.
+    pub shown: Option<usize>,
+    /// Probability with which the actor chose it, where the step's return is corrected for it.
+    pub behaviour: Option<f32>,
+}
+
+/// What showing a contract on a request comes to. Money in units of the mean best auction worth.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Offer {
+    /// Row among the step's [`Bidder`]s.
+    pub slot: usize,
     /// Relative reward of showing it.
     pub gain: f32,
-    /// What its critic's output is multiplied by after the display.
-    pub after_potential: f32,
     /// How much of the next impression is observed as owed.
     pub unit: f32,
-    /// The pacing controller's part of its logit.
-    pub pacing: f32,
     /// Worth of the predicted click.
     pub click: f32,
     pub boost: f32,
 }
 
-/// What the losses need of an auction ad that could be shown.
+/// What showing an auction ad on a request comes to.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AuctionOffer {
     pub worth: f32,
@@ -32,25 +55,10 @@ pub struct AuctionOffer {
     pub boost: f32,
 }
 
-/// What was done at a step.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Step {
-    /// Slot of the action: contracts first, then auctions from `Dims::eligible` on; `None` if nothing was shown.
-    pub slot: Option<usize>,
-    /// Contract shown.
-    pub shown: Option<usize>,
-    /// Relative reward.
-    pub reward: f32,
-    /// Probability with which the actor chose it.
-    pub behaviour: f32,
-}
-
 /// A segment as rows. `T` steps, `N` contracts, `K` eligible, `A` auctions; unused rows are zero.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SegmentRows {
     pub day: usize,
-    /// Whether the controller takes part in the bids.
-    pub pacing: bool,
     pub len: usize,
     /// `[T, N, FEATURES]` at true counts, and the ad of each row.
     pub states: Vec<f32>,
@@ -61,7 +69,7 @@ pub struct SegmentRows {
     /// `[T, K (+ A), FEATURES]` at observed counts, with the ids of the actor's tables.
     pub actor: Vec<f32>,
     pub actor_ids: Vec<u32>,
-    /// `[T, K, FEATURES]` with one more delivered.
+    /// `[T, K, FEATURES]` with [`Bidder::ahead`] more delivered.
     pub after: Vec<f32>,
     pub after_ads: Vec<u32>,
     /// `[T, N]`: what the critic's output is multiplied by, and the scale of its loss; 0 = nothing to learn.
@@ -70,18 +78,21 @@ pub struct SegmentRows {
     /// `[N]`; all 0 where the episode ended.
     pub last_potential: Vec<f32>,
     /// `[T, K]`.
-    pub offers: Vec<Option<Offer>>,
-    /// `[T, A]`.
-    pub auctions: Vec<Option<AuctionOffer>>,
-    /// `[T]`.
-    pub steps: Vec<Step>,
+    pub bidders: Vec<Option<Bidder>>,
+    pub contests: Vec<Contest>,
+    pub offers: Vec<Offer>,
+    pub auctions: Vec<AuctionOffer>,
+    /// `[T, N]`: relative reward that each contract's displays earned in the step.
+    pub rewards: Vec<f32>,
+    /// `[T]`: relative reward of the auction ads shown; 0 where the best was.
+    pub auction_rewards: Vec<f32>,
 }
 
 /// Potential value of contract `j` with `delivered` counted, and the scale of its loss, in money units.
 ///
 /// The potential is what its remaining impressions could earn at most; the scale grows with the root of the demand that
-/// remains, as the noise of the return does.
-fn potential(replay: &Replay, w: &Weights, j: usize, delivered: f32) -> (f32, f32) {
+/// remains, as the noise of the return does where a step is a request, and alike in units of a step's requests.
+fn potential(replay: &Replay, w: &Weights, per_step: f64, j: usize, delivered: f32) -> (f32, f32) {
     let c = &replay.day.contracts[j];
     if replay.offset() >= c.end {
         return (0.0, 0.0);
@@ -91,23 +102,56 @@ fn potential(replay: &Replay, w: &Weights, j: usize, delivered: f32) -> (f32, f3
     let (penalty, click) = (w.delivery * c.penalty, w.click * c.mean_click);
     let potential = penalty * owed + click * left;
     let stake = if owed > 0.0 { penalty + click } else { click };
-    ((potential / replay.day.unit) as f32, (stake * (0.5 + left.sqrt()) / replay.day.unit) as f32)
+    let scale = stake * per_step * (0.5 + (left / per_step).sqrt());
+    ((potential / replay.day.unit) as f32, (scale / replay.day.unit) as f32)
+}
+
+/// What rebuilding needs to know beside the segment.
+struct Builder<'a> {
+    spec: &'a PolicySpec,
+    dims: &'a Dims,
+    weights: Weights,
+    per_step: usize,
+    tables: usize,
 }
 
 impl SegmentRows {
     /// Replays a segment.
     pub fn build(days: &[DayModel], segment: &Segment, spec: &PolicySpec, settings: &Settings, dims: &Dims) -> Self {
         let day = &days[segment.day as usize];
-        let w = Weights::from(&settings.reward);
-        let warm = spec.policy.warm_start;
-        let episode = Episode::draw(day, &settings.episodes, segment.episode);
+        let per_step = usize::from(segment.per_step);
+        let episode = Episode::draw(day, &settings.episodes, per_step, segment.episode);
         let mut replay = Replay::resume(day, episode, settings.env.feedback_delay_s, segment.start.clone());
-        let Dims { steps, contracts: n, eligible: k, auctions: a, .. } = *dims;
-        let actor_rows = dims.actor_rows();
         let tables = spec.actor_shape().tables.len();
-        let mut rows = Self {
+        let builder = Builder { spec, dims, weights: Weights::from(&settings.reward), per_step, tables };
+        let mut rows = Self::empty(segment, dims, tables);
+        for (t, group) in segment.rows.chunks(per_step).enumerate() {
+            for (i, &row) in group.iter().enumerate() {
+                replay.arrive(row as usize);
+                if i == 0 {
+                    rows.step(&builder, &replay, t);
+                }
+                rows.contest(&builder, &mut replay, t, segment, t * per_step + i);
+            }
+        }
+        if let Some(row) = segment.next {
+            replay.arrive(row as usize);
+            let moment = Moment::new(&replay, spec.policy.warm_start);
+            for j in 0..day.contracts.len() {
+                let delivered = replay.state.delivered[j];
+                moment.contract(j, delivered, &mut rows.last[j * FEATURES..(j + 1) * FEATURES]);
+                rows.last_ads[j] = day.contracts[j].vocabulary;
+                rows.last_potential[j] = potential(&replay, &builder.weights, per_step as f64, j, delivered).0;
+            }
+        }
+        rows
+    }
+
+    fn empty(segment: &Segment, dims: &Dims, tables: usize) -> Self {
+        let Dims { steps, contracts: n, eligible: k, .. } = *dims;
+        let actor_rows = dims.actor_rows();
+        Self {
             day: segment.day as usize,
-            pacing: spec.policy.pacing,
             len: segment.len(),
             states: vec![0.0; steps * n * FEATURES],
             state_ads: vec![0; steps * n],
@@ -120,114 +164,121 @@ impl SegmentRows {
             potential: vec![0.0; steps * n],
             scale: vec![0.0; steps * n],
             last_potential: vec![0.0; n],
-            offers: vec![None; steps * k],
-            auctions: vec![None; steps * a],
-            steps: vec![Step::default(); steps],
-        };
-        let mut ids = Vec::new();
-        for (t, &row) in segment.rows.iter().enumerate() {
-            replay.arrive(row as usize);
-            let moment = Moment::new(&replay, warm);
-            for j in 0..day.contracts.len() {
-                let at = t * n + j;
-                let delivered = replay.state.delivered[j];
-                let out = &mut rows.states[at * FEATURES..(at + 1) * FEATURES];
-                moment.contract(j, delivered, out);
-                rows.state_ads[at] = day.contracts[j].vocabulary;
-                (rows.potential[at], rows.scale[at]) = potential(&replay, &w, j, delivered);
-            }
-            for (slot, c) in replay.candidates().iter().enumerate() {
-                rows.offer(&replay, &moment, &w, (t, slot), c, dims);
-                let at = t * actor_rows + slot;
-                ids.clear();
-                spec.push_ids(day, row as usize, day.contracts[c.contract as usize].vocabulary, &mut ids);
-                rows.actor_ids[at * tables..(at + 1) * tables].copy_from_slice(&ids);
-            }
-            for (i, ad) in replay.auctions().iter().take(a).enumerate() {
-                let worth = replay.worth(ad);
-                rows.auctions[t * a + i] = Some(AuctionOffer {
-                    worth: (worth / day.unit) as f32,
-                    gain: (w.auction * (worth - replay.best()) / day.unit) as f32,
-                    boost: ad.boost as f32,
-                });
-                if spec.score_mode == ScoreMode::All {
-                    let at = t * actor_rows + k + i;
-                    moment.auction(worth, &mut rows.actor[at * FEATURES..(at + 1) * FEATURES]);
-                    ids.clear();
-                    spec.push_ids(day, row as usize, spec.vocabulary.ad(ad.ad_id), &mut ids);
-                    rows.actor_ids[at * tables..(at + 1) * tables].copy_from_slice(&ids);
-                }
-            }
-            rows.steps[t] = step(&mut replay, segment, t, &w, k);
+            bidders: vec![None; steps * k],
+            contests: Vec::with_capacity(segment.rows.len()),
+            offers: Vec::new(),
+            auctions: Vec::new(),
+            rewards: vec![0.0; steps * n],
+            auction_rewards: vec![0.0; steps],
         }
-        if let Some(row) = segment.next {
-            replay.arrive(row as usize);
-            let moment = Moment::new(&replay, warm);
-            for j in 0..day.contracts.len() {
-                let delivered = replay.state.delivered[j];
-                let out = &mut rows.last[j * FEATURES..(j + 1) * FEATURES];
-                moment.contract(j, delivered, out);
-                rows.last_ads[j] = day.contracts[j].vocabulary;
-                rows.last_potential[j] = potential(&replay, &w, j, delivered).0;
-            }
-        }
-        rows
     }
 
-    /// Fills slot `slot` of step `t` with contract candidate `c`.
-    fn offer(
-        &mut self,
-        replay: &Replay,
-        moment: &Moment,
-        w: &Weights,
-        (t, slot): (usize, usize),
-        c: &Candidate,
-        dims: &Dims,
-    ) {
+    /// The rows of step `t`, at the arrival of its first request.
+    fn step(&mut self, b: &Builder, replay: &Replay, t: usize) {
         let day = replay.day;
-        let j = c.contract as usize;
+        let n = b.dims.contracts;
+        let moment = Moment::new(replay, b.spec.policy.warm_start);
+        for j in 0..day.contracts.len() {
+            let at = t * n + j;
+            let delivered = replay.state.delivered[j];
+            moment.contract(j, delivered, &mut self.states[at * FEATURES..(at + 1) * FEATURES]);
+            self.state_ads[at] = day.contracts[j].vocabulary;
+            (self.potential[at], self.scale[at]) = potential(replay, &b.weights, b.per_step as f64, j, delivered);
+        }
+        if b.per_step == 1 {
+            for (slot, c) in replay.candidates().iter().enumerate() {
+                self.bidder(b, replay, &moment, (t, slot), c.contract as usize);
+            }
+        } else {
+            // Later requests of the step may show what the first may not.
+            for j in 0..day.contracts.len() {
+                if replay.offset() < day.contracts[j].end && replay.state.delivered[j] < replay.episode.left[j] {
+                    self.bidder(b, replay, &moment, (t, j), j);
+                }
+            }
+        }
+        if b.spec.score_mode == ScoreMode::All {
+            let mut ids = Vec::new();
+            for (i, ad) in replay.auctions().iter().take(b.dims.auctions).enumerate() {
+                let at = t * b.dims.actor_rows() + b.dims.eligible + i;
+                moment.auction(replay.worth(ad), &mut self.actor[at * FEATURES..(at + 1) * FEATURES]);
+                ids.clear();
+                b.spec.push_ids(day, replay.row(), b.spec.vocabulary.ad(ad.ad_id), &mut ids);
+                self.actor_ids[at * b.tables..(at + 1) * b.tables].copy_from_slice(&ids);
+            }
+        }
+    }
+
+    /// Fills slot `slot` of step `t` with contract `j`.
+    fn bidder(&mut self, b: &Builder, replay: &Replay, moment: &Moment, (t, slot): (usize, usize), j: usize) {
+        let day = replay.day;
         let (delivered, observed) = (replay.state.delivered[j], replay.state.observed[j]);
-        let state_at = (t * dims.contracts + j) * FEATURES;
-        let actor_at = (t * dims.actor_rows() + slot) * FEATURES;
-        let actor = &mut self.actor[actor_at..actor_at + FEATURES];
+        let state_at = (t * b.dims.contracts + j) * FEATURES;
+        let actor_row = t * b.dims.actor_rows() + slot;
+        let actor = &mut self.actor[actor_row * FEATURES..(actor_row + 1) * FEATURES];
         if observed == delivered {
             actor.copy_from_slice(&self.states[state_at..state_at + FEATURES]);
         } else {
             moment.contract(j, observed, actor);
         }
-        let at = t * dims.eligible + slot;
-        let after = &mut self.after[at * FEATURES..(at + 1) * FEATURES];
-        moment.contract(j, delivered + 1.0, after);
+        let mut ids = Vec::new();
+        b.spec.push_ids(day, replay.row(), day.contracts[j].vocabulary, &mut ids);
+        self.actor_ids[actor_row * b.tables..(actor_row + 1) * b.tables].copy_from_slice(&ids);
+        let left = replay.episode.left[j] - delivered;
+        let ahead = (b.per_step as f32).min(left.max(1.0));
+        let at = t * b.dims.eligible + slot;
+        moment.contract(j, delivered + ahead, &mut self.after[at * FEATURES..(at + 1) * FEATURES]);
         self.after_ads[at] = day.contracts[j].vocabulary;
-        self.offers[at] = Some(Offer {
-            contract: c.contract,
-            gain: (replay.gain(slot).relative(w) / day.unit) as f32,
-            after_potential: potential(replay, w, j, delivered + 1.0).0,
-            unit: LearnedPolicy::unit_owed(replay, &replay.state, j) as f32,
-            pacing: if self.pacing {
-                replay.state.pacing(day, &replay.episode, j, replay.offset()) as f32
-            } else {
-                0.0
-            },
-            click: (c.click / day.unit) as f32,
-            boost: c.boost as f32,
+        self.bidders[at] = Some(Bidder {
+            contract: j as u32,
+            lift: lift(&b.spec.policy, replay, j) as f32,
+            ahead,
+            after_potential: potential(replay, &b.weights, b.per_step as f64, j, delivered + ahead).0,
         });
     }
-}
 
-/// Repeats the recorded action of step `t`.
-fn step(replay: &mut Replay, segment: &Segment, t: usize, w: &Weights, eligible: usize) -> Step {
-    let action = segment.actions[t];
-    let candidates = replay.candidates().len();
-    let (choice, slot) = match action {
-        Segment::NOTHING => (Choice::Nothing, None),
-        a if (a as usize) < candidates => (Choice::Contract(a as usize), Some(a as usize)),
-        a => (Choice::Auction(a as usize - candidates), Some(eligible + a as usize - candidates)),
-    };
-    let shown = match choice {
-        Choice::Contract(i) => Some(replay.candidates()[i].contract as usize),
-        _ => None,
-    };
-    let reward = (replay.show(choice).relative(w) / replay.day.unit) as f32;
-    Step { slot, shown, reward, behaviour: segment.probabilities[t] }
+    /// The choice on the current request, and what was done.
+    fn contest(&mut self, b: &Builder, replay: &mut Replay, t: usize, segment: &Segment, at: usize) {
+        let unit = replay.day.unit;
+        let from = (self.offers.len(), self.auctions.len());
+        for (i, c) in replay.candidates().iter().enumerate() {
+            let j = c.contract as usize;
+            self.offers.push(Offer {
+                slot: if b.per_step == 1 { i } else { j },
+                gain: (replay.gain(i).relative(&b.weights) / unit) as f32,
+                unit: LearnedPolicy::unit_owed(replay, &replay.state, j) as f32,
+                click: (c.click / unit) as f32,
+                boost: c.boost as f32,
+            });
+        }
+        for ad in replay.auctions().iter().take(b.dims.auctions) {
+            let worth = replay.worth(ad);
+            self.auctions.push(AuctionOffer {
+                worth: (worth / unit) as f32,
+                gain: (b.weights.auction * (worth - replay.best()) / unit) as f32,
+                boost: ad.boost as f32,
+            });
+        }
+        let action = segment.actions[at];
+        let candidates = replay.candidates().len();
+        let (choice, contract) = match action {
+            Segment::NOTHING => (Choice::Nothing, None),
+            a if usize::from(a) < candidates => {
+                (Choice::Contract(a.into()), Some(replay.candidates()[usize::from(a)].contract as usize))
+            }
+            a => (Choice::Auction(usize::from(a) - candidates), None),
+        };
+        let reward = (replay.show(choice).relative(&b.weights) / unit) as f32;
+        match contract {
+            Some(j) => self.rewards[t * b.dims.contracts + j] += reward,
+            None => self.auction_rewards[t] += reward,
+        }
+        self.contests.push(Contest {
+            step: t,
+            offers: (from.0, self.offers.len()),
+            auctions: (from.1, self.auctions.len()),
+            shown: (action != Segment::NOTHING).then_some(usize::from(action)),
+            behaviour: segment.probabilities.get(at).copied(),
+        });
+    }
 }

@@ -84,9 +84,10 @@ impl<'a> Learner<'a> {
         let fits = day.is_some_and(|day| {
             let rows = day.log.requests().len() as u32;
             !s.is_empty()
+                && usize::from(s.per_step) == self.settings.requests_per_step()
                 && s.len() <= self.settings.learner.segment
-                && s.actions.len() == s.len()
-                && s.probabilities.len() == s.len()
+                && s.actions.len() == s.rows.len()
+                && s.probabilities.len() == if s.per_step == 1 { s.rows.len() } else { 0 }
                 && s.start.delivered.len() == day.contracts.len()
                 && s.start.observed.len() == day.contracts.len()
                 && s.rows.windows(2).all(|w| w[0] < w[1])

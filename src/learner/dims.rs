@@ -12,7 +12,7 @@ pub struct Dims {
     pub steps: usize,
     /// The most contracts of a training day.
     pub contracts: usize,
-    /// The most contracts that a request may show.
+    /// The most contracts that the requests of a step may show.
     pub eligible: usize,
     /// Auction ads of a queue that take part in the choice.
     pub auctions: usize,
@@ -24,11 +24,12 @@ pub struct Dims {
 impl Dims {
     pub fn of(days: &[DayModel], spec: &PolicySpec, settings: &Settings) -> Self {
         let most = |f: &dyn Fn(&DayModel) -> usize| days.iter().map(f).max().unwrap_or(0).max(1);
+        let contracts = most(&|d| d.contracts.len());
         Self {
             segments: settings.batch_segments(),
             steps: settings.learner.segment,
-            contracts: most(&|d| d.contracts.len()),
-            eligible: most(&|d| d.log.widest()),
+            contracts,
+            eligible: if settings.requests_per_step() == 1 { most(&|d| d.log.widest()) } else { contracts },
             auctions: spec.auction_candidates(),
             score_auctions: spec.score_mode == ScoreMode::All,
             outputs: outputs(&settings.learner),

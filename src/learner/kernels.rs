@@ -2,11 +2,21 @@
 
 use multiversion::multiversion;
 
+/// Replaces a row by its exponentials relative to the largest; returns their sum.
+pub fn exponentials(row: &mut [f32]) -> f32 {
+    let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut sum = 0.0;
+    for x in row {
+        *x = (*x - top).exp();
+        sum += *x;
+    }
+    sum
+}
+
 /// Exponentials relative to the largest, and their sum.
 pub fn softmax(row: &[f32]) -> (Vec<f32>, f32) {
-    let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let weights: Vec<f32> = row.iter().map(|x| (x - top).exp()).collect();
-    let sum = weights.iter().sum();
+    let mut weights = row.to_vec();
+    let sum = exponentials(&mut weights);
     (weights, sum)
 }
 

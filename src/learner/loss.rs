@@ -9,7 +9,7 @@ use crate::settings::{Credit, Critic, Learner};
 
 use super::batch::SegmentRows;
 use super::dims::Dims;
-use super::kernels::{lambda_returns, project, quantile_huber, softmax};
+use super::kernels::{exponentials, lambda_returns, project, quantile_huber, softmax};
 
 /// What the networks said of one segment.
 pub struct Outputs<'a> {
@@ -95,7 +95,7 @@ impl Losses<'_> {
 
     /// Losses and gradients of a segment.
     ///
-    /// `critic_weight` and `actor_weight` scale the gradients: one over the number of pairs and of states in the batch.
+    /// `critic_weight` and `actor_weight` scale the gradients: one over the number of pairs and of requests in the batch.
     pub fn segment(&self, rows: &SegmentRows, out: &Outputs, critic_weight: f32, actor_weight: f32) -> Gradients {
         let Dims { steps, contracts: n, outputs: q, .. } = self.dims;
         let mut g = Gradients {
@@ -114,60 +114,81 @@ impl Losses<'_> {
         g
     }
 
-    /// The expected policy gradient `- sum_c pi_c A_c` and the importance ratios of the recorded actions.
+    /// The expected policy gradient `- sum_c pi_c A_c` of every request, and the importance ratios of the steps.
     ///
-    /// The advantage of showing contract c is its relative reward plus `E[Z_c]` with one more delivered minus `E[Z_c]` now.
+    /// The advantage of showing contract c is its relative reward plus what the next impression changes about what the
+    /// contract still earns, `E[Z_c]` some impressions further on minus `E[Z_c]` now, per impression.
     fn actor(&self, rows: &SegmentRows, out: &Outputs, values: &[f32], weight: f32, g: &mut Gradients) -> Vec<f32> {
-        let Dims { contracts: n, eligible: k, auctions: a, outputs: q, .. } = self.dims;
+        let Dims { contracts: n, eligible: k, outputs: q, .. } = self.dims;
         let (bids, unit) = &self.bids[rows.day];
         let actor_rows = self.dims.actor_rows();
-        let slots = k + a;
-        let mut scores = vec![f32::NEG_INFINITY; slots];
-        let mut slopes = vec![0.0f32; slots];
-        let mut advantages = vec![0.0f32; slots];
-        let mut ratios = Vec::with_capacity(rows.len);
-        for t in 0..rows.len {
-            scores.fill(f32::NEG_INFINITY);
-            for (slot, offer) in rows.offers[t * k..(t + 1) * k].iter().enumerate() {
-                let Some(o) = offer else { continue };
-                let output = f64::from(out.actor[t * actor_rows + slot] + o.pacing);
-                let (bid, slope) = bids.contract(o.contract as usize, output, f64::from(o.unit));
-                scores[slot] = o.boost * ((bid / unit) as f32 + o.click) / self.temperature;
-                slopes[slot] = o.boost * (slope / unit) as f32 / self.temperature;
-                let after = match o.after_potential {
+        // By bidder: what is added to the logit, and what the next impression changes.
+        let outlook: Vec<(f64, f32)> = rows
+            .bidders
+            .iter()
+            .enumerate()
+            .map(|(at, bidder)| {
+                let Some(b) = bidder else { return (0.0, 0.0) };
+                let (t, slot) = (at / k, at % k);
+                let after = match b.after_potential {
                     0.0 => 0.0,
-                    m => m * self.mean(&out.after[(t * k + slot) * q..(t * k + slot + 1) * q]),
+                    m => m * self.mean(&out.after[at * q..(at + 1) * q]),
                 };
-                advantages[slot] = o.gain + after - values[t * n + o.contract as usize];
+                let output = f64::from(out.actor[t * actor_rows + slot] + b.lift);
+                (output, (after - values[t * n + b.contract as usize]) / b.ahead)
+            })
+            .collect();
+        let mut ratios = vec![1.0; rows.len];
+        let mut scores = Vec::new();
+        let mut slopes = Vec::new();
+        let mut advantages = Vec::new();
+        for contest in &rows.contests {
+            let Some(shown) = contest.shown else { continue };
+            let t = contest.step;
+            scores.clear();
+            slopes.clear();
+            advantages.clear();
+            let offers = &rows.offers[contest.offers.0..contest.offers.1];
+            for o in offers {
+                let bidder = rows.bidders[t * k + o.slot].expect("who may be shown has a row");
+                let (output, change) = outlook[t * k + o.slot];
+                let (bid, slope) = bids.contract(bidder.contract as usize, output, f64::from(o.unit));
+                let worth = (bid / unit) as f32 + o.click;
+                scores.push(o.boost * worth / self.temperature);
+                slopes.push(o.boost * (slope / unit) as f32 / self.temperature);
+                advantages.push(o.gain + change);
             }
-            for (i, offer) in rows.auctions[t * a..(t + 1) * a].iter().enumerate() {
-                let Some(o) = offer else { continue };
+            for (i, o) in rows.auctions[contest.auctions.0..contest.auctions.1].iter().enumerate() {
                 let (factor, slope) = if self.score_auctions {
                     Bids::auction(f64::from(out.actor[t * actor_rows + k + i]))
                 } else {
                     (1.0, 0.0)
                 };
-                scores[k + i] = o.boost * o.worth * factor as f32 / self.temperature;
-                slopes[k + i] = o.boost * o.worth * slope as f32 / self.temperature;
-                advantages[k + i] = o.gain;
+                scores.push(o.boost * o.worth * factor as f32 / self.temperature);
+                slopes.push(o.boost * o.worth * slope as f32 / self.temperature);
+                advantages.push(o.gain);
             }
-            let Some(slot) = rows.steps[t].slot else {
-                ratios.push(1.0);
-                continue;
-            };
-            let (weights, sum) = softmax(&scores);
-            let mean: f32 =
-                weights.iter().zip(&advantages).map(|(w, a)| if *w > 0.0 { w * a / sum } else { 0.0 }).sum();
-            for s in 0..slots {
-                let share = weights[s] / sum;
-                if share > 0.0 && (s < k || self.score_auctions) {
-                    g.actor[t * actor_rows + s] = -weight * share * (advantages[s] - mean) * slopes[s];
-                }
+            let sum = exponentials(&mut scores);
+            let mean: f32 = scores.iter().zip(&advantages).map(|(w, a)| w * a / sum).sum();
+            for (s, (w, a)) in scores.iter().zip(&advantages).enumerate() {
+                let row = match offers.get(s) {
+                    Some(o) => o.slot,
+                    None if self.score_auctions => k + s - offers.len(),
+                    None => continue,
+                };
+                g.actor[t * actor_rows + row] -= weight * w / sum * (a - mean) * slopes[s];
             }
             g.actor_loss -= f64::from(mean);
-            let ratio = (weights[slot] / sum / rows.steps[t].behaviour.max(1e-6)).min(1.0);
+            let ratio = contest.behaviour.map_or(1.0, |b| (scores[shown] / sum / b.max(1e-6)).min(1.0));
             g.ratios += f64::from(ratio);
-            ratios.push(ratio);
+            ratios[t] = ratio;
+        }
+        // The anchor: a spring between the learned bids and those of the controller, on every row alike.
+        let rows_used = rows.bidders.iter().flatten().count().max(1);
+        let spring = self.settings.anchor as f32 * weight * rows.contests.len() as f32 / rows_used as f32;
+        for (at, _) in rows.bidders.iter().enumerate().filter(|(_, b)| b.is_some()) {
+            let row = at / k * actor_rows + at % k;
+            g.actor[row] += spring * out.actor[row];
         }
         ratios
     }
@@ -188,7 +209,7 @@ impl Losses<'_> {
                     let m_last = rows.last_potential[j];
                     let last = &out.last[j * q..(j + 1) * q];
                     let last_value = if m_last == 0.0 { 0.0 } else { m_last * self.mean(last) };
-                    let reward = |t: usize| if rows.steps[t].shown == Some(j) { rows.steps[t].reward } else { 0.0 };
+                    let reward = |t: usize| rows.rewards[t * n + j];
                     let value = |t: usize| values[t * n + j];
                     let returns =
                         lambda_returns(rows.len, self.settings.lambda as f32, ratios, reward, value, last_value);
@@ -237,7 +258,7 @@ impl Losses<'_> {
             rows.len,
             self.settings.lambda as f32,
             ratios,
-            |t| rows.steps[t].reward,
+            |t| rows.auction_rewards[t] + rows.rewards[t * n..(t + 1) * n].iter().sum::<f32>(),
             |t| totals[t],
             last_value,
         );

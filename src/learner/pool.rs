@@ -57,6 +57,7 @@ mod tests {
                 day: i,
                 episode: 0,
                 start: day.clone(),
+                per_step: 1,
                 rows: vec![0; 3],
                 actions: vec![0; 3],
                 probabilities: vec![1.0; 3],

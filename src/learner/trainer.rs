@@ -223,7 +223,7 @@ fn join<T: Copy + Send + Sync>(batch: &[SegmentRows], part: impl Fn(&SegmentRows
 impl<B: AutodiffBackend> Train for Trainer<B> {
     fn update(&mut self, batch: &[SegmentRows], plan: UpdatePlan) -> anyhow::Result<UpdateStats> {
         let pairs = batch.iter().flat_map(|r| &r.scale).filter(|s| **s > 0.0).count().max(1);
-        let states: usize = batch.iter().map(|r| r.len).sum::<usize>().max(1);
+        let requests: usize = batch.iter().map(|r| r.contests.len()).sum::<usize>().max(1);
         let losses = Losses {
             settings: &self.settings.learner,
             dims: self.dims,
@@ -232,15 +232,15 @@ impl<B: AutodiffBackend> Train for Trainer<B> {
             support: support(&self.settings.learner),
             score_auctions: self.dims.score_auctions,
         };
-        let weights = (1.0 / pairs as f32, 1.0 / states as f32);
+        let weights = (1.0 / pairs as f32, 1.0 / requests as f32);
         let size = batch.len().div_ceil(self.shards);
         let shards: Vec<Shard<B::InnerBackend>> =
             batch.par_chunks(size).map(|part| self.shard(part, &losses, weights, plan.train_actor)).collect();
         let sum = |f: fn(&Shard<B::InnerBackend>) -> f64| shards.iter().map(f).sum::<f64>();
         let mut stats = UpdateStats {
             critic_loss: sum(|s| s.critic_loss) / pairs as f64,
-            actor_loss: sum(|s| s.actor_loss) / states as f64,
-            ratio: sum(|s| s.ratios) / states as f64,
+            actor_loss: sum(|s| s.actor_loss) / requests as f64,
+            ratio: sum(|s| s.ratios) / requests as f64,
             ..UpdateStats::default()
         };
         anyhow::ensure!(

@@ -162,6 +162,13 @@ impl Supply {
         Self { cumulative }
     }
 
+    /// The same supply with each hour weighed by a factor.
+    pub fn tilted(&self, by_hour: &[f64; 24]) -> Self {
+        let cells: Vec<f64> =
+            self.cumulative.windows(2).enumerate().map(|(i, c)| (c[1] - c[0]) * by_hour[i * 24 / GRID]).collect();
+        Self::from_cells(&cells)
+    }
+
     /// Requests before `offset_ms` of the day.
     pub fn before(&self, offset_ms: u64) -> f64 {
         let x = (offset_ms as f64 / CELL_MS).min(GRID as f64);

@@ -5,11 +5,13 @@
 //! serving needs the same knowledge.
 //!
 //! - [`forecast`]: traffic and supply curves. [`bound`]: dual prices and the hindsight bound.
+//! - [`KnownContract`]: what the training days say of a contract.
 //! - [`Plan`]: the training days' knowledge, and what tuning made of it.
 //!
 //! May import: `log`.
 
 pub mod bound;
+mod experience;
 pub mod forecast;
 
 use std::collections::BTreeMap;
@@ -21,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::log::CompiledLog;
 use crate::log::compiled::Contract;
 pub use bound::{Bound, hindsight_bound};
+pub use experience::KnownContract;
 pub use forecast::{Forecast, GRID, Supply};
 
 const FORMAT: u32 = 1;
@@ -45,19 +48,9 @@ pub struct Plan {
     pub unseen: KnownContract,
     /// Tuned gains of the PID baseline; `None` before tuning.
     pub pid: Option<PidGains>,
+    /// Tuned gains of the learned policy's pacing controller; `None` before tuning.
+    pub pacing: Option<PacingGains>,
     pub days: Vec<PlannedDay>,
-}
-
-/// What the training days say of one contract.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct KnownContract {
-    /// Mean dual price, as a share of the penalty (or minor units per impression where the penalty is 0).
-    pub price_share: f64,
-    /// Share of the targeted requests in flight in whose queue the contract stands.
-    pub presence: f64,
-    /// Mean predicted click probability of its entries.
-    pub pctr: f64,
 }
 
 /// Gains of the PID baseline on the logarithm of a contract's virtual bid.
@@ -73,6 +66,25 @@ impl Default for PidGains {
     /// Sound gains for a day of some thousand requests, where tuning starts.
     fn default() -> Self {
         Self { proportional: 10.0, integral: 30.0, derivative: 0.0 }
+    }
+}
+
+/// Gains of the learned policy's pacing controller on the logit of a contract's bid.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PacingGains {
+    /// On the planned minus the observed share of the demand.
+    pub proportional: f64,
+    /// On its sum over the planned share.
+    pub integral: f64,
+    /// On the logarithm of the price level seen on the contract's requests over the expected one.
+    pub market: f64,
+}
+
+impl Default for PacingGains {
+    /// Sound gains for a day of some thousand requests, where tuning starts.
+    fn default() -> Self {
+        Self { proportional: 10.0, integral: 30.0, market: 0.5 }
     }
 }
 
@@ -105,9 +117,8 @@ impl Plan {
         let mut hour_sum = [0.0; 24];
         let mut hour_n = [0u64; 24];
         let (mut pctr_sum, mut pctr_n) = (0.0, 0u64);
-        let mut known: BTreeMap<u64, (KnownContract, f64)> = BTreeMap::new();
-        for log in logs {
-            let bound = hindsight_bound(log, rate_seed);
+        let bounds: Vec<Bound> = logs.iter().map(|log| hindsight_bound(log, rate_seed)).collect();
+        for (log, bound) in logs.iter().zip(&bounds) {
             let mut day_sum = 0.0;
             for r in log.requests() {
                 let hour = ((r.ts_ms - log.day().start_ms) / 3_600_000).min(23) as usize;
@@ -119,16 +130,6 @@ impl Plan {
                     pctr_n += 1;
                 }
             }
-            for (c, &price) in log.contracts().iter().zip(&bound.prices) {
-                let share = if c.penalty > 0.0 { (price / c.penalty).clamp(-1.0, 1.0) } else { price };
-                let presence = if c.targeted > 0 { c.present as f64 / c.targeted as f64 } else { 1.0 };
-                let (sum, n) =
-                    known.entry(c.ad_id).or_insert((KnownContract { price_share: 0.0, presence: 0.0, pctr: 0.0 }, 0.0));
-                sum.price_share += share;
-                sum.presence += presence;
-                sum.pctr += c.mean_pctr;
-                *n += 1.0;
-            }
             days.push(PlannedDay {
                 log: log.name().to_owned(),
                 requests: log.requests().len() as u64,
@@ -138,21 +139,8 @@ impl Plan {
                 prices: log.contracts().iter().map(|c| c.ad_id).zip(bound.prices.iter().copied()).collect(),
             });
         }
-        let contracts: BTreeMap<u64, KnownContract> = known
-            .into_iter()
-            .map(|(id, (k, n))| {
-                (id, KnownContract { price_share: k.price_share / n, presence: k.presence / n, pctr: k.pctr / n })
-            })
-            .collect();
-        let mean = |f: fn(&KnownContract) -> f64, default: f64| match contracts.len() {
-            0 => default,
-            n => contracts.values().map(f).sum::<f64>() / n as f64,
-        };
-        let unseen = KnownContract {
-            price_share: mean(|c| c.price_share, 0.5),
-            presence: mean(|c| c.presence, 1.0),
-            pctr: mean(|c| c.pctr, 0.0),
-        };
+        let known: Vec<(&CompiledLog, &Bound)> = logs.iter().copied().zip(&bounds).collect();
+        let (contracts, unseen) = experience::learn(&known, rate_seed);
         let requests: u64 = hour_n.iter().sum();
         let total: f64 = hour_sum.iter().sum();
         let price_unit = if total > 0.0 { total / requests as f64 } else { contract_unit(logs) };
@@ -171,6 +159,7 @@ impl Plan {
             contracts,
             unseen,
             pid: None,
+            pacing: None,
             days,
         })
     }
@@ -198,8 +187,9 @@ impl Plan {
             auction_pctr: 0.0,
             forecast: Forecast { nodes: vec![], curves: vec![] },
             contracts: BTreeMap::new(),
-            unseen: KnownContract { price_share: 0.5, presence: 1.0, pctr: 0.0 },
+            unseen: KnownContract::NOTHING,
             pid: None,
+            pacing: None,
             days: vec![],
             ..self
         }

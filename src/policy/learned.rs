@@ -78,6 +78,13 @@ fn logit(share: f64) -> f64 {
     (share / (1.0 - share)).ln()
 }
 
+/// What is added to the logit of contract `j`'s bid before the network on the current request: the pacing controller's term, and
+/// the episode's error of the start.
+pub fn lift(policy: &settings::Policy, replay: &Replay, j: usize) -> f64 {
+    let error = f64::from(replay.episode.start_error[j]);
+    if policy.pacing { error + replay.state.pacing(replay.day, &replay.episode, j, replay.offset()) } else { error }
+}
+
 /// How network outputs become scores, for one day. Money in minor units per impression.
 ///
 /// A contract's bid is `low + (penalty - low) * sigmoid(base + pacing + f)` for an impression that is still owed in full, plus the
@@ -88,12 +95,11 @@ pub struct Bids {
     base: Vec<f64>,
     low: Vec<f64>,
     penalty: Vec<f64>,
-    pacing: bool,
 }
 
 impl Bids {
     pub fn new(day: &DayModel, settings: &settings::Policy) -> Self {
-        let mut bids = Self { base: vec![], low: vec![], penalty: vec![], pacing: settings.pacing };
+        let mut bids = Self { base: vec![], low: vec![], penalty: vec![] };
         for c in &day.contracts {
             let low = if settings.negative_bids { -c.penalty.max(day.unit) } else { 0.0 };
             let start = if settings.warm_start { c.price } else { settings.initial_bid * c.penalty };
@@ -106,13 +112,6 @@ impl Bids {
         bids
     }
 
-    /// The controller's part of contract `j`'s logit on the current request.
-    pub fn pacing(&self, replay: &Replay, j: usize) -> f64 {
-        if !self.pacing {
-            return 0.0;
-        }
-        replay.state.pacing(replay.day, &replay.episode, j, replay.offset())
-    }
 
     /// The bid of contract `j` without its click worth when `unit` of the next impression is still owed, and its
     /// derivative by `output`, the network's output plus the controller's.
@@ -137,12 +136,14 @@ pub struct LearnedPolicy {
     features: Vec<f32>,
     ids: Vec<u32>,
     outputs: Vec<f32>,
+    /// What is added to the logit of each contract's bid until the next [`LearnedPolicy::hold`].
+    held: Option<Vec<f64>>,
 }
 
 impl LearnedPolicy {
     pub fn new(spec: Arc<PolicySpec>, actor: Vec<f32>) -> Self {
         let net = HostNet::new(spec.actor_shape(), actor);
-        Self { spec, net, bids: None, features: vec![], ids: vec![], outputs: vec![] }
+        Self { spec, net, bids: None, features: vec![], ids: vec![], outputs: vec![], held: None }
     }
 
     pub fn spec(&self) -> &Arc<PolicySpec> {
@@ -154,6 +155,23 @@ impl LearnedPolicy {
         self.net.set_params(actor);
     }
 
+    /// Works out every contract's bid at the current request and holds it for the requests to come. For policies whose
+    /// outputs do not depend on the request.
+    pub fn hold(&mut self, replay: &Replay) {
+        let day = replay.day;
+        let moment = Moment::new(replay, self.spec.policy.warm_start);
+        self.features.resize(day.contracts.len() * FEATURES, 0.0);
+        self.ids.clear();
+        for (j, row) in self.features.chunks_exact_mut(FEATURES).enumerate() {
+            moment.contract(j, replay.state.observed[j], row);
+            self.spec.push_ids(day, replay.row(), day.contracts[j].vocabulary, &mut self.ids);
+        }
+        self.outputs.resize(day.contracts.len(), 0.0);
+        self.net.forward(&self.features, &self.ids, &mut self.outputs);
+        let held = self.outputs.iter().enumerate().map(|(j, &f)| f64::from(f) + lift(&self.spec.policy, replay, j)).collect();
+        self.held = Some(held);
+    }
+
     /// How much of contract `j`'s next impression is owed, by what is observed.
     pub fn unit_owed(replay: &Replay, state: &State, j: usize) -> f64 {
         f64::from((replay.episode.owed[j] - state.observed[j]).clamp(0.0, 1.0))
@@ -162,10 +180,20 @@ impl LearnedPolicy {
 
 impl Policy for LearnedPolicy {
     fn begin(&mut self, replay: &Replay) {
+        self.held = None;
         self.bids = Some(Bids::new(replay.day, &self.spec.policy));
     }
 
     fn score(&mut self, replay: &Replay, contracts: &mut [f64], auctions: &mut [f64]) {
+        if let Some(held) = &self.held {
+            let bids = self.bids.as_ref().expect("begin() came first");
+            for (c, score) in replay.candidates().iter().zip(contracts) {
+                let j = c.contract as usize;
+                let unit = Self::unit_owed(replay, &replay.state, j);
+                *score = bids.contract(j, held[j], unit).0 + c.click;
+            }
+            return;
+        }
         let score_auctions = self.spec.score_mode == ScoreMode::All;
         let rows = contracts.len() + if score_auctions { auctions.len() } else { 0 };
         if rows == 0 {
@@ -193,7 +221,7 @@ impl Policy for LearnedPolicy {
         for ((c, score), output) in replay.candidates().iter().zip(&mut *contracts).zip(&self.outputs) {
             let j = c.contract as usize;
             let unit = Self::unit_owed(replay, &replay.state, j);
-            let output = f64::from(*output) + bids.pacing(replay, j);
+            let output = f64::from(*output) + lift(&self.spec.policy, replay, j);
             *score = bids.contract(j, output, unit).0 + c.click;
         }
         if score_auctions {

@@ -7,6 +7,7 @@
 //! May import: `env`, `plan`, `log`, `settings`.
 
 pub mod baselines;
+pub mod controller;
 pub mod day_replay;
 pub mod file;
 pub mod learned;
@@ -14,7 +15,7 @@ pub mod net;
 pub mod tensor_net;
 
 pub use day_replay::{ReplayOptions, Shown, Totals, replay_day};
-pub use learned::{Bids, LearnedPolicy, PolicySpec};
+pub use learned::{Bids, LearnedPolicy, PolicySpec, lift};
 
 use crate::env::{Choice, Replay};
 

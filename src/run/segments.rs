@@ -62,9 +62,10 @@ impl From<settings::Overflow> for crate::shm::Overflow {
 /// Bytes that a block can take: every segment as long and as wide as it gets.
 pub fn block_bytes(settings: &Settings, contracts: usize) -> usize {
     // With delayed feedback the state carries the displays under way, at most an episode's.
-    let pending = if settings.env.feedback_delay_s > 0.0 { 4 * settings.episodes.steps } else { 0 };
-    let state = 160 + contracts * 4 * 4 + pending * 24;
-    let segment = state + 64 + settings.learner.segment * (5 + 3 + 4);
+    let per_step = settings.requests_per_step();
+    let pending = if settings.env.feedback_delay_s > 0.0 { 2 * settings.episodes.steps * per_step } else { 0 };
+    let state = 160 + contracts * 4 * 8 + pending * 24;
+    let segment = state + 64 + settings.learner.segment * per_step * (5 + 3 + 4);
     (settings.block_segments() * segment + 64).next_multiple_of(4096)
 }
 

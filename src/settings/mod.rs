@@ -55,6 +55,12 @@ impl Settings {
         ((self.actors.write_every as f64 / self.learner.segment as f64).round() as usize).max(1)
     }
 
+    /// Requests of a step: 1 where the network's outputs depend on the request.
+    pub fn requests_per_step(&self) -> usize {
+        let by_request = self.score_mode == ScoreMode::All || self.policy.traffic_embedding > 0;
+        if by_request { 1 } else { self.episodes.requests_per_step }
+    }
+
     /// Segments in one batch.
     pub fn batch_segments(&self) -> usize {
         self.learner.batch / self.learner.segment
@@ -86,12 +92,16 @@ impl Settings {
             ("policy.hidden", self.policy.hidden),
             ("learner.critic_hidden", l.critic_hidden),
             ("episodes.steps", self.episodes.steps),
+            ("episodes.requests_per_step", self.episodes.requests_per_step),
             ("evaluate.every", self.evaluate.every as usize),
             ("learner.samples_per_update", l.samples_per_update),
         ] {
             if value == 0 {
                 return bad(key, "must be at least 1".into());
             }
+        }
+        if self.episodes.requests_per_step > 4096 {
+            return bad("episodes.requests_per_step", "must be at most 4096".into());
         }
         if self.actors.count > 64 {
             return bad("actors.count", format!("is {}; at most 64 actors fit a run", self.actors.count));
@@ -129,6 +139,7 @@ impl Settings {
             ("policy.initial_bid", self.policy.initial_bid, 0.001, 0.999),
             ("learner.lambda", l.lambda, 0.0, 1.0),
             ("learner.kappa", l.kappa, 1e-6, 1e6),
+            ("learner.anchor", l.anchor, 0.0, 1e6),
             ("learner.target_rate", l.target_rate, 1e-6, 1.0),
             ("learner.average_rate", l.average_rate, 1e-6, 1.0),
             ("learner.actor_rate", l.actor_rate, 0.0, 1.0),
@@ -138,8 +149,11 @@ impl Settings {
             ("episodes.price_jitter", self.episodes.price_jitter, 0.0, 2.0),
             ("episodes.volume_jitter", self.episodes.volume_jitter, 0.0, 2.0),
             ("episodes.mid_day_share", self.episodes.mid_day_share, 0.0, 1.0),
+            ("episodes.start_error", self.episodes.start_error, 0.0, 2.0),
+            ("episodes.supply_error", self.episodes.supply_error, 0.0, 2.0),
             ("episodes.jump_share", self.episodes.jump_share, 0.0, 1.0),
             ("episodes.jump_sd", self.episodes.jump_sd, 0.0, 2.0),
+            ("episodes.shock_sd", self.episodes.shock_sd, 0.0, 2.0),
             ("env.feedback_delay_s", self.env.feedback_delay_s, 0.0, 86_400.0),
             ("data.max_bad_share", self.data.max_bad_share, 0.0, 1.0),
         ] {

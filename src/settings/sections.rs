@@ -101,9 +101,12 @@ pub struct Env {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Episodes {
-    /// Expected requests of a whole-day episode: the day is thinned to this many, demands alike. A day
-    /// with fewer requests is replayed whole.
+    /// Steps of a whole-day episode. A day with more than `steps * requests_per_step` requests is thinned to that many,
+    /// demands alike.
     pub steps: usize,
+    /// Consecutive requests of a step. They share the networks' outputs, as requests share a bid in serving, and each has its
+    /// own auction. Where outputs depend on the request (`score_mode = "all"`, `policy.traffic_embedding`) it is 1.
+    pub requests_per_step: usize,
     /// Log-sd of each contract's demand.
     pub demand_jitter: f64,
     /// Log-sd of the price level.
@@ -114,23 +117,34 @@ pub struct Episodes {
     pub mid_day_share: f64,
     /// Sd of the delivered share around the plan in such a start.
     pub start_spread: f64,
+    /// Sd of the error of each contract's starting bid, in its logit: the training days' prices are not those of the
+    /// day to come.
+    pub start_error: f64,
+    /// Log-sd of the error of each contract's forecast supply.
+    pub supply_error: f64,
     /// Share of the episodes in which the price level jumps at a random time.
     pub jump_share: f64,
     /// Log-sd of such a jump.
     pub jump_sd: f64,
+    /// Log-sd of the price shocks that last some hours in one region, up to two an episode.
+    pub shock_sd: f64,
 }
 
 impl Default for Episodes {
     fn default() -> Self {
         Self {
             steps: 1000,
+            requests_per_step: 1,
             demand_jitter: 0.1,
             price_jitter: 0.2,
             volume_jitter: 0.2,
             mid_day_share: 0.5,
             start_spread: 0.1,
+            start_error: 0.2,
+            supply_error: 0.1,
             jump_share: 0.5,
             jump_sd: 0.3,
+            shock_sd: 0.4,
         }
     }
 }
@@ -206,6 +220,10 @@ pub struct Learner {
     pub pool: usize,
     /// New samples per update, the replay ratio's inverse times the batch.
     pub samples_per_update: usize,
+    /// Pull of the bids towards where they start (the controller's, if it takes part): the weight of half the squared network
+    /// output beside the expected advantage. A critic is never quite right, and bids that are nearly right
+    /// should move only where it is sure.
+    pub anchor: f64,
     /// Updates in which the critic learns alone.
     pub critic_head_start: u64,
     /// Adam's rate for the actor.
@@ -248,6 +266,7 @@ impl Default for Learner {
             segment: 64,
             pool: 32_000,
             samples_per_update: 512,
+            anchor: 0.1,
             critic_head_start: 160,
             actor_rate: 1e-3,
             critic_rate: 2e-3,

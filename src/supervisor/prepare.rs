@@ -5,9 +5,9 @@ use std::sync::Arc;
 use crate::env::Vocabulary;
 use crate::log::CompiledLog;
 use crate::plan::Plan;
-use crate::policy::{PolicySpec, ReplayOptions, baselines};
+use crate::policy::{PolicySpec, ReplayOptions, baselines, controller};
 use crate::run::context::{Context, compile_options, open_logs};
-use crate::settings::{Baselines, Env, ScoreMode, Settings};
+use crate::settings::{Baselines, Env, Policy, ScoreMode, Settings};
 
 /// Plans from training days and tunes the baselines on them.
 ///
@@ -18,17 +18,19 @@ pub fn plan_days(
     logs: Vec<CompiledLog>,
     env: &Env,
     baselines: &Baselines,
+    policy: &Policy,
 ) -> anyhow::Result<Plan> {
     let references: Vec<&CompiledLog> = logs.iter().collect();
     let mut plan = Plan::from_days(&references, env.rate_seed)?;
     let vocabulary = Arc::new(Vocabulary::default());
-    let days = dirs
+    let mut days = dirs
         .iter()
         .zip(logs)
         .map(|(dir, log)| crate::env::DayModel::new(dir, log, &plan, vocabulary.clone()))
         .collect::<Result<Vec<_>, _>>()?;
     let options = ReplayOptions { rate_seed: env.rate_seed, feedback_delay_s: env.feedback_delay_s };
     plan.pid = Some(baselines::tune::pid(&days, options, baselines.pid_interval_s, baselines.tuning_replays));
+    plan.pacing = Some(controller::tune(&mut days, policy, options, baselines.tuning_replays));
     Ok(plan)
 }
 
@@ -40,7 +42,7 @@ pub fn prepare(settings: &Settings) -> anyhow::Result<Context> {
     open_logs(&settings.data.test, options)?;
     let references: Vec<&CompiledLog> = logs.iter().collect();
     let vocabulary = Vocabulary::of_days(&references, settings.score_mode == ScoreMode::All);
-    let plan = plan_days(&settings.data.train, logs, &settings.env, &settings.baselines)?;
+    let plan = plan_days(&settings.data.train, logs, &settings.env, &settings.baselines, &settings.policy)?;
     let spec = PolicySpec { score_mode: settings.score_mode, policy: settings.policy.clone(), vocabulary };
     Ok(Context { settings: settings.clone(), plan, spec: Arc::new(spec) })
 }
