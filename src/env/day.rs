@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::log::{self, CompiledLog, inventory, table};
+use crate::plan::sample::Kind;
 use crate::plan::{Forecast, GRID, PidGains, Plan, Supply};
 
 /// Indices of the ids that have an embedding; 0 stands for every other id.
@@ -72,11 +73,21 @@ pub struct ContractModel {
     /// Demand over forecast supply, at most 1.
     pub theta: f64,
     pub rate: f64,
+    /// Share of the targeted requests in flight in whose queue it should stand.
+    pub presence: f64,
     /// Flight, milliseconds from midnight.
     pub start: u64,
     pub end: u64,
     /// Index in the ad vocabulary.
     pub vocabulary: u32,
+}
+
+impl ContractModel {
+    /// The share of its demand that should be delivered before `offset`, by the forecast supply; `None` without supply.
+    pub fn planned_share(&self, offset: u64) -> Option<f64> {
+        let total = self.supply.total();
+        (total > 0.0).then(|| self.supply.before(offset) / total)
+    }
 }
 
 /// A logged day ready for replay. Shared by all replays of the process.
@@ -85,6 +96,8 @@ pub struct DayModel {
     pub log: Arc<CompiledLog>,
     pub contracts: Vec<ContractModel>,
     pub traffic: Supply,
+    /// Forecast page views of the day by kind of request.
+    pub kinds: BTreeMap<Kind, f64>,
     /// Expected best auction worth by hour, minor units per impression.
     pub price_by_hour: Vec<f64>,
     /// The unit of money, minor units per impression.
@@ -122,7 +135,8 @@ impl DayModel {
             .contracts()
             .iter()
             .map(|c| {
-                let supply = forecast.supply(c, start_ms, plan.known(c.ad_id).presence);
+                let presence = plan.known(c.ad_id).presence;
+                let supply = forecast.supply(c, start_ms, presence);
                 let owed = c.owed() as f64;
                 let mean_click = c.click_value * plan.pctr(c);
                 ContractModel {
@@ -137,6 +151,7 @@ impl DayModel {
                     theta: c.theta.unwrap_or_else(|| (owed / supply.total().max(1e-9)).min(1.0)),
                     supply,
                     rate: c.rate,
+                    presence,
                     start: c.start_ms.saturating_sub(start_ms),
                     end: c.end_ms.saturating_sub(start_ms),
                     vocabulary: vocabulary.ad(c.ad_id),
@@ -155,10 +170,11 @@ impl DayModel {
             log: Arc::new(log),
             contracts,
             traffic,
+            kinds: forecast.by_kind(),
             price_by_hour: plan.price_by_hour.clone(),
             unit: plan.price_unit,
             remaining_price,
-            pacing: plan.pid.unwrap_or_default(),
+            pacing: plan.tuned.unwrap_or_default().pid,
             auction_pctr: plan.auction_pctr,
             contract_pctr,
             vocabulary,

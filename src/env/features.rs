@@ -74,8 +74,7 @@ impl<'a> Moment<'a> {
         let (day, episode, state, offset) = (replay.day, &replay.episode, &replay.state, replay.offset());
         let whole = day.traffic.total().max(1e-9);
         let before = day.traffic.before(offset);
-        let prior = 0.02 * whole * episode.thinning;
-        let volume_ratio = (f64::from(state.requests) + prior) / (before * episode.thinning + prior);
+        let volume_ratio = state.volume_level(day, episode, offset);
         let level = state.price_level(day.unit, offset);
         let ratio = |seen: f64, expected: f64| {
             if expected > 0.0 { (seen / expected - 1.0).clamp(-2.0, 2.0) as f32 } else { 0.0 }

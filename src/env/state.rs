@@ -155,6 +155,12 @@ impl State {
         (self.price_seen + prior) / (self.price_expected + prior)
     }
 
+    /// Requests so far over those forecast, leaning on the forecast at first.
+    pub fn volume_level(&self, day: &DayModel, episode: &Episode, offset: u64) -> f64 {
+        let prior = 0.02 * day.traffic.total().max(1e-9) * episode.thinning;
+        (f64::from(self.requests) + prior) / (day.traffic.before(offset) * episode.thinning + prior)
+    }
+
     /// Observed deliveries of contract `j` within the memory, about an hour's worth.
     pub fn speed(&self, j: usize, offset: u64) -> f64 {
         f64::from(self.speed[j]) * (-(offset as f64) / MEMORY_MS).exp()

@@ -5,12 +5,17 @@
 //! serving needs the same knowledge.
 //!
 //! - [`forecast`]: traffic and supply curves. [`bound`]: dual prices and the hindsight bound.
+//! - [`transport`]: the dual of the transport problem that the bound and the receding horizon share. [`sample`]: requests of the
+//!   training days. [`tuned`]: what tuning found.
 //! - [`Plan`]: the training days' knowledge, and what tuning made of it.
 //!
 //! May import: `log`.
 
 pub mod bound;
 pub mod forecast;
+pub mod sample;
+pub mod transport;
+pub mod tuned;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,6 +27,9 @@ use crate::log::CompiledLog;
 use crate::log::compiled::Contract;
 pub use bound::{Bound, hindsight_bound};
 pub use forecast::{Forecast, GRID, Supply};
+pub use sample::Sample;
+pub use transport::Transport;
+pub use tuned::{Horizon, PidGains, Tuned};
 
 const FORMAT: u32 = 1;
 
@@ -43,8 +51,10 @@ pub struct Plan {
     pub contracts: BTreeMap<u64, KnownContract>,
     /// Mean over the contracts, for those never seen.
     pub unseen: KnownContract,
-    /// Tuned gains of the PID baseline; `None` before tuning.
-    pub pid: Option<PidGains>,
+    /// Requests of the training days, for those who look ahead.
+    pub sample: Sample,
+    /// What tuning found for the baselines; `None` before it.
+    pub tuned: Option<Tuned>,
     pub days: Vec<PlannedDay>,
 }
 
@@ -58,22 +68,6 @@ pub struct KnownContract {
     pub presence: f64,
     /// Mean predicted click probability of its entries.
     pub pctr: f64,
-}
-
-/// Gains of the PID baseline on the logarithm of a contract's virtual bid.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PidGains {
-    pub proportional: f64,
-    pub integral: f64,
-    pub derivative: f64,
-}
-
-impl Default for PidGains {
-    /// Sound gains for a day of some thousand requests, where tuning starts.
-    fn default() -> Self {
-        Self { proportional: 10.0, integral: 30.0, derivative: 0.0 }
-    }
 }
 
 /// A training day as it was planned from.
@@ -170,7 +164,8 @@ impl Plan {
             forecast: Forecast::from_logs(logs),
             contracts,
             unseen,
-            pid: None,
+            sample: Sample::of_days(logs),
+            tuned: None,
             days,
         })
     }
@@ -199,7 +194,8 @@ impl Plan {
             forecast: Forecast { nodes: vec![], curves: vec![] },
             contracts: BTreeMap::new(),
             unseen: KnownContract { price_share: 0.5, presence: 1.0, pctr: 0.0 },
-            pid: None,
+            sample: Sample::default(),
+            tuned: None,
             days: vec![],
             ..self
         }
@@ -228,7 +224,8 @@ impl Plan {
         if self.price_by_hour.len() != 24 || !(self.price_unit.is_finite() && self.price_unit > 0.0) {
             bail!("the plan's prices are malformed; make the plan again");
         }
-        self.forecast.check()
+        self.forecast.check()?;
+        self.sample.check()
     }
 
     /// Writes the plan as JSON.

@@ -336,14 +336,15 @@ pub struct Serial {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Baselines {
-    /// Replays of the training days that tuning one baseline may cost.
+    /// Replays of a training day that tuning one baseline may cost: the PID controller; pass rates and dual descent, with one
+    /// parameter each, have half of it, the slower receding horizon a quarter.
     pub tuning_replays: usize,
-    /// Seconds of log time between two steps of the PID controller.
-    pub pid_interval_s: f64,
+    /// Seconds of log time between two steps of a controller: PID, dual descent, pass rates.
+    pub interval_s: f64,
 }
 
 impl Default for Baselines {
     fn default() -> Self {
-        Self { tuning_replays: 48, pid_interval_s: 300.0 }
+        Self { tuning_replays: 48, interval_s: 300.0 }
     }
 }

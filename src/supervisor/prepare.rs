@@ -28,7 +28,8 @@ pub fn plan_days(
         .map(|(dir, log)| crate::env::DayModel::new(dir, log, &plan, vocabulary.clone()))
         .collect::<Result<Vec<_>, _>>()?;
     let options = ReplayOptions { rate_seed: env.rate_seed, feedback_delay_s: env.feedback_delay_s };
-    plan.pid = Some(baselines::tune::pid(&days, options, baselines.pid_interval_s, baselines.tuning_replays));
+    let (interval, budget) = (baselines.interval_s, baselines.tuning_replays);
+    plan.tuned = Some(baselines::tune::all(&days, &plan.sample, options, interval, budget)?);
     Ok(plan)
 }
 

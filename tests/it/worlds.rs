@@ -10,7 +10,7 @@ use admix::env::{DayModel, Vocabulary};
 use admix::log::schema::{AdType, ControlRow, DAY_MS, DayFile, QueueEntry, TrackRow};
 use admix::log::targeting::Targeting;
 use admix::log::{self, CompileOptions, CompiledLog, write};
-use admix::plan::{PidGains, Plan};
+use admix::plan::{Plan, Tuned};
 use proptest::collection::{SizeRange, vec};
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
@@ -65,7 +65,7 @@ impl World {
         self.write(dir.path());
         let log = open(dir.path());
         let mut plan = Plan::from_days(&[&log], 0).unwrap();
-        plan.pid = Some(PidGains::default());
+        plan.tuned = Some(Tuned::default());
         let vocabulary = Arc::new(Vocabulary::of_days(&[&log], true));
         let day = DayModel::with_forecast(log, &plan.forecast, &plan, vocabulary);
         Loaded { plain: PlainLog::read(dir.path()), dir, day, plan }
