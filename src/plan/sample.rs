@@ -15,8 +15,8 @@ use crate::log::{CompiledLog, draw};
 use super::forecast::{GRID, cell};
 
 /// Requests, and contract entries, that a sample holds at most, over all of its days.
-const MOST_REQUESTS: usize = 4000;
-const MOST_ENTRIES: usize = 40_000;
+const MOST_REQUESTS: usize = 6000;
+const MOST_ENTRIES: usize = 60_000;
 const SEED: u64 = 0x5A3B_1E00;
 
 /// Slot, region, gender and age of a request.

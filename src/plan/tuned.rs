@@ -56,6 +56,6 @@ pub struct Horizon {
 
 impl Default for Horizon {
     fn default() -> Self {
-        Self { interval_s: 900.0, memory_s: 10_800.0 }
+        Self { interval_s: 600.0, memory_s: 10_800.0 }
     }
 }

@@ -25,8 +25,9 @@ const SEED: u64 = 0x4EC3_D146_0000_0001;
 const PRICE_PRIOR: f64 = 50.0;
 /// Rows that the sample's own frequency of a kind weighs against the forecast's.
 const KIND_PRIOR: f64 = 3.0;
+const FITTING_ROUNDS: usize = 3;
 /// Smoothing of the dual, in units of its scale.
-const SMOOTHING: f64 = 0.02;
+const SMOOTHING: f64 = 0.01;
 /// Newton steps of a solution that starts from the last one's prices.
 const STEPS: usize = 2;
 
@@ -53,6 +54,12 @@ struct Row {
     best: f64,
     /// Contract, and worth of the predicted click.
     entries: Vec<(u32, f64)>,
+}
+
+impl Row {
+    fn serves(&self, contract: u32) -> bool {
+        self.entries.binary_search_by_key(&contract, |(j, _)| *j).is_ok()
+    }
 }
 
 /// The price level seen over the expected one, with a memory.
@@ -206,7 +213,7 @@ fn expected(sample: &Sample, day: &DayModel) -> Vec<Row> {
     rows
 }
 
-/// Weighs rows so that they add up to the day's forecast: by time, then by kind of request, then in all.
+/// Weighs rows so that they add up to the day's forecast: by time, by kind of request, by contract that they may serve, in all.
 fn weigh(rows: &mut [(Row, Kind)], day: &DayModel) {
     let mut counts = [0.0; GRID];
     for (row, _) in rows.iter() {
@@ -223,6 +230,19 @@ fn weigh(rows: &mut [(Row, Kind)], day: &DayModel) {
     for (row, kind) in rows.iter_mut() {
         let forecast = day.kinds.get(kind).copied().unwrap_or(0.0);
         row.weight *= (forecast + prior) / (kinds[kind] + prior).max(1e-12);
+    }
+    // Which contracts a request may serve matters more than its kind: a few rounds of proportional fitting.
+    for _ in 0..FITTING_ROUNDS {
+        for (j, c) in (0u32..).zip(&day.contracts) {
+            let supply: f64 = rows.iter().filter(|(row, _)| row.serves(j)).map(|(row, _)| row.weight).sum();
+            if supply > 0.0 {
+                // Far off, a sample says more of itself than of the forecast.
+                let factor = (c.supply.total() / supply).clamp(0.5, 2.0);
+                for (row, _) in rows.iter_mut().filter(|(row, _)| row.serves(j)) {
+                    row.weight *= factor;
+                }
+            }
+        }
     }
     let scale = day.traffic.total() / total(rows).max(1e-12);
     for (row, _) in rows {
