@@ -7,14 +7,19 @@ use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 use crate::env::{BLOCK_FORMAT, Block, Choice, DayModel, Episode, Replay, RowSampler, Segment, State};
-use crate::policy::{LearnedPolicy, Policy as _, PolicySpec};
+use crate::plan::Horizon;
+use crate::policy::{LearnedPolicy, Policy as _, PolicySpec, Replanner};
 use crate::settings::Settings;
+
+/// Least seconds of log time between two plans of an episode: solving costs as much as a thousand requests.
+const REPLAN_INTERVAL_S: f64 = 3600.0;
 
 /// An episode under way.
 struct Runner<'a> {
     day: usize,
     replay: Replay<'a>,
     rows: Peekable<RowSampler>,
+    replanner: Option<Replanner>,
 }
 
 /// A segment under way.
@@ -23,6 +28,7 @@ struct Recording {
     start: State,
     rows: Vec<u32>,
     actions: Vec<u16>,
+    replans: Vec<(u32, Vec<f32>)>,
     probabilities: Vec<f32>,
 }
 
@@ -99,6 +105,10 @@ impl<'a> Explorer<'a> {
         for i in 0..per_step {
             let Some(row) = runner.rows.next() else { break };
             replay.arrive(row);
+            if let Some(offsets) = self.policy.replan(replay) {
+                replay.state.replanned.copy_from_slice(offsets);
+                recording.replans.push((recording.rows.len() as u32, offsets.to_vec()));
+            }
             if i == 0 && per_step > 1 {
                 self.policy.hold(replay);
             }
@@ -134,9 +144,11 @@ impl<'a> Explorer<'a> {
             per_step: per_step as u16,
             rows: recording.rows,
             actions: recording.actions,
+            replans: recording.replans,
             probabilities: recording.probabilities,
             next,
         };
+        runner.replanner = self.policy.pause();
         if next.is_none() {
             self.runners[recording.runner] = None;
         }
@@ -149,14 +161,15 @@ impl<'a> Explorer<'a> {
         if self.runners[turn].is_none() {
             self.runners[turn] = Some(self.episode());
         }
-        let runner = self.runners[turn].as_ref().expect("just filled");
-        self.policy.begin(&runner.replay);
+        let runner = self.runners[turn].as_mut().expect("just filled");
+        self.policy.resume(&runner.replay, runner.replanner.take());
         let capacity = self.settings.learner.segment * self.settings.requests_per_step();
         Recording {
             runner: turn,
             start: runner.replay.state.clone(),
             rows: Vec::with_capacity(capacity),
             actions: Vec::with_capacity(capacity),
+            replans: Vec::new(),
             probabilities: Vec::new(),
         }
     }
@@ -167,7 +180,8 @@ impl<'a> Explorer<'a> {
         loop {
             let day = self.rng.random_range(0..self.days.len());
             let model = &self.days[day];
-            let mut episode = Episode::draw(model, &self.settings.episodes, self.settings.requests_per_step(), self.rng.random());
+            let mut episode =
+                Episode::draw(model, &self.settings.episodes, self.settings.requests_per_step(), self.rng.random());
             tries += 1;
             if tries > 50 {
                 // Only a day of hardly any requests gets here: replay all of it.
@@ -178,7 +192,9 @@ impl<'a> Explorer<'a> {
             let spread = self.settings.episodes.start_spread;
             let replay = Replay::start(model, episode, self.settings.env.feedback_delay_s, spread, &mut rows);
             if rows.peek().is_some() {
-                return Runner { day, replay, rows };
+                let interval_s = model.horizon.interval_s.max(REPLAN_INTERVAL_S);
+                let replanner = self.policy.replanner(&replay, Horizon { interval_s, ..model.horizon });
+                return Runner { day, replay, rows, replanner };
             }
         }
     }

@@ -19,7 +19,7 @@ const NAP: Duration = Duration::from_millis(100);
 pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<()> {
     let context = Context::load(directory)?;
     let settings = &context.settings;
-    let days = context.days(&settings.data.train)?;
+    let days = context.training_days()?;
     let segments = Segments::open(prefix, id..id + 1)?;
     let control = &segments.control;
     let slot = &control.processes[id];

@@ -8,7 +8,9 @@ use clap::Args;
 use crate::env::Vocabulary;
 use crate::evaluate::compare::compare_day;
 use crate::evaluate::decisions::DecisionWriter;
+use crate::evaluate::logged::{self, logged};
 use crate::evaluate::{Contender, DayReport, Kind, table};
+use crate::log::exposure::ExposureReport;
 use crate::plan::Plan;
 use crate::policy::file::PolicyFile;
 use crate::policy::{ReplayOptions, baselines};
@@ -29,7 +31,8 @@ pub struct Eval {
     /// Plan of the training days; default: the one stored with the first policy
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
-    /// `all`, `none`, or names: auction-only, contract-first, static-prices, pid
+    /// `all`, `none`, or names: random, auction-only, contract-first, pass-rate, static-prices, pid, dual-descent-cold,
+    /// dual-descent-warm, receding-horizon, and logged (what was really shown, where there is a joined_exposure)
     #[arg(long, value_name = "NAME,..", default_value = "all", value_delimiter = ',')]
     baselines: Vec<String>,
     /// Seconds until a policy observes a delivery
@@ -54,7 +57,7 @@ pub struct Eval {
 
 /// Every baseline's name.
 pub fn all_baselines() -> Vec<String> {
-    baselines::NAMES.map(String::from).to_vec()
+    baselines::NAMES.into_iter().chain([logged::NAME]).map(String::from).collect()
 }
 
 impl Eval {
@@ -64,8 +67,9 @@ impl Eval {
             [one] if one == "none" => Vec::new(),
             names => names.to_vec(),
         };
-        if let Some(unknown) = names.iter().find(|n| !baselines::NAMES.contains(&n.as_str())) {
-            let known = baselines::NAMES.join(", ");
+        let known = all_baselines();
+        if let Some(unknown) = names.iter().find(|n| !known.contains(n)) {
+            let known = known.join(", ");
             return Err(UsageError(format!("no baseline `{unknown}`; there are {known}")).into());
         }
         let policies = self
@@ -137,8 +141,8 @@ pub fn compare(
         };
         let day = open_days(dirs, compile, base_plan, &Vocabulary::default())?.remove(0);
         let mut contenders = Vec::new();
-        for name in names {
-            match baselines::named(name, plan, settings.baselines.pid_interval_s) {
+        for name in names.iter().filter(|n| *n != logged::NAME) {
+            match baselines::named(name, plan, settings.baselines.interval_s) {
                 Ok(policy) => contenders.push(Contender { name: name.clone(), kind: Kind::Baseline, policy }),
                 Err(why) => tracing::warn!("left out: {why}"),
             }
@@ -160,6 +164,15 @@ pub fn compare(
         };
         let mut report = compare_day(&day, &mut contenders, options, &mut watch)?;
         let oracle = report.policies.pop();
+        if names.iter().any(|n| n == logged::NAME) {
+            match logged(dir, &day, &report.bound, &mut watch)? {
+                Some((row, joined)) => {
+                    report.policies.push(row);
+                    warn_unjoined(&report.log, &joined);
+                }
+                None => tracing::warn!("left out: {} needs a joined_exposure in {}", logged::NAME, dir.display()),
+            }
+        }
         for (name, file) in policies {
             if report.policies.iter().any(|p| p.name == *name) {
                 bail!("two policies are called `{name}`; rename a run directory or file");
@@ -181,4 +194,20 @@ pub fn compare(
         reports.push(report);
     }
     Ok(reports)
+}
+
+/// Says what of the exposures and the log did not join.
+fn warn_unjoined(log: &str, e: &ExposureReport) {
+    if e.bad + e.unknown_requests + e.repeated + e.not_allowed + e.requests_without > 0 {
+        tracing::warn!(
+            "logged, {log}: of {} exposures {} are bad, {} have no request in the log, {} repeat one, {} show what may not be \
+             shown; {} requests have no exposure",
+            e.rows,
+            e.bad,
+            e.unknown_requests,
+            e.repeated,
+            e.not_allowed,
+            e.requests_without
+        );
+    }
 }

@@ -71,9 +71,22 @@ fn render(plan: &crate::plan::Plan) -> String {
     for (id, c) in &plan.contracts {
         let _ = writeln!(text, "{id:>12}  {:>12.3}  {:>9.3}", c.price_share, c.presence);
     }
-    if let Some(pid) = plan.pid {
-        let _ =
-            writeln!(text, "\nPID gains: P {:.2}, I {:.2}, D {:.3}", pid.proportional, pid.integral, pid.derivative);
+    if let Some(tuned) = plan.tuned {
+        let (pid, receding) = (tuned.pid, tuned.receding);
+        let _ = writeln!(
+            text,
+            "\ntuned baselines\n  pid                P {:.2}, I {:.2}, D {:.3}\n  pass-rate          step {:.3}\n  \
+             dual-descent-cold  step {:.2}\n  dual-descent-warm  step {:.2}\n  receding-horizon   each {:.0} s, price memory \
+             {:.0} s",
+            pid.proportional,
+            pid.integral,
+            pid.derivative,
+            tuned.pass_rate_step,
+            tuned.dual_cold_step,
+            tuned.dual_warm_step,
+            receding.interval_s,
+            receding.memory_s
+        );
     }
     text.push_str("mean best: mean worth of the best auction ad, minor units per impression\n");
     text

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::log::{self, CompiledLog, inventory, table};
-use crate::plan::{Forecast, GRID, PacingGains, Plan, Supply};
+use crate::plan::sample::Kind;
+use crate::plan::{Forecast, GRID, Horizon, PacingGains, Plan, Sample, Supply};
 
 /// Indices of the ids that have an embedding; 0 stands for every other id.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,11 +77,21 @@ pub struct ContractModel {
     /// Demand over forecast supply, at most 1.
     pub theta: f64,
     pub rate: f64,
+    /// Share of the targeted requests in flight in whose queue it should stand.
+    pub presence: f64,
     /// Flight, milliseconds from midnight.
     pub start: u64,
     pub end: u64,
     /// Index in the ad vocabulary.
     pub vocabulary: u32,
+}
+
+impl ContractModel {
+    /// The share of its demand that should be delivered before `offset`, by the forecast supply; `None` without supply.
+    pub fn planned_share(&self, offset: u64) -> Option<f64> {
+        let total = self.supply.total();
+        (total > 0.0).then(|| self.supply.before(offset) / total)
+    }
 }
 
 /// A logged day ready for replay. Shared by all replays of the process.
@@ -89,12 +100,17 @@ pub struct DayModel {
     pub log: Arc<CompiledLog>,
     pub contracts: Vec<ContractModel>,
     pub traffic: Supply,
+    /// Forecast page views of the day by kind of request.
+    pub kinds: BTreeMap<Kind, f64>,
     /// Expected best auction worth by hour, minor units per impression.
     pub price_by_hour: Vec<f64>,
     /// The unit of money, minor units per impression.
     pub unit: f64,
     /// Expected best auction worth over the traffic from each grid point on.
     remaining_price: Vec<f64>,
+    /// What the training days let expect of the requests to come, and how a policy looks ahead with it.
+    pub sample: Arc<Sample>,
+    pub horizon: Horizon,
     /// Gains of the pacing controller on whole days.
     pub pacing: PacingGains,
     pub auction_pctr: f64,
@@ -144,6 +160,7 @@ impl DayModel {
                     market_ratio: known.market_ratio,
                     supply,
                     rate: c.rate,
+                    presence: known.presence,
                     start: c.start_ms.saturating_sub(start_ms),
                     end: c.end_ms.saturating_sub(start_ms),
                     vocabulary: vocabulary.ad(c.ad_id),
@@ -162,10 +179,13 @@ impl DayModel {
             log: Arc::new(log),
             contracts,
             traffic,
+            kinds: forecast.by_kind(),
             price_by_hour: plan.price_by_hour.clone(),
             unit: plan.price_unit,
             remaining_price,
-            pacing: plan.pacing.unwrap_or_default(),
+            pacing: plan.tuned.unwrap_or_default().pacing,
+            horizon: plan.tuned.unwrap_or_default().receding,
+            sample: plan.sample.clone(),
             auction_pctr: plan.auction_pctr,
             contract_pctr,
             vocabulary,

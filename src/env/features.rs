@@ -9,7 +9,7 @@ use super::replay::Replay;
 use super::state::State;
 
 /// Width of a feature row.
-pub const FEATURES: usize = 30;
+pub const FEATURES: usize = 31;
 
 /// Names of the features, in order; stored in the policy file.
 pub const FEATURE_NAMES: [&str; FEATURES] = [
@@ -40,6 +40,7 @@ pub const FEATURE_NAMES: [&str; FEATURES] = [
     "theta",
     "rate",
     "training_price_share",
+    "replanned",
     "log_market_level",
     "log_market_level_of_day",
     "is_auction",
@@ -82,8 +83,7 @@ impl<'a> Moment<'a> {
         let (day, episode, state, offset) = (replay.day, &replay.episode, &replay.state, replay.offset());
         let whole = day.traffic.total().max(1e-9);
         let before = day.traffic.before(offset);
-        let prior = 0.02 * whole * episode.thinning;
-        let volume_ratio = (f64::from(state.requests) + prior) / (before * episode.thinning + prior);
+        let volume_ratio = state.volume_level(day, episode, offset);
         let level = state.price_level(day.unit, offset);
         let ratio = |seen: f64, expected: f64| {
             if expected > 0.0 { (seen / expected - 1.0).clamp(-2.0, 2.0) as f32 } else { 0.0 }
@@ -150,7 +150,7 @@ impl<'a> Moment<'a> {
                 -1.0
             },
             self.traffic,
-            0.5 * state.pacing(day, episode, j, self.offset) as f32,
+            0.5 * state.pacing(day, &day.pacing, episode, j, self.offset) as f32,
             flight.min(2.0) as f32,
             self.price,
             self.volume,
@@ -165,6 +165,7 @@ impl<'a> Moment<'a> {
             (c.theta / supply_error).min(1.0) as f32,
             c.rate as f32,
             if warm && c.penalty > 0.0 { off_by(c.price / c.penalty, episode.start_error[j]) } else { 0.0 },
+            state.replanned[j].clamp(-3.0, 3.0),
             2.0 * log_ratio(market, 1.0, 1.0),
             2.0 * log_ratio(day_market, 1.0, 1.0),
             0.0,

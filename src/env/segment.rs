@@ -25,6 +25,8 @@ pub struct Segment {
     pub rows: Vec<u32>,
     /// What was shown on each: index of the candidate, then of the scored auction ads; [`Segment::NOTHING`] if nothing.
     pub actions: Vec<u16>,
+    /// Where [`State::replanned`] changed, as an index into `rows`, and to what.
+    pub replans: Vec<(u32, Vec<f32>)>,
     /// Probability with which it was chosen; empty for steps of more than one request, which are not corrected for
     /// what another policy would have done.
     pub probabilities: Vec<f32>,

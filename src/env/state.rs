@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
+use crate::plan::PacingGains;
+
 use super::day::DayModel;
 use super::episode::Episode;
 
@@ -41,6 +43,8 @@ pub struct State {
     market_expected: Vec<f32>,
     day_market_seen: Vec<f32>,
     day_market_expected: Vec<f32>,
+    /// What replanning adds to the logit of each contract's bid.
+    pub replanned: Vec<f32>,
     pending: VecDeque<Pending>,
     price_seen: f64,
     price_expected: f64,
@@ -69,6 +73,7 @@ impl State {
             market_expected: vec![0.0; contracts],
             day_market_seen: vec![0.0; contracts],
             day_market_expected: vec![0.0; contracts],
+            replanned: vec![0.0; contracts],
             pending: VecDeque::new(),
             price_seen: 0.0,
             price_expected: 0.0,
@@ -186,6 +191,12 @@ impl State {
         )
     }
 
+    /// Requests so far over those forecast, leaning on the forecast at first.
+    pub fn volume_level(&self, day: &DayModel, episode: &Episode, offset: u64) -> f64 {
+        let prior = 0.02 * day.traffic.total().max(1e-9) * episode.thinning;
+        (f64::from(self.requests) + prior) / (day.traffic.before(offset) * episode.thinning + prior)
+    }
+
     /// Observed deliveries of contract `j` within the memory, about an hour's worth.
     pub fn speed(&self, j: usize, offset: u64) -> f64 {
         f64::from(self.speed[j]) * (-(offset as f64) / MEMORY_MS).exp()
@@ -195,9 +206,8 @@ impl State {
     /// minus observed share) and its sum. Gains fall with the root of the thinning, as the noise of the error grows.
     ///
     /// The market's term is not thinned: prices are seen on every request.
-    pub fn pacing(&self, day: &DayModel, episode: &Episode, j: usize, offset: u64) -> f64 {
+    pub fn pacing(&self, day: &DayModel, gains: &PacingGains, episode: &Episode, j: usize, offset: u64) -> f64 {
         let c = &day.contracts[j];
-        let gains = &day.pacing;
         let (owed, total) = (f64::from(episode.owed[j]), c.pace.total());
         if owed <= 0.0 || total <= 0.0 {
             return 0.0;

@@ -68,20 +68,31 @@ pub struct DayReport {
     pub policies: Vec<PolicyReport>,
 }
 
-fn report(name: &str, kind: Kind, totals: &Totals, share: Option<f64>) -> PolicyReport {
-    PolicyReport {
-        name: name.to_owned(),
-        kind,
-        j: totals.j,
-        share,
-        gap: share.map(|s| 1.0 - s),
-        shortage_rate: totals.shortage_rate(),
-        auction_revenue: totals.auction_revenue,
-        mean_auction_ecpm: totals.mean_auction_ecpm(),
-        mean_contract_ctr: totals.mean_contract_ctr(),
-        contract_impressions: totals.contract_impressions,
-        auction_impressions: totals.auction_impressions,
-        unfilled: totals.unfilled,
+impl PolicyReport {
+    /// `share`: that of the day's bound.
+    pub fn new(name: &str, kind: Kind, totals: &Totals, share: Option<f64>) -> Self {
+        Self {
+            name: name.to_owned(),
+            kind,
+            j: totals.j,
+            share,
+            gap: share.map(|s| 1.0 - s),
+            shortage_rate: totals.shortage_rate(),
+            auction_revenue: totals.auction_revenue,
+            mean_auction_ecpm: totals.mean_auction_ecpm(),
+            mean_contract_ctr: totals.mean_contract_ctr(),
+            contract_impressions: totals.contract_impressions,
+            auction_impressions: totals.auction_impressions,
+            unfilled: totals.unfilled,
+        }
+    }
+}
+
+impl BoundReport {
+    /// The part of the bound that total benefit `j` reaches; `None` where nothing was at stake.
+    pub fn share(&self, j: f64) -> Option<f64> {
+        let whole = self.ub + self.stake;
+        (whole != 0.0).then(|| (j + self.stake) / whole)
     }
 }
 
@@ -107,12 +118,12 @@ pub fn compare_day(
     let mut policies = Vec::new();
     for c in contenders.iter_mut() {
         let totals = replay(&c.name, &mut *c.policy, options);
-        policies.push(report(&c.name, c.kind, &totals, bound.share(totals.j)));
+        policies.push(PolicyReport::new(&c.name, c.kind, &totals, bound.share(totals.j)));
     }
     // The oracle knows the day; delayed feedback takes nothing from it.
     let prompt = ReplayOptions { feedback_delay_s: 0.0, ..options };
     let oracle = replay("oracle", &mut FixedPrices::oracle(&bound), prompt);
-    policies.push(report("oracle", Kind::Oracle, &oracle, bound.share(oracle.j)));
+    policies.push(PolicyReport::new("oracle", Kind::Oracle, &oracle, bound.share(oracle.j)));
     failed?;
     Ok(DayReport {
         log: day.log.name().to_owned(),
@@ -144,9 +155,7 @@ pub fn replay_one(
         }
     });
     failed?;
-    let whole = bound.ub + bound.stake;
-    let share = (whole != 0.0).then(|| (totals.j + bound.stake) / whole);
-    Ok(report(&contender.name, contender.kind, &totals, share))
+    Ok(PolicyReport::new(&contender.name, contender.kind, &totals, bound.share(totals.j)))
 }
 
 /// Requests without an auction ad and without a contract whose draw passed.

@@ -2,13 +2,14 @@
 //!
 //! [`judge`] scores newly published parameters on the validation days, in the evaluator [`process`] and in serial mode;
 //! [`compare`] replays any number of policies on any number of days for `eval` and the table at the end of `train`;
-//! [`table`] is that table for people; [`decisions`] writes what was shown.
+//! [`logged`] judges what the live system showed; [`table`] is that table for people; [`decisions`] writes what was shown.
 //!
 //! May import: `run`, `shm`, `policy`, `env`, `plan`, `log`, `settings`.
 
 pub mod compare;
 pub mod decisions;
 pub mod judge;
+pub mod logged;
 pub mod process;
 pub mod table;
 

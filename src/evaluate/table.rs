@@ -7,11 +7,20 @@ use super::compare::{DayReport, Kind, PolicyReport};
 /// Renders days as a table: one row per policy, shares day by day and their mean, and what the mean is made of.
 pub fn render(days: &[DayReport]) -> String {
     let mut text = String::new();
-    let Some(first) = days.first() else { return text };
+    if days.is_empty() {
+        return text;
+    }
     let percent = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), |s| format!("{:.2}", 100.0 * s));
     // Small days need their minor units' decimals.
     let decimals = if days.iter().any(|d| d.bound.ub.abs() < 1000.0) { 2 } else { 0 };
-    let names: Vec<&PolicyReport> = first.policies.iter().collect();
+    // A day can lack a row that others have: what was really shown is not logged everywhere.
+    let mut names: Vec<&PolicyReport> = Vec::new();
+    for p in days.iter().flat_map(|d| &d.policies) {
+        if names.iter().all(|known| known.name != p.name) {
+            names.push(p);
+        }
+    }
+    let row = |d: &DayReport, i: usize| d.policies.iter().position(|p| p.name == names[i].name);
     let width = names.iter().map(|p| p.name.len()).max().unwrap_or(0).max(14);
     let columns: Vec<String> = days.iter().map(|d| d.log.clone()).collect();
     let day_width = columns.iter().map(String::len).max().unwrap_or(0).max(9);
@@ -25,17 +34,19 @@ pub fn render(days: &[DayReport]) -> String {
         "mean", "J", "shortage", "auction rev.", "auction eCPM"
     );
     let mut rows: Vec<usize> = (0..names.len()).collect();
-    let mean_share = |i: usize| mean(days.iter().filter_map(|d| d.policies[i].share));
+    let mean_share = |i: usize| mean(days.iter().filter_map(|d| d.policies[row(d, i)?].share));
     rows.sort_by(|&a, &b| mean_share(b).unwrap_or(0.0).total_cmp(&mean_share(a).unwrap_or(0.0)));
     for i in rows {
-        let of = |f: fn(&PolicyReport) -> f64| mean(days.iter().map(|d| f(&d.policies[i]))).unwrap_or(0.0);
+        let of = |f: fn(&PolicyReport) -> f64| {
+            mean(days.iter().filter_map(|d| Some(f(&d.policies[row(d, i)?])))).unwrap_or(0.0)
+        };
         let name = match names[i].kind {
             Kind::Trained => format!("{} *", names[i].name),
             Kind::Baseline | Kind::Oracle => names[i].name.clone(),
         };
         let _ = write!(text, "{name:width$}");
         for d in days {
-            let _ = write!(text, "  {:>day_width$}", percent(d.policies[i].share));
+            let _ = write!(text, "  {:>day_width$}", percent(row(d, i).and_then(|i| d.policies[i].share)));
         }
         let _ = writeln!(
             text,

@@ -125,9 +125,13 @@ impl SegmentRows {
         let tables = spec.actor_shape().tables.len();
         let builder = Builder { spec, dims, weights: Weights::from(&settings.reward), per_step, tables };
         let mut rows = Self::empty(segment, dims, tables);
+        let mut replans = segment.replans.iter().peekable();
         for (t, group) in segment.rows.chunks(per_step).enumerate() {
             for (i, &row) in group.iter().enumerate() {
                 replay.arrive(row as usize);
+                if let Some((_, offsets)) = replans.next_if(|(at, _)| *at as usize == t * per_step + i) {
+                    replay.state.replanned.copy_from_slice(offsets);
+                }
                 if i == 0 {
                     rows.step(&builder, &replay, t);
                 }
@@ -231,7 +235,7 @@ impl SegmentRows {
         self.after_ads[at] = day.contracts[j].vocabulary;
         self.bidders[at] = Some(Bidder {
             contract: j as u32,
-            lift: lift(&b.spec.policy, replay, j) as f32,
+            lift: lift(&b.spec.policy, &day.pacing, replay, j) as f32,
             ahead,
             after_potential: potential(replay, &b.weights, b.per_step as f64, j, delivered + ahead).0,
         });

@@ -88,6 +88,10 @@ impl<'a> Learner<'a> {
                 && s.len() <= self.settings.learner.segment
                 && s.actions.len() == s.rows.len()
                 && s.probabilities.len() == if s.per_step == 1 { s.rows.len() } else { 0 }
+                && s.replans
+                    .iter()
+                    .all(|(at, offsets)| (*at as usize) < s.rows.len() && offsets.len() == day.contracts.len())
+                && s.start.replanned.len() == day.contracts.len()
                 && s.start.delivered.len() == day.contracts.len()
                 && s.start.observed.len() == day.contracts.len()
                 && s.rows.windows(2).all(|w| w[0] < w[1])

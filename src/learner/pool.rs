@@ -60,6 +60,7 @@ mod tests {
                 per_step: 1,
                 rows: vec![0; 3],
                 actions: vec![0; 3],
+                replans: vec![],
                 probabilities: vec![1.0; 3],
                 next: None,
             });

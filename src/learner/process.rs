@@ -47,7 +47,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let context = Context::load(directory)?;
     let settings = &context.settings;
     device::set_threads(settings.learner.threads);
-    let days = context.days(&settings.data.train)?;
+    let days = context.training_days()?;
     let segments = Segments::open(prefix, 0..settings.actors.count)?;
     let control = &segments.control;
     let slot = &control.processes[SLOT];

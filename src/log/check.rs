@@ -1,15 +1,16 @@
 //! `data check`: everything that the input contract demands of a log directory, as one report.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
 use super::compile::{self, CompileOptions};
-use super::error::{LogError, Result};
-use super::table::{self, Table};
-use super::{CompiledLog, exposure, inventory};
+use super::error::Result;
+use super::exposure::{self, ExposureReport};
+use super::table;
+use super::{CompiledLog, inventory};
 
 /// A contract that stands in fewer of its targeted requests' queues than this is worth a warning: the log may be
 /// censored by the policy that wrote it.
@@ -46,17 +47,6 @@ pub struct ContractReport {
     pub present: u64,
     /// The share of those by local hour; `null` where none was targeted.
     pub presence_by_hour: Vec<Option<f64>>,
-}
-
-/// How the exposure file joins the track log.
-#[derive(Debug, Clone, Default, Serialize)]
-pub struct ExposureReport {
-    pub rows: u64,
-    pub bad: u64,
-    /// Exposures without a request in the log.
-    pub unknown_requests: u64,
-    /// Requests without an exposure.
-    pub requests_without: u64,
 }
 
 /// Checks a log directory and compiles it.
@@ -150,29 +140,20 @@ fn contracts(log: &CompiledLog, warnings: &mut Vec<String>) -> Vec<ContractRepor
 }
 
 fn join_exposure(path: &Path, log: &CompiledLog, warnings: &mut Vec<String>) -> Result<ExposureReport> {
-    let known: HashSet<u64> = log.requests().iter().map(|r| r.request_id).collect();
-    let mut joined = HashSet::new();
-    let mut table = Table::open(path, exposure::COLUMNS)?;
-    super::warn_unknown(&table);
-    let mut row = table.row();
-    let mut report = ExposureReport::default();
-    while table.read(&mut row)? {
-        report.rows += 1;
-        match exposure::parse(&row) {
-            Ok(exposure) if known.contains(&exposure.request_id) => {
-                joined.insert(exposure.request_id);
-            }
-            Ok(_) => report.unknown_requests += 1,
-            Err(bad) => {
-                if report.bad == 0 {
-                    let first = LogError::BadRow { path: path.to_owned(), line: row.line, bad };
-                    warnings.push(format!("bad exposure rows are left out; the first: {first}"));
-                }
-                report.bad += 1;
-            }
-        }
+    let exposures = exposure::join(path, log)?;
+    if let Some(first) = exposures.first_bad {
+        warnings.push(format!("bad exposure rows are left out; the first: {first}"));
     }
-    report.requests_without = (known.len() - joined.len()) as u64;
+    let report = exposures.report;
+    if report.not_allowed > 0 {
+        warnings.push(format!(
+            "{} exposures show an ad that by the log may not be shown on their request; is it the log of the same day?",
+            report.not_allowed
+        ));
+    }
+    if let Some(early) = report.feedback_delay.map(|d| d.early).filter(|&n| n > 0) {
+        warnings.push(format!("{early} exposures arrived before their request; the clocks disagree"));
+    }
     Ok(report)
 }
 
@@ -196,9 +177,22 @@ impl fmt::Display for CheckReport {
         if let Some(e) = &self.exposure {
             writeln!(
                 f,
-                "  exposure     {} rows ({} bad), {} without a request, {} requests without one",
-                e.rows, e.bad, e.unknown_requests, e.requests_without
+                "  exposure     {} rows ({} bad, {} repeated), {} without a request, {} requests without one",
+                e.rows, e.bad, e.repeated, e.unknown_requests, e.requests_without
             )?;
+            if let Some(d) = &e.feedback_delay {
+                writeln!(
+                    f,
+                    "  feedback     after {:.1} s (p50), {:.1} s (p90), {:.1} s (p99), {:.1} s at most",
+                    d.p50_s, d.p90_s, d.p99_s, d.max_s
+                )?;
+            }
+            if !e.calibration.is_empty() {
+                writeln!(f, "  clicks       {:>9}  {:>9}  {:>9}   by tenth of pctr", "count", "predicted", "clicked")?;
+                for tenth in &e.calibration {
+                    writeln!(f, "               {:>9}  {:>9.5}  {:>9.5}", tenth.count, tenth.predicted, tenth.clicked)?;
+                }
+            }
         }
         for warning in &self.warnings {
             writeln!(f, "  warning      {warning}")?;

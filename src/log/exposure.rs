@@ -1,8 +1,14 @@
-//! Reads `joined_exposure`: the impressions that the live system really showed.
+//! Reads `joined_exposure`: the impressions that the live system really showed, joined to the log by request.
 
-use super::error::BadValue;
+use std::collections::HashMap;
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::CompiledLog;
+use super::error::{BadValue, LogError, Result};
 use super::schema::{AdType, ExposureRow};
-use super::table::{Column, Row, optional, required};
+use super::table::{Column, Row, Table, optional, required};
 
 pub const COLUMNS: &[Column] = &[
     required("request_id"),
@@ -22,7 +28,7 @@ pub const COLUMNS: &[Column] = &[
 ///
 /// # Errors
 /// The first value that breaks a rule.
-pub fn parse(row: &Row) -> Result<ExposureRow, BadValue> {
+pub fn parse(row: &Row) -> std::result::Result<ExposureRow, BadValue> {
     row.check_width()?;
     let flag = |i: usize, column: &'static str| match row.text_of(i)? {
         "0" | "" => Ok(false),
@@ -50,4 +56,171 @@ pub fn parse(row: &Row) -> Result<ExposureRow, BadValue> {
         propensity,
         explore: flag(10, "explore")?,
     })
+}
+
+/// What was shown on a log's requests, and what came back.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Exposures {
+    /// By row of the log; `None` where nothing that may be shown is known to have been.
+    pub shown: Vec<Option<(u64, AdType)>>,
+    pub report: ExposureReport,
+    /// The first bad row.
+    pub first_bad: Option<String>,
+}
+
+/// How the exposures join the track log, and what they say of feedback and predictions.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct ExposureReport {
+    pub rows: u64,
+    pub bad: u64,
+    /// Exposures without a request in the log.
+    pub unknown_requests: u64,
+    /// Exposures of a request that already had one; the first counts.
+    pub repeated: u64,
+    /// Exposures of an ad that, by the log, may not be shown on the request.
+    pub not_allowed: u64,
+    /// Requests without an exposure.
+    pub requests_without: u64,
+    /// Of all good rows; `null` without any.
+    pub feedback_delay: Option<FeedbackDelay>,
+    /// Of all good rows, tenths by predicted click probability, the lowest first; fewer where there are fewer rows.
+    pub calibration: Vec<Decile>,
+}
+
+/// Distribution of the time from request to arrival, seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct FeedbackDelay {
+    pub p50_s: f64,
+    pub p90_s: f64,
+    pub p99_s: f64,
+    pub max_s: f64,
+    /// Rows that arrived before their request: the clocks disagree. They count as a delay of 0.
+    pub early: u64,
+}
+
+/// A tenth of the exposures.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Decile {
+    pub count: u64,
+    /// Mean predicted click probability.
+    pub predicted: f64,
+    /// Share that was clicked.
+    pub clicked: f64,
+}
+
+/// Reads an exposure table and joins it to its log.
+///
+/// # Errors
+/// An unreadable table; bad rows are counted and left out.
+pub fn join(path: &Path, log: &CompiledLog) -> Result<Exposures> {
+    let row_of: HashMap<u64, usize> = log.requests().iter().map(|r| r.request_id).zip(0..).collect();
+    let mut shown = vec![None; row_of.len()];
+    let mut exposed = vec![false; row_of.len()];
+    let (mut delays, mut predictions) = (Vec::new(), Vec::new());
+    let mut table = Table::open(path, COLUMNS)?;
+    super::warn_unknown(&table);
+    let mut row = table.row();
+    let mut report = ExposureReport::default();
+    let mut first_bad = None;
+    let mut early = 0;
+    while table.read(&mut row)? {
+        report.rows += 1;
+        let exposure = match parse(&row) {
+            Ok(exposure) => exposure,
+            Err(bad) => {
+                let text = || LogError::BadRow { path: path.to_owned(), line: row.line, bad }.to_string();
+                first_bad.get_or_insert_with(text);
+                report.bad += 1;
+                continue;
+            }
+        };
+        early += u64::from(exposure.arrival_ms < exposure.ts_ms);
+        delays.push(exposure.arrival_ms.saturating_sub(exposure.ts_ms));
+        predictions.push((exposure.pctr, exposure.click));
+        match row_of.get(&exposure.request_id) {
+            None => report.unknown_requests += 1,
+            Some(&i) if exposed[i] => report.repeated += 1,
+            Some(&i) => {
+                exposed[i] = true;
+                if allowed(log, i, exposure.ad_id, exposure.ad_type) {
+                    shown[i] = Some((exposure.ad_id, exposure.ad_type));
+                } else {
+                    report.not_allowed += 1;
+                }
+            }
+        }
+    }
+    report.requests_without = exposed.iter().filter(|e| !**e).count() as u64;
+    report.feedback_delay = feedback_delay(delays, early);
+    report.calibration = calibration(predictions);
+    Ok(Exposures { shown, report, first_bad })
+}
+
+/// Whether an ad may be shown on row `i`, but for its cap and its rate, which the live system drew itself.
+fn allowed(log: &CompiledLog, i: usize, ad_id: u64, ad_type: AdType) -> bool {
+    let request = &log.requests()[i];
+    match ad_type {
+        AdType::Auction => log.auctions(request).iter().any(|a| a.ad_id == ad_id),
+        AdType::Contract => log.entries(request).iter().any(|e| log.contracts()[e.contract as usize].ad_id == ad_id),
+    }
+}
+
+/// Quantiles are order statistics: the least delay that the share does not exceed.
+fn feedback_delay(mut delays_ms: Vec<u64>, early: u64) -> Option<FeedbackDelay> {
+    delays_ms.sort_unstable();
+    let max = *delays_ms.last()?;
+    let quantile =
+        |share: f64| delays_ms[((share * delays_ms.len() as f64).ceil() as usize).max(1) - 1] as f64 / 1000.0;
+    Some(FeedbackDelay {
+        p50_s: quantile(0.5),
+        p90_s: quantile(0.9),
+        p99_s: quantile(0.99),
+        max_s: max as f64 / 1000.0,
+        early,
+    })
+}
+
+fn calibration(mut predictions: Vec<(f64, bool)>) -> Vec<Decile> {
+    predictions.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let n = predictions.len();
+    (0..10)
+        .map(|d| &predictions[d * n / 10..(d + 1) * n / 10])
+        .filter(|tenth| !tenth.is_empty())
+        .map(|tenth| {
+            let count = tenth.len() as f64;
+            Decile {
+                count: tenth.len() as u64,
+                predicted: tenth.iter().map(|(p, _)| p).sum::<f64>() / count,
+                clicked: tenth.iter().filter(|(_, click)| *click).count() as f64 / count,
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_are_order_statistics() {
+        let delay = feedback_delay((1..=200).rev().map(|i| i * 1000).collect(), 3).unwrap();
+        assert_eq!(delay, FeedbackDelay { p50_s: 100.0, p90_s: 180.0, p99_s: 198.0, max_s: 200.0, early: 3 });
+        let one = feedback_delay(vec![70], 0).unwrap();
+        assert_eq!((one.p50_s, one.p99_s, one.max_s), (0.07, 0.07, 0.07));
+        assert_eq!(feedback_delay(vec![], 0), None);
+    }
+
+    #[test]
+    fn tenths_hold_every_row_once_and_rise() {
+        for n in [0, 1, 9, 10, 25, 1000] {
+            let rows: Vec<(f64, bool)> = (0..n).map(|i| ((i * 37 % n) as f64 / n as f64, i % 3 == 0)).collect();
+            let tenths = calibration(rows.clone());
+            assert_eq!(tenths.len(), n.min(10));
+            assert_eq!(tenths.iter().map(|t| t.count).sum::<u64>(), n as u64);
+            let sum = |f: fn(&Decile) -> f64| tenths.iter().map(|t| f(t) * t.count as f64).sum::<f64>();
+            assert!((sum(|t| t.predicted) - rows.iter().map(|r| r.0).sum::<f64>()).abs() < 1e-9);
+            assert!((sum(|t| t.clicked) - rows.iter().filter(|r| r.1).count() as f64).abs() < 1e-9);
+            assert!(tenths.windows(2).all(|w| w[0].predicted < w[1].predicted));
+        }
+    }
 }

@@ -66,9 +66,8 @@ pub fn learn(days: &[(&CompiledLog, &Bound)], rate_seed: u64) -> (BTreeMap<u64, 
     for s in sums.values() {
         common.add(s);
     }
-    let tilt_of = |shown: f64, expected: f64, prior: f64| {
-        (shown + PRIOR_IMPRESSIONS * prior) / (expected + PRIOR_IMPRESSIONS)
-    };
+    let tilt_of =
+        |shown: f64, expected: f64, prior: f64| (shown + PRIOR_IMPRESSIONS * prior) / (expected + PRIOR_IMPRESSIONS);
     let common_tilt: [f64; HOURS] = std::array::from_fn(|h| tilt_of(common.shown[h], common.expected[h], 1.0));
     let contracts: BTreeMap<u64, KnownContract> = sums
         .iter()
@@ -86,8 +85,7 @@ pub fn learn(days: &[(&CompiledLog, &Bound)], rate_seed: u64) -> (BTreeMap<u64, 
     if contracts.is_empty() {
         return (contracts, KnownContract::NOTHING);
     }
-    let mean =
-        |f: fn(&KnownContract) -> f64| contracts.values().map(f).sum::<f64>() / contracts.len() as f64;
+    let mean = |f: fn(&KnownContract) -> f64| contracts.values().map(f).sum::<f64>() / contracts.len() as f64;
     let unseen = KnownContract {
         price_share: mean(|c| c.price_share),
         presence: mean(|c| c.presence),

@@ -1,11 +1,15 @@
 //! Forecast traffic, and the supply that it holds for each contract.
 
+use std::collections::BTreeMap;
+
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
 
 use crate::log::CompiledLog;
 use crate::log::compiled::Contract;
 use crate::log::schema::{DAY_MS, InventoryRow};
+
+use super::sample::Kind;
 
 /// Points of a day curve: quarters of an hour.
 pub const GRID: usize = 96;
@@ -71,7 +75,7 @@ impl Forecast {
 
     /// The mean of logged days: a node for each kind of request seen, one common curve.
     pub fn from_logs(logs: &[&CompiledLog]) -> Self {
-        let mut counts = std::collections::BTreeMap::<(u32, u32, u8, u8), f64>::new();
+        let mut counts = BTreeMap::<Kind, f64>::new();
         let mut curve = vec![0.0; GRID];
         for log in logs {
             for r in log.requests() {
@@ -117,6 +121,15 @@ impl Forecast {
         Supply::from_cells(&cells)
     }
 
+    /// Page views of the day by kind of request.
+    pub fn by_kind(&self) -> BTreeMap<Kind, f64> {
+        let mut kinds = BTreeMap::new();
+        for node in &self.nodes {
+            *kinds.entry((node.slot_id, node.region, node.gender, node.age)).or_default() += node.pv;
+        }
+        kinds
+    }
+
     /// Supply that a contract may use: matching nodes within its flight, times its presence in the queues.
     pub fn supply(&self, contract: &Contract, day_start_ms: u64, presence: f64) -> Supply {
         let mut cells = vec![0.0; GRID];
@@ -140,7 +153,8 @@ impl Forecast {
     }
 }
 
-fn cell(offset_ms: u64) -> usize {
+/// The cell of the grid that holds a time of the day.
+pub fn cell(offset_ms: u64) -> usize {
     ((offset_ms as f64 / CELL_MS) as usize).min(GRID - 1)
 }
 

@@ -6,6 +6,8 @@
 //!
 //! - [`forecast`]: traffic and supply curves. [`bound`]: dual prices and the hindsight bound.
 //! - [`KnownContract`]: what the training days say of a contract.
+//! - [`transport`]: the dual of the transport problem that the bound and the receding horizon share. [`sample`]: requests of the
+//!   training days. [`tuned`]: what tuning found.
 //! - [`Plan`]: the training days' knowledge, and what tuning made of it.
 //!
 //! May import: `log`.
@@ -13,9 +15,13 @@
 pub mod bound;
 mod experience;
 pub mod forecast;
+pub mod sample;
+pub mod transport;
+pub mod tuned;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
@@ -25,6 +31,9 @@ use crate::log::compiled::Contract;
 pub use bound::{Bound, hindsight_bound};
 pub use experience::KnownContract;
 pub use forecast::{Forecast, GRID, Supply};
+pub use sample::Sample;
+pub use transport::Transport;
+pub use tuned::{Horizon, PacingGains, PidGains, Tuned};
 
 const FORMAT: u32 = 1;
 
@@ -46,46 +55,11 @@ pub struct Plan {
     pub contracts: BTreeMap<u64, KnownContract>,
     /// Mean over the contracts, for those never seen.
     pub unseen: KnownContract,
-    /// Tuned gains of the PID baseline; `None` before tuning.
-    pub pid: Option<PidGains>,
-    /// Tuned gains of the learned policy's pacing controller; `None` before tuning.
-    pub pacing: Option<PacingGains>,
+    /// Requests of the training days, for those who look ahead.
+    pub sample: Arc<Sample>,
+    /// What tuning found for the baselines; `None` before it.
+    pub tuned: Option<Tuned>,
     pub days: Vec<PlannedDay>,
-}
-
-/// Gains of the PID baseline on the logarithm of a contract's virtual bid.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PidGains {
-    pub proportional: f64,
-    pub integral: f64,
-    pub derivative: f64,
-}
-
-impl Default for PidGains {
-    /// Sound gains for a day of some thousand requests, where tuning starts.
-    fn default() -> Self {
-        Self { proportional: 10.0, integral: 30.0, derivative: 0.0 }
-    }
-}
-
-/// Gains of the learned policy's pacing controller on the logit of a contract's bid.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PacingGains {
-    /// On the planned minus the observed share of the demand.
-    pub proportional: f64,
-    /// On its sum over the planned share.
-    pub integral: f64,
-    /// On the logarithm of the price level seen on the contract's requests over the expected one.
-    pub market: f64,
-}
-
-impl Default for PacingGains {
-    /// Sound gains for a day of some thousand requests, where tuning starts.
-    fn default() -> Self {
-        Self { proportional: 10.0, integral: 30.0, market: 0.5 }
-    }
 }
 
 /// A training day as it was planned from.
@@ -158,8 +132,8 @@ impl Plan {
             forecast: Forecast::from_logs(logs),
             contracts,
             unseen,
-            pid: None,
-            pacing: None,
+            sample: Arc::new(Sample::of_days(logs)),
+            tuned: None,
             days,
         })
     }
@@ -188,8 +162,8 @@ impl Plan {
             forecast: Forecast { nodes: vec![], curves: vec![] },
             contracts: BTreeMap::new(),
             unseen: KnownContract::NOTHING,
-            pid: None,
-            pacing: None,
+            sample: Arc::default(),
+            tuned: None,
             days: vec![],
             ..self
         }
@@ -218,7 +192,8 @@ impl Plan {
         if self.price_by_hour.len() != 24 || !(self.price_unit.is_finite() && self.price_unit > 0.0) {
             bail!("the plan's prices are malformed; make the plan again");
         }
-        self.forecast.check()
+        self.forecast.check()?;
+        self.sample.check()
     }
 
     /// Writes the plan as JSON.

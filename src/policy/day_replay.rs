@@ -79,6 +79,9 @@ pub fn replay_day(
     let mut auctions = Vec::new();
     for row in 0..rows {
         replay.arrive(row);
+        if let Some(offsets) = policy.replan(&replay) {
+            replay.state.replanned.copy_from_slice(offsets);
+        }
         contracts.clear();
         contracts.resize(replay.candidates().len(), 0.0);
         auctions.clear();

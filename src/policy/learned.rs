@@ -7,10 +7,11 @@ use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::env::{DayModel, FEATURES, Moment, Replay, State, Vocabulary};
+use crate::plan::{Horizon, PacingGains};
 use crate::settings::{self, ScoreMode};
 
-use super::Policy;
 use super::net::{HostNet, Shape, Table};
+use super::{Policy, Replanner};
 
 /// Everything about a learned policy but its weights and its plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -78,11 +79,15 @@ fn logit(share: f64) -> f64 {
     (share / (1.0 - share)).ln()
 }
 
-/// What is added to the logit of contract `j`'s bid before the network on the current request: the pacing controller's term, and
-/// the episode's error of the start.
-pub fn lift(policy: &settings::Policy, replay: &Replay, j: usize) -> f64 {
-    let error = f64::from(replay.episode.start_error[j]);
-    if policy.pacing { error + replay.state.pacing(replay.day, &replay.episode, j, replay.offset()) } else { error }
+/// What is added to the logit of contract `j`'s bid before the network on the current request: the newest plan, the pacing
+/// controller's term, and the episode's error of the start.
+pub fn lift(policy: &settings::Policy, gains: &PacingGains, replay: &Replay, j: usize) -> f64 {
+    let start = f64::from(replay.episode.start_error[j] + replay.state.replanned[j]);
+    if policy.pacing {
+        start + replay.state.pacing(replay.day, gains, &replay.episode, j, replay.offset())
+    } else {
+        start
+    }
 }
 
 /// How network outputs become scores, for one day. Money in minor units per impression.
@@ -112,6 +117,11 @@ impl Bids {
         bids
     }
 
+    /// What moves the logit of contract `j`'s starting bid to a price, minor units per impression.
+    pub fn offset_of_price(&self, j: usize, price: f64) -> f64 {
+        let span = self.penalty[j] - self.low[j];
+        if span > 0.0 { logit(((price - self.low[j]) / span).clamp(0.02, 0.98)) - self.base[j] } else { 0.0 }
+    }
 
     /// The bid of contract `j` without its click worth when `unit` of the next impression is still owed, and its
     /// derivative by `output`, the network's output plus the controller's.
@@ -138,12 +148,13 @@ pub struct LearnedPolicy {
     outputs: Vec<f32>,
     /// What is added to the logit of each contract's bid until the next [`LearnedPolicy::hold`].
     held: Option<Vec<f64>>,
+    replanner: Option<Replanner>,
 }
 
 impl LearnedPolicy {
     pub fn new(spec: Arc<PolicySpec>, actor: Vec<f32>) -> Self {
         let net = HostNet::new(spec.actor_shape(), actor);
-        Self { spec, net, bids: None, features: vec![], ids: vec![], outputs: vec![], held: None }
+        Self { spec, net, bids: None, features: vec![], ids: vec![], outputs: vec![], held: None, replanner: None }
     }
 
     pub fn spec(&self) -> &Arc<PolicySpec> {
@@ -153,6 +164,23 @@ impl LearnedPolicy {
     /// Takes newer parameters.
     pub fn set_params(&mut self, actor: &[f32]) {
         self.net.set_params(actor);
+    }
+
+    /// Goes on with a replay that this or another policy had begun, with its plan.
+    pub fn resume(&mut self, replay: &Replay, replanner: Option<Replanner>) {
+        self.held = None;
+        self.bids = Some(Bids::new(replay.day, &self.spec.policy));
+        self.replanner = replanner;
+    }
+
+    /// Gives the plan of the replay under way back.
+    pub fn pause(&mut self) -> Option<Replanner> {
+        self.replanner.take()
+    }
+
+    /// The planner of a replay that begins, where the settings want one.
+    pub fn replanner(&self, replay: &Replay, horizon: Horizon) -> Option<Replanner> {
+        self.spec.policy.replans().then(|| Replanner::begin(replay, horizon))
     }
 
     /// Works out every contract's bid at the current request and holds it for the requests to come. For policies whose
@@ -168,7 +196,12 @@ impl LearnedPolicy {
         }
         self.outputs.resize(day.contracts.len(), 0.0);
         self.net.forward(&self.features, &self.ids, &mut self.outputs);
-        let held = self.outputs.iter().enumerate().map(|(j, &f)| f64::from(f) + lift(&self.spec.policy, replay, j)).collect();
+        let held = self
+            .outputs
+            .iter()
+            .enumerate()
+            .map(|(j, &f)| f64::from(f) + lift(&self.spec.policy, &replay.day.pacing, replay, j))
+            .collect();
         self.held = Some(held);
     }
 
@@ -180,8 +213,12 @@ impl LearnedPolicy {
 
 impl Policy for LearnedPolicy {
     fn begin(&mut self, replay: &Replay) {
-        self.held = None;
-        self.bids = Some(Bids::new(replay.day, &self.spec.policy));
+        let replanner = self.replanner(replay, replay.day.horizon);
+        self.resume(replay, replanner);
+    }
+
+    fn replan(&mut self, replay: &Replay) -> Option<&[f32]> {
+        self.replanner.as_mut()?.advance(replay, self.bids.as_ref()?)
     }
 
     fn score(&mut self, replay: &Replay, contracts: &mut [f64], auctions: &mut [f64]) {
@@ -221,7 +258,7 @@ impl Policy for LearnedPolicy {
         for ((c, score), output) in replay.candidates().iter().zip(&mut *contracts).zip(&self.outputs) {
             let j = c.contract as usize;
             let unit = Self::unit_owed(replay, &replay.state, j);
-            let output = f64::from(*output) + lift(&self.spec.policy, replay, j);
+            let output = f64::from(*output) + lift(&self.spec.policy, &replay.day.pacing, replay, j);
             *score = bids.contract(j, output, unit).0 + c.click;
         }
         if score_auctions {

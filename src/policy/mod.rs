@@ -7,15 +7,18 @@
 //! May import: `env`, `plan`, `log`, `settings`.
 
 pub mod baselines;
-pub mod controller;
+mod controller;
 pub mod day_replay;
 pub mod file;
 pub mod learned;
 pub mod net;
+mod replanner;
 pub mod tensor_net;
 
+pub use controller::Controller;
 pub use day_replay::{ReplayOptions, Shown, Totals, replay_day};
 pub use learned::{Bids, LearnedPolicy, PolicySpec, lift};
+pub use replanner::Replanner;
 
 use crate::env::{Choice, Replay};
 
@@ -30,6 +33,12 @@ pub trait Policy {
     /// [`Policy::auction_candidates`] of [`Replay::auctions`], holds their worth, which is their score unless the
     /// policy writes another. Boosts are multiplied on afterwards.
     fn score(&mut self, replay: &Replay, contracts: &mut [f64], auctions: &mut [f64]);
+
+    /// Called at every request before it is scored: what is to be added to the logits of the contracts' bids from now on
+    /// ([`crate::env::State::replanned`]), where that changes.
+    fn replan(&mut self, _: &Replay) -> Option<&[f32]> {
+        None
+    }
 
     /// Auction ads of a queue, best first, that are scored; the rest score less than these.
     fn auction_candidates(&self) -> usize {

@@ -48,6 +48,18 @@ impl Context {
         open_days(dirs, compile_options(&self.settings), &self.plan, &self.spec.vocabulary)
     }
 
+    /// The training days. What the others tell is all that a policy may expect of each: a day that is in its own
+    /// sample looks too easy.
+    pub fn training_days(&self) -> anyhow::Result<Vec<DayModel>> {
+        let mut days = self.days(&self.settings.data.train)?;
+        if days.len() > 1 {
+            for (i, day) in days.iter_mut().enumerate() {
+                day.sample = Arc::new(self.plan.sample.without(i));
+            }
+        }
+        Ok(days)
+    }
+
     pub fn replay_options(&self) -> ReplayOptions {
         ReplayOptions { rate_seed: self.settings.env.rate_seed, feedback_delay_s: self.settings.env.feedback_delay_s }
     }

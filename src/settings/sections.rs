@@ -179,6 +179,9 @@ pub struct Policy {
     pub initial_bid: f64,
     /// Start from the training days' prices instead.
     pub warm_start: bool,
+    /// With the warm start: solve the starting prices again and again on what is left of the day, as the receding-horizon baseline
+    /// does.
+    pub replan: bool,
     /// Add the tuned pacing controller's term to every bid, with gains that fall with the root of the thinning: the network then
     /// learns what to do beyond pacing, and what it learns on thinned days carries over to whole ones.
     pub pacing: bool,
@@ -198,10 +201,18 @@ impl Default for Policy {
             temperature: 0.05,
             initial_bid: 0.5,
             warm_start: true,
+            replan: true,
             pacing: true,
             negative_bids: false,
             auction_candidates: 2,
         }
+    }
+}
+
+impl Policy {
+    /// Whether starting prices are solved again during the day.
+    pub fn replans(&self) -> bool {
+        self.warm_start && self.replan
     }
 }
 
@@ -355,14 +366,15 @@ pub struct Serial {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Baselines {
-    /// Replays of the training days that tuning one baseline may cost.
+    /// Replays of a training day that tuning one baseline may cost: the PID controller; pass rates and dual descent, with one
+    /// parameter each, have half of it, the slower receding horizon a quarter.
     pub tuning_replays: usize,
-    /// Seconds of log time between two steps of the PID controller.
-    pub pid_interval_s: f64,
+    /// Seconds of log time between two steps of a controller: PID, dual descent, pass rates.
+    pub interval_s: f64,
 }
 
 impl Default for Baselines {
     fn default() -> Self {
-        Self { tuning_replays: 48, pid_interval_s: 300.0 }
+        Self { tuning_replays: 48, interval_s: 300.0 }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::env::Vocabulary;
 use crate::log::CompiledLog;
 use crate::plan::Plan;
-use crate::policy::{PolicySpec, ReplayOptions, baselines, controller};
+use crate::policy::{PolicySpec, ReplayOptions, baselines};
 use crate::run::context::{Context, compile_options, open_logs};
 use crate::settings::{Baselines, Env, Policy, ScoreMode, Settings};
 
@@ -23,14 +23,14 @@ pub fn plan_days(
     let references: Vec<&CompiledLog> = logs.iter().collect();
     let mut plan = Plan::from_days(&references, env.rate_seed)?;
     let vocabulary = Arc::new(Vocabulary::default());
-    let mut days = dirs
+    let days = dirs
         .iter()
         .zip(logs)
         .map(|(dir, log)| crate::env::DayModel::new(dir, log, &plan, vocabulary.clone()))
         .collect::<Result<Vec<_>, _>>()?;
     let options = ReplayOptions { rate_seed: env.rate_seed, feedback_delay_s: env.feedback_delay_s };
-    plan.pid = Some(baselines::tune::pid(&days, options, baselines.pid_interval_s, baselines.tuning_replays));
-    plan.pacing = Some(controller::tune(&mut days, policy, options, baselines.tuning_replays));
+    let (interval, budget) = (baselines.interval_s, baselines.tuning_replays);
+    plan.tuned = Some(baselines::tune::all(&days, &plan.sample, options, interval, budget, policy)?);
     Ok(plan)
 }
 

@@ -25,7 +25,7 @@ pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt)
     device::set_threads(settings.learner.threads.max(1));
     let mut metrics = Metrics::open(&directory.metrics())?;
     metrics.append("start", &Status::default());
-    let days = context.days(&settings.data.train)?;
+    let days = context.training_days()?;
     let trainer = Device::resolve(&settings.run.device)?.trainer(&days, &context.spec, settings);
     let mut run = Run {
         context,

@@ -133,7 +133,7 @@ proptest! {
 
 /// A day without ties: continuous prices, one to five auction ads a queue, overlapping contracts. Boosts, which the
 /// prices of the bound know nothing of, are everywhere.
-fn untied(seed: u64, requests: usize) -> World {
+pub fn untied(seed: u64, requests: usize) -> World {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let n = rng.random_range(1..=5usize);
     let fill = rng.random_range(0.2..0.6) / n as f64;

@@ -1,11 +1,13 @@
 //! One integration binary; a module per topic.
 
+mod baselines;
 mod bound;
 mod compiled;
 mod crash;
 mod decisions;
 mod determinism;
 mod inputs;
+mod logged;
 mod quickstart;
 mod replay;
 mod support;

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use admix::policy::baselines;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -305,9 +306,7 @@ fn policy<'a>(report: &'a Value, name: &str) -> &'a Value {
 #[test]
 fn a_parallel_run_ends_with_a_table_both_policies_and_a_complete_record() {
     let ended = train(&[], &[]);
-    for word in
-        ["day-2", "trained *", "pid", "static-prices", "auction-only", "contract-first", "oracle", "upper bound"]
-    {
+    for word in ["day-2", "trained *", "logged", "oracle", "upper bound"].into_iter().chain(baselines::NAMES) {
         assert!(ended.stdout.contains(word), "no `{word}` in {}", ended.stdout);
     }
     assert!(ended.best().is_file() && ended.last().is_file());
@@ -369,7 +368,7 @@ fn eval_takes_the_run_directory_and_repeats_the_final_table() {
     for field in ["j", "share", "shortage_rate", "auction_revenue", "contract_impressions", "auction_impressions"] {
         assert_eq!(trained[field], again[field], "{field}");
     }
-    for name in ["auction-only", "contract-first", "static-prices", "pid", "oracle"] {
+    for name in ["logged", "oracle"].into_iter().chain(baselines::NAMES) {
         assert_eq!(policy(&printed[0], name), policy(report, name));
     }
     let file = &eval(&["--log", &day(2), "--baselines", "none", "--policy", ended.best().to_str().unwrap()])[0];

@@ -10,7 +10,7 @@ use admix::env::{DayModel, Vocabulary};
 use admix::log::schema::{AdType, ControlRow, DAY_MS, DayFile, QueueEntry, TrackRow};
 use admix::log::targeting::Targeting;
 use admix::log::{self, CompileOptions, CompiledLog, write};
-use admix::plan::{PidGains, Plan};
+use admix::plan::{Plan, Tuned};
 use proptest::collection::{SizeRange, vec};
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
@@ -65,7 +65,7 @@ impl World {
         self.write(dir.path());
         let log = open(dir.path());
         let mut plan = Plan::from_days(&[&log], 0).unwrap();
-        plan.pid = Some(PidGains::default());
+        plan.tuned = Some(Tuned::default());
         let vocabulary = Arc::new(Vocabulary::of_days(&[&log], true));
         let day = DayModel::with_forecast(log, &plan.forecast, &plan, vocabulary);
         Loaded { plain: PlainLog::read(dir.path()), dir, day, plan }
@@ -243,7 +243,7 @@ pub struct PlainContract {
     pub delivered0: u64,
     flight: (u64, u64),
     targeting: Vec<(String, Vec<u64>)>,
-    rate: f64,
+    pub rate: f64,
     pub penalty: f64,
     pub click_value: f64,
     pctr: f64,
@@ -470,8 +470,6 @@ impl PlainLog {
             return Err(format!("{} decisions on {} requests", decisions.len(), self.requests.len()));
         }
         let mut delivered = Delivered::new();
-        let mut verdict =
-            Verdict { owed: self.contracts.values().map(PlainContract::owed).sum(), ..Verdict::default() };
         for r in &self.requests {
             let decision = by_request.get(&r.id).ok_or_else(|| format!("request {}: no decision", r.id))?;
             let mut choices = self.showable(r, rate_seed, |ad| self.room(ad, &delivered));
@@ -480,13 +478,32 @@ impl PlainLog {
                     if let Some(e) = choices.next() {
                         return Err(format!("request {}: unfilled though {} may be shown", r.id, e.ad));
                     }
-                    verdict.unfilled += 1;
                 }
                 Some((ad, kind)) => {
-                    let Some(e) = choices.find(|e| e.ad == ad && e.kind == kind) else {
+                    if !choices.any(|e| e.ad == ad && e.kind == kind) {
                         return Err(format!("request {}: {ad} {kind} may not be shown", r.id));
-                    };
+                    }
                     drop(choices);
+                    if kind == 'C' {
+                        *delivered.entry(ad).or_default() += 1;
+                    }
+                }
+            }
+        }
+        Ok(self.earned(decisions))
+    }
+
+    /// What decisions earned, whether they keep the rules or not; the ads stand in their requests' queues.
+    pub fn earned(&self, decisions: &[Decision]) -> Verdict {
+        let by_request: HashMap<u64, _> = decisions.iter().copied().collect();
+        let mut delivered = Delivered::new();
+        let mut verdict =
+            Verdict { owed: self.contracts.values().map(PlainContract::owed).sum(), ..Verdict::default() };
+        for r in &self.requests {
+            match by_request[&r.id] {
+                None => verdict.unfilled += 1,
+                Some((ad, kind)) => {
+                    let e = r.queue.iter().find(|e| e.ad == ad && e.kind == kind).unwrap();
                     if kind == 'A' {
                         verdict.auction_impressions += 1;
                         verdict.auction_revenue += e.ecpm / 1000.0;
@@ -502,7 +519,7 @@ impl PlainLog {
         let (missing, penalty) = self.shortage(&delivered);
         verdict.missing = missing;
         verdict.j = verdict.auction_revenue + verdict.click_worth - penalty;
-        Ok(verdict)
+        verdict
     }
 }
 

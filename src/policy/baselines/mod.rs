@@ -1,34 +1,65 @@
 //! What can be had without learning; each sees exactly what a learned policy sees, with the same feedback delay.
 
+mod clock;
+mod dual_descent;
+mod pass_rate;
 mod pid;
 mod prices;
+mod random;
+mod receding;
 mod simple;
 pub mod tune;
 
+pub use dual_descent::DualDescent;
+pub use pass_rate::PassRate;
 pub use pid::Pid;
 pub use prices::FixedPrices;
+pub use random::Random;
+pub use receding::Receding;
 pub use simple::{AuctionOnly, ContractFirst};
 
+use crate::plan::{Plan, Tuned};
+
 /// Names of the baselines, in the order of the table.
-pub const NAMES: [&str; 4] = ["auction-only", "contract-first", "static-prices", "pid"];
+pub const NAMES: [&str; 9] = [
+    "random",
+    "auction-only",
+    "contract-first",
+    "pass-rate",
+    "static-prices",
+    "pid",
+    "dual-descent-cold",
+    "dual-descent-warm",
+    "receding-horizon",
+];
+
+/// Seed of the random baseline's draws.
+const RANDOM_SEED: u64 = 0x4A4D_0000_0000_0001;
 
 /// The baseline called `name`, for a day planned with `plan`; an error says what it lacks.
 ///
+/// `interval_s`: seconds of log time between two steps of a controller.
+///
 /// # Errors
 /// An unknown name, or a plan without what the baseline needs.
-pub fn named(name: &str, plan: Option<&crate::plan::Plan>, interval_s: f64) -> Result<Box<dyn super::Policy>, String> {
-    let needs_plan = || format!("{name} needs a plan: give --plan or a trained --policy");
+pub fn named(name: &str, plan: Option<&Plan>, interval_s: f64) -> Result<Box<dyn super::Policy>, String> {
+    let planned = || plan.ok_or_else(|| format!("{name} needs a plan: give --plan or a trained --policy"));
+    let tuned = || -> Result<Tuned, String> {
+        planned()?.tuned.ok_or_else(|| format!("{name} needs a tuned plan; make the plan again"))
+    };
     Ok(match name {
+        "random" => Box::new(Random::new(RANDOM_SEED)),
         "auction-only" => Box::new(AuctionOnly),
         "contract-first" => Box::new(ContractFirst),
+        "pass-rate" => Box::new(PassRate::new(tuned()?.pass_rate_step, interval_s)),
         "static-prices" => {
-            plan.ok_or_else(needs_plan)?;
+            planned()?;
             Box::new(FixedPrices::training_days())
         }
-        "pid" => {
-            let gains = plan.ok_or_else(needs_plan)?.pid.ok_or("pid needs tuned gains; make the plan again")?;
-            Box::new(Pid::new(gains, interval_s))
-        }
+        "pid" => Box::new(Pid::new(tuned()?.pid, interval_s)),
+        "dual-descent-cold" => Box::new(DualDescent::cold(tuned()?.dual_cold_step, interval_s)),
+        "dual-descent-warm" => Box::new(DualDescent::warm(tuned()?.dual_warm_step, interval_s)),
+        "receding-horizon" => Box::new(Receding::new(planned()?.sample.clone(), tuned()?.receding)),
         other => return Err(format!("no baseline `{other}`; there are {}", NAMES.join(", "))),
     })
 }

@@ -8,12 +8,13 @@ use crate::env::Replay;
 use crate::plan::PidGains;
 use crate::policy::Policy;
 
+use super::clock::Clock;
+
 pub struct Pid {
     gains: PidGains,
-    interval_ms: u64,
+    clock: Clock,
     /// Factor on the starting prices, for tuning.
     start_factor: f64,
-    next: u64,
     time: f64,
     start: Vec<f64>,
     bids: Vec<f64>,
@@ -26,9 +27,8 @@ impl Pid {
     pub fn new(gains: PidGains, interval_s: f64) -> Self {
         Self {
             gains,
-            interval_ms: (interval_s * 1000.0).max(1.0) as u64,
+            clock: Clock::new(interval_s),
             start_factor: 1.0,
-            next: 0,
             time: 0.0,
             start: vec![],
             bids: vec![],
@@ -50,10 +50,7 @@ impl Pid {
         let dt = (time - self.time).max(1e-6);
         for (j, c) in replay.day.contracts.iter().enumerate() {
             let owed = f64::from(replay.episode.owed[j]);
-            if owed <= 0.0 || c.supply.total() <= 0.0 {
-                continue;
-            }
-            let planned = c.supply.before(offset) / c.supply.total();
+            let Some(planned) = c.planned_share(offset).filter(|_| owed > 0.0) else { continue };
             let error = planned - f64::from(replay.state.observed[j]) / owed;
             let held = (self.bids[j] >= c.penalty && error > 0.0) || (self.bids[j] <= 1e-6 && error < 0.0);
             if !held {
@@ -83,14 +80,13 @@ impl Policy for Pid {
         self.bids.clone_from(&self.start);
         self.integral = vec![0.0; n];
         self.error = vec![0.0; n];
-        self.next = 0;
+        self.clock.restart();
         self.time = 0.0;
     }
 
     fn score(&mut self, replay: &Replay, contracts: &mut [f64], _: &mut [f64]) {
-        if replay.offset() >= self.next {
+        if self.clock.due(replay.offset()) {
             self.step(replay);
-            self.next = replay.offset() + self.interval_ms;
         }
         for (score, c) in contracts.iter_mut().zip(replay.candidates()) {
             let j = c.contract as usize;

@@ -1,61 +1,172 @@
-//! Tunes the PID gains on the training days, within a stated budget of replays.
+//! Tunes the baselines on the training days, within a stated budget of replays.
 //!
-//! Every setting is judged with the starting prices 20 % too low and 25 % too high: on the days that the prices come
-//! from, a controller that does nothing would look best.
+//! What starts from the training days' prices is judged with them 20 % too low and 25 % too high: on the days that the prices come
+//! from, a controller that does nothing would look best. What has one parameter needs half of the budget. The receding horizon is
+//! judged on each day with the sample of the other ones and one of the two factors, and has a quarter of it, because one of its
+//! replays costs as much as ten others.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use rayon::prelude::*;
 
 use crate::env::DayModel;
-use crate::plan::PidGains;
-use crate::policy::{ReplayOptions, replay_day};
+use crate::plan::{Horizon, PacingGains, PidGains, Sample, Tuned};
+use crate::policy::{Controller, Policy, ReplayOptions, replay_day};
+use crate::settings;
 
-use super::Pid;
+use super::{DualDescent, PassRate, Pid, Receding};
 
 const START_FACTORS: [f64; 2] = [0.8, 1.25];
+/// Gains are nearly the same however often the plan is renewed, and solving costs.
+const PACING_HORIZON: Horizon = Horizon { interval_s: 3600.0, memory_s: 10_800.0 };
 
-/// The gains with the highest summed J over the training days; costs at most `budget` replays (but one setting is always
-/// tried).
-pub fn pid(days: &[DayModel], options: ReplayOptions, interval_s: f64, budget: usize) -> PidGains {
-    let cost = days.len() * START_FACTORS.len();
-    let tries = (budget / cost.max(1)).max(1);
-    let judge = |gains: PidGains| -> f64 {
-        let mut sum = 0.0;
-        for day in days {
-            for factor in START_FACTORS {
-                let mut pid = Pid::new(gains, interval_s).starting_off_by(factor);
-                sum += replay_day(day, &mut pid, options, &mut |_| {}).j;
-            }
-        }
-        sum
-    };
-    let gains = |proportional: f64, integral: f64, derivative: f64| PidGains { proportional, integral, derivative };
-    let mut best = PidGains::default();
-    let mut best_j = judge(best);
-    let mut left = tries - 1;
-    // Pattern search from a sound start: halve or double one gain at a time while it helps.
-    let mut factor = 3.0;
-    'search: while factor > 1.2 {
-        let mut improved = false;
-        let candidates = [
-            gains(best.proportional * factor, best.integral, best.derivative),
-            gains(best.proportional / factor, best.integral, best.derivative),
-            gains(best.proportional, best.integral * factor, best.derivative),
-            gains(best.proportional, best.integral / factor, best.derivative),
-            gains(best.proportional, best.integral, best.derivative + 0.05 * factor),
-        ];
-        for candidate in candidates {
-            if left == 0 {
-                break 'search;
-            }
-            left -= 1;
-            let j = judge(candidate);
-            if j > best_j {
-                (best, best_j) = (candidate, j);
-                improved = true;
-                break;
-            }
-        }
-        if !improved {
-            factor = factor.sqrt();
+/// Tunes all baselines, each within `budget` replays of a training day. `sample` is that of the same
+/// days, in their order.
+///
+/// # Errors
+/// No threads to work with.
+pub fn all(
+    days: &[DayModel],
+    sample: &Sample,
+    options: ReplayOptions,
+    interval_s: f64,
+    budget: usize,
+    policy: &settings::Policy,
+) -> anyhow::Result<Tuned> {
+    // A pool of its own: the process's common one is for the learner, which sets its size.
+    let pool = rayon::ThreadPoolBuilder::new().build().context("cannot start threads to tune the baselines")?;
+    pool.install(|| Ok(Bench { days, options, interval_s, budget }.tune(sample, policy)))
+}
+
+/// A day, as an index, and a factor on the starting prices.
+type Trial = (usize, f64);
+
+struct Bench<'a> {
+    days: &'a [DayModel],
+    options: ReplayOptions,
+    interval_s: f64,
+    budget: usize,
+}
+
+impl Bench<'_> {
+    fn tune(&self, sample: &Sample, policy: &settings::Policy) -> Tuned {
+        let start = Tuned::default();
+        let days = 0..self.days.len();
+        let plain: Vec<Trial> = days.clone().map(|d| (d, 1.0)).collect();
+        let off: Vec<Trial> = days.clone().flat_map(|d| START_FACTORS.map(|f| (d, f))).collect();
+        let alternating: Vec<Trial> = days.clone().map(|d| (d, START_FACTORS[d % START_FACTORS.len()])).collect();
+        let others: Vec<Arc<Sample>> = days.map(|d| Arc::new(sample.without(d))).collect();
+        let interval = self.interval_s;
+        let step = |s: f64, factor: f64| vec![s * factor, s / factor];
+        Tuned {
+            pid: self.climb(start.pid, self.budget, &off, pid_neighbours, |gains, (_, factor)| {
+                Box::new(Pid::new(gains, interval).starting_off_by(factor))
+            }),
+            // Above one half a rate would jump between its bounds.
+            pass_rate_step: self.climb(
+                start.pass_rate_step,
+                self.budget / 2,
+                &plain,
+                |s, factor| step(s, factor).into_iter().filter(|s| *s <= 0.5).collect(),
+                |s, _| Box::new(PassRate::new(s, interval)),
+            ),
+            dual_cold_step: self.climb(start.dual_cold_step, self.budget / 2, &plain, step, |s, _| {
+                Box::new(DualDescent::cold(s, interval))
+            }),
+            dual_warm_step: self.climb(start.dual_warm_step, self.budget / 2, &off, step, |s, (_, factor)| {
+                Box::new(DualDescent::warm(s, interval).starting_off_by(factor))
+            }),
+            receding: self.climb(
+                start.receding,
+                self.budget / 4,
+                &alternating,
+                |horizon, factor| {
+                    let mut near = horizon_neighbours(horizon, factor);
+                    near.retain(|h| h.interval_s >= interval);
+                    near
+                },
+                |horizon, (day, factor)| {
+                    Box::new(Receding::new(others[day].clone(), horizon).expecting_prices_off_by(factor))
+                },
+            ),
+            pacing: self.climb(start.pacing, self.budget, &alternating, pacing_neighbours, |gains, (_, factor)| {
+                Box::new(Controller::new(policy, gains, PACING_HORIZON).starting_off_by(factor))
+            }),
         }
     }
-    best
+
+    /// The setting with the highest J summed over the trials: a pattern search from a sound start, which moves to a neighbour at
+    /// some factor while that helps and then comes closer.
+    fn climb<S: Copy + Sync>(
+        &self,
+        start: S,
+        budget: usize,
+        trials: &[Trial],
+        neighbours: impl Fn(S, f64) -> Vec<S>,
+        make: impl Fn(S, Trial) -> Box<dyn Policy> + Sync,
+    ) -> S {
+        let judge = |setting: S| -> f64 {
+            let replay = |&trial: &Trial| {
+                replay_day(&self.days[trial.0], &mut *make(setting, trial), self.options, &mut |_| {}).j
+            };
+            // Summed in order, so that the sum is the same however the threads ran.
+            trials.par_iter().map(replay).collect::<Vec<f64>>().iter().sum()
+        };
+        let mut left = (budget / trials.len().max(1)).max(1) - 1;
+        if left == 0 {
+            return start;
+        }
+        let (mut best, mut best_j) = (start, judge(start));
+        let mut factor = 3.0;
+        while factor > 1.2 {
+            let mut improved = false;
+            for candidate in neighbours(best, factor) {
+                if left == 0 {
+                    return best;
+                }
+                left -= 1;
+                let j = judge(candidate);
+                if j > best_j {
+                    (best, best_j, improved) = (candidate, j, true);
+                    break;
+                }
+            }
+            if !improved {
+                factor = factor.sqrt();
+            }
+        }
+        best
+    }
+}
+
+fn pid_neighbours(best: PidGains, factor: f64) -> Vec<PidGains> {
+    let gains = |proportional, integral, derivative| PidGains { proportional, integral, derivative };
+    vec![
+        gains(best.proportional * factor, best.integral, best.derivative),
+        gains(best.proportional / factor, best.integral, best.derivative),
+        gains(best.proportional, best.integral * factor, best.derivative),
+        gains(best.proportional, best.integral / factor, best.derivative),
+        gains(best.proportional, best.integral, best.derivative + 0.05 * factor),
+    ]
+}
+
+fn pacing_neighbours(best: PacingGains, factor: f64) -> Vec<PacingGains> {
+    vec![
+        PacingGains { proportional: best.proportional * factor, ..best },
+        PacingGains { proportional: best.proportional / factor, ..best },
+        PacingGains { integral: best.integral * factor, ..best },
+        PacingGains { integral: best.integral / factor, ..best },
+        PacingGains { market: best.market + 0.25 * (factor - 1.0), ..best },
+        PacingGains { market: (best.market - 0.25 * (factor - 1.0)).max(0.0), ..best },
+    ]
+}
+
+fn horizon_neighbours(best: Horizon, factor: f64) -> Vec<Horizon> {
+    vec![
+        Horizon { memory_s: best.memory_s * factor, ..best },
+        Horizon { memory_s: best.memory_s / factor, ..best },
+        Horizon { interval_s: best.interval_s / factor, ..best },
+        Horizon { interval_s: best.interval_s * factor, ..best },
+    ]
 }

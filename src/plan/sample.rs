@@ -1,0 +1,221 @@
+//! A sample of the training days' requests with what stood in their queues: what is still to come on another day, as far as it
+//! can be known.
+//!
+//! Bounded in size, so that it travels with every plan and policy file. Stratified in time: one request, drawn by hash, of each
+//! run of equally many.
+
+use std::collections::BTreeMap;
+
+use anyhow::bail;
+use serde::{Deserialize, Serialize};
+
+use crate::log::targeting::Targeting;
+use crate::log::{CompiledLog, draw};
+
+use super::forecast::{GRID, cell};
+
+/// Requests, and contract entries, that a sample holds at most, over all of its days.
+const MOST_REQUESTS: usize = 6000;
+const MOST_ENTRIES: usize = 60_000;
+const SEED: u64 = 0x5A3B_1E00;
+
+/// Slot, region, gender and age of a request.
+pub type Kind = (u32, u32, u8, u8);
+
+/// Sampled requests, a list for each training day.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sample {
+    /// Kinds of requests that rows refer to.
+    pub kinds: Vec<Kind>,
+    pub days: Vec<SampledDay>,
+}
+
+/// The sample of one training day, column by column.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SampledDay {
+    /// The contracts that its queues could hold.
+    pub contracts: Vec<SampledContract>,
+    /// Per request, in time order: the cell of the forecast's grid, and the index of the kind.
+    pub cells: Vec<u8>,
+    pub kinds: Vec<u32>,
+    /// The best auction worth, minor units per impression.
+    pub best: Vec<f32>,
+    /// Contract entries of the request.
+    pub entries: Vec<u16>,
+    /// Per entry, request by request: index into `contracts`, ascending, and predicted click probability.
+    pub contract: Vec<u32>,
+    pub pctr: Vec<f32>,
+}
+
+/// A contract on a sampled day.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SampledContract {
+    pub ad_id: u64,
+    /// Flight, cells of the forecast's grid: those that it covers whole.
+    pub cells: (u8, u8),
+    pub targeting: Targeting,
+}
+
+/// One sampled request.
+#[derive(Debug, Clone, Copy)]
+pub struct SampledRow<'a> {
+    pub cell: usize,
+    pub kind: Kind,
+    pub best: f64,
+    /// Indices of the day's contracts, ascending, and their click probabilities.
+    pub contracts: &'a [u32],
+    pub pctr: &'a [f32],
+}
+
+impl Sample {
+    /// Draws from logged days; the same days give the same sample.
+    pub fn of_days(logs: &[&CompiledLog]) -> Self {
+        let mut kinds = BTreeMap::<Kind, u32>::new();
+        let share = |most: usize| most / logs.len().max(1);
+        let mut days = Vec::new();
+        for log in logs {
+            let requests = log.requests();
+            let mean = requests.iter().map(|r| log.entries(r).len()).sum::<usize>() as f64 / requests.len() as f64;
+            let wanted = share(MOST_REQUESTS).min((share(MOST_ENTRIES) as f64 / mean.max(1e-9)) as usize).max(1);
+            let strata = requests.len().min(wanted);
+            let mut day = SampledDay::new(log, strata);
+            for i in 0..strata {
+                let (from, to) = (i * requests.len() / strata, (i + 1) * requests.len() / strata);
+                let pick = from + (draw::hash64(SEED, days.len() as u64, i as u64) % (to - from) as u64) as usize;
+                let r = &requests[pick];
+                let next = kinds.len() as u32;
+                let kind = *kinds.entry((r.slot_id, r.region, r.gender, r.age)).or_insert(next);
+                day.push(log, r, kind);
+            }
+            days.push(day);
+        }
+        let mut by_index: Vec<(u32, Kind)> = kinds.into_iter().map(|(kind, i)| (i, kind)).collect();
+        by_index.sort_unstable();
+        Self { kinds: by_index.into_iter().map(|(_, kind)| kind).collect(), days }
+    }
+
+    /// The sample without one of its days, for judging on that day; the whole sample where there is no other.
+    pub fn without(&self, day: usize) -> Self {
+        let mut rest = self.clone();
+        if rest.days.len() > 1 {
+            rest.days.remove(day);
+        }
+        rest
+    }
+
+    /// The sample with every auction worth off by a factor.
+    pub fn priced_off_by(mut self, factor: f64) -> Self {
+        for best in self.days.iter_mut().flat_map(|day| &mut day.best) {
+            *best *= factor as f32;
+        }
+        self
+    }
+
+    /// The requests of one of its days.
+    pub fn rows<'a>(&'a self, day: &'a SampledDay) -> impl Iterator<Item = SampledRow<'a>> {
+        let mut at = 0;
+        (0..day.cells.len()).map(move |i| {
+            let range = at..at + day.entries[i] as usize;
+            at = range.end;
+            SampledRow {
+                cell: day.cells[i].into(),
+                kind: self.kinds[day.kinds[i] as usize],
+                best: day.best[i].into(),
+                contracts: &day.contract[range.clone()],
+                pctr: &day.pctr[range],
+            }
+        })
+    }
+
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        let sound = |day: &SampledDay| {
+            let rows = day.cells.len();
+            rows == day.kinds.len()
+                && rows == day.best.len()
+                && rows == day.entries.len()
+                && day.entries.iter().map(|&n| n as usize).sum::<usize>() == day.contract.len()
+                && day.contract.len() == day.pctr.len()
+                && day.cells.iter().all(|&c| (c as usize) < GRID)
+                && day.kinds.iter().all(|&k| (k as usize) < self.kinds.len())
+                && day.contract.iter().all(|&c| (c as usize) < day.contracts.len())
+                && day.best.iter().chain(&day.pctr).all(|v| v.is_finite() && *v >= 0.0)
+        };
+        if !self.days.iter().all(sound) {
+            bail!("the plan's sample of requests is malformed; make the plan again");
+        }
+        Ok(())
+    }
+}
+
+impl SampledDay {
+    fn new(log: &CompiledLog, rows: usize) -> Self {
+        let start = log.day().start_ms;
+        let contracts = log.contracts().iter().map(|c| SampledContract {
+            ad_id: c.ad_id,
+            cells: covered(c.start_ms.saturating_sub(start), c.end_ms.saturating_sub(start)),
+            targeting: c.targeting.clone(),
+        });
+        Self {
+            contracts: contracts.collect(),
+            cells: Vec::with_capacity(rows),
+            kinds: Vec::with_capacity(rows),
+            best: Vec::with_capacity(rows),
+            entries: Vec::with_capacity(rows),
+            contract: Vec::new(),
+            pctr: Vec::new(),
+        }
+    }
+
+    fn push(&mut self, log: &CompiledLog, r: &crate::log::Request, kind: u32) {
+        self.cells.push(cell(r.ts_ms - log.day().start_ms) as u8);
+        self.kinds.push(kind);
+        self.best.push(short(r.best));
+        let mut entries: Vec<(u32, f32)> = log.entries(r).iter().map(|e| (e.contract, short(e.pctr))).collect();
+        entries.sort_unstable_by_key(|(contract, _)| *contract);
+        self.entries.push(entries.len() as u16);
+        self.contract.extend(entries.iter().map(|(contract, _)| contract));
+        self.pctr.extend(entries.iter().map(|(_, pctr)| pctr));
+    }
+}
+
+/// The cells `first..end` that lie whole within `start..end`, milliseconds from midnight.
+fn covered(start: u64, end: u64) -> (u8, u8) {
+    let width = crate::log::schema::DAY_MS / GRID as u64;
+    let limit = |cells: u64| cells.min(GRID as u64) as u8;
+    (limit(start.div_ceil(width)), limit(end / width))
+}
+
+/// Four significant digits: enough for a sample, and short as text.
+fn short(value: f64) -> f32 {
+    // Below this the scale would overflow.
+    if value.abs() < 1e-30 {
+        return 0.0;
+    }
+    let scale = 10f64.powi(3 - value.abs().log10().floor() as i32);
+    ((value * scale).round() / scale) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flights_cover_whole_cells_only() {
+        let quarter = 900_000;
+        assert_eq!(covered(0, 96 * quarter), (0, 96));
+        assert_eq!(covered(1, 3 * quarter - 1), (1, 2));
+        assert_eq!(covered(2 * quarter, 2 * quarter + 5), (2, 2));
+        assert_eq!(covered(0, u64::MAX), (0, 96));
+    }
+
+    #[test]
+    fn four_digits_remain() {
+        for (value, text) in [(0.0, "0"), (0.0123456, "0.01235"), (12345.6, "12350"), (2.0, "2"), (9.9999, "10")] {
+            assert_eq!(short(value).to_string(), text);
+        }
+        assert!((f64::from(short(2e-30)) - 2e-30).abs() < 1e-33 && short(1e-310) == 0.0);
+    }
+}

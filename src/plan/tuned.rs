@@ -1,0 +1,84 @@
+//! What tuning on the training days found for the baselines that have something to tune, and for the controller under the learned
+//! bids.
+
+use serde::{Deserialize, Serialize};
+
+/// Tuned parameters by baseline; the defaults are where tuning starts.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tuned {
+    pub pid: PidGains,
+    /// Relative change of a pass rate in one step of the throttle.
+    pub pass_rate_step: f64,
+    /// Step size of dual descent from half the penalty, and from the training days' prices: the share of a contract's stake by
+    /// which its price moves when the whole of its demand is missing.
+    pub dual_cold_step: f64,
+    pub dual_warm_step: f64,
+    pub receding: Horizon,
+    /// Of the controller under the learned policy's bids.
+    pub pacing: PacingGains,
+}
+
+impl Default for Tuned {
+    fn default() -> Self {
+        Self {
+            pid: PidGains::default(),
+            pass_rate_step: 0.1,
+            dual_cold_step: 5.0,
+            dual_warm_step: 5.0,
+            receding: Horizon::default(),
+            pacing: PacingGains::default(),
+        }
+    }
+}
+
+/// Gains of the PID baseline on the logarithm of a contract's virtual bid.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PidGains {
+    pub proportional: f64,
+    pub integral: f64,
+    pub derivative: f64,
+}
+
+impl Default for PidGains {
+    /// Sound gains for a day of some thousand requests, where tuning starts.
+    fn default() -> Self {
+        Self { proportional: 10.0, integral: 30.0, derivative: 0.0 }
+    }
+}
+
+/// Gains of the learned policy's pacing controller on the logit of a contract's bid.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PacingGains {
+    /// On the planned minus the observed share of the demand.
+    pub proportional: f64,
+    /// On its sum over the planned share.
+    pub integral: f64,
+    /// On the logarithm of the price level seen on the contract's requests over the expected one.
+    pub market: f64,
+}
+
+impl Default for PacingGains {
+    /// Sound gains for a day of some thousand requests, where tuning starts.
+    fn default() -> Self {
+        Self { proportional: 10.0, integral: 30.0, market: 0.25 }
+    }
+}
+
+/// How the receding-horizon baseline looks ahead. Seconds of log time.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Horizon {
+    /// Between two solutions.
+    pub interval_s: f64,
+    /// After which what was seen of the price level counts `1 / e`.
+    pub memory_s: f64,
+}
+
+impl Default for Horizon {
+    fn default() -> Self {
+        Self { interval_s: 600.0, memory_s: 10_800.0 }
+    }
+}

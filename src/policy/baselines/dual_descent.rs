@@ -1,0 +1,89 @@
+//! Online dual descent on the contracts' prices.
+//!
+//! Balseiro, Lu, Mirrokni: "The best of many worlds: dual mirror descent for online allocation problems", Operations Research
+//! 71(1), 2023, with the Euclidean mirror map: the price moves against a subgradient of the dual, which is what an interval
+//! delivered minus what it should have, and is projected on the interval in which an optimal price lies. There a budget is to be
+//! used up; here a demand is to be met, so the price rises where delivery is short. Their constant target a request becomes the
+//! planned share of the forecast supply.
+
+use crate::env::Replay;
+use crate::policy::Policy;
+
+use super::clock::Clock;
+
+/// Where prices start.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Start {
+    /// At half the penalty: without knowledge of any day.
+    Cold,
+    /// At the training days' prices times a factor, which tuning sets off by some.
+    Warm(f64),
+}
+
+pub struct DualDescent {
+    start: Start,
+    step: f64,
+    clock: Clock,
+    /// Minor units per impression.
+    prices: Vec<f64>,
+    /// Planned and observed shares of each demand at the last step.
+    last: Vec<(f64, f64)>,
+}
+
+impl DualDescent {
+    /// Starts at half the penalty. `step`: the share of a contract's stake by which its price moves when the whole of its demand is
+    /// missing; `interval_s`: seconds of log time between two steps.
+    pub fn cold(step: f64, interval_s: f64) -> Self {
+        Self { start: Start::Cold, step, clock: Clock::new(interval_s), prices: vec![], last: vec![] }
+    }
+
+    /// Starts at the training days' prices.
+    pub fn warm(step: f64, interval_s: f64) -> Self {
+        Self { start: Start::Warm(1.0), ..Self::cold(step, interval_s) }
+    }
+
+    /// The warm start with its prices off by a factor.
+    pub fn starting_off_by(self, factor: f64) -> Self {
+        Self { start: Start::Warm(factor), ..self }
+    }
+
+    /// The prices now, minor units per impression.
+    pub fn prices(&self) -> &[f64] {
+        &self.prices
+    }
+
+    fn descend(&mut self, replay: &Replay) {
+        for (j, c) in replay.day.contracts.iter().enumerate() {
+            let owed = f64::from(replay.episode.owed[j]);
+            let Some(planned) = c.planned_share(replay.offset()).filter(|_| owed > 0.0) else { continue };
+            let delivered = f64::from(replay.state.observed[j]) / owed;
+            let (planned_before, delivered_before) = std::mem::replace(&mut self.last[j], (planned, delivered));
+            let short = (planned - planned_before) - (delivered - delivered_before);
+            // A price below minus the click's worth keeps a contract out as well as any lower one.
+            self.prices[j] = (self.prices[j] + self.step * c.stake * short).clamp(-c.mean_click, c.penalty);
+        }
+    }
+}
+
+impl Policy for DualDescent {
+    fn begin(&mut self, replay: &Replay) {
+        let start = |c: &crate::env::ContractModel| match self.start {
+            Start::Cold => 0.5 * c.penalty,
+            Start::Warm(factor) => (factor * c.price).min(c.penalty),
+        };
+        self.prices = replay.day.contracts.iter().map(start).collect();
+        self.last = vec![(0.0, 0.0); self.prices.len()];
+        self.clock.restart();
+    }
+
+    fn score(&mut self, replay: &Replay, contracts: &mut [f64], _: &mut [f64]) {
+        if self.clock.due(replay.offset()) {
+            self.descend(replay);
+        }
+        for (score, c) in contracts.iter_mut().zip(replay.candidates()) {
+            let j = c.contract as usize;
+            let owes = replay.state.observed[j] < replay.episode.owed[j];
+            *score = c.click + if owes { self.prices[j] } else { self.prices[j].min(0.0) };
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Receding horizon: prices solved again and again on what is left of the day.
+//!
+//! What is left is a sample of the training days' requests ([`Sample`]) with the day's own contracts in their queues, weighted by
+//! the day's forecast in time and by kind of request, times the volume seen so far over the forecast; their auction worth is
+//! scaled by the price level seen so far over the expected one. Of each contract, what is left is what it owes minus the
+//! deliveries observed. The prices minimise the smoothed dual of that problem, starting from the last ones: the certainty
+//! equivalent of the day's remaining bound.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::env::{DayModel, Replay};
+use crate::log::draw;
+use crate::log::schema::DAY_MS;
+use crate::plan::sample::{Kind, SampledContract};
+use crate::plan::{GRID, Horizon, Sample, Transport};
+use crate::policy::Policy;
+
+use super::clock::Clock;
+
+const CELL_MS: u64 = DAY_MS / GRID as u64;
+/// Differs from any seed of rate draws in use.
+const SEED: u64 = 0x4EC3_D146_0000_0001;
+/// Requests that the expectation weighs against the price level seen.
+const PRICE_PRIOR: f64 = 50.0;
+/// Rows that the sample's own frequency of a kind weighs against the forecast's.
+const KIND_PRIOR: f64 = 3.0;
+const FITTING_ROUNDS: usize = 3;
+/// Smoothing of the dual, in units of its scale.
+const SMOOTHING: f64 = 0.01;
+/// Newton steps of a solution that starts from the last one's prices.
+const STEPS: usize = 2;
+
+pub struct Receding {
+    sample: Arc<Sample>,
+    memory_ms: f64,
+    /// Factor on the prices that the sample expects, for tuning.
+    price_factor: f64,
+    clock: Clock,
+    /// What the day is expected to bring, in time order.
+    rows: Vec<Row>,
+    /// Minor units per impression.
+    prices: Vec<f64>,
+    solved: bool,
+    level: PriceLevel,
+}
+
+/// A sampled request as this day may bring it.
+struct Row {
+    cell: usize,
+    /// Requests of the forecast that it stands for.
+    weight: f64,
+    /// Minor units per impression.
+    best: f64,
+    /// Contract, and worth of the predicted click.
+    entries: Vec<(u32, f64)>,
+}
+
+impl Row {
+    fn serves(&self, contract: u32) -> bool {
+        self.entries.binary_search_by_key(&contract, |(j, _)| *j).is_ok()
+    }
+}
+
+/// The price level seen over the expected one, with a memory.
+#[derive(Default)]
+struct PriceLevel {
+    seen: f64,
+    expected: f64,
+    at: u64,
+    requests: u32,
+}
+
+impl PriceLevel {
+    /// Takes in the current request, and those since the last one that were not worth scoring: no auction ad stood there.
+    fn see(&mut self, replay: &Replay, memory_ms: f64, factor: f64) {
+        let offset = replay.offset();
+        let decay = (-((offset - self.at) as f64) / memory_ms).exp();
+        let arrived = f64::from(replay.state.requests - self.requests);
+        let hour = (offset / 3_600_000) as usize;
+        self.seen = self.seen * decay + replay.best();
+        self.expected = self.expected * decay + arrived * factor * replay.day.price_by_hour[hour];
+        (self.at, self.requests) = (offset, replay.state.requests);
+    }
+
+    fn ratio(&self, unit: f64) -> f64 {
+        (self.seen + PRICE_PRIOR * unit) / (self.expected + PRICE_PRIOR * unit)
+    }
+}
+
+impl Receding {
+    pub fn new(sample: Arc<Sample>, horizon: Horizon) -> Self {
+        Self {
+            sample,
+            memory_ms: (horizon.memory_s * 1000.0).max(1.0),
+            price_factor: 1.0,
+            clock: Clock::new(horizon.interval_s),
+            rows: vec![],
+            prices: vec![],
+            solved: false,
+            level: PriceLevel::default(),
+        }
+    }
+
+    /// Expects prices off by a factor.
+    pub fn expecting_prices_off_by(mut self, factor: f64) -> Self {
+        self.price_factor = factor;
+        self
+    }
+
+    /// Takes in the current request; whether the prices were solved anew.
+    pub fn advance(&mut self, replay: &Replay) -> bool {
+        self.level.see(replay, self.memory_ms, self.price_factor);
+        let due = self.clock.due(replay.offset());
+        if due {
+            self.solve(replay);
+        }
+        due
+    }
+
+    /// The prices now, minor units per impression.
+    pub fn prices(&self) -> &[f64] {
+        &self.prices
+    }
+
+    fn solve(&mut self, replay: &Replay) {
+        let (day, offset) = (replay.day, replay.offset());
+        let level = self.level.ratio(self.price_factor * day.unit);
+        let volume = replay.episode.thinning * replay.state.volume_level(day, &replay.episode, offset);
+        let remaining = |demand: &[f32]| -> Vec<f64> {
+            demand.iter().zip(&replay.state.observed).map(|(&d, &o)| f64::from(d - o).max(0.0)).collect()
+        };
+        let left = remaining(&replay.episode.left);
+        let penalty = day.contracts.iter().map(|c| c.penalty).collect();
+        let mut transport = Transport::new(remaining(&replay.episode.owed), left.clone(), penalty);
+        let now = (offset / CELL_MS) as usize;
+        let first = self.rows.partition_point(|row| row.cell < now);
+        for row in &self.rows[first..] {
+            let ahead = if row.cell == now { 1.0 - (offset % CELL_MS) as f64 / CELL_MS as f64 } else { 1.0 };
+            let entries = row.entries.iter().copied().filter(|&(j, _)| left[j as usize] > 0.0);
+            transport.push(self.price_factor * level * row.best, ahead * volume * row.weight, entries);
+        }
+        let smoothing = SMOOTHING * transport.scale(&self.prices).max(1e-9);
+        // The first prices may be far off: a coarse look first.
+        let coarse: &[f64] = if self.solved { &[1.0] } else { &[16.0, 4.0, 1.0, 1.0] };
+        for factor in coarse {
+            for _ in 0..STEPS {
+                if !transport.newton_step(&mut self.prices, factor * smoothing) {
+                    break;
+                }
+            }
+        }
+        self.solved = true;
+    }
+}
+
+impl Policy for Receding {
+    fn begin(&mut self, replay: &Replay) {
+        self.rows = expected(&self.sample, replay.day);
+        self.prices = replay.day.contracts.iter().map(|c| c.price.min(c.penalty)).collect();
+        self.solved = false;
+        self.level = PriceLevel::default();
+        self.clock.restart();
+    }
+
+    fn score(&mut self, replay: &Replay, contracts: &mut [f64], _: &mut [f64]) {
+        self.advance(replay);
+        for (score, c) in contracts.iter_mut().zip(replay.candidates()) {
+            let j = c.contract as usize;
+            let owes = replay.state.observed[j] < replay.episode.owed[j];
+            *score = c.click + if owes { self.prices[j] } else { self.prices[j].min(0.0) };
+        }
+    }
+}
+
+/// The requests that a day should bring, by its forecast and the sample.
+fn expected(sample: &Sample, day: &DayModel) -> Vec<Row> {
+    let contracts = day.log.contracts();
+    let index: BTreeMap<u64, u32> = contracts.iter().zip(0..).map(|(c, j)| (c.ad_id, j)).collect();
+    let mut rows: Vec<(Row, Kind)> = Vec::new();
+    for sampled in &sample.days {
+        // Of each of the day's contracts, its place on the sampled day.
+        let mut place: Vec<Option<(u32, &SampledContract)>> = vec![None; contracts.len()];
+        for (known, at) in sampled.contracts.iter().zip(0..) {
+            if let Some(&j) = index.get(&known.ad_id) {
+                place[j as usize] = Some((at, known));
+            }
+        }
+        for (i, row) in (0u64..).zip(sample.rows(sampled)) {
+            let (slot, region, gender, age) = row.kind;
+            let mut entries = Vec::new();
+            for (j, c) in (0u32..).zip(contracts) {
+                let model = &day.contracts[j as usize];
+                let middle = row.cell as u64 * CELL_MS + CELL_MS / 2;
+                let wanted =
+                    (model.start..model.end).contains(&middle) && c.targeting.matches(slot, region, gender, age);
+                if !wanted || !draw::passes(SEED, i, c.ad_id, c.rate) {
+                    continue;
+                }
+                let place = place[j as usize];
+                if let Some(at) = place.and_then(|(at, _)| row.contracts.binary_search(&at).ok()) {
+                    entries.push((j, c.click_value * f64::from(row.pctr[at])));
+                    continue;
+                }
+                // It could have stood in this queue, and did not; else the mean is all that is known.
+                let absent = place.is_some_and(|(_, known)| {
+                    (known.cells.0..known.cells.1).contains(&(row.cell as u8))
+                        && known.targeting.matches(slot, region, gender, age)
+                });
+                if !absent && draw::passes(!SEED, i, c.ad_id, model.presence) {
+                    entries.push((j, model.mean_click));
+                }
+            }
+            rows.push((Row { cell: row.cell, weight: 1.0, best: row.best, entries }, row.kind));
+        }
+    }
+    weigh(&mut rows, day);
+    let mut rows: Vec<Row> = rows.into_iter().map(|(row, _)| row).collect();
+    rows.sort_by_key(|row| row.cell);
+    rows
+}
+
+/// Weighs rows so that they add up to the day's forecast: by time, by kind of request, by contract that they may serve, in all.
+fn weigh(rows: &mut [(Row, Kind)], day: &DayModel) {
+    let mut counts = [0.0; GRID];
+    for (row, _) in rows.iter() {
+        counts[row.cell] += 1.0;
+    }
+    let mut kinds = BTreeMap::<Kind, f64>::new();
+    for (row, kind) in rows.iter_mut() {
+        let from = row.cell as u64 * CELL_MS;
+        row.weight = (day.traffic.before(from + CELL_MS) - day.traffic.before(from)) / counts[row.cell];
+        *kinds.entry(*kind).or_default() += row.weight;
+    }
+    let total = |rows: &[(Row, Kind)]| rows.iter().map(|(row, _)| row.weight).sum::<f64>();
+    let prior = KIND_PRIOR * total(rows) / rows.len().max(1) as f64;
+    for (row, kind) in rows.iter_mut() {
+        let forecast = day.kinds.get(kind).copied().unwrap_or(0.0);
+        row.weight *= (forecast + prior) / (kinds[kind] + prior).max(1e-12);
+    }
+    // Which contracts a request may serve matters more than its kind: a few rounds of proportional fitting.
+    for _ in 0..FITTING_ROUNDS {
+        for (j, c) in (0u32..).zip(&day.contracts) {
+            let supply: f64 = rows.iter().filter(|(row, _)| row.serves(j)).map(|(row, _)| row.weight).sum();
+            if supply > 0.0 {
+                // Far off, a sample says more of itself than of the forecast.
+                let factor = (c.supply.total() / supply).clamp(0.5, 2.0);
+                for (row, _) in rows.iter_mut().filter(|(row, _)| row.serves(j)) {
+                    row.weight *= factor;
+                }
+            }
+        }
+    }
+    let scale = day.traffic.total() / total(rows).max(1e-12);
+    for (row, _) in rows {
+        row.weight *= scale;
+    }
+}
