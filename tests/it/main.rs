@@ -1,11 +1,15 @@
 //! One integration binary; a module per topic.
 
+mod ablations;
 mod bound;
 mod compiled;
 mod crash;
 mod decisions;
 mod determinism;
 mod inputs;
+mod invariance;
+mod leak;
+mod logs;
 mod quickstart;
 mod replay;
 mod support;
