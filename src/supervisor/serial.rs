@@ -115,11 +115,16 @@ impl Run<'_> {
 
     /// One sample, one batch.
     fn literal(&mut self, explorer: &mut Explorer, interrupt: &Interrupt) -> anyhow::Result<ExitReason> {
+        let mut begins = true;
         loop {
-            if let Some(segment) = explorer.step() {
-                // Each step has fresh parameters: those of the segment's first step are the oldest.
-                self.lag.record(self.learner.updates() - self.published);
+            // Each step has fresh parameters: those of the segment's first step are the oldest.
+            if begins {
                 self.published = self.learner.updates();
+            }
+            let segment = explorer.step();
+            begins = segment.is_some();
+            if let Some(segment) = segment {
+                self.lag.record(self.learner.updates() - self.published);
                 self.learner.ingest(vec![segment])?;
             }
             if let Some(reason) = self.ends(interrupt) {

@@ -16,6 +16,7 @@ use rand_chacha::ChaCha8Rng;
 use super::decisions::{SMALL, TWISTED, decisions, evaluate, plan, synth};
 use super::logs::LogRows;
 use super::train::Run;
+use super::worlds::Decision;
 
 /// What a log turns into from some moment on.
 #[derive(Debug, Clone, Copy)]
@@ -143,8 +144,14 @@ fn moments(day: &LogRows, rng: &mut ChaCha8Rng) -> Vec<u64> {
     [0.1, 0.5, 0.9].map(|share| times[(times.len() as f64 * (share + rng.random_range(-0.08..0.08))) as usize]).into()
 }
 
-/// Evaluates a day and the same with other futures; how many decisions before the alteration moved, by policy.
-fn moved(folder: &Path, day: &LogRows, arguments: &[&str]) -> BTreeMap<String, usize> {
+/// What a policy decided on a day, and how many of these decisions moved in all with what came after them.
+struct Watched {
+    usual: Vec<Decision>,
+    moved: usize,
+}
+
+/// Evaluates a day and the same with other futures; what became of the decisions before the alteration, by policy.
+fn watch(folder: &Path, day: &LogRows, arguments: &[&str]) -> BTreeMap<String, Watched> {
     let mut rng = ChaCha8Rng::seed_from_u64(9);
     let mut logs = vec![day.write(folder.join("as-it-was"))];
     let mut times = Vec::new();
@@ -173,15 +180,16 @@ fn moved(folder: &Path, day: &LogRows, arguments: &[&str]) -> BTreeMap<String, u
                 }
                 moved += changed;
             }
-            (name, moved)
+            (name, Watched { usual, moved })
         })
         .collect()
 }
 
 /// Only the oracle may move; that it does shows that these futures matter.
-fn check(moved: &BTreeMap<String, usize>) {
-    assert!(moved["oracle"] > 0, "futures that not even the oracle looks at");
-    let leaks: Vec<_> = moved.iter().filter(|(name, n)| *name != "oracle" && **n > 0).collect();
+fn check(watched: &BTreeMap<String, Watched>) {
+    assert!(watched["oracle"].moved > 0, "futures that not even the oracle looks at");
+    let moved = watched.iter().map(|(name, w)| (name, w.moved));
+    let leaks: Vec<_> = moved.filter(|(name, n)| *name != "oracle" && *n > 0).collect();
     assert!(leaks.is_empty(), "decisions moved with what came after them: {leaks:?}");
 }
 
@@ -203,12 +211,16 @@ fn no_policy_knows_what_a_log_holds_after_its_decisions() {
         }
         let folder = scratch.path().join(name);
         std::fs::create_dir(&folder).unwrap();
-        let moved = moved(&folder, &day, &[&arguments[..], options].concat());
+        let watched = watch(&folder, &day, &[&arguments[..], options].concat());
         for name in baselines::NAMES.iter().chain(&["trained-contract", "shaken-contract", "trained-all", "shaken-all"])
         {
-            assert!(moved.contains_key(*name), "{name} took no part: {moved:?}");
+            assert!(watched.contains_key(*name), "{name} took no part");
         }
-        check(&moved);
+        for mode in ["contract", "all"] {
+            let of = |kind: &str| &watched[&format!("{kind}-{mode}")].usual;
+            assert!(of("trained") != of("shaken"), "the network decides nothing");
+        }
+        check(&watched);
     }
 }
 
@@ -219,5 +231,5 @@ fn no_policy_without_a_plan_knows_what_a_log_holds_after_its_decisions() {
     let days = synth(scratch.path(), &format!("{SMALL}{TWISTED}"), 1);
     let folder = scratch.path().join("altered");
     std::fs::create_dir(&folder).unwrap();
-    check(&moved(&folder, &LogRows::read(&days[0]), &["--feedback-delay", "60"]));
+    check(&watch(&folder, &LogRows::read(&days[0]), &["--feedback-delay", "60"]));
 }
