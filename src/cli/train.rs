@@ -32,6 +32,16 @@ pub struct Train {
     /// Seed of everything random; the same as --set run.seed=S
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
+    /// Start every bid at the training days' price, the plan's, instead of at policy.initial_bid; =false starts cold. The
+    /// same as --set policy.warm_start=..; without the flag the configuration decides
+    #[arg(
+        long,
+        value_name = "true|false",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    warm_start: Option<bool>,
     /// auto, cpu, cuda or cuda:INDEX; the same as --set run.device=..
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
@@ -51,6 +61,7 @@ impl Train {
         let mut sets = self.sets.clone();
         sets.extend(self.seed.map(|seed| format!("run.seed={seed}")));
         sets.extend(self.device.as_ref().map(|device| format!("run.device=\"{device}\"")));
+        sets.extend(self.warm_start.map(|warm| format!("policy.warm_start={warm}")));
         if self.deterministic {
             sets.push("run.deterministic=true".into());
         }
@@ -154,7 +165,8 @@ fn summary(o: &Outcome) -> String {
     };
     let mut text = format!(
         "{reason} after {:.0} s: {} updates, {} samples, {} evaluations; best validation J {:.0}, share {:.2}\n\
-         learner computed {:.0} % and waited {:.0} % of the time; policy lag {:.1} updates (at most {})",
+         learner computed {:.0} % and waited {:.0} % of the time; policy lag in updates: mean {:.1}, p50 {}, \
+         p95 {}, max {}",
         o.seconds,
         o.updates,
         o.samples,
@@ -163,8 +175,10 @@ fn summary(o: &Outcome) -> String {
         100.0 * o.best_share,
         100.0 * o.learner_compute,
         100.0 * o.learner_wait,
-        o.mean_lag,
-        o.max_lag,
+        o.policy_lag.mean,
+        o.policy_lag.p50,
+        o.policy_lag.p95,
+        o.policy_lag.max,
     );
     if let Some(ledger) = &o.ledger {
         text += &format!("\nsamples: {ledger}");

@@ -9,7 +9,7 @@ use crate::env::Block;
 use crate::policy::file::PolicyFile;
 use crate::run::{Context, Metrics, RunDirectory, Segments, pack};
 use crate::shm::control::MAX_PROCESSES;
-use crate::shm::{ProcessKind, RingReader};
+use crate::shm::{Distribution, ProcessKind, RingReader};
 
 use super::core::Learner;
 use super::device::{self, Device};
@@ -26,6 +26,8 @@ pub struct Record {
     pub updates: u64,
     pub samples: u64,
     pub progress: f64,
+    /// Of all blocks taken in so far, in updates.
+    pub policy_lag: Distribution,
     #[serde(flatten)]
     pub stats: super::UpdateStats,
 }
@@ -80,6 +82,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
                     updates: learner.updates(),
                     samples: learner.samples(),
                     progress: learner.progress(),
+                    policy_lag: control.learner.lag.read(),
                     stats,
                 };
                 metrics.append("learner", &record);
@@ -179,9 +182,7 @@ impl Exchange<'_> {
         let stats = &self.segments.control.learner;
         let behind = self.published.get(version as usize).copied().unwrap_or(0);
         let lag = learner.updates() - behind.min(learner.updates());
-        stats.lag_sum.add(lag);
-        stats.lag_blocks.add(1);
-        stats.lag_max.raise(lag);
+        stats.lag.record(lag);
         learner.ingest(block.segments)?;
         stats.samples_consumed.set(learner.samples());
         Ok(true)

@@ -9,6 +9,7 @@ use std::ops::Deref;
 use nix::time::{ClockId, clock_gettime};
 
 use super::error::ShmError;
+use super::histogram::Histogram;
 use super::pod::Shareable;
 use super::segment::{Kind, Segment, layout_hash};
 use super::sync::{AtomicU32, AtomicU64, Ordering};
@@ -28,6 +29,7 @@ pub const STOP_NOW: u32 = 3;
 
 /// A count that grows. Relaxed: a statistic orders nothing.
 #[repr(transparent)]
+#[derive(Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
@@ -147,11 +149,9 @@ pub struct LearnerStats {
     pub updates: Counter,
     /// Version last published.
     pub param_version: Counter,
-    /// Policy lag: versions between the parameters of a block and the newest, summed over blocks, and the
-    /// largest.
-    pub lag_sum: Counter,
-    pub lag_blocks: Counter,
-    pub lag_max: Counter,
+    /// Policy lag of the blocks consumed: updates between the parameters that played a block and the learner's own when
+    /// it took the block in.
+    pub lag: Histogram,
     pub wait_ns: Counter,
     pub compute_ns: Counter,
 }
@@ -345,12 +345,13 @@ mod tests {
         let control = Control::create(&name).unwrap();
         let other = Control::open(&name).unwrap();
         control.evaluator.best_benefit.set(-1.5e9);
-        control.learner.lag_max.raise(7);
-        control.learner.lag_max.raise(3);
+        control.learner.lag.record(7);
+        control.learner.lag.record(3);
         control.actors[MAX_ACTORS - 1].steps.add(2);
         control.actors[MAX_ACTORS - 1].steps.add(3);
         assert_eq!(other.evaluator.best_benefit.get(), -1.5e9);
-        assert_eq!(other.learner.lag_max.get(), 7);
+        let lag = other.learner.lag.read();
+        assert_eq!((lag.count, lag.mean, lag.max), (2, 5.0, 7));
         assert_eq!(other.actors[MAX_ACTORS - 1].steps.get(), 5);
         let before = other.progress.value();
         control.evaluator.set_progress(4, &control.progress);

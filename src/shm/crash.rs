@@ -50,6 +50,7 @@ fn may_store() -> bool {
 macro_rules! mortal {
     ($name:ident, $std:ty, $value:ty) => {
         #[repr(transparent)]
+        #[derive(Default)]
         pub struct $name($std);
 
         #[allow(dead_code, reason = "not every width uses every operation")]

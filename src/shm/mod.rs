@@ -18,6 +18,7 @@
 //! | `ring/` | [`SampleRing`], blocks of samples from one actor to one learner, with its [`Ledger`] |
 //! | `cell` | [`ParamCell`], the newest parameters, from one writer to many readers |
 //! | `control` | [`Control`], stop flag, doorbells, heartbeats and statistics of the whole run |
+//! | `histogram` | [`Histogram`], a distribution among those statistics |
 //!
 //! This folder imports nothing of the project: only `std` and libraries. What a block or a parameter word
 //! means is the business of those above.
@@ -27,6 +28,7 @@ pub mod control;
 #[cfg(test)]
 mod crash;
 pub mod error;
+pub mod histogram;
 pub mod names;
 pub mod pod;
 pub mod ring;
@@ -37,6 +39,7 @@ pub mod wait;
 pub use cell::ParamCell;
 pub use control::{Control, ControlBlock, Counter, Gauge, MAX_ACTORS, ProcessKind};
 pub use error::ShmError;
+pub use histogram::{Distribution, Histogram};
 pub use names::{RunNames, sweep};
 pub use pod::Shareable;
 pub use ring::{BlockInfo, Ledger, Overflow, ReadGuard, RingReader, RingShape, RingWriter, SampleRing, WriteGuard};

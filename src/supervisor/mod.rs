@@ -14,7 +14,7 @@ pub mod prepare;
 pub mod progress;
 pub mod serial;
 
-use crate::shm::Ledger;
+use crate::shm::{Distribution, Ledger};
 
 /// Why a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -38,9 +38,8 @@ pub struct Outcome {
     pub best_j: f64,
     pub best_share: f64,
     pub evaluations: u64,
-    /// Updates that the parameters of a block were behind, mean and largest.
-    pub mean_lag: f64,
-    pub max_lag: u64,
+    /// Updates that the parameters of a block were behind when the learner took it in, over all blocks.
+    pub policy_lag: Distribution,
     pub actor_restarts: u32,
     /// Where every sample went; `None` in serial mode, where none can be lost.
     pub ledger: Option<Ledger>,

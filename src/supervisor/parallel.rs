@@ -209,10 +209,12 @@ impl<'a> Run<'a> {
 
     fn status(&self) -> Status {
         let (l, e) = (&self.segments.control.learner, &self.segments.control.evaluator);
+        let lag = l.lag.read();
         Status {
             updates: l.updates.get(),
             samples: l.samples_consumed.get(),
-            lag: l.lag_sum.get() as f64 / (l.lag_blocks.get() as f64).max(1.0),
+            lag: lag.mean,
+            lag_p95: lag.p95,
             last_j: e.last_benefit.get(),
             best_j: e.best_benefit.get(),
             last_share: e.last_share.get(),
@@ -271,8 +273,7 @@ impl<'a> Run<'a> {
             best_j: status.best_j,
             best_share: status.best_share,
             evaluations: status.evaluations,
-            mean_lag: status.lag,
-            max_lag: control.learner.lag_max.get(),
+            policy_lag: control.learner.lag.read(),
             actor_restarts: self.actors.iter().map(|a| a.restarts).sum(),
             ledger: Some(self.ledger()),
             learner_compute: control.learner.compute_ns.get() as f64 * 1e-9 / seconds,

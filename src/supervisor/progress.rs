@@ -12,8 +12,9 @@ use crate::settings::Settings;
 pub struct Status {
     pub updates: u64,
     pub samples: u64,
-    /// Mean updates that a block's parameters were behind.
+    /// Updates that a block's parameters were behind: mean, and what 95 % of the blocks do not exceed.
     pub lag: f64,
+    pub lag_p95: u64,
     /// J of the last and the best evaluation, minor units; NaN before the first.
     pub last_j: f64,
     pub best_j: f64,
@@ -72,10 +73,11 @@ impl Progress {
             line += &format!("/{}", self.max_updates);
         }
         line += &format!(
-            " ({updates:.0}/s)  samples {} ({:.0}k/s)  replay ratio {replay_ratio:.2}  lag {:.1}",
+            " ({updates:.0}/s)  samples {} ({:.0}k/s)  replay ratio {replay_ratio:.2}  lag {:.1} p95 {}",
             status.samples,
             samples / 1000.0,
-            status.lag
+            status.lag,
+            status.lag_p95
         );
         if status.evaluations > 0 {
             line += &format!(

@@ -13,6 +13,7 @@ use crate::learner::{Device, Learner, device};
 use crate::policy::file::PolicyFile;
 use crate::run::context::Context;
 use crate::run::{Metrics, RunDirectory};
+use crate::shm::Histogram;
 
 use super::interrupt::Interrupt;
 use super::progress::{Progress, Status};
@@ -39,6 +40,8 @@ pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt)
         without_improvement: 0,
         evaluated: 0,
         computing: 0.0,
+        published: 0,
+        lag: Histogram::default(),
     };
     let initial = context.spec.initial_actor(settings.run.seed);
     let mut explorers: Vec<Explorer> = (0..settings.actors.count as u64)
@@ -65,6 +68,9 @@ struct Run<'a> {
     without_improvement: u64,
     evaluated: u64,
     computing: f64,
+    /// Updates behind the parameters that the explorers play with.
+    published: u64,
+    lag: Histogram,
 }
 
 impl Run<'_> {
@@ -88,6 +94,7 @@ impl Run<'_> {
         loop {
             for turn in 0..explorers.len() {
                 let block = explorers[turn].block();
+                self.lag.record(self.learner.updates() - self.published);
                 self.learner.ingest(block.segments)?;
                 while self.learner.updates_due() > 0 {
                     if let Some(reason) = self.ends(interrupt) {
@@ -99,6 +106,7 @@ impl Run<'_> {
                         for explorer in &mut *explorers {
                             explorer.set_params(&raw);
                         }
+                        self.published = self.learner.updates();
                     }
                 }
             }
@@ -107,8 +115,16 @@ impl Run<'_> {
 
     /// One sample, one batch.
     fn literal(&mut self, explorer: &mut Explorer, interrupt: &Interrupt) -> anyhow::Result<ExitReason> {
+        let mut begins = true;
         loop {
-            if let Some(segment) = explorer.step() {
+            // Each step has fresh parameters: those of the segment's first step are the oldest.
+            if begins {
+                self.published = self.learner.updates();
+            }
+            let segment = explorer.step();
+            begins = segment.is_some();
+            if let Some(segment) = segment {
+                self.lag.record(self.learner.updates() - self.published);
                 self.learner.ingest(vec![segment])?;
             }
             if let Some(reason) = self.ends(interrupt) {
@@ -128,8 +144,10 @@ impl Run<'_> {
         self.computing += working.elapsed().as_secs_f64();
         let (updates, samples) = (self.learner.updates(), self.learner.samples());
         if record {
-            self.metrics.append("learner", &Record { updates, samples, progress: self.learner.progress(), stats });
-            self.status = Status { updates, samples, ..self.status };
+            let policy_lag = self.lag.read();
+            self.status = Status { updates, samples, lag: policy_lag.mean, lag_p95: policy_lag.p95, ..self.status };
+            let progress = self.learner.progress();
+            self.metrics.append("learner", &Record { updates, samples, progress, policy_lag, stats });
             self.progress.show(self.status);
         }
         let due = updates / self.context.settings.evaluate.every;
@@ -181,8 +199,7 @@ impl Run<'_> {
             best_j: self.status.best_j,
             best_share: self.status.best_share,
             evaluations: self.status.evaluations,
-            mean_lag: 0.0,
-            max_lag: 0,
+            policy_lag: self.lag.read(),
             actor_restarts: 0,
             ledger: None,
             learner_compute: self.computing / seconds,

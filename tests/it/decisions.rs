@@ -21,14 +21,14 @@ use tempfile::TempDir;
 use super::support::{admix, real_logs};
 use super::worlds::{Decision, Loaded, PlainLog, cases, close, open, table, text_of, world};
 
-const SMALL: &str = "requests = 1500\nqueue = 8\nregions = 4\nslots = 2\nusers = 500\nauction_ads = 60\n";
+pub const SMALL: &str = "requests = 1500\nqueue = 8\nregions = 4\nslots = 2\nusers = 500\nauction_ads = 60\n";
 /// A world with all that the rules of showing know.
-const TWISTED: &str = "contracts = 7\ncontracts_per_queue = 2.5\ncompress = \"none\"\ncap_slack = 0.3\n\
+pub const TWISTED: &str = "contracts = 7\ncontracts_per_queue = 2.5\ncompress = \"none\"\ncap_slack = 0.3\n\
                        delivered0_share = 0.15\nrate = 0.8\nboost_share = 0.2\nfilter_share = 0.2\n\
                        part_day_share = 0.5\n";
 
 /// Writes days of a synthetic world.
-fn synth(folder: &Path, world: &str, days: usize) -> Vec<PathBuf> {
+pub fn synth(folder: &Path, world: &str, days: usize) -> Vec<PathBuf> {
     let config = folder.join("world.toml");
     std::fs::write(&config, world).unwrap();
     let out = folder.join("days");
@@ -43,7 +43,7 @@ fn synth(folder: &Path, world: &str, days: usize) -> Vec<PathBuf> {
     (0..days).map(|d| out.join(format!("day-{d}"))).collect()
 }
 
-fn plan(folder: &Path, days: &[PathBuf]) -> PathBuf {
+pub fn plan(folder: &Path, days: &[PathBuf]) -> PathBuf {
     let out = folder.join("plan.json");
     admix().arg("plan").args(days).arg("--out").arg(&out).assert().success();
     out
@@ -65,13 +65,13 @@ fn policies(folder: &Path, plan: &Path, day: &Path) -> Vec<PathBuf> {
         .into()
 }
 
-struct Evaluation {
-    reports: Vec<Value>,
-    folder: TempDir,
+pub struct Evaluation {
+    pub reports: Vec<Value>,
+    pub folder: TempDir,
 }
 
 /// Runs `eval` with decisions; every line on stdout is a report.
-fn evaluate(logs: &[PathBuf], arguments: &[&str]) -> Evaluation {
+pub fn evaluate(logs: &[PathBuf], arguments: &[&str]) -> Evaluation {
     let folder = tempfile::tempdir().unwrap();
     let output = admix()
         .arg("eval")
@@ -90,7 +90,7 @@ fn evaluate(logs: &[PathBuf], arguments: &[&str]) -> Evaluation {
 }
 
 /// The decisions of one policy, as its file says.
-fn decisions(folder: &Path, policy: &str) -> Vec<Decision> {
+pub fn decisions(folder: &Path, policy: &str) -> Vec<Decision> {
     let text = text_of(folder, &format!("decisions.{policy}"));
     table(&text)
         .map(|row| {

@@ -1,6 +1,7 @@
 //! One integration binary; a module per topic.
 
 mod baselines;
+mod ablations;
 mod bound;
 mod compiled;
 mod crash;
@@ -8,6 +9,9 @@ mod decisions;
 mod determinism;
 mod inputs;
 mod logged;
+mod invariance;
+mod leak;
+mod logs;
 mod quickstart;
 mod replay;
 mod support;

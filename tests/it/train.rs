@@ -105,9 +105,14 @@ pub struct Ended {
 impl Run {
     /// Starts training on the small world, with `--set` for each of `sets`.
     pub fn start(sets: &[&str], arguments: &[&str]) -> Self {
+        Self::start_on(days(), sets, arguments)
+    }
+
+    /// The same on another world: `day-0`, `day-1` and `day-2` of `days`.
+    pub fn start_on(days: &Path, sets: &[&str], arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("config.toml");
-        std::fs::write(&config, CONFIG.replace("DAYS", days().to_str().unwrap())).unwrap();
+        std::fs::write(&config, CONFIG.replace("DAYS", days.to_str().unwrap())).unwrap();
         Self::start_from(folder, &config, sets, arguments)
     }
 
@@ -599,4 +604,57 @@ fn a_second_ctrl_c_ends_the_run_at_once_whatever_the_children_do() {
         assert!(start.elapsed() < Duration::from_secs(10), "{stuck}: {:?}", start.elapsed());
         assert!(ended.best().is_file());
     }
+}
+
+/// The policy lag of a run, which must be a distribution that adds up.
+fn policy_lag(ended: &Ended) -> Value {
+    let lag = ended.outcome()["policy_lag"].clone();
+    let of = |name: &str| lag[name].as_u64().unwrap_or_else(|| panic!("no `{name}` in {lag}"));
+    let bins = lag["bins"].as_array().unwrap();
+    assert_eq!(bins.iter().map(|bin| bin["count"].as_u64().unwrap()).sum::<u64>(), of("count"));
+    assert_eq!(bins.last().unwrap()["to"], lag["max"]);
+    assert!(of("count") > 0 && of("p50") <= of("p95") && of("p95") <= of("max"), "{lag}");
+    assert!((0.0..=of("max") as f64).contains(&lag["mean"].as_f64().unwrap()), "{lag}");
+    let records: Vec<Value> = ended.metrics().into_iter().filter(|line| line["kind"] == "learner").collect();
+    let counts: Vec<u64> = records.iter().map(|line| line["policy_lag"]["count"].as_u64().unwrap()).collect();
+    assert!(!counts.is_empty() && counts.is_sorted() && counts.last() <= Some(&of("count")), "{counts:?}");
+    assert!(ended.stderr.contains(&format!("p95 {}, max {}", of("p95"), of("max"))), "{}", ended.stderr);
+    lag
+}
+
+#[test]
+fn policy_lag_is_told_as_a_distribution() {
+    let parallel = policy_lag(&train(&[], &[]));
+    assert!(parallel["max"].as_u64() <= Some(64), "no older than the run: {parallel}");
+    let lock_step = policy_lag(&train(&[], &["--deterministic"]));
+    assert_eq!(lock_step["max"], 0, "a round plays with the parameters of the last one: {lock_step}");
+    // In one process parameters are as old as the last publication.
+    let fresh = policy_lag(&train(&["learner.publish_every=1"], &["--serial"]));
+    assert_eq!((&fresh["max"], fresh["bins"].as_array().unwrap().len()), (&0.into(), 1), "{fresh}");
+    let stale = policy_lag(&train(&["learner.publish_every=64"], &["--serial"]));
+    assert!((32..64).contains(&stale["max"].as_u64().unwrap()), "{stale}");
+    assert!(stale["bins"].as_array().unwrap()[2..].iter().all(|bin| bin["count"].as_u64() > Some(0)), "{stale}");
+    assert!(stale["p50"].as_u64() < stale["p95"].as_u64(), "{stale}");
+    let literal = policy_lag(&train(&["serial.literal=true"], &["--serial"]));
+    assert!(literal["max"].as_u64() < Some(64), "no older than a segment: {literal}");
+}
+
+#[test]
+fn warm_start_is_a_flag_and_the_resolved_configuration_says_it() {
+    let resolved = |sets: &[&str], flags: &[&str]| {
+        let ended =
+            train(&[&["budget.max_updates=1", "data.test=[]"], sets].concat(), &[&["--serial"], flags].concat());
+        let text = std::fs::read_to_string(ended.dir().join("config.toml")).unwrap();
+        let table: toml::Table = text.parse().unwrap();
+        table["policy"]["warm_start"].as_bool().unwrap()
+    };
+    let (cold, warm) = ("policy.warm_start=false", "policy.warm_start=true");
+    assert!(!resolved(&[cold], &[]) && resolved(&[warm], &[]), "without the flag the configuration decides");
+    assert!(resolved(&[cold], &["--warm-start"]) && resolved(&[cold], &["--warm-start=true"]));
+    assert!(!resolved(&[warm], &["--warm-start=false", "--seed", "3", "--device", "cpu"]));
+    let ended = train(&[cold, "budget.max_updates=1"], &["--deterministic", "--warm-start", "--json"]);
+    assert_eq!(ended.code, Some(0));
+    assert!(Run::start(&[], &["--warm-start=perhaps"]).wait().expect(2).stderr.contains("--warm-start"));
+    let help = Command::new(PROGRAM).args(["train", "--help"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&help.stdout).contains("--warm-start[=<true|false>]"));
 }

@@ -17,6 +17,8 @@ use proptest::sample::{select, subsequence};
 use proptest::test_runner::RngSeed;
 use tempfile::TempDir;
 
+use super::logs;
+
 /// 2026-03-10, 00:00 UTC.
 const MIDNIGHT: u64 = 1_773_100_800_000;
 
@@ -51,12 +53,7 @@ impl World {
         write::day(dir, &day).unwrap();
         let whole = (self.start_ms(), self.start_ms() + DAY_MS);
         write::control(&dir.join("control.tsv"), &self.contracts, whole).unwrap();
-        let mut track = write::TableWriter::create(&dir.join("track_log.tsv")).unwrap();
-        std::io::Write::write_all(&mut track, format!("{}\n", write::TRACK_HEADER).as_bytes()).unwrap();
-        for row in &self.rows {
-            write::track_row(&mut track, row).unwrap();
-        }
-        track.finish().unwrap();
+        logs::track_log(dir, &self.rows);
     }
 
     /// Writes, compiles and plans the day; the plan is made from the day itself.
