@@ -29,7 +29,7 @@ pub struct Eval {
     /// Plan of the training days; default: the one stored with the first policy
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
-    /// `all`, `none`, or names: auction-only, contract-first, static-prices, pid
+    /// `all`, `none`, or names: auction-only, contract-first, theta-lottery, shale, static-prices, pid
     #[arg(long, value_name = "NAME,..", default_value = "all", value_delimiter = ',')]
     baselines: Vec<String>,
     /// Seconds until a policy observes a delivery

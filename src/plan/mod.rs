@@ -5,12 +5,19 @@
 //! serving needs the same knowledge.
 //!
 //! - [`forecast`]: traffic and supply curves. [`bound`]: dual prices and the hindsight bound.
+//! - [`graph`]: supply and contracts joined; on it [`hwm`] and [`shale`] choose play probabilities, and [`shortage`] finds the
+//!   over-booked contracts. [`served`]: all of that for the day that is to be served.
 //! - [`Plan`]: the training days' knowledge, and what tuning made of it.
 //!
 //! May import: `log`.
 
 pub mod bound;
 pub mod forecast;
+pub mod graph;
+pub mod hwm;
+pub mod served;
+pub mod shale;
+pub mod shortage;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,8 +29,12 @@ use crate::log::CompiledLog;
 use crate::log::compiled::Contract;
 pub use bound::{Bound, hindsight_bound};
 pub use forecast::{Forecast, GRID, Supply};
+pub use graph::Graph;
+pub use hwm::Hwm;
+pub use served::{Allocation, DayAhead, ServedDay};
+pub use shale::Shale;
 
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// Knowledge from the training days.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -46,6 +57,9 @@ pub struct Plan {
     /// Tuned gains of the PID baseline; `None` before tuning.
     pub pid: Option<PidGains>,
     pub days: Vec<PlannedDay>,
+    /// The day that is to be served; `None` until [`Plan::serve`].
+    #[serde(default)]
+    pub served: Option<ServedDay>,
 }
 
 /// What the training days say of one contract.
@@ -172,7 +186,18 @@ impl Plan {
             unseen,
             pid: None,
             days,
+            served: None,
         })
+    }
+
+    /// Plans the day that is to be served.
+    pub fn serve(&mut self, ahead: &DayAhead) {
+        self.served = Some(ServedDay::of(ahead, self));
+    }
+
+    /// The supply-demand graph of a day's contracts, with the training days' presence.
+    pub fn graph(&self, forecast: &Forecast, contracts: &[Contract], day_start_ms: u64) -> Graph {
+        Graph::new(forecast, contracts, day_start_ms, |c| self.known(c.ad_id).presence)
     }
 
     /// What is known of a contract, or the mean where it is new.
@@ -201,6 +226,7 @@ impl Plan {
             unseen: KnownContract { price_share: 0.5, presence: 1.0, pctr: 0.0 },
             pid: None,
             days: vec![],
+            served: None,
             ..self
         }
     }
@@ -227,6 +253,9 @@ impl Plan {
         }
         if self.price_by_hour.len() != 24 || !(self.price_unit.is_finite() && self.price_unit > 0.0) {
             bail!("the plan's prices are malformed; make the plan again");
+        }
+        if self.served.iter().flat_map(|day| day.contracts.values()).any(|a| a.curve.len() != GRID) {
+            bail!("the plan's day curves are malformed; make the plan again");
         }
         self.forecast.check()
     }
