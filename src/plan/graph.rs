@@ -117,25 +117,27 @@ impl Graph {
         };
         let mut borders = Vec::new();
         for (kind, eligible) in (0u32..).zip(&kinds.eligible) {
+            let able: Vec<(u32, f64, f64)> = eligible
+                .iter()
+                .filter(|&&j| graph.terms[j as usize].limit > 0.0)
+                .map(|&j| (j, flights[j as usize].0, flights[j as usize].1))
+                .collect();
             let cumulative = graph.cumulative(forecast, kind);
-            if cumulative[GRID] <= 0.0 {
+            if cumulative[GRID] <= 0.0 || able.is_empty() {
                 continue;
             }
             borders.clear();
             borders.extend([0.0, GRID as f64]);
-            borders.extend(eligible.iter().flat_map(|&j| [flights[j as usize].0, flights[j as usize].1]));
+            borders.extend(able.iter().flat_map(|&(_, start, end)| [start, end]));
             borders.sort_by(f64::total_cmp);
             borders.dedup();
             for stretch in borders.windows(2) {
                 let (from, to) = (stretch[0], stretch[1]);
                 let supply = at(&cumulative, to) - at(&cumulative, from);
-                let flying = eligible.iter().filter(|&&j| {
-                    let (start, end) = flights[j as usize];
-                    start <= from && to <= end && graph.terms[j as usize].limit > 0.0
-                });
+                let flying = able.iter().filter(|&&(_, start, end)| start <= from && to <= end);
                 let before = graph.by_group.len();
                 // The places among the contracts' edges are known when all groups are.
-                graph.by_group.extend(flying.map(|&j| (j, 0)));
+                graph.by_group.extend(flying.map(|&(j, ..)| (j, 0)));
                 if supply <= 0.0 || graph.by_group.len() == before {
                     graph.by_group.truncate(before);
                     continue;

@@ -54,16 +54,24 @@ impl Share {
         (self.even * (1.0 + price / spread)).clamp(0.0, 1.0)
     }
 
-    /// Change of [`Share::at`] per unit of price.
-    fn slope(&self, price: f64, spread: f64) -> f64 {
-        let x = self.even * (1.0 + price / spread);
-        if x > 0.0 && x < 1.0 { self.even / spread } else { 0.0 }
-    }
-
     /// The play probability where the request's price is `beta`.
     pub fn play(&self, beta: f64, spread: f64) -> f64 {
         self.at(self.zeta - beta, spread)
     }
+
+    /// What it wants of a group, or of a request, of which it can take `limit`.
+    pub fn wanted(&self, limit: f64, spread: f64) -> Wanted {
+        let most = limit * self.even;
+        Wanted { at_zero: most * (1.0 + self.alpha / spread), slope: most / spread, limit }
+    }
+}
+
+/// A contract's share of a group as a line in the group's price: `at_zero - slope * beta`, kept within [0, limit].
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Wanted {
+    at_zero: f64,
+    slope: f64,
+    limit: f64,
 }
 
 /// The plan of all contracts.
@@ -116,34 +124,38 @@ impl Shale {
     }
 
     fn price_groups(&mut self, graph: &Graph) {
+        let spread = self.spread;
+        let wanted: Vec<Wanted> =
+            self.shares.iter().zip(graph.terms()).map(|(share, terms)| share.wanted(terms.limit, spread)).collect();
         for (g, beta) in self.beta.iter_mut().enumerate() {
-            let wanted =
-                graph.contracts_of(g).iter().map(|&(j, _)| (&self.shares[j as usize], graph.terms()[j as usize].limit));
-            *beta = price_of(wanted, self.spread, *beta);
+            *beta = price_of(graph.contracts_of(g).iter().map(|&(j, _)| wanted[j as usize]), *beta);
         }
     }
 
     /// Sets every alpha; returns the largest move.
     fn price_demands(&mut self, graph: &Graph) -> f64 {
+        // Side by side: each contract picks its groups from all over.
+        let groups: Vec<(f64, f64)> = graph.supply().iter().copied().zip(self.beta.iter().copied()).collect();
         let mut moved: f64 = 0.0;
-        for j in 0..self.shares.len() {
-            let terms = &graph.terms()[j];
-            let (share, spread, beta) = (self.shares[j], self.spread, &self.beta);
+        for (j, (share, terms)) in self.shares.iter_mut().zip(graph.terms()).enumerate() {
             if terms.demand <= 0.0 || terms.supply <= 0.0 {
                 continue;
             }
+            let slope = share.even / self.spread;
             let missing = |alpha: f64| {
-                let (mut sum, mut slope) = (0.0, 0.0);
+                let at_zero = share.even + slope * alpha;
+                let (mut sum, mut steep) = (0.0, 0.0);
                 for &g in graph.groups_of(j) {
-                    let price = alpha - beta[g as usize];
-                    sum += graph.supply()[g as usize] * share.at(price, spread);
-                    slope += graph.supply()[g as usize] * share.slope(price, spread);
+                    let (supply, beta) = groups[g as usize];
+                    let x = at_zero - slope * beta;
+                    sum += supply * x.clamp(0.0, 1.0);
+                    steep += if x > 0.0 && x < 1.0 { supply } else { 0.0 };
                 }
-                (terms.limit * sum - terms.demand, terms.limit * slope)
+                (terms.limit * sum - terms.demand, terms.limit * steep * slope)
             };
             let alpha = root(missing, 0.0, terms.penalty, share.alpha, 1e-12 * terms.demand);
             moved = moved.max((alpha - share.alpha).abs());
-            self.shares[j].alpha = alpha;
+            share.alpha = alpha;
         }
         moved
     }
@@ -159,28 +171,29 @@ impl Shale {
                 self.shares[j].zeta = -spread;
                 continue;
             }
+            let slope = share.even / spread;
+            // At a zeta: each group's impressions, and how many of them another zeta would change.
             let take = |zeta: f64, g: usize| {
-                let wanted = terms.limit * graph.supply()[g] * share.at(zeta - beta[g], spread);
-                left[g].min(wanted)
+                let width = terms.limit * graph.supply()[g];
+                let x = share.even + slope * (zeta - beta[g]);
+                let wanted = width * x.clamp(0.0, 1.0);
+                let free = x > 0.0 && x < 1.0 && wanted < left[g];
+                (wanted.min(left[g]), if free { width } else { 0.0 })
             };
             let missing = |zeta: f64| {
-                let (mut sum, mut slope) = (0.0, 0.0);
+                let (mut sum, mut steep) = (0.0, 0.0);
                 for &g in graph.groups_of(j) {
-                    let g = g as usize;
-                    let width = terms.limit * graph.supply()[g];
-                    let wanted = width * share.at(zeta - beta[g], spread);
-                    sum += wanted.min(left[g]);
-                    if wanted < left[g] {
-                        slope += width * share.slope(zeta - beta[g], spread);
-                    }
+                    let (taken, width) = take(zeta, g as usize);
+                    sum += taken;
+                    steep += width;
                 }
-                (sum - terms.demand, slope)
+                (sum - terms.demand, slope * steep)
             };
             // Where every probability is 1 there is no more to be had.
             let dearest = graph.groups_of(j).iter().map(|&g| beta[g as usize]).fold(0.0, f64::max);
             let most = dearest + spread * (1.0 / share.even.max(1e-12) - 1.0);
             let zeta = root(missing, -spread, most, share.alpha, 1e-12 * terms.demand);
-            let taken: Vec<f64> = graph.groups_of(j).iter().map(|&g| take(zeta, g as usize)).collect();
+            let taken: Vec<f64> = graph.groups_of(j).iter().map(|&g| take(zeta, g as usize).0).collect();
             for ((flow, &g), taken) in self.flow[graph.edges_of(j)].iter_mut().zip(graph.groups_of(j)).zip(taken) {
                 *flow = taken;
                 left[g as usize] -= taken;
@@ -191,19 +204,25 @@ impl Shale {
     }
 }
 
-/// The price at which contracts just share out a group, or a request: `sum limit * x(alpha - beta) = 1`; 0 where they want less
-/// than all of it. `wanted` has each contract's share and limit; `guess` only saves time.
-pub fn price_of<'a>(wanted: impl Iterator<Item = (&'a Share, f64)> + Clone, spread: f64, guess: f64) -> f64 {
-    let dearest = wanted.clone().map(|(share, _)| share.alpha).fold(0.0, f64::max);
+/// The price at which contracts just share out a group, or a request: the sum of what they want is 1; 0 where they want less
+/// than all of it. `guess` only saves time.
+pub fn price_of(wanted: impl Iterator<Item = Wanted> + Clone, guess: f64) -> f64 {
     let unsold = |beta: f64| {
         let (mut sum, mut slope) = (0.0, 0.0);
-        for (share, limit) in wanted.clone() {
-            sum += limit * share.at(share.alpha - beta, spread);
-            slope += limit * share.slope(share.alpha - beta, spread);
+        for w in wanted.clone() {
+            let x = w.at_zero - w.slope * beta;
+            sum += x.clamp(0.0, w.limit);
+            slope += if x > 0.0 && x < w.limit { w.slope } else { 0.0 };
         }
         (1.0 - sum, slope)
     };
-    root(unsold, 0.0, dearest + spread, guess, 1e-13)
+    // Most groups are not sold out: settled in one look.
+    if guess == 0.0 && unsold(0.0).0 >= 0.0 {
+        return 0.0;
+    }
+    // Where nobody wants anything.
+    let high = wanted.clone().filter(|w| w.slope > 0.0).map(|w| w.at_zero / w.slope).fold(0.0, f64::max);
+    root(unsold, 0.0, high, guess, 1e-13)
 }
 
 /// Where an increasing, piecewise linear function is 0 within `low..=high`; the nearer end where it is 0 nowhere there.

@@ -6,6 +6,8 @@ mod crash;
 mod decisions;
 mod determinism;
 mod inputs;
+mod lottery;
+mod plan;
 mod quickstart;
 mod replay;
 mod support;

@@ -110,9 +110,11 @@ impl Policy for ShaleLottery {
         let Some(plan) = &self.plan else { return };
         self.lottery.line_up(replay);
         // All of them stand in this queue: no limits.
-        let wanted =
-            self.lottery.queue.iter().map(|&(_, i)| (&plan.shares[replay.candidates()[i].contract as usize], 1.0));
-        let beta = price_of(wanted, plan.spread, 0.0);
+        let wanted = self.lottery.queue.iter().map(|&(_, i)| {
+            let j = replay.candidates()[i].contract as usize;
+            plan.shares[j].wanted(1.0, plan.spread)
+        });
+        let beta = price_of(wanted, 0.0);
         self.lottery.draw(replay, |j| plan.shares[j].play(beta, plan.spread), contracts, auctions);
     }
 }

@@ -180,8 +180,7 @@ fn forecast(nodes: usize, rng: &mut ChaCha8Rng) -> Forecast {
     Forecast { nodes, curves }
 }
 
-/// Contracts without their demands. One in five flies for a part of the day; every twentieth wants just what the one before
-/// it wants.
+/// Contracts without their demands. One in five flies for a part of the day.
 fn outlines(contracts: usize, rng: &mut ChaCha8Rng) -> Vec<Contract> {
     let mut list: Vec<Contract> = Vec::with_capacity(contracts);
     for j in 0..contracts {
@@ -194,29 +193,34 @@ fn outlines(contracts: usize, rng: &mut ChaCha8Rng) -> Vec<Contract> {
             chosen.dedup();
             chosen
         };
+        // The last two of each twenty are narrow, and the very last wants just what the one before it wants.
+        let narrow = j % 20 >= 18;
+        let (regions, slots) = if narrow { (3, 4) } else { (20, 15) };
         let targeting = match list.last() {
             Some(last) if j % 20 == 19 => last.targeting.clone(),
             _ => Targeting {
-                region: some(0.8, REGIONS, 20),
+                region: some(1.0, REGIONS, regions),
                 gender: some(0.35, GENDERS, 1),
                 age: some(0.45, AGES, 4),
-                slot: some(0.7, SLOTS, 15),
+                slot: some(if narrow { 1.0 } else { 0.7 }, SLOTS, slots),
             },
         };
         let quarter = DAY_MS / 4;
-        let (from, to) = if rng.random::<f64>() < 0.2 {
-            let from = rng.random_range(0..4);
-            (from, rng.random_range(from..4) + 1)
-        } else {
-            (0, 4)
+        let (start_ms, end_ms) = match list.last() {
+            Some(last) if j % 20 == 19 => (last.start_ms, last.end_ms),
+            _ if rng.random::<f64>() < 0.2 => {
+                let from = rng.random_range(0..4);
+                (from * quarter, rng.random_range(from + 1..=4) * quarter)
+            }
+            _ => (0, DAY_MS),
         };
         list.push(Contract::before_the_day(&ControlRow {
             ad_id: 1 + j as u64,
             required: 1,
             cap: 1,
             delivered0: 0,
-            start_ms: from * quarter,
-            end_ms: to * quarter,
+            start_ms,
+            end_ms,
             targeting,
             theta: None,
             rate: 1.0,
