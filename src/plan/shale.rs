@@ -30,7 +30,7 @@ pub struct Rounds {
 }
 
 impl Default for Rounds {
-    /// The paper's plans come within a percent of the optimum after ten to twenty rounds.
+    /// Later rounds change little: stage two makes up for what stage one left undone.
     fn default() -> Self {
         Self { most: 20, tolerance: 1e-4 }
     }
