@@ -11,7 +11,7 @@
 //! | [`actor`], [`learner`], [`evaluate`] | one folder per process role |
 //! | [`run`] | what every process of a run opens |
 //! | [`policy`] | networks, the policy file, baselines |
-//! | [`plan`], [`env`] | forecast, prices, bound; the replay environment, features, rewards |
+//! | [`plan`], [`env`] | forecast, supply-demand graph, play probabilities, prices, bound; the replay environment, features, rewards |
 //! | [`log`], [`synth`] | input schemas, readers, checks, importers, the compiled log; the synthetic generator |
 //! | [`shm`] | segments, sample ring, parameter cell, control block |
 //! | [`settings`] | the configuration tree |

@@ -9,7 +9,7 @@ use crate::learner::device;
 use crate::product::bench::params::{ParamsBench, run_params};
 use crate::product::bench::ring::{RingBench, run_ring};
 use crate::product::bench::world::WorldSize;
-use crate::product::bench::{actor, env, learner, speedup};
+use crate::product::bench::{actor, env, learner, plan, speedup};
 use crate::settings::{Critic, Settings};
 
 use super::{Exit, print_json};
@@ -62,6 +62,19 @@ enum Stage {
     },
     /// Learner updates per second
     Learner(LearnerArguments),
+    /// Planning a generated day: graph, HWM, SHALE, unavoidable shortage, beside one pass over all pairs
+    Plan {
+        #[arg(long, default_value_t = 1000)]
+        contracts: usize,
+        /// Forecast nodes, each of other attributes
+        #[arg(long, default_value_t = 100_000, value_parser = nodes)]
+        nodes: usize,
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// The fastest of so many counts, for each stage
+        #[arg(long, default_value_t = 3)]
+        runs: usize,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -112,6 +125,11 @@ struct LearnerArguments {
     seconds: f64,
 }
 
+fn nodes(text: &str) -> Result<usize, String> {
+    let nodes = text.parse().map_err(|_| "is not a whole number")?;
+    if (1..=plan::MOST_NODES).contains(&nodes) { Ok(nodes) } else { Err(format!("use 1 to {}", plan::MOST_NODES)) }
+}
+
 fn critic(text: &str) -> Result<Critic, String> {
     match text {
         "quantile" => Ok(Critic::Quantile),
@@ -135,6 +153,7 @@ impl Bench {
                 self.print(&run_params(&ParamsBench { publications: *publications, words: *words, readers: *readers })?)
             }
             Stage::Speedup { config, sets, seeds } => self.print(&speedup::run(config, sets, *seeds)?),
+            Stage::Plan { contracts, nodes, seed, runs } => self.print(&plan::run(*contracts, *nodes, *seed, *runs)),
             Stage::Learner(a) => {
                 let mut settings = Settings::default();
                 settings.learner.batch = a.batch;

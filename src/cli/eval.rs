@@ -31,7 +31,7 @@ pub struct Eval {
     /// Plan of the training days; default: the one stored with the first policy
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
-    /// `all`, `none`, or names: random, auction-only, contract-first, pass-rate, static-prices, pid, dual-descent-cold,
+    /// `all`, `none`, or names: random, auction-only, contract-first, theta-lottery, shale, pass-rate, static-prices, pid, dual-descent-cold,
     /// dual-descent-warm, receding-horizon, and logged (what was really shown, where there is a joined_exposure)
     #[arg(long, value_name = "NAME,..", default_value = "all", value_delimiter = ',')]
     baselines: Vec<String>,

@@ -36,7 +36,7 @@ enum Command {
     /// Make, import and check log directories
     #[command(subcommand)]
     Data(data::Data),
-    /// Plan from training days: forecast, day prices, tuned baselines
+    /// Plan from training days: forecast, prices, play probabilities, over-booked contracts, tuned baselines
     Plan(plan::Plan),
     /// Train a policy on logged days
     Train(Box<train::Train>),

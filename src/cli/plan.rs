@@ -1,10 +1,12 @@
 //! `admix plan`: training days in, plan out.
 
+use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use clap::Args;
 
 use crate::log::CompileOptions;
+use crate::plan::{self, Allocation, ServedDay};
 use crate::run::context::{compile_options, open_logs};
 use crate::settings::{self, Settings};
 use crate::supervisor::prepare::plan_days;
@@ -16,10 +18,14 @@ pub struct Plan {
     /// Training days: log directories
     #[arg(value_name = "DIR", required = true)]
     dirs: Vec<PathBuf>,
+    /// The day to be served: a log directory, of which control, inventory and day.toml are read and never the track log.
+    /// Default: the contracts of the last training day under the training days' forecast
+    #[arg(long = "for", value_name = "DIR")]
+    served: Option<PathBuf>,
     /// Take rate seed, feedback delay and tuning budget from this configuration
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Write the plan to this file
+    /// Write the plan to this file; `train --plan` and `eval --plan` take it
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Print the plan as JSON
@@ -38,7 +44,8 @@ impl Plan {
             None => (Settings::default(), CompileOptions::default()),
         };
         let logs = open_logs(&self.dirs, options)?;
-        let plan = plan_days(&self.dirs, logs, &settings.env, &settings.baselines, &settings.policy)?;
+        let (env, tuning, policy) = (&settings.env, &settings.baselines, &settings.policy);
+        let plan = plan_days(&self.dirs, self.served.as_deref(), logs, env, tuning, policy)?;
         if let Some(out) = &self.out {
             plan.write(out)?;
             eprintln!("plan written to {}", out.display());
@@ -52,8 +59,7 @@ impl Plan {
     }
 }
 
-fn render(plan: &crate::plan::Plan) -> String {
-    use std::fmt::Write as _;
+fn render(plan: &plan::Plan) -> String {
     let mut text = String::new();
     let _ = writeln!(
         text,
@@ -67,15 +73,11 @@ fn render(plan: &crate::plan::Plan) -> String {
             day.log, day.requests, day.mean_best, day.stake, day.upper_bound
         );
     }
-    let _ = writeln!(text, "\n{:>12}  {:>12}  {:>9}", "contract", "price/penalty", "presence");
-    for (id, c) in &plan.contracts {
-        let _ = writeln!(text, "{id:>12}  {:>12.3}  {:>9.3}", c.price_share, c.presence);
-    }
     if let Some(tuned) = plan.tuned {
         let (pid, receding) = (tuned.pid, tuned.receding);
         let _ = writeln!(
             text,
-            "\ntuned baselines\n  pid                P {:.2}, I {:.2}, D {:.3}\n  pass-rate          step {:.3}\n  \
+            "tuned baselines\n  pid                P {:.2}, I {:.2}, D {:.3}\n  pass-rate          step {:.3}\n  \
              dual-descent-cold  step {:.2}\n  dual-descent-warm  step {:.2}\n  receding-horizon   each {:.0} s, price memory \
              {:.0} s",
             pid.proportional,
@@ -88,6 +90,91 @@ fn render(plan: &crate::plan::Plan) -> String {
             receding.memory_s
         );
     }
-    text.push_str("mean best: mean worth of the best auction ad, minor units per impression\n");
+    if let Some(day) = &plan.served {
+        contracts(&mut text, plan, day);
+        over_booked(&mut text, day);
+    }
+    text.push_str(
+        "\nmean best: mean worth of the best auction ad, minor units per impression; stake, upper bound: minor units\n\
+         supply: forecast page views in whose queue the contract stands; booked: how often they are sold when all spread evenly\n\
+         theta: play probability, by High Water Mark and by SHALE (on a request that nobody else wants)\n\
+         price: mean dual price of the training days over the penalty; done by: 99 % of the plan; hours: impressions, 0 to 23 h\n",
+    );
     text
+}
+
+fn contracts(text: &mut String, plan: &plan::Plan, day: &ServedDay) {
+    let source = if day.own_inventory { "its own inventory" } else { "the training days' forecast" };
+    let _ = writeln!(
+        text,
+        "\nTo be served: {} ({}), {:.0} requests by {source}, {} contracts, the scarcest first\n",
+        day.log,
+        day.date,
+        day.requests,
+        day.contracts.len()
+    );
+    let _ = writeln!(
+        text,
+        "{:>12}  {:>9}  {:>10}  {:>6}  {:>9}  {:>11}  {:>6}  {:>7}  hours",
+        "contract", "demand", "supply", "booked", "theta HWM", "theta SHALE", "price", "done by"
+    );
+    let mut rows: Vec<(&u64, &Allocation)> = day.contracts.iter().collect();
+    rows.sort_by_key(|(_, a)| a.rank);
+    for (&id, a) in rows {
+        let done = a.done_by().map_or("-".to_owned(), |m| format!("{:02}:{:02}", m / 60, m % 60));
+        let name = if plan.contracts.contains_key(&id) { format!("{id}") } else { format!("{id} *") };
+        let _ = writeln!(
+            text,
+            "{name:>12}  {:>9.0}  {:>10.0}  {:>6.2}  {:>9.3}  {:>11.3}  {:>6.3}  {done:>7}  {}",
+            a.demand,
+            a.supply,
+            a.contention,
+            a.theta_hwm,
+            a.theta_shale,
+            plan.known(id).price_share,
+            hours(&a.curve)
+        );
+    }
+    if day.contracts.keys().any(|id| !plan.contracts.contains_key(id)) {
+        text.push_str("* not in the training days: presence and price are the mean of the others\n");
+    }
+}
+
+/// The planned impressions of each hour as bars; a dot where there are none.
+fn hours(curve: &[f32]) -> String {
+    const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    let hours: Vec<f32> = curve.chunks(curve.len() / 24).map(|quarters| quarters.iter().sum()).collect();
+    let most = hours.iter().copied().fold(0.0, f32::max);
+    let bar = |&n: &f32| if n > 0.0 { BARS[((n / most * 8.0).ceil() as usize).clamp(1, 8) - 1] } else { '·' };
+    hours.iter().map(bar).collect()
+}
+
+fn over_booked(text: &mut String, day: &ServedDay) {
+    let short = day.over_booked();
+    if short.is_empty() {
+        text.push_str("\nNo contract is over-booked: under the forecast all demands can be met together.\n");
+        return;
+    }
+    let impressions: f64 = short.iter().map(|(_, a)| a.unavoidable_shortage).sum();
+    let money: f64 = short.iter().map(|(_, a)| a.unavoidable_cost()).sum();
+    let _ = writeln!(
+        text,
+        "\nOVER-BOOKED: under the forecast {impressions:.0} impressions go missing whatever is shown; at best that costs {money:.2}\n\n\
+         {:>12}  {:>9}  {:>9}  {:>7}  {:>9}  {:>12}",
+        "contract", "demand", "short", "share", "penalty", "cost"
+    );
+    for (id, a) in &short {
+        let _ = writeln!(
+            text,
+            "{id:>12}  {:>9.0}  {:>9.1}  {:>6.1}%  {:>9.4}  {:>12.2}",
+            a.demand,
+            a.unavoidable_shortage,
+            100.0 * a.unavoidable_shortage / a.demand,
+            a.penalty,
+            a.unavoidable_cost()
+        );
+    }
+    text.push_str(
+        "The cheapest penalty goes short first. To mend it: book less, target wider, or lengthen the flight.\n",
+    );
 }

@@ -7,6 +7,7 @@ use clap::Args;
 
 use crate::evaluate::{DayReport, table};
 use crate::learner::Device;
+use crate::plan::Plan;
 use crate::policy::file::PolicyFile;
 use crate::run::RunDirectory;
 use crate::run::context::Context;
@@ -26,6 +27,9 @@ pub struct Train {
     /// Set a configuration key, for example --set learner.critic=scalar; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
+    /// Take this plan, from `admix plan --out`, instead of planning from data.train
+    #[arg(long, value_name = "FILE")]
+    plan: Option<PathBuf>,
     /// Where everything of the run goes; a fresh directory. Default: runs/<config name>-<time>
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
@@ -73,13 +77,14 @@ impl Train {
             )
             .into());
         }
+        let plan = self.plan.as_deref().map(Plan::read).transpose().map_err(|e| UsageError(format!("{e:#}")))?;
         let interrupt = Interrupt::listen()?;
         let directory = RunDirectory::create(&self.run_directory())?;
         eprintln!("run directory {}", directory.root().display());
         if settings.run.device == "auto" && device == Device::Cpu {
             eprintln!("no CUDA driver found: learning on the CPU");
         }
-        let result = train(&settings, device, self.serial, &directory, &interrupt);
+        let result = train(&settings, plan, device, self.serial, &directory, &interrupt);
         if interrupt.count() > 1 {
             return result.map(|_| Exit::Interrupted).or_else(|e| {
                 eprintln!("{e:#}");
@@ -119,13 +124,17 @@ impl Train {
 
 fn train(
     settings: &Settings,
+    plan: Option<Plan>,
     device: Device,
     in_one_process: bool,
     directory: &RunDirectory,
     interrupt: &Interrupt,
 ) -> anyhow::Result<(Context, Outcome)> {
-    eprintln!("planning from {} training days", settings.data.train.len());
-    let context = prepare(settings)?;
+    match &plan {
+        Some(plan) => eprintln!("the plan is given, made from {} days", plan.days.len()),
+        None => eprintln!("planning from {} training days", settings.data.train.len()),
+    }
+    let context = prepare(settings, plan)?;
     context.store(directory)?;
     let mode = match (in_one_process, settings.run.deterministic) {
         (true, _) => "serial",

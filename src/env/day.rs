@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::log::{self, CompiledLog, inventory, table};
+use crate::log::{self, CompiledLog};
 use crate::plan::sample::Kind;
-use crate::plan::{Forecast, GRID, Horizon, PacingGains, Plan, Sample, Supply};
+use crate::plan::{Forecast, GRID, Graph, Horizon, Hwm, PacingGains, Plan, Sample, Supply};
 
 /// Indices of the ids that have an embedding; 0 stands for every other id.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,7 +74,7 @@ pub struct ContractModel {
     pub market_ratio: f64,
     /// The training days' price.
     pub price: f64,
-    /// Demand over forecast supply, at most 1.
+    /// Play probability on requests in whose queue it stands: the control table's, else HWM's on the day's forecast.
     pub theta: f64,
     pub rate: f64,
     /// Share of the targeted requests in flight in whose queue it should stand.
@@ -102,6 +102,10 @@ pub struct DayModel {
     pub traffic: Supply,
     /// Forecast page views of the day by kind of request.
     pub kinds: BTreeMap<Kind, f64>,
+    /// Forecast supply and contracts joined.
+    pub graph: Graph,
+    /// Contracts in HWM's allocation order.
+    pub order: Vec<u32>,
     /// Expected best auction worth by hour, minor units per impression.
     pub price_by_hour: Vec<f64>,
     /// The unit of money, minor units per impression.
@@ -127,10 +131,7 @@ impl DayModel {
     /// # Errors
     /// A malformed inventory.
     pub fn new(dir: &Path, log: CompiledLog, plan: &Plan, vocabulary: Arc<Vocabulary>) -> Result<Self, log::LogError> {
-        let own = match table::find(dir, "inventory")? {
-            Some(path) => Some(Forecast::from_inventory(&inventory::read(&path)?)),
-            None => None,
-        };
+        let own = Forecast::of_directory(dir)?;
         Ok(Self::with_forecast(log, own.as_ref().unwrap_or(&plan.forecast), plan, vocabulary))
     }
 
@@ -138,10 +139,13 @@ impl DayModel {
     pub fn with_forecast(log: CompiledLog, forecast: &Forecast, plan: &Plan, vocabulary: Arc<Vocabulary>) -> Self {
         let start_ms = log.day().start_ms;
         let traffic = forecast.traffic();
+        let graph = plan.graph(forecast, log.contracts(), start_ms);
+        let Hwm { theta, order, .. } = Hwm::of(&graph);
         let contracts: Vec<ContractModel> = log
             .contracts()
             .iter()
-            .map(|c| {
+            .zip(theta)
+            .map(|(c, theta)| {
                 let known = plan.known(c.ad_id);
                 let supply = forecast.supply(c, start_ms, known.presence);
                 let owed = c.owed() as f64;
@@ -155,7 +159,7 @@ impl DayModel {
                     mean_click,
                     stake: c.penalty + mean_click,
                     price: plan.static_price(c.ad_id, c.penalty),
-                    theta: c.theta.unwrap_or_else(|| (owed / supply.total().max(1e-9)).min(1.0)),
+                    theta,
                     pace: supply.tilted(&known.tilt),
                     market_ratio: known.market_ratio,
                     supply,
@@ -180,6 +184,8 @@ impl DayModel {
             contracts,
             traffic,
             kinds: forecast.by_kind(),
+            graph,
+            order,
             price_by_hour: plan.price_by_hour.clone(),
             unit: plan.price_unit,
             remaining_price,

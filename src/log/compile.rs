@@ -393,26 +393,11 @@ impl<'a> Builder<'a> {
         self.rows
             .iter()
             .enumerate()
-            .map(|(i, c)| Contract {
-                ad_id: c.ad_id,
-                required: c.required,
-                cap: c.cap,
-                delivered0: c.delivered0,
-                start_ms: c.start_ms,
-                end_ms: c.end_ms,
-                targeting: c.targeting.clone(),
-                theta: c.theta,
-                rate: c.rate,
-                penalty: c.penalty,
-                click_value: c.click_value,
-                pctr: c.pctr,
-                mean_pctr: if self.present[i] > 0 {
-                    self.pctr_sum[i] / self.present[i] as f64
-                } else {
-                    c.pctr.unwrap_or(0.0)
-                },
-                targeted: self.targeted[i],
-                present: self.present[i],
+            .map(|(i, row)| {
+                let contract = Contract::before_the_day(row);
+                let (targeted, present) = (self.targeted[i], self.present[i]);
+                let mean_pctr = if present > 0 { self.pctr_sum[i] / present as f64 } else { contract.mean_pctr };
+                Contract { targeted, present, mean_pctr, ..contract }
             })
             .collect()
     }

@@ -14,6 +14,7 @@ use twox_hash::XxHash3_64;
 
 use super::day::Day;
 use super::error::{LogError, Result};
+use super::schema::ControlRow;
 use super::targeting::Targeting;
 
 const MAGIC: [u8; 8] = *b"ADMIXLOG";
@@ -96,6 +97,27 @@ pub struct Contract {
 }
 
 impl Contract {
+    /// A contract of whose day nothing is logged yet.
+    pub fn before_the_day(row: &ControlRow) -> Self {
+        Self {
+            ad_id: row.ad_id,
+            required: row.required,
+            cap: row.cap,
+            delivered0: row.delivered0,
+            start_ms: row.start_ms,
+            end_ms: row.end_ms,
+            targeting: row.targeting.clone(),
+            theta: row.theta,
+            rate: row.rate,
+            penalty: row.penalty,
+            click_value: row.click_value,
+            pctr: row.pctr,
+            mean_pctr: row.pctr.unwrap_or(0.0),
+            targeted: 0,
+            present: 0,
+        }
+    }
+
     /// Impressions still owed when the log starts.
     pub fn owed(&self) -> u64 {
         self.required.saturating_sub(self.delivered0)

@@ -1,19 +1,20 @@
 //! Forecast traffic, and the supply that it holds for each contract.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
 
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
 
-use crate::log::CompiledLog;
 use crate::log::compiled::Contract;
 use crate::log::schema::{DAY_MS, InventoryRow};
+use crate::log::{self, CompiledLog, inventory, table};
 
 use super::sample::Kind;
 
 /// Points of a day curve: quarters of an hour.
 pub const GRID: usize = 96;
-const CELL_MS: f64 = DAY_MS as f64 / GRID as f64;
+pub(super) const CELL_MS: f64 = DAY_MS as f64 / GRID as f64;
 
 /// Forecast page views of one kind of request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -48,25 +49,35 @@ pub struct Supply {
 }
 
 impl Forecast {
-    /// From an inventory table.
+    /// The inventory of a log directory; `None` where there is none.
+    ///
+    /// # Errors
+    /// A malformed inventory.
+    pub fn of_directory(dir: &Path) -> Result<Option<Self>, log::LogError> {
+        Ok(match table::find(dir, "inventory")? {
+            Some(path) => Some(Self::from_inventory(&inventory::read(&path)?)),
+            None => None,
+        })
+    }
+
+    /// From an inventory table. Equal curves are kept once.
     pub fn from_inventory(rows: &[InventoryRow]) -> Self {
-        let curves = rows
-            .iter()
-            .map(|row| {
-                let repeat = GRID / row.curve.len();
-                row.curve.iter().flat_map(|share| std::iter::repeat_n(share / repeat as f64, repeat)).collect()
-            })
-            .collect();
+        let mut curves = Vec::new();
+        let mut known: HashMap<Vec<u64>, usize> = HashMap::new();
         let nodes = rows
             .iter()
-            .enumerate()
-            .map(|(curve, row)| Node {
+            .map(|row| Node {
                 slot_id: row.slot_id,
                 region: row.region,
                 gender: row.gender,
                 age: row.age,
                 pv: row.pv,
-                curve,
+                curve: *known.entry(row.curve.iter().map(|share| share.to_bits()).collect()).or_insert_with(|| {
+                    let repeat = GRID / row.curve.len();
+                    let shares = row.curve.iter().flat_map(|share| std::iter::repeat_n(share / repeat as f64, repeat));
+                    curves.push(shares.collect());
+                    curves.len() - 1
+                }),
                 ad_ids: row.ad_ids.clone(),
             })
             .collect();
@@ -158,7 +169,7 @@ pub fn cell(offset_ms: u64) -> usize {
     ((offset_ms as f64 / CELL_MS) as usize).min(GRID - 1)
 }
 
-fn add(cells: &mut [f64], pv: f64, curve: &[f64]) {
+pub(super) fn add(cells: &mut [f64], pv: f64, curve: &[f64]) {
     for (cell, share) in cells.iter_mut().zip(curve) {
         *cell += pv * share;
     }

@@ -8,6 +8,8 @@
 //! - [`KnownContract`]: what the training days say of a contract.
 //! - [`transport`]: the dual of the transport problem that the bound and the receding horizon share. [`sample`]: requests of the
 //!   training days. [`tuned`]: what tuning found.
+//! - [`graph`]: supply and contracts joined; on it [`hwm`] and [`shale`] choose play probabilities, and [`shortage`] finds the
+//!   over-booked contracts. [`served`]: all of that for the day that is to be served.
 //! - [`Plan`]: the training days' knowledge, and what tuning made of it.
 //!
 //! May import: `log`.
@@ -18,6 +20,11 @@ pub mod forecast;
 pub mod sample;
 pub mod transport;
 pub mod tuned;
+pub mod graph;
+pub mod hwm;
+pub mod served;
+pub mod shale;
+pub mod shortage;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -34,8 +41,12 @@ pub use forecast::{Forecast, GRID, Supply};
 pub use sample::Sample;
 pub use transport::Transport;
 pub use tuned::{Horizon, PacingGains, PidGains, Tuned};
+pub use graph::Graph;
+pub use hwm::Hwm;
+pub use served::{Allocation, DayAhead, ServedDay};
+pub use shale::Shale;
 
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// Knowledge from the training days.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -60,6 +71,9 @@ pub struct Plan {
     /// What tuning found for the baselines; `None` before it.
     pub tuned: Option<Tuned>,
     pub days: Vec<PlannedDay>,
+    /// The day that is to be served; `None` until [`Plan::serve`].
+    #[serde(default)]
+    pub served: Option<ServedDay>,
 }
 
 /// A training day as it was planned from.
@@ -135,7 +149,18 @@ impl Plan {
             sample: Arc::new(Sample::of_days(logs)),
             tuned: None,
             days,
+            served: None,
         })
+    }
+
+    /// Plans the day that is to be served.
+    pub fn serve(&mut self, ahead: &DayAhead) {
+        self.served = Some(ServedDay::of(ahead, self));
+    }
+
+    /// The supply-demand graph of a day's contracts, with the training days' presence.
+    pub fn graph(&self, forecast: &Forecast, contracts: &[Contract], day_start_ms: u64) -> Graph {
+        Graph::new(forecast, contracts, day_start_ms, |c| self.known(c.ad_id).presence)
     }
 
     /// What is known of a contract, or the mean where it is new.
@@ -165,6 +190,7 @@ impl Plan {
             sample: Arc::default(),
             tuned: None,
             days: vec![],
+            served: None,
             ..self
         }
     }
@@ -191,6 +217,9 @@ impl Plan {
         }
         if self.price_by_hour.len() != 24 || !(self.price_unit.is_finite() && self.price_unit > 0.0) {
             bail!("the plan's prices are malformed; make the plan again");
+        }
+        if self.served.iter().flat_map(|day| day.contracts.values()).any(|a| a.curve.len() != GRID) {
+            bail!("the plan's day curves are malformed; make the plan again");
         }
         self.forecast.check()?;
         self.sample.check()

@@ -12,6 +12,8 @@ mod logged;
 mod invariance;
 mod leak;
 mod logs;
+mod lottery;
+mod plan;
 mod quickstart;
 mod replay;
 mod support;

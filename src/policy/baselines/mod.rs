@@ -2,6 +2,7 @@
 
 mod clock;
 mod dual_descent;
+mod lottery;
 mod pass_rate;
 mod pid;
 mod prices;
@@ -10,6 +11,7 @@ mod receding;
 mod simple;
 pub mod tune;
 
+pub use lottery::{ShaleLottery, ThetaLottery};
 pub use dual_descent::DualDescent;
 pub use pass_rate::PassRate;
 pub use pid::Pid;
@@ -21,10 +23,12 @@ pub use simple::{AuctionOnly, ContractFirst};
 use crate::plan::{Plan, Tuned};
 
 /// Names of the baselines, in the order of the table.
-pub const NAMES: [&str; 9] = [
+pub const NAMES: [&str; 11] = [
     "random",
     "auction-only",
     "contract-first",
+    "theta-lottery",
+    "shale",
     "pass-rate",
     "static-prices",
     "pid",
@@ -51,6 +55,14 @@ pub fn named(name: &str, plan: Option<&Plan>, interval_s: f64) -> Result<Box<dyn
         "random" => Box::new(Random::new(RANDOM_SEED)),
         "auction-only" => Box::new(AuctionOnly),
         "contract-first" => Box::new(ContractFirst),
+        "theta-lottery" => {
+            planned()?;
+            Box::new(ThetaLottery::default())
+        }
+        "shale" => {
+            planned()?;
+            Box::new(ShaleLottery::default())
+        }
         "pass-rate" => Box::new(PassRate::new(tuned()?.pass_rate_step, interval_s)),
         "static-prices" => {
             planned()?;

@@ -4,6 +4,7 @@ pub mod actor;
 pub mod env;
 pub mod learner;
 pub mod params;
+pub mod plan;
 pub mod ring;
 pub mod speedup;
 pub mod world;
