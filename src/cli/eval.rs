@@ -2,18 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
 use clap::Args;
 
-use crate::env::Vocabulary;
-use crate::evaluate::compare::compare_day;
 use crate::evaluate::decisions::DecisionWriter;
-use crate::evaluate::{Contender, DayReport, Kind, table};
+use crate::evaluate::{self, DayReport, TestDay, table};
 use crate::plan::Plan;
+use crate::policy::baselines;
 use crate::policy::file::PolicyFile;
-use crate::policy::{ReplayOptions, baselines};
 use crate::run::context::compile_options;
-use crate::run::open_days;
 use crate::settings::Settings;
 
 use super::{Exit, UsageError, print_json};
@@ -108,10 +104,7 @@ fn policy_name(path: &Path) -> String {
     name.map_or_else(|| "policy".to_owned(), |n| n.to_string_lossy().into_owned())
 }
 
-/// Replays policies and baselines on logs.
-///
-/// Each trained policy is given its own plan's knowledge; baselines get `plan`. Without one, those that need it are left
-/// out with a warning.
+/// Replays policies and baselines on logs; see [`evaluate::compare`].
 pub fn compare(
     logs: &[PathBuf],
     policies: &[(String, PolicyFile)],
@@ -120,65 +113,28 @@ pub fn compare(
     settings: &Settings,
     decisions: Option<&Path>,
 ) -> anyhow::Result<Vec<DayReport>> {
-    let compile = compile_options(settings);
-    let options = ReplayOptions { rate_seed: settings.env.rate_seed, feedback_delay_s: settings.env.feedback_delay_s };
-    let mut reports = Vec::new();
+    let mut reports: Vec<DayReport> = Vec::new();
     for dir in logs {
-        let dirs = std::slice::from_ref(dir);
-        // Without any plan the day itself only serves as a money unit for policies that need no knowledge.
-        let bare;
-        let base_plan = match plan {
-            Some(plan) => plan,
-            None => {
-                let log = crate::log::open(dir, compile)?;
-                bare = Plan::from_days(&[&log], options.rate_seed)?.unit_only();
-                &bare
-            }
-        };
-        let day = open_days(dirs, compile, base_plan, &Vocabulary::default())?.remove(0);
-        let mut contenders = Vec::new();
-        for name in names {
-            match baselines::named(name, plan, settings.baselines.pid_interval_s) {
-                Ok(policy) => contenders.push(Contender { name: name.clone(), kind: Kind::Baseline, policy }),
-                Err(why) => tracing::warn!("left out: {why}"),
-            }
-        }
-        if decisions.is_some() && reports.iter().any(|r: &DayReport| r.log == day.log.name()) {
+        let day = TestDay::open(dir, compile_options(settings))?;
+        if decisions.is_some() && reports.iter().any(|r| r.log == day.log().name()) {
             let why = format!(
                 "two logs are called `{}` and would share a decisions folder; rename a directory",
-                day.log.name()
+                day.log().name()
             );
             return Err(UsageError(why).into());
         }
         let mut writer = match decisions {
-            Some(folder) => Some(DecisionWriter::create(folder, day.log.name())?),
+            Some(folder) => Some(DecisionWriter::create(folder, day.log().name())?),
             None => None,
         };
         let mut watch = |name: &str, shown| match &mut writer {
             Some(writer) => writer.write(name, shown),
             None => Ok(()),
         };
-        let mut report = compare_day(&day, &mut contenders, options, &mut watch)?;
-        let oracle = report.policies.pop();
-        for (name, file) in policies {
-            if report.policies.iter().any(|p| p.name == *name) {
-                bail!("two policies are called `{name}`; rename a run directory or file");
-            }
-            let own = open_days(dirs, compile, &file.plan, &file.spec.vocabulary)?.remove(0);
-            let contender = Contender { name: name.clone(), kind: Kind::Trained, policy: Box::new(file.policy()) };
-            report.policies.push(crate::evaluate::compare::replay_one(
-                &own,
-                contender,
-                options,
-                &report.bound,
-                &mut watch,
-            )?);
-        }
-        report.policies.extend(oracle);
+        reports.push(evaluate::compare(&day, policies, plan, names, settings, &mut watch)?);
         if let Some(writer) = writer {
             writer.finish()?;
         }
-        reports.push(report);
     }
     Ok(reports)
 }

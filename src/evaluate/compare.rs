@@ -1,11 +1,18 @@
 //! Replays policies side by side on a day, beside the hindsight bound.
 
+use std::sync::Arc;
+
+use anyhow::bail;
 use serde::Serialize;
 
 use crate::env::DayModel;
-use crate::plan::hindsight_bound;
-use crate::policy::baselines::FixedPrices;
+use crate::plan::{Plan, hindsight_bound};
+use crate::policy::baselines::{self, FixedPrices};
+use crate::policy::file::PolicyFile;
 use crate::policy::{Policy, ReplayOptions, Shown, Totals, replay_day};
+use crate::settings::Settings;
+
+use super::TestDay;
 
 /// What a policy is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -85,6 +92,53 @@ fn report(name: &str, kind: Kind, totals: &Totals, share: Option<f64>) -> Policy
     }
 }
 
+/// Replays the named baselines, trained policies and the oracle on a day; `watch` sees each decision with the policy's
+/// name.
+///
+/// Each trained policy is given its own plan's knowledge; baselines get `plan`. Without one, those that need it are left
+/// out with a warning.
+///
+/// # Errors
+/// Two policies of one name, and whatever `watch` returns.
+pub fn compare(
+    day: &TestDay,
+    policies: &[(String, PolicyFile)],
+    plan: Option<&Plan>,
+    names: &[String],
+    settings: &Settings,
+    watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
+) -> anyhow::Result<DayReport> {
+    let options = ReplayOptions { rate_seed: settings.env.rate_seed, feedback_delay_s: settings.env.feedback_delay_s };
+    // Without any plan the day itself only serves as a money unit for policies that need no knowledge.
+    let bare;
+    let base_plan = match plan {
+        Some(plan) => plan,
+        None => {
+            bare = Plan::from_days(&[day.log()], options.rate_seed)?.unit_only();
+            &bare
+        }
+    };
+    let mut contenders = Vec::new();
+    for name in names {
+        match baselines::named(name, plan, settings.baselines.pid_interval_s) {
+            Ok(policy) => contenders.push(Contender { name: name.clone(), kind: Kind::Baseline, policy }),
+            Err(why) => tracing::warn!("left out: {why}"),
+        }
+    }
+    let mut report = compare_day(&day.model(base_plan, Arc::default()), &mut contenders, options, watch)?;
+    let oracle = report.policies.pop();
+    for (name, file) in policies {
+        if report.policies.iter().any(|p| p.name == *name) {
+            bail!("two policies are called `{name}`; rename a run directory or file");
+        }
+        let own = day.model(&file.plan, Arc::new(file.spec.vocabulary.clone()));
+        let contender = Contender { name: name.clone(), kind: Kind::Trained, policy: Box::new(file.policy()) };
+        report.policies.push(replay_one(&own, contender, options, &report.bound, watch)?);
+    }
+    report.policies.extend(oracle);
+    Ok(report)
+}
+
 /// Replays every contender and the oracle on a day; `watch` sees each decision with the policy's name.
 ///
 /// # Errors
@@ -130,7 +184,7 @@ pub fn compare_day(
 ///
 /// # Errors
 /// Whatever `watch` returns.
-pub fn replay_one(
+fn replay_one(
     day: &DayModel,
     mut contender: Contender,
     options: ReplayOptions,

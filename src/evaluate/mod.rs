@@ -1,7 +1,7 @@
 //! Evaluation: what a policy is worth on whole days, beside the baselines and the bound.
 //!
 //! [`judge`] scores newly published parameters on the validation days, in the evaluator [`process`] and in serial mode;
-//! [`compare`] replays any number of policies on any number of days for `eval` and the table at the end of `train`;
+//! [`mod@compare`] replays any number of policies on a [`test_day`] for `eval`, `study` and the table at the end of `train`;
 //! [`table`] is that table for people; [`decisions`] writes what was shown.
 //!
 //! May import: `run`, `shm`, `policy`, `env`, `plan`, `log`, `settings`.
@@ -11,6 +11,8 @@ pub mod decisions;
 pub mod judge;
 pub mod process;
 pub mod table;
+pub mod test_day;
 
-pub use compare::{Contender, DayReport, Kind, PolicyReport, compare_day};
+pub use compare::{Contender, DayReport, Kind, PolicyReport, compare, compare_day};
 pub use judge::{Evaluation, Judge};
+pub use test_day::TestDay;
