@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use crate::evaluate::decisions::DecisionWriter;
-use crate::evaluate::{self, DayReport, TestDay, table};
+use crate::evaluate::{self, DayReport, Stress, TestDay, table};
 use crate::plan::Plan;
 use crate::policy::baselines;
 use crate::policy::file::PolicyFile;
@@ -40,6 +40,13 @@ pub struct Eval {
     /// Share of bad track rows above which a log is refused
     #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
     max_bad_share: f64,
+    /// Alter the day first: prices=1.4@14 (from hour 14; @random), volume=0.75, demands=0.3, forecast=0.3,
+    /// forecast-level=1.3, delay=600, flights=0.5, newcomers=0.2; several joined by `+`
+    #[arg(long, value_name = "NAME=VALUE")]
+    stress: Option<Stress>,
+    /// Seed of what a stress draws
+    #[arg(long, value_name = "S", default_value_t = 0, requires = "stress")]
+    stress_seed: u64,
     /// Print one JSON object a line, one line per log
     #[arg(long)]
     json: bool,
@@ -79,7 +86,9 @@ impl Eval {
         settings.env.complete_queues = self.complete_queues;
         settings.data.max_bad_share = self.max_bad_share;
         let plan = plan.as_ref().or_else(|| policies.first().map(|(_, file)| &file.plan));
-        let reports = compare(&self.logs, &policies, plan, &names, &settings, self.decisions.as_deref())?;
+        let stress = self.stress.map(|stress| stress.seeded(self.stress_seed));
+        let reports =
+            compare(&self.logs, &policies, plan, &names, &settings, stress.as_ref(), self.decisions.as_deref())?;
         if self.json {
             for report in &reports {
                 print_json(report)?;
@@ -111,11 +120,12 @@ pub fn compare(
     plan: Option<&Plan>,
     names: &[String],
     settings: &Settings,
+    stress: Option<&Stress>,
     decisions: Option<&Path>,
 ) -> anyhow::Result<Vec<DayReport>> {
     let mut reports: Vec<DayReport> = Vec::new();
     for dir in logs {
-        let day = TestDay::open(dir, compile_options(settings))?;
+        let day = TestDay::open(dir, compile_options(settings), stress)?;
         if decisions.is_some() && reports.iter().any(|r| r.log == day.log().name()) {
             let why = format!(
                 "two logs are called `{}` and would share a decisions folder; rename a directory",

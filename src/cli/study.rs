@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::product::study::{self, Options, Outcome};
+use crate::product::study::{self, Done, Options};
 use crate::supervisor::interrupt::Interrupt;
 
 use super::{Exit, UsageError, print_json};
@@ -13,7 +13,7 @@ use super::{Exit, UsageError, print_json};
 #[command(
     after_help = "Everything is kept under --out and used again where settings and days are the same: a study that \
                         was interrupted goes on. Written there: results.jsonl (one row per world, day, stress, policy and \
-                        seed), learning.jsonl, table.md; worlds/, plans/, runs/.\n\
+                        seed), learning.jsonl, frontier.jsonl, table.md; worlds/, plans/, runs/.\n\
                         Exit code 1 if a run failed; the table holds the others."
 )]
 pub struct Study {
@@ -46,11 +46,11 @@ impl Study {
         let interrupt = Interrupt::listen()?;
         interrupt.supervise();
         match study::run(&title, &study, &options, &interrupt)? {
-            Outcome::Interrupted => {
+            None => {
                 eprintln!("interrupted; the same command goes on from what is finished");
                 Ok(Exit::Interrupted)
             }
-            Outcome::Done { report, failures } => {
+            Some(Done { report, failures }) => {
                 if self.json {
                     print_json(&report)?;
                 } else {

@@ -150,7 +150,7 @@ fn report(context: &Context, directory: &RunDirectory) -> anyhow::Result<Vec<Day
     let best = directory.best();
     let file = PolicyFile::read(&best).context("training left no policy")?;
     let policies = [("trained".to_owned(), file)];
-    eval::compare(test, &policies, Some(&context.plan), &eval::all_baselines(), &context.settings, None)
+    eval::compare(test, &policies, Some(&context.plan), &eval::all_baselines(), &context.settings, None, None)
 }
 
 fn summary(o: &Outcome) -> String {

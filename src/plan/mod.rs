@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::log::CompiledLog;
 use crate::log::compiled::Contract;
-pub use bound::{Bound, hindsight_bound};
+pub use bound::{Bound, hindsight_bound, weighted_bound};
 pub use forecast::{Forecast, GRID, Supply};
 
 const FORMAT: u32 = 1;

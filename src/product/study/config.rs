@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::Deserialize;
 
+use crate::evaluate::Stress;
 use crate::policy::baselines;
 use crate::settings;
 use crate::synth::WorldSettings;
@@ -64,6 +65,13 @@ struct StudyFile {
     #[serde(default = "all")]
     baselines: Names,
     data: Option<PathBuf>,
+    /// As `eval --stress` takes them.
+    #[serde(default)]
+    stresses: Vec<String>,
+    #[serde(default)]
+    stress_seed: u64,
+    #[serde(default)]
+    frontier: Vec<f64>,
     days: Option<Days>,
     world: Vec<WorldEntry>,
     #[serde(default)]
@@ -107,6 +115,10 @@ pub struct Study {
     pub baselines: Vec<String>,
     pub worlds: Vec<World>,
     pub variants: Vec<Variant>,
+    /// Evaluated under each, beside none.
+    pub stresses: Vec<Stress>,
+    /// Weights of delivery of the hindsight frontier.
+    pub frontier: Vec<f64>,
 }
 
 impl Study {
@@ -157,7 +169,21 @@ impl Study {
             distinct(&worlds.iter().map(|w| &w.name).collect::<Vec<_>>()),
             "two worlds have the same name; give each a `name` of its own"
         );
-        Ok(Self { base, seeds: file.seeds, baselines: baseline_names(file.baselines)?, worlds, variants })
+        ensure!(distinct(&file.stresses), "`stresses` names one twice");
+        let seeded = |text: &String| Ok(text.parse::<Stress>().map_err(anyhow::Error::msg)?.seeded(file.stress_seed));
+        let stresses = file.stresses.iter().map(seeded).collect::<Result<Vec<_>>>()?;
+        if let Some(weight) = file.frontier.iter().find(|w| !(0.0..=1e6).contains(*w)) {
+            bail!("`frontier` has the weight {weight}; weights lie within 0..=1e6");
+        }
+        Ok(Self {
+            base,
+            seeds: file.seeds,
+            baselines: baseline_names(file.baselines)?,
+            worlds,
+            variants,
+            stresses,
+            frontier: file.frontier,
+        })
     }
 }
 

@@ -3,7 +3,8 @@
 //! A claim about a policy needs several worlds, several seeds and days that nothing was chosen on. [`config`] is the
 //! study file and refuses days that are both trained and reported on; [`worlds`] generates what is synthetic; [`runs`]
 //! says which plans and training runs are missing and [`jobs`] executes them as processes of this program; then
-//! [`evaluation`] replays everybody on the reported days, [`summary`] takes means with intervals, [`learning`] reads the
+//! [`evaluation`] replays everybody on the reported days, without and under stress, [`frontier`] draws what could have
+//! been between shortage and revenue, [`summary`] takes means with intervals, [`learning`] reads the
 //! learning curves, and [`report`] renders the table.
 //!
 //! Everything lies under one folder and is kept: what was finished with the same settings and the same days is used again,
@@ -11,6 +12,7 @@
 
 pub mod config;
 pub mod evaluation;
+pub mod frontier;
 mod jobs;
 pub mod learning;
 pub mod report;
@@ -49,15 +51,12 @@ pub struct Options {
     pub evaluate_only: bool,
 }
 
-/// What came of it.
+/// A study that was carried out.
 #[derive(Debug)]
-pub enum Outcome {
-    /// With what failed on the way.
-    Done {
-        report: Report,
-        failures: Vec<String>,
-    },
-    Interrupted,
+pub struct Done {
+    pub report: Report,
+    /// What failed on the way and is missing from the report.
+    pub failures: Vec<String>,
 }
 
 /// The figures, and the table that renders them.
@@ -70,18 +69,19 @@ pub struct Report {
     pub table: String,
 }
 
-/// Carries a study out. A run that fails is reported in the outcome and does not stop the others.
+/// Carries a study out; `None` where it was interrupted. A run that fails is named in what is returned and does not stop
+/// the others.
 ///
 /// # Errors
 /// What keeps the study from going on: a folder that cannot be written or that another study uses, a log that cannot be
 /// used, nothing to evaluate.
-pub fn run(title: &str, study: &Study, options: &Options, interrupt: &Interrupt) -> anyhow::Result<Outcome> {
+pub fn run(title: &str, study: &Study, options: &Options, interrupt: &Interrupt) -> anyhow::Result<Option<Done>> {
     std::fs::create_dir_all(&options.out).with_context(|| format!("cannot make {}", options.out.display()))?;
     let out = options.out.canonicalize().with_context(|| format!("cannot use {}", options.out.display()))?;
     let _lock = lock(&out)?;
     for world in &study.worlds {
         if interrupt.count() > 0 {
-            return Ok(Outcome::Interrupted);
+            return Ok(None);
         }
         worlds::provide(world, &out)?;
     }
@@ -96,20 +96,26 @@ pub fn run(title: &str, study: &Study, options: &Options, interrupt: &Interrupt)
         make(study, &products, options.jobs, interrupt)?
     };
     if interrupt.count() > 0 {
-        return Ok(Outcome::Interrupted);
+        return Ok(None);
     }
     let (fields, curves) = collect(study, &products, &out)?;
     let settings = base_settings(&study.base)?;
-    let rows = match evaluation::evaluate(study, &fields, &settings, options.jobs, interrupt) {
-        Err(_) if interrupt.count() > 0 => return Ok(Outcome::Interrupted),
-        rows => rows?,
+    let found = match evaluation::evaluate(study, &fields, &settings, options.jobs, interrupt) {
+        Err(_) if interrupt.count() > 0 => return Ok(None),
+        found => found?,
     };
-    let summary = Summary::of(&rows);
+    let weights = study
+        .variants
+        .iter()
+        .map(|v| Ok((v.name.clone(), base_settings(v)?.reward.contract_delivery)))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let summary = Summary::of(&found, &weights);
     let table = report::render(title, study, &summary, &curves);
-    write_lines(&out.join("results.jsonl"), &rows)?;
+    write_lines(&out.join("results.jsonl"), &found.rows)?;
+    write_lines(&out.join("frontier.jsonl"), &found.frontier)?;
     write_lines(&out.join("learning.jsonl"), &curves)?;
     write(&out.join("table.md"), table.as_bytes())?;
-    Ok(Outcome::Done { report: Report { summary, learning: curves, table }, failures })
+    Ok(Some(Done { report: Report { summary, learning: curves, table }, failures }))
 }
 
 /// Keeps a second study out of the folder.
@@ -125,9 +131,9 @@ fn lock(out: &Path) -> anyhow::Result<Flock<File>> {
     }
 }
 
-/// The settings of evaluation; the days that they need to be valid are named world by world elsewhere.
-fn base_settings(base: &Variant) -> anyhow::Result<crate::settings::Settings> {
-    Ok(base.settings(&["data.train=[\"-\"]".into(), "data.validation=[\"-\"]".into()])?)
+/// Settings without a world's days, which the runs are given one by one.
+fn base_settings(variant: &Variant) -> anyhow::Result<crate::settings::Settings> {
+    Ok(variant.settings(&["data.train=[\"-\"]".into(), "data.validation=[\"-\"]".into()])?)
 }
 
 /// Plans and trains what is not there yet; returns what failed.

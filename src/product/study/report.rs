@@ -7,7 +7,7 @@ use crate::evaluate::Kind;
 use super::config::Study;
 use super::evaluation::CALM;
 use super::learning::{Curve, MARKS};
-use super::summary::{PolicySummary, Summary};
+use super::summary::{FrontierPoint, PolicySummary, Summary};
 
 /// Renders a Markdown table with aligned columns; all but the first are to the right.
 pub fn table(header: &[String], rows: &[Vec<String>]) -> String {
@@ -63,23 +63,29 @@ pub fn render(title: &str, study: &Study, summary: &Summary, curves: &[Curve]) -
     policies(&mut text, summary);
     worlds(&mut text, summary);
     stresses(&mut text, summary);
+    frontier(&mut text, summary);
     learning(&mut text, study, curves);
     text
 }
 
+/// Column of the gap closed against the better of pid and the dual-descent baselines.
+const CLASSICAL: usize = 6;
+
 fn policies(text: &mut String, summary: &Summary) {
     let best = summary.best_baseline.as_deref().unwrap_or("-");
     let classical = summary.classical.as_deref().unwrap_or("-");
-    let header = [
+    let mut header = vec![
         "policy".to_owned(),
         "mean".to_owned(),
         "95 % interval".to_owned(),
         "sd".to_owned(),
         "worst world".to_owned(),
-        format!("gap closed: {best}"),
-        format!("gap closed: {classical}"),
+        format!("of {best}'s gap closed"),
+        format!("of {classical}'s gap closed"),
         "worlds above".to_owned(),
         "shortage %".to_owned(),
+        "off curve %".to_owned(),
+        "roughness".to_owned(),
         "auction revenue".to_owned(),
         "J".to_owned(),
     ];
@@ -94,16 +100,25 @@ fn policies(text: &mut String, summary: &Summary) {
             or_dash(p.gap_closed_classical, |c| format!("{:.0} %", 100.0 * c)),
             or_dash(p.above_classical, |n| format!("{n}/{}", p.worlds.len())),
             percent(p.shortage_rate),
+            or_dash(p.curve_deviation, percent),
+            or_dash(p.roughness, |r| format!("{r:.2}")),
             format!("{:.0}", p.auction_revenue),
             format!("{:.0}", p.j),
         ]
     };
-    text.push_str(&table(&header, &summary.policies.iter().map(row).collect::<Vec<_>>()));
+    let mut rows: Vec<Vec<String>> = summary.policies.iter().map(row).collect();
+    if best == classical {
+        header.remove(CLASSICAL);
+        rows.iter_mut().for_each(|row| drop(row.remove(CLASSICAL)));
+    }
+    text.push_str(&table(&header, &rows));
     text.push_str(
         "\nMean over worlds of the mean over seeds and reported days; sd over worlds x seeds; the interval is Student's over \
          the worlds' means (over the seeds where there is one world). Gap closed = 1 - mean gap / mean gap of the baseline \
          named: the best one, and the better of pid and the dual-descent ones; `worlds above` counts the worlds in which \
-         the mean is above all of the latter. Revenue and J: minor units a day.\n",
+         the mean is above all of the latter. Off curve: mean distance of delivered / owed from the planned curve, by quarter \
+         hours; roughness: mean change of delivery between quarter hours beyond the planned one, over the planned delivery. \
+         Revenue and J: minor units a day.\n",
     );
 }
 
@@ -136,6 +151,28 @@ fn stresses(text: &mut String, summary: &Summary) {
         .collect();
     text.push('\n');
     text.push_str(&table(&header, &rows));
+}
+
+fn frontier(text: &mut String, summary: &Summary) {
+    if summary.frontier.is_empty() {
+        return;
+    }
+    let header = strings(["frontier", "delivery weight", "shortage %", "auction revenue", "share"]);
+    let row = |p: &FrontierPoint| {
+        vec![
+            p.policy.clone(),
+            p.weight.to_string(),
+            percent(p.shortage_rate),
+            format!("{:.0}", p.auction_revenue),
+            or_dash(p.mean_share, percent),
+        ]
+    };
+    text.push('\n');
+    text.push_str(&table(&header, &summary.frontier.iter().map(row).collect::<Vec<_>>()));
+    text.push_str(
+        "\nHindsight: served with the prices of the bound's solver where every penalty is weighted so; variants by their \
+         reward.contract_delivery. Shares count the true penalties.\n",
+    );
 }
 
 fn median(mut values: Vec<f64>) -> Option<f64> {

@@ -10,7 +10,8 @@ use serde::Serialize;
 
 use crate::evaluate::Kind;
 
-use super::evaluation::{CALM, Row};
+use super::evaluation::{CALM, Found, Row};
+use super::frontier::HindsightPoint;
 
 /// One policy over all worlds, without stress. Shares and gaps are fractions of 1.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -39,6 +40,22 @@ pub struct PolicySummary {
     /// Minor units, mean per day.
     pub auction_revenue: f64,
     pub j: f64,
+    /// Mean deviation from the planned curves, and roughness of delivery.
+    pub curve_deviation: Option<f64>,
+    pub roughness: Option<f64>,
+}
+
+/// A point between shortage and auction revenue; means over worlds and days.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct FrontierPoint {
+    /// `hindsight`, or a variant.
+    pub policy: String,
+    /// Weight of delivery.
+    pub weight: f64,
+    pub shortage_rate: f64,
+    /// Minor units a day.
+    pub auction_revenue: f64,
+    pub mean_share: Option<f64>,
 }
 
 /// The study in figures.
@@ -53,6 +70,8 @@ pub struct Summary {
     pub policies: Vec<PolicySummary>,
     /// Mean share of every policy by stress; `none` is without.
     pub stresses: BTreeMap<String, BTreeMap<String, f64>>,
+    /// Empty where the study asks for no frontier.
+    pub frontier: Vec<FrontierPoint>,
 }
 
 fn mean(values: &[f64]) -> f64 {
@@ -113,10 +132,48 @@ impl<'a> Group<'a> {
         seeds.into_iter().map(|(world, shares)| (world, mean(&shares))).collect()
     }
 
+    fn mean_of(&self, f: fn(&Row) -> Option<f64>) -> Option<f64> {
+        let values: Vec<f64> = self.0.iter().filter_map(|(row, _)| f(row)).collect();
+        (!values.is_empty()).then(|| mean(&values))
+    }
+
     fn mean(&self) -> Option<f64> {
         let worlds: Vec<f64> = self.worlds().into_values().collect();
         (!worlds.is_empty()).then(|| mean(&worlds))
     }
+}
+
+/// The hindsight points by weight, then the variants.
+fn frontier(points: &[HindsightPoint], policies: &[PolicySummary], weights: &[(String, f64)]) -> Vec<FrontierPoint> {
+    if points.is_empty() {
+        return vec![];
+    }
+    let mut all: Vec<f64> = points.iter().map(|p| p.weight).collect();
+    all.sort_by(f64::total_cmp);
+    all.dedup();
+    let hindsight = all.into_iter().map(|weight| {
+        let mine: Vec<&HindsightPoint> = points.iter().filter(|p| p.weight == weight).collect();
+        let over = |f: fn(&HindsightPoint) -> f64| mean(&mine.iter().map(|p| f(p)).collect::<Vec<_>>());
+        let shares: Vec<f64> = mine.iter().filter_map(|p| p.share).collect();
+        FrontierPoint {
+            policy: "hindsight".into(),
+            weight,
+            shortage_rate: over(|p| p.shortage_rate),
+            auction_revenue: over(|p| p.auction_revenue),
+            mean_share: (!shares.is_empty()).then(|| mean(&shares)),
+        }
+    });
+    let trained = weights.iter().filter_map(|(name, weight)| {
+        let p = policies.iter().find(|p| p.policy == *name)?;
+        Some(FrontierPoint {
+            policy: name.clone(),
+            weight: *weight,
+            shortage_rate: p.shortage_rate,
+            auction_revenue: p.auction_revenue,
+            mean_share: Some(p.mean_share),
+        })
+    });
+    hindsight.chain(trained).collect()
 }
 
 fn is_classical(policy: &str) -> bool {
@@ -124,7 +181,9 @@ fn is_classical(policy: &str) -> bool {
 }
 
 impl Summary {
-    pub fn of(rows: &[Row]) -> Self {
+    /// `weights` are the delivery weights of the variants.
+    pub fn of(found: &Found, weights: &[(String, f64)]) -> Self {
+        let rows = &found.rows;
         let mut names: Vec<(&str, Kind)> = Vec::new();
         let mut worlds: Vec<String> = Vec::new();
         let mut stresses: Vec<&str> = Vec::new();
@@ -157,8 +216,10 @@ impl Summary {
             let shares = names.iter().filter_map(|(n, _)| Some(((*n).to_owned(), Group::of(rows, n, stress).mean()?)));
             (stress.to_owned(), shares.collect())
         };
+        let frontier = frontier(&found.frontier, &policies, weights);
         Self {
             worlds,
+            frontier,
             best_baseline: best.map(|b| b.policy),
             classical: classical.into_iter().next().map(|c| c.policy),
             policies,
@@ -193,6 +254,8 @@ impl PolicySummary {
             shortage_rate: over(|r| r.shortage_rate),
             auction_revenue: over(|r| r.auction_revenue),
             j: over(|r| r.j),
+            curve_deviation: group.mean_of(|r| r.curve_deviation),
+            roughness: group.mean_of(|r| r.roughness),
             worlds,
         })
     }
