@@ -6,7 +6,7 @@
 //! | folder | what lives there |
 //! |---|---|
 //! | [`cli`] | arguments; one file per subcommand |
-//! | [`product`] | what stands beside training: benchmarks |
+//! | [`product`] | what stands beside training: benchmarks, studies |
 //! | [`supervisor`] | the main process: prepare, spawn, watch, restart, stop; the serial mode |
 //! | [`actor`], [`learner`], [`evaluate`] | one folder per process role |
 //! | [`run`] | what every process of a run opens |

@@ -2,20 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
 use clap::Args;
 
-use crate::env::Vocabulary;
-use crate::evaluate::compare::compare_day;
 use crate::evaluate::decisions::DecisionWriter;
-use crate::evaluate::logged::{self, logged};
-use crate::evaluate::{Contender, DayReport, Kind, table};
-use crate::log::exposure::ExposureReport;
+use crate::evaluate::{self, DayReport, Stress, TestDay, logged, table};
 use crate::plan::Plan;
+use crate::policy::baselines;
 use crate::policy::file::PolicyFile;
-use crate::policy::{ReplayOptions, baselines};
 use crate::run::context::compile_options;
-use crate::run::open_days;
 use crate::settings::Settings;
 
 use super::{Exit, UsageError, print_json};
@@ -47,6 +41,13 @@ pub struct Eval {
     /// Share of bad track rows above which a log is refused
     #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
     max_bad_share: f64,
+    /// Alter the day first: prices=1.4@14 (from hour 14; @random), volume=0.75, demands=0.3, forecast=0.3,
+    /// forecast-level=1.3, delay=600, flights=0.5, newcomers=0.2; several joined by `+`
+    #[arg(long, value_name = "NAME=VALUE")]
+    stress: Option<Stress>,
+    /// Seed of what a stress draws
+    #[arg(long, value_name = "S", default_value_t = 0, requires = "stress")]
+    stress_seed: u64,
     /// Print one JSON object a line, one line per log
     #[arg(long)]
     json: bool,
@@ -87,7 +88,9 @@ impl Eval {
         settings.env.complete_queues = self.complete_queues;
         settings.data.max_bad_share = self.max_bad_share;
         let plan = plan.as_ref().or_else(|| policies.first().map(|(_, file)| &file.plan));
-        let reports = compare(&self.logs, &policies, plan, &names, &settings, self.decisions.as_deref())?;
+        let stress = self.stress.map(|stress| stress.seeded(self.stress_seed));
+        let reports =
+            compare(&self.logs, &policies, plan, &names, &settings, stress.as_ref(), self.decisions.as_deref())?;
         if self.json {
             for report in &reports {
                 print_json(report)?;
@@ -112,102 +115,38 @@ fn policy_name(path: &Path) -> String {
     name.map_or_else(|| "policy".to_owned(), |n| n.to_string_lossy().into_owned())
 }
 
-/// Replays policies and baselines on logs.
-///
-/// Each trained policy is given its own plan's knowledge; baselines get `plan`. Without one, those that need it are left
-/// out with a warning.
+/// Replays policies and baselines on logs; see [`evaluate::compare`].
 pub fn compare(
     logs: &[PathBuf],
     policies: &[(String, PolicyFile)],
     plan: Option<&Plan>,
     names: &[String],
     settings: &Settings,
+    stress: Option<&Stress>,
     decisions: Option<&Path>,
 ) -> anyhow::Result<Vec<DayReport>> {
-    let compile = compile_options(settings);
-    let options = ReplayOptions { rate_seed: settings.env.rate_seed, feedback_delay_s: settings.env.feedback_delay_s };
-    let mut reports = Vec::new();
+    let mut reports: Vec<DayReport> = Vec::new();
     for dir in logs {
-        let dirs = std::slice::from_ref(dir);
-        // Without any plan the day itself only serves as a money unit for policies that need no knowledge.
-        let bare;
-        let base_plan = match plan {
-            Some(plan) => plan,
-            None => {
-                let log = crate::log::open(dir, compile)?;
-                bare = Plan::from_days(&[&log], options.rate_seed)?.unit_only();
-                &bare
-            }
-        };
-        let day = open_days(dirs, compile, base_plan, &Vocabulary::default())?.remove(0);
-        let mut contenders = Vec::new();
-        for name in names.iter().filter(|n| *n != logged::NAME) {
-            match baselines::named(name, plan, settings.baselines.interval_s) {
-                Ok(policy) => contenders.push(Contender { name: name.clone(), kind: Kind::Baseline, policy }),
-                Err(why) => tracing::warn!("left out: {why}"),
-            }
-        }
-        if decisions.is_some() && reports.iter().any(|r: &DayReport| r.log == day.log.name()) {
+        let day = TestDay::open(dir, compile_options(settings), stress)?;
+        if decisions.is_some() && reports.iter().any(|r| r.log == day.log().name()) {
             let why = format!(
                 "two logs are called `{}` and would share a decisions folder; rename a directory",
-                day.log.name()
+                day.log().name()
             );
             return Err(UsageError(why).into());
         }
         let mut writer = match decisions {
-            Some(folder) => Some(DecisionWriter::create(folder, day.log.name())?),
+            Some(folder) => Some(DecisionWriter::create(folder, day.log().name())?),
             None => None,
         };
         let mut watch = |name: &str, shown| match &mut writer {
             Some(writer) => writer.write(name, shown),
             None => Ok(()),
         };
-        let mut report = compare_day(&day, &mut contenders, options, &mut watch)?;
-        let oracle = report.policies.pop();
-        if names.iter().any(|n| n == logged::NAME) {
-            match logged(dir, &day, &report.bound, &mut watch)? {
-                Some((row, joined)) => {
-                    report.policies.push(row);
-                    warn_unjoined(&report.log, &joined);
-                }
-                None => tracing::warn!("left out: {} needs a joined_exposure in {}", logged::NAME, dir.display()),
-            }
-        }
-        for (name, file) in policies {
-            if report.policies.iter().any(|p| p.name == *name) {
-                bail!("two policies are called `{name}`; rename a run directory or file");
-            }
-            let own = open_days(dirs, compile, &file.plan, &file.spec.vocabulary)?.remove(0);
-            let contender = Contender { name: name.clone(), kind: Kind::Trained, policy: Box::new(file.policy()) };
-            report.policies.push(crate::evaluate::compare::replay_one(
-                &own,
-                contender,
-                options,
-                &report.bound,
-                &mut watch,
-            )?);
-        }
-        report.policies.extend(oracle);
+        reports.push(evaluate::compare(&day, policies, plan, names, settings, &mut watch)?);
         if let Some(writer) = writer {
             writer.finish()?;
         }
-        reports.push(report);
     }
     Ok(reports)
-}
-
-/// Says what of the exposures and the log did not join.
-fn warn_unjoined(log: &str, e: &ExposureReport) {
-    if e.bad + e.unknown_requests + e.repeated + e.not_allowed + e.requests_without > 0 {
-        tracing::warn!(
-            "logged, {log}: of {} exposures {} are bad, {} have no request in the log, {} repeat one, {} show what may not be \
-             shown; {} requests have no exposure",
-            e.rows,
-            e.bad,
-            e.unknown_requests,
-            e.repeated,
-            e.not_allowed,
-            e.requests_without
-        );
-    }
 }

@@ -8,6 +8,7 @@ mod child;
 mod data;
 mod eval;
 mod plan;
+mod study;
 mod train;
 
 use std::io::IsTerminal as _;
@@ -42,6 +43,8 @@ enum Command {
     Train(Box<train::Train>),
     /// Replay whole days under policies and baselines, beside the hindsight bound
     Eval(eval::Eval),
+    /// Train and evaluate over worlds, seeds and policies; one table
+    Study(study::Study),
     /// Measure one stage with the code that training runs
     Bench(bench::Bench),
     #[command(subcommand, hide = true)]
@@ -90,6 +93,7 @@ pub fn main() -> ExitCode {
         Command::Plan(command) => command.run(),
         Command::Train(command) => command.run(),
         Command::Eval(command) => command.run(),
+        Command::Study(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Child(command) => command.run(),
     };

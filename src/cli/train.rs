@@ -12,6 +12,7 @@ use crate::policy::file::PolicyFile;
 use crate::run::RunDirectory;
 use crate::run::context::Context;
 use crate::settings::{self, Settings};
+use crate::supervisor::children::bind_to_parent;
 use crate::supervisor::interrupt::Interrupt;
 use crate::supervisor::manifest::Manifest;
 use crate::supervisor::prepare::prepare;
@@ -58,10 +59,16 @@ pub struct Train {
     /// Print the evaluation of the test days as JSON, one object a line
     #[arg(long)]
     json: bool,
+    /// End when this process does; given by the commands that start runs of their own
+    #[arg(long, value_name = "PID", hide = true)]
+    parent: Option<i32>,
 }
 
 impl Train {
     pub fn run(self) -> anyhow::Result<Exit> {
+        if let Some(parent) = self.parent {
+            bind_to_parent(parent)?;
+        }
         let mut sets = self.sets.clone();
         sets.extend(self.seed.map(|seed| format!("run.seed={seed}")));
         sets.extend(self.device.as_ref().map(|device| format!("run.device=\"{device}\"")));
@@ -163,7 +170,7 @@ fn report(context: &Context, directory: &RunDirectory) -> anyhow::Result<Vec<Day
     let best = directory.best();
     let file = PolicyFile::read(&best).context("training left no policy")?;
     let policies = [("trained".to_owned(), file)];
-    eval::compare(test, &policies, Some(&context.plan), &eval::all_baselines(), &context.settings, None)
+    eval::compare(test, &policies, Some(&context.plan), &eval::all_baselines(), &context.settings, None, None)
 }
 
 fn summary(o: &Outcome) -> String {

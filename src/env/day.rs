@@ -136,7 +136,13 @@ impl DayModel {
     }
 
     /// Joins a day's log with a given forecast.
-    pub fn with_forecast(log: CompiledLog, forecast: &Forecast, plan: &Plan, vocabulary: Arc<Vocabulary>) -> Self {
+    pub fn with_forecast(
+        log: impl Into<Arc<CompiledLog>>,
+        forecast: &Forecast,
+        plan: &Plan,
+        vocabulary: Arc<Vocabulary>,
+    ) -> Self {
+        let log = log.into();
         let start_ms = log.day().start_ms;
         let traffic = forecast.traffic();
         let graph = plan.graph(forecast, log.contracts(), start_ms);
@@ -180,7 +186,7 @@ impl DayModel {
         let region_index = log.requests().iter().map(|r| index(vocabulary.regions.get(&r.region))).collect();
         let remaining_price = remaining_price(&traffic, &plan.price_by_hour, plan.price_unit);
         Self {
-            log: Arc::new(log),
+            log,
             contracts,
             traffic,
             kinds: forecast.by_kind(),

@@ -1,11 +1,21 @@
 //! Replays policies side by side on a day, beside the hindsight bound.
 
+use std::sync::Arc;
+
+use anyhow::bail;
 use serde::Serialize;
 
 use crate::env::DayModel;
-use crate::plan::hindsight_bound;
-use crate::policy::baselines::FixedPrices;
+use crate::plan::{Bound, Plan, hindsight_bound};
+use crate::policy::baselines::{self, FixedPrices};
+use crate::policy::file::PolicyFile;
 use crate::policy::{Policy, ReplayOptions, Shown, Totals, replay_day};
+use crate::settings::Settings;
+
+use super::TestDay;
+use super::bootstrap::{Block, share_interval};
+use super::logged::{self, Logged};
+use super::measure::{ContractDelivery, DayMeasure, Meter};
 
 /// What a policy is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -40,6 +50,15 @@ pub struct PolicyReport {
     pub contract_impressions: u64,
     pub auction_impressions: u64,
     pub unfilled: u64,
+    /// 95 % block-bootstrap interval of the share over the hours of the day.
+    pub share_interval: Option<[f64; 2]>,
+    /// Means over the contracts, weighted by what they are owed.
+    pub curve_deviation: Option<f64>,
+    pub roughness: Option<f64>,
+    pub contracts: Vec<ContractDelivery>,
+    /// What the interval is made from.
+    #[serde(skip)]
+    pub blocks: Vec<Block>,
 }
 
 /// The bound of a day.
@@ -57,6 +76,8 @@ pub struct BoundReport {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DayReport {
     pub log: String,
+    /// What the day was put under, if anything.
+    pub stress: Option<String>,
     pub requests: u64,
     pub quarantined: u64,
     /// Requests on which nothing could be shown whatever a policy did.
@@ -68,10 +89,53 @@ pub struct DayReport {
     pub policies: Vec<PolicyReport>,
 }
 
-impl PolicyReport {
-    /// `share`: that of the day's bound.
-    pub fn new(name: &str, kind: Kind, totals: &Totals, share: Option<f64>) -> Self {
-        Self {
+/// Who is replayed.
+struct Entrant<'a> {
+    name: &'a str,
+    kind: Kind,
+    policy: &'a mut dyn Policy,
+}
+
+/// A day whose bound is known; replays one policy after the other on it.
+struct Comparison {
+    bound: Bound,
+    measure: DayMeasure,
+}
+
+impl Comparison {
+    /// `day` gives the curves that deliveries are measured against.
+    fn new(day: &DayModel, rate_seed: u64) -> Self {
+        let bound = hindsight_bound(&day.log, rate_seed);
+        let measure = DayMeasure::new(day, &bound, rate_seed);
+        Self { bound, measure }
+    }
+
+    /// Replays a policy on the day; `day` may carry another plan's knowledge of the same log.
+    fn replay(
+        &self,
+        day: &DayModel,
+        entrant: Entrant,
+        options: ReplayOptions,
+        watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
+    ) -> anyhow::Result<PolicyReport> {
+        let Entrant { name, kind, policy } = entrant;
+        let mut failed = Ok(());
+        let mut meter = self.measure.meter();
+        let totals = replay_day(day, policy, options, &mut |shown| {
+            meter.see(&shown);
+            if failed.is_ok() {
+                failed = watch(name, shown);
+            }
+        });
+        failed?;
+        Ok(self.row(name, kind, &totals, meter))
+    }
+
+    /// The row of a policy, from its sums and what the meter saw.
+    fn row(&self, name: &str, kind: Kind, totals: &Totals, meter: Meter) -> PolicyReport {
+        let share = self.bound.share(totals.j);
+        let (blocks, delivery) = (meter.blocks(), meter.delivery());
+        PolicyReport {
             name: name.to_owned(),
             kind,
             j: totals.j,
@@ -84,16 +148,122 @@ impl PolicyReport {
             contract_impressions: totals.contract_impressions,
             auction_impressions: totals.auction_impressions,
             unfilled: totals.unfilled,
+            share_interval: share.and_then(|_| share_interval(&[&blocks])),
+            curve_deviation: delivery.curve_deviation,
+            roughness: delivery.roughness,
+            contracts: delivery.contracts,
+            blocks,
         }
+    }
+
+    /// The row of what the live system showed on the day.
+    fn logged(
+        &self,
+        day: &DayModel,
+        logged: &Logged,
+        watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
+    ) -> anyhow::Result<PolicyReport> {
+        let mut meter = self.measure.meter();
+        for (row, &ad) in logged.shown.iter().enumerate() {
+            let shown = logged::shown(day, row, ad);
+            meter.see(&shown);
+            watch(logged::NAME, shown)?;
+        }
+        Ok(self.row(logged::NAME, Kind::Baseline, &logged.totals(day), meter))
+    }
+
+    /// Replays contenders and the oracle, and sums up the day.
+    fn report(
+        &self,
+        day: &DayModel,
+        contenders: &mut [Contender],
+        options: ReplayOptions,
+        watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
+    ) -> anyhow::Result<DayReport> {
+        let mut policies = Vec::new();
+        for c in contenders {
+            let entrant = Entrant { name: &c.name, kind: c.kind, policy: &mut *c.policy };
+            policies.push(self.replay(day, entrant, options, watch)?);
+        }
+        // The oracle knows the day; delayed feedback takes nothing from it.
+        let prompt = ReplayOptions { feedback_delay_s: 0.0, ..options };
+        let mut oracle = FixedPrices::oracle(&self.bound);
+        let entrant = Entrant { name: "oracle", kind: Kind::Oracle, policy: &mut oracle };
+        let oracle = self.replay(day, entrant, prompt, watch)?;
+        let primal = oracle.j;
+        policies.push(oracle);
+        Ok(DayReport {
+            log: day.log.name().to_owned(),
+            stress: None,
+            requests: day.log.requests().len() as u64,
+            quarantined: day.log.counts().quarantined,
+            unfilled: unfillable(day, options.rate_seed),
+            rate_seed: options.rate_seed,
+            contracts_declared: day.log.contracts_declared(),
+            bound: BoundReport { ub: self.bound.upper, primal, stake: self.bound.stake },
+            policies,
+        })
     }
 }
 
-impl BoundReport {
-    /// The part of the bound that total benefit `j` reaches; `None` where nothing was at stake.
-    pub fn share(&self, j: f64) -> Option<f64> {
-        let whole = self.ub + self.stake;
-        (whole != 0.0).then(|| (j + self.stake) / whole)
+/// Replays the named baselines, trained policies and the oracle on a day; `watch` sees each decision with the policy's
+/// name.
+///
+/// Each trained policy is given its own plan's knowledge; baselines get `plan`. Without one, those that need it are left
+/// out with a warning.
+///
+/// # Errors
+/// Two policies of one name, and whatever `watch` returns.
+pub fn compare(
+    day: &TestDay,
+    policies: &[(String, PolicyFile)],
+    plan: Option<&Plan>,
+    names: &[String],
+    settings: &Settings,
+    watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
+) -> anyhow::Result<DayReport> {
+    let options = day.options(&settings.env);
+    // Without any plan the day itself only serves as a money unit for policies that need no knowledge.
+    let bare;
+    let base_plan = match plan {
+        Some(plan) => plan,
+        None => {
+            bare = Plan::from_days(&[day.log()], options.rate_seed)?.unit_only();
+            &bare
+        }
+    };
+    let mut contenders = Vec::new();
+    for name in names.iter().filter(|n| *n != logged::NAME) {
+        match baselines::named(name, plan, settings.baselines.interval_s) {
+            Ok(policy) => contenders.push(Contender { name: name.clone(), kind: Kind::Baseline, policy }),
+            Err(why) => tracing::warn!("left out: {why}"),
+        }
     }
+    let base = day.model(base_plan, Arc::default());
+    let comparison = Comparison::new(&base, options.rate_seed);
+    let mut report = comparison.report(&base, &mut contenders, options, watch)?;
+    report.stress = day.stress().map(ToString::to_string);
+    let oracle = report.policies.pop();
+    if names.iter().any(|n| n == logged::NAME) {
+        match day.logged()? {
+            Some(logged) => report.policies.push(comparison.logged(&base, &logged, watch)?),
+            None => tracing::warn!(
+                "left out: {} needs a joined_exposure and the day as it was, {}",
+                logged::NAME,
+                report.log
+            ),
+        }
+    }
+    for (name, file) in policies {
+        if report.policies.iter().any(|p| p.name == *name) {
+            bail!("two policies are called `{name}`; rename a run directory or file");
+        }
+        let own = day.model(&file.plan, Arc::new(file.spec.vocabulary.clone()));
+        let entrant = Entrant { name, kind: Kind::Trained, policy: &mut file.policy() };
+        report.policies.push(comparison.replay(&own, entrant, options, watch)?);
+    }
+    report.policies.extend(oracle);
+    Ok(report)
 }
 
 /// Replays every contender and the oracle on a day; `watch` sees each decision with the policy's name.
@@ -106,56 +276,7 @@ pub fn compare_day(
     options: ReplayOptions,
     watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
 ) -> anyhow::Result<DayReport> {
-    let bound = hindsight_bound(&day.log, options.rate_seed);
-    let mut failed = Ok(());
-    let mut replay = |name: &str, policy: &mut dyn Policy, options: ReplayOptions| {
-        replay_day(day, policy, options, &mut |shown| {
-            if failed.is_ok() {
-                failed = watch(name, shown);
-            }
-        })
-    };
-    let mut policies = Vec::new();
-    for c in contenders.iter_mut() {
-        let totals = replay(&c.name, &mut *c.policy, options);
-        policies.push(PolicyReport::new(&c.name, c.kind, &totals, bound.share(totals.j)));
-    }
-    // The oracle knows the day; delayed feedback takes nothing from it.
-    let prompt = ReplayOptions { feedback_delay_s: 0.0, ..options };
-    let oracle = replay("oracle", &mut FixedPrices::oracle(&bound), prompt);
-    policies.push(PolicyReport::new("oracle", Kind::Oracle, &oracle, bound.share(oracle.j)));
-    failed?;
-    Ok(DayReport {
-        log: day.log.name().to_owned(),
-        requests: day.log.requests().len() as u64,
-        quarantined: day.log.counts().quarantined,
-        unfilled: unfillable(day, options.rate_seed),
-        rate_seed: options.rate_seed,
-        contracts_declared: day.log.contracts_declared(),
-        bound: BoundReport { ub: bound.upper, primal: oracle.j, stake: bound.stake },
-        policies,
-    })
-}
-
-/// Replays one more contender on a day whose bound is known; `day` may carry another plan's knowledge of the same log.
-///
-/// # Errors
-/// Whatever `watch` returns.
-pub fn replay_one(
-    day: &DayModel,
-    mut contender: Contender,
-    options: ReplayOptions,
-    bound: &BoundReport,
-    watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
-) -> anyhow::Result<PolicyReport> {
-    let mut failed = Ok(());
-    let totals = replay_day(day, &mut *contender.policy, options, &mut |shown| {
-        if failed.is_ok() {
-            failed = watch(&contender.name, shown);
-        }
-    });
-    failed?;
-    Ok(PolicyReport::new(&contender.name, contender.kind, &totals, bound.share(totals.j)))
+    Comparison::new(day, options.rate_seed).report(day, contenders, options, watch)
 }
 
 /// Requests without an auction ad and without a contract whose draw passed.

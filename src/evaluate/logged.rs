@@ -7,66 +7,97 @@
 use std::path::Path;
 
 use crate::env::DayModel;
-use crate::log::exposure::{self, ExposureReport};
 use crate::log::schema::AdType;
 use crate::log::table;
+use crate::log::{CompiledLog, exposure};
 use crate::policy::{Shown, Totals};
-
-use super::compare::{BoundReport, Kind, PolicyReport};
 
 /// The name of its row.
 pub const NAME: &str = "logged";
 
-/// The row of what was shown on the day of log directory `dir`, and how exposures and requests joined; `None` where the directory
-/// has no `joined_exposure`. `watch` sees each impression.
-///
-/// # Errors
-/// An unreadable table, or whatever `watch` returns.
-pub fn logged(
-    dir: &Path,
-    day: &DayModel,
-    bound: &BoundReport,
-    watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
-) -> anyhow::Result<Option<(PolicyReport, ExposureReport)>> {
-    let Some(path) = table::find(dir, "joined_exposure")? else { return Ok(None) };
-    let exposures = exposure::join(&path, &day.log)?;
-    let totals = totals(day, &exposures.shown);
-    for (request, &ad) in day.log.requests().iter().zip(&exposures.shown) {
-        watch(NAME, Shown { request_id: request.request_id, ad })?;
-    }
-    Ok(Some((PolicyReport::new(NAME, Kind::Baseline, &totals, bound.share(totals.j)), exposures.report)))
+/// What was shown on each request of a log.
+pub struct Logged {
+    pub shown: Vec<Option<(u64, AdType)>>,
 }
 
-fn totals(day: &DayModel, shown: &[Option<(u64, AdType)>]) -> Totals {
-    let log = &day.log;
-    let mut totals = Totals::default();
-    let mut delivered = vec![0.0; day.contracts.len()];
-    for (request, ad) in log.requests().iter().zip(shown) {
-        match *ad {
-            Some((ad_id, AdType::Auction)) => {
-                let worth = log.auctions(request).iter().find(|a| a.ad_id == ad_id).map_or(0.0, |a| a.worth());
-                totals.auction_revenue += worth;
-                totals.auction_impressions += 1;
-            }
-            Some((ad_id, AdType::Contract)) => {
-                let entries = log.entries(request);
-                if let Some(e) = entries.iter().find(|e| day.contracts[e.contract as usize].ad_id == ad_id) {
-                    let j = e.contract as usize;
-                    delivered[j] += 1.0;
-                    totals.click_worth += day.contracts[j].click_value * e.pctr;
-                    totals.contract_pctr += e.pctr;
-                    totals.contract_impressions += 1;
-                }
-            }
-            None => totals.unfilled += 1,
+impl Logged {
+    /// Reads and joins the exposures of log directory `dir`; `None` where it has none. What does not join is warned of.
+    ///
+    /// # Errors
+    /// An unreadable table.
+    pub fn read(dir: &Path, log: &CompiledLog) -> anyhow::Result<Option<Self>> {
+        let Some(path) = table::find(dir, "joined_exposure")? else { return Ok(None) };
+        let exposures = exposure::join(&path, log)?;
+        let e = &exposures.report;
+        if e.bad + e.unknown_requests + e.repeated + e.not_allowed + e.requests_without > 0 {
+            tracing::warn!(
+                "logged, {}: of {} exposures {} are bad, {} have no request in the log, {} repeat one, {} show what may not be \
+                 shown; {} requests have no exposure",
+                log.name(),
+                e.rows,
+                e.bad,
+                e.unknown_requests,
+                e.repeated,
+                e.not_allowed,
+                e.requests_without
+            );
         }
+        Ok(Some(Self { shown: exposures.shown }))
     }
-    for (c, delivered) in day.contracts.iter().zip(delivered) {
-        let missing = (c.owed - delivered).max(0.0);
-        totals.owed += c.owed;
-        totals.missing += missing;
-        totals.penalty += c.penalty * missing;
+
+    /// Sums of what was shown.
+    pub fn totals(&self, day: &DayModel) -> Totals {
+        let log = &day.log;
+        let mut totals = Totals::default();
+        let mut delivered = vec![0.0; day.contracts.len()];
+        for (request, ad) in log.requests().iter().zip(&self.shown) {
+            match *ad {
+                Some((ad_id, AdType::Auction)) => {
+                    let worth = log.auctions(request).iter().find(|a| a.ad_id == ad_id).map_or(0.0, |a| a.worth());
+                    totals.auction_revenue += worth;
+                    totals.auction_impressions += 1;
+                }
+                Some((ad_id, AdType::Contract)) => {
+                    let entries = log.entries(request);
+                    if let Some(e) = entries.iter().find(|e| day.contracts[e.contract as usize].ad_id == ad_id) {
+                        let j = e.contract as usize;
+                        delivered[j] += 1.0;
+                        totals.click_worth += day.contracts[j].click_value * e.pctr;
+                        totals.contract_pctr += e.pctr;
+                        totals.contract_impressions += 1;
+                    }
+                }
+                None => totals.unfilled += 1,
+            }
+        }
+        for (c, delivered) in day.contracts.iter().zip(delivered) {
+            let missing = (c.owed - delivered).max(0.0);
+            totals.owed += c.owed;
+            totals.missing += missing;
+            totals.penalty += c.penalty * missing;
+        }
+        totals.j = totals.auction_revenue + totals.click_worth - totals.penalty;
+        totals
     }
-    totals.j = totals.auction_revenue + totals.click_worth - totals.penalty;
-    totals
+}
+
+/// One impression as replays report theirs.
+pub fn shown(day: &DayModel, row: usize, ad: Option<(u64, AdType)>) -> Shown {
+    let request = &day.log.requests()[row];
+    let mut shown = Shown { request_id: request.request_id, ad, contract: None, offset: day.offset(row), worth: 0.0 };
+    match ad {
+        Some((ad_id, AdType::Auction)) => {
+            shown.worth = day.log.auctions(request).iter().find(|a| a.ad_id == ad_id).map_or(0.0, |a| a.worth());
+        }
+        Some((ad_id, AdType::Contract)) => {
+            let entries = day.log.entries(request);
+            if let Some(e) = entries.iter().find(|e| day.contracts[e.contract as usize].ad_id == ad_id) {
+                let j = e.contract as usize;
+                shown.contract = Some(j);
+                shown.worth = day.contracts[j].click_value * e.pctr;
+            }
+        }
+        None => {}
+    }
+    shown
 }

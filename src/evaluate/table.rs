@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::bootstrap::{Block, share_interval};
 use super::compare::{DayReport, Kind, PolicyReport};
 
 /// Renders days as a table: one row per policy, shares day by day and their mean, and what the mean is made of.
@@ -30,11 +31,17 @@ pub fn render(days: &[DayReport]) -> String {
     }
     let _ = writeln!(
         text,
-        "  {:>7}  {:>12}  {:>8}  {:>12}  {:>12}",
-        "mean", "J", "shortage", "auction rev.", "auction eCPM"
+        "  {:>7}  {:>15}  {:>12}  {:>8}  {:>12}  {:>12}",
+        "mean", "95 %", "J", "shortage", "auction rev.", "auction eCPM"
     );
     let mut rows: Vec<usize> = (0..names.len()).collect();
     let mean_share = |i: usize| mean(days.iter().filter_map(|d| d.policies[row(d, i)?].share));
+    let interval = |i: usize| {
+        let blocks: Vec<&[Block]> =
+            days.iter().filter_map(|d| Some(d.policies[row(d, i)?].blocks.as_slice())).collect();
+        share_interval(&blocks)
+            .map_or_else(|| "-".to_owned(), |[low, high]| format!("{}..{}", percent(Some(low)), percent(Some(high))))
+    };
     rows.sort_by(|&a, &b| mean_share(b).unwrap_or(0.0).total_cmp(&mean_share(a).unwrap_or(0.0)));
     for i in rows {
         let of = |f: fn(&PolicyReport) -> f64| {
@@ -50,8 +57,9 @@ pub fn render(days: &[DayReport]) -> String {
         }
         let _ = writeln!(
             text,
-            "  {:>7}  {:>12}  {:>7.2}%  {:>12}  {:>12.1}",
+            "  {:>7}  {:>15}  {:>12}  {:>7.2}%  {:>12}  {:>12.1}",
             percent(mean_share(i)),
+            interval(i),
             money(of(|p| p.j), decimals),
             100.0 * of(|p| p.shortage_rate),
             money(of(|p| p.auction_revenue), decimals),
@@ -61,16 +69,21 @@ pub fn render(days: &[DayReport]) -> String {
     let ub = mean(days.iter().map(|d| d.bound.ub)).unwrap_or(0.0);
     let _ = writeln!(
         text,
-        "{:width$}{}  {:>7}  {:>12}",
+        "{:width$}{}  {:>7}  {:>15}  {:>12}",
         "upper bound",
         "  ".to_owned() + &" ".repeat((day_width + 2) * days.len() - 2),
         "100.00",
+        "",
         money(ub, decimals)
     );
     text.push_str(
-        "\nShares are percent of the hindsight bound, (J + S) / (UB + S); J, revenue: minor units, mean per day.\n\
+        "\nShares are percent of the hindsight bound, (J + S) / (UB + S); 95 %: of the mean, by bootstrap over the hours of the\n\
+         days; J, revenue: minor units, mean per day.\n\
          * trained policy. The oracle knows the day's own prices; nobody can earn more than the upper bound.\n",
     );
+    if let Some(stress) = days.first().and_then(|d| d.stress.as_ref()) {
+        let _ = writeln!(text, "The days were altered: {stress}.");
+    }
     if days.iter().any(|d| d.contracts_declared) {
         text.push_str(
             "Contracts were DECLARED by the import, they are not real: a smoke test, not a quality figure.\n",
@@ -104,7 +117,10 @@ pub fn verdict(days: &[DayReport]) -> Option<String> {
     Some(if points.abs() < 0.005 {
         format!("The trained policy is level with the best baseline ({best}).")
     } else if points > 0.0 {
-        format!("The trained policy is {points:.2} points above the best baseline ({best}).")
+        let closed = 100.0 * (share - best_share) / (1.0 - best_share);
+        format!(
+            "The trained policy is {points:.2} points above the best baseline ({best}): it closes {closed:.0} % of its gap."
+        )
     } else {
         format!(
             "The trained policy is {:.2} points BELOW the best baseline ({best}): it is not worth deploying. Train longer, \

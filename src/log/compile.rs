@@ -3,7 +3,7 @@
 //! A compiled log carries the content hash of its inputs and options; it is rebuilt when they change. It
 //! lies beside the inputs in `.admix/`, or in the user's cache where the directory cannot be written.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::Permissions;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,11 +12,10 @@ use std::path::{Path, PathBuf};
 use twox_hash::XxHash3_128;
 
 use super::compiled::{self, Auction, CompiledLog, Contract, Counts, Entry, Request, Tail};
-use super::day::Day;
-use super::error::{BadValue, LogError, Result};
+use super::error::{LogError, Result};
+use super::raw::RawDay;
 use super::schema::{AdType, ControlRow, TrackRow};
-use super::table::{self, Table};
-use super::{control, track};
+use super::table;
 
 /// What changes the meaning of a compiled log.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -56,7 +55,8 @@ pub fn open(dir: &Path, options: CompileOptions) -> Result<CompiledLog> {
             Err(e) => tracing::warn!("{e}; compiling again"),
         }
     }
-    let bytes = compile(dir, options, inputs)?;
+    let raw = RawDay::read(dir, options)?;
+    let bytes = compile(&raw, options, raw.inputs);
     replace(&path, &bytes).map_err(|e| LogError::io(&path, e))?;
     CompiledLog::open(&path)
 }
@@ -91,14 +91,14 @@ pub fn cache_folder(dir: &Path) -> Result<PathBuf> {
 }
 
 /// What a log is called in reports and decisions; a directory that is renamed is compiled again.
-fn name_of(dir: &Path) -> String {
+pub(super) fn name_of(dir: &Path) -> String {
     dir.canonicalize()
         .ok()
         .and_then(|d| d.file_name().map(|n| n.to_string_lossy().into_owned()))
         .unwrap_or_else(|| dir.display().to_string())
 }
 
-fn hash_inputs(dir: &Path, options: CompileOptions) -> Result<u128> {
+pub(super) fn hash_inputs(dir: &Path, options: CompileOptions) -> Result<u128> {
     let mut hasher = XxHash3_128::new();
     hasher.write(&compiled::VERSION.to_le_bytes());
     hasher.write(&[u8::from(options.complete_queues)]);
@@ -124,48 +124,11 @@ fn hash_inputs(dir: &Path, options: CompileOptions) -> Result<u128> {
     Ok(hasher.finish_128())
 }
 
-/// Bad rows, written down as they are met.
-struct Quarantine {
-    path: PathBuf,
-    file: Option<std::io::BufWriter<std::fs::File>>,
-    counts: Counts,
-    first: Option<String>,
-}
-
-impl Quarantine {
-    fn set_aside(&mut self, source: &Path, line: u64, bad: &BadValue) -> Result<()> {
-        let failed = |e| LogError::io(&self.path, e);
-        if self.file.is_none() {
-            let mut file = std::io::BufWriter::new(std::fs::File::create(&self.path).map_err(failed)?);
-            writeln!(file, "file\tline\tcolumn\tvalue\treason\trule").map_err(failed)?;
-            self.file = Some(file);
-        }
-        let name = source.file_name().unwrap_or_default().to_string_lossy();
-        let clean = |s: &str| s.replace(['\t', '\n', '\r'], " ");
-        if let Some(file) = &mut self.file {
-            writeln!(
-                file,
-                "{name}\t{line}\t{}\t{}\t{}\t{}",
-                bad.column,
-                clean(&bad.value),
-                bad.reason,
-                clean(&bad.rule)
-            )
-            .map_err(failed)?;
-        }
-        self.first
-            .get_or_insert_with(|| format!("line {line}, column `{}`: `{}`: {}", bad.column, bad.value, bad.rule));
-        self.counts.quarantined += 1;
-        *self.counts.reasons.entry(bad.reason.to_owned()).or_default() += 1;
-        Ok(())
-    }
-}
-
-fn quarantine_path(dir: &Path) -> Result<PathBuf> {
+pub(super) fn quarantine_path(dir: &Path) -> Result<PathBuf> {
     Ok(cache_folder(dir)?.join("quarantine.tsv"))
 }
 
-fn check_share(counts: &Counts, options: CompileOptions, dir: &Path) -> Result<()> {
+pub(super) fn check_share(counts: &Counts, options: CompileOptions, dir: &Path) -> Result<()> {
     if counts.quarantined as f64 <= options.max_bad_share * counts.rows as f64 {
         return Ok(());
     }
@@ -184,103 +147,24 @@ fn check_share(counts: &Counts, options: CompileOptions, dir: &Path) -> Result<(
     })
 }
 
-fn compile(dir: &Path, options: CompileOptions, inputs: u128) -> Result<Vec<u8>> {
-    let track_path =
-        table::find(dir, "track_log")?.ok_or(LogError::MissingFile { dir: dir.to_owned(), name: "track_log" })?;
-    let control_path =
-        table::find(dir, "control")?.ok_or(LogError::MissingFile { dir: dir.to_owned(), name: "control" })?;
-    let mut day = Day::read(dir)?;
-    let quarantine_path = quarantine_path(dir)?;
-    // A quarantine file of an earlier compilation would speak of rows that may be mended by now.
-    let _ = std::fs::remove_file(&quarantine_path);
-    let mut quarantine = Quarantine { path: quarantine_path, file: None, counts: Counts::default(), first: None };
-
-    let mut source = Table::open(&track_path, track::COLUMNS)?;
-    super::warn_unknown(&source);
-    let mut row = source.row();
-    let mut rows: Vec<TrackRow> = Vec::new();
-    let mut lines: Vec<u64> = Vec::new();
-    let mut ids = HashSet::new();
-    let mut latest = 0;
-    while source.read(&mut row)? {
-        quarantine.counts.rows += 1;
-        let parsed = track::parse(&row).and_then(|request| {
-            let day = day.get_or_insert_with(|| Day::of_timestamp(request.ts_ms));
-            if !day.contains(request.ts_ms) {
-                return Err(BadValue::new(
-                    "ts_ms",
-                    &request.ts_ms.to_string(),
-                    "outside_day",
-                    format!("lies outside {} (Unix milliseconds {}..{})", day.date, day.start_ms, day.end_ms()),
-                ));
-            }
-            if !ids.insert(request.request_id) {
-                return Err(BadValue::new(
-                    "request_id",
-                    &request.request_id.to_string(),
-                    "duplicate_request",
-                    "stands twice in the file",
-                ));
-            }
-            Ok(request)
-        });
-        match parsed {
-            Ok(request) => {
-                if request.ts_ms < latest {
-                    quarantine.counts.out_of_order += 1;
-                }
-                latest = latest.max(request.ts_ms);
-                rows.push(request);
-                lines.push(row.line);
-            }
-            Err(bad) => quarantine.set_aside(&track_path, row.line, &bad)?,
-        }
-    }
-    let empty = || LogError::Empty { path: track_path.clone() };
-    let Some(day) = day else {
-        check_share(&quarantine.counts, options, dir)?;
-        return Err(empty());
-    };
-    let contracts = control::read(&control_path, day.start_ms)?;
-    let mut builder = Builder::new(&contracts, options);
-    let mut order: Vec<usize> = (0..rows.len()).collect();
-    order.sort_by_key(|&i| rows[i].ts_ms);
-    for i in order {
-        if let Err(bad) = builder.push(&rows[i]) {
-            quarantine.set_aside(&track_path, lines[i], &bad)?;
-        }
-    }
-    if let Some(file) = &mut quarantine.file {
-        file.flush().map_err(|e| LogError::io(&quarantine.path, e))?;
-    }
-    quarantine.counts.completed = builder.completed;
-    if quarantine.counts.quarantined as f64 > options.max_bad_share * quarantine.counts.rows as f64 {
-        return Err(LogError::TooManyBad {
-            path: track_path,
-            bad: quarantine.counts.quarantined,
-            rows: quarantine.counts.rows,
-            max: options.max_bad_share,
-            first: quarantine.first.unwrap_or_default(),
-            quarantine: quarantine.path,
-        });
-    }
-    if builder.requests.is_empty() {
-        return Err(empty());
-    }
+/// The bytes of a compiled log; `inputs` identifies what it is made from.
+pub(super) fn compile(raw: &RawDay, options: CompileOptions, inputs: u128) -> Vec<u8> {
+    let mut builder = Builder::new(&raw.contracts, options);
+    raw.rows.iter().for_each(|row| builder.push(row));
     let tail = Tail {
-        name: name_of(dir),
-        day,
+        name: raw.name.clone(),
+        day: raw.day.clone(),
         contracts: builder.finish_contracts(),
-        counts: quarantine.counts,
-        contracts_declared: contracts_declared(dir),
+        counts: Counts { completed: builder.completed, ..raw.counts.clone() },
+        contracts_declared: raw.contracts_declared,
     };
-    Ok(compiled::encode(&builder.requests, &builder.entries, &builder.auctions, &tail, inputs))
+    compiled::encode(&builder.requests, &builder.entries, &builder.auctions, &tail, inputs)
 }
 
 /// Where an importer leaves its report.
 const IMPORT_REPORT: &str = "import.json";
 
-fn contracts_declared(dir: &Path) -> bool {
+pub(super) fn contracts_declared(dir: &Path) -> bool {
     std::fs::read(dir.join(IMPORT_REPORT))
         .ok()
         .and_then(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes).ok())
@@ -317,16 +201,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn push(&mut self, row: &TrackRow) -> std::result::Result<(), BadValue> {
-        let unknown = row.queue.iter().find(|e| e.ad_type == AdType::Contract && !self.index.contains_key(&e.ad_id));
-        if let Some(entry) = unknown {
-            return Err(BadValue::new(
-                "queue",
-                &entry.ad_id.to_string(),
-                "unknown_contract",
-                "a contract entry without a row in control",
-            ));
-        }
+    fn push(&mut self, row: &TrackRow) {
         let entries_at = self.entries.len();
         let auctions_at = self.auctions.len();
         for e in &row.queue {
@@ -381,7 +256,6 @@ impl<'a> Builder<'a> {
             age: row.age,
             padding: [0; 2],
         });
-        Ok(())
     }
 
     fn may_show(&self, contract: u32, row: &TrackRow) -> bool {

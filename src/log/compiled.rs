@@ -224,7 +224,15 @@ impl CompiledLog {
     /// # Errors
     /// Another magic or version, a length or checksum that does not fit, an index that points outside.
     pub fn open(path: &Path) -> Result<Self> {
-        let map = super::map::read_only(path).map_err(|e| LogError::io(path, e))?;
+        Self::of_map(path, super::map::read_only(path).map_err(|e| LogError::io(path, e))?)
+    }
+
+    /// A compiled log that lies in memory alone; `path` stands for it in errors.
+    pub(super) fn of_bytes(path: &Path, bytes: &[u8]) -> Result<Self> {
+        Self::of_map(path, super::map::in_memory(bytes).map_err(|e| LogError::io(path, e))?)
+    }
+
+    fn of_map(path: &Path, map: Mmap) -> Result<Self> {
         let broken = |reason: String| LogError::Compiled { path: path.to_owned(), reason };
         if map.len() < HEADER {
             return Err(broken(format!("{} bytes is shorter than a header", map.len())));

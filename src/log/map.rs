@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapMut};
 
 /// Maps the whole of `path`.
 pub fn read_only(path: &Path) -> std::io::Result<Mmap> {
@@ -11,4 +11,11 @@ pub fn read_only(path: &Path) -> std::io::Result<Mmap> {
     // SAFETY: compiled logs are written to a temporary name and renamed into place, never written again:
     // the mapped inode does not change under the map. A replaced file leaves the old inode mapped.
     unsafe { Mmap::map(&file) }
+}
+
+/// A map of no file that holds `bytes`; aligned like any other.
+pub fn in_memory(bytes: &[u8]) -> std::io::Result<Mmap> {
+    let mut map = MmapMut::map_anon(bytes.len())?;
+    map.copy_from_slice(bytes);
+    map.make_read_only()
 }

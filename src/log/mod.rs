@@ -18,6 +18,7 @@ pub mod exposure;
 pub mod import;
 pub mod inventory;
 mod map;
+pub mod raw;
 pub mod schema;
 pub mod table;
 pub mod targeting;
@@ -27,6 +28,7 @@ pub mod write;
 pub use compile::{CompileOptions, open};
 pub use compiled::{Auction, CompiledLog, Entry, Request};
 pub use error::LogError;
+pub use raw::RawDay;
 
 fn warn_unknown(table: &table::Table) {
     for column in &table.unknown {

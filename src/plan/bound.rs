@@ -68,6 +68,22 @@ impl Problem {
         self.transport.dual(prices)
     }
 
+    /// What each request is worth at these prices, `max(0, b_i, max_j(click_ij + p_j))`, minor units.
+    pub fn values<'a>(&'a self, prices: &'a [f64]) -> impl Iterator<Item = f64> + 'a {
+        (0..self.transport.best.len()).map(move |i| self.transport.value(i, prices))
+    }
+
+    /// The requests that contract `j` may take.
+    pub fn requests_of(&self, j: usize) -> impl Iterator<Item = usize> + '_ {
+        self.takes[j].iter().map(|&(i, _)| i as usize)
+    }
+
+    /// What contract `j` adds to `D + S` beside its requests: `penalty_j owed_j - (p_j >= 0 ? p_j owed_j : p_j left_j)`.
+    pub fn rent(&self, j: usize, price: f64) -> f64 {
+        let t = &self.transport;
+        t.penalty[j] * t.owed[j] - price * if price >= 0.0 { t.owed[j] } else { t.left[j] }
+    }
+
     /// Sets price `j` to a minimiser of D along it.
     fn coordinate_step(&self, j: usize, prices: &mut [f64], costs: &mut Vec<f64>) {
         let t = &self.transport;
@@ -156,6 +172,14 @@ fn order_price(costs: &mut [f64], wanted: usize) -> f64 {
 
 /// Minimises D for a day under one seed of rate draws.
 pub fn hindsight_bound(log: &CompiledLog, rate_seed: u64) -> Bound {
-    let (upper, prices) = Problem::of_day(log, rate_seed).minimise();
-    Bound { upper, stake: log.stake(), prices }
+    weighted_bound(log, rate_seed, 1.0)
+}
+
+/// The same with every penalty times `delivery`: its prices serve at another point of the frontier between shortage and
+/// auction revenue. Bound and stake are those of the scaled penalties.
+pub fn weighted_bound(log: &CompiledLog, rate_seed: u64, delivery: f64) -> Bound {
+    let mut problem = Problem::of_day(log, rate_seed);
+    problem.transport.penalty.iter_mut().for_each(|p| *p *= delivery);
+    let (upper, prices) = problem.minimise();
+    Bound { upper, stake: delivery * log.stake(), prices }
 }

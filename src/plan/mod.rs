@@ -17,14 +17,14 @@
 pub mod bound;
 mod experience;
 pub mod forecast;
-pub mod sample;
-pub mod transport;
-pub mod tuned;
 pub mod graph;
 pub mod hwm;
+pub mod sample;
 pub mod served;
 pub mod shale;
 pub mod shortage;
+pub mod transport;
+pub mod tuned;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -35,16 +35,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::log::CompiledLog;
 use crate::log::compiled::Contract;
-pub use bound::{Bound, hindsight_bound};
+pub use bound::{Bound, hindsight_bound, weighted_bound};
 pub use experience::KnownContract;
 pub use forecast::{Forecast, GRID, Supply};
-pub use sample::Sample;
-pub use transport::Transport;
-pub use tuned::{Horizon, PacingGains, PidGains, Tuned};
 pub use graph::Graph;
 pub use hwm::Hwm;
+pub use sample::Sample;
 pub use served::{Allocation, DayAhead, ServedDay};
 pub use shale::Shale;
+pub use transport::Transport;
+pub use tuned::{Horizon, PacingGains, PidGains, Tuned};
 
 const FORMAT: u32 = 2;
 

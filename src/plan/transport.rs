@@ -47,13 +47,14 @@ impl Transport {
 
     /// `D(prices)`, minor units. Prices above the penalty are not allowed.
     pub fn dual(&self, prices: &[f64]) -> f64 {
-        let paid: f64 = (0..self.best.len())
-            .map(|i| {
-                let value = |&(j, click): &(u32, f64)| click + prices[j as usize];
-                self.weight[i] * self.entries_of(i).iter().map(value).fold(self.best[i].max(0.0), f64::max)
-            })
-            .sum();
+        let paid: f64 = (0..self.best.len()).map(|i| self.weight[i] * self.value(i, prices)).sum();
         paid - self.revenue(prices)
+    }
+
+    /// What one of request `i`'s kind is worth at these prices: the best of nothing, the auction and its contracts.
+    pub(super) fn value(&self, i: usize, prices: &[f64]) -> f64 {
+        let value = |&(j, click): &(u32, f64)| click + prices[j as usize];
+        self.entries_of(i).iter().map(value).fold(self.best[i].max(0.0), f64::max)
     }
 
     /// One damped Newton step on the dual with every maximum replaced by `smoothing * log(sum(exp(. / smoothing)))`; prices at

@@ -16,11 +16,17 @@ pub struct ReplayOptions {
 }
 
 /// What was shown on a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shown {
     pub request_id: u64,
     /// `None`: nothing could be shown.
     pub ad: Option<(u64, AdType)>,
+    /// Index into the day's contracts, if it is one.
+    pub contract: Option<usize>,
+    /// Milliseconds from midnight.
+    pub offset: u64,
+    /// What the auction ad or the predicted click is worth, minor units; its sum over a day, less penalties, is J.
+    pub worth: f64,
 }
 
 /// Sums of a replayed day. Money in minor units.
@@ -92,11 +98,14 @@ pub fn replay_day(
         let choice =
             if policy.boosted() { choose(&replay, &contracts, &auctions, true) } else { by_worth(&replay, &contracts) };
         let request_id = replay.request().request_id;
-        let shown = match choice {
+        let offset = replay.offset();
+        let mut contract = None;
+        let ad = match choice {
             Choice::Contract(i) => {
                 let c = &replay.candidates()[i];
                 totals.contract_impressions += 1;
                 totals.contract_pctr += c.pctr;
+                contract = Some(c.contract as usize);
                 Some((day.contracts[c.contract as usize].ad_id, AdType::Contract))
             }
             Choice::Auction(i) => {
@@ -108,11 +117,11 @@ pub fn replay_day(
                 None
             }
         };
-        watch(Shown { request_id, ad: shown });
         let display = replay.show(choice);
         totals.auction_revenue += display.auction;
         totals.click_worth += display.click;
         totals.j += display.absolute(&Weights::J);
+        watch(Shown { request_id, ad, contract, offset, worth: display.auction + display.click });
     }
     for (j, c) in day.contracts.iter().enumerate() {
         let missing = f64::from((replay.episode.owed[j] - replay.state.delivered[j]).max(0.0));

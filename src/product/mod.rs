@@ -3,3 +3,4 @@
 //! May import: everything but `cli`.
 
 pub mod bench;
+pub mod study;

@@ -134,7 +134,7 @@ impl Default for Episodes {
     fn default() -> Self {
         Self {
             steps: 1000,
-            requests_per_step: 1,
+            requests_per_step: 30,
             demand_jitter: 0.1,
             price_jitter: 0.2,
             volume_jitter: 0.2,
@@ -196,7 +196,7 @@ impl Default for Policy {
     fn default() -> Self {
         Self {
             hidden: 64,
-            ad_embedding: 4,
+            ad_embedding: 0,
             traffic_embedding: 0,
             temperature: 0.05,
             initial_bid: 0.5,
@@ -277,7 +277,7 @@ impl Default for Learner {
             segment: 64,
             pool: 32_000,
             samples_per_update: 512,
-            anchor: 0.1,
+            anchor: 0.3,
             critic_head_start: 160,
             actor_rate: 1e-3,
             critic_rate: 2e-3,
@@ -328,7 +328,7 @@ pub struct Evaluate {
 
 impl Default for Evaluate {
     fn default() -> Self {
-        Self { every: 64 }
+        Self { every: 32 }
     }
 }
 
@@ -343,7 +343,7 @@ pub struct Budget {
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { max_updates: 2000, max_samples: 0, max_seconds: 0.0 }
+        Self { max_updates: 800, max_samples: 0, max_seconds: 0.0 }
     }
 }
 

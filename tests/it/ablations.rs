@@ -17,7 +17,7 @@ const WORLD: &str = "requests = 900\nqueue = 6\nregions = 3\nslots = 2\nages = 2
 
 /// As small as it may be while everything takes part: blocks of both actors, evictions from the pool, publications, a
 /// head start that ends.
-const BASE: [&str; 16] = [
+const BASE: [&str; 17] = [
     "data.test=[]",
     "policy.hidden=8",
     "learner.publish_every=2",
@@ -30,6 +30,7 @@ const BASE: [&str; 16] = [
     "learner.quantiles=4",
     "learner.atoms=7",
     "episodes.steps=300",
+    "episodes.requests_per_step=1",
     "actors.write_every=64",
     "actors.episodes=4",
     "evaluate.every=100",
@@ -45,22 +46,27 @@ const CHANGE: &[(&str, &str, &[&str])] = &[
     ("env.rate_seed", "3", &[]),
     ("env.complete_queues", "true", &[]),
     ("episodes.steps", "200", &[]),
+    ("episodes.requests_per_step", "3", &[]),
     ("episodes.demand_jitter", "0.3", &[]),
     ("episodes.price_jitter", "0.4", &[]),
     ("episodes.volume_jitter", "0.4", &[]),
     ("episodes.mid_day_share", "0.9", &[]),
     ("episodes.start_spread", "0.3", &[]),
+    ("episodes.start_error", "0.5", &[]),
+    ("episodes.supply_error", "0.5", &[]),
     ("episodes.jump_share", "0.9", &[]),
     ("episodes.jump_sd", "0.6", &[]),
+    ("episodes.shock_sd", "0.8", &[]),
     ("reward.auction", "0.5", &[]),
     ("reward.contract_ctr", "0.5", &[]),
     ("reward.contract_delivery", "0.5", &[]),
     ("policy.hidden", "4", &[]),
-    ("policy.ad_embedding", "0", &[]),
+    ("policy.ad_embedding", "4", &[]),
     ("policy.traffic_embedding", "2", &[]),
     ("policy.temperature", "0.1", &[]),
     ("policy.initial_bid", "0.3", &["policy.warm_start=false"]),
     ("policy.warm_start", "false", &[]),
+    ("policy.replan", "false", &[]),
     ("policy.pacing", "false", &[]),
     ("policy.negative_bids", "true", &[]),
     ("policy.auction_candidates", "4", &["score_mode=all"]),
@@ -72,6 +78,7 @@ const CHANGE: &[(&str, &str, &[&str])] = &[
     ("learner.segment", "8", &[]),
     ("learner.pool", "256", &[]),
     ("learner.samples_per_update", "32", &[]),
+    ("learner.anchor", "3", &[]),
     ("learner.critic_head_start", "8", &[]),
     ("learner.actor_rate", "3e-3", &[]),
     ("learner.critic_rate", "5e-3", &[]),
@@ -93,7 +100,7 @@ const CHANGE: &[(&str, &str, &[&str])] = &[
     ("budget.max_samples", "1000", &[]),
     ("serial.literal", "true", &[]),
     ("baselines.tuning_replays", "24", &[]),
-    ("baselines.pid_interval_s", "7200", &["baselines.tuning_replays=24"]),
+    ("baselines.interval_s", "7200", &["baselines.tuning_replays=24"]),
 ];
 
 /// What must not change what is learned: it chooses, reports, or says how the work is laid out.

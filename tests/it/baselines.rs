@@ -162,7 +162,7 @@ fn a_receding_horizon_with_perfect_knowledge_comes_close_to_the_bound() {
             e.boost = 1.0;
         }
         let Loaded { day, plan, .. } = world.load();
-        let mut policy = Receding::new(Arc::new(plan.sample), horizon);
+        let mut policy = Receding::new(plan.sample, horizon);
         let j = replay_day(&day, &mut policy, PROMPT, &mut |_| {}).j;
         let gap = 1.0 - hindsight_bound(&day.log, 0).share(j).unwrap();
         assert!(gap < 0.01, "seed {seed}: a gap of {gap}");
@@ -178,7 +178,7 @@ fn a_receding_horizon_starts_at_the_prices_of_the_bound() {
     let bound = hindsight_bound(&day.log, 0).prices;
     let mut first = None;
     let mut policy = Watched {
-        policy: Receding::new(Arc::new(plan.sample), Horizon::default()),
+        policy: Receding::new(plan.sample, Horizon::default()),
         see: |policy: &Receding, _: &Replay| {
             first.get_or_insert_with(|| policy.prices().to_vec());
         },
@@ -199,7 +199,7 @@ fn a_receding_horizon_serves_contracts_that_no_training_day_knew() {
     let dir = tempfile::tempdir().unwrap();
     world.write(dir.path());
     let day = DayModel::with_forecast(open(dir.path()), &known.plan.forecast, &known.plan, Arc::default());
-    let mut policy = Receding::new(Arc::new(known.plan.sample), Horizon::default());
+    let mut policy = Receding::new(known.plan.sample, Horizon::default());
     let totals = replay_day(&day, &mut policy, PROMPT, &mut |_| {});
     assert!(totals.missing < 0.02 * totals.owed, "{} missing", totals.missing);
     let gap = 1.0 - hindsight_bound(&day.log, 0).share(totals.j).unwrap();
@@ -236,12 +236,12 @@ fn a_sample_is_part_of_its_days_and_bounded() {
     plan.write(file.path()).unwrap();
     assert!(Plan::read(file.path()).unwrap().sample == plan.sample, "the file keeps the sample");
     let mut broken = plan.clone();
-    broken.sample.days[1].entries[3] += 1;
+    std::sync::Arc::make_mut(&mut broken.sample).days[1].entries[3] += 1;
     broken.write(file.path()).unwrap();
     let said = format!("{:#}", Plan::read(file.path()).unwrap_err());
     assert!(said.contains("sample of requests is malformed"), "{said}");
     assert!(plan.sample.without(0).days == plan.sample.days[1..]);
-    let one = Sample { days: plan.sample.days[..1].to_vec(), ..plan.sample };
+    let one = Sample { days: plan.sample.days[..1].to_vec(), ..(*plan.sample).clone() };
     assert!(one.without(0) == one, "its own day is better than nothing");
 }
 
@@ -251,7 +251,7 @@ fn tuning_improves_on_its_start_repeats_itself_and_keeps_its_budget() {
     let logs: Vec<_> = days.iter().map(|d| &*d.day.log).collect();
     let sample = Plan::from_days(&logs, 0).unwrap().sample;
     let days: Vec<DayModel> = days.into_iter().map(|d| d.day).collect();
-    let tuned = |budget| tune::all(&days, &sample, PROMPT, 300.0, budget).unwrap();
+    let tuned = |budget| tune::all(&days, &sample, PROMPT, 300.0, budget, &admix::settings::Policy::default()).unwrap();
     assert_eq!(tuned(0), Tuned::default(), "nothing is tried");
     let found = tuned(96);
     assert_eq!(found, tuned(96));
@@ -305,7 +305,8 @@ fn every_baseline_bears_degenerate_days() {
     ] {
         let Loaded { day, mut plan, plain, .. } = world.load();
         let days = [day];
-        plan.tuned = Some(tune::all(&days, &plan.sample, PROMPT, 300.0, 16).unwrap());
+        plan.tuned =
+            Some(tune::all(&days, &plan.sample, PROMPT, 300.0, 16, &admix::settings::Policy::default()).unwrap());
         let file = tempfile::NamedTempFile::new().unwrap();
         plan.write(file.path()).unwrap();
         let plan = Plan::read(file.path()).unwrap_or_else(|e| panic!("{what}: {e:#}"));

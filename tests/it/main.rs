@@ -1,21 +1,24 @@
 //! One integration binary; a module per topic.
 
-mod baselines;
 mod ablations;
+mod baselines;
 mod bound;
 mod compiled;
 mod crash;
 mod decisions;
 mod determinism;
 mod inputs;
-mod logged;
 mod invariance;
 mod leak;
+mod logged;
 mod logs;
 mod lottery;
+mod measure;
 mod plan;
 mod quickstart;
 mod replay;
+mod stress;
+mod study;
 mod support;
 mod train;
 mod worlds;

@@ -259,6 +259,7 @@ proptest! {
         seed: u64,
         mid_day_share in 0.0..1.0,
         steps in 5usize..300,
+        per_step in 1usize..5,
         spread in 0.0..1.0,
         weights in (0.0..3.0, 0.0..3.0, 0.0..3.0),
     ) {
@@ -269,10 +270,11 @@ proptest! {
             jump_share: 0.5,
             demand_jitter: 0.3,
             volume_jitter: 0.3,
+            shock_sd: 0.5,
             ..Episodes::default()
         };
-        let episode = Episode::draw(&day, &settings, seed);
-        prop_assert_eq!(&episode, &Episode::draw(&day, &settings, seed));
+        let episode = Episode::draw(&day, &settings, per_step, seed);
+        prop_assert_eq!(&episode, &Episode::draw(&day, &settings, per_step, seed));
         let by_id: HashMap<u64, _> = plain.requests.iter().map(|r| (r.id, r)).collect();
         let weights = Weights { auction: weights.0, click: weights.1, delivery: weights.2 };
         let (mut absolute, mut relative, mut weighted, mut weighted_relative) = (0.0, 0.0, 0.0, 0.0);
@@ -295,7 +297,7 @@ proptest! {
             }
             last = Some(step.replay.row());
             let request = by_id[&step.replay.request().request_id];
-            let factor = episode.price_factor(offset);
+            let factor = episode.price_factor(step.replay.request().region, offset);
             best += PlainLog::best(request) * factor;
             let room = |ad: u64| {
                 let j = demands[&ad];

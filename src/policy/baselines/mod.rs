@@ -11,8 +11,8 @@ mod receding;
 mod simple;
 pub mod tune;
 
-pub use lottery::{ShaleLottery, ThetaLottery};
 pub use dual_descent::DualDescent;
+pub use lottery::{ShaleLottery, ThetaLottery};
 pub use pass_rate::PassRate;
 pub use pid::Pid;
 pub use prices::FixedPrices;

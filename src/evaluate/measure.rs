@@ -1,0 +1,211 @@
+//! How a policy's day went beyond its sums: delivery against the planned curves, and what each hour contributed.
+//!
+//! Every policy of a day is held against the same curves, those of the plan that the comparison was made with. A contract's
+//! planned curve is its cumulative forecast supply as a share of the whole: delivered / owed would follow it if
+//! a fixed share of its requests were shown.
+
+use serde::Serialize;
+
+use crate::env::DayModel;
+use crate::log::schema::DAY_MS;
+use crate::plan::bound::Problem;
+use crate::plan::{Bound, GRID};
+use crate::policy::Shown;
+
+use super::bootstrap::Block;
+
+const HOUR_MS: u64 = 3_600_000;
+const QUARTER_MS: u64 = DAY_MS / GRID as u64;
+const HOURS: usize = (DAY_MS / HOUR_MS) as usize;
+
+/// How one contract was delivered.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ContractDelivery {
+    pub ad_id: u64,
+    /// Impressions owed when the log starts, and shown.
+    pub owed: u64,
+    pub delivered: u64,
+    /// Delivered over owed; `null` where nothing was owed.
+    pub rate: Option<f64>,
+    /// Mean over the quarter hours of the flight of |delivered / owed - planned share|, at their ends; `null` where nothing
+    /// was owed or no supply was forecast.
+    pub curve_deviation: Option<f64>,
+    /// Mean over the quarter hours of the flight but the first of |change of delivery from the one before - planned
+    /// change|, as a share of the mean planned delivery of a quarter hour; 0 = as smooth as the plan.
+    pub roughness: Option<f64>,
+}
+
+/// What all contracts of a day make of it: means weighted by what is owed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Delivery {
+    pub curve_deviation: Option<f64>,
+    pub roughness: Option<f64>,
+    pub contracts: Vec<ContractDelivery>,
+}
+
+/// A contract's flight in quarter hours and what was to be delivered by when.
+struct Curve {
+    ad_id: u64,
+    owed: u64,
+    /// First quarter hour of the flight, and the one after its last.
+    flight: std::ops::Range<usize>,
+    /// Planned share before each quarter hour and after the last; `None` where no supply was forecast.
+    planned: Option<Vec<f64>>,
+}
+
+/// A contract's part of the bound beside its requests, and the hours that it is spread over.
+struct Terms {
+    penalty: f64,
+    owed: f64,
+    price: f64,
+    /// Shares of the hours, summing to 1.
+    hours: [f64; HOURS],
+}
+
+impl Terms {
+    /// What the contract adds to `J + S` when each of its `delivered` impressions has been credited with the price.
+    fn earned(&self, delivered: f64) -> f64 {
+        self.penalty * delivered.min(self.owed) - self.price * delivered
+    }
+}
+
+/// What a day is measured against, the same for every policy.
+pub struct DayMeasure {
+    /// `UB + S` by hour; `None` for hours without a request.
+    hours: Vec<Option<f64>>,
+    terms: Vec<Terms>,
+    curves: Vec<Curve>,
+}
+
+impl DayMeasure {
+    /// Takes the day's curves and spreads its bound over the hours; they sum to `UB + S`.
+    ///
+    /// A request brings what it is worth at the bound's prices to its hour; what a contract adds beside that is spread over the
+    /// requests that it may take (evenly over the hours where there are none). A policy is credited alike: an impression of a
+    /// contract counts its click and its price in its hour, and what is left of the contract's part of `J + S` is spread in
+    /// the same way. So no hour earns more than its bound, and delivering sooner or later than the bound does costs only what it
+    /// displaces.
+    pub fn new(day: &DayModel, bound: &Bound, rate_seed: u64) -> Self {
+        let problem = Problem::of_day(&day.log, rate_seed);
+        let hour_of = |row: usize| ((day.offset(row) / HOUR_MS) as usize).min(HOURS - 1);
+        let mut hours: Vec<Option<f64>> = vec![None; HOURS];
+        for (row, value) in problem.values(&bound.prices).enumerate() {
+            *hours[hour_of(row)].get_or_insert(0.0) += value;
+        }
+        let with_requests = hours.iter().flatten().count() as f64;
+        let mut terms = Vec::with_capacity(bound.prices.len());
+        for (j, (&price, c)) in bound.prices.iter().zip(&day.contracts).enumerate() {
+            let takes = problem.requests_of(j).count();
+            let mut spread = [0.0; HOURS];
+            if takes > 0 {
+                problem.requests_of(j).for_each(|row| spread[hour_of(row)] += 1.0 / takes as f64);
+            } else {
+                let open = spread.iter_mut().zip(&hours).filter(|(_, hour)| hour.is_some());
+                open.for_each(|(share, _)| *share = 1.0 / with_requests);
+            }
+            for (hour, share) in hours.iter_mut().zip(spread) {
+                hour.iter_mut().for_each(|bound| *bound += share * problem.rent(j, price));
+            }
+            terms.push(Terms { penalty: c.penalty, owed: c.owed, price, hours: spread });
+        }
+        let curves = day
+            .contracts
+            .iter()
+            .map(|c| {
+                let total = c.supply.total();
+                let share = |q: usize| c.supply.before(q as u64 * QUARTER_MS) / total;
+                let first = (c.start / QUARTER_MS) as usize;
+                let end = (c.end.min(DAY_MS).div_ceil(QUARTER_MS) as usize).min(GRID);
+                Curve {
+                    ad_id: c.ad_id,
+                    owed: c.owed as u64,
+                    flight: first.min(end)..end,
+                    planned: (total > 0.0).then(|| (0..=GRID).map(share).collect()),
+                }
+            })
+            .collect();
+        Self { hours, terms, curves }
+    }
+
+    /// A meter for one replay of the day.
+    pub fn meter(&self) -> Meter<'_> {
+        Meter { measure: self, credited: vec![0.0; HOURS], shown: vec![[0; GRID]; self.curves.len()] }
+    }
+}
+
+/// Takes in the decisions of one replay.
+pub struct Meter<'a> {
+    measure: &'a DayMeasure,
+    /// Worth of what was shown and the price of each contract impression, by hour.
+    credited: Vec<f64>,
+    /// Impressions of each contract by quarter hour.
+    shown: Vec<[u32; GRID]>,
+}
+
+impl Meter<'_> {
+    pub fn see(&mut self, shown: &Shown) {
+        let price = shown.contract.map_or(0.0, |j| self.measure.terms[j].price);
+        self.credited[((shown.offset / HOUR_MS) as usize).min(HOURS - 1)] += shown.worth + price;
+        if let Some(j) = shown.contract {
+            self.shown[j][((shown.offset / QUARTER_MS) as usize).min(GRID - 1)] += 1;
+        }
+    }
+
+    /// What each hour with requests contributed to `J + S` and to `UB + S`.
+    pub fn blocks(&self) -> Vec<Block> {
+        let mut earned = self.credited.clone();
+        for (terms, shown) in self.measure.terms.iter().zip(&self.shown) {
+            let rest = terms.earned(shown.iter().map(|&n| f64::from(n)).sum());
+            earned.iter_mut().zip(terms.hours).for_each(|(hour, share)| *hour += share * rest);
+        }
+        let hours = self.measure.hours.iter().zip(earned);
+        hours.filter_map(|(bound, earned)| Some(Block { earned, bound: (*bound)? })).collect()
+    }
+
+    pub fn delivery(&self) -> Delivery {
+        let contracts: Vec<ContractDelivery> =
+            self.measure.curves.iter().zip(&self.shown).map(|(curve, shown)| curve.judge(shown)).collect();
+        let mean = |f: fn(&ContractDelivery) -> Option<f64>| {
+            let known = contracts.iter().filter_map(|c| Some((c.owed as f64, f(c)?)));
+            let (weight, sum) = known.fold((0.0, 0.0), |(w, s), (owed, v)| (w + owed, s + owed * v));
+            (weight > 0.0).then(|| sum / weight)
+        };
+        Delivery { curve_deviation: mean(|c| c.curve_deviation), roughness: mean(|c| c.roughness), contracts }
+    }
+}
+
+impl Curve {
+    fn judge(&self, shown: &[u32; GRID]) -> ContractDelivery {
+        let delivered: u64 = shown.iter().map(|&n| u64::from(n)).sum();
+        let owed = self.owed as f64;
+        let known = self.planned.as_ref().filter(|_| self.owed > 0 && !self.flight.is_empty());
+        let deviation = known.map(|planned| {
+            let mut so_far = 0.0;
+            let mut sum = 0.0;
+            for (q, &n) in shown.iter().enumerate().take(self.flight.end) {
+                so_far += f64::from(n);
+                if self.flight.contains(&q) {
+                    sum += (so_far / owed - planned[q + 1]).abs();
+                }
+            }
+            sum / self.flight.len() as f64
+        });
+        let roughness = known.filter(|_| self.flight.len() > 1).map(|planned| {
+            // As shares of what is owed; the whole plan over the quarter hours of the flight is 1.
+            let share = |q: usize| f64::from(shown[q]) / owed;
+            let plan = |q: usize| planned[q + 1] - planned[q];
+            let change = |q: usize| ((share(q) - share(q - 1)) - (plan(q) - plan(q - 1))).abs();
+            let steps = self.flight.len() - 1;
+            let mean_change = self.flight.clone().skip(1).map(change).sum::<f64>() / steps as f64;
+            mean_change * self.flight.len() as f64
+        });
+        ContractDelivery {
+            ad_id: self.ad_id,
+            owed: self.owed,
+            delivered,
+            rate: (self.owed > 0).then(|| delivered as f64 / owed),
+            curve_deviation: deviation,
+            roughness,
+        }
+    }
+}

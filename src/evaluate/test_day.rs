@@ -1,0 +1,81 @@
+//! A logged day as it is evaluated: the log and its own forecast, before any plan's knowledge is joined to it.
+//!
+//! Baselines and trained policies may come with different plans; all of them are judged on this one day, which may be put
+//! under a [`Stress`].
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::env::{DayModel, Vocabulary};
+use crate::log::{self, CompileOptions, CompiledLog, RawDay, inventory, table};
+use crate::plan::{Forecast, Plan};
+use crate::policy::ReplayOptions;
+use crate::settings::Env;
+
+use super::logged::Logged;
+use super::stress::Stress;
+
+/// A day that policies are compared on.
+#[derive(Debug)]
+pub struct TestDay {
+    dir: PathBuf,
+    log: Arc<CompiledLog>,
+    /// The day's own forecast; plans have another for days without one.
+    forecast: Option<Forecast>,
+    stress: Option<Stress>,
+}
+
+impl TestDay {
+    /// Opens a log directory, under `stress` if there is one.
+    ///
+    /// # Errors
+    /// A log or an inventory that cannot be used.
+    pub fn open(dir: &Path, options: CompileOptions, stress: Option<&Stress>) -> Result<Self, log::LogError> {
+        let mut nodes = match table::find(dir, "inventory")? {
+            Some(path) => Some(inventory::read(&path)?),
+            None => None,
+        };
+        let log = match stress.filter(|stress| stress.alters_log()) {
+            None => log::open(dir, options)?,
+            Some(stress) => {
+                let mut raw = RawDay::read(dir, options)?;
+                stress.alter(&mut raw, nodes.as_mut());
+                raw.compile_altered(options, &stress.identity())?
+            }
+        };
+        let forecast = nodes.map(|nodes| Forecast::from_inventory(&nodes));
+        Ok(Self { dir: dir.to_owned(), log: Arc::new(log), forecast, stress: stress.cloned() })
+    }
+
+    pub fn log(&self) -> &CompiledLog {
+        &self.log
+    }
+
+    pub fn stress(&self) -> Option<&Stress> {
+        self.stress.as_ref()
+    }
+
+    /// What the live system showed; `None` where no `joined_exposure` says so, or where the log is not what it saw.
+    ///
+    /// # Errors
+    /// An unreadable table.
+    pub fn logged(&self) -> anyhow::Result<Option<Logged>> {
+        match &self.stress {
+            Some(stress) if stress.alters_log() => Ok(None),
+            _ => Logged::read(&self.dir, &self.log),
+        }
+    }
+
+    /// The day as a policy that was planned with `plan` may know it.
+    pub fn model(&self, plan: &Plan, vocabulary: Arc<Vocabulary>) -> DayModel {
+        let forecast = self.forecast.as_ref().unwrap_or(&plan.forecast);
+        let wrong = self.stress.as_ref().map(|stress| stress.forecast(forecast));
+        DayModel::with_forecast(self.log.clone(), wrong.as_ref().unwrap_or(forecast), plan, vocabulary)
+    }
+
+    /// How the day is replayed.
+    pub fn options(&self, env: &Env) -> ReplayOptions {
+        let delay = self.stress.as_ref().map_or(env.feedback_delay_s, |stress| stress.feedback_delay_s(env));
+        ReplayOptions { rate_seed: env.rate_seed, feedback_delay_s: delay }
+    }
+}

@@ -1,0 +1,324 @@
+//! The study file: what is trained on what, and what is reported.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde::Deserialize;
+
+use crate::evaluate::Stress;
+use crate::policy::baselines;
+use crate::settings;
+use crate::synth::WorldSettings;
+
+/// Indices into a world's days; no day is in two of the lists.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Days {
+    /// Planned from, tuned on and trained on.
+    pub train: Vec<usize>,
+    /// Choose the best parameters of a run.
+    pub validation: Vec<usize>,
+    /// Reported; nothing is chosen on them.
+    pub report: Vec<usize>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WorldEntry {
+    name: Option<String>,
+    /// A world file, for `seeds`, one world each.
+    synth: Option<PathBuf>,
+    #[serde(default)]
+    seeds: Vec<u64>,
+    /// Log directories, in place of `synth`.
+    #[serde(default)]
+    logs: Vec<PathBuf>,
+    /// In place of the study's.
+    days: Option<Days>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct VariantEntry {
+    name: String,
+    config: Option<PathBuf>,
+    #[serde(default)]
+    set: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Names {
+    /// `all` or `none`.
+    One(String),
+    List(Vec<String>),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StudyFile {
+    config: PathBuf,
+    #[serde(default)]
+    set: Vec<String>,
+    seeds: Vec<u64>,
+    #[serde(default = "all")]
+    baselines: Names,
+    data: Option<PathBuf>,
+    /// As `eval --stress` takes them.
+    #[serde(default)]
+    stresses: Vec<String>,
+    #[serde(default)]
+    stress_seed: u64,
+    #[serde(default)]
+    frontier: Vec<f64>,
+    days: Option<Days>,
+    world: Vec<WorldEntry>,
+    #[serde(default)]
+    variant: Vec<VariantEntry>,
+}
+
+fn all() -> Names {
+    Names::One("all".into())
+}
+
+/// Where a world's days come from.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Source {
+    /// Generated under the study's folder.
+    Synth(Box<WorldSettings>),
+    Logs(Vec<PathBuf>),
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct World {
+    pub name: String,
+    pub source: Source,
+    pub days: Days,
+}
+
+/// A way of training.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Variant {
+    pub name: String,
+    pub config: PathBuf,
+    /// `key=value`, as `train --set` takes them; the study's own first.
+    pub sets: Vec<String>,
+}
+
+/// A study, checked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Study {
+    /// Where evaluation, planning and the baselines' tuning take their settings from.
+    pub base: Variant,
+    pub seeds: Vec<u64>,
+    pub baselines: Vec<String>,
+    pub worlds: Vec<World>,
+    pub variants: Vec<Variant>,
+    /// Evaluated under each, beside none.
+    pub stresses: Vec<Stress>,
+    /// Weights of delivery of the hindsight frontier.
+    pub frontier: Vec<f64>,
+}
+
+impl Study {
+    /// Reads a study file. Relative paths are looked for beside it first, then in the current directory; relative log
+    /// directories under `data`, or the file's `data` key, where one is given.
+    ///
+    /// # Errors
+    /// An unreadable file, a key or value that cannot be used, or a day that is in two of train, validation and report.
+    pub fn load(path: &Path, data: Option<&Path>) -> Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let file: StudyFile = toml::from_str(&text).with_context(|| format!("{}", path.display()))?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        Self::resolve(file, folder, data).with_context(|| format!("{}", path.display()))
+    }
+
+    fn resolve(file: StudyFile, folder: &Path, data: Option<&Path>) -> Result<Self> {
+        let base = Variant { name: "base".into(), config: beside(folder, &file.config)?, sets: file.set.clone() };
+        ensure!(!file.seeds.is_empty(), "`seeds` names no seed; give at least one");
+        ensure!(distinct(&file.seeds), "`seeds` names a seed twice");
+        let mut variants = Vec::new();
+        for entry in file.variant {
+            let config = entry.config.map_or_else(|| Ok(base.config.clone()), |c| beside(folder, &c))?;
+            let sets = base.sets.iter().cloned().chain(entry.set).collect();
+            variants.push(Variant { name: check_name("variant", entry.name)?, config, sets });
+        }
+        for variant in std::iter::once(&base).chain(&variants) {
+            variant.check()?;
+        }
+        let taken: HashSet<&str> = baselines::NAMES.into_iter().chain(["oracle"]).collect();
+        if let Some(v) = variants.iter().find(|v| taken.contains(v.name.as_str())) {
+            bail!("variant `{}` is called like a baseline; give it another name", v.name);
+        }
+        ensure!(
+            distinct(&variants.iter().map(|v| &v.name).collect::<Vec<_>>()),
+            "two variants have the same name; rename one"
+        );
+        let data = match (data, &file.data) {
+            (Some(data), _) => Some(data.to_owned()),
+            (None, Some(data)) => Some(beside(folder, data)?),
+            (None, None) => None,
+        };
+        let mut worlds = Vec::new();
+        for entry in file.world {
+            worlds.extend(World::of(entry, file.days.as_ref(), folder, data.as_deref())?);
+        }
+        ensure!(!worlds.is_empty(), "the study has no [[world]]; give at least one");
+        ensure!(
+            distinct(&worlds.iter().map(|w| &w.name).collect::<Vec<_>>()),
+            "two worlds have the same name; give each a `name` of its own"
+        );
+        ensure!(distinct(&file.stresses), "`stresses` names one twice");
+        let seeded = |text: &String| Ok(text.parse::<Stress>().map_err(anyhow::Error::msg)?.seeded(file.stress_seed));
+        let stresses = file.stresses.iter().map(seeded).collect::<Result<Vec<_>>>()?;
+        if let Some(weight) = file.frontier.iter().find(|w| !(0.0..=1e6).contains(*w)) {
+            bail!("`frontier` has the weight {weight}; weights lie within 0..=1e6");
+        }
+        Ok(Self {
+            base,
+            seeds: file.seeds,
+            baselines: baseline_names(file.baselines)?,
+            worlds,
+            variants,
+            stresses,
+            frontier: file.frontier,
+        })
+    }
+}
+
+impl Variant {
+    /// Loads the settings with the study's part of them: the days and the seed.
+    ///
+    /// # Errors
+    /// A configuration that cannot be used.
+    pub fn settings(&self, assigned: &[String]) -> Result<settings::Settings, settings::SettingsError> {
+        let sets: Vec<String> = self.sets.iter().chain(assigned).cloned().collect();
+        settings::load(&self.config, &sets)
+    }
+
+    fn check(&self) -> Result<()> {
+        for set in &self.sets {
+            let key = set.split('=').next().unwrap_or(set).trim();
+            let own = ["data.train", "data.validation", "data.test", "run.seed"];
+            ensure!(!own.contains(&key), "variant `{}` sets `{key}`, which is the study's own to set", self.name);
+        }
+        let assigned = ["data.train=[\"train\"]".to_owned(), "data.validation=[\"validation\"]".to_owned()];
+        self.settings(&assigned).with_context(|| format!("variant `{}`", self.name))?;
+        Ok(())
+    }
+}
+
+impl World {
+    fn of(entry: WorldEntry, common: Option<&Days>, folder: &Path, data: Option<&Path>) -> Result<Vec<Self>> {
+        let label = entry.name.clone().or_else(|| Some(entry.synth.as_ref()?.file_stem()?.to_str()?.to_owned()));
+        let label = check_name("world", label.context("a [[world]] of `logs` needs a `name`")?)?;
+        let days = entry.days.or_else(|| common.cloned());
+        let days = days.with_context(|| format!("world `{label}` has no `days`, and neither has the study"))?;
+        days.check().with_context(|| format!("world `{label}`"))?;
+        let last = days.all().max().unwrap_or(0);
+        let worlds = match (&entry.synth, entry.logs.is_empty()) {
+            (Some(synth), true) => {
+                let path = beside(folder, synth)?;
+                let settings = WorldSettings::load(&path)?;
+                let seeds = if entry.seeds.is_empty() { vec![settings.seed] } else { entry.seeds };
+                let several = seeds.len() > 1 || entry.name.is_none();
+                let world = |seed| {
+                    let name = if several { format!("{label}-{seed}") } else { label.clone() };
+                    let settings = WorldSettings { seed, days: last as u32 + 1, ..settings.clone() };
+                    Self { name, source: Source::Synth(Box::new(settings)), days: days.clone() }
+                };
+                seeds.into_iter().map(world).collect()
+            }
+            (None, false) => {
+                ensure!(entry.seeds.is_empty(), "world `{label}`: `seeds` are those of a synthetic world");
+                let find = |log: &PathBuf| match data {
+                    Some(data) => Ok(data.join(log)),
+                    None => beside(folder, log),
+                };
+                let logs = entry.logs.iter().map(find).collect::<Result<Vec<_>>>()?;
+                let logs = logs
+                    .into_iter()
+                    .map(|dir| dir.canonicalize().with_context(|| format!("no log directory {}", dir.display())))
+                    .collect::<Result<Vec<_>>>()
+                    .with_context(|| format!("world `{label}`"))?;
+                ensure!(distinct(&logs), "world `{label}` names a log directory twice");
+                ensure!(last < logs.len(), "world `{label}` has {} days, `days` names day {last}", logs.len());
+                vec![Self { name: label, source: Source::Logs(logs), days }]
+            }
+            _ => bail!("world `{label}` needs either `synth` or `logs`"),
+        };
+        Ok(worlds)
+    }
+
+    /// The log directories, with generated ones under `out`.
+    pub fn dirs(&self, out: &Path) -> Vec<PathBuf> {
+        match &self.source {
+            Source::Logs(dirs) => dirs.clone(),
+            Source::Synth(settings) => (0..settings.days).map(|i| self.folder(out).join(format!("day-{i}"))).collect(),
+        }
+    }
+
+    /// Where a generated world lies.
+    pub fn folder(&self, out: &Path) -> PathBuf {
+        out.join("worlds").join(&self.name)
+    }
+}
+
+impl Days {
+    fn all(&self) -> impl Iterator<Item = usize> {
+        self.train.iter().chain(&self.validation).chain(&self.report).copied()
+    }
+
+    fn check(&self) -> Result<()> {
+        let lists = [("train", &self.train), ("validation", &self.validation), ("report", &self.report)];
+        let mut seen: Vec<(usize, &str)> = Vec::new();
+        for (role, days) in lists {
+            ensure!(!days.is_empty(), "days.{role} names no day");
+            for &day in days {
+                if let Some((_, other)) = seen.iter().find(|(d, _)| *d == day) {
+                    bail!(
+                        "day {day} is in days.{role} and in days.{other}: what is reported must not have been trained or \
+                         chosen on; take each day once"
+                    );
+                }
+                seen.push((day, role));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn baseline_names(names: Names) -> Result<Vec<String>> {
+    let names = match names {
+        Names::One(one) if one == "all" => return Ok(baselines::NAMES.map(String::from).to_vec()),
+        Names::One(one) if one == "none" => return Ok(vec![]),
+        Names::One(one) => vec![one],
+        Names::List(list) => list,
+    };
+    if let Some(unknown) = names.iter().find(|n| !baselines::NAMES.contains(&n.as_str())) {
+        bail!("no baseline `{unknown}`; there are {}", baselines::NAMES.join(", "));
+    }
+    ensure!(distinct(&names), "`baselines` names one twice");
+    Ok(names)
+}
+
+/// Names become folders and columns.
+fn check_name(what: &str, name: String) -> Result<String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.+".contains(c);
+    ensure!(
+        !name.is_empty() && name.chars().all(plain) && !name.starts_with('.'),
+        "{what} `{name}`: use letters, digits, `-`, `_`, `+` and `.`"
+    );
+    Ok(name)
+}
+
+fn distinct<T: std::hash::Hash + Eq>(items: &[T]) -> bool {
+    items.iter().collect::<HashSet<_>>().len() == items.len()
+}
+
+/// A path that is beside the study file, or else one of the current directory.
+fn beside(folder: &Path, path: &Path) -> Result<PathBuf> {
+    let found = [folder.join(path), path.to_owned()].into_iter().find_map(|p| p.canonicalize().ok());
+    found.with_context(|| format!("there is no {} beside the study file or in the current directory", path.display()))
+}

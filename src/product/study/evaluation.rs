@@ -1,0 +1,198 @@
+//! Replays everybody on the reported days.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use anyhow::{Context as _, bail};
+use serde::Serialize;
+
+use crate::evaluate::{self, DayReport, Kind, Stress, TestDay};
+use crate::plan::Plan;
+use crate::policy::file::PolicyFile;
+use crate::run::context::compile_options;
+use crate::settings::Settings;
+use crate::supervisor::interrupt::Interrupt;
+
+use super::config::Study;
+use super::frontier::{self, HindsightPoint};
+
+/// One policy on one day of one world. Money in minor units.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    pub world: String,
+    /// Index of the day in its world.
+    pub day: usize,
+    pub log: String,
+    pub stress: String,
+    /// Name of the variant, the baseline, or `oracle`.
+    pub policy: String,
+    pub kind: Kind,
+    /// Of the training run; `null` for those that are not trained.
+    pub seed: Option<u64>,
+    pub j: f64,
+    pub share: Option<f64>,
+    pub gap: Option<f64>,
+    pub shortage_rate: f64,
+    pub auction_revenue: f64,
+    /// Minor units per 1,000 impressions.
+    pub mean_auction_ecpm: f64,
+    pub mean_contract_ctr: f64,
+    pub contract_impressions: u64,
+    pub auction_impressions: u64,
+    pub unfilled: u64,
+    /// See [`crate::evaluate::PolicyReport`] for these.
+    pub share_interval: Option<[f64; 2]>,
+    pub curve_deviation: Option<f64>,
+    pub roughness: Option<f64>,
+    pub ub: f64,
+    pub stake: f64,
+}
+
+/// A world with what was made of its training days.
+pub struct Field {
+    pub world: usize,
+    pub dirs: Vec<PathBuf>,
+    pub plan: Option<Plan>,
+    /// Variant and seed of each trained policy.
+    pub trained: Vec<(usize, u64, PolicyFile)>,
+}
+
+/// No stress.
+pub const CALM: &str = "none";
+
+/// What evaluation found.
+#[derive(Debug, Default)]
+pub struct Found {
+    pub rows: Vec<Row>,
+    pub frontier: Vec<HindsightPoint>,
+}
+
+/// A day of a world under a stress.
+#[derive(Clone, Copy)]
+struct Task<'a> {
+    field: &'a Field,
+    day: usize,
+    stress: Option<&'a Stress>,
+}
+
+/// Evaluates every world on its reported days, without and under each stress, on `threads` threads; rows come in the order
+/// of the worlds.
+///
+/// # Errors
+/// A day that cannot be used, or an interrupt.
+pub fn evaluate(
+    study: &Study,
+    fields: &[Field],
+    settings: &Settings,
+    threads: usize,
+    interrupt: &Interrupt,
+) -> anyhow::Result<Found> {
+    let mut tasks = Vec::new();
+    for field in fields {
+        for &day in &study.worlds[field.world].days.report {
+            let stresses = std::iter::once(None).chain(study.stresses.iter().map(Some));
+            tasks.extend(stresses.map(|stress| Task { field, day, stress }));
+        }
+    }
+    let next = AtomicUsize::new(0);
+    let done = AtomicUsize::new(0);
+    let found: Mutex<Vec<Option<anyhow::Result<Found>>>> = Mutex::new(tasks.iter().map(|_| None).collect());
+    std::thread::scope(|scope| {
+        for _ in 0..threads.clamp(1, tasks.len().max(1)) {
+            scope.spawn(|| {
+                loop {
+                    // Relaxed: the counters order nothing else.
+                    let i = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(&task) = tasks.get(i) else { break };
+                    let result = task.carry_out(study, settings, interrupt);
+                    let failed = result.is_err();
+                    found.lock().expect("nobody panics with it")[i] = Some(result);
+                    if failed {
+                        next.store(tasks.len(), Ordering::Relaxed);
+                        break;
+                    }
+                    let n = done.fetch_add(1, Ordering::Relaxed) + 1;
+                    eprintln!("evaluated {} ({n} of {})", task.name(study), tasks.len());
+                }
+            });
+        }
+    });
+    let mut all = Found::default();
+    // What was not begun is missing only where something failed, whose error is returned.
+    for result in found.into_inner().expect("nobody panics with it").into_iter().flatten() {
+        let part = result?;
+        all.rows.extend(part.rows);
+        all.frontier.extend(part.frontier);
+    }
+    Ok(all)
+}
+
+impl Task<'_> {
+    fn name(&self, study: &Study) -> String {
+        let place = format!("{} day {}", study.worlds[self.field.world].name, self.day);
+        self.stress.map_or_else(|| place.clone(), |stress| format!("{place} under {stress}"))
+    }
+
+    fn carry_out(self, study: &Study, settings: &Settings, interrupt: &Interrupt) -> anyhow::Result<Found> {
+        let Self { field, day, stress } = self;
+        let policies: Vec<(String, PolicyFile)> = field
+            .trained
+            .iter()
+            .map(|(variant, seed, file)| (format!("{}-{seed}", study.variants[*variant].name), file.clone()))
+            .collect();
+        let mut watch = |_: &str, _| match interrupt.count() {
+            0 => Ok(()),
+            _ => bail!("interrupted"),
+        };
+        let test_day = TestDay::open(&field.dirs[day], compile_options(settings), stress)?;
+        let plan = field.plan.as_ref();
+        let report = evaluate::compare(&test_day, &policies, plan, &study.baselines, settings, &mut watch)
+            .with_context(|| self.name(study))?;
+        let frontier = match (plan.or(field.trained.first().map(|(.., file)| &file.plan)), stress) {
+            (Some(plan), None) => {
+                let model = test_day.model(plan, Arc::default());
+                let world = &study.worlds[field.world].name;
+                frontier::hindsight(world, day, &model, &study.frontier, settings.env.rate_seed)
+            }
+            _ => vec![],
+        };
+        let stress = stress.map_or_else(|| CALM.to_owned(), ToString::to_string);
+        Ok(Found { rows: rows_of(study, field, day, &stress, &report), frontier })
+    }
+}
+
+fn rows_of(study: &Study, field: &Field, day: usize, stress: &str, report: &DayReport) -> Vec<Row> {
+    let mut trained = field.trained.iter();
+    report
+        .policies
+        .iter()
+        .map(|p| {
+            let run = if p.kind == Kind::Trained { trained.next() } else { None };
+            Row {
+                world: study.worlds[field.world].name.clone(),
+                day,
+                log: report.log.clone(),
+                stress: stress.to_owned(),
+                policy: run.map_or_else(|| p.name.clone(), |(variant, ..)| study.variants[*variant].name.clone()),
+                kind: p.kind,
+                seed: run.map(|(_, seed, _)| *seed),
+                j: p.j,
+                share: p.share,
+                gap: p.gap,
+                shortage_rate: p.shortage_rate,
+                auction_revenue: p.auction_revenue,
+                mean_auction_ecpm: p.mean_auction_ecpm,
+                mean_contract_ctr: p.mean_contract_ctr,
+                contract_impressions: p.contract_impressions,
+                auction_impressions: p.auction_impressions,
+                unfilled: p.unfilled,
+                share_interval: p.share_interval,
+                curve_deviation: p.curve_deviation,
+                roughness: p.roughness,
+                ub: report.bound.ub,
+                stake: report.bound.stake,
+            }
+        })
+        .collect()
+}

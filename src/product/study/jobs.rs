@@ -1,0 +1,118 @@
+//! The study's own child processes: this program again, so many at a time.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::supervisor::interrupt::Interrupt;
+
+const POLL: Duration = Duration::from_millis(50);
+/// How long an interrupted run may take to end in order before it is asked again, which ends it at once.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// One execution of this program.
+#[derive(Debug)]
+pub struct Job {
+    /// For people.
+    pub name: String,
+    pub arguments: Vec<OsString>,
+    /// Takes what it says.
+    pub log: PathBuf,
+}
+
+/// How a job ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Index among the jobs.
+    pub job: usize,
+    pub seconds: f64,
+    /// Why it failed, if it did.
+    pub failure: Option<String>,
+}
+
+struct Running {
+    job: usize,
+    child: Child,
+    started: Instant,
+}
+
+impl Running {
+    fn start(index: usize, job: &Job) -> anyhow::Result<Self> {
+        let log = File::create(&job.log).with_context(|| format!("cannot write {}", job.log.display()))?;
+        let program = std::env::current_exe().context("cannot find this program's own file")?;
+        let mut command = Command::new(program);
+        // A group of its own: a Ctrl-C reaches the study alone, which passes it on.
+        command.args(&job.arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
+        let child = command.spawn().with_context(|| format!("cannot start {}", job.name))?;
+        Ok(Self { job: index, child, started: Instant::now() })
+    }
+
+    fn signal(&self) {
+        // It may have ended by itself; then there is nobody to tell.
+        let _ = kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGINT);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Only an error path leaves one alive.
+        if let Ok(None) = self.child.try_wait() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Runs the jobs in order, `at_once` at a time; `ended` hears of each. On an interrupt those under way are ended and no
+/// more are started.
+///
+/// Children die with the thread that started them, so this must not run on one that ends before them.
+///
+/// # Errors
+/// A process that cannot be started or waited for.
+pub fn run(jobs: &[Job], at_once: usize, interrupt: &Interrupt, ended: &mut dyn FnMut(Ended)) -> anyhow::Result<()> {
+    let mut waiting = jobs.iter().enumerate();
+    let mut running: Vec<Running> = Vec::new();
+    let mut told: (usize, Instant) = (0, Instant::now());
+    loop {
+        let interrupts = interrupt.count();
+        while interrupts == 0 && running.len() < at_once.max(1) {
+            let Some((index, job)) = waiting.next() else { break };
+            running.push(Running::start(index, job)?);
+        }
+        if running.is_empty() {
+            return Ok(());
+        }
+        if interrupts > told.0 || (told.0 == 1 && told.1.elapsed() > GRACE) {
+            running.iter().for_each(Running::signal);
+            told = (told.0 + 1, Instant::now());
+        }
+        let mut still = Vec::new();
+        for mut run in running {
+            match run.child.try_wait()? {
+                Some(status) => {
+                    let failure = (!status.success()).then(|| failure(&jobs[run.job], status));
+                    ended(Ended { job: run.job, seconds: run.started.elapsed().as_secs_f64(), failure });
+                }
+                None => still.push(run),
+            }
+        }
+        running = still;
+        std::thread::sleep(POLL);
+    }
+}
+
+/// The last error that a job said, or how it ended.
+fn failure(job: &Job, status: ExitStatus) -> String {
+    let text = std::fs::read_to_string(&job.log).unwrap_or_default();
+    let said = text.lines().rev().find_map(|line| line.strip_prefix("error: "));
+    let why = said.map_or_else(|| status.to_string(), ToOwned::to_owned);
+    format!("{why} (see {})", job.log.display())
+}

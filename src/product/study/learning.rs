@@ -1,0 +1,93 @@
+//! Learning curves of the runs: what it took to reach a validation share.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use serde::Serialize;
+use serde_json::Value;
+
+/// Validation shares that the runs are timed to.
+pub const MARKS: [f64; 2] = [0.985, 0.99];
+
+/// One run's way. Times in seconds since its processes were started.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Curve {
+    pub world: String,
+    pub variant: String,
+    pub seed: u64,
+    /// For each of [`MARKS`], the first evaluation that reached it.
+    pub reached: Vec<Option<Reached>>,
+    pub best_share: Option<f64>,
+    pub samples: u64,
+    pub seconds: f64,
+    /// Updates by which the parameters behind a block were older than the learner's.
+    pub mean_lag: f64,
+    pub max_lag: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Reached {
+    pub share: f64,
+    pub updates: u64,
+    /// Samples that the learner had taken in by then.
+    pub samples: f64,
+    pub seconds: f64,
+}
+
+impl Curve {
+    /// Reads what a finished run left in its directory.
+    ///
+    /// # Errors
+    /// A directory without a readable `metrics.jsonl` or `manifest.json`.
+    pub fn read(dir: &Path, world: &str, variant: &str, seed: u64) -> anyhow::Result<Self> {
+        let read = |name: &str| {
+            let path = dir.join(name);
+            std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+        };
+        let manifest: Value = serde_json::from_str(&read("manifest.json")?)?;
+        let lines = read("metrics.jsonl")?;
+        let lines: Vec<Value> = lines.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+        let outcome = &manifest["outcome"];
+        Ok(Self {
+            world: world.to_owned(),
+            variant: variant.to_owned(),
+            seed,
+            reached: MARKS.map(|mark| reached(&lines, mark)).to_vec(),
+            best_share: outcome["best_share"].as_f64(),
+            samples: outcome["samples"].as_u64().unwrap_or(0),
+            seconds: outcome["seconds"].as_f64().unwrap_or(f64::NAN),
+            mean_lag: outcome["mean_lag"].as_f64().unwrap_or(f64::NAN),
+            max_lag: outcome["max_lag"].as_u64().unwrap_or(0),
+        })
+    }
+}
+
+fn reached(lines: &[Value], mark: f64) -> Option<Reached> {
+    let of_kind = |kind: &'static str| lines.iter().filter(move |line| line["kind"] == kind);
+    let start = of_kind("start").next()?["time"].as_f64()?;
+    let line = of_kind("evaluation").find(|line| line["share"].as_f64().is_some_and(|share| share >= mark))?;
+    let updates = line["updates"].as_u64()?;
+    Some(Reached {
+        share: line["share"].as_f64()?,
+        updates,
+        samples: samples_at(lines, updates),
+        seconds: line["time"].as_f64()? - start,
+    })
+}
+
+/// Samples at an update count, between the records on either side of it.
+fn samples_at(lines: &[Value], updates: u64) -> f64 {
+    let mut known: Vec<(u64, f64)> =
+        lines.iter().filter_map(|l| Some((l["updates"].as_u64()?, l["samples"].as_f64()?))).collect();
+    known.push((0, 0.0));
+    known.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    // Of records at one update count the first is the nearest to the update itself.
+    known.dedup_by_key(|(updates, _)| *updates);
+    let after = known.partition_point(|&(u, _)| u < updates);
+    match (after.checked_sub(1).map(|i| known[i]), known.get(after)) {
+        (_, Some(&(u, samples))) if u == updates => samples,
+        (Some((u0, s0)), Some(&(u1, s1))) => s0 + (s1 - s0) * (updates - u0) as f64 / (u1 - u0) as f64,
+        (Some((_, samples)), None) => samples,
+        (None, _) => 0.0,
+    }
+}

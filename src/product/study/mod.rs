@@ -1,0 +1,202 @@
+//! Studies: worlds x seeds x policies, trained, evaluated and put into one table.
+//!
+//! A claim about a policy needs several worlds, several seeds and days that nothing was chosen on. [`config`] is the
+//! study file and refuses days that are both trained and reported on; [`worlds`] generates what is synthetic; [`runs`]
+//! says which plans and training runs are missing and [`jobs`] executes them as processes of this program; then
+//! [`evaluation`] replays everybody on the reported days, without and under stress, [`frontier`] draws what could have
+//! been between shortage and revenue, [`summary`] takes means with intervals, [`learning`] reads the
+//! learning curves, and [`report`] renders the table.
+//!
+//! Everything lies under one folder and is kept: what was finished with the same settings and the same days is used again,
+//! so that an interrupted study goes on where it stopped.
+
+pub mod config;
+pub mod evaluation;
+pub mod frontier;
+mod jobs;
+pub mod learning;
+pub mod report;
+mod runs;
+pub mod summary;
+mod worlds;
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use nix::fcntl::{Flock, FlockArg};
+use serde::Serialize;
+
+use crate::plan::Plan;
+use crate::policy::file::PolicyFile;
+use crate::supervisor::interrupt::Interrupt;
+
+pub use config::Study;
+use config::Variant;
+use evaluation::Field;
+use jobs::Ended;
+use learning::Curve;
+use runs::{Kind, Product};
+use summary::Summary;
+
+/// How a study is carried out.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Where everything goes.
+    pub out: PathBuf,
+    /// Trainings, then evaluations, at a time.
+    pub jobs: usize,
+    /// Trains nothing: evaluates the runs that are finished.
+    pub evaluate_only: bool,
+}
+
+/// A study that was carried out.
+#[derive(Debug)]
+pub struct Done {
+    pub report: Report,
+    /// What failed on the way and is missing from the report.
+    pub failures: Vec<String>,
+}
+
+/// The figures, and the table that renders them.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    #[serde(flatten)]
+    pub summary: Summary,
+    pub learning: Vec<Curve>,
+    #[serde(skip)]
+    pub table: String,
+}
+
+/// Carries a study out; `None` where it was interrupted. A run that fails is named in what is returned and does not stop
+/// the others.
+///
+/// # Errors
+/// What keeps the study from going on: a folder that cannot be written or that another study uses, a log that cannot be
+/// used, nothing to evaluate.
+pub fn run(title: &str, study: &Study, options: &Options, interrupt: &Interrupt) -> anyhow::Result<Option<Done>> {
+    std::fs::create_dir_all(&options.out).with_context(|| format!("cannot make {}", options.out.display()))?;
+    let out = options.out.canonicalize().with_context(|| format!("cannot use {}", options.out.display()))?;
+    let _lock = lock(&out)?;
+    for world in &study.worlds {
+        if interrupt.count() > 0 {
+            return Ok(None);
+        }
+        worlds::provide(world, &out)?;
+    }
+    let mut products = Vec::new();
+    for i in 0..study.worlds.len() {
+        products.extend(Product::of_world(study, i, &out)?);
+    }
+    let failures = if options.evaluate_only {
+        let missing = products.iter().filter(|p| !p.is_there());
+        missing.map(|p| format!("{}: not finished with these settings; left out", p.name(study))).collect()
+    } else {
+        make(study, &products, options.jobs, interrupt)?
+    };
+    if interrupt.count() > 0 {
+        return Ok(None);
+    }
+    let (fields, curves) = collect(study, &products, &out)?;
+    let settings = base_settings(&study.base)?;
+    let found = match evaluation::evaluate(study, &fields, &settings, options.jobs, interrupt) {
+        Err(_) if interrupt.count() > 0 => return Ok(None),
+        found => found?,
+    };
+    let weights = study
+        .variants
+        .iter()
+        .map(|v| Ok((v.name.clone(), base_settings(v)?.reward.contract_delivery)))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let summary = Summary::of(&found, &weights);
+    let table = report::render(title, study, &summary, &curves);
+    write_lines(&out.join("results.jsonl"), &found.rows)?;
+    write_lines(&out.join("frontier.jsonl"), &found.frontier)?;
+    write_lines(&out.join("learning.jsonl"), &curves)?;
+    write(&out.join("table.md"), table.as_bytes())?;
+    Ok(Some(Done { report: Report { summary, learning: curves, table }, failures }))
+}
+
+/// Keeps a second study out of the folder.
+fn lock(out: &Path) -> anyhow::Result<Flock<File>> {
+    let path = out.join("lock");
+    let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => Ok(lock),
+        Err((_, nix::errno::Errno::EWOULDBLOCK)) => {
+            bail!("{} is in use by a running `admix study`; wait for it or choose another --out", out.display())
+        }
+        Err((_, e)) => Err(e).with_context(|| format!("cannot lock {}", path.display())),
+    }
+}
+
+/// Settings without a world's days, which the runs are given one by one.
+fn base_settings(variant: &Variant) -> anyhow::Result<crate::settings::Settings> {
+    Ok(variant.settings(&["data.train=[\"-\"]".into(), "data.validation=[\"-\"]".into()])?)
+}
+
+/// Plans and trains what is not there yet; returns what failed.
+fn make(study: &Study, products: &[Product], at_once: usize, interrupt: &Interrupt) -> anyhow::Result<Vec<String>> {
+    let missing: Vec<&Product> = products.iter().filter(|p| !p.is_there()).collect();
+    let reused = products.len() - missing.len();
+    if reused > 0 {
+        eprintln!("{reused} of {} plans and runs are there already", products.len());
+    }
+    let jobs = missing.iter().map(|p| p.job(study)).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut failures = Vec::new();
+    let mut done = 0;
+    let mut ended = |end: Ended| {
+        done += 1;
+        let Ended { job, seconds, failure } = end;
+        let name = &jobs[job].name;
+        let failure = failure.or_else(|| missing[job].complete().err().map(|e| format!("{e:#}")));
+        let place = format!("({done} of {})", jobs.len());
+        match failure {
+            None => eprintln!("{name}: done in {seconds:.0} s {place}"),
+            Some(_) if interrupt.count() > 0 => eprintln!("{name}: interrupted {place}"),
+            Some(why) => {
+                eprintln!("{name}: FAILED {place}: {why}");
+                failures.push(format!("{name}: {why}"));
+            }
+        }
+    };
+    jobs::run(&jobs, at_once, interrupt, &mut ended)?;
+    Ok(failures)
+}
+
+/// Loads what was made.
+fn collect(study: &Study, products: &[Product], out: &Path) -> anyhow::Result<(Vec<Field>, Vec<Curve>)> {
+    let field = |world: usize| Field { world, dirs: study.worlds[world].dirs(out), plan: None, trained: vec![] };
+    let mut fields: Vec<Field> = (0..study.worlds.len()).map(field).collect();
+    let mut curves = Vec::new();
+    for product in products.iter().filter(|p| p.is_there()) {
+        let field = &mut fields[product.world];
+        match &product.kind {
+            Kind::Plan { file } => field.plan = Some(Plan::read(file)?),
+            Kind::Run { variant, seed, dir } => {
+                field.trained.push((*variant, *seed, PolicyFile::read(dir)?));
+                let world = &study.worlds[product.world].name;
+                curves.push(Curve::read(dir, world, &study.variants[*variant].name, *seed)?);
+            }
+        }
+    }
+    fields.retain(|f| f.plan.is_some() || !f.trained.is_empty());
+    if fields.is_empty() {
+        bail!("there is nothing to evaluate: no plan and no finished run in {}", out.display());
+    }
+    Ok((fields, curves))
+}
+
+fn write_lines(path: &Path, rows: &[impl Serialize]) -> anyhow::Result<()> {
+    let mut text = Vec::new();
+    for row in rows {
+        serde_json::to_writer(&mut text, row)?;
+        writeln!(text)?;
+    }
+    write(path, &text)
+}
+
+fn write(path: &Path, text: &[u8]) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}

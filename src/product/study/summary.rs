@@ -1,0 +1,262 @@
+//! What the rows say: means over worlds, days and seeds, with their spread.
+//!
+//! A world is what is drawn independently, so a policy's figure is the mean of its worlds' means (over seeds and
+//! reported days), and the interval is Student's over the worlds' means: seeds and days of one world share its luck. With a
+//! single world it is over the seeds, and says nothing of other worlds.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::evaluate::Kind;
+
+use super::evaluation::{CALM, Found, Row};
+use super::frontier::HindsightPoint;
+
+/// One policy over all worlds, without stress. Shares and gaps are fractions of 1.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PolicySummary {
+    pub policy: String,
+    pub kind: Kind,
+    pub mean_share: f64,
+    /// Sample standard deviation over worlds x seeds of the mean over days; `null` for a single one.
+    pub sd: Option<f64>,
+    /// 95 % interval of the mean.
+    pub interval: Option<[f64; 2]>,
+    pub worst_world: String,
+    pub worst_share: f64,
+    /// Mean share by world.
+    pub worlds: BTreeMap<String, f64>,
+    pub mean_gap: f64,
+    /// 1 - mean gap / mean gap of the baseline with the highest mean share.
+    pub gap_closed_best: Option<f64>,
+    /// The same against the better of pid and the dual-descent baselines.
+    pub gap_closed_classical: Option<f64>,
+    /// Worlds in which it is above pid and the dual-descent baselines.
+    pub above_classical: Option<usize>,
+    /// Trained runs that the figures come from.
+    pub runs: usize,
+    pub shortage_rate: f64,
+    /// Minor units, mean per day.
+    pub auction_revenue: f64,
+    pub j: f64,
+    /// Mean deviation from the planned curves, and roughness of delivery.
+    pub curve_deviation: Option<f64>,
+    pub roughness: Option<f64>,
+}
+
+/// A point between shortage and auction revenue; means over worlds and days.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct FrontierPoint {
+    /// `hindsight`, or a variant.
+    pub policy: String,
+    /// Weight of delivery.
+    pub weight: f64,
+    pub shortage_rate: f64,
+    /// Minor units a day.
+    pub auction_revenue: f64,
+    pub mean_share: Option<f64>,
+}
+
+/// The study in figures.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Summary {
+    pub worlds: Vec<String>,
+    /// The baseline that [`PolicySummary::gap_closed_best`] refers to.
+    pub best_baseline: Option<String>,
+    /// The baseline that [`PolicySummary::gap_closed_classical`] refers to.
+    pub classical: Option<String>,
+    /// Best mean share first.
+    pub policies: Vec<PolicySummary>,
+    /// Mean share of every policy by stress; `none` is without.
+    pub stresses: BTreeMap<String, BTreeMap<String, f64>>,
+    /// Empty where the study asks for no frontier.
+    pub frontier: Vec<FrontierPoint>,
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// Sample standard deviation; `None` for fewer than two values.
+fn sd(values: &[f64]) -> Option<f64> {
+    let m = mean(values);
+    let squares: f64 = values.iter().map(|v| (v - m).powi(2)).sum();
+    (values.len() > 1).then(|| (squares / (values.len() - 1) as f64).sqrt())
+}
+
+/// The 0.975 quantile of Student's t.
+fn student(degrees: usize) -> f64 {
+    const TABLE: [f64; 30] = [
+        12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+        2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+    ];
+    match degrees {
+        0 => f64::INFINITY,
+        1..=30 => TABLE[degrees - 1],
+        // Cornish-Fisher's first term; within 0.001 from here on.
+        n => 1.96 + (1.96f64.powi(3) + 1.96) / (4.0 * n as f64),
+    }
+}
+
+/// Student's 95 % interval of the mean; `None` for fewer than two values.
+fn interval(values: &[f64]) -> Option<[f64; 2]> {
+    let half = student(values.len() - 1) * sd(values)? / (values.len() as f64).sqrt();
+    Some([mean(values) - half, mean(values) + half])
+}
+
+/// Rows of one policy under one stress that have a share.
+struct Group<'a>(Vec<(&'a Row, f64)>);
+
+impl<'a> Group<'a> {
+    fn of(rows: &'a [Row], policy: &str, stress: &str) -> Self {
+        let mine = rows.iter().filter(|r| r.policy == policy && r.stress == stress);
+        Self(mine.filter_map(|r| Some((r, r.share?))).collect())
+    }
+
+    /// By world and seed, the mean over the days.
+    fn runs(&self) -> BTreeMap<(&'a str, Option<u64>), f64> {
+        let mut days: BTreeMap<(&str, Option<u64>), Vec<f64>> = BTreeMap::new();
+        for (row, share) in &self.0 {
+            days.entry((&row.world, row.seed)).or_default().push(*share);
+        }
+        days.into_iter().map(|(key, shares)| (key, mean(&shares))).collect()
+    }
+
+    /// By world, the mean over seeds and days.
+    fn worlds(&self) -> BTreeMap<String, f64> {
+        let mut seeds: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        for ((world, _), share) in self.runs() {
+            seeds.entry(world.to_owned()).or_default().push(share);
+        }
+        seeds.into_iter().map(|(world, shares)| (world, mean(&shares))).collect()
+    }
+
+    fn mean_of(&self, f: fn(&Row) -> Option<f64>) -> Option<f64> {
+        let values: Vec<f64> = self.0.iter().filter_map(|(row, _)| f(row)).collect();
+        (!values.is_empty()).then(|| mean(&values))
+    }
+
+    fn mean(&self) -> Option<f64> {
+        let worlds: Vec<f64> = self.worlds().into_values().collect();
+        (!worlds.is_empty()).then(|| mean(&worlds))
+    }
+}
+
+/// The hindsight points by weight, then the variants.
+fn frontier(points: &[HindsightPoint], policies: &[PolicySummary], weights: &[(String, f64)]) -> Vec<FrontierPoint> {
+    if points.is_empty() {
+        return vec![];
+    }
+    let mut all: Vec<f64> = points.iter().map(|p| p.weight).collect();
+    all.sort_by(f64::total_cmp);
+    all.dedup();
+    let hindsight = all.into_iter().map(|weight| {
+        let mine: Vec<&HindsightPoint> = points.iter().filter(|p| p.weight == weight).collect();
+        let over = |f: fn(&HindsightPoint) -> f64| mean(&mine.iter().map(|p| f(p)).collect::<Vec<_>>());
+        let shares: Vec<f64> = mine.iter().filter_map(|p| p.share).collect();
+        FrontierPoint {
+            policy: "hindsight".into(),
+            weight,
+            shortage_rate: over(|p| p.shortage_rate),
+            auction_revenue: over(|p| p.auction_revenue),
+            mean_share: (!shares.is_empty()).then(|| mean(&shares)),
+        }
+    });
+    let trained = weights.iter().filter_map(|(name, weight)| {
+        let p = policies.iter().find(|p| p.policy == *name)?;
+        Some(FrontierPoint {
+            policy: name.clone(),
+            weight: *weight,
+            shortage_rate: p.shortage_rate,
+            auction_revenue: p.auction_revenue,
+            mean_share: Some(p.mean_share),
+        })
+    });
+    hindsight.chain(trained).collect()
+}
+
+fn is_classical(policy: &str) -> bool {
+    policy == "pid" || policy.starts_with("dual-descent")
+}
+
+impl Summary {
+    /// `weights` are the delivery weights of the variants.
+    pub fn of(found: &Found, weights: &[(String, f64)]) -> Self {
+        let rows = &found.rows;
+        let mut names: Vec<(&str, Kind)> = Vec::new();
+        let mut worlds: Vec<String> = Vec::new();
+        let mut stresses: Vec<&str> = Vec::new();
+        for row in rows {
+            if !names.iter().any(|(name, _)| *name == row.policy) {
+                names.push((&row.policy, row.kind));
+            }
+            if !worlds.contains(&row.world) {
+                worlds.push(row.world.clone());
+            }
+            if !stresses.contains(&row.stress.as_str()) {
+                stresses.push(&row.stress);
+            }
+        }
+        let mut policies: Vec<PolicySummary> =
+            names.iter().filter_map(|&(name, kind)| PolicySummary::of(rows, name, kind)).collect();
+        policies.sort_by(|a, b| b.mean_share.total_cmp(&a.mean_share));
+        let best = policies.iter().find(|p| p.kind == Kind::Baseline).cloned();
+        let classical: Vec<PolicySummary> = policies.iter().filter(|p| is_classical(&p.policy)).cloned().collect();
+        for p in &mut policies {
+            let closed = |than: &PolicySummary| (than.mean_gap > 0.0).then(|| 1.0 - p.mean_gap / than.mean_gap);
+            p.gap_closed_best = best.as_ref().and_then(closed);
+            p.gap_closed_classical = classical.first().and_then(closed);
+            let above = |(world, share): &(&String, &f64)| {
+                classical.iter().all(|c| c.worlds.get(*world).is_none_or(|other| *share > other))
+            };
+            p.above_classical = (!classical.is_empty()).then(|| p.worlds.iter().filter(above).count());
+        }
+        let of_stress = |stress: &str| {
+            let shares = names.iter().filter_map(|(n, _)| Some(((*n).to_owned(), Group::of(rows, n, stress).mean()?)));
+            (stress.to_owned(), shares.collect())
+        };
+        let frontier = frontier(&found.frontier, &policies, weights);
+        Self {
+            worlds,
+            frontier,
+            best_baseline: best.map(|b| b.policy),
+            classical: classical.into_iter().next().map(|c| c.policy),
+            policies,
+            stresses: stresses.into_iter().map(of_stress).collect(),
+        }
+    }
+}
+
+impl PolicySummary {
+    /// `None` where no day of it has a share.
+    fn of(rows: &[Row], policy: &str, kind: Kind) -> Option<Self> {
+        let group = Group::of(rows, policy, CALM);
+        let mean_share = group.mean()?;
+        let runs: Vec<f64> = group.runs().into_values().collect();
+        let worlds = group.worlds();
+        let means: Vec<f64> = worlds.values().copied().collect();
+        let (worst_world, worst_share) = worlds.iter().min_by(|a, b| a.1.total_cmp(b.1))?;
+        let over = |f: fn(&Row) -> f64| mean(&group.0.iter().map(|(row, _)| f(row)).collect::<Vec<_>>());
+        Some(Self {
+            policy: policy.to_owned(),
+            kind,
+            mean_share,
+            sd: sd(&runs),
+            interval: interval(if means.len() > 1 { &means } else { &runs }),
+            worst_world: worst_world.clone(),
+            worst_share: *worst_share,
+            mean_gap: 1.0 - mean_share,
+            gap_closed_best: None,
+            gap_closed_classical: None,
+            above_classical: None,
+            runs: if kind == Kind::Trained { runs.len() } else { 0 },
+            shortage_rate: over(|r| r.shortage_rate),
+            auction_revenue: over(|r| r.auction_revenue),
+            j: over(|r| r.j),
+            curve_deviation: group.mean_of(|r| r.curve_deviation),
+            roughness: group.mean_of(|r| r.roughness),
+            worlds,
+        })
+    }
+}

@@ -1,0 +1,35 @@
+//! Generates the study's worlds, and keeps them for the next time.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+
+use crate::synth;
+
+use super::config::{Source, World};
+
+/// Says what a generated world was made from; written last, so that a half-written world is made anew.
+const STAMP: &str = "world.toml";
+
+/// Makes sure that the days of a world are there: generates them unless they lie there already, made from the same
+/// settings.
+///
+/// # Errors
+/// A folder that cannot be written.
+pub fn provide(world: &World, out: &Path) -> anyhow::Result<()> {
+    let Source::Synth(settings) = &world.source else { return Ok(()) };
+    let folder = world.folder(out);
+    let stamp = folder.join(STAMP);
+    let wanted = toml::to_string(settings).context("world settings are plain values")?;
+    let there = world.dirs(out).iter().all(|dir| dir.is_dir());
+    if there && std::fs::read_to_string(&stamp).is_ok_and(|text| text == wanted) {
+        return Ok(());
+    }
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder).with_context(|| format!("cannot replace {}", folder.display()))?;
+    }
+    synth::generate(settings, &folder, settings.days, settings.seed, &|done| {
+        eprintln!("world {}: {done} of {} days written", world.name, settings.days);
+    })?;
+    std::fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))
+}

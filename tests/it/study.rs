@@ -1,0 +1,329 @@
+//! Studies through the real program: what they write, what they refuse, and that they go on where they stopped.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use super::train::{PATIENCE, PROGRAM, days, eval, send};
+
+const WORLD: &str = "\
+requests = 800
+contracts = 4
+contracts_per_queue = 2.0
+queue = 8
+auction_ads = 60
+users = 500
+regions = 4
+ages = 3
+slots = 2
+";
+
+const CONFIG: &str = r#"
+[data]
+train = ["-"]
+validation = ["-"]
+[run]
+device = "cpu"
+deterministic = true
+[policy]
+hidden = 16
+[learner]
+batch = 128
+samples_per_update = 128
+pool = 4000
+critic_head_start = 4
+critic_hidden = 16
+quantiles = 8
+[actors]
+count = 1
+write_every = 256
+[evaluate]
+every = 4
+[budget]
+max_updates = 16
+[baselines]
+tuning_replays = 4
+"#;
+
+/// A study of a synthetic world and one of log directories.
+const STUDY: &str = r#"
+config = "base.toml"
+seeds = [1, 2]
+baselines = ["static-prices", "pid"]
+stresses = ["prices=1.4@14", "volume=0.75+newcomers=0.3"]
+frontier = [0.5, 1]
+
+[days]
+train = [0]
+validation = [1]
+report = [2]
+
+[[world]]
+name = "made"
+synth = "world.toml"
+seeds = [5]
+
+[[world]]
+name = "logged"
+logs = ["DAYS/day-0", "DAYS/day-1", "DAYS/day-2"]
+
+[[variant]]
+name = "warm"
+
+[[variant]]
+name = "cold"
+set = ["policy.warm_start=false"]
+"#;
+
+/// A folder with a study file and what it names.
+struct Desk(tempfile::TempDir);
+
+impl Desk {
+    fn new(study: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("world.toml"), WORLD).unwrap();
+        std::fs::write(folder.path().join("base.toml"), CONFIG).unwrap();
+        let desk = Self(folder);
+        desk.write(study);
+        desk
+    }
+
+    fn write(&self, study: &str) {
+        let text = study.replace("DAYS", days().to_str().unwrap());
+        std::fs::write(self.0.path().join("study.toml"), text).unwrap();
+    }
+
+    fn out(&self) -> PathBuf {
+        self.0.path().join("out")
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(PROGRAM);
+        command.arg("study").arg("--config").arg(self.0.path().join("study.toml"));
+        command.arg("--out").arg(self.out()).args(arguments).stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    fn lines(&self, name: &str) -> Vec<Value> {
+        let text = std::fs::read_to_string(self.out().join(name)).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    fn run_dir(&self, name: &str) -> PathBuf {
+        self.out().join("runs").join(name)
+    }
+
+    fn manifest(&self, run: &str) -> Option<Value> {
+        serde_json::from_slice(&std::fs::read(self.run_dir(run).join("manifest.json")).ok()?).ok()
+    }
+}
+
+fn expect(output: &Output, code: i32) -> String {
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{stderr}");
+    stderr
+}
+
+#[test]
+fn a_study_evaluates_everybody_everywhere_and_is_not_trained_twice() {
+    let desk = Desk::new(STUDY);
+    let first = desk.run(&["--jobs", "2"]);
+    expect(&first, 0);
+    let table = String::from_utf8(first.stdout).unwrap();
+    for word in ["warm *", "cold *", "pid", "oracle", "made", "logged", "prices=1.4@14", "hindsight", "lag max"] {
+        assert!(table.contains(word), "no `{word}` in {table}");
+    }
+    assert_eq!(std::fs::read_to_string(desk.out().join("table.md")).unwrap(), table);
+
+    let rows = desk.lines("results.jsonl");
+    let text = |row: &Value, key: &str| row[key].as_str().unwrap().to_owned();
+    let seen: BTreeSet<(String, String, String, Option<u64>)> = rows
+        .iter()
+        .map(|row| (text(row, "world"), text(row, "stress"), text(row, "policy"), row["seed"].as_u64()))
+        .collect();
+    // Two worlds, no stress and two; two variants with two seeds each, two baselines, the oracle.
+    assert_eq!((rows.len(), seen.len()), (2 * 3 * 7, 2 * 3 * 7));
+    assert!(rows.iter().all(|row| row["share"].as_f64().is_some_and(|s| s <= 1.0 + 1e-9)), "{rows:?}");
+    assert!(rows.iter().all(|row| (row["seed"].is_u64()) == (row["kind"] == "trained")));
+    assert_eq!(desk.lines("learning.jsonl").len(), 8);
+    assert_eq!(desk.lines("frontier.jsonl").len(), 4);
+
+    // A row is what `eval` says of that run on that day.
+    let dir = desk.run_dir("logged/cold-2");
+    let day = days().join("day-2");
+    let arguments = ["--baselines", "none", "--stress", "prices=1.4@14", "--log", day.to_str().unwrap(), "--policy"];
+    let report = &eval(&[&arguments[..], &[dir.to_str().unwrap()]].concat())[0];
+    let row = rows.iter().find(|row| {
+        row["world"] == "logged" && row["policy"] == "cold" && row["seed"] == 2 && row["stress"] == "prices=1.4@14"
+    });
+    assert_eq!(row.unwrap()["j"], report["policies"][0]["j"]);
+
+    // The means are those of the rows.
+    let json: Value = serde_json::from_slice(&desk.run(&["--json", "--evaluate-only"]).stdout).unwrap();
+    let warm = json["policies"].as_array().unwrap().iter().find(|p| p["policy"] == "warm").unwrap();
+    let shares: Vec<f64> = rows
+        .iter()
+        .filter(|row| row["policy"] == "warm" && row["stress"] == "none")
+        .map(|row| row["share"].as_f64().unwrap())
+        .collect();
+    let mean = shares.iter().sum::<f64>() / shares.len() as f64;
+    assert!((warm["mean_share"].as_f64().unwrap() - mean).abs() < 1e-12);
+    assert_eq!(warm["runs"], 4);
+
+    // The second time everything is there; a variant that changed is trained again, the other is not.
+    let runs = ["made/warm-1", "made/cold-1"];
+    let manifests = || runs.map(|run| std::fs::read(desk.run_dir(run).join("manifest.json")).unwrap());
+    let before = manifests();
+    let again = desk.run(&[]);
+    assert!(expect(&again, 0).contains("10 of 10 plans and runs are there already"));
+    assert_eq!(String::from_utf8(again.stdout).unwrap(), table);
+    assert_eq!(manifests(), before);
+    desk.write(&STUDY.replace("policy.warm_start=false", "policy.pacing=false"));
+    expect(&desk.run(&[]), 0);
+    let after = manifests();
+    assert_eq!(after[0], before[0]);
+    assert!(after[1] != before[1], "the changed variant was trained again");
+}
+
+#[test]
+fn days_in_two_roles_and_other_mistakes_are_refused_before_anything_is_made() {
+    for (from, to, word) in [
+        ("report = [2]", "report = [2, 1]", "day 1 is in days.report and in days.validation"),
+        ("validation = [1]", "validation = [0]", "day 0 is in days.validation and in days.train"),
+        ("report = [2]", "report = [2, 2]", "day 2"),
+        ("report = [2]", "report = [3]", "names day 3"),
+        ("\"DAYS/day-1\"", "\"DAYS/day-2\"", "names a log directory twice"),
+        ("seeds = [1, 2]", "seeds = [1, 1]", "twice"),
+        ("\"pid\"", "\"pod\"", "no baseline `pod`"),
+        ("name = \"cold\"", "name = \"pid\"", "called like a baseline"),
+        ("policy.warm_start=false", "run.seed=4", "the study's own"),
+        ("policy.warm_start=false", "policy.warm_strat=false", "policy.warm_start"),
+        ("volume=0.75", "volume=75", "volume=75"),
+        ("seeds = [5]", "sedes = [5]", "sedes"),
+    ] {
+        assert!(STUDY.contains(from), "{from}");
+        let desk = Desk::new(&STUDY.replace(from, to));
+        let said = expect(&desk.run(&[]), 2);
+        assert!(said.contains(word), "{to}: {said}");
+        assert!(!desk.out().exists(), "{to}");
+    }
+}
+
+#[test]
+fn a_run_that_fails_is_named_and_does_not_stop_the_others() {
+    // More shared memory than any machine has.
+    let study = STUDY.replace("policy.warm_start=false", "actors.write_every=20000000000");
+    let desk = Desk::new(&study);
+    let output = desk.run(&["--jobs", "2"]);
+    let said = expect(&output, 1);
+    assert!(said.contains("made cold seed 1: FAILED") && said.contains("missing: logged cold seed 2"), "{said}");
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(table.contains("warm *") && !table.contains("cold *"), "{table}");
+    assert_eq!(desk.lines("results.jsonl").len(), 2 * 3 * 5);
+}
+
+/// A study under way.
+struct Under(Child);
+
+impl Under {
+    fn until(&mut self, what: &str, mut found: impl FnMut() -> bool) {
+        let start = Instant::now();
+        while !found() {
+            assert!(self.0.try_wait().unwrap().is_none(), "the study ended before {what}");
+            assert!(start.elapsed() < PATIENCE, "no {what}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Under {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Processes that mention a folder in their command line.
+fn processes_in(folder: &Path) -> Vec<String> {
+    let folder = folder.to_str().unwrap();
+    let lines = std::fs::read_dir("/proc").unwrap().flatten();
+    lines
+        .filter_map(|entry| std::fs::read_to_string(entry.path().join("cmdline")).ok())
+        .filter(|line| line.contains(folder))
+        .collect()
+}
+
+fn gone(folder: &Path) {
+    let start = Instant::now();
+    while !processes_in(folder).is_empty() {
+        assert!(start.elapsed() < PATIENCE, "left behind: {:?}", processes_in(folder));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn an_interrupted_study_goes_on_with_the_runs_that_it_lacks() {
+    let study = STUDY
+        .replace(
+            "config =",
+            "set = [\"budget.max_updates=0\", \"budget.max_seconds=4\", \"run.deterministic=false\"]\nconfig =",
+        )
+        .replace("seeds = [1, 2]", "seeds = [1]")
+        .replace("\n[[variant]]\nname = \"cold\"\nset = [\"policy.warm_start=false\"]\n", "");
+    let desk = Desk::new(&study);
+    let spawn = || Under(desk.command(&[]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    let (first, second) = ("made/warm-1", "logged/warm-1");
+    let finished = |run: &str| desk.manifest(run).is_some_and(|m| m["outcome"]["reason"] == "budget");
+
+    let mut under = spawn();
+    under.until("a second run", || desk.manifest(second).is_some());
+    assert!(finished(first));
+    send(under.0.id(), Signal::SIGINT);
+    assert_eq!(under.0.wait().unwrap().code(), Some(130));
+    assert_eq!(processes_in(&desk.out()), Vec::<String>::new());
+    assert!(!finished(second) && !desk.out().join("results.jsonl").exists());
+    let kept = std::fs::read(desk.run_dir(first).join("manifest.json")).unwrap();
+
+    // Killed, it takes its run with it.
+    let mut under = spawn();
+    under.until("the second run again", || {
+        !processes_in(&desk.run_dir(second)).is_empty() && desk.manifest(second).is_some_and(|m| m["outcome"].is_null())
+    });
+    under.0.kill().unwrap();
+    under.0.wait().unwrap();
+    gone(&desk.out());
+    assert!(!finished(second));
+
+    let said = expect(&desk.run(&[]), 0);
+    assert!(said.contains("3 of 4 plans and runs are there already"), "{said}");
+    assert!(finished(second));
+    assert_eq!(std::fs::read(desk.run_dir(first).join("manifest.json")).unwrap(), kept);
+    assert!(desk.out().join("table.md").is_file());
+}
+
+#[test]
+fn every_study_file_that_is_shipped_can_be_used() {
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/configs/study"));
+    for name in ["quality", "stress", "frontier", "smoke"] {
+        let study = admix::product::study::Study::load(&folder.join(format!("{name}.toml")), None);
+        let study = study.unwrap_or_else(|e| panic!("{name}: {e:#}"));
+        assert!(!study.variants.is_empty() && !study.seeds.is_empty());
+    }
+    // The real days lie where --data says.
+    let data = tempfile::tempdir().unwrap();
+    for day in ["weekday-0", "weekday-1", "weekday-2"] {
+        std::fs::create_dir(data.path().join(day)).unwrap();
+    }
+    let study = admix::product::study::Study::load(&folder.join("ipinyou.toml"), Some(data.path())).unwrap();
+    let orders: BTreeSet<Vec<usize>> =
+        study.worlds.iter().map(|w| [&w.days.train[..], &w.days.validation, &w.days.report].concat()).collect();
+    assert_eq!(orders.len(), 6, "every order of the three days");
+}
