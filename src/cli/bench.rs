@@ -12,7 +12,7 @@ use crate::product::bench::world::WorldSize;
 use crate::product::bench::{actor, env, learner, plan, speedup};
 use crate::settings::{Critic, Settings};
 
-use super::{Exit, print_json};
+use super::{Exit, print_json, print_text};
 
 #[derive(Debug, Args)]
 pub struct Bench {
@@ -109,6 +109,12 @@ struct LearnerArguments {
     /// States in a batch
     #[arg(long, default_value_t = 512)]
     batch: usize,
+    /// Requests of a step; more than one give each step a row for every contract
+    #[arg(long, default_value_t = 1)]
+    requests_per_step: usize,
+    /// Width of the ad id embedding
+    #[arg(long, default_value_t = 4)]
+    ad_embedding: usize,
     /// Width of the actor's hidden layers; the critic's are half as wide
     #[arg(long, default_value_t = 64)]
     hidden: usize,
@@ -157,6 +163,8 @@ impl Bench {
             Stage::Learner(a) => {
                 let mut settings = Settings::default();
                 settings.learner.batch = a.batch;
+                settings.episodes.requests_per_step = a.requests_per_step;
+                settings.policy.ad_embedding = a.ad_embedding;
                 settings.learner.critic = a.critic;
                 settings.learner.critic_hidden = (a.hidden / 2).max(1);
                 settings.policy.hidden = a.hidden;
@@ -173,7 +181,7 @@ impl Bench {
         if self.json {
             print_json(report)?;
         } else {
-            println!("{report}");
+            print_text(&format!("{report}\n"))?;
         }
         Ok(Exit::Done)
     }

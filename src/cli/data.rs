@@ -9,7 +9,7 @@ use crate::log::check::check;
 use crate::log::import::{ImportReport, ipinyou, tencent2019};
 use crate::synth::{self, WorldSettings};
 
-use super::{Exit, UsageError, print_json};
+use super::{Exit, UsageError, print_json, print_text};
 
 #[derive(Debug, Subcommand)]
 pub enum Data {
@@ -115,9 +115,9 @@ impl Synth {
     }
 }
 
-fn print_import(report: &ImportReport) -> Exit {
-    println!("{report}");
-    Exit::Done
+fn print_import(report: &ImportReport) -> anyhow::Result<Exit> {
+    print_text(&format!("{report}\n"))?;
+    Ok(Exit::Done)
 }
 
 impl Tencent2019 {
@@ -128,7 +128,7 @@ impl Tencent2019 {
         };
         let options = tencent2019::Options { track_log: self.track_log, contracts, split: self.split, out: self.out };
         let report = tencent2019::import(&options).map_err(|e| UsageError(format!("{e:#}")))?;
-        Ok(print_import(&report))
+        print_import(&report)
     }
 }
 
@@ -136,7 +136,7 @@ impl Ipinyou {
     fn run(self) -> anyhow::Result<Exit> {
         let options = ipinyou::Options { impressions: self.impressions, control: self.control, out: self.out };
         let report = ipinyou::import(&options).map_err(|e| UsageError(format!("{e:#}")))?;
-        Ok(print_import(&report))
+        print_import(&report)
     }
 }
 
@@ -147,7 +147,7 @@ impl Check {
         for dir in &self.dirs {
             match check(dir, options) {
                 Ok(report) if self.json => print_json(&report)?,
-                Ok(report) => print!("{report}"),
+                Ok(report) => print_text(&report.to_string())?,
                 Err(e) => {
                     exit = Exit::Usage;
                     if self.json {

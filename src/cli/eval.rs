@@ -12,7 +12,7 @@ use crate::policy::file::PolicyFile;
 use crate::run::context::compile_options;
 use crate::settings::Settings;
 
-use super::{Exit, UsageError, print_json};
+use super::{Exit, UsageError, print_json, print_text};
 
 #[derive(Debug, Args)]
 pub struct Eval {
@@ -96,9 +96,9 @@ impl Eval {
                 print_json(report)?;
             }
         } else {
-            print!("{}", table::render(&reports));
+            print_text(&table::render(&reports))?;
             if let Some(verdict) = table::verdict(&reports) {
-                println!("{verdict}");
+                print_text(&format!("{verdict}\n"))?;
             }
         }
         Ok(Exit::Done)

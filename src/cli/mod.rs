@@ -115,11 +115,17 @@ fn exit_of(error: &anyhow::Error) -> Exit {
     if usage { Exit::Usage } else { Exit::Failed }
 }
 
-/// Prints a line of JSON on stdout; a reader that went away ends the program quietly.
-fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+/// Prints on stdout; a reader that went away (`| head`) ends the program quietly.
+fn print_text(text: &str) -> anyhow::Result<()> {
     use std::io::Write as _;
     let mut out = std::io::stdout().lock();
-    serde_json::to_writer(&mut out, value)?;
-    out.write_all(b"\n")?;
-    Ok(())
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
+        done => Ok(done?),
+    }
+}
+
+/// Prints a line of JSON on stdout.
+fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    print_text(&format!("{}\n", serde_json::to_string(value)?))
 }

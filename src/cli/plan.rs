@@ -11,7 +11,7 @@ use crate::run::context::{compile_options, open_logs};
 use crate::settings::{self, Settings};
 use crate::supervisor::prepare::plan_days;
 
-use super::{Exit, print_json};
+use super::{Exit, print_json, print_text};
 
 #[derive(Debug, Args)]
 pub struct Plan {
@@ -53,7 +53,7 @@ impl Plan {
         if self.json {
             print_json(&plan)?;
         } else {
-            print!("{}", render(&plan));
+            print_text(&render(&plan))?;
         }
         Ok(Exit::Done)
     }

@@ -7,7 +7,7 @@ use clap::Args;
 use crate::product::study::{self, Done, Options};
 use crate::supervisor::interrupt::Interrupt;
 
-use super::{Exit, UsageError, print_json};
+use super::{Exit, UsageError, print_json, print_text};
 
 #[derive(Debug, Args)]
 #[command(
@@ -54,7 +54,7 @@ impl Study {
                 if self.json {
                     print_json(&report)?;
                 } else {
-                    print!("{}", report.table);
+                    print_text(&report.table)?;
                 }
                 eprintln!("written to {}", options.out.display());
                 for failure in &failures {

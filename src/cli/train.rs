@@ -18,7 +18,7 @@ use crate::supervisor::manifest::Manifest;
 use crate::supervisor::prepare::prepare;
 use crate::supervisor::{ExitReason, Outcome, parallel, serial};
 
-use super::{Exit, UsageError, eval, print_json};
+use super::{Exit, UsageError, eval, print_json, print_text};
 
 #[derive(Debug, Args)]
 pub struct Train {
@@ -111,9 +111,9 @@ impl Train {
             }
         }
         if !self.json && !reports.is_empty() {
-            println!("\nDays that were not trained on:\n\n{}", table::render(&reports));
+            print_text(&format!("\nDays that were not trained on:\n\n{}\n", table::render(&reports)))?;
             if let Some(verdict) = table::verdict(&reports) {
-                println!("{verdict}");
+                print_text(&format!("{verdict}\n"))?;
             }
         }
         eprintln!("policy: {}", directory.best().display());

@@ -1,8 +1,12 @@
 //! What a training episode changes about a logged day, all drawn from one seed.
 //!
-//! An episode replays a Bernoulli sample of a day's requests with demands scaled alike: about a thousand steps
-//! instead of a whole day, so that every delivered impression moves the state. The fractional last unit of a demand
-//! pays its fraction. The seed is all that a [`super::Segment`] carries of this.
+//! A step is a run of requests that share the networks' outputs (`episodes.requests_per_step`), and an episode about a thousand
+//! steps: a day with more requests than that is replayed as a Bernoulli sample with demands scaled alike. The more requests, the
+//! less noise: what is best on a day thinned to a thousand requests, where a contract owes a dozen impressions, is not best
+//! on the whole day. The fractional last unit of a demand pays its fraction.
+//!
+//! Demands, prices, traffic, the forecast and the starting prices are off by random factors, prices jump, and regions have shocks:
+//! the day to come is not one of the training days. The seed is all that a [`super::Segment`] carries of this.
 
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;

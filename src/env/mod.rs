@@ -1,8 +1,9 @@
-//! The log-replay environment: one step is one request.
+//! The log-replay environment.
 //!
-//! State of every candidate -> scores -> one ad shown -> counters move -> next request. Delivered counts, speeds,
-//! shortages and means are the replay's own, never the log's future. Training episodes are thinned and jittered days
-//! ([`Episode`]); evaluation replays whole days; both run through [`Replay`]. A [`Segment`] of trajectory names rows
+//! A request arrives -> state of every candidate -> scores -> one ad shown -> counters move -> next request. Delivered counts, speeds,
+//! shortages and means are the replay's own, never the log's future. Training episodes are jittered and, where a day is large,
+//! thinned ([`Episode`]); their steps are runs of requests that share the networks' outputs. Evaluation replays whole days, request by
+//! request; both run through [`Replay`]. A [`Segment`] of trajectory names rows
 //! of the compiled log and carries only what replay changed, so that the learner rebuilds states with this same code.
 //!
 //! What replay ignores: auction budgets, frequency caps, second-price charges, bidders that react.

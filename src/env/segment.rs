@@ -10,7 +10,7 @@ use super::state::State;
 /// Version of the serialised form.
 pub const BLOCK_FORMAT: u32 = 2;
 
-/// Consecutive steps of one episode.
+/// Consecutive steps of one episode; a step is [`Segment::per_step`] requests.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Segment {
     /// Index of the training day.

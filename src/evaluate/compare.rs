@@ -248,9 +248,9 @@ pub fn compare(
         match day.logged()? {
             Some(logged) => report.policies.push(comparison.logged(&base, &logged, watch)?),
             None => tracing::warn!(
-                "left out: {} needs a joined_exposure and the day as it was, {}",
+                "left out: {} needs a joined_exposure in {}, and the day as it was logged",
                 logged::NAME,
-                report.log
+                day.dir().display()
             ),
         }
     }

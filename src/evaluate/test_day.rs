@@ -47,6 +47,11 @@ impl TestDay {
         Ok(Self { dir: dir.to_owned(), log: Arc::new(log), forecast, stress: stress.cloned() })
     }
 
+    /// The log directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     pub fn log(&self) -> &CompiledLog {
         &self.log
     }

@@ -1,6 +1,7 @@
 //! The learner: an actor-critic with a distributional critic, fed by the actors' segments.
 //!
-//! An update rebuilds the states of a few segments ([`batch`]), infers both networks on the device ([`trainer`]), works out
+//! An update rebuilds the states of a few segments ([`batch`]): a row for each contract and step, and each request of a step as a
+//! contest between the bids that share those rows. It infers both networks on the device ([`trainer`]), works out
 //! returns, losses and their gradients by the networks' outputs on the host ([`loss`]), and sends those back through the
 //! networks. The losses are small closed forms over `[states, contracts, quantiles]`; as host kernels they cost one pass
 //! over the outputs instead of a dozen tensor operations over `[.., quantiles, quantiles]`.

@@ -60,6 +60,11 @@ pub struct PacingGains {
     pub market: f64,
 }
 
+impl PacingGains {
+    /// No controller.
+    pub const NONE: Self = Self { proportional: 0.0, integral: 0.0, market: 0.0 };
+}
+
 impl Default for PacingGains {
     /// Sound gains for a day of some thousand requests, where tuning starts.
     fn default() -> Self {

@@ -1,7 +1,9 @@
 //! The learned policy before it has learned: its starting bids and the pacing controller alone.
 
+use std::sync::Arc;
+
 use crate::env::Replay;
-use crate::plan::{Horizon, PacingGains};
+use crate::plan::{Horizon, PacingGains, Sample};
 use crate::settings;
 
 use super::learned::{Bids, lift};
@@ -14,13 +16,21 @@ pub struct Controller {
     horizon: Horizon,
     /// Error of every starting bid, in its logit.
     start_error: f64,
+    /// What it plans from, where that is not what the day says.
+    sample: Option<Arc<Sample>>,
     bids: Option<Bids>,
     replanner: Option<Replanner>,
 }
 
 impl Controller {
     pub fn new(settings: &settings::Policy, gains: PacingGains, horizon: Horizon) -> Self {
-        Self { settings: settings.clone(), gains, horizon, start_error: 0.0, bids: None, replanner: None }
+        Self { settings: settings.clone(), gains, horizon, start_error: 0.0, sample: None, bids: None, replanner: None }
+    }
+
+    /// The controller with another idea of what is to come.
+    pub fn expecting(mut self, sample: Arc<Sample>) -> Self {
+        self.sample = Some(sample);
+        self
     }
 
     /// The controller with its starting bids off by a factor.
@@ -33,7 +43,10 @@ impl Controller {
 impl Policy for Controller {
     fn begin(&mut self, replay: &Replay) {
         self.bids = Some(Bids::new(replay.day, &self.settings));
-        self.replanner = self.settings.replans().then(|| Replanner::begin(replay, self.horizon));
+        self.replanner = self.settings.replans().then(|| {
+            let sample = self.sample.as_ref().unwrap_or(&replay.day.sample);
+            Replanner::begin(replay, sample.clone(), self.horizon)
+        });
     }
 
     fn replan(&mut self, replay: &Replay) -> Option<&[f32]> {

@@ -92,8 +92,8 @@ pub fn lift(policy: &settings::Policy, gains: &PacingGains, replay: &Replay, j: 
 
 /// How network outputs become scores, for one day. Money in minor units per impression.
 ///
-/// A contract's bid is `low + (penalty - low) * sigmoid(base + pacing + f)` for an impression that is still owed in full, plus the
-/// worth of the predicted click; `low` is 0 unless negative bids are allowed. Of a fractional last unit the
+/// A contract's bid is `low + (penalty - low) * sigmoid(base + lift + f)` for an impression that is still owed in full, plus the
+/// worth of the predicted click: `base` is the start, [`lift`] what is added before the network's output `f`; `low` is 0 unless negative bids are allowed. Of a fractional last unit the
 /// fraction counts. An auction ad's score is its worth times `2 sigmoid(f)`.
 #[derive(Debug, Clone)]
 pub struct Bids {
@@ -124,7 +124,7 @@ impl Bids {
     }
 
     /// The bid of contract `j` without its click worth when `unit` of the next impression is still owed, and its
-    /// derivative by `output`, the network's output plus the controller's.
+    /// derivative by `output`, the network's output plus the lift.
     pub fn contract(&self, j: usize, output: f64, unit: f64) -> (f64, f64) {
         let share = sigmoid(self.base[j] + output);
         let span = self.penalty[j] * unit - self.low[j];
@@ -180,7 +180,7 @@ impl LearnedPolicy {
 
     /// The planner of a replay that begins, where the settings want one.
     pub fn replanner(&self, replay: &Replay, horizon: Horizon) -> Option<Replanner> {
-        self.spec.policy.replans().then(|| Replanner::begin(replay, horizon))
+        self.spec.policy.replans().then(|| Replanner::begin(replay, replay.day.sample.clone(), horizon))
     }
 
     /// Works out every contract's bid at the current request and holds it for the requests to come. For policies whose

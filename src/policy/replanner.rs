@@ -3,8 +3,10 @@
 //! The prices become part of the state ([`crate::env::State::replanned`]), so that the learner, which rebuilds states from
 //! recorded segments, need not solve anything.
 
-use crate::env::{DayModel, Replay};
-use crate::plan::Horizon;
+use std::sync::Arc;
+
+use crate::env::Replay;
+use crate::plan::{Horizon, Sample};
 
 use super::Policy as _;
 use super::baselines::Receding;
@@ -17,12 +19,11 @@ pub struct Replanner {
 }
 
 impl Replanner {
-    /// For a replay that begins; `horizon` says how often.
-    pub fn begin(replay: &Replay, horizon: Horizon) -> Self {
-        let day: &DayModel = replay.day;
-        let mut receding = Receding::new(day.sample.clone(), horizon);
+    /// For a replay that begins; `sample` says what is to come, `horizon` how often to look.
+    pub fn begin(replay: &Replay, sample: Arc<Sample>, horizon: Horizon) -> Self {
+        let mut receding = Receding::new(sample, horizon);
         receding.begin(replay);
-        Self { receding, offsets: vec![0.0; day.contracts.len()] }
+        Self { receding, offsets: vec![0.0; replay.day.contracts.len()] }
     }
 
     /// Takes in the current request; the new offsets where prices were solved.

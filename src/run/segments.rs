@@ -1,5 +1,6 @@
 //! The shared memory of a run: control block, parameter cell, one sample ring per actor.
 
+use crate::env::DayModel;
 use crate::policy::PolicySpec;
 use crate::settings::{self, Settings};
 use crate::shm::{Control, ParamCell, RingShape, RunNames, SampleRing, ShmError, check_space};
@@ -60,13 +61,31 @@ impl From<settings::Overflow> for crate::shm::Overflow {
 }
 
 /// Bytes that a block can take: every segment as long and as wide as it gets.
-pub fn block_bytes(settings: &Settings, contracts: usize) -> usize {
-    // With delayed feedback the state carries the displays under way, at most an episode's.
-    let per_step = settings.requests_per_step();
-    let pending = if settings.env.feedback_delay_s > 0.0 { 2 * settings.episodes.steps * per_step } else { 0 };
-    let state = 160 + contracts * 4 * 8 + pending * 24;
-    let segment = state + 64 + settings.learner.segment * per_step * (5 + 3 + 4);
+pub fn block_bytes(settings: &Settings, days: &[DayModel]) -> usize {
+    let most = |f: &dyn Fn(&DayModel) -> usize| days.iter().map(f).max().unwrap_or(0);
+    let contracts = most(&|d| d.contracts.len());
+    // With delayed feedback the state carries the displays under way.
+    let pending = most(&|d| most_within(d, settings.env.feedback_delay_s));
+    let state = 160 + contracts * 4 * 9 + pending * 24;
+    let replans = MOST_REPLANS * (contracts * 4 + 16);
+    let segment = state + replans + 64 + settings.learner.segment * settings.requests_per_step() * (5 + 3 + 4);
     (settings.block_segments() * segment + 64).next_multiple_of(4096)
+}
+
+/// Actors plan anew no more often than each hour.
+const MOST_REPLANS: usize = 26;
+
+/// The most requests of a day that lie within `seconds`.
+fn most_within(day: &DayModel, seconds: f64) -> usize {
+    let window = (seconds * 1000.0) as u64;
+    let (mut first, mut most) = (0, 0);
+    for row in 0..day.log.requests().len() {
+        while day.offset(first) + window < day.offset(row) {
+            first += 1;
+        }
+        most = most.max(row - first + 1);
+    }
+    if window > 0 { most } else { 0 }
 }
 
 /// A publication as words: update count, raw actor, averaged actor.

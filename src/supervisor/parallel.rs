@@ -54,11 +54,11 @@ pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt)
         tracing::info!("removed shared memory that dead runs left: {}", removed.join(", "));
     }
     let settings = &context.settings;
-    let contracts = context.days(&settings.data.train)?.iter().map(|d| d.contracts.len()).max().unwrap_or(0);
+    let days = context.days(&settings.data.train)?;
     let run_id =
         format!("{:08x}", twox_hash::XxHash3_64::oneshot(directory.root().as_os_str().as_encoded_bytes()) as u32);
     let names = RunNames::for_this_process(&run_id)?;
-    let segments = Segments::create(&names, settings, &context.spec, block_bytes(settings, contracts))?;
+    let segments = Segments::create(&names, settings, &context.spec, block_bytes(settings, &days))?;
     let mut run = Run::start(settings, directory, segments, names.to_string())?;
     let watched = run.watch(interrupt);
     run.progress.finish();

@@ -99,7 +99,7 @@ const CHANGE: &[(&str, &str, &[&str])] = &[
     ("budget.max_updates", "24", &[]),
     ("budget.max_samples", "1000", &[]),
     ("serial.literal", "true", &[]),
-    ("baselines.tuning_replays", "24", &[]),
+    ("baselines.tuning_replays", "3", &[]),
     ("baselines.interval_s", "7200", &["baselines.tuning_replays=24"]),
 ];
 

@@ -21,7 +21,7 @@ use super::worlds::{close, text_of};
 const CERTAIN: &str = "contracts = 7\ncontracts_per_queue = 2.5\ncap_slack = 0.3\ndelivered0_share = 0.15\n\
                        boost_share = 0.2\nfilter_share = 0.2\npart_day_share = 0.5\n";
 /// Baselines that draw by a hash of request and ad id, as a platform's lottery does: other ids, another draw.
-const DRAWN_BY_ID: &[&str] = &["random", "theta-lottery", "hwm", "shale", "throttle"];
+const DRAWN_BY_ID: &[&str] = &["random", "theta-lottery", "shale", "pass-rate"];
 /// Nothing is looked up by an id.
 const NO_EMBEDDING: [&str; 3] = ["policy.ad_embedding=0", "policy.traffic_embedding=0", "data.test=[]"];
 
@@ -172,7 +172,7 @@ fn column_order_and_compression_of_every_table_change_nothing() {
         let dir = scratch.path().join(ending).join("day-1");
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::copy(days[1].join("day.toml"), dir.join("day.toml")).unwrap();
-        for name in ["track_log", "control", "inventory"] {
+        for name in ["track_log", "control", "inventory", "joined_exposure"] {
             let path = dir.join(format!("{name}.tsv.{ending}"));
             let mut table = admix::log::write::TableWriter::create(&path).unwrap();
             std::io::Write::write_all(&mut table, reversed(&text_of(&days[1], name)).as_bytes()).unwrap();

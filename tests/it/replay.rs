@@ -119,7 +119,7 @@ pub fn policies(day: &DayModel, plan: &Plan) -> Vec<(&'static str, Box<dyn Polic
     };
     let mut all: Vec<(&str, Box<dyn Policy>)> =
         baselines::NAMES.iter().map(|&name| (name, baselines::named(name, Some(plan), 300.0).unwrap())).collect();
-    all.push(("random", Box::new(RandomScores(5))));
+    all.push(("random-scores", Box::new(RandomScores(5))));
     all.push(("contracts-always", Box::new(ContractsAlways)));
     all.push(("learned-contract", Box::new(untrained(day, ScoreMode::Contract, small))));
     all.push(("learned-all", Box::new(untrained(day, ScoreMode::All, bold))));

@@ -18,8 +18,6 @@ use crate::settings;
 use super::{DualDescent, PassRate, Pid, Receding};
 
 const START_FACTORS: [f64; 2] = [0.8, 1.25];
-/// Gains are nearly the same however often the plan is renewed, and solving costs.
-const PACING_HORIZON: Horizon = Horizon { interval_s: 3600.0, memory_s: 10_800.0 };
 
 /// Tunes all baselines, each within `budget` replays of a training day. `sample` is that of the same
 /// days, in their order.
@@ -56,9 +54,35 @@ impl Bench<'_> {
         let plain: Vec<Trial> = days.clone().map(|d| (d, 1.0)).collect();
         let off: Vec<Trial> = days.clone().flat_map(|d| START_FACTORS.map(|f| (d, f))).collect();
         let alternating: Vec<Trial> = days.clone().map(|d| (d, START_FACTORS[d % START_FACTORS.len()])).collect();
-        let others: Vec<Arc<Sample>> = days.map(|d| Arc::new(sample.without(d))).collect();
+        let several = self.days.len() > 1;
+        // Of an only day there are no others.
+        let without = |d| if several { sample.without(d) } else { sample.clone() };
+        let others: Vec<Arc<Sample>> = days.map(|d| Arc::new(without(d))).collect();
         let interval = self.interval_s;
         let step = |s: f64, factor: f64| vec![s * factor, s / factor];
+        let receding = self.climb(
+            start.receding,
+            self.budget / 4,
+            &alternating,
+            |horizon, factor| {
+                let mut near = horizon_neighbours(horizon, factor);
+                near.retain(|h| h.interval_s >= interval);
+                near
+            },
+            |horizon, (day, factor)| {
+                Box::new(Receding::new(others[day].clone(), horizon).expecting_prices_off_by(factor))
+            },
+        );
+        let controlled = |gains, (day, factor): Trial| -> Box<dyn Policy> {
+            let controller = Controller::new(policy, gains, receding).starting_off_by(factor);
+            Box::new(controller.expecting(others[day].clone()))
+        };
+        // Replanned prices are off by what the other days do not tell, no more, and may need no controller at all.
+        let pacing = if policy.replans() && several {
+            self.climb(PacingGains::NONE, self.budget, &plain, pacing_neighbours, controlled)
+        } else {
+            self.climb(start.pacing, self.budget, &off, pacing_neighbours, controlled)
+        };
         Tuned {
             pid: self.climb(start.pid, self.budget, &off, pid_neighbours, |gains, (_, factor)| {
                 Box::new(Pid::new(gains, interval).starting_off_by(factor))
@@ -77,22 +101,8 @@ impl Bench<'_> {
             dual_warm_step: self.climb(start.dual_warm_step, self.budget / 2, &off, step, |s, (_, factor)| {
                 Box::new(DualDescent::warm(s, interval).starting_off_by(factor))
             }),
-            receding: self.climb(
-                start.receding,
-                self.budget / 4,
-                &alternating,
-                |horizon, factor| {
-                    let mut near = horizon_neighbours(horizon, factor);
-                    near.retain(|h| h.interval_s >= interval);
-                    near
-                },
-                |horizon, (day, factor)| {
-                    Box::new(Receding::new(others[day].clone(), horizon).expecting_prices_off_by(factor))
-                },
-            ),
-            pacing: self.climb(start.pacing, self.budget, &alternating, pacing_neighbours, |gains, (_, factor)| {
-                Box::new(Controller::new(policy, gains, PACING_HORIZON).starting_off_by(factor))
-            }),
+            receding,
+            pacing,
         }
     }
 
@@ -151,14 +161,18 @@ fn pid_neighbours(best: PidGains, factor: f64) -> Vec<PidGains> {
     ]
 }
 
+/// A gain of 0 cannot be multiplied: it starts at a small one.
 fn pacing_neighbours(best: PacingGains, factor: f64) -> Vec<PacingGains> {
+    let more = |gain: f64, least: f64| (gain * factor).max(least);
+    let less = |gain: f64, least: f64| if gain > least { gain / factor } else { 0.0 };
+    let market = 0.25 * (factor - 1.0);
     vec![
-        PacingGains { proportional: best.proportional * factor, ..best },
-        PacingGains { proportional: best.proportional / factor, ..best },
-        PacingGains { integral: best.integral * factor, ..best },
-        PacingGains { integral: best.integral / factor, ..best },
-        PacingGains { market: best.market + 0.25 * (factor - 1.0), ..best },
-        PacingGains { market: (best.market - 0.25 * (factor - 1.0)).max(0.0), ..best },
+        PacingGains { proportional: more(best.proportional, 2.0), ..best },
+        PacingGains { integral: more(best.integral, 4.0), ..best },
+        PacingGains { market: best.market + market, ..best },
+        PacingGains { proportional: less(best.proportional, 2.0), ..best },
+        PacingGains { integral: less(best.integral, 4.0), ..best },
+        PacingGains { market: (best.market - market).max(0.0), ..best },
     ]
 }
 

@@ -68,7 +68,7 @@ pub fn run(size: WorldSize, settings: &Settings, seconds: f64) -> anyhow::Result
     let elapsed = started.elapsed().as_secs_f64();
 
     let samples: usize = blocks.iter().map(Block::samples).sum();
-    let mut buffer = vec![0; block_bytes(settings, size.contracts)];
+    let mut buffer = vec![0; block_bytes(settings, &days)];
     let mut encoded = Vec::new();
     let rounds = 20;
     let started = Instant::now();

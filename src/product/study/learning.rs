@@ -56,8 +56,8 @@ impl Curve {
             best_share: outcome["best_share"].as_f64(),
             samples: outcome["samples"].as_u64().unwrap_or(0),
             seconds: outcome["seconds"].as_f64().unwrap_or(f64::NAN),
-            mean_lag: outcome["mean_lag"].as_f64().unwrap_or(f64::NAN),
-            max_lag: outcome["max_lag"].as_u64().unwrap_or(0),
+            mean_lag: outcome["policy_lag"]["mean"].as_f64().unwrap_or(f64::NAN),
+            max_lag: outcome["policy_lag"]["max"].as_u64().unwrap_or(0),
         })
     }
 }
