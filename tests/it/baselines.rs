@@ -251,7 +251,17 @@ fn tuning_improves_on_its_start_repeats_itself_and_keeps_its_budget() {
     let logs: Vec<_> = days.iter().map(|d| &*d.day.log).collect();
     let sample = Plan::from_days(&logs, 0).unwrap().sample;
     let days: Vec<DayModel> = days.into_iter().map(|d| d.day).collect();
-    let tuned = |budget| tune::all(&days, &sample, PROMPT, 300.0, budget, &admix::settings::Policy::default()).unwrap();
+    let tuned = |budget| {
+        tune::all(
+            &days,
+            &sample,
+            PROMPT,
+            300.0,
+            budget,
+            &admix::settings::Policy { replan: false, ..admix::settings::Policy::default() },
+        )
+        .unwrap()
+    };
     assert_eq!(tuned(0), Tuned::default(), "nothing is tried");
     let found = tuned(96);
     assert_eq!(found, tuned(96));
@@ -305,8 +315,17 @@ fn every_baseline_bears_degenerate_days() {
     ] {
         let Loaded { day, mut plan, plain, .. } = world.load();
         let days = [day];
-        plan.tuned =
-            Some(tune::all(&days, &plan.sample, PROMPT, 300.0, 16, &admix::settings::Policy::default()).unwrap());
+        plan.tuned = Some(
+            tune::all(
+                &days,
+                &plan.sample,
+                PROMPT,
+                300.0,
+                16,
+                &admix::settings::Policy { replan: false, ..admix::settings::Policy::default() },
+            )
+            .unwrap(),
+        );
         let file = tempfile::NamedTempFile::new().unwrap();
         plan.write(file.path()).unwrap();
         let plan = Plan::read(file.path()).unwrap_or_else(|e| panic!("{what}: {e:#}"));

@@ -130,7 +130,9 @@ fn other_ids_give_the_same_decisions_under_their_other_names() {
         .collect();
     let (here, there) = (whole_way(&one, &days), whole_way(&two, &renamed));
     let mut checked = Vec::new();
-    for (a, b) in policies(&here).iter().zip(policies(&there)) {
+    // Renamed days have no exposures: nothing was shown on them.
+    let scored = |p: &&Value| p["name"] != "logged";
+    for (a, b) in policies(&here).iter().filter(scored).zip(policies(&there).iter().filter(scored)) {
         let name = a["name"].as_str().unwrap();
         assert_eq!(a["name"], b["name"]);
         if DRAWN_BY_ID.contains(&name) {
