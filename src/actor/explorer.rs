@@ -6,24 +6,25 @@ use std::sync::Arc;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use crate::env::{BLOCK_FORMAT, Block, Choice, DayModel, Episode, Replay, RowSampler, Segment, State};
+use crate::env::{
+    BLOCK_FORMAT, Block, Choice, DayModel, Episode, REPLAN_INTERVAL_S, Replay, RowSampler, Segment, State,
+};
 use crate::plan::Horizon;
 use crate::policy::{LearnedPolicy, Policy as _, PolicySpec, Replanner};
 use crate::settings::Settings;
 
-/// Least seconds of log time between two plans of an episode: solving costs as much as a thousand requests.
-const REPLAN_INTERVAL_S: f64 = 3600.0;
-
 /// An episode under way.
-struct Runner<'a> {
-    day: usize,
-    replay: Replay<'a>,
-    rows: Peekable<RowSampler>,
-    replanner: Option<Replanner>,
+pub(super) struct Runner<'a> {
+    pub day: usize,
+    /// Whether it replays the whole day, whatever its seed says.
+    pub whole: bool,
+    pub replay: Replay<'a>,
+    pub rows: Peekable<RowSampler>,
+    pub replanner: Option<Replanner>,
 }
 
 /// A segment under way.
-struct Recording {
+pub(super) struct Recording {
     runner: usize,
     start: State,
     rows: Vec<u32>,
@@ -35,13 +36,13 @@ struct Recording {
 /// Explores with a softmax over scores. Several episodes run side by side, a segment of each in turn, so that
 /// neighbouring samples do not all come from one hour of one day.
 pub struct Explorer<'a> {
-    days: &'a [DayModel],
-    settings: Settings,
+    pub(super) days: &'a [DayModel],
+    pub(super) settings: Settings,
     policy: LearnedPolicy,
-    rng: ChaCha8Rng,
-    runners: Vec<Option<Runner<'a>>>,
-    recording: Option<Recording>,
-    turn: usize,
+    pub(super) rng: ChaCha8Rng,
+    pub(super) runners: Vec<Option<Runner<'a>>>,
+    pub(super) recording: Option<Recording>,
+    pub(super) turn: usize,
     contracts: Vec<f64>,
     auctions: Vec<f64>,
     weights: Vec<f64>,
@@ -81,7 +82,7 @@ impl<'a> Explorer<'a> {
     /// Explores until a block of segments is full.
     pub fn block(&mut self) -> Block {
         let segments = (0..self.settings.block_segments()).map(|_| self.segment()).collect();
-        Block { format: BLOCK_FORMAT, segments }
+        Block { format: BLOCK_FORMAT, segments, explorer: vec![] }
     }
 
     /// Explores until a segment is complete.
@@ -183,21 +184,25 @@ impl<'a> Explorer<'a> {
             let mut episode =
                 Episode::draw(model, &self.settings.episodes, self.settings.requests_per_step(), self.rng.random());
             tries += 1;
-            if tries > 50 {
-                // Only a day of hardly any requests gets here: replay all of it.
-                episode.keep = 1.0;
-                episode.start = 0;
+            // Only a day of hardly any requests gets there.
+            let whole = tries > 50;
+            if whole {
+                episode.replay_all();
             }
             let mut rows = RowSampler::new(&episode, model.log.requests().len()).peekable();
             let spread = self.settings.episodes.start_spread;
             let replay = Replay::start(model, episode, self.settings.env.feedback_delay_s, spread, &mut rows);
             if rows.peek().is_some() {
-                let interval_s = model.horizon.interval_s.max(REPLAN_INTERVAL_S);
-                let replanner = self.policy.replanner(&replay, Horizon { interval_s, ..model.horizon });
-                return Runner { day, replay, rows, replanner };
+                let replanner = self.policy.replanner(&replay, horizon(model));
+                return Runner { day, whole, replay, rows, replanner };
             }
         }
     }
+}
+
+/// How often a training episode of this day is planned anew.
+pub(super) fn horizon(day: &DayModel) -> Horizon {
+    Horizon { interval_s: day.horizon.interval_s.max(REPLAN_INTERVAL_S), ..day.horizon }
 }
 
 /// Draws what is shown from the softmax over the scores.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
-use crate::run::{Context, RunDirectory, Segments, unpack};
+use crate::run::{Context, RunDirectory, Segments, flight, snapshot, unpack};
 use crate::shm::ProcessKind;
 
 use super::Explorer;
@@ -19,35 +19,47 @@ const NAP: Duration = Duration::from_millis(100);
 pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<()> {
     let context = Context::load(directory)?;
     let settings = &context.settings;
-    let days = context.training_days()?;
-    let segments = Segments::open(prefix, id..id + 1)?;
+    let segments = Segments::open(prefix, id..id + 1, false)?;
     let control = &segments.control;
     let slot = &control.processes[id];
     let incarnation = slot.sign_in(ProcessKind::Actor);
+    let days = context.training_days()?;
     let stats = &control.actors[id];
     let mut writer = segments.rings[0].writer()?;
     let actor_len = context.spec.actor_shape().len();
     let initial = context.spec.initial_actor(settings.run.seed);
-    let mut explorer = Explorer::new(&days, settings, context.spec.clone(), initial, id as u64, incarnation - 1);
+    // A run that goes on draws other episodes than it began with.
+    let start = (incarnation - 1 + control.resumed_from.get() * 4096) & u64::from(u32::MAX);
+    let mut explorer = Explorer::new(&days, settings, context.spec.clone(), initial, id as u64, start);
     let mut words = Vec::new();
     let mut version = 0;
     let mut round = 0;
+    let lock_step = settings.run.deterministic;
+    if lock_step && control.resumed_from.get() > 0 {
+        let snapshot = snapshot::newest(&directory.checkpoints())?.context("the snapshot to go on from is gone")?;
+        if let Some(saved) = snapshot.state.explorers.get(id) {
+            explorer.resume(saved)?;
+        }
+        round = snapshot.state.publications.version() - 1;
+    }
     while control.stop_level() == 0 {
         let waiting = Instant::now();
         // In lock-step the round's publication is the starting signal; else any first one will do.
-        let wanted = if settings.run.deterministic { round + 1 } else { 1 };
+        let wanted = if lock_step { round + 1 } else { 1 };
         loop {
             let seen = control.params.value();
             if segments.params.version() >= wanted || control.stop_level() > 0 {
                 break;
             }
             control.params.wait(seen, NAP);
+            flight::waiting("parameters");
             slot.beat();
         }
         stats.wait_ns.add(waiting.elapsed().as_nanos() as u64);
         if control.stop_level() > 0 {
             break;
         }
+        let copying = Instant::now();
         if segments.params.version() > version
             && let Some(newer) = segments.params.read(&mut words)
         {
@@ -56,9 +68,13 @@ pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<
             version = newer;
             stats.param_version.set(version);
         }
+        stats.copy_ns.add(copying.elapsed().as_nanos() as u64);
 
         let working = Instant::now();
-        let block = explorer.block();
+        let mut block = explorer.block();
+        if lock_step {
+            block.explorer = explorer.save()?;
+        }
         let samples = block.samples() as u32;
         stats.steps.add(u64::from(samples));
         stats.compute_ns.add(working.elapsed().as_nanos() as u64);
@@ -71,14 +87,18 @@ pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<
             let seen = ring.space().value();
             if let Some(mut region) = writer.claim(samples, settings.actors.overflow.into()) {
                 stats.wait_ns.add(waiting.elapsed().as_nanos() as u64);
+                let copying = Instant::now();
                 let len = block
                     .encode(region.payload())
                     .context("a block does not fit its region; lower actors.write_every or env.feedback_delay_s")?;
                 region.commit(len, version, &control.data);
+                stats.copy_ns.add(copying.elapsed().as_nanos() as u64);
+                flight::handed_over(samples.into(), version);
                 handed_over = true;
                 break;
             }
             ring.space().wait(seen, NAP);
+            flight::waiting("a free region");
             slot.beat();
         }
         if !handed_over {

@@ -9,7 +9,7 @@ use crate::learner::device;
 use crate::product::bench::params::{ParamsBench, run_params};
 use crate::product::bench::ring::{RingBench, run_ring};
 use crate::product::bench::world::WorldSize;
-use crate::product::bench::{actor, env, learner, plan, speedup};
+use crate::product::bench::{actor, e2e, env, ingest, learner, plan, speedup, start};
 use crate::settings::{Critic, Settings};
 
 use super::{Exit, print_json, print_text};
@@ -60,8 +60,35 @@ enum Stage {
         #[arg(long, default_value_t = 3)]
         seeds: u64,
     },
-    /// Learner updates per second
+    /// Learner updates per second, or with --losses the losses of updates on fixed generated data
     Learner(LearnerArguments),
+    /// From the rings into the learner's pool: take, verify, decode, check, keep; beside memcpy of the same bytes
+    Ingest {
+        /// Requests of a step
+        #[arg(long, default_value_t = 30)]
+        requests_per_step: usize,
+        /// Contracts of the day
+        #[arg(long, default_value_t = 30)]
+        contracts: usize,
+        #[arg(long, default_value_t = 5.0)]
+        seconds: f64,
+    },
+    /// From process start to the first block of samples: the first start, then with compiled logs and plan in their caches
+    Start {
+        #[command(flatten)]
+        task: TaskArguments,
+        /// Starts with caches
+        #[arg(long, default_value_t = 5)]
+        starts: usize,
+    },
+    /// A whole training in processes: speed, and what every process does with its time, memory and files
+    E2e {
+        #[command(flatten)]
+        task: TaskArguments,
+        /// Length of the training
+        #[arg(long, default_value_t = 60.0)]
+        seconds: f64,
+    },
     /// Planning a generated day: graph, HWM, SHALE, unavoidable shortage, beside one pass over all pairs
     Plan {
         #[arg(long, default_value_t = 1000)]
@@ -75,6 +102,19 @@ enum Stage {
         #[arg(long, default_value_t = 3)]
         runs: usize,
     },
+}
+
+#[derive(Debug, Args)]
+struct TaskArguments {
+    /// Configuration to train; default: the defaults, on a generated world
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Set a configuration key
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+    /// Requests a day of the generated world
+    #[arg(long, default_value_t = 60_000, conflicts_with = "config")]
+    requests: u32,
 }
 
 #[derive(Debug, Args)]
@@ -127,6 +167,9 @@ struct LearnerArguments {
     /// auto, cpu, cuda or cuda:INDEX
     #[arg(long, default_value = "auto")]
     device: String,
+    /// Print the losses of N updates instead, for comparing devices: the data depend on the other arguments alone
+    #[arg(long, value_name = "N")]
+    losses: Option<usize>,
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
 }
@@ -172,7 +215,23 @@ impl Bench {
                 device::set_threads(a.threads);
                 let size =
                     WorldSize { requests: 60_000, queue: a.eligible + 8, eligible: a.eligible, contracts: a.contracts };
-                self.print(&learner::run(size, &settings, a.seconds)?)
+                match a.losses {
+                    Some(updates) => self.print(&learner::losses(size, &settings, updates)?),
+                    None => self.print(&learner::run(size, &settings, a.seconds)?),
+                }
+            }
+            Stage::Ingest { requests_per_step, contracts, seconds } => {
+                let mut settings = Settings::default();
+                settings.episodes.requests_per_step = *requests_per_step;
+                let size =
+                    WorldSize { requests: 60_000, queue: 16, eligible: 6.min(*contracts), contracts: *contracts };
+                self.print(&ingest::run(size, &settings, *seconds)?)
+            }
+            Stage::Start { task, starts } => {
+                self.print(&start::run(task.config.as_deref(), &task.sets, task.requests, *starts)?)
+            }
+            Stage::E2e { task, seconds } => {
+                self.print(&e2e::run(task.config.as_deref(), &task.sets, task.requests, *seconds)?)
             }
         }
     }

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use crate::product::bench::{params, ring};
-use crate::run::RunDirectory;
-use crate::supervisor::children::bind_to_parent;
-use crate::{actor, evaluate, learner};
+use crate::run::{RunDirectory, flight};
+use crate::supervisor::children::{Role, bind_to_parent};
+use crate::{actor, checkpoint, evaluate, learner};
 
 use super::Exit;
 
@@ -21,6 +21,7 @@ pub enum Child {
     },
     Learner(RunArguments),
     Evaluator(RunArguments),
+    Checkpointer(RunArguments),
     BenchRingWriter {
         name: String,
         blocks: u64,
@@ -45,18 +46,26 @@ pub struct RunArguments {
 }
 
 impl RunArguments {
-    fn open(&self) -> anyhow::Result<RunDirectory> {
+    /// Runs the process called `name` under its flight recorder.
+    fn run(&self, name: &str, process: impl FnOnce(&RunDirectory, &str) -> anyhow::Result<()>) -> anyhow::Result<()> {
         bind_to_parent(self.parent)?;
-        RunDirectory::open(&self.run_dir)
+        let directory = RunDirectory::open(&self.run_dir)?;
+        flight::begin(&directory.flight(), name);
+        let result = process(&directory, &self.names);
+        flight::end(&result);
+        result
     }
 }
 
 impl Child {
     pub fn run(self) -> anyhow::Result<Exit> {
         match self {
-            Self::Actor { id, run } => actor::process::run(&run.open()?, &run.names, id)?,
-            Self::Learner(run) => learner::process::run(&run.open()?, &run.names)?,
-            Self::Evaluator(run) => evaluate::process::run(&run.open()?, &run.names)?,
+            Self::Actor { id, run } => {
+                run.run(&Role::Actor(id).to_string(), |directory, names| actor::process::run(directory, names, id))?
+            }
+            Self::Learner(run) => run.run(&Role::Learner.to_string(), learner::process::run)?,
+            Self::Evaluator(run) => run.run(&Role::Evaluator.to_string(), evaluate::process::run)?,
+            Self::Checkpointer(run) => run.run(&Role::Checkpointer.to_string(), checkpoint::run)?,
             Self::BenchRingWriter { name, blocks } => ring::ring_writer(&name, blocks)?,
             Self::BenchParamsReader { name, last, reader } => params::params_reader(&name, last, reader)?,
         }

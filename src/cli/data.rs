@@ -110,7 +110,7 @@ impl Synth {
         let world = WorldSettings::load(&self.config).map_err(|e| UsageError(format!("{e:#}")))?;
         let days = self.days.unwrap_or(world.days);
         let seed = self.seed.unwrap_or(world.seed);
-        synth::generate(&world, &self.out, days, seed, &|done| eprintln!("{done} of {days} days written"))?;
+        synth::generate(&world, &self.out, days, seed, &|done| say!("{done} of {days} days written"))?;
         Ok(Exit::Done)
     }
 }
@@ -153,7 +153,7 @@ impl Check {
                     if self.json {
                         print_json(&serde_json::json!({ "directory": dir, "error": e.to_string() }))?;
                     }
-                    eprintln!("error: {e}");
+                    say!("error: {e}");
                 }
             }
         }

@@ -7,7 +7,9 @@ mod bench;
 mod child;
 mod data;
 mod eval;
+mod inspect;
 mod plan;
+mod soak;
 mod study;
 mod train;
 
@@ -16,15 +18,21 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::learner::NotFinite;
 use crate::log::LogError;
+use crate::run::CannotSave;
 use crate::settings::SettingsError;
+use crate::supervisor::RunFailure;
+use crate::supervisor::resume::Refused;
 
 /// Trains the policy that decides, at each display request, whether a contract ad or an auction ad is shown.
 #[derive(Debug, Parser)]
 #[command(
     name = "admix",
     version,
-    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted (what was learned is saved).\n\
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted (what was learned is saved);\n\
+                  of a training run: 20 a process kept dying, 21 the learner got no samples, 22 the actors got no\n\
+                  parameters, 23 no update although there were samples, 24 losses that are not finite.\n\
                   ADMIX_LOG=debug shows more of what happens (trace, debug, info, warn, error)."
 )]
 struct Arguments {
@@ -43,8 +51,12 @@ enum Command {
     Train(Box<train::Train>),
     /// Replay whole days under policies and baselines, beside the hindsight bound
     Eval(eval::Eval),
+    /// Show a run, alive or dead: processes, queues, ledger, last events
+    Inspect(inspect::Inspect),
     /// Train and evaluate over worlds, seeds and policies; one table
     Study(study::Study),
+    /// Kill the processes of a training run at random and watch it recover
+    Soak(soak::Soak),
     /// Measure one stage with the code that training runs
     Bench(bench::Bench),
     #[command(subcommand, hide = true)]
@@ -59,6 +71,8 @@ pub enum Exit {
     /// Wrong usage or input.
     Usage,
     Interrupted,
+    /// A training run that could not go on: [`RunFailure::code`].
+    Run(u8),
 }
 
 impl From<Exit> for ExitCode {
@@ -68,6 +82,7 @@ impl From<Exit> for ExitCode {
             Exit::Failed => 1,
             Exit::Usage => 2,
             Exit::Interrupted => 130,
+            Exit::Run(code) => code,
         })
     }
 }
@@ -86,6 +101,8 @@ pub fn main() -> ExitCode {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_target(false)
+        // Told on stderr, where it could be written no better.
+        .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal())
         .init();
     let result = match arguments.command {
@@ -93,23 +110,37 @@ pub fn main() -> ExitCode {
         Command::Plan(command) => command.run(),
         Command::Train(command) => command.run(),
         Command::Eval(command) => command.run(),
+        Command::Inspect(command) => command.run(),
         Command::Study(command) => command.run(),
+        Command::Soak(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Child(command) => command.run(),
     };
     match result {
         Ok(exit) => exit.into(),
         Err(e) => {
-            eprintln!("error: {e:#}");
+            say!("error: {e:#}");
             exit_of(&e).into()
         }
     }
 }
 
 fn exit_of(error: &anyhow::Error) -> Exit {
+    let failure = error.chain().find_map(|cause| cause.downcast_ref::<RunFailure>());
+    if let Some(failure) = failure {
+        return Exit::Run(failure.code());
+    }
+    // A child's last word to main.
+    if error.chain().any(|cause| cause.is::<NotFinite>()) {
+        return Exit::Run(RunFailure::NOT_FINITE);
+    }
+    if error.chain().any(|cause| cause.is::<CannotSave>()) {
+        return Exit::Run(RunFailure::CANNOT_SAVE);
+    }
     let usage = error.chain().any(|cause| {
         cause.is::<SettingsError>()
             || cause.is::<UsageError>()
+            || cause.is::<Refused>()
             || cause.downcast_ref::<LogError>().is_some_and(|e| !matches!(e, LogError::Io { .. }))
     });
     if usage { Exit::Usage } else { Exit::Failed }

@@ -9,7 +9,7 @@ use crate::log::CompileOptions;
 use crate::plan::{self, Allocation, ServedDay};
 use crate::run::context::{compile_options, open_logs};
 use crate::settings::{self, Settings};
-use crate::supervisor::prepare::plan_days;
+use crate::supervisor::prepare::Planning;
 
 use super::{Exit, print_json, print_text};
 
@@ -44,11 +44,12 @@ impl Plan {
             None => (Settings::default(), CompileOptions::default()),
         };
         let logs = open_logs(&self.dirs, options)?;
-        let (env, tuning, policy) = (&settings.env, &settings.baselines, &settings.policy);
-        let plan = plan_days(&self.dirs, self.served.as_deref(), logs, env, tuning, policy)?;
+        let Settings { env, baselines, policy, .. } = &settings;
+        let served = self.served.as_deref();
+        let plan = Planning { dirs: &self.dirs, logs, served, env, baselines, policy }.plan()?;
         if let Some(out) = &self.out {
             plan.write(out)?;
-            eprintln!("plan written to {}", out.display());
+            say!("plan written to {}", out.display());
         }
         if self.json {
             print_json(&plan)?;

@@ -47,7 +47,7 @@ impl Study {
         interrupt.supervise();
         match study::run(&title, &study, &options, &interrupt)? {
             None => {
-                eprintln!("interrupted; the same command goes on from what is finished");
+                say!("interrupted; the same command goes on from what is finished");
                 Ok(Exit::Interrupted)
             }
             Some(Done { report, failures }) => {
@@ -56,9 +56,9 @@ impl Study {
                 } else {
                     print_text(&report.table)?;
                 }
-                eprintln!("written to {}", options.out.display());
+                say!("written to {}", options.out.display());
                 for failure in &failures {
-                    eprintln!("missing: {failure}");
+                    say!("missing: {failure}");
                 }
                 Ok(if failures.is_empty() { Exit::Done } else { Exit::Failed })
             }

@@ -3,19 +3,20 @@
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use crate::evaluate::{DayReport, table};
 use crate::learner::Device;
 use crate::plan::Plan;
 use crate::policy::file::PolicyFile;
-use crate::run::RunDirectory;
 use crate::run::context::Context;
+use crate::run::{RunDirectory, flight};
 use crate::settings::{self, Settings};
 use crate::supervisor::children::bind_to_parent;
 use crate::supervisor::interrupt::Interrupt;
 use crate::supervisor::manifest::Manifest;
 use crate::supervisor::prepare::prepare;
+use crate::supervisor::resume::{self, Earlier};
 use crate::supervisor::{ExitReason, Outcome, parallel, serial};
 
 use super::{Exit, UsageError, eval, print_json, print_text};
@@ -56,12 +57,33 @@ pub struct Train {
     /// Processes in lock-step: the same seed gives the same policy file on the CPU
     #[arg(long)]
     deterministic: bool,
+    /// Go on with the run in --run-dir from its newest snapshot; =auto starts it if there is none yet
+    #[arg(
+        long,
+        value_name = "auto",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "must",
+        hide_possible_values = true,
+        requires = "run_dir",
+        conflicts_with_all = ["serial", "plan"]
+    )]
+    resume: Option<Resume>,
     /// Print the evaluation of the test days as JSON, one object a line
     #[arg(long)]
     json: bool,
     /// End when this process does; given by the commands that start runs of their own
     #[arg(long, value_name = "PID", hide = true)]
     parent: Option<i32>,
+}
+
+/// How to treat a run directory that may hold a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Resume {
+    /// There must be one.
+    Must,
+    /// Whichever applies.
+    Auto,
 }
 
 impl Train {
@@ -86,22 +108,40 @@ impl Train {
         }
         let plan = self.plan.as_deref().map(Plan::read).transpose().map_err(|e| UsageError(format!("{e:#}")))?;
         let interrupt = Interrupt::listen()?;
-        let directory = RunDirectory::create(&self.run_directory())?;
-        eprintln!("run directory {}", directory.root().display());
+        let mode = match (self.serial, settings.run.deterministic) {
+            (true, _) => "serial",
+            (false, true) => "lock-step",
+            (false, false) => "parallel",
+        };
+        let root = self.run_directory();
+        let (directory, earlier) = match self.resume {
+            None => (RunDirectory::create(&root)?, None),
+            Some(how) => {
+                let directory = resume::open(&root, how == Resume::Auto)?;
+                let earlier = Earlier::find(&directory, &settings, mode)?;
+                (directory, earlier)
+            }
+        };
+        flight::begin(&directory.flight(), "main");
+        say!("run directory {}", directory.root().display());
         if settings.run.device == "auto" && device == Device::Cpu {
-            eprintln!("no CUDA driver found: learning on the CPU");
+            say!("no CUDA driver found: learning on the CPU");
         }
-        let result = train(&settings, plan, device, self.serial, &directory, &interrupt);
+        let result = train(&settings, plan, earlier, device, mode, &directory, &interrupt);
+        flight::end(&result);
         if interrupt.count() > 1 {
             return result.map(|_| Exit::Interrupted).or_else(|e| {
-                eprintln!("{e:#}");
+                say!("{e:#}");
                 Ok(Exit::Interrupted)
             });
         }
         let (context, outcome) = result?;
-        eprintln!("{}", summary(&outcome));
+        say!("{}", summary(&outcome));
         if outcome.reason == ExitReason::Interrupted {
-            eprintln!("interrupted; the best policy so far is {}", directory.best().display());
+            say!("interrupted; the best policy so far is {}", directory.best().display());
+            if outcome.checkpoints.is_some_and(|c| c.snapshots > 0) {
+                say!("go on with the same command, --run-dir {} and --resume", directory.root().display());
+            }
             return Ok(Exit::Interrupted);
         }
         let reports = report(&context, &directory)?;
@@ -116,7 +156,7 @@ impl Train {
                 print_text(&format!("{verdict}\n"))?;
             }
         }
-        eprintln!("policy: {}", directory.best().display());
+        say!("policy: {}", directory.best().display());
         Ok(Exit::Done)
     }
 
@@ -132,32 +172,41 @@ impl Train {
 fn train(
     settings: &Settings,
     plan: Option<Plan>,
+    earlier: Option<Earlier>,
     device: Device,
-    in_one_process: bool,
+    mode: &'static str,
     directory: &RunDirectory,
     interrupt: &Interrupt,
 ) -> anyhow::Result<(Context, Outcome)> {
-    match &plan {
-        Some(plan) => eprintln!("the plan is given, made from {} days", plan.days.len()),
-        None => eprintln!("planning from {} training days", settings.data.train.len()),
-    }
-    let context = prepare(settings, plan)?;
-    context.store(directory)?;
-    let mode = match (in_one_process, settings.run.deterministic) {
-        (true, _) => "serial",
-        (false, true) => "lock-step",
-        (false, false) => "parallel",
+    let starts = earlier.as_ref().map(Earlier::starts).unwrap_or_default();
+    let context = match earlier {
+        Some(earlier) => {
+            say!("going on with the run that was begun here");
+            earlier.context.store_settings(directory)?;
+            earlier.context
+        }
+        None => {
+            if let Some(plan) = &plan {
+                say!("the plan is given, made from {} days", plan.days.len());
+            }
+            let context = prepare(settings, plan)?;
+            context.store(directory)?;
+            context
+        }
     };
-    let mut manifest = Manifest::begin(&context, mode, &device.to_string())?;
+    let mut manifest = Manifest::begin(&context, mode, &device.to_string(), starts)?;
     manifest.write(directory)?;
     interrupt.supervise();
-    let outcome = if in_one_process {
+    let outcome = if mode == "serial" {
         serial::train(&context, directory, interrupt)
     } else {
         parallel::train(&context, directory, interrupt)
     };
     manifest.end(&outcome);
-    manifest.write(directory)?;
+    // A full disk must not make a finished run a failed one.
+    if let Err(e) = manifest.write(directory) {
+        tracing::warn!("{e:#}");
+    }
     Ok((context, outcome?))
 }
 
@@ -199,8 +248,20 @@ fn summary(o: &Outcome) -> String {
     if let Some(ledger) = &o.ledger {
         text += &format!("\nsamples: {ledger}");
     }
-    if o.actor_restarts > 0 {
-        text += &format!("\nactors were started again {} times", o.actor_restarts);
+    if let Some(c) = &o.checkpoints {
+        text += &format!(
+            "\nsnapshots: {} on disk, {:.1} MB in {:.1} s; the learner gave {:.2} % of its time",
+            c.snapshots,
+            c.bytes as f64 * 1e-6,
+            c.write_s,
+            100.0 * c.stall
+        );
+    }
+    if o.actor_restarts + o.other_restarts > 0 {
+        text += &format!("\nstarted again: actors {} times, others {}", o.actor_restarts, o.other_restarts);
+    }
+    if o.rolled_back > 0 {
+        text += &format!("; {} samples were consumed by a learner that died", o.rolled_back);
     }
     text
 }

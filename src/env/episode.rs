@@ -131,6 +131,12 @@ impl Episode {
         }
     }
 
+    /// Replays every row of the day from its start.
+    pub fn replay_all(&mut self) {
+        self.keep = 1.0;
+        self.start = 0;
+    }
+
     /// Factor on a region's auction worth at a time of the day.
     pub fn price_factor(&self, region: u32, offset: u64) -> f64 {
         let mut factor = self.price;

@@ -6,7 +6,7 @@
 use super::day::DayModel;
 use super::episode::Episode;
 use super::replay::Replay;
-use super::state::State;
+use super::state::{State, decay, growth};
 
 /// Width of a feature row.
 pub const FEATURES: usize = 31;
@@ -55,6 +55,9 @@ pub struct Moment<'a> {
     /// Whether the training days' prices are shown to the networks.
     warm: bool,
     offset: u64,
+    /// Of sums over the memory.
+    growth: f64,
+    decay: f64,
     traffic: f32,
     price: f32,
     volume: f32,
@@ -65,6 +68,36 @@ pub struct Moment<'a> {
     auction_worth: f32,
     contract_ctr: f32,
     auction_ctr: f32,
+}
+
+/// A contract at one request, whatever it has delivered.
+#[derive(Debug, Clone, Copy)]
+pub struct ContractMoment {
+    /// Features, but for those that go by the count.
+    row: [f32; FEATURES],
+    owed: f64,
+    planned: f64,
+    supply_left: f64,
+    volume_ratio: f64,
+}
+
+impl ContractMoment {
+    /// Writes the features when `delivered` impressions are counted.
+    pub fn write(&self, delivered: f32, out: &mut [f32]) {
+        let Self { row, owed, planned, supply_left, volume_ratio } = *self;
+        let out: &mut [f32; FEATURES] = out.try_into().expect("a row of FEATURES");
+        let delivered = f64::from(delivered);
+        let remaining = (owed - delivered).max(0.0);
+        let done = if owed > 0.0 { delivered / owed } else { 1.0 };
+        *out = row;
+        out[0] = done.min(2.0) as f32;
+        out[2] = (4.0 * (done - planned)).clamp(-2.0, 2.0) as f32;
+        out[3] = log_ratio(remaining + 0.1, supply_left + 0.1, 4.0);
+        out[4] = log_ratio(remaining + 0.1, supply_left * volume_ratio + 0.1, 4.0);
+        out[5] = (1.0 / (remaining + 1.0).sqrt()) as f32;
+        out[6] = log_ratio((1.0 - done).max(0.0) + 0.01, (1.0 - planned) + 0.01, 3.0);
+        out[9] = f32::from(delivered >= owed);
+    }
 }
 
 fn log_ratio(a: f64, b: f64, limit: f32) -> f32 {
@@ -94,6 +127,8 @@ impl<'a> Moment<'a> {
             state,
             warm,
             offset,
+            growth: growth(offset),
+            decay: decay(offset),
             traffic: (before / whole) as f32,
             price: 2.0 * log_ratio(level, 1.0, 1.0),
             volume: 2.0 * log_ratio(volume_ratio, 1.0, 1.0),
@@ -111,15 +146,16 @@ impl<'a> Moment<'a> {
     ///
     /// The actor passes observed counts, the critic true ones, and one more of either for "after display".
     pub fn contract(&self, j: usize, delivered: f32, out: &mut [f32]) {
+        self.of(j).write(delivered, out);
+    }
+
+    /// What does not depend on how much contract `j` has delivered, for those who look at several counts.
+    pub fn of(&self, j: usize) -> ContractMoment {
         let Self { day, episode, state, warm, .. } = *self;
         let c = &day.contracts[j];
-        let out: &mut [f32; FEATURES] = out.try_into().expect("a row of FEATURES");
         let owed = f64::from(episode.owed[j]);
-        let delivered = f64::from(delivered);
-        let remaining = (owed - delivered).max(0.0);
         let pace = c.pace.total().max(1e-9);
         let planned = c.pace.before(self.offset) / pace;
-        let done = if owed > 0.0 { delivered / owed } else { 1.0 };
         let supply_error = f64::from(episode.supply_error[j]);
         let supply_left = (c.supply.total() - c.supply.before(self.offset)) * episode.thinning * supply_error;
         let started = self.offset >= c.start;
@@ -129,19 +165,21 @@ impl<'a> Moment<'a> {
         let hour = 3_600_000;
         let hour_ago = self.offset.saturating_sub(hour);
         let planned_speed = owed * (planned - c.pace.before(hour_ago) / pace);
-        let (market, day_market) = state.market_level(day.unit, j, self.offset);
+        let market = state.market_level(day.unit, j, self.growth);
+        let day_market = state.day_market_level(day.unit, j);
         let prior = 0.02 * owed + 0.5;
-        *out = [
-            done.min(2.0) as f32,
+        let by_count = 0.0;
+        let row = [
+            by_count,
             planned as f32,
-            (4.0 * (done - planned)).clamp(-2.0, 2.0) as f32,
-            log_ratio(remaining + 0.1, supply_left + 0.1, 4.0),
-            log_ratio(remaining + 0.1, supply_left * self.volume_ratio + 0.1, 4.0),
-            (1.0 / (remaining + 1.0).sqrt()) as f32,
-            log_ratio((1.0 - done).max(0.0) + 0.01, (1.0 - planned) + 0.01, 3.0),
-            log_ratio(state.speed(j, self.offset) + prior, planned_speed + prior, 3.0),
+            by_count,
+            by_count,
+            by_count,
+            by_count,
+            by_count,
+            log_ratio(state.speed(j, self.decay) + prior, planned_speed + prior, 3.0),
             if owed > 0.0 { ((f64::from(episode.left[j]) - owed) / owed).min(2.0) as f32 } else { 2.0 },
-            f32::from(delivered >= owed),
+            by_count,
             if ended {
                 1.0
             } else if started {
@@ -170,6 +208,7 @@ impl<'a> Moment<'a> {
             2.0 * log_ratio(day_market, 1.0, 1.0),
             0.0,
         ];
+        ContractMoment { row, owed, planned, supply_left, volume_ratio: self.volume_ratio }
     }
 
     /// Writes the features of an auction ad worth `worth` minor units per impression.

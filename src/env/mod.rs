@@ -19,7 +19,7 @@ mod state;
 
 pub use day::{ContractModel, DayModel, Vocabulary};
 pub use episode::{Episode, RowSampler};
-pub use features::{FEATURE_NAMES, FEATURES, Moment};
+pub use features::{ContractMoment, FEATURE_NAMES, FEATURES, Moment};
 pub use replay::{Candidate, Choice, Display, Replay, Weights};
-pub use segment::{BLOCK_FORMAT, Block, Segment};
+pub use segment::{BLOCK_FORMAT, Block, REPLAN_INTERVAL_S, Segment};
 pub use state::State;

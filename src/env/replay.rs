@@ -105,9 +105,9 @@ impl<'a> Replay<'a> {
             let offset = day.offset(row);
             let request = &day.log.requests()[row];
             let best = request.best * replay.episode.price_factor(request.region, offset);
-            replay.state.arrive(day, &replay.episode, offset, best);
+            let weight = replay.state.arrive(day, &replay.episode, offset, best);
             for e in day.log.entries(request) {
-                replay.state.meet(day, e.contract as usize, offset, best);
+                replay.state.meet(day, e.contract as usize, offset, weight, best);
             }
         }
         replay
@@ -134,12 +134,12 @@ impl<'a> Replay<'a> {
         self.offset = request.ts_ms - self.day.log.day().start_ms;
         self.factor = self.episode.price_factor(request.region, self.offset);
         let best = request.best * self.factor;
-        self.state.arrive(self.day, &self.episode, self.offset, best);
+        let weight = self.state.arrive(self.day, &self.episode, self.offset, best);
         self.candidates.clear();
         for e in self.day.log.entries(request) {
             let j = e.contract as usize;
             let c = &self.day.contracts[j];
-            self.state.meet(self.day, j, self.offset, best);
+            self.state.meet(self.day, j, self.offset, weight, best);
             if self.state.delivered[j] < self.episode.left[j]
                 && draw::passes(self.episode.rate_seed, request.request_id, c.ad_id, c.rate)
             {

@@ -7,8 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use super::state::State;
 
+/// Least seconds of log time between two plans of a training episode: solving costs as much as a thousand requests.
+pub const REPLAN_INTERVAL_S: f64 = 3600.0;
+
 /// Version of the serialised form.
-pub const BLOCK_FORMAT: u32 = 2;
+pub const BLOCK_FORMAT: u32 = 3;
 
 /// Consecutive steps of one episode; a step is [`Segment::per_step`] requests.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -53,11 +56,18 @@ impl Segment {
 pub struct Block {
     pub format: u32,
     pub segments: Vec<Segment>,
+    /// In lock-step, the actor as it is after this block, serialised: a run goes on from there. Else empty.
+    pub explorer: Vec<u8>,
 }
 
 impl Block {
     pub fn samples(&self) -> usize {
         self.segments.iter().map(Segment::len).sum()
+    }
+
+    /// The serialised block.
+    pub fn to_bytes(&self) -> anyhow::Result<Vec<u8>> {
+        Ok(bincode::serde::encode_to_vec(self, bincode::config::standard())?)
     }
 
     /// Serialises into `out` and returns the length.
@@ -71,13 +81,14 @@ impl Block {
     /// Reads a serialised block.
     ///
     /// # Errors
-    /// Bytes that are no block, or a block of another format.
+    /// Bytes that are no block, that go on after it, or a block of another format.
     pub fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
-        // A length field can ask for no more than the bytes could hold.
+        // Whatever a length field says, serde reserves no more than a mebibyte ahead of what it has read.
         const LIMIT: usize = 1 << 28;
         let config = bincode::config::standard().with_limit::<LIMIT>();
-        let (block, _): (Self, usize) = bincode::serde::decode_from_slice(bytes, config)?;
+        let (block, read): (Self, usize) = bincode::serde::decode_from_slice(bytes, config)?;
         anyhow::ensure!(block.format == BLOCK_FORMAT, "block format {}, expected {BLOCK_FORMAT}", block.format);
+        anyhow::ensure!(read == bytes.len(), "{} bytes follow the block", bytes.len() - read);
         Ok(block)
     }
 }

@@ -16,6 +16,16 @@ const PRICE_PRIOR: f64 = 5.0;
 /// How often the sums over all contracts are made anew.
 const REFRESH_MS: u64 = 60_000;
 
+/// What sums over the memory are kept times at a moment.
+pub(super) fn growth(offset: u64) -> f64 {
+    (offset as f64 / MEMORY_MS).exp()
+}
+
+/// What takes that away again.
+pub(super) fn decay(offset: u64) -> f64 {
+    (-(offset as f64) / MEMORY_MS).exp()
+}
+
 /// A display whose delivery has not been observed yet.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct Pending {
@@ -89,14 +99,40 @@ impl State {
         }
     }
 
-    /// A request arrives: deliveries that are due become observed, traffic and prices are taken in.
-    pub(super) fn arrive(&mut self, day: &DayModel, episode: &Episode, offset: u64, best: f64) {
+    /// Whether this can be a state of a day of so many contracts: as long as they are many, naming none but them, and of
+    /// finite numbers.
+    pub fn fits(&self, contracts: usize) -> bool {
+        [
+            &self.delivered,
+            &self.observed,
+            &self.speed,
+            &self.integral,
+            &self.market_seen,
+            &self.market_expected,
+            &self.day_market_seen,
+            &self.day_market_expected,
+            &self.replanned,
+        ]
+        .into_iter()
+        .all(|column| column.len() == contracts && column.iter().all(|v| v.is_finite()))
+            && [self.price_seen, self.price_expected].iter().all(|v| v.is_finite())
+            && [self.contract_shows, self.contract_pctr, self.auction_shows, self.auction_pctr, self.auction_worth]
+                .iter()
+                .all(|v| v.is_finite())
+            && self.pending.iter().all(|p| {
+                p.contract.is_none_or(|j| (j as usize) < contracts) && p.pctr.is_finite() && p.worth.is_finite()
+            })
+    }
+
+    /// A request arrives: deliveries that are due become observed, traffic and prices are taken in. Returns the
+    /// [`growth`] of the moment, for [`State::meet`].
+    pub(super) fn arrive(&mut self, day: &DayModel, episode: &Episode, offset: u64, best: f64) -> f64 {
         while self.pending.front().is_some_and(|p| p.due <= offset) {
             if let Some(p) = self.pending.pop_front() {
                 self.observe(p, p.due);
             }
         }
-        let weight = (offset as f64 / MEMORY_MS).exp();
+        let weight = growth(offset);
         let hour = (offset / 3_600_000).min(23) as usize;
         self.price_seen += weight * best;
         self.price_expected += weight * day.price_by_hour[hour];
@@ -104,11 +140,11 @@ impl State {
         if self.refreshed.is_none_or(|at| offset >= at + REFRESH_MS) {
             self.refresh(day, episode, offset);
         }
+        weight
     }
 
-    /// The request that arrived is one of contract `j`'s.
-    pub(super) fn meet(&mut self, day: &DayModel, j: usize, offset: u64, best: f64) {
-        let weight = (offset as f64 / MEMORY_MS).exp();
+    /// The request that arrived is one of contract `j`'s; `weight` is what [`State::arrive`] returned.
+    pub(super) fn meet(&mut self, day: &DayModel, j: usize, offset: u64, weight: f64, best: f64) {
         let hour = (offset / 3_600_000).min(23) as usize;
         let expected = day.price_by_hour[hour] * day.contracts[j].market_ratio;
         self.market_seen[j] += (weight * best) as f32;
@@ -162,7 +198,7 @@ impl State {
         match shown.contract {
             Some(j) => {
                 self.observed[j as usize] += 1.0;
-                self.speed[j as usize] += (at as f64 / MEMORY_MS).exp() as f32;
+                self.speed[j as usize] += growth(at) as f32;
                 self.contract_shows += 1.0;
                 self.contract_pctr += shown.pctr;
             }
@@ -176,19 +212,20 @@ impl State {
 
     /// Observed price level over the expected one, within the memory; 1 before anything is seen.
     pub fn price_level(&self, unit: f64, offset: u64) -> f64 {
-        let prior = PRICE_PRIOR * unit * (offset as f64 / MEMORY_MS).exp();
+        let prior = PRICE_PRIOR * unit * growth(offset);
         (self.price_seen + prior) / (self.price_expected + prior)
     }
 
-    /// Observed price level on contract `j`'s requests over the expected one: within the memory, and since the start.
-    pub fn market_level(&self, unit: f64, j: usize, offset: u64) -> (f64, f64) {
+    /// Observed price level on contract `j`'s requests over the expected one, within the memory; `growth` is that of the moment.
+    pub fn market_level(&self, unit: f64, j: usize, growth: f64) -> f64 {
+        let prior = PRICE_PRIOR * unit * growth;
+        (f64::from(self.market_seen[j]) + prior) / (f64::from(self.market_expected[j]) + prior)
+    }
+
+    /// The same since the start of the day.
+    pub fn day_market_level(&self, unit: f64, j: usize) -> f64 {
         let prior = PRICE_PRIOR * unit;
-        let level = |seen: f32, expected: f32, prior: f64| (f64::from(seen) + prior) / (f64::from(expected) + prior);
-        let recent = prior * (offset as f64 / MEMORY_MS).exp();
-        (
-            level(self.market_seen[j], self.market_expected[j], recent),
-            level(self.day_market_seen[j], self.day_market_expected[j], prior),
-        )
+        (f64::from(self.day_market_seen[j]) + prior) / (f64::from(self.day_market_expected[j]) + prior)
     }
 
     /// Requests so far over those forecast, leaning on the forecast at first.
@@ -197,9 +234,9 @@ impl State {
         (f64::from(self.requests) + prior) / (day.traffic.before(offset) * episode.thinning + prior)
     }
 
-    /// Observed deliveries of contract `j` within the memory, about an hour's worth.
-    pub fn speed(&self, j: usize, offset: u64) -> f64 {
-        f64::from(self.speed[j]) * (-(offset as f64) / MEMORY_MS).exp()
+    /// Observed deliveries of contract `j` within the memory, about an hour's worth; `decay` is that of the moment.
+    pub fn speed(&self, j: usize, decay: f64) -> f64 {
+        f64::from(self.speed[j]) * decay
     }
 
     /// The pacing controller's term for contract `j`, to be added to the logit of its bid: gains times the pace error (planned
@@ -214,7 +251,7 @@ impl State {
         }
         let error = c.pace.before(offset) / total - f64::from(self.observed[j]) / owed;
         let term = gains.proportional * error + gains.integral * f64::from(self.integral[j]);
-        let (_, level) = self.market_level(day.unit, j, offset);
+        let level = self.day_market_level(day.unit, j);
         (episode.thinning.sqrt() * term).clamp(-6.0, 6.0) + gains.market * level.ln().clamp(-2.0, 2.0)
     }
 

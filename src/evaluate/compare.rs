@@ -164,12 +164,11 @@ impl Comparison {
         watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
     ) -> anyhow::Result<PolicyReport> {
         let mut meter = self.measure.meter();
-        for (row, &ad) in logged.shown.iter().enumerate() {
-            let shown = logged::shown(day, row, ad);
+        let totals = logged.replay(day, &mut |shown| {
             meter.see(&shown);
-            watch(logged::NAME, shown)?;
-        }
-        Ok(self.row(logged::NAME, Kind::Baseline, &logged.totals(day), meter))
+            watch(logged::NAME, shown)
+        })?;
+        Ok(self.row(logged::NAME, Kind::Baseline, &totals, meter))
     }
 
     /// Replays contenders and the oracle, and sums up the day.

@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::env::DayModel;
 use crate::plan::{Bound, hindsight_bound};
 use crate::policy::{LearnedPolicy, PolicySpec, ReplayOptions, replay_day};
+use crate::run::flight;
 
 /// The validation days with their bounds.
 pub struct Judge {
@@ -15,6 +16,24 @@ pub struct Judge {
     options: ReplayOptions,
     best: Option<f64>,
     without_improvement: u64,
+}
+
+/// Over all validation days.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sums {
+    j: f64,
+    stake: f64,
+    upper: f64,
+    missing: f64,
+    owed: f64,
+    revenue: f64,
+}
+
+impl Sums {
+    fn share(&self) -> Option<f64> {
+        let reachable = self.upper + self.stake;
+        (reachable != 0.0).then(|| (self.j + self.stake) / reachable)
+    }
 }
 
 /// One evaluation.
@@ -35,11 +54,13 @@ pub struct Evaluation {
 }
 
 impl Judge {
-    pub fn new(days: Vec<DayModel>, spec: Arc<PolicySpec>, options: ReplayOptions) -> Self {
+    /// `alive` is called now and then.
+    pub fn new(days: Vec<DayModel>, spec: Arc<PolicySpec>, options: ReplayOptions, alive: &mut impl FnMut()) -> Self {
         let actor = vec![0.0; spec.actor_shape().len()];
         let days = days
             .into_iter()
             .map(|day| {
+                alive();
                 let bound = hindsight_bound(&day.log, options.rate_seed);
                 (day, bound)
             })
@@ -53,19 +74,45 @@ impl Judge {
         self.without_improvement = without_improvement;
     }
 
-    /// Evaluates the averaged actor of an update; one that is not `counted` towards convergence can still be the best.
-    pub fn evaluate(&mut self, updates: u64, actor: &[f32], counted: bool) -> Evaluation {
-        self.policy.set_params(actor);
-        let (mut j, mut stake, mut upper, mut missing, mut owed, mut revenue) = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0);
-        for (day, bound) in &self.days {
-            let totals = replay_day(day, &mut self.policy, self.options, &mut |_| {});
-            j += totals.j;
-            stake += bound.stake;
-            upper += bound.upper;
-            missing += totals.missing;
-            owed += totals.owed;
-            revenue += totals.auction_revenue;
+    /// Takes a policy of the run as the best so far if it is better than that: its J and share then.
+    pub fn adopt(&mut self, actor: &[f32]) -> Option<(f64, Option<f64>)> {
+        if actor.len() != self.policy.spec().actor_shape().len() {
+            return None;
         }
+        let sums = self.replay(actor, &mut || {});
+        let better = self.best.is_none_or(|best| sums.j > best);
+        better.then(|| {
+            self.best = Some(sums.j);
+            (sums.j, sums.share())
+        })
+    }
+
+    fn replay(&mut self, actor: &[f32], alive: &mut impl FnMut()) -> Sums {
+        self.policy.set_params(actor);
+        let mut sums = Sums::default();
+        for (day, bound) in &self.days {
+            let mut shown = 0u32;
+            let totals = replay_day(day, &mut self.policy, self.options, &mut |_| {
+                shown += 1;
+                if shown.is_multiple_of(4096) {
+                    alive();
+                }
+            });
+            sums.j += totals.j;
+            sums.stake += bound.stake;
+            sums.upper += bound.upper;
+            sums.missing += totals.missing;
+            sums.owed += totals.owed;
+            sums.revenue += totals.auction_revenue;
+        }
+        sums
+    }
+
+    /// Evaluates the averaged actor of an update; one that is not `counted` towards convergence can still be the best.
+    /// `alive` is called now and then.
+    pub fn evaluate(&mut self, updates: u64, actor: &[f32], counted: bool, alive: &mut impl FnMut()) -> Evaluation {
+        let sums = self.replay(actor, alive);
+        let j = sums.j;
         let improved = self.best.is_none_or(|best| j > best);
         if improved {
             self.best = Some(j);
@@ -73,12 +120,14 @@ impl Judge {
         } else if counted {
             self.without_improvement += 1;
         }
+        let share = sums.share();
+        flight::evaluated(updates, j, share.unwrap_or(f64::NAN), improved);
         Evaluation {
             updates,
             j,
-            share: (upper + stake != 0.0).then(|| (j + stake) / (upper + stake)),
-            shortage_rate: if owed > 0.0 { missing / owed } else { 0.0 },
-            auction_revenue: revenue,
+            share,
+            shortage_rate: if sums.owed > 0.0 { sums.missing / sums.owed } else { 0.0 },
+            auction_revenue: sums.revenue,
             improved,
             without_improvement: self.without_improvement,
         }

@@ -45,30 +45,37 @@ impl Logged {
         Ok(Some(Self { shown: exposures.shown }))
     }
 
-    /// Sums of what was shown.
-    pub fn totals(&self, day: &DayModel) -> Totals {
-        let log = &day.log;
+    /// Sums of what was shown; `watch` sees each impression.
+    ///
+    /// # Errors
+    /// Whatever `watch` returns.
+    pub fn replay(&self, day: &DayModel, watch: &mut dyn FnMut(Shown) -> anyhow::Result<()>) -> anyhow::Result<Totals> {
         let mut totals = Totals::default();
         let mut delivered = vec![0.0; day.contracts.len()];
-        for (request, ad) in log.requests().iter().zip(&self.shown) {
-            match *ad {
+        for (row, (request, &ad)) in day.log.requests().iter().zip(&self.shown).enumerate() {
+            let mut contract = None;
+            let mut worth = 0.0;
+            match ad {
                 Some((ad_id, AdType::Auction)) => {
-                    let worth = log.auctions(request).iter().find(|a| a.ad_id == ad_id).map_or(0.0, |a| a.worth());
+                    worth = day.log.auctions(request).iter().find(|a| a.ad_id == ad_id).map_or(0.0, |a| a.worth());
                     totals.auction_revenue += worth;
                     totals.auction_impressions += 1;
                 }
                 Some((ad_id, AdType::Contract)) => {
-                    let entries = log.entries(request);
+                    let entries = day.log.entries(request);
                     if let Some(e) = entries.iter().find(|e| day.contracts[e.contract as usize].ad_id == ad_id) {
                         let j = e.contract as usize;
+                        contract = Some(j);
+                        worth = day.contracts[j].click_value * e.pctr;
                         delivered[j] += 1.0;
-                        totals.click_worth += day.contracts[j].click_value * e.pctr;
+                        totals.click_worth += worth;
                         totals.contract_pctr += e.pctr;
                         totals.contract_impressions += 1;
                     }
                 }
                 None => totals.unfilled += 1,
             }
+            watch(Shown { request_id: request.request_id, ad, contract, offset: day.offset(row), worth })?;
         }
         for (c, delivered) in day.contracts.iter().zip(delivered) {
             let missing = (c.owed - delivered).max(0.0);
@@ -77,27 +84,6 @@ impl Logged {
             totals.penalty += c.penalty * missing;
         }
         totals.j = totals.auction_revenue + totals.click_worth - totals.penalty;
-        totals
+        Ok(totals)
     }
-}
-
-/// One impression as replays report theirs.
-pub fn shown(day: &DayModel, row: usize, ad: Option<(u64, AdType)>) -> Shown {
-    let request = &day.log.requests()[row];
-    let mut shown = Shown { request_id: request.request_id, ad, contract: None, offset: day.offset(row), worth: 0.0 };
-    match ad {
-        Some((ad_id, AdType::Auction)) => {
-            shown.worth = day.log.auctions(request).iter().find(|a| a.ad_id == ad_id).map_or(0.0, |a| a.worth());
-        }
-        Some((ad_id, AdType::Contract)) => {
-            let entries = day.log.entries(request);
-            if let Some(e) = entries.iter().find(|e| day.contracts[e.contract as usize].ad_id == ad_id) {
-                let j = e.contract as usize;
-                shown.contract = Some(j);
-                shown.worth = day.contracts[j].click_value * e.pctr;
-            }
-        }
-        None => {}
-    }
-    shown
 }

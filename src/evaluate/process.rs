@@ -1,17 +1,19 @@
 //! The evaluator process: replays the validation days with newly published parameters and saves the best.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
 use crate::policy::file::PolicyFile;
-use crate::run::{Context, Metrics, RunDirectory, Segments, unpack};
+use crate::run::{CannotSave, Context, Metrics, RunDirectory, Segments, unpack};
 use crate::shm::ProcessKind;
-use crate::shm::control::{MAX_PROCESSES, STOP_ALL, STOP_NOW};
+use crate::shm::control::{EvaluatorStats, MAX_PROCESSES, STOP_ALL, STOP_NOW};
 
 use super::judge::Judge;
 
 const NAP: Duration = Duration::from_millis(100);
+/// Before a policy that the file system refused is written again.
+const RETRY: Duration = Duration::from_secs(1);
 /// Where the evaluator signs in.
 pub const SLOT: usize = MAX_PROCESSES - 2;
 
@@ -23,21 +25,33 @@ pub const SLOT: usize = MAX_PROCESSES - 2;
 pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let context = Context::load(directory)?;
     let settings = &context.settings;
-    let days = context.days(&settings.data.validation)?;
-    let segments = Segments::open(prefix, 0..0)?;
+    let segments = Segments::open(prefix, 0..0, false)?;
     let control = &segments.control;
     let stats = &control.evaluator;
     let slot = &control.processes[SLOT];
     slot.sign_in(ProcessKind::Evaluator);
-    let mut judge = Judge::new(days, context.spec.clone(), context.replay_options());
+    let days = context.days(&settings.data.validation)?;
+    let mut judge = Judge::new(days, context.spec.clone(), context.replay_options(), &mut || slot.beat());
     if stats.evaluations.get() > 0 {
         judge.resume(stats.best_benefit.get(), stats.without_improvement.get());
+    }
+    let resumed = control.resumed_from.get() > 0 && slot.incarnation() == 1;
+    if resumed
+        && !settings.run.deterministic
+        && let Ok(best) = PolicyFile::read(&directory.best())
+        && let Some((j, share)) = judge.adopt(&best.actor)
+    {
+        // Found after the snapshot that the run goes on from.
+        stats.best_benefit.set(j);
+        stats.best_share.set(share.unwrap_or(f64::NAN));
+        tracing::info!("the best policy of this run so far is newer than the snapshot and stays the one to beat");
     }
     let mut metrics = Metrics::open(&directory.metrics())?;
     let actor_len = context.spec.actor_shape().len();
     let mut words = Vec::new();
     // The last evaluated version, and the multiple of `evaluate.every` that its updates had reached.
-    let mut evaluated: Option<(u64, u64)> = None;
+    let mut unsaved: Option<Unsaved> = None;
+    let mut evaluated = Some((stats.progress(), stats.due.get())).filter(|(version, _)| *version > 0);
     loop {
         let seen = control.params.value();
         let stopping = control.stop_level();
@@ -45,35 +59,80 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
             return Ok(());
         }
         let news = segments.params.version() > evaluated.map_or(0, |(version, _)| version);
+        let copying = Instant::now();
         if news && let Some(version) = segments.params.read(&mut words) {
             let (updates, _, averaged) = unpack(&words, actor_len).context("a publication of another size")?;
+            stats.copy_ns.add(copying.elapsed().as_nanos() as u64);
             let due = updates / settings.evaluate.every;
             if stopping >= STOP_ALL || evaluated.is_none_or(|(_, last)| due > last) {
                 let counted = updates > settings.learner.critic_head_start;
-                let evaluation = judge.evaluate(updates, &averaged, counted);
+                let working = Instant::now();
+                let evaluation = judge.evaluate(updates, &averaged, counted, &mut || slot.beat());
+                stats.compute_ns.add(working.elapsed().as_nanos() as u64);
+                let copying = Instant::now();
                 if evaluation.improved {
                     let file =
                         PolicyFile { spec: context.spec.clone(), plan: context.plan.clone(), actor: averaged, updates };
-                    file.write(&directory.best())?;
-                    stats.best_benefit.set(evaluation.j);
-                    stats.best_share.set(evaluation.share.unwrap_or(f64::NAN));
-                    stats.best_version.set(version);
+                    unsaved = Some(Unsaved { file, j: evaluation.j, share: evaluation.share, version, refused: None });
+                    save(&mut unsaved, directory, stats);
                 }
                 stats.last_benefit.set(evaluation.j);
                 stats.last_share.set(evaluation.share.unwrap_or(f64::NAN));
                 stats.without_improvement.set(evaluation.without_improvement);
                 stats.evaluations.add(1);
                 metrics.append("evaluation", &evaluation);
+                stats.copy_ns.add(copying.elapsed().as_nanos() as u64);
                 evaluated = Some((version, due));
+                stats.due.set(due);
                 stats.set_progress(version, &control.progress);
                 slot.beat();
                 continue;
             }
         }
         if stopping >= STOP_ALL {
-            return Ok(());
+            return unsaved.map_or(Ok(()), |best| best.save(directory, stats).map_err(|e| CannotSave(e).into()));
         }
+        save(&mut unsaved, directory, stats);
+        let waiting = Instant::now();
         control.params.wait(seen, NAP);
+        stats.wait_ns.add(waiting.elapsed().as_nanos() as u64);
         slot.beat();
+    }
+}
+
+/// The best policy so far while it is not on disk. Only what is there counts as the best of the run: snapshots link the file.
+struct Unsaved {
+    file: PolicyFile,
+    j: f64,
+    share: Option<f64>,
+    version: u64,
+    /// When the file system refused it last.
+    refused: Option<Instant>,
+}
+
+impl Unsaved {
+    fn save(&self, directory: &RunDirectory, stats: &EvaluatorStats) -> anyhow::Result<()> {
+        self.file.write(&directory.best())?;
+        stats.best_benefit.set(self.j);
+        stats.best_share.set(self.share.unwrap_or(f64::NAN));
+        stats.best_version.set(self.version);
+        Ok(())
+    }
+}
+
+/// Writes the best policy, if there is one to write; a refusal is told and tried again.
+fn save(unsaved: &mut Option<Unsaved>, directory: &RunDirectory, stats: &EvaluatorStats) {
+    let Some(best) = unsaved else { return };
+    if best.refused.is_some_and(|at| at.elapsed() < RETRY) {
+        return;
+    }
+    match best.save(directory, stats) {
+        Ok(()) => *unsaved = None,
+        Err(e) => {
+            if best.refused.is_none() {
+                tracing::warn!("the best policy so far cannot be written, training goes on: {e:#}");
+            }
+            best.refused = Some(Instant::now());
+        }
     }
 }

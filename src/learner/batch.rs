@@ -1,6 +1,6 @@
 //! From compact segments to the rows that the networks see: each segment is replayed with the environment's own code.
 
-use crate::env::{Choice, DayModel, Episode, FEATURES, Moment, Replay, Segment, Weights};
+use crate::env::{Choice, ContractMoment, DayModel, Episode, FEATURES, Moment, Replay, Segment, Weights};
 use crate::policy::{LearnedPolicy, PolicySpec, lift};
 use crate::settings::{ScoreMode, Settings};
 
@@ -185,20 +185,19 @@ impl SegmentRows {
         for j in 0..day.contracts.len() {
             let at = t * n + j;
             let delivered = replay.state.delivered[j];
-            moment.contract(j, delivered, &mut self.states[at * FEATURES..(at + 1) * FEATURES]);
+            let of = moment.of(j);
+            of.write(delivered, &mut self.states[at * FEATURES..(at + 1) * FEATURES]);
             self.state_ads[at] = day.contracts[j].vocabulary;
             (self.potential[at], self.scale[at]) = potential(replay, &b.weights, b.per_step as f64, j, delivered);
+            // Later requests of a step may show what the first may not.
+            if b.per_step > 1 && replay.offset() < day.contracts[j].end && delivered < replay.episode.left[j] {
+                self.bidder(b, replay, &of, (t, j), j);
+            }
         }
         if b.per_step == 1 {
             for (slot, c) in replay.candidates().iter().enumerate() {
-                self.bidder(b, replay, &moment, (t, slot), c.contract as usize);
-            }
-        } else {
-            // Later requests of the step may show what the first may not.
-            for j in 0..day.contracts.len() {
-                if replay.offset() < day.contracts[j].end && replay.state.delivered[j] < replay.episode.left[j] {
-                    self.bidder(b, replay, &moment, (t, j), j);
-                }
+                let j = c.contract as usize;
+                self.bidder(b, replay, &moment.of(j), (t, slot), j);
             }
         }
         if b.spec.score_mode == ScoreMode::All {
@@ -214,7 +213,7 @@ impl SegmentRows {
     }
 
     /// Fills slot `slot` of step `t` with contract `j`.
-    fn bidder(&mut self, b: &Builder, replay: &Replay, moment: &Moment, (t, slot): (usize, usize), j: usize) {
+    fn bidder(&mut self, b: &Builder, replay: &Replay, of: &ContractMoment, (t, slot): (usize, usize), j: usize) {
         let day = replay.day;
         let (delivered, observed) = (replay.state.delivered[j], replay.state.observed[j]);
         let state_at = (t * b.dims.contracts + j) * FEATURES;
@@ -223,7 +222,7 @@ impl SegmentRows {
         if observed == delivered {
             actor.copy_from_slice(&self.states[state_at..state_at + FEATURES]);
         } else {
-            moment.contract(j, observed, actor);
+            of.write(observed, actor);
         }
         let mut ids = Vec::new();
         b.spec.push_ids(day, replay.row(), day.contracts[j].vocabulary, &mut ids);
@@ -231,7 +230,7 @@ impl SegmentRows {
         let left = replay.episode.left[j] - delivered;
         let ahead = (b.per_step as f32).min(left.max(1.0));
         let at = t * b.dims.eligible + slot;
-        moment.contract(j, delivered + ahead, &mut self.after[at * FEATURES..(at + 1) * FEATURES]);
+        of.write(delivered + ahead, &mut self.after[at * FEATURES..(at + 1) * FEATURES]);
         self.after_ads[at] = day.contracts[j].vocabulary;
         self.bidders[at] = Some(Bidder {
             contract: j as u32,
@@ -263,8 +262,10 @@ impl SegmentRows {
                 boost: ad.boost as f32,
             });
         }
-        let action = segment.actions[at];
         let candidates = replay.candidates().len();
+        let shown = candidates + replay.auctions().len().min(b.dims.auctions);
+        // Only what no actor wrote names a candidate that is not there.
+        let action = Some(segment.actions[at]).filter(|&a| usize::from(a) < shown).unwrap_or(Segment::NOTHING);
         let (choice, contract) = match action {
             Segment::NOTHING => (Choice::Nothing, None),
             a if usize::from(a) < candidates => {

@@ -9,6 +9,7 @@ use rayon::prelude::*;
 
 use crate::env::{DayModel, Segment};
 use crate::policy::PolicySpec;
+use crate::run::snapshot::{RngState, TrainerState};
 use crate::settings::Settings;
 
 use super::batch::SegmentRows;
@@ -24,6 +25,17 @@ pub struct Publication {
     pub averaged: Vec<f32>,
 }
 
+/// What a learner goes on from, besides the pool.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LearnerState {
+    pub updates: u64,
+    pub samples: u64,
+    /// Seconds of learning.
+    pub elapsed_s: f64,
+    pub trainer: TrainerState,
+    pub rng: RngState,
+}
+
 /// The learner without its surroundings.
 pub struct Learner<'a> {
     days: &'a [DayModel],
@@ -33,7 +45,11 @@ pub struct Learner<'a> {
     dims: Dims,
     pool: Pool,
     rng: ChaCha8Rng,
+    /// The stream as it was before the last batch.
+    drawn_from: ChaCha8Rng,
     started: Instant,
+    /// Seconds of learning before `started`.
+    elapsed_s: f64,
     updates: u64,
     samples: u64,
 }
@@ -49,8 +65,10 @@ impl<'a> Learner<'a> {
             settings: settings.clone(),
             spec,
             trainer,
+            drawn_from: rng.clone(),
             rng,
             started: Instant::now(),
+            elapsed_s: 0.0,
             updates: 0,
             samples: 0,
         }
@@ -71,12 +89,8 @@ impl<'a> Learner<'a> {
     /// # Errors
     /// A segment that does not fit the training days: written by another run or damaged.
     pub fn ingest(&mut self, segments: Vec<Segment>) -> anyhow::Result<()> {
-        for segment in segments {
-            self.check(&segment)?;
-            self.samples += segment.len() as u64;
-            self.pool.push(segment);
-        }
-        Ok(())
+        self.samples += segments.iter().map(|s| s.len() as u64).sum::<u64>();
+        self.refill(segments)
     }
 
     fn check(&self, s: &Segment) -> anyhow::Result<()> {
@@ -91,9 +105,9 @@ impl<'a> Learner<'a> {
                 && s.replans
                     .iter()
                     .all(|(at, offsets)| (*at as usize) < s.rows.len() && offsets.len() == day.contracts.len())
-                && s.start.replanned.len() == day.contracts.len()
-                && s.start.delivered.len() == day.contracts.len()
-                && s.start.observed.len() == day.contracts.len()
+                && s.replans.iter().flat_map(|(_, offsets)| offsets).all(|v| v.is_finite())
+                && s.probabilities.iter().all(|p| (0.0..=1.0).contains(p))
+                && s.start.fits(day.contracts.len())
                 && s.rows.windows(2).all(|w| w[0] < w[1])
                 && s.rows.iter().chain(&s.next).all(|&r| r < rows)
         });
@@ -119,17 +133,65 @@ impl<'a> Learner<'a> {
         let b = &self.settings.budget;
         let part = |done: f64, most: f64| if most > 0.0 { done / most } else { 0.0 };
         // Wall time cannot be repeated: lock-step runs go by counts alone.
-        let seconds = if self.settings.run.deterministic { 0.0 } else { self.started.elapsed().as_secs_f64() };
+        let seconds = if self.settings.run.deterministic { 0.0 } else { self.elapsed_s() };
         part(self.updates as f64, b.max_updates as f64)
             .max(part(self.samples as f64, b.max_samples as f64))
             .max(part(seconds, b.max_seconds))
             .min(1.0)
     }
 
+    fn elapsed_s(&self) -> f64 {
+        self.elapsed_s + self.started.elapsed().as_secs_f64()
+    }
+
+    /// All that it goes on from, but for the pool.
+    pub fn state(&self) -> LearnerState {
+        LearnerState {
+            updates: self.updates,
+            samples: self.samples,
+            elapsed_s: self.elapsed_s(),
+            trainer: self.trainer.state(),
+            rng: RngState::of(&self.rng),
+        }
+    }
+
+    /// Goes on from a state, with an empty pool to be filled by [`Learner::refill`].
+    ///
+    /// # Errors
+    /// A state of other networks.
+    pub fn restore(&mut self, state: &LearnerState) -> anyhow::Result<()> {
+        self.trainer.restore(&state.trainer)?;
+        self.pool = Pool::new(self.settings.learner.pool);
+        self.rng = state.rng.resume();
+        self.started = Instant::now();
+        self.elapsed_s = state.elapsed_s;
+        self.updates = state.updates;
+        self.samples = state.samples;
+        Ok(())
+    }
+
+    /// Takes in segments that were counted before.
+    ///
+    /// # Errors
+    /// A segment that does not fit the training days.
+    pub fn refill(&mut self, segments: Vec<Segment>) -> anyhow::Result<()> {
+        for segment in segments {
+            self.check(&segment)?;
+            self.pool.push(segment);
+        }
+        Ok(())
+    }
+
+    /// Draws other batches from now on: those that led to a loss that is not finite would do so again.
+    pub fn draw_differently(&mut self, rollback: u32) {
+        self.rng.set_stream(2 << 48 | u64::from(rollback));
+        self.rng.set_word_pos(0);
+    }
+
     /// One update on freshly drawn segments.
     ///
     /// # Errors
-    /// A loss that is not finite.
+    /// [`super::trainer::NotFinite`], after which the networks are to be restored.
     pub fn update(&mut self, read_norms: bool) -> anyhow::Result<UpdateStats> {
         let batch = self.batch();
         let l = &self.settings.learner;
@@ -142,11 +204,18 @@ impl<'a> Learner<'a> {
 
     /// Draws segments and rebuilds their states.
     pub fn batch(&mut self) -> Vec<SegmentRows> {
+        self.drawn_from = self.rng.clone();
         let drawn = self.pool.sample(self.dims.segments, &mut self.rng);
         drawn
             .into_par_iter()
             .map(|s| SegmentRows::build(self.days, s, &self.spec, &self.settings, &self.dims))
             .collect()
+    }
+
+    /// The segments of the last batch, for whoever looks into what went wrong with it.
+    pub fn last_batch(&self) -> Vec<Segment> {
+        let drawn = self.pool.sample(self.dims.segments, &mut self.drawn_from.clone());
+        drawn.into_iter().cloned().collect()
     }
 
     /// The newest parameters.

@@ -7,9 +7,9 @@
 //! over the outputs instead of a dozen tensor operations over `[.., quantiles, quantiles]`.
 //!
 //! - [`dims`]: sizes of a batch. [`pool`]: replay pool of compact segments. [`core`]: pool, replay ratio and budget around the trainer, the same in every
-//!   mode. [`device`]: which backend. [`process`]: the learner process.
+//!   mode. [`device`]: which backend. [`process`]: the learner process. [`saver`]: its side of snapshots.
 //!
-//! May import: `shm`, `policy`, `env`, `plan`, `log`, `settings`.
+//! May import: `run`, `shm`, `policy`, `env`, `plan`, `log`, `settings`.
 
 pub mod batch;
 pub mod core;
@@ -20,9 +20,10 @@ pub mod loss;
 pub mod optimiser;
 pub mod pool;
 pub mod process;
+mod saver;
 pub mod trainer;
 
-pub use self::core::{Learner, Publication};
+pub use self::core::{Learner, LearnerState, Publication};
 pub use device::Device;
 pub use dims::Dims;
-pub use trainer::{Train, UpdateStats};
+pub use trainer::{NotFinite, Train, UpdateStats};

@@ -1,7 +1,9 @@
 //! Adam over one flat parameter tensor, with the gradient clipped by its global norm.
 
-use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
+use burn::tensor::{Tensor, TensorData};
+
+use crate::run::snapshot::AdamState;
 
 const BETA1: f64 = 0.9;
 const BETA2: f64 = 0.999;
@@ -19,6 +21,21 @@ pub struct Adam<B: Backend> {
 impl<B: Backend> Adam<B> {
     pub fn new(len: usize, epsilon: f64, clip: f64, device: &B::Device) -> Self {
         Self { first: Tensor::zeros([len], device), second: Tensor::zeros([len], device), steps: 0, epsilon, clip }
+    }
+
+    /// The moments and the count of steps, on the host.
+    pub fn state(&self) -> AdamState {
+        let host = |t: &Tensor<B, 1>| t.clone().into_data().into_vec().expect("optimisers compute in f32");
+        AdamState { first: host(&self.first), second: host(&self.second), steps: self.steps }
+    }
+
+    /// Goes on from a state for as many parameters.
+    pub fn restore(&mut self, state: &AdamState) {
+        let device = self.first.device();
+        let upload = |m: &[f32]| Tensor::from_data(TensorData::new(m.to_vec(), [m.len()]), &device);
+        self.first = upload(&state.first);
+        self.second = upload(&state.second);
+        self.steps = state.steps;
     }
 
     /// One step; returns the new parameters and the gradient's norm before clipping, `[1]`, left on the device.

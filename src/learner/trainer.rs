@@ -12,6 +12,7 @@ use crate::env::{DayModel, FEATURES};
 use crate::policy::net::{Shape, Table};
 use crate::policy::tensor_net::{self, Rows};
 use crate::policy::{Bids, PolicySpec};
+use crate::run::snapshot::TrainerState;
 use crate::settings::{Critic, Settings};
 
 use super::batch::SegmentRows;
@@ -32,6 +33,15 @@ pub struct UpdateStats {
     pub actor_norm: f64,
 }
 
+/// An update that cannot be used: what it left of the networks is to be thrown away.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[error("{what} is not finite (critic {critic}, actor {actor}); lower learner.critic_rate and learner.actor_rate")]
+pub struct NotFinite {
+    pub what: &'static str,
+    pub critic: f64,
+    pub actor: f64,
+}
+
 /// How an update is to be done.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct UpdatePlan {
@@ -48,12 +58,19 @@ pub trait Train {
     /// One update on a batch of segments.
     ///
     /// # Errors
-    /// A loss that is not finite.
+    /// [`NotFinite`]: a loss, or a gradient where its norm was read.
     fn update(&mut self, batch: &[SegmentRows], plan: UpdatePlan) -> anyhow::Result<UpdateStats>;
     /// The actor that explores, flat.
     fn actor(&self) -> Vec<f32>;
     /// The averaged actor that is evaluated and served, flat.
     fn averaged(&self) -> Vec<f32>;
+    /// All that an update changes, on the host.
+    fn state(&self) -> TrainerState;
+    /// Goes on from a state.
+    ///
+    /// # Errors
+    /// A state of other networks.
+    fn restore(&mut self, state: &TrainerState) -> anyhow::Result<()>;
     /// Name of the device.
     fn device(&self) -> String;
 }
@@ -243,12 +260,12 @@ impl<B: AutodiffBackend> Train for Trainer<B> {
             ratio: sum(|s| s.ratios) / requests as f64,
             ..UpdateStats::default()
         };
-        anyhow::ensure!(
-            stats.critic_loss.is_finite() && stats.actor_loss.is_finite(),
-            "a loss is not finite (critic {}, actor {}); lower learner.critic_rate and learner.actor_rate",
-            stats.critic_loss,
-            stats.actor_loss
-        );
+        if crate::run::failpoint::reached("learner.loss") {
+            stats.critic_loss = f64::NAN;
+        }
+        if !(stats.critic_loss.is_finite() && stats.actor_loss.is_finite()) {
+            return Err(NotFinite { what: "a loss", critic: stats.critic_loss, actor: stats.actor_loss }.into());
+        }
         let (critic_gradients, actor_gradients): (Vec<_>, Vec<_>) =
             shards.into_iter().map(|s| (s.critic_gradient, s.actor_gradient)).unzip();
 
@@ -268,6 +285,9 @@ impl<B: AutodiffBackend> Train for Trainer<B> {
         if plan.read_norms {
             stats.critic_norm = f64::from(to_host(critic_norm)[0]);
             stats.actor_norm = actor_norm.map_or(0.0, |norm| f64::from(to_host(norm)[0]));
+            if !(stats.critic_norm.is_finite() && stats.actor_norm.is_finite()) {
+                return Err(NotFinite { what: "a gradient", critic: stats.critic_norm, actor: stats.actor_norm }.into());
+            }
         }
         Ok(stats)
     }
@@ -278,6 +298,34 @@ impl<B: AutodiffBackend> Train for Trainer<B> {
 
     fn averaged(&self) -> Vec<f32> {
         to_host(self.averaged.clone())
+    }
+
+    fn state(&self) -> TrainerState {
+        TrainerState {
+            actor: to_host(self.actor.clone()),
+            averaged: to_host(self.averaged.clone()),
+            critic: to_host(self.critic.clone()),
+            target: to_host(self.target.clone()),
+            actor_adam: self.actor_adam.state(),
+            critic_adam: self.critic_adam.state(),
+        }
+    }
+
+    fn restore(&mut self, s: &TrainerState) -> anyhow::Result<()> {
+        let (actor, critic) = (self.actor_shape.len(), self.critic_shape.len());
+        let fits = [&s.actor, &s.averaged, &s.actor_adam.first, &s.actor_adam.second].iter().all(|p| p.len() == actor)
+            && [&s.critic, &s.target, &s.critic_adam.first, &s.critic_adam.second].iter().all(|p| p.len() == critic);
+        anyhow::ensure!(fits, "a snapshot of networks of another size");
+        let upload = |params: &[f32]| -> Tensor<B::InnerBackend, 1> {
+            Tensor::from_data(TensorData::new(params.to_vec(), [params.len()]), &self.device)
+        };
+        self.actor = upload(&s.actor);
+        self.averaged = upload(&s.averaged);
+        self.critic = upload(&s.critic);
+        self.target = upload(&s.target);
+        self.actor_adam.restore(&s.actor_adam);
+        self.critic_adam.restore(&s.critic_adam);
+        Ok(())
     }
 
     fn device(&self) -> String {

@@ -62,7 +62,7 @@ pub fn open(dir: &Path, options: CompileOptions) -> Result<CompiledLog> {
 }
 
 /// Writes a file under a temporary name of its own folder and renames it into place.
-fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+pub fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
     file.write_all(bytes)?;
@@ -103,7 +103,6 @@ pub(super) fn hash_inputs(dir: &Path, options: CompileOptions) -> Result<u128> {
     hasher.write(&compiled::VERSION.to_le_bytes());
     hasher.write(&[u8::from(options.complete_queues)]);
     hasher.write(name_of(dir).as_bytes());
-    let mut buffer = vec![0; 1 << 20];
     let files = [
         Some(dir.join("day.toml")),
         Some(dir.join(IMPORT_REPORT)),
@@ -111,17 +110,23 @@ pub(super) fn hash_inputs(dir: &Path, options: CompileOptions) -> Result<u128> {
         table::find(dir, "control")?,
     ];
     for path in files.into_iter().flatten().filter(|p| p.is_file()) {
-        let mut file = std::fs::File::open(&path).map_err(|e| LogError::io(&path, e))?;
-        hasher.write(path.file_name().unwrap_or_default().as_encoded_bytes());
-        loop {
-            let n = file.read(&mut buffer).map_err(|e| LogError::io(&path, e))?;
-            if n == 0 {
-                break;
-            }
-            hasher.write(&buffer[..n]);
-        }
+        hash_file(&mut hasher, &path)?;
     }
     Ok(hasher.finish_128())
+}
+
+/// Adds a file's name and content to a hash.
+pub fn hash_file(hasher: &mut XxHash3_128, path: &Path) -> Result<()> {
+    let mut file = std::fs::File::open(path).map_err(|e| LogError::io(path, e))?;
+    hasher.write(path.file_name().unwrap_or_default().as_encoded_bytes());
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        let n = file.read(&mut buffer).map_err(|e| LogError::io(path, e))?;
+        if n == 0 {
+            return Ok(());
+        }
+        hasher.write(&buffer[..n]);
+    }
 }
 
 pub(super) fn quarantine_path(dir: &Path) -> Result<PathBuf> {

@@ -2,8 +2,8 @@
 //!
 //! Layout: a 120-byte header, then the requests, the contract entries, the auction entries (fixed-size
 //! records, 8-byte aligned), then the contracts and the counts of the compilation as JSON. Opening one
-//! checks magic, version, lengths, the checksum of the body and every index in it, so that nothing
-//! that is read later can point outside.
+//! checks magic, version, lengths, the checksum of the body, every index and every figure in it, so that nothing
+//! that is read later can point outside or be what replay does not expect.
 
 use std::path::{Path, PathBuf};
 
@@ -266,7 +266,7 @@ impl CompiledLog {
         let tail_at = map.len() - header.tail_bytes as usize;
         let tail: Tail = serde_json::from_slice(&map[tail_at..]).map_err(|e| broken(e.to_string()))?;
         let log = Self { path: path.to_owned(), map, header, tail };
-        log.check_indices().map_err(broken)?;
+        log.check_indices().and_then(|()| log.check_values()).map_err(broken)?;
         Ok(log)
     }
 
@@ -289,6 +289,29 @@ impl CompiledLog {
             return Err("an entry names a contract that is not there".into());
         }
         Ok(())
+    }
+
+    /// What replay takes for granted of the figures.
+    fn check_values(&self) -> std::result::Result<(), String> {
+        let amount = |v: f64| v.is_finite() && v >= 0.0;
+        let share = |v: f64| (0.0..=1.0).contains(&v);
+        if let Some(r) = self.requests().iter().find(|r| !amount(r.best) || r.gender > 2 || r.age > 9) {
+            return Err(format!("request {} holds impossible values", r.request_id));
+        }
+        let entries = self.all_entries().iter().map(|e| (e.ecpm, e.pctr, e.boost));
+        let mut all = entries.chain(self.all_auctions().iter().map(|a| (a.ecpm, a.pctr, a.boost)));
+        if !all.all(|(ecpm, pctr, boost)| amount(ecpm) && share(pctr) && amount(boost)) {
+            return Err("an entry holds impossible values".into());
+        }
+        let sound = |c: &Contract| {
+            amount(c.penalty)
+                && amount(c.click_value)
+                && [Some(c.rate), Some(c.mean_pctr), c.theta, c.pctr].into_iter().flatten().all(share)
+        };
+        match self.tail.contracts.iter().find(|c| !sound(c)) {
+            Some(c) => Err(format!("contract {} holds impossible values", c.ad_id)),
+            None => Ok(()),
+        }
     }
 
     /// Identifies the inputs and options that this was compiled from.

@@ -121,11 +121,7 @@ impl Problem {
         let mut prices = best.1.clone();
         let mut smoothing = 0.1 * t.scale(&prices).max(1e-12);
         for _ in 0..11 {
-            for _ in 0..6 {
-                if !t.newton_step(&mut prices, smoothing) {
-                    break;
-                }
-            }
+            t.descend(&mut prices, smoothing, 6);
             let d = t.dual(&prices);
             if d < best.0 {
                 best = (d, prices.clone());

@@ -36,6 +36,12 @@ impl KnownContract {
     /// Nothing is known: half the penalty, in every queue, no hour better than another.
     pub const NOTHING: Self =
         Self { price_share: 0.5, presence: 1.0, pctr: 0.0, market_ratio: 1.0, tilt: [1.0; HOURS] };
+
+    /// Whether every figure can be what it says.
+    pub(super) fn is_sound(&self) -> bool {
+        super::is_amount(self.price_share.abs())
+            && [self.presence, self.pctr, self.market_ratio].iter().chain(&self.tilt).all(|&v| super::is_amount(v))
+    }
 }
 
 /// Sums over the training days.
@@ -48,7 +54,6 @@ struct Sums {
     requests: f64,
     /// Best auction worth on its requests over the day's mean, summed.
     market: f64,
-    supplied: [f64; HOURS],
     /// Impressions when dual prices are bid, and those to expect if no hour were better than another.
     shown: [f64; HOURS],
     expected: [f64; HOURS],
@@ -105,7 +110,6 @@ impl Sums {
         self.requests += other.requests;
         self.market += other.market;
         for h in 0..HOURS {
-            self.supplied[h] += other.supplied[h];
             self.shown[h] += other.shown[h];
             self.expected[h] += other.expected[h];
         }
@@ -128,6 +132,7 @@ fn of_day(log: &CompiledLog, bound: &Bound, rate_seed: u64) -> Vec<Sums> {
         .collect();
     let mean = log.requests().iter().map(|r| r.best).sum::<f64>() / log.requests().len().max(1) as f64;
     let mut shown = vec![0u64; contracts.len()];
+    let mut supplied = vec![[0.0; HOURS]; contracts.len()];
     for r in log.requests() {
         let hour = ((r.ts_ms - log.day().start_ms) / 3_600_000).min(HOURS as u64 - 1) as usize;
         let mut best: Option<(f64, usize)> = None;
@@ -140,7 +145,7 @@ fn of_day(log: &CompiledLog, bound: &Bound, rate_seed: u64) -> Vec<Sums> {
             let s = &mut sums[j];
             s.requests += 1.0;
             s.market += if mean > 0.0 { r.best / mean } else { 1.0 };
-            s.supplied[hour] += 1.0;
+            supplied[j][hour] += 1.0;
             let value = c.click_value * e.pctr + bound.prices[j];
             if shown[j] < c.left() && value > best.map_or(r.best, |(v, _)| v) {
                 best = Some((value, j));
@@ -151,9 +156,9 @@ fn of_day(log: &CompiledLog, bound: &Bound, rate_seed: u64) -> Vec<Sums> {
             sums[j].shown[hour] += 1.0;
         }
     }
-    for s in &mut sums {
+    for (s, supplied) in sums.iter_mut().zip(supplied) {
         let all: f64 = s.shown.iter().sum();
-        s.expected = s.supplied.map(|n| all * n / s.requests.max(1.0));
+        s.expected = supplied.map(|n| all * n / s.requests.max(1.0));
     }
     sums
 }

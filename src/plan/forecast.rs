@@ -115,8 +115,8 @@ impl Forecast {
     }
 
     pub(super) fn check(&self) -> anyhow::Result<()> {
-        if self.nodes.iter().any(|n| n.curve >= self.curves.len() || !(n.pv.is_finite() && n.pv >= 0.0))
-            || self.curves.iter().any(|c| c.len() != GRID || c.iter().any(|s| !s.is_finite()))
+        if self.nodes.iter().any(|n| n.curve >= self.curves.len() || !super::is_amount(n.pv))
+            || self.curves.iter().any(|c| c.len() != GRID || !c.iter().all(|&share| super::is_amount(share)))
         {
             bail!("the forecast is malformed; make the plan again");
         }

@@ -10,11 +10,13 @@
 //!   training days. [`tuned`]: what tuning found.
 //! - [`graph`]: supply and contracts joined; on it [`hwm`] and [`shale`] choose play probabilities, and [`shortage`] finds the
 //!   over-booked contracts. [`served`]: all of that for the day that is to be served.
+//! - [`cache`]: finished plans, kept for the next start.
 //! - [`Plan`]: the training days' knowledge, and what tuning made of it.
 //!
 //! May import: `log`.
 
 pub mod bound;
+pub mod cache;
 mod experience;
 pub mod forecast;
 pub mod graph;
@@ -90,6 +92,11 @@ pub struct PlannedDay {
     pub stake: f64,
     /// Dual price of each contract, minor units per impression, by ad id.
     pub prices: BTreeMap<u64, f64>,
+}
+
+/// Whether this can be an amount that a plan states: what is summed and multiplied stays finite.
+fn is_amount(value: f64) -> bool {
+    (0.0..=1e15).contains(&value)
 }
 
 impl Plan {
@@ -215,10 +222,20 @@ impl Plan {
         if self.format != FORMAT {
             bail!("plan format {}, this program reads {FORMAT}; make the plan again", self.format);
         }
-        if self.price_by_hour.len() != 24 || !(self.price_unit.is_finite() && self.price_unit > 0.0) {
+        if self.price_by_hour.len() != 24
+            || !self.price_by_hour.iter().all(|&v| is_amount(v))
+            || !(is_amount(self.price_unit) && self.price_unit > 0.0)
+        {
             bail!("the plan's prices are malformed; make the plan again");
         }
-        if self.served.iter().flat_map(|day| day.contracts.values()).any(|a| a.curve.len() != GRID) {
+        if !is_amount(self.auction_pctr) || !self.contracts.values().chain([&self.unseen]).all(KnownContract::is_sound)
+        {
+            bail!("what the plan knows of contracts is malformed; make the plan again");
+        }
+        if !self.tuned.is_none_or(|tuned| tuned.is_sound()) {
+            bail!("the plan's tuned parameters are malformed; make the plan again");
+        }
+        if !self.served.iter().flat_map(|day| day.contracts.values()).all(Allocation::is_sound) {
             bail!("the plan's day curves are malformed; make the plan again");
         }
         self.forecast.check()?;

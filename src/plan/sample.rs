@@ -15,8 +15,8 @@ use crate::log::{CompiledLog, draw};
 use super::forecast::{GRID, cell};
 
 /// Requests, and contract entries, that a sample holds at most, over all of its days.
-const MOST_REQUESTS: usize = 6000;
-const MOST_ENTRIES: usize = 60_000;
+const MOST_REQUESTS: usize = 18_000;
+const MOST_ENTRIES: usize = 180_000;
 const SEED: u64 = 0x5A3B_1E00;
 
 /// Slot, region, gender and age of a request.
@@ -32,7 +32,7 @@ pub struct Sample {
 }
 
 /// The sample of one training day, column by column.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SampledDay {
     /// The contracts that its queues could hold.
@@ -106,12 +106,28 @@ impl Sample {
         rest
     }
 
-    /// The sample with every auction worth off by a factor.
-    pub fn priced_off_by(mut self, factor: f64) -> Self {
-        for best in self.days.iter_mut().flat_map(|day| &mut day.best) {
-            *best *= factor as f32;
-        }
-        self
+    /// Its days with at most `requests` requests in all, evenly spread: cheaper to solve, as many episodes must.
+    pub fn at_most(&self, requests: usize) -> Self {
+        let held: usize = self.days.iter().map(|day| day.cells.len()).sum();
+        let every = held.div_ceil(requests.max(1)).max(1);
+        let days = self.days.iter().map(|day| {
+            let mut kept = SampledDay { contracts: day.contracts.clone(), ..SampledDay::default() };
+            let mut at = 0;
+            for (i, &entries) in day.entries.iter().enumerate() {
+                let range = at..at + entries as usize;
+                at = range.end;
+                if i % every == every / 2 {
+                    kept.cells.push(day.cells[i]);
+                    kept.kinds.push(day.kinds[i]);
+                    kept.best.push(day.best[i]);
+                    kept.entries.push(entries);
+                    kept.contract.extend_from_slice(&day.contract[range.clone()]);
+                    kept.pctr.extend_from_slice(&day.pctr[range]);
+                }
+            }
+            kept
+        });
+        Self { kinds: self.kinds.clone(), days: days.collect() }
     }
 
     /// The requests of one of its days.
@@ -141,7 +157,7 @@ impl Sample {
                 && day.cells.iter().all(|&c| (c as usize) < GRID)
                 && day.kinds.iter().all(|&k| (k as usize) < self.kinds.len())
                 && day.contract.iter().all(|&c| (c as usize) < day.contracts.len())
-                && day.best.iter().chain(&day.pctr).all(|v| v.is_finite() && *v >= 0.0)
+                && day.best.iter().chain(&day.pctr).all(|&v| super::is_amount(v.into()))
         };
         if !self.days.iter().all(sound) {
             bail!("the plan's sample of requests is malformed; make the plan again");
@@ -201,6 +217,31 @@ fn short(value: f64) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_smaller_sample_keeps_rows_whole() {
+        let mut day = SampledDay::default();
+        for i in 0..100u32 {
+            day.cells.push((i % 96) as u8);
+            day.kinds.push(0);
+            day.best.push(i as f32);
+            day.entries.push((i % 3) as u16);
+            for e in 0..i % 3 {
+                day.contract.push(i * 10 + e);
+                day.pctr.push(i as f32);
+            }
+        }
+        let sample = Sample { kinds: vec![(1, 2, 0, 0)], days: vec![day] };
+        for most in [1, 7, 50, 99, 100, 1000] {
+            let less = sample.at_most(most);
+            assert!(less.days[0].cells.len() <= most && !less.days[0].cells.is_empty());
+            for row in less.rows(&less.days[0]) {
+                let i = row.best as u32;
+                assert_eq!(row.contracts, (0..i % 3).map(|e| i * 10 + e).collect::<Vec<_>>());
+            }
+        }
+        assert_eq!(sample.at_most(100), sample);
+    }
 
     #[test]
     fn flights_cover_whole_cells_only() {

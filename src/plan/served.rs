@@ -106,6 +106,11 @@ pub struct Allocation {
 }
 
 impl Allocation {
+    /// Whether the curve is one: of all quarter hours, and of amounts, which text need not hold.
+    pub(super) fn is_sound(&self) -> bool {
+        self.curve.len() == GRID && self.curve.iter().all(|&v| super::is_amount(v.into()))
+    }
+
     /// What the unavoidable shortage costs, minor units.
     pub fn unavoidable_cost(&self) -> f64 {
         self.unavoidable_shortage * self.penalty

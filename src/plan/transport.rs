@@ -57,13 +57,35 @@ impl Transport {
         self.entries_of(i).iter().map(value).fold(self.best[i].max(0.0), f64::max)
     }
 
-    /// One damped Newton step on the dual with every maximum replaced by `smoothing * log(sum(exp(. / smoothing)))`; prices at
-    /// a bound that the gradient presses against stay there. False if no step improves.
-    pub fn newton_step(&self, prices: &mut [f64], smoothing: f64) -> bool {
+    /// Up to `steps` damped Newton steps on the dual with every maximum replaced by `smoothing * log(sum(exp(. / smoothing)))`;
+    /// prices at a bound that the gradient presses against stay there. Ends early where no step improves; the steps taken.
+    pub fn descend(&self, prices: &mut [f64], smoothing: f64, steps: usize) -> usize {
+        let mut weights = Weights::default();
+        let mut value = self.smoothed(prices, smoothing, &mut weights);
+        for taken in 0..steps {
+            // The trial that improves leaves its weights: the next step's derivatives are made of them.
+            match self.newton_step(prices, smoothing, value, &mut weights) {
+                Some((moved, better)) => {
+                    prices.copy_from_slice(&moved);
+                    value = better;
+                }
+                None => return taken,
+            }
+        }
+        steps
+    }
+
+    /// One step from prices whose smoothed dual is `value`, made of `weights`: the new prices and their value, their weights in
+    /// `weights`; `None` if nothing improves.
+    fn newton_step(
+        &self,
+        prices: &[f64],
+        smoothing: f64,
+        value: f64,
+        weights: &mut Weights,
+    ) -> Option<(Vec<f64>, f64)> {
         let n = prices.len();
-        let mut gradient = vec![0.0; n];
-        let mut curvature = vec![0.0; n * n];
-        let value = self.smoothed(prices, smoothing, Some((&mut gradient, &mut curvature)));
+        let (mut gradient, mut curvature) = self.derivatives(smoothing, weights);
         // With cap > required the slope jumps at 0 from -left to -owed.
         let mut step = vec![0.0; n];
         let mut free = Vec::with_capacity(n);
@@ -99,54 +121,98 @@ impl Transport {
                     if self.left[j] > self.owed[j] && p * prices[j] < 0.0 { 0.0 } else { p }
                 })
                 .collect();
-            if self.smoothed(&moved, smoothing, None) < value - 1e-12 * value.abs() {
-                prices.copy_from_slice(&moved);
-                return true;
+            let better = self.smoothed(&moved, smoothing, weights);
+            if better < value - 1e-12 * value.abs() {
+                return Some((moved, better));
             }
             length *= 0.5;
         }
-        false
+        None
     }
 
-    /// The smoothed dual; into `derivatives` go the impressions served to each contract and the matrix of second
-    /// derivatives, `[n, n]`.
-    fn smoothed(&self, prices: &[f64], smoothing: f64, mut derivatives: Option<(&mut Vec<f64>, &mut Vec<f64>)>) -> f64 {
-        let n = prices.len();
+    /// The smoothed dual; into `weights` goes what its derivatives are made of.
+    fn smoothed(&self, prices: &[f64], smoothing: f64, weights: &mut Weights) -> f64 {
         let mut sum = 0.0;
-        let mut weights: Vec<(usize, f64)> = Vec::new();
+        weights.entries.clear();
+        weights.rows.clear();
+        // Beyond this a candidate carries no weight in double precision; decided without a division where it is clear.
+        let (least, surely) = (-40.0, -40.001 * smoothing);
         for i in 0..self.best.len() {
             let floor = self.best[i].max(0.0);
             let entries = self.entries_of(i);
             let top = entries.iter().map(|&(j, click)| click + prices[j as usize]).fold(floor, f64::max);
-            weights.clear();
-            let mut total = ((floor - top) / smoothing).exp();
+            let mut total = exponential((floor - top) / smoothing);
             for &(j, click) in entries {
-                let x = (click + prices[j as usize] - top) / smoothing;
-                // Beyond this a candidate carries no weight in double precision.
-                if x > -40.0 {
-                    let w = x.exp();
+                let below = click + prices[j as usize] - top;
+                if below < surely {
+                    continue;
+                }
+                let x = below / smoothing;
+                if x > least {
+                    let w = exponential(x);
                     total += w;
-                    weights.push((j as usize, w));
+                    weights.entries.push((j, w));
                 }
             }
-            sum += self.weight[i] * (top + smoothing * total.ln());
-            if let Some((served, curvature)) = &mut derivatives {
-                for &(j, w) in &weights {
-                    let share = self.weight[i] * w / total;
-                    served[j] += share;
-                    curvature[j * n + j] += share / smoothing;
-                    for &(k, v) in &weights {
-                        curvature[j * n + k] -= share * (v / total) / smoothing;
-                    }
+            weights.rows.push((weights.entries.len() as u32, total));
+            // Most requests have one candidate that counts, and log(1) is 0.
+            let above = if total == 1.0 { 0.0 } else { smoothing * total.ln() };
+            sum += self.weight[i] * (top + above);
+        }
+        sum - self.revenue(prices)
+    }
+
+    /// Derivatives of the smoothed dual without its revenue: the impressions served to each contract, and the matrix of second
+    /// derivatives, `[n, n]`.
+    fn derivatives(&self, smoothing: f64, weights: &mut Weights) -> (Vec<f64>, Vec<f64>) {
+        let n = self.penalty.len();
+        let (mut served, mut curvature) = (vec![0.0; n], vec![0.0; n * n]);
+        let mut from = 0;
+        for (&weight, &(to, total)) in self.weight.iter().zip(&weights.rows) {
+            let candidates = &weights.entries[from..to as usize];
+            from = to as usize;
+            let shares: &mut Vec<f64> = &mut weights.shares;
+            shares.clear();
+            shares.extend(candidates.iter().map(|&(_, w)| w / total));
+            for &(j, w) in candidates {
+                let j = j as usize;
+                let share = weight * w / total;
+                served[j] += share;
+                let row = &mut curvature[j * n..(j + 1) * n];
+                row[j] += share / smoothing;
+                for (&(k, _), other) in candidates.iter().zip(shares.iter()) {
+                    row[k as usize] -= share * other / smoothing;
                 }
             }
         }
-        sum - self.revenue(prices)
+        (served, curvature)
     }
 
     /// What the prices earn from the demands: `sum_j (p_j >= 0 ? p_j owed_j : p_j left_j)`.
     fn revenue(&self, prices: &[f64]) -> f64 {
         prices.iter().enumerate().map(|(j, &p)| if p >= 0.0 { p * self.owed[j] } else { p * self.left[j] }).sum()
+    }
+}
+
+/// Of every request, the candidates that count at some prices.
+#[derive(Default)]
+struct Weights {
+    /// Contract and weight, request by request.
+    entries: Vec<(u32, f64)>,
+    /// Per request: where its entries end, and the sum of the weights, that of showing none of them included.
+    rows: Vec<(u32, f64)>,
+    /// Of one request's candidates, while derivatives are made.
+    shares: Vec<f64>,
+}
+
+/// `exp(x)` for `x <= 0`, without the call where the answer is clear: at the top candidate and where nothing is left.
+fn exponential(x: f64) -> f64 {
+    if x == 0.0 {
+        1.0
+    } else if x < -746.0 {
+        0.0
+    } else {
+        x.exp()
     }
 }
 
@@ -253,6 +319,31 @@ mod tests {
         }
     }
 
+    /// Steps in one go are the same steps, to the last bit: what is kept of a trial is what would be worked out again.
+    #[test]
+    fn several_steps_are_single_steps() {
+        let hash = |i: u64, k: u64| crate::log::draw::hash64(7, i, k) as f64 / u64::MAX as f64;
+        let n = 6;
+        let column = |k: u64, factor: f64| (0..n).map(|j| factor * (0.2 + hash(j, k))).collect::<Vec<f64>>();
+        let owed = column(1, 60.0);
+        let left = owed.iter().zip(column(2, 8.0)).map(|(o, more)| o + more.floor()).collect();
+        let mut transport = Transport::new(owed, left, column(3, 4.0));
+        for i in 0..400 {
+            let entries = (0..n).filter(|&j| hash(i, 10 + j) < 0.5).map(|j| (j as u32, 0.3 * hash(i, 20 + j)));
+            transport.push(2.0 * hash(i, 4), 1.0, entries.collect::<Vec<_>>());
+        }
+        for smoothing in [1.0, 0.1, 0.003] {
+            let (mut at_once, mut singly) = (column(5, 2.0), column(5, 2.0));
+            let taken = transport.descend(&mut at_once, smoothing, 7);
+            let mut one_by_one = 0;
+            while one_by_one < 7 && transport.descend(&mut singly, smoothing, 1) == 1 {
+                one_by_one += 1;
+            }
+            assert!(taken > 2, "{taken} steps show nothing");
+            assert_eq!((taken, at_once), (one_by_one, singly));
+        }
+    }
+
     /// One request of weight `w` is `w` requests of weight 1, for every part of the dual.
     #[test]
     fn weights_count_requests() {
@@ -269,8 +360,8 @@ mod tests {
         assert!((weighted.dual(&prices[0]) - repeated.dual(&prices[1])).abs() < 1e-12);
         assert!((weighted.scale(&prices[0]) - repeated.scale(&prices[1])).abs() < 1e-12);
         for _ in 0..5 {
-            let moved = weighted.newton_step(&mut prices[0], 0.2);
-            assert_eq!(moved, repeated.newton_step(&mut prices[1], 0.2));
+            let taken = weighted.descend(&mut prices[0], 0.2, 1);
+            assert_eq!(taken, repeated.descend(&mut prices[1], 0.2, 1));
         }
         assert!(prices[0].iter().zip(&prices[1]).all(|(a, b)| (a - b).abs() < 1e-9), "{prices:?}");
     }

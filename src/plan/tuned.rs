@@ -19,6 +19,18 @@ pub struct Tuned {
     pub pacing: PacingGains,
 }
 
+impl Tuned {
+    /// Whether every figure can be used.
+    pub(super) fn is_sound(&self) -> bool {
+        let (pid, pacing) = (self.pid, self.pacing);
+        let steps = [self.pass_rate_step, self.dual_cold_step, self.dual_warm_step];
+        let gains =
+            [pid.proportional, pid.integral, pid.derivative, pacing.proportional, pacing.integral, pacing.market];
+        steps.iter().chain(&gains).all(|v| super::is_amount(v.abs()))
+            && [self.receding.interval_s, self.receding.memory_s].iter().all(|&v| super::is_amount(v) && v > 0.0)
+    }
+}
+
 impl Default for Tuned {
     fn default() -> Self {
         Self {

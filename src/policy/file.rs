@@ -99,13 +99,11 @@ impl PolicyFile {
             bail!("it was trained on other features; train again with this version");
         }
         let spec: PolicySpec = serde_json::from_value(field("spec")?)?;
+        spec.check()?;
         let plan: Plan = serde_json::from_value(field("plan")?)?;
         plan.check()?;
         let tensors = SafeTensors::deserialize(bytes)?;
         let shape = spec.actor_shape();
-        if shape.hidden > 1 << 14 || shape.inputs() > 1 << 14 {
-            bail!("its network is larger than any that this program writes");
-        }
         let mut actor = Vec::new();
         for part in shape.parts() {
             let name = format!("actor.{}", part.name);

@@ -22,7 +22,23 @@ pub struct PolicySpec {
     pub vocabulary: Vocabulary,
 }
 
+/// Nothing of a network is wider.
+const WIDEST: usize = 1 << 14;
+
 impl PolicySpec {
+    /// Checks what parsing cannot. Comes first: the shape of what this refuses cannot be worked out.
+    ///
+    /// # Errors
+    /// A network without hidden units, or larger than any that this program writes.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let p = &self.policy;
+        anyhow::ensure!(p.hidden > 0, "its network has no hidden units");
+        for width in [p.hidden, p.ad_embedding, p.traffic_embedding] {
+            anyhow::ensure!(width <= WIDEST, "its network is larger than any that this program writes");
+        }
+        Ok(())
+    }
+
     /// Shape of the actor's network.
     pub fn actor_shape(&self) -> Shape {
         let mut tables = Vec::new();

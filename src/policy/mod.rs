@@ -15,11 +15,12 @@ pub mod learned;
 pub mod net;
 mod replanner;
 pub mod tensor_net;
+pub mod tune;
 
 pub use controller::Controller;
 pub use day_replay::{ReplayOptions, Shown, Totals, replay_day};
 pub use learned::{Bids, LearnedPolicy, PolicySpec, lift};
-pub use replanner::Replanner;
+pub use replanner::{Replanner, ReplannerState};
 
 use crate::env::{Choice, Replay};
 

@@ -5,12 +5,21 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::env::Replay;
 use crate::plan::{Horizon, Sample};
 
 use super::Policy as _;
-use super::baselines::Receding;
+use super::baselines::{Receding, RecedingState};
 use super::learned::Bids;
+
+/// A replanner in the middle of a replay.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ReplannerState {
+    receding: RecedingState,
+    offsets: Vec<f32>,
+}
 
 /// Solves prices and turns them into what is added to the logits of bids.
 pub struct Replanner {
@@ -24,6 +33,19 @@ impl Replanner {
         let mut receding = Receding::new(sample, horizon);
         receding.begin(replay);
         Self { receding, offsets: vec![0.0; replay.day.contracts.len()] }
+    }
+
+    /// What it goes on from.
+    pub fn state(&self) -> ReplannerState {
+        ReplannerState { receding: self.receding.state(), offsets: self.offsets.clone() }
+    }
+
+    /// Goes on with a replay that it had begun.
+    pub fn resume(replay: &Replay, sample: Arc<Sample>, horizon: Horizon, state: ReplannerState) -> Self {
+        let mut replanner = Self::begin(replay, sample, horizon);
+        replanner.receding.resume(state.receding);
+        replanner.offsets = state.offsets;
+        replanner
     }
 
     /// Takes in the current request; the new offsets where prices were solved.

@@ -3,4 +3,6 @@
 //! May import: everything but `cli`.
 
 pub mod bench;
+pub mod inspect;
+pub mod soak;
 pub mod study;

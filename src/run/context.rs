@@ -1,17 +1,24 @@
 //! What a run trains on, loaded the same way by every process.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context as _;
 
+use twox_hash::XxHash3_128;
+
 use crate::env::{DayModel, Vocabulary};
 use crate::log::{self, CompileOptions, CompiledLog};
-use crate::plan::Plan;
+use crate::plan::{Plan, Sample};
 use crate::policy::{PolicySpec, ReplayOptions};
 use crate::settings::Settings;
 
 use super::directory::RunDirectory;
+
+/// Requests of the plan's sample that training episodes solve their prices from. Episodes are many: what they lack in exactness
+/// is one more thing that differs between them.
+const EPISODE_SAMPLE: usize = 4000;
 
 /// Settings, plan and policy spec of a run.
 #[derive(Debug, Clone)]
@@ -19,6 +26,8 @@ pub struct Context {
     pub settings: Settings,
     pub plan: Plan,
     pub spec: Arc<PolicySpec>,
+    /// [`inputs_hash`] of each day as it was when the run began.
+    pub inputs: BTreeMap<PathBuf, String>,
 }
 
 impl Context {
@@ -28,34 +37,55 @@ impl Context {
         let plan = Plan::read(&directory.plan())?;
         let path = directory.spec();
         let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let spec = serde_json::from_slice(&text).with_context(|| format!("{} is malformed", path.display()))?;
-        Ok(Self { settings, plan, spec: Arc::new(spec) })
+        let spec: PolicySpec =
+            serde_json::from_slice(&text).with_context(|| format!("{} is malformed", path.display()))?;
+        spec.check().with_context(|| format!("{} cannot be used", path.display()))?;
+        let path = directory.inputs();
+        let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let inputs = serde_json::from_slice(&text).with_context(|| format!("{} is malformed", path.display()))?;
+        Ok(Self { settings, plan, spec: Arc::new(spec), inputs })
     }
 
     /// Writes what [`Context::load`] reads.
     pub fn store(&self, directory: &RunDirectory) -> anyhow::Result<()> {
-        let config = directory.config();
-        std::fs::write(&config, self.settings.to_toml())
-            .with_context(|| format!("cannot write {}", config.display()))?;
+        self.store_settings(directory)?;
         self.plan.write(&directory.plan())?;
-        let spec = directory.spec();
-        std::fs::write(&spec, serde_json::to_vec(&*self.spec)?)
-            .with_context(|| format!("cannot write {}", spec.display()))
+        for (path, text) in [
+            (directory.spec(), serde_json::to_vec(&*self.spec)?),
+            (directory.inputs(), serde_json::to_vec(&self.inputs)?),
+        ] {
+            std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// Writes the settings alone, for a run that goes on.
+    pub fn store_settings(&self, directory: &RunDirectory) -> anyhow::Result<()> {
+        directory.replace(&directory.config(), self.settings.to_toml().as_bytes())
     }
 
     /// Opens log directories as days of this run.
+    ///
+    /// # Errors
+    /// A log that cannot be used, or that is not what it was when the run began: samples name its rows.
     pub fn days(&self, dirs: &[PathBuf]) -> anyhow::Result<Vec<DayModel>> {
-        open_days(dirs, compile_options(&self.settings), &self.plan, &self.spec.vocabulary)
+        let days = open_days(dirs, compile_options(&self.settings), &self.plan, &self.spec.vocabulary)?;
+        for (dir, day) in dirs.iter().zip(&days) {
+            let now = inputs_hash(dir, &day.log)?;
+            anyhow::ensure!(
+                self.inputs.get(dir).is_none_or(|then| *then == now),
+                "the log {} has changed under the run; put it back, or start a new run",
+                dir.display()
+            );
+        }
+        Ok(days)
     }
 
-    /// The training days. What the others tell is all that a policy may expect of each: a day that is in its own
-    /// sample looks too easy.
+    /// The training days, each with what episodes on it plan from.
     pub fn training_days(&self) -> anyhow::Result<Vec<DayModel>> {
         let mut days = self.days(&self.settings.data.train)?;
-        if days.len() > 1 {
-            for (i, day) in days.iter_mut().enumerate() {
-                day.sample = Arc::new(self.plan.sample.without(i));
-            }
+        for (i, day) in days.iter_mut().enumerate() {
+            day.sample = episode_sample(&self.plan, i);
         }
         Ok(days)
     }
@@ -63,6 +93,25 @@ impl Context {
     pub fn replay_options(&self) -> ReplayOptions {
         ReplayOptions { rate_seed: self.settings.env.rate_seed, feedback_delay_s: self.settings.env.feedback_delay_s }
     }
+}
+
+/// Identifies what a day is: the files that its log was compiled from, and its forecast.
+///
+/// # Errors
+/// A forecast that cannot be read.
+pub fn inputs_hash(dir: &Path, log: &CompiledLog) -> Result<String, log::LogError> {
+    let mut hasher = XxHash3_128::new();
+    hasher.write(&log.inputs().to_le_bytes());
+    if let Some(inventory) = log::table::find(dir, "inventory")? {
+        log::compile::hash_file(&mut hasher, &inventory)?;
+    }
+    Ok(format!("{:032x}", hasher.finish_128()))
+}
+
+/// What training episodes on training day `i` plan from. What the other days tell is all that a policy may expect: a day that is
+/// in its own sample looks too easy.
+pub fn episode_sample(plan: &Plan, i: usize) -> Arc<Sample> {
+    Arc::new(plan.sample.without(i).at_most(EPISODE_SAMPLE))
 }
 
 pub fn compile_options(settings: &Settings) -> CompileOptions {

@@ -12,6 +12,8 @@ use serde::Serialize;
 #[derive(Debug)]
 pub struct Metrics {
     file: File,
+    /// The last record was not written, or in part.
+    refused: bool,
 }
 
 #[derive(Serialize)]
@@ -26,19 +28,26 @@ struct Line<'a, T> {
 impl Metrics {
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         let file = OpenOptions::new().create(true).append(true).open(path);
-        Ok(Self { file: file.with_context(|| format!("cannot write {}", path.display()))? })
+        Ok(Self { file: file.with_context(|| format!("cannot write {}", path.display()))?, refused: false })
     }
 
-    /// Appends a record. A full disk must not end training: it is a warning.
+    /// Appends a record. A full disk must not end training: it is a warning, the first time, and the record is missing. What was
+    /// written of it is ended before the next one.
     pub fn append(&mut self, kind: &str, record: &impl Serialize) {
         let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64());
         let line = serde_json::to_vec(&Line { time, kind, record }).map_err(std::io::Error::from);
         let written = line.and_then(|mut line| {
             line.push(b'\n');
+            if self.refused {
+                line.insert(0, b'\n');
+            }
             self.file.write_all(&line)
         });
-        if let Err(e) = written {
-            tracing::warn!("metrics.jsonl: {e}");
+        if let Err(e) = &written
+            && !self.refused
+        {
+            tracing::warn!("metrics.jsonl: {e}; records are missing from here on");
         }
+        self.refused = written.is_err();
     }
 }

@@ -1,16 +1,20 @@
 //! What every process of a run opens: the run directory, the training knowledge in it, the shared memory.
 //!
 //! Main writes [`directory`] and creates [`segments`]; children find both by name. [`context`] loads what a run
-//! trains on. [`metrics`] is the line-per-record file that all of them append to.
+//! trains on. [`metrics`] is the line-per-record file that all of them append to, [`flight`] what each notes for the case
+//! that it crashes. [`snapshot`] is what a run goes on from.
 //!
 //! May import: `shm`, `policy`, `env`, `plan`, `log`, `settings`.
 
 pub mod context;
 pub mod directory;
+pub mod failpoint;
+pub mod flight;
 pub mod metrics;
 pub mod segments;
+pub mod snapshot;
 
 pub use context::{Context, open_days};
-pub use directory::RunDirectory;
+pub use directory::{CannotSave, RunDirectory};
 pub use metrics::Metrics;
 pub use segments::{Segments, pack, unpack};

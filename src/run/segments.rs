@@ -1,15 +1,18 @@
-//! The shared memory of a run: control block, parameter cell, one sample ring per actor.
+//! The shared memory of a run: control block, parameter cell, one sample ring per actor, the halves of snapshots.
 
-use crate::env::DayModel;
+use crate::env::{DayModel, REPLAN_INTERVAL_S};
+use crate::log::schema::DAY_MS;
 use crate::policy::PolicySpec;
 use crate::settings::{self, Settings};
-use crate::shm::{Control, ParamCell, RingShape, RunNames, SampleRing, ShmError, check_space};
+use crate::shm::{Control, HalfShape, Halves, ParamCell, RingShape, RunNames, SampleRing, ShmError, check_space};
 
 /// Handles to all segments of a run.
 pub struct Segments {
     pub control: Control,
     pub params: ParamCell,
     pub rings: Vec<SampleRing>,
+    /// Where snapshots are taken.
+    pub halves: Option<Halves>,
 }
 
 /// Words before the parameters in a publication: the update count, low and high.
@@ -25,12 +28,14 @@ impl Segments {
         settings: &Settings,
         spec: &PolicySpec,
         block_bytes: usize,
+        half: Option<HalfShape>,
     ) -> Result<Self, ShmError> {
         let words = HEAD_WORDS + 2 * spec.actor_shape().len();
         let shape = |i: usize| RingShape { actor: i as u32, regions: settings.actors.regions, capacity: block_bytes };
         let total = Control::footprint()
             + ParamCell::footprint(words)
-            + settings.actors.count as u64 * SampleRing::footprint(shape(0));
+            + settings.actors.count as u64 * SampleRing::footprint(shape(0))
+            + half.map_or(0, Halves::footprint);
         check_space(total)?;
         Ok(Self {
             control: Control::create(&names.part("control"))?,
@@ -38,15 +43,18 @@ impl Segments {
             rings: (0..settings.actors.count)
                 .map(|i| SampleRing::create(&names.part(&format!("ring{i}")), shape(i)))
                 .collect::<Result<_, _>>()?,
+            halves: half.map(|shape| Halves::create(&names.part("halves"), shape)).transpose()?,
         })
     }
 
-    /// Opens the segments that main created, with the rings of `actors`.
-    pub fn open(prefix: &str, actors: std::ops::Range<usize>) -> Result<Self, ShmError> {
+    /// Opens the segments that main created, with the rings of `actors` and, for those who need them, the halves of
+    /// snapshots.
+    pub fn open(prefix: &str, actors: std::ops::Range<usize>, halves: bool) -> Result<Self, ShmError> {
         Ok(Self {
             control: Control::open(&format!("{prefix}-control"))?,
             params: ParamCell::open(&format!("{prefix}-params"))?,
             rings: actors.map(|i| SampleRing::open(&format!("{prefix}-ring{i}"))).collect::<Result<_, _>>()?,
+            halves: halves.then(|| Halves::open(&format!("{prefix}-halves"))).transpose()?,
         })
     }
 }
@@ -60,20 +68,47 @@ impl From<settings::Overflow> for crate::shm::Overflow {
     }
 }
 
-/// Bytes that a block can take: every segment as long and as wide as it gets.
-pub fn block_bytes(settings: &Settings, days: &[DayModel]) -> usize {
-    let most = |f: &dyn Fn(&DayModel) -> usize| days.iter().map(f).max().unwrap_or(0);
-    let contracts = most(&|d| d.contracts.len());
-    // With delayed feedback the state carries the displays under way.
-    let pending = most(&|d| most_within(d, settings.env.feedback_delay_s));
-    let state = 160 + contracts * 4 * 9 + pending * 24;
-    let replans = MOST_REPLANS * (contracts * 4 + 16);
-    let segment = state + replans + 64 + settings.learner.segment * settings.requests_per_step() * (5 + 3 + 4);
-    (settings.block_segments() * segment + 64).next_multiple_of(4096)
+/// Bytes that serialised things can take: every segment as long and as wide as it gets.
+#[derive(Debug, Clone, Copy)]
+pub struct Sizes {
+    /// A block of an actor.
+    pub block: usize,
+    /// An actor between two blocks, in lock-step; else 0.
+    pub explorer: usize,
 }
 
-/// Actors plan anew no more often than each hour.
-const MOST_REPLANS: usize = 26;
+impl Sizes {
+    pub fn of(settings: &Settings, days: &[DayModel]) -> Self {
+        let most = |f: &dyn Fn(&DayModel) -> usize| days.iter().map(f).max().unwrap_or(0);
+        let contracts = most(&|d| d.contracts.len());
+        // With delayed feedback the state carries the displays under way.
+        let pending = most(&|d| most_within(d, settings.env.feedback_delay_s));
+        let state = 160 + contracts * 4 * 9 + pending * 24;
+        let replans = (DAY_MS as f64 / 1000.0 / REPLAN_INTERVAL_S) as usize + 2;
+        let segment = state
+            + replans * (contracts * 4 + 16)
+            + 64
+            + settings.learner.segment * settings.requests_per_step() * (5 + 3 + 4);
+        let runner = state + contracts * (8 + 4) + 128;
+        let explorer = if settings.run.deterministic { 128 + settings.actors.episodes * runner } else { 0 };
+        let block = (settings.block_segments() * segment + explorer + 64).next_multiple_of(4096);
+        Self { block, explorer }
+    }
+
+    /// Room for a snapshot: the state with so many parameters of both networks, and the replay pool in blocks.
+    pub fn half(&self, settings: &Settings, parameters: usize) -> HalfShape {
+        // Weights, their average or target, and two moments.
+        let networks = 4 * 4 * parameters;
+        let publications = 10 * 1024;
+        let steps = settings.block_segments() * settings.learner.segment;
+        // Blocks of shorter episodes hold fewer steps in more bytes; what does not fit is left out of the snapshot's pool.
+        let blocks = (settings.learner.pool / steps + 2) * 5 / 4 + 1;
+        HalfShape {
+            dense: networks + publications + settings.actors.count * (self.explorer + 16) + (1 << 14),
+            sparse: blocks * (self.block + 16),
+        }
+    }
+}
 
 /// The most requests of a day that lie within `seconds`.
 fn most_within(day: &DayModel, seconds: f64) -> usize {

@@ -208,6 +208,41 @@ mod tests {
     }
 
     #[test]
+    fn automatic_actors_become_a_number_when_they_are_loaded() {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let f = file(&format!("{DAYS}[actors]\ncount = \"auto\"\n"));
+        let s = load(f.path(), &[]).unwrap();
+        assert_eq!(s.actors.count, super::super::actors_for(cores));
+        assert!(s.to_toml().contains(&format!("count = {}\n", s.actors.count)), "the copy holds the number");
+        let f = file(DAYS);
+        assert_eq!(load(f.path(), &["actors.count=auto".into()]).unwrap().actors.count, s.actors.count);
+        assert_eq!(load(f.path(), &[]).unwrap().actors.count, 2, "without the key as ever");
+        for wrong in ["actors.count=many", "actors.count=-1", "actors.count=1.5"] {
+            let message = load(f.path(), &[wrong.into()]).unwrap_err().to_string();
+            assert!(message.contains("a number of actors or \"auto\""), "{wrong}: {message}");
+        }
+    }
+
+    /// NaN passed for a weight of the reward, and what was learned was NaN; nor did such a configuration equal its own copy.
+    #[test]
+    fn every_key_that_is_a_number_refuses_what_is_not_finite() {
+        let f = file(DAYS);
+        let Value::Table(table) = Value::try_from(Settings::default()).unwrap() else { panic!("not a table") };
+        let mut seen = 0;
+        for (section, keys) in &table {
+            for (key, _) in keys.as_table().into_iter().flatten().filter(|(_, v)| v.is_float()) {
+                let key = format!("{section}.{key}");
+                for value in ["nan", "inf", "-inf"] {
+                    let message = load(f.path(), &[format!("{key}={value}")]).unwrap_err().to_string();
+                    assert!(message.contains(&key), "{key}={value}: {message}");
+                }
+                seen += 1;
+            }
+        }
+        assert!(seen > 30, "{seen}");
+    }
+
+    #[test]
     fn unusable_values_name_their_key() {
         let f = file(DAYS);
         for (set, key) in [
@@ -215,6 +250,9 @@ mod tests {
             ("actors.count=0", "actors.count"),
             ("actors.overflow=overwrite", "actors.regions"),
             ("learner.lambda=1.5", "learner.lambda"),
+            ("checkpoint.every_s=-1", "checkpoint.every_s"),
+            ("checkpoint.keep=0", "checkpoint.keep"),
+            ("watchdog.grace_s=nan", "watchdog.grace_s"),
         ] {
             let message = load(f.path(), &[set.into()]).unwrap_err().to_string();
             assert!(message.contains(key), "{set}: {message}");

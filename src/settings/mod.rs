@@ -5,11 +5,13 @@
 //!
 //! May import: nothing of the project.
 
+mod cores;
 mod load;
 mod sections;
 
 use serde::{Deserialize, Serialize};
 
+pub use cores::{MOST_ACTORS, actors_for};
 pub use load::{SettingsError, load};
 pub use sections::*;
 
@@ -28,6 +30,8 @@ pub struct Settings {
     pub learner: Learner,
     pub actors: Actors,
     pub evaluate: Evaluate,
+    pub checkpoint: Checkpoint,
+    pub watchdog: Watchdog,
     pub budget: Budget,
     pub stop: Stop,
     pub serial: Serial,
@@ -43,11 +47,14 @@ impl Settings {
     /// Reads a resolved configuration that a run wrote.
     ///
     /// # Errors
-    /// An unreadable file or a configuration of another version.
+    /// An unreadable file, a configuration of another version, or a value that cannot be used.
     pub fn read_resolved(path: &std::path::Path) -> anyhow::Result<Self> {
         use anyhow::Context as _;
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        toml::from_str(&text).with_context(|| format!("{} is not a resolved configuration", path.display()))
+        let settings: Self =
+            toml::from_str(&text).with_context(|| format!("{} is not a resolved configuration", path.display()))?;
+        settings.validate().with_context(|| format!("{} cannot be used", path.display()))?;
+        Ok(settings)
     }
 
     /// Segments in one write of an actor: `actors.write_every` rounded to whole segments.
@@ -82,29 +89,42 @@ impl Settings {
                 "names no log directory; the best parameters are chosen on it, so list at least one".into(),
             );
         }
-        for (key, value) in [
-            ("actors.count", self.actors.count),
-            ("actors.write_every", self.actors.write_every),
-            ("actors.episodes", self.actors.episodes),
-            ("learner.segment", l.segment),
-            ("learner.publish_every", l.publish_every as usize),
-            ("learner.quantiles", l.quantiles),
-            ("policy.hidden", self.policy.hidden),
-            ("learner.critic_hidden", l.critic_hidden),
-            ("episodes.steps", self.episodes.steps),
-            ("episodes.requests_per_step", self.episodes.requests_per_step),
-            ("evaluate.every", self.evaluate.every as usize),
-            ("learner.samples_per_update", l.samples_per_update),
+        for (key, value, most) in [
+            ("actors.count", self.actors.count, MOST_ACTORS),
+            ("actors.write_every", self.actors.write_every, 1 << 30),
+            ("actors.episodes", self.actors.episodes, 1 << 20),
+            ("learner.segment", l.segment, 1 << 20),
+            ("learner.batch", l.batch, 1 << 24),
+            ("learner.pool", l.pool, 1 << 32),
+            ("learner.publish_every", l.publish_every as usize, usize::MAX),
+            ("learner.quantiles", l.quantiles, 256),
+            ("learner.critic_hidden", l.critic_hidden, 1 << 16),
+            ("learner.samples_per_update", l.samples_per_update, 1 << 30),
+            ("policy.hidden", self.policy.hidden, 1 << 16),
+            ("episodes.steps", self.episodes.steps, 1 << 30),
+            ("episodes.requests_per_step", self.episodes.requests_per_step, 4096),
+            ("evaluate.every", self.evaluate.every as usize, usize::MAX),
         ] {
             if value == 0 {
                 return bad(key, "must be at least 1".into());
             }
+            if value > most {
+                return bad(key, format!("is {value}; must be at most {most}"));
+            }
         }
-        if self.episodes.requests_per_step > 4096 {
-            return bad("episodes.requests_per_step", "must be at most 4096".into());
+        let (c, w) = (&self.checkpoint, &self.watchdog);
+        for (key, seconds) in [
+            ("checkpoint.every_s", c.every_s),
+            ("watchdog.silent_s", w.silent_s),
+            ("watchdog.stuck_s", w.stuck_s),
+            ("watchdog.grace_s", w.grace_s),
+        ] {
+            if !(0.0..=1e9).contains(&seconds) {
+                return bad(key, format!("is {seconds}; seconds, from 0 to 1e9"));
+            }
         }
-        if self.actors.count > 64 {
-            return bad("actors.count", format!("is {}; at most 64 actors fit a run", self.actors.count));
+        if c.keep == 0 {
+            return bad("checkpoint.keep", "must be at least 1; checkpoint.every_s = 0 takes no snapshots".into());
         }
         if self.actors.regions < 2 || (self.actors.overflow == Overflow::Overwrite && self.actors.regions < 3) {
             return bad("actors.regions", "must be at least 2, and 3 with actors.overflow = \"overwrite\"".into());
@@ -112,7 +132,7 @@ impl Settings {
         if self.actors.regions > 64 {
             return bad("actors.regions", format!("is {}; at most 64", self.actors.regions));
         }
-        if l.batch == 0 || !l.batch.is_multiple_of(l.segment) {
+        if !l.batch.is_multiple_of(l.segment) {
             return bad(
                 "learner.batch",
                 format!("is {}; must be a multiple of learner.segment = {}", l.batch, l.segment),
@@ -128,9 +148,6 @@ impl Settings {
                     .into(),
             );
         }
-        if l.quantiles > 256 {
-            return bad("learner.quantiles", format!("is {}; at most 256", l.quantiles));
-        }
         if l.critic == Critic::Categorical && l.atoms < 3 {
             return bad("learner.atoms", "must be at least 3".into());
         }
@@ -145,10 +162,17 @@ impl Settings {
             ("learner.actor_rate", l.actor_rate, 0.0, 1.0),
             ("learner.critic_rate", l.critic_rate, 0.0, 1.0),
             ("learner.final_rate_share", l.final_rate_share, 0.0, 1.0),
+            ("learner.adam_epsilon", l.adam_epsilon, 1e-12, 1.0),
+            ("learner.actor_clip", l.actor_clip, 1e-6, 1e9),
+            ("learner.critic_clip", l.critic_clip, 1e-6, 1e9),
+            ("reward.auction", self.reward.auction, 0.0, 1e6),
+            ("reward.contract_ctr", self.reward.contract_ctr, 0.0, 1e6),
+            ("reward.contract_delivery", self.reward.contract_delivery, 0.0, 1e6),
             ("episodes.demand_jitter", self.episodes.demand_jitter, 0.0, 2.0),
             ("episodes.price_jitter", self.episodes.price_jitter, 0.0, 2.0),
             ("episodes.volume_jitter", self.episodes.volume_jitter, 0.0, 2.0),
             ("episodes.mid_day_share", self.episodes.mid_day_share, 0.0, 1.0),
+            ("episodes.start_spread", self.episodes.start_spread, 0.0, 2.0),
             ("episodes.start_error", self.episodes.start_error, 0.0, 2.0),
             ("episodes.supply_error", self.episodes.supply_error, 0.0, 2.0),
             ("episodes.jump_share", self.episodes.jump_share, 0.0, 1.0),
@@ -156,6 +180,8 @@ impl Settings {
             ("episodes.shock_sd", self.episodes.shock_sd, 0.0, 2.0),
             ("env.feedback_delay_s", self.env.feedback_delay_s, 0.0, 86_400.0),
             ("data.max_bad_share", self.data.max_bad_share, 0.0, 1.0),
+            ("budget.max_seconds", self.budget.max_seconds, 0.0, 1e9),
+            ("baselines.interval_s", self.baselines.interval_s, 1.0, 86_400.0),
         ] {
             if !(low..=high).contains(&value) {
                 return bad(key, format!("is {value}; must lie within {low}..={high}"));

@@ -300,7 +300,10 @@ impl Default for Learner {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Actors {
-    /// Actor processes (N).
+    /// Actor processes (N). A number, or `"auto"`: five for every eight cores of the machine ([`actors_for`](super::actors_for)),
+    /// resolved when the settings are loaded, so that the run's `config.toml` holds the number. Without the key it is 2 on every
+    /// machine: the number of actors takes part in what is learned, and one configuration should mean one thing.
+    #[serde(deserialize_with = "super::cores::number_or_auto")]
     pub count: usize,
     /// Samples in one write (k); rounded to whole segments.
     pub write_every: usize,
@@ -329,6 +332,44 @@ pub struct Evaluate {
 impl Default for Evaluate {
     fn default() -> Self {
         Self { every: 32 }
+    }
+}
+
+/// Snapshots of the whole run, from which it goes on after whatever happened.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Checkpoint {
+    /// Seconds between two snapshots; 0 = none, and nothing to resume from.
+    pub every_s: f64,
+    /// Snapshots that are kept on disk.
+    pub keep: usize,
+}
+
+impl Default for Checkpoint {
+    fn default() -> Self {
+        Self { every_s: 5.0, keep: 2 }
+    }
+}
+
+/// When main stops believing in a process, or in the run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Watchdog {
+    /// Seconds without a sign of life after which a process is killed and replaced; 0 = never.
+    pub silent_s: f64,
+    /// Seconds without a new sample and without an update after which the run ends; 0 = never.
+    pub stuck_s: f64,
+    /// Seconds that an interrupted run may take to save and end; then its processes are killed.
+    pub grace_s: f64,
+    /// Times that the learner, the evaluator or the checkpointer is started again before the run ends with an error.
+    pub max_restarts: u32,
+    /// Times that the learner goes back to the last snapshot because a loss was not finite.
+    pub max_rollbacks: u32,
+}
+
+impl Default for Watchdog {
+    fn default() -> Self {
+        Self { silent_s: 120.0, stuck_s: 300.0, grace_s: 30.0, max_restarts: 20, max_rollbacks: 3 }
     }
 }
 

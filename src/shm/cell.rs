@@ -25,6 +25,7 @@ const KIND: Kind = Kind(2);
 const ATTEMPTS: usize = 64;
 
 #[repr(C, align(128))]
+#[derive(Default)]
 struct Head {
     /// Words that a slot has room for; constant after creation.
     capacity: AtomicU64,
@@ -36,6 +37,7 @@ struct Head {
 }
 
 #[repr(C, align(128))]
+#[derive(Default)]
 struct Slot {
     /// Number of the publication begun here last.
     begun: AtomicU64,
@@ -72,7 +74,18 @@ impl ParamCell {
     /// # Errors
     /// When the segment is missing or does not hold a cell of this build.
     pub fn open(name: &str) -> Result<Self, ShmError> {
-        let segment = Segment::open(name, KIND, layout())?;
+        Self::of(Segment::open(name, KIND, layout(), size_of::<Head>())?)
+    }
+
+    /// Opens the cell to look at; nothing that is done to it reaches the run.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn observe(name: &str) -> Result<Self, ShmError> {
+        Self::of(Segment::observe(name, KIND, layout(), size_of::<Head>())?)
+    }
+
+    fn of(segment: Segment) -> Result<Self, ShmError> {
         // Relaxed: constant since creation.
         let claimed = segment.at::<Head>(0).capacity.load(Ordering::Relaxed);
         let fits = usize::try_from(claimed)
@@ -82,7 +95,7 @@ impl ParamCell {
         match fits {
             Some(capacity) => Ok(Self { segment, capacity }),
             None => Err(ShmError::Truncated {
-                name: name.into(),
+                name: segment.name().into(),
                 expected: claimed.saturating_mul(2 * size_of::<u32>() as u64),
                 found: segment.body_len() as u64,
             }),
@@ -118,8 +131,9 @@ impl ParamCell {
         }
         let next = published + 1;
         let slot = &head.slots[slot_of(next)];
-        // Relaxed, made effective by the fence.
-        slot.begun.store(next, Ordering::Relaxed);
+        // Release: pairs with the Acquire of `begun` in `copy` and `version`. A reader that sees itself overtaken also
+        // sees the publication before this one, and need not try again until two more overtake it.
+        slot.begun.store(next, Ordering::Release);
         // Release fence: pairs with the Acquire fence in `copy`. A reader that copied any of the words below
         // also sees `begun`, and rejects its copy.
         fence(Ordering::Release);
@@ -175,13 +189,14 @@ impl ParamCell {
         out.extend(words.map(|word| word.load(Ordering::Relaxed)));
         // Acquire fence: pairs with the Release fence in `publish`; keeps the check after the copy.
         fence(Ordering::Acquire);
-        (slot.begun.load(Ordering::Relaxed) == number).then_some((version, expected))
+        // Acquire: pairs with the Release of `begun` in `publish`, for the next attempt.
+        (slot.begun.load(Ordering::Acquire) == number).then_some((version, expected))
     }
 
-    /// Version of the newest parameters, 0 before the first.
+    /// Version of the newest parameters; 0 before the first, and as hardly ever as [`read`](Self::read) finds none.
     pub fn version(&self) -> u64 {
         let head = self.head();
-        loop {
+        for _ in 0..ATTEMPTS {
             // Acquire: pairs with the Release in `publish`.
             let number = head.published.load(Ordering::Acquire);
             if number == 0 {
@@ -189,13 +204,15 @@ impl ParamCell {
             }
             let slot = &head.slots[slot_of(number)];
             let version = slot.version.load(Ordering::Relaxed);
-            // Acquire fence: pairs with the Release fence in `publish`, as in `copy`. Tried again only when two
-            // publications fell in between, so a dead writer holds nobody up.
+            // Acquire fence, and Acquire: as in `copy`. Tried again only when two publications fell in between, so a
+            // dead writer holds nobody up.
             fence(Ordering::Acquire);
-            if slot.begun.load(Ordering::Relaxed) == number {
+            if slot.begun.load(Ordering::Acquire) == number {
                 return version;
             }
         }
+        // Overtaken every time, or a head that no writer leaves: there is nothing to read now.
+        0
     }
 
     /// Copies that the protocol let through and the checksum did not: anything but 0 is a bug or broken memory.
@@ -247,8 +264,7 @@ mod tests {
     const WORDS: usize = 61;
 
     fn bell() -> Doorbell {
-        // SAFETY: `Doorbell` is `Shareable`, hence valid as zeroes.
-        unsafe { std::mem::zeroed() }
+        Doorbell::default()
     }
 
     fn cell() -> ParamCell {
@@ -316,6 +332,15 @@ mod tests {
         cell.words(1, WORDS)[7].fetch_add(1, Ordering::Relaxed);
         assert_eq!(read(&cell), None);
         assert_eq!(cell.torn(), ATTEMPTS as u64);
+    }
+
+    /// A reader of a head that says what no writer says spun for ever.
+    #[test]
+    fn a_head_that_contradicts_itself_holds_nobody_up() {
+        let (cell, bell) = (cell(), bell());
+        cell.publish(3, &content(3), &bell).unwrap();
+        cell.head().published.store(9, Ordering::Relaxed);
+        assert_eq!((read(&cell), cell.version()), (None, 0));
     }
 
     #[test]

@@ -138,6 +138,8 @@ pub struct ActorStats {
     /// Waiting for a region or for parameters.
     pub wait_ns: Counter,
     pub compute_ns: Counter,
+    /// Taking in parameters, handing over blocks.
+    pub copy_ns: Counter,
     /// Version of the parameters that it plays with.
     pub param_version: Counter,
 }
@@ -154,6 +156,25 @@ pub struct LearnerStats {
     pub lag: Histogram,
     pub wait_ns: Counter,
     pub compute_ns: Counter,
+    /// Samples that were consumed and are in no learner any more.
+    pub rolled_back: Counter,
+    /// Times that training went back because a loss was not finite.
+    pub rollbacks: Counter,
+    /// Taking in blocks, publishing parameters.
+    pub copy_ns: Counter,
+    /// Putting snapshots into shared memory: what they hold training up.
+    pub snapshot_ns: Counter,
+}
+
+/// Stored by the checkpointer.
+#[repr(C, align(128))]
+pub struct CheckpointStats {
+    /// Snapshots on disk, and what was written for them.
+    pub snapshots: Counter,
+    pub bytes: Counter,
+    pub write_ns: Counter,
+    /// Attempts that the file system refused.
+    pub failures: Counter,
 }
 
 /// Stored by the evaluator. The gauges mean something once `evaluations` is not 0.
@@ -168,6 +189,12 @@ pub struct EvaluatorStats {
     pub best_benefit: Gauge,
     pub best_share: Gauge,
     pub best_version: Counter,
+    /// Multiple of `evaluate.every` that the last evaluation was for.
+    pub due: Counter,
+    pub wait_ns: Counter,
+    pub compute_ns: Counter,
+    /// Taking in parameters, saving the best.
+    pub copy_ns: Counter,
     /// Version up to which everything is evaluated; in lock-step the learner waits for it.
     progress: AtomicU64,
 }
@@ -199,6 +226,9 @@ pub struct ControlBlock {
     pub progress: DoorbellLine,
     pub learner: LearnerStats,
     pub evaluator: EvaluatorStats,
+    pub checkpoint: CheckpointStats,
+    /// Number of the snapshot that this run goes on from, 0 for none. Stored by main before it starts anybody.
+    pub resumed_from: Counter,
     pub actors: [ActorStats; MAX_ACTORS],
     pub processes: [ProcessSlot; MAX_PROCESSES],
 }
@@ -256,8 +286,15 @@ impl Control {
     /// # Errors
     /// When the segment is missing or does not hold a control block of this build.
     pub fn open(name: &str) -> Result<Self, ShmError> {
-        let segment = Segment::open(name, KIND, layout())?;
-        Ok(Self { segment })
+        Ok(Self { segment: Segment::open(name, KIND, layout(), size_of::<ControlBlock>())? })
+    }
+
+    /// Opens the block to look at; nothing that is done to it reaches the run.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn observe(name: &str) -> Result<Self, ShmError> {
+        Ok(Self { segment: Segment::observe(name, KIND, layout(), size_of::<ControlBlock>())? })
     }
 
     /// How much of `/dev/shm` it takes.
@@ -287,13 +324,14 @@ fn layout() -> u64 {
         offset_of!(ControlBlock, processes),
         size_of::<LearnerStats>(),
         size_of::<EvaluatorStats>(),
+        size_of::<CheckpointStats>(),
         size_of::<ActorStats>(),
         size_of::<ProcessSlot>(),
     ])
 }
 
 /// Milliseconds of the clock that all processes of a machine share and nobody sets.
-fn monotonic_ms() -> u64 {
+pub(super) fn monotonic_ms() -> u64 {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has this clock");
     time.tv_sec() as u64 * 1_000 + time.tv_nsec() as u64 / 1_000_000
 }

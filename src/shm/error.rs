@@ -38,6 +38,10 @@ pub enum ShmError {
     StaleVersion { published: u64, offered: u64 },
     #[error("{words} parameter words do not fit into a cell of {capacity}")]
     TooLong { words: usize, capacity: usize },
+    #[error("a part of a snapshot takes {needed} bytes, its half has room for {capacity}")]
+    SnapshotTooLarge { needed: u64, capacity: u64 },
+    #[error("snapshot {snapshot} in shared memory is damaged: {what}")]
+    DamagedSnapshot { snapshot: u64, what: &'static str },
     #[error("the ledger does not balance: {ledger}")]
     Unbalanced { ledger: super::ring::Ledger },
 }

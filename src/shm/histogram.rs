@@ -62,7 +62,7 @@ impl Histogram {
 
     pub fn read(&self) -> Distribution {
         let counts: Vec<u64> = self.bins.iter().map(Counter::get).collect();
-        let (count, max) = (counts.iter().sum::<u64>(), self.max.get());
+        let (count, max) = (counts.iter().fold(0, |sum: u64, &n| sum.saturating_add(n)), self.max.get());
         let used = counts.iter().rposition(|&n| n > 0).map_or(0, |last| last + 1);
         let bins: Vec<Bin> = counts[..used]
             .iter()
@@ -74,14 +74,14 @@ impl Histogram {
             .collect();
         let quantile = |share: f64| {
             let wanted = (share * count as f64).ceil() as u64;
-            let mut below = 0;
+            let mut below = 0u64;
             for bin in &bins {
-                if below + bin.count >= wanted && bin.count > 0 {
-                    let part = (wanted - below) as f64 / bin.count as f64;
-                    let width = (bin.to - bin.from + 1) as f64;
-                    return bin.from + ((part * width).ceil() as u64).saturating_sub(1);
+                if below.saturating_add(bin.count) >= wanted && bin.count > 0 {
+                    let part = wanted.saturating_sub(below) as f64 / bin.count as f64;
+                    let width = (bin.to - bin.from) as f64 + 1.0;
+                    return bin.from.saturating_add(((part * width).ceil() as u64).saturating_sub(1));
                 }
-                below += bin.count;
+                below = below.saturating_add(bin.count);
             }
             0
         };
@@ -93,6 +93,15 @@ impl Histogram {
             max,
             bins,
         }
+    }
+}
+
+impl Distribution {
+    /// The mean of what was recorded since `earlier`, a reading of the same histogram; `None` if that is nothing.
+    pub fn mean_since(&self, earlier: &Self) -> Option<f64> {
+        let sum = |d: &Self| d.mean * d.count as f64;
+        let count = self.count.checked_sub(earlier.count).filter(|&n| n > 0)?;
+        Some((sum(self) - sum(earlier)) / count as f64)
     }
 }
 

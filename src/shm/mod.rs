@@ -10,15 +10,18 @@
 //! | file | what it is |
 //! |---|---|
 //! | `error` | [`ShmError`], the one error type, with messages that say what to do next |
-//! | `sync` | the atomics; in unit tests they can be made to "die" after any number of stores (`crash`) |
+//! | `sync` | the atomics; in unit tests they can be made to "die" after any number of stores (`crash`), in `tests/loom` they are loom's |
 //! | `pod` | [`Shareable`], the `unsafe trait` for what may live in shared memory |
 //! | `segment` | [`Segment`], a named mapping with a validated header; space is checked and reserved first |
 //! | `names` | [`RunNames`], the names of a run's segments, and [`sweep`] for those of dead runs |
 //! | `wait` | [`Doorbell`], sleeping until another process has news, never a spin |
+//! | `futex` | the two system calls under it |
 //! | `ring/` | [`SampleRing`], blocks of samples from one actor to one learner, with its [`Ledger`] |
 //! | `cell` | [`ParamCell`], the newest parameters, from one writer to many readers |
+//! | `halves` | [`Halves`], two halves through which snapshots reach the checkpointer |
 //! | `control` | [`Control`], stop flag, doorbells, heartbeats and statistics of the whole run |
 //! | `histogram` | [`Histogram`], a distribution among those statistics |
+//! | `flight` | [`FlightFile`], the last events of a process, in a mapped file that survives it |
 //!
 //! This folder imports nothing of the project: only `std` and libraries. What a block or a parameter word
 //! means is the business of those above.
@@ -28,6 +31,9 @@ pub mod control;
 #[cfg(test)]
 mod crash;
 pub mod error;
+pub mod flight;
+mod futex;
+pub mod halves;
 pub mod histogram;
 pub mod names;
 pub mod pod;
@@ -39,9 +45,14 @@ pub mod wait;
 pub use cell::ParamCell;
 pub use control::{Control, ControlBlock, Counter, Gauge, MAX_ACTORS, ProcessKind};
 pub use error::ShmError;
+pub use flight::{FlightFile, FlightLog, FlightRecord};
+pub use halves::{Complete, HalfShape, Halves, Part};
 pub use histogram::{Distribution, Histogram};
 pub use names::{RunNames, sweep};
 pub use pod::Shareable;
-pub use ring::{BlockInfo, Ledger, Overflow, ReadGuard, RingReader, RingShape, RingWriter, SampleRing, WriteGuard};
+pub use ring::{
+    Balance, BlockInfo, Ledger, Overflow, ReadGuard, RegionView, RingReader, RingShape, RingView, RingWriter,
+    SampleRing, State, WriteGuard,
+};
 pub use segment::{Kind, Segment, check_space};
 pub use wait::{Doorbell, Woken};

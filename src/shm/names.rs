@@ -45,6 +45,16 @@ impl RunNames {
         Ok(Self { run_id: run_id.to_owned(), pid, start_time })
     }
 
+    /// The names of the run whose main process is `pid`; `None` while it has no control block, or when it is gone.
+    pub fn of_process(pid: u32) -> Option<Self> {
+        let files = fs::read_dir(SHM_DIR).ok()?;
+        files.flatten().find_map(|file| {
+            let name = file.file_name().into_string().ok()?;
+            let (names, part) = Self::parse(&name)?;
+            (names.pid == pid && part == "control" && names.is_alive()).then_some(names)
+        })
+    }
+
     /// The full name of one part, such as `control` or `ring3`.
     ///
     /// # Panics
@@ -65,6 +75,32 @@ impl RunNames {
         let run_id = fields.next()?.strip_prefix(PREFIX)?.strip_prefix('-')?;
         let names = Self { run_id: run_id.to_owned(), pid, start_time };
         Some((names, part))
+    }
+
+    /// The names under which a run with this id has shared memory, or had it when its main process was killed; the living
+    /// first.
+    ///
+    /// # Errors
+    /// When `/dev/shm` cannot be listed.
+    pub fn of_run(run_id: &str) -> Result<Vec<Self>, ShmError> {
+        let failed = |source| ShmError::Os { name: SHM_DIR.to_owned(), what: "list it", source };
+        let mut found = Vec::new();
+        for entry in fs::read_dir(SHM_DIR).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            let parsed = name.to_str().and_then(Self::parse);
+            if let Some((names, _)) = parsed.filter(|(names, _)| names.run_id == run_id)
+                && !found.contains(&names)
+            {
+                found.push(names);
+            }
+        }
+        found.sort_by_key(|names| (!names.is_alive(), std::cmp::Reverse(names.start_time)));
+        Ok(found)
+    }
+
+    /// Process id of the run's main process.
+    pub fn pid(&self) -> u32 {
+        self.pid
     }
 
     pub fn run_id(&self) -> &str {
@@ -111,6 +147,11 @@ pub fn sweep() -> Result<Vec<String>, ShmError> {
     }
     removed.sort();
     Ok(removed)
+}
+
+/// Whether process `pid` is there and not merely waiting to be reaped.
+pub fn is_alive(pid: u32) -> bool {
+    start_time(pid).is_some()
 }
 
 /// When process `pid` started, in clock ticks since boot; `None` when it is gone or only waits to be reaped.

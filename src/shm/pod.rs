@@ -13,6 +13,9 @@ use super::sync::{AtomicU32, AtomicU64};
 /// - has no plain field that anybody changes: all mutation goes through atomics, so that a `&T` is sound
 ///   while another process writes;
 /// - needs no `Drop`.
+///
+/// Those of the structures that `tests/loom` checks also derive `Default`, all zeroes: loom has to make each of its
+/// atomics itself, and cannot lay one over bytes.
 pub unsafe trait Shareable: Sync {}
 
 // SAFETY: atomics of integers have the layout of the integer, any bit pattern and interior mutability.

@@ -4,10 +4,12 @@
 //! of it come a header that is validated at every open, a reservation of all pages (on a full tmpfs a touch
 //! of a page that was merely promised is a SIGBUS, not an error) and typed access with checked bounds.
 
+use std::fs::File;
 use std::io;
 use std::mem::{align_of, size_of};
 use std::path::Path;
 
+use memmap2::{MmapOptions, MmapRaw};
 use nix::errno::Errno;
 use shared_memory::{Shmem, ShmemConf, ShmemError};
 use twox_hash::XxHash3_64;
@@ -46,7 +48,29 @@ unsafe impl Shareable for Header {}
 /// last process unmaps it.
 pub struct Segment {
     name: String,
-    mapping: Shmem,
+    mapping: Mapping,
+}
+
+enum Mapping {
+    Shared(Shmem),
+    /// Of a file opened for reading: what is stored here stays here.
+    Private(MmapRaw),
+}
+
+impl Mapping {
+    fn start(&self) -> *mut u8 {
+        match self {
+            Self::Shared(mapping) => mapping.as_ptr(),
+            Self::Private(mapping) => mapping.as_mut_ptr(),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Shared(mapping) => mapping.len(),
+            Self::Private(mapping) => mapping.len(),
+        }
+    }
 }
 
 // SAFETY: the mapping is memory of the process, not of a thread; safe access goes through `Shareable` types,
@@ -67,7 +91,7 @@ impl Segment {
             ShmemError::MappingIdExists => ShmError::Exists { name: name.into() },
             e => os_error(name, "create it", e),
         })?;
-        let segment = Self { name: name.into(), mapping };
+        let segment = Self { name: name.into(), mapping: Mapping::Shared(mapping) };
         segment.reserve(total)?;
 
         let header = segment.header();
@@ -84,12 +108,37 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Opens the segment that another process created, without owning it.
+    /// Opens the segment that another process created, without owning it. Its body has at least `least` bytes.
     ///
     /// # Errors
-    /// When it is not there, not ours, of another kind or layout, or shorter than it says.
-    pub fn open(name: &str, kind: Kind, layout_hash: u64) -> Result<Self, ShmError> {
-        // Looked at as a file first: mapping an empty one fails with a message that helps nobody.
+    /// When it is not there, not ours, of another kind or layout, or shorter than it says or than `least`.
+    pub fn open(name: &str, kind: Kind, layout_hash: u64, least: usize) -> Result<Self, ShmError> {
+        Self::check_file(name)?;
+        let mapping = ShmemConf::new().os_id(name).open().map_err(|e| os_error(name, "map it", e))?;
+        let segment = Self { name: name.into(), mapping: Mapping::Shared(mapping) };
+        segment.validate(kind, layout_hash, least)?;
+        Ok(segment)
+    }
+
+    /// As [`open`](Self::open), to look at only: what others store is seen, and nothing that is done here reaches them,
+    /// not even by mistake.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn observe(name: &str, kind: Kind, layout_hash: u64, least: usize) -> Result<Self, ShmError> {
+        Self::check_file(name)?;
+        let path = Path::new(SHM_DIR).join(name);
+        // SAFETY: a private map, read through atomics only; that the file changes under it is the purpose. Nobody
+        // truncates a segment: names are removed, and the memory lives until the last map of it is gone.
+        let mapped = File::open(path).and_then(|file| unsafe { MmapOptions::new().map_copy(&file) });
+        let mapping = mapped.map_err(|source| ShmError::Os { name: name.into(), what: "map it", source })?;
+        let segment = Self { name: name.into(), mapping: Mapping::Private(mapping.into()) };
+        segment.validate(kind, layout_hash, least)?;
+        Ok(segment)
+    }
+
+    /// Looks at it as a file: mapping an empty one fails with a message that helps nobody.
+    fn check_file(name: &str) -> Result<(), ShmError> {
         let found = match std::fs::metadata(Path::new(SHM_DIR).join(name)) {
             Ok(meta) => meta.len(),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
@@ -102,13 +151,10 @@ impl Segment {
         if found < BODY as u64 {
             return Err(ShmError::Truncated { name: name.into(), expected: BODY as u64, found });
         }
-        let mapping = ShmemConf::new().os_id(name).open().map_err(|e| os_error(name, "map it", e))?;
-        let segment = Self { name: name.into(), mapping };
-        segment.validate(kind, layout_hash)?;
-        Ok(segment)
+        Ok(())
     }
 
-    fn validate(&self, kind: Kind, layout_hash: u64) -> Result<(), ShmError> {
+    fn validate(&self, kind: Kind, layout_hash: u64, least: usize) -> Result<(), ShmError> {
         let name = || self.name.clone();
         let header = self.header();
         // Acquire: pairs with the Release in `create`, so that the fields below are those it wrote.
@@ -130,8 +176,12 @@ impl Segment {
             return Err(wrong_layout("layout", layout_hash, found_layout));
         }
         let expected = header.total_len.load(Ordering::Relaxed);
-        if expected != self.mapping.len() as u64 {
-            return Err(ShmError::Truncated { name: name(), expected, found: self.mapping.len() as u64 });
+        let found = self.mapping.len() as u64;
+        if expected != found {
+            return Err(ShmError::Truncated { name: name(), expected, found });
+        }
+        if found < Self::footprint(least) {
+            return Err(ShmError::Truncated { name: name(), expected: Self::footprint(least), found });
         }
         Ok(())
     }
@@ -178,23 +228,44 @@ impl Segment {
         unsafe { std::slice::from_raw_parts(start, count) }
     }
 
-    /// Start of `len` raw bytes at `offset` into the body. Who turns it into a slice proves that nobody else
-    /// writes there meanwhile.
+    /// `len` bytes at `offset` into the body, to read.
+    ///
+    /// # Safety
+    /// Nobody writes there while the slice lives.
     ///
     /// # Panics
     /// When the range leaves the body.
-    pub fn bytes(&self, offset: usize, len: usize) -> *mut u8 {
+    pub unsafe fn slice(&self, offset: usize, len: usize) -> &[u8] {
+        // SAFETY: `bytes` has checked the range; any bytes will do; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.bytes(offset, len), len) }
+    }
+
+    /// `len` bytes at `offset` into the body, to write.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes there while the slice lives.
+    ///
+    /// # Panics
+    /// When the range leaves the body.
+    #[expect(clippy::mut_from_ref, reason = "the caller owns the range, not the segment")]
+    pub unsafe fn slice_mut(&self, offset: usize, len: usize) -> &mut [u8] {
+        // SAFETY: as in `slice`.
+        unsafe { std::slice::from_raw_parts_mut(self.bytes(offset, len), len) }
+    }
+
+    /// Start of `len` bytes at `offset` into the body.
+    fn bytes(&self, offset: usize, len: usize) -> *mut u8 {
         let end = offset.checked_add(len).expect("end of range");
         assert!(end <= self.body_len(), "{offset}+{len} is outside of a body of {} bytes", self.body_len());
         // SAFETY: `BODY + offset` is at most the mapping's length, as just checked.
-        unsafe { self.mapping.as_ptr().add(BODY + offset) }
+        unsafe { self.mapping.start().add(BODY + offset) }
     }
 
     fn header(&self) -> &Header {
         const { assert!(size_of::<Header>() <= BODY && align_of::<Header>() <= 4096) }
         // SAFETY: mappings are page aligned and both constructors made sure of at least `BODY` bytes; `Header`
         // is `Shareable`.
-        unsafe { &*self.mapping.as_ptr().cast::<Header>() }
+        unsafe { &*self.mapping.start().cast::<Header>() }
     }
 
     /// Makes the file system hand over every page now.
@@ -268,19 +339,19 @@ pub(super) mod tests {
     }
 
     fn open_error(name: &str, kind: Kind, layout: u64) -> ShmError {
-        Segment::open(name, kind, layout).err().expect("refused")
+        Segment::open(name, kind, layout, 64).err().expect("refused")
     }
 
     #[test]
     fn what_one_mapping_stores_the_other_sees() {
         let name = unique_name("seg");
         let owner = Segment::create(&name, KIND, 7, 64).unwrap();
-        let other = Segment::open(&name, KIND, 7).unwrap();
+        let other = Segment::open(&name, KIND, 7, 64).unwrap();
         owner.at::<AtomicU64>(8).store(42, Ordering::Release);
         assert_eq!(other.at::<AtomicU64>(8).load(Ordering::Acquire), 42);
         assert_eq!(other.owner().0, std::process::id());
         drop(other);
-        Segment::open(&name, KIND, 7).expect("only the owner removes the name");
+        Segment::open(&name, KIND, 7, 64).expect("only the owner removes the name");
         drop(owner);
         assert!(matches!(open_error(&name, KIND, 7), ShmError::Missing { .. }));
     }
@@ -291,7 +362,7 @@ pub(super) mod tests {
         let _owner = Segment::create(&name, KIND, 7, 64).unwrap();
         let second = Segment::create(&name, KIND, 7, 64);
         assert!(matches!(second, Err(ShmError::Exists { .. })));
-        Segment::open(&name, KIND, 7).expect("the first is untouched");
+        Segment::open(&name, KIND, 7, 64).expect("the first is untouched");
     }
 
     #[test]
@@ -320,6 +391,27 @@ pub(super) mod tests {
             let error = open_error(&name, KIND, 7);
             assert!(matches!(error, ShmError::Truncated { found, .. } if found == len), "{error}");
         }
+    }
+
+    /// A header that is right in all but its length let the first access panic.
+    #[test]
+    fn a_segment_without_room_for_its_contents_is_refused() {
+        let name = unique_name("seg");
+        let _owner = Segment::create(&name, KIND, 7, 64).unwrap();
+        for opened in [Segment::open(&name, KIND, 7, 4097), Segment::observe(&name, KIND, 7, 4097)] {
+            assert!(matches!(opened, Err(ShmError::Truncated { expected: 12288, found: 8192, .. })));
+        }
+    }
+
+    #[test]
+    fn who_observes_sees_everything_and_changes_nothing() {
+        let name = unique_name("seg");
+        let owner = Segment::create(&name, KIND, 7, 64).unwrap();
+        let observer = Segment::observe(&name, KIND, 7, 64).unwrap();
+        owner.at::<AtomicU64>(8).store(42, Ordering::Release);
+        assert_eq!(observer.at::<AtomicU64>(8).load(Ordering::Acquire), 42);
+        observer.at::<AtomicU64>(8).store(1, Ordering::Release);
+        assert_eq!(owner.at::<AtomicU64>(8).load(Ordering::Acquire), 42);
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! Every shared structure takes its atomics from here, so that what stands behind them can be exchanged:
 //! unit tests run the same code over atomics that stop storing after a chosen number of stores, which is
-//! what a kill looks like from outside (`crash`).
+//! what a kill looks like from outside (`crash`); the models in `tests/loom` include ring, cell and doorbell over
+//! loom's atomics, which try every order that the memory model allows.
 
 pub(super) use std::sync::atomic::{Ordering, fence};
 

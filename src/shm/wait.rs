@@ -16,6 +16,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use super::futex;
 use super::pod::Shareable;
 use super::sync::{AtomicU32, Ordering};
 
@@ -38,6 +39,7 @@ pub enum Woken {
 /// set, which costs the next ring one needless system call and nothing else; a count of waiters would stay
 /// wrong for ever.
 #[repr(transparent)]
+#[derive(Default)]
 pub struct Doorbell {
     word: AtomicU32,
 }
@@ -61,7 +63,7 @@ impl Doorbell {
             }
         }
         if word & ASLEEP != 0 {
-            self.wake_all();
+            futex::wake_all(&self.word);
         }
     }
 
@@ -90,30 +92,11 @@ impl Doorbell {
                 return Woken::TimedOut;
             }
             // The kernel compares the word again under its own lock, so a ring in between is not missed.
-            match self.sleep(asleep, left) {
+            match futex::sleep(&self.word, asleep, left) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => return Woken::Interrupted,
                 // Woken, out of time, or the word had changed: the loop tells which.
                 _ => {}
             }
-        }
-    }
-
-    fn sleep(&self, expected: u32, timeout: Option<Duration>) -> io::Result<()> {
-        let timeout = timeout.map(|t| libc::timespec {
-            tv_sec: t.as_secs().min(libc::time_t::MAX as u64) as libc::time_t,
-            tv_nsec: libc::c_long::from(t.subsec_nanos()),
-        });
-        let timeout_ptr = timeout.as_ref().map_or(std::ptr::null(), |t| t as *const _);
-        // SAFETY: the word outlives the call (`&self`) and is aligned; `timeout_ptr` is null or points to a
-        // local that outlives the call. Not FUTEX_PRIVATE: the waker is another process.
-        let rc = unsafe { libc::syscall(libc::SYS_futex, self.word.as_ptr(), libc::FUTEX_WAIT, expected, timeout_ptr) };
-        if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-    }
-
-    fn wake_all(&self) {
-        // SAFETY: the word outlives the call and is aligned; the kernel only uses its address.
-        unsafe {
-            libc::syscall(libc::SYS_futex, self.word.as_ptr(), libc::FUTEX_WAKE, libc::c_int::MAX);
         }
     }
 }
@@ -125,10 +108,9 @@ mod tests {
 
     use super::*;
 
-    /// A doorbell outside shared memory: zero is a valid start.
+    /// A doorbell outside shared memory.
     fn bell() -> Doorbell {
-        // SAFETY: `Doorbell` is `Shareable`, hence valid as zeroes.
-        unsafe { std::mem::zeroed() }
+        Doorbell::default()
     }
 
     #[test]

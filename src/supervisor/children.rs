@@ -13,6 +13,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getppid};
 
 use crate::run::RunDirectory;
+use crate::{checkpoint, evaluate, learner};
 
 use super::interrupt::Interrupt;
 
@@ -22,14 +23,36 @@ pub enum Role {
     Actor(usize),
     Learner,
     Evaluator,
+    Checkpointer,
+}
+
+impl Role {
+    /// The hidden subcommand.
+    fn subcommand(self) -> &'static str {
+        match self {
+            Self::Actor(_) => "actor",
+            Self::Learner => "learner",
+            Self::Evaluator => "evaluator",
+            Self::Checkpointer => "checkpointer",
+        }
+    }
+
+    /// Where it signs in ([`crate::shm::ControlBlock::processes`]).
+    pub fn slot(self) -> usize {
+        match self {
+            Self::Actor(id) => id,
+            Self::Learner => learner::process::SLOT,
+            Self::Evaluator => evaluate::process::SLOT,
+            Self::Checkpointer => checkpoint::SLOT,
+        }
+    }
 }
 
 impl std::fmt::Display for Role {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Actor(id) => write!(f, "actor{id}"),
-            Self::Learner => f.write_str("learner"),
-            Self::Evaluator => f.write_str("evaluator"),
+            other => f.write_str(other.subcommand()),
         }
     }
 }
@@ -54,11 +77,7 @@ fn spawn(role: Role, directory: &RunDirectory, prefix: &str) -> anyhow::Result<C
     let log = log.with_context(|| format!("cannot write {}", path.display()))?;
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let mut command = Command::new(program);
-    command.arg("child").arg(match role {
-        Role::Actor(_) => "actor",
-        Role::Learner => "learner",
-        Role::Evaluator => "evaluator",
-    });
+    command.arg("child").arg(role.subcommand());
     if let Role::Actor(id) = role {
         command.arg("--id").arg(id.to_string());
     }
@@ -121,6 +140,12 @@ impl Process {
         self.due = None;
         self.restarts += 1;
         Ok(true)
+    }
+
+    /// Kills it; it is reaped like one that died by itself.
+    pub fn kill(&mut self) {
+        // It may have ended a moment ago.
+        let _ = self.child.kill();
     }
 
     /// Waits for the end until `deadline` or a second interrupt, then kills.

@@ -1,8 +1,5 @@
 //! `manifest.json`: what a run was, for whoever finds its directory later.
 
-use std::path::Path;
-
-use anyhow::Context as _;
 use serde::Serialize;
 
 use crate::run::context::{Context, compile_options};
@@ -24,6 +21,8 @@ pub struct Manifest {
     cores: usize,
     device: String,
     started: String,
+    /// When the run was gone on with.
+    resumed: Vec<String>,
     ended: Option<String>,
     outcome: Option<Outcome>,
     /// Why the run failed, if it did.
@@ -45,8 +44,10 @@ fn now() -> String {
 }
 
 impl Manifest {
-    /// Describes a run that starts now.
-    pub fn begin(context: &Context, mode: &'static str, device: &str) -> anyhow::Result<Self> {
+    /// Describes a run that starts now, after the `earlier` starts of the same run.
+    pub fn begin(context: &Context, mode: &'static str, device: &str, earlier: Vec<String>) -> anyhow::Result<Self> {
+        let mut starts = earlier.into_iter().chain([now()]);
+        let (started, resumed) = (starts.next().unwrap_or_default(), starts.collect());
         let settings = &context.settings;
         let mut data = Vec::new();
         let sets =
@@ -56,7 +57,7 @@ impl Manifest {
                 data.push(DataEntry {
                     role,
                     path: dir.display().to_string(),
-                    inputs: format!("{:032x}", log.inputs()),
+                    inputs: context::inputs_hash(dir, &log)?,
                     requests: log.requests().len() as u64,
                     quarantined: log.counts().quarantined,
                 });
@@ -72,7 +73,8 @@ impl Manifest {
             host: nix::unistd::gethostname().map_or_else(|_| String::new(), |h| h.to_string_lossy().into_owned()),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             device: device.to_owned(),
-            started: now(),
+            started,
+            resumed,
             ended: None,
             outcome: None,
             failure: None,
@@ -89,8 +91,6 @@ impl Manifest {
     }
 
     pub fn write(&self, directory: &RunDirectory) -> anyhow::Result<()> {
-        let path: &Path = &directory.manifest();
-        std::fs::write(path, serde_json::to_vec_pretty(self)?)
-            .with_context(|| format!("cannot write {}", path.display()))
+        directory.replace(&directory.manifest(), &serde_json::to_vec_pretty(self)?)
     }
 }

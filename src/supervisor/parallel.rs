@@ -1,27 +1,31 @@
 //! A training run in real processes.
 
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use serde::Serialize;
 
+use crate::learner::trainer::critic_shape;
 use crate::run::context::Context;
-use crate::run::segments::block_bytes;
-use crate::run::{Metrics, RunDirectory, Segments};
+use crate::run::segments::Sizes;
+use crate::run::snapshot::{self, Snapshot};
+use crate::run::{Metrics, RunDirectory, Segments, flight};
 use crate::settings::Settings;
 use crate::shm::control::{STOP_ALL, STOP_LEARNING, STOP_NOW};
 use crate::shm::{Ledger, RunNames, SampleRing, sweep};
 
 use super::children::{Process, Role};
+use super::failure::RunFailure;
 use super::interrupt::Interrupt;
 use super::progress::{Progress, Status};
-use super::{ExitReason, Outcome};
+use super::watchdog::Watchdog;
+use super::{Checkpoints, ExitReason, Outcome};
 
 const POLL: Duration = Duration::from_millis(20);
 const SHOW_EVERY: Duration = Duration::from_secs(1);
 /// How long the evaluator may take for the last evaluation, and a child to end.
 const FINISH: Duration = Duration::from_secs(120);
-const MAX_EVALUATOR_RESTARTS: u32 = 5;
 
 /// A record of the whole run in `metrics.jsonl`.
 #[derive(Serialize)]
@@ -40,34 +44,92 @@ struct Restart {
     process: String,
     pid: u32,
     status: String,
-    /// Samples that died with an actor.
+    /// Samples that died with an actor, or that will be read a second time by a new learner.
     lost: u64,
 }
 
-/// Trains in processes until the learner ends, and reports.
+/// How a set of processes ended.
+enum Ended {
+    /// The learner ended by itself.
+    Well(ExitReason),
+    /// A lock-step run lost a process and has to go back to its last snapshot: why.
+    Broken(String),
+}
+
+/// Trains in processes until the learner ends, and reports. Goes on from the newest snapshot in the run directory, if there
+/// is one.
 ///
 /// # Errors
-/// What keeps the run from going on: the learner failed, or an actor keeps dying.
+/// [`RunFailure`]: what keeps the run from going on; or no room for its shared memory.
 pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt) -> anyhow::Result<Outcome> {
     let removed = sweep()?;
     if !removed.is_empty() {
         tracing::info!("removed shared memory that dead runs left: {}", removed.join(", "));
     }
     let settings = &context.settings;
-    let days = context.days(&settings.data.train)?;
-    let run_id =
-        format!("{:08x}", twox_hash::XxHash3_64::oneshot(directory.root().as_os_str().as_encoded_bytes()) as u32);
-    let names = RunNames::for_this_process(&run_id)?;
-    let segments = Segments::create(&names, settings, &context.spec, block_bytes(settings, &days))?;
-    let mut run = Run::start(settings, directory, segments, names.to_string())?;
-    let watched = run.watch(interrupt);
-    run.progress.finish();
-    match watched {
-        Ok(reason) => run.finish(reason, interrupt),
-        Err(e) => {
-            run.segments.control.request_stop(STOP_NOW);
-            Err(e)
+    let sizes = Sizes::of(settings, &context.days(&settings.data.train)?);
+    let names = RunNames::for_this_process(&directory.run_id())?;
+    let started = Instant::now();
+    let mut went_back = 0;
+    loop {
+        let snapshot = snapshot::newest(&directory.checkpoints())?;
+        let parameters = context.spec.actor_shape().len() + critic_shape(&context.spec, settings).len();
+        let half = (settings.checkpoint.every_s > 0.0).then(|| sizes.half(settings, parameters));
+        let segments = Segments::create(&names, settings, &context.spec, sizes.block, half)?;
+        if let Some(snapshot) = &snapshot {
+            go_on_from(&segments, snapshot);
         }
+        let mut run = Run::start(settings, directory, segments, names.to_string(), snapshot.as_ref(), started)?;
+        run.went_back = went_back;
+        let watched = run.watch(interrupt);
+        run.progress.finish();
+        match watched {
+            Ok(Ended::Well(reason)) => return run.finish(reason, interrupt),
+            Ok(Ended::Broken(why)) => {
+                went_back += 1;
+                if went_back > settings.watchdog.max_restarts {
+                    let log = directory.logs();
+                    return Err(RunFailure::KeepsDying { process: why, times: went_back, log }.into());
+                }
+                tracing::warn!("{why}; in lock-step all go back to the last snapshot");
+                run.segments.control.request_stop(STOP_NOW);
+            }
+            Err(e) => {
+                run.segments.control.request_stop(STOP_NOW);
+                return Err(e);
+            }
+        }
+    }
+}
+
+/// Puts into fresh shared memory what a snapshot knows.
+fn go_on_from(segments: &Segments, snapshot: &Snapshot) {
+    let control = &segments.control;
+    let state = &snapshot.state;
+    control.resumed_from.set(snapshot.number);
+    control.learner.updates.set(state.updates);
+    control.learner.samples_consumed.set(state.samples);
+    control.learner.rolled_back.set(state.rolled_back);
+    let (e, s) = (&control.evaluator, &state.evaluator);
+    e.evaluations.set(s.evaluations);
+    e.without_improvement.set(s.without_improvement);
+    e.last_benefit.set(s.last_benefit);
+    e.last_share.set(s.last_share);
+    e.best_benefit.set(s.best_benefit);
+    e.best_share.set(s.best_share);
+    e.best_version.set(s.best_version);
+    e.due.set(s.due);
+    e.set_progress(s.progress, &control.progress);
+    if let Some(halves) = &segments.halves {
+        halves.commit(snapshot.number);
+    }
+}
+
+fn stop_reason(level: u32) -> &'static str {
+    match level {
+        STOP_LEARNING => "interrupted; what is under way is finished",
+        STOP_ALL => "learning has ended; the last evaluation follows",
+        _ => "at once",
     }
 }
 
@@ -77,10 +139,17 @@ struct Run<'a> {
     prefix: String,
     started: Instant,
     learner: Process,
-    evaluator: Process,
+    /// Evaluator, and checkpointer where snapshots are taken.
+    helpers: Vec<Process>,
     actors: Vec<Process>,
     progress: Progress,
     metrics: Metrics,
+    watchdog: Watchdog,
+    /// Set at the first interrupt: when the run has to be over.
+    deadline: Option<Instant>,
+    /// Where the samples of the run's earlier processes went.
+    ledger_before: Ledger,
+    went_back: u32,
     /// Last: children are gone before the segments are.
     segments: Segments,
 }
@@ -91,52 +160,64 @@ impl<'a> Run<'a> {
         directory: &'a RunDirectory,
         segments: Segments,
         prefix: String,
+        snapshot: Option<&Snapshot>,
+        started: Instant,
     ) -> anyhow::Result<Self> {
         let mut metrics = Metrics::open(&directory.metrics())?;
-        metrics.append("start", &Status::default());
+        metrics.append(if snapshot.is_some() { "resume" } else { "start" }, &Status::default());
         let start = |role| Process::start(role, directory, &prefix);
         let learner = start(Role::Learner)?;
-        let evaluator = start(Role::Evaluator)?;
+        let mut helpers = vec![start(Role::Evaluator)?];
+        if segments.halves.is_some() {
+            helpers.push(start(Role::Checkpointer)?);
+        }
         let actors = (0..settings.actors.count).map(|id| start(Role::Actor(id))).collect::<Result<_, _>>()?;
         Ok(Self {
             settings,
             directory,
-            started: Instant::now(),
+            started,
             learner,
-            evaluator,
+            helpers,
             actors,
             progress: Progress::new(settings),
             metrics,
+            watchdog: Watchdog::new(&settings.watchdog),
+            deadline: None,
+            ledger_before: snapshot.map_or(Ledger::default(), |s| s.state.ledger_so_far()),
+            went_back: 0,
             segments,
             prefix,
         })
     }
 
     /// Watches over the children until the learner ends.
-    fn watch(&mut self, interrupt: &Interrupt) -> anyhow::Result<ExitReason> {
+    fn watch(&mut self, interrupt: &Interrupt) -> anyhow::Result<Ended> {
         let mut next_show = Instant::now() + SHOW_EVERY;
         loop {
             if let Some(status) = self.learner.reap()? {
-                if !status.success() {
-                    bail!(
-                        "the learner ended with {status}; its last words are in {}. The best policy so far is kept in {}",
-                        self.directory.log("learner").display(),
-                        self.directory.best().display()
-                    );
+                if status.success() {
+                    return Ok(Ended::Well(self.reason(interrupt)));
                 }
-                let control = &self.segments.control;
-                let patience = self.settings.stop.patience;
-                return Ok(if interrupt.count() > 0 {
-                    ExitReason::Interrupted
-                } else if patience > 0 && control.evaluator.without_improvement.get() >= patience {
-                    ExitReason::Converged
-                } else {
-                    ExitReason::Budget
-                });
+                if status.code() == Some(RunFailure::NOT_FINITE.into()) {
+                    return Err(RunFailure::NotFinite { incidents: self.directory.incidents() }.into());
+                }
+                cannot_save(&status, Role::Learner, self.directory)?;
+                if let Some(ended) = self.replace_learner(&status.to_string())? {
+                    return Ok(ended);
+                }
             }
             match interrupt.count() {
                 0 => {}
-                1 => self.request_stop(STOP_LEARNING),
+                1 => {
+                    let grace = Duration::from_secs_f64(self.settings.watchdog.grace_s);
+                    let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + grace);
+                    self.request_stop(STOP_LEARNING);
+                    if Instant::now() >= deadline {
+                        tracing::warn!("the learner has not ended within watchdog.grace_s, killing it");
+                        self.learner.kill();
+                        return Ok(Ended::Well(ExitReason::Interrupted));
+                    }
+                }
                 _ => {
                     self.request_stop(STOP_NOW);
                     bail!(
@@ -145,66 +226,128 @@ impl<'a> Run<'a> {
                     );
                 }
             }
-            self.mind_children()?;
+            if let Some(ended) = self.mind_children()? {
+                return Ok(ended);
+            }
             if Instant::now() >= next_show {
                 next_show += SHOW_EVERY;
                 self.show();
+                if self.segments.control.stop_level() == 0 {
+                    self.kill_the_silent();
+                    self.watchdog.check(&self.segments, self.directory)?;
+                }
             }
             std::thread::sleep(POLL);
+        }
+    }
+
+    fn reason(&self, interrupt: &Interrupt) -> ExitReason {
+        let patience = self.settings.stop.patience;
+        if interrupt.count() > 0 {
+            ExitReason::Interrupted
+        } else if patience > 0 && self.segments.control.evaluator.without_improvement.get() >= patience {
+            ExitReason::Converged
+        } else {
+            ExitReason::Budget
         }
     }
 
     fn request_stop(&self, level: u32) {
         if self.segments.control.stop_level() < level {
             self.segments.control.request_stop(level);
+            flight::stop_requested(level, stop_reason(level));
             for ring in &self.segments.rings {
                 ring.space().ring();
+            }
+            if let Some(halves) = &self.segments.halves {
+                halves.news().ring();
             }
         }
     }
 
-    /// Replaces dead actors and a dead evaluator.
-    fn mind_children(&mut self) -> anyhow::Result<()> {
+    /// A learner died. Another one goes on from the newest snapshot, or ends what a stop had begun.
+    fn replace_learner(&mut self, status: &str) -> anyhow::Result<Option<Ended>> {
+        let again = self.segments.rings.iter().map(SampleRing::recover_reader).sum();
+        self.segments.control.processes[Role::Learner.slot()].clear();
+        let (role, pid) = (Role::Learner, self.learner.pid());
+        self.note(role, pid, status, again);
+        if self.settings.run.deterministic {
+            return Ok(Some(Ended::Broken(format!("the learner died ({status})"))));
+        }
         if self.segments.control.stop_level() > 0 {
-            return Ok(());
+            // What it had learned since the last snapshot is lost; the run is being ended.
+            return Ok(Some(Ended::Well(ExitReason::Interrupted)));
         }
-        let control = &self.segments.control;
-        for (id, actor) in self.actors.iter_mut().enumerate() {
-            if let Some(status) = actor.reap()? {
-                let lost = self.segments.rings[id].recover_writer(&control.data);
-                control.processes[id].clear();
-                self.metrics.append(
-                    "restart",
-                    &Restart { process: actor.role.to_string(), pid: actor.pid(), status: status.to_string(), lost },
+        schedule(&mut self.learner, self.settings.watchdog.max_restarts, self.directory)?;
+        self.learner.restart_if_due(self.directory, &self.prefix)?;
+        Ok(None)
+    }
+
+    fn note(&mut self, role: Role, pid: u32, status: &str, lost: u64) {
+        let record = Restart { process: role.to_string(), pid, status: status.to_owned(), lost };
+        self.metrics.append("restart", &record);
+        flight::restarted(role, pid, status, lost);
+        let samples = match role {
+            Role::Actor(_) => format!(", {lost} samples lost with it"),
+            Role::Learner => format!(", {lost} samples will be read again"),
+            Role::Evaluator | Role::Checkpointer => String::new(),
+        };
+        tracing::warn!("{role} ended ({status}){samples}; starting another");
+    }
+
+    /// Replaces dead children but the learner.
+    fn mind_children(&mut self) -> anyhow::Result<Option<Ended>> {
+        self.learner.restart_if_due(self.directory, &self.prefix)?;
+        // While the learner saves, the checkpointer has to be there.
+        let stopping = self.segments.control.stop_level() > 0;
+        for i in 0..self.actors.len() + self.helpers.len() {
+            let process = self.nth(i);
+            let (role, pid) = (process.role, process.pid());
+            if stopping && role != Role::Checkpointer {
+                continue;
+            }
+            if let Some(status) = process.reap()? {
+                let (mut limit, mut lost) = (self.settings.watchdog.max_restarts, 0);
+                if let Role::Actor(id) = role {
+                    limit = self.settings.actors.max_restarts;
+                    lost = self.segments.rings[id].recover_writer(&self.segments.control.data);
+                }
+                self.segments.control.processes[role.slot()].clear();
+                self.note(role, pid, &status.to_string(), lost);
+                if self.settings.run.deterministic && role != Role::Checkpointer {
+                    return Ok(Some(Ended::Broken(format!("{role} died ({status})"))));
+                }
+                let directory = self.directory;
+                schedule(self.nth(i), limit, directory)?;
+            }
+            let (directory, prefix) = (self.directory, self.prefix.clone());
+            self.nth(i).restart_if_due(directory, &prefix)?;
+        }
+        Ok(None)
+    }
+
+    /// Actors first, then the helpers.
+    fn nth(&mut self, i: usize) -> &mut Process {
+        match i.checked_sub(self.actors.len()) {
+            None => &mut self.actors[i],
+            Some(helper) => &mut self.helpers[helper],
+        }
+    }
+
+    /// Kills processes that give no sign of life; they are replaced like others that died.
+    fn kill_the_silent(&mut self) {
+        let slots = &self.segments.control.processes;
+        for process in self.actors.iter_mut().chain(&mut self.helpers).chain([&mut self.learner]) {
+            let slot = &slots[process.role.slot()];
+            if process.due.is_none() && slot.pid() == Some(process.pid()) && self.watchdog.is_silent(slot.silent_ms()) {
+                tracing::warn!(
+                    "{} has given no sign of life for {} s (watchdog.silent_s), killing it",
+                    process.role,
+                    slot.silent_ms() / 1000
                 );
-                tracing::warn!("{} ended ({status}), {lost} samples lost with it; starting another", actor.role);
-                if self.settings.run.deterministic {
-                    bail!("{} died; a lock-step run cannot go on as it would have without that", actor.role);
-                }
-                if actor.restarts >= self.settings.actors.max_restarts {
-                    bail!(
-                        "{} died {} times; its last words are in {}",
-                        actor.role,
-                        actor.restarts + 1,
-                        self.directory.log(&actor.role.to_string()).display()
-                    );
-                }
-                actor.schedule_restart();
+                process.kill();
             }
-            actor.restart_if_due(self.directory, &self.prefix)?;
         }
-        if let Some(status) = self.evaluator.reap()? {
-            tracing::warn!("the evaluator ended ({status}); starting another");
-            let record =
-                Restart { process: "evaluator".into(), pid: self.evaluator.pid(), status: status.to_string(), lost: 0 };
-            self.metrics.append("restart", &record);
-            if self.evaluator.restarts >= MAX_EVALUATOR_RESTARTS || self.settings.run.deterministic {
-                bail!("the evaluator died; its last words are in {}", self.directory.log("evaluator").display());
-            }
-            self.evaluator.schedule_restart();
-        }
-        self.evaluator.restart_if_due(self.directory, &self.prefix)?;
-        Ok(())
     }
 
     fn status(&self) -> Status {
@@ -224,7 +367,7 @@ impl<'a> Run<'a> {
     }
 
     fn ledger(&self) -> Ledger {
-        Ledger::sum(self.segments.rings.iter().map(SampleRing::ledger))
+        Ledger::sum(self.segments.rings.iter().map(SampleRing::ledger).chain([self.ledger_before]))
     }
 
     fn show(&mut self) {
@@ -244,20 +387,32 @@ impl<'a> Run<'a> {
 
     /// Ends the other children and closes the books.
     fn finish(mut self, reason: ExitReason, interrupt: &Interrupt) -> anyhow::Result<Outcome> {
-        self.request_stop(STOP_ALL);
-        let deadline = Instant::now() + FINISH;
+        // A lock-step run that goes on later must not have looked at parameters that it would not have looked at.
+        let interim = self.settings.run.deterministic
+            && reason == ExitReason::Interrupted
+            && self.segments.control.evaluator.evaluations.get() > 0;
+        self.request_stop(if interim { STOP_NOW } else { STOP_ALL });
+        let deadline = self.deadline.unwrap_or_else(|| Instant::now() + FINISH);
         for (id, actor) in self.actors.iter_mut().enumerate() {
             actor.finish(deadline, interrupt)?;
             self.segments.rings[id].recover_writer(&self.segments.control.data);
         }
-        let evaluated = self.evaluator.finish(deadline, interrupt)?;
-        if !evaluated.is_some_and(|status| status.success()) {
-            tracing::warn!(
-                "the evaluator did not end well; the last parameters may not have been evaluated (see {})",
-                self.directory.log("evaluator").display()
-            );
+        for helper in &mut self.helpers {
+            let ended = helper.finish(deadline, interrupt)?;
+            if let Some(status) = &ended {
+                cannot_save(status, helper.role, self.directory)?;
+            }
+            if !ended.is_some_and(|status| status.success()) {
+                let missing = match helper.role {
+                    Role::Evaluator => "the last parameters may not have been evaluated",
+                    _ => "the last snapshot may not be on disk",
+                };
+                let log = self.directory.log(&helper.role.to_string());
+                tracing::warn!("the {} did not end well; {missing} (see {})", helper.role, log.display());
+            }
         }
         for ring in &self.segments.rings {
+            ring.recover_reader();
             ring.ledger().balance().context("samples are unaccounted for")?;
         }
         self.show();
@@ -265,6 +420,7 @@ impl<'a> Run<'a> {
         let status = self.status();
         let control = &self.segments.control;
         let seconds = self.started.elapsed().as_secs_f64();
+        let share = |ns: u64| ns as f64 * 1e-9 / seconds;
         Ok(Outcome {
             reason,
             updates: status.updates,
@@ -275,9 +431,38 @@ impl<'a> Run<'a> {
             evaluations: status.evaluations,
             policy_lag: control.learner.lag.read(),
             actor_restarts: self.actors.iter().map(|a| a.restarts).sum(),
+            other_restarts: self.helpers.iter().map(|h| h.restarts).sum::<u32>() + self.learner.restarts,
+            went_back: self.went_back,
             ledger: Some(self.ledger()),
-            learner_compute: control.learner.compute_ns.get() as f64 * 1e-9 / seconds,
-            learner_wait: control.learner.wait_ns.get() as f64 * 1e-9 / seconds,
+            rolled_back: control.learner.rolled_back.get(),
+            learner_compute: share(control.learner.compute_ns.get()),
+            learner_wait: share(control.learner.wait_ns.get()),
+            checkpoints: self.segments.halves.is_some().then(|| Checkpoints {
+                snapshots: control.checkpoint.snapshots.get(),
+                bytes: control.checkpoint.bytes.get(),
+                failures: control.checkpoint.failures.get(),
+                write_s: control.checkpoint.write_ns.get() as f64 * 1e-9,
+                stall: share(control.learner.snapshot_ns.get()),
+            }),
         })
     }
+}
+
+/// An error if that is what a child ended with.
+fn cannot_save(status: &ExitStatus, role: Role, directory: &RunDirectory) -> Result<(), RunFailure> {
+    if status.code() == Some(RunFailure::CANNOT_SAVE.into()) {
+        return Err(RunFailure::CannotSave { log: directory.log(&role.to_string()) });
+    }
+    Ok(())
+}
+
+/// Plans the next start of a dead child.
+fn schedule(process: &mut Process, limit: u32, directory: &RunDirectory) -> Result<(), RunFailure> {
+    if process.restarts >= limit {
+        let name = process.role.to_string();
+        let log = directory.log(&name);
+        return Err(RunFailure::KeepsDying { process: name, times: process.restarts + 1, log });
+    }
+    process.schedule_restart();
+    Ok(())
 }

@@ -93,7 +93,7 @@ impl Progress {
             bar.set_message(line);
         } else if now >= self.next_line {
             self.next_line = now + LINE_EVERY;
-            eprintln!("{:>5.0}s  {line}", self.started.elapsed().as_secs_f64());
+            say!("{:>5.0}s  {line}", self.started.elapsed().as_secs_f64());
         }
         (samples, updates)
     }

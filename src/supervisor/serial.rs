@@ -33,7 +33,12 @@ pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt)
         directory,
         started: Instant::now(),
         learner: Learner::new(&days, context.spec.clone(), settings, trainer),
-        judge: Judge::new(context.days(&settings.data.validation)?, context.spec.clone(), context.replay_options()),
+        judge: Judge::new(
+            context.days(&settings.data.validation)?,
+            context.spec.clone(),
+            context.replay_options(),
+            &mut || {},
+        ),
         metrics,
         progress: Progress::new(settings),
         status: Status::default(),
@@ -161,7 +166,7 @@ impl Run<'_> {
     fn evaluate(&mut self) -> anyhow::Result<()> {
         let publication = self.learner.publication();
         let counted = publication.updates > self.context.settings.learner.critic_head_start;
-        let evaluation = self.judge.evaluate(publication.updates, &publication.averaged, counted);
+        let evaluation = self.judge.evaluate(publication.updates, &publication.averaged, counted, &mut || {});
         let share = evaluation.share.unwrap_or(f64::NAN);
         self.status.last_j = evaluation.j;
         self.status.last_share = share;
@@ -201,9 +206,13 @@ impl Run<'_> {
             evaluations: self.status.evaluations,
             policy_lag: self.lag.read(),
             actor_restarts: 0,
+            other_restarts: 0,
+            went_back: 0,
             ledger: None,
+            rolled_back: 0,
             learner_compute: self.computing / seconds,
             learner_wait: 0.0,
+            checkpoints: None,
         })
     }
 }

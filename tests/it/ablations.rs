@@ -9,8 +9,8 @@ use admix::settings::Settings;
 use toml::{Table, Value};
 
 use super::decisions::synth;
+use super::harness::Run;
 use super::logs::LogRows;
-use super::train::Run;
 
 const WORLD: &str = "requests = 900\nqueue = 6\nregions = 3\nslots = 2\nages = 2\nusers = 300\nauction_ads = 40\n\
                      contracts = 4\ncontracts_per_queue = 2.0\nrate = 0.8\nboost_share = 0.2\n";
@@ -116,6 +116,14 @@ const KEEP: &[(&str, &str)] = &[
     ("actors.regions", "3"),
     ("actors.overflow", "overwrite"),
     ("actors.max_restarts", "1"),
+    // Snapshots and watchdogs are of runs in processes: `crash` and `resume` have their tests.
+    ("checkpoint.every_s", "1"),
+    ("checkpoint.keep", "5"),
+    ("watchdog.silent_s", "50"),
+    ("watchdog.stuck_s", "50"),
+    ("watchdog.grace_s", "50"),
+    ("watchdog.max_restarts", "5"),
+    ("watchdog.max_rollbacks", "5"),
 ];
 
 /// How the run is done, not what: `determinism` and `train` have their tests.

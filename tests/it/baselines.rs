@@ -7,8 +7,8 @@ use admix::env::{DayModel, Replay};
 use admix::log::schema::{AdType, ControlRow, DAY_MS, QueueEntry, TrackRow};
 use admix::log::targeting::Targeting;
 use admix::plan::{Horizon, Plan, Sample, Tuned, hindsight_bound};
-use admix::policy::baselines::{self, DualDescent, PassRate, Random, Receding, tune};
-use admix::policy::{Policy, ReplayOptions, replay_day};
+use admix::policy::baselines::{self, DualDescent, PassRate, Random, Receding};
+use admix::policy::{Policy, ReplayOptions, replay_day, tune};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
@@ -209,11 +209,11 @@ fn a_receding_horizon_serves_contracts_that_no_training_day_knew() {
 /// What the sample holds is in the log, at most so much of it, and survives its file.
 #[test]
 fn a_sample_is_part_of_its_days_and_bounded() {
-    let days: Vec<Loaded> = [(9, 7000), (10, 2500)].map(|(seed, n)| untied(seed, n).load()).into_iter().collect();
+    let days: Vec<Loaded> = [(9, 12_000), (10, 2500)].map(|(seed, n)| untied(seed, n).load()).into_iter().collect();
     let logs: Vec<_> = days.iter().map(|d| &*d.day.log).collect();
     let plan = Plan::from_days(&logs, 0).unwrap();
     let rows: Vec<usize> = plan.sample.days.iter().map(|d| d.cells.len()).collect();
-    assert_eq!(rows, [3000, 2500], "6,000 in all, half of them for each day");
+    assert_eq!(rows, [9000, 2500], "18,000 in all, half of them for each day");
     for (sampled, log) in plan.sample.days.iter().zip(&logs) {
         let mut at = 0;
         let near = |a: f64, b: f64| (a - b).abs() <= 6e-4 * b;

@@ -93,7 +93,7 @@ fn set(bytes: &mut [u8], at: usize, value: u64) {
 }
 
 /// Makes checksum and length fit the bytes, as one who forges a log would.
-fn forge(bytes: &mut [u8]) {
+pub fn forge(bytes: &mut [u8]) {
     let sum = XxHash3_64::oneshot(&bytes[header::END..]);
     set(bytes, header::CHECKSUM, sum);
     set(bytes, header::TOTAL, bytes.len() as u64);

@@ -3,13 +3,14 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use admix::run::snapshot;
 use admix::shm::{Control, Overflow, RingReader, RingShape, RunNames, SampleRing};
 use nix::sys::signal::Signal;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 
-use crate::train::{ENDLESS, Kin, PATIENCE, Run, child, children_of, eval, segments_of, send, train, until_best};
+use crate::harness::{ENDLESS, Kin, PATIENCE, Run, child, children_of, eval, segments_of, send, train, until_best};
 
 /// Within this an actor is promised to be replaced, and orphans to be gone.
 const PROMISE: Duration = Duration::from_secs(1);
@@ -99,19 +100,10 @@ fn an_actor_that_keeps_dying_ends_the_run_and_its_log_is_named() {
     kill_and_await(&mut run, "actor0");
     let victim = run.until("actor", |run| child(run, "actor0"));
     send(victim.pid, Signal::SIGKILL);
-    let ended = run.wait().expect(1);
+    let ended = run.wait().expect(20);
     let log = ended.dir().join("logs/actor0.log");
     assert!(ended.stderr.contains(log.to_str().unwrap()), "{}", ended.stderr);
     assert!(ended.stderr.contains("died 3 times"), "{}", ended.stderr);
-}
-
-#[test]
-fn a_lock_step_run_that_loses_an_actor_says_that_it_cannot_go_on() {
-    let mut run = Run::start(ENDLESS, &["--deterministic"]);
-    until_best(&mut run);
-    send(child(&run, "actor1").unwrap().pid, Signal::SIGKILL);
-    let ended = run.wait().expect(1);
-    assert!(ended.stderr.contains("actor1 died") && ended.stderr.contains("lock-step"), "{}", ended.stderr);
 }
 
 #[test]
@@ -137,19 +129,226 @@ fn killed_evaluators_are_replaced_and_the_run_ends_well() {
 }
 
 #[test]
-fn a_killed_learner_ends_the_run_with_its_log_named_and_the_best_policy_kept() {
-    let mut run = Run::start(ENDLESS, &[]);
+fn a_killed_learner_is_replaced_and_goes_on_from_the_newest_snapshot() {
+    let mut run = Run::start(&[ENDLESS, &["checkpoint.every_s=0.1"]].concat(), &[]);
+    let control = control_of(&run.until("learner", |run| child(run, "learner")));
+    for kill in 0..3 {
+        let snapshots = control.checkpoint.snapshots.get();
+        run.until("snapshots", |_| (control.checkpoint.snapshots.get() > snapshots + 1).then_some(()));
+        let updates = control.learner.updates.get();
+        kill_and_await(&mut run, "learner");
+        run.until("progress", |_| (control.learner.updates.get() > updates).then_some(()));
+        assert!(control.learner.rollbacks.get() == 0, "kill {kill}");
+    }
+    let rolled_back = control.learner.rolled_back.get();
+    drop(control);
+    run.signal(Signal::SIGINT);
+    let ended = run.wait().expect(130);
+    let outcome = ended.outcome();
+    assert_eq!((outcome["other_restarts"].as_u64(), outcome["rolled_back"].as_u64()), (Some(3), Some(rolled_back)));
+    // What was consumed is in the last learner or was lost with one before it.
+    assert_eq!(ended.ledger("consumed"), outcome["samples"].as_u64().unwrap() + rolled_back);
+    let restored: Vec<Value> = ended.metrics().into_iter().filter(|line| line["kind"] == "restored").collect();
+    assert_eq!(restored.len(), 3, "each went on from a snapshot");
+    assert!(restored.iter().all(|r| r["updates"].as_u64() > Some(0)));
+}
+
+#[test]
+fn a_learner_killed_before_the_first_snapshot_is_replaced_by_one_that_begins_anew() {
+    let mut run = Run::start(&[ENDLESS, &["checkpoint.every_s=1000"]].concat(), &[]);
+    let control = control_of(&run.until("learner", |run| child(run, "learner")));
+    run.until("updates", |_| (control.learner.updates.get() > 3).then_some(()));
+    kill_and_await(&mut run, "learner");
+    run.until("a new beginning", |_| (control.learner.rolled_back.get() > 0).then_some(()));
+    run.until("updates", |_| (control.learner.updates.get() > 3).then_some(()));
+    drop(control);
+    run.signal(Signal::SIGTERM);
+    run.wait().expect(130).ledger("produced");
+}
+
+#[test]
+fn a_learner_that_keeps_dying_ends_the_run_with_its_log_named_and_the_best_policy_kept() {
+    let mut run = Run::start(&[ENDLESS, &["watchdog.max_restarts=1"]].concat(), &[]);
     until_best(&mut run);
+    kill_and_await(&mut run, "learner");
     send(child(&run, "learner").unwrap().pid, Signal::SIGKILL);
-    let ended = run.wait().expect(1);
+    let ended = run.wait().expect(20);
     let log = ended.dir().join("logs/learner.log");
     assert!(log.is_file());
-    for word in [log.to_str().unwrap(), ended.best().to_str().unwrap(), "signal: 9"] {
+    for word in [log.to_str().unwrap(), "learner died 2 times"] {
         assert!(ended.stderr.contains(word), "no `{word}` in {}", ended.stderr);
     }
-    let day = crate::train::days().join("day-2");
+    let day = crate::harness::days().join("day-2");
     let report = &eval(&["--log", day.to_str().unwrap(), "--policy", ended.dir().to_str().unwrap()])[0];
     assert!(report["policies"].as_array().unwrap().iter().any(|p| p["kind"] == "trained"));
+}
+
+#[test]
+fn killed_checkpointers_are_replaced_and_snapshots_go_on() {
+    let mut run = Run::start(&[ENDLESS, &["checkpoint.every_s=0.05"]].concat(), &[]);
+    let control = control_of(&run.until("checkpointer", |run| child(run, "checkpointer")));
+    for _ in 0..5 {
+        let snapshots = control.checkpoint.snapshots.get();
+        run.until("a snapshot", |_| (control.checkpoint.snapshots.get() > snapshots).then_some(()));
+        kill_and_await(&mut run, "checkpointer");
+    }
+    let snapshots = control.checkpoint.snapshots.get();
+    run.until("a snapshot", |_| (control.checkpoint.snapshots.get() > snapshots).then_some(()));
+    drop(control);
+    run.signal(Signal::SIGINT);
+    let ended = run.wait().expect(130);
+    assert_eq!(ended.outcome()["checkpoints"]["failures"], 0);
+    let newest = snapshot::newest(&ended.dir().join("checkpoints")).unwrap().expect("a snapshot");
+    assert_eq!(Some(newest.state.updates), ended.outcome()["updates"].as_u64());
+}
+
+/// Between writing a snapshot, the rename and saying so.
+#[test]
+fn a_checkpointer_killed_at_any_point_of_a_commit_loses_nothing() {
+    for failpoint in ["checkpoint.commit@3=kill", "checkpoint.committed@3=kill"] {
+        let sets = ["budget.max_updates=200", "checkpoint.every_s=0.05", "watchdog.max_restarts=1000"];
+        let ended = Run::start_failing(failpoint, &sets).wait().expect(0);
+        assert!(ended.outcome()["other_restarts"].as_u64() > Some(0), "{failpoint}: {}", ended.outcome());
+        let newest = snapshot::newest(&ended.dir().join("checkpoints")).unwrap().expect("a snapshot");
+        assert_eq!(newest.state.updates, 200, "{failpoint}");
+        let indices: Vec<u64> = newest.pool.iter().map(|block| block.index).collect();
+        assert!(indices.windows(2).all(|w| w[0] + 1 == w[1]), "{failpoint}: {indices:?}");
+        assert_eq!(indices.last(), Some(&(newest.state.blocks - 1)), "{failpoint}");
+        let steps: u64 = newest.pool.iter().map(|block| u64::from(block.samples)).sum();
+        assert!(steps >= 4000.min(newest.state.samples), "{failpoint}: the pool is not whole");
+    }
+}
+
+#[test]
+fn a_file_system_that_refuses_snapshots_does_not_end_training() {
+    let sets = ["checkpoint.every_s=0.05", "budget.max_updates=200"];
+    let ended = Run::start_failing("checkpoint.commit@2=fail", &sets).wait().expect(0);
+    assert_eq!(ended.outcome()["checkpoints"]["failures"], 1);
+    let log = std::fs::read_to_string(ended.dir().join("logs/checkpointer.log")).unwrap();
+    assert!(log.contains("cannot be written, training goes on"), "{log}");
+    let newest = snapshot::newest(&ended.dir().join("checkpoints")).unwrap().expect("a snapshot");
+    assert_eq!(newest.state.updates, 200, "it was tried again");
+}
+
+/// A checkpointer that warned of a full disk into a log on the same disk panicked, again and again.
+#[test]
+fn logs_on_a_full_disk_do_not_end_a_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = crate::harness::config_in(folder.path(), crate::harness::days());
+    let run = folder.path().join("run");
+    std::fs::create_dir_all(run.join("logs")).unwrap();
+    for name in ["learner", "evaluator", "checkpointer", "actor0", "actor1"] {
+        std::os::unix::fs::symlink("/dev/full", run.join(format!("logs/{name}.log"))).unwrap();
+    }
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let status = Command::new(crate::harness::PROGRAM)
+        .args(["train", "--set", "checkpoint.every_s=0.05", "--set", "data.test=[]", "--config"])
+        .arg(&config)
+        .arg("--run-dir")
+        .arg(&run)
+        .env("ADMIX_FAILPOINT", "checkpoint.commit@2=fail")
+        .stderr(full)
+        .status()
+        .unwrap();
+    assert_eq!(status.code(), Some(0));
+    let manifest: Value = serde_json::from_slice(&std::fs::read(run.join("manifest.json")).unwrap()).unwrap();
+    assert_eq!(manifest["outcome"]["checkpoints"]["failures"], 1);
+    assert_eq!(manifest["outcome"]["other_restarts"], 0);
+}
+
+#[test]
+fn a_loss_that_is_not_finite_sends_the_learner_back_and_its_batch_is_kept() {
+    let sets = ["budget.max_updates=200", "checkpoint.every_s=0.05"];
+    let ended = Run::start_failing("learner.loss@150=fail", &sets).wait().expect(0);
+    assert_eq!(ended.outcome()["updates"], 200);
+    assert!(ended.outcome()["rolled_back"].as_u64().is_some());
+    let kept: Vec<_> = std::fs::read_dir(ended.dir().join("incidents")).unwrap().collect();
+    assert_eq!(kept.len(), 1);
+    let bytes = std::fs::read(kept[0].as_ref().unwrap().path()).unwrap();
+    assert!(!admix::env::Block::decode(&bytes).unwrap().segments.is_empty());
+    let restored: Vec<Value> = ended.metrics().into_iter().filter(|line| line["kind"] == "restored").collect();
+    assert_eq!(restored.len(), 1);
+}
+
+#[test]
+fn losses_that_stay_not_finite_end_the_run_with_a_code_of_their_own() {
+    let sets = ["budget.max_updates=400", "checkpoint.every_s=0.02", "watchdog.max_rollbacks=2"];
+    let failpoints = "learner.loss@100=fail,learner.loss@101=fail,learner.loss@102=fail";
+    let ended = Run::start_failing(failpoints, &sets).wait().expect(24);
+    assert!(ended.stderr.contains("not finite") && ended.stderr.contains("incidents"), "{}", ended.stderr);
+    assert_eq!(std::fs::read_dir(ended.dir().join("incidents")).unwrap().count(), 2);
+}
+
+/// Stopped, not dead: only its silence tells.
+#[test]
+fn a_process_that_hangs_is_killed_and_replaced() {
+    for role in ["actor0", "evaluator", "checkpointer", "learner"] {
+        let mut run = Run::start(&[ENDLESS, &["watchdog.silent_s=2", "checkpoint.every_s=0.1"]].concat(), &[]);
+        until_best(&mut run);
+        let control = control_of(&run.until("actor", |run| child(run, "actor1")));
+        run.until("a snapshot", |_| (control.checkpoint.snapshots.get() > 0).then_some(()));
+        let victim = child(&run, role).unwrap();
+        send(victim.pid, Signal::SIGSTOP);
+        run.until("replacement", |run| child(run, role).filter(|kin| kin.pid != victim.pid));
+        let updates = control.learner.updates.get();
+        run.until("progress", |_| (control.learner.updates.get() > updates).then_some(()));
+        drop(control);
+        run.signal(Signal::SIGINT);
+        let ended = run.wait().expect(130);
+        assert!(ended.stderr.contains(&format!("{role} has given no sign of life")), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn a_run_in_which_nothing_moves_ends_and_says_who_starved() {
+    let stuck = [ENDLESS, &["watchdog.silent_s=0", "watchdog.stuck_s=3", "watchdog.grace_s=1"]].concat();
+    for (roles, code, word) in [
+        (&["actor0", "actor1"][..], 21, "the learner got no samples"),
+        (&["learner"][..], 23, "the learner stands still"),
+    ] {
+        let mut run = Run::start(&stuck, &[]);
+        until_best(&mut run);
+        for role in roles {
+            send(child(&run, role).unwrap().pid, Signal::SIGSTOP);
+        }
+        let ended = run.wait().expect(code);
+        assert!(ended.stderr.contains(word), "{}", ended.stderr);
+    }
+    // Before the learner has published anything.
+    let mut run = Run::start(&stuck, &[]);
+    send(run.until("learner", |run| child(run, "learner")).pid, Signal::SIGSTOP);
+    let ended = run.wait().expect(22);
+    assert!(ended.stderr.contains("the actors got no parameters"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_run_that_cannot_save_in_time_ends_all_the_same() {
+    let mut run = Run::start(&[ENDLESS, &["watchdog.grace_s=1"]].concat(), &[]);
+    until_best(&mut run);
+    send(child(&run, "learner").unwrap().pid, Signal::SIGSTOP);
+    run.signal(Signal::SIGTERM);
+    let ended = run.wait().expect(130);
+    assert!(ended.stderr.contains("watchdog.grace_s"), "{}", ended.stderr);
+    assert!(ended.best().is_file());
+}
+
+#[test]
+fn a_log_that_changes_under_a_run_is_noticed_by_whoever_opens_it_next() {
+    let folder = tempfile::tempdir().unwrap();
+    let days = crate::decisions::synth(folder.path(), "requests = 900\ncontracts = 3\ncontracts_per_queue = 2.0\n", 3);
+    let sets = [ENDLESS, &["actors.max_restarts=3"]].concat();
+    let mut run = Run::start_on(days[0].parent().unwrap(), &sets, &[]);
+    until_best(&mut run);
+    // A sound log still, with a forecast of another level.
+    let inventory = days[0].join("inventory.tsv");
+    let text = std::fs::read_to_string(&inventory).unwrap();
+    let (first, rest) = text.split_once('\n').unwrap();
+    let fewer: Vec<&str> = rest.lines().skip(1).collect();
+    std::fs::write(&inventory, format!("{first}\n{}\n", fewer.join("\n"))).unwrap();
+    send(child(&run, "actor0").unwrap().pid, Signal::SIGKILL);
+    let ended = run.wait().expect(20);
+    let said = std::fs::read_to_string(ended.dir().join("logs/actor0.log")).unwrap();
+    assert!(said.contains("has changed under the run"), "{said}");
 }
 
 #[test]
@@ -162,8 +361,8 @@ fn children_of_a_killed_main_process_die_and_the_next_start_sweeps_its_memory() 
         parts.sort();
         parts
     };
-    assert_eq!(parts(segments_of(pid)), ["control", "params", "ring0", "ring1"]);
-    assert_eq!(children_of(pid).len(), 4);
+    assert_eq!(parts(segments_of(pid)), ["control", "halves", "params", "ring0", "ring1"]);
+    assert_eq!(children_of(pid).len(), 5);
     run.signal(Signal::SIGKILL);
     let start = Instant::now();
     while !children_of(pid).is_empty() {

@@ -1,6 +1,6 @@
 //! The same seed gives the same policy file, byte for byte, where that is promised: lock-step and serial, on the CPU.
 
-use crate::train::{Ended, train};
+use crate::harness::{Ended, train};
 
 /// Both policy files of a run.
 fn policies(ended: &Ended) -> [Vec<u8>; 2] {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use admix::log::write::TableWriter;
 use serde_json::Value;
 
-use crate::train::{ENDLESS, PROGRAM, Run, days, until_best};
+use crate::harness::{ENDLESS, PROGRAM, Run, days, until_best};
 
 /// 2026-01-01.
 const MIDNIGHT: u64 = 1_767_225_600_000;
@@ -657,14 +657,14 @@ fn a_run_directory_is_used_once() {
 
 #[test]
 fn too_little_shared_memory_is_told_before_anything_starts() {
-    let sets = ["actors.write_every=1000000000000"];
+    let sets = ["actors.write_every=1000000000000", "checkpoint.every_s=0"];
     let ended = Run::start(&sets, &[]).wait().expect(1);
     for word in ["not enough shared memory", "MiB needed", "MiB free in /dev/shm", "--shm-size", "actors.write_every"] {
         assert!(ended.stderr.contains(word), "no `{word}` in {}", ended.stderr);
     }
     assert!(!ended.dir().join("logs/learner.log").exists(), "no process was started");
     // As many regions as a ring can have: the message depends on what is asked for.
-    let more = Run::start(&[sets[0], "actors.regions=64"], &[]).wait().expect(1);
+    let more = Run::start(&[sets[0], sets[1], "actors.regions=64"], &[]).wait().expect(1);
     let needed = |text: &str| -> f64 {
         let rest = text.split("not enough shared memory: ").nth(1).unwrap();
         rest.split(" MiB").next().unwrap().parse().unwrap()

@@ -13,8 +13,8 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 
 use super::decisions::{Evaluation, SMALL, TWISTED, decisions, evaluate, plan, synth};
+use super::harness::Run;
 use super::logs::LogRows;
-use super::train::Run;
 use super::worlds::{close, text_of};
 
 /// Nobody's fate hangs on a hash of its id: every rate is 1.

@@ -14,8 +14,8 @@ use rand::{Rng as _, RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 use super::decisions::{SMALL, TWISTED, decisions, evaluate, plan, synth};
+use super::harness::Run;
 use super::logs::LogRows;
-use super::train::Run;
 use super::worlds::Decision;
 
 /// What a log turns into from some moment on.

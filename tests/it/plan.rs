@@ -14,8 +14,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
+use super::harness::{PROGRAM, days};
 use super::support::admix;
-use super::train::{PROGRAM, days};
 use super::worlds::cases;
 
 const QUARTER: u64 = DAY_MS / 96;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use super::train::{PATIENCE, PROGRAM, days, eval, send};
+use super::harness::{PATIENCE, PROGRAM, days, eval, send};
 
 const WORLD: &str = "\
 requests = 800
@@ -147,7 +147,7 @@ fn a_study_evaluates_everybody_everywhere_and_is_not_trained_twice() {
     let text = |row: &Value, key: &str| row[key].as_str().unwrap().to_owned();
     let seen: BTreeSet<(String, String, String, Option<u64>)> = rows
         .iter()
-        .map(|row| (text(row, "world"), text(row, "stress"), text(row, "policy"), row["seed"].as_u64()))
+        .map(|row| (text(row, "world"), text(row, "stress"), text(row, "name"), row["seed"].as_u64()))
         .collect();
     // Two worlds, no stress and two; two variants with two seeds each, two baselines, the oracle.
     assert_eq!((rows.len(), seen.len()), (2 * 3 * 7, 2 * 3 * 7));
@@ -162,7 +162,7 @@ fn a_study_evaluates_everybody_everywhere_and_is_not_trained_twice() {
     let arguments = ["--baselines", "none", "--stress", "prices=1.4@14", "--log", day.to_str().unwrap(), "--policy"];
     let report = &eval(&[&arguments[..], &[dir.to_str().unwrap()]].concat())[0];
     let row = rows.iter().find(|row| {
-        row["world"] == "logged" && row["policy"] == "cold" && row["seed"] == 2 && row["stress"] == "prices=1.4@14"
+        row["world"] == "logged" && row["name"] == "cold" && row["seed"] == 2 && row["stress"] == "prices=1.4@14"
     });
     assert_eq!(row.unwrap()["j"], report["policies"][0]["j"]);
 
@@ -171,7 +171,7 @@ fn a_study_evaluates_everybody_everywhere_and_is_not_trained_twice() {
     let warm = json["policies"].as_array().unwrap().iter().find(|p| p["policy"] == "warm").unwrap();
     let shares: Vec<f64> = rows
         .iter()
-        .filter(|row| row["policy"] == "warm" && row["stress"] == "none")
+        .filter(|row| row["name"] == "warm" && row["stress"] == "none")
         .map(|row| row["share"].as_f64().unwrap())
         .collect();
     let mean = shares.iter().sum::<f64>() / shares.len() as f64;

@@ -10,6 +10,15 @@ impl Clock {
         Self { interval_ms: (interval_s * 1000.0).max(1.0) as u64, next: 0 }
     }
 
+    /// Log time of the next step, milliseconds from midnight.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    pub fn resume(&mut self, next: u64) {
+        self.next = next;
+    }
+
     pub fn restart(&mut self) {
         self.next = 0;
     }

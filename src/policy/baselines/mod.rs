@@ -9,7 +9,6 @@ mod prices;
 mod random;
 mod receding;
 mod simple;
-pub mod tune;
 
 pub use dual_descent::DualDescent;
 pub use lottery::{ShaleLottery, ThetaLottery};
@@ -17,7 +16,7 @@ pub use pass_rate::PassRate;
 pub use pid::Pid;
 pub use prices::FixedPrices;
 pub use random::Random;
-pub use receding::Receding;
+pub use receding::{Receding, RecedingState};
 pub use simple::{AuctionOnly, ContractFirst};
 
 use crate::plan::{Plan, Tuned};

@@ -9,6 +9,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::env::{DayModel, Replay};
 use crate::log::draw;
 use crate::log::schema::DAY_MS;
@@ -56,14 +58,17 @@ struct Row {
     entries: Vec<(u32, f64)>,
 }
 
-impl Row {
-    fn serves(&self, contract: u32) -> bool {
-        self.entries.binary_search_by_key(&contract, |(j, _)| *j).is_ok()
-    }
+/// What a solver knows in the middle of a day, beyond what it expects of the day.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RecedingState {
+    prices: Vec<f64>,
+    solved: bool,
+    level: PriceLevel,
+    next: u64,
 }
 
 /// The price level seen over the expected one, with a memory.
-#[derive(Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 struct PriceLevel {
     seen: f64,
     expected: f64,
@@ -118,6 +123,19 @@ impl Receding {
         due
     }
 
+    /// What it goes on from.
+    pub fn state(&self) -> RecedingState {
+        RecedingState { prices: self.prices.clone(), solved: self.solved, level: self.level, next: self.clock.next() }
+    }
+
+    /// Goes on in the middle of the day that it has begun.
+    pub fn resume(&mut self, state: RecedingState) {
+        self.prices = state.prices;
+        self.solved = state.solved;
+        self.level = state.level;
+        self.clock.resume(state.next);
+    }
+
     /// The prices now, minor units per impression.
     pub fn prices(&self) -> &[f64] {
         &self.prices
@@ -144,11 +162,7 @@ impl Receding {
         // The first prices may be far off: a coarse look first.
         let coarse: &[f64] = if self.solved { &[1.0] } else { &[16.0, 4.0, 1.0, 1.0] };
         for factor in coarse {
-            for _ in 0..STEPS {
-                if !transport.newton_step(&mut self.prices, factor * smoothing) {
-                    break;
-                }
-            }
+            transport.descend(&mut self.prices, factor * smoothing, STEPS);
         }
         self.solved = true;
     }
@@ -239,14 +253,20 @@ fn weigh(rows: &mut [(Row, Kind)], day: &DayModel) {
         row.weight *= (forecast + prior) / (kinds[kind] + prior).max(1e-12);
     }
     // Which contracts a request may serve matters more than its kind: a few rounds of proportional fitting.
+    let mut served_by: Vec<Vec<u32>> = vec![vec![]; day.contracts.len()];
+    for (i, (row, _)) in (0u32..).zip(rows.iter()) {
+        for &(j, _) in &row.entries {
+            served_by[j as usize].push(i);
+        }
+    }
     for _ in 0..FITTING_ROUNDS {
-        for (j, c) in (0u32..).zip(&day.contracts) {
-            let supply: f64 = rows.iter().filter(|(row, _)| row.serves(j)).map(|(row, _)| row.weight).sum();
+        for (served, c) in served_by.iter().zip(&day.contracts) {
+            let supply: f64 = served.iter().map(|&i| rows[i as usize].0.weight).sum();
             if supply > 0.0 {
                 // Far off, a sample says more of itself than of the forecast.
                 let factor = (c.supply.total() / supply).clamp(0.5, 2.0);
-                for (row, _) in rows.iter_mut().filter(|(row, _)| row.serves(j)) {
-                    row.weight *= factor;
+                for &i in served {
+                    rows[i as usize].0.weight *= factor;
                 }
             }
         }

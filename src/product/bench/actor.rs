@@ -2,15 +2,13 @@
 //! to encode and decode.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Instant;
 
 use serde::Serialize;
 
 use crate::actor::Explorer;
 use crate::env::Block;
-use crate::policy::PolicySpec;
-use crate::run::segments::block_bytes;
+use crate::run::segments::Sizes;
 use crate::settings::Settings;
 
 use super::world::{self, WorldSize};
@@ -46,11 +44,7 @@ impl fmt::Display for ActorReport {
 /// Explores days of `size` with an untrained policy for `seconds`.
 pub fn run(size: WorldSize, settings: &Settings, seconds: f64) -> anyhow::Result<ActorReport> {
     let (day, _) = world::day(size)?;
-    let spec = Arc::new(PolicySpec {
-        score_mode: settings.score_mode,
-        policy: settings.policy.clone(),
-        vocabulary: (*day.vocabulary).clone(),
-    });
+    let spec = world::spec(&day, settings);
     let days = [day];
     let actor = spec.initial_actor(1);
     let mut explorer = Explorer::new(&days, settings, spec, actor, 0, 0);
@@ -68,7 +62,7 @@ pub fn run(size: WorldSize, settings: &Settings, seconds: f64) -> anyhow::Result
     let elapsed = started.elapsed().as_secs_f64();
 
     let samples: usize = blocks.iter().map(Block::samples).sum();
-    let mut buffer = vec![0; block_bytes(settings, &days)];
+    let mut buffer = vec![0; Sizes::of(settings, &days).block];
     let mut encoded = Vec::new();
     let rounds = 20;
     let started = Instant::now();

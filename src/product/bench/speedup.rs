@@ -5,10 +5,11 @@
 
 use std::fmt;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
+
+use super::watched::train_command;
 
 #[derive(Debug, Clone, Serialize)]
 pub struct SpeedupReport {
@@ -85,22 +86,12 @@ impl Run {
     fn train(config: &Path, sets: &[String], seed: u64, serial: bool) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let run_dir = dir.path().join("run");
-        let mut command = Command::new(std::env::current_exe()?);
-        command
-            .arg("train")
-            .arg("--config")
-            .arg(config)
-            .arg("--run-dir")
-            .arg(&run_dir)
-            .arg("--seed")
-            .arg(seed.to_string());
-        for set in sets {
-            command.arg("--set").arg(set);
-        }
+        let mut command = train_command(config, sets, &run_dir)?;
+        command.arg("--seed").arg(seed.to_string());
         if serial {
             command.arg("--serial");
         }
-        let output = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).output()?;
+        let output = command.output()?;
         ensure!(output.status.success(), "training failed: {}", String::from_utf8_lossy(&output.stderr).trim());
         let text = std::fs::read_to_string(run_dir.join("metrics.jsonl"))?;
         let lines = text.lines().map(serde_json::from_str).collect::<Result<Vec<Line>, _>>()?;

@@ -9,6 +9,9 @@ use crate::log::schema::{AdType, ControlRow, DAY_MS, DayFile, QueueEntry, TrackR
 use crate::log::targeting::Targeting;
 use crate::log::{self, CompileOptions, write};
 use crate::plan::Plan;
+use crate::policy::PolicySpec;
+use crate::run::context::episode_sample;
+use crate::settings::Settings;
 
 /// Sizes of a benchmark day.
 #[derive(Debug, Clone, Copy)]
@@ -22,7 +25,7 @@ pub struct WorldSize {
     pub contracts: usize,
 }
 
-/// Writes such a day to a temporary directory, compiles and plans it.
+/// Writes such a day to a temporary directory, compiles and plans it, and makes a training day of it.
 pub fn day(size: WorldSize) -> anyhow::Result<(DayModel, Plan)> {
     let dir = tempfile::tempdir().context("cannot make a temporary directory")?;
     let path = dir.path();
@@ -81,6 +84,16 @@ pub fn day(size: WorldSize) -> anyhow::Result<(DayModel, Plan)> {
     let log = log::open(path, CompileOptions::default())?;
     let plan = Plan::from_days(&[&log], 0)?;
     let vocabulary = Arc::new(Vocabulary::of_days(&[&log], false));
-    let day = DayModel::new(path, log, &plan, vocabulary)?;
+    let mut day = DayModel::new(path, log, &plan, vocabulary)?;
+    day.sample = episode_sample(&plan, 0);
     Ok((day, plan))
+}
+
+/// The policy of the settings, for the contracts of a day.
+pub fn spec(day: &DayModel, settings: &Settings) -> Arc<PolicySpec> {
+    Arc::new(PolicySpec {
+        score_mode: settings.score_mode,
+        policy: settings.policy.clone(),
+        vocabulary: (*day.vocabulary).clone(),
+    })
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Context as _, bail};
 use serde::Serialize;
 
-use crate::evaluate::{self, DayReport, Kind, Stress, TestDay};
+use crate::evaluate::{self, DayReport, Kind, PolicyReport, Stress, TestDay};
 use crate::plan::Plan;
 use crate::policy::file::PolicyFile;
 use crate::run::context::compile_options;
@@ -25,26 +25,11 @@ pub struct Row {
     pub day: usize,
     pub log: String,
     pub stress: String,
-    /// Name of the variant, the baseline, or `oracle`.
-    pub policy: String,
-    pub kind: Kind,
     /// Of the training run; `null` for those that are not trained.
     pub seed: Option<u64>,
-    pub j: f64,
-    pub share: Option<f64>,
-    pub gap: Option<f64>,
-    pub shortage_rate: f64,
-    pub auction_revenue: f64,
-    /// Minor units per 1,000 impressions.
-    pub mean_auction_ecpm: f64,
-    pub mean_contract_ctr: f64,
-    pub contract_impressions: u64,
-    pub auction_impressions: u64,
-    pub unfilled: u64,
-    /// See [`crate::evaluate::PolicyReport`] for these.
-    pub share_interval: Option<[f64; 2]>,
-    pub curve_deviation: Option<f64>,
-    pub roughness: Option<f64>,
+    /// Under the name of the variant, the baseline, or `oracle`.
+    #[serde(flatten)]
+    pub report: PolicyReport,
     pub ub: f64,
     pub stake: f64,
 }
@@ -113,7 +98,7 @@ pub fn evaluate(
                         break;
                     }
                     let n = done.fetch_add(1, Ordering::Relaxed) + 1;
-                    eprintln!("evaluated {} ({n} of {})", task.name(study), tasks.len());
+                    say!("evaluated {} ({n} of {})", task.name(study), tasks.len());
                 }
             });
         }
@@ -169,27 +154,14 @@ fn rows_of(study: &Study, field: &Field, day: usize, stress: &str, report: &DayR
         .iter()
         .map(|p| {
             let run = if p.kind == Kind::Trained { trained.next() } else { None };
+            let name = run.map_or_else(|| p.name.clone(), |(variant, ..)| study.variants[*variant].name.clone());
             Row {
                 world: study.worlds[field.world].name.clone(),
                 day,
                 log: report.log.clone(),
                 stress: stress.to_owned(),
-                policy: run.map_or_else(|| p.name.clone(), |(variant, ..)| study.variants[*variant].name.clone()),
-                kind: p.kind,
                 seed: run.map(|(_, seed, _)| *seed),
-                j: p.j,
-                share: p.share,
-                gap: p.gap,
-                shortage_rate: p.shortage_rate,
-                auction_revenue: p.auction_revenue,
-                mean_auction_ecpm: p.mean_auction_ecpm,
-                mean_contract_ctr: p.mean_contract_ctr,
-                contract_impressions: p.contract_impressions,
-                auction_impressions: p.auction_impressions,
-                unfilled: p.unfilled,
-                share_interval: p.share_interval,
-                curve_deviation: p.curve_deviation,
-                roughness: p.roughness,
+                report: PolicyReport { name, ..p.clone() },
                 ub: report.bound.ub,
                 stake: report.bound.stake,
             }

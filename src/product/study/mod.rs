@@ -141,7 +141,7 @@ fn make(study: &Study, products: &[Product], at_once: usize, interrupt: &Interru
     let missing: Vec<&Product> = products.iter().filter(|p| !p.is_there()).collect();
     let reused = products.len() - missing.len();
     if reused > 0 {
-        eprintln!("{reused} of {} plans and runs are there already", products.len());
+        say!("{reused} of {} plans and runs are there already", products.len());
     }
     let jobs = missing.iter().map(|p| p.job(study)).collect::<anyhow::Result<Vec<_>>>()?;
     let mut failures = Vec::new();
@@ -153,10 +153,10 @@ fn make(study: &Study, products: &[Product], at_once: usize, interrupt: &Interru
         let failure = failure.or_else(|| missing[job].complete().err().map(|e| format!("{e:#}")));
         let place = format!("({done} of {})", jobs.len());
         match failure {
-            None => eprintln!("{name}: done in {seconds:.0} s {place}"),
-            Some(_) if interrupt.count() > 0 => eprintln!("{name}: interrupted {place}"),
+            None => say!("{name}: done in {seconds:.0} s {place}"),
+            Some(_) if interrupt.count() > 0 => say!("{name}: interrupted {place}"),
             Some(why) => {
-                eprintln!("{name}: FAILED {place}: {why}");
+                say!("{name}: FAILED {place}: {why}");
                 failures.push(format!("{name}: {why}"));
             }
         }

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use serde_json::Value;
 
 use crate::log;
-use crate::run::context::compile_options;
+use crate::run::context::{compile_options, inputs_hash};
 use crate::settings::Settings;
 
 use super::config::{Study, Variant, World};
@@ -37,10 +37,10 @@ fn path_list(key: &str, dirs: &[PathBuf], days: &[usize]) -> String {
     format!("data.{key}={}", toml::Value::Array(list))
 }
 
-/// Hashes of the inputs of a world's training and validation days; compiles them where that has not been done.
+/// Hashes of the inputs of some of a world's days; compiles them where that has not been done.
 fn inputs(dirs: &[PathBuf], days: &[usize], settings: &Settings) -> anyhow::Result<Vec<String>> {
     let options = compile_options(settings);
-    days.iter().map(|&d| Ok(format!("{:032x}", log::open(&dirs[d], options)?.inputs()))).collect()
+    days.iter().map(|&d| Ok(inputs_hash(&dirs[d], &log::open(&dirs[d], options)?)?)).collect()
 }
 
 impl Product {

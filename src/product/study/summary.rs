@@ -110,8 +110,8 @@ struct Group<'a>(Vec<(&'a Row, f64)>);
 
 impl<'a> Group<'a> {
     fn of(rows: &'a [Row], policy: &str, stress: &str) -> Self {
-        let mine = rows.iter().filter(|r| r.policy == policy && r.stress == stress);
-        Self(mine.filter_map(|r| Some((r, r.share?))).collect())
+        let mine = rows.iter().filter(|r| r.report.name == policy && r.stress == stress);
+        Self(mine.filter_map(|r| Some((r, r.report.share?))).collect())
     }
 
     /// By world and seed, the mean over the days.
@@ -188,8 +188,8 @@ impl Summary {
         let mut worlds: Vec<String> = Vec::new();
         let mut stresses: Vec<&str> = Vec::new();
         for row in rows {
-            if !names.iter().any(|(name, _)| *name == row.policy) {
-                names.push((&row.policy, row.kind));
+            if !names.iter().any(|(name, _)| *name == row.report.name) {
+                names.push((&row.report.name, row.report.kind));
             }
             if !worlds.contains(&row.world) {
                 worlds.push(row.world.clone());
@@ -251,11 +251,11 @@ impl PolicySummary {
             gap_closed_classical: None,
             above_classical: None,
             runs: if kind == Kind::Trained { runs.len() } else { 0 },
-            shortage_rate: over(|r| r.shortage_rate),
-            auction_revenue: over(|r| r.auction_revenue),
-            j: over(|r| r.j),
-            curve_deviation: group.mean_of(|r| r.curve_deviation),
-            roughness: group.mean_of(|r| r.roughness),
+            shortage_rate: over(|r| r.report.shortage_rate),
+            auction_revenue: over(|r| r.report.auction_revenue),
+            j: over(|r| r.report.j),
+            curve_deviation: group.mean_of(|r| r.report.curve_deviation),
+            roughness: group.mean_of(|r| r.report.roughness),
             worlds,
         })
     }

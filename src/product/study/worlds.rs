@@ -29,7 +29,7 @@ pub fn provide(world: &World, out: &Path) -> anyhow::Result<()> {
         std::fs::remove_dir_all(&folder).with_context(|| format!("cannot replace {}", folder.display()))?;
     }
     synth::generate(settings, &folder, settings.days, settings.seed, &|done| {
-        eprintln!("world {}: {done} of {} days written", world.name, settings.days);
+        say!("world {}: {done} of {} days written", world.name, settings.days);
     })?;
     std::fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))
 }

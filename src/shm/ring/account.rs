@@ -13,6 +13,7 @@ use super::super::sync::{AtomicU64, Ordering};
 /// All stores are Release, so that they become visible in program order: after a kill at any point, what is
 /// missing is always a tail of the sequence. They pair with the Acquire loads in `settle` and `total`.
 #[repr(C, align(128))]
+#[derive(Default)]
 pub(super) struct Account {
     totals: [AtomicU64; TOTALS],
     /// 1 while a move is under way.
@@ -47,6 +48,12 @@ impl Account {
         self.armed.store(0, Ordering::Release);
     }
 
+    /// Whether a move is under way.
+    pub fn is_armed(&self) -> bool {
+        // Acquire: as in `settle`.
+        self.armed.load(Ordering::Acquire) != 0
+    }
+
     /// The move did not take place.
     pub fn cancel(&self) {
         self.armed.store(0, Ordering::Release);
@@ -79,7 +86,7 @@ impl Account {
         self.phase.store(phase, Ordering::Release);
         for ((after, total), added) in self.after.iter().zip(&self.totals).zip(added) {
             // Relaxed load: our own store.
-            after.store(total.load(Ordering::Relaxed) + added, Ordering::Release);
+            after.store(total.load(Ordering::Relaxed).wrapping_add(added), Ordering::Release);
         }
         self.armed.store(1, Ordering::Release);
     }

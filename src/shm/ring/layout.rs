@@ -53,6 +53,7 @@ impl RingShape {
 
 /// The ring as a whole.
 #[repr(C)]
+#[derive(Default)]
 pub(super) struct RingHead {
     /// Constant after creation.
     pub actor: AtomicU64,
@@ -70,6 +71,7 @@ pub(super) struct RingHead {
 
 /// What the writer alone stores (and main in its place once it is dead).
 #[repr(C, align(128))]
+#[derive(Default)]
 pub(super) struct WriterHead {
     /// Totals: [`PRODUCED`], [`OVERWRITTEN`], [`DISCARDED`].
     pub account: Account,
@@ -90,6 +92,7 @@ pub(super) const TORN_BLOCKS: usize = 2;
 
 /// One region: its phase and the header of the block in it.
 #[repr(C, align(128))]
+#[derive(Default)]
 pub(super) struct RegionHead {
     /// Only grows; modulo 4 it is the [`State`].
     pub phase: AtomicU64,
@@ -129,9 +132,10 @@ pub(super) fn hash() -> u64 {
     ])
 }
 
-/// What a phase means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+/// What a region's phase means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
     Free,
     Writing,
     Readable,
@@ -139,7 +143,7 @@ pub(super) enum State {
 }
 
 impl State {
-    pub fn of(phase: u64) -> Self {
+    pub(super) fn of(phase: u64) -> Self {
         match phase % 4 {
             0 => Self::Free,
             1 => Self::Writing,

@@ -8,7 +8,7 @@ use super::SampleRing;
 use super::layout::{CONSUMED, DISCARDED, OVERWRITTEN, PRODUCED, State, TORN_BLOCKS, TORN_SAMPLES};
 
 /// The samples of one ring, exact to the last one whenever nobody is at work in it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Ledger {
     /// Counted when a region is claimed for them.
     pub produced: u64,
@@ -42,8 +42,8 @@ impl SampleRing {
             consumed: head.reader.total(CONSUMED),
             overwritten: head.writer.account.total(OVERWRITTEN),
             // Acquire: pairs with the Release in `recover_writer`.
-            lost: head.lost.load(Ordering::Acquire) + head.reader.total(TORN_SAMPLES),
-            unread: unread.sum(),
+            lost: head.lost.load(Ordering::Acquire).saturating_add(head.reader.total(TORN_SAMPLES)),
+            unread: unread.fold(0, u64::saturating_add),
             discarded: head.writer.account.total(DISCARDED),
             torn_blocks: head.reader.total(TORN_BLOCKS),
         }
@@ -59,21 +59,30 @@ impl Ledger {
         if self.produced == self.accounted() { Ok(()) } else { Err(ShmError::Unbalanced { ledger: *self }) }
     }
 
+    /// The ledger once the rings are gone: what was unread, or in a block under way, is lost.
+    pub fn closed(self) -> Self {
+        let kept = self.consumed + self.overwritten + self.discarded + self.lost;
+        // Read while actors were at work: a figure may be newer than the one before it.
+        let produced = self.produced.max(kept);
+        Self { produced, lost: self.lost + (produced - kept), unread: 0, ..self }
+    }
+
     /// The sum over several rings.
     pub fn sum(ledgers: impl IntoIterator<Item = Self>) -> Self {
         ledgers.into_iter().fold(Self::default(), |a, b| Self {
-            produced: a.produced + b.produced,
-            consumed: a.consumed + b.consumed,
-            overwritten: a.overwritten + b.overwritten,
-            lost: a.lost + b.lost,
-            unread: a.unread + b.unread,
-            discarded: a.discarded + b.discarded,
-            torn_blocks: a.torn_blocks + b.torn_blocks,
+            produced: a.produced.saturating_add(b.produced),
+            consumed: a.consumed.saturating_add(b.consumed),
+            overwritten: a.overwritten.saturating_add(b.overwritten),
+            lost: a.lost.saturating_add(b.lost),
+            unread: a.unread.saturating_add(b.unread),
+            discarded: a.discarded.saturating_add(b.discarded),
+            torn_blocks: a.torn_blocks.saturating_add(b.torn_blocks),
         })
     }
 
-    fn accounted(&self) -> u64 {
-        self.consumed + self.overwritten + self.lost + self.unread + self.discarded
+    pub(super) fn accounted(&self) -> u64 {
+        let parts = [self.consumed, self.overwritten, self.lost, self.unread, self.discarded];
+        parts.into_iter().fold(0, u64::saturating_add)
     }
 }
 

@@ -24,7 +24,7 @@
 //! [`SampleRing::recover_reader`], and a new process may take the role.
 //!
 //! Files: `layout` what lies in the segment, `account` sums that survive a kill, `writer`, `reader`,
-//! `recover`, `ledger`.
+//! `recover`, `ledger`, `view` what it looks like from outside.
 
 mod account;
 mod layout;
@@ -33,6 +33,7 @@ mod reader;
 mod recover;
 #[cfg(test)]
 mod tests;
+mod view;
 mod writer;
 
 use std::sync::Arc;
@@ -41,11 +42,12 @@ use super::error::ShmError;
 use super::segment::Segment;
 use super::sync::Ordering;
 use super::wait::Doorbell;
-use layout::{RegionHead, RingHead, State};
+use layout::{RegionHead, RingHead};
 
-pub use layout::RingShape;
+pub use layout::{RingShape, State};
 pub use ledger::Ledger;
 pub use reader::{BlockInfo, ReadGuard, RingReader};
+pub use view::{Balance, RegionView, RingView};
 pub use writer::{Overflow, RingWriter, WriteGuard};
 
 /// A handle to one ring in shared memory; clones refer to the same ring. Take a role with
@@ -80,7 +82,18 @@ impl SampleRing {
     /// # Errors
     /// When the segment is missing or does not hold a ring of this build.
     pub fn open(name: &str) -> Result<Self, ShmError> {
-        let segment = Segment::open(name, layout::KIND, layout::hash())?;
+        Self::of(Segment::open(name, layout::KIND, layout::hash(), layout::REGIONS)?)
+    }
+
+    /// Opens the ring to look at; nothing that is done to it reaches the run.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn observe(name: &str) -> Result<Self, ShmError> {
+        Self::of(Segment::observe(name, layout::KIND, layout::hash(), layout::REGIONS)?)
+    }
+
+    fn of(segment: Segment) -> Result<Self, ShmError> {
         let shape = {
             let head = segment.at::<RingHead>(0);
             // Relaxed: constant since creation.
@@ -93,7 +106,7 @@ impl SampleRing {
         shape.check()?;
         if shape.body_len() > segment.body_len() {
             return Err(ShmError::Truncated {
-                name: name.into(),
+                name: segment.name().into(),
                 expected: shape.body_len() as u64,
                 found: segment.body_len() as u64,
             });
@@ -128,10 +141,24 @@ impl SampleRing {
         self.segment.array::<RegionHead>(layout::REGIONS, self.regions)
     }
 
-    /// Where the payload of region `index` starts; it has `capacity` bytes.
-    fn payload(&self, index: usize) -> *mut u8 {
+    /// The first `len` bytes of the payload of region `index`.
+    ///
+    /// # Safety
+    /// Nobody writes to that payload while the slice lives.
+    unsafe fn payload(&self, index: usize, len: usize) -> &[u8] {
+        // SAFETY: the caller's promise.
+        unsafe { self.segment.slice(layout::payload_offset(self.regions, self.capacity, index), len) }
+    }
+
+    /// The whole payload of region `index`.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes that payload while the slice lives.
+    #[expect(clippy::mut_from_ref, reason = "the caller owns the region, not the ring")]
+    unsafe fn payload_mut(&self, index: usize) -> &mut [u8] {
         let offset = layout::payload_offset(self.regions, self.capacity, index);
-        self.segment.bytes(offset, self.capacity)
+        // SAFETY: the caller's promise.
+        unsafe { self.segment.slice_mut(offset, self.capacity) }
     }
 
     fn find_free(&self) -> Option<(usize, u64)> {

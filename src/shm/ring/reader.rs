@@ -82,6 +82,9 @@ impl RingReader {
             samples: region.samples.load(Ordering::Relaxed) as u32,
         };
         let len = region.len.load(Ordering::Relaxed);
+        if u32::try_from(region.samples.load(Ordering::Relaxed)).is_err() {
+            return (info, 0, Some("impossible number of samples"));
+        }
         if region.magic.load(Ordering::Relaxed) != BLOCK_MAGIC {
             return (info, 0, Some("no block header"));
         }
@@ -90,7 +93,7 @@ impl RingReader {
         }
         let len = len as usize;
         // SAFETY: the region is *reading* and ours; nobody writes to it until we free it.
-        let payload = unsafe { std::slice::from_raw_parts(ring.payload(index), len) };
+        let payload = unsafe { ring.payload(index, len) };
         let intact = checksum(info, payload) == region.checksum.load(Ordering::Relaxed);
         (info, len, (!intact).then_some("wrong checksum"))
     }
@@ -127,7 +130,7 @@ impl ReadGuard<'_> {
         let ring = &self.reader.ring;
         // SAFETY: the region is *reading*, taken by this guard; nobody writes to it until the guard frees it,
         // and the slice cannot outlive the guard. `len` was checked against the capacity.
-        unsafe { std::slice::from_raw_parts(ring.payload(self.index), self.len) }
+        unsafe { ring.payload(self.index, self.len) }
     }
 
     /// Counts the block's samples as consumed and gives the region back to the writer.

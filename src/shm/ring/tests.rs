@@ -12,8 +12,7 @@ use super::*;
 const CAPACITY: usize = 5_000;
 
 fn bell() -> Doorbell {
-    // SAFETY: `Doorbell` is `Shareable`, hence valid as zeroes.
-    unsafe { std::mem::zeroed() }
+    Doorbell::default()
 }
 
 fn ring(regions: usize) -> SampleRing {
@@ -145,7 +144,7 @@ fn damage_is_found_counted_and_passed_over() {
     let (mut writer, mut reader) = (ring.writer().unwrap(), ring.reader().unwrap());
     let damage: [fn(&SampleRing); 4] = [
         // SAFETY (both): nobody else touches the ring now.
-        |r| unsafe { *r.payload(0).add(5) ^= 1 },
+        |r| unsafe { r.payload_mut(0)[5] ^= 1 },
         |r| r.regions()[0].magic.store(0, Ordering::Relaxed),
         |r| r.regions()[0].len.store(1 << 40, Ordering::Relaxed),
         |r| r.regions()[0].param_version.store(9, Ordering::Relaxed),
@@ -231,7 +230,7 @@ fn a_reader_may_die_anywhere() {
         }
         // The last block is damaged; one is released, one put back and released, one counted as torn.
         // SAFETY: nobody else touches the ring now.
-        unsafe { *ring.payload(2) ^= 1 };
+        unsafe { ring.payload_mut(2)[0] ^= 1 };
         let done = kill_after(step, || {
             reader.take().unwrap().unwrap().release();
             drop(reader.take().unwrap().unwrap());

@@ -106,7 +106,7 @@ impl WriteGuard<'_> {
         let ring = &self.writer.ring;
         // SAFETY: the region is *writing*, claimed by this guard, and only its claimant touches the payload of
         // such a region; there is one writer per ring, and the returned slice borrows the guard mutably.
-        unsafe { std::slice::from_raw_parts_mut(ring.payload(self.index), ring.capacity) }
+        unsafe { ring.payload_mut(self.index) }
     }
 
     /// Makes the first `len` bytes of the payload readable and rings `data`, the bell that the learner waits
@@ -127,7 +127,7 @@ impl WriteGuard<'_> {
             samples: self.samples as u32,
         };
         // SAFETY: as in `payload`; shared here, and `len` is at most the capacity.
-        let payload = unsafe { std::slice::from_raw_parts(ring.payload(self.index), len) };
+        let payload = unsafe { ring.payload(self.index, len) };
         let region = &ring.regions()[self.index];
         store_header(region, info, len, checksum(info, payload));
         // Release: a killed writer may have used up a number without a block, never the other way round.

@@ -1,4 +1,4 @@
-//! Tunes the baselines on the training days, within a stated budget of replays.
+//! Tunes the baselines, and the controller under the learned bids, on the training days, within a stated budget of replays.
 //!
 //! What starts from the training days' prices is judged with them 20 % too low and 25 % too high: on the days that the prices come
 //! from, a controller that does nothing would look best. What has one parameter needs half of the budget. The receding horizon is
@@ -12,10 +12,10 @@ use rayon::prelude::*;
 
 use crate::env::DayModel;
 use crate::plan::{Horizon, PacingGains, PidGains, Sample, Tuned};
-use crate::policy::{Controller, Policy, ReplayOptions, replay_day};
 use crate::settings;
 
-use super::{DualDescent, PassRate, Pid, Receding};
+use super::baselines::{DualDescent, PassRate, Pid, Receding};
+use super::{Controller, Policy, ReplayOptions, replay_day};
 
 const START_FACTORS: [f64; 2] = [0.8, 1.25];
 

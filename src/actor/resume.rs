@@ -1,0 +1,96 @@
+//! An explorer between two blocks, in serialised form.
+//!
+//! In lock-step a resumed run goes on as if it had never stopped, so every actor's random stream and the episodes that it is in
+//! the middle of travel with its blocks and lie in every snapshot. What a day and an episode's seed determine is made again.
+
+use anyhow::{Context as _, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::env::{DayModel, Episode, Replay, RowSampler, State};
+use crate::policy::{Replanner, ReplannerState};
+use crate::run::snapshot::RngState;
+
+use super::explorer::{Explorer, Runner, horizon};
+
+#[derive(Serialize, Deserialize)]
+struct ExplorerState {
+    rng: RngState,
+    turn: u64,
+    runners: Vec<Option<RunnerState>>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct RunnerState {
+    day: u16,
+    episode: u64,
+    /// Whether it replays the whole day, whatever its seed says.
+    whole: bool,
+    /// The row to be decided next.
+    next: u64,
+    state: State,
+    replanner: Option<ReplannerState>,
+}
+
+impl<'a> Explorer<'a> {
+    /// The explorer as it is between two blocks.
+    ///
+    /// # Errors
+    /// Within a segment: what is under way is not part of the form.
+    pub fn save(&self) -> anyhow::Result<Vec<u8>> {
+        ensure!(self.recording.is_none(), "an explorer within a segment cannot be saved");
+        let runner = |runner: &Runner| {
+            let mut rows = runner.rows.clone();
+            RunnerState {
+                day: runner.day as u16,
+                episode: runner.replay.episode.seed,
+                whole: runner.whole,
+                next: rows.next().map_or(u64::MAX, |row| row as u64),
+                state: runner.replay.state.clone(),
+                replanner: runner.replanner.as_ref().map(Replanner::state),
+            }
+        };
+        let state = ExplorerState {
+            rng: RngState::of(&self.rng),
+            turn: self.turn as u64,
+            runners: self.runners.iter().map(|r| r.as_ref().map(runner)).collect(),
+        };
+        Ok(bincode::serde::encode_to_vec(&state, bincode::config::standard())?)
+    }
+
+    /// Goes on from where an explorer of the same settings was saved.
+    ///
+    /// # Errors
+    /// Bytes that are no explorer, or one of other days or settings.
+    pub fn resume(&mut self, saved: &[u8]) -> anyhow::Result<()> {
+        const LIMIT: usize = 1 << 28;
+        let config = bincode::config::standard().with_limit::<LIMIT>();
+        let (state, _): (ExplorerState, usize) = bincode::serde::decode_from_slice(saved, config)?;
+        ensure!(state.runners.len() == self.runners.len(), "an explorer with another number of episodes");
+        ensure!((state.turn as usize) < self.runners.len(), "an explorer with an impossible turn");
+        self.rng = state.rng.resume();
+        self.turn = state.turn as usize;
+        self.recording = None;
+        for (i, runner) in state.runners.into_iter().enumerate() {
+            self.runners[i] = runner.map(|r| self.runner(r)).transpose()?;
+        }
+        Ok(())
+    }
+
+    fn runner(&self, saved: RunnerState) -> anyhow::Result<Runner<'a>> {
+        let days: &'a [DayModel] = self.days;
+        let day = days.get(usize::from(saved.day)).context("an explorer of other days")?;
+        let settings = &self.settings;
+        let mut episode = Episode::draw(day, &settings.episodes, settings.requests_per_step(), saved.episode);
+        if saved.whole {
+            episode.replay_all();
+        }
+        let fits = [&saved.state.delivered, &saved.state.observed, &saved.state.replanned];
+        ensure!(fits.iter().all(|v| v.len() == day.contracts.len()), "an explorer of other days");
+        let mut rows = RowSampler::new(&episode, day.log.requests().len()).peekable();
+        while rows.next_if(|&row| (row as u64) < saved.next).is_some() {}
+        let replay = Replay::resume(day, episode, settings.env.feedback_delay_s, saved.state);
+        let replanner =
+            saved.replanner.map(|state| Replanner::resume(&replay, day.sample.clone(), horizon(day), state));
+        Ok(Runner { day: saved.day.into(), whole: saved.whole, replay, rows, replanner })
+    }
+}

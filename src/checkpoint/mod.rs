@@ -1,0 +1,123 @@
+//! The checkpointer process: copies snapshots out of shared memory to disk, off the learner's path.
+//!
+//! The learner fills a half of [`crate::shm::Halves`] and goes on. This process finds it complete, brings its copy of the replay
+//! pool up to date from what changed, writes everything ([`crate::run::snapshot`]) and declares the snapshot committed; only
+//! then may the learner begin the next one. It may die anywhere: the half stays as it is until it is committed, and its
+//! successor starts from the newest snapshot on disk, which is what the half's changes are counted from.
+//!
+//! May import: `run`, `shm`, `settings`.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+
+use crate::run::snapshot::files::Disk;
+use crate::run::snapshot::pool::{self, PoolBlock, PoolBlocks};
+use crate::run::snapshot::{SnapshotFolder, newest};
+use crate::run::{RunDirectory, Segments, failpoint};
+use crate::settings::Settings;
+use crate::shm::control::{MAX_PROCESSES, STOP_ALL, STOP_NOW};
+use crate::shm::{Complete, ProcessKind};
+
+const NAP: Duration = Duration::from_millis(100);
+/// Before a snapshot that the file system refused is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+/// Attempts at the last snapshot of a run that ends.
+const LAST_ATTEMPTS: u32 = 3;
+/// Where the checkpointer signs in.
+pub const SLOT: usize = MAX_PROCESSES - 3;
+
+/// Runs the checkpointer until the run stops and everything complete is on disk.
+///
+/// # Errors
+/// Anything that keeps it from working but a file system that refuses: that is told, counted and tried again.
+pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
+    let settings = Settings::read_resolved(&directory.config())?;
+    let segments = Segments::open(prefix, 0..0, true)?;
+    let halves = segments.halves.as_ref().context("the run takes no snapshots")?;
+    let control = &segments.control;
+    let slot = &control.processes[SLOT];
+    slot.sign_in(ProcessKind::Checkpointer);
+    let root = directory.checkpoints();
+    let mut writer = Writer {
+        folder: SnapshotFolder::new(&root, Disk),
+        directory,
+        keep: settings.checkpoint.keep,
+        pool: PoolBlocks::new(settings.learner.pool),
+    };
+    if let Some(base) = newest(&root)? {
+        writer.pool.extend(base.pool)?;
+        // A predecessor may have died between the rename and saying so.
+        halves.commit(base.number);
+    }
+    let mut last_attempts = 0;
+    loop {
+        let seen = halves.news().value();
+        let stopping = control.stop_level();
+        if stopping >= STOP_NOW {
+            return Ok(());
+        }
+        match halves.pending() {
+            Ok(Some(complete)) => {
+                let begun = Instant::now();
+                match writer.commit(&complete) {
+                    Ok(bytes) => {
+                        halves.commit(complete.snapshot);
+                        let stats = &control.checkpoint;
+                        stats.snapshots.add(1);
+                        stats.bytes.add(bytes);
+                        stats.write_ns.add(begun.elapsed().as_nanos() as u64);
+                        if let Err(e) = writer.folder.prune(complete.snapshot, writer.keep) {
+                            tracing::warn!("an old snapshot cannot be removed: {e:#}");
+                        }
+                    }
+                    Err(e) => {
+                        control.checkpoint.failures.add(1);
+                        tracing::warn!("snapshot {} cannot be written, training goes on: {e:#}", complete.snapshot);
+                        last_attempts += u32::from(stopping >= STOP_ALL);
+                        anyhow::ensure!(last_attempts < LAST_ATTEMPTS, "the last snapshot cannot be written");
+                        std::thread::sleep(RETRY);
+                    }
+                }
+            }
+            Ok(None) if stopping >= STOP_ALL => return Ok(()),
+            Ok(None) => {
+                halves.news().wait(seen, NAP);
+            }
+            Err(e) => {
+                // Only broken memory or a stray write gets here. The next snapshot will be whole again, with the pool as it is
+                // from here on.
+                tracing::error!("{e}");
+                control.checkpoint.failures.add(1);
+                writer.pool.clear();
+                halves.commit(halves.complete());
+            }
+        }
+        slot.beat();
+    }
+}
+
+struct Writer<'a> {
+    folder: SnapshotFolder<'a, Disk>,
+    directory: &'a RunDirectory,
+    keep: usize,
+    /// The replay pool as of the newest snapshot on disk.
+    pool: PoolBlocks,
+}
+
+impl Writer<'_> {
+    fn commit(&mut self, complete: &Complete<'_>) -> anyhow::Result<u64> {
+        let mut pool = self.pool.clone();
+        pool.extend(pool::parse(complete.sparse)?)?;
+        let heads: Vec<[u8; 16]> = pool.iter().map(PoolBlock::head).collect();
+        let pieces: Vec<&[u8]> =
+            heads.iter().zip(pool.iter()).flat_map(|(head, block)| [&head[..], &block.bytes]).collect();
+        let best = Some(self.directory.best()).filter(|path| path.exists());
+        anyhow::ensure!(!failpoint::reached("checkpoint.commit"), "made to fail");
+        let bytes = self.folder.commit(complete.snapshot, complete.update, complete.dense, &pieces, best.as_deref())?;
+        failpoint::reached("checkpoint.committed");
+        drop(pieces);
+        self.pool = pool;
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,215 @@
+//! The learner's side of snapshots: what is put into shared memory and when, and where a new learner goes on.
+//!
+//! A snapshot costs the learner one pass over the networks and a copy of the blocks that came since the last one. While the
+//! last one is not on disk it waits with the next, never with an update.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+
+use crate::env::Block;
+use crate::run::snapshot::{
+    self, EvaluatorState, PoolBlock, PoolBlocks, Publications, RunState, Snapshot, TrainerState,
+};
+use crate::run::{RunDirectory, Segments};
+use crate::settings::Settings;
+use crate::shm::{ControlBlock, Halves, Ledger, Part, SampleRing, ShmError};
+
+use super::core::{Learner, LearnerState};
+
+const NAP: Duration = Duration::from_millis(20);
+/// How long the checkpointer may take for a snapshot that somebody waits for.
+const COMMIT: Duration = Duration::from_secs(20);
+
+/// Takes snapshots of a learner.
+pub struct Saver<'a> {
+    segments: &'a Segments,
+    halves: &'a Halves,
+    every: Duration,
+    last: Instant,
+    /// Blocks since the last snapshot.
+    journal: PoolBlocks,
+    /// Blocks that the learner took in.
+    blocks: u64,
+    ledger_before: Ledger,
+    incomplete: bool,
+}
+
+/// What goes into a snapshot beside the learner.
+#[derive(Debug, Clone, Copy)]
+pub struct Surroundings<'a> {
+    pub publications: &'a Publications,
+    /// In lock-step, each actor as it was after its last block.
+    pub explorers: &'a [Vec<u8>],
+    pub rollbacks: u32,
+}
+
+impl<'a> Saver<'a> {
+    /// Goes on after `from`, if the learner does.
+    pub fn new(segments: &'a Segments, halves: &'a Halves, settings: &Settings, from: Option<&Snapshot>) -> Self {
+        Self {
+            segments,
+            halves,
+            every: Duration::from_secs_f64(settings.checkpoint.every_s),
+            last: Instant::now(),
+            journal: PoolBlocks::new(settings.learner.pool),
+            blocks: from.map_or(0, |s| s.state.blocks),
+            ledger_before: from.map_or(Ledger::default(), |s| {
+                let resumed = segments.control.resumed_from.get() == s.number;
+                if resumed { s.state.ledger_so_far() } else { s.state.ledger_before }
+            }),
+            incomplete: false,
+        }
+    }
+
+    /// Where samples went in the processes of this run before the present ones.
+    pub fn ledger_before(&self) -> Ledger {
+        self.ledger_before
+    }
+
+    /// Notes a block that the learner took in.
+    pub fn note(&mut self, samples: u32, bytes: Vec<u8>) -> anyhow::Result<()> {
+        self.journal.extend(vec![PoolBlock { index: self.blocks, samples, bytes }])?;
+        self.blocks += 1;
+        Ok(())
+    }
+
+    /// Takes a snapshot if one is due and may be begun.
+    ///
+    /// # Errors
+    /// [`super::NotFinite`]: the networks are not to be kept.
+    pub fn save_if_due(&mut self, learner: &Learner, around: Surroundings<'_>) -> anyhow::Result<()> {
+        if self.last.elapsed() < self.every {
+            return Ok(());
+        }
+        match self.halves.next() {
+            Some(number) => self.save(number, learner, around),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes a snapshot now and waits until it is on disk; whether it is.
+    pub fn save_finally(&mut self, learner: &Learner, around: Surroundings<'_>) -> anyhow::Result<bool> {
+        let Some(number) = self.wait_for(|halves| halves.next()) else { return Ok(false) };
+        self.save(number, learner, around)?;
+        Ok(self.wait_for(|halves| (halves.committed() >= number).then_some(())).is_some())
+    }
+
+    fn save(&mut self, number: u64, learner: &Learner, around: Surroundings<'_>) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let LearnerState { updates, samples, elapsed_s, trainer, rng } = learner.state();
+        check_finite(&trainer)?;
+        let control = &self.segments.control;
+        let state = RunState {
+            format: RunState::FORMAT,
+            updates,
+            samples,
+            blocks: self.blocks,
+            elapsed_s,
+            rollbacks: around.rollbacks,
+            rolled_back: control.learner.rolled_back.get(),
+            trainer,
+            rng,
+            publications: around.publications.clone(),
+            evaluator: evaluator_state(control),
+            ledger: Ledger::sum(self.segments.rings.iter().map(SampleRing::ledger)),
+            ledger_before: self.ledger_before,
+            explorers: around.explorers.to_vec(),
+        };
+        self.halves.write(Part::Dense, number, updates, [&state.encode()?[..]])?;
+        loop {
+            let heads: Vec<[u8; 16]> = self.journal.iter().map(PoolBlock::head).collect();
+            let pieces = heads.iter().zip(self.journal.iter()).flat_map(|(head, block)| [&head[..], &block.bytes]);
+            match self.halves.write(Part::Sparse, number, updates, pieces) {
+                Err(ShmError::SnapshotTooLarge { .. }) if self.journal.forget_oldest() => {
+                    if !std::mem::replace(&mut self.incomplete, true) {
+                        tracing::warn!(
+                            "the replay pool does not fit into a snapshot: a run that goes on from one starts with \
+                             the newest part of it"
+                        );
+                    }
+                }
+                written => break written?,
+            }
+        }
+        self.journal.clear();
+        self.last = Instant::now();
+        control.learner.snapshot_ns.add(begun.elapsed().as_nanos() as u64);
+        Ok(())
+    }
+
+    fn wait_for<T>(&self, done: impl Fn(&Halves) -> Option<T>) -> Option<T> {
+        let deadline = Instant::now() + COMMIT;
+        loop {
+            let seen = self.halves.news().value();
+            if let Some(value) = done(self.halves) {
+                return Some(value);
+            }
+            if Instant::now() >= deadline || self.segments.control.stop_level() >= crate::shm::control::STOP_NOW {
+                return None;
+            }
+            self.halves.news().wait(seen, NAP);
+            self.segments.control.processes[super::process::SLOT].beat();
+        }
+    }
+}
+
+/// The snapshot to go on from: the newest on disk, once the checkpointer has written what is complete.
+pub fn newest(directory: &RunDirectory, halves: &Halves, control: &ControlBlock) -> anyhow::Result<Option<Snapshot>> {
+    let deadline = Instant::now() + COMMIT;
+    loop {
+        let seen = halves.news().value();
+        if halves.complete() <= halves.committed() || Instant::now() >= deadline || control.stop_level() > 0 {
+            break;
+        }
+        halves.news().wait(seen, NAP);
+        control.processes[super::process::SLOT].beat();
+    }
+    snapshot::newest(&directory.checkpoints()).context("cannot read the snapshots")
+}
+
+/// Puts a learner where a snapshot was taken.
+///
+/// # Errors
+/// A snapshot of other days or networks.
+pub fn restore(learner: &mut Learner, snapshot: &Snapshot) -> anyhow::Result<()> {
+    let s = &snapshot.state;
+    learner.restore(&LearnerState {
+        updates: s.updates,
+        samples: s.samples,
+        elapsed_s: s.elapsed_s,
+        trainer: s.trainer.clone(),
+        rng: s.rng.clone(),
+    })?;
+    for block in &snapshot.pool {
+        learner.refill(Block::decode(&block.bytes)?.segments)?;
+    }
+    Ok(())
+}
+
+fn check_finite(trainer: &TrainerState) -> Result<(), super::NotFinite> {
+    let finite = |parts: [&Vec<f32>; 4]| parts.iter().all(|p| p.iter().all(|w| w.is_finite()));
+    let actor = finite([&trainer.actor, &trainer.averaged, &trainer.actor_adam.first, &trainer.actor_adam.second]);
+    let critic = finite([&trainer.critic, &trainer.target, &trainer.critic_adam.first, &trainer.critic_adam.second]);
+    let figure = |finite| if finite { 0.0 } else { f64::NAN };
+    if actor && critic {
+        return Ok(());
+    }
+    Err(super::NotFinite { what: "a weight", critic: figure(critic), actor: figure(actor) })
+}
+
+fn evaluator_state(control: &ControlBlock) -> EvaluatorState {
+    let e = &control.evaluator;
+    EvaluatorState {
+        // First: what is stored after it is at least as new.
+        progress: e.progress(),
+        due: e.due.get(),
+        evaluations: e.evaluations.get(),
+        without_improvement: e.without_improvement.get(),
+        last_benefit: e.last_benefit.get(),
+        last_share: e.last_share.get(),
+        best_benefit: e.best_benefit.get(),
+        best_share: e.best_share.get(),
+        best_version: e.best_version.get(),
+    }
+}

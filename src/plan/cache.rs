@@ -1,0 +1,222 @@
+//! Finished plans, kept beside the compiled logs that they were made from.
+//!
+//! Tuning the baselines replays the training days a few hundred times; a plan that was made once from the same inputs, by the same
+//! program, is taken instead. The key is a hash of everything that a plan depends on; whoever plans feeds it ([`Key`]). What is
+//! kept is the plan's JSON: a plan means what its file says, and a plan that was made and one that was found are the same to the
+//! last bit.
+//!
+//! Nothing here is an error: a file that is missing, damaged or another program's is a plan to be made, and where none can be
+//! kept, it is made each time.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use twox_hash::{XxHash3_64, XxHash3_128};
+
+use crate::log::compile::{cache_folder, hash_file, replace};
+use crate::log::{CompiledLog, LogError};
+
+use super::{FORMAT, Plan};
+
+const MAGIC: [u8; 8] = *b"ADMIXPLN";
+/// Magic, checksum of all that follows, key.
+const HEADER: usize = 8 + 8 + 16;
+/// Plans kept in one folder; the ones that were used longest ago go first.
+const KEPT: usize = 8;
+
+/// A hash of what a plan depends on, under way.
+pub struct Key(XxHash3_128);
+
+impl Key {
+    /// Begins with the program itself: its content, because versions stand still while code changes. `None` where it cannot be
+    /// read.
+    pub fn of_this_program() -> Option<Self> {
+        let mut hasher = XxHash3_128::new();
+        hasher.write(&FORMAT.to_le_bytes());
+        hasher.write(env!("CARGO_PKG_VERSION").as_bytes());
+        // The link leads to the file that was started, even if another one has its name by now.
+        let mut file = std::fs::File::open("/proc/self/exe").ok()?;
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            match file.read(&mut buffer).ok()? {
+                0 => break,
+                n => hasher.write(&buffer[..n]),
+            }
+        }
+        Some(Self(hasher))
+    }
+
+    /// Adds a text with its length, so that two texts are not one.
+    pub fn text(&mut self, text: &str) {
+        self.0.write(&(text.len() as u64).to_le_bytes());
+        self.0.write(text.as_bytes());
+    }
+
+    /// Adds a training day.
+    pub fn log(&mut self, log: &CompiledLog) {
+        self.0.write(&log.inputs().to_le_bytes());
+    }
+
+    /// Adds a file with its name; that there is none is something else than an empty one.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn file(&mut self, path: Option<&Path>) -> Result<(), LogError> {
+        match path.filter(|path| path.is_file()) {
+            Some(path) => {
+                self.text("file");
+                let mut content = XxHash3_128::new();
+                hash_file(&mut content, path)?;
+                self.0.write(&content.finish_128().to_le_bytes());
+            }
+            None => self.text("none"),
+        }
+        Ok(())
+    }
+}
+
+/// Where one plan is kept.
+#[derive(Debug, Clone)]
+pub struct Place {
+    path: PathBuf,
+    key: u128,
+}
+
+impl Place {
+    /// The place of the plan of `key` beside what is compiled from the log directory `dir`; `None` where nothing can be kept.
+    pub fn beside(dir: &Path, key: &Key) -> Option<Self> {
+        let key = key.0.finish_128();
+        let folder = cache_folder(dir).ok()?;
+        Some(Self { path: folder.join(format!("plan-{key:032x}")), key })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The plan that is kept there, if it is whole and that of the key.
+    pub fn read(&self) -> Option<Plan> {
+        let bytes = std::fs::read(&self.path).ok()?;
+        let plan = self.decode(&bytes).and_then(|json| {
+            let plan: Plan = serde_json::from_slice(json).ok()?;
+            plan.check().is_ok().then_some(plan)
+        });
+        if plan.is_none() {
+            tracing::warn!("{}: damaged or not a plan of this key; planning again", self.path.display());
+        }
+        // Used just now: the last to go. It does not matter whether that can be noted.
+        let file = std::fs::File::open(&self.path);
+        let _ = file.and_then(|file| file.set_modified(SystemTime::now()));
+        plan
+    }
+
+    /// Keeps a plan's JSON; that it cannot be kept is said where debug messages are wanted.
+    pub fn write(&self, json: &[u8]) {
+        if let Err(e) = replace(&self.path, &self.encode(json)) {
+            tracing::debug!("the plan cannot be kept in {}: {e}", self.path.display());
+        }
+        self.prune();
+    }
+
+    fn encode(&self, json: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(HEADER + json.len());
+        bytes.extend_from_slice(&MAGIC);
+        bytes.extend_from_slice(&[0; 8]);
+        bytes.extend_from_slice(&self.key.to_le_bytes());
+        bytes.extend_from_slice(json);
+        let checksum = XxHash3_64::oneshot(&bytes[16..]);
+        bytes[8..16].copy_from_slice(&checksum.to_le_bytes());
+        bytes
+    }
+
+    fn decode<'a>(&self, bytes: &'a [u8]) -> Option<&'a [u8]> {
+        let (header, json) = bytes.split_at_checked(HEADER)?;
+        let intact = header[..8] == MAGIC
+            && header[8..16] == XxHash3_64::oneshot(&bytes[16..]).to_le_bytes()
+            && header[16..] == self.key.to_le_bytes();
+        intact.then_some(json)
+    }
+
+    /// Removes all but the newest plans of the folder.
+    fn prune(&self) {
+        let files =
+            self.path.parent().and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten().flatten();
+        let mut plans: Vec<(SystemTime, PathBuf)> = files
+            .filter(|file| file.file_name().to_string_lossy().starts_with("plan-"))
+            .filter_map(|file| Some((file.metadata().ok()?.modified().ok()?, file.path())))
+            .collect();
+        plans.sort();
+        for (_, path) in plans.iter().rev().skip(KEPT) {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(folder: &Path, text: &str) -> Place {
+        let mut key = Key::of_this_program().unwrap();
+        key.text(text);
+        Place::beside(folder, &key).unwrap()
+    }
+
+    #[test]
+    fn only_the_bytes_that_were_written_are_believed() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = place(folder.path(), "a");
+        let json = br#"{"some": "content"}"#.repeat(20);
+        let whole = place.encode(&json);
+        assert_eq!(place.decode(&whole), Some(&json[..]));
+        for at in 0..whole.len() {
+            for bit in 0..8 {
+                let mut damaged = whole.clone();
+                damaged[at] ^= 1 << bit;
+                assert_eq!(place.decode(&damaged), None, "byte {at}");
+            }
+            assert_eq!(place.decode(&whole[..at]), None, "{at} bytes");
+        }
+        assert_eq!(place.decode(&[&whole[..], b" "].concat()), None);
+        assert_eq!(self::place(folder.path(), "b").decode(&whole), None, "another key's");
+    }
+
+    #[test]
+    fn what_is_added_cannot_be_confused() {
+        let hash = |add: &dyn Fn(&mut Key)| {
+            let mut key = Key::of_this_program().unwrap();
+            add(&mut key);
+            key.0.finish_128()
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let empty = folder.path().join("empty");
+        std::fs::write(&empty, "").unwrap();
+        let keys = [
+            hash(&|_| ()),
+            hash(&|k| k.text("")),
+            hash(&|k| k.text("ab")),
+            hash(&|k| ["a", "b"].iter().for_each(|t| k.text(t))),
+            hash(&|k| k.file(None).unwrap()),
+            hash(&|k| k.file(Some(&empty)).unwrap()),
+        ];
+        for (i, key) in keys.iter().enumerate() {
+            assert!(!keys[..i].contains(key), "{i}");
+        }
+    }
+
+    #[test]
+    fn a_folder_keeps_the_plans_that_were_used_last() {
+        let folder = tempfile::tempdir().unwrap();
+        let places: Vec<Place> = (0..KEPT + 3).map(|i| place(folder.path(), &i.to_string())).collect();
+        for (i, place) in places.iter().enumerate() {
+            place.write(b"{}");
+            // Times of a second each: file systems may round them.
+            let time = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1000 + i as u64);
+            std::fs::File::open(place.path()).unwrap().set_modified(time).unwrap();
+        }
+        let kept: Vec<bool> = places.iter().map(|place| place.path().exists()).collect();
+        assert_eq!(kept.iter().filter(|k| **k).count(), KEPT);
+        assert!(kept[..3].iter().all(|k| !k), "{kept:?}");
+    }
+}

@@ -1,0 +1,279 @@
+//! A whole training in real processes: how fast, and what every process does with its time, memory and files.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use serde::Serialize;
+
+use super::proc::{self, Usage};
+use super::watched::{Inside, Task, Watched, processes};
+use crate::settings::Settings;
+use crate::shm::Distribution;
+
+/// How often the run is looked at.
+const LOOK: Duration = Duration::from_millis(200);
+/// Seconds of a window that replay ratio and policy lag are given for.
+const WINDOW_S: f64 = 10.0;
+
+#[derive(Debug, Clone, Serialize)]
+pub struct EndToEndReport {
+    pub cores: usize,
+    pub device: String,
+    pub actors: usize,
+    /// From process start to the first update.
+    pub start_s: f64,
+    /// From the first update seen to the last; everything below is about this time.
+    pub seconds: f64,
+    pub updates: u64,
+    pub samples: u64,
+    pub updates_per_second: f64,
+    pub samples_per_second: f64,
+    /// User and system time of learner and actors over cores times wall time.
+    pub busy_share: f64,
+    /// What all other processes of the run took.
+    pub others_busy_share: f64,
+    /// Time in which the machine's cores had nothing to do, over cores times wall time.
+    pub idle_share: f64,
+    pub processes: Vec<ProcessReport>,
+    /// States trained on per sample taken in, as configured.
+    pub configured_replay_ratio: f64,
+    /// Updates between two publications: what the parameters are behind by themselves.
+    pub publish_every: u64,
+    pub policy_lag: Distribution,
+    pub windows: Vec<Window>,
+}
+
+/// One process, between the first update and the last.
+#[derive(Debug, Clone, Serialize)]
+pub struct ProcessReport {
+    pub name: String,
+    /// Shares of the wall time, as the process itself counts them; of main: CPU time, and the rest.
+    pub computing: f64,
+    pub waiting: f64,
+    /// Handing over samples and parameters; `None` of main, which does neither.
+    pub copying: Option<f64>,
+    /// User and system time over wall time.
+    pub cores: f64,
+    pub first: Usage,
+    pub middle: Usage,
+    pub last: Usage,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Window {
+    /// Seconds since the first update.
+    pub until_s: f64,
+    pub updates_per_second: f64,
+    pub replay_ratio: f64,
+    /// Mean of the blocks taken in, updates; `None` where there was none.
+    pub policy_lag: Option<f64>,
+}
+
+impl fmt::Display for EndToEndReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "process       computing  waiting  copying  cores   resident MB: first, middle, last (of its own)   files: first, last"
+        )?;
+        for p in &self.processes {
+            let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+            let memory = |u: &Usage| format!("{:.0} ({:.0})", u.resident_mb, u.own_mb);
+            writeln!(
+                f,
+                "{:12}  {:>9}  {:>7}  {:>7}  {:>5.2}   {:>14} {:>14} {:>14}   {:>8} {:>4}",
+                p.name,
+                percent(p.computing),
+                percent(p.waiting),
+                p.copying.map_or_else(|| "-".into(), percent),
+                p.cores,
+                memory(&p.first),
+                memory(&p.middle),
+                memory(&p.last),
+                p.first.open_files,
+                p.last.open_files
+            )?;
+        }
+        writeln!(f, "until s  updates/s  replay ratio  policy lag")?;
+        for w in &self.windows {
+            let lag = w.policy_lag.map_or_else(|| "-".into(), |lag| format!("{lag:.1}"));
+            writeln!(f, "{:>7.0}  {:>9.1}  {:>12.3}  {lag:>10}", w.until_s, w.updates_per_second, w.replay_ratio)?;
+        }
+        write!(
+            f,
+            "e2e: {:.1} updates/s, {:.0} samples/s over {:.1} s on {} ({} actors, {} cores), first update after {:.2} s; learner and \
+             actors use {:.1} % of the cores, the run's other processes {:.1} %, {:.1} % are idle; replay ratio {} configured; policy \
+             lag mean {:.1}, p95 {}, max {}, published every {} updates",
+            self.updates_per_second,
+            self.samples_per_second,
+            self.seconds,
+            self.device,
+            self.actors,
+            self.cores,
+            self.start_s,
+            100.0 * self.busy_share,
+            100.0 * self.others_busy_share,
+            100.0 * self.idle_share,
+            self.configured_replay_ratio,
+            self.policy_lag.mean,
+            self.policy_lag.p95,
+            self.policy_lag.max,
+            self.publish_every
+        )
+    }
+}
+
+/// The run at some moment.
+#[derive(Debug, Clone)]
+struct Look {
+    at: Instant,
+    updates: u64,
+    samples: u64,
+    lag: Distribution,
+    idle_s: f64,
+    /// By name: what the kernel says, and seconds of computing, waiting and copying.
+    processes: BTreeMap<String, (Usage, [f64; 3])>,
+}
+
+impl Look {
+    fn take(inside: &Inside, main: u32) -> Option<Self> {
+        let control = &inside.control;
+        let (l, e) = (&control.learner, &control.evaluator);
+        let mut processes: BTreeMap<String, (Usage, [f64; 3])> = processes(control)
+            .into_iter()
+            .filter_map(|(name, pid)| {
+                let counters = match name.as_str() {
+                    "learner" => [&l.compute_ns, &l.wait_ns, &l.copy_ns],
+                    "evaluator" => [&e.compute_ns, &e.wait_ns, &e.copy_ns],
+                    actor => {
+                        let stats = &control.actors[actor.strip_prefix("actor")?.parse::<usize>().ok()?];
+                        [&stats.compute_ns, &stats.wait_ns, &stats.copy_ns]
+                    }
+                };
+                Some((name, (proc::usage(pid)?, counters.map(|ns| ns.get() as f64 * 1e-9))))
+            })
+            .collect();
+        processes.insert("main".into(), (proc::usage(main)?, [0.0; 3]));
+        Some(Self {
+            at: Instant::now(),
+            updates: l.updates.get(),
+            samples: l.samples_consumed.get(),
+            lag: l.lag.read(),
+            idle_s: proc::idle_s()?,
+            processes,
+        })
+    }
+
+    fn since(&self, earlier: &Self) -> f64 {
+        (self.at - earlier.at).as_secs_f64()
+    }
+}
+
+/// Trains a configuration, or a generated world of `requests` requests a day, for `seconds`.
+///
+/// # Errors
+/// A run that fails, or ends before anything can be measured.
+pub fn run(config: Option<&Path>, sets: &[String], requests: u32, seconds: f64) -> anyhow::Result<EndToEndReport> {
+    let task = Task::new(config, sets, requests)?;
+    // Counted from the learner's start; no other bound, so that the rates decay over this time.
+    let budget =
+        ["budget.max_updates=0".into(), "budget.max_samples=0".into(), format!("budget.max_seconds={seconds}")];
+    let mut run = task.start(&budget)?;
+    let looks = watch(&mut run, task.settings.actors.count)?;
+    report(&task.settings, &looks, run.started)
+}
+
+fn watch(run: &mut Watched, actors: usize) -> anyhow::Result<Vec<Look>> {
+    let mut looks: Vec<Look> = Vec::new();
+    let mut inside = None;
+    while run.ended()?.is_none() {
+        inside = inside.or_else(|| run.inside(actors));
+        let look = inside.as_ref().and_then(|inside| Look::take(inside, run.pid()));
+        // From the first update to the moment when the learner or an actor has gone.
+        let whole = |look: &Look| looks.first().is_none_or(|first| first.processes.len() == look.processes.len());
+        if let Some(look) = look.filter(|look| look.updates > 0 && look.processes.len() > actors + 1 && whole(look)) {
+            looks.push(look);
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(looks)
+}
+
+fn report(settings: &Settings, looks: &[Look], started: Instant) -> anyhow::Result<EndToEndReport> {
+    let first = looks.first().context("the run made no update in its time; give it more --seconds")?;
+    // What came after the last update is the end of the run, not training.
+    let end = looks.iter().position(|look| look.updates == looks[looks.len() - 1].updates).unwrap_or(0);
+    let last = &looks[end];
+    let seconds = last.since(first);
+    ensure!(seconds > 0.0, "the run made too few updates in its time; give it more --seconds");
+    let middle = &looks[end / 2];
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let capacity = cores as f64 * seconds;
+    let processes: Vec<ProcessReport> = last
+        .processes
+        .iter()
+        .filter_map(|(name, (after, counted))| {
+            let (before, earlier) = first.processes.get(name)?;
+            let (between, _) = middle.processes.get(name)?;
+            let busy = (after.cpu_s - before.cpu_s) / seconds;
+            let [computing, waiting, copying] = [0, 1, 2].map(|i| (counted[i] - earlier[i]) / seconds);
+            let main = name == "main";
+            Some(ProcessReport {
+                name: name.clone(),
+                computing: if main { busy } else { computing },
+                waiting: if main { 1.0 - busy } else { waiting },
+                copying: (!main).then_some(copying),
+                cores: busy,
+                first: *before,
+                middle: *between,
+                last: *after,
+            })
+        })
+        .collect();
+    let of_work = |p: &&ProcessReport| p.name == "learner" || p.name.starts_with("actor");
+    let busy = |working: bool| -> f64 {
+        processes.iter().filter(|p| of_work(p) == working).map(|p| p.cores).sum::<f64>() / cores as f64
+    };
+    let (updates, samples) = (last.updates - first.updates, last.samples - first.samples);
+    Ok(EndToEndReport {
+        cores,
+        device: settings.run.device.clone(),
+        actors: settings.actors.count,
+        start_s: (first.at - started).as_secs_f64(),
+        seconds,
+        updates,
+        samples,
+        updates_per_second: updates as f64 / seconds,
+        samples_per_second: samples as f64 / seconds,
+        busy_share: busy(true),
+        others_busy_share: busy(false),
+        idle_share: (last.idle_s - first.idle_s) / capacity,
+        configured_replay_ratio: settings.learner.batch as f64 / settings.learner.samples_per_update as f64,
+        publish_every: settings.learner.publish_every,
+        policy_lag: last.lag.clone(),
+        windows: windows(&looks[..=end], settings.learner.batch),
+        processes,
+    })
+}
+
+fn windows(looks: &[Look], batch: usize) -> Vec<Window> {
+    let mut windows = Vec::new();
+    let Some(first) = looks.first() else { return windows };
+    let mut from = first;
+    for (i, look) in looks.iter().enumerate().skip(1) {
+        let length = look.since(from);
+        if length >= WINDOW_S || (i + 1 == looks.len() && length >= 0.5 * WINDOW_S) {
+            let updates = (look.updates - from.updates) as f64;
+            windows.push(Window {
+                until_s: look.since(first),
+                updates_per_second: updates / length,
+                replay_ratio: updates * batch as f64 / (look.samples - from.samples) as f64,
+                policy_lag: look.lag.mean_since(&from.lag),
+            });
+            from = look;
+        }
+    }
+    windows
+}

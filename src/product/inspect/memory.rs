@@ -1,0 +1,218 @@
+//! What the shared memory of a run says.
+
+use serde::Serialize;
+
+use crate::shm::control::{MAX_ACTORS, STOP_ALL, STOP_LEARNING, STOP_NOW};
+use crate::shm::{
+    Balance, Control, Distribution, Ledger, ParamCell, ProcessKind, RingView, RunNames, SampleRing, ShmError, names,
+};
+
+/// The shared memory of a run at a moment.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Memory {
+    /// Common part of the segments' names in `/dev/shm`.
+    pub names: String,
+    pub main_pid: u32,
+    /// Whether the main process that made it is still there; else it is what a killed run left.
+    pub main_alive: bool,
+    pub control: Option<ControlView>,
+    pub params: Option<ParamsView>,
+    pub rings: Vec<RingView>,
+    /// The sum over the rings.
+    pub ledger: Ledger,
+    pub balance: Balance,
+}
+
+/// What the control block says.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ControlView {
+    pub stop_level: u32,
+    /// The level in words.
+    pub stop: &'static str,
+    pub processes: Vec<ProcessView>,
+    pub learner: LearnerView,
+    pub evaluator: EvaluatorView,
+    pub checkpoint: CheckpointView,
+    pub actors: Vec<ActorView>,
+}
+
+/// One process that signed in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ProcessView {
+    pub name: String,
+    /// `None`: its slot was emptied after its death.
+    pub pid: Option<u32>,
+    pub alive: bool,
+    /// How often a process signed in here.
+    pub incarnation: u64,
+    /// Milliseconds since it last said that it gets on.
+    pub silent_ms: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LearnerView {
+    pub updates: u64,
+    pub samples: u64,
+    /// Version last published.
+    pub param_version: u64,
+    pub policy_lag: Distribution,
+    pub compute_s: f64,
+    pub wait_s: f64,
+}
+
+/// J in minor units; `None` before the first evaluation.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct EvaluatorView {
+    pub evaluations: u64,
+    pub without_improvement: u64,
+    pub last_j: Option<f64>,
+    pub last_share: Option<f64>,
+    pub best_j: Option<f64>,
+    pub best_share: Option<f64>,
+    pub best_version: Option<u64>,
+}
+
+/// What the present processes have saved.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CheckpointView {
+    pub snapshots: u64,
+    pub bytes: u64,
+    pub write_s: f64,
+    /// Attempts that the file system refused.
+    pub failures: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ActorView {
+    pub id: usize,
+    pub steps: u64,
+    /// Version that it plays with.
+    pub param_version: u64,
+    pub compute_s: f64,
+    pub wait_s: f64,
+}
+
+/// What the parameter cell says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ParamsView {
+    pub version: u64,
+    /// Words that a publication may have.
+    pub capacity: usize,
+    /// Copies with a wrong checksum: anything but 0 is a bug or broken memory.
+    pub torn: u64,
+}
+
+impl Memory {
+    /// Looks at the segments of a run; what cannot be opened becomes a note.
+    pub fn look(run: &RunNames, notes: &mut Vec<String>) -> Self {
+        let main_alive = run.is_alive();
+        let control = Control::observe(&run.part("control")).map_err(|e| notes.push(e.to_string())).ok();
+        let params = ParamCell::observe(&run.part("params")).map_err(|e| notes.push(e.to_string())).ok();
+        let mut rings = Vec::new();
+        for id in 0..MAX_ACTORS {
+            match SampleRing::observe(&run.part(&format!("ring{id}"))) {
+                Ok(ring) => rings.push(ring.view()),
+                Err(ShmError::Missing { .. }) => break,
+                Err(e) => notes.push(e.to_string()),
+            }
+        }
+        let of = |balance| rings.iter().any(|ring| ring.balance == balance);
+        let balance = match (of(Balance::Off), of(Balance::Moving)) {
+            (true, _) => Balance::Off,
+            (_, true) => Balance::Moving,
+            _ => Balance::Exact,
+        };
+        Self {
+            names: run.to_string(),
+            main_pid: run.pid(),
+            main_alive,
+            control: control.map(|control| control_view(&control, rings.len())),
+            params: params.map(|cell| ParamsView {
+                version: cell.version(),
+                capacity: cell.capacity(),
+                torn: cell.torn(),
+            }),
+            ledger: Ledger::sum(rings.iter().map(|ring| ring.ledger)),
+            rings,
+            balance,
+        }
+    }
+}
+
+fn seconds(ns: u64) -> f64 {
+    ns as f64 * 1e-9
+}
+
+fn control_view(control: &Control, actors: usize) -> ControlView {
+    let processes =
+        control.processes.iter().enumerate().filter(|(_, slot)| slot.incarnation() > 0).map(|(at, slot)| {
+            let pid = slot.pid();
+            let kind = slot.kind();
+            ProcessView {
+                name: process_name(at, kind),
+                pid,
+                alive: pid.is_some_and(names::is_alive),
+                incarnation: slot.incarnation(),
+                silent_ms: slot.silent_ms(),
+            }
+        });
+    let (l, e, c) = (&control.learner, &control.evaluator, &control.checkpoint);
+    let evaluations = e.evaluations.get();
+    let known = |value: f64| (evaluations > 0).then_some(value).filter(|v| v.is_finite());
+    let stop_level = control.stop_level();
+    ControlView {
+        stop_level,
+        stop: match stop_level {
+            0 => "none",
+            STOP_LEARNING => "actors and learner end",
+            STOP_ALL => "the evaluator looks at the newest parameters and ends",
+            STOP_NOW => "everybody ends at once",
+            _ => "unknown",
+        },
+        processes: processes.collect(),
+        learner: LearnerView {
+            updates: l.updates.get(),
+            samples: l.samples_consumed.get(),
+            param_version: l.param_version.get(),
+            policy_lag: l.lag.read(),
+            compute_s: seconds(l.compute_ns.get()),
+            wait_s: seconds(l.wait_ns.get()),
+        },
+        evaluator: EvaluatorView {
+            evaluations,
+            without_improvement: e.without_improvement.get(),
+            last_j: known(e.last_benefit.get()),
+            last_share: known(e.last_share.get()),
+            best_j: known(e.best_benefit.get()),
+            best_share: known(e.best_share.get()),
+            best_version: (evaluations > 0).then(|| e.best_version.get()),
+        },
+        checkpoint: CheckpointView {
+            snapshots: c.snapshots.get(),
+            bytes: c.bytes.get(),
+            write_s: seconds(c.write_ns.get()),
+            failures: c.failures.get(),
+        },
+        actors: control.actors[..actors.min(MAX_ACTORS)]
+            .iter()
+            .enumerate()
+            .map(|(id, a)| ActorView {
+                id,
+                steps: a.steps.get(),
+                param_version: a.param_version.get(),
+                compute_s: seconds(a.compute_ns.get()),
+                wait_s: seconds(a.wait_ns.get()),
+            })
+            .collect(),
+    }
+}
+
+fn process_name(slot: usize, kind: Option<ProcessKind>) -> String {
+    match kind {
+        Some(ProcessKind::Actor) => format!("actor{slot}"),
+        Some(ProcessKind::Learner) => "learner".into(),
+        Some(ProcessKind::Evaluator) => "evaluator".into(),
+        Some(ProcessKind::Checkpointer) => "checkpointer".into(),
+        None => format!("slot{slot}"),
+    }
+}

@@ -1,0 +1,107 @@
+//! A look at a run, alive or dead, from its directory and its shared memory alone.
+//!
+//! Nothing here disturbs a run: files and segments are opened for reading, maps are private, no role is taken and no lock
+//! waited for. Nor does anything here trust what it finds: a file that is damaged, or of another version, becomes a
+//! note and the rest is shown.
+//!
+//! - [`memory`]: what the shared memory says. [`record`]: what the run directory says. [`text`]: both for people.
+//!
+//! May import: `run`, `shm`.
+
+pub mod memory;
+pub mod record;
+pub mod text;
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::run::RunDirectory;
+use crate::run::flight::Event;
+use crate::shm::RunNames;
+
+use memory::Memory;
+use record::Manifest;
+
+/// How a run stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// A main process has the run directory.
+    Alive,
+    /// It ended in order; the manifest has the outcome.
+    Ended,
+    /// It ended with an error, which the manifest has.
+    Failed,
+    /// No end was written: it was killed, or the machine went down.
+    Killed,
+}
+
+/// What is seen of a run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Inspection {
+    pub run_dir: PathBuf,
+    pub state: State,
+    /// `None`: the run had not begun to train.
+    pub manifest: Option<Manifest>,
+    /// `None`: there is none, as in serial mode and after an end in order.
+    pub memory: Option<Memory>,
+    /// The last records of `metrics.jsonl`.
+    pub metrics: Vec<serde_json::Value>,
+    /// Names in `checkpoints/`.
+    pub checkpoints: Vec<String>,
+    /// The last events of every process, by time.
+    pub events: Vec<Event>,
+    /// What could not be read, and why.
+    pub notes: Vec<String>,
+}
+
+/// Looks at the run in `dir`, with at most `events` events of each process.
+///
+/// # Errors
+/// A directory that no run has made, or that cannot be read at all.
+pub fn inspect(dir: &Path, events: usize) -> anyhow::Result<Inspection> {
+    let directory = RunDirectory::inspect(dir)?;
+    let mut notes = Vec::new();
+    let alive = directory.is_in_use().unwrap_or_else(|e| {
+        notes.push(format!("whether it is alive is not known: {e}"));
+        false
+    });
+    let manifest = record::manifest(&directory, &mut notes);
+    let memory = newest_memory(&directory, &mut notes);
+    if alive && memory.is_none() && manifest.as_ref().is_some_and(Manifest::uses_memory) {
+        notes.push(
+            "its shared memory is not to be found: it is just starting or ending, or the directory has another path here \
+             than where it runs"
+                .into(),
+        );
+    }
+    let state = match &manifest {
+        _ if alive => State::Alive,
+        Some(m) if m.failure.is_some() => State::Failed,
+        Some(m) if m.ended.is_some() => State::Ended,
+        _ => State::Killed,
+    };
+    Ok(Inspection {
+        state,
+        manifest,
+        memory,
+        metrics: record::metrics(&directory, &mut notes),
+        checkpoints: record::checkpoints(&directory, &mut notes),
+        events: record::events(&directory, events, &mut notes),
+        run_dir: directory.root().to_owned(),
+        notes,
+    })
+}
+
+/// The shared memory of the run: of the main process that is alive, else of the last one that was killed.
+fn newest_memory(directory: &RunDirectory, notes: &mut Vec<String>) -> Option<Memory> {
+    let found = match RunNames::of_run(&directory.run_id()) {
+        Ok(found) => found,
+        Err(e) => {
+            notes.push(e.to_string());
+            return None;
+        }
+    };
+    Some(Memory::look(found.first()?, notes))
+}

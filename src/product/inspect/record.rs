@@ -1,0 +1,138 @@
+//! What the run directory says: manifest, metrics, checkpoints, flight recordings. Reads are bounded.
+
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::run::RunDirectory;
+use crate::run::flight::{self, Event};
+
+/// A manifest is some kilobytes; more than this is none.
+const MOST_MANIFEST: u64 = 4 << 20;
+/// Of `metrics.jsonl`, the bytes at its end that are looked at, and the records that are shown.
+const METRICS_TAIL: u64 = 256 << 10;
+const METRICS_LINES: usize = 5;
+/// Processes, and checkpoints, that are shown at most.
+const MOST_FILES: usize = 1000;
+
+/// What `manifest.json` says of the whole run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    pub admix: String,
+    pub mode: String,
+    pub device: String,
+    pub host: String,
+    pub seed: u64,
+    pub started: String,
+    pub ended: Option<String>,
+    pub outcome: Option<Value>,
+    /// Why the run failed, if it did.
+    pub failure: Option<String>,
+}
+
+impl Manifest {
+    /// Whether a run of this mode, still training, has shared memory.
+    pub fn uses_memory(&self) -> bool {
+        self.mode != "serial" && self.ended.is_none()
+    }
+}
+
+/// The manifest; `None` where there is none (yet).
+pub fn manifest(directory: &RunDirectory, notes: &mut Vec<String>) -> Option<Manifest> {
+    let path = directory.manifest();
+    let bytes = match read_at_most(&path, MOST_MANIFEST) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return None,
+        read => read.map_err(|e| notes.push(format!("{}: {e}", path.display()))).ok()?,
+    };
+    serde_json::from_slice(&bytes).map_err(|e| notes.push(format!("{}: {e}", path.display()))).ok()
+}
+
+fn read_at_most(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
+    let file = File::open(path)?;
+    let meta = file.metadata()?;
+    if !meta.is_file() || meta.len() > most {
+        return Err(std::io::Error::other(format!("is not a file of at most {most} bytes")));
+    }
+    let mut bytes = Vec::new();
+    file.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The last records of `metrics.jsonl`, oldest first.
+pub fn metrics(directory: &RunDirectory, notes: &mut Vec<String>) -> Vec<Value> {
+    let path = directory.metrics();
+    let tail = || -> std::io::Result<Vec<u8>> {
+        let mut file = File::open(&path)?;
+        let meta = file.metadata()?;
+        if !meta.is_file() {
+            return Err(std::io::Error::other("is not a file"));
+        }
+        file.seek(SeekFrom::Start(meta.len().saturating_sub(METRICS_TAIL)))?;
+        let mut bytes = Vec::new();
+        file.take(METRICS_TAIL).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = match tail() {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Vec::new(),
+        Err(e) => {
+            notes.push(format!("{}: {e}", path.display()));
+            return Vec::new();
+        }
+    };
+    let mut damaged = 0;
+    let mut records = Vec::new();
+    // From the end; the first line of a tail may be half a one, and the last is half a one after a crash.
+    for line in bytes.split(|&b| b == b'\n').rev().filter(|line| !line.is_empty()) {
+        match serde_json::from_slice::<Value>(line) {
+            Ok(record) if record.is_object() => records.push(record),
+            _ => damaged += 1,
+        }
+        if records.len() == METRICS_LINES {
+            break;
+        }
+    }
+    if damaged > 0 {
+        notes.push(format!("{}: {damaged} of its last lines are no records", path.display()));
+    }
+    records.reverse();
+    records
+}
+
+/// The names of what lies in a folder, sorted; empty where there is none.
+fn listing(folder: &Path, notes: &mut Vec<String>) -> Vec<String> {
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Vec::new(),
+        Err(e) => {
+            notes.push(format!("{}: {e}", folder.display()));
+            return Vec::new();
+        }
+    };
+    let names = entries.flatten().take(MOST_FILES).map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
+}
+
+/// The names of what lies in `checkpoints/`.
+pub fn checkpoints(directory: &RunDirectory, notes: &mut Vec<String>) -> Vec<String> {
+    listing(&directory.checkpoints(), notes)
+}
+
+/// The last `most` events of every process, merged by time.
+pub fn events(directory: &RunDirectory, most: usize, notes: &mut Vec<String>) -> Vec<Event> {
+    let folder = directory.flight();
+    let mut events = Vec::new();
+    for name in listing(&folder, notes).iter().filter(|name| name.ends_with(".bin")) {
+        match flight::read(&folder.join(name), most) {
+            Ok(of_process) => events.extend(of_process),
+            Err(e) => notes.push(format!("flight/{name}: {e}")),
+        }
+    }
+    events.sort_by(|a, b| (a.time_ms, &a.process, a.seq).cmp(&(b.time_ms, &b.process, b.seq)));
+    events
+}

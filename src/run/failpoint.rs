@@ -1,0 +1,78 @@
+//! Places where a test can make a process die or fail.
+//!
+//! `ADMIX_FAILPOINT=NAME@COUNT=ACTION` takes effect when the named place is reached for the `COUNT`th time in a process:
+//! `kill` ends the process as SIGKILL does, `fail` makes the operation fail, if it can, with an error. Several are separated by commas. Unset,
+//! a place costs the look at one empty list.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Action {
+    Kill,
+    Fail,
+}
+
+#[derive(Debug)]
+struct Failpoint {
+    name: String,
+    at: u64,
+    action: Action,
+    reached: AtomicU64,
+}
+
+fn points() -> &'static [Failpoint] {
+    static POINTS: OnceLock<Vec<Failpoint>> = OnceLock::new();
+    POINTS.get_or_init(|| {
+        let text = std::env::var("ADMIX_FAILPOINT").unwrap_or_default();
+        text.split(',').filter(|part| !part.is_empty()).map(parse).collect()
+    })
+}
+
+/// # Panics
+/// On anything else than `NAME@COUNT=ACTION`: a test that means nothing must not pass.
+fn parse(text: &str) -> Failpoint {
+    let parts = text.split_once('@').and_then(|(name, rest)| {
+        let (at, action) = rest.split_once('=')?;
+        let action = match action {
+            "kill" => Action::Kill,
+            "fail" => Action::Fail,
+            _ => return None,
+        };
+        Some((name, at.parse().ok().filter(|at| *at > 0)?, action))
+    });
+    let (name, at, action) = parts.unwrap_or_else(|| panic!("ADMIX_FAILPOINT: `{text}` is not NAME@COUNT=kill|fail"));
+    Failpoint { name: name.to_owned(), at, action, reached: AtomicU64::new(0) }
+}
+
+/// Whether the place `name` is to fail now. It may not return.
+pub fn reached(name: &str) -> bool {
+    let mut fails = false;
+    for point in points().iter().filter(|point| point.name == name) {
+        // Relaxed: a lone counter.
+        if point.reached.fetch_add(1, Ordering::Relaxed) + 1 != point.at {
+            continue;
+        }
+        match point.action {
+            Action::Kill => {
+                let _ = nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::Signal::SIGKILL);
+            }
+            Action::Fail => fails = true,
+        }
+    }
+    fails
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_failpoint_is_refused() {
+        let point = parse("checkpoint.rename@3=kill");
+        assert_eq!((point.name.as_str(), point.at, point.action), ("checkpoint.rename", 3, Action::Kill));
+        for bad in ["x", "x@1", "x@0=kill", "x@1=panic", "@=kill"] {
+            assert!(std::panic::catch_unwind(|| parse(bad)).is_err(), "{bad}");
+        }
+    }
+}

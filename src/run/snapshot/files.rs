@@ -1,0 +1,61 @@
+//! The file operations that a commit is made of.
+//!
+//! Power may fail between any two of them, and what was not synced may be lost in any combination. Tests stand in for
+//! [`Files`], stop after every operation and replay every legal loss.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::Path;
+
+/// File operations. Each either takes place or fails; contents are durable after `sync_file`, names after `sync_folder`.
+pub trait Files {
+    fn create_folder(&self, path: &Path) -> io::Result<()>;
+    /// Creates or truncates a file and writes all of `pieces`.
+    fn write(&self, path: &Path, pieces: &[&[u8]]) -> io::Result<()>;
+    fn sync_file(&self, path: &Path) -> io::Result<()>;
+    /// Makes the names in a folder durable.
+    fn sync_folder(&self, path: &Path) -> io::Result<()>;
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Another name for the same content, or a copy where the file system has no links.
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()>;
+    fn remove_folder(&self, path: &Path) -> io::Result<()>;
+}
+
+/// The operating system's.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Disk;
+
+impl Files for Disk {
+    fn create_folder(&self, path: &Path) -> io::Result<()> {
+        fs::create_dir(path)
+    }
+
+    fn write(&self, path: &Path, pieces: &[&[u8]]) -> io::Result<()> {
+        let mut file = File::create(path)?;
+        pieces.iter().try_for_each(|piece| file.write_all(piece))
+    }
+
+    fn sync_file(&self, path: &Path) -> io::Result<()> {
+        File::open(path)?.sync_all()
+    }
+
+    fn sync_folder(&self, path: &Path) -> io::Result<()> {
+        File::open(path)?.sync_all()
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        match fs::hard_link(from, to) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(e),
+            Err(_) => fs::copy(from, to).map(|_| ()),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    fn remove_folder(&self, path: &Path) -> io::Result<()> {
+        fs::remove_dir_all(path)
+    }
+}

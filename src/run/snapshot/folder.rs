@@ -1,0 +1,257 @@
+//! Snapshots in the run directory.
+//!
+//! ```text
+//! checkpoints/
+//!   00000007/            appears by one rename: whole or not at all
+//!     manifest.json      numbers, lengths and checksums of the other files; its own checksum is its last line
+//!     state.bin          RunState
+//!     pool.bin           blocks of the replay pool
+//!     best.safetensors   the best policy so far, where there was one
+//!   .writing-00000008/   what a dead checkpointer leaves; the next one removes it
+//! ```
+//!
+//! A commit writes everything into a folder of another name, syncs each file and the folder, renames it and syncs
+//! `checkpoints/`: one rename is the commit point, and nothing that it names can be lost by then. Only after that are older
+//! snapshots removed.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail, ensure};
+use serde::{Deserialize, Serialize};
+use twox_hash::XxHash3_128;
+
+use super::files::Files;
+use super::pool::{self, PoolBlock};
+use super::state::RunState;
+
+const FORMAT: u32 = 1;
+const WRITING: &str = ".writing-";
+const MANIFEST: &str = "manifest.json";
+const STATE: &str = "state.bin";
+const POOL: &str = "pool.bin";
+const BEST: &str = "best.safetensors";
+
+/// A snapshot read back.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Snapshot {
+    pub number: u64,
+    pub state: RunState,
+    /// Oldest first.
+    pub pool: Vec<PoolBlock>,
+    /// The folder that it lies in.
+    pub path: PathBuf,
+    /// Whether the best policy of its time is with it.
+    pub has_best: bool,
+}
+
+impl Snapshot {
+    /// The best policy of its time.
+    pub fn best(&self) -> Option<PathBuf> {
+        self.has_best.then(|| self.path.join(BEST))
+    }
+}
+
+/// What stands in a snapshot's manifest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    format: u32,
+    admix: String,
+    pub snapshot: u64,
+    pub updates: u64,
+    /// Lengths and checksums (xxh3, 128 bits) of the files.
+    files: BTreeMap<String, FileEntry>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileEntry {
+    bytes: u64,
+    xxh3: String,
+}
+
+impl FileEntry {
+    fn of(pieces: &[&[u8]]) -> Self {
+        let mut hasher = XxHash3_128::new();
+        pieces.iter().for_each(|piece| hasher.write(piece));
+        Self {
+            bytes: pieces.iter().map(|piece| piece.len() as u64).sum(),
+            xxh3: format!("{:032x}", hasher.finish_128()),
+        }
+    }
+}
+
+impl Manifest {
+    fn encode(&self) -> anyhow::Result<Vec<u8>> {
+        let mut text = serde_json::to_vec(self)?;
+        let checksum = XxHash3_128::oneshot(&text);
+        text.extend(format!("\n{checksum:032x}\n").bytes());
+        Ok(text)
+    }
+
+    fn decode(text: &[u8]) -> anyhow::Result<Self> {
+        let text = std::str::from_utf8(text)?;
+        let (body, checksum) =
+            text.strip_suffix('\n').and_then(|t| t.split_once('\n')).context("it has no checksum")?;
+        ensure!(checksum == format!("{:032x}", XxHash3_128::oneshot(body.as_bytes())), "its checksum is wrong");
+        let manifest: Self = serde_json::from_str(body)?;
+        ensure!(manifest.format == FORMAT, "it has format {}, this program reads {FORMAT}", manifest.format);
+        Ok(manifest)
+    }
+}
+
+/// The folder of a run's snapshots.
+pub struct SnapshotFolder<'a, F> {
+    root: &'a Path,
+    files: F,
+}
+
+impl<'a, F: Files> SnapshotFolder<'a, F> {
+    /// In `root`, which exists.
+    pub fn new(root: &'a Path, files: F) -> Self {
+        Self { root, files }
+    }
+
+    /// Writes snapshot `number` and commits it by one rename; returns the bytes written. `pool` in pieces, `best` the best
+    /// policy's file at this time.
+    ///
+    /// # Errors
+    /// What the file system says. There is no such snapshot then, whatever is left of it.
+    pub fn commit(
+        &self,
+        number: u64,
+        updates: u64,
+        state: &[u8],
+        pool: &[&[u8]],
+        best: Option<&Path>,
+    ) -> anyhow::Result<u64> {
+        let writing = self.root.join(format!("{WRITING}{number:08}"));
+        if writing.exists() {
+            self.files.remove_folder(&writing)?;
+        }
+        self.files.create_folder(&writing)?;
+        let mut manifest = Manifest {
+            format: FORMAT,
+            admix: env!("CARGO_PKG_VERSION").into(),
+            snapshot: number,
+            updates,
+            files: BTreeMap::new(),
+        };
+        let parts: [(&str, &[&[u8]]); 2] = [(STATE, &[state]), (POOL, pool)];
+        for (name, pieces) in parts {
+            let path = writing.join(name);
+            self.files.write(&path, pieces)?;
+            self.files.sync_file(&path)?;
+            manifest.files.insert(name.into(), FileEntry::of(pieces));
+        }
+        if let Some(best) = best {
+            let path = writing.join(BEST);
+            self.files.link(best, &path)?;
+            self.files.sync_file(&path)?;
+            // Its content, not the file's: the best policy is replaced by rename, so the link stays what it is.
+            manifest.files.insert(BEST.into(), FileEntry::of(&[&std::fs::read(&path)?]));
+        }
+        let path = writing.join(MANIFEST);
+        self.files.write(&path, &[&manifest.encode()?])?;
+        self.files.sync_file(&path)?;
+        self.files.sync_folder(&writing)?;
+        let place = self.place(number);
+        if place.exists() {
+            // Damaged, or it would not be written again.
+            self.files.remove_folder(&place)?;
+        }
+        self.files.rename(&writing, &place)?;
+        self.files.sync_folder(self.root)?;
+        Ok(manifest.files.values().map(|file| file.bytes).sum())
+    }
+
+    /// Removes what dead checkpointers left half written, and all snapshots but the newest `keep` up to `newest`.
+    pub fn prune(&self, newest: u64, keep: usize) -> anyhow::Result<()> {
+        for entry in std::fs::read_dir(self.root)? {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().starts_with(WRITING) {
+                self.files.remove_folder(&entry.path())?;
+            }
+        }
+        let older: Vec<u64> = numbers(self.root)?.into_iter().filter(|&n| n <= newest).collect();
+        for &number in older.iter().rev().skip(keep.max(1)) {
+            self.files.remove_folder(&self.place(number))?;
+        }
+        Ok(())
+    }
+
+    fn place(&self, number: u64) -> PathBuf {
+        self.root.join(format!("{number:08}"))
+    }
+}
+
+/// Numbers of the snapshots in a folder, ascending, whole or damaged; none where there is no folder.
+pub fn numbers(root: &Path) -> anyhow::Result<Vec<u64>> {
+    let entries = match std::fs::read_dir(root) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(vec![]),
+        entries => entries.with_context(|| format!("cannot read {}", root.display()))?,
+    };
+    let mut numbers = Vec::new();
+    for entry in entries {
+        let name = entry?.file_name();
+        let name = name.to_string_lossy();
+        if name.len() >= 8
+            && let Ok(number) = name.parse::<u64>()
+            && name == format!("{number:08}")
+        {
+            numbers.push(number);
+        }
+    }
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// The manifest of a snapshot, all of whose files were found whole.
+///
+/// # Errors
+/// A file that is missing, truncated or changed.
+pub fn verify(path: &Path) -> anyhow::Result<Manifest> {
+    Ok(read_files(path)?.0)
+}
+
+fn read_files(path: &Path) -> anyhow::Result<(Manifest, BTreeMap<String, Vec<u8>>)> {
+    let manifest =
+        std::fs::read(path.join(MANIFEST)).map_err(anyhow::Error::from).and_then(|text| Manifest::decode(&text));
+    let manifest = manifest.with_context(|| format!("{}", path.join(MANIFEST).display()))?;
+    let mut contents = BTreeMap::new();
+    for (name, entry) in &manifest.files {
+        ensure!([STATE, POOL, BEST].contains(&name.as_str()), "{} is no file of a snapshot", path.join(name).display());
+        let bytes = std::fs::read(path.join(name)).with_context(|| format!("{}", path.join(name).display()))?;
+        ensure!(FileEntry::of(&[&bytes]) == *entry, "{} is not what was written", path.join(name).display());
+        contents.insert(name.clone(), bytes);
+    }
+    Ok((manifest, contents))
+}
+
+/// Reads the newest whole snapshot of a folder; `None` where there is none. Damaged ones are passed over with a warning.
+///
+/// # Errors
+/// A folder that cannot be read.
+pub fn newest(root: &Path) -> anyhow::Result<Option<Snapshot>> {
+    for &number in numbers(root)?.iter().rev() {
+        let path = root.join(format!("{number:08}"));
+        match read(&path, number) {
+            Ok(snapshot) => return Ok(Some(snapshot)),
+            Err(e) => tracing::warn!("snapshot {number} is damaged and passed over: {e:#}"),
+        }
+    }
+    Ok(None)
+}
+
+fn read(path: &Path, number: u64) -> anyhow::Result<Snapshot> {
+    let (manifest, mut contents) = read_files(path)?;
+    if manifest.snapshot != number {
+        bail!("its manifest is that of snapshot {}", manifest.snapshot);
+    }
+    let mut file = |name: &str| contents.remove(name).with_context(|| format!("it has no {name}"));
+    let state = RunState::decode(&file(STATE)?).context(STATE)?;
+    let pool = pool::parse(&file(POOL)?).context(POOL)?;
+    let has_best = file(BEST).is_ok();
+    Ok(Snapshot { number, state, pool, path: path.to_owned(), has_best })
+}

@@ -1,0 +1,171 @@
+//! The replay pool in a snapshot: the blocks that it came in, as they were handed over.
+//!
+//! A pool keeps the newest segments up to a number of steps, so it is determined by any run of blocks that reaches back far
+//! enough: pushing them again in order gives the same pool. Blocks are numbered from 0 as the learner takes them in.
+
+use std::collections::VecDeque;
+
+use anyhow::{Context as _, bail, ensure};
+
+/// A block of the pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolBlock {
+    pub index: u64,
+    /// Steps in it.
+    pub samples: u32,
+    /// The block, serialised ([`crate::env::Block`]).
+    pub bytes: Vec<u8>,
+}
+
+const HEAD: usize = 16;
+
+impl PoolBlock {
+    /// What stands before the block's bytes.
+    pub fn head(&self) -> [u8; HEAD] {
+        let mut head = [0; HEAD];
+        head[..8].copy_from_slice(&self.index.to_le_bytes());
+        head[8..12].copy_from_slice(&self.samples.to_le_bytes());
+        head[12..].copy_from_slice(&(self.bytes.len() as u32).to_le_bytes());
+        head
+    }
+}
+
+/// Takes blocks apart that lie one after another.
+///
+/// # Errors
+/// Bytes that are no such blocks, or numbers that do not follow one another.
+pub fn parse(mut bytes: &[u8]) -> anyhow::Result<Vec<PoolBlock>> {
+    let mut blocks: Vec<PoolBlock> = Vec::new();
+    while !bytes.is_empty() {
+        let (head, rest) = bytes.split_at_checked(HEAD).context("half a block")?;
+        let word = |range: std::ops::Range<usize>| {
+            head[range].iter().rev().fold(0u64, |value, &byte| value << 8 | u64::from(byte))
+        };
+        let (body, rest) = rest.split_at_checked(word(12..16) as usize).context("half a block")?;
+        let index = word(0..8);
+        if let Some(last) = blocks.last() {
+            ensure!(last.index.checked_add(1) == Some(index), "block {index} follows block {}", last.index);
+        }
+        blocks.push(PoolBlock { index, samples: word(8..12) as u32, bytes: body.to_owned() });
+        bytes = rest;
+    }
+    Ok(blocks)
+}
+
+/// The blocks behind a pool of so many steps.
+#[derive(Debug, Clone, Default)]
+pub struct PoolBlocks {
+    capacity: usize,
+    steps: usize,
+    blocks: VecDeque<PoolBlock>,
+}
+
+impl PoolBlocks {
+    /// For a pool that holds `capacity` steps.
+    pub fn new(capacity: usize) -> Self {
+        Self { capacity, ..Self::default() }
+    }
+
+    /// Takes in newer blocks and forgets those whose segments the pool holds no more. Newer blocks that leave a gap are all
+    /// that is left of the pool: whoever sent them had forgotten the ones between, too.
+    ///
+    /// # Errors
+    /// Blocks that were taken in before.
+    pub fn extend(&mut self, newer: Vec<PoolBlock>) -> anyhow::Result<()> {
+        for block in newer {
+            if let Some(last) = self.blocks.back() {
+                if block.index <= last.index {
+                    bail!("block {} of the pool follows block {}", block.index, last.index);
+                }
+                if block.index > last.index + 1 {
+                    self.clear();
+                }
+            }
+            self.steps += block.samples as usize;
+            self.blocks.push_back(block);
+        }
+        while let Some(oldest) = self.blocks.front() {
+            // The pool is the longest run of newest segments within its capacity: if the blocks after this one fill it, no
+            // segment of this one is left.
+            if self.steps - (oldest.samples as usize) < self.capacity {
+                break;
+            }
+            self.forget_oldest();
+        }
+        Ok(())
+    }
+
+    /// Forgets the oldest block; false if there is none.
+    pub fn forget_oldest(&mut self) -> bool {
+        let oldest = self.blocks.pop_front();
+        self.steps -= oldest.as_ref().map_or(0, |block| block.samples as usize);
+        oldest.is_some()
+    }
+
+    pub fn clear(&mut self) {
+        self.blocks.clear();
+        self.steps = 0;
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &PoolBlock> {
+        self.blocks.iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn block(index: u64, samples: u32) -> PoolBlock {
+        PoolBlock { index, samples, bytes: vec![index as u8; 3 + samples as usize % 5] }
+    }
+
+    fn joined<'a>(blocks: impl IntoIterator<Item = &'a PoolBlock>) -> Vec<u8> {
+        blocks.into_iter().flat_map(|b| b.head().into_iter().chain(b.bytes.clone())).collect()
+    }
+
+    #[test]
+    fn blocks_are_taken_apart_again_and_nothing_else_is() {
+        let blocks: Vec<PoolBlock> = (5..9).map(|i| block(i, i as u32)).collect();
+        let bytes = joined(&blocks);
+        assert_eq!(parse(&bytes).unwrap(), blocks);
+        for len in 1..bytes.len() {
+            let whole = parse(&bytes[..len]).map(|some| joined(&some).len() == len);
+            assert!(whole.is_err() || whole.is_ok_and(|whole| whole), "{len}");
+        }
+        assert!(parse(&joined([&block(1, 1), &block(3, 1)])).is_err());
+    }
+
+    proptest! {
+        /// Whatever is forgotten, a pool that is filled from what is left is the pool that was filled with everything.
+        #[test]
+        fn enough_is_kept_for_the_whole_pool(sizes in prop::collection::vec(prop::collection::vec(1usize..20, 1..5), 1..40),
+                                             capacity in 1usize..100, deltas in 1usize..5) {
+            // A pool as `learner::pool` keeps it, of (block, length).
+            let pool = |blocks: &[(usize, &Vec<usize>)]| {
+                let mut held = VecDeque::new();
+                let mut steps = 0;
+                for (i, segments) in blocks {
+                    for &len in *segments {
+                        steps += len;
+                        held.push_back((*i, len));
+                        while steps > capacity && held.len() > 1 {
+                            steps -= held.pop_front().unwrap().1;
+                        }
+                    }
+                }
+                held
+            };
+            let all: Vec<(usize, &Vec<usize>)> = sizes.iter().enumerate().collect();
+            let mut kept = PoolBlocks::new(capacity);
+            for delta in all.chunks(deltas) {
+                let newer = delta.iter().map(|(i, s)| block(*i as u64, s.iter().sum::<usize>() as u32)).collect();
+                kept.extend(newer).unwrap();
+            }
+            let left: Vec<(usize, &Vec<usize>)> = kept.iter().map(|b| all[b.index as usize]).collect();
+            prop_assert_eq!(pool(&left), pool(&all));
+        }
+    }
+}

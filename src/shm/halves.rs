@@ -1,0 +1,429 @@
+//! Two halves of shared memory through which snapshots leave the learner without holding it up.
+//!
+//! The learner puts snapshot s into half s mod 2 and goes on; the checkpointer copies complete halves to disk. A snapshot
+//! has two parts with owners of their own, the dense state (networks, optimisers, counters) and the sparse one (what
+//! changed since the snapshot before it: blocks of the replay pool, rows of a table), and is complete when both are there.
+//!
+//! Flags that two parties set and take back lose signals, so there are counters that only grow, each stored by one party,
+//! and the flags follow from them:
+//!
+//! ```text
+//! dense ready for s    dense_ready  >= s     stored by the owner of the dense part
+//! sparse ready for s   sparse_ready >= s     stored by the owner of the sparse part
+//! complete             both
+//! on disk              committed    >= s     stored by the checkpointer
+//! may be begun         committed    >= s-1   then the other half is on disk, and half s mod 2 is needed by nobody
+//! ```
+//!
+//! So base (the newest snapshot on disk) + a complete half always is a whole snapshot, and as s is begun only when s-1 is on
+//! disk, its sparse part holds the changes since exactly that base. A party that is killed anywhere leaves a half that is
+//! either complete or will be begun anew; nobody waits for the dead.
+
+use std::mem::{offset_of, size_of};
+
+use twox_hash::XxHash3_64;
+
+use super::error::ShmError;
+use super::pod::Shareable;
+use super::segment::{Kind, Segment, layout_hash};
+use super::sync::{AtomicU64, Ordering};
+use super::wait::Doorbell;
+
+const KIND: Kind = Kind(4);
+const PAGE: usize = 4096;
+
+/// Room for the parts of a snapshot, bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HalfShape {
+    pub dense: usize,
+    pub sparse: usize,
+}
+
+#[repr(C, align(128))]
+#[derive(Default)]
+struct Head {
+    /// Constant after creation.
+    dense_capacity: AtomicU64,
+    sparse_capacity: AtomicU64,
+    dense_ready: Line,
+    sparse_ready: Line,
+    committed: Line,
+    /// Rung when a part becomes ready and when a snapshot is committed.
+    news: BellLine,
+    /// Part headers, by half: dense, sparse.
+    parts: [[PartHead; 2]; 2],
+}
+
+/// A counter on a cache line of its own: each has another party that stores it.
+#[repr(C, align(128))]
+#[derive(Default)]
+struct Line(AtomicU64);
+
+#[repr(C, align(128))]
+#[derive(Default)]
+struct BellLine(Doorbell);
+
+/// Stored by the part's owner while the half is open to it; constant while the part is ready and not committed.
+#[repr(C, align(128))]
+#[derive(Default)]
+struct PartHead {
+    snapshot: AtomicU64,
+    /// Update whose state this is.
+    update: AtomicU64,
+    len: AtomicU64,
+    /// xxh3 of the bytes, seeded by snapshot and update.
+    checksum: AtomicU64,
+}
+
+// SAFETY: repr(C), atomics and structs of atomics only.
+unsafe impl Shareable for Head {}
+
+/// Which part of a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    Dense,
+    Sparse,
+}
+
+impl Part {
+    fn index(self) -> usize {
+        match self {
+            Self::Dense => 0,
+            Self::Sparse => 1,
+        }
+    }
+}
+
+/// A complete snapshot in shared memory that is not on disk yet. It stays as it is until it is committed.
+#[derive(Debug, Clone, Copy)]
+pub struct Complete<'a> {
+    pub snapshot: u64,
+    pub update: u64,
+    pub dense: &'a [u8],
+    pub sparse: &'a [u8],
+}
+
+/// A handle to the halves of a run.
+pub struct Halves {
+    segment: Segment,
+    shape: HalfShape,
+}
+
+impl Halves {
+    /// Creates the segment `name`. Only main does this.
+    ///
+    /// # Errors
+    /// When the name is taken or `/dev/shm` is too small.
+    pub fn create(name: &str, shape: HalfShape) -> Result<Self, ShmError> {
+        let segment = Segment::create(name, KIND, layout(), body_len(shape))?;
+        let head = segment.at::<Head>(0);
+        // Relaxed: children that open the halves are spawned later.
+        head.dense_capacity.store(shape.dense as u64, Ordering::Relaxed);
+        head.sparse_capacity.store(shape.sparse as u64, Ordering::Relaxed);
+        Ok(Self { segment, shape })
+    }
+
+    /// Opens the halves that main created.
+    ///
+    /// # Errors
+    /// When the segment is missing or does not hold halves of this build.
+    pub fn open(name: &str) -> Result<Self, ShmError> {
+        let segment = Segment::open(name, KIND, layout(), size_of::<Head>())?;
+        let head = segment.at::<Head>(0);
+        // Relaxed: constant since creation.
+        let claimed = [&head.dense_capacity, &head.sparse_capacity].map(|c| c.load(Ordering::Relaxed));
+        let room = segment.body_len() as u64;
+        let shape = HalfShape { dense: claimed[0] as usize, sparse: claimed[1] as usize };
+        if claimed.iter().any(|c| *c > room) || body_len(shape) as u64 > room {
+            let expected = claimed[0].saturating_add(claimed[1]).saturating_mul(2);
+            return Err(ShmError::Truncated { name: name.into(), expected, found: room });
+        }
+        Ok(Self { segment, shape })
+    }
+
+    /// How much of `/dev/shm` halves of this shape take.
+    pub fn footprint(shape: HalfShape) -> u64 {
+        Segment::footprint(body_len(shape))
+    }
+
+    /// Rung when a part becomes ready and when a snapshot is committed.
+    pub fn news(&self) -> &Doorbell {
+        &self.head().news.0
+    }
+
+    /// Number of the snapshot that is on disk, 0 for none.
+    pub fn committed(&self) -> u64 {
+        // Acquire: pairs with the Release in `commit`; the checkpointer's reads of the half are over.
+        self.head().committed.0.load(Ordering::Acquire)
+    }
+
+    /// Number of the newest complete snapshot, on disk or not; 0 for none.
+    pub fn complete(&self) -> u64 {
+        let head = self.head();
+        // Acquire: pairs with the Release in `write`; who sees the number sees the part.
+        head.dense_ready.0.load(Ordering::Acquire).min(head.sparse_ready.0.load(Ordering::Acquire))
+    }
+
+    /// The snapshot that may be begun now; `None` while the one before is not on disk.
+    pub fn next(&self) -> Option<u64> {
+        let committed = self.committed();
+        // A snapshot is complete or not begun, as far as its one owner is concerned; a dead owner's half parts are begun anew.
+        (self.complete() <= committed).then_some(committed + 1)
+    }
+
+    /// Writes a part of `snapshot`, the state after `update`, and declares it ready. `pieces` are laid one after another.
+    /// Each part has one owner, who writes it when [`Halves::next`] has said that the snapshot may be begun. A process that
+    /// owns both always writes them in the same order: if it is killed in between, the part that its successor writes anew
+    /// counts as ready all the while, and it is the other one that keeps the checkpointer from it.
+    ///
+    /// # Errors
+    /// A part that does not fit; nothing is declared then.
+    pub fn write<'a>(
+        &self,
+        part: Part,
+        snapshot: u64,
+        update: u64,
+        pieces: impl IntoIterator<Item = &'a [u8]>,
+    ) -> Result<(), ShmError> {
+        assert!(self.next() == Some(snapshot), "snapshot {snapshot} may not be begun");
+        let capacity = self.capacity(part);
+        // SAFETY: these bytes are this part's; until it is declared ready below nobody but its one owner touches them: the
+        // checkpointer reads complete halves only, and this half's last snapshot is two behind, hence committed.
+        let room = unsafe { self.segment.slice_mut(self.offset(part, snapshot), capacity) };
+        let mut len = 0;
+        for piece in pieces {
+            if piece.len() > capacity - len {
+                return Err(ShmError::SnapshotTooLarge {
+                    needed: (len + piece.len()) as u64,
+                    capacity: capacity as u64,
+                });
+            }
+            room[len..len + piece.len()].copy_from_slice(piece);
+            len += piece.len();
+        }
+        let head = self.part(part, snapshot);
+        // Relaxed: published by the counter below.
+        head.snapshot.store(snapshot, Ordering::Relaxed);
+        head.update.store(update, Ordering::Relaxed);
+        head.len.store(len as u64, Ordering::Relaxed);
+        head.checksum.store(checksum(snapshot, update, &room[..len]), Ordering::Relaxed);
+        // Release: pairs with the Acquire in `complete`; bytes and header come before the number.
+        self.ready(part).store(snapshot, Ordering::Release);
+        self.news().ring();
+        Ok(())
+    }
+
+    /// The complete snapshot that is not on disk yet, if there is one.
+    ///
+    /// # Errors
+    /// [`ShmError::DamagedSnapshot`]: its parts do not belong together or are not what their owners wrote.
+    pub fn pending(&self) -> Result<Option<Complete<'_>>, ShmError> {
+        let snapshot = self.complete();
+        if snapshot <= self.committed() {
+            return Ok(None);
+        }
+        let damaged = |what| ShmError::DamagedSnapshot { snapshot, what };
+        let read = |part| {
+            let head = self.part(part, snapshot);
+            // Relaxed: acquired with the counters in `complete`.
+            let update = head.update.load(Ordering::Relaxed);
+            let len = head.len.load(Ordering::Relaxed);
+            if head.snapshot.load(Ordering::Relaxed) != snapshot {
+                return Err(damaged("a part of another snapshot"));
+            }
+            if len > self.capacity(part) as u64 {
+                return Err(damaged("an impossible length"));
+            }
+            // SAFETY: the part is ready and not committed: nobody writes to it until `committed` reaches its number, which
+            // the one checkpointer stores, and that borrows `self` here.
+            let bytes = unsafe { self.segment.slice(self.offset(part, snapshot), len as usize) };
+            if checksum(snapshot, update, bytes) != head.checksum.load(Ordering::Relaxed) {
+                return Err(damaged("a wrong checksum"));
+            }
+            Ok((update, bytes))
+        };
+        let (update, dense) = read(Part::Dense)?;
+        let (other, sparse) = read(Part::Sparse)?;
+        if update != other {
+            return Err(damaged("parts of different updates"));
+        }
+        Ok(Some(Complete { snapshot, update, dense, sparse }))
+    }
+
+    /// Declares everything up to `snapshot` committed: by the checkpointer once it is on disk, and by main before anybody
+    /// else is there when a run goes on from a snapshot.
+    pub fn commit(&self, snapshot: u64) {
+        let head = self.head();
+        // Release: pairs with the Acquire in `committed`; our reads of the half come before it may be overwritten.
+        head.committed.0.fetch_max(snapshot, Ordering::Release);
+        self.news().ring();
+    }
+
+    fn head(&self) -> &Head {
+        self.segment.at::<Head>(0)
+    }
+
+    fn part(&self, part: Part, snapshot: u64) -> &PartHead {
+        &self.head().parts[(snapshot % 2) as usize][part.index()]
+    }
+
+    fn ready(&self, part: Part) -> &AtomicU64 {
+        match part {
+            Part::Dense => &self.head().dense_ready.0,
+            Part::Sparse => &self.head().sparse_ready.0,
+        }
+    }
+
+    fn capacity(&self, part: Part) -> usize {
+        match part {
+            Part::Dense => self.shape.dense,
+            Part::Sparse => self.shape.sparse,
+        }
+    }
+
+    /// Where a part's bytes start in the segment.
+    fn offset(&self, part: Part, snapshot: u64) -> usize {
+        let half = (snapshot % 2) as usize * half_len(self.shape);
+        let offset = match part {
+            Part::Dense => 0,
+            Part::Sparse => self.shape.dense.next_multiple_of(PAGE),
+        };
+        first_half() + half + offset
+    }
+}
+
+fn first_half() -> usize {
+    size_of::<Head>().next_multiple_of(PAGE)
+}
+
+fn half_len(shape: HalfShape) -> usize {
+    shape.dense.next_multiple_of(PAGE) + shape.sparse.next_multiple_of(PAGE)
+}
+
+fn body_len(shape: HalfShape) -> usize {
+    first_half() + 2 * half_len(shape)
+}
+
+fn layout() -> u64 {
+    layout_hash(&[size_of::<Head>(), offset_of!(Head, news), offset_of!(Head, parts), size_of::<PartHead>(), PAGE])
+}
+
+fn checksum(snapshot: u64, update: u64, bytes: &[u8]) -> u64 {
+    let seed = XxHash3_64::oneshot(bytemuck::cast_slice(&[snapshot, update]));
+    XxHash3_64::oneshot_with_seed(seed, bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::crash::kill_after;
+    use super::super::segment::tests::unique_name;
+    use super::*;
+
+    const SHAPE: HalfShape = HalfShape { dense: 5000, sparse: 300 };
+
+    fn halves() -> Halves {
+        Halves::create(&unique_name("halves"), SHAPE).unwrap()
+    }
+
+    fn dense(update: u64) -> Vec<u8> {
+        vec![update as u8; 4000 + update as usize]
+    }
+
+    fn sparse(update: u64) -> Vec<u8> {
+        vec![!update as u8; 100 + update as usize]
+    }
+
+    fn snapshot(halves: &Halves, update: u64) {
+        let n = halves.next().unwrap();
+        halves.write(Part::Dense, n, update, [&dense(update)[..]]).unwrap();
+        let rows = sparse(update);
+        let (a, b) = rows.split_at(7);
+        halves.write(Part::Sparse, n, update, [a, b]).unwrap();
+    }
+
+    fn check(complete: &Complete<'_>) {
+        assert_eq!(complete.dense, dense(complete.update));
+        assert_eq!(complete.sparse, sparse(complete.update));
+    }
+
+    #[test]
+    fn a_half_is_overwritten_only_when_the_other_is_on_disk() {
+        let name = unique_name("halves");
+        let learner = Halves::create(&name, SHAPE).unwrap();
+        let checkpointer = Halves::open(&name).unwrap();
+        assert!(checkpointer.pending().unwrap().is_none());
+        for update in 1..6 {
+            assert_eq!(learner.next(), Some(update));
+            snapshot(&learner, update);
+            assert_eq!(learner.next(), None, "the last one is not on disk");
+            let complete = checkpointer.pending().unwrap().expect("complete");
+            assert_eq!((complete.snapshot, complete.update), (update, update));
+            check(&complete);
+            checkpointer.commit(complete.snapshot);
+            assert!(checkpointer.pending().unwrap().is_none());
+        }
+    }
+
+    #[test]
+    fn half_a_snapshot_is_none() {
+        let halves = halves();
+        halves.write(Part::Dense, 1, 5, [&dense(5)[..]]).unwrap();
+        assert!(halves.pending().unwrap().is_none());
+        assert_eq!(halves.next(), Some(1), "begun anew by whoever follows a dead owner");
+        snapshot(&halves, 6);
+        check(&halves.pending().unwrap().expect("complete"));
+    }
+
+    #[test]
+    fn parts_of_different_updates_are_refused() {
+        let halves = halves();
+        halves.write(Part::Dense, 1, 5, [&dense(5)[..]]).unwrap();
+        halves.write(Part::Sparse, 1, 6, [&sparse(6)[..]]).unwrap();
+        assert!(matches!(halves.pending(), Err(ShmError::DamagedSnapshot { .. })));
+    }
+
+    #[test]
+    fn damage_and_lack_of_room_are_told() {
+        let halves = halves();
+        let large = vec![0; SHAPE.sparse + 1];
+        let refused = halves.write(Part::Sparse, 1, 1, [&large[..]]);
+        assert!(matches!(refused, Err(ShmError::SnapshotTooLarge { needed: 301, capacity: 300 })));
+        snapshot(&halves, 3);
+        // SAFETY: a byte of the dense part; nobody else is here.
+        unsafe { halves.segment.slice_mut(halves.offset(Part::Dense, 1), 18)[17] ^= 1 };
+        assert!(matches!(halves.pending(), Err(ShmError::DamagedSnapshot { .. })));
+    }
+
+    #[test]
+    fn an_owner_killed_at_any_store_leaves_the_last_snapshot_and_a_successor_goes_on() {
+        for step in 0.. {
+            let halves = halves();
+            snapshot(&halves, 1);
+            halves.commit(1);
+            let done = kill_after(step, || snapshot(&halves, 2));
+            if let Some(complete) = halves.pending().unwrap() {
+                assert_eq!(complete.update, 2);
+                check(&complete);
+                halves.commit(complete.snapshot);
+            }
+            snapshot(&halves, 3);
+            check(&halves.pending().unwrap().expect("complete"));
+            if done.is_some() {
+                assert!(step >= 10, "every store was a step");
+                break;
+            }
+        }
+    }
+
+    #[test]
+    fn a_checkpointer_killed_at_any_store_commits_again() {
+        for step in 0..4 {
+            let halves = halves();
+            snapshot(&halves, 1);
+            kill_after(step, || halves.commit(1));
+            // Its successor finds snapshot 1 on disk, or not, and says so.
+            halves.commit(1);
+            assert_eq!(halves.next(), Some(2));
+        }
+    }
+}

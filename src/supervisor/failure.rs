@@ -1,0 +1,51 @@
+//! Why a run failed, for people and for schedulers.
+
+use std::path::PathBuf;
+
+/// A run that cannot go on. Each kind has an exit code of its own.
+#[derive(Debug, thiserror::Error)]
+pub enum RunFailure {
+    #[error("{process} died {times} times; its last words are in {}", log.display())]
+    KeepsDying { process: String, times: u32, log: PathBuf },
+    #[error(
+        "the learner got no samples for {seconds:.0} s (watchdog.stuck_s): the actors stand still; their last words are in {}",
+        logs.display()
+    )]
+    NoSamples { seconds: f64, logs: PathBuf },
+    #[error(
+        "the actors got no parameters for {seconds:.0} s (watchdog.stuck_s): the learner has not published any; its last \
+         words are in {}", logs.display()
+    )]
+    NoParameters { seconds: f64, logs: PathBuf },
+    #[error(
+        "no update for {seconds:.0} s (watchdog.stuck_s) while samples lie unread: the learner stands still; its last words \
+         are in {}", logs.display()
+    )]
+    NoProgress { seconds: f64, logs: PathBuf },
+    #[error(
+        "a loss or gradient is not finite, again and again (watchdog.max_rollbacks): lower learner.critic_rate and \
+         learner.actor_rate; the batches are in {}", incidents.display()
+    )]
+    NotFinite { incidents: PathBuf },
+    #[error("the results of the run cannot be written; make room and go on with --resume. Why is in {}", log.display())]
+    CannotSave { log: PathBuf },
+}
+
+impl RunFailure {
+    /// What a learner ends with that met figures which are not finite too often.
+    pub const NOT_FINITE: u8 = 24;
+    /// What a process ends with that cannot write what the run has come to.
+    pub const CANNOT_SAVE: u8 = 25;
+
+    /// The program's exit code.
+    pub fn code(&self) -> u8 {
+        match self {
+            Self::KeepsDying { .. } => 20,
+            Self::NoSamples { .. } => 21,
+            Self::NoParameters { .. } => 22,
+            Self::NoProgress { .. } => 23,
+            Self::NotFinite { .. } => Self::NOT_FINITE,
+            Self::CannotSave { .. } => Self::CANNOT_SAVE,
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Whether a run may go on under the configuration, the data and the program that are there now.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use toml::{Table, Value};
+
+use crate::run::RunDirectory;
+use crate::run::context::{Context, compile_options, inputs_hash, open_logs};
+use crate::settings::Settings;
+
+/// Keys that may differ: they say when a run ends and how it is watched, not what it is.
+const MAY_DIFFER: [&str; 4] = ["budget.", "stop.", "checkpoint.", "watchdog."];
+
+/// What a run that goes on was.
+#[derive(Debug)]
+pub struct Earlier {
+    pub context: Context,
+    manifest: serde_json::Value,
+}
+
+/// A run that cannot go on as asked.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {why}", root.display())]
+pub struct Refused {
+    root: PathBuf,
+    why: String,
+}
+
+impl Earlier {
+    /// Looks at the run in a directory; `None` where there is none yet.
+    ///
+    /// # Errors
+    /// A run of another program, configuration or data ([`Refused`]), or one that cannot be read.
+    pub fn find(directory: &RunDirectory, settings: &Settings, mode: &str) -> anyhow::Result<Option<Self>> {
+        let refused = |why: String| Refused { root: directory.root().to_owned(), why };
+        let text = match std::fs::read(directory.manifest()) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            text => text.with_context(|| format!("cannot read {}", directory.manifest().display()))?,
+        };
+        let malformed = || refused("its manifest.json is malformed; start a new run in another --run-dir".into());
+        let manifest: serde_json::Value = serde_json::from_slice(&text).map_err(|_| malformed())?;
+        let version = env!("CARGO_PKG_VERSION");
+        if manifest["admix"] != version {
+            let why = format!("the run was made by admix {}, this is {version}: use that one", manifest["admix"]);
+            return Err(refused(why).into());
+        }
+        if manifest["mode"] != mode {
+            let why = format!("the run was {}, not \"{mode}\": go on the same way", manifest["mode"]);
+            return Err(refused(why).into());
+        }
+        let mut context = Context::load(directory)?;
+        let differing = differences(&context.settings, settings);
+        if !differing.is_empty() {
+            let why = format!(
+                "the run has another configuration: {}. Set these back, or start a new run in another --run-dir",
+                differing.join("; ")
+            );
+            return Err(refused(why).into());
+        }
+        let data = &settings.data;
+        for dirs in [&data.train, &data.validation, &data.test] {
+            for (dir, log) in dirs.iter().zip(open_logs(dirs, compile_options(settings))?) {
+                let now = inputs_hash(dir, &log)?;
+                if context.inputs.get(dir).is_some_and(|then| *then != now) {
+                    let why = format!(
+                        "the log {} has changed since the run began: put it back, or start a new run in another --run-dir",
+                        dir.display()
+                    );
+                    return Err(refused(why).into());
+                }
+            }
+        }
+        context.settings = settings.clone();
+        Ok(Some(Self { context, manifest }))
+    }
+
+    /// When the run was started and gone on with, for its manifest.
+    pub fn starts(&self) -> Vec<String> {
+        let again = self.manifest["resumed"].as_array().cloned().unwrap_or_default();
+        let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
+        text(&self.manifest["started"]).into_iter().chain(again.iter().filter_map(text)).collect()
+    }
+}
+
+/// The keys in which two configurations differ, with both values, but for those that may.
+fn differences(then: &Settings, now: &Settings) -> Vec<String> {
+    let table =
+        |settings: &Settings| -> Table { toml::from_str(&settings.to_toml()).expect("a resolved configuration") };
+    let mut differing = Vec::new();
+    compare(&table(then), &table(now), "", &mut differing);
+    differing
+}
+
+fn compare(then: &Table, now: &Table, prefix: &str, differing: &mut Vec<String>) {
+    for (key, value) in now {
+        let path = format!("{prefix}{key}");
+        if MAY_DIFFER.iter().any(|free| path.starts_with(free)) {
+            continue;
+        }
+        match (then.get(key), value) {
+            (Some(Value::Table(then)), Value::Table(now)) => compare(then, now, &format!("{path}."), differing),
+            (Some(then), now) if then == now => {}
+            (then, now) => {
+                let then = then.map_or_else(|| "unset".to_owned(), Value::to_string);
+                differing.push(format!("{path} was {then}, is {now}"));
+            }
+        }
+    }
+}
+
+/// The run directory for a start with `--resume`.
+///
+/// # Errors
+/// Nothing to go on with, unless `begin` allows to start anew; a directory in use.
+pub fn open(root: &Path, begin: bool) -> anyhow::Result<RunDirectory> {
+    if !begin && !root.join("manifest.json").is_file() {
+        bail!(Refused {
+            root: root.to_owned(),
+            why: "there is no run to go on with: name its --run-dir, or use --resume=auto to start one there".into()
+        });
+    }
+    RunDirectory::lock(root)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differing_keys_are_named_with_both_values_and_those_that_may_differ_are_not() {
+        let then = Settings::default();
+        let mut now = then.clone();
+        now.budget.max_updates = 7;
+        now.checkpoint.every_s = 1.0;
+        assert_eq!(differences(&then, &now), Vec::<String>::new());
+        now.learner.batch = 64;
+        now.policy.replan = false;
+        now.data.train = vec!["a".into()];
+        let mut differing = differences(&then, &now);
+        differing.sort();
+        assert_eq!(
+            differing,
+            ["data.train was [], is [\"a\"]", "learner.batch was 512, is 64", "policy.replan was true, is false"]
+        );
+    }
+}

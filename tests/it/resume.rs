@@ -1,0 +1,198 @@
+//! Runs that go on: the same bytes in lock-step, wherever they were interrupted; refused where they would not be the same run.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use rand::{RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+
+use crate::harness::{ENDLESS, Ended, Run, child, send, train, until_best};
+
+/// Both policy files of a run.
+fn policies(ended: &Ended) -> [Vec<u8>; 2] {
+    [ended.best(), ended.last()].map(|path| std::fs::read(path).unwrap())
+}
+
+/// Interruptions of a chain of lock-step runs; more with ADMIX_INTERRUPTIONS.
+fn interruptions() -> usize {
+    std::env::var("ADMIX_INTERRUPTIONS").map_or(8, |n| n.parse().expect("ADMIX_INTERRUPTIONS is a number"))
+}
+
+/// Interrupts runs of `sets` at random moments, in every way there is, until so many interruptions have been gone on from;
+/// each run that comes to its end must be the one that was never interrupted.
+fn interrupted_like_uninterrupted(sets: &[&str], seed: u64, interruptions: usize) {
+    let sets = [sets, &["checkpoint.every_s=0.02", "data.test=[]"]].concat();
+    let begun = Instant::now();
+    let whole = policies(&train(&sets, &["--deterministic"]));
+    let takes = begun.elapsed();
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut left = interruptions;
+    while left > 0 {
+        let mut run = Run::start(&sets, &["--deterministic"]);
+        let ended = loop {
+            let moment = takes.mul_f64(rng.random_range(0.1..0.9));
+            let start = Instant::now();
+            let over = loop {
+                if run.is_over() {
+                    break true;
+                }
+                if start.elapsed() > moment {
+                    break false;
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            };
+            if over || left == 0 {
+                break run.wait().expect(0);
+            }
+            left -= 1;
+            // A run that is killed before it has planned is not one yet.
+            let begun = run.dir().join("manifest.json").exists();
+            let how = if begun { "--resume" } else { "--resume=auto" };
+            match rng.random_range(0..4) {
+                0 => {
+                    run.signal(Signal::SIGINT);
+                    let ended = run.wait();
+                    assert!(matches!(ended.code, Some(0 | 130)), "{}", ended.stderr);
+                    run = Run::resume(ended.into_folder(), &sets, &["--deterministic", how]);
+                }
+                1 => {
+                    // All go back to the last snapshot, in the same run.
+                    for role in ["actor0", "actor1", "learner", "evaluator", "checkpointer"] {
+                        if rng.random_bool(0.3)
+                            && let Some(kin) = child(&run, role)
+                        {
+                            let _ = nix::sys::signal::kill(
+                                nix::unistd::Pid::from_raw(kin.pid.cast_signed()),
+                                Signal::SIGKILL,
+                            );
+                            break;
+                        }
+                    }
+                }
+                _ => run = Run::resume(run.kill(), &sets, &["--deterministic", how]),
+            }
+        };
+        assert!(policies(&ended) == whole, "another policy after interruptions (seed {seed})");
+    }
+}
+
+#[test]
+fn interrupted_lock_step_runs_end_like_uninterrupted_ones() {
+    interrupted_like_uninterrupted(&["budget.max_updates=128"], 1, interruptions());
+}
+
+#[test]
+fn so_they_do_with_delayed_feedback_other_critics_and_without_a_plan_in_the_bids() {
+    for (seed, sets) in [
+        (2, &["env.feedback_delay_s=600", "episodes.requests_per_step=3"][..]),
+        (3, &["learner.critic=categorical", "policy.warm_start=false", "learner.pool=600"]),
+        (4, &["score_mode=all", "actors.episodes=1"]),
+    ] {
+        interrupted_like_uninterrupted(sets, seed, 2);
+    }
+}
+
+#[test]
+fn a_free_run_goes_on_where_it_was() {
+    let sets = [ENDLESS, &["checkpoint.every_s=0.1"]].concat();
+    let mut run = Run::start(&sets, &[]);
+    until_best(&mut run);
+    let snapshots = run.dir().join("checkpoints");
+    run.until("a snapshot", |_| admix::run::snapshot::newest(&snapshots).unwrap().filter(|s| s.state.updates > 20));
+    let folder = run.kill();
+    let before = admix::run::snapshot::newest(&folder.path().join("run/checkpoints")).unwrap().unwrap();
+    let updates = before.state.updates;
+    let budget = format!("budget.max_updates={}", updates + 40);
+    let ended = Run::resume(folder, &[&budget], &["--resume"]).wait().expect(0);
+    assert_eq!(ended.outcome()["updates"], updates + 40);
+    assert_eq!(ended.manifest()["resumed"].as_array().unwrap().len(), 1);
+    let lines = ended.metrics();
+    let restored = lines.iter().find(|line| line["kind"] == "restored").expect("a record of it");
+    assert_eq!(restored["updates"], updates);
+    // The ledger is that of the whole run: what was unread when main died is lost.
+    assert_eq!(ended.ledger("consumed"), ended.outcome()["samples"].as_u64().unwrap());
+    // The best of the whole run is kept.
+    let best = lines.iter().filter(|line| line["kind"] == "evaluation").filter_map(|line| line["j"].as_f64());
+    let best = best.fold(f64::MIN, f64::max);
+    assert!(ended.outcome()["best_j"].as_f64() >= Some(best - 1e-9 * best.abs()), "{best} {}", ended.outcome());
+}
+
+#[test]
+fn a_run_that_is_over_is_over_and_may_be_given_more_to_do() {
+    let ended = train(&[], &[]);
+    let table = ended.stdout.clone();
+    let again = Run::resume(ended.into_folder(), &[], &["--resume=auto"]).wait().expect(0);
+    assert_eq!(again.outcome()["updates"], 64);
+    assert_eq!(again.stdout, table, "the same policy, the same table");
+    let more = Run::resume(again.into_folder(), &["budget.max_updates=96"], &["--resume"]).wait().expect(0);
+    assert_eq!(more.outcome()["updates"], 96);
+}
+
+#[test]
+fn resume_auto_starts_where_there_is_nothing_and_resume_alone_does_not() {
+    let ended = Run::start(&[], &["--resume"]).wait().expect(2);
+    assert!(ended.stderr.contains("--resume=auto"), "{}", ended.stderr);
+    let ended = Run::resume(ended.into_folder(), &[], &["--resume=auto"]).wait().expect(0);
+    assert_eq!(ended.outcome()["updates"], 64);
+    let ended = Run::resume(ended.into_folder(), &[], &[]).wait().expect(1);
+    assert!(ended.stderr.contains("already holds a run") && ended.stderr.contains("--resume"), "{}", ended.stderr);
+}
+
+#[test]
+fn another_configuration_mode_or_log_is_refused_and_named() {
+    let mut run = Run::start(ENDLESS, &[]);
+    until_best(&mut run);
+    let mut folder = run.kill();
+    for (sets, arguments, words) in [
+        (
+            &["learner.batch=64", "policy.hidden=8"][..],
+            &["--resume"][..],
+            &["learner.batch was 128, is 64", "policy.hidden"][..],
+        ),
+        (&[], &["--resume", "--seed", "9"], &["run.seed was 1, is 9"]),
+        (&[], &["--resume", "--deterministic"], &["lock-step"]),
+    ] {
+        let ended = Run::resume(folder, sets, arguments).wait().expect(2);
+        for word in words {
+            assert!(ended.stderr.contains(word), "no `{word}` in {}", ended.stderr);
+        }
+        folder = ended.into_folder();
+    }
+    let manifest = folder.path().join("run/manifest.json");
+    let text = std::fs::read_to_string(&manifest).unwrap();
+    std::fs::write(&manifest, text.replace(&format!("\"{}\"", env!("CARGO_PKG_VERSION")), "\"0.0.9\"")).unwrap();
+    let ended = Run::resume(folder, &[], &["--resume"]).wait().expect(2);
+    assert!(ended.stderr.contains("0.0.9"), "{}", ended.stderr);
+}
+
+#[test]
+fn damaged_snapshots_are_passed_over() {
+    let sets = ["checkpoint.every_s=0.05", "checkpoint.keep=3", "data.test=[]", "budget.max_updates=150"];
+    let ended = train(&sets, &["--deterministic"]);
+    let whole = policies(&ended);
+    let folder = ended.into_folder();
+    let root = folder.path().join("run/checkpoints");
+    let numbers = admix::run::snapshot::folder::numbers(&root).unwrap();
+    assert!(numbers.len() > 1, "{numbers:?}");
+    let newest = root.join(format!("{:08}", numbers[numbers.len() - 1]));
+    let state = std::fs::read(newest.join("state.bin")).unwrap();
+    std::fs::write(newest.join("state.bin"), &state[..state.len() / 2]).unwrap();
+    let ended = Run::resume(folder, &sets, &["--deterministic", "--resume"]).wait().expect(0);
+    assert!(ended.stderr.contains("damaged and passed over"), "{}", ended.stderr);
+    assert!(policies(&ended) == whole);
+}
+
+#[test]
+fn a_lock_step_run_that_loses_a_process_goes_back_and_ends_the_same() {
+    let sets = ["checkpoint.every_s=0.05", "data.test=[]", "budget.max_updates=128"];
+    let whole = policies(&train(&sets, &["--deterministic"]));
+    for role in ["actor1", "learner", "evaluator"] {
+        let mut run = Run::start(&sets, &["--deterministic"]);
+        let snapshots = run.dir().join("checkpoints");
+        run.until("a snapshot", |_| admix::run::snapshot::newest(&snapshots).unwrap());
+        send(child(&run, role).unwrap().pid, Signal::SIGKILL);
+        let ended = run.wait().expect(0);
+        assert_eq!(ended.outcome()["went_back"], 1, "{role}");
+        assert!(policies(&ended) == whole, "{role}");
+    }
+}
