@@ -46,7 +46,8 @@ impl Plan {
         let logs = open_logs(&self.dirs, options)?;
         let Settings { env, baselines, policy, .. } = &settings;
         let served = self.served.as_deref();
-        let plan = Planning { dirs: &self.dirs, logs, served, env, baselines, policy }.plan()?;
+        let plan =
+            Planning { dirs: &self.dirs, logs, served, validation: &[], options, env, baselines, policy }.plan()?;
         if let Some(out) = &self.out {
             plan.write(out)?;
             say!("plan written to {}", out.display());

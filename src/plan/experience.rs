@@ -71,8 +71,11 @@ pub fn learn(days: &[(&CompiledLog, &Bound)], rate_seed: u64) -> (BTreeMap<u64, 
     for s in sums.values() {
         common.add(s);
     }
-    let tilt_of =
-        |shown: f64, expected: f64, prior: f64| (shown + PRIOR_IMPRESSIONS * prior) / (expected + PRIOR_IMPRESSIONS);
+    // A habit is what repeats: of a single day nothing is known to.
+    let habits = days.len() > 1;
+    let tilt_of = |shown: f64, expected: f64, prior: f64| {
+        if habits { (shown + PRIOR_IMPRESSIONS * prior) / (expected + PRIOR_IMPRESSIONS) } else { 1.0 }
+    };
     let common_tilt: [f64; HOURS] = std::array::from_fn(|h| tilt_of(common.shown[h], common.expected[h], 1.0));
     let contracts: BTreeMap<u64, KnownContract> = sums
         .iter()

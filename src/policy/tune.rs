@@ -4,6 +4,9 @@
 //! from, a controller that does nothing would look best. What has one parameter needs half of the budget. The receding horizon is
 //! judged on each day with the sample of the other ones and one of the two factors, and has a quarter of it, because one of its
 //! replays costs as much as ten others.
+//!
+//! A single training day follows its own forecast to the request, and a controller that trusts it would look best. The learned
+//! policy's controller is then judged on the validation days, which choose its other parameters too.
 
 use std::sync::Arc;
 
@@ -20,12 +23,13 @@ use super::{Controller, Policy, ReplayOptions, replay_day};
 const START_FACTORS: [f64; 2] = [0.8, 1.25];
 
 /// Tunes all baselines, each within `budget` replays of a training day. `sample` is that of the same
-/// days, in their order.
+/// days, in their order. `judges`: validation days, asked about the controller if there is one training day; may be empty.
 ///
 /// # Errors
 /// No threads to work with.
 pub fn all(
     days: &[DayModel],
+    judges: &[DayModel],
     sample: &Sample,
     options: ReplayOptions,
     interval_s: f64,
@@ -34,7 +38,14 @@ pub fn all(
 ) -> anyhow::Result<Tuned> {
     // A pool of its own: the process's common one is for the learner, which sets its size.
     let pool = rayon::ThreadPoolBuilder::new().build().context("cannot start threads to tune the baselines")?;
-    pool.install(|| Ok(Bench { days, options, interval_s, budget }.tune(sample, policy)))
+    let bench = Bench { days, options, interval_s, budget };
+    Ok(pool.install(|| {
+        let mut tuned = bench.tune(sample, policy);
+        if days.len() == 1 && !judges.is_empty() {
+            tuned.pacing = Bench { days: judges, ..bench }.pacing(sample, policy, tuned.receding);
+        }
+        tuned
+    }))
 }
 
 /// A day, as an index, and a factor on the starting prices.
@@ -104,6 +115,15 @@ impl Bench<'_> {
             receding,
             pacing,
         }
+    }
+
+    /// Gains of the controller on days that `sample` was not taken from.
+    fn pacing(&self, sample: &Sample, policy: &settings::Policy, horizon: Horizon) -> PacingGains {
+        let sample = Arc::new(sample.clone());
+        let days: Vec<Trial> = (0..self.days.len()).map(|d| (d, 1.0)).collect();
+        self.climb(PacingGains::default(), self.budget, &days, pacing_neighbours, |gains, _| {
+            Box::new(Controller::new(policy, gains, horizon).expecting(sample.clone()))
+        })
     }
 
     /// The setting with the highest J summed over the trials: a pattern search from a sound start, which moves to a neighbour at

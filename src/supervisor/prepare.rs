@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 
-use crate::env::Vocabulary;
-use crate::log::{CompiledLog, table};
+use crate::env::{DayModel, Vocabulary};
+use crate::log::{CompileOptions, CompiledLog, table};
 use crate::plan::cache::{Key, Place};
 use crate::plan::{DayAhead, Plan};
 use crate::policy::{PolicySpec, ReplayOptions, tune};
@@ -21,6 +21,9 @@ pub struct Planning<'a> {
     pub logs: Vec<CompiledLog>,
     /// Directory of the day that is to be served; `None`: the contracts of the last training day under the plan's forecast.
     pub served: Option<&'a Path>,
+    /// Days that tell, where there is a single training day, what a controller is worth on another one; may be empty.
+    pub validation: &'a [PathBuf],
+    pub options: CompileOptions,
     pub env: &'a Env,
     pub baselines: &'a Baselines,
     pub policy: &'a Policy,
@@ -53,7 +56,8 @@ impl Planning<'_> {
     /// # Errors
     /// No training day, or a directory that cannot be used.
     pub fn make(self) -> anyhow::Result<Plan> {
-        let Self { dirs, logs, served, env, baselines, policy } = self;
+        let judges = self.judges()?;
+        let Self { dirs, logs, served, env, baselines, policy, .. } = self;
         let references: Vec<&CompiledLog> = logs.iter().collect();
         let mut plan = Plan::from_days(&references, env.rate_seed)?;
         if let Some(last) = logs.last() {
@@ -64,15 +68,20 @@ impl Planning<'_> {
             plan.serve(&ahead);
         }
         let vocabulary = Arc::new(Vocabulary::default());
-        let days = dirs
-            .iter()
-            .zip(logs)
-            .map(|(dir, log)| crate::env::DayModel::new(dir, log, &plan, vocabulary.clone()))
-            .collect::<Result<Vec<_>, _>>()?;
+        let models = |dirs: &[PathBuf], logs: Vec<CompiledLog>| {
+            let days = dirs.iter().zip(logs).map(|(dir, log)| DayModel::new(dir, log, &plan, vocabulary.clone()));
+            days.collect::<Result<Vec<_>, _>>()
+        };
+        let (days, judges) = (models(dirs, logs)?, models(self.validation, judges)?);
         let options = ReplayOptions { rate_seed: env.rate_seed, feedback_delay_s: env.feedback_delay_s };
         let (interval, budget) = (baselines.interval_s, baselines.tuning_replays);
-        plan.tuned = Some(tune::all(&days, &plan.sample, options, interval, budget, policy)?);
+        plan.tuned = Some(tune::all(&days, &judges, &plan.sample, options, interval, budget, policy)?);
         Ok(plan)
+    }
+
+    /// The logs of the validation days where they are needed.
+    fn judges(&self) -> anyhow::Result<Vec<CompiledLog>> {
+        if self.logs.len() > 1 { Ok(vec![]) } else { Ok(open_logs(self.validation, self.options)?) }
     }
 
     /// Where this plan is kept; `None` where none can be.
@@ -88,6 +97,10 @@ impl Planning<'_> {
             for name in ["control", "inventory"] {
                 key.file(table::find(dir, name).ok()?.as_deref()).ok()?;
             }
+        }
+        for (dir, log) in self.validation.iter().zip(&self.judges().ok()?) {
+            key.log(log);
+            key.file(table::find(dir, "inventory").ok()?.as_deref()).ok()?;
         }
         // Whole sections, so that a key that is added enters too; but for what the network alone is made of.
         let Policy { hidden, ad_embedding, traffic_embedding, temperature, auction_candidates, .. } = Policy::default();
@@ -118,7 +131,8 @@ pub fn prepare(settings: &Settings, given: Option<Plan>) -> anyhow::Result<Conte
         Some(plan) => plan,
         None => {
             let Settings { data, env, baselines, policy, .. } = settings;
-            Planning { dirs: &data.train, logs, served: None, env, baselines, policy }.plan()?
+            let (dirs, validation) = (&data.train, &data.validation);
+            Planning { dirs, logs, served: None, validation, options, env, baselines, policy }.plan()?
         }
     };
     let spec = PolicySpec { score_mode: settings.score_mode, policy: settings.policy.clone(), vocabulary };

@@ -34,10 +34,15 @@ fn sections() -> Sections {
 
 /// The plan as every start gets it, and as it is made without a look at what is kept.
 fn plans(dirs: &[PathBuf], served: Option<&Path>, s: &Sections) -> (Plan, Plan) {
+    plans_judged_on(&[], dirs, served, s)
+}
+
+fn plans_judged_on(validation: &[PathBuf], dirs: &[PathBuf], served: Option<&Path>, s: &Sections) -> (Plan, Plan) {
     let planning = || {
         let options = CompileOptions { complete_queues: s.env.complete_queues, max_bad_share: 1.0 };
         let logs = dirs.iter().map(|dir| log::open(dir, options).unwrap()).collect();
-        Planning { dirs, logs, served, env: &s.env, baselines: &s.baselines, policy: &s.policy }
+        let Sections { env, baselines, policy } = s;
+        Planning { dirs, logs, served, validation, options, env, baselines, policy }
     };
     let made = planning().make().unwrap().to_json();
     (planning().plan().unwrap(), serde_json::from_slice(&made).unwrap())
@@ -161,6 +166,28 @@ fn changed_inputs_are_planned_anew() {
     admix::log::write::control(&train[1].join("control.tsv"), &rows.contracts, (rows.day.start_ms, rows.day.end_ms()))
         .unwrap();
     new("a training day's control table", check("control", train, None));
+}
+
+/// A single training day's controller is tuned on the validation days; several training days need none.
+#[test]
+fn validation_days_take_part_in_the_plan_of_a_single_day() {
+    let scratch = tempfile::tempdir().unwrap();
+    let days = synth(scratch.path(), WORLD, 4);
+    let s = Sections { baselines: Baselines { tuning_replays: 24, ..Baselines::default() }, ..sections() };
+    let check = |validation: &[PathBuf], train: &[PathBuf]| {
+        let (got, made) = plans_judged_on(validation, train, None, &s);
+        assert!(got == made, "{validation:?}");
+        got
+    };
+    let alone = check(&[], &days[..1]);
+    let judged = check(&days[2..], &days[..1]);
+    assert!(alone != judged);
+    // Another day of the same name.
+    std::fs::remove_dir_all(&days[2]).unwrap();
+    std::fs::rename(&days[1], &days[2]).unwrap();
+    check(&days[2..], &days[..1]);
+    let several = [days[0].clone(), days[3].clone()];
+    assert!(check(&days[2..3], &several) == check(&[], &several));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::proc::{self, Usage};
 use super::watched::{Inside, Task, Watched, processes};
 use crate::settings::Settings;
-use crate::shm::Distribution;
+use crate::shm::{Counter, Distribution};
 
 /// How often the run is looked at.
 const LOOK: Duration = Duration::from_millis(200);
@@ -50,10 +50,10 @@ pub struct EndToEndReport {
 #[derive(Debug, Clone, Serialize)]
 pub struct ProcessReport {
     pub name: String,
-    /// Shares of the wall time, as the process itself counts them; of main: CPU time, and the rest.
+    /// Shares of the wall time, as the process itself counts them; of main and the checkpointer: CPU time, and the rest.
     pub computing: f64,
     pub waiting: f64,
-    /// Handing over samples and parameters; `None` of main, which does neither.
+    /// Handing over samples and parameters; `None` of those that do neither.
     pub copying: Option<f64>,
     /// User and system time over wall time.
     pub cores: f64,
@@ -133,29 +133,31 @@ struct Look {
     samples: u64,
     lag: Distribution,
     idle_s: f64,
-    /// By name: what the kernel says, and seconds of computing, waiting and copying.
-    processes: BTreeMap<String, (Usage, [f64; 3])>,
+    /// By name: what the kernel says, and seconds of computing, waiting and copying where they are counted.
+    processes: BTreeMap<String, (Usage, Option<[f64; 3]>)>,
 }
 
 impl Look {
     fn take(inside: &Inside, main: u32) -> Option<Self> {
         let control = &inside.control;
         let (l, e) = (&control.learner, &control.evaluator);
-        let mut processes: BTreeMap<String, (Usage, [f64; 3])> = processes(control)
+        let mut processes: BTreeMap<String, (Usage, Option<[f64; 3]>)> = processes(control)
             .into_iter()
             .filter_map(|(name, pid)| {
-                let counters = match name.as_str() {
-                    "learner" => [&l.compute_ns, &l.wait_ns, &l.copy_ns],
-                    "evaluator" => [&e.compute_ns, &e.wait_ns, &e.copy_ns],
+                let seconds = |counters: [&Counter; 3]| Some(counters.map(|ns| ns.get() as f64 * 1e-9));
+                let counted = match name.as_str() {
+                    "learner" => seconds([&l.compute_ns, &l.wait_ns, &l.copy_ns]),
+                    "evaluator" => seconds([&e.compute_ns, &e.wait_ns, &e.copy_ns]),
+                    "checkpointer" => None,
                     actor => {
                         let stats = &control.actors[actor.strip_prefix("actor")?.parse::<usize>().ok()?];
-                        [&stats.compute_ns, &stats.wait_ns, &stats.copy_ns]
+                        seconds([&stats.compute_ns, &stats.wait_ns, &stats.copy_ns])
                     }
                 };
-                Some((name, (proc::usage(pid)?, counters.map(|ns| ns.get() as f64 * 1e-9))))
+                Some((name, (proc::usage(pid)?, counted)))
             })
             .collect();
-        processes.insert("main".into(), (proc::usage(main)?, [0.0; 3]));
+        processes.insert("main".into(), (proc::usage(main)?, None));
         Some(Self {
             at: Instant::now(),
             updates: l.updates.get(),
@@ -181,21 +183,21 @@ pub fn run(config: Option<&Path>, sets: &[String], requests: u32, seconds: f64) 
     let budget =
         ["budget.max_updates=0".into(), "budget.max_samples=0".into(), format!("budget.max_seconds={seconds}")];
     let mut run = task.start(&budget)?;
-    let looks = watch(&mut run, task.settings.actors.count)?;
+    let looks = watch(&mut run, &task.settings)?;
     report(&task.settings, &looks, run.started)
 }
 
-fn watch(run: &mut Watched, actors: usize) -> anyhow::Result<Vec<Look>> {
+fn watch(run: &mut Watched, settings: &Settings) -> anyhow::Result<Vec<Look>> {
+    let actors = settings.actors.count;
+    // Main, learner, evaluator, and the checkpointer where there is one.
+    let all = actors + 3 + usize::from(settings.checkpoint.every_s > 0.0);
     let mut looks: Vec<Look> = Vec::new();
     let mut inside = None;
     while run.ended()?.is_none() {
         inside = inside.or_else(|| run.inside(actors));
         let look = inside.as_ref().and_then(|inside| Look::take(inside, run.pid()));
-        // From the first update to the moment when the learner or an actor has gone.
-        let whole = |look: &Look| looks.first().is_none_or(|first| first.processes.len() == look.processes.len());
-        if let Some(look) = look.filter(|look| look.updates > 0 && look.processes.len() > actors + 1 && whole(look)) {
-            looks.push(look);
-        }
+        // From the first update to the moment when the first of them has gone.
+        looks.extend(look.filter(|look| look.updates > 0 && look.processes.len() == all));
         std::thread::sleep(LOOK);
     }
     Ok(looks)
@@ -218,13 +220,13 @@ fn report(settings: &Settings, looks: &[Look], started: Instant) -> anyhow::Resu
             let (before, earlier) = first.processes.get(name)?;
             let (between, _) = middle.processes.get(name)?;
             let busy = (after.cpu_s - before.cpu_s) / seconds;
-            let [computing, waiting, copying] = [0, 1, 2].map(|i| (counted[i] - earlier[i]) / seconds);
-            let main = name == "main";
+            let shares =
+                counted.zip(*earlier).map(|(now, then)| [0, 1, 2].map(|i: usize| (now[i] - then[i]) / seconds));
             Some(ProcessReport {
                 name: name.clone(),
-                computing: if main { busy } else { computing },
-                waiting: if main { 1.0 - busy } else { waiting },
-                copying: (!main).then_some(copying),
+                computing: shares.map_or(busy, |s| s[0]),
+                waiting: shares.map_or(1.0 - busy, |s| s[1]),
+                copying: shares.map(|s| s[2]),
                 cores: busy,
                 first: *before,
                 middle: *between,

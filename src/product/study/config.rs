@@ -76,6 +76,8 @@ struct StudyFile {
     world: Vec<WorldEntry>,
     #[serde(default)]
     variant: Vec<VariantEntry>,
+    #[serde(default)]
+    choose: bool,
 }
 
 fn all() -> Names {
@@ -106,6 +108,9 @@ pub struct Variant {
     pub sets: Vec<String>,
 }
 
+/// The policy of [`Study::choose`].
+pub const CHOSEN: &str = "chosen";
+
 /// A study, checked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Study {
@@ -119,6 +124,9 @@ pub struct Study {
     pub stresses: Vec<Stress>,
     /// Weights of delivery of the hindsight frontier.
     pub frontier: Vec<f64>,
+    /// Whether to report, beside the variants, the one that a user would take: of each world and seed the best on the validation
+    /// days.
+    pub choose: bool,
 }
 
 impl Study {
@@ -147,9 +155,9 @@ impl Study {
         for variant in std::iter::once(&base).chain(&variants) {
             variant.check()?;
         }
-        let taken: HashSet<&str> = baselines::NAMES.into_iter().chain(["oracle"]).collect();
+        let taken: HashSet<&str> = baselines::NAMES.into_iter().chain(["oracle", CHOSEN]).collect();
         if let Some(v) = variants.iter().find(|v| taken.contains(v.name.as_str())) {
-            bail!("variant `{}` is called like a baseline; give it another name", v.name);
+            bail!("variant `{}` is called like a baseline, the oracle or `chosen`; give it another name", v.name);
         }
         ensure!(
             distinct(&variants.iter().map(|v| &v.name).collect::<Vec<_>>()),
@@ -183,6 +191,7 @@ impl Study {
             variants,
             stresses,
             frontier: file.frontier,
+            choose: file.choose,
         })
     }
 }

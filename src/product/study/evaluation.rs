@@ -1,5 +1,6 @@
 //! Replays everybody on the reported days.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,8 +15,9 @@ use crate::run::context::compile_options;
 use crate::settings::Settings;
 use crate::supervisor::interrupt::Interrupt;
 
-use super::config::Study;
+use super::config::{CHOSEN, Study};
 use super::frontier::{self, HindsightPoint};
+use super::learning::Curve;
 
 /// One policy on one day of one world. Money in minor units.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -51,6 +53,29 @@ pub const CALM: &str = "none";
 pub struct Found {
     pub rows: Vec<Row>,
     pub frontier: Vec<HindsightPoint>,
+}
+
+impl Found {
+    /// Adds [`CHOSEN`]: of every world and seed the rows of the variant whose run was the best on its validation days, the first
+    /// of several.
+    pub fn choose(&mut self, curves: &[Curve]) {
+        let mut best: HashMap<(&str, u64), &Curve> = HashMap::new();
+        for curve in curves.iter().filter(|c| c.best_share.is_some()) {
+            let chosen = best.entry((&curve.world, curve.seed)).or_insert(curve);
+            if curve.best_share > chosen.best_share {
+                *chosen = curve;
+            }
+        }
+        let is_chosen = |row: &&Row| {
+            let run = row.seed.and_then(|seed| best.get(&(row.world.as_str(), seed)));
+            run.is_some_and(|run| run.variant == row.report.name)
+        };
+        let rows = self.rows.iter().filter(is_chosen);
+        let rows: Vec<Row> = rows
+            .map(|r| Row { report: PolicyReport { name: CHOSEN.into(), ..r.report.clone() }, ..r.clone() })
+            .collect();
+        self.rows.extend(rows);
+    }
 }
 
 /// A day of a world under a stress.

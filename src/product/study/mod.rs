@@ -100,10 +100,13 @@ pub fn run(title: &str, study: &Study, options: &Options, interrupt: &Interrupt)
     }
     let (fields, curves) = collect(study, &products, &out)?;
     let settings = base_settings(&study.base)?;
-    let found = match evaluation::evaluate(study, &fields, &settings, options.jobs, interrupt) {
+    let mut found = match evaluation::evaluate(study, &fields, &settings, options.jobs, interrupt) {
         Err(_) if interrupt.count() > 0 => return Ok(None),
         found => found?,
     };
+    if study.choose {
+        found.choose(&curves);
+    }
     let weights = study
         .variants
         .iter()

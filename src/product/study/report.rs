@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use crate::evaluate::Kind;
 
-use super::config::Study;
+use super::config::{CHOSEN, Study};
 use super::evaluation::CALM;
 use super::learning::{Curve, MARKS};
 use super::summary::{FrontierPoint, PolicySummary, Summary};
@@ -60,6 +60,10 @@ pub fn render(title: &str, study: &Study, summary: &Summary, curves: &[Curve]) -
         study.variants.len(),
         study.seeds.len(),
     );
+    if study.choose {
+        let _ =
+            writeln!(text, "`{CHOSEN}`: of each world and seed the variant that was best on its validation days.\n");
+    }
     policies(&mut text, summary);
     worlds(&mut text, summary);
     stresses(&mut text, summary);
