@@ -14,6 +14,9 @@ use super::judge::Judge;
 const NAP: Duration = Duration::from_millis(100);
 /// Before a policy that the file system refused is written again.
 const RETRY: Duration = Duration::from_secs(1);
+/// Where cores are short, learning comes first: the evaluator has a sixth of a learner's or an actor's share of them, and newer
+/// parameters when it is done. With cores to spare it changes nothing.
+const NICENESS: i32 = 8;
 /// Where the evaluator signs in.
 pub const SLOT: usize = MAX_PROCESSES - 2;
 
@@ -23,6 +26,7 @@ pub const SLOT: usize = MAX_PROCESSES - 2;
 /// # Errors
 /// Anything that keeps it from evaluating; main starts it again.
 pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
+    rustix::process::nice(NICENESS).context("cannot lower the evaluator's priority")?;
     let context = Context::load(directory)?;
     let settings = &context.settings;
     let segments = Segments::open(prefix, 0..0, false)?;
