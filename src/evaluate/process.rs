@@ -14,9 +14,9 @@ use super::judge::Judge;
 const NAP: Duration = Duration::from_millis(100);
 /// Before a policy that the file system refused is written again.
 const RETRY: Duration = Duration::from_secs(1);
-/// Where cores are short, learning comes first: the evaluator has a sixth of a learner's or an actor's share of them, and newer
+/// Where cores are short, learning comes first: the evaluator has a twelfth of a learner's or an actor's share of them, and newer
 /// parameters when it is done. With cores to spare it changes nothing.
-const NICENESS: i32 = 8;
+const NICENESS: i32 = 11;
 /// Where the evaluator signs in.
 pub const SLOT: usize = MAX_PROCESSES - 2;
 
