@@ -55,6 +55,7 @@ pub struct Moment<'a> {
     /// Whether the training days' prices are shown to the networks.
     warm: bool,
     offset: u64,
+    observed_until: u64,
     /// Of sums over the memory.
     growth: f64,
     decay: f64,
@@ -127,6 +128,7 @@ impl<'a> Moment<'a> {
             state,
             warm,
             offset,
+            observed_until: replay.observed_until(),
             growth: growth(offset),
             decay: decay(offset),
             traffic: (before / whole) as f32,
@@ -188,7 +190,7 @@ impl<'a> Moment<'a> {
                 -1.0
             },
             self.traffic,
-            0.5 * state.pacing(day, &day.pacing, episode, j, self.offset) as f32,
+            0.5 * state.pacing(day, &day.pacing, episode, j, self.observed_until) as f32,
             flight.min(2.0) as f32,
             self.price,
             self.volume,

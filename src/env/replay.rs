@@ -105,7 +105,7 @@ impl<'a> Replay<'a> {
             let offset = day.offset(row);
             let request = &day.log.requests()[row];
             let best = request.best * replay.episode.price_factor(request.region, offset);
-            let weight = replay.state.arrive(day, &replay.episode, offset, best);
+            let weight = replay.state.arrive(day, &replay.episode, offset, replay.delay, best);
             for e in day.log.entries(request) {
                 replay.state.meet(day, e.contract as usize, offset, weight, best);
             }
@@ -134,7 +134,7 @@ impl<'a> Replay<'a> {
         self.offset = request.ts_ms - self.day.log.day().start_ms;
         self.factor = self.episode.price_factor(request.region, self.offset);
         let best = request.best * self.factor;
-        let weight = self.state.arrive(self.day, &self.episode, self.offset, best);
+        let weight = self.state.arrive(self.day, &self.episode, self.offset, self.delay, best);
         self.candidates.clear();
         for e in self.day.log.entries(request) {
             let j = e.contract as usize;
@@ -185,6 +185,11 @@ impl<'a> Replay<'a> {
     /// Milliseconds from midnight, within the day.
     pub fn offset(&self) -> u64 {
         self.offset.min(DAY_MS - 1)
+    }
+
+    /// The offset before which deliveries are observed by now: what was planned by then is what observed counts compare with.
+    pub fn observed_until(&self) -> u64 {
+        self.offset().saturating_sub(self.delay)
     }
 
     /// What showing contract candidate `i` would earn now.

@@ -126,7 +126,7 @@ impl State {
 
     /// A request arrives: deliveries that are due become observed, traffic and prices are taken in. Returns the
     /// [`growth`] of the moment, for [`State::meet`].
-    pub(super) fn arrive(&mut self, day: &DayModel, episode: &Episode, offset: u64, best: f64) -> f64 {
+    pub(super) fn arrive(&mut self, day: &DayModel, episode: &Episode, offset: u64, delay: u64, best: f64) -> f64 {
         while self.pending.front().is_some_and(|p| p.due <= offset) {
             if let Some(p) = self.pending.pop_front() {
                 self.observe(p, p.due);
@@ -138,7 +138,7 @@ impl State {
         self.price_expected += weight * day.price_by_hour[hour];
         self.requests += 1;
         if self.refreshed.is_none_or(|at| offset >= at + REFRESH_MS) {
-            self.refresh(day, episode, offset);
+            self.refresh(day, episode, offset, delay);
         }
         weight
     }
@@ -153,13 +153,15 @@ impl State {
         self.day_market_expected[j] += expected as f32;
     }
 
-    fn refresh(&mut self, day: &DayModel, episode: &Episode, offset: u64) {
+    fn refresh(&mut self, day: &DayModel, episode: &Episode, offset: u64, delay: u64) {
         let (mut planned, mut short, mut owed, mut covered) = (0.0, 0.0, 0.0, 0.0);
-        let since = self.refreshed.unwrap_or(offset);
+        // What is observed by now was delivered before.
+        let until = offset.saturating_sub(delay);
+        let since = self.refreshed.unwrap_or(offset).saturating_sub(delay);
         for (j, c) in day.contracts.iter().enumerate() {
             let total = c.pace.total();
             let demand = f64::from(episode.owed[j]);
-            let before = c.pace.before(offset);
+            let before = c.pace.before(until);
             let due = if total > 0.0 { demand * before / total } else { 0.0 };
             if total > 0.0 && demand > 0.0 {
                 let error = (due - f64::from(self.observed[j])) / demand;
@@ -242,14 +244,14 @@ impl State {
     /// The pacing controller's term for contract `j`, to be added to the logit of its bid: gains times the pace error (planned
     /// minus observed share) and its sum. Gains fall with the root of the thinning, as the noise of the error grows.
     ///
-    /// The market's term is not thinned: prices are seen on every request.
-    pub fn pacing(&self, day: &DayModel, gains: &PacingGains, episode: &Episode, j: usize, offset: u64) -> f64 {
+    /// The market's term is not thinned: prices are seen on every request. `until` is [`Replay::observed_until`](super::Replay).
+    pub fn pacing(&self, day: &DayModel, gains: &PacingGains, episode: &Episode, j: usize, until: u64) -> f64 {
         let c = &day.contracts[j];
         let (owed, total) = (f64::from(episode.owed[j]), c.pace.total());
         if owed <= 0.0 || total <= 0.0 {
             return 0.0;
         }
-        let error = c.pace.before(offset) / total - f64::from(self.observed[j]) / owed;
+        let error = c.pace.before(until) / total - f64::from(self.observed[j]) / owed;
         let term = gains.proportional * error + gains.integral * f64::from(self.integral[j]);
         let level = self.day_market_level(day.unit, j);
         (episode.thinning.sqrt() * term).clamp(-6.0, 6.0) + gains.market * level.ln().clamp(-2.0, 2.0)

@@ -100,7 +100,7 @@ fn logit(share: f64) -> f64 {
 pub fn lift(policy: &settings::Policy, gains: &PacingGains, replay: &Replay, j: usize) -> f64 {
     let start = f64::from(replay.episode.start_error[j] + replay.state.replanned[j]);
     if policy.pacing {
-        start + replay.state.pacing(replay.day, gains, &replay.episode, j, replay.offset())
+        start + replay.state.pacing(replay.day, gains, &replay.episode, j, replay.observed_until())
     } else {
         start
     }
