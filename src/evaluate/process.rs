@@ -26,9 +26,12 @@ pub const SLOT: usize = MAX_PROCESSES - 2;
 /// # Errors
 /// Anything that keeps it from evaluating; main starts it again.
 pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
-    rustix::process::nice(NICENESS).context("cannot lower the evaluator's priority")?;
     let context = Context::load(directory)?;
     let settings = &context.settings;
+    // In lock-step the learner waits for it.
+    if !settings.run.deterministic {
+        rustix::process::nice(NICENESS).context("cannot lower the evaluator's priority")?;
+    }
     let segments = Segments::open(prefix, 0..0, false)?;
     let control = &segments.control;
     let stats = &control.evaluator;

@@ -108,7 +108,7 @@ fn an_actor_that_keeps_dying_ends_the_run_and_its_log_is_named() {
 
 #[test]
 fn killed_evaluators_are_replaced_and_the_run_ends_well() {
-    let mut run = Run::start(&["budget.max_updates=0", "budget.max_seconds=3"], &[]);
+    let mut run = Run::start(&["budget.max_updates=0", "budget.max_seconds=12"], &[]);
     let control = control_of(&run.until("evaluator", |run| child(run, "evaluator")));
     for _ in 0..3 {
         let evaluations = control.evaluator.evaluations.get();

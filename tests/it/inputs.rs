@@ -598,7 +598,7 @@ fn a_bad_set_option_names_itself_and_what_would_be_right() {
         ("learner.critic=quantiles", &["--set learner.critic=quantiles", "`quantile`, `categorical`, `scalar`"]),
         ("learner.pool=large", &["--set learner.pool=large", "expected usize"]),
         ("learner.pool=10", &["`learner.pool` is 10; must hold at least one batch"]),
-        ("actors.count=65", &["`actors.count` is 65; at most 64"]),
+        ("actors.count=65", &["`actors.count` is 65; must be at most 64"]),
         ("run.device=abacus", &["unknown device `abacus`; use auto, cpu, cuda or cuda:INDEX"]),
         ("data.train=[]", &["`data.train` names no log directory"]),
     ] {
@@ -657,7 +657,7 @@ fn a_run_directory_is_used_once() {
 
 #[test]
 fn too_little_shared_memory_is_told_before_anything_starts() {
-    let sets = ["actors.write_every=1000000000000", "checkpoint.every_s=0"];
+    let sets = ["actors.write_every=1000000000", "checkpoint.every_s=0"];
     let ended = Run::start(&sets, &[]).wait().expect(1);
     for word in ["not enough shared memory", "MiB needed", "MiB free in /dev/shm", "--shm-size", "actors.write_every"] {
         assert!(ended.stderr.contains(word), "no `{word}` in {}", ended.stderr);
