@@ -57,9 +57,8 @@ pub struct ProcessReport {
     pub copying: Option<f64>,
     /// User and system time over wall time.
     pub cores: f64,
-    pub first: Usage,
-    pub middle: Usage,
-    pub last: Usage,
+    /// Medians of the first, the middle and the last third of the time.
+    pub thirds: [Usage; 3],
 }
 
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -76,7 +75,7 @@ impl fmt::Display for EndToEndReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "process       computing  waiting  copying  cores   resident MB: first, middle, last (of its own)   files: first, last"
+            "process       computing  waiting  copying  cores   resident MB by thirds of the time (of its own)  files: first, last"
         )?;
         for p in &self.processes {
             let percent = |share: f64| format!("{:.1} %", 100.0 * share);
@@ -89,11 +88,11 @@ impl fmt::Display for EndToEndReport {
                 percent(p.waiting),
                 p.copying.map_or_else(|| "-".into(), percent),
                 p.cores,
-                memory(&p.first),
-                memory(&p.middle),
-                memory(&p.last),
-                p.first.open_files,
-                p.last.open_files
+                memory(&p.thirds[0]),
+                memory(&p.thirds[1]),
+                memory(&p.thirds[2]),
+                p.thirds[0].open_files,
+                p.thirds[2].open_files
             )?;
         }
         writeln!(f, "until s  updates/s  replay ratio  policy lag")?;
@@ -210,7 +209,8 @@ fn report(settings: &Settings, looks: &[Look], started: Instant) -> anyhow::Resu
     let last = &looks[end];
     let seconds = last.since(first);
     ensure!(seconds > 0.0, "the run made too few updates in its time; give it more --seconds");
-    let middle = &looks[end / 2];
+    let third = (end / 3).max(1);
+    let thirds = [&looks[..third], &looks[end / 2 - third / 2..][..third], &looks[end + 1 - third..=end]];
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let capacity = cores as f64 * seconds;
     let processes: Vec<ProcessReport> = last
@@ -218,7 +218,6 @@ fn report(settings: &Settings, looks: &[Look], started: Instant) -> anyhow::Resu
         .iter()
         .filter_map(|(name, (after, counted))| {
             let (before, earlier) = first.processes.get(name)?;
-            let (between, _) = middle.processes.get(name)?;
             let busy = (after.cpu_s - before.cpu_s) / seconds;
             let shares =
                 counted.zip(*earlier).map(|(now, then)| [0, 1, 2].map(|i: usize| (now[i] - then[i]) / seconds));
@@ -228,9 +227,7 @@ fn report(settings: &Settings, looks: &[Look], started: Instant) -> anyhow::Resu
                 waiting: shares.map_or(1.0 - busy, |s| s[1]),
                 copying: shares.map(|s| s[2]),
                 cores: busy,
-                first: *before,
-                middle: *between,
-                last: *after,
+                thirds: thirds.map(|looks| usual(looks, name)),
             })
         })
         .collect();
@@ -258,6 +255,22 @@ fn report(settings: &Settings, looks: &[Look], started: Instant) -> anyhow::Resu
         windows: windows(&looks[..=end], settings.learner.batch),
         processes,
     })
+}
+
+/// Medians of a process over some looks.
+fn usual(looks: &[Look], name: &str) -> Usage {
+    let seen: Vec<Usage> = looks.iter().filter_map(|look| Some(look.processes.get(name)?.0)).collect();
+    let median = |of: fn(&Usage) -> f64| {
+        let mut values: Vec<f64> = seen.iter().map(of).collect();
+        values.sort_by(f64::total_cmp);
+        values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+    };
+    Usage {
+        cpu_s: median(|u| u.cpu_s),
+        resident_mb: median(|u| u.resident_mb),
+        own_mb: median(|u| u.own_mb),
+        open_files: median(|u| u.open_files as f64) as usize,
+    }
 }
 
 fn windows(looks: &[Look], batch: usize) -> Vec<Window> {
