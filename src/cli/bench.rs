@@ -62,8 +62,12 @@ enum Stage {
     },
     /// Learner updates per second, or with --losses the losses of updates on fixed generated data
     Learner(LearnerArguments),
-    /// From the rings into the learner's pool: take, verify, decode, check, keep; beside memcpy of the same bytes
+    /// From the rings into the learner's pool: take, verify, decode, check, keep, on a GPU rebuild and upload; beside memcpy of the
+    /// same bytes
     Ingest {
+        /// auto, cpu, cuda or cuda:INDEX
+        #[arg(long, default_value = "auto")]
+        device: String,
         /// Requests of a step
         #[arg(long, default_value_t = 30)]
         requests_per_step: usize,
@@ -220,8 +224,9 @@ impl Bench {
                     None => self.print(&learner::run(size, &settings, a.seconds)?),
                 }
             }
-            Stage::Ingest { requests_per_step, contracts, seconds } => {
+            Stage::Ingest { device, requests_per_step, contracts, seconds } => {
                 let mut settings = Settings::default();
+                settings.run.device.clone_from(device);
                 settings.episodes.requests_per_step = *requests_per_step;
                 let size =
                     WorldSize { requests: 60_000, queue: 16, eligible: 6.min(*contracts), contracts: *contracts };

@@ -106,7 +106,16 @@ fn potential(replay: &Replay, w: &Weights, per_step: f64, j: usize, delivered: f
     ((potential / replay.day.unit) as f32, (scale / replay.day.unit) as f32)
 }
 
-/// What rebuilding needs to know beside the segment.
+/// What segments are rebuilt with.
+#[derive(Debug, Clone, Copy)]
+pub struct Rebuild<'a> {
+    pub days: &'a [DayModel],
+    pub spec: &'a PolicySpec,
+    pub settings: &'a Settings,
+    pub dims: &'a Dims,
+}
+
+/// What the parts of a segment are rebuilt with.
 struct Builder<'a> {
     spec: &'a PolicySpec,
     dims: &'a Dims,
@@ -117,7 +126,8 @@ struct Builder<'a> {
 
 impl SegmentRows {
     /// Replays a segment.
-    pub fn build(days: &[DayModel], segment: &Segment, spec: &PolicySpec, settings: &Settings, dims: &Dims) -> Self {
+    pub fn build(segment: &Segment, with: Rebuild) -> Self {
+        let Rebuild { days, spec, settings, dims } = with;
         let day = &days[segment.day as usize];
         let per_step = usize::from(segment.per_step);
         let episode = Episode::draw(day, &settings.episodes, per_step, segment.episode);
@@ -149,6 +159,11 @@ impl SegmentRows {
             }
         }
         rows
+    }
+
+    /// Steps and contracts with something to learn.
+    pub fn pairs(&self) -> usize {
+        self.scale.iter().filter(|scale| **scale > 0.0).count()
     }
 
     fn empty(segment: &Segment, dims: &Dims, tables: usize) -> Self {

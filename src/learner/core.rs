@@ -5,17 +5,16 @@ use std::time::Instant;
 
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
-use rayon::prelude::*;
 
 use crate::env::{DayModel, Segment};
 use crate::policy::PolicySpec;
 use crate::run::snapshot::{RngState, TrainerState};
 use crate::settings::Settings;
 
-use super::batch::SegmentRows;
+use super::batch::Rebuild;
 use super::dims::Dims;
 use super::pool::Pool;
-use super::trainer::{Train, UpdatePlan, UpdateStats};
+use super::trainer::{Batch, NotFinite, Train, UpdatePlan, UpdateStats};
 
 /// Parameters as they are published: the actor that explores and the averaged one, flat.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,10 +57,11 @@ impl<'a> Learner<'a> {
     pub fn new(days: &'a [DayModel], spec: Arc<PolicySpec>, settings: &Settings, trainer: Box<dyn Train>) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(settings.run.seed);
         rng.set_stream(2 << 48);
+        let dims = Dims::of(days, &spec, settings);
         Self {
             days,
-            dims: Dims::of(days, &spec, settings),
-            pool: Pool::new(settings.learner.pool),
+            dims,
+            pool: Pool::new(settings.learner.pool, dims.room),
             settings: settings.clone(),
             spec,
             trainer,
@@ -117,7 +117,8 @@ impl<'a> Learner<'a> {
 
     /// Whether the pool holds two batches, or half of what it can hold.
     pub fn ready(&self) -> bool {
-        self.pool.steps() >= (2 * self.settings.learner.batch).min(self.settings.learner.pool / 2)
+        let enough = (2 * self.settings.learner.batch).min(self.settings.learner.pool / 2);
+        self.pool.steps() >= enough || self.pool.out_of_room()
     }
 
     /// Updates that the samples taken in so far pay for and that are not done yet; none before the pool is ready.
@@ -161,7 +162,7 @@ impl<'a> Learner<'a> {
     /// A state of other networks.
     pub fn restore(&mut self, state: &LearnerState) -> anyhow::Result<()> {
         self.trainer.restore(&state.trainer)?;
-        self.pool = Pool::new(self.settings.learner.pool);
+        self.pool = Pool::new(self.settings.learner.pool, self.dims.room);
         self.rng = state.rng.resume();
         self.started = Instant::now();
         self.elapsed_s = state.elapsed_s;
@@ -175,10 +176,13 @@ impl<'a> Learner<'a> {
     /// # Errors
     /// A segment that does not fit the training days.
     pub fn refill(&mut self, segments: Vec<Segment>) -> anyhow::Result<()> {
+        segments.iter().try_for_each(|segment| self.check(segment))?;
+        let count = segments.len();
         for segment in segments {
-            self.check(&segment)?;
             self.pool.push(segment);
         }
+        let Self { trainer, pool, days, spec, settings, dims, .. } = self;
+        trainer.store(&pool.newest(count), Rebuild { days, spec, settings, dims });
         Ok(())
     }
 
@@ -188,38 +192,54 @@ impl<'a> Learner<'a> {
         self.rng.set_word_pos(0);
     }
 
-    /// One update on freshly drawn segments.
+    /// One update on freshly drawn segments; what it did, where it is to be read, which waits for the device.
     ///
     /// # Errors
-    /// [`super::trainer::NotFinite`], after which the networks are to be restored.
-    pub fn update(&mut self, read_norms: bool) -> anyhow::Result<UpdateStats> {
+    /// [`NotFinite`], after which the networks are to be restored.
+    pub fn update(&mut self, read: bool) -> anyhow::Result<Option<UpdateStats>> {
         let batch = self.batch();
         let l = &self.settings.learner;
         let rate = 1.0 - (1.0 - l.final_rate_share) * self.progress();
         let train_actor = self.updates >= l.critic_head_start;
-        let stats = self.trainer.update(&batch, UpdatePlan { rate, train_actor, read_norms })?;
+        self.update_on(&batch, UpdatePlan { rate, train_actor, read })
+    }
+
+    /// One update on a batch that this learner made.
+    ///
+    /// # Errors
+    /// As [`Learner::update`].
+    pub fn update_on(&mut self, batch: &Batch, plan: UpdatePlan) -> anyhow::Result<Option<UpdateStats>> {
+        let stats = self.trainer.update(batch, plan)?;
         self.updates += 1;
         Ok(stats)
     }
 
-    /// Draws segments and rebuilds their states.
-    pub fn batch(&mut self) -> Vec<SegmentRows> {
+    /// Waits until the device has done all that it was told.
+    pub fn wait(&self) {
+        self.trainer.wait();
+    }
+
+    /// Draws segments and makes a batch of them.
+    pub fn batch(&mut self) -> Batch {
         self.drawn_from = self.rng.clone();
         let drawn = self.pool.sample(self.dims.segments, &mut self.rng);
-        drawn
-            .into_par_iter()
-            .map(|s| SegmentRows::build(self.days, s, &self.spec, &self.settings, &self.dims))
-            .collect()
+        let Self { trainer, days, spec, settings, dims, .. } = self;
+        trainer.batch(&drawn, Rebuild { days, spec, settings, dims })
     }
 
     /// The segments of the last batch, for whoever looks into what went wrong with it.
     pub fn last_batch(&self) -> Vec<Segment> {
         let drawn = self.pool.sample(self.dims.segments, &mut self.drawn_from.clone());
-        drawn.into_iter().cloned().collect()
+        drawn.into_iter().map(|(_, segment)| segment.clone()).collect()
     }
 
     /// The newest parameters.
-    pub fn publication(&self) -> Publication {
-        Publication { updates: self.updates, raw: self.trainer.actor(), averaged: self.trainer.averaged() }
+    ///
+    /// # Errors
+    /// [`NotFinite`]: nobody should get them. What an update led to is not always read before.
+    pub fn publication(&self) -> Result<Publication, NotFinite> {
+        let (raw, averaged) = self.trainer.actors();
+        NotFinite::unless_weights([].iter(), raw.iter().chain(&averaged))?;
+        Ok(Publication { updates: self.updates, raw, averaged })
     }
 }

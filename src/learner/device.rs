@@ -4,37 +4,35 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use burn::backend::{Autodiff, Flex};
+use burn_flex::FlexDevice;
 
 use crate::env::DayModel;
 use crate::policy::PolicySpec;
 use crate::settings::Settings;
 
-use super::trainer::{Train, Trainer};
-
-/// The CPU backend.
-pub type Cpu = Autodiff<Flex>;
-/// The CUDA backend.
-pub type Cuda = Autodiff<burn_cuda::Cuda>;
-
-/// Parts of a batch on the CPU: small enough for a core's cache, enough for a few cores.
-const CPU_SHARDS: usize = 4;
+use super::host::HostTrainer;
+use super::resident::ResidentTrainer;
+use super::trainer::Train;
 
 /// A device that can be used on this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Device {
     Cpu,
+    /// The CPU, worked with as if it were a GPU: slow, for checking what a GPU does.
+    CpuResident,
     /// Index of the GPU.
     Cuda(usize),
 }
 
 impl Device {
-    /// Resolves `auto`, `cpu`, `cuda` or `cuda:INDEX`.
+    /// Resolves `auto`, `cpu`, `cpu-resident`, `cuda` or `cuda:INDEX`.
     ///
     /// # Errors
     /// An unknown name, or CUDA where there is no driver.
     pub fn resolve(name: &str) -> anyhow::Result<Self> {
         match name {
             "cpu" => Ok(Self::Cpu),
+            "cpu-resident" => Ok(Self::CpuResident),
             "auto" if cuda_driver() => Ok(Self::Cuda(0)),
             "auto" => Ok(Self::Cpu),
             _ => {
@@ -44,7 +42,7 @@ impl Device {
                     None => None,
                 };
                 let Some(index) = index else {
-                    bail!("unknown device `{name}`; use auto, cpu, cuda or cuda:INDEX");
+                    bail!("unknown device `{name}`; use auto, cpu, cuda, cuda:INDEX or cpu-resident");
                 };
                 if !cuda_driver() {
                     bail!(
@@ -59,10 +57,11 @@ impl Device {
     /// Builds the trainer on this device.
     pub fn trainer(self, days: &[DayModel], spec: &Arc<PolicySpec>, settings: &Settings) -> Box<dyn Train> {
         match self {
-            Self::Cpu => Box::new(Trainer::<Cpu>::new(days, spec, settings, Default::default(), CPU_SHARDS)),
+            Self::Cpu => Box::new(HostTrainer::new(days, spec, settings)),
+            Self::CpuResident => Box::new(ResidentTrainer::<Autodiff<Flex>>::new(days, spec, settings, FlexDevice)),
             Self::Cuda(index) => {
                 let device = burn_cuda::CudaDevice { index };
-                Box::new(Trainer::<Cuda>::new(days, spec, settings, device, 1))
+                Box::new(ResidentTrainer::<Autodiff<burn_cuda::Cuda>>::new(days, spec, settings, device))
             }
         }
     }
@@ -72,6 +71,7 @@ impl std::fmt::Display for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Cpu => f.write_str("cpu"),
+            Self::CpuResident => f.write_str("cpu-resident"),
             Self::Cuda(index) => write!(f, "cuda:{index}"),
         }
     }

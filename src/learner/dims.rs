@@ -1,13 +1,15 @@
-//! Sizes of a batch.
+//! Sizes of a batch and of the pool.
 
 use crate::env::DayModel;
 use crate::policy::PolicySpec;
 use crate::settings::{self, Critic, ScoreMode, Settings};
 
-/// Sizes of a batch, constant over a run.
+/// Sizes of a batch and of the pool it is drawn from, constant over a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dims {
     pub segments: usize,
+    /// The most segments in the replay pool, a quarter more than whole ones would need: those at the end of an episode are short.
+    pub room: usize,
     /// Steps in a segment.
     pub steps: usize,
     /// The most contracts of a training day.
@@ -27,6 +29,7 @@ impl Dims {
         let contracts = most(&|d| d.contracts.len());
         Self {
             segments: settings.batch_segments(),
+            room: (settings.learner.pool / settings.learner.segment * 5 / 4).max(1),
             steps: settings.learner.segment,
             contracts,
             eligible: if settings.requests_per_step() == 1 { most(&|d| d.log.widest()) } else { contracts },

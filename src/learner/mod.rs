@@ -1,13 +1,18 @@
 //! The learner: an actor-critic with a distributional critic, fed by the actors' segments.
 //!
-//! An update rebuilds the states of a few segments ([`batch`]): a row for each contract and step, and each request of a step as a
-//! contest between the bids that share those rows. It infers both networks on the device ([`trainer`]), works out
-//! returns, losses and their gradients by the networks' outputs on the host ([`loss`]), and sends those back through the
-//! networks. The losses are small closed forms over `[states, contracts, quantiles]`; as host kernels they cost one pass
-//! over the outputs instead of a dozen tensor operations over `[.., quantiles, quantiles]`.
+//! An update works on the states of a few segments ([`batch`]): a row for each contract and step, and each request of a step as a
+//! contest between the bids that share those rows. It infers both networks, works out returns, losses and their gradients by the
+//! networks' outputs, and sends those back through the networks. There are two ways to do that, behind one interface
+//! ([`trainer`]), and they agree to rounding:
+//!
+//! - [`host`], on the CPU: compact segments are rebuilt for each batch, and the losses are closed forms of our own ([`loss`],
+//!   [`kernels`]), one pass over the outputs instead of a dozen tensor operations over `[.., quantiles, quantiles]`.
+//! - [`resident`], on a GPU: segments are rebuilt once and stay on the device, where batches are gathered and losses are tensor
+//!   operations, so that nothing crosses the bus or waits but publications.
 //!
 //! - [`dims`]: sizes of a batch. [`pool`]: replay pool of compact segments. [`core`]: pool, replay ratio and budget around the trainer, the same in every
-//!   mode. [`device`]: which backend. [`process`]: the learner process. [`saver`]: its side of snapshots.
+//!   mode. [`networks`], [`optimiser`]: parameters as flat tensors. [`device`]: which backend. [`process`]: the learner process. [`saver`]: its side of
+//!   snapshots.
 //!
 //! May import: `run`, `shm`, `policy`, `env`, `plan`, `log`, `settings`.
 
@@ -15,15 +20,18 @@ pub mod batch;
 pub mod core;
 pub mod device;
 pub mod dims;
+mod host;
 mod kernels;
 pub mod loss;
+pub mod networks;
 pub mod optimiser;
 pub mod pool;
 pub mod process;
+pub mod resident;
 mod saver;
 pub mod trainer;
 
 pub use self::core::{Learner, LearnerState, Publication};
 pub use device::Device;
 pub use dims::Dims;
-pub use trainer::{NotFinite, Train, UpdateStats};
+pub use trainer::{Batch, NotFinite, Train, UpdateStats};

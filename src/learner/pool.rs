@@ -1,4 +1,4 @@
-//! The replay pool: the newest segments, as compact as they came.
+//! The replay pool: the newest segments, as compact as they came, each with a place of its own.
 
 use std::collections::VecDeque;
 
@@ -7,28 +7,49 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::env::Segment;
 
-/// Keeps the newest segments, up to a number of steps.
+use super::trainer::Placed;
+
+/// Keeps the newest segments, up to a number of steps and of segments.
 #[derive(Debug)]
 pub struct Pool {
     segments: VecDeque<Segment>,
     steps: usize,
     capacity: usize,
+    room: usize,
+    /// Segments that were ever pushed. The places go round with it.
+    pushed: usize,
 }
 
 impl Pool {
-    /// A pool of at most `capacity` steps.
-    pub fn new(capacity: usize) -> Self {
-        Self { segments: VecDeque::new(), steps: 0, capacity }
+    /// A pool of at most `capacity` steps and `room` segments.
+    pub fn new(capacity: usize, room: usize) -> Self {
+        Self { segments: VecDeque::new(), steps: 0, capacity, room, pushed: 0 }
     }
 
     pub fn push(&mut self, segment: Segment) {
         self.steps += segment.len();
         self.segments.push_back(segment);
-        while self.steps > self.capacity && self.segments.len() > 1 {
+        self.pushed += 1;
+        while (self.steps > self.capacity || self.segments.len() > self.room) && self.segments.len() > 1 {
             if let Some(old) = self.segments.pop_front() {
                 self.steps -= old.len();
             }
         }
+    }
+
+    /// Whether the next segment displaces another though there are steps to spare.
+    pub fn out_of_room(&self) -> bool {
+        self.segments.len() >= self.room
+    }
+
+    /// The newest segments that are left of the last `count` pushed, oldest first.
+    pub fn newest(&self, count: usize) -> Vec<Placed<'_>> {
+        let len = self.segments.len();
+        (len - count.min(len)..len).map(|at| self.placed(at)).collect()
+    }
+
+    fn placed(&self, at: usize) -> Placed<'_> {
+        ((self.pushed - self.segments.len() + at) % self.room, &self.segments[at])
     }
 
     pub fn steps(&self) -> usize {
@@ -39,8 +60,8 @@ impl Pool {
     ///
     /// # Panics
     /// If the pool is empty.
-    pub fn sample(&self, count: usize, rng: &mut ChaCha8Rng) -> Vec<&Segment> {
-        (0..count).map(|_| &self.segments[rng.random_range(0..self.segments.len())]).collect()
+    pub fn sample(&self, count: usize, rng: &mut ChaCha8Rng) -> Vec<Placed<'_>> {
+        (0..count).map(|_| self.placed(rng.random_range(0..self.segments.len()))).collect()
     }
 }
 
@@ -48,24 +69,48 @@ impl Pool {
 mod tests {
     use super::*;
 
+    fn segment(day: u16, len: usize) -> Segment {
+        Segment {
+            day,
+            episode: 0,
+            start: crate::env::State::new(vec![]),
+            per_step: 1,
+            rows: vec![0; len],
+            actions: vec![0; len],
+            replans: vec![],
+            probabilities: vec![1.0; len],
+            next: None,
+        }
+    }
+
     #[test]
     fn keeps_the_newest_steps_within_its_capacity() {
-        let day = crate::env::State::new(vec![]);
-        let mut pool = Pool::new(10);
+        let mut pool = Pool::new(10, 99);
         for i in 0..6 {
-            pool.push(Segment {
-                day: i,
-                episode: 0,
-                start: day.clone(),
-                per_step: 1,
-                rows: vec![0; 3],
-                actions: vec![0; 3],
-                replans: vec![],
-                probabilities: vec![1.0; 3],
-                next: None,
-            });
+            pool.push(segment(i, 3));
             assert!(pool.steps() <= 10);
         }
         assert_eq!(pool.segments.iter().map(|s| s.day).collect::<Vec<_>>(), [3, 4, 5]);
+    }
+
+    proptest::proptest! {
+        /// Against a list of places that remembers what was written to each.
+        #[test]
+        fn a_place_holds_its_segment_until_the_pool_lets_go_of_it(lens in proptest::collection::vec(1usize..5, 1..60), room in 1usize..8) {
+            let mut pool = Pool::new(12, room);
+            let mut written = vec![None; room];
+            for (i, len) in lens.into_iter().enumerate() {
+                pool.push(segment(i as u16, len));
+                for (place, s) in pool.newest(1) {
+                    written[place] = Some(s.day);
+                }
+                let all = pool.newest(usize::MAX);
+                proptest::prop_assert_eq!(all.last().map(|(_, s)| s.day), Some(i as u16));
+                proptest::prop_assert!(all.len() <= room);
+                for (place, s) in all {
+                    proptest::prop_assert_eq!(written[place], Some(s.day));
+                }
+            }
+        }
     }
 }

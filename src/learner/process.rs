@@ -63,8 +63,8 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
         settings,
         directory,
         segments: &segments,
-        // On the host a norm costs nothing to read.
-        always_read_norms: device == Device::Cpu,
+        // On the host this costs nothing.
+        always_read: device == Device::Cpu,
         metrics: Metrics::open(&directory.metrics())?,
         exchange: Exchange {
             segments: &segments,
@@ -83,7 +83,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     process.start(&mut learner, snapshot)?;
     process.learn(&mut learner)?;
     process.end(&mut learner)?;
-    let publication = learner.publication();
+    let publication = learner.publication()?;
     PolicyFile {
         spec: context.spec.clone(),
         plan: context.plan.clone(),
@@ -98,7 +98,7 @@ struct LearnerProcess<'a> {
     settings: &'a Settings,
     directory: &'a RunDirectory,
     segments: &'a Segments,
-    always_read_norms: bool,
+    always_read: bool,
     metrics: Metrics,
     exchange: Exchange<'a>,
     /// Times that training went back because a loss was not finite.
@@ -192,17 +192,17 @@ impl LearnerProcess<'_> {
         let stats = &self.segments.control.learner;
         let working = Instant::now();
         let record = (learner.updates() + 1).is_multiple_of(RECORD_EVERY);
-        let done = learner.update(record || self.always_read_norms)?;
+        let done = learner.update(record || self.always_read)?;
         stats.compute_ns.add(working.elapsed().as_nanos() as u64);
         stats.updates.set(learner.updates());
         self.segments.control.processes[SLOT].beat();
-        if record {
+        if let Some(did) = done.filter(|_| record) {
             let record = Record {
                 updates: learner.updates(),
                 samples: learner.samples(),
                 progress: learner.progress(),
                 policy_lag: stats.lag.read(),
-                stats: done,
+                stats: did,
             };
             self.metrics.append("learner", &record);
         }
@@ -309,7 +309,7 @@ impl Exchange<'_> {
     /// Publishes both actors as the newest version, which readers of this shared memory have not seen.
     fn publish_again(&mut self, learner: &Learner) -> anyhow::Result<()> {
         let copying = Instant::now();
-        let publication = learner.publication();
+        let publication = learner.publication()?;
         let version = self.publications.version();
         let words = pack(publication.updates, &publication.raw, &publication.averaged);
         self.segments.params.publish(version, &words, &self.segments.control.params)?;

@@ -188,14 +188,9 @@ pub fn restore(learner: &mut Learner, snapshot: &Snapshot) -> anyhow::Result<()>
 }
 
 fn check_finite(trainer: &TrainerState) -> Result<(), super::NotFinite> {
-    let finite = |parts: [&Vec<f32>; 4]| parts.iter().all(|p| p.iter().all(|w| w.is_finite()));
-    let actor = finite([&trainer.actor, &trainer.averaged, &trainer.actor_adam.first, &trainer.actor_adam.second]);
-    let critic = finite([&trainer.critic, &trainer.target, &trainer.critic_adam.first, &trainer.critic_adam.second]);
-    let figure = |finite| if finite { 0.0 } else { f64::NAN };
-    if actor && critic {
-        return Ok(());
-    }
-    Err(super::NotFinite { what: "a weight", critic: figure(critic), actor: figure(actor) })
+    let actor = [&trainer.actor, &trainer.averaged, &trainer.actor_adam.first, &trainer.actor_adam.second];
+    let critic = [&trainer.critic, &trainer.target, &trainer.critic_adam.first, &trainer.critic_adam.second];
+    super::NotFinite::unless_weights(critic.into_iter().flatten(), actor.into_iter().flatten())
 }
 
 fn evaluator_state(control: &ControlBlock) -> EvaluatorState {

@@ -133,6 +133,11 @@ impl Bids {
         bids
     }
 
+    /// Of contract `j`: the start of the logit, the lowest bid and the highest.
+    pub fn terms(&self, j: usize) -> (f64, f64, f64) {
+        (self.base[j], self.low[j], self.penalty[j])
+    }
+
     /// What moves the logit of contract `j`'s starting bid to a price, minor units per impression.
     pub fn offset_of_price(&self, j: usize, price: f64) -> f64 {
         let span = self.penalty[j] - self.low[j];

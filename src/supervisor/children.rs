@@ -177,12 +177,25 @@ impl Drop for Process {
     }
 }
 
-/// Called first in a child: die when the parent dies, and notice if it is dead already.
+/// Called by main once planning is done: the kernel no longer gathers its memory into huge pages.
+///
+/// What planning freed leaves holes, and a page gathered around them fills them: main grew by a fifth while it did nothing but watch.
+pub fn keep_memory_as_it_is() {
+    if let Err(e) = prctl::set_thp_disable(true) {
+        tracing::debug!("huge pages stay on: {e}");
+    }
+}
+
+/// Called first in a child: die when the parent dies, and notice if it is dead already. Huge pages, which main does without and a
+/// child inherits, are on again.
 ///
 /// # Errors
 /// The parent is gone.
 pub fn bind_to_parent(parent: i32) -> anyhow::Result<()> {
     prctl::set_pdeathsig(Signal::SIGKILL).context("cannot ask to die with the parent")?;
+    if let Err(e) = prctl::set_thp_disable(false) {
+        tracing::debug!("huge pages stay as they are: {e}");
+    }
     anyhow::ensure!(getppid() == Pid::from_raw(parent), "the main process is gone");
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use serde::Serialize;
 
-use crate::learner::trainer::critic_shape;
+use crate::learner::networks::critic_shape;
 use crate::run::context::Context;
 use crate::run::segments::Sizes;
 use crate::run::snapshot::{self, Snapshot};
@@ -15,7 +15,7 @@ use crate::settings::Settings;
 use crate::shm::control::{STOP_ALL, STOP_LEARNING, STOP_NOW};
 use crate::shm::{Ledger, RunNames, SampleRing, sweep};
 
-use super::children::{Process, Role};
+use super::children::{Process, Role, keep_memory_as_it_is};
 use super::failure::RunFailure;
 use super::interrupt::Interrupt;
 use super::progress::{Progress, Status};
@@ -66,6 +66,7 @@ pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt)
     if !removed.is_empty() {
         tracing::info!("removed shared memory that dead runs left: {}", removed.join(", "));
     }
+    keep_memory_as_it_is();
     let settings = &context.settings;
     let sizes = Sizes::of(settings, &context.days(&settings.data.train)?);
     let names = RunNames::for_this_process(&directory.run_id())?;

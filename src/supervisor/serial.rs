@@ -107,7 +107,7 @@ impl Run<'_> {
                     }
                     self.update()?;
                     if self.learner.updates().is_multiple_of(publish_every) {
-                        let raw = self.learner.publication().raw;
+                        let raw = self.learner.publication()?.raw;
                         for explorer in &mut *explorers {
                             explorer.set_params(&raw);
                         }
@@ -137,7 +137,7 @@ impl Run<'_> {
             }
             if self.learner.ready() {
                 self.update()?;
-                explorer.set_params(&self.learner.publication().raw);
+                explorer.set_params(&self.learner.publication()?.raw);
             }
         }
     }
@@ -148,7 +148,7 @@ impl Run<'_> {
         let stats = self.learner.update(record)?;
         self.computing += working.elapsed().as_secs_f64();
         let (updates, samples) = (self.learner.updates(), self.learner.samples());
-        if record {
+        if let Some(stats) = stats {
             let policy_lag = self.lag.read();
             self.status = Status { updates, samples, lag: policy_lag.mean, lag_p95: policy_lag.p95, ..self.status };
             let progress = self.learner.progress();
@@ -164,7 +164,7 @@ impl Run<'_> {
     }
 
     fn evaluate(&mut self) -> anyhow::Result<()> {
-        let publication = self.learner.publication();
+        let publication = self.learner.publication()?;
         let counted = publication.updates > self.context.settings.learner.critic_head_start;
         let evaluation = self.judge.evaluate(publication.updates, &publication.averaged, counted, &mut || {});
         let share = evaluation.share.unwrap_or(f64::NAN);
@@ -193,7 +193,7 @@ impl Run<'_> {
 
     fn finish(mut self, reason: ExitReason) -> anyhow::Result<Outcome> {
         self.evaluate()?;
-        self.save(self.learner.publication().averaged, &self.directory.last())?;
+        self.save(self.learner.publication()?.averaged, &self.directory.last())?;
         self.progress.finish();
         let seconds = self.started.elapsed().as_secs_f64();
         Ok(Outcome {

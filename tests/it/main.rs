@@ -23,6 +23,7 @@ mod plan;
 mod plan_cache;
 mod quickstart;
 mod replay;
+mod resident;
 mod resume;
 mod snapshots;
 mod stress;

@@ -238,7 +238,7 @@ fn report(settings: &Settings, looks: &[Look], started: Instant) -> anyhow::Resu
     let (updates, samples) = (last.updates - first.updates, last.samples - first.samples);
     Ok(EndToEndReport {
         cores,
-        device: settings.run.device.clone(),
+        device: crate::learner::Device::resolve(&settings.run.device)?.to_string(),
         actors: settings.actors.count,
         start_s: (first.at - started).as_secs_f64(),
         seconds,

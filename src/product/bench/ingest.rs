@@ -22,6 +22,7 @@ const BLOCKS: usize = 16;
 
 #[derive(Debug, Clone, Serialize)]
 pub struct IngestReport {
+    pub device: String,
     pub contracts: usize,
     pub requests_per_step: usize,
     pub samples_per_block: usize,
@@ -39,9 +40,10 @@ impl fmt::Display for IngestReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "ingest: {:.2} M samples/s from rings into the pool, {:.2} GB/s, {:.1} % of memcpy of the same bytes ({:.2} GB/s); {:.1} \
+            "ingest: {:.2} M samples/s from rings into the pool on {}, {:.2} GB/s, {:.1} % of memcpy of the same bytes ({:.2} GB/s); {:.1} \
              bytes a sample ({} contracts, {} requests a step), {:.0} us for the samples of an update",
             self.samples_per_second / 1e6,
+            self.device,
             self.bytes_per_second / 1e9,
             100.0 * self.ratio_to_memcpy,
             self.memcpy_bytes_per_second / 1e9,
@@ -63,7 +65,8 @@ pub fn run(size: WorldSize, settings: &Settings, seconds: f64) -> anyhow::Result
     let days = [day];
     let mut explorer = Explorer::new(&days, settings, spec.clone(), spec.initial_actor(1), 0, 0);
     let blocks: Vec<Block> = (0..BLOCKS).map(|_| explorer.block()).collect();
-    let mut learner = Learner::new(&days, spec.clone(), settings, Device::Cpu.trainer(&days, &spec, settings));
+    let device = Device::resolve(&settings.run.device)?;
+    let mut learner = Learner::new(&days, spec.clone(), settings, device.trainer(&days, &spec, settings));
 
     let names = RunNames::for_this_process("bench")?;
     let control = Control::create(&names.part("control"))?;
@@ -98,6 +101,7 @@ pub fn run(size: WorldSize, settings: &Settings, seconds: f64) -> anyhow::Result
             let started = Instant::now();
             let taken = take_block(&mut reader, true)?.context("no block in the ring")?;
             learner.ingest(taken.block.segments)?;
+            learner.wait();
             let took = started.elapsed();
             if warm {
                 copying += copied;
@@ -110,6 +114,7 @@ pub fn run(size: WorldSize, settings: &Settings, seconds: f64) -> anyhow::Result
     anyhow::ensure!(samples > 0, "the pool was not full in time; give it more --seconds");
     let (taking, copying) = (taking.as_secs_f64(), copying.as_secs_f64());
     Ok(IngestReport {
+        device: device.to_string(),
         contracts: size.contracts,
         requests_per_step: settings.requests_per_step(),
         samples_per_block: blocks[0].samples(),

@@ -8,8 +8,9 @@ use serde::Serialize;
 
 use crate::actor::Explorer;
 use crate::env::DayModel;
+use crate::env::Segment;
 use crate::learner::trainer::UpdatePlan;
-use crate::learner::{Device, Dims, Learner, Train};
+use crate::learner::{Device, Dims, Learner};
 use crate::policy::PolicySpec;
 use crate::settings::Settings;
 
@@ -25,9 +26,10 @@ pub struct LearnerReport {
     pub inputs: usize,
     pub hidden: usize,
     pub quantiles: usize,
-    /// Updates on prepared batches, what a library's training step is to be compared with.
+    /// Updates on prepared batches, what a library's training step is to be compared with. On a GPU that is a full pool, of which
+    /// each update gathers its batch.
     pub updates_per_second: f64,
-    /// Batches rebuilt from compact segments per second.
+    /// Batches' worth of compact segments that come into the pool and are rebuilt (on a GPU: and uploaded) per second.
     pub batches_per_second: f64,
     /// Both together, as in training.
     pub whole_updates_per_second: f64,
@@ -54,16 +56,27 @@ impl fmt::Display for LearnerReport {
     }
 }
 
-fn rate(seconds: f64, mut work: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<f64> {
+/// Times that `work` is done in a second, the device's part of it included.
+fn rate(
+    seconds: f64,
+    learner: &mut Learner,
+    mut work: impl FnMut(&mut Learner) -> anyhow::Result<()>,
+) -> anyhow::Result<f64> {
     for _ in 0..5 {
-        work()?;
+        work(learner)?;
     }
+    learner.wait();
     let started = Instant::now();
     let mut n = 0;
     while started.elapsed().as_secs_f64() < seconds {
-        work()?;
+        work(learner)?;
         n += 1;
+        // No further ahead than a training is, which publishes.
+        if n % 8 == 0 {
+            learner.wait();
+        }
     }
+    learner.wait();
     Ok(f64::from(n) / started.elapsed().as_secs_f64())
 }
 
@@ -94,7 +107,7 @@ struct Scene {
     dims: Dims,
 }
 
-const PLAN: UpdatePlan = UpdatePlan { rate: 1.0, train_actor: true, read_norms: false };
+const PLAN: UpdatePlan = UpdatePlan { rate: 1.0, train_actor: true, read: false };
 
 impl Scene {
     fn new(size: WorldSize, settings: &Settings) -> anyhow::Result<Self> {
@@ -105,47 +118,57 @@ impl Scene {
         Ok(Self { days, spec, device: Device::resolve(&settings.run.device)?, dims })
     }
 
-    fn trainer(&self, settings: &Settings) -> Box<dyn Train> {
-        self.device.trainer(&self.days, &self.spec, settings)
-    }
-
-    fn learner(&self, settings: &Settings) -> anyhow::Result<Learner<'_>> {
+    /// A learner with a full pool, and the explorer that filled it.
+    fn learner(&self, settings: &Settings) -> anyhow::Result<(Learner<'_>, Explorer<'_>)> {
         let mut explorer = Explorer::new(&self.days, settings, self.spec.clone(), self.spec.initial_actor(1), 0, 0);
-        let mut learner = Learner::new(&self.days, self.spec.clone(), settings, self.trainer(settings));
+        let trainer = self.device.trainer(&self.days, &self.spec, settings);
+        let mut learner = Learner::new(&self.days, self.spec.clone(), settings, trainer);
         while learner.samples() < settings.learner.pool as u64 {
             learner.ingest(explorer.block().segments)?;
         }
-        Ok(learner)
+        Ok((learner, explorer))
     }
 }
 
 /// Makes `updates` updates on batches that depend on the settings alone.
 pub fn losses(size: WorldSize, settings: &Settings, updates: usize) -> anyhow::Result<LossesReport> {
     let scene = Scene::new(size, settings)?;
-    let (mut learner, mut trainer) = (scene.learner(settings)?, scene.trainer(settings));
-    let losses = (0..updates)
-        .map(|_| trainer.update(&learner.batch(), PLAN).map(|stats| [stats.critic_loss, stats.actor_loss]))
-        .collect::<anyhow::Result<_>>()?;
+    let (mut learner, _) = scene.learner(settings)?;
+    let mut losses = Vec::with_capacity(updates);
+    for _ in 0..updates {
+        let batch = learner.batch();
+        let stats = learner.update_on(&batch, UpdatePlan { read: true, ..PLAN })?;
+        losses.extend(stats.map(|stats| [stats.critic_loss, stats.actor_loss]));
+    }
     Ok(LossesReport { device: scene.device.to_string(), threads: rayon::current_num_threads(), losses })
 }
 
 /// Fills a pool with an untrained actor and updates on it; each of three measurements takes `seconds`.
 pub fn run(size: WorldSize, settings: &Settings, seconds: f64) -> anyhow::Result<LearnerReport> {
     let scene = Scene::new(size, settings)?;
-    let (mut learner, mut trainer) = (scene.learner(settings)?, scene.trainer(settings));
+    let (mut learner, mut explorer) = scene.learner(settings)?;
+    // As many segments as make a batch, again and again.
+    let mut segments: Vec<Segment> = vec![];
+    while segments.len() < 8 * scene.dims.segments {
+        segments.extend(explorer.block().segments);
+    }
+    let mut fresh = segments.chunks_exact(scene.dims.segments).map(<[Segment]>::to_vec).cycle();
+    let mut fresh = || fresh.next().unwrap_or_default();
     let batches: Vec<_> = (0..8).map(|_| learner.batch()).collect();
     let mut i = 0;
-    let updates_per_second = rate(seconds, || {
+    let updates_per_second = rate(seconds, &mut learner, |learner| {
         i += 1;
-        trainer.update(&batches[i % batches.len()], PLAN).map(|_| ())
+        learner.update_on(&batches[i % batches.len()], PLAN).map(|_| ())
     })?;
-    let batches_per_second = rate(seconds, || {
+    let batches_per_second = rate(seconds, &mut learner, |learner| {
+        learner.ingest(fresh())?;
         std::hint::black_box(learner.batch());
         Ok(())
     })?;
-    let whole_updates_per_second = rate(seconds, || {
+    let whole_updates_per_second = rate(seconds, &mut learner, |learner| {
+        learner.ingest(fresh())?;
         let batch = learner.batch();
-        trainer.update(&batch, PLAN).map(|_| ())
+        learner.update_on(&batch, PLAN).map(|_| ())
     })?;
     Ok(LearnerReport {
         device: scene.device.to_string(),

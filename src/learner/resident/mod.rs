@@ -1,0 +1,185 @@
+//! The trainer of a GPU: the replay pool lives where the networks are.
+//!
+//! A segment is rebuilt once, when it comes into the pool, and goes to the device with its block in one upload. An update sends the
+//! places that it drew and nothing else: it gathers the batch, infers, works out the losses and steps the optimisers on the
+//! device, and waits for it only where somebody wants to know what it did, and for publications. A batch always
+//! has the same shapes, so that what is compiled and tuned at the first update serves all.
+//!
+//! It runs on any backend: `cpu-resident` is this on the CPU, which is slow, and how it is tested where there is no GPU.
+
+mod layout;
+mod loss;
+
+use std::sync::Arc;
+
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{Int, Tensor, TensorData};
+use rayon::prelude::*;
+
+use crate::env::DayModel;
+use crate::policy::tensor_net::{self, Rows};
+use crate::policy::{Bids, PolicySpec};
+use crate::run::snapshot::TrainerState;
+use crate::settings::Settings;
+
+use self::layout::Layout;
+use self::loss::{Outputs, TensorLosses, Weights};
+use super::batch::{Rebuild, SegmentRows};
+use super::dims::Dims;
+use super::networks::{Networks, Norms, to_host, upload};
+use super::trainer::{Batch, Placed, Train, UpdatePlan, UpdateStats};
+
+/// Segments that are uploaded at a time: always so many, that the shape stays the same; those beyond a block's are zeros and
+/// written nowhere.
+const UPLOAD: usize = 8;
+
+/// [`Train`] with pool, batches and losses on the device.
+pub struct ResidentTrainer<B: AutodiffBackend> {
+    device: B::Device,
+    anchor: f32,
+    bids: Vec<(Bids, f64)>,
+    layout: Layout,
+    losses: TensorLosses<B::InnerBackend>,
+    networks: Networks<B::InnerBackend>,
+    /// `[room, width]`; taken out only while it is written to.
+    pool: Option<Tensor<B::InnerBackend, 2>>,
+    /// By place.
+    counts: Vec<Counts>,
+}
+
+/// What a segment adds to the denominators of the losses.
+#[derive(Debug, Clone, Copy, Default)]
+struct Counts {
+    pairs: usize,
+    requests: usize,
+}
+
+impl<B: AutodiffBackend> ResidentTrainer<B> {
+    pub fn new(days: &[DayModel], spec: &Arc<PolicySpec>, settings: &Settings, device: B::Device) -> Self {
+        let dims = Dims::of(days, spec, settings);
+        let l = &settings.learner;
+        let networks = Networks::new(spec, settings, &device);
+        let tables = (networks.actor_shape.tables.len(), networks.critic_shape.tables.len());
+        let layout = Layout::new(dims, settings.requests_per_step(), tables.0, tables.1, l.credit);
+        let megabytes = (dims.room * layout.width * size_of::<f32>()) >> 20;
+        tracing::info!("the replay pool takes {megabytes} MB on the device, for up to {} segments", dims.room);
+        Self {
+            pool: Some(Tensor::zeros([dims.room, layout.width], &device)),
+            counts: vec![Counts::default(); dims.room],
+            losses: TensorLosses::new(dims, settings, &device),
+            bids: days.iter().map(|d| (Bids::new(d, &spec.policy), d.unit)).collect(),
+            anchor: l.anchor as f32,
+            networks,
+            layout,
+            device,
+        }
+    }
+
+    fn pool(&self) -> Tensor<B::InnerBackend, 2> {
+        self.pool.clone().expect("a pool is put back after it was written to")
+    }
+
+    /// Rebuilds segments and writes them to their places.
+    fn upload(&mut self, placed: &[Placed], with: Rebuild) {
+        let width = self.layout.width;
+        let mut block = vec![0.0; UPLOAD * width];
+        let counts: Vec<Counts> = block
+            .par_chunks_exact_mut(width)
+            .zip(placed)
+            .map(|(out, (_, segment))| {
+                let rows = SegmentRows::build(segment, with);
+                let (bids, money) = &self.bids[rows.day];
+                self.layout.pack(&rows, (bids, *money), self.anchor, out);
+                Counts { pairs: rows.pairs(), requests: rows.contests.len() }
+            })
+            .collect();
+        let block = upload::<B::InnerBackend>(block, &self.device).reshape([UPLOAD, width]);
+        let mut pool = self.pool.take().expect("a pool is put back after it was written to");
+        for (i, ((place, _), counts)) in placed.iter().zip(counts).enumerate() {
+            self.counts[*place] = counts;
+            let row = block.clone().slice([i..i + 1, 0..width]);
+            pool = pool.slice_assign([*place..*place + 1, 0..width], row);
+        }
+        self.pool = Some(pool);
+    }
+}
+
+impl<B: AutodiffBackend> Train for ResidentTrainer<B> {
+    fn store(&mut self, placed: &[Placed], with: Rebuild) {
+        for part in placed.chunks(UPLOAD) {
+            self.upload(part, with);
+        }
+    }
+
+    fn batch(&self, drawn: &[Placed], _: Rebuild) -> Batch {
+        Batch::Places(drawn.iter().map(|(place, _)| *place).collect())
+    }
+
+    fn update(&mut self, batch: &Batch, plan: UpdatePlan) -> anyhow::Result<Option<UpdateStats>> {
+        let Batch::Places(places) = batch else { anyhow::bail!("a batch of another trainer") };
+        let sum = |count: fn(&Counts) -> usize| places.iter().map(|p| count(&self.counts[*p])).sum::<usize>().max(1);
+        let (pairs, requests) = (sum(|c| c.pairs), sum(|c| c.requests));
+        let indices: Vec<i32> = places.iter().map(|place| *place as i32).collect();
+        let indices: Tensor<B::InnerBackend, 1, Int> =
+            Tensor::from_data(TensorData::new(indices, [places.len()]), &self.device);
+        let fields = self.layout.cut(&self.pool().select(0, indices));
+
+        let n = &self.networks;
+        let with_gradients = |rows: &Rows<B::InnerBackend>| Rows::<B> {
+            features: Tensor::from_inner(rows.features.clone()),
+            ids: rows.ids.iter().cloned().map(Tensor::from_inner).collect(),
+        };
+        let critic = tensor_net::leaves::<B>(&n.critic_shape, &n.critic);
+        let actor = tensor_net::leaves::<B>(&n.actor_shape, &n.actor);
+        let states = critic.forward(&with_gradients(&fields.states));
+        let scores = actor.forward(&with_gradients(&fields.actor));
+        let outputs = Outputs {
+            states: states.clone().inner(),
+            actor: scores.clone().inner(),
+            after: tensor_net::plain(&n.critic_shape, &n.critic).forward(&fields.after),
+            last: tensor_net::plain(&n.critic_shape, &n.target).forward(&fields.last),
+        };
+        let weights = Weights { critic: 1.0 / pairs as f32, actor: 1.0 / requests as f32 };
+        let gradients = self.losses.batch(&fields, &outputs, weights);
+        // The gradient by the outputs is known: the sum of the product with it has just that gradient.
+        let mut surrogate = (states * Tensor::from_inner(gradients.states)).sum();
+        if plan.train_actor {
+            surrogate = surrogate + (scores * Tensor::from_inner(gradients.actor)).sum();
+        }
+        let backward = surrogate.backward();
+        let actor_gradient = plan.train_actor.then(|| actor.gradient(&backward));
+        let norms = self.networks.step(critic.gradient(&backward), actor_gradient, plan.rate);
+        if !plan.read {
+            return Ok(None);
+        }
+        let Norms { critic, actor } = norms;
+        let [critic_loss, actor_loss, ratios] = gradients.sums;
+        let read = to_host(Tensor::cat(vec![critic_loss, actor_loss, ratios, critic, actor], 0));
+        let read = |i: usize| f64::from(read[i]);
+        let stats = UpdateStats {
+            critic_loss: read(0) / pairs as f64,
+            actor_loss: read(1) / requests as f64,
+            ratio: read(2) / requests as f64,
+            critic_norm: read(3),
+            actor_norm: read(4),
+        };
+        Ok(Some(stats.check_losses()?.check_norms()?))
+    }
+
+    fn wait(&self) {
+        let pool = self.pool().slice([0..1, 0..1]);
+        to_host(Tensor::cat(vec![pool.reshape([1]), self.networks.critic.clone().slice([0..1])], 0));
+    }
+
+    fn actors(&self) -> (Vec<f32>, Vec<f32>) {
+        self.networks.actors()
+    }
+
+    fn state(&self) -> TrainerState {
+        self.networks.state()
+    }
+
+    fn restore(&mut self, state: &TrainerState) -> anyhow::Result<()> {
+        self.networks.restore(state)
+    }
+}
