@@ -1,10 +1,13 @@
 //! Which device the learner computes on.
 
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, Once};
 
 use anyhow::bail;
 use burn::backend::{Autodiff, Flex};
 use burn_flex::FlexDevice;
+use cubecl::config::cache::CacheConfig;
+use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig as _};
 
 use crate::env::DayModel;
 use crate::policy::PolicySpec;
@@ -60,6 +63,7 @@ impl Device {
             Self::Cpu => Box::new(HostTrainer::new(days, spec, settings)),
             Self::CpuResident => Box::new(ResidentTrainer::<Autodiff<Flex>>::new(days, spec, settings, FlexDevice)),
             Self::Cuda(index) => {
+                keep_kernels();
                 let device = burn_cuda::CudaDevice { index };
                 Box::new(ResidentTrainer::<Autodiff<burn_cuda::Cuda>>::new(days, spec, settings, device))
             }
@@ -89,6 +93,25 @@ fn cuda_driver() -> bool {
             .any(|folder| folder.join("libcuda.so.1").exists())
     };
     std::path::Path::new("/dev/nvidiactl").exists() && library()
+}
+
+/// Keeps the kernels that a GPU needs where the next start finds them compiled and tuned, in `~/.cache/admix/kernels` wherever the
+/// program is started. To be called before a GPU is touched; a `cubecl.toml` in the current folder or above it still says all else.
+pub fn keep_kernels() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let writable = |folder: &PathBuf| std::fs::create_dir_all(folder).is_ok();
+        let places = [dirs::cache_dir(), Some(std::env::temp_dir())];
+        let found = places.into_iter().flatten().map(|place| place.join("admix").join("kernels")).find(writable);
+        let Some(folder) = found else {
+            tracing::warn!("kernels are compiled and tuned at every start: no folder to keep them in can be written to");
+            return;
+        };
+        let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
+        config.autotune.cache = CacheConfig::File(folder.clone());
+        config.compilation.cache = Some(CacheConfig::File(folder));
+        CubeClRuntimeConfig::set(config);
+    });
 }
 
 /// Sets the number of threads of the tensor operations; 0 = one per core. Only the first call of a process counts.

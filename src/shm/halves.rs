@@ -21,6 +21,7 @@
 
 use std::mem::{offset_of, size_of};
 
+use serde::Serialize;
 use twox_hash::XxHash3_64;
 
 use super::error::ShmError;
@@ -103,6 +104,39 @@ pub struct Complete<'a> {
     pub sparse: &'a [u8],
 }
 
+/// The halves at a moment, as their counters tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct HalvesView {
+    /// Newest snapshot of which each part is ready.
+    pub dense_ready: u64,
+    pub sparse_ready: u64,
+    /// Newest snapshot on disk.
+    pub committed: u64,
+    pub halves: [HalfView; 2],
+}
+
+/// One half at a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct HalfView {
+    pub state: HalfState,
+    /// What its headers say of the parts in it; those of a snapshot that is on disk stay until they are overwritten.
+    pub snapshot: u64,
+    pub update: u64,
+    pub dense_bytes: u64,
+    pub sparse_bytes: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HalfState {
+    /// Nobody needs what is in it; it may be being written.
+    Free,
+    /// One part of a snapshot is ready.
+    Begun,
+    /// A whole snapshot that is not on disk yet.
+    Complete,
+}
+
 /// A handle to the halves of a run.
 pub struct Halves {
     segment: Segment,
@@ -128,7 +162,18 @@ impl Halves {
     /// # Errors
     /// When the segment is missing or does not hold halves of this build.
     pub fn open(name: &str) -> Result<Self, ShmError> {
-        let segment = Segment::open(name, KIND, layout(), size_of::<Head>())?;
+        Self::of(Segment::open(name, KIND, layout(), size_of::<Head>())?)
+    }
+
+    /// Opens them to look on; storing anything would end this process.
+    ///
+    /// # Errors
+    /// As [`Halves::open`].
+    pub fn observe(name: &str) -> Result<Self, ShmError> {
+        Self::of(Segment::observe(name, KIND, layout(), size_of::<Head>())?)
+    }
+
+    fn of(segment: Segment) -> Result<Self, ShmError> {
         let head = segment.at::<Head>(0);
         // Relaxed: constant since creation.
         let claimed = [&head.dense_capacity, &head.sparse_capacity].map(|c| c.load(Ordering::Relaxed));
@@ -136,7 +181,7 @@ impl Halves {
         let shape = HalfShape { dense: claimed[0] as usize, sparse: claimed[1] as usize };
         if claimed.iter().any(|c| *c > room) || body_len(shape) as u64 > room {
             let expected = claimed[0].saturating_add(claimed[1]).saturating_mul(2);
-            return Err(ShmError::Truncated { name: name.into(), expected, found: room });
+            return Err(ShmError::Truncated { name: segment.name().into(), expected, found: room });
         }
         Ok(Self { segment, shape })
     }
@@ -162,6 +207,34 @@ impl Halves {
         let head = self.head();
         // Acquire: pairs with the Release in `write`; who sees the number sees the part.
         head.dense_ready.0.load(Ordering::Acquire).min(head.sparse_ready.0.load(Ordering::Acquire))
+    }
+
+    /// Looks at the counters; whether the bytes are what their owners wrote is for [`Halves::pending`].
+    pub fn view(&self) -> HalvesView {
+        let head = self.head();
+        // First: what is ready is then at least as new.
+        let committed = self.committed();
+        // Acquire: pairs with the Release in `write`; headers are those of the snapshot or of a later one.
+        let [dense_ready, sparse_ready] =
+            [Part::Dense, Part::Sparse].map(|part| self.ready(part).load(Ordering::Acquire));
+        let halves = [0, 1].map(|half| {
+            let ready = |newest: u64| newest > committed && newest % 2 == half;
+            let [dense, sparse] = &head.parts[half as usize];
+            // Relaxed: figures to look at.
+            let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
+            HalfView {
+                state: match (ready(dense_ready), ready(sparse_ready)) {
+                    (true, true) => HalfState::Complete,
+                    (false, false) => HalfState::Free,
+                    _ => HalfState::Begun,
+                },
+                snapshot: load(&dense.snapshot),
+                update: load(&dense.update),
+                dense_bytes: load(&dense.len),
+                sparse_bytes: load(&sparse.len),
+            }
+        });
+        HalvesView { dense_ready, sparse_ready, committed, halves }
     }
 
     /// The snapshot that may be begun now; `None` while the one before is not on disk.
@@ -362,6 +435,26 @@ mod tests {
             checkpointer.commit(complete.snapshot);
             assert!(checkpointer.pending().unwrap().is_none());
         }
+    }
+
+    #[test]
+    fn a_look_tells_the_state_of_each_half() {
+        let name = unique_name("halves");
+        let halves = Halves::create(&name, SHAPE).unwrap();
+        let states = || Halves::observe(&name).unwrap().view().halves.map(|half| half.state);
+        assert_eq!(states(), [HalfState::Free; 2]);
+        halves.write(Part::Dense, 1, 5, [&dense(5)[..]]).unwrap();
+        assert_eq!(states(), [HalfState::Free, HalfState::Begun]);
+        halves.write(Part::Sparse, 1, 5, [&sparse(5)[..]]).unwrap();
+        assert_eq!(states(), [HalfState::Free, HalfState::Complete]);
+        halves.commit(1);
+        assert_eq!(states(), [HalfState::Free; 2]);
+        snapshot(&halves, 6);
+        let view = halves.view();
+        assert_eq!((view.dense_ready, view.sparse_ready, view.committed), (2, 2, 1));
+        assert_eq!(view.halves.map(|half| half.state), [HalfState::Complete, HalfState::Free]);
+        let half = view.halves[0];
+        assert_eq!((half.snapshot, half.update, half.dense_bytes, half.sparse_bytes), (2, 6, 4006, 106));
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub use cell::ParamCell;
 pub use control::{Control, ControlBlock, Counter, Gauge, MAX_ACTORS, ProcessKind};
 pub use error::ShmError;
 pub use flight::{FlightFile, FlightLog, FlightRecord};
-pub use halves::{Complete, HalfShape, Halves, Part};
+pub use halves::{Complete, HalfShape, HalfState, Halves, HalvesView, Part};
 pub use histogram::{Distribution, Histogram};
 pub use names::{RunNames, sweep};
 pub use pod::Shareable;

@@ -60,6 +60,13 @@ fn a_live_run_is_shown_with_its_processes_and_a_balanced_ledger_and_is_not_distu
     assert_eq!(processes.len(), children_of(run.pid()).len());
     assert!(memory["control"]["evaluator"]["best_j"].is_f64());
     assert!(memory["params"]["version"].as_u64() > Some(0) && memory["params"]["torn"] == 0);
+    run.until("a snapshot on disk", |run| {
+        let snapshots = inspect(&run.dir(), &["sparse part ready"])["memory"]["snapshots"].clone();
+        let [dense, sparse, disk] =
+            ["dense_ready", "sparse_ready", "committed"].map(|counter| snapshots[counter].as_u64().unwrap());
+        assert!(dense >= disk && sparse >= disk && snapshots["halves"].as_array().unwrap().len() == 2, "{snapshots}");
+        (disk > 0).then_some(())
+    });
     let learner = child(&run, "learner").unwrap().pid;
     // The ring stands still between two moves: some look finds it so.
     run.until("a balanced ledger", |run| {

@@ -4,7 +4,8 @@ use serde::Serialize;
 
 use crate::shm::control::{MAX_ACTORS, STOP_ALL, STOP_LEARNING, STOP_NOW};
 use crate::shm::{
-    Balance, Control, Distribution, Ledger, ParamCell, ProcessKind, RingView, RunNames, SampleRing, ShmError, names,
+    Balance, Control, Distribution, Halves, HalvesView, Ledger, ParamCell, ProcessKind, RingView, RunNames, SampleRing,
+    ShmError, names,
 };
 
 /// The shared memory of a run at a moment.
@@ -17,6 +18,8 @@ pub struct Memory {
     pub main_alive: bool,
     pub control: Option<ControlView>,
     pub params: Option<ParamsView>,
+    /// Where snapshots wait for the checkpointer; `None` where none are taken.
+    pub snapshots: Option<HalvesView>,
     pub rings: Vec<RingView>,
     /// The sum over the rings.
     pub ledger: Ledger,
@@ -108,6 +111,14 @@ impl Memory {
         let main_alive = run.is_alive();
         let control = Control::observe(&run.part("control")).map_err(|e| notes.push(e.to_string())).ok();
         let params = ParamCell::observe(&run.part("params")).map_err(|e| notes.push(e.to_string())).ok();
+        let snapshots = match Halves::observe(&run.part("halves")) {
+            Ok(halves) => Some(halves.view()),
+            Err(ShmError::Missing { .. }) => None,
+            Err(e) => {
+                notes.push(e.to_string());
+                None
+            }
+        };
         let mut rings = Vec::new();
         for id in 0..MAX_ACTORS {
             match SampleRing::observe(&run.part(&format!("ring{id}"))) {
@@ -132,6 +143,7 @@ impl Memory {
                 capacity: cell.capacity(),
                 torn: cell.torn(),
             }),
+            snapshots,
             ledger: Ledger::sum(rings.iter().map(|ring| ring.ledger)),
             rings,
             balance,

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::shm::{Balance, RingView};
+use crate::shm::{Balance, HalfState, HalvesView, RingView};
 
 use super::memory::{ControlView, Memory};
 use super::{Inspection, State};
@@ -88,6 +88,9 @@ fn shared_memory(out: &mut String, memory: &Memory) {
     if let Some(p) = &memory.params {
         let _ = writeln!(out, "  parameters: version {}, room for {} words, {} torn", p.version, p.capacity, p.torn);
     }
+    if let Some(halves) = &memory.snapshots {
+        snapshots(out, halves);
+    }
     if !memory.rings.is_empty() {
         let _ = writeln!(
             out,
@@ -97,6 +100,24 @@ fn shared_memory(out: &mut String, memory: &Memory) {
         memory.rings.iter().for_each(|ring| one_ring(out, ring));
         let _ = writeln!(out, "  samples: {}{}", memory.ledger, balance(memory.balance, writing(memory)));
     }
+}
+
+fn snapshots(out: &mut String, view: &HalvesView) {
+    let _ = write!(
+        out,
+        "  snapshots: dense part ready {}, sparse part ready {}, on disk {}",
+        view.dense_ready, view.sparse_ready, view.committed
+    );
+    for (half, name) in view.halves.iter().zip(["even", "odd"]) {
+        let state = match half.state {
+            HalfState::Free => "free",
+            HalfState::Begun => "begun",
+            HalfState::Complete => "complete",
+        };
+        let (snapshot, megabytes) = (half.snapshot, half.dense_bytes.saturating_add(half.sparse_bytes) as f64 * 1e-6);
+        let _ = write!(out, "; {name} half {state}, holds {snapshot} of update {}, {megabytes:.2} MB", half.update);
+    }
+    out.push('\n');
 }
 
 fn writing(memory: &Memory) -> u64 {
