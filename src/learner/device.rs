@@ -58,16 +58,24 @@ impl Device {
     }
 
     /// Builds the trainer on this device.
-    pub fn trainer(self, days: &[DayModel], spec: &Arc<PolicySpec>, settings: &Settings) -> Box<dyn Train> {
-        match self {
+    ///
+    /// # Errors
+    /// A replay pool that the device cannot hold.
+    pub fn trainer(
+        self,
+        days: &[DayModel],
+        spec: &Arc<PolicySpec>,
+        settings: &Settings,
+    ) -> anyhow::Result<Box<dyn Train>> {
+        Ok(match self {
             Self::Cpu => Box::new(HostTrainer::new(days, spec, settings)),
-            Self::CpuResident => Box::new(ResidentTrainer::<Autodiff<Flex>>::new(days, spec, settings, FlexDevice)),
+            Self::CpuResident => Box::new(ResidentTrainer::<Autodiff<Flex>>::new(days, spec, settings, FlexDevice)?),
             Self::Cuda(index) => {
                 keep_kernels();
                 let device = burn_cuda::CudaDevice { index };
-                Box::new(ResidentTrainer::<Autodiff<burn_cuda::Cuda>>::new(days, spec, settings, device))
+                Box::new(ResidentTrainer::<Autodiff<burn_cuda::Cuda>>::new(days, spec, settings, device)?)
             }
-        }
+        })
     }
 }
 
@@ -104,7 +112,9 @@ pub fn keep_kernels() {
         let places = [dirs::cache_dir(), Some(std::env::temp_dir())];
         let found = places.into_iter().flatten().map(|place| place.join("admix").join("kernels")).find(writable);
         let Some(folder) = found else {
-            tracing::warn!("kernels are compiled and tuned at every start: no folder to keep them in can be written to");
+            tracing::warn!(
+                "kernels are compiled and tuned at every start: no folder to keep them in can be written to"
+            );
             return;
         };
         let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();

@@ -12,7 +12,7 @@ use rayon::prelude::*;
 
 use crate::env::DayModel;
 use crate::policy::net::Shape;
-use crate::policy::tensor_net::{self, Rows};
+use crate::policy::tensor_net::Rows;
 use crate::policy::{Bids, PolicySpec};
 use crate::run::snapshot::TrainerState;
 use crate::settings::Settings;
@@ -51,7 +51,7 @@ impl HostTrainer {
     pub fn new(days: &[DayModel], spec: &Arc<PolicySpec>, settings: &Settings) -> Self {
         let device = FlexDevice;
         Self {
-            networks: Networks::new(spec, settings, &device),
+            networks: Networks::new(spec, settings, 1, &device),
             dims: Dims::of(days, spec, settings),
             bids: days.iter().map(|d| (Bids::new(d, &spec.policy), d.unit)).collect(),
             settings: settings.clone(),
@@ -69,21 +69,22 @@ impl HostTrainer {
     ) -> Shard {
         let d = self.dims;
         let q = d.outputs;
-        let Networks { actor_shape, critic_shape, actor, critic, target, .. } = &self.networks;
+        let Networks { actor_flat, critic_flat, actor, critic, target, .. } = &self.networks;
+        let (actor_shape, critic_shape) = (&actor_flat.shape, &critic_flat.shape);
         let ids = |ads: Vec<u32>| if critic_shape.tables.is_empty() { vec![] } else { ads };
         let upload =
             |shape: &Shape, features: Vec<f32>, ids: Vec<u32>| Rows::<B>::upload(shape, features, &ids, &self.device);
 
-        let critic_leaves = tensor_net::leaves::<B>(critic_shape, critic);
+        let critic_leaves = critic_flat.leaves::<B>(critic);
         let state_ids = ids(join(batch, |r| &r.state_ads));
         let state_out = critic_leaves.forward(&upload(critic_shape, join(batch, |r| &r.states), state_ids));
-        let actor_leaves = tensor_net::leaves::<B>(actor_shape, actor);
+        let actor_leaves = actor_flat.leaves::<B>(actor);
         let actor_rows = upload(actor_shape, join(batch, |r| &r.actor), join(batch, |r| &r.actor_ids));
         let actor_out = actor_leaves.forward(&actor_rows);
         let after_ids = ids(join(batch, |r| &r.after_ads));
-        let after = self.infer(critic_shape, critic, join(batch, |r| &r.after), after_ids);
+        let after = self.infer(critic, join(batch, |r| &r.after), after_ids);
         let last_ids = ids(join(batch, |r| &r.last_ads));
-        let last = self.infer(critic_shape, target, join(batch, |r| &r.last), last_ids);
+        let last = self.infer(target, join(batch, |r| &r.last), last_ids);
         let states_host = to_host(state_out.clone().inner());
         let actor_host = to_host(actor_out.clone().inner());
 
@@ -120,17 +121,19 @@ impl HostTrainer {
         let backward = surrogate.backward();
         let sum = |f: fn(&Gradients) -> f64| gradients.iter().map(f).sum::<f64>();
         Shard {
-            critic_gradient: critic_leaves.gradient(&backward),
-            actor_gradient: train_actor.then(|| actor_leaves.gradient(&backward)),
+            critic_gradient: critic_flat.gradient(&critic_leaves, &backward),
+            actor_gradient: train_actor.then(|| actor_flat.gradient(&actor_leaves, &backward)),
             critic_loss: sum(|g| g.critic_loss),
             actor_loss: sum(|g| g.actor_loss),
             ratios: sum(|g| g.ratios),
         }
     }
 
-    fn infer(&self, shape: &Shape, params: &Tensor<Flex, 1>, features: Vec<f32>, ids: Vec<u32>) -> Vec<f32> {
-        let rows = Rows::upload(shape, features, &ids, &self.device);
-        to_host(tensor_net::plain(shape, params).forward(&rows))
+    /// Outputs of a critic.
+    fn infer(&self, params: &Tensor<Flex, 1>, features: Vec<f32>, ids: Vec<u32>) -> Vec<f32> {
+        let flat = &self.networks.critic_flat;
+        let rows = Rows::upload(&flat.shape, features, &ids, &self.device);
+        to_host(flat.plain(params).forward(&rows))
     }
 }
 

@@ -8,7 +8,8 @@ use rand_chacha::ChaCha8Rng;
 use crate::env::FEATURES;
 use crate::policy::PolicySpec;
 use crate::policy::net::{Shape, Table};
-use crate::run::snapshot::TrainerState;
+use crate::policy::tensor_net::Flat;
+use crate::run::snapshot::{AdamState, TrainerState};
 use crate::settings::{Critic, Settings};
 
 use super::dims::outputs;
@@ -16,9 +17,8 @@ use super::optimiser::Adam;
 
 /// Everything that updates change.
 pub struct Networks<B: Backend> {
-    pub actor_shape: Shape,
-    pub critic_shape: Shape,
-    /// Flat; so are the others.
+    pub actor_flat: Flat,
+    pub critic_flat: Flat,
     pub actor: Tensor<B, 1>,
     averaged: Tensor<B, 1>,
     pub critic: Tensor<B, 1>,
@@ -52,16 +52,18 @@ pub fn critic_shape(spec: &PolicySpec, settings: &Settings) -> Shape {
 }
 
 impl<B: Backend> Networks<B> {
-    /// The networks before training.
-    pub fn new(spec: &PolicySpec, settings: &Settings, device: &B::Device) -> Self {
+    /// The networks before training, with arrays at multiples of `aligned` numbers.
+    pub fn new(spec: &PolicySpec, settings: &Settings, aligned: usize, device: &B::Device) -> Self {
         let l = &settings.learner;
         let critic_shape = critic_shape(spec, settings);
         let mut rng = ChaCha8Rng::seed_from_u64(settings.run.seed);
         rng.set_stream(0xC717);
         // A fraction of one half leaves the advantage at the worth of half a penalty. Logits start level.
         let bias = if l.critic == Critic::Categorical { 0.0 } else { 0.5 };
-        let critic = upload(critic_shape.initial(&mut rng, 0.1, bias), device);
-        let actor = upload(spec.initial_actor(settings.run.seed), device);
+        let critic = critic_shape.initial(&mut rng, 0.1, bias);
+        let (actor_flat, critic_flat) = (Flat::new(spec.actor_shape(), aligned), Flat::new(critic_shape, aligned));
+        let critic = upload(critic_flat.place(&critic), device);
+        let actor = upload(actor_flat.place(&spec.initial_actor(settings.run.seed)), device);
         Self {
             actor_adam: Adam::new(actor.dims()[0], l.adam_epsilon, l.actor_clip, device),
             critic_adam: Adam::new(critic.dims()[0], l.adam_epsilon, l.critic_clip, device),
@@ -69,8 +71,8 @@ impl<B: Backend> Networks<B> {
             actor,
             target: critic.clone(),
             critic,
-            actor_shape: spec.actor_shape(),
-            critic_shape,
+            actor_flat,
+            critic_flat,
             rates: Rates { actor: l.actor_rate, critic: l.critic_rate, target: l.target_rate, average: l.average_rate },
         }
     }
@@ -94,36 +96,48 @@ impl<B: Backend> Networks<B> {
 
     /// The actor and the averaged one, in one read.
     pub fn actors(&self) -> (Vec<f32>, Vec<f32>) {
-        let mut raw = to_host(Tensor::cat(vec![self.actor.clone(), self.averaged.clone()], 0));
-        let averaged = raw.split_off(raw.len() / 2);
-        (raw, averaged)
+        let both = to_host(Tensor::cat(vec![self.actor.clone(), self.averaged.clone()], 0));
+        let (raw, averaged) = both.split_at(self.actor_flat.len);
+        (self.actor_flat.pack(raw), self.actor_flat.pack(averaged))
     }
 
     pub fn state(&self) -> TrainerState {
+        let (actor, critic) = (&self.actor_flat, &self.critic_flat);
+        let read = |flat: &Flat, params: &Tensor<B, 1>| flat.pack(&to_host(params.clone()));
+        let moments = |flat: &Flat, adam: &Adam<B>| {
+            let AdamState { first, second, steps } = adam.state();
+            AdamState { first: flat.pack(&first), second: flat.pack(&second), steps }
+        };
         TrainerState {
-            actor: to_host(self.actor.clone()),
-            averaged: to_host(self.averaged.clone()),
-            critic: to_host(self.critic.clone()),
-            target: to_host(self.target.clone()),
-            actor_adam: self.actor_adam.state(),
-            critic_adam: self.critic_adam.state(),
+            actor: read(actor, &self.actor),
+            averaged: read(actor, &self.averaged),
+            critic: read(critic, &self.critic),
+            target: read(critic, &self.target),
+            actor_adam: moments(actor, &self.actor_adam),
+            critic_adam: moments(critic, &self.critic_adam),
         }
     }
 
     /// # Errors
     /// A state of other networks.
     pub fn restore(&mut self, s: &TrainerState) -> anyhow::Result<()> {
-        let (actor, critic) = (self.actor_shape.len(), self.critic_shape.len());
-        let fits = [&s.actor, &s.averaged, &s.actor_adam.first, &s.actor_adam.second].iter().all(|p| p.len() == actor)
-            && [&s.critic, &s.target, &s.critic_adam.first, &s.critic_adam.second].iter().all(|p| p.len() == critic);
+        let (actor, critic) = (&self.actor_flat, &self.critic_flat);
+        let fit = |flat: &Flat, params: [&Vec<f32>; 4]| params.iter().all(|p| p.len() == flat.shape.len());
+        let fits = fit(actor, [&s.actor, &s.averaged, &s.actor_adam.first, &s.actor_adam.second])
+            && fit(critic, [&s.critic, &s.target, &s.critic_adam.first, &s.critic_adam.second]);
         anyhow::ensure!(fits, "a snapshot of networks of another size");
         let device = self.actor.device();
-        self.actor = upload(s.actor.clone(), &device);
-        self.averaged = upload(s.averaged.clone(), &device);
-        self.critic = upload(s.critic.clone(), &device);
-        self.target = upload(s.target.clone(), &device);
-        self.actor_adam.restore(&s.actor_adam);
-        self.critic_adam.restore(&s.critic_adam);
+        let write = |flat: &Flat, params: &[f32]| upload(flat.place(params), &device);
+        let moments = |flat: &Flat, adam: &AdamState| {
+            let AdamState { first, second, steps } = adam;
+            AdamState { first: flat.place(first), second: flat.place(second), steps: *steps }
+        };
+        self.actor_adam.restore(&moments(actor, &s.actor_adam));
+        self.critic_adam.restore(&moments(critic, &s.critic_adam));
+        self.actor = write(actor, &s.actor);
+        self.averaged = write(actor, &s.averaged);
+        self.critic = write(critic, &s.critic);
+        self.target = write(critic, &s.target);
         Ok(())
     }
 }

@@ -56,7 +56,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     segments.control.processes[SLOT].sign_in(ProcessKind::Learner);
     let days = context.training_days()?;
     let device = Device::resolve(&settings.run.device)?;
-    let trainer = device.trainer(&days, &context.spec, settings);
+    let trainer = device.trainer(&days, &context.spec, settings)?;
     let mut learner = Learner::new(&days, context.spec.clone(), settings, trainer);
     let readers = segments.rings.iter().map(crate::shm::SampleRing::reader).collect::<Result<_, _>>()?;
     let mut process = LearnerProcess {

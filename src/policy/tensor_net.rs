@@ -1,4 +1,5 @@
-//! The same network in burn, for the learner; parameters are one flat tensor.
+//! The same network in burn, for the learner; parameters are one flat tensor, in which a device may want arrays to begin at round
+//! places.
 //!
 //! A forward pass with gradients cuts the flat tensor into leaves; their gradients are joined into one flat gradient, so that
 //! clipping, Adam and averaging are a few operations on one array instead of a chain per layer.
@@ -7,7 +8,81 @@ use burn::tensor::activation::relu;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor, TensorData};
 
-use super::net::Shape;
+use super::net::{Part, Shape};
+
+/// Where the arrays of a shape lie in a flat tensor.
+#[derive(Debug, Clone)]
+pub struct Flat {
+    pub shape: Shape,
+    /// As in the flat parameters on the host, and on the device.
+    packed: Vec<Part>,
+    placed: Vec<Part>,
+    /// Length of the tensor.
+    pub len: usize,
+}
+
+impl Flat {
+    /// Arrays begin at multiples of `aligned` numbers, so that cutting them costs a device nothing; 1 = as on the host.
+    pub fn new(shape: Shape, aligned: usize) -> Self {
+        let packed = shape.parts();
+        let mut len = 0usize;
+        let place = |part: &Part| {
+            let at = len.next_multiple_of(aligned);
+            len = at + part.rows * part.columns;
+            Part { at, ..part.clone() }
+        };
+        let placed = packed.iter().map(place).collect();
+        Self { packed, placed, len: len.next_multiple_of(aligned), shape }
+    }
+
+    fn has_gaps(&self) -> bool {
+        self.len > self.shape.len()
+    }
+
+    /// Parameters of the host as the device has them, zeros in between.
+    pub fn place(&self, params: &[f32]) -> Vec<f32> {
+        let mut placed = vec![0.0; self.len];
+        for (from, to) in self.packed.iter().zip(&self.placed) {
+            placed[to.range()].copy_from_slice(&params[from.range()]);
+        }
+        placed
+    }
+
+    /// What [`Flat::place`] was made from.
+    pub fn pack(&self, placed: &[f32]) -> Vec<f32> {
+        self.placed.iter().flat_map(|part| &placed[part.range()]).copied().collect()
+    }
+
+    /// Cuts flat parameters into plain arrays.
+    pub fn plain<B: Backend>(&self, flat: &Tensor<B, 1>) -> Leaves<B> {
+        let cut = |p: &Part| flat.clone().slice(p.range()).reshape([p.rows, p.columns]);
+        Leaves { arrays: self.placed.iter().map(cut).collect() }
+    }
+
+    /// Cuts flat parameters into leaves that gather gradients.
+    pub fn leaves<B: AutodiffBackend>(&self, flat: &Tensor<B::InnerBackend, 1>) -> Leaves<B> {
+        let plain = self.plain(flat).arrays;
+        Leaves { arrays: plain.into_iter().map(|t| Tensor::from_inner(t).require_grad()).collect() }
+    }
+
+    /// The flat gradient of leaves; zero for arrays that nothing flowed to.
+    pub fn gradient<B: AutodiffBackend>(&self, leaves: &Leaves<B>, by: &B::Gradients) -> Tensor<B::InnerBackend, 1> {
+        let of = |leaf: &Tensor<B, 2>| {
+            let [rows, columns] = leaf.dims();
+            let gradient = leaf.grad(by).unwrap_or_else(|| Tensor::zeros([rows, columns], &leaf.device()));
+            gradient.reshape([rows * columns])
+        };
+        let mut gradients = leaves.arrays.iter().map(of);
+        if !self.has_gaps() {
+            return Tensor::cat(gradients.collect(), 0);
+        }
+        let flat = Tensor::zeros([self.len], &leaves.arrays[0].device());
+        self.placed
+            .iter()
+            .zip(&mut gradients)
+            .fold(flat, |flat, (p, gradient)| flat.slice_assign([p.range()], gradient))
+    }
+}
 
 /// Parameters cut into the arrays of the shape, each `[rows, columns]`.
 pub struct Leaves<B: Backend> {
@@ -40,18 +115,6 @@ impl<B: Backend> Rows<B> {
     }
 }
 
-/// Cuts flat parameters into plain arrays.
-pub fn plain<B: Backend>(shape: &Shape, flat: &Tensor<B, 1>) -> Leaves<B> {
-    let arrays = shape.parts().iter().map(|p| flat.clone().slice(p.range()).reshape([p.rows, p.columns])).collect();
-    Leaves { arrays }
-}
-
-/// Cuts flat parameters into leaves that gather gradients.
-pub fn leaves<B: AutodiffBackend>(shape: &Shape, flat: &Tensor<B::InnerBackend, 1>) -> Leaves<B> {
-    let arrays = plain(shape, flat).arrays.into_iter().map(|t| Tensor::from_inner(t).require_grad()).collect();
-    Leaves { arrays }
-}
-
 impl<B: Backend> Leaves<B> {
     /// Infers rows.
     ///
@@ -76,19 +139,22 @@ impl<B: Backend> Leaves<B> {
     }
 }
 
-impl<B: AutodiffBackend> Leaves<B> {
-    /// The flat gradient; zero for arrays that nothing flowed to.
-    pub fn gradient(&self, gradients: &B::Gradients) -> Tensor<B::InnerBackend, 1> {
-        let flat = self
-            .arrays
-            .iter()
-            .map(|leaf| {
-                let [rows, columns] = leaf.dims();
-                leaf.grad(gradients)
-                    .unwrap_or_else(|| Tensor::zeros([rows, columns], &leaf.device()))
-                    .reshape([rows * columns])
-            })
-            .collect();
-        Tensor::cat(flat, 0)
+#[cfg(test)]
+mod tests {
+    use super::super::net::Table;
+    use super::*;
+
+    #[test]
+    fn placed_parameters_begin_at_round_places_and_come_back() {
+        let shape = Shape { features: 5, tables: vec![Table { rows: 3, width: 2 }], hidden: 7, outputs: 2 };
+        let params: Vec<f32> = (0..shape.len()).map(|i| 1.0 + i as f32).collect();
+        for aligned in [1, 4, 128] {
+            let flat = Flat::new(shape.clone(), aligned);
+            let placed = flat.place(&params);
+            assert_eq!(placed.len(), flat.len);
+            assert!(flat.placed.iter().all(|part| part.at.is_multiple_of(aligned)));
+            assert_eq!(placed.iter().filter(|p| **p != 0.0).count(), params.len());
+            assert_eq!(flat.pack(&placed), params);
+        }
     }
 }

@@ -27,7 +27,7 @@ pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt)
     let mut metrics = Metrics::open(&directory.metrics())?;
     metrics.append("start", &Status::default());
     let days = context.training_days()?;
-    let trainer = Device::resolve(&settings.run.device)?.trainer(&days, &context.spec, settings);
+    let trainer = Device::resolve(&settings.run.device)?.trainer(&days, &context.spec, settings)?;
     let mut run = Run {
         context,
         directory,

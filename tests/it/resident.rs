@@ -37,7 +37,7 @@ fn both(days: &[DayModel], settings: &Settings, updates: usize) -> [Vec<UpdateSt
     let spec = Arc::new(PolicySpec { score_mode: settings.score_mode, policy: settings.policy.clone(), vocabulary });
     DEVICES.map(|device| {
         let mut explorer = Explorer::new(days, settings, spec.clone(), spec.initial_actor(1), 0, 0);
-        let trainer = device.trainer(days, &spec, settings);
+        let trainer = device.trainer(days, &spec, settings).unwrap();
         let mut learner = Learner::new(days, spec.clone(), settings, trainer);
         let mut did = vec![];
         while did.len() < updates {
@@ -128,7 +128,7 @@ fn a_hundred_losses_are_those_of_the_host() {
 
 /// The whole flow with the pool on the device: rings, updates, publications, evaluations, snapshots.
 #[test]
-fn a_training_with_a_resident_pool_learns_and_goes_on_from_its_snapshot() {
+fn a_lock_step_training_with_a_resident_pool_repeats_itself_and_is_near_the_hosts() {
     let ended = train(&["run.device=cpu-resident"], &["--deterministic"]);
     assert_eq!(ended.manifest()["device"], "cpu-resident");
     let again = train(&["run.device=cpu-resident"], &["--deterministic"]);

@@ -13,8 +13,8 @@ use crate::settings::Credit;
 use super::super::batch::SegmentRows;
 use super::super::dims::Dims;
 
-/// Fields begin at multiples of this many numbers: a device's memory is read in pieces of 256 bytes.
-const ALIGNED: usize = 64;
+/// Fields begin at multiples of this many numbers: what begins at a multiple of 512 bytes is cut out of a tensor at no cost.
+pub const ALIGNED: usize = 128;
 
 /// Where each field of a segment lies in its row. `T` steps, `N` contracts, `K` bidders, `R` requests in a step, `A` auction ads.
 ///
@@ -247,12 +247,62 @@ impl Layout {
         }
     }
 
-    /// Cuts a batch `[S, width]` into its fields.
-    pub fn cut<B: Backend>(&self, batch: &Tensor<B, 2>) -> Fields<B> {
+    fn fields(&self) -> [&Range<usize>; 31] {
+        [
+            &self.states,
+            &self.last,
+            &self.actor,
+            &self.after,
+            &self.state_ids,
+            &self.last_ids,
+            &self.actor_ids,
+            &self.after_ids,
+            &self.potential,
+            &self.inverse_scale,
+            &self.last_potential,
+            &self.rewards,
+            &self.auction_rewards,
+            &self.ends,
+            &self.contract,
+            &self.shift,
+            &self.low,
+            &self.penalty,
+            &self.inverse_ahead,
+            &self.after_potential,
+            &self.spring,
+            &self.unit,
+            &self.click,
+            &self.gain,
+            &self.boost,
+            &self.auction_worth,
+            &self.auction_gain,
+            &self.auction_boost,
+            &self.active,
+            &self.shown,
+            &self.inverse_behaviour,
+        ]
+    }
+
+    /// Where each number of a batch comes from: which of its `segments` rows, and where in that row. A batch is laid out field by
+    /// field, each of all its segments, so that cutting it copies nothing.
+    pub fn sources(&self, segments: usize) -> (Vec<i32>, Vec<i32>) {
+        let len = segments * self.width;
+        let (mut rows, mut columns) = (vec![0; len], vec![0; len]);
+        for field in self.fields() {
+            for (i, at) in (segments * field.start..segments * field.end).enumerate() {
+                rows[at] = (i / field.len()) as i32;
+                columns[at] = (field.start + i % field.len()) as i32;
+            }
+        }
+        (rows, columns)
+    }
+
+    /// Cuts a batch `[S width]`, laid out as [`Layout::sources`] says, into its fields.
+    pub fn cut<B: Backend>(&self, batch: &Tensor<B, 1>) -> Fields<B> {
         let Dims { steps: t, contracts: n, eligible: k, auctions: a, .. } = self.dims;
-        let s = batch.dims()[0];
+        let s = batch.dims()[0] / self.width;
         let (m, r) = (s * t, self.requests);
-        let field = |range: &Range<usize>| batch.clone().slice([0..s, range.clone()]);
+        let field = |range: &Range<usize>| batch.clone().slice([s * range.start..s * range.end]);
         let rows = |features: &Range<usize>, ids: &Range<usize>, rows: usize, tables: usize| {
             let columns = (tables > 0).then(|| field(ids).reshape([rows, tables]).int());
             let column = |table: usize| columns.iter().map(move |c| c.clone().slice([0..rows, table..table + 1]));

@@ -2,7 +2,7 @@
 //!
 //! The same mathematics as [`super::super::loss`], which says why; that one is also what this is tested against. Nothing here
 //! waits for the device, and no shape depends on the data. Shapes are those of [`Fields`]: `S` segments of `T` steps, `M = S T`, `N`
-//! contracts, `K` bidders, `R` requests in a step, `A` auction ads, `Q` outputs of the critic; `P` is any number of rows.
+//! contracts, `K` bidders, `R` requests in a step, `A` auction ads, `Q` outputs of the critic; `P` is any number of rows, `C` is `N`, or 1 where the total is credited.
 
 use burn::tensor::activation::{sigmoid, softmax};
 use burn::tensor::backend::Backend;
@@ -35,8 +35,8 @@ pub struct Gradients<B: Backend> {
     pub states: Tensor<B, 2>,
     /// `[M (K + A), 1]`
     pub actor: Tensor<B, 2>,
-    /// `[1]` each: losses of the critic and the actor, clipped importance ratios.
-    pub sums: [Tensor<B, 1>; 3],
+    /// `[1]` each: losses of the critic and the actor, clipped importance ratios; where they were asked for.
+    pub sums: Option<[Tensor<B, 1>; 3]>,
 }
 
 /// What gradients are multiplied by: one over the pairs of steps and contracts with something to learn, one over the requests.
@@ -64,17 +64,20 @@ pub struct TensorLosses<B: Backend> {
 
 /// What output rows are to be fitted to. Money in units of the mean best auction worth.
 struct Aim<B: Backend> {
-    /// The lambda-returns, `[P, 1]`.
-    returns: Tensor<B, 2>,
-    /// One over the unit of the loss, `[P, 1]`; 0 = nothing to learn.
-    inverse_scale: Tensor<B, 2>,
-    /// What the rows are multiplied by to be money, `[P, 1]`.
-    potential: Tensor<B, 2>,
-    /// What the target critic sees at the segment's end: `[P, Q]` as it says it, what that is multiplied by and its mean, `[P, 1]`.
-    last: Tensor<B, 2>,
-    last_potential: Tensor<B, 2>,
-    last_value: Tensor<B, 2>,
+    /// The lambda-returns, `[S, T, C]`.
+    returns: Tensor<B, 3>,
+    /// One over the unit of the loss, `[S, T, C]`; 0 = nothing to learn.
+    inverse_scale: Tensor<B, 3>,
+    /// What the rows are multiplied by to be money, `[S, T, C]`.
+    potential: Tensor<B, 3>,
+    /// What the target critic sees at the segment's end: as it says it, `[S, 1, C, Q]`, what that is multiplied by and its mean, `[S, 1, C]`.
+    last: Tensor<B, 4>,
+    last_potential: Tensor<B, 3>,
+    last_value: Tensor<B, 3>,
 }
+
+/// Gradient by output rows `[S, T, C, Q]`, and the sum of their losses, `[1]`, where it is asked for.
+type Fit<B> = (Tensor<B, 4>, Option<Tensor<B, 1>>);
 
 impl<B: Backend> TensorLosses<B> {
     pub fn new(dims: Dims, settings: &Settings, device: &B::Device) -> Self {
@@ -99,19 +102,26 @@ impl<B: Backend> TensorLosses<B> {
         }
     }
 
-    /// Losses and gradients of a batch.
-    pub fn batch(&self, f: &Fields<B>, out: &Outputs<B>, weights: Weights) -> Gradients<B> {
-        let Dims { steps: t, contracts: n, .. } = self.dims;
+    /// Gradients of a batch, and the sums of its losses `with_sums`.
+    pub fn batch(&self, f: &Fields<B>, out: &Outputs<B>, weights: Weights, with_sums: bool) -> Gradients<B> {
+        let Dims { steps: t, contracts: n, outputs: q, .. } = self.dims;
         let s = f.potential.dims()[0];
         let values = self.mean(out.states.clone()).reshape([s, t, n]) * f.potential.clone();
         let last_values = self.mean(out.last.clone()).reshape([s, 1, n]) * f.last_potential.clone();
         let actor = self.actor(f, out, values.clone().reshape([s * t, n]), weights.actor);
-        let correction = actor.ratios.map(|ratios| ratios.reshape([s, t]));
-        let (states, critic_loss) = match self.credit {
-            Credit::Contract => self.by_contract(f, out, values, last_values, correction, weights.critic),
-            Credit::Total => self.by_total(f, out, values, last_values, correction, weights.critic),
+        let correction = actor.ratios.clone().map(|ratios| ratios.reshape([s, t]));
+        let by = match self.credit {
+            Credit::Contract => Self::by_contract,
+            Credit::Total => Self::by_total,
         };
-        Gradients { states, actor: actor.gradient, sums: [critic_loss, actor.loss, actor.ratio_sum] }
+        let (states, critic_loss) = by(self, f, out, (values, last_values), correction, weights.critic, with_sums);
+        let sums = critic_loss.map(|critic_loss| {
+            let loss = (actor.mean * f.active.clone()).sum().neg();
+            // Nothing is corrected for what was not shown.
+            let ratios = actor.ratios.map_or_else(|| f.active.clone(), |ratios| ratios * f.active.clone());
+            [critic_loss, loss, ratios.sum()]
+        });
+        Gradients { states: states.reshape([s * t * n, q]), actor: actor.gradient, sums }
     }
 
     /// Mean of the fraction that each output row stands for, `[P, 1]`.
@@ -179,8 +189,7 @@ impl<B: Backend> TensorLosses<B> {
         });
         Actor {
             gradient: gradient.reshape([m * self.dims.actor_rows(), 1]),
-            loss: (mean * active.clone()).sum().neg(),
-            ratio_sum: ratios.clone().map_or_else(|| active.clone().sum(), Tensor::sum),
+            mean,
             // What was not shown has nothing to correct.
             ratios: ratios.map(|ratios| ratios + active.neg() + 1.0),
         }
@@ -202,7 +211,7 @@ impl<B: Backend> TensorLosses<B> {
         let next = Tensor::cat(vec![values.clone().slice([0..s, 1..t, 0..c]), beyond], 1) + f.ends.clone() * last;
         let deltas = rewards + next - values.clone();
         let weights = match correction {
-            None => self.decay.clone().repeat_dim(0, s),
+            None => self.decay.clone(),
             Some(ratios) => {
                 let logs = ratios.clamp_min(1e-6).log();
                 let until = logs.clone().matmul(self.until.clone());
@@ -219,25 +228,22 @@ impl<B: Backend> TensorLosses<B> {
         &self,
         f: &Fields<B>,
         out: &Outputs<B>,
-        values: Tensor<B, 3>,
-        last_values: Tensor<B, 3>,
+        (values, last_values): (Tensor<B, 3>, Tensor<B, 3>),
         correction: Option<Tensor<B, 2>>,
         weight: f32,
-    ) -> (Tensor<B, 2>, Tensor<B, 1>) {
+        with_sum: bool,
+    ) -> Fit<B> {
         let Dims { contracts: n, outputs: q, .. } = self.dims;
         let [s, t, _] = values.dims();
-        let returns = self.returns(f, f.rewards.clone(), values, last_values.clone(), correction);
-        let row = |x: Tensor<B, 3>| x.reshape([s * t * n, 1]);
-        let each_step = |x: Tensor<B, 3>| x.repeat_dim(1, t).reshape([s * t * n, 1]);
         let aim = Aim {
-            returns: row(returns),
-            inverse_scale: row(f.inverse_scale.clone()),
-            potential: row(f.potential.clone()),
-            last: out.last.clone().reshape([s, 1, n * q]).repeat_dim(1, t).reshape([s * t * n, q]),
-            last_potential: each_step(f.last_potential.clone()),
-            last_value: each_step(last_values),
+            returns: self.returns(f, f.rewards.clone(), values, last_values.clone(), correction),
+            inverse_scale: f.inverse_scale.clone(),
+            potential: f.potential.clone(),
+            last: out.last.clone().reshape([s, 1, n, q]),
+            last_potential: f.last_potential.clone(),
+            last_value: last_values,
         };
-        self.fit(out.states.clone(), &aim, weight)
+        self.fit(out.states.clone().reshape([s, t, n, q]), aim, weight, with_sum)
     }
 
     /// One return for the whole: `Z = sum_j Z_j`, output by output.
@@ -245,96 +251,108 @@ impl<B: Backend> TensorLosses<B> {
         &self,
         f: &Fields<B>,
         out: &Outputs<B>,
-        values: Tensor<B, 3>,
-        last_values: Tensor<B, 3>,
+        (values, last_values): (Tensor<B, 3>, Tensor<B, 3>),
         correction: Option<Tensor<B, 2>>,
         weight: f32,
-    ) -> (Tensor<B, 2>, Tensor<B, 1>) {
+        with_sum: bool,
+    ) -> Fit<B> {
         let Dims { contracts: n, outputs: q, .. } = self.dims;
         let [s, t, _] = values.dims();
-        let potential = f.potential.clone().reshape([s * t, n, 1]);
-        let total = |z: Tensor<B, 2>, potential: Tensor<B, 3>| {
-            let [p, n, _] = potential.dims();
-            (z.reshape([p, n, q]) * potential).sum_dim(1).reshape([p, q])
-        };
+        let potential = f.potential.clone().unsqueeze_dim::<4>(3);
         let rewards = f.auction_rewards.clone() + f.rewards.clone().sum_dim(2);
         let last_value = last_values.sum_dim(2);
-        let returns = self.returns(f, rewards, values.sum_dim(2), last_value.clone(), correction);
-        let last = total(out.last.clone(), f.last_potential.clone().reshape([s, n, 1]));
-        let ones = Tensor::ones([s * t, 1], &potential.device());
+        let last = out.last.clone().reshape([s, 1, n, q]) * f.last_potential.clone().unsqueeze_dim(3);
         let aim = Aim {
-            returns: returns.reshape([s * t, 1]),
-            inverse_scale: f.inverse_scale.clone().reshape([s * t, 1]),
+            returns: self.returns(f, rewards, values.sum_dim(2), last_value.clone(), correction),
+            inverse_scale: f.inverse_scale.clone(),
             // The sum is already money.
-            potential: ones.clone(),
-            last: last.reshape([s, 1, q]).repeat_dim(1, t).reshape([s * t, q]),
-            last_potential: ones,
-            last_value: last_value.repeat_dim(1, t).reshape([s * t, 1]),
+            potential: Tensor::ones([1, 1, 1], &potential.device()),
+            last: last.sum_dim(2),
+            last_potential: Tensor::ones([1, 1, 1], &potential.device()),
+            last_value,
         };
-        let z = total(out.states.clone(), potential.clone());
-        let (by_total, loss) = self.fit(z, &aim, weight * n as f32);
-        let states = by_total.unsqueeze_dim::<3>(1) * potential;
-        (states.reshape([s * t * n, q]), loss.mul_scalar(n as f32))
+        let z = (out.states.clone().reshape([s, t, n, q]) * potential.clone()).sum_dim(2);
+        let (by_total, loss) = self.fit(z, aim, weight * n as f32, with_sum);
+        (by_total * potential, loss.map(|loss| loss.mul_scalar(n as f32)))
     }
 
-    /// Gradient by output rows `[P, Q]` and the sum of their losses against the target distributions.
-    fn fit(&self, z: Tensor<B, 2>, aim: &Aim<B>, weight: f32) -> (Tensor<B, 2>, Tensor<B, 1>) {
-        let factor = aim.potential.clone() * aim.inverse_scale.clone();
+    /// Fits output rows `[S, T, C, Q]` to the target distributions: the lambda-return plus the spread at the segment's end.
+    fn fit(&self, z: Tensor<B, 4>, aim: Aim<B>, weight: f32, with_sum: bool) -> Fit<B> {
+        let each = |x: Tensor<B, 3>| x.unsqueeze_dim::<4>(3);
+        let (returns, inverse_scale) = (each(aim.returns), each(aim.inverse_scale));
+        let potential = each(aim.potential);
+        let factor = potential.clone() * inverse_scale.clone();
+        let spread = |last: Tensor<B, 4>| {
+            last * each(aim.last_potential.clone()) - each(aim.last_value.clone()) + returns.clone()
+        };
         match self.critic {
             Critic::Scalar => {
-                let u = aim.returns.clone() * aim.inverse_scale.clone() - factor.clone() * z;
-                (u.clone() * factor.mul_scalar(-weight), (u.clone() * u).sum().mul_scalar(0.5))
+                let u = returns * inverse_scale - factor.clone() * z;
+                let loss = with_sum.then(|| (u.clone() * u.clone()).sum().mul_scalar(0.5));
+                (u * factor.mul_scalar(-weight), loss)
             }
-            Critic::Quantile => {
-                let spread = aim.last.clone() * aim.last_potential.clone() - aim.last_value.clone();
-                let targets = (spread + aim.returns.clone()) * aim.inverse_scale.clone();
-                self.quantile_huber(z, factor, targets, weight)
+            Critic::Quantile => self.quantile_huber(z, factor, spread(aim.last) * inverse_scale, weight, with_sum),
+            Critic::Categorical => {
+                let targets = spread(self.support.clone().unsqueeze::<4>());
+                self.cross_entropy(z, softmax(aim.last, 3), targets, (potential, inverse_scale), weight, with_sum)
             }
-            Critic::Categorical => self.cross_entropy(z, aim, weight),
         }
     }
 
     /// Dabney et al. 2018, equations 9 and 10, averaged over both quantiles.
     fn quantile_huber(
         &self,
-        z: Tensor<B, 2>,
-        factor: Tensor<B, 2>,
-        targets: Tensor<B, 2>,
+        z: Tensor<B, 4>,
+        factor: Tensor<B, 4>,
+        targets: Tensor<B, 4>,
         weight: f32,
-    ) -> (Tensor<B, 2>, Tensor<B, 1>) {
-        let [p, q] = z.dims();
+        with_sum: bool,
+    ) -> Fit<B> {
+        let [.., q] = z.dims();
         let mean = 1.0 / (q * q) as f32;
-        let theta = (z * factor.clone()).unsqueeze_dim::<3>(2);
-        let u = targets.unsqueeze_dim::<3>(1) - theta;
-        let tau = self.support.clone().reshape([1, q, 1]);
+        let theta = (z * factor.clone()).unsqueeze_dim::<5>(4);
+        let u = targets.unsqueeze_dim::<5>(3) - theta;
+        let tau = self.support.clone().reshape([1, 1, 1, q, 1]);
         let below = u.clone().lower_elem(0.0).float();
         // tau above the estimate, 1 - tau below it.
         let side = tau.clone() + below * (tau.mul_scalar(-2.0) + 1.0);
         let bounded = u.clone().div_scalar(self.kappa).clamp(-1.0, 1.0);
         let slope = side * bounded.clone();
-        let loss = (slope.clone() * (u - bounded.mul_scalar(0.5 * self.kappa))).sum().mul_scalar(mean);
-        let slopes: Tensor<B, 2> = slope.sum_dim(2).reshape([p, q]);
+        let loss = with_sum.then(|| {
+            let pairs = slope.clone() * (u - bounded.mul_scalar(0.5 * self.kappa));
+            pairs.sum().mul_scalar(mean)
+        });
+        let slopes: Tensor<B, 4> = slope.sum_dim(4).squeeze_dim(4);
         (slopes * factor.mul_scalar(-weight * mean), loss)
     }
 
-    /// Bellemare et al. 2017: the target is projected onto the atoms, each value to its two neighbours.
-    fn cross_entropy(&self, z: Tensor<B, 2>, aim: &Aim<B>, weight: f32) -> (Tensor<B, 2>, Tensor<B, 1>) {
-        let [p, q] = z.dims();
-        let step = (self.atoms[q - 1] - self.atoms[0]) / (q - 1) as f32;
-        let idle = aim.inverse_scale.clone().equal_elem(0.0);
+    /// Bellemare et al. 2017: the target is projected onto the atoms, each value to its two neighbours. `shares` are those of the
+    /// target's atoms, `[S, 1, C, Q]`, which have moved to `targets`, `[S, T, C, Q]`, in money.
+    fn cross_entropy(
+        &self,
+        z: Tensor<B, 4>,
+        shares: Tensor<B, 4>,
+        targets: Tensor<B, 4>,
+        (potential, inverse_scale): (Tensor<B, 4>, Tensor<B, 4>),
+        weight: f32,
+        with_sum: bool,
+    ) -> Fit<B> {
+        let [.., q] = z.dims();
+        let (lowest, step) = (self.atoms[0], (self.atoms[q - 1] - self.atoms[0]) / (q - 1) as f32);
+        let idle = inverse_scale.equal_elem(0.0);
         let learns = idle.clone().bool_not().float();
-        let potential = aim.potential.clone().mask_fill(idle, 1.0);
-        let spread = self.support.clone() * aim.last_potential.clone() - aim.last_value.clone();
-        let moved = (spread + aim.returns.clone()) / potential;
-        let at = moved.sub_scalar(self.atoms[0]).div_scalar(step).clamp(0.0, (q - 1) as f32);
-        let atoms = (self.support.clone().sub_scalar(self.atoms[0])).div_scalar(step).reshape([1, q, 1]);
-        let near = ((at.unsqueeze_dim::<3>(1) - atoms).abs().neg() + 1.0).clamp_min(0.0);
-        let projected: Tensor<B, 2> =
-            (near * softmax(aim.last.clone(), 1).unsqueeze_dim::<3>(1)).sum_dim(2).reshape([p, q]);
-        let shares = softmax(z, 1);
-        let logs = shares.clone().clamp_min(1e-12).log();
-        let loss = (projected.clone() * logs * learns.clone()).sum().neg();
-        ((shares - projected) * learns.mul_scalar(weight), loss)
+        let moved = targets / potential.mask_fill(idle, 1.0);
+        let place = |value: Tensor<B, 4>| value.sub_scalar(lowest).div_scalar(step);
+        let at = place(moved).clamp(0.0, (q - 1) as f32).unsqueeze_dim::<5>(3);
+        let atoms = place(self.support.clone().unsqueeze::<4>()).unsqueeze_dim::<5>(4);
+        let near = ((at - atoms).abs().neg() + 1.0).clamp_min(0.0);
+        let projected: Tensor<B, 4> = (near * shares.unsqueeze_dim::<5>(3)).sum_dim(4).squeeze_dim(4);
+        let own = softmax(z, 3);
+        let loss = with_sum.then(|| {
+            let logs = own.clone().clamp_min(1e-12).log();
+            (projected.clone() * logs * learns.clone()).sum().neg()
+        });
+        ((own - projected) * learns.mul_scalar(weight), loss)
     }
 }
 
@@ -342,8 +360,8 @@ impl<B: Backend> TensorLosses<B> {
 struct Actor<B: Backend> {
     /// `[M (K + A), 1]`
     gradient: Tensor<B, 2>,
-    loss: Tensor<B, 1>,
-    ratio_sum: Tensor<B, 1>,
+    /// Expected advantage of each request, `[M, R, 1]`.
+    mean: Tensor<B, 3>,
     /// `[M, 1, 1]`, where returns are corrected for the behaviour.
     ratios: Option<Tensor<B, 3>>,
 }

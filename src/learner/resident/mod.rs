@@ -17,13 +17,13 @@ use burn::tensor::{Int, Tensor, TensorData};
 use rayon::prelude::*;
 
 use crate::env::DayModel;
-use crate::policy::tensor_net::{self, Rows};
+use crate::policy::tensor_net::Rows;
 use crate::policy::{Bids, PolicySpec};
 use crate::run::snapshot::TrainerState;
 use crate::settings::Settings;
 
-use self::layout::Layout;
-use self::loss::{Outputs, TensorLosses, Weights};
+use self::layout::{ALIGNED, Layout};
+use self::loss::{Gradients, Outputs, TensorLosses, Weights};
 use super::batch::{Rebuild, SegmentRows};
 use super::dims::Dims;
 use super::networks::{Networks, Norms, to_host, upload};
@@ -41,8 +41,11 @@ pub struct ResidentTrainer<B: AutodiffBackend> {
     layout: Layout,
     losses: TensorLosses<B::InnerBackend>,
     networks: Networks<B::InnerBackend>,
-    /// `[room, width]`; taken out only while it is written to.
-    pool: Option<Tensor<B::InnerBackend, 2>>,
+    /// `[room width]`; taken out only while it is written to.
+    pool: Option<Tensor<B::InnerBackend, 1>>,
+    /// `[S width]` each: of every number of a batch, which of its segments it is of, and where in that segment's row it is.
+    segment_of: Tensor<B::InnerBackend, 1, Int>,
+    column_of: Tensor<B::InnerBackend, 1, Int>,
     /// By place.
     counts: Vec<Counts>,
 }
@@ -55,16 +58,36 @@ struct Counts {
 }
 
 impl<B: AutodiffBackend> ResidentTrainer<B> {
-    pub fn new(days: &[DayModel], spec: &Arc<PolicySpec>, settings: &Settings, device: B::Device) -> Self {
+    /// # Errors
+    /// A pool with more numbers than the device can point at.
+    pub fn new(
+        days: &[DayModel],
+        spec: &Arc<PolicySpec>,
+        settings: &Settings,
+        device: B::Device,
+    ) -> anyhow::Result<Self> {
         let dims = Dims::of(days, spec, settings);
         let l = &settings.learner;
-        let networks = Networks::new(spec, settings, &device);
-        let tables = (networks.actor_shape.tables.len(), networks.critic_shape.tables.len());
+        let networks = Networks::new(spec, settings, ALIGNED, &device);
+        let tables = (networks.actor_flat.shape.tables.len(), networks.critic_flat.shape.tables.len());
         let layout = Layout::new(dims, settings.requests_per_step(), tables.0, tables.1, l.credit);
-        let megabytes = (dims.room * layout.width * size_of::<f32>()) >> 20;
-        tracing::info!("the replay pool takes {megabytes} MB on the device, for up to {} segments", dims.room);
-        Self {
-            pool: Some(Tensor::zeros([dims.room, layout.width], &device)),
+        let numbers = dims.room * layout.width;
+        let gigabytes = (numbers * size_of::<f32>()) as f64 * 1e-9;
+        anyhow::ensure!(
+            i32::try_from(numbers).is_ok(),
+            "a replay pool of {} steps takes {gigabytes:.1} GB on the device, which points at 8.6 GB at most; lower learner.pool",
+            l.pool
+        );
+        tracing::info!("the replay pool takes {gigabytes:.2} GB on the device, for up to {} segments", dims.room);
+        let (segment_of, column_of) = layout.sources(dims.segments);
+        let upload = |index: Vec<i32>| {
+            let len = index.len();
+            Tensor::from_data(TensorData::new(index, [len]), &device)
+        };
+        Ok(Self {
+            pool: Some(Tensor::zeros([numbers], &device)),
+            segment_of: upload(segment_of),
+            column_of: upload(column_of),
             counts: vec![Counts::default(); dims.room],
             losses: TensorLosses::new(dims, settings, &device),
             bids: days.iter().map(|d| (Bids::new(d, &spec.policy), d.unit)).collect(),
@@ -72,10 +95,10 @@ impl<B: AutodiffBackend> ResidentTrainer<B> {
             networks,
             layout,
             device,
-        }
+        })
     }
 
-    fn pool(&self) -> Tensor<B::InnerBackend, 2> {
+    fn pool(&self) -> Tensor<B::InnerBackend, 1> {
         self.pool.clone().expect("a pool is put back after it was written to")
     }
 
@@ -93,12 +116,12 @@ impl<B: AutodiffBackend> ResidentTrainer<B> {
                 Counts { pairs: rows.pairs(), requests: rows.contests.len() }
             })
             .collect();
-        let block = upload::<B::InnerBackend>(block, &self.device).reshape([UPLOAD, width]);
+        let block = upload::<B::InnerBackend>(block, &self.device);
         let mut pool = self.pool.take().expect("a pool is put back after it was written to");
         for (i, ((place, _), counts)) in placed.iter().zip(counts).enumerate() {
             self.counts[*place] = counts;
-            let row = block.clone().slice([i..i + 1, 0..width]);
-            pool = pool.slice_assign([*place..*place + 1, 0..width], row);
+            let row = block.clone().slice([i * width..(i + 1) * width]);
+            pool = pool.slice_assign([place * width..(place + 1) * width], row);
         }
         self.pool = Some(pool);
     }
@@ -122,38 +145,39 @@ impl<B: AutodiffBackend> Train for ResidentTrainer<B> {
         let indices: Vec<i32> = places.iter().map(|place| *place as i32).collect();
         let indices: Tensor<B::InnerBackend, 1, Int> =
             Tensor::from_data(TensorData::new(indices, [places.len()]), &self.device);
-        let fields = self.layout.cut(&self.pool().select(0, indices));
+        let at =
+            indices.select(0, self.segment_of.clone()).mul_scalar(self.layout.width as i32) + self.column_of.clone();
+        let fields = self.layout.cut(&self.pool().select(0, at));
 
         let n = &self.networks;
         let with_gradients = |rows: &Rows<B::InnerBackend>| Rows::<B> {
             features: Tensor::from_inner(rows.features.clone()),
             ids: rows.ids.iter().cloned().map(Tensor::from_inner).collect(),
         };
-        let critic = tensor_net::leaves::<B>(&n.critic_shape, &n.critic);
-        let actor = tensor_net::leaves::<B>(&n.actor_shape, &n.actor);
+        let critic = n.critic_flat.leaves::<B>(&n.critic);
+        let actor = n.actor_flat.leaves::<B>(&n.actor);
         let states = critic.forward(&with_gradients(&fields.states));
         let scores = actor.forward(&with_gradients(&fields.actor));
         let outputs = Outputs {
             states: states.clone().inner(),
             actor: scores.clone().inner(),
-            after: tensor_net::plain(&n.critic_shape, &n.critic).forward(&fields.after),
-            last: tensor_net::plain(&n.critic_shape, &n.target).forward(&fields.last),
+            after: n.critic_flat.plain(&n.critic).forward(&fields.after),
+            last: n.critic_flat.plain(&n.target).forward(&fields.last),
         };
         let weights = Weights { critic: 1.0 / pairs as f32, actor: 1.0 / requests as f32 };
-        let gradients = self.losses.batch(&fields, &outputs, weights);
+        let Gradients { states: by_states, actor: by_scores, sums } =
+            self.losses.batch(&fields, &outputs, weights, plan.read);
         // The gradient by the outputs is known: the sum of the product with it has just that gradient.
-        let mut surrogate = (states * Tensor::from_inner(gradients.states)).sum();
+        let mut surrogate = (states * Tensor::from_inner(by_states)).sum();
         if plan.train_actor {
-            surrogate = surrogate + (scores * Tensor::from_inner(gradients.actor)).sum();
+            surrogate = surrogate + (scores * Tensor::from_inner(by_scores)).sum();
         }
         let backward = surrogate.backward();
-        let actor_gradient = plan.train_actor.then(|| actor.gradient(&backward));
-        let norms = self.networks.step(critic.gradient(&backward), actor_gradient, plan.rate);
-        if !plan.read {
-            return Ok(None);
-        }
+        let critic_gradient = n.critic_flat.gradient(&critic, &backward);
+        let actor_gradient = plan.train_actor.then(|| n.actor_flat.gradient(&actor, &backward));
+        let norms = self.networks.step(critic_gradient, actor_gradient, plan.rate);
+        let Some([critic_loss, actor_loss, ratios]) = sums else { return Ok(None) };
         let Norms { critic, actor } = norms;
-        let [critic_loss, actor_loss, ratios] = gradients.sums;
         let read = to_host(Tensor::cat(vec![critic_loss, actor_loss, ratios, critic, actor], 0));
         let read = |i: usize| f64::from(read[i]);
         let stats = UpdateStats {
@@ -167,8 +191,8 @@ impl<B: AutodiffBackend> Train for ResidentTrainer<B> {
     }
 
     fn wait(&self) {
-        let pool = self.pool().slice([0..1, 0..1]);
-        to_host(Tensor::cat(vec![pool.reshape([1]), self.networks.critic.clone().slice([0..1])], 0));
+        let ends = vec![self.pool().slice([0..1]), self.networks.critic.clone().slice([0..1])];
+        to_host(Tensor::cat(ends, 0));
     }
 
     fn actors(&self) -> (Vec<f32>, Vec<f32>) {

@@ -121,7 +121,7 @@ impl Scene {
     /// A learner with a full pool, and the explorer that filled it.
     fn learner(&self, settings: &Settings) -> anyhow::Result<(Learner<'_>, Explorer<'_>)> {
         let mut explorer = Explorer::new(&self.days, settings, self.spec.clone(), self.spec.initial_actor(1), 0, 0);
-        let trainer = self.device.trainer(&self.days, &self.spec, settings);
+        let trainer = self.device.trainer(&self.days, &self.spec, settings)?;
         let mut learner = Learner::new(&self.days, self.spec.clone(), settings, trainer);
         while learner.samples() < settings.learner.pool as u64 {
             learner.ingest(explorer.block().segments)?;

@@ -45,13 +45,13 @@ struct Scene<'a> {
 
 impl Scene<'_> {
     fn on_the_host(&self) -> Learner<'_> {
-        let trainer = Device::Cpu.trainer(self.days, &self.spec, &self.settings);
+        let trainer = Device::Cpu.trainer(self.days, &self.spec, &self.settings).expect("a trainer");
         Learner::new(self.days, self.spec.clone(), &self.settings, trainer)
     }
 
     fn on_vulkan(&self) -> Learner<'_> {
         let device = WgpuDevice::default();
-        let trainer = ResidentTrainer::<Autodiff<Wgpu>>::new(self.days, &self.spec, &self.settings, device);
+        let trainer = ResidentTrainer::<Autodiff<Wgpu>>::new(self.days, &self.spec, &self.settings, device).expect("a trainer");
         Learner::new(self.days, self.spec.clone(), &self.settings, Box::new(trainer))
     }
 
