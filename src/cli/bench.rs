@@ -65,7 +65,7 @@ enum Stage {
     /// From the rings into the learner's pool: take, verify, decode, check, keep, on a GPU rebuild and upload; beside memcpy of the
     /// same bytes
     Ingest {
-        /// auto, cpu, cuda or cuda:INDEX
+        /// auto, cpu, cuda, cuda:INDEX or cpu-resident
         #[arg(long, default_value = "auto")]
         device: String,
         /// Requests of a step
@@ -168,7 +168,7 @@ struct LearnerArguments {
     /// Threads of the tensor operations; 0 = one per core
     #[arg(long, default_value_t = 0)]
     threads: usize,
-    /// auto, cpu, cuda or cuda:INDEX
+    /// auto, cpu, cuda, cuda:INDEX or cpu-resident
     #[arg(long, default_value = "auto")]
     device: String,
     /// Print the losses of N updates instead, for comparing devices: the data depend on the other arguments alone

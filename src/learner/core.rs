@@ -8,6 +8,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::env::{DayModel, Segment};
 use crate::policy::PolicySpec;
+use crate::run::failpoint;
 use crate::run::snapshot::{RngState, TrainerState};
 use crate::settings::Settings;
 
@@ -115,7 +116,7 @@ impl<'a> Learner<'a> {
         Ok(())
     }
 
-    /// Whether the pool holds two batches, or half of what it can hold.
+    /// Whether the pool holds two batches, or half of the steps that it can hold, or as many segments as it can.
     pub fn ready(&self) -> bool {
         let enough = (2 * self.settings.learner.batch).min(self.settings.learner.pool / 2);
         self.pool.steps() >= enough || self.pool.out_of_room()
@@ -238,7 +239,10 @@ impl<'a> Learner<'a> {
     /// # Errors
     /// [`NotFinite`]: nobody should get them. What an update led to is not always read before.
     pub fn publication(&self) -> Result<Publication, NotFinite> {
-        let (raw, averaged) = self.trainer.actors();
+        let (mut raw, averaged) = self.trainer.actors();
+        if failpoint::reached("learner.weights") {
+            raw[0] = f32::NAN;
+        }
         NotFinite::unless_weights([].iter(), raw.iter().chain(&averaged))?;
         Ok(Publication { updates: self.updates, raw, averaged })
     }

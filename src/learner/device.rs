@@ -8,6 +8,7 @@ use burn::backend::{Autodiff, Flex};
 use burn_flex::FlexDevice;
 use cubecl::config::cache::CacheConfig;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig as _};
+use twox_hash::XxHash3_64;
 
 use crate::env::DayModel;
 use crate::policy::PolicySpec;
@@ -60,7 +61,7 @@ impl Device {
     /// Builds the trainer on this device.
     ///
     /// # Errors
-    /// A replay pool that the device cannot hold.
+    /// A replay pool, or a segment, that the device has no use for.
     pub fn trainer(
         self,
         days: &[DayModel],
@@ -103,18 +104,17 @@ fn cuda_driver() -> bool {
     std::path::Path::new("/dev/nvidiactl").exists() && library()
 }
 
-/// Keeps the kernels that a GPU needs where the next start finds them compiled and tuned, in `~/.cache/admix/kernels` wherever the
-/// program is started. To be called before a GPU is touched; a `cubecl.toml` in the current folder or above it still says all else.
+/// Keeps the kernels that a GPU needs where the next start finds them compiled and tuned: under `~/.cache/admix/kernels`, wherever the
+/// program is started, apart for each set of GPUs and driver, since one's kernels are not another's. To be called before a GPU is
+/// touched; a `cubecl.toml` in the current folder or above it still says all else.
 pub fn keep_kernels() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let writable = |folder: &PathBuf| std::fs::create_dir_all(folder).is_ok();
-        let places = [dirs::cache_dir(), Some(std::env::temp_dir())];
-        let found = places.into_iter().flatten().map(|place| place.join("admix").join("kernels")).find(writable);
-        let Some(folder) = found else {
-            tracing::warn!(
-                "kernels are compiled and tuned at every start: no folder to keep them in can be written to"
-            );
+        let folder = dirs::cache_dir().map(|cache| cache.join("admix").join("kernels").join(gpus()));
+        // What cannot be written to ends the process when the first kernel is compiled.
+        let writable = |f: &PathBuf| std::fs::create_dir_all(f).and_then(|()| tempfile::tempfile_in(f)).is_ok();
+        let Some(folder) = folder.filter(writable) else {
+            tracing::warn!("kernels are compiled and tuned at every start: there is no ~/.cache to keep them in");
             return;
         };
         let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
@@ -122,6 +122,19 @@ pub fn keep_kernels() {
         config.compilation.cache = Some(CacheConfig::File(folder));
         CubeClRuntimeConfig::set(config);
     });
+}
+
+/// A name for what compiled kernels depend on: driver, GPUs, and where the compiler is looked for.
+fn gpus() -> String {
+    let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
+    let driver = read("/proc/driver/nvidia/version".into());
+    let listed = std::fs::read_dir("/proc/driver/nvidia/gpus").into_iter().flatten().flatten();
+    let information: Vec<String> = listed.map(|gpu| read(gpu.path().join("information"))).collect();
+    let mut models: Vec<&str> = information.iter().flat_map(|i| i.lines().find(|l| l.starts_with("Model"))).collect();
+    models.sort_unstable();
+    let compiler = ["CUDA_PATH", "LD_LIBRARY_PATH"].map(|name| std::env::var(name).unwrap_or_default());
+    let all = [&[driver.as_str()], &models[..], &[&compiler[0], &compiler[1]]].concat().join("\n");
+    format!("{}-{:016x}", env!("CARGO_PKG_VERSION"), XxHash3_64::oneshot(all.as_bytes()))
 }
 
 /// Sets the number of threads of the tensor operations; 0 = one per core. Only the first call of a process counts.

@@ -8,7 +8,7 @@ use crate::settings::{self, Critic, ScoreMode, Settings};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dims {
     pub segments: usize,
-    /// The most segments in the replay pool, a quarter more than whole ones would need: those at the end of an episode are short.
+    /// The most segments in the replay pool: a quarter more than its steps need where episodes are whole days.
     pub room: usize,
     /// Steps in a segment.
     pub steps: usize,
@@ -29,7 +29,7 @@ impl Dims {
         let contracts = most(&|d| d.contracts.len());
         Self {
             segments: settings.batch_segments(),
-            room: (settings.learner.pool / settings.learner.segment * 5 / 4).max(1),
+            room: room(days, settings),
             steps: settings.learner.segment,
             contracts,
             eligible: if settings.requests_per_step() == 1 { most(&|d| d.log.widest()) } else { contracts },
@@ -43,6 +43,17 @@ impl Dims {
     pub fn actor_rows(&self) -> usize {
         self.eligible + if self.score_auctions { self.auctions } else { 0 }
     }
+}
+
+/// Segments that `learner.pool` steps come in, from the day with the shortest ones.
+fn room(days: &[DayModel], settings: &Settings) -> usize {
+    let l = &settings.learner;
+    let segments = |day: &DayModel| {
+        let steps = day.log.requests().len().div_ceil(settings.requests_per_step());
+        let steps = steps.clamp(1, settings.episodes.steps.max(1));
+        l.pool * steps.div_ceil(l.segment) / steps
+    };
+    (days.iter().map(segments).max().unwrap_or(0) * 5 / 4).max(1)
 }
 
 /// Outputs of the critic for one row: quantiles, atoms, or the mean alone.

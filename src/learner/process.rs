@@ -81,8 +81,14 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
         None => None,
     };
     process.start(&mut learner, snapshot)?;
-    process.learn(&mut learner)?;
-    process.end(&mut learner)?;
+    loop {
+        process.learn(&mut learner)?;
+        match process.end(&mut learner) {
+            Ok(()) => break,
+            // Seen only now: what updates lead to is not always read at once.
+            Err(e) => process.roll_back(&mut learner, &e.downcast::<NotFinite>()?)?,
+        }
+    }
     let publication = learner.publication()?;
     PolicyFile {
         spec: context.spec.clone(),
@@ -212,7 +218,8 @@ impl LearnerProcess<'_> {
         Ok(())
     }
 
-    /// Keeps the batch that led to figures that are not finite and goes back to the newest snapshot, so many times.
+    /// Keeps the last batch before figures were seen not to be finite and goes back to the newest snapshot, so many times. On the CPU
+    /// that batch led to them; on a GPU, where not every update is read, one of the batches before it may have.
     fn roll_back(&mut self, learner: &mut Learner, error: &NotFinite) -> anyhow::Result<()> {
         // In lock-step the same would follow again.
         let may = !self.settings.run.deterministic && self.rollbacks < self.settings.watchdog.max_rollbacks;
@@ -308,14 +315,18 @@ impl Exchange<'_> {
 
     /// Publishes both actors as the newest version, which readers of this shared memory have not seen.
     fn publish_again(&mut self, learner: &Learner) -> anyhow::Result<()> {
+        let stats = &self.segments.control.learner;
+        let working = Instant::now();
+        learner.wait();
+        stats.compute_ns.add(working.elapsed().as_nanos() as u64);
         let copying = Instant::now();
         let publication = learner.publication()?;
         let version = self.publications.version();
         let words = pack(publication.updates, &publication.raw, &publication.averaged);
         self.segments.params.publish(version, &words, &self.segments.control.params)?;
-        self.segments.control.learner.param_version.set(version);
+        stats.param_version.set(version);
         flight::published(version, publication.updates);
-        self.segments.control.learner.copy_ns.add(copying.elapsed().as_nanos() as u64);
+        stats.copy_ns.add(copying.elapsed().as_nanos() as u64);
         Ok(())
     }
 

@@ -227,7 +227,7 @@ pub struct Learner {
     pub batch: usize,
     /// Steps in a trajectory segment.
     pub segment: usize,
-    /// Steps that the replay pool holds.
+    /// Steps that the replay pool holds; fewer where episodes begin so late in short days that their segments are short.
     pub pool: usize,
     /// New samples per update, the replay ratio's inverse times the batch.
     pub samples_per_update: usize,

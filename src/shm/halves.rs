@@ -211,6 +211,16 @@ impl Halves {
 
     /// Looks at the counters; whether the bytes are what their owners wrote is for [`Halves::pending`].
     pub fn view(&self) -> HalvesView {
+        loop {
+            let seen = self.look();
+            // Else a snapshot was committed meanwhile, and the figures may be of different moments.
+            if seen.committed == self.committed() {
+                return seen;
+            }
+        }
+    }
+
+    fn look(&self) -> HalvesView {
         let head = self.head();
         // First: what is ready is then at least as new.
         let committed = self.committed();

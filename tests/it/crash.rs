@@ -10,7 +10,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 
-use crate::harness::{ENDLESS, Kin, PATIENCE, Run, child, children_of, eval, segments_of, send, train, until_best};
+use crate::harness::{ENDLESS, Ended, Kin, PATIENCE, Run, child, children_of, eval, segments_of, send, train, until_best};
 
 /// Within this an actor is promised to be replaced, and orphans to be gone.
 const PROMISE: Duration = Duration::from_secs(1);
@@ -259,7 +259,24 @@ fn logs_on_a_full_disk_do_not_end_a_run() {
 #[test]
 fn a_loss_that_is_not_finite_sends_the_learner_back_and_its_batch_is_kept() {
     let sets = ["budget.max_updates=200", "checkpoint.every_s=0.05"];
-    let ended = Run::start_failing("learner.loss@150=fail", &sets).wait().expect(0);
+    one_roll_back(Run::start_failing("learner.loss@150=fail", &sets).wait().expect(0));
+}
+
+/// Where losses are read every 32nd update only.
+#[test]
+fn with_a_resident_pool_too() {
+    let sets = ["budget.max_updates=200", "checkpoint.every_s=0.05", "run.device=cpu-resident"];
+    one_roll_back(Run::start_failing("learner.loss@5=fail", &sets).wait().expect(0));
+}
+
+/// Publications are made at the start and every eighth update: this is the one after the last update.
+#[test]
+fn weights_that_are_seen_not_to_be_finite_at_the_very_end_send_the_learner_back_too() {
+    let sets = ["budget.max_updates=200", "checkpoint.every_s=0.05", "learner.publish_every=8"];
+    one_roll_back(Run::start_failing("learner.weights@27=fail", &sets).wait().expect(0));
+}
+
+fn one_roll_back(ended: Ended) {
     assert_eq!(ended.outcome()["updates"], 200);
     assert!(ended.outcome()["rolled_back"].as_u64().is_some());
     let kept: Vec<_> = std::fs::read_dir(ended.dir().join("incidents")).unwrap().collect();

@@ -42,10 +42,12 @@ fn both(days: &[DayModel], settings: &Settings, updates: usize) -> [Vec<UpdateSt
         let mut did = vec![];
         while did.len() < updates {
             // Old places are taken again and again.
-            learner.ingest(explorer.block().segments).unwrap();
+            for _ in 0..3 {
+                learner.ingest(explorer.block().segments).unwrap();
+            }
             if learner.ready() {
                 let batch = learner.batch();
-                let plan = UpdatePlan { rate: 1.0, train_actor: did.len() % 4 != 3, read: true };
+                let plan = UpdatePlan { rate: 1.0, train_actor: did.len() % 3 != 1, read: true };
                 did.push(learner.update_on(&batch, plan).unwrap().unwrap());
             }
         }
@@ -126,7 +128,60 @@ fn a_hundred_losses_are_those_of_the_host() {
     }
 }
 
-/// The whole flow with the pool on the device: rings, updates, publications, evaluations, snapshots.
+fn small_day() -> [DayModel; 1] {
+    [world::day(WorldSize { requests: 500, queue: 6, eligible: 3, contracts: 4 }).unwrap().0]
+}
+
+fn spec_of(days: &[DayModel], settings: &Settings) -> Arc<PolicySpec> {
+    world::spec(&days[0], settings)
+}
+
+/// What an update led to is not always read: weights that are not finite have to be found before anybody gets them.
+#[test]
+fn weights_that_are_not_finite_are_not_published() {
+    let (days, settings) = (small_day(), small());
+    let spec = spec_of(&days, &settings);
+    for device in DEVICES {
+        let trainer = device.trainer(&days, &spec, &settings).unwrap();
+        let mut learner = Learner::new(&days, spec.clone(), &settings, trainer);
+        let mut state = learner.state();
+        assert!(learner.publication().is_ok());
+        state.trainer.averaged[3] = f32::NAN;
+        learner.restore(&state).unwrap();
+        assert!(learner.publication().unwrap_err().to_string().contains("a weight is not finite"));
+    }
+}
+
+#[test]
+fn a_state_goes_from_one_device_to_the_other_and_back() {
+    let (days, settings) = (small_day(), small());
+    let spec = spec_of(&days, &settings);
+    let [mut host, mut resident] = DEVICES.map(|device| {
+        let trainer = device.trainer(&days, &spec, &settings).unwrap();
+        Learner::new(&days, spec.clone(), &settings, trainer)
+    });
+    let mut explorer = Explorer::new(&days, &settings, spec.clone(), spec.initial_actor(1), 0, 0);
+    while !host.ready() {
+        host.ingest(explorer.block().segments).unwrap();
+    }
+    host.update(true).unwrap();
+    let state = host.state();
+    resident.restore(&state).unwrap();
+    assert_eq!(resident.state().trainer, state.trainer);
+}
+
+#[test]
+fn a_pool_that_the_device_cannot_point_into_is_refused() {
+    let mut settings = small();
+    settings.learner.pool = 1 << 24;
+    let days = small_day();
+    let spec = spec_of(&days, &settings);
+    let refused = Device::CpuResident.trainer(&days, &spec, &settings).err().expect("it is too large");
+    assert!(refused.to_string().contains("lower learner.pool"), "{refused}");
+    assert!(Device::Cpu.trainer(&days, &spec, &settings).is_ok());
+}
+
+/// The whole flow with the pool on the device; `resume` and `crash` have snapshots and roll-backs.
 #[test]
 fn a_lock_step_training_with_a_resident_pool_repeats_itself_and_is_near_the_hosts() {
     let ended = train(&["run.device=cpu-resident"], &["--deterministic"]);

@@ -58,8 +58,6 @@ pub struct TensorLosses<B: Backend> {
     support: Tensor<B, 2>,
     /// `[1, T, T]`: `lambda^(s - t)` from step `t` on, 0 before.
     decay: Tensor<B, 3>,
-    /// `[T, T]`: 1 where the row is not after the column.
-    until: Tensor<B, 2>,
 }
 
 /// What output rows are to be fitted to. Money in units of the mean best auction worth.
@@ -84,11 +82,8 @@ impl<B: Backend> TensorLosses<B> {
         let l = &settings.learner;
         let t = dims.steps;
         let atoms = support(l);
-        let table = |f: &dyn Fn(usize, usize) -> f32| {
-            let cells: Vec<f32> = (0..t * t).map(|i| f(i / t, i % t)).collect();
-            Tensor::<B, 2>::from_data(TensorData::new(cells, [t, t]), device)
-        };
         let decay = |from: usize, to: usize| if to >= from { (l.lambda as f32).powi((to - from) as i32) } else { 0.0 };
+        let decay: Vec<f32> = (0..t * t).map(|i| decay(i / t, i % t)).collect();
         Self {
             dims,
             critic: l.critic,
@@ -97,8 +92,7 @@ impl<B: Backend> TensorLosses<B> {
             temperature: settings.policy.temperature as f32,
             support: Tensor::from_data(TensorData::new(atoms.clone(), [1, atoms.len()]), device),
             atoms,
-            decay: table(&decay).unsqueeze(),
-            until: table(&|from, to| f32::from(u8::from(from <= to))),
+            decay: Tensor::from_data(TensorData::new(decay, [1, t, t]), device),
         }
     }
 
@@ -197,7 +191,8 @@ impl<B: Backend> TensorLosses<B> {
 
     /// Lambda-returns `[S, T, C]` from rewards and values `[S, T, C]` and values at the end `[S, 1, C]`.
     ///
-    /// `G_t - V_t = sum_(s >= t) lambda^(s - t) (prod_(t <= u <= s) rho_u) delta_s`: one product with a triangular matrix.
+    /// `G_t - V_t = sum_(s >= t) lambda^(s - t) (prod_(t <= u <= s) rho_u) delta_s`: one weighted sum for each step, instead
+    /// of one step after another.
     fn returns(
         &self,
         f: &Fields<B>,
@@ -214,13 +209,15 @@ impl<B: Backend> TensorLosses<B> {
             None => self.decay.clone(),
             Some(ratios) => {
                 let logs = ratios.clamp_min(1e-6).log();
-                let until = logs.clone().matmul(self.until.clone());
+                let until = logs.clone().cumsum(1);
                 let from = (until.clone() - logs).unsqueeze_dim::<3>(2);
                 // Before its own step a product would be above 1; the decay is 0 there.
                 (until.unsqueeze_dim::<3>(1) - from).clamp_max(0.0).exp() * self.decay.clone()
             }
         };
-        values + weights.matmul(deltas)
+        // Not a matrix product, which a GPU may round to ten bits.
+        let sums = (weights.unsqueeze_dim::<4>(3) * deltas.unsqueeze_dim::<4>(1)).sum_dim(2);
+        values + sums.squeeze_dim(2)
     }
 
     /// A return for each contract.

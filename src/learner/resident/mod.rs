@@ -2,7 +2,7 @@
 //!
 //! A segment is rebuilt once, when it comes into the pool, and goes to the device with its block in one upload. An update sends the
 //! places that it drew and nothing else: it gathers the batch, infers, works out the losses and steps the optimisers on the
-//! device, and waits for it only where somebody wants to know what it did, and for publications. A batch always
+//! device, and waits for it only where somebody wants to know what it did, for publications and for snapshots. A batch always
 //! has the same shapes, so that what is compiled and tuned at the first update serves all.
 //!
 //! It runs on any backend: `cpu-resident` is this on the CPU, which is slow, and how it is tested where there is no GPU.
@@ -33,6 +33,9 @@ use super::trainer::{Batch, Placed, Train, UpdatePlan, UpdateStats};
 /// written nowhere.
 const UPLOAD: usize = 8;
 
+/// The longest segment: the weights of its returns are a square of its steps.
+const LONGEST: usize = 4096;
+
 /// [`Train`] with pool, batches and losses on the device.
 pub struct ResidentTrainer<B: AutodiffBackend> {
     device: B::Device,
@@ -59,7 +62,7 @@ struct Counts {
 
 impl<B: AutodiffBackend> ResidentTrainer<B> {
     /// # Errors
-    /// A pool with more numbers than the device can point at.
+    /// A pool with more numbers than a device can point at (a GPU may have less memory than that), or a segment longer than [`LONGEST`].
     pub fn new(
         days: &[DayModel],
         spec: &Arc<PolicySpec>,
@@ -71,12 +74,19 @@ impl<B: AutodiffBackend> ResidentTrainer<B> {
         let networks = Networks::new(spec, settings, ALIGNED, &device);
         let tables = (networks.actor_flat.shape.tables.len(), networks.critic_flat.shape.tables.len());
         let layout = Layout::new(dims, settings.requests_per_step(), tables.0, tables.1, l.credit);
+        anyhow::ensure!(
+            l.segment <= LONGEST,
+            "learner.segment = {} is more than the {LONGEST} steps that a GPU's returns are made for",
+            l.segment
+        );
         let numbers = dims.room * layout.width;
         let gigabytes = (numbers * size_of::<f32>()) as f64 * 1e-9;
         anyhow::ensure!(
             i32::try_from(numbers).is_ok(),
-            "a replay pool of {} steps takes {gigabytes:.1} GB on the device, which points at 8.6 GB at most; lower learner.pool",
-            l.pool
+            "a replay pool of {} steps takes {gigabytes:.1} GB on the device, which points at 8.6 GB at most; lower learner.pool (of a \
+             segment all {} steps take room, also where an episode ends before)",
+            l.pool,
+            l.segment
         );
         tracing::info!("the replay pool takes {gigabytes:.2} GB on the device, for up to {} segments", dims.room);
         let (segment_of, column_of) = layout.sources(dims.segments);

@@ -89,7 +89,7 @@ pub fn run(size: WorldSize, settings: &Settings, seconds: f64) -> anyhow::Result
             break;
         }
         let warm = learner.samples() >= settings.learner.pool as u64;
-        for block in &blocks {
+        for (i, block) in blocks.iter().enumerate() {
             let len = send(block)?;
             let guard = reader.take()?.context("no block in the ring")?;
             let started = Instant::now();
@@ -101,7 +101,10 @@ pub fn run(size: WorldSize, settings: &Settings, seconds: f64) -> anyhow::Result
             let started = Instant::now();
             let taken = take_block(&mut reader, true)?.context("no block in the ring")?;
             learner.ingest(taken.block.segments)?;
-            learner.wait();
+            // No further ahead than a training is, which publishes.
+            if i % 8 == 7 {
+                learner.wait();
+            }
             let took = started.elapsed();
             if warm {
                 copying += copied;
