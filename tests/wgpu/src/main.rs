@@ -51,7 +51,8 @@ impl Scene<'_> {
 
     fn on_vulkan(&self) -> Learner<'_> {
         let device = WgpuDevice::default();
-        let trainer = ResidentTrainer::<Autodiff<Wgpu>>::new(self.days, &self.spec, &self.settings, device).expect("a trainer");
+        let trainer =
+            ResidentTrainer::<Autodiff<Wgpu>>::new(self.days, &self.spec, &self.settings, device).expect("a trainer");
         Learner::new(self.days, self.spec.clone(), &self.settings, Box::new(trainer))
     }
 
