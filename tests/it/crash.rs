@@ -10,7 +10,9 @@ use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 
-use crate::harness::{ENDLESS, Ended, Kin, PATIENCE, Run, child, children_of, eval, segments_of, send, train, until_best};
+use crate::harness::{
+    ENDLESS, Ended, Kin, PATIENCE, Run, child, children_of, eval, segments_of, send, train, until_best,
+};
 
 /// Within this an actor is promised to be replaced, and orphans to be gone.
 const PROMISE: Duration = Duration::from_secs(1);
