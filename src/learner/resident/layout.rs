@@ -302,7 +302,7 @@ impl Layout {
         let Dims { steps: t, contracts: n, eligible: k, auctions: a, .. } = self.dims;
         let s = batch.dims()[0] / self.width;
         let (m, r) = (s * t, self.requests);
-        let field = |range: &Range<usize>| batch.clone().slice([s * range.start..s * range.end]);
+        let field = |range: &Range<usize>| batch.clone().slice(s * range.start..s * range.end);
         let rows = |features: &Range<usize>, ids: &Range<usize>, rows: usize, tables: usize| {
             let columns = (tables > 0).then(|| field(ids).reshape([rows, tables]).int());
             let column = |table: usize| columns.iter().map(move |c| c.clone().slice([0..rows, table..table + 1]));

@@ -130,8 +130,8 @@ impl<B: AutodiffBackend> ResidentTrainer<B> {
         let mut pool = self.pool.take().expect("a pool is put back after it was written to");
         for (i, ((place, _), counts)) in placed.iter().zip(counts).enumerate() {
             self.counts[*place] = counts;
-            let row = block.clone().slice([i * width..(i + 1) * width]);
-            pool = pool.slice_assign([place * width..(place + 1) * width], row);
+            let row = block.clone().slice(i * width..(i + 1) * width);
+            pool = pool.slice_assign(place * width..(place + 1) * width, row);
         }
         self.pool = Some(pool);
     }
@@ -201,7 +201,7 @@ impl<B: AutodiffBackend> Train for ResidentTrainer<B> {
     }
 
     fn wait(&self) {
-        let ends = vec![self.pool().slice([0..1]), self.networks.critic.clone().slice([0..1])];
+        let ends = vec![self.pool().slice(0..1), self.networks.critic.clone().slice(0..1)];
         to_host(Tensor::cat(ends, 0));
     }
 
