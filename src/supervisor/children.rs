@@ -177,25 +177,23 @@ impl Drop for Process {
     }
 }
 
-/// Called by main once planning is done: the kernel no longer gathers its memory into huge pages.
+/// Called by main before it spawns anybody: the kernel gathers no memory into huge pages, neither main's nor, as they inherit it, its
+/// children's.
 ///
-/// What planning freed leaves holes, and a page gathered around them fills them: main grew by a fifth while it did nothing but watch.
-pub fn keep_memory_as_it_is() {
+/// What was freed leaves holes, and a huge page gathered around them fills them again: main grew by a fifth while it did nothing but watch, the
+/// learner went up and down by a tenth. They speed nothing up here (`BENCHMARKS.md`).
+pub fn without_huge_pages() {
     if let Err(e) = prctl::set_thp_disable(true) {
         tracing::debug!("huge pages stay on: {e}");
     }
 }
 
-/// Called first in a child: die when the parent dies, and notice if it is dead already. Huge pages, which main does without and a
-/// child inherits, are on again.
+/// Called first in a child: die when the parent dies, and notice if it is dead already.
 ///
 /// # Errors
 /// The parent is gone.
 pub fn bind_to_parent(parent: i32) -> anyhow::Result<()> {
     prctl::set_pdeathsig(Signal::SIGKILL).context("cannot ask to die with the parent")?;
-    if let Err(e) = prctl::set_thp_disable(false) {
-        tracing::debug!("huge pages stay as they are: {e}");
-    }
     anyhow::ensure!(getppid() == Pid::from_raw(parent), "the main process is gone");
     Ok(())
 }

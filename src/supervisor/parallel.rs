@@ -15,7 +15,7 @@ use crate::settings::Settings;
 use crate::shm::control::{STOP_ALL, STOP_LEARNING, STOP_NOW};
 use crate::shm::{Ledger, RunNames, SampleRing, sweep};
 
-use super::children::{Process, Role, keep_memory_as_it_is};
+use super::children::{Process, Role, without_huge_pages};
 use super::failure::RunFailure;
 use super::interrupt::Interrupt;
 use super::progress::{Progress, Status};
@@ -66,7 +66,7 @@ pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt)
     if !removed.is_empty() {
         tracing::info!("removed shared memory that dead runs left: {}", removed.join(", "));
     }
-    keep_memory_as_it_is();
+    without_huge_pages();
     let settings = &context.settings;
     let sizes = Sizes::of(settings, &context.days(&settings.data.train)?);
     let names = RunNames::for_this_process(&directory.run_id())?;

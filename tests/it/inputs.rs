@@ -599,7 +599,7 @@ fn a_bad_set_option_names_itself_and_what_would_be_right() {
         ("learner.pool=large", &["--set learner.pool=large", "expected usize"]),
         ("learner.pool=10", &["`learner.pool` is 10; must hold at least one batch"]),
         ("actors.count=65", &["`actors.count` is 65; must be at most 64"]),
-        ("run.device=abacus", &["unknown device `abacus`; use auto, cpu, cuda or cuda:INDEX"]),
+        ("run.device=abacus", &["unknown device `abacus`; use auto, cpu, cuda, cuda:INDEX or cpu-resident"]),
         ("data.train=[]", &["`data.train` names no log directory"]),
     ] {
         train(folder.path(), &config, &["--set", set]).expect(2, words);
