@@ -61,7 +61,7 @@ impl Device {
     /// Builds the trainer on this device.
     ///
     /// # Errors
-    /// A replay pool, or a segment, that the device has no use for.
+    /// A replay pool, or a segment, that is too large for the device.
     pub fn trainer(
         self,
         days: &[DayModel],

@@ -266,7 +266,7 @@ fn a_loss_that_is_not_finite_sends_the_learner_back_and_its_batch_is_kept() {
 
 /// Where losses are read every 32nd update only.
 #[test]
-fn with_a_resident_pool_too() {
+fn a_loss_that_is_not_finite_sends_a_learner_with_a_resident_pool_back_too() {
     let sets = ["budget.max_updates=200", "checkpoint.every_s=0.05", "run.device=cpu-resident"];
     one_roll_back(Run::start_failing("learner.loss@5=fail", &sets).wait().expect(0));
 }

@@ -1,12 +1,9 @@
 //! The GPU's trainer, on the CPU, held against the CPU's: pool, batches and losses as tensors beside closed forms in loops.
 
-use std::sync::Arc;
-
 use admix::actor::Explorer;
 use admix::env::DayModel;
 use admix::learner::trainer::UpdatePlan;
 use admix::learner::{Device, Learner, UpdateStats};
-use admix::policy::PolicySpec;
 use admix::product::bench::world::{self, WorldSize};
 use admix::settings::{Credit, Critic, ScoreMode, Settings};
 use proptest::prelude::*;
@@ -33,8 +30,7 @@ fn small() -> Settings {
 
 /// What `updates` updates did on each device: the same segments, the same draws.
 fn both(days: &[DayModel], settings: &Settings, updates: usize) -> [Vec<UpdateStats>; 2] {
-    let vocabulary = (*days[0].vocabulary).clone();
-    let spec = Arc::new(PolicySpec { score_mode: settings.score_mode, policy: settings.policy.clone(), vocabulary });
+    let spec = world::spec(&days[0], settings);
     DEVICES.map(|device| {
         let mut explorer = Explorer::new(days, settings, spec.clone(), spec.initial_actor(1), 0, 0);
         let trainer = device.trainer(days, &spec, settings).unwrap();
@@ -132,15 +128,11 @@ fn small_day() -> [DayModel; 1] {
     [world::day(WorldSize { requests: 500, queue: 6, eligible: 3, contracts: 4 }).unwrap().0]
 }
 
-fn spec_of(days: &[DayModel], settings: &Settings) -> Arc<PolicySpec> {
-    world::spec(&days[0], settings)
-}
-
 /// What an update led to is not always read: weights that are not finite have to be found before anybody gets them.
 #[test]
 fn weights_that_are_not_finite_are_not_published() {
     let (days, settings) = (small_day(), small());
-    let spec = spec_of(&days, &settings);
+    let spec = world::spec(&days[0], &settings);
     for device in DEVICES {
         let trainer = device.trainer(&days, &spec, &settings).unwrap();
         let mut learner = Learner::new(&days, spec.clone(), &settings, trainer);
@@ -155,7 +147,7 @@ fn weights_that_are_not_finite_are_not_published() {
 #[test]
 fn a_state_goes_from_one_device_to_the_other_and_back() {
     let (days, settings) = (small_day(), small());
-    let spec = spec_of(&days, &settings);
+    let spec = world::spec(&days[0], &settings);
     let [mut host, mut resident] = DEVICES.map(|device| {
         let trainer = device.trainer(&days, &spec, &settings).unwrap();
         Learner::new(&days, spec.clone(), &settings, trainer)
@@ -175,7 +167,7 @@ fn a_pool_that_the_device_cannot_point_into_is_refused() {
     let mut settings = small();
     settings.learner.pool = 1 << 24;
     let days = small_day();
-    let spec = spec_of(&days, &settings);
+    let spec = world::spec(&days[0], &settings);
     let refused = Device::CpuResident.trainer(&days, &spec, &settings).err().expect("it is too large");
     assert!(refused.to_string().contains("lower learner.pool"), "{refused}");
     assert!(Device::Cpu.trainer(&days, &spec, &settings).is_ok());

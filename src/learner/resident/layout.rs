@@ -28,6 +28,8 @@ pub struct Layout {
     by_total: bool,
     /// Length of a row.
     pub width: usize,
+    /// All of the fields below.
+    fields: Vec<Range<usize>>,
     states: Range<usize>,
     last: Range<usize>,
     actor: Range<usize>,
@@ -116,9 +118,11 @@ impl Layout {
         let by_total = credit == Credit::Total;
         let alone = usize::from(requests == 1);
         let mut width = 0usize;
+        let mut fields = Vec::new();
         let mut field = |len: usize| {
             let begins = width.next_multiple_of(ALIGNED);
             width = begins + len;
+            fields.push(begins..width);
             begins..width
         };
         let mut layout = Self {
@@ -154,6 +158,7 @@ impl Layout {
             shown: field(t * (k + a) * alone),
             inverse_behaviour: field(t * alone),
             width: 0,
+            fields: vec![],
             dims,
             requests,
             actor_tables,
@@ -161,6 +166,7 @@ impl Layout {
             by_total,
         };
         layout.width = width.next_multiple_of(ALIGNED);
+        layout.fields = fields;
         layout
     }
 
@@ -247,48 +253,12 @@ impl Layout {
         }
     }
 
-    fn fields(&self) -> [&Range<usize>; 31] {
-        [
-            &self.states,
-            &self.last,
-            &self.actor,
-            &self.after,
-            &self.state_ids,
-            &self.last_ids,
-            &self.actor_ids,
-            &self.after_ids,
-            &self.potential,
-            &self.inverse_scale,
-            &self.last_potential,
-            &self.rewards,
-            &self.auction_rewards,
-            &self.ends,
-            &self.contract,
-            &self.shift,
-            &self.low,
-            &self.penalty,
-            &self.inverse_ahead,
-            &self.after_potential,
-            &self.spring,
-            &self.unit,
-            &self.click,
-            &self.gain,
-            &self.boost,
-            &self.auction_worth,
-            &self.auction_gain,
-            &self.auction_boost,
-            &self.active,
-            &self.shown,
-            &self.inverse_behaviour,
-        ]
-    }
-
     /// Where each number of a batch comes from: which of its `segments` rows, and where in that row. A batch is laid out field by
     /// field, each of all its segments, so that cutting it copies nothing.
     pub fn sources(&self, segments: usize) -> (Vec<i32>, Vec<i32>) {
         let len = segments * self.width;
         let (mut rows, mut columns) = (vec![0; len], vec![0; len]);
-        for field in self.fields() {
+        for field in &self.fields {
             for (i, at) in (segments * field.start..segments * field.end).enumerate() {
                 rows[at] = (i / field.len()) as i32;
                 columns[at] = (field.start + i % field.len()) as i32;
