@@ -9,7 +9,7 @@ use crate::learner::device;
 use crate::product::bench::params::{ParamsBench, run_params};
 use crate::product::bench::ring::{RingBench, run_ring};
 use crate::product::bench::world::WorldSize;
-use crate::product::bench::{actor, e2e, env, ingest, learner, plan, speedup, start};
+use crate::product::bench::{actor, e2e, env, evaluate, ingest, learner, plan, speedup, start};
 use crate::settings::{Critic, Settings};
 
 use super::{Exit, print_json, print_text};
@@ -29,6 +29,8 @@ enum Stage {
     Env(Day),
     /// Decisions per second of an actor on one core, and what its blocks cost to encode and decode
     Actor(Day),
+    /// Seconds that evaluating parameters on a day of 60,000 requests takes on one core: replanning, network, replay
+    Evaluate(Day),
     /// Sample ring between two processes, beside memcpy
     Ring {
         /// Records of 256 bytes
@@ -197,6 +199,7 @@ impl Bench {
         match &self.stage {
             Stage::Env(day) => self.print(&env::run(day.size(), day.seconds)?),
             Stage::Actor(day) => self.print(&actor::run(day.size(), &Settings::default(), day.seconds)?),
+            Stage::Evaluate(day) => self.print(&evaluate::run(day.size(), &Settings::default(), day.seconds)?),
             Stage::Ring { records, regions } => self.print(&run_ring(&RingBench {
                 records: *records,
                 regions: *regions,

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use nix::time::{ClockId, clock_gettime};
 
 use crate::policy::file::PolicyFile;
 use crate::run::{CannotSave, Context, Metrics, RunDirectory, Segments, unpack};
@@ -17,6 +18,9 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Where cores are short, learning comes first: the evaluator has a twelfth of a learner's or an actor's share of them, and newer
 /// parameters when it is done. With cores to spare it changes nothing.
 const NICENESS: i32 = 11;
+/// The part of the machine's cores that evaluations may take over time. A low priority alone does not do: a core that has an
+/// evaluation to go on with never looks for a learner's thread that waits beside it.
+const SHARE: f64 = 1.0 / 16.0;
 /// Where the evaluator signs in.
 pub const SLOT: usize = MAX_PROCESSES - 2;
 
@@ -32,6 +36,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     if !settings.run.deterministic {
         rustix::process::nice(NICENESS).context("cannot lower the evaluator's priority")?;
     }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
     let segments = Segments::open(prefix, 0..0, false)?;
     let control = &segments.control;
     let stats = &control.evaluator;
@@ -58,6 +63,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let mut words = Vec::new();
     // The last evaluated version, and the multiple of `evaluate.every` that its updates had reached.
     let mut unsaved: Option<Unsaved> = None;
+    let mut rested = Instant::now();
     let mut evaluated = Some((stats.progress(), stats.due.get())).filter(|(version, _)| *version > 0);
     loop {
         let seen = control.params.value();
@@ -71,11 +77,15 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
             let (updates, _, averaged) = unpack(&words, actor_len).context("a publication of another size")?;
             stats.copy_ns.add(copying.elapsed().as_nanos() as u64);
             let due = updates / settings.evaluate.every;
-            if stopping >= STOP_ALL || evaluated.is_none_or(|(_, last)| due > last) {
+            let due_now = evaluated.is_none_or(|(_, last)| due > last) && Instant::now() >= rested;
+            if stopping >= STOP_ALL || due_now {
                 let counted = updates > settings.learner.critic_head_start;
-                let working = Instant::now();
+                let (working, cpu) = (Instant::now(), cpu_time()?);
                 let evaluation = judge.evaluate(updates, &averaged, counted, &mut || slot.beat());
                 stats.compute_ns.add(working.elapsed().as_nanos() as u64);
+                if !settings.run.deterministic {
+                    rested = working + (cpu_time()? - cpu).div_f64(SHARE * cores);
+                }
                 let copying = Instant::now();
                 if evaluation.improved {
                     let file =
@@ -105,6 +115,11 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
         stats.wait_ns.add(waiting.elapsed().as_nanos() as u64);
         slot.beat();
     }
+}
+
+/// What this process has taken of the cores so far.
+fn cpu_time() -> anyhow::Result<Duration> {
+    Ok(clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).context("cannot read the process's CPU time")?.into())
 }
 
 /// The best policy so far while it is not on disk. Only what is there counts as the best of the run: snapshots link the file.

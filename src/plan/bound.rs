@@ -110,7 +110,7 @@ impl Problem {
 
     /// Minimises D: coordinate sweeps to a standstill, then Newton steps on the smoothed dual with the smoothing taken away
     /// little by little, then sweeps again.
-    fn minimise(&self) -> (f64, Vec<f64>) {
+    fn minimise(&mut self) -> (f64, Vec<f64>) {
         let t = &self.transport;
         let start: Vec<f64> = t.penalty.iter().map(|p| 0.5 * p).collect();
         let mut best = (t.dual(&start), start);
@@ -119,6 +119,7 @@ impl Problem {
             return best;
         }
         let mut prices = best.1.clone();
+        let t = &mut self.transport;
         let mut smoothing = 0.1 * t.scale(&prices).max(1e-12);
         for _ in 0..11 {
             t.descend(&mut prices, smoothing, 6);

@@ -3,6 +3,8 @@
 //! A request of weight `w` stands for `w` alike. [`super::bound`] minimises the dual of a whole logged day, where each weighs 1;
 //! the receding-horizon baseline that of a sample of what is still to come.
 
+use multiversion::multiversion;
+
 /// Requests with the contracts that may take them, and what the contracts want.
 #[derive(Debug, Clone)]
 pub struct Transport {
@@ -16,12 +18,24 @@ pub struct Transport {
     pub(super) owed: Vec<f64>,
     pub(super) left: Vec<f64>,
     pub(super) penalty: Vec<f64>,
+    /// Of the prices looked at last.
+    doubt: Doubt,
 }
 
 impl Transport {
     /// A problem without requests; `owed <= left` for each contract.
     pub fn new(owed: Vec<f64>, left: Vec<f64>, penalty: Vec<f64>) -> Self {
-        Self { best: vec![], weight: vec![], starts: vec![0], entries: vec![], owed, left, penalty }
+        let doubt = Doubt::default();
+        Self { best: vec![], weight: vec![], starts: vec![0], entries: vec![], owed, left, penalty, doubt }
+    }
+
+    /// Takes all requests out again and states what the contracts want now.
+    pub fn restate(&mut self, owed: Vec<f64>, left: Vec<f64>) {
+        self.best.clear();
+        self.weight.clear();
+        self.starts.truncate(1);
+        self.entries.clear();
+        (self.owed, self.left) = (owed, left);
     }
 
     /// Adds a request that stands for `weight` alike, with the contracts that may take it and the worth of their clicks.
@@ -59,33 +73,43 @@ impl Transport {
 
     /// Up to `steps` damped Newton steps on the dual with every maximum replaced by `smoothing * log(sum(exp(. / smoothing)))`;
     /// prices at a bound that the gradient presses against stay there. Ends early where no step improves; the steps taken.
-    pub fn descend(&self, prices: &mut [f64], smoothing: f64, steps: usize) -> usize {
-        let mut weights = Weights::default();
-        let mut value = self.smoothed(prices, smoothing, &mut weights);
+    pub fn descend(&mut self, prices: &mut [f64], smoothing: f64, steps: usize) -> usize {
+        self.newton(prices, smoothing, steps, 0.0)
+    }
+
+    /// The same for prices that need not be exact: the first step that moves no price by more than half of the smoothing is the
+    /// last, and is taken without a look at where it leads. Within that reach curvatures change by less than a factor of `e`, so a
+    /// full Newton step is one downhill, and what it leaves is of second order.
+    pub fn follow(&mut self, prices: &mut [f64], smoothing: f64, steps: usize) -> usize {
+        self.newton(prices, smoothing, steps, 0.5 * smoothing)
+    }
+
+    fn newton(&mut self, prices: &mut [f64], smoothing: f64, steps: usize, blind: f64) -> usize {
+        let mut value = self.smoothed(prices, smoothing);
         for taken in 0..steps {
-            // The trial that improves leaves its weights: the next step's derivatives are made of them.
-            match self.newton_step(prices, smoothing, value, &mut weights) {
-                Some((moved, better)) => {
-                    prices.copy_from_slice(&moved);
-                    value = better;
-                }
-                None => return taken,
+            let step = self.newton_step(prices, smoothing);
+            if step.iter().all(|s| s.abs() <= blind) {
+                prices.copy_from_slice(&self.moved(prices, &step, 1.0));
+                return taken + 1;
             }
+            // The trial that improves leaves its doubts: the next step is made of them.
+            let mut lengths = (0..12).map(|halvings| 0.5f64.powi(halvings));
+            let improved = lengths.find_map(|length| {
+                let moved = self.moved(prices, &step, length);
+                let better = self.smoothed(&moved, smoothing);
+                (better < value - 1e-12 * value.abs()).then_some((moved, better))
+            });
+            let Some((moved, better)) = improved else { return taken };
+            prices.copy_from_slice(&moved);
+            value = better;
         }
         steps
     }
 
-    /// One step from prices whose smoothed dual is `value`, made of `weights`: the new prices and their value, their weights in
-    /// `weights`; `None` if nothing improves.
-    fn newton_step(
-        &self,
-        prices: &[f64],
-        smoothing: f64,
-        value: f64,
-        weights: &mut Weights,
-    ) -> Option<(Vec<f64>, f64)> {
+    /// The Newton step from `prices`, which were the last to be looked at; to be subtracted.
+    fn newton_step(&self, prices: &[f64], smoothing: f64) -> Vec<f64> {
         let n = prices.len();
-        let (mut gradient, mut curvature) = self.derivatives(smoothing, weights);
+        let (mut gradient, mut curvature) = self.derivatives(smoothing);
         // With cap > required the slope jumps at 0 from -left to -owed.
         let mut step = vec![0.0; n];
         let mut free = Vec::with_capacity(n);
@@ -112,77 +136,88 @@ impl Transport {
             *diagonal += 1e-9 * diagonal.abs() + gradient[j].abs() / reach;
         }
         solve(&curvature, &gradient, &free, n, &mut step);
-        let mut length = 1.0;
-        for _ in 0..12 {
-            let moved: Vec<f64> = (0..n)
-                .map(|j| {
-                    let p = (prices[j] - length * step[j]).min(self.penalty[j]);
-                    // A step over the kink stops at it first.
-                    if self.left[j] > self.owed[j] && p * prices[j] < 0.0 { 0.0 } else { p }
-                })
-                .collect();
-            let better = self.smoothed(&moved, smoothing, weights);
-            if better < value - 1e-12 * value.abs() {
-                return Some((moved, better));
-            }
-            length *= 0.5;
-        }
-        None
+        step
     }
 
-    /// The smoothed dual; into `weights` goes what its derivatives are made of.
-    fn smoothed(&self, prices: &[f64], smoothing: f64, weights: &mut Weights) -> f64 {
+    /// Prices after a step of `length`.
+    fn moved(&self, prices: &[f64], step: &[f64], length: f64) -> Vec<f64> {
+        let one = |(j, (price, step)): (usize, (&f64, &f64))| {
+            let p = (price - length * step).min(self.penalty[j]);
+            // A step over the kink stops at it first.
+            if self.left[j] > self.owed[j] && p * price < 0.0 { 0.0 } else { p }
+        };
+        prices.iter().zip(step).enumerate().map(one).collect()
+    }
+
+    /// The smoothed dual; leaves what is in doubt at these prices.
+    fn smoothed(&mut self, prices: &[f64], smoothing: f64) -> f64 {
+        let mut doubt = std::mem::take(&mut self.doubt);
+        doubt.clear(prices.len(), self.best.len() + self.entries.len());
+        let reach = NEGLIGIBLE * smoothing;
+        let per_smoothing = 1.0 / smoothing;
         let mut sum = 0.0;
-        weights.entries.clear();
-        weights.rows.clear();
-        // Beyond this a candidate carries no weight in double precision; decided without a division where it is clear.
-        let (least, surely) = (-40.0, -40.001 * smoothing);
-        for i in 0..self.best.len() {
-            let floor = self.best[i].max(0.0);
+        let mut from = 0;
+        for (i, (&best, &weight)) in self.best.iter().zip(&self.weight).enumerate() {
+            let floor = best.max(0.0);
             let entries = self.entries_of(i);
-            let top = entries.iter().map(|&(j, click)| click + prices[j as usize]).fold(floor, f64::max);
-            let mut total = exponential((floor - top) / smoothing);
-            for &(j, click) in entries {
-                let below = click + prices[j as usize] - top;
-                if below < surely {
-                    continue;
-                }
-                let x = below / smoothing;
-                if x > least {
-                    let w = exponential(x);
-                    total += w;
-                    weights.entries.push((j, w));
-                }
+            let worth = |&(j, click): &(u32, f64)| click + prices[j as usize];
+            let top = entries.iter().map(worth).fold(floor, |top, worth| if worth > top { worth } else { top });
+            sum += weight * top;
+            // Each is written, and counts if it is near: without a branch that no processor can foresee.
+            let mut to = from;
+            let mut candidate = |j, worth: f64| {
+                let below = top - worth;
+                doubt.candidates[to] = j;
+                doubt.weights[to] = -below * per_smoothing;
+                to += usize::from(below < reach);
+            };
+            candidate(NOBODY, floor);
+            entries.iter().for_each(|entry| candidate(entry.0, worth(entry)));
+            if to > from + 1 {
+                doubt.requests.push((i as u32, to as u32));
+                from = to;
+            } else if doubt.candidates[from] != NOBODY {
+                doubt.sure[doubt.candidates[from] as usize] += weight;
             }
-            weights.rows.push((weights.entries.len() as u32, total));
-            // Most requests have one candidate that counts, and log(1) is 0.
-            let above = if total == 1.0 { 0.0 } else { smoothing * total.ln() };
-            sum += self.weight[i] * (top + above);
         }
-        sum - self.revenue(prices)
+        exponentials(&mut doubt.weights[..from]);
+        let mut above = 0.0;
+        let mut from = 0;
+        for &(i, to) in &doubt.requests {
+            let total: f64 = doubt.weights[from..to as usize].iter().sum();
+            above += self.weight[i as usize] * total.ln();
+            from = to as usize;
+        }
+        self.doubt = doubt;
+        sum + smoothing * above - self.revenue(prices)
     }
 
     /// Derivatives of the smoothed dual without its revenue: the impressions served to each contract, and the matrix of second
     /// derivatives, `[n, n]`.
-    fn derivatives(&self, smoothing: f64, weights: &mut Weights) -> (Vec<f64>, Vec<f64>) {
-        let n = self.penalty.len();
-        let (mut served, mut curvature) = (vec![0.0; n], vec![0.0; n * n]);
+    fn derivatives(&self, smoothing: f64) -> (Vec<f64>, Vec<f64>) {
+        let (n, doubt) = (self.penalty.len(), &self.doubt);
+        let (mut served, mut curvature) = (doubt.sure.clone(), vec![0.0; n * n]);
         let mut from = 0;
-        for (&weight, &(to, total)) in self.weight.iter().zip(&weights.rows) {
-            let candidates = &weights.entries[from..to as usize];
+        for &(i, to) in &doubt.requests {
+            let (candidates, weights) = (&doubt.candidates[from..to as usize], &doubt.weights[from..to as usize]);
             from = to as usize;
-            let shares: &mut Vec<f64> = &mut weights.shares;
-            shares.clear();
-            shares.extend(candidates.iter().map(|&(_, w)| w / total));
-            for &(j, w) in candidates {
+            let per_total = 1.0 / weights.iter().sum::<f64>();
+            let per_smoothing = self.weight[i as usize] * per_total / smoothing;
+            for (at, (&j, &w)) in candidates.iter().zip(weights).enumerate().filter(|(_, (j, _))| **j != NOBODY) {
                 let j = j as usize;
-                let share = weight * w / total;
-                served[j] += share;
-                let row = &mut curvature[j * n..(j + 1) * n];
-                row[j] += share / smoothing;
-                for (&(k, _), other) in candidates.iter().zip(shares.iter()) {
-                    row[k as usize] -= share * other / smoothing;
+                served[j] += self.weight[i as usize] * w * per_total;
+                let slope = per_smoothing * w;
+                curvature[j * n + j] += slope;
+                // Below the diagonal alone: the rest is mirrored.
+                for (&k, &other) in candidates[..=at].iter().zip(weights).filter(|(k, _)| **k != NOBODY) {
+                    let (row, column) = (j.max(k as usize), j.min(k as usize));
+                    curvature[row * n + column] -= slope * other * per_total;
                 }
+            }
+        }
+        for row in 0..n {
+            for column in 0..row {
+                curvature[column * n + row] = curvature[row * n + column];
             }
         }
         (served, curvature)
@@ -194,25 +229,71 @@ impl Transport {
     }
 }
 
-/// Of every request, the candidates that count at some prices.
-#[derive(Default)]
-struct Weights {
-    /// Contract and weight, request by request.
-    entries: Vec<(u32, f64)>,
-    /// Per request: where its entries end, and the sum of the weights, that of showing none of them included.
-    rows: Vec<(u32, f64)>,
-    /// Of one request's candidates, while derivatives are made.
-    shares: Vec<f64>,
+/// What lies this many smoothings below the best candidate of a request carries no weight: `exp(-20)` of a request is less
+/// than the rounding of a sum over a day of them.
+const NEGLIGIBLE: f64 = 20.0;
+/// Showing no contract, among candidates.
+const NOBODY: u32 = u32::MAX;
+
+/// What the smoothed dual found at some prices: which requests are in doubt, between whom, and who takes the others.
+#[derive(Debug, Clone, Default)]
+struct Doubt {
+    /// Requests with several candidates that count, and where theirs end.
+    requests: Vec<(u32, u32)>,
+    /// Contract, or [`NOBODY`], and weight of each candidate, request by request; the best one's weight is 1.
+    /// What comes after the last request's is of no meaning.
+    candidates: Vec<u32>,
+    weights: Vec<f64>,
+    /// Per contract: the weight of the requests that it takes beyond doubt.
+    sure: Vec<f64>,
 }
 
-/// `exp(x)` for `x <= 0`, without the call where the answer is clear: at the top candidate and where nothing is left.
-fn exponential(x: f64) -> f64 {
-    if x == 0.0 {
-        1.0
-    } else if x < -746.0 {
-        0.0
-    } else {
-        x.exp()
+impl Doubt {
+    /// Makes room for so many candidates, and one that counts for nothing.
+    fn clear(&mut self, contracts: usize, candidates: usize) {
+        self.requests.clear();
+        self.candidates.resize(candidates + 1, NOBODY);
+        self.weights.resize(candidates + 1, 0.0);
+        self.sure.clear();
+        self.sure.resize(contracts, 0.0);
+    }
+}
+
+/// Replaces each of `x`, from -700 to 0, by `exp(x)`, right to the last digit but one or two.
+///
+/// The C library's takes one number at a time, which was a quarter of replanning; this goes through vectors, and gives every
+/// processor the same bits.
+#[multiversion(targets = "simd")]
+fn exponentials(x: &mut [f64]) {
+    /// Adding it to a small number rounds that to a whole one, which then stands, with the bias of exponents, in the lowest bits.
+    const ROUND: f64 = 6_755_399_441_055_744.0 + 1023.0;
+    /// `ln 2` in two parts, the first of so few bits that its small multiples are exact.
+    const LN2: (f64, f64) = (0.693_147_180_369_123_8, 1.908_214_929_270_587_7e-10);
+    /// `1 / k!`, from the last.
+    const TAYLOR: [f64; 13] = [
+        1.0 / 479_001_600.0,
+        1.0 / 39_916_800.0,
+        1.0 / 3_628_800.0,
+        1.0 / 362_880.0,
+        1.0 / 40_320.0,
+        1.0 / 5040.0,
+        1.0 / 720.0,
+        1.0 / 120.0,
+        1.0 / 24.0,
+        1.0 / 6.0,
+        0.5,
+        1.0,
+        1.0,
+    ];
+    for x in x {
+        let rounded = *x * std::f64::consts::LOG2_E + ROUND;
+        let whole = rounded - ROUND;
+        let rest = (*x - whole * LN2.0) - whole * LN2.1;
+        let mut sum = 0.0;
+        for c in TAYLOR {
+            sum = sum * rest + c;
+        }
+        *x = sum * f64::from_bits(rounded.to_bits() << 52);
     }
 }
 
@@ -342,6 +423,42 @@ mod tests {
             assert!(taken > 2, "{taken} steps show nothing");
             assert_eq!((taken, at_once), (one_by_one, singly));
         }
+    }
+
+    /// Where nothing moves far, following is descending, to what the smoothing blurs anyway; and it looks once instead of twice.
+    #[test]
+    fn following_ends_where_descending_does() {
+        let hash = |i: u64, k: u64| crate::log::draw::hash64(11, i, k) as f64 / u64::MAX as f64;
+        let n = 5;
+        let column = |k: u64, factor: f64| (0..n).map(|j| factor * (0.2 + hash(j, k))).collect::<Vec<f64>>();
+        let owed = column(1, 80.0);
+        let mut transport = Transport::new(owed.clone(), owed, column(3, 4.0));
+        for i in 0..500 {
+            let entries = (0..n).filter(|&j| hash(i, 10 + j) < 0.5).map(|j| (j as u32, 0.3 * hash(i, 20 + j)));
+            transport.push(2.0 * hash(i, 4), 1.0, entries.collect::<Vec<_>>());
+        }
+        let smoothing = 0.05;
+        let mut exact = column(5, 2.0);
+        transport.descend(&mut exact, smoothing, 50);
+        let worst = |prices: &[f64]| prices.iter().zip(&exact).map(|(p, e)| (p - e).abs()).fold(0.0, f64::max);
+        for (off, steps) in [(0.3 * smoothing, 1), (20.0 * smoothing, 12)] {
+            let mut prices: Vec<f64> =
+                exact.iter().zip(&transport.penalty).map(|(p, most)| (p + off).min(*most)).collect();
+            let taken = transport.follow(&mut prices, smoothing, 12);
+            assert!(taken <= steps, "{taken} steps from {off}");
+            assert!(worst(&prices) < 0.1 * smoothing, "{} from {off}", worst(&prices));
+        }
+    }
+
+    #[test]
+    fn exponentials_are_those_of_the_library() {
+        let mut x: Vec<f64> = (0..200_003).map(|i| f64::from(i) * -700.0 / 200_003.0).chain([-1e-300, -0.0]).collect();
+        let expected: Vec<f64> = x.iter().map(|x| x.exp()).collect();
+        exponentials(&mut x);
+        for (x, e) in x.iter().zip(expected) {
+            assert!((x - e).abs() <= 4.0 * f64::EPSILON * e, "{x} is not {e}");
+        }
+        assert_eq!(x[0], 1.0);
     }
 
     /// One request of weight `w` is `w` requests of weight 1, for every part of the dual.

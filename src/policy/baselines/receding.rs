@@ -39,23 +39,34 @@ pub struct Receding {
     /// Factor on the prices that the sample expects, for tuning.
     price_factor: f64,
     clock: Clock,
-    /// What the day is expected to bring, in time order.
-    rows: Vec<Row>,
+    ahead: Ahead,
+    /// What is left of the day, as it was stated last.
+    transport: Transport,
     /// Minor units per impression.
     prices: Vec<f64>,
     solved: bool,
     level: PriceLevel,
 }
 
+/// What a day is expected to bring.
+#[derive(Default)]
+struct Ahead {
+    /// In time order.
+    rows: Vec<Row>,
+    /// Contract, and worth of the predicted click.
+    entries: Vec<(u32, f64)>,
+}
+
 /// A sampled request as this day may bring it.
 struct Row {
     cell: usize,
+    kind: Kind,
     /// Requests of the forecast that it stands for.
     weight: f64,
     /// Minor units per impression.
     best: f64,
-    /// Contract, and worth of the predicted click.
-    entries: Vec<(u32, f64)>,
+    /// Of [`Ahead::entries`].
+    entries: std::ops::Range<usize>,
 }
 
 /// What a solver knows in the middle of a day, beyond what it expects of the day.
@@ -100,7 +111,8 @@ impl Receding {
             memory_ms: (horizon.memory_s * 1000.0).max(1.0),
             price_factor: 1.0,
             clock: Clock::new(horizon.interval_s),
-            rows: vec![],
+            ahead: Ahead::default(),
+            transport: Transport::new(vec![], vec![], vec![]),
             prices: vec![],
             solved: false,
             level: PriceLevel::default(),
@@ -149,20 +161,20 @@ impl Receding {
             demand.iter().zip(&replay.state.observed).map(|(&d, &o)| f64::from(d - o).max(0.0)).collect()
         };
         let left = remaining(&replay.episode.left);
-        let penalty = day.contracts.iter().map(|c| c.penalty).collect();
-        let mut transport = Transport::new(remaining(&replay.episode.owed), left.clone(), penalty);
+        let Self { ahead: Ahead { rows, entries }, transport, .. } = self;
+        transport.restate(remaining(&replay.episode.owed), left.clone());
         let now = (offset / CELL_MS) as usize;
-        let first = self.rows.partition_point(|row| row.cell < now);
-        for row in &self.rows[first..] {
+        let first = rows.partition_point(|row| row.cell < now);
+        for row in &rows[first..] {
             let ahead = if row.cell == now { 1.0 - (offset % CELL_MS) as f64 / CELL_MS as f64 } else { 1.0 };
-            let entries = row.entries.iter().copied().filter(|&(j, _)| left[j as usize] > 0.0);
-            transport.push(self.price_factor * level * row.best, ahead * volume * row.weight, entries);
+            let wanted = entries[row.entries.clone()].iter().copied().filter(|&(j, _)| left[j as usize] > 0.0);
+            transport.push(self.price_factor * level * row.best, ahead * volume * row.weight, wanted);
         }
         let smoothing = SMOOTHING * transport.scale(&self.prices).max(1e-9);
         // The first prices may be far off: a coarse look first.
         let coarse: &[f64] = if self.solved { &[1.0] } else { &[16.0, 4.0, 1.0, 1.0] };
         for factor in coarse {
-            transport.descend(&mut self.prices, factor * smoothing, STEPS);
+            transport.follow(&mut self.prices, factor * smoothing, STEPS);
         }
         self.solved = true;
     }
@@ -170,7 +182,9 @@ impl Receding {
 
 impl Policy for Receding {
     fn begin(&mut self, replay: &Replay) {
-        self.rows = expected(&self.sample, replay.day);
+        self.ahead = Ahead::of(&self.sample, replay.day);
+        let penalty = replay.day.contracts.iter().map(|c| c.penalty).collect();
+        self.transport = Transport::new(vec![], vec![], penalty);
         self.prices = replay.day.contracts.iter().map(|c| c.price.min(c.penalty)).collect();
         self.solved = false;
         self.level = PriceLevel::default();
@@ -187,92 +201,95 @@ impl Policy for Receding {
     }
 }
 
-/// The requests that a day should bring, by its forecast and the sample.
-fn expected(sample: &Sample, day: &DayModel) -> Vec<Row> {
-    let contracts = day.log.contracts();
-    let index: BTreeMap<u64, u32> = contracts.iter().zip(0..).map(|(c, j)| (c.ad_id, j)).collect();
-    let mut rows: Vec<(Row, Kind)> = Vec::new();
-    for sampled in &sample.days {
-        // Of each of the day's contracts, its place on the sampled day.
-        let mut place: Vec<Option<(u32, &SampledContract)>> = vec![None; contracts.len()];
-        for (known, at) in sampled.contracts.iter().zip(0..) {
-            if let Some(&j) = index.get(&known.ad_id) {
-                place[j as usize] = Some((at, known));
-            }
-        }
-        for (i, row) in (0u64..).zip(sample.rows(sampled)) {
-            let (slot, region, gender, age) = row.kind;
-            let mut entries = Vec::new();
-            for (j, c) in (0u32..).zip(contracts) {
-                let model = &day.contracts[j as usize];
-                let middle = row.cell as u64 * CELL_MS + CELL_MS / 2;
-                let wanted =
-                    (model.start..model.end).contains(&middle) && c.targeting.matches(slot, region, gender, age);
-                if !wanted || !draw::passes(SEED, i, c.ad_id, c.rate) {
-                    continue;
-                }
-                let place = place[j as usize];
-                if let Some(at) = place.and_then(|(at, _)| row.contracts.binary_search(&at).ok()) {
-                    entries.push((j, c.click_value * f64::from(row.pctr[at])));
-                    continue;
-                }
-                // It could have stood in this queue, and did not; else the mean is all that is known.
-                let absent = place.is_some_and(|(_, known)| {
-                    (known.cells.0..known.cells.1).contains(&(row.cell as u8))
-                        && known.targeting.matches(slot, region, gender, age)
-                });
-                if !absent && draw::passes(!SEED, i, c.ad_id, model.presence) {
-                    entries.push((j, model.mean_click));
+impl Ahead {
+    /// By the day's forecast and the sample.
+    fn of(sample: &Sample, day: &DayModel) -> Self {
+        let contracts = day.log.contracts();
+        let index: BTreeMap<u64, u32> = contracts.iter().zip(0..).map(|(c, j)| (c.ad_id, j)).collect();
+        let mut all = Self::default();
+        for sampled in &sample.days {
+            // Of each of the day's contracts, its place on the sampled day.
+            let mut place: Vec<Option<(u32, &SampledContract)>> = vec![None; contracts.len()];
+            for (known, at) in sampled.contracts.iter().zip(0..) {
+                if let Some(&j) = index.get(&known.ad_id) {
+                    place[j as usize] = Some((at, known));
                 }
             }
-            rows.push((Row { cell: row.cell, weight: 1.0, best: row.best, entries }, row.kind));
+            for (i, row) in (0u64..).zip(sample.rows(sampled)) {
+                let (slot, region, gender, age) = row.kind;
+                let from = all.entries.len();
+                for (j, c) in (0u32..).zip(contracts) {
+                    let model = &day.contracts[j as usize];
+                    let middle = row.cell as u64 * CELL_MS + CELL_MS / 2;
+                    let wanted =
+                        (model.start..model.end).contains(&middle) && c.targeting.matches(slot, region, gender, age);
+                    if !wanted || !draw::passes(SEED, i, c.ad_id, c.rate) {
+                        continue;
+                    }
+                    let place = place[j as usize];
+                    if let Some(at) = place.and_then(|(at, _)| row.contracts.binary_search(&at).ok()) {
+                        all.entries.push((j, c.click_value * f64::from(row.pctr[at])));
+                        continue;
+                    }
+                    // It could have stood in this queue, and did not; else the mean is all that is known.
+                    let absent = place.is_some_and(|(_, known)| {
+                        (known.cells.0..known.cells.1).contains(&(row.cell as u8))
+                            && known.targeting.matches(slot, region, gender, age)
+                    });
+                    if !absent && draw::passes(!SEED, i, c.ad_id, model.presence) {
+                        all.entries.push((j, model.mean_click));
+                    }
+                }
+                let entries = from..all.entries.len();
+                all.rows.push(Row { cell: row.cell, kind: row.kind, weight: 1.0, best: row.best, entries });
+            }
         }
+        all.weigh(day);
+        all.rows.sort_by_key(|row| row.cell);
+        all
     }
-    weigh(&mut rows, day);
-    let mut rows: Vec<Row> = rows.into_iter().map(|(row, _)| row).collect();
-    rows.sort_by_key(|row| row.cell);
-    rows
-}
 
-/// Weighs rows so that they add up to the day's forecast: by time, by kind of request, by contract that they may serve, in all.
-fn weigh(rows: &mut [(Row, Kind)], day: &DayModel) {
-    let mut counts = [0.0; GRID];
-    for (row, _) in rows.iter() {
-        counts[row.cell] += 1.0;
-    }
-    let mut kinds = BTreeMap::<Kind, f64>::new();
-    for (row, kind) in rows.iter_mut() {
-        let from = row.cell as u64 * CELL_MS;
-        row.weight = (day.traffic.before(from + CELL_MS) - day.traffic.before(from)) / counts[row.cell];
-        *kinds.entry(*kind).or_default() += row.weight;
-    }
-    let total = |rows: &[(Row, Kind)]| rows.iter().map(|(row, _)| row.weight).sum::<f64>();
-    let prior = KIND_PRIOR * total(rows) / rows.len().max(1) as f64;
-    for (row, kind) in rows.iter_mut() {
-        let forecast = day.kinds.get(kind).copied().unwrap_or(0.0);
-        row.weight *= (forecast + prior) / (kinds[kind] + prior).max(1e-12);
-    }
-    // Which contracts a request may serve matters more than its kind: a few rounds of proportional fitting.
-    let mut served_by: Vec<Vec<u32>> = vec![vec![]; day.contracts.len()];
-    for (i, (row, _)) in (0u32..).zip(rows.iter()) {
-        for &(j, _) in &row.entries {
-            served_by[j as usize].push(i);
+    /// Weighs rows so that they add up to the day's forecast: by time, by kind of request, by contract that they may serve, in all.
+    fn weigh(&mut self, day: &DayModel) {
+        let Self { rows, entries } = self;
+        let mut counts = [0.0; GRID];
+        for row in rows.iter() {
+            counts[row.cell] += 1.0;
         }
-    }
-    for _ in 0..FITTING_ROUNDS {
-        for (served, c) in served_by.iter().zip(&day.contracts) {
-            let supply: f64 = served.iter().map(|&i| rows[i as usize].0.weight).sum();
-            if supply > 0.0 {
-                // Far off, a sample says more of itself than of the forecast.
-                let factor = (c.supply.total() / supply).clamp(0.5, 2.0);
-                for &i in served {
-                    rows[i as usize].0.weight *= factor;
+        let mut kinds = BTreeMap::<Kind, f64>::new();
+        for row in rows.iter_mut() {
+            let from = row.cell as u64 * CELL_MS;
+            row.weight = (day.traffic.before(from + CELL_MS) - day.traffic.before(from)) / counts[row.cell];
+            *kinds.entry(row.kind).or_default() += row.weight;
+        }
+        let total = |rows: &[Row]| rows.iter().map(|row| row.weight).sum::<f64>();
+        let prior = KIND_PRIOR * total(rows) / rows.len().max(1) as f64;
+        for row in rows.iter_mut() {
+            let forecast = day.kinds.get(&row.kind).copied().unwrap_or(0.0);
+            row.weight *= (forecast + prior) / (kinds[&row.kind] + prior).max(1e-12);
+        }
+        // Which contracts a request may serve matters more than its kind: a few rounds of proportional fitting.
+        let mut served_by: Vec<Vec<u32>> = vec![vec![]; day.contracts.len()];
+        for (i, row) in (0u32..).zip(rows.iter()) {
+            for &(j, _) in &entries[row.entries.clone()] {
+                served_by[j as usize].push(i);
+            }
+        }
+        for _ in 0..FITTING_ROUNDS {
+            for (served, c) in served_by.iter().zip(&day.contracts) {
+                let supply: f64 = served.iter().map(|&i| rows[i as usize].weight).sum();
+                if supply > 0.0 {
+                    // Far off, a sample says more of itself than of the forecast.
+                    let factor = (c.supply.total() / supply).clamp(0.5, 2.0);
+                    for &i in served {
+                        rows[i as usize].weight *= factor;
+                    }
                 }
             }
         }
-    }
-    let scale = day.traffic.total() / total(rows).max(1e-12);
-    for (row, _) in rows {
-        row.weight *= scale;
+        let scale = day.traffic.total() / total(rows).max(1e-12);
+        for row in rows {
+            row.weight *= scale;
+        }
     }
 }

@@ -29,6 +29,7 @@ pub struct EndToEndReport {
     pub seconds: f64,
     pub updates: u64,
     pub samples: u64,
+    pub evaluations: u64,
     pub updates_per_second: f64,
     pub samples_per_second: f64,
     /// User and system time of learner and actors over cores times wall time.
@@ -42,6 +43,8 @@ pub struct EndToEndReport {
     pub configured_replay_ratio: f64,
     /// Updates between two publications: what the parameters are behind by themselves.
     pub publish_every: u64,
+    /// Updates between two evaluations, as configured; where the evaluator is slower, it takes the newest parameters.
+    pub evaluate_every: u64,
     pub policy_lag: Distribution,
     pub windows: Vec<Window>,
 }
@@ -104,7 +107,7 @@ impl fmt::Display for EndToEndReport {
             f,
             "e2e: {:.1} updates/s, {:.0} samples/s over {:.1} s on {} ({} actors, {} cores), first update after {:.2} s; learner and \
              actors use {:.1} % of the cores, the run's other processes {:.1} %, {:.1} % are idle; replay ratio {} configured; policy \
-             lag mean {:.1}, p95 {}, max {}, published every {} updates",
+             lag mean {:.1}, p95 {}, max {}, published every {} updates; {} evaluations, of every {} updates at most",
             self.updates_per_second,
             self.samples_per_second,
             self.seconds,
@@ -119,7 +122,9 @@ impl fmt::Display for EndToEndReport {
             self.policy_lag.mean,
             self.policy_lag.p95,
             self.policy_lag.max,
-            self.publish_every
+            self.publish_every,
+            self.evaluations,
+            self.evaluate_every
         )
     }
 }
@@ -130,6 +135,7 @@ struct Look {
     at: Instant,
     updates: u64,
     samples: u64,
+    evaluations: u64,
     lag: Distribution,
     idle_s: f64,
     /// By name: what the kernel says, and seconds of computing, waiting and copying where they are counted.
@@ -161,6 +167,7 @@ impl Look {
             at: Instant::now(),
             updates: l.updates.get(),
             samples: l.samples_consumed.get(),
+            evaluations: e.evaluations.get(),
             lag: l.lag.read(),
             idle_s: proc::idle_s()?,
             processes,
@@ -244,6 +251,7 @@ fn report(settings: &Settings, looks: &[Look], started: Instant) -> anyhow::Resu
         seconds,
         updates,
         samples,
+        evaluations: last.evaluations - first.evaluations,
         updates_per_second: updates as f64 / seconds,
         samples_per_second: samples as f64 / seconds,
         busy_share: busy(true),
@@ -251,6 +259,7 @@ fn report(settings: &Settings, looks: &[Look], started: Instant) -> anyhow::Resu
         idle_share: (last.idle_s - first.idle_s) / capacity,
         configured_replay_ratio: settings.learner.batch as f64 / settings.learner.samples_per_update as f64,
         publish_every: settings.learner.publish_every,
+        evaluate_every: settings.evaluate.every,
         policy_lag: last.lag.clone(),
         windows: windows(&looks[..=end], settings.learner.batch),
         processes,

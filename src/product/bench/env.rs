@@ -33,7 +33,7 @@ impl fmt::Display for EnvReport {
 }
 
 /// Shows the candidate with the highest worth of its click, or the auction ad.
-struct Trivial;
+pub struct Trivial;
 
 impl Policy for Trivial {
     fn begin(&mut self, _: &Replay) {}

@@ -3,6 +3,7 @@
 pub mod actor;
 pub mod e2e;
 pub mod env;
+pub mod evaluate;
 pub mod ingest;
 pub mod learner;
 pub mod params;
