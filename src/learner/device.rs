@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Once};
 
 use anyhow::bail;
-use burn::backend::{Autodiff, Flex};
+use burn::backend::Flex;
 use burn_flex::FlexDevice;
 use cubecl::config::cache::CacheConfig;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig as _};
@@ -70,11 +70,11 @@ impl Device {
     ) -> anyhow::Result<Box<dyn Train>> {
         Ok(match self {
             Self::Cpu => Box::new(HostTrainer::new(days, spec, settings)),
-            Self::CpuResident => Box::new(ResidentTrainer::<Autodiff<Flex>>::new(days, spec, settings, FlexDevice)?),
+            Self::CpuResident => Box::new(ResidentTrainer::<Flex>::new(days, spec, settings, FlexDevice)?),
             Self::Cuda(index) => {
                 keep_kernels();
                 let device = burn_cuda::CudaDevice { index };
-                Box::new(ResidentTrainer::<Autodiff<burn_cuda::Cuda>>::new(days, spec, settings, device)?)
+                Box::new(ResidentTrainer::<burn_cuda::Cuda>::new(days, spec, settings, device)?)
             }
         })
     }

@@ -5,14 +5,14 @@
 
 use std::sync::Arc;
 
-use burn::backend::{Autodiff, Flex};
+use burn::backend::Flex;
 use burn::tensor::{Tensor, TensorData};
 use burn_flex::FlexDevice;
 use rayon::prelude::*;
 
 use crate::env::DayModel;
 use crate::policy::net::Shape;
-use crate::policy::tensor_net::Rows;
+use crate::policy::tensor_net::{Net, Rows};
 use crate::policy::{Bids, PolicySpec};
 use crate::run::snapshot::TrainerState;
 use crate::settings::Settings;
@@ -22,8 +22,6 @@ use super::dims::Dims;
 use super::loss::{Gradients, Losses, Outputs, support};
 use super::networks::{Networks, Norms, to_host};
 use super::trainer::{Batch, Placed, Train, UpdatePlan, UpdateStats};
-
-type B = Autodiff<Flex>;
 
 /// Parts that a batch is worked through in, in parallel where there are threads: small enough for a core's cache, enough for a
 /// few cores. A constant, so that results do not depend on the number of cores.
@@ -72,21 +70,25 @@ impl HostTrainer {
         let Networks { actor_flat, critic_flat, actor, critic, target, .. } = &self.networks;
         let (actor_shape, critic_shape) = (&actor_flat.shape, &critic_flat.shape);
         let ids = |ads: Vec<u32>| if critic_shape.tables.is_empty() { vec![] } else { ads };
-        let upload =
-            |shape: &Shape, features: Vec<f32>, ids: Vec<u32>| Rows::<B>::upload(shape, features, &ids, &self.device);
+        let upload = |shape: &Shape, features: Vec<f32>, ids: Vec<u32>| {
+            Rows::<Flex>::upload(shape, features, &ids, &self.device)
+        };
 
-        let critic_leaves = critic_flat.leaves::<B>(critic);
+        let critic_net = critic_flat.cut(critic);
         let state_ids = ids(join(batch, |r| &r.state_ads));
-        let state_out = critic_leaves.forward(&upload(critic_shape, join(batch, |r| &r.states), state_ids));
-        let actor_leaves = actor_flat.leaves::<B>(actor);
+        let state_pass = critic_net.pass(&upload(critic_shape, join(batch, |r| &r.states), state_ids));
+        let actor_net = actor_flat.cut(actor);
         let actor_rows = upload(actor_shape, join(batch, |r| &r.actor), join(batch, |r| &r.actor_ids));
-        let actor_out = actor_leaves.forward(&actor_rows);
+        let actor_pass = actor_net.pass(&actor_rows);
         let after_ids = ids(join(batch, |r| &r.after_ads));
-        let after = self.infer(critic, join(batch, |r| &r.after), after_ids);
+        let infer = |net: &Net<Flex>, features: Vec<f32>, ids: Vec<u32>| {
+            to_host(net.forward(&upload(critic_shape, features, ids)))
+        };
+        let after = infer(&critic_net, join(batch, |r| &r.after), after_ids);
         let last_ids = ids(join(batch, |r| &r.last_ads));
-        let last = self.infer(target, join(batch, |r| &r.last), last_ids);
-        let states_host = to_host(state_out.clone().inner());
-        let actor_host = to_host(actor_out.clone().inner());
+        let last = infer(&critic_flat.cut(target), join(batch, |r| &r.last), last_ids);
+        let states_host = to_host(state_pass.outputs.clone());
+        let actor_host = to_host(actor_pass.outputs.clone());
 
         let part = |all: &'_ [f32], i: usize, len: usize| -> std::ops::Range<usize> {
             debug_assert_eq!(all.len(), len * batch.len());
@@ -105,35 +107,23 @@ impl HostTrainer {
                 losses.segment(rows, &outputs, critic_weight, actor_weight)
             })
             .collect();
-        let joined = |f: fn(&Gradients) -> &Vec<f32>, columns: usize| -> Tensor<B, 2> {
+        let joined = |f: fn(&Gradients) -> &Vec<f32>, columns: usize| -> Tensor<Flex, 2> {
             let mut all = Vec::with_capacity(gradients.len() * f(&gradients[0]).len());
             for g in &gradients {
                 all.extend_from_slice(f(g));
             }
             let rows = all.len() / columns;
-            Tensor::from_inner(Tensor::from_data(TensorData::new(all, [rows, columns]), &self.device))
+            Tensor::from_data(TensorData::new(all, [rows, columns]), &self.device)
         };
-        // The gradient by the outputs is known: the sum of the product with it has just that gradient.
-        let mut surrogate = (state_out * joined(|g| &g.states, q)).sum();
-        if train_actor {
-            surrogate = surrogate + (actor_out * joined(|g| &g.actor, 1)).sum();
-        }
-        let backward = surrogate.backward();
         let sum = |f: fn(&Gradients) -> f64| gradients.iter().map(f).sum::<f64>();
         Shard {
-            critic_gradient: critic_flat.gradient(&critic_leaves, &backward),
-            actor_gradient: train_actor.then(|| actor_flat.gradient(&actor_leaves, &backward)),
+            critic_gradient: critic_flat.join(critic_net.gradients(state_pass, joined(|g| &g.states, q))),
+            actor_gradient: train_actor
+                .then(|| actor_flat.join(actor_net.gradients(actor_pass, joined(|g| &g.actor, 1)))),
             critic_loss: sum(|g| g.critic_loss),
             actor_loss: sum(|g| g.actor_loss),
             ratios: sum(|g| g.ratios),
         }
-    }
-
-    /// Outputs of a critic.
-    fn infer(&self, params: &Tensor<Flex, 1>, features: Vec<f32>, ids: Vec<u32>) -> Vec<f32> {
-        let flat = &self.networks.critic_flat;
-        let rows = Rows::upload(&flat.shape, features, &ids, &self.device);
-        to_host(flat.plain(params).forward(&rows))
     }
 }
 

@@ -1,12 +1,14 @@
 //! The same network in burn, for the learner; parameters are one flat tensor, in which a device may want arrays to begin at round
 //! places.
 //!
-//! A forward pass with gradients cuts the flat tensor into leaves; their gradients are joined into one flat gradient, so that
-//! clipping, Adam and averaging are a few operations on one array instead of a chain per layer.
+//! A pass cuts the flat tensor into arrays; their gradients are joined into one flat gradient, so that clipping, Adam and averaging
+//! are a few operations on one array instead of a chain per layer. The way back is written out: the losses give gradients by the
+//! outputs in closed form, and what leads from there to the parameters is a dozen operations, where a graph that records the
+//! way forward costs a device more of them and every operation a node.
 
 use burn::tensor::activation::relu;
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::backend::Backend;
+use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData};
 
 use super::net::{Part, Shape};
 
@@ -54,39 +56,36 @@ impl Flat {
     }
 
     /// Cuts flat parameters into plain arrays.
-    pub fn plain<B: Backend>(&self, flat: &Tensor<B, 1>) -> Leaves<B> {
+    pub fn cut<B: Backend>(&self, flat: &Tensor<B, 1>) -> Net<B> {
         let cut = |p: &Part| flat.clone().slice(p.range()).reshape([p.rows, p.columns]);
-        Leaves { arrays: self.placed.iter().map(cut).collect() }
+        Net { arrays: self.placed.iter().map(cut).collect(), features: self.shape.features }
     }
 
-    /// Cuts flat parameters into leaves that gather gradients.
-    pub fn leaves<B: AutodiffBackend>(&self, flat: &Tensor<B::InnerBackend, 1>) -> Leaves<B> {
-        let plain = self.plain(flat).arrays;
-        Leaves { arrays: plain.into_iter().map(|t| Tensor::from_inner(t).require_grad()).collect() }
-    }
-
-    /// The flat gradient of leaves; zero for arrays that nothing flowed to.
-    pub fn gradient<B: AutodiffBackend>(&self, leaves: &Leaves<B>, by: &B::Gradients) -> Tensor<B::InnerBackend, 1> {
-        let of = |leaf: &Tensor<B, 2>| {
-            let [rows, columns] = leaf.dims();
-            let gradient = leaf.grad(by).unwrap_or_else(|| Tensor::zeros([rows, columns], &leaf.device()));
-            gradient.reshape([rows * columns])
-        };
-        let mut gradients = leaves.arrays.iter().map(of);
+    /// Joins gradients by the arrays.
+    pub fn join<B: Backend>(&self, gradients: Vec<Tensor<B, 2>>) -> Tensor<B, 1> {
+        let device = gradients[0].device();
+        let flat = self.placed.iter().zip(gradients).map(|(p, g)| (p, g.reshape([p.rows * p.columns])));
         if !self.has_gaps() {
-            return Tensor::cat(gradients.collect(), 0);
+            return Tensor::cat(flat.map(|(_, gradient)| gradient).collect(), 0);
         }
-        let flat = Tensor::zeros([self.len], &leaves.arrays[0].device());
-        self.placed
-            .iter()
-            .zip(&mut gradients)
-            .fold(flat, |flat, (p, gradient)| flat.slice_assign([p.range()], gradient))
+        flat.fold(Tensor::zeros([self.len], &device), |all, (p, gradient)| all.slice_assign([p.range()], gradient))
     }
 }
 
 /// Parameters cut into the arrays of the shape, each `[rows, columns]`.
-pub struct Leaves<B: Backend> {
+pub struct Net<B: Backend> {
     arrays: Vec<Tensor<B, 2>>,
+    features: usize,
+}
+
+/// Rows on their way through a network, `[rows, width]` each: what the way back needs.
+pub struct Pass<B: Backend> {
+    ids: Vec<Tensor<B, 1, Int>>,
+    inputs: Tensor<B, 2>,
+    first: Tensor<B, 2>,
+    second: Tensor<B, 2>,
+    /// `[rows, outputs]`
+    pub outputs: Tensor<B, 2>,
 }
 
 /// Rows to infer.
@@ -115,34 +114,130 @@ impl<B: Backend> Rows<B> {
     }
 }
 
-impl<B: Backend> Leaves<B> {
+impl<B: Backend> Net<B> {
+    /// Embedding tables.
+    fn tables(&self) -> &[Tensor<B, 2>] {
+        &self.arrays[..self.arrays.len() - 6]
+    }
+
+    /// Weights and bias of each layer.
+    fn layers(&self) -> [&[Tensor<B, 2>]; 3] {
+        let layers = &self.arrays[self.tables().len()..];
+        [&layers[..2], &layers[2..4], &layers[4..]]
+    }
+
     /// Infers rows.
     ///
     /// # Shapes
     /// - result: `[rows, outputs]`
     pub fn forward(&self, rows: &Rows<B>) -> Tensor<B, 2> {
-        let tables = rows.ids.len();
-        let mut x = rows.features.clone();
-        if tables > 0 {
-            let mut parts = vec![x];
-            for (table, ids) in self.arrays.iter().zip(&rows.ids) {
-                parts.push(table.clone().select(0, ids.clone()));
-            }
-            x = Tensor::cat(parts, 1);
+        self.pass(rows).outputs
+    }
+
+    /// Infers rows that it will go back from.
+    pub fn pass(&self, rows: &Rows<B>) -> Pass<B> {
+        let mut inputs = rows.features.clone();
+        if !rows.ids.is_empty() {
+            let embedded = self.tables().iter().zip(&rows.ids).map(|(table, ids)| table.clone().select(0, ids.clone()));
+            inputs = Tensor::cat(std::iter::once(inputs).chain(embedded).collect(), 1);
         }
-        let [w1, b1, w2, b2, w3, b3] = &self.arrays[tables..] else {
-            unreachable!("a shape has three layers");
+        let dense = |x: &Tensor<B, 2>, layer: &[Tensor<B, 2>]| x.clone().matmul(layer[0].clone()) + layer[1].clone();
+        let [l1, l2, l3] = self.layers();
+        let first = relu(dense(&inputs, l1));
+        let second = relu(dense(&first, l2));
+        let outputs = dense(&second, l3);
+        Pass { ids: rows.ids.clone(), inputs, first, second, outputs }
+    }
+
+    /// Gradients by the arrays, of a sum whose gradient by the outputs of `pass` is `by`.
+    ///
+    /// # Shapes
+    /// - by: `[rows, outputs]`; result: that of the arrays.
+    pub fn gradients(&self, pass: Pass<B>, by: Tensor<B, 2>) -> Vec<Tensor<B, 2>> {
+        let Pass { ids, inputs, first, second, .. } = pass;
+        let [l1, l2, l3] = self.layers();
+        let by_layer =
+            |x: &Tensor<B, 2>, by: &Tensor<B, 2>| [x.clone().transpose().matmul(by.clone()), by.clone().sum_dim(0)];
+        // Through the weights, and through the rectifier where it let something pass.
+        let through = |by: Tensor<B, 2>, weights: &Tensor<B, 2>, rectified: &Tensor<B, 2>| {
+            by.matmul(weights.clone().transpose()).mask_fill(rectified.clone().equal_elem(0.0), 0.0)
         };
-        let x = relu(x.matmul(w1.clone()) + b1.clone());
-        let x = relu(x.matmul(w2.clone()) + b2.clone());
-        x.matmul(w3.clone()) + b3.clone()
+        let third = by_layer(&second, &by);
+        let by = through(by, &l3[0], &second);
+        let second = by_layer(&first, &by);
+        let by = through(by, &l2[0], &first);
+        let first = by_layer(&inputs, &by);
+        let mut gradients = Vec::with_capacity(self.arrays.len());
+        if !ids.is_empty() {
+            // Features are given: nobody asks for the gradient by them.
+            let weights = l1[0].clone().slice(self.features..l1[0].dims()[0]);
+            let by_embedded = by.matmul(weights.transpose());
+            let mut at = 0;
+            for (table, ids) in self.tables().iter().zip(ids) {
+                let [rows, width] = table.dims();
+                let by_rows = by_embedded.clone().narrow(1, at, width);
+                at += width;
+                let none = Tensor::zeros([rows, width], &table.device());
+                gradients.push(none.select_assign(0, ids, by_rows, IndexingUpdateOp::Add));
+            }
+        }
+        gradients.extend([first, second, third].into_iter().flatten());
+        gradients
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::net::Table;
+    use burn::backend::Flex;
+    use burn_flex::FlexDevice;
+    use rand::{RngExt as _, SeedableRng as _};
+    use rand_chacha::ChaCha8Rng;
+
+    use super::super::net::{HostNet, Table};
     use super::*;
+
+    /// Differences of the plain loops' outputs, in double precision's stead over steps that are wide for single precision: the
+    /// gradient is right to the few digits that they have.
+    #[test]
+    fn gradients_are_what_differences_say() {
+        let mut rng = ChaCha8Rng::seed_from_u64(7);
+        for tables in [vec![], vec![Table { rows: 3, width: 2 }, Table { rows: 4, width: 1 }]] {
+            let shape = Shape { features: 5, tables, hidden: 6, outputs: 2 };
+            let params: Vec<f32> = (0..shape.len()).map(|_| rng.random_range(-0.8..0.8)).collect();
+            let rows = 9;
+            let features: Vec<f32> = (0..rows * shape.features).map(|_| rng.random_range(-1.0..1.0)).collect();
+            let ids: Vec<u32> = (0..rows)
+                .flat_map(|_| shape.tables.iter().map(|t| t.rows as u32))
+                .map(|n| rng.random_range(0..n))
+                .collect();
+            let by: Vec<f32> = (0..rows * shape.outputs).map(|_| rng.random_range(-1.0..1.0)).collect();
+            let sum = |params: &[f32]| -> f64 {
+                let mut out = vec![0.0; by.len()];
+                HostNet::new(shape.clone(), params.to_vec()).forward(&features, &ids, &mut out);
+                out.iter().zip(&by).map(|(o, b)| f64::from(*o) * f64::from(*b)).sum()
+            };
+            for aligned in [1, 16] {
+                let flat = Flat::new(shape.clone(), aligned);
+                let placed = flat.place(&params);
+                let net = flat.cut::<Flex>(&Tensor::from_data(TensorData::new(placed, [flat.len]), &FlexDevice));
+                let pass = net.pass(&Rows::upload(&shape, features.clone(), &ids, &FlexDevice));
+                let by = Tensor::from_data(TensorData::new(by.clone(), [rows, shape.outputs]), &FlexDevice);
+                let gradient = flat.pack(&flat.join(net.gradients(pass, by)).into_data().into_vec::<f32>().unwrap());
+                let mut moved = params.clone();
+                for (i, g) in gradient.iter().enumerate() {
+                    let step = 1e-3;
+                    let at = |moved: &mut Vec<f32>, x: f32| {
+                        moved[i] = x;
+                        sum(moved)
+                    };
+                    let difference = (at(&mut moved, params[i] + step) - at(&mut moved, params[i] - step)) / 2e-3;
+                    moved[i] = params[i];
+                    assert!((difference - f64::from(*g)).abs() < 0.02, "{i}: {g} is not {difference}");
+                }
+                assert!(gradient.iter().filter(|g| g.abs() > 0.05).count() > shape.len() / 2, "hardly any gradient");
+            }
+        }
+    }
 
     #[test]
     fn placed_parameters_begin_at_round_places_and_come_back() {

@@ -12,12 +12,11 @@ mod loss;
 
 use std::sync::Arc;
 
-use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorData};
 use rayon::prelude::*;
 
 use crate::env::DayModel;
-use crate::policy::tensor_net::Rows;
 use crate::policy::{Bids, PolicySpec};
 use crate::run::snapshot::TrainerState;
 use crate::settings::Settings;
@@ -37,18 +36,18 @@ const UPLOAD: usize = 8;
 const LONGEST: usize = 4096;
 
 /// [`Train`] with pool, batches and losses on the device.
-pub struct ResidentTrainer<B: AutodiffBackend> {
+pub struct ResidentTrainer<B: Backend> {
     device: B::Device,
     anchor: f32,
     bids: Vec<(Bids, f64)>,
     layout: Layout,
-    losses: TensorLosses<B::InnerBackend>,
-    networks: Networks<B::InnerBackend>,
+    losses: TensorLosses<B>,
+    networks: Networks<B>,
     /// `[room width]`; taken out only while it is written to.
-    pool: Option<Tensor<B::InnerBackend, 1>>,
+    pool: Option<Tensor<B, 1>>,
     /// `[S width]` each: of every number of a batch, which of its segments it is of, and where in that segment's row it is.
-    segment_of: Tensor<B::InnerBackend, 1, Int>,
-    column_of: Tensor<B::InnerBackend, 1, Int>,
+    segment_of: Tensor<B, 1, Int>,
+    column_of: Tensor<B, 1, Int>,
     /// By place.
     counts: Vec<Counts>,
 }
@@ -60,7 +59,7 @@ struct Counts {
     requests: usize,
 }
 
-impl<B: AutodiffBackend> ResidentTrainer<B> {
+impl<B: Backend> ResidentTrainer<B> {
     /// # Errors
     /// A pool with more numbers than a device can point at (a GPU may have less memory than that), or a segment longer than [`LONGEST`].
     pub fn new(
@@ -108,7 +107,7 @@ impl<B: AutodiffBackend> ResidentTrainer<B> {
         })
     }
 
-    fn pool(&self) -> Tensor<B::InnerBackend, 1> {
+    fn pool(&self) -> Tensor<B, 1> {
         self.pool.clone().expect("a pool is put back after it was written to")
     }
 
@@ -126,7 +125,7 @@ impl<B: AutodiffBackend> ResidentTrainer<B> {
                 Counts { pairs: rows.pairs(), requests: rows.contests.len() }
             })
             .collect();
-        let block = upload::<B::InnerBackend>(block, &self.device);
+        let block = upload::<B>(block, &self.device);
         let mut pool = self.pool.take().expect("a pool is put back after it was written to");
         for (i, ((place, _), counts)) in placed.iter().zip(counts).enumerate() {
             self.counts[*place] = counts;
@@ -137,7 +136,7 @@ impl<B: AutodiffBackend> ResidentTrainer<B> {
     }
 }
 
-impl<B: AutodiffBackend> Train for ResidentTrainer<B> {
+impl<B: Backend> Train for ResidentTrainer<B> {
     fn store(&mut self, placed: &[Placed], with: Rebuild) {
         for part in placed.chunks(UPLOAD) {
             self.upload(part, with);
@@ -153,38 +152,25 @@ impl<B: AutodiffBackend> Train for ResidentTrainer<B> {
         let sum = |count: fn(&Counts) -> usize| places.iter().map(|p| count(&self.counts[*p])).sum::<usize>().max(1);
         let (pairs, requests) = (sum(|c| c.pairs), sum(|c| c.requests));
         let indices: Vec<i32> = places.iter().map(|place| *place as i32).collect();
-        let indices: Tensor<B::InnerBackend, 1, Int> =
-            Tensor::from_data(TensorData::new(indices, [places.len()]), &self.device);
+        let indices: Tensor<B, 1, Int> = Tensor::from_data(TensorData::new(indices, [places.len()]), &self.device);
         let at =
             indices.select(0, self.segment_of.clone()).mul_scalar(self.layout.width as i32) + self.column_of.clone();
         let fields = self.layout.cut(&self.pool().select(0, at));
 
         let n = &self.networks;
-        let with_gradients = |rows: &Rows<B::InnerBackend>| Rows::<B> {
-            features: Tensor::from_inner(rows.features.clone()),
-            ids: rows.ids.iter().cloned().map(Tensor::from_inner).collect(),
-        };
-        let critic = n.critic_flat.leaves::<B>(&n.critic);
-        let actor = n.actor_flat.leaves::<B>(&n.actor);
-        let states = critic.forward(&with_gradients(&fields.states));
-        let scores = actor.forward(&with_gradients(&fields.actor));
+        let (critic, actor) = (n.critic_flat.cut(&n.critic), n.actor_flat.cut(&n.actor));
+        let (states, scores) = (critic.pass(&fields.states), actor.pass(&fields.actor));
         let outputs = Outputs {
-            states: states.clone().inner(),
-            actor: scores.clone().inner(),
-            after: n.critic_flat.plain(&n.critic).forward(&fields.after),
-            last: n.critic_flat.plain(&n.target).forward(&fields.last),
+            states: states.outputs.clone(),
+            actor: scores.outputs.clone(),
+            after: critic.forward(&fields.after),
+            last: n.critic_flat.cut(&n.target).forward(&fields.last),
         };
         let weights = Weights { critic: 1.0 / pairs as f32, actor: 1.0 / requests as f32 };
         let Gradients { states: by_states, actor: by_scores, sums } =
             self.losses.batch(&fields, &outputs, weights, plan.read);
-        // The gradient by the outputs is known: the sum of the product with it has just that gradient.
-        let mut surrogate = (states * Tensor::from_inner(by_states)).sum();
-        if plan.train_actor {
-            surrogate = surrogate + (scores * Tensor::from_inner(by_scores)).sum();
-        }
-        let backward = surrogate.backward();
-        let critic_gradient = n.critic_flat.gradient(&critic, &backward);
-        let actor_gradient = plan.train_actor.then(|| n.actor_flat.gradient(&actor, &backward));
+        let critic_gradient = n.critic_flat.join(critic.gradients(states, by_states));
+        let actor_gradient = plan.train_actor.then(|| n.actor_flat.join(actor.gradients(scores, by_scores)));
         let norms = self.networks.step(critic_gradient, actor_gradient, plan.rate);
         let Some([critic_loss, actor_loss, ratios]) = sums else { return Ok(None) };
         let Norms { critic, actor } = norms;

@@ -16,7 +16,6 @@ use admix::learner::{Device, Learner, device};
 use admix::policy::PolicySpec;
 use admix::product::bench::world::{self, WorldSize};
 use admix::settings::{Critic, ScoreMode, Settings};
-use burn::backend::Autodiff;
 use burn_wgpu::{Wgpu, WgpuDevice, WgpuRuntime};
 use cubecl::Runtime as _;
 
@@ -51,8 +50,7 @@ impl Scene<'_> {
 
     fn on_vulkan(&self) -> Learner<'_> {
         let device = WgpuDevice::default();
-        let trainer =
-            ResidentTrainer::<Autodiff<Wgpu>>::new(self.days, &self.spec, &self.settings, device).expect("a trainer");
+        let trainer = ResidentTrainer::<Wgpu>::new(self.days, &self.spec, &self.settings, device).expect("a trainer");
         Learner::new(self.days, self.spec.clone(), &self.settings, Box::new(trainer))
     }
 
