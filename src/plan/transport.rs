@@ -249,11 +249,11 @@ struct Doubt {
 }
 
 impl Doubt {
-    /// Makes room for so many candidates, and one that counts for nothing.
+    /// Makes room for so many candidates.
     fn clear(&mut self, contracts: usize, candidates: usize) {
         self.requests.clear();
-        self.candidates.resize(candidates + 1, NOBODY);
-        self.weights.resize(candidates + 1, 0.0);
+        self.candidates.resize(candidates, NOBODY);
+        self.weights.resize(candidates, 0.0);
         self.sure.clear();
         self.sure.resize(contracts, 0.0);
     }

@@ -325,7 +325,8 @@ impl Default for Actors {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Evaluate {
-    /// Updates between two evaluations on the validation days.
+    /// Updates between two evaluations on the validation days. Fewer where an evaluation takes longer, or evaluations have had their
+    /// sixteenth of the machine's cores: the next one takes the newest parameters then. In lock-step always as many.
     pub every: u64,
 }
 
