@@ -11,6 +11,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData};
 
 use super::net::{Part, Shape};
+use super::products::{Products, product, product_over_rows};
 
 /// Where the arrays of a shape lie in a flat tensor.
 #[derive(Debug, Clone)]
@@ -114,7 +115,7 @@ impl<B: Backend> Rows<B> {
     }
 }
 
-impl<B: Backend> Net<B> {
+impl<B: Products> Net<B> {
     /// Embedding tables.
     fn tables(&self) -> &[Tensor<B, 2>] {
         &self.arrays[..self.arrays.len() - 6]
@@ -141,7 +142,7 @@ impl<B: Backend> Net<B> {
             let embedded = self.tables().iter().zip(&rows.ids).map(|(table, ids)| table.clone().select(0, ids.clone()));
             inputs = Tensor::cat(std::iter::once(inputs).chain(embedded).collect(), 1);
         }
-        let dense = |x: &Tensor<B, 2>, layer: &[Tensor<B, 2>]| x.clone().matmul(layer[0].clone()) + layer[1].clone();
+        let dense = |x: &Tensor<B, 2>, layer: &[Tensor<B, 2>]| product(x.clone(), layer[0].clone()) + layer[1].clone();
         let [l1, l2, l3] = self.layers();
         let first = relu(dense(&inputs, l1));
         let second = relu(dense(&first, l2));
@@ -157,10 +158,10 @@ impl<B: Backend> Net<B> {
         let Pass { ids, inputs, first, second, .. } = pass;
         let [l1, l2, l3] = self.layers();
         let by_layer =
-            |x: &Tensor<B, 2>, by: &Tensor<B, 2>| [x.clone().transpose().matmul(by.clone()), by.clone().sum_dim(0)];
+            |x: &Tensor<B, 2>, by: &Tensor<B, 2>| [product_over_rows(x.clone(), by.clone()), by.clone().sum_dim(0)];
         // Through the weights, and through the rectifier where it let something pass.
         let through = |by: Tensor<B, 2>, weights: &Tensor<B, 2>, rectified: &Tensor<B, 2>| {
-            by.matmul(weights.clone().transpose()).mask_fill(rectified.clone().equal_elem(0.0), 0.0)
+            product(by, weights.clone().transpose()).mask_fill(rectified.clone().equal_elem(0.0), 0.0)
         };
         let third = by_layer(&second, &by);
         let by = through(by, &l3[0], &second);
@@ -171,7 +172,7 @@ impl<B: Backend> Net<B> {
         if !ids.is_empty() {
             // Features are given: nobody asks for the gradient by them.
             let weights = l1[0].clone().slice(self.features..l1[0].dims()[0]);
-            let by_embedded = by.matmul(weights.transpose());
+            let by_embedded = product(by, weights.transpose());
             let mut at = 0;
             for (table, ids) in self.tables().iter().zip(ids) {
                 let [rows, width] = table.dims();

@@ -12,11 +12,11 @@ mod loss;
 
 use std::sync::Arc;
 
-use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorData};
 use rayon::prelude::*;
 
 use crate::env::DayModel;
+use crate::policy::products::Products;
 use crate::policy::{Bids, PolicySpec};
 use crate::run::snapshot::TrainerState;
 use crate::settings::Settings;
@@ -36,7 +36,7 @@ const UPLOAD: usize = 8;
 const LONGEST: usize = 4096;
 
 /// [`Train`] with pool, batches and losses on the device.
-pub struct ResidentTrainer<B: Backend> {
+pub struct ResidentTrainer<B: Products> {
     device: B::Device,
     anchor: f32,
     bids: Vec<(Bids, f64)>,
@@ -59,7 +59,7 @@ struct Counts {
     requests: usize,
 }
 
-impl<B: Backend> ResidentTrainer<B> {
+impl<B: Products> ResidentTrainer<B> {
     /// # Errors
     /// A pool with more numbers than a device can point at (a GPU may have less memory than that), or a segment longer than [`LONGEST`].
     pub fn new(
@@ -136,7 +136,7 @@ impl<B: Backend> ResidentTrainer<B> {
     }
 }
 
-impl<B: Backend> Train for ResidentTrainer<B> {
+impl<B: Products> Train for ResidentTrainer<B> {
     fn store(&mut self, placed: &[Placed], with: Rebuild) {
         for part in placed.chunks(UPLOAD) {
             self.upload(part, with);
