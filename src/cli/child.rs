@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 use crate::product::bench::{params, ring};
 use crate::run::{RunDirectory, flight};
-use crate::supervisor::children::{Role, bind_to_parent};
+use crate::supervisor::children::{Role, bind_to_parent, queue_for_cores};
 use crate::{actor, checkpoint, evaluate, learner};
 
 use super::Exit;
@@ -46,11 +46,12 @@ pub struct RunArguments {
 }
 
 impl RunArguments {
-    /// Runs the process called `name` under its flight recorder.
-    fn run(&self, name: &str, process: impl FnOnce(&RunDirectory, &str) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    /// Runs a role's process under its flight recorder.
+    fn run(&self, role: Role, process: impl FnOnce(&RunDirectory, &str) -> anyhow::Result<()>) -> anyhow::Result<()> {
         bind_to_parent(self.parent)?;
+        queue_for_cores(role);
         let directory = RunDirectory::open(&self.run_dir)?;
-        flight::begin(&directory.flight(), name);
+        flight::begin(&directory.flight(), &role.to_string());
         let result = process(&directory, &self.names);
         flight::end(&result);
         result
@@ -61,11 +62,11 @@ impl Child {
     pub fn run(self) -> anyhow::Result<Exit> {
         match self {
             Self::Actor { id, run } => {
-                run.run(&Role::Actor(id).to_string(), |directory, names| actor::process::run(directory, names, id))?
+                run.run(Role::Actor(id), |directory, names| actor::process::run(directory, names, id))?
             }
-            Self::Learner(run) => run.run(&Role::Learner.to_string(), learner::process::run)?,
-            Self::Evaluator(run) => run.run(&Role::Evaluator.to_string(), evaluate::process::run)?,
-            Self::Checkpointer(run) => run.run(&Role::Checkpointer.to_string(), checkpoint::run)?,
+            Self::Learner(run) => run.run(Role::Learner, learner::process::run)?,
+            Self::Evaluator(run) => run.run(Role::Evaluator, evaluate::process::run)?,
+            Self::Checkpointer(run) => run.run(Role::Checkpointer, checkpoint::run)?,
             Self::BenchRingWriter { name, blocks } => ring::ring_writer(&name, blocks)?,
             Self::BenchParamsReader { name, last, reader } => params::params_reader(&name, last, reader)?,
         }

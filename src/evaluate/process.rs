@@ -15,11 +15,8 @@ use super::judge::Judge;
 const NAP: Duration = Duration::from_millis(100);
 /// Before a policy that the file system refused is written again.
 const RETRY: Duration = Duration::from_secs(1);
-/// Where cores are short, learning comes first: the evaluator has a twelfth of a learner's or an actor's share of them, and newer
-/// parameters when it is done. With cores to spare it changes nothing.
-const NICENESS: i32 = 11;
-/// The part of the machine's cores that evaluations may take over time. A low priority alone does not do: a core that has an
-/// evaluation to go on with never looks for a learner's thread that waits beside it.
+/// The part of the machine's cores that evaluations may take over time: where cores are short, learning comes first. A low priority alone
+/// does not do: a core that has an evaluation to go on with never looks for a learner's thread that waits beside it.
 const SHARE: f64 = 1.0 / 16.0;
 /// Where the evaluator signs in.
 pub const SLOT: usize = MAX_PROCESSES - 2;
@@ -32,10 +29,6 @@ pub const SLOT: usize = MAX_PROCESSES - 2;
 pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let context = Context::load(directory)?;
     let settings = &context.settings;
-    // In lock-step the learner waits for it.
-    if !settings.run.deterministic {
-        rustix::process::nice(NICENESS).context("cannot lower the evaluator's priority")?;
-    }
     let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
     let segments = Segments::open(prefix, 0..0, false)?;
     let control = &segments.control;
@@ -83,6 +76,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
                 let (working, cpu) = (Instant::now(), cpu_time()?);
                 let evaluation = judge.evaluate(updates, &averaged, counted, &mut || slot.beat());
                 stats.compute_ns.add(working.elapsed().as_nanos() as u64);
+                // In lock-step the learner waits for it.
                 if !settings.run.deterministic {
                     rested = working + (cpu_time()? - cpu).div_f64(SHARE * cores);
                 }

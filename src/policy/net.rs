@@ -170,59 +170,44 @@ impl HostNet {
 const LANES: usize = 16;
 const ROWS: usize = 4;
 
-/// `out = x w + b`, rectified where `relu`. Tiles of 4 rows by 16 outputs stay in registers.
+/// `out = x w + b`, rectified where `relu`. Tiles of 4 rows by 16 outputs stay in registers; where rows run out, a tile has the last one
+/// several times, which costs nothing: four sums are under way while the first is being added to.
 #[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
 fn dense(x: &[f32], w: &[f32], b: &[f32], inputs: usize, outputs: usize, relu: bool, out: &mut [f32]) {
     let rows = out.len() / outputs;
     let floor = if relu { 0.0 } else { f32::NEG_INFINITY };
-    let mut o = 0;
-    while o + LANES <= outputs {
-        let mut r = 0;
-        while r + ROWS <= rows {
-            let mut acc = [[0.0f32; LANES]; ROWS];
-            for row in &mut acc {
-                row.copy_from_slice(&b[o..o + LANES]);
-            }
+    for first in (0..rows).step_by(ROWS) {
+        let at: [usize; ROWS] = std::array::from_fn(|i| (first + i).min(rows - 1));
+        let x = at.map(|r| &x[r * inputs..(r + 1) * inputs]);
+        let mut o = 0;
+        while o + LANES <= outputs {
+            let bias: &[f32; LANES] = b[o..o + LANES].try_into().expect("a tile");
+            let mut acc = [*bias; ROWS];
             for k in 0..inputs {
                 let weights: &[f32; LANES] = w[k * outputs + o..][..LANES].try_into().expect("a tile");
-                for (i, row) in acc.iter_mut().enumerate() {
-                    let v = x[(r + i) * inputs + k];
+                for (row, x) in acc.iter_mut().zip(x) {
+                    let v = x[k];
                     for (a, weight) in row.iter_mut().zip(weights) {
                         *a += v * weight;
                     }
                 }
             }
-            for (i, row) in acc.iter().enumerate() {
-                for (l, a) in row.iter().enumerate() {
-                    out[(r + i) * outputs + o + l] = a.max(floor);
-                }
+            for (r, row) in at.iter().zip(acc) {
+                out[r * outputs + o..][..LANES].copy_from_slice(&row.map(|a| a.max(floor)));
             }
-            r += ROWS;
+            o += LANES;
         }
-        while r < rows {
-            let mut acc = [0.0f32; LANES];
-            acc.copy_from_slice(&b[o..o + LANES]);
-            for k in 0..inputs {
-                let weights: &[f32; LANES] = w[k * outputs + o..][..LANES].try_into().expect("a tile");
-                let v = x[r * inputs + k];
-                for (a, weight) in acc.iter_mut().zip(weights) {
-                    *a += v * weight;
-                }
-            }
-            for (l, a) in acc.iter().enumerate() {
-                out[r * outputs + o + l] = a.max(floor);
-            }
-            r += 1;
-        }
-        o += LANES;
-    }
-    for r in 0..rows {
         for o in o..outputs {
-            let mut acc = b[o];
+            let mut acc = [b[o]; ROWS];
             for k in 0..inputs {
-                acc += x[r * inputs + k] * w[k * outputs + o];
+                let weight = w[k * outputs + o];
+                for (a, x) in acc.iter_mut().zip(x) {
+                    *a += x[k] * weight;
+                }
             }
-            out[r * outputs + o] = acc.max(floor);
+            for (r, a) in at.iter().zip(acc) {
+                out[r * outputs + o] = a.max(floor);
+            }
         }
     }
 }

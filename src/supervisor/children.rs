@@ -188,6 +188,21 @@ pub fn without_huge_pages() {
     }
 }
 
+/// What all but the learner stand behind it in the queue for cores: they get a tenth of its share where both want the same one.
+const NICENESS: i32 = 10;
+
+/// Called in a child: where cores are fewer than those who want them, the learner comes first.
+///
+/// Its threads share the work of an update, and all wait for the last of them: with an actor in its place for a while, one of them costs the update
+/// that while, and the other's core as well. Actors have time: what they are ahead is bounded by their rings.
+pub fn queue_for_cores(role: Role) {
+    if role != Role::Learner
+        && let Err(e) = rustix::process::nice(NICENESS)
+    {
+        tracing::debug!("priority stays as it is: {e}");
+    }
+}
+
 /// Called first in a child: die when the parent dies, and notice if it is dead already.
 ///
 /// # Errors

@@ -2,6 +2,7 @@
 
 mod ablations;
 mod baselines;
+mod bench;
 mod bound;
 mod compiled;
 mod crash;

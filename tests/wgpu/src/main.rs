@@ -1,9 +1,9 @@
 //! The GPU's trainer on a Vulkan device, held against the CPU's.
 //!
 //! **Why.** CUDA needs a GPU; Vulkan has a software device (Mesa's lavapipe). Both run kernels that the same
-//! compiler fuses from the same tensor operations, so that everything but the last translation, to CUDA's language or to Vulkan's, the
-//! choice of matrix products, which depends on the device, and the speed can be checked on any machine: losses within the tolerance of `scripts/gpu-check`, and that updates take no more memory
-//! as they go on.
+//! compiler fuses from the same tensor operations, so that everything but the last translation, to CUDA's language or to Vulkan's, and the
+//! speed can be checked on any machine: losses within the tolerance of `scripts/gpu-check`, and that updates take no more memory as
+//! they go on.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,0 +1,60 @@
+//! The benchmarks measure what they say; how fast anything is, no test says.
+
+use serde_json::Value;
+
+use super::support::admix;
+
+fn bench(stage: &str, arguments: &[&str]) -> Value {
+    let output = admix().args(["bench", stage, "--json"]).args(arguments).assert().success();
+    serde_json::from_slice(&output.get_output().stdout).unwrap()
+}
+
+fn number(report: &Value, name: &str) -> f64 {
+    report[name].as_f64().unwrap_or_else(|| panic!("no number `{name}` in {report}"))
+}
+
+/// Rates are counts over time, and there is something to count.
+#[test]
+fn the_environment_and_the_actor_count_what_they_did() {
+    let env = bench("env", &["--seconds", "0.2", "--queue", "5", "--eligible", "2", "--contracts", "4"]);
+    assert!(number(&env, "steps") >= 60_000.0 && number(&env, "steps") % 60_000.0 == 0.0, "whole days: {env}");
+    let rate = number(&env, "steps") / number(&env, "seconds");
+    assert!((number(&env, "steps_per_second") / rate - 1.0).abs() < 1e-9, "{env}");
+
+    let actor = bench("actor", &["--seconds", "0.2"]);
+    assert!(number(&actor, "decisions") > 0.0 && number(&actor, "bytes_per_sample") > 30.0, "{actor}");
+}
+
+/// Replanning, network and replay are all of an evaluation, and each of them takes some time of it.
+#[test]
+fn the_parts_of_an_evaluation_are_the_whole() {
+    let report = bench("evaluate", &["--seconds", "0.3"]);
+    let parts = ["replanning_seconds", "network_seconds", "replay_seconds"].map(|part| number(&report, part));
+    assert!(parts.iter().all(|part| *part > 0.0), "{report}");
+    assert!((parts.iter().sum::<f64>() / number(&report, "seconds") - 1.0).abs() < 1e-9, "{report}");
+}
+
+#[test]
+fn nothing_is_torn_between_processes() {
+    let ring = bench("ring", &["--records", "200000"]);
+    let ledger = &ring["ledger"];
+    assert!(number(&ring, "records") >= 200_000.0, "{ring}");
+    assert_eq!((number(&ring, "torn_blocks"), number(&ring, "wrong_blocks")), (0.0, 0.0), "{ring}");
+    assert_eq!(number(ledger, "consumed"), number(&ring, "records"), "{ring}");
+    let params = bench("params", &["--publications", "50000", "--words", "512"]);
+    assert_eq!((number(&params, "publications"), number(&params, "torn_reads")), (50_000.0, 0.0), "{params}");
+    assert!(number(&params, "reads") > 0.0, "{params}");
+}
+
+#[test]
+fn the_benchmark_plans_what_it_says() {
+    let report = bench("plan", &["--contracts", "60", "--nodes", "3000", "--runs", "1"]);
+    let number = |name: &str| number(&report, name);
+    assert_eq!((number("contracts"), number("nodes")), (60.0, 3000.0));
+    // The pairs of contracts that want the same narrow supply ask for more than there is; no plan beats the least shortage.
+    assert!(number("over_booked") >= 1.0 && number("unavoidable") > 0.0, "{report}");
+    for plan in ["hwm_missing", "shale_missing"] {
+        assert!(number(plan) >= number("unavoidable") * (1.0 - 1e-9), "{report}");
+    }
+    admix().args(["bench", "plan", "--nodes", "0"]).assert().code(2);
+}
