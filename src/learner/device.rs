@@ -104,7 +104,7 @@ fn cuda_driver() -> bool {
     std::path::Path::new("/dev/nvidiactl").exists() && library()
 }
 
-/// Keeps the kernels that a GPU needs where the next start finds them compiled and tuned: under `~/.cache/admix/kernels`, wherever the
+/// Keeps the kernels that a GPU needs where the next start finds them compiled: under `~/.cache/admix/kernels`, wherever the
 /// program is started, apart for each set of GPUs and driver, since one's kernels are not another's. To be called before a GPU is
 /// touched; a `cubecl.toml` in the current folder or above it still says all else.
 pub fn keep_kernels() {
@@ -114,11 +114,10 @@ pub fn keep_kernels() {
         // What cannot be written to ends the process when the first kernel is compiled.
         let writable = |f: &PathBuf| std::fs::create_dir_all(f).and_then(|()| tempfile::tempfile_in(f)).is_ok();
         let Some(folder) = folder.filter(writable) else {
-            tracing::warn!("kernels are compiled and tuned at every start: there is no ~/.cache to keep them in");
+            tracing::warn!("kernels are compiled at every start: there is no ~/.cache to keep them in");
             return;
         };
         let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
-        config.autotune.cache = CacheConfig::File(folder.clone());
         config.compilation.cache = Some(CacheConfig::File(folder));
         CubeClRuntimeConfig::set(config);
     });

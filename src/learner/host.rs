@@ -49,7 +49,7 @@ impl HostTrainer {
     pub fn new(days: &[DayModel], spec: &Arc<PolicySpec>, settings: &Settings) -> Self {
         let device = FlexDevice;
         Self {
-            networks: Networks::new(spec, settings, 1, &device),
+            networks: Networks::new(spec, settings, &device),
             dims: Dims::of(days, spec, settings),
             bids: days.iter().map(|d| (Bids::new(d, &spec.policy), d.unit)).collect(),
             settings: settings.clone(),
@@ -67,17 +67,17 @@ impl HostTrainer {
     ) -> Shard {
         let d = self.dims;
         let q = d.outputs;
-        let Networks { actor_flat, critic_flat, actor, critic, target, .. } = &self.networks;
+        let Networks { actor_flat, critic_flat, actor, critic } = &self.networks;
         let (actor_shape, critic_shape) = (&actor_flat.shape, &critic_flat.shape);
         let ids = |ads: Vec<u32>| if critic_shape.tables.is_empty() { vec![] } else { ads };
         let upload = |shape: &Shape, features: Vec<f32>, ids: Vec<u32>| {
             Rows::<Flex>::upload(shape, features, &ids, &self.device)
         };
 
-        let critic_net = critic_flat.cut(critic);
+        let critic_net = critic_flat.cut(&critic.at.params);
         let state_ids = ids(join(batch, |r| &r.state_ads));
         let state_pass = critic_net.pass(&upload(critic_shape, join(batch, |r| &r.states), state_ids));
-        let actor_net = actor_flat.cut(actor);
+        let actor_net = actor_flat.cut(&actor.at.params);
         let actor_rows = upload(actor_shape, join(batch, |r| &r.actor), join(batch, |r| &r.actor_ids));
         let actor_pass = actor_net.pass(&actor_rows);
         let after_ids = ids(join(batch, |r| &r.after_ads));
@@ -86,7 +86,7 @@ impl HostTrainer {
         };
         let after = infer(&critic_net, join(batch, |r| &r.after), after_ids);
         let last_ids = ids(join(batch, |r| &r.last_ads));
-        let last = infer(&critic_flat.cut(target), join(batch, |r| &r.last), last_ids);
+        let last = infer(&critic_flat.cut(&critic.at.follower), join(batch, |r| &r.last), last_ids);
         let states_host = to_host(state_pass.outputs.clone());
         let actor_host = to_host(actor_pass.outputs.clone());
 

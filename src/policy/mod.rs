@@ -2,7 +2,7 @@
 //!
 //! Learned policies and baselines stand behind one trait and see the same information. [`net`] holds the
 //! networks' shape, flat parameters and the small kernel that actors and evaluation infer with; [`tensor_net`] is
-//! the same network in burn, for the learner, and [`products`] the matrix products that it is made of. [`file`] is the policy file. A learned bid is a start, which [`Replanner`] solves anew during
+//! the same network in burn, for the learner. [`file`] is the policy file. A learned bid is a start, which [`Replanner`] solves anew during
 //! the day, plus a pacing controller's term, plus the network's output; [`Controller`] is the first two alone.
 //!
 //! May import: `env`, `plan`, `log`, `settings`.
@@ -13,7 +13,6 @@ pub mod day_replay;
 pub mod file;
 pub mod learned;
 pub mod net;
-pub mod products;
 mod replanner;
 pub mod tensor_net;
 pub mod tune;

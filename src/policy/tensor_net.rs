@@ -1,75 +1,38 @@
-//! The same network in burn, for the learner; parameters are one flat tensor, in which a device may want arrays to begin at round
-//! places.
+//! The same network in burn, for the learner; parameters are one flat tensor.
 //!
 //! A pass cuts the flat tensor into arrays; their gradients are joined into one flat gradient, so that clipping, Adam and averaging
 //! are a few operations on one array instead of a chain per layer. The way back is written out: the losses give gradients by the
 //! outputs in closed form, and what leads from there to the parameters is a dozen operations, where a graph that records the
-//! way forward costs a device more of them and every operation a node.
+//! way forward costs more of them and every operation a node.
 
 use burn::tensor::activation::relu;
 use burn::tensor::backend::Backend;
 use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData};
 
 use super::net::{Part, Shape};
-use super::products::{Products, product, product_over_rows};
 
-/// Where the arrays of a shape lie in a flat tensor.
+/// Where the arrays of a shape lie in its flat parameters.
 #[derive(Debug, Clone)]
 pub struct Flat {
     pub shape: Shape,
-    /// As in the flat parameters on the host, and on the device.
-    packed: Vec<Part>,
-    placed: Vec<Part>,
-    /// Length of the tensor.
-    pub len: usize,
+    pub parts: Vec<Part>,
 }
 
 impl Flat {
-    /// Arrays begin at multiples of `aligned` numbers, so that cutting them costs a device nothing; 1 = as on the host.
-    pub fn new(shape: Shape, aligned: usize) -> Self {
-        let packed = shape.parts();
-        let mut len = 0usize;
-        let place = |part: &Part| {
-            let at = len.next_multiple_of(aligned);
-            len = at + part.rows * part.columns;
-            Part { at, ..part.clone() }
-        };
-        let placed = packed.iter().map(place).collect();
-        Self { packed, placed, len: len.next_multiple_of(aligned), shape }
-    }
-
-    fn has_gaps(&self) -> bool {
-        self.len > self.shape.len()
-    }
-
-    /// Parameters of the host as the device has them, zeros in between.
-    pub fn place(&self, params: &[f32]) -> Vec<f32> {
-        let mut placed = vec![0.0; self.len];
-        for (from, to) in self.packed.iter().zip(&self.placed) {
-            placed[to.range()].copy_from_slice(&params[from.range()]);
-        }
-        placed
-    }
-
-    /// What [`Flat::place`] was made from.
-    pub fn pack(&self, placed: &[f32]) -> Vec<f32> {
-        self.placed.iter().flat_map(|part| &placed[part.range()]).copied().collect()
+    pub fn new(shape: Shape) -> Self {
+        Self { parts: shape.parts(), shape }
     }
 
     /// Cuts flat parameters into plain arrays.
     pub fn cut<B: Backend>(&self, flat: &Tensor<B, 1>) -> Net<B> {
         let cut = |p: &Part| flat.clone().slice(p.range()).reshape([p.rows, p.columns]);
-        Net { arrays: self.placed.iter().map(cut).collect(), features: self.shape.features }
+        Net { arrays: self.parts.iter().map(cut).collect(), features: self.shape.features }
     }
 
     /// Joins gradients by the arrays.
     pub fn join<B: Backend>(&self, gradients: Vec<Tensor<B, 2>>) -> Tensor<B, 1> {
-        let device = gradients[0].device();
-        let flat = self.placed.iter().zip(gradients).map(|(p, g)| (p, g.reshape([p.rows * p.columns])));
-        if !self.has_gaps() {
-            return Tensor::cat(flat.map(|(_, gradient)| gradient).collect(), 0);
-        }
-        flat.fold(Tensor::zeros([self.len], &device), |all, (p, gradient)| all.slice_assign([p.range()], gradient))
+        let flat = self.parts.iter().zip(gradients).map(|(p, g)| g.reshape([p.rows * p.columns]));
+        Tensor::cat(flat.collect(), 0)
     }
 }
 
@@ -115,7 +78,7 @@ impl<B: Backend> Rows<B> {
     }
 }
 
-impl<B: Products> Net<B> {
+impl<B: Backend> Net<B> {
     /// Embedding tables.
     fn tables(&self) -> &[Tensor<B, 2>] {
         &self.arrays[..self.arrays.len() - 6]
@@ -125,6 +88,35 @@ impl<B: Products> Net<B> {
     fn layers(&self) -> [&[Tensor<B, 2>]; 3] {
         let layers = &self.arrays[self.tables().len()..];
         [&layers[..2], &layers[2..4], &layers[4..]]
+    }
+
+    /// Features and embeddings of rows, side by side.
+    ///
+    /// # Shapes
+    /// - result: `[rows, inputs]`
+    pub fn inputs(&self, rows: &Rows<B>) -> Tensor<B, 2> {
+        let features = rows.features.clone();
+        if rows.ids.is_empty() {
+            return features;
+        }
+        let embedded = self.tables().iter().zip(&rows.ids).map(|(table, ids)| table.clone().select(0, ids.clone()));
+        Tensor::cat(std::iter::once(features).chain(embedded).collect(), 1)
+    }
+
+    /// Gradients by the tables, from those by what they gave.
+    ///
+    /// # Shapes
+    /// - ids: `[rows]` each, by: `[rows, inputs - features]`; result: that of the tables.
+    pub fn by_tables(&self, ids: Vec<Tensor<B, 1, Int>>, by: &Tensor<B, 2>) -> Vec<Tensor<B, 2>> {
+        let mut at = 0;
+        let by_table = |(table, ids): (&Tensor<B, 2>, Tensor<B, 1, Int>)| {
+            let [rows, width] = table.dims();
+            let by_rows = by.clone().narrow(1, at, width);
+            at += width;
+            let none = Tensor::zeros([rows, width], &table.device());
+            none.select_assign(0, ids, by_rows, IndexingUpdateOp::Add)
+        };
+        self.tables().iter().zip(ids).map(by_table).collect()
     }
 
     /// Infers rows.
@@ -137,12 +129,8 @@ impl<B: Products> Net<B> {
 
     /// Infers rows that it will go back from.
     pub fn pass(&self, rows: &Rows<B>) -> Pass<B> {
-        let mut inputs = rows.features.clone();
-        if !rows.ids.is_empty() {
-            let embedded = self.tables().iter().zip(&rows.ids).map(|(table, ids)| table.clone().select(0, ids.clone()));
-            inputs = Tensor::cat(std::iter::once(inputs).chain(embedded).collect(), 1);
-        }
-        let dense = |x: &Tensor<B, 2>, layer: &[Tensor<B, 2>]| product(x.clone(), layer[0].clone()) + layer[1].clone();
+        let inputs = self.inputs(rows);
+        let dense = |x: &Tensor<B, 2>, layer: &[Tensor<B, 2>]| x.clone().matmul(layer[0].clone()) + layer[1].clone();
         let [l1, l2, l3] = self.layers();
         let first = relu(dense(&inputs, l1));
         let second = relu(dense(&first, l2));
@@ -158,29 +146,21 @@ impl<B: Products> Net<B> {
         let Pass { ids, inputs, first, second, .. } = pass;
         let [l1, l2, l3] = self.layers();
         let by_layer =
-            |x: &Tensor<B, 2>, by: &Tensor<B, 2>| [product_over_rows(x.clone(), by.clone()), by.clone().sum_dim(0)];
+            |x: &Tensor<B, 2>, by: &Tensor<B, 2>| [x.clone().transpose().matmul(by.clone()), by.clone().sum_dim(0)];
         // Through the weights, and through the rectifier where it let something pass.
         let through = |by: Tensor<B, 2>, weights: &Tensor<B, 2>, rectified: &Tensor<B, 2>| {
-            product(by, weights.clone().transpose()).mask_fill(rectified.clone().equal_elem(0.0), 0.0)
+            by.matmul(weights.clone().transpose()).mask_fill(rectified.clone().equal_elem(0.0), 0.0)
         };
         let third = by_layer(&second, &by);
         let by = through(by, &l3[0], &second);
         let second = by_layer(&first, &by);
         let by = through(by, &l2[0], &first);
         let first = by_layer(&inputs, &by);
-        let mut gradients = Vec::with_capacity(self.arrays.len());
+        let mut gradients = Vec::new();
         if !ids.is_empty() {
             // Features are given: nobody asks for the gradient by them.
             let weights = l1[0].clone().slice(self.features..l1[0].dims()[0]);
-            let by_embedded = product(by, weights.transpose());
-            let mut at = 0;
-            for (table, ids) in self.tables().iter().zip(ids) {
-                let [rows, width] = table.dims();
-                let by_rows = by_embedded.clone().narrow(1, at, width);
-                at += width;
-                let none = Tensor::zeros([rows, width], &table.device());
-                gradients.push(none.select_assign(0, ids, by_rows, IndexingUpdateOp::Add));
-            }
+            gradients = self.by_tables(ids, &by.matmul(weights.transpose()));
         }
         gradients.extend([first, second, third].into_iter().flatten());
         gradients
@@ -217,40 +197,24 @@ mod tests {
                 HostNet::new(shape.clone(), params.to_vec()).forward(&features, &ids, &mut out);
                 out.iter().zip(&by).map(|(o, b)| f64::from(*o) * f64::from(*b)).sum()
             };
-            for aligned in [1, 16] {
-                let flat = Flat::new(shape.clone(), aligned);
-                let placed = flat.place(&params);
-                let net = flat.cut::<Flex>(&Tensor::from_data(TensorData::new(placed, [flat.len]), &FlexDevice));
-                let pass = net.pass(&Rows::upload(&shape, features.clone(), &ids, &FlexDevice));
-                let by = Tensor::from_data(TensorData::new(by.clone(), [rows, shape.outputs]), &FlexDevice);
-                let gradient = flat.pack(&flat.join(net.gradients(pass, by)).into_data().into_vec::<f32>().unwrap());
-                let mut moved = params.clone();
-                for (i, g) in gradient.iter().enumerate() {
-                    let step = 1e-3;
-                    let at = |moved: &mut Vec<f32>, x: f32| {
-                        moved[i] = x;
-                        sum(moved)
-                    };
-                    let difference = (at(&mut moved, params[i] + step) - at(&mut moved, params[i] - step)) / 2e-3;
-                    moved[i] = params[i];
-                    assert!((difference - f64::from(*g)).abs() < 0.02, "{i}: {g} is not {difference}");
-                }
-                assert!(gradient.iter().filter(|g| g.abs() > 0.05).count() > shape.len() / 2, "hardly any gradient");
+            let flat = Flat::new(shape.clone());
+            let net =
+                flat.cut::<Flex>(&Tensor::from_data(TensorData::new(params.clone(), [params.len()]), &FlexDevice));
+            let pass = net.pass(&Rows::upload(&shape, features.clone(), &ids, &FlexDevice));
+            let by = Tensor::from_data(TensorData::new(by.clone(), [rows, shape.outputs]), &FlexDevice);
+            let gradient = flat.join(net.gradients(pass, by)).into_data().into_vec::<f32>().unwrap();
+            let mut moved = params.clone();
+            for (i, g) in gradient.iter().enumerate() {
+                let step = 1e-3;
+                let at = |moved: &mut Vec<f32>, x: f32| {
+                    moved[i] = x;
+                    sum(moved)
+                };
+                let difference = (at(&mut moved, params[i] + step) - at(&mut moved, params[i] - step)) / 2e-3;
+                moved[i] = params[i];
+                assert!((difference - f64::from(*g)).abs() < 0.02, "{i}: {g} is not {difference}");
             }
-        }
-    }
-
-    #[test]
-    fn placed_parameters_begin_at_round_places_and_come_back() {
-        let shape = Shape { features: 5, tables: vec![Table { rows: 3, width: 2 }], hidden: 7, outputs: 2 };
-        let params: Vec<f32> = (0..shape.len()).map(|i| 1.0 + i as f32).collect();
-        for aligned in [1, 4, 128] {
-            let flat = Flat::new(shape.clone(), aligned);
-            let placed = flat.place(&params);
-            assert_eq!(placed.len(), flat.len);
-            assert!(flat.placed.iter().all(|part| part.at.is_multiple_of(aligned)));
-            assert_eq!(placed.iter().filter(|p| **p != 0.0).count(), params.len());
-            assert_eq!(flat.pack(&placed), params);
+            assert!(gradient.iter().filter(|g| g.abs() > 0.05).count() > shape.len() / 2, "hardly any gradient");
         }
     }
 }

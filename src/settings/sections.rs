@@ -16,7 +16,7 @@ pub enum ScoreMode {
 }
 
 /// What the critic learns of the return.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Critic {
     /// Quantiles, fitted with the quantile Huber loss.

@@ -13,54 +13,50 @@ use crate::settings::Credit;
 use super::super::batch::SegmentRows;
 use super::super::dims::Dims;
 
-/// Fields begin at multiples of this many numbers: what begins at a multiple of 512 bytes is cut out of a tensor at no cost.
-pub const ALIGNED: usize = 128;
-
 /// Where each field of a segment lies in its row. `T` steps, `N` contracts, `K` bidders, `R` requests in a step, `A` auction ads.
 ///
+/// What is worked on together lies together: the critic's rows before and after a display, and what its outputs are multiplied by.
 /// Whole numbers (ids, slots) are kept as `f32`, which is exact below 2^24. What a request may not show has boost [`ABSENT`].
 #[derive(Debug, Clone)]
 pub struct Layout {
-    dims: Dims,
-    requests: usize,
-    actor_tables: usize,
-    critic_tables: usize,
-    by_total: bool,
+    pub dims: Dims,
+    pub requests: usize,
+    pub by_total: bool,
     /// Length of a row.
     pub width: usize,
     /// All of the fields below.
     fields: Vec<Range<usize>>,
-    states: Range<usize>,
-    last: Range<usize>,
-    actor: Range<usize>,
-    after: Range<usize>,
-    state_ids: Range<usize>,
-    last_ids: Range<usize>,
-    actor_ids: Range<usize>,
-    after_ids: Range<usize>,
-    potential: Range<usize>,
-    inverse_scale: Range<usize>,
-    last_potential: Range<usize>,
-    rewards: Range<usize>,
-    auction_rewards: Range<usize>,
-    ends: Range<usize>,
-    contract: Range<usize>,
-    shift: Range<usize>,
-    low: Range<usize>,
-    penalty: Range<usize>,
-    inverse_ahead: Range<usize>,
-    after_potential: Range<usize>,
-    spring: Range<usize>,
-    unit: Range<usize>,
-    click: Range<usize>,
-    gain: Range<usize>,
-    boost: Range<usize>,
-    auction_worth: Range<usize>,
-    auction_gain: Range<usize>,
-    auction_boost: Range<usize>,
-    active: Range<usize>,
-    shown: Range<usize>,
-    inverse_behaviour: Range<usize>,
+    pub states: Range<usize>,
+    pub after: Range<usize>,
+    pub last: Range<usize>,
+    pub actor: Range<usize>,
+    pub state_ids: Range<usize>,
+    pub after_ids: Range<usize>,
+    pub last_ids: Range<usize>,
+    pub actor_ids: Range<usize>,
+    pub potential: Range<usize>,
+    pub after_potential: Range<usize>,
+    pub last_potential: Range<usize>,
+    pub inverse_scale: Range<usize>,
+    pub rewards: Range<usize>,
+    pub auction_rewards: Range<usize>,
+    pub ends: Range<usize>,
+    pub contract: Range<usize>,
+    pub shift: Range<usize>,
+    pub low: Range<usize>,
+    pub penalty: Range<usize>,
+    pub inverse_ahead: Range<usize>,
+    pub spring: Range<usize>,
+    pub unit: Range<usize>,
+    pub click: Range<usize>,
+    pub gain: Range<usize>,
+    pub boost: Range<usize>,
+    pub auction_worth: Range<usize>,
+    pub auction_gain: Range<usize>,
+    pub auction_boost: Range<usize>,
+    pub active: Range<usize>,
+    pub shown: Range<usize>,
+    pub inverse_behaviour: Range<usize>,
 }
 
 /// Boost of what may not be shown; real ones are positive.
@@ -120,23 +116,24 @@ impl Layout {
         let mut width = 0usize;
         let mut fields = Vec::new();
         let mut field = |len: usize| {
-            let begins = width.next_multiple_of(ALIGNED);
-            width = begins + len;
+            let begins = width;
+            width += len;
             fields.push(begins..width);
             begins..width
         };
         let mut layout = Self {
             states: field(t * n * FEATURES),
+            after: field(t * k * FEATURES),
             last: field(n * FEATURES),
             actor: field(t * dims.actor_rows() * FEATURES),
-            after: field(t * k * FEATURES),
             state_ids: field(t * n * critic_tables),
+            after_ids: field(t * k * critic_tables),
             last_ids: field(n * critic_tables),
             actor_ids: field(t * dims.actor_rows() * actor_tables),
-            after_ids: field(t * k * critic_tables),
             potential: field(t * n),
-            inverse_scale: field(if by_total { t } else { t * n }),
+            after_potential: field(t * k),
             last_potential: field(n),
+            inverse_scale: field(if by_total { t } else { t * n }),
             rewards: field(t * n),
             auction_rewards: field(t),
             ends: field(t),
@@ -145,7 +142,6 @@ impl Layout {
             low: field(t * k),
             penalty: field(t * k),
             inverse_ahead: field(t * k),
-            after_potential: field(t * k),
             spring: field(t * k),
             unit: field(t * requests * k),
             click: field(t * requests * k),
@@ -161,11 +157,9 @@ impl Layout {
             fields: vec![],
             dims,
             requests,
-            actor_tables,
-            critic_tables,
             by_total,
         };
-        layout.width = width.next_multiple_of(ALIGNED);
+        layout.width = width;
         layout.fields = fields;
         layout
     }
@@ -253,43 +247,53 @@ impl Layout {
         }
     }
 
-    /// Where each number of a batch comes from: which of its `segments` rows, and where in that row. A batch is laid out field by
-    /// field, each of all its segments, so that cutting it copies nothing.
-    pub fn sources(&self, segments: usize) -> (Vec<i32>, Vec<i32>) {
-        let len = segments * self.width;
-        let (mut rows, mut columns) = (vec![0; len], vec![0; len]);
+    /// Where each number of a batch comes from, in its `segments` rows one behind the other. A batch is laid out field by field, each
+    /// of all its segments.
+    pub fn sources(&self, segments: usize) -> Vec<i32> {
+        let mut sources = vec![0; segments * self.width];
         for field in &self.fields {
             for (i, at) in (segments * field.start..segments * field.end).enumerate() {
-                rows[at] = (i / field.len()) as i32;
-                columns[at] = (field.start + i % field.len()) as i32;
+                sources[at] = (i / field.len() * self.width + field.start + i % field.len()) as i32;
             }
         }
-        (rows, columns)
+        sources
+    }
+
+    /// Segments of a batch.
+    pub fn segments<B: Backend>(&self, batch: &Tensor<B, 1>) -> usize {
+        batch.dims()[0] / self.width
+    }
+
+    /// Rows of a batch, the features and ids of each.
+    pub fn rows<B: Backend>(&self, batch: &Tensor<B, 1>, features: Range<usize>, ids: Range<usize>) -> Rows<B> {
+        let s = self.segments(batch);
+        let field = |range: &Range<usize>| batch.clone().slice(s * range.start..s * range.end);
+        let rows = s * features.len() / FEATURES;
+        let tables = s * ids.len() / rows;
+        let columns = (tables > 0).then(|| field(&ids).reshape([rows, tables]).int());
+        let column = |table: usize| columns.iter().map(move |c| c.clone().slice([0..rows, table..table + 1]));
+        Rows {
+            features: field(&features).reshape([rows, FEATURES]),
+            ids: (0..tables).flat_map(column).map(|c| c.reshape([rows])).collect(),
+        }
     }
 
     /// Cuts a batch `[S width]`, laid out as [`Layout::sources`] says, into its fields.
     pub fn cut<B: Backend>(&self, batch: &Tensor<B, 1>) -> Fields<B> {
         let Dims { steps: t, contracts: n, eligible: k, auctions: a, .. } = self.dims;
-        let s = batch.dims()[0] / self.width;
+        let s = self.segments(batch);
         let (m, r) = (s * t, self.requests);
         let field = |range: &Range<usize>| batch.clone().slice(s * range.start..s * range.end);
-        let rows = |features: &Range<usize>, ids: &Range<usize>, rows: usize, tables: usize| {
-            let columns = (tables > 0).then(|| field(ids).reshape([rows, tables]).int());
-            let column = |table: usize| columns.iter().map(move |c| c.clone().slice([0..rows, table..table + 1]));
-            Rows {
-                features: field(features).reshape([rows, FEATURES]),
-                ids: (0..tables).flat_map(column).map(|c| c.reshape([rows])).collect(),
-            }
-        };
+        let rows = |features: &Range<usize>, ids: &Range<usize>| self.rows(batch, features.clone(), ids.clone());
         let by_step = |range: &Range<usize>, last: usize| field(range).reshape([s, t, last]);
         let by_bidder = |range: &Range<usize>| field(range).reshape([m, k]);
         let by_request = |range: &Range<usize>, last: usize| field(range).reshape([m, r, last]);
         let alone = r == 1;
         Fields {
-            states: rows(&self.states, &self.state_ids, m * n, self.critic_tables),
-            last: rows(&self.last, &self.last_ids, s * n, self.critic_tables),
-            actor: rows(&self.actor, &self.actor_ids, m * self.dims.actor_rows(), self.actor_tables),
-            after: rows(&self.after, &self.after_ids, m * k, self.critic_tables),
+            states: rows(&self.states, &self.state_ids),
+            last: rows(&self.last, &self.last_ids),
+            actor: rows(&self.actor, &self.actor_ids),
+            after: rows(&self.after, &self.after_ids),
             potential: by_step(&self.potential, n),
             inverse_scale: by_step(&self.inverse_scale, if self.by_total { 1 } else { n }),
             last_potential: field(&self.last_potential).reshape([s, 1, n]),

@@ -15,7 +15,7 @@ use super::super::loss::support;
 use super::layout::Fields;
 
 /// Score of what may not be shown: its exponential is nothing beside any other.
-const NEVER: f32 = -1e30;
+pub const NEVER: f32 = -1e30;
 
 /// What the networks said of a batch.
 pub struct Outputs<B: Backend> {
@@ -30,7 +30,7 @@ pub struct Outputs<B: Backend> {
 }
 
 /// Gradients by the outputs, and sums of what they were made from.
-pub struct Gradients<B: Backend> {
+pub struct OutputGradients<B: Backend> {
     /// `[M N, Q]`
     pub states: Tensor<B, 2>,
     /// `[M (K + A), 1]`
@@ -49,13 +49,14 @@ pub struct Weights {
 /// Constants of the losses for one run.
 pub struct TensorLosses<B: Backend> {
     dims: Dims,
-    critic: Critic,
+    pub critic: Critic,
     credit: Credit,
-    kappa: f32,
-    temperature: f32,
-    atoms: Vec<f32>,
+    pub lambda: f32,
+    pub kappa: f32,
+    pub temperature: f32,
+    pub atoms: Vec<f32>,
     /// Quantile midpoints or atoms, `[1, Q]`.
-    support: Tensor<B, 2>,
+    pub support: Tensor<B, 2>,
     /// `[1, T, T]`: `lambda^(s - t)` from step `t` on, 0 before.
     decay: Tensor<B, 3>,
 }
@@ -88,6 +89,7 @@ impl<B: Backend> TensorLosses<B> {
             dims,
             critic: l.critic,
             credit: l.credit,
+            lambda: l.lambda as f32,
             kappa: l.kappa as f32,
             temperature: settings.policy.temperature as f32,
             support: Tensor::from_data(TensorData::new(atoms.clone(), [1, atoms.len()]), device),
@@ -97,7 +99,7 @@ impl<B: Backend> TensorLosses<B> {
     }
 
     /// Gradients of a batch, and the sums of its losses `with_sums`.
-    pub fn batch(&self, f: &Fields<B>, out: &Outputs<B>, weights: Weights, with_sums: bool) -> Gradients<B> {
+    pub fn batch(&self, f: &Fields<B>, out: &Outputs<B>, weights: Weights, with_sums: bool) -> OutputGradients<B> {
         let Dims { steps: t, contracts: n, outputs: q, .. } = self.dims;
         let s = f.potential.dims()[0];
         let values = self.mean(out.states.clone()).reshape([s, t, n]) * f.potential.clone();
@@ -115,7 +117,7 @@ impl<B: Backend> TensorLosses<B> {
             let ratios = actor.ratios.map_or_else(|| f.active.clone(), |ratios| ratios * f.active.clone());
             [critic_loss, loss, ratios.sum()]
         });
-        Gradients { states: states.reshape([s * t * n, q]), actor: actor.gradient, sums }
+        OutputGradients { states: states.reshape([s * t * n, q]), actor: actor.gradient, sums }
     }
 
     /// Mean of the fraction that each output row stands for, `[P, 1]`.
@@ -215,7 +217,6 @@ impl<B: Backend> TensorLosses<B> {
                 (until.unsqueeze_dim::<3>(1) - from).clamp_max(0.0).exp() * self.decay.clone()
             }
         };
-        // Not a matrix product, which a GPU may round to ten bits.
         let sums = (weights.unsqueeze_dim::<4>(3) * deltas.unsqueeze_dim::<4>(1)).sum_dim(2);
         values + sums.squeeze_dim(2)
     }

@@ -3,12 +3,18 @@
 //! A segment is rebuilt once, when it comes into the pool, and goes to the device with its block in one upload. An update sends the
 //! places that it drew and nothing else: it gathers the batch, infers, works out the losses and steps the optimisers on the
 //! device, and waits for it only where somebody wants to know what it did, for publications and for snapshots. A batch always
-//! has the same shapes, so that what is compiled and tuned at the first update serves all.
+//! has the same shapes, so that memory which one update gave back is what the next one takes.
 //!
-//! It runs on any backend: `cpu-resident` is this on the CPU, which is slow, and how it is tested where there is no GPU.
+//! - [`layout`]: a segment as one row of numbers. [`loss`]: returns, losses and their gradients as tensor operations.
+//!   [`operations`]: what is asked of a backend, in tensor operations; so `cpu-resident`, which is slow, and what the kernels are
+//!   tested against.
+//! - `cube`: the same as kernels of our own, a sixth of the launches. At batches of a few hundred steps a GPU waits for launches,
+//!   not for arithmetic.
 
+mod cube;
 mod layout;
 mod loss;
+mod operations;
 
 use std::sync::Arc;
 
@@ -16,28 +22,26 @@ use burn::tensor::{Int, Tensor, TensorData};
 use rayon::prelude::*;
 
 use crate::env::DayModel;
-use crate::policy::products::Products;
 use crate::policy::{Bids, PolicySpec};
 use crate::run::snapshot::TrainerState;
 use crate::settings::Settings;
 
-use self::layout::{ALIGNED, Layout};
-use self::loss::{Gradients, Outputs, TensorLosses, Weights};
+use self::layout::Layout;
+use self::loss::{TensorLosses, Weights};
+use self::operations::{Gradients, Resident, Update};
 use super::batch::{Rebuild, SegmentRows};
 use super::dims::Dims;
-use super::networks::{Networks, Norms, to_host, upload};
+use super::networks::{Networks, Norms, to_host};
 use super::trainer::{Batch, Placed, Train, UpdatePlan, UpdateStats};
 
-/// Segments that are uploaded at a time: always so many, that the shape stays the same; those beyond a block's are zeros and
-/// written nowhere.
-const UPLOAD: usize = 8;
+/// The most segments that are uploaded at a time: more than a block has, and tens of megabytes.
+const UPLOAD: usize = 64;
 
-/// The longest segment: the weights of its returns are a square of its steps.
+/// The longest segment: in tensor operations the weights of its returns are a square of its steps.
 const LONGEST: usize = 4096;
 
 /// [`Train`] with pool, batches and losses on the device.
-pub struct ResidentTrainer<B: Products> {
-    device: B::Device,
+pub struct ResidentTrainer<B: Resident> {
     anchor: f32,
     bids: Vec<(Bids, f64)>,
     layout: Layout,
@@ -45,9 +49,8 @@ pub struct ResidentTrainer<B: Products> {
     networks: Networks<B>,
     /// `[room width]`; taken out only while it is written to.
     pool: Option<Tensor<B, 1>>,
-    /// `[S width]` each: of every number of a batch, which of its segments it is of, and where in that segment's row it is.
-    segment_of: Tensor<B, 1, Int>,
-    column_of: Tensor<B, 1, Int>,
+    /// `[S width]`: where each number of a batch comes from.
+    sources: Tensor<B, 1, Int>,
     /// By place.
     counts: Vec<Counts>,
 }
@@ -59,7 +62,7 @@ struct Counts {
     requests: usize,
 }
 
-impl<B: Products> ResidentTrainer<B> {
+impl<B: Resident> ResidentTrainer<B> {
     /// # Errors
     /// A pool with more numbers than a device can point at (a GPU may have less memory than that), or a segment longer than [`LONGEST`].
     pub fn new(
@@ -70,7 +73,7 @@ impl<B: Products> ResidentTrainer<B> {
     ) -> anyhow::Result<Self> {
         let dims = Dims::of(days, spec, settings);
         let l = &settings.learner;
-        let networks = Networks::new(spec, settings, ALIGNED, &device);
+        let networks = Networks::new(spec, settings, &device);
         let tables = (networks.actor_flat.shape.tables.len(), networks.critic_flat.shape.tables.len());
         let layout = Layout::new(dims, settings.requests_per_step(), tables.0, tables.1, l.credit);
         anyhow::ensure!(
@@ -88,34 +91,29 @@ impl<B: Products> ResidentTrainer<B> {
             l.segment
         );
         tracing::info!("the replay pool takes {gigabytes:.2} GB on the device, for up to {} segments", dims.room);
-        let (segment_of, column_of) = layout.sources(dims.segments);
-        let upload = |index: Vec<i32>| {
-            let len = index.len();
-            Tensor::from_data(TensorData::new(index, [len]), &device)
-        };
+        let sources = layout.sources(dims.segments);
+        let len = sources.len();
         Ok(Self {
             pool: Some(Tensor::zeros([numbers], &device)),
-            segment_of: upload(segment_of),
-            column_of: upload(column_of),
+            sources: Tensor::from_data(TensorData::new(sources, [len]), &device),
             counts: vec![Counts::default(); dims.room],
             losses: TensorLosses::new(dims, settings, &device),
             bids: days.iter().map(|d| (Bids::new(d, &spec.policy), d.unit)).collect(),
             anchor: l.anchor as f32,
             networks,
             layout,
-            device,
         })
     }
 
-    fn pool(&self) -> Tensor<B, 1> {
-        self.pool.clone().expect("a pool is put back after it was written to")
+    fn pool(&self) -> &Tensor<B, 1> {
+        self.pool.as_ref().expect("a pool is put back after it was written to")
     }
 
     /// Rebuilds segments and writes them to their places.
     fn upload(&mut self, placed: &[Placed], with: Rebuild) {
         let width = self.layout.width;
-        let mut block = vec![0.0; UPLOAD * width];
-        let counts: Vec<Counts> = block
+        let mut rows = vec![0.0; placed.len() * width];
+        let counts: Vec<Counts> = rows
             .par_chunks_exact_mut(width)
             .zip(placed)
             .map(|(out, (_, segment))| {
@@ -125,18 +123,16 @@ impl<B: Products> ResidentTrainer<B> {
                 Counts { pairs: rows.pairs(), requests: rows.contests.len() }
             })
             .collect();
-        let block = upload::<B>(block, &self.device);
-        let mut pool = self.pool.take().expect("a pool is put back after it was written to");
-        for (i, ((place, _), counts)) in placed.iter().zip(counts).enumerate() {
+        let places: Vec<usize> = placed.iter().map(|(place, _)| *place).collect();
+        for (place, counts) in places.iter().zip(counts) {
             self.counts[*place] = counts;
-            let row = block.clone().slice(i * width..(i + 1) * width);
-            pool = pool.slice_assign(place * width..(place + 1) * width, row);
         }
-        self.pool = Some(pool);
+        let pool = self.pool.take().expect("a pool is put back after it was written to");
+        self.pool = Some(B::write(pool, rows, &places, width));
     }
 }
 
-impl<B: Products> Train for ResidentTrainer<B> {
+impl<B: Resident> Train for ResidentTrainer<B> {
     fn store(&mut self, placed: &[Placed], with: Rebuild) {
         for part in placed.chunks(UPLOAD) {
             self.upload(part, with);
@@ -151,27 +147,17 @@ impl<B: Products> Train for ResidentTrainer<B> {
         let Batch::Places(places) = batch else { anyhow::bail!("a batch of another trainer") };
         let sum = |count: fn(&Counts) -> usize| places.iter().map(|p| count(&self.counts[*p])).sum::<usize>().max(1);
         let (pairs, requests) = (sum(|c| c.pairs), sum(|c| c.requests));
-        let indices: Vec<i32> = places.iter().map(|place| *place as i32).collect();
-        let indices: Tensor<B, 1, Int> = Tensor::from_data(TensorData::new(indices, [places.len()]), &self.device);
-        let at =
-            indices.select(0, self.segment_of.clone()).mul_scalar(self.layout.width as i32) + self.column_of.clone();
-        let fields = self.layout.cut(&self.pool().select(0, at));
-
-        let n = &self.networks;
-        let (critic, actor) = (n.critic_flat.cut(&n.critic), n.actor_flat.cut(&n.actor));
-        let (states, scores) = (critic.pass(&fields.states), actor.pass(&fields.actor));
-        let outputs = Outputs {
-            states: states.outputs.clone(),
-            actor: scores.outputs.clone(),
-            after: critic.forward(&fields.after),
-            last: n.critic_flat.cut(&n.target).forward(&fields.last),
-        };
-        let weights = Weights { critic: 1.0 / pairs as f32, actor: 1.0 / requests as f32 };
-        let Gradients { states: by_states, actor: by_scores, sums } =
-            self.losses.batch(&fields, &outputs, weights, plan.read);
-        let critic_gradient = n.critic_flat.join(critic.gradients(states, by_states));
-        let actor_gradient = plan.train_actor.then(|| n.actor_flat.join(actor.gradients(scores, by_scores)));
-        let norms = self.networks.step(critic_gradient, actor_gradient, plan.rate);
+        let batch = B::gather(self.pool(), places, &self.sources, self.layout.width);
+        let Gradients { critic, actor, sums } = B::gradients(Update {
+            layout: &self.layout,
+            losses: &self.losses,
+            networks: &self.networks,
+            batch: &batch,
+            weights: Weights { critic: 1.0 / pairs as f32, actor: 1.0 / requests as f32 },
+            train_actor: plan.train_actor,
+            with_sums: plan.read,
+        });
+        let norms = self.networks.step(critic, actor, plan.rate);
         let Some([critic_loss, actor_loss, ratios]) = sums else { return Ok(None) };
         let Norms { critic, actor } = norms;
         let read = to_host(Tensor::cat(vec![critic_loss, actor_loss, ratios, critic, actor], 0));
@@ -187,7 +173,7 @@ impl<B: Products> Train for ResidentTrainer<B> {
     }
 
     fn wait(&self) {
-        let ends = vec![self.pool().slice(0..1), self.networks.critic.clone().slice(0..1)];
+        let ends = vec![self.pool().clone().slice(0..1), self.networks.critic.at.params.clone().slice(0..1)];
         to_host(Tensor::cat(ends, 0));
     }
 

@@ -1,26 +1,29 @@
 //! The GPU's trainer on a Vulkan device, held against the CPU's.
 //!
-//! **Why.** CUDA needs a GPU; Vulkan has a software device (Mesa's lavapipe). Both run kernels that the same
-//! compiler fuses from the same tensor operations, so that everything but the last translation, to CUDA's language or to Vulkan's, and the
-//! speed can be checked on any machine: losses within the tolerance of `scripts/gpu-check`, and that updates take no more memory as
-//! they go on.
+//! **Why.** CUDA needs a GPU; Vulkan has a software device (Mesa's lavapipe). Both run the same kernels, written once, so that everything but the
+//! last translation, to CUDA's language or to Vulkan's, and the speed can be checked on any machine: losses within the tolerance of
+//! `scripts/gpu-check`, every variant of the losses, and that updates take no more memory as they go on.
 
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use admix::actor::Explorer;
 use admix::env::DayModel;
 use admix::learner::resident::ResidentTrainer;
 use admix::learner::trainer::UpdatePlan;
-use admix::learner::{Device, Learner, device};
+use admix::learner::{Device, Learner, UpdateStats, device};
 use admix::policy::PolicySpec;
 use admix::product::bench::world::{self, WorldSize};
-use admix::settings::{Critic, ScoreMode, Settings};
+use admix::settings::{Credit, Critic, ScoreMode, Settings};
 use burn_wgpu::{Wgpu, WgpuDevice, WgpuRuntime};
 use cubecl::Runtime as _;
 
 const TOLERANCE: f64 = 1e-4;
 const UPDATES: usize = 100;
+const WORLD: WorldSize = WorldSize { requests: 6_000, queue: 16, eligible: 8, contracts: 12 };
+/// Wider, because norms of small batches are differences of large terms.
+const VARIANTS_TOLERANCE: f64 = 2e-3;
 
 fn settings(per_step: usize, mode: ScoreMode, critic: Critic) -> Settings {
     let mut settings = Settings::default();
@@ -54,21 +57,21 @@ impl Scene<'_> {
         Learner::new(self.days, self.spec.clone(), &self.settings, Box::new(trainer))
     }
 
-    /// Losses of critic and actor of so many updates, a new block before each, and when each was read.
-    fn losses(&self, learner: &mut Learner, updates: usize) -> Vec<([f64; 2], Instant)> {
+    /// What so many updates did, a new block before each, and when each was read.
+    fn updates(&self, learner: &mut Learner, updates: usize) -> Vec<(UpdateStats, Instant)> {
         let actor = self.spec.initial_actor(1);
         let mut explorer = Explorer::new(self.days, &self.settings, self.spec.clone(), actor, 0, 0);
-        let mut losses = vec![];
-        while losses.len() < updates {
+        let mut did = vec![];
+        while did.len() < updates {
             learner.ingest(explorer.block().segments).expect("segments of these days");
             if learner.ready() {
                 let batch = learner.batch();
                 let plan = UpdatePlan { rate: 1.0, train_actor: true, read: true };
                 let stats = learner.update_on(&batch, plan).expect("losses are finite").expect("they were asked for");
-                losses.push(([stats.critic_loss, stats.actor_loss], Instant::now()));
+                did.push((stats, Instant::now()));
             }
         }
-        losses
+        did
     }
 }
 
@@ -81,19 +84,20 @@ fn in_use(learner: &Learner) -> u64 {
 
 /// Whether both learners' losses agree, and the device's memory stays what it is from the middle to the end.
 fn check(scene: &Scene, what: &str) -> bool {
-    let host = scene.losses(&mut scene.on_the_host(), UPDATES);
+    let host = scene.updates(&mut scene.on_the_host(), UPDATES);
     let began = Instant::now();
     let mut learner = scene.on_vulkan();
-    let vulkan = scene.losses(&mut learner, UPDATES);
+    let vulkan = scene.updates(&mut learner, UPDATES);
     let mut held = true;
-    for (i, network) in ["critic", "actor"].into_iter().enumerate() {
-        let size = host.iter().map(|(l, _)| l[i].abs()).fold(0.0, f64::max);
-        let worst = host.iter().zip(&vulkan).map(|((a, _), (b, _))| (a[i] - b[i]).abs()).fold(0.0, f64::max) / size;
+    for (name, loss) in &FIGURES[..2] {
+        let size = host.iter().map(|(s, _)| loss(s).abs()).fold(0.0, f64::max);
+        let worst =
+            host.iter().zip(&vulkan).map(|((a, _), (b, _))| (loss(a) - loss(b)).abs()).fold(0.0, f64::max) / size;
         held &= worst <= TOLERANCE;
-        println!("{what}, {network}: {UPDATES} losses within {worst:.1e} of the host's");
+        println!("{what}, {name}: {UPDATES} within {worst:.1e} of the host's");
     }
     let middle = in_use(&learner);
-    let later = scene.losses(&mut learner, UPDATES);
+    let later = scene.updates(&mut learner, UPDATES);
     let end = in_use(&learner);
     held &= end <= middle + middle / 100;
     let first = vulkan[0].1 - began;
@@ -112,10 +116,136 @@ fn check(scene: &Scene, what: &str) -> bool {
     held
 }
 
+/// What an update does, by name.
+const FIGURES: [(&str, fn(&UpdateStats) -> f64); 5] = [
+    ("critic's loss", |s| s.critic_loss),
+    ("actor's loss", |s| s.actor_loss),
+    ("ratio", |s| s.ratio),
+    ("critic's norm", |s| s.critic_norm),
+    ("actor's norm", |s| s.actor_norm),
+];
+
+/// Largest differences of [`FIGURES`] over so many updates, each over its own size.
+fn differences(scene: &Scene, updates: usize) -> [f64; FIGURES.len()] {
+    let host = scene.updates(&mut scene.on_the_host(), updates);
+    let vulkan = scene.updates(&mut scene.on_vulkan(), updates);
+    FIGURES.map(|(_, figure)| {
+        let size = host.iter().map(|(s, _)| figure(s).abs()).fold(1e-9, f64::max);
+        let differences = host.iter().zip(&vulkan).map(|((a, _), (b, _))| (figure(a) - figure(b)).abs() / size);
+        // NaN is what it stays.
+        differences.fold(0.0_f64, |worst, d| if worst.is_nan() || d <= worst { worst } else { d })
+    })
+}
+
+fn said(differences: [f64; FIGURES.len()]) -> String {
+    FIGURES.iter().zip(differences).map(|((name, _), d)| format!("{name} {d:.1e}")).collect::<Vec<_>>().join(", ")
+}
+
+/// Every critic, credit, mode and embedding, at sizes that fill no tile.
+fn check_variants(days: &[DayModel]) -> bool {
+    let critics = [
+        (Critic::Quantile, Credit::Contract),
+        (Critic::Categorical, Credit::Contract),
+        (Critic::Scalar, Credit::Contract),
+        (Critic::Quantile, Credit::Total),
+        (Critic::Scalar, Credit::Total),
+    ];
+    let modes = [ScoreMode::Contract, ScoreMode::All];
+    let embeddings = [(0, 0), (3, 0), (0, 2), (2, 2)];
+    let sizes = [(8, 8, 5), (33, 17, 16), (70, 65, 19), (16, 130, 33)];
+    let mut worst = [0.0; FIGURES.len()];
+    let mut variants = 0;
+    for (critic, mode, (ad, traffic), per_step) in critics
+        .into_iter()
+        .flat_map(|critic| modes.map(|mode| (critic, mode)))
+        .flat_map(|(critic, mode)| embeddings.map(|e| (critic, mode, e)))
+        .flat_map(|(critic, mode, e)| [1, 3].map(|per_step| (critic, mode, e, per_step)))
+    {
+        let mut settings = settings(per_step, mode, critic.0);
+        settings.learner.credit = critic.1;
+        (settings.policy.ad_embedding, settings.policy.traffic_embedding) = (ad, traffic);
+        let (hidden, critic_hidden, outputs) = sizes[variants % sizes.len()];
+        (settings.policy.hidden, settings.learner.critic_hidden) = (hidden, critic_hidden);
+        (settings.learner.quantiles, settings.learner.atoms) = (outputs, outputs);
+        (settings.learner.segment, settings.learner.batch, settings.learner.pool) = (7, 42, 84);
+        settings.actors.write_every = 21;
+        let spec = world::spec(&days[0], &settings);
+        let differences = differences(&Scene { days, spec, settings }, 4);
+        for (d, worst) in differences.into_iter().zip(&mut worst) {
+            *worst = f64::max(*worst, d);
+            if d.is_nan() || d > VARIANTS_TOLERANCE {
+                let embeddings = format!("embeddings of {ad} and {traffic}");
+                println!("{critic:?}, {mode:?}, {per_step} requests a step, {embeddings}: {}", said(differences));
+                return false;
+            }
+        }
+        variants += 1;
+    }
+    println!("{variants} variants of four updates, beside the host's: {}", said(worst));
+    true
+}
+
+/// The sizes that are trained with: many cubes in every direction.
+fn check_sizes() -> bool {
+    let (day, _) = world::day(WorldSize { contracts: 30, ..WORLD }).expect("a day can be made");
+    let days = [day];
+    let mut held = true;
+    for (per_step, batch) in [(30, 512), (1, 4096)] {
+        let mut settings = Settings::default();
+        settings.episodes.requests_per_step = per_step;
+        (settings.learner.batch, settings.learner.pool) = (batch, 2 * batch);
+        let spec = world::spec(&days[0], &settings);
+        let differences = differences(&Scene { days: &days, spec, settings }, 4);
+        held &=
+            differences[..2].iter().all(|d| *d <= TOLERANCE) && differences.iter().all(|d| *d <= VARIANTS_TOLERANCE);
+        println!("30 contracts, {batch} steps of {per_step} requests, beside the host's: {}", said(differences));
+    }
+    held
+}
+
+/// CPU time so far of each thread of this process, oldest first.
+fn thread_times() -> Vec<(u64, String, Duration)> {
+    let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
+    let threads = std::fs::read_dir("/proc/self/task").expect("a process has threads").flatten();
+    let mut times: Vec<(u64, String, Duration)> = threads
+        .map(|thread| {
+            let on_cpu = read(thread.path().join("schedstat"));
+            let on_cpu = on_cpu.split_whitespace().next().and_then(|t| t.parse().ok()).unwrap_or(0);
+            let number = thread.file_name().to_string_lossy().parse().unwrap_or(0);
+            (number, read(thread.path().join("comm")).trim().to_owned(), Duration::from_nanos(on_cpu))
+        })
+        .collect();
+    times.sort();
+    times
+}
+
+/// What an update costs each thread: the first draws and launches, that of the device's client hands launches to the driver, and
+/// those behind it, on a software device, are the driver and the device.
+fn report_threads(scene: &Scene) {
+    let mut learner = scene.on_vulkan();
+    scene.updates(&mut learner, 10);
+    let mut updates = |n: usize| {
+        for _ in 0..n {
+            let batch = learner.batch();
+            let plan = UpdatePlan { rate: 1.0, train_actor: true, read: false };
+            learner.update_on(&batch, plan).expect("nothing is read");
+        }
+        learner.wait();
+    };
+    updates(20);
+    let before = thread_times();
+    updates(UPDATES);
+    let times = thread_times().into_iter().filter_map(|(number, name, after)| {
+        let earlier = before.iter().find(|(n, ..)| *n == number).map_or(Duration::ZERO, |(.., time)| *time);
+        let each = (after - earlier).as_secs_f64() * 1e6 / UPDATES as f64;
+        (each >= 1.0).then(|| format!("{name} {each:.0}"))
+    });
+    println!("CPU time of an update by thread, us: {}", times.collect::<Vec<_>>().join(", "));
+}
+
 fn main() {
     device::keep_kernels();
-    let size = WorldSize { requests: 6_000, queue: 16, eligible: 8, contracts: 12 };
-    let (day, _) = world::day(size).expect("a day can be made");
+    let (day, _) = world::day(WORLD).expect("a day can be made");
     let days = [day];
     let cases = [
         (1, ScoreMode::Contract, Critic::Quantile),
@@ -124,13 +254,17 @@ fn main() {
         (30, ScoreMode::Contract, Critic::Quantile),
         (30, ScoreMode::Contract, Critic::Scalar),
     ];
-    let mut held = true;
+    let mut held = check_variants(&days) & check_sizes();
     for (per_step, mode, critic) in cases {
         let settings = settings(per_step, mode, critic);
         let spec = world::spec(&days[0], &settings);
         let what = format!("{per_step} requests a step, {mode:?}, {critic:?}");
         held &= check(&Scene { days: &days, spec, settings }, &what);
     }
+    let settings = settings(1, ScoreMode::Contract, Critic::Quantile);
+    let settings = Settings { policy: admix::settings::Policy { ad_embedding: 0, ..settings.policy }, ..settings };
+    let spec = world::spec(&days[0], &settings);
+    report_threads(&Scene { days: &days, spec, settings });
     println!("{}", if held { "held" } else { "NOT HELD" });
     std::process::exit(i32::from(!held));
 }

@@ -1,0 +1,515 @@
+//! Through the networks and back again: products of matrices with what comes before and after them in the same launch.
+//!
+//! Weights and bias of a layer lie one behind the other in the flat parameters, so that a layer is one matrix with a row more,
+//! which the bias is, and rows have a one behind their inputs.
+
+use std::ops::Range;
+
+use burn::tensor::Tensor;
+use burn_cubecl::{BoolElement, CubeRuntime};
+use cubecl::prelude::*;
+
+use crate::env::FEATURES;
+use crate::policy::tensor_net::{Flat, Rows};
+
+use super::super::super::networks::Networks;
+use super::super::operations::Update;
+use super::losses::ByOutputs;
+use super::{Cube, Numbers};
+
+/// Units of a cube in each direction.
+const SIDE: usize = 16;
+/// Terms of a sum that a cube works on at a time.
+const DEPTH: usize = 16;
+/// Results of a unit in each direction, at most.
+const EACH: usize = 4;
+/// Rows that a part of a sum over rows has at least, and the most parts there are.
+const PART: usize = 128;
+const PARTS: usize = 128;
+
+/// A product's sizes.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct Sizes {
+    rows: usize,
+    /// Of the layer, without the one.
+    inputs: usize,
+    outputs: usize,
+    /// First number of the inputs in their array, and of the weights in the parameters.
+    inputs_at: usize,
+    weights_at: usize,
+}
+
+/// Adds the product of two tiles to what each unit has: `left` is `[DEPTH, SIDE EACH]`, `right` is `[DEPTH, SIDE columns]`, a column of
+/// padding in both.
+#[cube]
+fn multiply(left: &SharedMemory<f32>, right: &SharedMemory<f32>, sums: &mut Array<f32>, #[comptime] columns: usize) {
+    let (row, column) = (UNIT_POS as usize / SIDE, UNIT_POS as usize % SIDE);
+    #[unroll]
+    for l in 0..DEPTH {
+        let mut rights = Array::<f32>::new(columns);
+        #[unroll]
+        for j in 0..columns {
+            rights[j] = right[l * comptime!(SIDE * columns + 1) + column + j * SIDE];
+        }
+        #[unroll]
+        for i in 0..EACH {
+            let x = left[l * comptime!(SIDE * EACH + 1) + row + i * SIDE];
+            #[unroll]
+            for j in 0..columns {
+                sums[i * columns + j] += x * rights[j];
+            }
+        }
+    }
+}
+
+/// A layer: `[rows, inputs]` to `[rows, outputs]`.
+#[cube(launch_unchecked)]
+fn layer_kernel(
+    inputs: &Array<f32>,
+    params: &Array<f32>,
+    outputs: &mut Array<f32>,
+    of: Sizes,
+    #[comptime] rectify: bool,
+    #[comptime] columns: usize,
+) {
+    let unit = UNIT_POS as usize;
+    let first_row = CUBE_POS_X as usize * comptime!(SIDE * EACH);
+    let first_column = CUBE_POS_Y as usize * comptime!(SIDE * columns);
+    let mut left = SharedMemory::<f32>::new(comptime!(DEPTH * (SIDE * EACH + 1)));
+    let mut right = SharedMemory::<f32>::new(comptime!(DEPTH * (SIDE * columns + 1)));
+    let mut sums = Array::<f32>::new(comptime!(EACH * columns));
+    #[unroll]
+    for i in 0..comptime!(EACH * columns) {
+        sums[i] = 0.0f32;
+    }
+    let mut from = 0usize;
+    while from <= of.inputs {
+        #[unroll]
+        for i in 0..EACH {
+            let (r, l) = (unit / DEPTH + i * SIDE, unit % DEPTH);
+            let (row, input) = (first_row + r, from + l);
+            let mut x = 0.0f32;
+            if row < of.rows && input < of.inputs {
+                x = inputs[of.inputs_at + row * of.inputs + input];
+            }
+            if input == of.inputs {
+                x = f32::new(1.0);
+            }
+            left[l * comptime!(SIDE * EACH + 1) + r] = x;
+        }
+        #[unroll]
+        for i in 0..columns {
+            let at = unit + i * comptime!(SIDE * SIDE);
+            let (l, c) = (at / comptime!(SIDE * columns), at % comptime!(SIDE * columns));
+            let (input, column) = (from + l, first_column + c);
+            let mut weight = 0.0f32;
+            if input <= of.inputs && column < of.outputs {
+                weight = params[of.weights_at + input * of.outputs + column];
+            }
+            right[l * comptime!(SIDE * columns + 1) + c] = weight;
+        }
+        sync_cube();
+        multiply(&left, &right, &mut sums, columns);
+        sync_cube();
+        from += DEPTH;
+    }
+    #[unroll]
+    for i in 0..EACH {
+        #[unroll]
+        for j in 0..columns {
+            let row = first_row + unit / SIDE + i * SIDE;
+            let column = first_column + unit % SIDE + j * SIDE;
+            if row < of.rows && column < of.outputs {
+                let mut sum = sums[i * columns + j];
+                if comptime!(rectify) && sum < 0.0 {
+                    sum = 0.0f32;
+                }
+                outputs[row * of.outputs + column] = sum;
+            }
+        }
+    }
+}
+
+/// Back through a layer: gradients by its outputs `[rows, outputs]` to those by its inputs `[rows, inputs]`; 0 where `rectified`, which the
+/// inputs are then, let nothing pass.
+#[cube(launch_unchecked)]
+#[allow(clippy::collapsible_if, reason = "one is decided when the kernel is compiled")]
+fn back_kernel(
+    by: &Array<f32>,
+    params: &Array<f32>,
+    rectified: &Array<f32>,
+    by_inputs: &mut Array<f32>,
+    of: Sizes,
+    #[comptime] mask: bool,
+    #[comptime] columns: usize,
+) {
+    let unit = UNIT_POS as usize;
+    let first_row = CUBE_POS_X as usize * comptime!(SIDE * EACH);
+    let first_column = CUBE_POS_Y as usize * comptime!(SIDE * columns);
+    let mut left = SharedMemory::<f32>::new(comptime!(DEPTH * (SIDE * EACH + 1)));
+    let mut right = SharedMemory::<f32>::new(comptime!(DEPTH * (SIDE * columns + 1)));
+    let mut sums = Array::<f32>::new(comptime!(EACH * columns));
+    #[unroll]
+    for i in 0..comptime!(EACH * columns) {
+        sums[i] = 0.0f32;
+    }
+    let mut from = 0usize;
+    while from < of.outputs {
+        let l = unit % DEPTH;
+        let output = from + l;
+        #[unroll]
+        for i in 0..EACH {
+            let r = unit / DEPTH + i * SIDE;
+            let mut x = 0.0f32;
+            if first_row + r < of.rows && output < of.outputs {
+                x = by[(first_row + r) * of.outputs + output];
+            }
+            left[l * comptime!(SIDE * EACH + 1) + r] = x;
+        }
+        #[unroll]
+        for j in 0..columns {
+            let c = unit / DEPTH + j * SIDE;
+            let mut weight = 0.0f32;
+            if first_column + c < of.inputs && output < of.outputs {
+                weight = params[of.weights_at + (first_column + c) * of.outputs + output];
+            }
+            right[l * comptime!(SIDE * columns + 1) + c] = weight;
+        }
+        sync_cube();
+        multiply(&left, &right, &mut sums, columns);
+        sync_cube();
+        from += DEPTH;
+    }
+    #[unroll]
+    for i in 0..EACH {
+        #[unroll]
+        for j in 0..columns {
+            let row = first_row + unit / SIDE + i * SIDE;
+            let column = first_column + unit % SIDE + j * SIDE;
+            if row < of.rows && column < of.inputs {
+                let at = row * of.inputs + column;
+                let mut sum = sums[i * columns + j];
+                if comptime!(mask) {
+                    if rectified[at] <= 0.0 {
+                        sum = 0.0f32;
+                    }
+                }
+                by_inputs[at] = sum;
+            }
+        }
+    }
+}
+
+/// Gradients by a layer's weights and bias, `[inputs + 1, outputs]`, summed over a part of the rows: `[part, all]`, from `weights_at` on.
+#[cube(launch_unchecked)]
+fn weights_kernel(
+    inputs: &Array<f32>,
+    by: &Array<f32>,
+    parts: &mut Array<f32>,
+    of: Sizes,
+    part_rows: usize,
+    all: usize,
+    #[comptime] columns: usize,
+) {
+    let unit = UNIT_POS as usize;
+    let first_input = CUBE_POS_X as usize * comptime!(SIDE * EACH);
+    let first_column = CUBE_POS_Y as usize * comptime!(SIDE * columns);
+    let part = CUBE_POS_Z as usize;
+    let mut left = SharedMemory::<f32>::new(comptime!(DEPTH * (SIDE * EACH + 1)));
+    let mut right = SharedMemory::<f32>::new(comptime!(DEPTH * (SIDE * columns + 1)));
+    let mut sums = Array::<f32>::new(comptime!(EACH * columns));
+    #[unroll]
+    for i in 0..comptime!(EACH * columns) {
+        sums[i] = 0.0f32;
+    }
+    let mut from = part * part_rows;
+    let mut end = from + part_rows;
+    if end > of.rows {
+        end = of.rows;
+    }
+    while from < end {
+        #[unroll]
+        for i in 0..EACH {
+            let at = unit + i * comptime!(SIDE * SIDE);
+            let (l, r) = (at / comptime!(SIDE * EACH), at % comptime!(SIDE * EACH));
+            let (row, input) = (from + l, first_input + r);
+            let mut x = 0.0f32;
+            if row < end && input < of.inputs {
+                x = inputs[of.inputs_at + row * of.inputs + input];
+            }
+            if row < end && input == of.inputs {
+                x = f32::new(1.0);
+            }
+            left[l * comptime!(SIDE * EACH + 1) + r] = x;
+        }
+        #[unroll]
+        for i in 0..columns {
+            let at = unit + i * comptime!(SIDE * SIDE);
+            let (l, c) = (at / comptime!(SIDE * columns), at % comptime!(SIDE * columns));
+            let (row, column) = (from + l, first_column + c);
+            let mut x = 0.0f32;
+            if row < end && column < of.outputs {
+                x = by[row * of.outputs + column];
+            }
+            right[l * comptime!(SIDE * columns + 1) + c] = x;
+        }
+        sync_cube();
+        multiply(&left, &right, &mut sums, columns);
+        sync_cube();
+        from += DEPTH;
+    }
+    #[unroll]
+    for i in 0..EACH {
+        #[unroll]
+        for j in 0..columns {
+            let input = first_input + unit / SIDE + i * SIDE;
+            let column = first_column + unit % SIDE + j * SIDE;
+            if input <= of.inputs && column < of.outputs {
+                parts[part * all + of.weights_at + input * of.outputs + column] = sums[i * columns + j];
+            }
+        }
+    }
+}
+
+/// Sums `[parts, all]` over the parts.
+#[cube(launch_unchecked)]
+fn sum_kernel(parts: &Array<f32>, out: &mut Array<f32>) {
+    let i = ABSOLUTE_POS;
+    if i >= out.len() {
+        terminate!();
+    }
+    let mut sum = 0.0f32;
+    let mut at = i;
+    while at < parts.len() {
+        sum += parts[at];
+        at += out.len();
+    }
+    out[i] = sum;
+}
+
+/// Results of a unit along so many columns.
+fn each(columns: usize) -> usize {
+    match columns.div_ceil(SIDE) {
+        1 => 1,
+        2 => 2,
+        _ => EACH,
+    }
+}
+
+/// Cubes of a product with so many results.
+fn tiles(rows: usize, columns: usize, parts: usize) -> (CubeCount, CubeDim) {
+    let (x, y) = (rows.div_ceil(SIDE * EACH), columns.div_ceil(SIDE * each(columns)));
+    (CubeCount::Static(x as u32, y as u32, parts as u32), CubeDim::new_1d((SIDE * SIDE) as u32))
+}
+
+/// A layer in the flat parameters.
+#[derive(Debug, Clone, Copy)]
+struct Layer {
+    inputs: usize,
+    outputs: usize,
+    at: usize,
+}
+
+impl Layer {
+    /// The three layers of a network.
+    fn all(flat: &Flat) -> [Self; 3] {
+        let layers = &flat.parts[flat.shape.tables.len()..];
+        let layer = |i: usize| {
+            let (weights, bias) = (&layers[2 * i], &layers[2 * i + 1]);
+            assert_eq!(weights.range().end, bias.at, "the bias lies behind the weights");
+            Self { inputs: weights.rows, outputs: weights.columns, at: weights.at }
+        };
+        [layer(0), layer(1), layer(2)]
+    }
+
+    fn sizes<R: CubeRuntime>(self, rows: usize, inputs_at: usize, weights_at: usize) -> SizesLaunch<R> {
+        SizesLaunch::new(rows, self.inputs, self.outputs, inputs_at, weights_at)
+    }
+}
+
+/// Rows to infer, in an array.
+struct Inputs<R: CubeRuntime> {
+    numbers: Numbers<R>,
+    at: usize,
+    rows: usize,
+}
+
+/// Rows on their way through a network.
+pub struct Pass<R: CubeRuntime> {
+    inputs: Inputs<R>,
+    first: Numbers<R>,
+    second: Numbers<R>,
+    pub outputs: Numbers<R>,
+}
+
+fn pass<R: CubeRuntime>(flat: &Flat, params: &Numbers<R>, inputs: Inputs<R>) -> Pass<R> {
+    let rows = inputs.rows;
+    let layer = |x: &Numbers<R>, at: usize, layer: Layer, rectify: bool| {
+        assert!(x.len >= at + rows * layer.inputs, "rows that are not there");
+        let outputs = params.empty(rows * layer.outputs);
+        let (count, dim) = tiles(rows, layer.outputs, 1);
+        // SAFETY: units look only at rows, inputs and outputs within the layer's sizes, which its arrays have.
+        unsafe {
+            layer_kernel::launch_unchecked::<R>(
+                &params.client,
+                count,
+                dim,
+                x.arg(),
+                params.arg(),
+                outputs.arg(),
+                layer.sizes(rows, at, layer.at),
+                rectify,
+                each(layer.outputs),
+            );
+        }
+        outputs
+    };
+    let [l1, l2, l3] = Layer::all(flat);
+    let first = layer(&inputs.numbers, inputs.at, l1, true);
+    let second = layer(&first, 0, l2, true);
+    let outputs = layer(&second, 0, l3, false);
+    Pass { inputs, first, second, outputs }
+}
+
+/// What the networks said of a batch.
+pub struct Passes<R: CubeRuntime> {
+    /// The critic before each step, then after each display.
+    pub critic: Pass<R>,
+    /// The target critic behind each segment.
+    pub last: Pass<R>,
+    pub actor: Pass<R>,
+}
+
+/// What the rows of a range of features are to a network.
+fn inputs<R: CubeRuntime, B: BoolElement>(
+    update: &Update<Cube<R, B>>,
+    (flat, params): (&Flat, &Tensor<Cube<R, B>, 1>),
+    features: Range<usize>,
+    ids: Range<usize>,
+) -> Inputs<R> {
+    let segments = update.layout.segments(update.batch);
+    let rows = segments * features.len() / FEATURES;
+    if flat.shape.tables.is_empty() {
+        return Inputs { numbers: Numbers::of(update.batch), at: segments * features.start, rows };
+    }
+    let with_ids = update.layout.rows(update.batch, features, ids);
+    Inputs { numbers: Numbers::of(&flat.cut(params).inputs(&with_ids)), at: 0, rows }
+}
+
+/// Infers a batch.
+pub fn infer<R: CubeRuntime, B: BoolElement>(update: &Update<Cube<R, B>>) -> Passes<R> {
+    let layout = update.layout;
+    let Networks { actor_flat, critic_flat, actor, critic } = update.networks;
+    let through = |flat: &Flat, params: &Tensor<Cube<R, B>, 1>, features: Range<usize>, ids: Range<usize>| {
+        pass(flat, &Numbers::of(params), inputs(update, (flat, params), features, ids))
+    };
+    let before_and_after = layout.states.start..layout.after.end;
+    let their_ids = layout.state_ids.start..layout.after_ids.end;
+    Passes {
+        critic: through(critic_flat, &critic.at.params, before_and_after, their_ids),
+        last: through(critic_flat, &critic.at.follower, layout.last.clone(), layout.last_ids.clone()),
+        actor: through(actor_flat, &actor.at.params, layout.actor.clone(), layout.actor_ids.clone()),
+    }
+}
+
+/// A gradient by the parameters of a network.
+type Gradient<R, B> = Tensor<Cube<R, B>, 1>;
+
+/// Gradients by the parameters of a network; `by` are those by the outputs of the first rows of a pass.
+fn gradients<R: CubeRuntime, B: BoolElement>(
+    (flat, params): (&Flat, &Tensor<Cube<R, B>, 1>),
+    pass: &Pass<R>,
+    by: &Numbers<R>,
+    ids: impl FnOnce() -> Rows<Cube<R, B>>,
+) -> Gradient<R, B> {
+    let net = Numbers::of(params);
+    let layers = Layer::all(flat);
+    let rows = by.len / flat.shape.outputs;
+    let through = |by: &Numbers<R>, layer: Layer, weights_at: usize, rectified: Option<&Numbers<R>>| {
+        let by_inputs = by.empty(rows * layer.inputs);
+        let (count, dim) = tiles(rows, layer.inputs, 1);
+        // SAFETY: units look only at rows, inputs and outputs within the layer's sizes, which its arrays have.
+        unsafe {
+            back_kernel::launch_unchecked::<R>(
+                &by.client,
+                count,
+                dim,
+                by.arg(),
+                net.arg(),
+                rectified.unwrap_or(by).arg(),
+                by_inputs.arg(),
+                layer.sizes(rows, 0, weights_at),
+                rectified.is_some(),
+                each(layer.inputs),
+            );
+        }
+        by_inputs
+    };
+    let by_second = through(by, layers[2], layers[2].at, Some(&pass.second));
+    let by_first = through(&by_second, layers[1], layers[1].at, Some(&pass.first));
+
+    // Of the layers alone, which lie behind the tables.
+    let tables = layers[0].at;
+    let all = flat.shape.len() - tables;
+    let part_rows = rows.div_ceil((rows / PART).clamp(1, PARTS));
+    let count = rows.div_ceil(part_rows);
+    let parts = by.empty(count * all);
+    let sources =
+        [(&pass.inputs.numbers, pass.inputs.at, &by_first), (&pass.first, 0, &by_second), (&pass.second, 0, by)];
+    for (layer, (inputs, at, by)) in layers.into_iter().zip(sources) {
+        let (count, dim) = tiles(layer.inputs + 1, layer.outputs, count);
+        // SAFETY: as above; every part has room for all layers.
+        unsafe {
+            weights_kernel::launch_unchecked::<R>(
+                &by.client,
+                count,
+                dim,
+                inputs.arg(),
+                by.arg(),
+                parts.arg(),
+                layer.sizes(rows, at, layer.at - tables),
+                part_rows,
+                all,
+                each(layer.outputs),
+            );
+        }
+    }
+    let by_layers = by.empty(all);
+    let (count, dim) = by.units(all);
+    // SAFETY: units beyond the result end.
+    unsafe {
+        sum_kernel::launch_unchecked::<R>(&by.client, count, dim, parts.arg(), by_layers.arg());
+    }
+    let by_layers: Gradient<R, B> = by_layers.flat();
+    if tables == 0 {
+        return by_layers;
+    }
+    let embedded = Layer { inputs: layers[0].inputs - FEATURES, ..layers[0] };
+    let by_embedded = through(&by_first, embedded, embedded.at + FEATURES * embedded.outputs, None);
+    let by_embedded = by_embedded.tensor([rows, embedded.inputs]);
+    let by_tables = flat.cut(params).by_tables(ids().ids, &by_embedded);
+    let flattened = by_tables.into_iter().map(|by| {
+        let [rows, width] = by.dims();
+        by.reshape([rows * width])
+    });
+    Tensor::cat(flattened.chain([by_layers]).collect(), 0)
+}
+
+/// Gradients by the parameters of the critic, and of the actor where it learns.
+pub fn back<R: CubeRuntime, B: BoolElement>(
+    update: &Update<Cube<R, B>>,
+    passes: &Passes<R>,
+    by: &ByOutputs<R>,
+) -> (Gradient<R, B>, Option<Gradient<R, B>>) {
+    let (layout, batch) = (update.layout, update.batch);
+    let Networks { actor_flat, critic_flat, actor, critic } = update.networks;
+    let critic = gradients((critic_flat, &critic.at.params), &passes.critic, &by.states, || {
+        layout.rows(batch, layout.states.clone(), layout.state_ids.clone())
+    });
+    let actor = update.train_actor.then(|| {
+        gradients((actor_flat, &actor.at.params), &passes.actor, &by.actor, || {
+            layout.rows(batch, layout.actor.clone(), layout.actor_ids.clone())
+        })
+    });
+    (critic, actor)
+}

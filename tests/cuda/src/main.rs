@@ -1,0 +1,136 @@
+//! The host's side of training on CUDA, where there is no GPU.
+//!
+//! **Why.** Some things about CUDA can be known without one: that NVRTC compiles every kernel, how many launches an update is, and
+//! how long the host takes for them and for new samples, which no GPU can make up for. `driver.rs` stands in for the driver, loads kernels and
+//! counts launches, and runs nothing: what is worked out is not looked at. `scripts/wgpu` checks that.
+
+use std::time::{Duration, Instant};
+
+use admix::actor::Explorer;
+use admix::env::{Block, DayModel};
+use admix::learner::trainer::UpdatePlan;
+use admix::learner::{Device, Learner};
+use admix::product::bench::world::{self, WorldSize};
+use admix::settings::{Credit, Critic, ScoreMode, Settings};
+use libloading::{Library, Symbol};
+
+const UPDATES: usize = 2_000;
+/// Blocks that are taken in, again and again those of [`DIFFERENT`].
+const BLOCKS: usize = 400;
+const DIFFERENT: usize = 16;
+
+/// What the stand-in counts.
+struct Driver(Library);
+
+impl Driver {
+    fn open() -> anyhow::Result<Self> {
+        // SAFETY: the stand-in does nothing when it is loaded.
+        let library = unsafe { Library::new("libcuda.so")? };
+        let driver = Self(library);
+        driver
+            .count(b"standin_launches")
+            .map_err(|_| anyhow::anyhow!("this is a real driver: run scripts/gpu-check"))?;
+        Ok(driver)
+    }
+
+    fn count(&self, what: &[u8]) -> anyhow::Result<u64> {
+        // SAFETY: the stand-in's counters take nothing and give a count.
+        let counter: Symbol<extern "C" fn() -> u64> = unsafe { self.0.get(what)? };
+        Ok(counter())
+    }
+
+    fn launches(&self) -> anyhow::Result<u64> {
+        self.count(b"standin_launches")
+    }
+
+    fn modules(&self) -> anyhow::Result<u64> {
+        self.count(b"standin_modules")
+    }
+}
+
+fn learner<'a>(days: &'a [DayModel], settings: &Settings) -> anyhow::Result<Learner<'a>> {
+    let spec = world::spec(&days[0], settings);
+    let trainer = Device::Cuda(0).trainer(days, &spec, settings)?;
+    let mut learner = Learner::new(days, spec.clone(), settings, trainer);
+    let mut explorer = Explorer::new(days, settings, spec.clone(), spec.initial_actor(1), 0, 0);
+    while !learner.ready() {
+        learner.ingest(explorer.block().segments)?;
+    }
+    Ok(learner)
+}
+
+fn update(learner: &mut Learner, read: bool) {
+    let batch = learner.batch();
+    // Numbers that nobody worked out may be anything.
+    let _ = learner.update_on(&batch, UpdatePlan { rate: 1.0, train_actor: true, read });
+}
+
+/// Steps a second from decoded blocks into the pool.
+fn taken_in(days: &[DayModel], settings: &Settings, learner: &mut Learner) -> anyhow::Result<f64> {
+    let spec = world::spec(&days[0], settings);
+    let mut explorer = Explorer::new(days, settings, spec.clone(), spec.initial_actor(1), 0, 0);
+    let blocks: Vec<Block> = (0..DIFFERENT).map(|_| explorer.block()).collect();
+    let (mut steps, mut took) = (0, Duration::ZERO);
+    for block in blocks.iter().cycle().take(BLOCKS) {
+        let segments = block.segments.clone();
+        let began = Instant::now();
+        learner.ingest(segments)?;
+        took += began.elapsed();
+        steps += block.samples();
+    }
+    let began = Instant::now();
+    learner.wait();
+    Ok(steps as f64 / (took + began.elapsed()).as_secs_f64())
+}
+
+fn main() -> anyhow::Result<()> {
+    let driver = Driver::open()?;
+    let (day, _) = world::day(WorldSize { requests: 6_000, queue: 16, eligible: 8, contracts: 30 })?;
+    let days = [day];
+
+    let began = Instant::now();
+    for critic in [Critic::Quantile, Critic::Categorical, Critic::Scalar] {
+        for (credit, mode) in [(Credit::Contract, ScoreMode::Contract), (Credit::Total, ScoreMode::All)] {
+            if critic == Critic::Categorical && credit == Credit::Total {
+                continue;
+            }
+            for (per_step, embedding, hidden) in [(1, 0, 16), (1, 4, 32), (30, 0, 64)] {
+                let mut settings = Settings::default();
+                (settings.learner.critic, settings.learner.credit, settings.score_mode) = (critic, credit, mode);
+                settings.episodes.requests_per_step = per_step;
+                settings.policy.ad_embedding = embedding;
+                (settings.policy.hidden, settings.learner.critic_hidden) = (hidden, hidden);
+                (settings.learner.segment, settings.learner.batch, settings.learner.pool) = (8, 64, 256);
+                let mut learner = learner(&days, &settings)?;
+                update(&mut learner, true);
+                update(&mut learner, false);
+                learner.wait();
+            }
+        }
+    }
+    let took = began.elapsed().as_secs_f64();
+    println!("{} kernels, those of all variants, compiled and loaded in {took:.1} s", driver.modules()?);
+
+    println!(
+        "requests in a step  states in a batch  launches an update  host's time an update, us  taken in, M steps/s"
+    );
+    for (per_step, states) in [(1, 256), (1, 4_096), (30, 512)] {
+        let mut settings = Settings::default();
+        settings.episodes.requests_per_step = per_step;
+        settings.policy.ad_embedding = 0;
+        (settings.learner.batch, settings.learner.pool) = (states, 2 * states);
+        let mut learner = learner(&days, &settings)?;
+        let updates = |learner: &mut Learner| {
+            (0..UPDATES).for_each(|_| update(learner, false));
+            learner.wait();
+        };
+        updates(&mut learner);
+        let (before, began) = (driver.launches()?, Instant::now());
+        updates(&mut learner);
+        let each = began.elapsed().as_secs_f64() * 1e6 / UPDATES as f64;
+        let launches = (driver.launches()? - before) as f64 / UPDATES as f64;
+        let taken_in = taken_in(&days, &settings, &mut learner)?;
+        println!("{per_step:>18}  {states:>17}  {launches:>18.1}  {each:>25.1}  {:>20.2}", taken_in * 1e-6);
+    }
+    Ok(())
+}
