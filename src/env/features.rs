@@ -6,7 +6,7 @@
 use super::day::DayModel;
 use super::episode::Episode;
 use super::replay::Replay;
-use super::state::{State, decay, growth};
+use super::state::{State, decay, growth, market_gain, market_term};
 
 /// Width of a feature row.
 pub const FEATURES: usize = 31;
@@ -46,7 +46,54 @@ pub const FEATURE_NAMES: [&str; FEATURES] = [
     "is_auction",
 ];
 
-/// The system-wide part of the state at one request, computed once for all contracts.
+/// The system-wide features of a moment, the same for all contracts; and what the forecast volume is off by, as a factor.
+#[derive(Debug, Clone, Copy)]
+pub struct General {
+    pub volume_ratio: f64,
+    pub traffic: f32,
+    pub price: f32,
+    pub volume: f32,
+    pub shortage: f32,
+    pub pressure: f32,
+    pub remaining_price: f32,
+    pub auction_worth: f32,
+    pub contract_ctr: f32,
+    pub auction_ctr: f32,
+}
+
+/// What of a contract's features stays the same over an episode.
+#[derive(Debug, Clone, Copy)]
+pub struct Terms {
+    pub owed: f64,
+    /// Gain of the controller's market term.
+    pub market_gain: f64,
+    pub cap_slack: f32,
+    pub penalty: f32,
+    pub worth: f32,
+    pub theta: f32,
+    pub rate: f32,
+    pub price: f32,
+}
+
+/// What of a contract's features changes with the moment, from curves and counters and without a logarithm.
+#[derive(Debug, Clone, Copy)]
+pub struct Course {
+    pub planned: f64,
+    pub supply_left: f64,
+    /// Speed seen over the plan's.
+    pub speed: f64,
+    /// -1 before the flight, 0 within it, 1 after it.
+    pub flight_state: f32,
+    pub flight: f64,
+    /// The controller's term without the market's.
+    pub controller: f64,
+    /// Prices on its requests over the expected ones: within the memory, and since the start of the day.
+    pub market: f64,
+    pub day_market: f64,
+    pub replanned: f32,
+}
+
+/// The state at one request, computed once for all contracts.
 #[derive(Debug, Clone, Copy)]
 pub struct Moment<'a> {
     day: &'a DayModel,
@@ -59,16 +106,7 @@ pub struct Moment<'a> {
     /// Of sums over the memory.
     growth: f64,
     decay: f64,
-    traffic: f32,
-    price: f32,
-    volume: f32,
-    volume_ratio: f64,
-    shortage: f32,
-    pressure: f32,
-    remaining_price: f32,
-    auction_worth: f32,
-    contract_ctr: f32,
-    auction_ctr: f32,
+    general: General,
 }
 
 /// A contract at one request, whatever it has delivered.
@@ -83,6 +121,50 @@ pub struct ContractMoment {
 }
 
 impl ContractMoment {
+    pub fn new(general: &General, terms: &Terms, course: &Course) -> Self {
+        let by_count = 0.0;
+        let row = [
+            by_count,
+            course.planned as f32,
+            by_count,
+            by_count,
+            by_count,
+            by_count,
+            by_count,
+            log_ratio(course.speed, 1.0, 3.0),
+            terms.cap_slack,
+            by_count,
+            course.flight_state,
+            general.traffic,
+            0.5 * course.pacing(terms) as f32,
+            course.flight.min(2.0) as f32,
+            general.price,
+            general.volume,
+            general.shortage,
+            general.pressure,
+            general.remaining_price,
+            general.auction_worth,
+            general.contract_ctr,
+            general.auction_ctr,
+            terms.penalty,
+            terms.worth,
+            terms.theta,
+            terms.rate,
+            terms.price,
+            course.replanned.clamp(-3.0, 3.0),
+            2.0 * log_ratio(course.market, 1.0, 1.0),
+            2.0 * log_ratio(course.day_market, 1.0, 1.0),
+            0.0,
+        ];
+        Self {
+            row,
+            owed: terms.owed,
+            planned: course.planned,
+            supply_left: course.supply_left,
+            volume_ratio: general.volume_ratio,
+        }
+    }
+
     /// Writes the features when `delivered` impressions are counted.
     pub fn write(&self, delivered: f32, out: &mut [f32]) {
         let Self { row, owed, planned, supply_left, volume_ratio } = *self;
@@ -98,6 +180,35 @@ impl ContractMoment {
         out[5] = (1.0 / (remaining + 1.0).sqrt()) as f32;
         out[6] = log_ratio((1.0 - done).max(0.0) + 0.01, (1.0 - planned) + 0.01, 3.0);
         out[9] = f32::from(delivered >= owed);
+    }
+}
+
+impl General {
+    /// Writes the features of an auction ad; `worth` is in units of the mean best auction worth.
+    pub fn auction(&self, worth: f32, out: &mut [f32]) {
+        out.fill(0.0);
+        for (name, value) in [
+            ("traffic_elapsed", self.traffic),
+            ("log_price_level", self.price),
+            ("log_volume_level", self.volume),
+            ("shortage", self.shortage),
+            ("log_pressure", self.pressure),
+            ("log_remaining_price", self.remaining_price),
+            ("mean_auction_worth", self.auction_worth),
+            ("mean_contract_ctr", self.contract_ctr),
+            ("mean_auction_ctr", self.auction_ctr),
+            ("worth", worth.min(4.0)),
+            ("is_auction", 1.0),
+        ] {
+            out[position(name)] = value;
+        }
+    }
+}
+
+impl Course {
+    /// The pacing controller's term, as [`State::pacing`].
+    pub fn pacing(&self, terms: &Terms) -> f64 {
+        self.controller + market_term(terms.market_gain, self.day_market)
     }
 }
 
@@ -122,26 +233,25 @@ impl<'a> Moment<'a> {
         let ratio = |seen: f64, expected: f64| {
             if expected > 0.0 { (seen / expected - 1.0).clamp(-2.0, 2.0) as f32 } else { 0.0 }
         };
-        Self {
-            day,
-            episode,
-            state,
-            warm,
-            offset,
-            observed_until: replay.observed_until(),
-            growth: growth(offset),
-            decay: decay(offset),
+        let general = General {
+            volume_ratio,
             traffic: (before / whole) as f32,
             price: 2.0 * log_ratio(level, 1.0, 1.0),
             volume: 2.0 * log_ratio(volume_ratio, 1.0, 1.0),
-            volume_ratio,
             shortage: state.shortage().min(1.0),
             pressure: state.pressure().max(1e-3).ln().clamp(-3.0, 1.0),
             remaining_price: 2.0 * log_ratio(day.remaining_price(offset), day.unit, 1.0),
             auction_worth: ratio(state.auction_worth(day.unit), day.unit),
             contract_ctr: ratio(state.contract_ctr(day.contract_pctr), day.contract_pctr),
             auction_ctr: ratio(state.auction_ctr(day.auction_pctr), day.auction_pctr),
-        }
+        };
+        let (growth, decay) = (growth(offset), decay(offset));
+        Self { day, episode, state, warm, offset, observed_until: replay.observed_until(), growth, decay, general }
+    }
+
+    /// The part that all contracts have in common.
+    pub fn general(&self) -> &General {
+        &self.general
     }
 
     /// Writes the features of contract `j` when `delivered` impressions are counted.
@@ -153,84 +263,62 @@ impl<'a> Moment<'a> {
 
     /// What does not depend on how much contract `j` has delivered, for those who look at several counts.
     pub fn of(&self, j: usize) -> ContractMoment {
-        let Self { day, episode, state, warm, .. } = *self;
+        ContractMoment::new(&self.general, &self.terms(j), &self.course(j))
+    }
+
+    /// What stays the same over the episode for contract `j`.
+    pub fn terms(&self, j: usize) -> Terms {
+        let Self { day, episode, warm, .. } = *self;
+        let c = &day.contracts[j];
+        let owed = f64::from(episode.owed[j]);
+        Terms {
+            owed,
+            market_gain: market_gain(day, &day.pacing, episode, j),
+            cap_slack: if owed > 0.0 { ((f64::from(episode.left[j]) - owed) / owed).min(2.0) as f32 } else { 2.0 },
+            penalty: 0.5 * log_ratio(c.penalty.max(1e-2 * day.unit), day.unit, 4.0),
+            worth: (c.mean_click / day.unit).min(4.0) as f32,
+            theta: (c.theta / f64::from(episode.supply_error[j])).min(1.0) as f32,
+            rate: c.rate as f32,
+            price: if warm && c.penalty > 0.0 { off_by(c.price / c.penalty, episode.start_error[j]) } else { 0.0 },
+        }
+    }
+
+    /// Where contract `j` is on its way.
+    pub fn course(&self, j: usize) -> Course {
+        let Self { day, episode, state, .. } = *self;
         let c = &day.contracts[j];
         let owed = f64::from(episode.owed[j]);
         let pace = c.pace.total().max(1e-9);
         let planned = c.pace.before(self.offset) / pace;
         let supply_error = f64::from(episode.supply_error[j]);
         let supply_left = (c.supply.total() - c.supply.before(self.offset)) * episode.thinning * supply_error;
-        let started = self.offset >= c.start;
-        let ended = self.offset >= c.end;
-        let flight = (c.end.saturating_sub(self.offset)) as f64 / (c.end - c.start).max(1) as f64;
         // An hour of the plan's speed, for the same memory as the speed seen.
         let hour = 3_600_000;
         let hour_ago = self.offset.saturating_sub(hour);
         let planned_speed = owed * (planned - c.pace.before(hour_ago) / pace);
-        let market = state.market_level(day.unit, j, self.growth);
-        let day_market = state.day_market_level(day.unit, j);
         let prior = 0.02 * owed + 0.5;
-        let by_count = 0.0;
-        let row = [
-            by_count,
-            planned as f32,
-            by_count,
-            by_count,
-            by_count,
-            by_count,
-            by_count,
-            log_ratio(state.speed(j, self.decay) + prior, planned_speed + prior, 3.0),
-            if owed > 0.0 { ((f64::from(episode.left[j]) - owed) / owed).min(2.0) as f32 } else { 2.0 },
-            by_count,
-            if ended {
+        Course {
+            planned,
+            supply_left,
+            speed: (state.speed(j, self.decay) + prior) / (planned_speed + prior),
+            flight_state: if self.offset >= c.end {
                 1.0
-            } else if started {
+            } else if self.offset >= c.start {
                 0.0
             } else {
                 -1.0
             },
-            self.traffic,
-            0.5 * state.pacing(day, &day.pacing, episode, j, self.observed_until) as f32,
-            flight.min(2.0) as f32,
-            self.price,
-            self.volume,
-            self.shortage,
-            self.pressure,
-            self.remaining_price,
-            self.auction_worth,
-            self.contract_ctr,
-            self.auction_ctr,
-            0.5 * log_ratio(c.penalty.max(1e-2 * day.unit), day.unit, 4.0),
-            (c.mean_click / day.unit).min(4.0) as f32,
-            (c.theta / supply_error).min(1.0) as f32,
-            c.rate as f32,
-            if warm && c.penalty > 0.0 { off_by(c.price / c.penalty, episode.start_error[j]) } else { 0.0 },
-            state.replanned[j].clamp(-3.0, 3.0),
-            2.0 * log_ratio(market, 1.0, 1.0),
-            2.0 * log_ratio(day_market, 1.0, 1.0),
-            0.0,
-        ];
-        ContractMoment { row, owed, planned, supply_left, volume_ratio: self.volume_ratio }
+            flight: (c.end.saturating_sub(self.offset)) as f64 / (c.end - c.start).max(1) as f64,
+            controller: state.controller(day, &day.pacing, episode, j, self.observed_until),
+            market: state.market_level(day.unit, j, self.growth),
+            day_market: state.day_market_level(day.unit, j),
+            replanned: state.replanned[j],
+        }
     }
 
     /// Writes the features of an auction ad worth `worth` minor units per impression.
     pub fn auction(&self, worth: f64, out: &mut [f32]) {
-        out.fill(0.0);
-        for (name, value) in [
-            ("traffic_elapsed", self.traffic),
-            ("log_price_level", self.price),
-            ("log_volume_level", self.volume),
-            ("shortage", self.shortage),
-            ("log_pressure", self.pressure),
-            ("log_remaining_price", self.remaining_price),
-            ("mean_auction_worth", self.auction_worth),
-            ("mean_contract_ctr", self.contract_ctr),
-            ("mean_auction_ctr", self.auction_ctr),
-            ("worth", (worth / self.day.unit).min(4.0) as f32),
-            ("is_auction", 1.0),
-        ] {
-            out[position(name)] = value;
-        }
+        self.general.auction((worth / self.day.unit) as f32, out);
     }
 }
 

@@ -19,7 +19,7 @@ mod state;
 
 pub use day::{ContractModel, DayModel, Vocabulary};
 pub use episode::{Episode, RowSampler};
-pub use features::{ContractMoment, FEATURE_NAMES, FEATURES, Moment};
+pub use features::{ContractMoment, Course, FEATURE_NAMES, FEATURES, General, Moment, Terms};
 pub use replay::{Candidate, Choice, Display, Replay, Weights};
 pub use segment::{BLOCK_FORMAT, Block, REPLAN_INTERVAL_S, Segment};
 pub use state::State;

@@ -26,6 +26,16 @@ pub(super) fn decay(offset: u64) -> f64 {
     (-(offset as f64) / MEMORY_MS).exp()
 }
 
+/// Gain of the pacing controller's market term for contract `j`: none where nothing is paced.
+pub(super) fn market_gain(day: &DayModel, gains: &PacingGains, episode: &Episode, j: usize) -> f64 {
+    if episode.owed[j] > 0.0 && day.contracts[j].pace.total() > 0.0 { gains.market } else { 0.0 }
+}
+
+/// The market's term at a price level of the day.
+pub(super) fn market_term(gain: f64, level: f64) -> f64 {
+    gain * level.ln().clamp(-2.0, 2.0)
+}
+
 /// A display whose delivery has not been observed yet.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct Pending {
@@ -246,6 +256,19 @@ impl State {
     ///
     /// The market's term is not thinned: prices are seen on every request. `until` is [`Replay::observed_until`](super::Replay).
     pub fn pacing(&self, day: &DayModel, gains: &PacingGains, episode: &Episode, j: usize, until: u64) -> f64 {
+        self.controller(day, gains, episode, j, until)
+            + market_term(market_gain(day, gains, episode, j), self.day_market_level(day.unit, j))
+    }
+
+    /// [`State::pacing`] without the market's term.
+    pub(super) fn controller(
+        &self,
+        day: &DayModel,
+        gains: &PacingGains,
+        episode: &Episode,
+        j: usize,
+        until: u64,
+    ) -> f64 {
         let c = &day.contracts[j];
         let (owed, total) = (f64::from(episode.owed[j]), c.pace.total());
         if owed <= 0.0 || total <= 0.0 {
@@ -253,8 +276,7 @@ impl State {
         }
         let error = c.pace.before(until) / total - f64::from(self.observed[j]) / owed;
         let term = gains.proportional * error + gains.integral * f64::from(self.integral[j]);
-        let level = self.day_market_level(day.unit, j);
-        (episode.thinning.sqrt() * term).clamp(-6.0, 6.0) + gains.market * level.ln().clamp(-2.0, 2.0)
+        (episode.thinning.sqrt() * term).clamp(-6.0, 6.0)
     }
 
     /// Shortage against the plan so far, as a share of what was planned.

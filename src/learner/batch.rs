@@ -1,6 +1,7 @@
 //! From compact segments to the rows that the networks see: each segment is replayed with the environment's own code.
 
 use crate::env::{Choice, ContractMoment, DayModel, Episode, FEATURES, Moment, Replay, Segment, Weights};
+use crate::log::Auction;
 use crate::policy::{LearnedPolicy, PolicySpec, lift};
 use crate::settings::{ScoreMode, Settings};
 
@@ -88,21 +89,25 @@ pub struct SegmentRows {
     pub auction_rewards: Vec<f32>,
 }
 
-/// Potential value of contract `j` with `delivered` counted, and the scale of its loss, in money units.
+/// Potential value of a contract with so many impressions owed and left, and the scale of its loss, in the money of what an impression
+/// earns by the penalty averted and by its click.
 ///
 /// The potential is what its remaining impressions could earn at most; the scale grows with the root of the demand that
 /// remains, as the noise of the return does where a step is a request, and alike in units of a step's requests.
-fn potential(replay: &Replay, w: &Weights, per_step: f64, j: usize, delivered: f32) -> (f32, f32) {
+pub fn potential((penalty, click): (f64, f64), (owed, left): (f32, f32), per_step: f64) -> (f64, f64) {
+    let (owed, left) = (f64::from(owed.max(0.0)), f64::from(left.max(0.0)));
+    let stake = if owed > 0.0 { penalty + click } else { click };
+    (penalty * owed + click * left, stake * per_step * (0.5 + (left / per_step).sqrt()))
+}
+
+/// [`potential`] of contract `j` with `delivered` counted, in units of the mean best auction worth; 0 once its flight is over.
+fn potential_of(replay: &Replay, w: &Weights, per_step: f64, j: usize, delivered: f32) -> (f32, f32) {
     let c = &replay.day.contracts[j];
     if replay.offset() >= c.end {
         return (0.0, 0.0);
     }
-    let owed = f64::from((replay.episode.owed[j] - delivered).max(0.0));
-    let left = f64::from((replay.episode.left[j] - delivered).max(0.0));
-    let (penalty, click) = (w.delivery * c.penalty, w.click * c.mean_click);
-    let potential = penalty * owed + click * left;
-    let stake = if owed > 0.0 { penalty + click } else { click };
-    let scale = stake * per_step * (0.5 + (left / per_step).sqrt());
+    let remain = (replay.episode.owed[j] - delivered, replay.episode.left[j] - delivered);
+    let (potential, scale) = potential((w.delivery * c.penalty, w.click * c.mean_click), remain, per_step);
     ((potential / replay.day.unit) as f32, (scale / replay.day.unit) as f32)
 }
 
@@ -115,8 +120,67 @@ pub struct Rebuild<'a> {
     pub dims: &'a Dims,
 }
 
-/// What the parts of a segment are rebuilt with.
+/// What was done on a request.
+#[derive(Debug, Clone, Copy)]
+pub struct Decided {
+    /// Counted over the candidates, then over the auction ads; `None` if nothing.
+    pub shown: Option<usize>,
+    /// Probability with which the actor chose it, where the step's return is corrected for it.
+    pub behaviour: Option<f32>,
+}
+
+/// Looks on while a segment is replayed.
+pub trait Witness {
+    /// The first request of step `t` has arrived.
+    fn step(&mut self, replay: &Replay, t: usize);
+    /// A request of step `t` has arrived, and this will be done on it.
+    fn request(&mut self, replay: &Replay, t: usize, decided: Decided);
+    /// It has been done, and earned so much relative to the best auction ad, on a contract or not.
+    fn earned(&mut self, t: usize, contract: Option<usize>, reward: f32);
+    /// The request after the last step has arrived; not called where the episode ended.
+    fn last(&mut self, replay: &Replay);
+}
+
+/// Replays a segment.
+pub fn replay(segment: &Segment, with: Rebuild, witness: &mut impl Witness) {
+    let Rebuild { days, settings, dims, .. } = with;
+    let day = &days[segment.day as usize];
+    let per_step = usize::from(segment.per_step);
+    let weights = Weights::from(&settings.reward);
+    let episode = Episode::draw(day, &settings.episodes, per_step, segment.episode);
+    let mut replay = Replay::resume(day, episode, settings.env.feedback_delay_s, segment.start.clone());
+    let mut replans = segment.replans.iter().peekable();
+    for (at, &row) in segment.rows.iter().enumerate() {
+        let t = at / per_step;
+        replay.arrive(row as usize);
+        if let Some((_, offsets)) = replans.next_if(|(changed, _)| *changed as usize == at) {
+            replay.state.replanned.copy_from_slice(offsets);
+        }
+        if at % per_step == 0 {
+            witness.step(&replay, t);
+        }
+        let candidates = replay.candidates().len();
+        let ads = candidates + replay.auctions().len().min(dims.auctions);
+        // Only what no actor wrote names a candidate that is not there.
+        let shown = Some(usize::from(segment.actions[at])).filter(|shown| *shown < ads);
+        witness.request(&replay, t, Decided { shown, behaviour: segment.probabilities.get(at).copied() });
+        let (choice, contract) = match shown {
+            None => (Choice::Nothing, None),
+            Some(i) if i < candidates => (Choice::Contract(i), Some(replay.candidates()[i].contract as usize)),
+            Some(i) => (Choice::Auction(i - candidates), None),
+        };
+        let earned = replay.show(choice).relative(&weights) / day.unit;
+        witness.earned(t, contract, earned as f32);
+    }
+    if let Some(row) = segment.next {
+        replay.arrive(row as usize);
+        witness.last(&replay);
+    }
+}
+
+/// Writes down rows.
 struct Builder<'a> {
+    rows: SegmentRows,
     spec: &'a PolicySpec,
     dims: &'a Dims,
     weights: Weights,
@@ -127,38 +191,13 @@ struct Builder<'a> {
 impl SegmentRows {
     /// Replays a segment.
     pub fn build(segment: &Segment, with: Rebuild) -> Self {
-        let Rebuild { days, spec, settings, dims } = with;
-        let day = &days[segment.day as usize];
+        let Rebuild { spec, settings, dims, .. } = with;
         let per_step = usize::from(segment.per_step);
-        let episode = Episode::draw(day, &settings.episodes, per_step, segment.episode);
-        let mut replay = Replay::resume(day, episode, settings.env.feedback_delay_s, segment.start.clone());
         let tables = spec.actor_shape().tables.len();
-        let builder = Builder { spec, dims, weights: Weights::from(&settings.reward), per_step, tables };
-        let mut rows = Self::empty(segment, dims, tables);
-        let mut replans = segment.replans.iter().peekable();
-        for (t, group) in segment.rows.chunks(per_step).enumerate() {
-            for (i, &row) in group.iter().enumerate() {
-                replay.arrive(row as usize);
-                if let Some((_, offsets)) = replans.next_if(|(at, _)| *at as usize == t * per_step + i) {
-                    replay.state.replanned.copy_from_slice(offsets);
-                }
-                if i == 0 {
-                    rows.step(&builder, &replay, t);
-                }
-                rows.contest(&builder, &mut replay, t, segment, t * per_step + i);
-            }
-        }
-        if let Some(row) = segment.next {
-            replay.arrive(row as usize);
-            let moment = Moment::new(&replay, spec.policy.warm_start);
-            for j in 0..day.contracts.len() {
-                let delivered = replay.state.delivered[j];
-                moment.contract(j, delivered, &mut rows.last[j * FEATURES..(j + 1) * FEATURES]);
-                rows.last_ads[j] = day.contracts[j].vocabulary;
-                rows.last_potential[j] = potential(&replay, &builder.weights, per_step as f64, j, delivered).0;
-            }
-        }
-        rows
+        let rows = Self::empty(segment, dims, tables);
+        let mut builder = Builder { rows, spec, dims, weights: Weights::from(&settings.reward), per_step, tables };
+        replay(segment, with, &mut builder);
+        builder.rows
     }
 
     /// Steps and contracts with something to learn.
@@ -191,114 +230,133 @@ impl SegmentRows {
             auction_rewards: vec![0.0; steps],
         }
     }
+}
 
-    /// The rows of step `t`, at the arrival of its first request.
-    fn step(&mut self, b: &Builder, replay: &Replay, t: usize) {
-        let day = replay.day;
-        let n = b.dims.contracts;
-        let moment = Moment::new(replay, b.spec.policy.warm_start);
-        for j in 0..day.contracts.len() {
-            let at = t * n + j;
-            let delivered = replay.state.delivered[j];
-            let of = moment.of(j);
-            of.write(delivered, &mut self.states[at * FEATURES..(at + 1) * FEATURES]);
-            self.state_ads[at] = day.contracts[j].vocabulary;
-            (self.potential[at], self.scale[at]) = potential(replay, &b.weights, b.per_step as f64, j, delivered);
-            // Later requests of a step may show what the first may not.
-            if b.per_step > 1 && replay.offset() < day.contracts[j].end && delivered < replay.episode.left[j] {
-                self.bidder(b, replay, &of, (t, j), j);
-            }
-        }
-        if b.per_step == 1 {
-            for (slot, c) in replay.candidates().iter().enumerate() {
-                let j = c.contract as usize;
-                self.bidder(b, replay, &moment.of(j), (t, slot), j);
-            }
-        }
-        if b.spec.score_mode == ScoreMode::All {
-            let mut ids = Vec::new();
-            for (i, ad) in replay.auctions().iter().take(b.dims.auctions).enumerate() {
-                let at = t * b.dims.actor_rows() + b.dims.eligible + i;
-                moment.auction(replay.worth(ad), &mut self.actor[at * FEATURES..(at + 1) * FEATURES]);
-                ids.clear();
-                b.spec.push_ids(day, replay.row(), b.spec.vocabulary.ad(ad.ad_id), &mut ids);
-                self.actor_ids[at * b.tables..(at + 1) * b.tables].copy_from_slice(&ids);
-            }
-        }
-    }
-
+impl Builder<'_> {
     /// Fills slot `slot` of step `t` with contract `j`.
-    fn bidder(&mut self, b: &Builder, replay: &Replay, of: &ContractMoment, (t, slot): (usize, usize), j: usize) {
-        let day = replay.day;
+    fn bidder(&mut self, replay: &Replay, of: &ContractMoment, (t, slot): (usize, usize), j: usize) {
+        let (rows, day) = (&mut self.rows, replay.day);
         let (delivered, observed) = (replay.state.delivered[j], replay.state.observed[j]);
-        let state_at = (t * b.dims.contracts + j) * FEATURES;
-        let actor_row = t * b.dims.actor_rows() + slot;
-        let actor = &mut self.actor[actor_row * FEATURES..(actor_row + 1) * FEATURES];
+        let state_at = (t * self.dims.contracts + j) * FEATURES;
+        let actor_row = t * self.dims.actor_rows() + slot;
+        let actor = &mut rows.actor[actor_row * FEATURES..(actor_row + 1) * FEATURES];
         if observed == delivered {
-            actor.copy_from_slice(&self.states[state_at..state_at + FEATURES]);
+            actor.copy_from_slice(&rows.states[state_at..state_at + FEATURES]);
         } else {
             of.write(observed, actor);
         }
         let mut ids = Vec::new();
-        b.spec.push_ids(day, replay.row(), day.contracts[j].vocabulary, &mut ids);
-        self.actor_ids[actor_row * b.tables..(actor_row + 1) * b.tables].copy_from_slice(&ids);
-        let left = replay.episode.left[j] - delivered;
-        let ahead = (b.per_step as f32).min(left.max(1.0));
-        let at = t * b.dims.eligible + slot;
-        of.write(delivered + ahead, &mut self.after[at * FEATURES..(at + 1) * FEATURES]);
-        self.after_ads[at] = day.contracts[j].vocabulary;
-        self.bidders[at] = Some(Bidder {
+        self.spec.push_ids(day, replay.row(), day.contracts[j].vocabulary, &mut ids);
+        rows.actor_ids[actor_row * self.tables..(actor_row + 1) * self.tables].copy_from_slice(&ids);
+        let ahead = ahead(self.per_step, replay.episode.left[j] - delivered);
+        let at = t * self.dims.eligible + slot;
+        of.write(delivered + ahead, &mut rows.after[at * FEATURES..(at + 1) * FEATURES]);
+        rows.after_ads[at] = day.contracts[j].vocabulary;
+        rows.bidders[at] = Some(Bidder {
             contract: j as u32,
-            lift: lift(&b.spec.policy, &day.pacing, replay, j) as f32,
+            lift: lift(&self.spec.policy, &day.pacing, replay, j) as f32,
             ahead,
-            after_potential: potential(replay, &b.weights, b.per_step as f64, j, delivered + ahead).0,
+            after_potential: potential_of(replay, &self.weights, self.per_step as f64, j, delivered + ahead).0,
+        });
+    }
+}
+
+/// Impressions by which the row after a display is further on, of a contract with so many left: a step's requests.
+pub fn ahead(per_step: usize, left: f32) -> f32 {
+    (per_step as f32).min(left.max(1.0))
+}
+
+/// What showing a candidate of the current request comes to; where a step is one request its slot is its place among them.
+pub fn offer(replay: &Replay, w: &Weights, per_step: usize, candidate: usize) -> Offer {
+    let unit = replay.day.unit;
+    let c = &replay.candidates()[candidate];
+    let j = c.contract as usize;
+    Offer {
+        slot: if per_step == 1 { candidate } else { j },
+        gain: (replay.gain(candidate).relative(w) / unit) as f32,
+        unit: LearnedPolicy::unit_owed(replay, &replay.state, j) as f32,
+        click: (c.click / unit) as f32,
+        boost: c.boost as f32,
+    }
+}
+
+/// What showing an auction ad on the current request comes to.
+pub fn auction_offer(replay: &Replay, w: &Weights, ad: &Auction) -> AuctionOffer {
+    let (unit, worth) = (replay.day.unit, replay.worth(ad));
+    AuctionOffer {
+        worth: (worth / unit) as f32,
+        gain: (w.auction * (worth - replay.best()) / unit) as f32,
+        boost: ad.boost as f32,
+    }
+}
+
+impl Witness for Builder<'_> {
+    fn step(&mut self, replay: &Replay, t: usize) {
+        let day = replay.day;
+        let n = self.dims.contracts;
+        let moment = Moment::new(replay, self.spec.policy.warm_start);
+        for j in 0..day.contracts.len() {
+            let at = t * n + j;
+            let delivered = replay.state.delivered[j];
+            let of = moment.of(j);
+            of.write(delivered, &mut self.rows.states[at * FEATURES..(at + 1) * FEATURES]);
+            self.rows.state_ads[at] = day.contracts[j].vocabulary;
+            (self.rows.potential[at], self.rows.scale[at]) =
+                potential_of(replay, &self.weights, self.per_step as f64, j, delivered);
+            // Later requests of a step may show what the first may not.
+            if self.per_step > 1 && replay.offset() < day.contracts[j].end && delivered < replay.episode.left[j] {
+                self.bidder(replay, &of, (t, j), j);
+            }
+        }
+        if self.per_step == 1 {
+            for (slot, c) in replay.candidates().iter().enumerate() {
+                let j = c.contract as usize;
+                self.bidder(replay, &moment.of(j), (t, slot), j);
+            }
+        }
+        if self.spec.score_mode == ScoreMode::All {
+            let mut ids = Vec::new();
+            for (i, ad) in replay.auctions().iter().take(self.dims.auctions).enumerate() {
+                let at = t * self.dims.actor_rows() + self.dims.eligible + i;
+                moment.auction(replay.worth(ad), &mut self.rows.actor[at * FEATURES..(at + 1) * FEATURES]);
+                ids.clear();
+                self.spec.push_ids(day, replay.row(), self.spec.vocabulary.ad(ad.ad_id), &mut ids);
+                self.rows.actor_ids[at * self.tables..(at + 1) * self.tables].copy_from_slice(&ids);
+            }
+        }
+    }
+
+    fn request(&mut self, replay: &Replay, t: usize, decided: Decided) {
+        let rows = &mut self.rows;
+        let from = (rows.offers.len(), rows.auctions.len());
+        let offers = 0..replay.candidates().len();
+        rows.offers.extend(offers.map(|i| offer(replay, &self.weights, self.per_step, i)));
+        let ads = replay.auctions().iter().take(self.dims.auctions);
+        rows.auctions.extend(ads.map(|ad| auction_offer(replay, &self.weights, ad)));
+        rows.contests.push(Contest {
+            step: t,
+            offers: (from.0, rows.offers.len()),
+            auctions: (from.1, rows.auctions.len()),
+            shown: decided.shown,
+            behaviour: decided.behaviour,
         });
     }
 
-    /// The choice on the current request, and what was done.
-    fn contest(&mut self, b: &Builder, replay: &mut Replay, t: usize, segment: &Segment, at: usize) {
-        let unit = replay.day.unit;
-        let from = (self.offers.len(), self.auctions.len());
-        for (i, c) in replay.candidates().iter().enumerate() {
-            let j = c.contract as usize;
-            self.offers.push(Offer {
-                slot: if b.per_step == 1 { i } else { j },
-                gain: (replay.gain(i).relative(&b.weights) / unit) as f32,
-                unit: LearnedPolicy::unit_owed(replay, &replay.state, j) as f32,
-                click: (c.click / unit) as f32,
-                boost: c.boost as f32,
-            });
-        }
-        for ad in replay.auctions().iter().take(b.dims.auctions) {
-            let worth = replay.worth(ad);
-            self.auctions.push(AuctionOffer {
-                worth: (worth / unit) as f32,
-                gain: (b.weights.auction * (worth - replay.best()) / unit) as f32,
-                boost: ad.boost as f32,
-            });
-        }
-        let candidates = replay.candidates().len();
-        let shown = candidates + replay.auctions().len().min(b.dims.auctions);
-        // Only what no actor wrote names a candidate that is not there.
-        let action = Some(segment.actions[at]).filter(|&a| usize::from(a) < shown).unwrap_or(Segment::NOTHING);
-        let (choice, contract) = match action {
-            Segment::NOTHING => (Choice::Nothing, None),
-            a if usize::from(a) < candidates => {
-                (Choice::Contract(a.into()), Some(replay.candidates()[usize::from(a)].contract as usize))
-            }
-            a => (Choice::Auction(usize::from(a) - candidates), None),
-        };
-        let reward = (replay.show(choice).relative(&b.weights) / unit) as f32;
+    fn earned(&mut self, t: usize, contract: Option<usize>, reward: f32) {
         match contract {
-            Some(j) => self.rewards[t * b.dims.contracts + j] += reward,
-            None => self.auction_rewards[t] += reward,
+            Some(j) => self.rows.rewards[t * self.dims.contracts + j] += reward,
+            None => self.rows.auction_rewards[t] += reward,
         }
-        self.contests.push(Contest {
-            step: t,
-            offers: (from.0, self.offers.len()),
-            auctions: (from.1, self.auctions.len()),
-            shown: (action != Segment::NOTHING).then_some(usize::from(action)),
-            behaviour: segment.probabilities.get(at).copied(),
-        });
+    }
+
+    fn last(&mut self, replay: &Replay) {
+        let (rows, day) = (&mut self.rows, replay.day);
+        let moment = Moment::new(replay, self.spec.policy.warm_start);
+        for j in 0..day.contracts.len() {
+            let delivered = replay.state.delivered[j];
+            moment.contract(j, delivered, &mut rows.last[j * FEATURES..(j + 1) * FEATURES]);
+            rows.last_ads[j] = day.contracts[j].vocabulary;
+            rows.last_potential[j] = potential_of(replay, &self.weights, self.per_step as f64, j, delivered).0;
+        }
     }
 }

@@ -16,6 +16,8 @@ pub struct Dims {
     pub contracts: usize,
     /// The most contracts that the requests of a step may show.
     pub eligible: usize,
+    /// The most contracts that one request may show.
+    pub offers: usize,
     /// Auction ads of a queue that take part in the choice.
     pub auctions: usize,
     pub score_auctions: bool,
@@ -27,12 +29,14 @@ impl Dims {
     pub fn of(days: &[DayModel], spec: &PolicySpec, settings: &Settings) -> Self {
         let most = |f: &dyn Fn(&DayModel) -> usize| days.iter().map(f).max().unwrap_or(0).max(1);
         let contracts = most(&|d| d.contracts.len());
+        let offers = most(&|d| d.log.widest());
         Self {
             segments: settings.batch_segments(),
             room: room(days, settings),
             steps: settings.learner.segment,
             contracts,
-            eligible: if settings.requests_per_step() == 1 { most(&|d| d.log.widest()) } else { contracts },
+            eligible: if settings.requests_per_step() == 1 { offers } else { contracts },
+            offers,
             auctions: spec.auction_candidates(),
             score_auctions: spec.score_mode == ScoreMode::All,
             outputs: outputs(&settings.learner),

@@ -74,14 +74,16 @@ fn variants() -> impl Strategy<Value = Settings> {
     let critic = prop::sample::select(critics.to_vec());
     let modes = prop::sample::select(vec![ScoreMode::Contract, ScoreMode::All]);
     let embeddings = prop::sample::select(vec![(0, 0), (3, 0), (0, 2), (2, 2)]);
-    (critic, modes, 1usize..4, embeddings, prop::sample::select(vec![0.0, 600.0]), any::<bool>(), 0.0..1.0f64).prop_map(
-        |((critic, credit), mode, per_step, (ad, traffic), delay, negative_bids, lambda)| {
+    let delays = prop::sample::select(vec![0.0, 600.0]);
+    let bids = (any::<bool>(), any::<bool>());
+    (critic, modes, 1usize..4, embeddings, delays, bids, 0.0..1.0f64).prop_map(
+        |((critic, credit), mode, per_step, (ad, traffic), delay, (negative_bids, pacing), lambda)| {
             let mut s = small();
             (s.learner.critic, s.learner.credit, s.score_mode) = (critic, credit, mode);
             s.episodes.requests_per_step = per_step;
             (s.policy.ad_embedding, s.policy.traffic_embedding) = (ad, traffic);
             s.env.feedback_delay_s = delay;
-            s.policy.negative_bids = negative_bids;
+            (s.policy.negative_bids, s.policy.pacing) = (negative_bids, pacing);
             s.learner.lambda = lambda;
             s
         },

@@ -1,4 +1,4 @@
-//! A segment as one row of numbers, so that a block is one upload and a batch one gather.
+//! A segment as one row of numbers in the pool, so that a batch is one gather.
 
 use std::ops::Range;
 
@@ -6,11 +6,9 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor};
 
 use crate::env::FEATURES;
-use crate::policy::Bids;
 use crate::policy::tensor_net::Rows;
 use crate::settings::Credit;
 
-use super::super::batch::SegmentRows;
 use super::super::dims::Dims;
 
 /// Where each field of a segment lies in its row. `T` steps, `N` contracts, `K` bidders, `R` requests in a step, `A` auction ads.
@@ -162,89 +160,6 @@ impl Layout {
         layout.width = width;
         layout.fields = fields;
         layout
-    }
-
-    /// Writes a segment into its row, which is all zeros before.
-    ///
-    /// `bids` are those of its day, with the day's money unit; `anchor` is the weight of the spring.
-    pub fn pack(&self, rows: &SegmentRows, (bids, money): (&Bids, f64), anchor: f32, out: &mut [f32]) {
-        let Dims { contracts: n, eligible: k, auctions: a, .. } = self.dims;
-        let mut copy = |to: &Range<usize>, from: &[f32]| out[to.clone()].copy_from_slice(from);
-        copy(&self.states, &rows.states);
-        copy(&self.last, &rows.last);
-        copy(&self.actor, &rows.actor);
-        copy(&self.after, &rows.after);
-        copy(&self.potential, &rows.potential);
-        copy(&self.last_potential, &rows.last_potential);
-        copy(&self.rewards, &rows.rewards);
-        copy(&self.auction_rewards, &rows.auction_rewards);
-        let mut copy_ids = |to: &Range<usize>, from: &[u32]| {
-            for (to, id) in out[to.clone()].iter_mut().zip(from) {
-                *to = *id as f32;
-            }
-        };
-        copy_ids(&self.state_ids, &rows.state_ads);
-        copy_ids(&self.last_ids, &rows.last_ads);
-        copy_ids(&self.actor_ids, &rows.actor_ids);
-        copy_ids(&self.after_ids, &rows.after_ads);
-        let inverse = |scale: f32| if scale > 0.0 { 1.0 / scale } else { 0.0 };
-        let scales = &mut out[self.inverse_scale.clone()];
-        if self.by_total {
-            for (to, scales) in scales.iter_mut().zip(rows.scale.chunks_exact(n)) {
-                *to = inverse(scales.iter().map(|s| s * s).sum::<f32>().sqrt());
-            }
-        } else {
-            for ((to, scale), potential) in scales.iter_mut().zip(&rows.scale).zip(&rows.potential) {
-                *to = if *potential > 0.0 { inverse(*scale) } else { 0.0 };
-            }
-        }
-        out[self.ends.start + rows.len - 1] = 1.0;
-
-        let used = rows.bidders.iter().flatten().count().max(1);
-        let spring = anchor * rows.contests.len() as f32 / used as f32;
-        for (at, bidder) in rows.bidders.iter().enumerate() {
-            let Some(b) = bidder else { continue };
-            let (base, low, penalty) = bids.terms(b.contract as usize);
-            let mut set = |field: &Range<usize>, value: f32| out[field.start + at] = value;
-            set(&self.shift, (base + f64::from(b.lift)) as f32);
-            set(&self.low, (low / money) as f32);
-            set(&self.penalty, (penalty / money) as f32);
-            set(&self.inverse_ahead, 1.0 / b.ahead);
-            set(&self.after_potential, b.after_potential);
-            set(&self.spring, spring);
-            if self.requests == 1 {
-                set(&self.contract, b.contract as f32);
-            }
-        }
-        out[self.boost.clone()].fill(ABSENT);
-        out[self.auction_boost.clone()].fill(ABSENT);
-        let mut before = (usize::MAX, 0);
-        for contest in &rows.contests {
-            let within = if before.0 == contest.step { before.1 + 1 } else { 0 };
-            before = (contest.step, within);
-            let request = contest.step * self.requests + within;
-            for o in &rows.offers[contest.offers.0..contest.offers.1] {
-                let at = request * k + o.slot;
-                out[self.unit.start + at] = o.unit;
-                out[self.click.start + at] = o.click;
-                out[self.gain.start + at] = o.gain;
-                out[self.boost.start + at] = o.boost;
-            }
-            for (i, o) in rows.auctions[contest.auctions.0..contest.auctions.1].iter().enumerate() {
-                let at = request * a + i;
-                out[self.auction_worth.start + at] = o.worth;
-                out[self.auction_gain.start + at] = o.gain;
-                out[self.auction_boost.start + at] = o.boost;
-            }
-            let Some(shown) = contest.shown else { continue };
-            out[self.active.start + request] = 1.0;
-            if let Some(behaviour) = contest.behaviour.filter(|_| self.requests == 1) {
-                let offers = contest.offers.1 - contest.offers.0;
-                let slot = if shown < offers { rows.offers[contest.offers.0 + shown].slot } else { k + shown - offers };
-                out[self.shown.start + request * (k + a) + slot] = 1.0;
-                out[self.inverse_behaviour.start + request] = 1.0 / behaviour.max(1e-6);
-            }
-        }
     }
 
     /// Where each number of a batch comes from, in its `segments` rows one behind the other. A batch is laid out field by field, each

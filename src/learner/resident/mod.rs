@@ -1,11 +1,11 @@
 //! The trainer of a GPU: the replay pool lives where the networks are.
 //!
-//! A segment is rebuilt once, when it comes into the pool, and goes to the device with its block in one upload. An update sends the
+//! A segment is replayed once, when it comes into the pool, and goes to the device with its block in one upload. An update sends the
 //! places that it drew and nothing else: it gathers the batch, infers, works out the losses and steps the optimisers on the
 //! device, and waits for it only where somebody wants to know what it did, for publications and for snapshots. A batch always
 //! has the same shapes, so that memory which one update gave back is what the next one takes.
 //!
-//! - [`layout`]: a segment as one row of numbers. [`loss`]: returns, losses and their gradients as tensor operations.
+//! - [`record`]: a segment as it is uploaded. [`layout`]: the row of numbers that the device makes of it. [`loss`]: returns, losses and their gradients as tensor operations.
 //!   [`operations`]: what is asked of a backend, in tensor operations; so `cpu-resident`, which is slow, and what the kernels are
 //!   tested against.
 //! - `cube`: the same as kernels of our own, a sixth of the launches. At batches of a few hundred steps a GPU waits for launches,
@@ -15,6 +15,7 @@ mod cube;
 mod layout;
 mod loss;
 mod operations;
+mod record;
 
 use std::sync::Arc;
 
@@ -29,7 +30,8 @@ use crate::settings::Settings;
 use self::layout::Layout;
 use self::loss::{TensorLosses, Weights};
 use self::operations::{Gradients, Resident, Update};
-use super::batch::{Rebuild, SegmentRows};
+use self::record::{Counts, Record};
+use super::batch::Rebuild;
 use super::dims::Dims;
 use super::networks::{Networks, Norms, to_host};
 use super::trainer::{Batch, Placed, Train, UpdatePlan, UpdateStats};
@@ -42,8 +44,8 @@ const LONGEST: usize = 4096;
 
 /// [`Train`] with pool, batches and losses on the device.
 pub struct ResidentTrainer<B: Resident> {
-    anchor: f32,
-    bids: Vec<(Bids, f64)>,
+    bids: Vec<Bids>,
+    record: Record,
     layout: Layout,
     losses: TensorLosses<B>,
     networks: Networks<B>,
@@ -53,13 +55,6 @@ pub struct ResidentTrainer<B: Resident> {
     sources: Tensor<B, 1, Int>,
     /// By place.
     counts: Vec<Counts>,
-}
-
-/// What a segment adds to the denominators of the losses.
-#[derive(Debug, Clone, Copy, Default)]
-struct Counts {
-    pairs: usize,
-    requests: usize,
 }
 
 impl<B: Resident> ResidentTrainer<B> {
@@ -98,8 +93,8 @@ impl<B: Resident> ResidentTrainer<B> {
             sources: Tensor::from_data(TensorData::new(sources, [len]), &device),
             counts: vec![Counts::default(); dims.room],
             losses: TensorLosses::new(dims, settings, &device),
-            bids: days.iter().map(|d| (Bids::new(d, &spec.policy), d.unit)).collect(),
-            anchor: l.anchor as f32,
+            bids: days.iter().map(|d| Bids::new(d, &spec.policy)).collect(),
+            record: Record::new(dims, spec, settings),
             networks,
             layout,
         })
@@ -109,26 +104,21 @@ impl<B: Resident> ResidentTrainer<B> {
         self.pool.as_ref().expect("a pool is put back after it was written to")
     }
 
-    /// Rebuilds segments and writes them to their places.
+    /// Replays segments and writes them to their places.
     fn upload(&mut self, placed: &[Placed], with: Rebuild) {
-        let width = self.layout.width;
-        let mut rows = vec![0.0; placed.len() * width];
-        let counts: Vec<Counts> = rows
+        let width = self.record.width;
+        let mut records = vec![0.0; placed.len() * width];
+        let counts: Vec<Counts> = records
             .par_chunks_exact_mut(width)
             .zip(placed)
-            .map(|(out, (_, segment))| {
-                let rows = SegmentRows::build(segment, with);
-                let (bids, money) = &self.bids[rows.day];
-                self.layout.pack(&rows, (bids, *money), self.anchor, out);
-                Counts { pairs: rows.pairs(), requests: rows.contests.len() }
-            })
+            .map(|(out, (_, segment))| self.record.write(segment, with, &self.bids[usize::from(segment.day)], out))
             .collect();
         let places: Vec<usize> = placed.iter().map(|(place, _)| *place).collect();
         for (place, counts) in places.iter().zip(counts) {
             self.counts[*place] = counts;
         }
         let pool = self.pool.take().expect("a pool is put back after it was written to");
-        self.pool = Some(B::write(pool, rows, &places, width));
+        self.pool = Some(B::write(pool, records, &places, (&self.record, &self.layout)));
     }
 }
 

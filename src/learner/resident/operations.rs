@@ -7,6 +7,7 @@ use super::super::networks::{Networks, upload};
 use super::super::optimiser::Optimise;
 use super::layout::Layout;
 use super::loss::{OutputGradients, Outputs, TensorLosses, Weights};
+use super::record::Record;
 
 /// What gradients are worked out from.
 #[derive(Clone, Copy)]
@@ -32,12 +33,18 @@ pub struct Gradients<B: Resident> {
 ///
 /// What is written here is what each function does; a GPU does the same with kernels of its own (`cube`).
 pub trait Resident: Optimise {
-    /// Writes rows of `width` numbers to their places in the pool, which are all different.
-    fn write(mut pool: Tensor<Self, 1>, rows: Vec<f32>, places: &[usize], width: usize) -> Tensor<Self, 1> {
-        let rows = upload::<Self>(rows, &pool.device());
-        for (i, place) in places.iter().enumerate() {
-            let row = rows.clone().slice(i * width..(i + 1) * width);
-            pool = pool.slice_assign(place * width..(place + 1) * width, row);
+    /// Expands records into rows at their places in the pool, which are all different.
+    fn write(
+        mut pool: Tensor<Self, 1>,
+        records: Vec<f32>,
+        places: &[usize],
+        (record, layout): (&Record, &Layout),
+    ) -> Tensor<Self, 1> {
+        for (from, place) in records.chunks_exact(record.width).zip(places) {
+            let mut row = vec![0.0; layout.width];
+            record.expand(from, layout, &mut row);
+            let row = upload::<Self>(row, &pool.device());
+            pool = pool.slice_assign(place * layout.width..(place + 1) * layout.width, row);
         }
         pool
     }

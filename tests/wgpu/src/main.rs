@@ -141,7 +141,7 @@ fn said(differences: [f64; FIGURES.len()]) -> String {
     FIGURES.iter().zip(differences).map(|((name, _), d)| format!("{name} {d:.1e}")).collect::<Vec<_>>().join(", ")
 }
 
-/// Every critic, credit, mode and embedding, at sizes that fill no tile.
+/// Every critic, credit, mode and embedding, at sizes that fill no tile, in segments that are not full.
 fn check_variants(days: &[DayModel]) -> bool {
     let critics = [
         (Critic::Quantile, Credit::Contract),
@@ -169,6 +169,10 @@ fn check_variants(days: &[DayModel]) -> bool {
         (settings.learner.quantiles, settings.learner.atoms) = (outputs, outputs);
         (settings.learner.segment, settings.learner.batch, settings.learner.pool) = (7, 42, 84);
         settings.actors.write_every = 21;
+        // Episodes that end within a segment; what is observed later than it was delivered; bids without the controller.
+        settings.episodes.steps = 17;
+        settings.env.feedback_delay_s = if variants % 3 == 0 { 600.0 } else { 0.0 };
+        settings.policy.pacing = variants % 5 != 0;
         let spec = world::spec(&days[0], &settings);
         let differences = differences(&Scene { days, spec, settings }, 4);
         for (d, worst) in differences.into_iter().zip(&mut worst) {

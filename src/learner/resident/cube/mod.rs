@@ -9,12 +9,13 @@
 //! Each function states what it does in [`super::operations`] and [`super::super::optimiser`], in plain tensor operations. Sizes and places are
 //! arguments of a launch, so that a kernel is compiled once for all networks and batches.
 //!
-//! - [`pool`]: rows in and batches out. [`networks`]: there and back again. [`losses`]: from outputs to gradients. [`adam`]: the optimiser.
+//! - [`records`]: segments into the pool. [`pool`]: batches out of it. [`networks`]: there and back again. [`losses`]: from outputs to gradients. [`adam`]: the optimiser.
 
 mod adam;
 mod losses;
 mod networks;
 mod pool;
+mod records;
 
 use burn::tensor::{Int, Shape, Tensor, TensorPrimitive};
 use burn_cubecl::tensor::CubeTensor;
@@ -24,7 +25,9 @@ use cubecl::client::ComputeClient;
 use cubecl::prelude::{ArrayArg, CubeCount, CubeDim};
 use cubecl::server::Handle;
 
+use super::layout::Layout;
 use super::operations::{Gradients, Resident, Update};
+use super::record::Record;
 
 /// Units of a cube where each works alone.
 const CUBE: u32 = 256;
@@ -99,9 +102,18 @@ impl<R: CubeRuntime> Numbers<R> {
     }
 }
 
+fn whole(places: &[usize]) -> Vec<u32> {
+    places.iter().map(|place| *place as u32).collect()
+}
+
 impl<R: CubeRuntime, B: BoolElement> Resident for Cube<R, B> {
-    fn write(pool: Tensor<Self, 1>, rows: Vec<f32>, places: &[usize], width: usize) -> Tensor<Self, 1> {
-        pool::write(&Numbers::of(&pool), &rows, places, width);
+    fn write(
+        pool: Tensor<Self, 1>,
+        records: Vec<f32>,
+        places: &[usize],
+        layouts: (&Record, &Layout),
+    ) -> Tensor<Self, 1> {
+        records::write(&Numbers::of(&pool), records, places, layouts);
         pool
     }
 

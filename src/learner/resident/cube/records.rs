@@ -1,0 +1,701 @@
+//! Records into rows of the pool.
+//!
+//! The mathematics is that of [`Record::expand`](super::super::record::Record::expand), one unit for each contract, bidder or request of a
+//! step. A place had another segment before: every number of it is written.
+
+use std::mem::offset_of;
+
+use burn_cubecl::CubeRuntime;
+use cubecl::prelude::*;
+
+use crate::env::FEATURES;
+
+use super::super::layout::{ABSENT, Layout};
+use super::super::record::{
+    AuctionRecord, CourseRecord, OfferRecord, Record, RequestRecord, StepRecord, TRAFFIC as KINDS, TermsRecord,
+};
+use super::Numbers;
+
+/// Where a field of a record lies in its numbers.
+macro_rules! fields {
+    ($($name:ident = $record:ident.$field:ident),* $(,)?) => {
+        $(const $name: usize = offset_of!($record, $field) / size_of::<f32>();)*
+    };
+}
+
+fields!(
+    VOLUME_RATIO = StepRecord.volume_ratio,
+    TRAFFIC = StepRecord.traffic,
+    PRICE = StepRecord.price,
+    ENDS = StepRecord.ends,
+    AUCTION_REWARD = StepRecord.auction_reward,
+    THERE = TermsRecord.there,
+    OWED = TermsRecord.owed,
+    LEFT = TermsRecord.left,
+    MARKET_GAIN = TermsRecord.market_gain,
+    CAP_SLACK = TermsRecord.cap_slack,
+    PENALTY = TermsRecord.penalty,
+    START = TermsRecord.start,
+    LOW = TermsRecord.low,
+    HIGH = TermsRecord.high,
+    AVERTED = TermsRecord.averted,
+    CLICK = TermsRecord.click,
+    AD = TermsRecord.ad,
+    DELIVERED = CourseRecord.delivered,
+    OBSERVED = CourseRecord.observed,
+    PLANNED = CourseRecord.planned,
+    SUPPLY_LEFT = CourseRecord.supply_left,
+    SPEED = CourseRecord.speed,
+    FLIGHT_STATE = CourseRecord.flight_state,
+    FLIGHT = CourseRecord.flight,
+    CONTROLLER = CourseRecord.controller,
+    MARKET = CourseRecord.market,
+    DAY_MARKET = CourseRecord.day_market,
+    REPLANNED = CourseRecord.replanned,
+    REWARD = CourseRecord.reward,
+    OFFER_SLOT = OfferRecord.slot,
+    OFFER_UNIT = OfferRecord.unit,
+    OFFER_CLICK = OfferRecord.click,
+    OFFER_GAIN = OfferRecord.gain,
+    OFFER_BOOST = OfferRecord.boost,
+    AUCTION_WORTH = AuctionRecord.worth,
+    AUCTION_GAIN = AuctionRecord.gain,
+    AUCTION_BOOST = AuctionRecord.boost,
+    AUCTION_AD = AuctionRecord.ad,
+    SHOWN = RequestRecord.shown,
+    INVERSE_BEHAVIOUR = RequestRecord.inverse_behaviour,
+);
+
+const STEP: usize = size_of::<StepRecord>() / size_of::<f32>();
+const TERMS: usize = size_of::<TermsRecord>() / size_of::<f32>();
+const COURSE: usize = size_of::<CourseRecord>() / size_of::<f32>();
+const OFFER: usize = size_of::<OfferRecord>() / size_of::<f32>();
+const AUCTION: usize = size_of::<AuctionRecord>() / size_of::<f32>();
+const REQUEST: usize = size_of::<RequestRecord>() / size_of::<f32>();
+/// System-wide features beside each other, from the price level on, in a row and in a [`StepRecord`].
+const GENERAL: usize = 8;
+/// A contract's constant features beside each other, from the penalty on.
+const CONSTANT: usize = 5;
+
+/// `T` steps in a segment, `N` contracts, `K` bidders, `R` requests in a step, `Q` offers of a request, `A` auction ads, `F` tables of the actor.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct Sizes {
+    segments: usize,
+    steps: usize,
+    contracts: usize,
+    bidders: usize,
+    requests: usize,
+    offers: usize,
+    auctions: usize,
+    tables: usize,
+}
+
+/// Where the parts of a record begin, and its length.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct From {
+    width: usize,
+    spring: usize,
+    steps: usize,
+    terms: usize,
+    courses: usize,
+    bidders: usize,
+    kinds: usize,
+    offers: usize,
+    auctions: usize,
+    shown: usize,
+}
+
+/// Where the fields of a row begin, and its length.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct To {
+    width: usize,
+    states: usize,
+    after: usize,
+    last: usize,
+    actor: usize,
+    state_ids: usize,
+    after_ids: usize,
+    last_ids: usize,
+    actor_ids: usize,
+    potential: usize,
+    after_potential: usize,
+    last_potential: usize,
+    inverse_scale: usize,
+    rewards: usize,
+    auction_rewards: usize,
+    ends: usize,
+    contract: usize,
+    shift: usize,
+    low: usize,
+    penalty: usize,
+    inverse_ahead: usize,
+    spring: usize,
+    unit: usize,
+    click: usize,
+    gain: usize,
+    boost: usize,
+    auction_worth: usize,
+    auction_gain: usize,
+    auction_boost: usize,
+    active: usize,
+    shown: usize,
+    inverse_behaviour: usize,
+}
+
+/// What a run's rows have besides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct With {
+    critic_ads: bool,
+    actor_ads: bool,
+    traffic: bool,
+    pacing: bool,
+    by_total: bool,
+    score_auctions: bool,
+}
+
+#[cube]
+fn clamp(x: f32, limit: f32) -> f32 {
+    let mut clamped = x;
+    if clamped > limit {
+        clamped = limit;
+    }
+    if clamped < -limit {
+        clamped = -limit;
+    }
+    clamped
+}
+
+#[cube]
+fn at_least_0(x: f32) -> f32 {
+    let mut least = x;
+    if least < 0.0 {
+        least = 0.0f32;
+    }
+    least
+}
+
+#[cube]
+fn at_most(x: f32, limit: f32) -> f32 {
+    let mut most = x;
+    if most > limit {
+        most = limit;
+    }
+    most
+}
+
+#[cube]
+fn log_ratio(ratio: f32, limit: f32) -> f32 {
+    clamp(ratio.ln(), limit)
+}
+
+/// The pacing controller's term.
+#[cube]
+fn pacing(records: &Array<f32>, terms: usize, course: usize) -> f32 {
+    records[course + CONTROLLER]
+        + records[terms + MARKET_GAIN] * clamp(records[course + DAY_MARKET].ln(), f32::new(2.0))
+}
+
+#[cube]
+fn zeros(pool: &mut Array<f32>, at: usize, #[comptime] len: usize) {
+    for i in 0..len {
+        pool[at + i] = 0.0f32;
+    }
+}
+
+/// Features of a contract with `delivered` counted.
+#[cube]
+fn features(
+    records: &Array<f32>,
+    pool: &mut Array<f32>,
+    to: usize,
+    step: usize,
+    terms: usize,
+    course: usize,
+    delivered: f32,
+) {
+    let owed = records[terms + OWED];
+    let planned = records[course + PLANNED];
+    let supply_left = records[course + SUPPLY_LEFT];
+    let remaining = at_least_0(owed - delivered);
+    let mut done = f32::new(1.0);
+    if owed > 0.0 {
+        done = delivered / owed;
+    }
+    let mut met = 0.0f32;
+    if delivered >= owed {
+        met = f32::new(1.0);
+    }
+    pool[to] = at_most(done, f32::new(2.0));
+    pool[to + 1] = planned;
+    pool[to + 2] = clamp(4.0f32 * (done - planned), f32::new(2.0));
+    pool[to + 3] = log_ratio((remaining + 0.1) / (supply_left + 0.1), f32::new(4.0));
+    pool[to + 4] = log_ratio((remaining + 0.1) / (supply_left * records[step + VOLUME_RATIO] + 0.1), f32::new(4.0));
+    pool[to + 5] = 1.0f32 / (remaining + 1.0).sqrt();
+    pool[to + 6] = log_ratio((at_least_0(1.0f32 - done) + 0.01) / (1.0f32 - planned + 0.01), f32::new(3.0));
+    pool[to + 7] = log_ratio(records[course + SPEED], f32::new(3.0));
+    pool[to + 8] = records[terms + CAP_SLACK];
+    pool[to + 9] = met;
+    pool[to + 10] = records[course + FLIGHT_STATE];
+    pool[to + 11] = records[step + TRAFFIC];
+    pool[to + 12] = 0.5f32 * pacing(records, terms, course);
+    pool[to + 13] = at_most(records[course + FLIGHT], f32::new(2.0));
+    for i in 0..GENERAL {
+        pool[to + 14 + i] = records[step + PRICE + i];
+    }
+    for i in 0..CONSTANT {
+        pool[to + 22 + i] = records[terms + PENALTY + i];
+    }
+    pool[to + 27] = clamp(records[course + REPLANNED], f32::new(3.0));
+    pool[to + 28] = 2.0f32 * log_ratio(records[course + MARKET], f32::new(1.0));
+    pool[to + 29] = 2.0f32 * log_ratio(records[course + DAY_MARKET], f32::new(1.0));
+    pool[to + 30] = 0.0f32;
+}
+
+/// What the critic's output is multiplied by, and the scale of its loss.
+#[cube]
+fn potential(records: &Array<f32>, terms: usize, course: usize, delivered: f32, per_step: f32) -> (f32, f32) {
+    let owed = at_least_0(records[terms + OWED] - delivered);
+    let left = at_least_0(records[terms + LEFT] - delivered);
+    let (averted, click) = (records[terms + AVERTED], records[terms + CLICK]);
+    let mut stake = click;
+    if owed > 0.0 {
+        stake += averted;
+    }
+    let mut potential = averted * owed + click * left;
+    let mut scale = stake * per_step * (0.5f32 + (left / per_step).sqrt());
+    if records[course + FLIGHT_STATE] > 0.0 {
+        potential = 0.0f32;
+        scale = 0.0f32;
+    }
+    (potential, scale)
+}
+
+/// States and what follows each segment: one unit for each contract at each step and behind the last.
+#[cube(launch_unchecked)]
+fn contracts_kernel(
+    records: &Array<f32>,
+    places: &Array<u32>,
+    pool: &mut Array<f32>,
+    of: Sizes,
+    from: From,
+    to: To,
+    #[comptime] with: With,
+) {
+    if ABSOLUTE_POS >= of.segments * (of.steps + 1) * of.contracts {
+        terminate!();
+    }
+    let j = ABSOLUTE_POS % of.contracts;
+    let step_of = ABSOLUTE_POS / of.contracts;
+    let (segment, t) = (step_of / (of.steps + 1), step_of % (of.steps + 1));
+    let (record, row) = (segment * from.width, places[segment] as usize * to.width);
+    let step = record + from.steps + t * STEP;
+    let terms = record + from.terms + j * TERMS;
+    let course = record + from.courses + (t * of.contracts + j) * COURSE;
+    let pair = t * of.contracts + j;
+    let mut features_to = row + to.states + pair * FEATURES;
+    let mut id_to = row + to.state_ids + pair;
+    let mut potential_to = row + to.potential + pair;
+    if t == of.steps {
+        features_to = row + to.last + j * FEATURES;
+        id_to = row + to.last_ids + j;
+        potential_to = row + to.last_potential + j;
+    }
+    let mut worth = 0.0f32;
+    let mut inverse_scale = 0.0f32;
+    let mut reward = 0.0f32;
+    let mut ad = 0.0f32;
+    if records[step + VOLUME_RATIO] > 0.0 && records[terms + THERE] > 0.0 {
+        let delivered = records[course + DELIVERED];
+        features(records, pool, features_to, step, terms, course, delivered);
+        let (potential, scale) = potential(records, terms, course, delivered, f32::cast_from(of.requests));
+        worth = potential;
+        if potential > 0.0 && scale > 0.0 {
+            inverse_scale = 1.0f32 / scale;
+        }
+        reward = records[course + REWARD];
+        ad = records[terms + AD];
+    } else {
+        zeros(pool, features_to, FEATURES);
+    }
+    pool[potential_to] = worth;
+    if comptime!(with.critic_ads) {
+        pool[id_to] = ad;
+    }
+    if t < of.steps {
+        pool[row + to.rewards + pair] = reward;
+        if comptime!(!with.by_total) {
+            pool[row + to.inverse_scale + pair] = inverse_scale;
+        }
+    }
+}
+
+/// Ids of a row of the actor.
+#[cube]
+#[allow(clippy::too_many_arguments, reason = "arrays are arguments of a launch")]
+fn ids(
+    records: &Array<f32>,
+    pool: &mut Array<f32>,
+    to: usize,
+    kinds: usize,
+    ad: f32,
+    there: bool,
+    #[comptime] with: With,
+) {
+    let mut traffic = to;
+    if comptime!(with.actor_ads) {
+        pool[to] = ad;
+        traffic += 1;
+    }
+    if comptime!(with.traffic) {
+        for i in 0..KINDS {
+            let mut id = 0.0f32;
+            if there {
+                id = records[kinds + i];
+            }
+            pool[traffic + i] = id;
+        }
+    }
+}
+
+/// Who may bid in a step, and what follows a display: one unit for each slot.
+#[cube(launch_unchecked)]
+fn bidders_kernel(
+    records: &Array<f32>,
+    places: &Array<u32>,
+    pool: &mut Array<f32>,
+    of: Sizes,
+    from: From,
+    to: To,
+    #[comptime] with: With,
+) {
+    if ABSOLUTE_POS >= of.segments * of.steps * of.bidders {
+        terminate!();
+    }
+    let slot = ABSOLUTE_POS % of.bidders;
+    let step_of = ABSOLUTE_POS / of.bidders;
+    let (segment, t) = (step_of / of.steps, step_of % of.steps);
+    let (record, row) = (segment * from.width, places[segment] as usize * to.width);
+    let step = record + from.steps + t * STEP;
+    let at = t * of.bidders + slot;
+    // One more than the contract; 0 if none bids.
+    let mut bidder = 0usize;
+    if of.requests == 1 {
+        bidder = usize::cast_from(records[record + from.bidders + at]);
+    } else {
+        let terms = record + from.terms + slot * TERMS;
+        let course = record + from.courses + (t * of.contracts + slot) * COURSE;
+        let flies = records[step + VOLUME_RATIO] > 0.0 && records[course + FLIGHT_STATE] < 1.0;
+        if flies && records[terms + THERE] > 0.0 && records[course + DELIVERED] < records[terms + LEFT] {
+            bidder = slot + 1;
+        }
+    }
+    let mut width = of.bidders;
+    if comptime!(with.score_auctions) {
+        width += of.auctions;
+    }
+    let actor_row = t * width + slot;
+    let actor_to = row + to.actor + actor_row * FEATURES;
+    let after_to = row + to.after + at * FEATURES;
+    let mut contract = 0.0f32;
+    let mut shift = 0.0f32;
+    let mut low = 0.0f32;
+    let mut high = 0.0f32;
+    let mut inverse_ahead = 0.0f32;
+    let mut after_potential = 0.0f32;
+    let mut spring = 0.0f32;
+    let mut ad = 0.0f32;
+    if bidder > 0 {
+        let j = bidder - 1;
+        let terms = record + from.terms + j * TERMS;
+        let course = record + from.courses + (t * of.contracts + j) * COURSE;
+        let delivered = records[course + DELIVERED];
+        let mut ahead = records[terms + LEFT] - delivered;
+        if ahead < 1.0 {
+            ahead = f32::new(1.0);
+        }
+        ahead = at_most(ahead, f32::cast_from(of.requests));
+        features(records, pool, actor_to, step, terms, course, records[course + OBSERVED]);
+        features(records, pool, after_to, step, terms, course, delivered + ahead);
+        contract = f32::cast_from(j);
+        shift = records[terms + START] + records[course + REPLANNED];
+        if comptime!(with.pacing) {
+            shift += pacing(records, terms, course);
+        }
+        low = records[terms + LOW];
+        high = records[terms + HIGH];
+        inverse_ahead = 1.0f32 / ahead;
+        let (potential, _scale) = potential(records, terms, course, delivered + ahead, f32::cast_from(of.requests));
+        after_potential = potential;
+        spring = records[record + from.spring];
+        ad = records[terms + AD];
+    } else {
+        zeros(pool, actor_to, FEATURES);
+        zeros(pool, after_to, FEATURES);
+    }
+    let kinds = record + from.kinds + t * KINDS;
+    ids(records, pool, row + to.actor_ids + actor_row * of.tables, kinds, ad, bidder > 0, with);
+    if comptime!(with.critic_ads) {
+        pool[row + to.after_ids + at] = ad;
+    }
+    if of.requests == 1 {
+        pool[row + to.contract + at] = contract;
+    }
+    pool[row + to.shift + at] = shift;
+    pool[row + to.low + at] = low;
+    pool[row + to.penalty + at] = high;
+    pool[row + to.inverse_ahead + at] = inverse_ahead;
+    pool[row + to.after_potential + at] = after_potential;
+    pool[row + to.spring + at] = spring;
+}
+
+/// What each request may show of the contracts: one unit for each slot.
+#[cube(launch_unchecked)]
+fn offers_kernel(records: &Array<f32>, places: &Array<u32>, pool: &mut Array<f32>, of: Sizes, from: From, to: To) {
+    let slots = of.steps * of.requests * of.bidders;
+    if ABSOLUTE_POS >= of.segments * slots {
+        terminate!();
+    }
+    let segment = ABSOLUTE_POS / slots;
+    let at = ABSOLUTE_POS - segment * slots;
+    let (request, slot) = (at / of.bidders, at % of.bidders);
+    let row = places[segment] as usize * to.width;
+    let offers = segment * from.width + from.offers + request * of.offers * OFFER;
+    let mut unit = 0.0f32;
+    let mut click = 0.0f32;
+    let mut gain = 0.0f32;
+    let mut boost = f32::new(ABSENT);
+    for i in 0..of.offers {
+        let offer = offers + i * OFFER;
+        if records[offer + OFFER_BOOST] > 0.0 && usize::cast_from(records[offer + OFFER_SLOT]) == slot {
+            unit = records[offer + OFFER_UNIT];
+            click = records[offer + OFFER_CLICK];
+            gain = records[offer + OFFER_GAIN];
+            boost = records[offer + OFFER_BOOST];
+        }
+    }
+    pool[row + to.unit + at] = unit;
+    pool[row + to.click + at] = click;
+    pool[row + to.gain + at] = gain;
+    pool[row + to.boost + at] = boost;
+}
+
+/// Auction ads, what was shown, and what steps have for themselves: one unit for each request.
+#[cube(launch_unchecked)]
+fn requests_kernel(
+    records: &Array<f32>,
+    places: &Array<u32>,
+    pool: &mut Array<f32>,
+    of: Sizes,
+    from: From,
+    to: To,
+    #[comptime] with: With,
+) {
+    let requests = of.steps * of.requests;
+    if ABSOLUTE_POS >= of.segments * requests {
+        terminate!();
+    }
+    let segment = ABSOLUTE_POS / requests;
+    let request = ABSOLUTE_POS - segment * requests;
+    let t = request / of.requests;
+    let first = t * of.requests == request;
+    let (record, row) = (segment * from.width, places[segment] as usize * to.width);
+    let step = record + from.steps + t * STEP;
+    for i in 0..of.auctions {
+        let at = request * of.auctions + i;
+        let auction = record + from.auctions + at * AUCTION;
+        let there = records[auction + AUCTION_BOOST] > 0.0;
+        let mut boost = f32::new(ABSENT);
+        if there {
+            boost = records[auction + AUCTION_BOOST];
+        }
+        pool[row + to.auction_worth + at] = records[auction + AUCTION_WORTH];
+        pool[row + to.auction_gain + at] = records[auction + AUCTION_GAIN];
+        pool[row + to.auction_boost + at] = boost;
+        if comptime!(with.score_auctions) {
+            if first {
+                let actor_row = t * (of.bidders + of.auctions) + of.bidders + i;
+                let features = row + to.actor + actor_row * FEATURES;
+                zeros(pool, features, FEATURES);
+                if there {
+                    pool[features + 11] = records[step + TRAFFIC];
+                    for i in 0..GENERAL {
+                        pool[features + 14 + i] = records[step + PRICE + i];
+                    }
+                    pool[features + 23] = at_most(records[auction + AUCTION_WORTH], f32::new(4.0));
+                    pool[features + 30] = f32::new(1.0);
+                }
+                let kinds = record + from.kinds + t * KINDS;
+                let to = row + to.actor_ids + actor_row * of.tables;
+                ids(records, pool, to, kinds, records[auction + AUCTION_AD], there, with);
+            }
+        }
+    }
+    let shown = record + from.shown + request * REQUEST;
+    // One more than the slot; 0 if nothing.
+    let slot = usize::cast_from(records[shown + SHOWN]);
+    let mut active = 0.0f32;
+    if slot > 0 {
+        active = f32::new(1.0);
+    }
+    pool[row + to.active + request] = active;
+    if of.requests == 1 {
+        let slots = of.bidders + of.auctions;
+        for i in 0..slots {
+            pool[row + to.shown + request * slots + i] = 0.0f32;
+        }
+        if slot > 0 {
+            pool[row + to.shown + request * slots + slot - 1] = f32::new(1.0);
+        }
+        pool[row + to.inverse_behaviour + request] = records[shown + INVERSE_BEHAVIOUR];
+    }
+    if first {
+        pool[row + to.ends + t] = records[step + ENDS];
+        pool[row + to.auction_rewards + t] = records[step + AUCTION_REWARD];
+        if comptime!(with.by_total) {
+            let mut squares = 0.0f32;
+            for j in 0..of.contracts {
+                let terms = record + from.terms + j * TERMS;
+                let course = record + from.courses + (t * of.contracts + j) * COURSE;
+                let delivered = records[course + DELIVERED];
+                let (_potential, scale) = potential(records, terms, course, delivered, f32::cast_from(of.requests));
+                squares += scale * scale;
+            }
+            let mut inverse = 0.0f32;
+            if squares > 0.0 && records[step + VOLUME_RATIO] > 0.0 {
+                inverse = 1.0f32 / squares.sqrt();
+            }
+            pool[row + to.inverse_scale + t] = inverse;
+        }
+    }
+}
+
+/// Expands records where they are to be: nobody but the pool's owner has it.
+pub fn write<R: CubeRuntime>(
+    pool: &Numbers<R>,
+    records: Vec<f32>,
+    places: &[usize],
+    (record, layout): (&Record, &Layout),
+) {
+    assert!(places.iter().all(|place| (place + 1) * layout.width <= pool.len), "a place beyond the pool");
+    assert_eq!(records.len(), places.len() * record.width, "a place for each record");
+    let (client, dims, segments) = (&pool.client, record.dims, places.len());
+    let places = pool.upload(&super::whole(places));
+    let len = records.len();
+    let records = pool.with(client.create(cubecl::bytes::Bytes::from_elems(records)), len);
+    let with = With {
+        critic_ads: record.critic_ads,
+        actor_ads: record.actor_ads,
+        traffic: record.traffic,
+        pacing: record.pacing,
+        by_total: record.by_total,
+        score_auctions: dims.score_auctions,
+    };
+    let of = || {
+        SizesLaunch::new(
+            segments,
+            dims.steps,
+            dims.contracts,
+            dims.eligible,
+            record.requests,
+            dims.offers,
+            dims.auctions,
+            record.tables(),
+        )
+    };
+    let from = || {
+        FromLaunch::new(
+            record.width,
+            record.spring.start,
+            record.steps.start,
+            record.terms.start,
+            record.courses.start,
+            record.bidders.start,
+            record.kinds.start,
+            record.offers.start,
+            record.auctions.start,
+            record.shown.start,
+        )
+    };
+    let to = || {
+        ToLaunch::new(
+            layout.width,
+            layout.states.start,
+            layout.after.start,
+            layout.last.start,
+            layout.actor.start,
+            layout.state_ids.start,
+            layout.after_ids.start,
+            layout.last_ids.start,
+            layout.actor_ids.start,
+            layout.potential.start,
+            layout.after_potential.start,
+            layout.last_potential.start,
+            layout.inverse_scale.start,
+            layout.rewards.start,
+            layout.auction_rewards.start,
+            layout.ends.start,
+            layout.contract.start,
+            layout.shift.start,
+            layout.low.start,
+            layout.penalty.start,
+            layout.inverse_ahead.start,
+            layout.spring.start,
+            layout.unit.start,
+            layout.click.start,
+            layout.gain.start,
+            layout.boost.start,
+            layout.auction_worth.start,
+            layout.auction_gain.start,
+            layout.auction_boost.start,
+            layout.active.start,
+            layout.shown.start,
+            layout.inverse_behaviour.start,
+        )
+    };
+    let (records, places, rows) = (|| records.arg(), || places.arg(), || pool.arg());
+    let steps = segments * dims.steps;
+    // SAFETY: records and rows are as long as their layouts say, units beyond them end, and every place is within the pool.
+    unsafe {
+        let (count, dim) = pool.units((steps + segments) * dims.contracts);
+        contracts_kernel::launch_unchecked::<R>(
+            client,
+            count,
+            dim,
+            records(),
+            places(),
+            rows(),
+            of(),
+            from(),
+            to(),
+            with,
+        );
+        let (count, dim) = pool.units(steps * dims.eligible);
+        bidders_kernel::launch_unchecked::<R>(
+            client,
+            count,
+            dim,
+            records(),
+            places(),
+            rows(),
+            of(),
+            from(),
+            to(),
+            with,
+        );
+        let (count, dim) = pool.units(steps * record.requests * dims.eligible);
+        offers_kernel::launch_unchecked::<R>(client, count, dim, records(), places(), rows(), of(), from(), to());
+        let (count, dim) = pool.units(steps * record.requests);
+        requests_kernel::launch_unchecked::<R>(
+            client,
+            count,
+            dim,
+            records(),
+            places(),
+            rows(),
+            of(),
+            from(),
+            to(),
+            with,
+        );
+    }
+}
