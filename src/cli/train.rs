@@ -125,7 +125,10 @@ impl Train {
         flight::begin(&directory.flight(), "main");
         say!("run directory {}", directory.root().display());
         if settings.run.device == "auto" && device == Device::Cpu {
-            say!("no CUDA driver found: learning on the CPU");
+            match Device::idle_gpu() {
+                Some(missing) => say!("learning on the CPU, though there is a GPU: {missing}"),
+                None => say!("no CUDA driver found: learning on the CPU"),
+            }
         }
         let result = train(&settings, plan, earlier, device, mode, &directory, &interrupt);
         flight::end(&result);

@@ -3,6 +3,8 @@
 //! All are of order 1 and free of the day's size, so that a policy that learned on thinned days serves whole ones.
 //! Only what a policy may know enters: observed deliveries, the forecast, prices seen so far.
 
+use crate::plan::Time;
+
 use super::day::DayModel;
 use super::episode::Episode;
 use super::replay::Replay;
@@ -61,7 +63,7 @@ pub struct General {
     pub auction_ctr: f32,
 }
 
-/// What of a contract's features stays the same over an episode.
+/// What of a contract's features stays the same over an episode, to be worked out once.
 #[derive(Debug, Clone, Copy)]
 pub struct Terms {
     pub owed: f64,
@@ -99,10 +101,11 @@ pub struct Moment<'a> {
     day: &'a DayModel,
     episode: &'a Episode,
     state: &'a State,
-    /// Whether the training days' prices are shown to the networks.
-    warm: bool,
     offset: u64,
-    observed_until: u64,
+    /// Now, an hour ago, and when what is observed by now was delivered.
+    now: Time,
+    hour_ago: Time,
+    observed_until: Time,
     /// Of sums over the memory.
     growth: f64,
     decay: f64,
@@ -118,11 +121,15 @@ pub struct ContractMoment {
     planned: f64,
     supply_left: f64,
     volume_ratio: f64,
+    /// The pacing controller's term.
+    pub pacing: f64,
 }
 
 impl ContractMoment {
+    #[inline]
     pub fn new(general: &General, terms: &Terms, course: &Course) -> Self {
         let by_count = 0.0;
+        let pacing = course.pacing(terms);
         let row = [
             by_count,
             course.planned as f32,
@@ -136,7 +143,7 @@ impl ContractMoment {
             by_count,
             course.flight_state,
             general.traffic,
-            0.5 * course.pacing(terms) as f32,
+            0.5 * pacing as f32,
             course.flight.min(2.0) as f32,
             general.price,
             general.volume,
@@ -162,12 +169,15 @@ impl ContractMoment {
             planned: course.planned,
             supply_left: course.supply_left,
             volume_ratio: general.volume_ratio,
+            pacing,
         }
     }
 
     /// Writes the features when `delivered` impressions are counted.
+    ///
+    /// The actor passes observed counts, the critic true ones, and more of them for "after display".
     pub fn write(&self, delivered: f32, out: &mut [f32]) {
-        let Self { row, owed, planned, supply_left, volume_ratio } = *self;
+        let Self { row, owed, planned, supply_left, volume_ratio, .. } = *self;
         let out: &mut [f32; FEATURES] = out.try_into().expect("a row of FEATURES");
         let delivered = f64::from(delivered);
         let remaining = (owed - delivered).max(0.0);
@@ -180,6 +190,28 @@ impl ContractMoment {
         out[5] = (1.0 / (remaining + 1.0).sqrt()) as f32;
         out[6] = log_ratio((1.0 - done).max(0.0) + 0.01, (1.0 - planned) + 0.01, 3.0);
         out[9] = f32::from(delivered >= owed);
+    }
+}
+
+impl Terms {
+    /// Of every contract of a day; `warm` shows the training days' prices to the networks.
+    pub fn all(day: &DayModel, episode: &Episode, warm: bool) -> Vec<Self> {
+        (0..day.contracts.len()).map(|j| Self::of(day, episode, warm, j)).collect()
+    }
+
+    fn of(day: &DayModel, episode: &Episode, warm: bool, j: usize) -> Self {
+        let c = &day.contracts[j];
+        let owed = f64::from(episode.owed[j]);
+        Self {
+            owed,
+            market_gain: market_gain(day, &day.pacing, episode, j),
+            cap_slack: if owed > 0.0 { ((f64::from(episode.left[j]) - owed) / owed).min(2.0) as f32 } else { 2.0 },
+            penalty: 0.5 * log_ratio(c.penalty.max(1e-2 * day.unit), day.unit, 4.0),
+            worth: (c.mean_click / day.unit).min(4.0) as f32,
+            theta: (c.theta / f64::from(episode.supply_error[j])).min(1.0) as f32,
+            rate: c.rate as f32,
+            price: if warm && c.penalty > 0.0 { off_by(c.price / c.penalty, episode.start_error[j]) } else { 0.0 },
+        }
     }
 }
 
@@ -207,6 +239,7 @@ impl General {
 
 impl Course {
     /// The pacing controller's term, as [`State::pacing`].
+    #[inline]
     pub fn pacing(&self, terms: &Terms) -> f64 {
         self.controller + market_term(terms.market_gain, self.day_market)
     }
@@ -223,8 +256,8 @@ fn off_by(share: f64, error: f32) -> f32 {
 }
 
 impl<'a> Moment<'a> {
-    /// The state at the current request of a replay; `warm` shows the training days' prices to the networks.
-    pub fn new(replay: &'a Replay, warm: bool) -> Self {
+    /// The state at the current request of a replay.
+    pub fn new(replay: &'a Replay) -> Self {
         let (day, episode, state, offset) = (replay.day, &replay.episode, &replay.state, replay.offset());
         let whole = day.traffic.total().max(1e-9);
         let before = day.traffic.before(offset);
@@ -245,8 +278,19 @@ impl<'a> Moment<'a> {
             contract_ctr: ratio(state.contract_ctr(day.contract_pctr), day.contract_pctr),
             auction_ctr: ratio(state.auction_ctr(day.auction_pctr), day.auction_pctr),
         };
-        let (growth, decay) = (growth(offset), decay(offset));
-        Self { day, episode, state, warm, offset, observed_until: replay.observed_until(), growth, decay, general }
+        let hour = 3_600_000;
+        Self {
+            day,
+            episode,
+            state,
+            offset,
+            now: Time::at(offset),
+            hour_ago: Time::at(offset.saturating_sub(hour)),
+            observed_until: Time::at(replay.observed_until()),
+            growth: growth(offset),
+            decay: decay(offset),
+            general,
+        }
     }
 
     /// The part that all contracts have in common.
@@ -254,48 +298,23 @@ impl<'a> Moment<'a> {
         &self.general
     }
 
-    /// Writes the features of contract `j` when `delivered` impressions are counted.
-    ///
-    /// The actor passes observed counts, the critic true ones, and one more of either for "after display".
-    pub fn contract(&self, j: usize, delivered: f32, out: &mut [f32]) {
-        self.of(j).write(delivered, out);
-    }
-
     /// What does not depend on how much contract `j` has delivered, for those who look at several counts.
-    pub fn of(&self, j: usize) -> ContractMoment {
-        ContractMoment::new(&self.general, &self.terms(j), &self.course(j))
-    }
-
-    /// What stays the same over the episode for contract `j`.
-    pub fn terms(&self, j: usize) -> Terms {
-        let Self { day, episode, warm, .. } = *self;
-        let c = &day.contracts[j];
-        let owed = f64::from(episode.owed[j]);
-        Terms {
-            owed,
-            market_gain: market_gain(day, &day.pacing, episode, j),
-            cap_slack: if owed > 0.0 { ((f64::from(episode.left[j]) - owed) / owed).min(2.0) as f32 } else { 2.0 },
-            penalty: 0.5 * log_ratio(c.penalty.max(1e-2 * day.unit), day.unit, 4.0),
-            worth: (c.mean_click / day.unit).min(4.0) as f32,
-            theta: (c.theta / f64::from(episode.supply_error[j])).min(1.0) as f32,
-            rate: c.rate as f32,
-            price: if warm && c.penalty > 0.0 { off_by(c.price / c.penalty, episode.start_error[j]) } else { 0.0 },
-        }
+    pub fn of(&self, j: usize, terms: &Terms) -> ContractMoment {
+        ContractMoment::new(&self.general, terms, &self.course(j))
     }
 
     /// Where contract `j` is on its way.
+    #[inline]
     pub fn course(&self, j: usize) -> Course {
         let Self { day, episode, state, .. } = *self;
         let c = &day.contracts[j];
         let owed = f64::from(episode.owed[j]);
         let pace = c.pace.total().max(1e-9);
-        let planned = c.pace.before(self.offset) / pace;
+        let planned = c.pace.until(self.now) / pace;
         let supply_error = f64::from(episode.supply_error[j]);
-        let supply_left = (c.supply.total() - c.supply.before(self.offset)) * episode.thinning * supply_error;
+        let supply_left = (c.supply.total() - c.supply.until(self.now)) * episode.thinning * supply_error;
         // An hour of the plan's speed, for the same memory as the speed seen.
-        let hour = 3_600_000;
-        let hour_ago = self.offset.saturating_sub(hour);
-        let planned_speed = owed * (planned - c.pace.before(hour_ago) / pace);
+        let planned_speed = owed * (planned - c.pace.until(self.hour_ago) / pace);
         let prior = 0.02 * owed + 0.5;
         Course {
             planned,

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use crate::plan::PacingGains;
+use crate::plan::{PacingGains, Time};
 
 use super::day::DayModel;
 use super::episode::Episode;
@@ -27,11 +27,13 @@ pub(super) fn decay(offset: u64) -> f64 {
 }
 
 /// Gain of the pacing controller's market term for contract `j`: none where nothing is paced.
+#[inline]
 pub(super) fn market_gain(day: &DayModel, gains: &PacingGains, episode: &Episode, j: usize) -> f64 {
     if episode.owed[j] > 0.0 && day.contracts[j].pace.total() > 0.0 { gains.market } else { 0.0 }
 }
 
 /// The market's term at a price level of the day.
+#[inline]
 pub(super) fn market_term(gain: f64, level: f64) -> f64 {
     gain * level.ln().clamp(-2.0, 2.0)
 }
@@ -166,16 +168,16 @@ impl State {
     fn refresh(&mut self, day: &DayModel, episode: &Episode, offset: u64, delay: u64) {
         let (mut planned, mut short, mut owed, mut covered) = (0.0, 0.0, 0.0, 0.0);
         // What is observed by now was delivered before.
-        let until = offset.saturating_sub(delay);
-        let since = self.refreshed.unwrap_or(offset).saturating_sub(delay);
+        let until = Time::at(offset.saturating_sub(delay));
+        let since = Time::at(self.refreshed.unwrap_or(offset).saturating_sub(delay));
         for (j, c) in day.contracts.iter().enumerate() {
             let total = c.pace.total();
             let demand = f64::from(episode.owed[j]);
-            let before = c.pace.before(until);
+            let before = c.pace.until(until);
             let due = if total > 0.0 { demand * before / total } else { 0.0 };
             if total > 0.0 && demand > 0.0 {
                 let error = (due - f64::from(self.observed[j])) / demand;
-                self.integral[j] += (error * (before - c.pace.before(since)) / total) as f32;
+                self.integral[j] += (error * (before - c.pace.until(since)) / total) as f32;
             }
             planned += due;
             short += (due - f64::from(self.observed[j])).max(0.0);
@@ -256,25 +258,26 @@ impl State {
     ///
     /// The market's term is not thinned: prices are seen on every request. `until` is [`Replay::observed_until`](super::Replay).
     pub fn pacing(&self, day: &DayModel, gains: &PacingGains, episode: &Episode, j: usize, until: u64) -> f64 {
-        self.controller(day, gains, episode, j, until)
+        self.controller(day, gains, episode, j, Time::at(until))
             + market_term(market_gain(day, gains, episode, j), self.day_market_level(day.unit, j))
     }
 
     /// [`State::pacing`] without the market's term.
+    #[inline]
     pub(super) fn controller(
         &self,
         day: &DayModel,
         gains: &PacingGains,
         episode: &Episode,
         j: usize,
-        until: u64,
+        until: Time,
     ) -> f64 {
         let c = &day.contracts[j];
         let (owed, total) = (f64::from(episode.owed[j]), c.pace.total());
         if owed <= 0.0 || total <= 0.0 {
             return 0.0;
         }
-        let error = c.pace.before(until) / total - f64::from(self.observed[j]) / owed;
+        let error = c.pace.until(until) / total - f64::from(self.observed[j]) / owed;
         let term = gains.proportional * error + gains.integral * f64::from(self.integral[j]);
         (episode.thinning.sqrt() * term).clamp(-6.0, 6.0)
     }

@@ -1,6 +1,6 @@
 //! From compact segments to the rows that the networks see: each segment is replayed with the environment's own code.
 
-use crate::env::{Choice, ContractMoment, DayModel, Episode, FEATURES, Moment, Replay, Segment, Weights};
+use crate::env::{Choice, ContractMoment, DayModel, Episode, FEATURES, Moment, Replay, Segment, Terms, Weights};
 use crate::log::Auction;
 use crate::policy::{LearnedPolicy, PolicySpec, lift};
 use crate::settings::{ScoreMode, Settings};
@@ -184,6 +184,7 @@ struct Builder<'a> {
     spec: &'a PolicySpec,
     dims: &'a Dims,
     weights: Weights,
+    terms: Vec<Terms>,
     per_step: usize,
     tables: usize,
 }
@@ -195,7 +196,8 @@ impl SegmentRows {
         let per_step = usize::from(segment.per_step);
         let tables = spec.actor_shape().tables.len();
         let rows = Self::empty(segment, dims, tables);
-        let mut builder = Builder { rows, spec, dims, weights: Weights::from(&settings.reward), per_step, tables };
+        let mut builder =
+            Builder { rows, spec, dims, weights: Weights::from(&settings.reward), terms: vec![], per_step, tables };
         replay(segment, with, &mut builder);
         builder.rows
     }
@@ -254,7 +256,7 @@ impl Builder<'_> {
         rows.after_ads[at] = day.contracts[j].vocabulary;
         rows.bidders[at] = Some(Bidder {
             contract: j as u32,
-            lift: lift(&self.spec.policy, &day.pacing, replay, j) as f32,
+            lift: lift(&self.spec.policy, replay, j, of.pacing) as f32,
             ahead,
             after_potential: potential_of(replay, &self.weights, self.per_step as f64, j, delivered + ahead).0,
         });
@@ -266,13 +268,18 @@ pub fn ahead(per_step: usize, left: f32) -> f32 {
     (per_step as f32).min(left.max(1.0))
 }
 
-/// What showing a candidate of the current request comes to; where a step is one request its slot is its place among them.
+/// Row of a candidate of the current request among its step's bidders: where a step is one request, its place among the candidates.
+pub fn slot(replay: &Replay, per_step: usize, candidate: usize) -> usize {
+    if per_step == 1 { candidate } else { replay.candidates()[candidate].contract as usize }
+}
+
+/// What showing a candidate of the current request comes to.
 pub fn offer(replay: &Replay, w: &Weights, per_step: usize, candidate: usize) -> Offer {
     let unit = replay.day.unit;
     let c = &replay.candidates()[candidate];
     let j = c.contract as usize;
     Offer {
-        slot: if per_step == 1 { candidate } else { j },
+        slot: slot(replay, per_step, candidate),
         gain: (replay.gain(candidate).relative(w) / unit) as f32,
         unit: LearnedPolicy::unit_owed(replay, &replay.state, j) as f32,
         click: (c.click / unit) as f32,
@@ -294,11 +301,14 @@ impl Witness for Builder<'_> {
     fn step(&mut self, replay: &Replay, t: usize) {
         let day = replay.day;
         let n = self.dims.contracts;
-        let moment = Moment::new(replay, self.spec.policy.warm_start);
+        let moment = Moment::new(replay);
+        if t == 0 {
+            self.terms = Terms::all(day, &replay.episode, self.spec.policy.warm_start);
+        }
         for j in 0..day.contracts.len() {
             let at = t * n + j;
             let delivered = replay.state.delivered[j];
-            let of = moment.of(j);
+            let of = moment.of(j, &self.terms[j]);
             of.write(delivered, &mut self.rows.states[at * FEATURES..(at + 1) * FEATURES]);
             self.rows.state_ads[at] = day.contracts[j].vocabulary;
             (self.rows.potential[at], self.rows.scale[at]) =
@@ -311,7 +321,7 @@ impl Witness for Builder<'_> {
         if self.per_step == 1 {
             for (slot, c) in replay.candidates().iter().enumerate() {
                 let j = c.contract as usize;
-                self.bidder(replay, &moment.of(j), (t, slot), j);
+                self.bidder(replay, &moment.of(j, &self.terms[j]), (t, slot), j);
             }
         }
         if self.spec.score_mode == ScoreMode::All {
@@ -351,10 +361,11 @@ impl Witness for Builder<'_> {
 
     fn last(&mut self, replay: &Replay) {
         let (rows, day) = (&mut self.rows, replay.day);
-        let moment = Moment::new(replay, self.spec.policy.warm_start);
+        let moment = Moment::new(replay);
         for j in 0..day.contracts.len() {
             let delivered = replay.state.delivered[j];
-            moment.contract(j, delivered, &mut rows.last[j * FEATURES..(j + 1) * FEATURES]);
+            let of = moment.of(j, &self.terms[j]);
+            of.write(delivered, &mut rows.last[j * FEATURES..(j + 1) * FEATURES]);
             rows.last_ads[j] = day.contracts[j].vocabulary;
             rows.last_potential[j] = potential_of(replay, &self.weights, self.per_step as f64, j, delivered).0;
         }

@@ -1,13 +1,16 @@
 //! Which device the learner computes on.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once};
 
 use anyhow::bail;
 use burn::backend::Flex;
+use burn::tensor::backend::Backend;
+use burn::tensor::{Tensor, TensorData};
 use burn_flex::FlexDevice;
 use cubecl::config::cache::CacheConfig;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig as _};
+use libloading::Library;
 use twox_hash::XxHash3_64;
 
 use crate::env::DayModel;
@@ -32,12 +35,12 @@ impl Device {
     /// Resolves `auto`, `cpu`, `cpu-resident`, `cuda` or `cuda:INDEX`.
     ///
     /// # Errors
-    /// An unknown name, or CUDA where there is no driver.
+    /// An unknown name, or CUDA where a driver, NVRTC or headers are missing.
     pub fn resolve(name: &str) -> anyhow::Result<Self> {
         match name {
             "cpu" => Ok(Self::Cpu),
             "cpu-resident" => Ok(Self::CpuResident),
-            "auto" if cuda_driver() => Ok(Self::Cuda(0)),
+            "auto" if missing().is_none() => Ok(Self::Cuda(0)),
             "auto" => Ok(Self::Cpu),
             _ => {
                 let index = match name.strip_prefix("cuda") {
@@ -48,20 +51,23 @@ impl Device {
                 let Some(index) = index else {
                     bail!("unknown device `{name}`; use auto, cpu, cuda, cuda:INDEX or cpu-resident");
                 };
-                if !cuda_driver() {
-                    bail!(
-                        "device `{name}`: no usable CUDA driver on this machine (no /dev/nvidiactl or no libcuda.so.1); use --device cpu"
-                    );
+                if let Some(missing) = missing() {
+                    bail!("device `{name}`: {missing}; or use --device cpu");
                 }
                 Ok(Self::Cuda(index))
             }
         }
     }
 
+    /// Why a GPU that this machine has is not used by `auto`; `None` where it has none or uses it.
+    pub fn idle_gpu() -> Option<&'static str> {
+        missing().filter(|_| Path::new("/dev/nvidiactl").exists())
+    }
+
     /// Builds the trainer on this device.
     ///
     /// # Errors
-    /// A replay pool, or a segment, that is too large for the device.
+    /// A replay pool, or a segment, that is too large for the device; a GPU that does not work.
     pub fn trainer(
         self,
         days: &[DayModel],
@@ -74,6 +80,7 @@ impl Device {
             Self::Cuda(index) => {
                 keep_kernels();
                 let device = burn_cuda::CudaDevice { index };
+                try_out::<burn_cuda::Cuda>(&device)?;
                 Box::new(ResidentTrainer::<burn_cuda::Cuda>::new(days, spec, settings, device)?)
             }
         })
@@ -90,18 +97,40 @@ impl std::fmt::Display for Device {
     }
 }
 
-/// Whether a CUDA driver is there, without loading it: burn panics where it is not.
-fn cuda_driver() -> bool {
-    let library = || {
-        let listed = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-        std::env::split_paths(&listed)
-            .chain(
-                ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib"]
-                    .map(Into::into),
-            )
-            .any(|folder| folder.join("libcuda.so.1").exists())
-    };
-    std::path::Path::new("/dev/nvidiactl").exists() && library()
+/// What is missing for a GPU to be used, and what to do about it; found out before burn looks for it, which panics.
+fn missing() -> Option<&'static str> {
+    if !Path::new("/dev/nvidiactl").exists() || !loads(&["libcuda.so.1", "libcuda.so"]) {
+        return Some("no usable CUDA driver on this machine (no /dev/nvidiactl or no libcuda.so.1)");
+    }
+    if !loads(&["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"]) {
+        return Some(
+            "NVRTC (libnvrtc.so), which compiles kernels, is not found: install the CUDA toolkit, or `pip install nvidia-cuda-nvrtc`, \
+             and add its lib folder to LD_LIBRARY_PATH",
+        );
+    }
+    let headers = cubecl::cuda::install::cuda_path().is_some_and(|root| root.join("include/cuda_fp16.h").exists());
+    (!headers).then_some(
+        "CUDA's headers (include/cuda_fp16.h) are not found: install the CUDA toolkit, or `pip install nvidia-cuda-runtime`, and set \
+         CUDA_PATH to the folder above include",
+    )
+}
+
+/// Whether one of these libraries is there.
+fn loads(names: &[&str]) -> bool {
+    // SAFETY: these are NVIDIA's, which do nothing when they are loaded.
+    names.iter().any(|name| unsafe { Library::new(name) }.is_ok())
+}
+
+/// Lets a GPU work something out: a kernel that fails is told of on its own thread only, and leaves memory as it was.
+fn try_out<B: Backend>(device: &B::Device) -> anyhow::Result<()> {
+    let numbers = [1.0f32, 2.0, 3.0];
+    let doubled = Tensor::<B, 1>::from_data(TensorData::from(numbers), device).mul_scalar(2.0);
+    let found = doubled.into_data().into_vec::<f32>().unwrap_or_default();
+    anyhow::ensure!(
+        found == numbers.map(|x| 2.0 * x),
+        "the GPU does not run what is compiled for it (found {found:?}); what failed is above. scripts/gpu-check says more, --device cpu works"
+    );
+    Ok(())
 }
 
 /// Keeps the kernels that a GPU needs where the next start finds them compiled: under `~/.cache/admix/kernels`, wherever the

@@ -175,6 +175,22 @@ pub(super) fn add(cells: &mut [f64], pv: f64, curve: &[f64]) {
     }
 }
 
+/// A time of the day on the grid, for those who look at many curves there.
+#[derive(Debug, Clone, Copy)]
+pub struct Time {
+    cell: usize,
+    within: f64,
+}
+
+impl Time {
+    #[inline]
+    pub fn at(offset_ms: u64) -> Self {
+        let x = (offset_ms as f64 / CELL_MS).min(GRID as f64);
+        let cell = (x as usize).min(GRID - 1);
+        Self { cell, within: x - cell as f64 }
+    }
+}
+
 impl Supply {
     fn from_cells(cells: &[f64]) -> Self {
         let mut cumulative = Vec::with_capacity(GRID + 1);
@@ -196,10 +212,14 @@ impl Supply {
 
     /// Requests before `offset_ms` of the day.
     pub fn before(&self, offset_ms: u64) -> f64 {
-        let x = (offset_ms as f64 / CELL_MS).min(GRID as f64);
-        let i = (x as usize).min(GRID - 1);
-        let (low, high) = (self.cumulative[i], self.cumulative[i + 1]);
-        low + (high - low) * (x - i as f64)
+        self.until(Time::at(offset_ms))
+    }
+
+    /// Requests before a time of the day.
+    #[inline]
+    pub fn until(&self, time: Time) -> f64 {
+        let (low, high) = (self.cumulative[time.cell], self.cumulative[time.cell + 1]);
+        low + (high - low) * time.within
     }
 
     /// Requests of the whole day.

@@ -39,7 +39,7 @@ use crate::log::CompiledLog;
 use crate::log::compiled::Contract;
 pub use bound::{Bound, hindsight_bound, weighted_bound};
 pub use experience::KnownContract;
-pub use forecast::{Forecast, GRID, Supply};
+pub use forecast::{Forecast, GRID, Supply, Time};
 pub use graph::Graph;
 pub use hwm::Hwm;
 pub use sample::Sample;

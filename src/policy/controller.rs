@@ -57,7 +57,9 @@ impl Policy for Controller {
         let bids = self.bids.as_ref().expect("begin() came first");
         for (score, c) in contracts.iter_mut().zip(replay.candidates()) {
             let j = c.contract as usize;
-            let output = self.start_error + lift(&self.settings, &self.gains, replay, j);
+            let Replay { day, episode, state, .. } = replay;
+            let pacing = state.pacing(day, &self.gains, episode, j, replay.observed_until());
+            let output = self.start_error + lift(&self.settings, replay, j, pacing);
             *score = c.click + bids.contract(j, output, LearnedPolicy::unit_owed(replay, &replay.state, j)).0;
         }
     }

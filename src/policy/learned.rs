@@ -6,8 +6,8 @@ use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::env::{DayModel, FEATURES, Moment, Replay, State, Vocabulary};
-use crate::plan::{Horizon, PacingGains};
+use crate::env::{DayModel, FEATURES, Moment, Replay, State, Terms, Vocabulary};
+use crate::plan::Horizon;
 use crate::settings::{self, ScoreMode};
 
 use super::net::{HostNet, Shape, Table};
@@ -95,15 +95,11 @@ fn logit(share: f64) -> f64 {
     (share / (1.0 - share)).ln()
 }
 
-/// What is added to the logit of contract `j`'s bid before the network on the current request: the newest plan, the pacing
-/// controller's term, and the episode's error of the start.
-pub fn lift(policy: &settings::Policy, gains: &PacingGains, replay: &Replay, j: usize) -> f64 {
+/// What is added to the logit of contract `j`'s bid before the network on the current request: the newest plan, the controller's term
+/// `pacing` where the settings want one, and the episode's error of the start.
+pub fn lift(policy: &settings::Policy, replay: &Replay, j: usize, pacing: f64) -> f64 {
     let start = f64::from(replay.episode.start_error[j] + replay.state.replanned[j]);
-    if policy.pacing {
-        start + replay.state.pacing(replay.day, gains, &replay.episode, j, replay.observed_until())
-    } else {
-        start
-    }
+    if policy.pacing { start + pacing } else { start }
 }
 
 /// How network outputs become scores, for one day. Money in minor units per impression.
@@ -164,9 +160,11 @@ pub struct LearnedPolicy {
     spec: Arc<PolicySpec>,
     net: HostNet,
     bids: Option<Bids>,
+    terms: Vec<Terms>,
     features: Vec<f32>,
     ids: Vec<u32>,
     outputs: Vec<f32>,
+    lifts: Vec<f64>,
     /// What is added to the logit of each contract's bid until the next [`LearnedPolicy::hold`].
     held: Option<Vec<f64>>,
     replanner: Option<Replanner>,
@@ -175,7 +173,18 @@ pub struct LearnedPolicy {
 impl LearnedPolicy {
     pub fn new(spec: Arc<PolicySpec>, actor: Vec<f32>) -> Self {
         let net = HostNet::new(spec.actor_shape(), actor);
-        Self { spec, net, bids: None, features: vec![], ids: vec![], outputs: vec![], held: None, replanner: None }
+        Self {
+            spec,
+            net,
+            bids: None,
+            terms: vec![],
+            features: vec![],
+            ids: vec![],
+            outputs: vec![],
+            lifts: vec![],
+            held: None,
+            replanner: None,
+        }
     }
 
     pub fn spec(&self) -> &Arc<PolicySpec> {
@@ -191,6 +200,7 @@ impl LearnedPolicy {
     pub fn resume(&mut self, replay: &Replay, replanner: Option<Replanner>) {
         self.held = None;
         self.bids = Some(Bids::new(replay.day, &self.spec.policy));
+        self.terms = Terms::all(replay.day, &replay.episode, self.spec.policy.warm_start);
         self.replanner = replanner;
     }
 
@@ -208,22 +218,20 @@ impl LearnedPolicy {
     /// outputs do not depend on the request.
     pub fn hold(&mut self, replay: &Replay) {
         let day = replay.day;
-        let moment = Moment::new(replay, self.spec.policy.warm_start);
+        let moment = Moment::new(replay);
         self.features.resize(day.contracts.len() * FEATURES, 0.0);
         self.ids.clear();
-        for (j, row) in self.features.chunks_exact_mut(FEATURES).enumerate() {
-            moment.contract(j, replay.state.observed[j], row);
+        self.lifts.clear();
+        for ((j, terms), row) in self.terms.iter().enumerate().zip(self.features.chunks_exact_mut(FEATURES)) {
+            let of = moment.of(j, terms);
+            of.write(replay.state.observed[j], row);
+            self.lifts.push(lift(&self.spec.policy, replay, j, of.pacing));
             self.spec.push_ids(day, replay.row(), day.contracts[j].vocabulary, &mut self.ids);
         }
         self.outputs.resize(day.contracts.len(), 0.0);
         self.net.forward(&self.features, &self.ids, &mut self.outputs);
-        let held = self
-            .outputs
-            .iter()
-            .enumerate()
-            .map(|(j, &f)| f64::from(f) + lift(&self.spec.policy, &replay.day.pacing, replay, j))
-            .collect();
-        self.held = Some(held);
+        let held = self.outputs.iter().zip(&self.lifts).map(|(&output, lift)| f64::from(output) + lift);
+        self.held = Some(held.collect());
     }
 
     /// How much of contract `j`'s next impression is owed, by what is observed.
@@ -258,13 +266,16 @@ impl Policy for LearnedPolicy {
             return;
         }
         let day = replay.day;
-        let moment = Moment::new(replay, self.spec.policy.warm_start);
+        let moment = Moment::new(replay);
         self.features.resize(rows * FEATURES, 0.0);
         self.ids.clear();
+        self.lifts.clear();
         let mut feature_rows = self.features.chunks_exact_mut(FEATURES);
         for (c, row) in replay.candidates().iter().zip(&mut feature_rows) {
             let j = c.contract as usize;
-            moment.contract(j, replay.state.observed[j], row);
+            let of = moment.of(j, &self.terms[j]);
+            of.write(replay.state.observed[j], row);
+            self.lifts.push(lift(&self.spec.policy, replay, j, of.pacing));
             self.spec.push_ids(day, replay.row(), day.contracts[j].vocabulary, &mut self.ids);
         }
         if score_auctions {
@@ -276,10 +287,10 @@ impl Policy for LearnedPolicy {
         self.outputs.resize(rows, 0.0);
         self.net.forward(&self.features, &self.ids, &mut self.outputs);
         let bids = self.bids.as_ref().expect("begin() came first");
-        for ((c, score), output) in replay.candidates().iter().zip(&mut *contracts).zip(&self.outputs) {
+        let lifted = self.outputs.iter().zip(&self.lifts).map(|(output, lift)| f64::from(*output) + lift);
+        for ((c, score), output) in replay.candidates().iter().zip(&mut *contracts).zip(lifted) {
             let j = c.contract as usize;
             let unit = Self::unit_owed(replay, &replay.state, j);
-            let output = f64::from(*output) + lift(&self.spec.policy, &replay.day.pacing, replay, j);
             *score = bids.contract(j, output, unit).0 + c.click;
         }
         if score_auctions {

@@ -1,4 +1,4 @@
-//! Everything that the processes of a run share in memory, and, but for the file map and the launches of GPU kernels, all `unsafe` of the project.
+//! Everything that the processes of a run share in memory, and all `unsafe` of the project but for the file map and what a GPU needs.
 //!
 //! **Why shared memory.** An actor produces blocks of half a megabyte and the learner publishes its
 //! parameters to every process; a pipe would copy each of them twice through the kernel and would block

@@ -12,7 +12,7 @@ use crate::env::{ContractMoment, Course, FEATURES, General, Moment, Replay, Segm
 use crate::policy::{Bids, PolicySpec};
 use crate::settings::{Credit, Settings};
 
-use super::super::batch::{Decided, Rebuild, Witness, ahead, auction_offer, offer, potential, replay};
+use super::super::batch::{Decided, Rebuild, Witness, ahead, auction_offer, offer, potential, replay, slot};
 use super::super::dims::Dims;
 use super::layout::{ABSENT, Layout};
 
@@ -430,12 +430,13 @@ impl Writer<'_> {
         cast_slice_mut(&mut self.out[part.clone()])
     }
 
-    fn terms(&mut self, replay: &Replay, moment: &Moment) {
+    fn terms(&mut self, replay: &Replay) {
         let (day, episode) = (replay.day, &replay.episode);
         let Weights { click, delivery, .. } = self.weights;
         let (of, bids) = (self.of, self.bids);
-        for (j, (c, to)) in day.contracts.iter().zip(self.part::<TermsRecord>(&of.terms)).enumerate() {
-            let terms = moment.terms(j);
+        let all = Terms::all(day, episode, self.spec.policy.warm_start);
+        for (j, (terms, to)) in all.iter().zip(self.part::<TermsRecord>(&of.terms)).enumerate() {
+            let c = &day.contracts[j];
             let (start, low, high) = bids.terms(j);
             *to = TermsRecord {
                 there: 1.0,
@@ -460,10 +461,10 @@ impl Writer<'_> {
 
     /// Step `t`, or the request after the last one.
     fn moment(&mut self, replay: &Replay, t: usize) {
-        let moment = Moment::new(replay, self.spec.policy.warm_start);
         if t == 0 {
-            self.terms(replay, &moment);
+            self.terms(replay);
         }
+        let moment = Moment::new(replay);
         let (of, contracts) = (self.of, replay.day.contracts.len());
         let g = *moment.general();
         self.part::<StepRecord>(&of.steps)[t] = StepRecord {
@@ -534,7 +535,6 @@ impl Witness for Writer<'_> {
         let Dims { eligible: k, offers: q, auctions: a, .. } = of.dims;
         self.request += 1;
         let candidates = replay.candidates().len();
-        let slot = |candidate: usize| offer(replay, &weights, of.requests, candidate).slot;
         for (i, to) in self.part::<OfferRecord>(&of.offers)[request * q..][..candidates].iter_mut().enumerate() {
             let o = offer(replay, &weights, of.requests, i);
             *to = OfferRecord { slot: o.slot as f32, unit: o.unit, click: o.click, gain: o.gain, boost: o.boost };
@@ -547,7 +547,7 @@ impl Witness for Writer<'_> {
             *to = AuctionRecord { worth: o.worth, gain: o.gain, boost: o.boost, ad };
         }
         let Some(shown) = decided.shown else { return };
-        let shown = if shown < candidates { slot(shown) } else { k + shown - candidates };
+        let shown = if shown < candidates { slot(replay, of.requests, shown) } else { k + shown - candidates };
         let inverse = decided.behaviour.map_or(0.0, |p| 1.0 / p.max(1e-6));
         self.part::<RequestRecord>(&of.shown)[request] =
             RequestRecord { shown: (shown + 1) as f32, inverse_behaviour: inverse };

@@ -8,16 +8,19 @@ use std::time::{Duration, Instant};
 
 use admix::actor::Explorer;
 use admix::env::{Block, DayModel};
+use admix::learner::resident::ResidentTrainer;
 use admix::learner::trainer::UpdatePlan;
 use admix::learner::{Device, Learner};
 use admix::product::bench::world::{self, WorldSize};
 use admix::settings::{Credit, Critic, ScoreMode, Settings};
+use burn_cuda::{Cuda, CudaDevice};
 use libloading::{Library, Symbol};
 
+const WORLD: WorldSize = WorldSize { requests: 6_000, queue: 16, eligible: 8, contracts: 30 };
 const UPDATES: usize = 2_000;
-/// Blocks that are taken in, again and again those of [`DIFFERENT`].
-const BLOCKS: usize = 400;
-const DIFFERENT: usize = 16;
+/// Blocks that are taken in again and again, and for how long.
+const BLOCKS: usize = 16;
+const TAKING: Duration = Duration::from_secs(3);
 
 /// What the stand-in counts.
 struct Driver(Library);
@@ -50,8 +53,8 @@ impl Driver {
 
 fn learner<'a>(days: &'a [DayModel], settings: &Settings) -> anyhow::Result<Learner<'a>> {
     let spec = world::spec(&days[0], settings);
-    let trainer = Device::Cuda(0).trainer(days, &spec, settings)?;
-    let mut learner = Learner::new(days, spec.clone(), settings, trainer);
+    let trainer = ResidentTrainer::<Cuda>::new(days, &spec, settings, CudaDevice { index: 0 })?;
+    let mut learner = Learner::new(days, spec.clone(), settings, Box::new(trainer));
     let mut explorer = Explorer::new(days, settings, spec.clone(), spec.initial_actor(1), 0, 0);
     while !learner.ready() {
         learner.ingest(explorer.block().segments)?;
@@ -69,9 +72,12 @@ fn update(learner: &mut Learner, read: bool) {
 fn taken_in(days: &[DayModel], settings: &Settings, learner: &mut Learner) -> anyhow::Result<f64> {
     let spec = world::spec(&days[0], settings);
     let mut explorer = Explorer::new(days, settings, spec.clone(), spec.initial_actor(1), 0, 0);
-    let blocks: Vec<Block> = (0..DIFFERENT).map(|_| explorer.block()).collect();
+    let blocks: Vec<Block> = (0..BLOCKS).map(|_| explorer.block()).collect();
     let (mut steps, mut took) = (0, Duration::ZERO);
-    for block in blocks.iter().cycle().take(BLOCKS) {
+    for block in blocks.iter().cycle() {
+        if took >= TAKING {
+            break;
+        }
         let segments = block.segments.clone();
         let began = Instant::now();
         learner.ingest(segments)?;
@@ -85,8 +91,11 @@ fn taken_in(days: &[DayModel], settings: &Settings, learner: &mut Learner) -> an
 
 fn main() -> anyhow::Result<()> {
     let driver = Driver::open()?;
-    let (day, _) = world::day(WorldSize { requests: 6_000, queue: 16, eligible: 8, contracts: 30 })?;
-    let days = [day];
+    let days = [world::day(WORLD)?.0];
+
+    let (spec, settings) = (world::spec(&days[0], &Settings::default()), Settings::default());
+    let refused = Device::Cuda(0).trainer(&days, &spec, &settings).err();
+    anyhow::ensure!(refused.is_some(), "a GPU that runs nothing was taken for one that does");
 
     let began = Instant::now();
     for critic in [Critic::Quantile, Critic::Categorical, Critic::Scalar] {
@@ -111,14 +120,13 @@ fn main() -> anyhow::Result<()> {
     let took = began.elapsed().as_secs_f64();
     println!("{} kernels, those of all variants, compiled and loaded in {took:.1} s", driver.modules()?);
 
-    println!(
-        "requests in a step  states in a batch  launches an update  host's time an update, us  taken in, M steps/s"
-    );
-    for (per_step, states) in [(1, 256), (1, 4_096), (30, 512)] {
+    println!("contracts  requests in a step  batch  launches an update  host's us an update  taken in, M steps/s");
+    for (contracts, per_step, batch) in [(30, 1, 256), (30, 1, 4_096), (30, 30, 512), (8, 1, 256)] {
+        let days = [world::day(WorldSize { contracts, ..WORLD })?.0];
         let mut settings = Settings::default();
         settings.episodes.requests_per_step = per_step;
         settings.policy.ad_embedding = 0;
-        (settings.learner.batch, settings.learner.pool) = (states, 2 * states);
+        (settings.learner.batch, settings.learner.pool) = (batch, 2 * batch);
         let mut learner = learner(&days, &settings)?;
         let updates = |learner: &mut Learner| {
             (0..UPDATES).for_each(|_| update(learner, false));
@@ -129,8 +137,8 @@ fn main() -> anyhow::Result<()> {
         updates(&mut learner);
         let each = began.elapsed().as_secs_f64() * 1e6 / UPDATES as f64;
         let launches = (driver.launches()? - before) as f64 / UPDATES as f64;
-        let taken_in = taken_in(&days, &settings, &mut learner)?;
-        println!("{per_step:>18}  {states:>17}  {launches:>18.1}  {each:>25.1}  {:>20.2}", taken_in * 1e-6);
+        let taken_in = taken_in(&days, &settings, &mut learner)? * 1e-6;
+        println!("{contracts:>9}  {per_step:>18}  {batch:>5}  {launches:>18.1}  {each:>19.1}  {taken_in:>20.2}");
     }
     Ok(())
 }

@@ -481,6 +481,7 @@ fn offers_kernel(records: &Array<f32>, places: &Array<u32>, pool: &mut Array<f32
 
 /// Auction ads, what was shown, and what steps have for themselves: one unit for each request.
 #[cube(launch_unchecked)]
+#[allow(clippy::collapsible_if, reason = "one is decided when the kernel is compiled")]
 fn requests_kernel(
     records: &Array<f32>,
     places: &Array<u32>,
