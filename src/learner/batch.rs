@@ -1,4 +1,5 @@
-//! From compact segments to the rows that the networks see: each segment is replayed with the environment's own code.
+//! From compact segments to what is learned from: each is replayed with the environment's own code ([`replay`]), and somebody notes
+//! what happens ([`Witness`]); here the rows that the networks see ([`SegmentRows`]).
 
 use crate::env::{Choice, ContractMoment, DayModel, Episode, FEATURES, Moment, Replay, Segment, Terms, Weights};
 use crate::log::Auction;

@@ -7,7 +7,7 @@
 //!
 //! - [`host`], on the CPU: compact segments are rebuilt for each batch, and the losses are closed forms of our own ([`loss`],
 //!   [`kernels`]), one pass over the outputs instead of a dozen tensor operations over `[.., quantiles, quantiles]`.
-//! - [`resident`], on a GPU: segments are rebuilt once and stay on the device, where kernels of our own gather batches, infer and
+//! - [`resident`], on a GPU: segments are replayed once and stay on the device, where kernels of our own make rows of them, gather batches, infer and
 //!   learn, so that an update sends a few numbers and waits for nothing.
 //!
 //! - [`dims`]: sizes of a batch. [`pool`]: replay pool of compact segments. [`core`]: pool, replay ratio and budget around the trainer, the same in every

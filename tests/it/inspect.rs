@@ -1,6 +1,6 @@
 //! `admix inspect`: a live run, a killed one, an ended one, damaged recordings, and what is no run.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use admix::run::flight;
@@ -25,6 +25,45 @@ fn inspect(dir: &Path, words: &[&str]) -> Value {
     let output = run_inspect(dir, &["--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The segments of a run under other names, so that they outlive a start of another test, which sweeps those of dead runs.
+struct Kept(Vec<(PathBuf, PathBuf)>);
+
+impl Kept {
+    fn of(pid: u32) -> Self {
+        let shm = Path::new("/dev/shm");
+        let pairs = segments_of(pid).into_iter().map(|name| (shm.join(format!("kept-{name}")), shm.join(name)));
+        let kept = Self(pairs.collect());
+        for (other, name) in &kept.0 {
+            std::fs::hard_link(name, other).unwrap();
+        }
+        kept
+    }
+
+    /// What [`inspect`] says while all of them are there, before and after it: to inspect is not to sweep.
+    fn inspect(&self, dir: &Path, words: &[&str]) -> Value {
+        for _ in 0..50 {
+            for (other, name) in &self.0 {
+                let _ = std::fs::hard_link(other, name);
+            }
+            let text = String::from_utf8(run_inspect(dir, &[]).stdout).unwrap();
+            let output = run_inspect(dir, &["--json"]);
+            let there = self.0.iter().all(|(_, name)| name.exists());
+            if there && words.iter().all(|word| text.contains(word)) {
+                return serde_json::from_slice(&output.stdout).unwrap();
+            }
+        }
+        panic!("what a killed run left is not shown, or was swept by looking at it");
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        for (other, _) in &self.0 {
+            let _ = std::fs::remove_file(other);
+        }
+    }
 }
 
 fn events<'a>(seen: &'a Value, process: &str) -> Vec<&'a Value> {
@@ -116,11 +155,13 @@ fn a_killed_run_is_shown_dead_with_what_it_left_and_the_last_events_of_each_proc
         (log.starts == 2 && log.records.iter().any(|r| r.pid == next.pid && r.kind == 4)).then_some(())
     });
     let (pid, dir) = (run.pid(), run.dir());
+    let kept = Kept::of(pid);
+    assert_eq!(kept.0.len(), 5);
     run.signal(Signal::SIGKILL);
     while !children_of(pid).is_empty() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    let seen = inspect(&dir, &["no end was written: it was killed", "this is what it left", "Last events"]);
+    let seen = kept.inspect(&dir, &["no end was written: it was killed", "this is what it left", "Last events"]);
     assert_eq!(seen["state"], "killed");
     let memory = &seen["memory"];
     assert_eq!((memory["main_pid"].as_u64(), memory["main_alive"].as_bool()), (Some(pid.into()), Some(false)));
@@ -146,8 +187,6 @@ fn a_killed_run_is_shown_dead_with_what_it_left_and_the_last_events_of_each_proc
     assert_eq!(restart["numbers"][0], victim.pid);
     assert!(restart["text"].as_str().unwrap().contains("actor0: signal: 9"), "{restart}");
     assert!(!seen["metrics"].as_array().unwrap().is_empty());
-    // To inspect is not to sweep.
-    assert_eq!(segments_of(pid).len(), 5);
     train(&[], &[]);
     assert!(inspect(&dir, &["it was killed"])["memory"].is_null(), "the next start swept it");
 }

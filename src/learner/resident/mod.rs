@@ -5,9 +5,9 @@
 //! device, and waits for it only where somebody wants to know what it did, for publications and for snapshots. A batch always
 //! has the same shapes, so that memory which one update gave back is what the next one takes.
 //!
-//! - [`record`]: a segment as it is uploaded. [`layout`]: the row of numbers that the device makes of it. [`loss`]: returns, losses and their gradients as tensor operations.
-//!   [`operations`]: what is asked of a backend, in tensor operations; so `cpu-resident`, which is slow, and what the kernels are
-//!   tested against.
+//! - [`record`]: a segment as it is uploaded. [`layout`]: the row of numbers that the device makes of it.
+//! - [`operations`]: what is asked of a backend, and all of it in tensor operations, with returns, losses and their gradients in
+//!   [`loss`]; so `cpu-resident`, which is slow, and what the kernels are tested against.
 //! - `cube`: the same as kernels of our own, a sixth of the launches. At batches of a few hundred steps a GPU waits for launches,
 //!   not for arithmetic.
 

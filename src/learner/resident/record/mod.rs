@@ -1,0 +1,263 @@
+//! A segment as it is uploaded: what the networks' rows are worked out from, a quarter of their numbers.
+//!
+//! **Why.** Ten million samples a second do not go to a device as rows: that is kilobytes a step, and the logarithms of thirty
+//! contracts. The host replays a segment and notes counters and points on curves ([`write`]); what follows from them for one contract
+//! at one count is worked out where the pool is ([`expand`], in plain form). A record that is all zeros is an empty segment.
+
+mod expand;
+mod write;
+
+use std::ops::Range;
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::env::{Course, General, Terms};
+use crate::policy::PolicySpec;
+use crate::settings::{Credit, Settings};
+
+use super::super::batch::potential;
+use super::super::dims::Dims;
+
+/// Ids of a request, for the actor's tables of traffic.
+pub const TRAFFIC: usize = 4;
+
+/// A step, or the request after the last one; there if `volume_ratio` is above 0.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct StepRecord {
+    pub volume_ratio: f32,
+    pub traffic: f32,
+    pub price: f32,
+    pub volume: f32,
+    pub shortage: f32,
+    pub pressure: f32,
+    pub remaining_price: f32,
+    pub auction_worth: f32,
+    pub contract_ctr: f32,
+    pub auction_ctr: f32,
+    /// 1 at the last step.
+    pub ends: f32,
+    pub auction_reward: f32,
+}
+
+/// A contract of the segment's day. Money in units of the mean best auction worth.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct TermsRecord {
+    /// 1; days may have fewer contracts than there is room for.
+    pub there: f32,
+    pub owed: f32,
+    pub left: f32,
+    pub market_gain: f32,
+    pub cap_slack: f32,
+    pub penalty: f32,
+    pub worth: f32,
+    pub theta: f32,
+    pub rate: f32,
+    pub price: f32,
+    /// Of the bid: where its logit starts, the lowest and the highest.
+    pub start: f32,
+    pub low: f32,
+    pub high: f32,
+    /// What an impression earns by the penalty averted and by its click.
+    pub averted: f32,
+    pub click: f32,
+    pub ad: f32,
+}
+
+/// A contract at a step.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct CourseRecord {
+    pub delivered: f32,
+    pub observed: f32,
+    pub planned: f32,
+    pub supply_left: f32,
+    pub speed: f32,
+    pub flight_state: f32,
+    pub flight: f32,
+    pub controller: f32,
+    pub market: f32,
+    pub day_market: f32,
+    pub replanned: f32,
+    /// What its displays in the step earned.
+    pub reward: f32,
+}
+
+/// A contract that a request may show; there if `boost` is above 0.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct OfferRecord {
+    pub slot: f32,
+    pub unit: f32,
+    pub click: f32,
+    pub gain: f32,
+    pub boost: f32,
+}
+
+/// An auction ad that a request may show; there if `boost` is above 0.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct AuctionRecord {
+    pub worth: f32,
+    pub gain: f32,
+    pub boost: f32,
+    pub ad: f32,
+}
+
+/// What was shown on a request: one more than its slot, or 0; and one over its probability, where returns are corrected for it.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct RequestRecord {
+    pub shown: f32,
+    pub inverse_behaviour: f32,
+}
+
+const fn numbers<T>() -> usize {
+    size_of::<T>() / size_of::<f32>()
+}
+
+/// Where each part of a record lies. `T` steps, `N` contracts, `K` bidders, `R` requests in a step, `Q` offers of a request, `A` auction ads.
+#[derive(Debug, Clone)]
+pub struct Record {
+    pub dims: Dims,
+    pub requests: usize,
+    pub by_total: bool,
+    /// Whether bids go by the controller's term.
+    pub pacing: bool,
+    /// Whether the critic, and the actor, have a table of ads; whether the actor has tables of traffic.
+    pub critic_ads: bool,
+    pub actor_ads: bool,
+    pub traffic: bool,
+    /// Length of a record.
+    pub width: usize,
+    /// `[1]`: the anchor's pull beside a request's weight.
+    pub spring: Range<usize>,
+    /// `[T + 1]` of [`StepRecord`].
+    pub steps: Range<usize>,
+    /// `[N]` of [`TermsRecord`].
+    pub terms: Range<usize>,
+    /// `[T + 1, N]` of [`CourseRecord`].
+    pub courses: Range<usize>,
+    /// `[T, K]`, where a step is one request: one more than the contract of each bidder.
+    pub bidders: Range<usize>,
+    /// `[T, TRAFFIC]`
+    pub kinds: Range<usize>,
+    /// `[T, R, Q]` of [`OfferRecord`].
+    pub offers: Range<usize>,
+    /// `[T, R, A]` of [`AuctionRecord`].
+    pub auctions: Range<usize>,
+    /// `[T, R]` of [`RequestRecord`].
+    pub shown: Range<usize>,
+}
+
+/// What a segment adds to the denominators of the losses.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Counts {
+    pub pairs: usize,
+    pub requests: usize,
+}
+
+impl Record {
+    pub fn new(dims: Dims, spec: &PolicySpec, settings: &Settings) -> Self {
+        let Dims { steps: t, contracts: n, eligible: k, offers: q, auctions: a, .. } = dims;
+        let requests = settings.requests_per_step();
+        let traffic = spec.policy.traffic_embedding > 0;
+        let mut width = 0;
+        let mut part = |len: usize| {
+            width += len;
+            width - len..width
+        };
+        let mut record = Self {
+            spring: part(1),
+            steps: part((t + 1) * numbers::<StepRecord>()),
+            terms: part(n * numbers::<TermsRecord>()),
+            courses: part((t + 1) * n * numbers::<CourseRecord>()),
+            bidders: part(if requests == 1 { t * k } else { 0 }),
+            kinds: part(if traffic { t * TRAFFIC } else { 0 }),
+            offers: part(t * requests * q * numbers::<OfferRecord>()),
+            auctions: part(t * requests * a * numbers::<AuctionRecord>()),
+            shown: part(t * requests * numbers::<RequestRecord>()),
+            width: 0,
+            dims,
+            requests,
+            by_total: settings.learner.credit == Credit::Total,
+            pacing: spec.policy.pacing,
+            critic_ads: spec.policy.ad_embedding > 0,
+            actor_ads: spec.policy.ad_embedding > 0,
+            traffic,
+        };
+        record.width = width;
+        record
+    }
+
+    /// Tables of the actor.
+    pub fn tables(&self) -> usize {
+        usize::from(self.actor_ads) + if self.traffic { TRAFFIC } else { 0 }
+    }
+}
+
+impl TermsRecord {
+    /// [`potential`] with `delivered` counted; 0 once the flight is over.
+    fn potential(&self, course: &CourseRecord, delivered: f32, per_step: f64) -> (f32, f32) {
+        if course.flight_state > 0.0 {
+            return (0.0, 0.0);
+        }
+        let money = (f64::from(self.averted), f64::from(self.click));
+        let (potential, scale) = potential(money, (self.owed - delivered, self.left - delivered), per_step);
+        (potential as f32, scale as f32)
+    }
+
+    /// Whether it bids in a step of many requests: later ones may show what the first may not.
+    fn bids(&self, course: &CourseRecord) -> bool {
+        self.there > 0.0 && course.flight_state < 1.0 && course.delivered < self.left
+    }
+}
+
+impl From<StepRecord> for General {
+    fn from(step: StepRecord) -> Self {
+        Self {
+            volume_ratio: step.volume_ratio.into(),
+            traffic: step.traffic,
+            price: step.price,
+            volume: step.volume,
+            shortage: step.shortage,
+            pressure: step.pressure,
+            remaining_price: step.remaining_price,
+            auction_worth: step.auction_worth,
+            contract_ctr: step.contract_ctr,
+            auction_ctr: step.auction_ctr,
+        }
+    }
+}
+
+impl From<TermsRecord> for Terms {
+    fn from(terms: TermsRecord) -> Self {
+        Self {
+            owed: terms.owed.into(),
+            market_gain: terms.market_gain.into(),
+            cap_slack: terms.cap_slack,
+            penalty: terms.penalty,
+            worth: terms.worth,
+            theta: terms.theta,
+            rate: terms.rate,
+            price: terms.price,
+        }
+    }
+}
+
+impl From<CourseRecord> for Course {
+    fn from(course: CourseRecord) -> Self {
+        Self {
+            planned: course.planned.into(),
+            supply_left: course.supply_left.into(),
+            speed: course.speed.into(),
+            flight_state: course.flight_state,
+            flight: course.flight.into(),
+            controller: course.controller.into(),
+            market: course.market.into(),
+            day_market: course.day_market.into(),
+            replanned: course.replanned,
+        }
+    }
+}
