@@ -202,7 +202,7 @@ fn zeros(pool: &mut Array<f32>, at: usize, #[comptime] len: usize) {
     }
 }
 
-/// Features of a contract with `delivered` counted.
+/// Features of a contract with `delivered` counted, in the order of [`FEATURE_NAMES`](crate::env::FEATURE_NAMES).
 #[cube]
 fn features(
     records: &Array<f32>,
