@@ -64,7 +64,7 @@ enum Stage {
     },
     /// Learner updates per second, or with --losses the losses of updates on fixed generated data
     Learner(LearnerArguments),
-    /// From the rings into the learner's pool: take, verify, decode, check, keep, on a GPU rebuild and upload; beside memcpy of the
+    /// From the rings into the learner's pool: take, verify, decode, check, keep, on a GPU replay and upload; beside memcpy of the
     /// same bytes
     Ingest {
         /// auto, cpu, cuda, cuda:INDEX or cpu-resident
@@ -94,6 +94,10 @@ enum Stage {
         /// Length of the training
         #[arg(long, default_value_t = 60.0)]
         seconds: f64,
+        /// Afterwards, for so many seconds, the same learner alone on a full pool: what being fed by actors costs it. Where actors
+        /// are too slow for it, --set a smaller learner.samples_per_update
+        #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+        alone: f64,
     },
     /// Planning a generated day: graph, HWM, SHALE, unavoidable shortage, beside one pass over all pairs
     Plan {
@@ -238,8 +242,8 @@ impl Bench {
             Stage::Start { task, starts } => {
                 self.print(&start::run(task.config.as_deref(), &task.sets, task.requests, *starts)?)
             }
-            Stage::E2e { task, seconds } => {
-                self.print(&e2e::run(task.config.as_deref(), &task.sets, task.requests, *seconds)?)
+            Stage::E2e { task, seconds, alone } => {
+                self.print(&e2e::run(task.config.as_deref(), &task.sets, task.requests, (*seconds, *alone))?)
             }
         }
     }

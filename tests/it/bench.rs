@@ -58,3 +58,18 @@ fn the_benchmark_plans_what_it_says() {
     }
     admix().args(["bench", "plan", "--nodes", "0"]).assert().code(2);
 }
+
+/// A whole training in processes, and its learner once more without them.
+#[test]
+fn a_learner_that_is_fed_stands_beside_the_same_one_alone() {
+    let small = ["learner.pool=2048", "learner.batch=128", "policy.hidden=8", "baselines.tuning_replays=4"];
+    let sets = small.iter().flat_map(|set| ["--set", set]);
+    let arguments = ["--requests", "1500", "--seconds", "4", "--alone", "0.3"].into_iter().chain(sets);
+    let report = bench("e2e", &arguments.collect::<Vec<_>>());
+    let rate = number(&report, "updates") / number(&report, "seconds");
+    assert!((number(&report, "updates_per_second") / rate - 1.0).abs() < 1e-9, "{report}");
+    assert!(number(&report, "updates") > 0.0 && number(&report, "alone_updates_per_second") > 0.0, "{report}");
+    let names: Vec<&str> =
+        report["processes"].as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap()).collect();
+    assert!(["learner", "actor0", "evaluator", "main"].iter().all(|name| names.contains(name)), "{report}");
+}

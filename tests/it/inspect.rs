@@ -43,18 +43,20 @@ impl Kept {
 
     /// What [`inspect`] says while all of them are there, before and after it: to inspect is not to sweep.
     fn inspect(&self, dir: &Path, words: &[&str]) -> Value {
+        let mut text = String::new();
         for _ in 0..50 {
             for (other, name) in &self.0 {
                 let _ = std::fs::hard_link(other, name);
             }
-            let text = String::from_utf8(run_inspect(dir, &[]).stdout).unwrap();
+            text = String::from_utf8(run_inspect(dir, &[]).stdout).unwrap();
             let output = run_inspect(dir, &["--json"]);
             let there = self.0.iter().all(|(_, name)| name.exists());
             if there && words.iter().all(|word| text.contains(word)) {
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
                 return serde_json::from_slice(&output.stdout).unwrap();
             }
         }
-        panic!("what a killed run left is not shown, or was swept by looking at it");
+        panic!("what a killed run left is not shown, or was swept by looking at it: {text}");
     }
 }
 

@@ -8,10 +8,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use serde::Serialize;
 
-use super::proc::{self, Usage};
-use super::watched::{Inside, Task, Watched, processes};
+use crate::actor::Explorer;
+use crate::learner::{Device, Learner, device};
 use crate::settings::Settings;
 use crate::shm::{Counter, Distribution};
+use crate::supervisor::prepare::prepare;
+
+use super::learner::rate;
+use super::proc::{self, Usage};
+use super::watched::{Inside, Task, Watched, processes};
 
 /// How often the run is looked at.
 const LOOK: Duration = Duration::from_millis(200);
@@ -32,6 +37,8 @@ pub struct EndToEndReport {
     pub evaluations: u64,
     pub updates_per_second: f64,
     pub samples_per_second: f64,
+    /// The same learner on a full pool, with no other process beside it; where it was asked for.
+    pub alone_updates_per_second: Option<f64>,
     /// User and system time of learner and actors over cores times wall time.
     pub busy_share: f64,
     /// What all other processes of the run took.
@@ -125,6 +132,15 @@ impl fmt::Display for EndToEndReport {
             self.publish_every,
             self.evaluations,
             self.evaluate_every
+        )?;
+        let Some(alone) = self.alone_updates_per_second else { return Ok(()) };
+        let waited = self.processes.iter().find(|p| p.name == "learner").map_or(0.0, |p| p.waiting);
+        write!(
+            f,
+            "\nalone on a full pool the learner makes {alone:.1} updates/s: being fed costs it {:.1} %, of which it waited for samples in \
+             {:.1} % of the time",
+            100.0 * (1.0 - self.updates_per_second / alone),
+            100.0 * waited
         )
     }
 }
@@ -179,18 +195,43 @@ impl Look {
     }
 }
 
-/// Trains a configuration, or a generated world of `requests` requests a day, for `seconds`.
+/// Trains a configuration, or a generated world of `requests` requests a day, for `seconds`; then has its learner go on `alone`
+/// for so many, where that is not 0.
 ///
 /// # Errors
 /// A run that fails, or ends before anything can be measured.
-pub fn run(config: Option<&Path>, sets: &[String], requests: u32, seconds: f64) -> anyhow::Result<EndToEndReport> {
+pub fn run(
+    config: Option<&Path>,
+    sets: &[String],
+    requests: u32,
+    (seconds, alone): (f64, f64),
+) -> anyhow::Result<EndToEndReport> {
     let task = Task::new(config, sets, requests)?;
     // Counted from the learner's start; no other bound, so that the rates decay over this time.
     let budget =
         ["budget.max_updates=0".into(), "budget.max_samples=0".into(), format!("budget.max_seconds={seconds}")];
     let mut run = task.start(&budget)?;
     let looks = watch(&mut run, &task.settings)?;
-    report(&task.settings, &looks, run.started)
+    let mut report = report(&task.settings, &looks, run.started)?;
+    if alone > 0.0 {
+        report.alone_updates_per_second = Some(learner_alone(&task.settings, alone)?);
+    }
+    Ok(report)
+}
+
+/// Updates per second of a learner with a full pool of an untrained actor's samples, in this process.
+fn learner_alone(settings: &Settings, seconds: f64) -> anyhow::Result<f64> {
+    device::set_threads(settings.learner.threads);
+    let context = prepare(settings, None)?;
+    let (days, spec) = (context.training_days()?, &context.spec);
+    let trainer = Device::resolve(&settings.run.device)?.trainer(&days, spec, settings)?;
+    let mut learner = Learner::new(&days, spec.clone(), settings, trainer);
+    let initial = spec.initial_actor(settings.run.seed);
+    let mut explorer = Explorer::new(&days, settings, spec.clone(), initial, 0, 0);
+    while learner.samples() < settings.learner.pool as u64 {
+        learner.ingest(explorer.block().segments)?;
+    }
+    rate(seconds, &mut learner, |learner| learner.update(false).map(|_| ()))
 }
 
 fn watch(run: &mut Watched, settings: &Settings) -> anyhow::Result<Vec<Look>> {
@@ -245,7 +286,7 @@ fn report(settings: &Settings, looks: &[Look], started: Instant) -> anyhow::Resu
     let (updates, samples) = (last.updates - first.updates, last.samples - first.samples);
     Ok(EndToEndReport {
         cores,
-        device: crate::learner::Device::resolve(&settings.run.device)?.to_string(),
+        device: Device::resolve(&settings.run.device)?.to_string(),
         actors: settings.actors.count,
         start_s: (first.at - started).as_secs_f64(),
         seconds,
@@ -254,6 +295,7 @@ fn report(settings: &Settings, looks: &[Look], started: Instant) -> anyhow::Resu
         evaluations: last.evaluations - first.evaluations,
         updates_per_second: updates as f64 / seconds,
         samples_per_second: samples as f64 / seconds,
+        alone_updates_per_second: None,
         busy_share: busy(true),
         others_busy_share: busy(false),
         idle_share: (last.idle_s - first.idle_s) / capacity,

@@ -57,7 +57,8 @@ impl fmt::Display for LearnerReport {
 }
 
 /// Times that `work` is done in a second, the device's part of it included.
-fn rate(
+/// How often a second a learner does some work.
+pub fn rate(
     seconds: f64,
     learner: &mut Learner,
     mut work: impl FnMut(&mut Learner) -> anyhow::Result<()>,

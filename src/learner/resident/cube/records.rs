@@ -145,8 +145,7 @@ struct To {
 /// What a run's rows have besides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct With {
-    critic_ads: bool,
-    actor_ads: bool,
+    ads: bool,
     traffic: bool,
     pacing: bool,
     by_total: bool,
@@ -318,7 +317,7 @@ fn contracts_kernel(
         zeros(pool, features_to, FEATURES);
     }
     pool[potential_to] = worth;
-    if comptime!(with.critic_ads) {
+    if comptime!(with.ads) {
         pool[id_to] = ad;
     }
     if t < of.steps {
@@ -342,7 +341,7 @@ fn ids(
     #[comptime] with: With,
 ) {
     let mut traffic = to;
-    if comptime!(with.actor_ads) {
+    if comptime!(with.ads) {
         pool[to] = ad;
         traffic += 1;
     }
@@ -434,7 +433,7 @@ fn bidders_kernel(
     }
     let kinds = record + from.kinds + t * KINDS;
     ids(records, pool, row + to.actor_ids + actor_row * of.tables, kinds, ad, bidder > 0, with);
-    if comptime!(with.critic_ads) {
+    if comptime!(with.ads) {
         pool[row + to.after_ids + at] = ad;
     }
     if of.requests == 1 {
@@ -584,8 +583,7 @@ pub fn write<R: CubeRuntime>(
     let len = records.len();
     let records = pool.with(client.create(cubecl::bytes::Bytes::from_elems(records)), len);
     let with = With {
-        critic_ads: record.critic_ads,
-        actor_ads: record.actor_ads,
+        ads: record.ads,
         traffic: record.traffic,
         pacing: record.pacing,
         by_total: record.by_total,

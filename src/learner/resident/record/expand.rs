@@ -81,7 +81,7 @@ impl<'a> Parts<'a> {
             };
             let to = &mut out[features.start + row * FEATURES..][..FEATURES];
             Self::moment(general, (terms, course)).write(course.delivered, to);
-            if self.of.critic_ads {
+            if self.of.ads {
                 out[ids.start + row] = terms.ad;
             }
             let (potential, scale) = terms.potential(course, course.delivered, self.of.requests as f64);
@@ -119,7 +119,7 @@ impl<'a> Parts<'a> {
             let ahead = ahead(requests, terms.left - course.delivered);
             let after = course.delivered + ahead;
             moment.write(after, &mut out[layout.after.start + at * FEATURES..][..FEATURES]);
-            if self.of.critic_ads {
+            if self.of.ads {
                 out[layout.after_ids.start + at] = terms.ad;
             }
             let pacing = if self.of.pacing { Course::from(*course).pacing(&(*terms).into()) as f32 } else { 0.0 };
@@ -177,7 +177,7 @@ impl<'a> Parts<'a> {
     fn ids(&self, t: usize, row: usize, ad: f32, layout: &Layout, out: &mut [f32]) {
         let tables = self.of.tables();
         let ids = &mut out[layout.actor_ids.start + row * tables..][..tables];
-        let ads = usize::from(self.of.actor_ads);
+        let ads = usize::from(self.of.ads);
         ids[..ads].fill(ad);
         if self.of.traffic {
             ids[ads..].copy_from_slice(&self.kinds[t * TRAFFIC..][..TRAFFIC]);

@@ -125,9 +125,8 @@ pub struct Record {
     pub by_total: bool,
     /// Whether bids go by the controller's term.
     pub pacing: bool,
-    /// Whether the critic, and the actor, have a table of ads; whether the actor has tables of traffic.
-    pub critic_ads: bool,
-    pub actor_ads: bool,
+    /// Whether both networks have a table of ads, and the actor has tables of traffic.
+    pub ads: bool,
     pub traffic: bool,
     /// Length of a record.
     pub width: usize,
@@ -183,8 +182,7 @@ impl Record {
             requests,
             by_total: settings.learner.credit == Credit::Total,
             pacing: spec.policy.pacing,
-            critic_ads: spec.policy.ad_embedding > 0,
-            actor_ads: spec.policy.ad_embedding > 0,
+            ads: spec.policy.ad_embedding > 0,
             traffic,
         };
         record.width = width;
@@ -193,7 +191,7 @@ impl Record {
 
     /// Tables of the actor.
     pub fn tables(&self) -> usize {
-        usize::from(self.actor_ads) + if self.traffic { TRAFFIC } else { 0 }
+        usize::from(self.ads) + if self.traffic { TRAFFIC } else { 0 }
     }
 }
 
