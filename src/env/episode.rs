@@ -33,9 +33,10 @@ pub struct Episode {
     pub rate_seed: u64,
     /// Milliseconds from midnight.
     pub start: u64,
-    /// Factor on auction prices, and from when on another one.
+    /// Factor on auction prices, and from when on another one. Not an `Option`: compilers multiply by what is in it before they
+    /// look whether anything is, and bytes that nobody wrote may be a denormal number, which costs more than all else of a request.
     price: f64,
-    jump: Option<(u64, f64)>,
+    jump: (u64, f64),
     shocks: Vec<Shock>,
 }
 
@@ -48,6 +49,8 @@ struct Shock {
     factor: f64,
 }
 
+/// Prices that do not jump.
+const NEVER: (u64, f64) = (u64::MAX, 1.0);
 /// The most regional shocks of an episode.
 const MOST_SHOCKS: u32 = 2;
 /// Hours that a shock lasts.
@@ -71,7 +74,7 @@ impl Episode {
             rate_seed,
             start: 0,
             price: 1.0,
-            jump: None,
+            jump: NEVER,
             shocks: Vec::new(),
         }
     }
@@ -84,10 +87,12 @@ impl Episode {
         // No more requests can be replayed than were logged: more traffic than forecast means less demand then.
         let thinning = ((settings.steps * per_step) as f64 / requests).min(1.0).min(1.0 / volume);
         let price = (settings.price_jitter * normal(&mut rng)).exp();
-        let jump = (rng.random::<f64>() < settings.jump_share).then(|| {
+        let jump = if rng.random::<f64>() < settings.jump_share {
             let at = day.traffic.time_of_share(rng.random());
             (at, (settings.jump_sd * normal(&mut rng)).exp())
-        });
+        } else {
+            NEVER
+        };
         let count = if settings.shock_sd > 0.0 { rng.random_range(0..=MOST_SHOCKS) } else { 0 };
         let shocks = (0..count)
             .map(|_| {
@@ -140,7 +145,8 @@ impl Episode {
     /// Factor on a region's auction worth at a time of the day.
     pub fn price_factor(&self, region: u32, offset: u64) -> f64 {
         let mut factor = self.price;
-        if let Some((_, jump)) = self.jump.filter(|&(at, _)| offset >= at) {
+        let (at, jump) = self.jump;
+        if offset >= at {
             factor *= jump;
         }
         for shock in self.shocks.iter().filter(|s| s.region == region && (s.start..s.end).contains(&offset)) {
