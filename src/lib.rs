@@ -1,15 +1,16 @@
 //! admix trains the policy that decides, at each display request, whether a contract ad or an auction ad is shown.
 //!
-//! A module imports only from the rows below it (within a row: only leftwards; `learner`, `actor`, `checkpoint` and `evaluate` do
+//! A module imports only from the rows below it (within a row: only leftwards; the process roles do
 //! not import each other).
 //!
 //! | folder | what lives there |
 //! |---|---|
 //! | [`cli`] | arguments; one file per subcommand |
-//! | [`product`] | what stands beside training: benchmarks, studies, a look at a run, soaking |
+//! | [`soak`], [`study`], [`bench`], [`inspect`] | what stands beside training: kills on purpose, worlds x seeds x policies, benchmarks, a look at a run |
 //! | [`supervisor`] | the main process: prepare, spawn, watch, restart, stop; the serial mode |
-//! | [`actor`], [`learner`], [`checkpoint`], [`evaluate`] | one folder per process role |
+//! | [`actor`], [`learner`], [`checkpoint`], [`evaluator`] | one folder per process role |
 //! | [`run`] | what every process of a run opens; snapshots |
+//! | [`evaluate`] | policies compared on whole days, for `eval`, `study` and the report of a run |
 //! | [`policy`] | networks, the policy file, baselines |
 //! | [`plan`], [`env`] | forecast, supply-demand graph, play probabilities, prices, bound; the replay environment, features, rewards |
 //! | [`log`], [`synth`] | input schemas, readers, checks, importers, the compiled log; the synthetic generator |
@@ -26,17 +27,21 @@ macro_rules! say {
 }
 
 pub mod actor;
+pub mod bench;
 pub mod checkpoint;
 pub mod cli;
 pub mod env;
 pub mod evaluate;
+pub mod evaluator;
+pub mod inspect;
 pub mod learner;
 pub mod log;
 pub mod plan;
 pub mod policy;
-pub mod product;
 pub mod run;
 pub mod settings;
 pub mod shm;
+pub mod soak;
+pub mod study;
 pub mod supervisor;
 pub mod synth;

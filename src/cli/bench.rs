@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
+use crate::bench::params::{ParamsBench, run_params};
+use crate::bench::ring::{RingBench, run_ring};
+use crate::bench::world::WorldSize;
+use crate::bench::{actor, e2e, env, evaluate, ingest, learner, plan, speedup, start};
 use crate::learner::device;
-use crate::product::bench::params::{ParamsBench, run_params};
-use crate::product::bench::ring::{RingBench, run_ring};
-use crate::product::bench::world::WorldSize;
-use crate::product::bench::{actor, e2e, env, evaluate, ingest, learner, plan, speedup, start};
 use crate::settings::{Critic, Settings};
 
 use super::{Exit, print_json, print_text};

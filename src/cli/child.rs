@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use crate::product::bench::{params, ring};
+use crate::bench::{params, ring};
 use crate::run::{RunDirectory, flight};
 use crate::supervisor::children::{Role, bind_to_parent, queue_for_cores};
-use crate::{actor, checkpoint, evaluate, learner};
+use crate::{actor, checkpoint, evaluator, learner};
 
 use super::Exit;
 
@@ -65,7 +65,7 @@ impl Child {
                 run.run(Role::Actor(id), |directory, names| actor::process::run(directory, names, id))?
             }
             Self::Learner(run) => run.run(Role::Learner, learner::process::run)?,
-            Self::Evaluator(run) => run.run(Role::Evaluator, evaluate::process::run)?,
+            Self::Evaluator(run) => run.run(Role::Evaluator, evaluator::process::run)?,
             Self::Checkpointer(run) => run.run(Role::Checkpointer, checkpoint::run)?,
             Self::BenchRingWriter { name, blocks } => ring::ring_writer(&name, blocks)?,
             Self::BenchParamsReader { name, last, reader } => params::params_reader(&name, last, reader)?,

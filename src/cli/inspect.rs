@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::product::inspect;
+use crate::inspect;
 
 use super::{Exit, UsageError, print_json, print_text};
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::product::soak;
+use crate::soak;
 
 use super::{Exit, print_json, print_text};
 

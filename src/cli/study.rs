@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::product::study::{self, Done, Options};
+use crate::study::{self, Done, Options};
 use crate::supervisor::interrupt::Interrupt;
 
 use super::{Exit, UsageError, print_json, print_text};

@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getppid};
 
 use crate::run::RunDirectory;
-use crate::{checkpoint, evaluate, learner};
+use crate::{checkpoint, evaluator, learner};
 
 use super::interrupt::Interrupt;
 
@@ -42,7 +42,7 @@ impl Role {
         match self {
             Self::Actor(id) => id,
             Self::Learner => learner::process::SLOT,
-            Self::Evaluator => evaluate::process::SLOT,
+            Self::Evaluator => evaluator::process::SLOT,
             Self::Checkpointer => checkpoint::SLOT,
         }
     }

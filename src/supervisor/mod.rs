@@ -5,7 +5,7 @@
 //!   whether the run gets on. [`failure`]: why it cannot. [`interrupt`]: Ctrl-C. [`progress`]: what a person sees.
 //!   [`manifest`]: what the run leaves written about itself.
 //!
-//! May import: everything but `product` and `cli`.
+//! May import: everything but `cli` and what stands beside training (`bench`, `study`, `inspect`, `soak`).
 
 pub mod children;
 pub mod failure;

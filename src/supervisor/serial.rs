@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use crate::actor::Explorer;
-use crate::evaluate::Judge;
+use crate::evaluator::Judge;
 use crate::learner::process::Record;
 use crate::learner::{Device, Learner, device};
 use crate::policy::file::PolicyFile;

@@ -1,10 +1,10 @@
 //! The GPU's trainer, on the CPU, held against the CPU's: pool, batches and losses as tensors beside closed forms in loops.
 
 use admix::actor::Explorer;
+use admix::bench::world::{self, WorldSize};
 use admix::env::DayModel;
 use admix::learner::trainer::UpdatePlan;
 use admix::learner::{Device, Learner, UpdateStats};
-use admix::product::bench::world::{self, WorldSize};
 use admix::settings::{Credit, Critic, ScoreMode, Settings};
 use proptest::prelude::*;
 

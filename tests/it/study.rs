@@ -332,7 +332,7 @@ fn every_study_file_that_is_shipped_can_be_used() {
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/configs/study"));
     let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
     for file in files.filter(|file| file.file_name().unwrap() != "ipinyou.toml") {
-        let study = admix::product::study::Study::load(&file, None);
+        let study = admix::study::Study::load(&file, None);
         let study = study.unwrap_or_else(|e| panic!("{}: {e:#}", file.display()));
         assert!(!study.variants.is_empty() && !study.seeds.is_empty());
     }
@@ -341,7 +341,7 @@ fn every_study_file_that_is_shipped_can_be_used() {
     for day in ["weekday-0", "weekday-1", "weekday-2"] {
         std::fs::create_dir(data.path().join(day)).unwrap();
     }
-    let study = admix::product::study::Study::load(&folder.join("ipinyou.toml"), Some(data.path())).unwrap();
+    let study = admix::study::Study::load(&folder.join("ipinyou.toml"), Some(data.path())).unwrap();
     let orders: BTreeSet<Vec<usize>> =
         study.worlds.iter().map(|w| [&w.days.train[..], &w.days.validation, &w.days.report].concat()).collect();
     assert_eq!(orders.len(), 6, "every order of the three days");

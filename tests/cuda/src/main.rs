@@ -11,7 +11,7 @@ use admix::env::{Block, DayModel};
 use admix::learner::resident::ResidentTrainer;
 use admix::learner::trainer::UpdatePlan;
 use admix::learner::{Device, Learner};
-use admix::product::bench::world::{self, WorldSize};
+use admix::bench::world::{self, WorldSize};
 use admix::settings::{Credit, Critic, ScoreMode, Settings};
 use burn_cuda::{Cuda, CudaDevice};
 use libloading::{Library, Symbol};

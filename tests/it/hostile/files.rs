@@ -6,13 +6,13 @@ use std::sync::{Arc, LazyLock};
 
 use admix::actor::Explorer;
 use admix::env::{Block, DayModel, Vocabulary};
+use admix::inspect;
 use admix::learner::{Device, Learner};
 use admix::log::schema::{AdType, InventoryRow};
 use admix::log::{CompileOptions, CompiledLog, RawDay, write};
 use admix::plan::{DayAhead, Forecast, Plan, hindsight_bound};
 use admix::policy::file::PolicyFile;
 use admix::policy::{PolicySpec, ReplayOptions, baselines, replay_day};
-use admix::product::inspect;
 use admix::settings::{ScoreMode, Settings};
 use admix::shm::{FlightFile, FlightLog};
 use proptest::strategy::{Strategy as _, ValueTree as _};

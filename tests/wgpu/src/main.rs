@@ -14,7 +14,7 @@ use admix::learner::resident::ResidentTrainer;
 use admix::learner::trainer::UpdatePlan;
 use admix::learner::{Device, Learner, UpdateStats, device};
 use admix::policy::PolicySpec;
-use admix::product::bench::world::{self, WorldSize};
+use admix::bench::world::{self, WorldSize};
 use admix::settings::{Credit, Critic, ScoreMode, Settings};
 use burn_wgpu::{Wgpu, WgpuDevice, WgpuRuntime};
 use cubecl::Runtime as _;

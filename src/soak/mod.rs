@@ -21,8 +21,8 @@ use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::product::bench::proc::usage;
-use crate::product::bench::watched::{Task, train_command};
+use crate::bench::proc::usage;
+use crate::bench::watched::{Task, train_command};
 use crate::settings::Settings;
 use crate::shm::names::is_alive;
 use crate::shm::{Control, RunNames, SampleRing};
