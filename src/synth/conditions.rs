@@ -3,10 +3,11 @@
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
+use super::Purpose;
 use super::audience::normal;
 use super::settings::WorldSettings;
+use super::wander::{HOUR_MS, Wander, autoregressive};
 
-const HOUR_MS: u64 = 3_600_000;
 /// Correlation of the hour-scale noise from one hour to the next.
 const HOUR_CORRELATION: f64 = 0.7;
 
@@ -27,23 +28,35 @@ pub struct Conditions {
     hour_price: [f64; 24],
     shocks: Vec<Shock>,
     jump: Option<(u64, f64)>,
+    pub wander: Wander,
 }
 
 impl Conditions {
-    pub fn draw(settings: &WorldSettings, day: u32, rng: &mut ChaCha8Rng) -> Self {
+    pub fn draw(settings: &WorldSettings, day: u32, rng: &dyn Fn(Purpose, u32) -> ChaCha8Rng) -> Self {
         let jump = settings.jump.filter(|j| j.day == day).map(|j| ((j.hour * HOUR_MS as f64) as u64, j.factor.ln()));
+        // Levels that persist are drawn day by day from the first one.
+        let kept = settings.level_persistence;
+        let (mut volume, mut level) = (0.0, 0.0);
+        let mut own = rng(Purpose::Conditions, 0);
+        for earlier in 0..=day {
+            own = rng(Purpose::Conditions, earlier);
+            let weight = if earlier == 0 { 1.0 } else { (1.0 - kept * kept).sqrt() };
+            volume = kept * volume + weight * normal(&mut own);
+            level = kept * level + weight * normal(&mut own);
+        }
         Self {
-            volume: (settings.volume_drift * normal(rng)).exp(),
-            level: settings.price_drift * normal(rng),
+            volume: (settings.volume_drift * volume).exp(),
+            level: settings.price_drift * level,
             jump,
-            ..Self::typical(settings, rng)
+            wander: Wander::draw(settings, &mut rng(Purpose::Wander, day)),
+            ..Self::typical(settings, &mut own)
         }
     }
 
-    /// A day without drift and jump: what calibration takes as the rule.
+    /// A day without drift, jump and wandering: what calibration takes as the rule.
     pub fn typical(settings: &WorldSettings, rng: &mut ChaCha8Rng) -> Self {
-        let hour_traffic = autoregressive(settings.traffic_noise, rng).map(f64::exp);
-        let hour_price = autoregressive(settings.price_noise, rng);
+        let hour_traffic = autoregressive(settings.traffic_noise, HOUR_CORRELATION, rng).map(f64::exp);
+        let hour_price = autoregressive(settings.price_noise, HOUR_CORRELATION, rng);
         let shocks = if settings.shock_max == 1.0 && settings.shock_min == 1.0 {
             Vec::new()
         } else {
@@ -63,7 +76,7 @@ impl Conditions {
                 })
                 .collect()
         };
-        Self { volume: 1.0, hour_traffic, level: 0.0, hour_price, shocks, jump: None }
+        Self { volume: 1.0, hour_traffic, level: 0.0, hour_price, shocks, jump: None, wander: Wander::none() }
     }
 
     /// Logarithm of the day's price multiplier for a region, `ms` after midnight.
@@ -78,32 +91,22 @@ impl Conditions {
             .map(|s| s.log)
             .sum();
         let jump = self.jump.filter(|&(from, _)| ms >= from);
-        self.level + diurnal + self.hour_price[(ms / HOUR_MS) as usize] + shocks + jump.map_or(0.0, |(_, log)| log)
+        let hourly = self.hour_price[(ms / HOUR_MS) as usize] + self.wander.price_log(region, ms);
+        self.level + diurnal + hourly + shocks + jump.map_or(0.0, |(_, log)| log)
     }
-}
-
-/// 24 values of a stationary AR(1) process with the given standard deviation.
-fn autoregressive(sd: f64, rng: &mut ChaCha8Rng) -> [f64; 24] {
-    let innovation = (1.0 - HOUR_CORRELATION * HOUR_CORRELATION).sqrt();
-    let mut value = normal(rng);
-    std::array::from_fn(|_| {
-        let now = value;
-        value = HOUR_CORRELATION * value + innovation * normal(rng);
-        sd * now
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::synth::settings::Jump;
-    use rand::SeedableRng;
 
     #[test]
     fn a_jump_multiplies_prices_from_its_hour_on_its_day_only() {
         let mut settings = WorldSettings::default();
-        let day = |s: &WorldSettings, d| Conditions::draw(s, d, &mut ChaCha8Rng::seed_from_u64(1));
-        let plain = day(&settings, 3);
+        let rng = |purpose, day| crate::synth::stream(1, purpose, day);
+        let day = |s: &WorldSettings, d| Conditions::draw(s, d, &rng);
+        let (plain, plain_other) = (day(&settings, 3), day(&settings, 2));
         settings.jump = Some(Jump { day: 3, hour: 14.0, factor: 1.4 });
         let (jumped, other) = (day(&settings, 3), day(&settings, 2));
         for hour in 0..24 {
@@ -111,18 +114,7 @@ mod tests {
             let step = jumped.price_log(1, ms) - plain.price_log(1, ms);
             let expected = if hour >= 14 { 1.4f64.ln() } else { 0.0 };
             assert!((step - expected).abs() < 1e-12, "hour {hour}: {step}");
-            assert_eq!(other.price_log(1, ms), plain.price_log(1, ms));
+            assert_eq!(other.price_log(1, ms), plain_other.price_log(1, ms));
         }
-    }
-
-    #[test]
-    fn the_hours_noise_has_its_standard_deviation_and_correlation() {
-        let mut rng = ChaCha8Rng::seed_from_u64(5);
-        let days: Vec<[f64; 24]> = (0..4000).map(|_| autoregressive(0.05, &mut rng)).collect();
-        let mean = |f: &dyn Fn(&[f64; 24]) -> f64| days.iter().map(f).sum::<f64>() / 4000.0;
-        let sd = mean(&|d| d[20] * d[20]).sqrt();
-        let correlation = mean(&|d| d[10] * d[11]) / (sd * sd);
-        assert!((sd - 0.05).abs() < 0.003, "{sd}");
-        assert!((correlation - HOUR_CORRELATION).abs() < 0.06, "{correlation}");
     }
 }

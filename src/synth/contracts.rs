@@ -16,6 +16,8 @@ use crate::log::targeting::Targeting;
 const FIRST_ID: u64 = 101;
 /// Targetings tried for each contract; the one whose supply is nearest to the wanted one is taken.
 const CANDIDATES: usize = 64;
+/// The part of its supply that a small contract requires.
+const SMALL_TIGHTNESS: std::ops::Range<f64> = 0.2..0.8;
 /// Share of the traffic that the contested regions hold.
 const CONTESTED_SHARE: f64 = 0.32;
 
@@ -25,6 +27,8 @@ pub enum Kind {
     Easy,
     Tight,
     OverBooked,
+    /// Owes few impressions of a narrow audience, of which it needs a good part.
+    Small,
 }
 
 /// One contract as it is every day; only its demand is redrawn.
@@ -81,7 +85,9 @@ impl Contracts {
         let contested = contested_regions(audience, settings.regions, rng);
         let all: Vec<u32> = (1..=settings.regions).collect();
         let count = settings.contracts as usize;
-        let (tight, over) = (count.div_ceil(3), (count as f64 / 10.0).round() as usize);
+        let small = (settings.small_share * count as f64).round() as usize;
+        let large = count - small;
+        let (tight, over) = (large.div_ceil(3), (large as f64 / 10.0).round() as usize);
         let mut list = Vec::with_capacity(count);
         // The easy ones come last and take up what the others leave of the wanted queue share.
         let mut covered = 0.0;
@@ -89,12 +95,19 @@ impl Contracts {
             let kind = match index {
                 i if i < over => Kind::OverBooked,
                 i if i < over + tight => Kind::Tight,
+                i if i < over + tight + small => Kind::Small,
                 _ => Kind::Easy,
             };
+            let mut demand = 0.0;
             let left = (settings.contracts_per_queue - covered).max(0.02);
             let (pool, wanted) = match kind {
                 Kind::OverBooked => (&contested, rng.random_range(0.02..0.05)),
                 Kind::Tight => (&contested, rng.random_range(0.05..0.13)),
+                Kind::Small => {
+                    let (least, most) = (f64::from(settings.small_min), f64::from(settings.small_max));
+                    demand = least * (most / least).powf(rng.random()) / f64::from(settings.requests);
+                    (&all, (demand / rng.random_range(SMALL_TIGHTNESS)).min(0.5))
+                }
                 Kind::Easy => {
                     let spread = rng.random_range(0.4..1.6);
                     (&all, (left / (count - index) as f64 * spread).min(0.97))
@@ -112,7 +125,7 @@ impl Contracts {
                 })
                 .expect("there is at least one candidate");
             covered += contract.supply;
-            list.push(contract);
+            list.push(Contract { demand, ..contract });
         }
         demand::set_demands(&mut list, audience, settings.fill, rng);
         let price = settings.mean_best_ecpm / 1000.0;

@@ -35,14 +35,16 @@ pub fn write_day(world: &World, day: u32, dir: &Path) -> Result<()> {
     let date = format_date(days);
     write::day(dir, &DayFile { date, utc_offset_minutes: 0 })?;
 
-    let conditions = Conditions::draw(settings, day, &mut world.rng(Purpose::Conditions, day));
+    let conditions = Conditions::draw(settings, day, &|purpose, day| world.rng(purpose, day));
     let mut demand = world.rng(Purpose::Demand, day);
     let control = world.contracts.control(settings, midnight, &mut demand);
     write::control(&dir.join("control.tsv"), &control, (midnight, midnight + DAY_MS))?;
-    let nodes = forecast::nodes(settings, &world.audience, &mut world.rng(Purpose::Forecast, day));
+    let bias = forecast::Bias::draw(settings, &mut world.rng(Purpose::Bias, 0));
+    let nodes = forecast::nodes(settings, &world.audience, &bias, &mut world.rng(Purpose::Forecast, day));
     write::inventory(&dir.join("inventory.tsv"), &nodes)?;
 
-    let count = ((f64::from(settings.requests) * conditions.volume).round() as usize).max(1);
+    let volume = traffic::volume(&world.audience, &conditions);
+    let count = ((f64::from(settings.requests) * volume).round() as usize).max(1);
     let mut rng = world.rng(Purpose::Traffic, day);
     let arrivals = traffic::arrivals(&world.audience, &conditions, count, &mut rng)?;
     let table = |name: &str, header: &str| -> Result<TableWriter> {

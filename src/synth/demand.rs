@@ -6,13 +6,15 @@ use rand_chacha::ChaCha8Rng;
 use super::audience::{Audience, normal, normalise};
 use super::contracts::{Contract, Kind};
 
-/// Sets demands that sum to `fill`. Competing contracts ask for a large part of their fair share of what
+/// Sets demands that sum to `fill`, small contracts' own included, as long as those leave half of it to the others. Competing contracts ask for a large part of their fair share of what
 /// they compete for, over-booked ones for about all that they match.
 pub fn set_demands(list: &mut [Contract], audience: &Audience, fill: f64, rng: &mut ChaCha8Rng) {
+    let competes = |c: &Contract| matches!(c.kind, Kind::Tight | Kind::OverBooked);
+    let small: f64 = list.iter().filter(|c| c.kind == Kind::Small).map(|c| c.demand).sum();
+    let fill = (fill - small).max(0.5 * fill);
     let mut fair = vec![0.0; list.len()];
     for cell in &audience.cells {
-        let rivals: Vec<usize> =
-            (0..list.len()).filter(|&j| list[j].kind != Kind::Easy && list[j].matches(cell)).collect();
+        let rivals: Vec<usize> = (0..list.len()).filter(|&j| competes(&list[j]) && list[j].matches(cell)).collect();
         for (bin, part) in audience.curve(cell).iter().enumerate() {
             let flies = |j: &&usize| (list[**j].flight.0..list[**j].flight.1).contains(&bin);
             let flying = rivals.iter().filter(flies).count();
@@ -31,6 +33,7 @@ pub fn set_demands(list: &mut [Contract], audience: &Audience, fill: f64, rng: &
                 easy.push(contract.supply * (0.5 * normal(rng)).exp());
                 continue;
             }
+            Kind::Small => continue,
         };
         contested += contract.demand;
     }
@@ -45,6 +48,7 @@ pub fn set_demands(list: &mut [Contract], audience: &Audience, fill: f64, rng: &
         contract.demand = match contract.kind {
             Kind::Easy => (fill - contested * scale) * shares.next().unwrap_or(0.0),
             Kind::Tight | Kind::OverBooked => contract.demand * scale,
+            Kind::Small => contract.demand,
         };
     }
 }

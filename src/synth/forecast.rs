@@ -9,14 +9,31 @@ use crate::log::schema::InventoryRow;
 /// Shares are printed in millionths, which are handed out so that they sum to exactly one.
 const UNITS: f64 = 1e6;
 
+/// What a world's forecaster is wrong by on every day, in the logarithm.
+pub struct Bias {
+    all: f64,
+    regions: Vec<f64>,
+}
+
+impl Bias {
+    pub fn draw(settings: &WorldSettings, rng: &mut ChaCha8Rng) -> Self {
+        let mut one = || settings.forecast_bias * normal(rng);
+        Self { all: one(), regions: (0..settings.regions).map(|_| one()).collect() }
+    }
+
+    fn of(&self, region: u32) -> f64 {
+        self.all + self.regions[region as usize - 1]
+    }
+}
+
 /// One node per cell. The day's own volume and hours are unknown to it.
-pub fn nodes(settings: &WorldSettings, audience: &Audience, rng: &mut ChaCha8Rng) -> Vec<InventoryRow> {
+pub fn nodes(settings: &WorldSettings, audience: &Audience, bias: &Bias, rng: &mut ChaCha8Rng) -> Vec<InventoryRow> {
     let common = settings.forecast_common_error * normal(rng);
     let curves: Vec<Vec<f64>> = audience.curves.iter().map(|c| printable(c)).collect();
     (1..)
         .zip(&audience.cells)
         .map(|(node_id, cell)| {
-            let error = common + settings.forecast_error * normal(rng);
+            let error = common + bias.of(cell.region) + settings.forecast_error * normal(rng);
             InventoryRow {
                 node_id,
                 slot_id: cell.slot,
@@ -51,7 +68,8 @@ mod tests {
         let settings = WorldSettings { forecast_common_error: 0.0, ..WorldSettings::default() };
         let mut rng = ChaCha8Rng::seed_from_u64(2);
         let audience = Audience::draw(&settings, &mut rng).unwrap();
-        let rows = nodes(&settings, &audience, &mut rng);
+        let bias = Bias::draw(&settings, &mut rng);
+        let rows = nodes(&settings, &audience, &bias, &mut rng);
         let mut squares = 0.0;
         for (row, cell) in rows.iter().zip(&audience.cells) {
             let printed: Vec<String> = row.curve.iter().map(f64::to_string).collect();

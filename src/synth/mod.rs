@@ -18,8 +18,10 @@ mod demand;
 mod forecast;
 mod live;
 mod market;
+mod process;
 mod settings;
 mod traffic;
+mod wander;
 
 use std::path::Path;
 
@@ -45,6 +47,9 @@ enum Purpose {
     Traffic,
     Queues,
     Live,
+    Process,
+    Wander,
+    Bias,
 }
 
 /// Everything that all days share.
@@ -82,7 +87,11 @@ fn round(value: f64, decimals: u32) -> f64 {
     (value * unit).round() / unit
 }
 
-/// Writes `out/day-0` .. `out/day-(days-1)` of the world that `seed` draws; both override the settings'.
+/// What a written world was made from: its settings with everything drawn, beside its days.
+pub const WORLD_FILE: &str = "world.toml";
+
+/// Writes `out/day-0` .. `out/day-(days-1)` of the world that `seed` draws, both of which override the settings', and
+/// then [`WORLD_FILE`].
 ///
 /// `progress` is told the number of days that are done. The bytes depend on the settings, `days` aside,
 /// and on the seed, but not on the number of threads.
@@ -90,8 +99,8 @@ fn round(value: f64, decimals: u32) -> f64 {
 /// # Errors
 /// On settings that make no sense together, and on files that cannot be written.
 pub fn generate(world: &WorldSettings, out: &Path, days: u32, seed: u64, progress: &dyn Fn(u32)) -> Result<()> {
-    let settings = WorldSettings { days, seed, ..world.clone() };
-    settings.validate()?;
+    let settings = WorldSettings { days, seed, ..world.clone() }.drawn()?;
+    let described = toml::to_string(&settings).context("world settings are plain values")?;
     let world = World::build(settings)?;
     let all: Vec<u32> = (0..days).collect();
     for batch in all.chunks(rayon::current_num_threads()) {
@@ -103,7 +112,9 @@ pub fn generate(world: &WorldSettings, out: &Path, days: u32, seed: u64, progres
             progress(day + 1);
         }
     }
-    Ok(())
+    // Last, so that it stands beside whole worlds only.
+    let path = out.join(WORLD_FILE);
+    std::fs::write(&path, described).with_context(|| format!("cannot write {}", path.display()))
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
 //! The keys of a world file, with their units, defaults and the ranges in which they make sense.
 
-use crate::log::day::parse_date;
+use std::collections::BTreeMap;
 use std::path::Path;
+
+use crate::log::day::parse_date;
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -68,8 +70,15 @@ pub struct WorldSettings {
     pub users: u32,
     /// Day-to-day standard deviation of the traffic volume; default 0.1.
     pub volume_drift: f64,
-    /// Standard deviation of the hour-scale traffic noise (AR(1)); default 0.05.
+    /// Standard deviation of the hour-scale traffic noise (AR(1)); default 0.05. It moves a day's requests between
+    /// its hours and leaves their number alone.
     pub traffic_noise: f64,
+    /// Standard deviation of the hourly volume (AR(1)), which changes the number of requests; default 0.
+    pub volume_noise: f64,
+    /// Correlation of the hourly volume from one hour to the next; default 0.5.
+    pub volume_correlation: f64,
+    /// Correlation of the volume and of the price level from one day to the next; default 0.
+    pub level_persistence: f64,
 
     /// Number of auction ads; default 400.
     pub auction_ads: u32,
@@ -91,6 +100,18 @@ pub struct WorldSettings {
     pub shock_min: f64,
     /// Largest factor of that shock; default 1.8. Both 1 = no shocks.
     pub shock_max: f64,
+    /// Groups of regions that share an hourly price level; default 4.
+    pub price_groups: u32,
+    /// Standard deviation of that level (AR(1)); default 0.
+    pub group_price_noise: f64,
+    /// Correlation of that level from one hour to the next; default 0.5.
+    pub group_price_correlation: f64,
+    /// Mean number of price shocks a day in each region that revert to the mean; default 0.
+    pub reverting_shocks: f64,
+    /// Standard deviation of the size of such a shock when it comes; default 0.3.
+    pub reverting_shock_sd: f64,
+    /// Hours after which `1 / e` of such a shock is left; default 1.
+    pub reverting_shock_hours: f64,
     /// `{ day, hour, factor }`: a step of all auction prices; default none.
     pub jump: Option<Jump>,
     /// Mean predicted click probability; default 0.02.
@@ -110,6 +131,12 @@ pub struct WorldSettings {
     pub fill: f64,
     /// Standard deviation with which a contract's demand is redrawn each day; default 0.05.
     pub demand_drift: f64,
+    /// Share of the contracts that require few impressions of a narrow audience; default 0. They count towards `fill`.
+    pub small_share: f64,
+    /// Least number of impressions that a small contract requires; default 50.
+    pub small_min: u32,
+    /// Largest number of impressions that a small contract requires; default 500.
+    pub small_max: u32,
     /// Share of the contracts whose flight is a part of the day; default 0.2.
     pub part_day_share: f64,
     /// Cap = required * (1 + this); default 0.
@@ -131,6 +158,9 @@ pub struct WorldSettings {
     pub forecast_error: f64,
     /// Standard deviation of the error that all nodes of a day share; default 0.05.
     pub forecast_common_error: f64,
+    /// Standard deviation of the forecaster's bias, which is the same on all days: one of all nodes, and one of each
+    /// region; default 0.
+    pub forecast_bias: f64,
     /// Probability with which the live policy shows an entry at random; default 0.05.
     pub explore: f64,
     /// Median delay of an impression's feedback, seconds; default 60.
@@ -140,6 +170,11 @@ pub struct WorldSettings {
     pub ecpm_decimals: u32,
     /// Decimals of every pctr, 3 to 6; default 6.
     pub pctr_decimals: u32,
+
+    /// Keys of this file that each world draws from its seed, with the `[low, high]` that they are uniform in; a key
+    /// that counts something is rounded. Default: none.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub draw: BTreeMap<String, [f64; 2]>,
 }
 
 impl Default for WorldSettings {
@@ -157,6 +192,9 @@ impl Default for WorldSettings {
             users: 40_000,
             volume_drift: 0.1,
             traffic_noise: 0.05,
+            volume_noise: 0.0,
+            volume_correlation: 0.5,
+            level_persistence: 0.0,
             auction_ads: 400,
             zipf: 1.0,
             mean_best_ecpm: 2000.0,
@@ -167,6 +205,12 @@ impl Default for WorldSettings {
             price_noise: 0.05,
             shock_min: 1.3,
             shock_max: 1.8,
+            price_groups: 4,
+            group_price_noise: 0.0,
+            group_price_correlation: 0.5,
+            reverting_shocks: 0.0,
+            reverting_shock_sd: 0.3,
+            reverting_shock_hours: 1.0,
             jump: None,
             mean_pctr: 0.02,
             pctr_price_slope: 0.5,
@@ -176,6 +220,9 @@ impl Default for WorldSettings {
             contracts_per_queue: 6.0,
             fill: 0.45,
             demand_drift: 0.05,
+            small_share: 0.0,
+            small_min: 50,
+            small_max: 500,
             part_day_share: 0.2,
             cap_slack: 0.0,
             delivered0_share: 0.0,
@@ -186,10 +233,12 @@ impl Default for WorldSettings {
             contract_ecpm: true,
             forecast_error: 0.1,
             forecast_common_error: 0.05,
+            forecast_bias: 0.0,
             explore: 0.05,
             delay_median_s: 60.0,
             ecpm_decimals: 2,
             pctr_decimals: 6,
+            draw: BTreeMap::new(),
         }
     }
 }
@@ -208,6 +257,7 @@ impl WorldSettings {
     fn parse(text: &str) -> Result<Self> {
         let settings: Self = toml::from_str(text)?;
         settings.validate()?;
+        settings.check_draws()?;
         Ok(settings)
     }
 
@@ -237,6 +287,9 @@ impl WorldSettings {
             ("users", f64::from(self.users), 1.0, 1e9),
             ("volume_drift", self.volume_drift, 0.0, 1.0),
             ("traffic_noise", self.traffic_noise, 0.0, 1.0),
+            ("volume_noise", self.volume_noise, 0.0, 1.0),
+            ("volume_correlation", self.volume_correlation, 0.0, 0.999),
+            ("level_persistence", self.level_persistence, 0.0, 0.999),
             ("zipf", self.zipf, 0.0, 3.0),
             ("mean_best_ecpm", self.mean_best_ecpm, 1.0, 1e5),
             ("best_log_sd", self.best_log_sd, 0.01, 2.0),
@@ -246,6 +299,12 @@ impl WorldSettings {
             ("price_noise", self.price_noise, 0.0, 1.0),
             ("shock_min", self.shock_min, 0.1, 10.0),
             ("shock_max", self.shock_max, self.shock_min, 10.0),
+            ("price_groups", f64::from(self.price_groups), 1.0, 10_000.0),
+            ("group_price_noise", self.group_price_noise, 0.0, 1.0),
+            ("group_price_correlation", self.group_price_correlation, 0.0, 0.999),
+            ("reverting_shocks", self.reverting_shocks, 0.0, 24.0),
+            ("reverting_shock_sd", self.reverting_shock_sd, 0.0, 2.0),
+            ("reverting_shock_hours", self.reverting_shock_hours, 0.01, 24.0),
             ("mean_pctr", self.mean_pctr, 0.001, 0.3),
             ("pctr_price_slope", self.pctr_price_slope, -2.0, 2.0),
             ("filter_share", self.filter_share, 0.0, 1.0),
@@ -253,6 +312,9 @@ impl WorldSettings {
             ("contracts", f64::from(self.contracts), 0.0, 900.0),
             ("fill", self.fill, 0.001, 2.0),
             ("demand_drift", self.demand_drift, 0.0, 1.0),
+            ("small_share", self.small_share, 0.0, 1.0),
+            ("small_min", f64::from(self.small_min), 1.0, 1e9),
+            ("small_max", f64::from(self.small_max), f64::from(self.small_min), f64::from(u32::MAX)),
             ("part_day_share", self.part_day_share, 0.0, 1.0),
             ("cap_slack", self.cap_slack, 0.0, 100.0),
             ("delivered0_share", self.delivered0_share, 0.0, 1.0),
@@ -262,6 +324,7 @@ impl WorldSettings {
             ("click_worth_max", self.click_worth_max, 0.0, 10.0),
             ("forecast_error", self.forecast_error, 0.0, 2.0),
             ("forecast_common_error", self.forecast_common_error, 0.0, 2.0),
+            ("forecast_bias", self.forecast_bias, 0.0, 2.0),
             ("explore", self.explore, 0.0, 1.0),
             ("delay_median_s", self.delay_median_s, 0.001, 1e5),
             ("ecpm_decimals", f64::from(self.ecpm_decimals), 0.0, 2.0),

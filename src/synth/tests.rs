@@ -207,3 +207,81 @@ fn the_smallest_world_can_be_drawn() {
     }
     assert_eq!(table(&scratch.0.join("day-0/inventory.tsv")).len(), 6);
 }
+
+/// Requests by hour of a written day.
+fn by_hour(dir: &Path) -> [f64; 24] {
+    let mut counts = [0.0; 24];
+    for row in table(&dir.join("track_log.tsv")) {
+        counts[(number(&row, "ts_ms") as u64 / 3_600_000 % 24) as usize] += 1.0;
+    }
+    counts
+}
+
+#[test]
+fn the_volatile_file_draws_sound_worlds_that_differ() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/synth/volatile.toml");
+    let file = WorldSettings::load(&file).unwrap();
+    let worlds: Vec<WorldSettings> =
+        (1..=40).map(|seed| WorldSettings { seed, ..file.clone() }.drawn().unwrap()).collect();
+    let spread = |f: fn(&WorldSettings) -> f64| {
+        let values = worlds.iter().map(f);
+        values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)))
+    };
+    let (low, high) = spread(|w| w.volume_noise);
+    assert!((0.15..0.2).contains(&low) && (0.4..=0.45).contains(&high), "{low} {high}");
+    let (low, high) = spread(|w| w.requests.into());
+    assert!((10_000.0..20_000.0).contains(&low) && (50_000.0..=60_000.0).contains(&high), "{low} {high}");
+}
+
+#[test]
+fn hourly_volume_changes_the_number_of_requests_and_not_only_when_they_come() {
+    let scratch = Scratch::new("wander");
+    let calm = WorldSettings { traffic_noise: 0.0, volume_drift: 0.0, ..plain(6000) };
+    let volatile = WorldSettings { volume_noise: 0.4, ..calm.clone() };
+    generate_quietly(&calm, &scratch.0.join("calm"), 12);
+    generate_quietly(&volatile, &scratch.0.join("volatile"), 12);
+    let day = |kind: &str, d: u32| by_hour(&scratch.0.join(format!("{kind}/day-{d}")));
+    let (mut squares, mut n) = (0.0, 0.0);
+    for d in 0..12 {
+        let (calm, volatile) = (day("calm", d), day("volatile", d));
+        assert_eq!(calm.iter().sum::<f64>(), 6000.0);
+        assert!(volatile.iter().sum::<f64>() != 6000.0);
+        for hour in 8..24 {
+            let log = (volatile[hour] / calm[hour]).ln();
+            squares += log * log;
+            n += 1.0;
+        }
+    }
+    let sd = f64::sqrt(squares / n);
+    assert!((0.3..0.55).contains(&sd), "{sd}");
+}
+
+#[test]
+fn levels_persist_from_day_to_day_if_they_are_told_to() {
+    let level = |kept: f64, seed: u64, day: u32| {
+        let settings = WorldSettings { level_persistence: kept, price_drift: 0.2, ..WorldSettings::default() };
+        conditions::Conditions::draw(&settings, day, &|purpose, day| stream(seed, purpose, day)).volume.ln()
+    };
+    let correlation = |kept: f64| {
+        let pairs: Vec<(f64, f64)> = (0..300).map(|seed| (level(kept, seed, 5), level(kept, seed, 6))).collect();
+        let sum = |f: &dyn Fn(&(f64, f64)) -> f64| pairs.iter().map(f).sum::<f64>();
+        sum(&|p| p.0 * p.1) / (sum(&|p| p.0 * p.0) * sum(&|p| p.1 * p.1)).sqrt()
+    };
+    assert!((correlation(0.8) - 0.8).abs() < 0.08, "{}", correlation(0.8));
+    assert!(correlation(0.0).abs() < 0.15, "{}", correlation(0.0));
+}
+
+#[test]
+fn small_contracts_ask_for_a_good_part_of_a_narrow_audience() {
+    let settings = WorldSettings { small_share: 0.4, requests: 30_000, ..WorldSettings::default() };
+    let world = World::build(settings).unwrap();
+    let small: Vec<&contracts::Contract> =
+        world.contracts.list.iter().filter(|c| c.kind == contracts::Kind::Small).collect();
+    assert_eq!(small.len(), 12);
+    for c in &small {
+        assert!((50.0..=500.0).contains(&(c.demand * 30_000.0)));
+    }
+    let mut tightness: Vec<f64> = small.iter().map(|c| c.demand / c.supply).collect();
+    tightness.sort_by(f64::total_cmp);
+    assert!((0.15..0.9).contains(&tightness[6]), "{tightness:?}");
+}
