@@ -105,7 +105,7 @@ impl<'a> Explorer<'a> {
         let replay = &mut runner.replay;
         for i in 0..per_step {
             let Some(row) = runner.rows.next() else { break };
-            replay.arrive(row);
+            replay.arrive(self.days[runner.day].incoming(row));
             if let Some(offsets) = self.policy.replan(replay) {
                 replay.state.replanned.copy_from_slice(offsets);
                 recording.replans.push((recording.rows.len() as u32, offsets.to_vec()));

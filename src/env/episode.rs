@@ -15,6 +15,7 @@ use rand_distr::{Distribution as _, StandardNormal};
 use crate::settings::Episodes;
 
 use super::day::DayModel;
+use super::known::KnownDay;
 
 /// One draw of how a day is replayed.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,7 +63,7 @@ fn normal(rng: &mut ChaCha8Rng) -> f64 {
 
 impl Episode {
     /// The whole day as it was logged.
-    pub fn whole_day(day: &DayModel, rate_seed: u64) -> Self {
+    pub fn whole_day(day: &KnownDay, rate_seed: u64) -> Self {
         Self {
             seed: 0,
             thinning: 1.0,
@@ -156,12 +157,12 @@ impl Episode {
     }
 
     /// `S` of this episode's demands, minor units.
-    pub fn stake(&self, day: &DayModel) -> f64 {
+    pub fn stake(&self, day: &KnownDay) -> f64 {
         day.contracts.iter().zip(&self.owed).map(|(c, &o)| c.penalty * f64::from(o)).sum()
     }
 
     /// Delivered counts for a start within the day, drawn around the plan.
-    pub fn draw_delivered(&self, day: &DayModel, spread: f64) -> Vec<f32> {
+    pub fn draw_delivered(&self, day: &KnownDay, spread: f64) -> Vec<f32> {
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed ^ 0x00DE_11FE_2ED0);
         day.contracts
             .iter()

@@ -5,8 +5,8 @@
 
 use crate::plan::Time;
 
-use super::day::DayModel;
 use super::episode::Episode;
+use super::known::KnownDay;
 use super::replay::Replay;
 use super::state::{State, decay, growth, market_gain, market_term};
 
@@ -98,7 +98,7 @@ pub struct Course {
 /// The state at one request, computed once for all contracts.
 #[derive(Debug, Clone, Copy)]
 pub struct Moment<'a> {
-    day: &'a DayModel,
+    day: &'a KnownDay,
     episode: &'a Episode,
     state: &'a State,
     offset: u64,
@@ -195,11 +195,11 @@ impl ContractMoment {
 
 impl Terms {
     /// Of every contract of a day; `warm` shows the training days' prices to the networks.
-    pub fn all(day: &DayModel, episode: &Episode, warm: bool) -> Vec<Self> {
+    pub fn all(day: &KnownDay, episode: &Episode, warm: bool) -> Vec<Self> {
         (0..day.contracts.len()).map(|j| Self::of(day, episode, warm, j)).collect()
     }
 
-    fn of(day: &DayModel, episode: &Episode, warm: bool, j: usize) -> Self {
+    fn of(day: &KnownDay, episode: &Episode, warm: bool, j: usize) -> Self {
         let c = &day.contracts[j];
         let owed = f64::from(episode.owed[j]);
         Self {
@@ -258,7 +258,7 @@ fn off_by(share: f64, error: f32) -> f32 {
 impl<'a> Moment<'a> {
     /// The state at the current request of a replay.
     pub fn new(replay: &'a Replay) -> Self {
-        let (day, episode, state, offset) = (replay.day, &replay.episode, &replay.state, replay.offset());
+        let (day, episode, state, offset) = (&*replay.day, &replay.episode, &replay.state, replay.offset());
         let whole = day.traffic.total().max(1e-9);
         let before = day.traffic.before(offset);
         let volume_ratio = state.volume_level(day, episode, offset);

@@ -3,7 +3,8 @@
 //! A request arrives -> state of every candidate -> scores -> one ad shown -> counters move -> next request. Delivered counts, speeds,
 //! shortages and means are the replay's own, never the log's future. Training episodes are jittered and, where a day is large,
 //! thinned ([`Episode`]); their steps are runs of requests that share the networks' outputs. Evaluation replays whole days, request by
-//! request; both run through [`Replay`]. A [`Segment`] of trajectory names rows
+//! request; both run through [`Replay`], and so does a day that is served live, of which a [`KnownDay`] is all that there is before
+//! its requests arrive. A [`Segment`] of trajectory names rows
 //! of the compiled log and carries only what replay changed, so that the learner rebuilds states with this same code.
 //!
 //! What replay ignores: auction budgets, frequency caps, second-price charges, bidders that react.
@@ -13,13 +14,17 @@
 mod day;
 mod episode;
 mod features;
+mod incoming;
+mod known;
 mod replay;
 mod segment;
 mod state;
 
-pub use day::{ContractModel, DayModel, Vocabulary};
+pub use day::{DayModel, Vocabulary};
 pub use episode::{Episode, RowSampler};
 pub use features::{ContractMoment, Course, FEATURE_NAMES, FEATURES, General, Moment, Terms};
+pub use incoming::{Incoming, Visit};
+pub use known::{ContractModel, KnownDay};
 pub use replay::{Candidate, Choice, Display, Replay, Weights};
 pub use segment::{BLOCK_FORMAT, Block, REPLAN_INTERVAL_S, Segment};
 pub use state::State;

@@ -1,12 +1,16 @@
 //! The step engine: a request arrives, something is shown, counters move.
 
-use crate::log::draw;
+use std::borrow::Cow;
+use std::sync::Arc;
+
 use crate::log::schema::DAY_MS;
-use crate::log::{Auction, Request};
+use crate::log::{Auction, Entry, draw};
 use crate::settings::Reward;
 
 use super::day::DayModel;
 use super::episode::Episode;
+use super::incoming::{Incoming, Visit};
+use super::known::KnownDay;
 use super::state::State;
 
 /// A contract that may be shown on the current request.
@@ -73,17 +77,18 @@ impl Display {
     }
 }
 
-/// One replay of one day.
+/// One replay of one day, or a day that is being served.
 #[derive(Debug)]
 pub struct Replay<'a> {
-    pub day: &'a DayModel,
+    pub day: Arc<KnownDay>,
     pub episode: Episode,
     pub state: State,
     delay: u64,
-    row: usize,
-    offset: u64,
+    visit: Visit,
     factor: f64,
     candidates: Vec<Candidate>,
+    /// Borrowed from a log, or owned where requests come from a stream.
+    auctions: Cow<'a, [Auction]>,
 }
 
 impl<'a> Replay<'a> {
@@ -102,46 +107,66 @@ impl<'a> Replay<'a> {
         let state = State::new(episode.draw_delivered(day, spread));
         let mut replay = Self::resume(day, episode, delay_s, state);
         while let Some(row) = rows.next_if(|&row| day.offset(row) < replay.episode.start) {
-            let offset = day.offset(row);
-            let request = &day.log.requests()[row];
-            let best = request.best * replay.episode.price_factor(request.region, offset);
-            let weight = replay.state.arrive(day, &replay.episode, offset, replay.delay, best);
-            for e in day.log.entries(request) {
-                replay.state.meet(day, e.contract as usize, offset, weight, best);
+            let Incoming { visit, entries, .. } = day.incoming(row);
+            let best = visit.best * replay.episode.price_factor(visit.region, visit.offset);
+            let weight = replay.state.arrive(day, &replay.episode, visit.offset, replay.delay, best);
+            for e in entries {
+                replay.state.meet(day, e.contract as usize, visit.offset, weight, best);
             }
         }
         replay
     }
 
     /// A replay that goes on from a recorded state.
-    pub fn resume(day: &'a DayModel, episode: Episode, delay_s: f64, state: State) -> Self {
+    pub fn resume(day: &DayModel, episode: Episode, delay_s: f64, state: State) -> Self {
+        Self::serve(day.known.clone(), episode, delay_s, state)
+    }
+
+    /// A day that is served from a state on; its requests need no log.
+    pub fn serve(day: Arc<KnownDay>, episode: Episode, delay_s: f64, state: State) -> Self {
         Self {
             day,
             episode,
             state,
             delay: (delay_s * 1000.0) as u64,
-            row: 0,
-            offset: 0,
+            visit: Visit::default(),
             factor: 1.0,
             candidates: Vec::new(),
+            auctions: Cow::Borrowed(&[]),
         }
     }
 
-    /// Takes in the request at `row` and finds the contracts that may be shown on it.
-    pub fn arrive(&mut self, row: usize) {
-        let request = &self.day.log.requests()[row];
-        self.row = row;
-        self.offset = request.ts_ms - self.day.log.day().start_ms;
-        self.factor = self.episode.price_factor(request.region, self.offset);
-        let best = request.best * self.factor;
-        let weight = self.state.arrive(self.day, &self.episode, self.offset, self.delay, best);
+    /// Takes in a request and finds the contracts that may be shown on it.
+    pub fn arrive(&mut self, incoming: Incoming<'a>) {
+        self.auctions = Cow::Borrowed(incoming.auctions);
+        self.meet(incoming.visit, incoming.entries);
+    }
+
+    /// [`Replay::arrive`] for a request whose queue does not outlive the call.
+    pub fn arrive_copied(&mut self, incoming: Incoming) {
+        match &mut self.auctions {
+            Cow::Owned(auctions) => {
+                auctions.clear();
+                auctions.extend_from_slice(incoming.auctions);
+            }
+            borrowed @ Cow::Borrowed(_) => *borrowed = Cow::Owned(incoming.auctions.to_vec()),
+        }
+        self.meet(incoming.visit, incoming.entries);
+    }
+
+    fn meet(&mut self, visit: Visit, entries: &[Entry]) {
+        self.visit = visit;
+        let Visit { request_id, region, offset, .. } = visit;
+        self.factor = self.episode.price_factor(region, offset);
+        let best = visit.best * self.factor;
+        let weight = self.state.arrive(&self.day, &self.episode, offset, self.delay, best);
         self.candidates.clear();
-        for e in self.day.log.entries(request) {
+        for e in entries {
             let j = e.contract as usize;
             let c = &self.day.contracts[j];
-            self.state.meet(self.day, j, self.offset, weight, best);
+            self.state.meet(&self.day, j, offset, weight, best);
             if self.state.delivered[j] < self.episode.left[j]
-                && draw::passes(self.episode.rate_seed, request.request_id, c.ad_id, c.rate)
+                && draw::passes(self.episode.rate_seed, request_id, c.ad_id, c.rate)
             {
                 self.candidates.push(Candidate {
                     contract: e.contract,
@@ -160,8 +185,8 @@ impl<'a> Replay<'a> {
     }
 
     /// The auction ads that may be shown on the current request, best score first, at logged prices.
-    pub fn auctions(&self) -> &'a [Auction] {
-        self.day.log.auctions(self.request())
+    pub fn auctions(&self) -> &[Auction] {
+        &self.auctions
     }
 
     /// Worth of an auction ad under this episode's prices, minor units per impression.
@@ -171,20 +196,17 @@ impl<'a> Replay<'a> {
 
     /// The best auction worth of the current request; 0 if none.
     pub fn best(&self) -> f64 {
-        self.request().best * self.factor
+        self.visit.best * self.factor
     }
 
-    pub fn request(&self) -> &'a Request {
-        &self.day.log.requests()[self.row]
-    }
-
-    pub fn row(&self) -> usize {
-        self.row
+    /// The current request.
+    pub fn visit(&self) -> &Visit {
+        &self.visit
     }
 
     /// Milliseconds from midnight, within the day.
     pub fn offset(&self) -> u64 {
-        self.offset.min(DAY_MS - 1)
+        self.visit.offset.min(DAY_MS - 1)
     }
 
     /// The offset before which deliveries are observed by now: what was planned by then is what observed counts compare with.
@@ -211,13 +233,13 @@ impl<'a> Replay<'a> {
             Choice::Contract(i) => {
                 let display = self.gain(i);
                 let c = self.candidates[i];
-                self.state.show(Some(c.contract as usize), self.offset, self.delay, c.pctr, 0.0);
+                self.state.show(Some(c.contract as usize), self.visit.offset, self.delay, c.pctr, 0.0);
                 display
             }
             Choice::Auction(i) => {
                 let auction = &self.auctions()[i];
                 let worth = self.worth(auction);
-                self.state.show(None, self.offset, self.delay, auction.pctr, worth);
+                self.state.show(None, self.visit.offset, self.delay, auction.pctr, worth);
                 Display { auction: worth, best: self.best(), ..Display::default() }
             }
             Choice::Nothing => Display { best: self.best(), ..Display::default() },

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::{PacingGains, Time};
 
-use super::day::DayModel;
 use super::episode::Episode;
+use super::known::KnownDay;
 
 /// Memory of the price level and of the delivery speed.
 const MEMORY_MS: f64 = 3_600_000.0;
@@ -28,7 +28,7 @@ pub(super) fn decay(offset: u64) -> f64 {
 
 /// Gain of the pacing controller's market term for contract `j`: none where nothing is paced.
 #[inline]
-pub(super) fn market_gain(day: &DayModel, gains: &PacingGains, episode: &Episode, j: usize) -> f64 {
+pub(super) fn market_gain(day: &KnownDay, gains: &PacingGains, episode: &Episode, j: usize) -> f64 {
     if episode.owed[j] > 0.0 && day.contracts[j].pace.total() > 0.0 { gains.market } else { 0.0 }
 }
 
@@ -138,7 +138,7 @@ impl State {
 
     /// A request arrives: deliveries that are due become observed, traffic and prices are taken in. Returns the
     /// [`growth`] of the moment, for [`State::meet`].
-    pub(super) fn arrive(&mut self, day: &DayModel, episode: &Episode, offset: u64, delay: u64, best: f64) -> f64 {
+    pub(super) fn arrive(&mut self, day: &KnownDay, episode: &Episode, offset: u64, delay: u64, best: f64) -> f64 {
         while self.pending.front().is_some_and(|p| p.due <= offset) {
             if let Some(p) = self.pending.pop_front() {
                 self.observe(p, p.due);
@@ -156,7 +156,7 @@ impl State {
     }
 
     /// The request that arrived is one of contract `j`'s; `weight` is what [`State::arrive`] returned.
-    pub(super) fn meet(&mut self, day: &DayModel, j: usize, offset: u64, weight: f64, best: f64) {
+    pub(super) fn meet(&mut self, day: &KnownDay, j: usize, offset: u64, weight: f64, best: f64) {
         let hour = (offset / 3_600_000).min(23) as usize;
         let expected = day.price_by_hour[hour] * day.contracts[j].market_ratio;
         self.market_seen[j] += (weight * best) as f32;
@@ -165,7 +165,7 @@ impl State {
         self.day_market_expected[j] += expected as f32;
     }
 
-    fn refresh(&mut self, day: &DayModel, episode: &Episode, offset: u64, delay: u64) {
+    fn refresh(&mut self, day: &KnownDay, episode: &Episode, offset: u64, delay: u64) {
         let (mut planned, mut short, mut owed, mut covered) = (0.0, 0.0, 0.0, 0.0);
         // What is observed by now was delivered before.
         let until = Time::at(offset.saturating_sub(delay));
@@ -243,7 +243,7 @@ impl State {
     }
 
     /// Requests so far over those forecast, leaning on the forecast at first.
-    pub fn volume_level(&self, day: &DayModel, episode: &Episode, offset: u64) -> f64 {
+    pub fn volume_level(&self, day: &KnownDay, episode: &Episode, offset: u64) -> f64 {
         let prior = 0.02 * day.traffic.total().max(1e-9) * episode.thinning;
         (f64::from(self.requests) + prior) / (day.traffic.before(offset) * episode.thinning + prior)
     }
@@ -257,7 +257,7 @@ impl State {
     /// minus observed share) and its sum. Gains fall with the root of the thinning, as the noise of the error grows.
     ///
     /// The market's term is not thinned: prices are seen on every request. `until` is [`Replay::observed_until`](super::Replay).
-    pub fn pacing(&self, day: &DayModel, gains: &PacingGains, episode: &Episode, j: usize, until: u64) -> f64 {
+    pub fn pacing(&self, day: &KnownDay, gains: &PacingGains, episode: &Episode, j: usize, until: u64) -> f64 {
         self.controller(day, gains, episode, j, Time::at(until))
             + market_term(market_gain(day, gains, episode, j), self.day_market_level(day.unit, j))
     }
@@ -266,7 +266,7 @@ impl State {
     #[inline]
     pub(super) fn controller(
         &self,
-        day: &DayModel,
+        day: &KnownDay,
         gains: &PacingGains,
         episode: &Episode,
         j: usize,

@@ -153,7 +153,7 @@ pub fn replay(segment: &Segment, with: Rebuild, witness: &mut impl Witness) {
     let mut replans = segment.replans.iter().peekable();
     for (at, &row) in segment.rows.iter().enumerate() {
         let t = at / per_step;
-        replay.arrive(row as usize);
+        replay.arrive(day.incoming(row as usize));
         if let Some((_, offsets)) = replans.next_if(|(changed, _)| *changed as usize == at) {
             replay.state.replanned.copy_from_slice(offsets);
         }
@@ -174,7 +174,7 @@ pub fn replay(segment: &Segment, with: Rebuild, witness: &mut impl Witness) {
         witness.earned(t, contract, earned as f32);
     }
     if let Some(row) = segment.next {
-        replay.arrive(row as usize);
+        replay.arrive(day.incoming(row as usize));
         witness.last(&replay);
     }
 }
@@ -238,7 +238,7 @@ impl SegmentRows {
 impl Builder<'_> {
     /// Fills slot `slot` of step `t` with contract `j`.
     fn bidder(&mut self, replay: &Replay, of: &ContractMoment, (t, slot): (usize, usize), j: usize) {
-        let (rows, day) = (&mut self.rows, replay.day);
+        let (rows, day) = (&mut self.rows, &*replay.day);
         let (delivered, observed) = (replay.state.delivered[j], replay.state.observed[j]);
         let state_at = (t * self.dims.contracts + j) * FEATURES;
         let actor_row = t * self.dims.actor_rows() + slot;
@@ -249,7 +249,7 @@ impl Builder<'_> {
             of.write(observed, actor);
         }
         let mut ids = Vec::new();
-        self.spec.push_ids(day, replay.row(), day.contracts[j].vocabulary, &mut ids);
+        self.spec.push_ids(replay.visit(), day.contracts[j].vocabulary, &mut ids);
         rows.actor_ids[actor_row * self.tables..(actor_row + 1) * self.tables].copy_from_slice(&ids);
         let ahead = ahead(self.per_step, replay.episode.left[j] - delivered);
         let at = t * self.dims.eligible + slot;
@@ -300,7 +300,7 @@ pub fn auction_offer(replay: &Replay, w: &Weights, ad: &Auction) -> AuctionOffer
 
 impl Witness for Builder<'_> {
     fn step(&mut self, replay: &Replay, t: usize) {
-        let day = replay.day;
+        let day = &*replay.day;
         let n = self.dims.contracts;
         let moment = Moment::new(replay);
         if t == 0 {
@@ -331,7 +331,7 @@ impl Witness for Builder<'_> {
                 let at = t * self.dims.actor_rows() + self.dims.eligible + i;
                 moment.auction(replay.worth(ad), &mut self.rows.actor[at * FEATURES..(at + 1) * FEATURES]);
                 ids.clear();
-                self.spec.push_ids(day, replay.row(), self.spec.vocabulary.ad(ad.ad_id), &mut ids);
+                self.spec.push_ids(replay.visit(), self.spec.vocabulary.ad(ad.ad_id), &mut ids);
                 self.rows.actor_ids[at * self.tables..(at + 1) * self.tables].copy_from_slice(&ids);
             }
         }
@@ -361,7 +361,7 @@ impl Witness for Builder<'_> {
     }
 
     fn last(&mut self, replay: &Replay) {
-        let (rows, day) = (&mut self.rows, replay.day);
+        let (rows, day) = (&mut self.rows, &*replay.day);
         let moment = Moment::new(replay);
         for j in 0..day.contracts.len() {
             let delivered = replay.state.delivered[j];

@@ -42,7 +42,7 @@ impl Controller {
 
 impl Policy for Controller {
     fn begin(&mut self, replay: &Replay) {
-        self.bids = Some(Bids::new(replay.day, &self.settings));
+        self.bids = Some(Bids::new(&replay.day, &self.settings));
         self.replanner = self.settings.replans().then(|| {
             let sample = self.sample.as_ref().unwrap_or(&replay.day.sample);
             Replanner::begin(replay, sample.clone(), self.horizon)

@@ -84,7 +84,7 @@ pub fn replay_day(
     let mut contracts = Vec::new();
     let mut auctions = Vec::new();
     for row in 0..rows {
-        replay.arrive(row);
+        replay.arrive(day.incoming(row));
         if let Some(offsets) = policy.replan(&replay) {
             replay.state.replanned.copy_from_slice(offsets);
         }
@@ -97,7 +97,7 @@ pub fn replay_day(
         }
         let choice =
             if policy.boosted() { choose(&replay, &contracts, &auctions, true) } else { by_worth(&replay, &contracts) };
-        let request_id = replay.request().request_id;
+        let request_id = replay.visit().request_id;
         let offset = replay.offset();
         let mut contract = None;
         let ad = match choice {

@@ -6,7 +6,7 @@ use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::env::{DayModel, FEATURES, Moment, Replay, State, Terms, Vocabulary};
+use crate::env::{FEATURES, KnownDay, Moment, Replay, State, Terms, Visit, Vocabulary};
 use crate::plan::Horizon;
 use crate::settings::{self, ScoreMode};
 
@@ -70,19 +70,14 @@ impl PolicySpec {
         }
     }
 
-    /// Writes the ids that the actor's tables look up, for an ad on a row of a day.
-    pub fn push_ids(&self, day: &DayModel, row: usize, ad: u32, ids: &mut Vec<u32>) {
+    /// Writes the ids that the actor's tables look up, for an ad on a request.
+    pub fn push_ids(&self, visit: &Visit, ad: u32, ids: &mut Vec<u32>) {
         if self.policy.ad_embedding > 0 {
             ids.push(ad);
         }
         if self.policy.traffic_embedding > 0 {
-            let request = &day.log.requests()[row];
-            ids.extend([
-                u32::from(day.slot_index[row]),
-                u32::from(day.region_index[row]),
-                u32::from(request.gender),
-                u32::from(request.age),
-            ]);
+            let [slot, region] = visit.place;
+            ids.extend([slot, region, visit.gender.into(), visit.age.into()].map(u32::from));
         }
     }
 }
@@ -115,7 +110,7 @@ pub struct Bids {
 }
 
 impl Bids {
-    pub fn new(day: &DayModel, settings: &settings::Policy) -> Self {
+    pub fn new(day: &KnownDay, settings: &settings::Policy) -> Self {
         let mut bids = Self { base: vec![], low: vec![], penalty: vec![] };
         for c in &day.contracts {
             let low = if settings.negative_bids { -c.penalty.max(day.unit) } else { 0.0 };
@@ -199,8 +194,8 @@ impl LearnedPolicy {
     /// Goes on with a replay that this or another policy had begun, with its plan.
     pub fn resume(&mut self, replay: &Replay, replanner: Option<Replanner>) {
         self.held = None;
-        self.bids = Some(Bids::new(replay.day, &self.spec.policy));
-        self.terms = Terms::all(replay.day, &replay.episode, self.spec.policy.warm_start);
+        self.bids = Some(Bids::new(&replay.day, &self.spec.policy));
+        self.terms = Terms::all(&replay.day, &replay.episode, self.spec.policy.warm_start);
         self.replanner = replanner;
     }
 
@@ -217,7 +212,7 @@ impl LearnedPolicy {
     /// Works out every contract's bid at the current request and holds it for the requests to come. For policies whose
     /// outputs do not depend on the request.
     pub fn hold(&mut self, replay: &Replay) {
-        let day = replay.day;
+        let day = &*replay.day;
         let moment = Moment::new(replay);
         self.features.resize(day.contracts.len() * FEATURES, 0.0);
         self.ids.clear();
@@ -226,7 +221,7 @@ impl LearnedPolicy {
             let of = moment.of(j, terms);
             of.write(replay.state.observed[j], row);
             self.lifts.push(lift(&self.spec.policy, replay, j, of.pacing));
-            self.spec.push_ids(day, replay.row(), day.contracts[j].vocabulary, &mut self.ids);
+            self.spec.push_ids(replay.visit(), day.contracts[j].vocabulary, &mut self.ids);
         }
         self.outputs.resize(day.contracts.len(), 0.0);
         self.net.forward(&self.features, &self.ids, &mut self.outputs);
@@ -265,7 +260,7 @@ impl Policy for LearnedPolicy {
         if rows == 0 {
             return;
         }
-        let day = replay.day;
+        let day = &*replay.day;
         let moment = Moment::new(replay);
         self.features.resize(rows * FEATURES, 0.0);
         self.ids.clear();
@@ -276,12 +271,12 @@ impl Policy for LearnedPolicy {
             let of = moment.of(j, &self.terms[j]);
             of.write(replay.state.observed[j], row);
             self.lifts.push(lift(&self.spec.policy, replay, j, of.pacing));
-            self.spec.push_ids(day, replay.row(), day.contracts[j].vocabulary, &mut self.ids);
+            self.spec.push_ids(replay.visit(), day.contracts[j].vocabulary, &mut self.ids);
         }
         if score_auctions {
             for ((a, &worth), row) in replay.auctions().iter().zip(&*auctions).zip(&mut feature_rows) {
                 moment.auction(worth, row);
-                self.spec.push_ids(day, replay.row(), self.spec.vocabulary.ad(a.ad_id), &mut self.ids);
+                self.spec.push_ids(replay.visit(), self.spec.vocabulary.ad(a.ad_id), &mut self.ids);
             }
         }
         self.outputs.resize(rows, 0.0);

@@ -320,7 +320,7 @@ impl Policy for EveryFourth {
 
     fn score(&mut self, replay: &Replay, contracts: &mut [f64], _: &mut [f64]) {
         let gains = PacingGains { proportional: 1.0, ..PacingGains::NONE };
-        let error = replay.state.pacing(replay.day, &gains, &replay.episode, 0, replay.observed_until());
+        let error = replay.state.pacing(&replay.day, &gains, &replay.episode, 0, replay.observed_until());
         self.worst = self.worst.max(error.abs());
         contracts.fill(if self.requests.is_multiple_of(4) { 1e9 } else { -1e9 });
         self.requests += 1;

@@ -42,7 +42,7 @@ impl Policy for RandomScores {
     fn begin(&mut self, _: &Replay) {}
 
     fn score(&mut self, replay: &Replay, contracts: &mut [f64], auctions: &mut [f64]) {
-        let request = replay.request().request_id;
+        let request = replay.visit().request_id;
         for (score, c) in contracts.iter_mut().zip(replay.candidates()) {
             *score = self.of(request, replay.day.contracts[c.contract as usize].ad_id);
         }
@@ -142,6 +142,7 @@ fn prompt(rate_seed: u64) -> ReplayOptions {
 
 /// What a test's own walk through an episode met at one step; the replay's counters have moved.
 struct Step<'r, 'd> {
+    row: usize,
     replay: &'r Replay<'d>,
     choice: Choice,
     display: Display,
@@ -161,13 +162,13 @@ fn walk<'d>(
     let before = replay.state.delivered.clone();
     let mut policy = RandomScores(seed);
     for row in rows {
-        replay.arrive(row);
+        replay.arrive(day.incoming(row));
         let mut contracts = vec![0.0; replay.candidates().len()];
         let mut auctions = vec![0.0; replay.auctions().len()];
         policy.score(&replay, &mut contracts, &mut auctions);
         let choice = choose(&replay, &contracts, &auctions, true);
         let display = replay.show(choice);
-        watch(Step { replay: &replay, choice, display });
+        watch(Step { row, replay: &replay, choice, display });
     }
     (before, replay)
 }
@@ -245,7 +246,7 @@ proptest! {
         walk(&day, episode, DELAYS[delay], 0.0, seed, &mut |step| {
             absolute += step.display.absolute(&Weights::J);
             relative += step.display.relative(&Weights::J);
-            decisions.push((step.replay.request().request_id, shown(&step)));
+            decisions.push((step.replay.visit().request_id, shown(&step)));
         });
         let verdict = plain.judge(rate_seed, &decisions).map_err(TestCaseError::fail)?;
         let best: f64 = plain.requests.iter().map(PlainLog::best).sum();
@@ -292,12 +293,12 @@ proptest! {
             weighted += step.display.absolute(&weights);
             weighted_relative += step.display.relative(&weights);
             let offset = step.replay.offset();
-            if offset < episode.start || last >= Some(step.replay.row()) {
-                broken.push(format!("row {} at {offset} ms after {last:?}", step.replay.row()));
+            if offset < episode.start || last >= Some(step.row) {
+                broken.push(format!("row {} at {offset} ms after {last:?}", step.row));
             }
-            last = Some(step.replay.row());
-            let request = by_id[&step.replay.request().request_id];
-            let factor = episode.price_factor(step.replay.request().region, offset);
+            last = Some(step.row);
+            let request = by_id[&step.replay.visit().request_id];
+            let factor = episode.price_factor(step.replay.visit().region, offset);
             best += PlainLog::best(request) * factor;
             let room = |ad: u64| {
                 let j = demands[&ad];

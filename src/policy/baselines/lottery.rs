@@ -48,7 +48,7 @@ impl Lottery {
 
     /// Draws, and writes scores under which the drawn one is shown; `share` is a contract's share of the request.
     fn draw(&self, replay: &Replay, share: impl Fn(usize) -> f64, contracts: &mut [f64], auctions: &[f64]) {
-        let request = replay.request().request_id;
+        let request = replay.visit().request_id;
         let mut left = 1.0;
         let mut winner = None;
         for &(_, i) in &self.queue {

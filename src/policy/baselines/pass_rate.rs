@@ -50,7 +50,7 @@ impl Policy for PassRate {
         if self.clock.due(replay.offset()) {
             self.adjust(replay);
         }
-        let request_id = replay.request().request_id;
+        let request_id = replay.visit().request_id;
         for (score, c) in contracts.iter_mut().zip(replay.candidates()) {
             let j = c.contract as usize;
             let contract = &replay.day.contracts[j];

@@ -26,7 +26,7 @@ impl Policy for Random {
     fn begin(&mut self, _: &Replay) {}
 
     fn score(&mut self, replay: &Replay, contracts: &mut [f64], auctions: &mut [f64]) {
-        let request_id = replay.request().request_id;
+        let request_id = replay.visit().request_id;
         for (score, c) in contracts.iter_mut().zip(replay.candidates()) {
             *score = self.draw(request_id, replay.day.contracts[c.contract as usize].ad_id, c.boost);
         }

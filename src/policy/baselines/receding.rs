@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::env::{DayModel, Replay};
+use crate::env::{KnownDay, Replay};
 use crate::log::draw;
 use crate::log::schema::DAY_MS;
 use crate::plan::sample::{Kind, SampledContract};
@@ -154,7 +154,7 @@ impl Receding {
     }
 
     fn solve(&mut self, replay: &Replay) {
-        let (day, offset) = (replay.day, replay.offset());
+        let (day, offset) = (&*replay.day, replay.offset());
         let level = self.level.ratio(self.price_factor * day.unit);
         let volume = replay.episode.thinning * replay.state.volume_level(day, &replay.episode, offset);
         let remaining = |demand: &[f32]| -> Vec<f64> {
@@ -182,7 +182,7 @@ impl Receding {
 
 impl Policy for Receding {
     fn begin(&mut self, replay: &Replay) {
-        self.ahead = Ahead::of(&self.sample, replay.day);
+        self.ahead = Ahead::of(&self.sample, &replay.day);
         let penalty = replay.day.contracts.iter().map(|c| c.penalty).collect();
         self.transport = Transport::new(vec![], vec![], penalty);
         self.prices = replay.day.contracts.iter().map(|c| c.price.min(c.penalty)).collect();
@@ -203,8 +203,8 @@ impl Policy for Receding {
 
 impl Ahead {
     /// By the day's forecast and the sample.
-    fn of(sample: &Sample, day: &DayModel) -> Self {
-        let contracts = day.log.contracts();
+    fn of(sample: &Sample, day: &KnownDay) -> Self {
+        let contracts = &day.contracts;
         let index: BTreeMap<u64, u32> = contracts.iter().zip(0..).map(|(c, j)| (c.ad_id, j)).collect();
         let mut all = Self::default();
         for sampled in &sample.days {
@@ -219,10 +219,8 @@ impl Ahead {
                 let (slot, region, gender, age) = row.kind;
                 let from = all.entries.len();
                 for (j, c) in (0u32..).zip(contracts) {
-                    let model = &day.contracts[j as usize];
                     let middle = row.cell as u64 * CELL_MS + CELL_MS / 2;
-                    let wanted =
-                        (model.start..model.end).contains(&middle) && c.targeting.matches(slot, region, gender, age);
+                    let wanted = (c.start..c.end).contains(&middle) && c.targeting.matches(slot, region, gender, age);
                     if !wanted || !draw::passes(SEED, i, c.ad_id, c.rate) {
                         continue;
                     }
@@ -236,8 +234,8 @@ impl Ahead {
                         (known.cells.0..known.cells.1).contains(&(row.cell as u8))
                             && known.targeting.matches(slot, region, gender, age)
                     });
-                    if !absent && draw::passes(!SEED, i, c.ad_id, model.presence) {
-                        all.entries.push((j, model.mean_click));
+                    if !absent && draw::passes(!SEED, i, c.ad_id, c.presence) {
+                        all.entries.push((j, c.mean_click));
                     }
                 }
                 let entries = from..all.entries.len();
@@ -250,7 +248,7 @@ impl Ahead {
     }
 
     /// Weighs rows so that they add up to the day's forecast: by time, by kind of request, by contract that they may serve, in all.
-    fn weigh(&mut self, day: &DayModel) {
+    fn weigh(&mut self, day: &KnownDay) {
         let Self { rows, entries } = self;
         let mut counts = [0.0; GRID];
         for row in rows.iter() {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 
-use crate::env::{Moment, Replay, Segment, Terms, Weights};
+use crate::env::{Moment, Replay, Segment, Terms, Visit, Weights};
 use crate::policy::{Bids, PolicySpec};
 
 use super::super::super::batch::{Decided, Rebuild, Witness, auction_offer, offer, replay, slot};
@@ -54,7 +54,7 @@ impl Writer<'_> {
     }
 
     fn terms(&mut self, replay: &Replay) {
-        let (day, episode) = (replay.day, &replay.episode);
+        let (day, episode) = (&*replay.day, &replay.episode);
         let Weights { click, delivery, .. } = self.weights;
         let (of, bids) = (self.of, self.bids);
         let all = Terms::all(day, episode, self.spec.policy.warm_start);
@@ -146,9 +146,8 @@ impl Witness for Writer<'_> {
             self.bidders += terms.iter().zip(courses).filter(|(terms, course)| terms.bids(course)).count();
         }
         if of.traffic {
-            let (day, row) = (replay.day, replay.row());
-            let request = replay.request();
-            let ids = [day.slot_index[row], day.region_index[row], request.gender.into(), request.age.into()];
+            let &Visit { place: [slot, region], gender, age, .. } = replay.visit();
+            let ids = [slot, region, gender.into(), age.into()];
             self.part::<f32>(&of.kinds)[t * TRAFFIC..][..TRAFFIC].copy_from_slice(&ids.map(f32::from));
         }
     }
