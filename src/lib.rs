@@ -6,7 +6,8 @@
 //! | folder | what lives there |
 //! |---|---|
 //! | [`cli`] | arguments; one file per subcommand |
-//! | [`soak`], [`study`], [`bench`], [`inspect`] | what stands beside training: kills on purpose, worlds x seeds x policies, benchmarks, a look at a run |
+//! | [`retrain`], [`soak`], [`study`], [`bench`], [`inspect`] | what stands beside training: the nightly job, kills on purpose, worlds x seeds x policies, benchmarks, a look at a run |
+//! | [`report`], [`runs`] | what a run came to, kept in its directory; runs side by side |
 //! | [`supervisor`] | the main process: prepare, spawn, watch, restart, stop; the serial mode |
 //! | [`actor`], [`learner`], [`checkpoint`], [`evaluator`] | one folder per process role |
 //! | [`run`] | what every process of a run opens; snapshots |
@@ -38,7 +39,10 @@ pub mod learner;
 pub mod log;
 pub mod plan;
 pub mod policy;
+pub mod report;
+pub mod retrain;
 pub mod run;
+pub mod runs;
 pub mod settings;
 pub mod shm;
 pub mod soak;

@@ -27,7 +27,7 @@ pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<
     let stats = &control.actors[id];
     let mut writer = segments.rings[0].writer()?;
     let actor_len = context.spec.actor_shape().len();
-    let initial = context.spec.initial_actor(settings.run.seed);
+    let initial = context.start.clone();
     // A run that goes on draws other episodes than it began with.
     let start = (incarnation - 1 + control.resumed_from.get() * 4096) & u64::from(u32::MAX);
     let mut explorer = Explorer::new(&days, settings, context.spec.clone(), initial, id as u64, start);

@@ -222,7 +222,7 @@ pub fn run(
 /// Updates per second of a learner with a full pool of an untrained actor's samples, in this process.
 fn learner_alone(settings: &Settings, seconds: f64) -> anyhow::Result<f64> {
     device::set_threads(settings.learner.threads);
-    let context = prepare(settings, None)?;
+    let context = prepare(settings, None, None)?;
     let (days, spec) = (context.training_days()?, &context.spec);
     let trainer = Device::resolve(&settings.run.device)?.trainer(&days, spec, settings)?;
     let mut learner = Learner::new(&days, spec.clone(), settings, trainer);

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use crate::evaluate::decisions::DecisionWriter;
-use crate::evaluate::{self, DayReport, Stress, TestDay, logged, table};
+use crate::evaluate::entry::{self, Entry};
+use crate::evaluate::{self, DayReport, Judgement, Stress, TestDay, logged, table, verdict};
 use crate::plan::Plan;
 use crate::policy::baselines;
-use crate::policy::file::PolicyFile;
+use crate::report::RunReport;
 use crate::run::context::compile_options;
 use crate::settings::Settings;
 
@@ -19,7 +20,8 @@ pub struct Eval {
     /// Log directories to replay
     #[arg(long = "log", value_name = "DIR", required = true, num_args = 1..)]
     logs: Vec<PathBuf>,
-    /// Policies: run directories (their best policy) or policy files
+    /// Policies: run directories (their best policy, beside what the run started from, ended with, and the same without a network)
+    /// or policy files
     #[arg(long = "policy", value_name = "RUN_DIR|FILE", num_args = 1..)]
     policies: Vec<PathBuf>,
     /// Plan of the training days; default: the one stored with the first policy
@@ -73,11 +75,12 @@ impl Eval {
             let known = known.join(", ");
             return Err(UsageError(format!("no baseline `{unknown}`; there are {known}")).into());
         }
-        let policies = self
-            .policies
-            .iter()
-            .map(|path| Ok((policy_name(path), PolicyFile::read(path).map_err(|e| UsageError(format!("{e:#}")))?)))
-            .collect::<anyhow::Result<Vec<_>>>()?;
+        let usage = |e: anyhow::Error| UsageError(format!("{e:#}"));
+        let mut policies: Vec<Entry> = Vec::new();
+        let chosen = entry::names_of(&self.policies);
+        for (name, path) in chosen.iter().zip(&self.policies) {
+            policies.extend(Entry::read(name, path).map_err(usage)?);
+        }
         let plan = match &self.plan {
             Some(path) => Some(Plan::read(path).map_err(|e| UsageError(format!("{e:#}")))?),
             None => None,
@@ -87,38 +90,34 @@ impl Eval {
         settings.env.rate_seed = self.rate_seed;
         settings.env.complete_queues = self.complete_queues;
         settings.data.max_bad_share = self.max_bad_share;
-        let plan = plan.as_ref().or_else(|| policies.first().map(|(_, file)| &file.plan));
+        let plan = plan.as_ref().or_else(|| policies.first().map(|first| first.policy.plan()));
         let stress = self.stress.map(|stress| stress.seeded(self.stress_seed));
         let reports =
             compare(&self.logs, &policies, plan, &names, &settings, stress.as_ref(), self.decisions.as_deref())?;
-        if self.json {
-            for report in &reports {
-                print_json(report)?;
-            }
-        } else {
-            print_text(&table::render(&reports))?;
-            if let Some(verdict) = table::verdict(&reports) {
-                print_text(&format!("{verdict}\n"))?;
-            }
+        let mut judgements = Vec::new();
+        for (name, path) in chosen.iter().zip(&self.policies) {
+            let best = RunReport::read(path)?.and_then(|report| report.validation.best_baseline);
+            judgements.extend(verdict::judge(&reports, name, best.as_deref()));
         }
+        print_reports(&reports, &judgements, self.json)?;
         Ok(Exit::Done)
     }
 }
 
-/// A policy is called after its run directory, or its file.
-fn policy_name(path: &Path) -> String {
-    let name = if path.is_dir() {
-        path.canonicalize().unwrap_or_else(|_| path.into()).file_name().map(ToOwned::to_owned)
-    } else {
-        path.file_stem().map(ToOwned::to_owned)
-    };
-    name.map_or_else(|| "policy".to_owned(), |n| n.to_string_lossy().into_owned())
+/// Prints days and verdicts: a table and sentences, or a JSON object a line.
+pub fn print_reports(days: &[DayReport], judgements: &[Judgement], json: bool) -> anyhow::Result<()> {
+    if json {
+        days.iter().try_for_each(print_json)?;
+        return judgements.iter().try_for_each(print_json);
+    }
+    print_text(&table::render(days))?;
+    judgements.iter().try_for_each(|judgement| print_text(&format!("\n{}", judgement.sentences())))
 }
 
 /// Replays policies and baselines on logs; see [`evaluate::compare`].
 pub fn compare(
     logs: &[PathBuf],
-    policies: &[(String, PolicyFile)],
+    policies: &[Entry],
     plan: Option<&Plan>,
     names: &[String],
     settings: &Settings,

@@ -9,6 +9,9 @@ mod data;
 mod eval;
 mod inspect;
 mod plan;
+mod promote;
+mod retrain;
+mod runs;
 mod soak;
 mod study;
 mod train;
@@ -23,6 +26,7 @@ use crate::log::LogError;
 use crate::run::CannotSave;
 use crate::settings::SettingsError;
 use crate::supervisor::RunFailure;
+use crate::supervisor::prepare::Unfit;
 use crate::supervisor::resume::Refused;
 
 /// Trains the policy that decides, at each display request, whether a contract ad or an auction ad is shown.
@@ -30,7 +34,8 @@ use crate::supervisor::resume::Refused;
 #[command(
     name = "admix",
     version,
-    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted (what was learned is saved);\n\
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage or input, 10 kept and 11 data suspect (retrain),\n\
+                  12 verdict not reached (train --require), 130 interrupted (what was learned is saved);\n\
                   of a training run: 20 a process kept dying, 21 the learner got no samples, 22 the actors got no\n\
                   parameters, 23 no update although there were samples, 24 losses that are not finite.\n\
                   ADMIX_LOG=debug shows more of what happens (trace, debug, info, warn, error)."
@@ -53,6 +58,12 @@ enum Command {
     Eval(eval::Eval),
     /// Show a run, alive or dead: processes, queues, ledger, last events
     Inspect(inspect::Inspect),
+    /// The nightly job: check the newest days, train, compare, promote what is better
+    Retrain(retrain::Retrain),
+    /// Show what was promoted; serve an earlier policy again
+    Promote(promote::Promote),
+    /// List the runs in a folder and compare them: configurations, shares with paired differences
+    Runs(runs::Runs),
     /// Train and evaluate over worlds, seeds and policies; one table
     Study(study::Study),
     /// Kill the processes of a training run at random and watch it recover
@@ -70,6 +81,12 @@ pub enum Exit {
     Failed,
     /// Wrong usage or input.
     Usage,
+    /// `train --require`: the policy is not as good as required.
+    VerdictNotReached,
+    /// `retrain`: what is served was kept.
+    Kept,
+    /// `retrain`: the newest day cannot be trusted.
+    Suspect,
     Interrupted,
     /// A training run that could not go on: [`RunFailure::code`].
     Run(u8),
@@ -81,6 +98,9 @@ impl From<Exit> for ExitCode {
             Exit::Done => 0,
             Exit::Failed => 1,
             Exit::Usage => 2,
+            Exit::Kept => 10,
+            Exit::Suspect => 11,
+            Exit::VerdictNotReached => 12,
             Exit::Interrupted => 130,
             Exit::Run(code) => code,
         })
@@ -111,6 +131,9 @@ pub fn main() -> ExitCode {
         Command::Train(command) => command.run(),
         Command::Eval(command) => command.run(),
         Command::Inspect(command) => command.run(),
+        Command::Retrain(command) => command.run(),
+        Command::Promote(command) => command.run(),
+        Command::Runs(command) => command.run(),
         Command::Study(command) => command.run(),
         Command::Soak(command) => command.run(),
         Command::Bench(command) => command.run(),
@@ -141,6 +164,7 @@ fn exit_of(error: &anyhow::Error) -> Exit {
         cause.is::<SettingsError>()
             || cause.is::<UsageError>()
             || cause.is::<Refused>()
+            || cause.is::<Unfit>()
             || cause.downcast_ref::<LogError>().is_some_and(|e| !matches!(e, LogError::Io { .. }))
     });
     if usage { Exit::Usage } else { Exit::Failed }

@@ -5,21 +5,22 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
-use crate::evaluate::{DayReport, table};
+use crate::evaluate::{DayReport, Decision, Entry, Judgement};
 use crate::learner::Device;
 use crate::plan::Plan;
 use crate::policy::file::PolicyFile;
+use crate::report::{self, RunReport, Validation};
 use crate::run::context::Context;
 use crate::run::{RunDirectory, flight};
 use crate::settings::{self, Settings};
 use crate::supervisor::children::bind_to_parent;
 use crate::supervisor::interrupt::Interrupt;
 use crate::supervisor::manifest::Manifest;
-use crate::supervisor::prepare::prepare;
+use crate::supervisor::prepare::{Origin, prepare};
 use crate::supervisor::resume::{self, Earlier};
 use crate::supervisor::{ExitReason, Outcome, parallel, serial};
 
-use super::{Exit, UsageError, eval, print_json, print_text};
+use super::{Exit, UsageError, eval, print_text};
 
 #[derive(Debug, Args)]
 pub struct Train {
@@ -69,12 +70,27 @@ pub struct Train {
         conflicts_with_all = ["serial", "plan"]
     )]
     resume: Option<Resume>,
-    /// Print the evaluation of the test days as JSON, one object a line
+    /// Start from the parameters of a policy: a run directory or a policy file. Its network must have the shape that the
+    /// configuration says; the critic starts anew
+    #[arg(long, value_name = "POLICY")]
+    from: Option<PathBuf>,
+    /// End with exit code 12 unless the chosen policy is at least so on data.test, against the best baseline
+    #[arg(long, value_name = "better|level", hide_possible_values = true)]
+    require: Option<Required>,
+    /// Print the evaluation of the test days as JSON, one object a line; the last one is the verdict
     #[arg(long)]
     json: bool,
     /// End when this process does; given by the commands that start runs of their own
     #[arg(long, value_name = "PID", hide = true)]
     parent: Option<i32>,
+}
+
+/// The least that a verdict has to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Required {
+    Better,
+    /// Level or better.
+    Level,
 }
 
 /// How to treat a run directory that may hold a run.
@@ -107,6 +123,18 @@ impl Train {
             .into());
         }
         let plan = self.plan.as_deref().map(Plan::read).transpose().map_err(|e| UsageError(format!("{e:#}")))?;
+        if self.require.is_some() && settings.data.test.is_empty() {
+            return Err(
+                UsageError("--require needs data.test: the verdict is about days that chose nothing".into()).into()
+            );
+        }
+        let from = match &self.from {
+            None => None,
+            Some(path) => {
+                let policy = PolicyFile::read(path).map_err(|e| UsageError(format!("--from: {e:#}")))?;
+                Some(Origin { path: path.clone(), policy })
+            }
+        };
         let interrupt = Interrupt::listen()?;
         let mode = match (self.serial, settings.run.deterministic) {
             (true, _) => "serial",
@@ -114,6 +142,7 @@ impl Train {
             (false, false) => "parallel",
         };
         let root = self.run_directory();
+        let fresh = !root.exists();
         let (directory, earlier) = match self.resume {
             None => (RunDirectory::create(&root)?, None),
             Some(how) => {
@@ -130,7 +159,7 @@ impl Train {
                 None => say!("no CUDA driver found: learning on the CPU"),
             }
         }
-        let result = train(&settings, plan, earlier, device, mode, &directory, &interrupt);
+        let result = train(&settings, Given { plan, from }, earlier, device, mode, &directory, &interrupt);
         flight::end(&result);
         if interrupt.count() > 1 {
             return result.map(|_| Exit::Interrupted).or_else(|e| {
@@ -138,7 +167,13 @@ impl Train {
                 Ok(Exit::Interrupted)
             });
         }
-        let (context, outcome) = result?;
+        let (context, outcome) = match result {
+            Err(e) if fresh && !directory.metrics().exists() => {
+                remove_unused(directory);
+                return Err(e);
+            }
+            result => result?,
+        };
         say!("{}", summary(&outcome));
         if outcome.reason == ExitReason::Interrupted {
             say!("interrupted; the best policy so far is {}", directory.best().display());
@@ -147,20 +182,35 @@ impl Train {
             }
             return Ok(Exit::Interrupted);
         }
-        let reports = report(&context, &directory)?;
-        for day in &reports {
-            if self.json {
-                print_json(day)?;
-            }
+        let (report, reported) = report(&context, &directory)?;
+        // A full disk must not make a finished run a failed one.
+        if let Err(e) = report.write(&directory) {
+            tracing::warn!("{e:#}");
         }
-        if !self.json && !reports.is_empty() {
-            print_text(&format!("\nDays that were not trained on:\n\n{}\n", table::render(&reports)))?;
-            if let Some(verdict) = table::verdict(&reports) {
-                print_text(&format!("{verdict}\n"))?;
+        if !reported.is_empty() {
+            if !self.json {
+                print_text("\nDays that were not trained on:\n\n")?;
             }
+            eval::print_reports(&reported, report.judgement.as_slice(), self.json)?;
         }
         say!("policy: {}", directory.best().display());
-        Ok(Exit::Done)
+        Ok(self.required(report.judgement.as_ref()))
+    }
+
+    /// How a run ends that is judged so.
+    fn required(&self, judgement: Option<&Judgement>) -> Exit {
+        let Some(required) = self.require else { return Exit::Done };
+        let decision = judgement.map(|j| j.verdict.decision);
+        let reached = match required {
+            Required::Better => decision == Some(Decision::Better),
+            Required::Level => matches!(decision, Some(Decision::Better | Decision::Level)),
+        };
+        if reached {
+            return Exit::Done;
+        }
+        let stated = decision.map_or("none: nothing is at stake on the reported days".to_owned(), |d| format!("{d:?}"));
+        say!("the verdict is {}, --require {required:?} is not reached", stated.to_lowercase());
+        Exit::VerdictNotReached
     }
 
     fn run_directory(&self) -> PathBuf {
@@ -172,9 +222,24 @@ impl Train {
     }
 }
 
+/// Removes the directory of a run that did not come to train anything, which would only be in the way of the next start.
+fn remove_unused(directory: RunDirectory) {
+    let root = directory.root().to_owned();
+    drop(directory);
+    if let Err(e) = std::fs::remove_dir_all(&root) {
+        tracing::warn!("{} holds nothing and cannot be removed: {e}", root.display());
+    }
+}
+
+/// What a run need not make itself.
+struct Given {
+    plan: Option<Plan>,
+    from: Option<Origin>,
+}
+
 fn train(
     settings: &Settings,
-    plan: Option<Plan>,
+    given: Given,
     earlier: Option<Earlier>,
     device: Device,
     mode: &'static str,
@@ -185,14 +250,17 @@ fn train(
     let context = match earlier {
         Some(earlier) => {
             say!("going on with the run that was begun here");
+            if let Some(from) = &given.from {
+                say!("--from {} is left aside: the run has its start already", from.path.display());
+            }
             earlier.context.store_settings(directory)?;
             earlier.context
         }
         None => {
-            if let Some(plan) = &plan {
+            if let Some(plan) = &given.plan {
                 say!("the plan is given, made from {} days", plan.days.len());
             }
-            let context = prepare(settings, plan)?;
+            let context = prepare(settings, given.plan, given.from.as_ref())?;
             context.store(directory)?;
             context
         }
@@ -213,16 +281,15 @@ fn train(
     Ok((context, outcome?))
 }
 
-/// The best policy on the test days, beside the baselines.
-fn report(context: &Context, directory: &RunDirectory) -> anyhow::Result<Vec<DayReport>> {
-    let test = &context.settings.data.test;
-    if test.is_empty() {
-        return Ok(Vec::new());
-    }
-    let best = directory.best();
-    let file = PolicyFile::read(&best).context("training left no policy")?;
-    let policies = [("trained".to_owned(), file)];
-    eval::compare(test, &policies, Some(&context.plan), &eval::all_baselines(), &context.settings, None, None)
+/// Judges the run's policies: on the validation days, which name the best baseline, then on the test days.
+fn report(context: &Context, directory: &RunDirectory) -> anyhow::Result<(RunReport, Vec<DayReport>)> {
+    let policies = Entry::of_run(report::CHOSEN, directory.root()).context("training left no policy")?;
+    let (settings, plan) = (&context.settings, Some(&context.plan));
+    let on = |dirs: &[PathBuf]| eval::compare(dirs, &policies, plan, &eval::all_baselines(), settings, None, None);
+    let validation = Validation::of(&on(&settings.data.validation)?);
+    let reported = on(&settings.data.test)?;
+    let chosen = PolicyFile::read(directory.root())?.updates;
+    Ok((RunReport::of(context, chosen, validation, &reported), reported))
 }
 
 fn summary(o: &Outcome) -> String {

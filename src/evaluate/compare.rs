@@ -3,26 +3,33 @@
 use std::sync::Arc;
 
 use anyhow::bail;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::env::DayModel;
 use crate::plan::{Bound, Plan, hindsight_bound};
 use crate::policy::baselines::{self, FixedPrices};
-use crate::policy::file::PolicyFile;
 use crate::policy::{Policy, ReplayOptions, Shown, Totals, replay_day};
 use crate::settings::Settings;
 
 use super::TestDay;
 use super::bootstrap::{Block, share_interval};
+use super::entry::{Entry, START};
 use super::logged::{self, Logged};
 use super::measure::{ContractDelivery, DayMeasure, Meter};
 
 /// What a policy is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
     Baseline,
+    /// Chosen on the validation days of its run.
     Trained,
+    /// What planner and controller do without anything learned.
+    Untrained,
+    /// Before its run's first update.
+    Start,
+    /// After its run's last update.
+    Last,
     /// Knows the future.
     Oracle,
 }
@@ -35,10 +42,13 @@ pub struct Contender {
 }
 
 /// One policy on one day. Money in minor units.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PolicyReport {
     pub name: String,
     pub kind: Kind,
+    /// The row that this policy is the same as: the start of its run, where no update improved on that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub equals: Option<String>,
     pub j: f64,
     pub share: Option<f64>,
     pub gap: Option<f64>,
@@ -62,7 +72,7 @@ pub struct PolicyReport {
 }
 
 /// The bound of a day.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct BoundReport {
     /// The least upper bound found on any policy's J.
     pub ub: f64,
@@ -73,7 +83,7 @@ pub struct BoundReport {
 }
 
 /// All policies on one day.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DayReport {
     pub log: String,
     /// What the day was put under, if anything.
@@ -138,6 +148,7 @@ impl Comparison {
         PolicyReport {
             name: name.to_owned(),
             kind,
+            equals: None,
             j: totals.j,
             share,
             gap: share.map(|s| 1.0 - s),
@@ -215,7 +226,7 @@ impl Comparison {
 /// Two policies of one name, and whatever `watch` returns.
 pub fn compare(
     day: &TestDay,
-    policies: &[(String, PolicyFile)],
+    policies: &[Entry],
     plan: Option<&Plan>,
     names: &[String],
     settings: &Settings,
@@ -253,13 +264,15 @@ pub fn compare(
             ),
         }
     }
-    for (name, file) in policies {
+    for Entry { name, kind, policy, is_start } in policies {
         if report.policies.iter().any(|p| p.name == *name) {
             bail!("two policies are called `{name}`; rename a run directory or file");
         }
-        let own = day.model(&file.plan, Arc::new(file.spec.vocabulary.clone()));
-        let entrant = Entrant { name, kind: Kind::Trained, policy: &mut file.policy() };
-        report.policies.push(comparison.replay(&own, entrant, options, watch)?);
+        let own = day.model(policy.plan(), Arc::new(policy.vocabulary()));
+        let entrant = Entrant { name, kind: *kind, policy: &mut *policy.policy() };
+        let mut row = comparison.replay(&own, entrant, options, watch)?;
+        row.equals = is_start.then(|| format!("{name}{START}"));
+        report.policies.push(row);
     }
     report.policies.extend(oracle);
     Ok(report)

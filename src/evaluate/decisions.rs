@@ -1,11 +1,11 @@
 //! Decision files: what each policy showed on each request.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 
 use crate::log::schema::AdType;
 use crate::policy::Shown;
@@ -14,21 +14,23 @@ use crate::policy::Shown;
 pub struct DecisionWriter {
     folder: PathBuf,
     files: BTreeMap<String, BufWriter<File>>,
+    paths: BTreeSet<PathBuf>,
 }
 
 impl DecisionWriter {
     pub fn create(dir: &Path, log: &str) -> anyhow::Result<Self> {
         let folder = dir.join(log);
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        Ok(Self { folder, files: BTreeMap::new() })
+        Ok(Self { folder, files: BTreeMap::new(), paths: BTreeSet::new() })
     }
 
     pub fn write(&mut self, policy: &str, shown: Shown) -> anyhow::Result<()> {
         if !self.files.contains_key(policy) {
             // A policy's name may come from a path.
             let name: String =
-                policy.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect();
+                policy.chars().map(|c| if c.is_alphanumeric() || "-_.:".contains(c) { c } else { '_' }).collect();
             let path = self.folder.join(format!("decisions.{name}.tsv"));
+            ensure!(self.paths.insert(path.clone()), "two policies would share {}; rename one", path.display());
             let mut file =
                 BufWriter::new(File::create(&path).with_context(|| format!("cannot write {}", path.display()))?);
             writeln!(file, "request_id\tad_id\ttype")?;

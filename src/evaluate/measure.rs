@@ -4,7 +4,7 @@
 //! planned curve is its cumulative forecast supply as a share of the whole: delivered / owed would follow it if
 //! a fixed share of its requests were shown.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::env::DayModel;
 use crate::log::schema::DAY_MS;
@@ -19,7 +19,7 @@ const QUARTER_MS: u64 = DAY_MS / GRID as u64;
 const HOURS: usize = (DAY_MS / HOUR_MS) as usize;
 
 /// How one contract was delivered.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ContractDelivery {
     pub ad_id: u64,
     /// Impressions owed when the log starts, and shown.

@@ -1,7 +1,7 @@
 //! Evaluation of policies on whole days, beside the baselines and the bound.
 //!
 //! [`mod@compare`] replays any number of policies on a [`test_day`] for `eval`, `study` and the table at the end of `train`;
-//! [`logged`] computes the benefit of what the live system showed; [`stress`] alters a day; [`measure`] computes the figures of a
+//! [`entry`] says which rows a learned policy has and [`verdict`] whether it is worth deploying; [`logged`] computes the benefit of what the live system showed; [`stress`] alters a day; [`measure`] computes the figures of a
 //! day and [`bootstrap`] their intervals; [`table`] renders them for people; [`decisions`] writes what was shown.
 //!
 //! May import: `policy`, `env`, `plan`, `log`, `settings`.
@@ -9,12 +9,16 @@
 pub mod bootstrap;
 pub mod compare;
 pub mod decisions;
+pub mod entry;
 pub mod logged;
 pub mod measure;
 pub mod stress;
 pub mod table;
 pub mod test_day;
+pub mod verdict;
 
 pub use compare::{Contender, DayReport, Kind, PolicyReport, compare, compare_day};
+pub use entry::Entry;
 pub use stress::Stress;
 pub use test_day::TestDay;
+pub use verdict::{Decision, Judgement, Verdict};

@@ -22,7 +22,7 @@ pub fn render(days: &[DayReport]) -> String {
         }
     }
     let row = |d: &DayReport, i: usize| d.policies.iter().position(|p| p.name == names[i].name);
-    let width = names.iter().map(|p| p.name.len()).max().unwrap_or(0).max(14);
+    let width = names.iter().map(|p| label(p).len()).max().unwrap_or(0).max(14);
     let columns: Vec<String> = days.iter().map(|d| d.log.clone()).collect();
     let day_width = columns.iter().map(String::len).max().unwrap_or(0).max(9);
     let _ = write!(text, "{:width$}", "policy");
@@ -47,10 +47,7 @@ pub fn render(days: &[DayReport]) -> String {
         let of = |f: fn(&PolicyReport) -> f64| {
             mean(days.iter().filter_map(|d| Some(f(&d.policies[row(d, i)?])))).unwrap_or(0.0)
         };
-        let name = match names[i].kind {
-            Kind::Trained => format!("{} *", names[i].name),
-            Kind::Baseline | Kind::Oracle => names[i].name.clone(),
-        };
+        let name = label(names[i]);
         let _ = write!(text, "{name:width$}");
         for d in days {
             let _ = write!(text, "  {:>day_width$}", percent(row(d, i).and_then(|i| d.policies[i].share)));
@@ -79,7 +76,8 @@ pub fn render(days: &[DayReport]) -> String {
     text.push_str(
         "\nShares are percent of the hindsight bound, (J + S) / (UB + S); 95 %: of the mean, by bootstrap over the hours of the\n\
          days; J, revenue: minor units, mean per day.\n\
-         * trained policy. The oracle knows the day's own prices; nobody can earn more than the upper bound.\n",
+         * trained policy: the best on its run's validation days. NAME:start: before the run's first update; NAME:untrained: planner\n\
+         and controller without anything learned; NAME:last: after the last update. The oracle knows the day's own prices; nobody can earn more than the upper bound.\n",
     );
     if let Some(stress) = days.first().and_then(|d| d.stress.as_ref()) {
         let _ = writeln!(text, "The days were altered: {stress}.");
@@ -92,6 +90,15 @@ pub fn render(days: &[DayReport]) -> String {
     text
 }
 
+/// A row's name in the table.
+fn label(policy: &PolicyReport) -> String {
+    match (policy.kind, &policy.equals) {
+        (Kind::Trained, Some(_)) => format!("{} * = start", policy.name),
+        (Kind::Trained, None) => format!("{} *", policy.name),
+        _ => policy.name.clone(),
+    }
+}
+
 fn money(amount: f64, decimals: usize) -> String {
     format!("{amount:.decimals$}")
 }
@@ -99,33 +106,4 @@ fn money(amount: f64, decimals: usize) -> String {
 fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     let (n, sum) = values.fold((0u32, 0.0), |(n, s), v| (n + 1, s + v));
     (n > 0).then(|| sum / f64::from(n))
-}
-
-/// One sentence that says whether the trained policy is worth deploying on these days.
-pub fn verdict(days: &[DayReport]) -> Option<String> {
-    let mean_of = |name: &str| mean(days.iter().filter_map(|d| d.policies.iter().find(|p| p.name == name)?.share));
-    let first = days.first()?;
-    let trained = first.policies.iter().find(|p| p.kind == Kind::Trained)?;
-    let share = mean_of(&trained.name)?;
-    let (best, best_share) = first
-        .policies
-        .iter()
-        .filter(|p| p.kind == Kind::Baseline)
-        .filter_map(|p| Some((p.name.as_str(), mean_of(&p.name)?)))
-        .max_by(|a, b| a.1.total_cmp(&b.1))?;
-    let points = 100.0 * (share - best_share);
-    Some(if points.abs() < 0.005 {
-        format!("The trained policy is level with the best baseline ({best}).")
-    } else if points > 0.0 {
-        let closed = 100.0 * (share - best_share) / (1.0 - best_share);
-        format!(
-            "The trained policy is {points:.2} points above the best baseline ({best}): it closes {closed:.0} % of its gap."
-        )
-    } else {
-        format!(
-            "The trained policy is {:.2} points BELOW the best baseline ({best}): it is not worth deploying. Train longer, \
-             or on more days.",
-            -points
-        )
-    })
 }

@@ -75,6 +75,17 @@ impl<'a> Learner<'a> {
         }
     }
 
+    /// Puts the actor and its average at the parameters that the run starts from.
+    ///
+    /// # Errors
+    /// An actor of another shape.
+    pub fn start_from(&mut self, actor: &[f32]) -> anyhow::Result<()> {
+        let mut state = self.trainer.state();
+        state.actor = actor.to_vec();
+        state.averaged = actor.to_vec();
+        self.trainer.restore(&state)
+    }
+
     /// Updates done.
     pub fn updates(&self) -> u64 {
         self.updates

@@ -58,6 +58,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let device = Device::resolve(&settings.run.device)?;
     let trainer = device.trainer(&days, &context.spec, settings)?;
     let mut learner = Learner::new(&days, context.spec.clone(), settings, trainer);
+    learner.start_from(&context.start)?;
     let readers = segments.rings.iter().map(crate::shm::SampleRing::reader).collect::<Result<_, _>>()?;
     let mut process = LearnerProcess {
         settings,

@@ -58,17 +58,8 @@ impl PolicyFile {
 
     /// Writes the file by rename, so that a reader never sees half of one.
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
-        let folder = path.parent().unwrap_or(Path::new("."));
-        let save = || -> anyhow::Result<()> {
-            let mut file = tempfile::NamedTempFile::new_in(folder)?;
-            file.write_all(&self.encode()?)?;
-            // Temporary files are the owner's alone; whoever serves reads it too.
-            file.as_file().set_permissions(Permissions::from_mode(0o644))?;
-            file.as_file().sync_all()?;
-            file.persist(path)?;
-            Ok(())
-        };
-        save().with_context(|| format!("cannot write the policy {}", path.display()))
+        let bytes = self.encode()?;
+        replace(path, &bytes).with_context(|| format!("cannot write the policy {}", path.display()))
     }
 
     /// Reads a policy: a file, or a run directory, which means its best policy.
@@ -81,11 +72,11 @@ impl PolicyFile {
         Self::decode(&bytes).with_context(|| format!("{} is not a usable policy", path.display()))
     }
 
-    fn locate(path: &Path) -> PathBuf {
+    pub(super) fn locate(path: &Path) -> PathBuf {
         if path.is_dir() { path.join("policy").join("best.safetensors") } else { path.to_owned() }
     }
 
-    fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
+    pub(super) fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
         let (_, header) = SafeTensors::read_metadata(bytes)?;
         let text = header.metadata().as_ref().and_then(|m| m.get("admix"));
         let head: serde_json::Map<String, serde_json::Value> =
@@ -102,26 +93,106 @@ impl PolicyFile {
         spec.check()?;
         let plan: Plan = serde_json::from_value(field("plan")?)?;
         plan.check()?;
-        let tensors = SafeTensors::deserialize(bytes)?;
-        let shape = spec.actor_shape();
-        let mut actor = Vec::new();
-        for part in shape.parts() {
-            let name = format!("actor.{}", part.name);
-            let view = tensors.tensor(&name)?;
-            if view.dtype() != Dtype::F32 || view.data().len() != part.rows * part.columns * 4 {
-                bail!("{name} does not have the shape that the metadata say");
-            }
-            actor.extend(view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
-        }
-        if actor.iter().any(|w| !w.is_finite()) {
-            bail!("it holds weights that are not finite");
-        }
+        let actor = decode_actor(bytes, &spec)?;
         let updates = field("updates")?.as_u64().context("`updates` is not a count")?;
         Ok(Self { spec: Arc::new(spec), plan, actor, updates })
+    }
+
+    /// Reads the actor of a policy file whose spec is known, without its plan.
+    ///
+    /// # Errors
+    /// An unreadable file, or an actor of another shape.
+    pub fn read_actor(path: &Path, spec: &PolicySpec) -> anyhow::Result<Vec<f32>> {
+        let bytes = std::fs::read(path).with_context(|| format!("cannot read the policy {}", path.display()))?;
+        decode_actor(&bytes, spec).with_context(|| format!("{} is not a usable policy", path.display()))
     }
 
     /// The policy that serves.
     pub fn policy(&self) -> LearnedPolicy {
         LearnedPolicy::new(self.spec.clone(), self.actor.clone())
     }
+
+    /// Returns the same policy without anything learned: a zero network over the plan's planner and controller, with the settings
+    /// that tuning found for them.
+    pub fn untrained(&self) -> Self {
+        Self { actor: vec![0.0; self.actor.len()], updates: 0, ..self.clone() }
+    }
+
+    /// Tells whether two policies have the same weights, to the rounding of a running average.
+    pub fn has_weights_of(&self, other: &Self) -> bool {
+        let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-6 * a.abs().max(1.0);
+        self.actor.len() == other.actor.len() && self.actor.iter().zip(&other.actor).all(near)
+    }
+
+    /// Returns this policy's actor as the starting parameters of a run with `spec`.
+    ///
+    /// Embedding rows follow their ids; rows of ids that this policy did not know stay as in `initial`.
+    ///
+    /// # Errors
+    /// A network of another shape, or another score mode.
+    pub fn start_for(&self, spec: &PolicySpec, initial: Vec<f32>) -> anyhow::Result<Vec<f32>> {
+        let (own, wanted) = (&self.spec.policy, &spec.policy);
+        let widths = [
+            ("policy.hidden", own.hidden, wanted.hidden),
+            ("policy.ad_embedding", own.ad_embedding, wanted.ad_embedding),
+            ("policy.traffic_embedding", own.traffic_embedding, wanted.traffic_embedding),
+        ];
+        for (key, own, wanted) in widths {
+            if own != wanted {
+                bail!("it was trained with {key} = {own}, this configuration has {wanted}");
+            }
+        }
+        if self.spec.score_mode != spec.score_mode {
+            bail!("it was trained with another score_mode than this configuration's");
+        }
+        let mut start = initial;
+        let tables = self.spec.embedding_rows(spec);
+        for (part, to) in self.spec.actor_shape().parts().into_iter().zip(spec.actor_shape().parts()) {
+            let (from, into) = (&self.actor[part.range()], &mut start[to.range()]);
+            match tables.iter().find(|(name, _)| *name == part.name) {
+                None => into.copy_from_slice(from),
+                Some((_, rows)) => {
+                    for &(own, new) in rows {
+                        let width = part.columns;
+                        let (own, new) = (own as usize * width, new as usize * width);
+                        into[new..new + width].copy_from_slice(&from[own..own + width]);
+                    }
+                }
+            }
+        }
+        Ok(start)
+    }
+}
+
+/// Replaces a file by rename, on disk before its name is, and readable by whoever serves.
+///
+/// # Errors
+/// A folder that does not take it; the old file stays.
+pub fn replace(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    let folder = path.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    file.write_all(bytes)?;
+    // Temporary files are the owner's alone.
+    file.as_file().set_permissions(Permissions::from_mode(0o644))?;
+    file.as_file().sync_all()?;
+    file.persist(path)?;
+    Ok(())
+}
+
+/// Reads the actor's arrays, in the order and with the shapes that `spec` says.
+fn decode_actor(bytes: &[u8], spec: &PolicySpec) -> anyhow::Result<Vec<f32>> {
+    let tensors = SafeTensors::deserialize(bytes)?;
+    let mut actor = Vec::new();
+    for part in spec.actor_shape().parts() {
+        let name = format!("actor.{}", part.name);
+        let view = tensors.tensor(&name)?;
+        if view.dtype() != Dtype::F32 || view.data().len() != part.rows * part.columns * 4 {
+            bail!("{name} does not have the shape that the metadata say");
+        }
+        actor.extend(view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+    }
+    if actor.iter().any(|w| !w.is_finite()) {
+        bail!("it holds weights that are not finite");
+    }
+    Ok(actor)
 }

@@ -1,5 +1,6 @@
 //! The learned policy: what it is made of, and its scores.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rand::SeedableRng as _;
@@ -22,6 +23,9 @@ pub struct PolicySpec {
     pub vocabulary: Vocabulary,
 }
 
+/// Rows of the embeddings of gender and age.
+const GENDERS: u32 = 3;
+const AGES: u32 = 10;
 /// Nothing of a network is wider.
 const WIDEST: usize = 1 << 14;
 
@@ -47,7 +51,8 @@ impl PolicySpec {
         }
         if self.policy.traffic_embedding > 0 {
             let width = self.policy.traffic_embedding;
-            for rows in [self.vocabulary.slots.len() + 1, self.vocabulary.regions.len() + 1, 3, 10] {
+            let fixed = [GENDERS as usize, AGES as usize];
+            for rows in [self.vocabulary.slots.len() + 1, self.vocabulary.regions.len() + 1].into_iter().chain(fixed) {
                 tables.push(Table { rows, width });
             }
         }
@@ -60,6 +65,26 @@ impl PolicySpec {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         rng.set_stream(0xAC70);
         self.actor_shape().initial(&mut rng, 0.02, 0.0)
+    }
+
+    /// Returns, of each embedding table, the rows of this spec and of `other` that stand for the same id; row 0 stands for unknown
+    /// ids in both.
+    pub fn embedding_rows(&self, other: &Self) -> Vec<(String, Vec<(u32, u32)>)> {
+        fn shared<K: Ord>(own: &BTreeMap<K, u32>, other: &BTreeMap<K, u32>) -> Vec<(u32, u32)> {
+            let both = own.iter().filter_map(|(id, &row)| Some((row, *other.get(id)?)));
+            std::iter::once((0, 0)).chain(both).collect()
+        }
+        let fixed = |rows: u32| (0..rows).map(|row| (row, row)).collect();
+        let (own, other) = (&self.vocabulary, &other.vocabulary);
+        let mut tables: Vec<Vec<(u32, u32)>> = Vec::new();
+        if self.policy.ad_embedding > 0 {
+            tables.push(shared(&own.ads, &other.ads));
+        }
+        if self.policy.traffic_embedding > 0 {
+            tables.extend([shared(&own.slots, &other.slots), shared(&own.regions, &other.regions)]);
+            tables.extend([fixed(GENDERS), fixed(AGES)]);
+        }
+        tables.into_iter().enumerate().map(|(k, rows)| (format!("embedding{k}"), rows)).collect()
     }
 
     /// Auction ads of a queue that are scored.

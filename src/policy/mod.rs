@@ -2,7 +2,7 @@
 //!
 //! Learned policies and baselines stand behind one trait and see the same information. [`net`] holds the
 //! networks' shape, flat parameters and the small kernel that actors and evaluation infer with; [`tensor_net`] is
-//! the same network in burn, for the learner. [`file`] is the policy file. A learned bid is a start, which [`Replanner`] solves anew during
+//! the same network in burn, for the learner. [`file`] is the policy file; [`stored`] is that or a baseline's. A learned bid is a start, which [`Replanner`] solves anew during
 //! the day, plus a pacing controller's term, plus the network's output; [`Controller`] is the first two alone.
 //!
 //! May import: `env`, `plan`, `log`, `settings`.
@@ -14,6 +14,7 @@ pub mod file;
 pub mod learned;
 pub mod net;
 mod replanner;
+pub mod stored;
 pub mod tensor_net;
 pub mod tune;
 

@@ -9,6 +9,7 @@
 //! policy's controller is then judged on the validation days, which choose its other parameters too.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Context as _;
 use rayon::prelude::*;
@@ -22,7 +23,32 @@ use super::{Controller, Policy, ReplayOptions, replay_day};
 
 const START_FACTORS: [f64; 2] = [0.8, 1.25];
 
-/// Tunes all baselines, each within `budget` replays of a training day. `sample` is that of the same
+/// Replays of a training day that tuning one baseline may cost, and how many all of them have cost so far.
+#[derive(Debug)]
+pub struct Budget {
+    replays: usize,
+    done: AtomicUsize,
+}
+
+impl Budget {
+    pub fn of(replays: usize) -> Self {
+        Self { replays, done: AtomicUsize::new(0) }
+    }
+
+    /// Replays done, for whoever shows progress.
+    pub fn done(&self) -> &AtomicUsize {
+        &self.done
+    }
+
+    /// The most replays that [`all`] makes; searches that find nothing better end earlier. `again`: the controller is tuned on
+    /// the validation days too.
+    pub fn most(&self, again: bool) -> usize {
+        let once = self.replays;
+        2 * once + 3 * (once / 2) + once / 4 + if again { once } else { 0 }
+    }
+}
+
+/// Tunes all baselines, each within a budget of replays of a training day. `sample` is that of the same
 /// days, in their order. `judges`: validation days, asked about the controller if there is one training day; may be empty.
 ///
 /// # Errors
@@ -33,12 +59,12 @@ pub fn all(
     sample: &Sample,
     options: ReplayOptions,
     interval_s: f64,
-    budget: usize,
+    budget: &Budget,
     policy: &settings::Policy,
 ) -> anyhow::Result<Tuned> {
     // A pool of its own: the process's common one is for the learner, which sets its size.
     let pool = rayon::ThreadPoolBuilder::new().build().context("cannot start threads to tune the baselines")?;
-    let bench = Bench { days, options, interval_s, budget };
+    let bench = Bench { days, options, interval_s, budget: budget.replays, done: &budget.done };
     Ok(pool.install(|| {
         let mut tuned = bench.tune(sample, policy);
         if days.len() == 1 && !judges.is_empty() {
@@ -56,6 +82,7 @@ struct Bench<'a> {
     options: ReplayOptions,
     interval_s: f64,
     budget: usize,
+    done: &'a AtomicUsize,
 }
 
 impl Bench<'_> {
@@ -138,7 +165,10 @@ impl Bench<'_> {
     ) -> S {
         let judge = |setting: S| -> f64 {
             let replay = |&trial: &Trial| {
-                replay_day(&self.days[trial.0], &mut *make(setting, trial), self.options, &mut |_| {}).j
+                let j = replay_day(&self.days[trial.0], &mut *make(setting, trial), self.options, &mut |_| {}).j;
+                // Relaxed: a lone counter.
+                self.done.fetch_add(1, Ordering::Relaxed);
+                j
             };
             // Summed in order, so that the sum is the same however the threads ran.
             trials.par_iter().map(replay).collect::<Vec<f64>>().iter().sum()

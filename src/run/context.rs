@@ -11,6 +11,7 @@ use twox_hash::XxHash3_128;
 use crate::env::{DayModel, Vocabulary};
 use crate::log::{self, CompileOptions, CompiledLog};
 use crate::plan::{Plan, Sample};
+use crate::policy::file::PolicyFile;
 use crate::policy::{PolicySpec, ReplayOptions};
 use crate::settings::Settings;
 
@@ -28,6 +29,8 @@ pub struct Context {
     pub spec: Arc<PolicySpec>,
     /// [`inputs_hash`] of each day as it was when the run began.
     pub inputs: BTreeMap<PathBuf, String>,
+    /// The actor before the run's first update.
+    pub start: Vec<f32>,
 }
 
 impl Context {
@@ -43,7 +46,8 @@ impl Context {
         let path = directory.inputs();
         let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let inputs = serde_json::from_slice(&text).with_context(|| format!("{} is malformed", path.display()))?;
-        Ok(Self { settings, plan, spec: Arc::new(spec), inputs })
+        let start = PolicyFile::read_actor(&directory.start(), &spec)?;
+        Ok(Self { settings, plan, spec: Arc::new(spec), inputs, start })
     }
 
     /// Writes what [`Context::load`] reads.
@@ -56,7 +60,8 @@ impl Context {
         ] {
             std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
         }
-        Ok(())
+        let (spec, plan, actor) = (self.spec.clone(), self.plan.clone(), self.start.clone());
+        PolicyFile { spec, plan, actor, updates: 0 }.write(&directory.start())
     }
 
     /// Writes the settings alone, for a run that goes on.

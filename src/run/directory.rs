@@ -149,6 +149,16 @@ impl RunDirectory {
         self.root.join("policy").join("best.safetensors")
     }
 
+    /// The parameters before the first update.
+    pub fn start(&self) -> PathBuf {
+        self.root.join("policy").join("start.safetensors")
+    }
+
+    /// What the run came to: the test table and the verdict.
+    pub fn report(&self) -> PathBuf {
+        self.root.join("report.json")
+    }
+
     pub fn last(&self) -> PathBuf {
         self.root.join("policy").join("last.safetensors")
     }

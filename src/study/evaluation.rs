@@ -1,16 +1,15 @@
 //! Replays everybody on the reported days.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context as _, bail};
 use serde::Serialize;
 
-use crate::evaluate::{self, DayReport, Kind, PolicyReport, Stress, TestDay};
+use crate::evaluate::{self, DayReport, Entry, PolicyReport, Stress, TestDay};
 use crate::plan::Plan;
-use crate::policy::file::PolicyFile;
 use crate::run::context::compile_options;
 use crate::settings::Settings;
 use crate::supervisor::interrupt::Interrupt;
@@ -41,8 +40,25 @@ pub struct Field {
     pub world: usize,
     pub dirs: Vec<PathBuf>,
     pub plan: Option<Plan>,
-    /// Variant and seed of each trained policy.
-    pub trained: Vec<(usize, u64, PolicyFile)>,
+    pub trained: Vec<Trained>,
+}
+
+/// A finished run: the chosen policy first, then what is shown beside it.
+pub struct Trained {
+    pub variant: usize,
+    pub seed: u64,
+    pub entries: Vec<Entry>,
+}
+
+impl Trained {
+    /// Reads the policies of a run directory.
+    ///
+    /// # Errors
+    /// A policy that cannot be read.
+    pub fn read(study: &Study, variant: usize, seed: u64, dir: &Path) -> anyhow::Result<Self> {
+        let entries = Entry::of_run(&format!("{}-{seed}", study.variants[variant].name), dir)?;
+        Ok(Self { variant, seed, entries })
+    }
 }
 
 /// No stress.
@@ -146,11 +162,7 @@ impl Task<'_> {
 
     fn carry_out(self, study: &Study, settings: &Settings, interrupt: &Interrupt) -> anyhow::Result<Found> {
         let Self { field, day, stress } = self;
-        let policies: Vec<(String, PolicyFile)> = field
-            .trained
-            .iter()
-            .map(|(variant, seed, file)| (format!("{}-{seed}", study.variants[*variant].name), file.clone()))
-            .collect();
+        let policies: Vec<Entry> = field.trained.iter().flat_map(|run| run.entries.clone()).collect();
         let mut watch = |_: &str, _| match interrupt.count() {
             0 => Ok(()),
             _ => bail!("interrupted"),
@@ -159,7 +171,7 @@ impl Task<'_> {
         let plan = field.plan.as_ref();
         let report = evaluate::compare(&test_day, &policies, plan, &study.baselines, settings, &mut watch)
             .with_context(|| self.name(study))?;
-        let frontier = match (plan.or(field.trained.first().map(|(.., file)| &file.plan)), stress) {
+        let frontier = match (plan.or(field.trained.first().map(|run| run.entries[0].policy.plan())), stress) {
             (Some(plan), None) => {
                 let model = test_day.model(plan, Arc::default());
                 let world = &study.worlds[field.world].name;
@@ -173,19 +185,24 @@ impl Task<'_> {
 }
 
 fn rows_of(study: &Study, field: &Field, day: usize, stress: &str, report: &DayReport) -> Vec<Row> {
-    let mut trained = field.trained.iter();
+    // Seeds of one variant share its name; what stands beside the chosen policy keeps its suffix.
+    let place = |row: &PolicyReport| {
+        let mut all = field.trained.iter().flat_map(|run| run.entries.iter().map(move |entry| (run, entry)));
+        let (run, entry) = all.find(|(_, entry)| entry.name == row.name)?;
+        let suffix = entry.name.strip_prefix(&run.entries[0].name).unwrap_or_default();
+        Some((format!("{}{suffix}", study.variants[run.variant].name), run.seed))
+    };
     report
         .policies
         .iter()
         .map(|p| {
-            let run = if p.kind == Kind::Trained { trained.next() } else { None };
-            let name = run.map_or_else(|| p.name.clone(), |(variant, ..)| study.variants[*variant].name.clone());
+            let (name, seed) = place(p).map_or((p.name.clone(), None), |(name, seed)| (name, Some(seed)));
             Row {
                 world: study.worlds[field.world].name.clone(),
                 day,
                 log: report.log.clone(),
                 stress: stress.to_owned(),
-                seed: run.map(|(_, seed, _)| *seed),
+                seed,
                 report: PolicyReport { name, ..p.clone() },
                 ub: report.bound.ub,
                 stake: report.bound.stake,

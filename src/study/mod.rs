@@ -13,7 +13,7 @@
 pub mod config;
 pub mod evaluation;
 pub mod frontier;
-mod jobs;
+pub mod jobs;
 pub mod learning;
 pub mod report;
 mod runs;
@@ -29,12 +29,11 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::Serialize;
 
 use crate::plan::Plan;
-use crate::policy::file::PolicyFile;
 use crate::supervisor::interrupt::Interrupt;
 
 pub use config::Study;
 use config::Variant;
-use evaluation::Field;
+use evaluation::{Field, Trained};
 use jobs::Ended;
 use learning::Curve;
 use runs::{Kind, Product};
@@ -178,7 +177,7 @@ fn collect(study: &Study, products: &[Product], out: &Path) -> anyhow::Result<(V
         match &product.kind {
             Kind::Plan { file } => field.plan = Some(Plan::read(file)?),
             Kind::Run { variant, seed, dir } => {
-                field.trained.push((*variant, *seed, PolicyFile::read(dir)?));
+                field.trained.push(Trained::read(study, *variant, *seed, dir)?);
                 let world = &study.worlds[product.world].name;
                 curves.push(Curve::read(dir, world, &study.variants[*variant].name, *seed)?);
             }

@@ -100,7 +100,7 @@ fn student(degrees: usize) -> f64 {
 }
 
 /// Student's 95 % interval of the mean; `None` for fewer than two values.
-fn interval(values: &[f64]) -> Option<[f64; 2]> {
+pub fn interval(values: &[f64]) -> Option<[f64; 2]> {
     let half = student(values.len() - 1) * sd(values)? / (values.len() as f64).sqrt();
     Some([mean(values) - half, mean(values) + half])
 }
@@ -250,7 +250,7 @@ impl PolicySummary {
             gap_closed_best: None,
             gap_closed_classical: None,
             above_classical: None,
-            runs: if kind == Kind::Trained { runs.len() } else { 0 },
+            runs: if matches!(kind, Kind::Baseline | Kind::Oracle) { 0 } else { runs.len() },
             shortage_rate: over(|r| r.report.shortage_rate),
             auction_revenue: over(|r| r.report.auction_revenue),
             j: over(|r| r.report.j),

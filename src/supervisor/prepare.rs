@@ -10,9 +10,12 @@ use crate::env::{DayModel, Vocabulary};
 use crate::log::{CompileOptions, CompiledLog, table};
 use crate::plan::cache::{Key, Place};
 use crate::plan::{DayAhead, Plan};
+use crate::policy::file::PolicyFile;
 use crate::policy::{PolicySpec, ReplayOptions, tune};
 use crate::run::context::{Context, compile_options, inputs_hash, open_logs};
 use crate::settings::{Baselines, Env, Policy, ScoreMode, Settings};
+
+use super::progress;
 
 /// What a plan is made from.
 pub struct Planning<'a> {
@@ -59,6 +62,7 @@ impl Planning<'_> {
         let judges = self.judges()?;
         let Self { dirs, logs, served, env, baselines, policy, .. } = self;
         let references: Vec<&CompiledLog> = logs.iter().collect();
+        say!("planning: forecast, supply and prices of {} days", references.len());
         let mut plan = Plan::from_days(&references, env.rate_seed)?;
         if let Some(last) = logs.last() {
             let ahead = match served {
@@ -75,7 +79,12 @@ impl Planning<'_> {
         let (days, judges) = (models(dirs, logs)?, models(self.validation, judges)?);
         let options = ReplayOptions { rate_seed: env.rate_seed, feedback_delay_s: env.feedback_delay_s };
         let (interval, budget) = (baselines.interval_s, baselines.tuning_replays);
-        plan.tuned = Some(tune::all(&days, &judges, &plan.sample, options, interval, budget, policy)?);
+        let budget = tune::Budget::of(budget);
+        let most = budget.most(days.len() == 1 && !judges.is_empty());
+        let tuned = progress::while_counting("planning: tuning baselines", "replays", budget.done(), most, || {
+            tune::all(&days, &judges, &plan.sample, options, interval, &budget, policy)
+        })?;
+        plan.tuned = Some(tuned);
         Ok(plan)
     }
 
@@ -112,8 +121,11 @@ impl Planning<'_> {
 }
 
 /// Opens every log of the run (so that a bad one is met now), plans unless a plan is `given`, and fixes what the policy is made
-/// of.
-pub fn prepare(settings: &Settings, given: Option<Plan>) -> anyhow::Result<Context> {
+/// of. The run starts from the parameters of `from` if there is one.
+///
+/// # Errors
+/// A log that cannot be used; [`Unfit`].
+pub fn prepare(settings: &Settings, given: Option<Plan>, from: Option<&Origin>) -> anyhow::Result<Context> {
     let options = compile_options(settings);
     let logs = open_logs(&settings.data.train, options)?;
     let mut inputs = BTreeMap::new();
@@ -136,5 +148,28 @@ pub fn prepare(settings: &Settings, given: Option<Plan>) -> anyhow::Result<Conte
         }
     };
     let spec = PolicySpec { score_mode: settings.score_mode, policy: settings.policy.clone(), vocabulary };
-    Ok(Context { settings: settings.clone(), plan, spec: Arc::new(spec), inputs })
+    let initial = spec.initial_actor(settings.run.seed);
+    let start = match from {
+        None => initial,
+        Some(Origin { path, policy }) => {
+            let unfit = |e: anyhow::Error| Unfit { path: path.clone(), why: format!("{e:#}") };
+            policy.start_for(&spec, initial).map_err(unfit)?
+        }
+    };
+    Ok(Context { settings: settings.clone(), plan, spec: Arc::new(spec), inputs, start })
+}
+
+/// A policy that a run starts from.
+#[derive(Debug)]
+pub struct Origin {
+    pub path: PathBuf,
+    pub policy: PolicyFile,
+}
+
+/// A policy that the configured run cannot start from.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot start from {}: {why}", path.display())]
+pub struct Unfit {
+    path: PathBuf,
+    why: String,
 }

@@ -1,6 +1,7 @@
 //! Progress of a run: a line that is redrawn on a terminal, plain lines now and then elsewhere.
 
 use std::io::IsTerminal as _;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -34,6 +35,7 @@ pub struct Progress {
 }
 
 const LINE_EVERY: Duration = Duration::from_secs(10);
+const COUNT_EVERY: Duration = Duration::from_millis(50);
 
 impl Progress {
     pub fn new(settings: &Settings) -> Self {
@@ -103,5 +105,52 @@ impl Progress {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
+    }
+}
+
+/// Does `work` and shows meanwhile how far `count` has come of at most `most`: a bar on a terminal, a line now and then elsewhere.
+pub fn while_counting<T>(title: &str, unit: &str, count: &AtomicUsize, most: usize, work: impl FnOnce() -> T) -> T {
+    let over = AtomicBool::new(false);
+    let show = || {
+        let started = Instant::now();
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new(most as u64);
+            let style = ProgressStyle::with_template("{elapsed_precise} {bar:24} {msg}");
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar
+        });
+        let mut next_line = started + LINE_EVERY;
+        // Relaxed: figures for a person; what `work` returns is handed over by the scope's end.
+        while !over.load(Ordering::Relaxed) {
+            let done = count.load(Ordering::Relaxed);
+            let line = format!("{title}: {done} of at most {most} {unit}");
+            if let Some(bar) = &bar {
+                bar.set_position(done as u64);
+                bar.set_message(line);
+            } else if Instant::now() >= next_line {
+                next_line += LINE_EVERY;
+                say!("{:>5.0}s  {line}", started.elapsed().as_secs_f64());
+            }
+            std::thread::sleep(COUNT_EVERY);
+        }
+        if let Some(bar) = bar {
+            bar.finish_and_clear();
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(show);
+        let end = Ended(&over);
+        let result = work();
+        drop(end);
+        result
+    })
+}
+
+/// Ends the display when `work` has ended, a panic included: the scope waits for it.
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }

@@ -48,7 +48,8 @@ pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt)
         published: 0,
         lag: Histogram::default(),
     };
-    let initial = context.spec.initial_actor(settings.run.seed);
+    run.learner.start_from(&context.start)?;
+    let initial = context.start.clone();
     let mut explorers: Vec<Explorer> = (0..settings.actors.count as u64)
         .map(|id| Explorer::new(&days, settings, context.spec.clone(), initial.clone(), id, 0))
         .collect();

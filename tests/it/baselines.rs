@@ -258,7 +258,7 @@ fn tuning_improves_on_its_start_repeats_itself_and_keeps_its_budget() {
             &sample,
             PROMPT,
             300.0,
-            budget,
+            &tune::Budget::of(budget),
             &admix::settings::Policy { replan: false, ..admix::settings::Policy::default() },
         )
         .unwrap()
@@ -295,7 +295,8 @@ fn of_a_single_training_day_the_controller_is_judged_on_the_validation_days() {
     let judges: Vec<DayModel> = days.split_off(1).into_iter().map(|d| d.day).collect();
     let day = [days.remove(0).day];
     let policy = admix::settings::Policy { warm_start: false, ..admix::settings::Policy::default() };
-    let tuned = |judges: &[DayModel]| tune::all(&day, judges, &sample, PROMPT, 300.0, 48, &policy).unwrap();
+    let tuned =
+        |judges: &[DayModel]| tune::all(&day, judges, &sample, PROMPT, 300.0, &tune::Budget::of(48), &policy).unwrap();
     let (by_itself, by_others) = (tuned(&[]), tuned(&judges));
     assert_eq!(Tuned { pacing: by_itself.pacing, ..by_others }, by_itself, "baselines are tuned on the training day");
     let worth = |gains| -> f64 {
@@ -377,7 +378,7 @@ fn every_baseline_bears_degenerate_days() {
                 &plan.sample,
                 PROMPT,
                 300.0,
-                16,
+                &tune::Budget::of(16),
                 &admix::settings::Policy { replan: false, ..admix::settings::Policy::default() },
             )
             .unwrap(),

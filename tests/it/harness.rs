@@ -344,8 +344,15 @@ pub fn child(run: &Run, role: &str) -> Option<Kin> {
     children_of(run.pid()).into_iter().find(|kin| kin.role == role)
 }
 
-/// `admix eval --json` with `arguments`: one report a log.
+/// `admix eval --json` with `arguments`: one report a log, without the verdicts at the end.
 pub fn eval(arguments: &[&str]) -> Vec<Value> {
+    let mut lines = eval_lines(arguments);
+    lines.retain(|line| line["verdict"].is_null());
+    lines
+}
+
+/// All that `admix eval --json` prints.
+pub fn eval_lines(arguments: &[&str]) -> Vec<Value> {
     let output = Command::new(PROGRAM).arg("eval").arg("--json").args(arguments).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()

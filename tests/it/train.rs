@@ -76,7 +76,7 @@ fn the_best_policy_is_worth_what_the_evaluations_said() {
 fn eval_takes_the_run_directory_and_repeats_the_final_table() {
     let ended = train(&[], &["--json"]);
     let printed: Vec<Value> = ended.stdout.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
-    assert_eq!(printed.len(), 1, "one object for the one test day, and nothing else on stdout");
+    assert_eq!(printed.len(), 2, "one object for the one test day, the verdict, and nothing else on stdout");
     let report = &eval(&["--log", &day(2), "--policy", ended.dir().to_str().unwrap()])[0];
     let (trained, again) = (policy(&printed[0], "trained"), policy(report, "run"));
     assert_eq!(trained["kind"], "trained");
@@ -243,7 +243,7 @@ fn days_without_any_contract_can_be_trained_on() {
     }
     let list = |key: &str, name: &str| format!("data.{key}=[\"{}\"]", folder.path().join(name).display());
     let ended = train(&[&list("train", "a"), &list("validation", "b"), &list("test", "b")], &["--json"]);
-    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let report: Value = serde_json::from_str(ended.stdout.lines().next().unwrap()).unwrap();
     assert_eq!(policy(&report, "trained")["j"], policy(&report, "auction-only")["j"]);
 }
 

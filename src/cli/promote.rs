@@ -1,0 +1,69 @@
+//! `admix promote`: the history of a nightly job, and what is served, by hand.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::retrain::{History, Job, Outcome};
+
+use super::retrain::{describe, line};
+use super::{Exit, UsageError, print_json, print_text};
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Without --to and --rollback it shows the history. The number of a policy is that of the entry that promoted \
+                  it. What is done by hand becomes an entry too, and the next night starts from what is served then.\n\n\
+                  Example: admix promote --config /etc/admix/retrain.toml --rollback"
+)]
+pub struct Promote {
+    /// The job's file
+    #[arg(long, value_name = "FILE", required_unless_present = "jobs")]
+    config: Option<PathBuf>,
+    /// The jobs' folder, instead of the job's file
+    #[arg(long, value_name = "DIR", conflicts_with = "config")]
+    jobs: Option<PathBuf>,
+    /// Serve the promoted policy of this number
+    #[arg(long, value_name = "N")]
+    to: Option<u64>,
+    /// Serve what was served before
+    #[arg(long, conflicts_with = "to")]
+    rollback: bool,
+    /// Print entries as JSON, one object a line
+    #[arg(long)]
+    json: bool,
+}
+
+impl Promote {
+    pub fn run(self) -> anyhow::Result<Exit> {
+        let usage = |e: anyhow::Error| UsageError(format!("{e:#}"));
+        let folder = match (self.jobs, self.config) {
+            (Some(folder), _) => folder,
+            (None, Some(config)) => Job::load(&config).map_err(usage)?.jobs,
+            (None, None) => return Err(UsageError("give --config or --jobs".into()).into()),
+        };
+        if !folder.join("history.jsonl").is_file() {
+            return Err(UsageError(format!("{} has no history yet: no night was run", folder.display())).into());
+        }
+        let mut history = History::open(&folder)?;
+        let entry = if let Some(n) = self.to {
+            history.promote_again(n, Outcome::PromotedByHand).map_err(usage)?
+        } else if self.rollback {
+            let before = history.previous();
+            let Some(before) = before else {
+                return Err(UsageError("nothing was served before what is served now".into()).into());
+            };
+            history.promote_again(before, Outcome::RolledBack).map_err(usage)?
+        } else {
+            for entry in history.entries() {
+                if self.json { print_json(entry)? } else { print_text(&format!("{}\n", line(entry)))? }
+            }
+            return Ok(Exit::Done);
+        };
+        if self.json {
+            print_json(&entry)?
+        } else {
+            print_text(&describe(&entry))?
+        }
+        Ok(Exit::Done)
+    }
+}

@@ -1,0 +1,82 @@
+//! `admix retrain`: the nightly job.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::retrain::{self, Entry, Job, Outcome};
+use crate::supervisor::interrupt::Interrupt;
+
+use super::{Exit, UsageError, print_json, print_text};
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Checks the newest days, trains from the promoted policy, compares the candidate with the incumbent and the best \
+                  baseline on held-out days, and promotes what is better by a paired interval. What is served lies in \
+                  JOBS/current.safetensors, replaced by rename; JOBS/history.jsonl says what every night did and why. Without \
+                  an incumbent the tuned best baseline is promoted.\n\
+                  A night that was killed is noted, and its training goes on at the next start. docs/retrain.md has the rule, a \
+                  systemd timer and a cron line.\n\n\
+                  Exit codes: 0 promoted, 10 kept, 11 the newest day is suspect (nothing was trained), 1 failed, 2 wrong usage, \
+                  130 interrupted.\n\n\
+                  Example: admix retrain --config /etc/admix/retrain.toml"
+)]
+pub struct Retrain {
+    /// The job's file (TOML); configs/retrain.toml explains every key
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Print the night's entry in the history as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Retrain {
+    pub fn run(self) -> anyhow::Result<Exit> {
+        let job = Job::load(&self.config).map_err(|e| UsageError(format!("{e:#}")))?;
+        let interrupt = Interrupt::listen()?;
+        interrupt.supervise();
+        let entry = retrain::run(&job, &interrupt)?;
+        if self.json {
+            print_json(&entry)?;
+        } else {
+            print_text(&describe(&entry))?;
+        }
+        Ok(match entry.outcome {
+            Outcome::Promoted => Exit::Done,
+            Outcome::Kept => Exit::Kept,
+            Outcome::DataSuspect => Exit::Suspect,
+            Outcome::Interrupted => Exit::Interrupted,
+            _ => Exit::Failed,
+        })
+    }
+}
+
+/// Says an entry in words.
+pub fn describe(entry: &Entry) -> String {
+    let mut text = format!("{}\n", line(entry));
+    for comparison in &entry.comparisons {
+        text += &format!("    {}\n", comparison.sentence());
+    }
+    for note in &entry.notes {
+        text += &format!("    {note}\n");
+    }
+    text
+}
+
+/// An entry on one line.
+pub fn line(entry: &Entry) -> String {
+    let word = match entry.outcome {
+        Outcome::Promoted => "PROMOTED",
+        Outcome::Kept => "kept",
+        Outcome::DataSuspect => "DATA SUSPECT",
+        Outcome::Failed => "FAILED",
+        Outcome::Interrupted => "interrupted",
+        Outcome::Killed => "KILLED",
+        Outcome::PromotedByHand => "PROMOTED BY HAND",
+        Outcome::RolledBack => "ROLLED BACK",
+    };
+    let night = entry.night.as_ref().map_or_else(String::new, |night| format!(" night of {night}"));
+    let serves = entry.serves.map_or_else(|| "nothing is served".to_owned(), |n| format!("serves {n}"));
+    let policy = entry.policy.as_ref().map_or_else(String::new, |policy| format!(" ({policy})"));
+    format!("{:>4} {}{night}: {word}, {serves}{policy}: {}", entry.n, entry.time, entry.reason)
+}

@@ -1,0 +1,198 @@
+//! Whether a learned policy is worth deploying, judged by paired differences.
+//!
+//! Two policies on one day meet the same requests and the same prices, so the difference of their shares varies far less than
+//! either share. Hours of all reported days are resampled jointly for both, which says how sure the difference is *within these
+//! days*; other days, worlds and seeds are what `admix study` is for.
+//!
+//! The opponent is the baseline with the best mean on the validation days, named before a reported day is opened: the best of many
+//! baselines on the reported days themselves is partly luck, and stands beside it for information.
+
+use serde::{Deserialize, Serialize};
+
+use super::bootstrap::{Block, difference_interval};
+use super::compare::{DayReport, Kind, PolicyReport};
+use super::entry::UNTRAINED;
+
+/// Better, level or worse, by the paired interval.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Decision {
+    Better,
+    Level,
+    Worse,
+}
+
+impl Decision {
+    /// Decides by an interval of the difference.
+    pub fn of([low, high]: [f64; 2]) -> Self {
+        if low > 0.0 {
+            Self::Better
+        } else if high < 0.0 {
+            Self::Worse
+        } else {
+            Self::Level
+        }
+    }
+}
+
+/// What `--json` prints; differences in points of share (percent of the bound).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    pub policy: String,
+    /// The best baseline.
+    pub against: String,
+    pub difference: f64,
+    pub interval: [f64; 2],
+    pub decision: Decision,
+    pub over_untrained: f64,
+    pub over_untrained_interval: [f64; 2],
+}
+
+/// How the best baseline was named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ChosenOn {
+    /// On the run's validation days, before a reported day was opened.
+    Validation,
+    /// On the reported days, because nothing says which was best before.
+    Hindsight,
+}
+
+/// What a verdict rests on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Basis {
+    pub best_baseline_by: ChosenOn,
+    /// The baseline that did best on the reported days, and how far the policy is above it, in points.
+    pub best_in_hindsight: String,
+    pub over_best_in_hindsight: f64,
+    /// The chosen policy is what its run started from: no update improved on it.
+    pub chosen_is_start: bool,
+    /// Hours of these days were resampled; other days differ by more.
+    pub interval_within: String,
+}
+
+/// A verdict with its basis: the last line of `--json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Judgement {
+    pub verdict: Verdict,
+    pub basis: Basis,
+}
+
+/// A paired difference of mean shares, in points.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Paired {
+    pub difference: f64,
+    pub interval: [f64; 2],
+}
+
+fn row<'a>(day: &'a DayReport, name: &str) -> Option<&'a PolicyReport> {
+    day.policies.iter().find(|p| p.name == name)
+}
+
+/// Returns the mean share of `name` over the days that have it; `None` where none has.
+pub fn mean_share(days: &[DayReport], name: &str) -> Option<f64> {
+    let shares: Vec<f64> = days.iter().filter_map(|day| row(day, name)?.share).collect();
+    (!shares.is_empty()).then(|| shares.iter().sum::<f64>() / shares.len() as f64)
+}
+
+/// Returns the difference of two policies over the days that have both; `None` where no day has, or nothing is at stake.
+pub fn paired(days: &[DayReport], policy: &str, against: &str) -> Option<Paired> {
+    let both: Vec<(&PolicyReport, &PolicyReport)> =
+        days.iter().filter_map(|day| Some((row(day, policy)?, row(day, against)?))).collect();
+    let blocks: Vec<(&[Block], &[Block])> = both.iter().map(|(a, b)| (&*a.blocks, &*b.blocks)).collect();
+    let shares = both.iter().map(|(a, b)| Some(a.share? - b.share?)).collect::<Option<Vec<f64>>>()?;
+    let interval = difference_interval(&blocks)?.map(|bound| 100.0 * bound);
+    Some(Paired { difference: 100.0 * shares.iter().sum::<f64>() / shares.len() as f64, interval })
+}
+
+/// Returns the baseline with the best mean share; of equal ones the first.
+pub fn best_baseline(days: &[DayReport]) -> Option<String> {
+    let mut best: Option<(f64, &str)> = None;
+    let baselines = days.iter().flat_map(|day| &day.policies).filter(|p| p.kind == Kind::Baseline);
+    for name in baselines.map(|p| p.name.as_str()) {
+        if let Some(share) = mean_share(days, name)
+            && best.is_none_or(|(most, _)| share > most)
+        {
+            best = Some((share, name));
+        }
+    }
+    best.map(|(_, name)| name.to_owned())
+}
+
+/// Judges `policy` on reported days against `named`, the baseline that was best on the validation days; where that is unknown or
+/// did not take part, against the best in hindsight. `None` without a baseline, an untrained row or anything at stake.
+pub fn judge(days: &[DayReport], policy: &str, named: Option<&str>) -> Option<Judgement> {
+    let hindsight = best_baseline(days)?;
+    let (against, by) = match named.filter(|name| mean_share(days, name).is_some()) {
+        Some(name) => (name.to_owned(), ChosenOn::Validation),
+        None => (hindsight.clone(), ChosenOn::Hindsight),
+    };
+    let over = paired(days, policy, &against)?;
+    let untrained = paired(days, policy, &format!("{policy}{UNTRAINED}"))?;
+    let in_hindsight = paired(days, policy, &hindsight)?;
+    Some(Judgement {
+        basis: Basis {
+            best_baseline_by: by,
+            best_in_hindsight: hindsight,
+            over_best_in_hindsight: in_hindsight.difference,
+            chosen_is_start: days.iter().filter_map(|day| row(day, policy)).any(|p| p.equals.is_some()),
+            interval_within: "these days".into(),
+        },
+        verdict: Verdict {
+            policy: policy.to_owned(),
+            against,
+            difference: over.difference,
+            interval: over.interval,
+            decision: Decision::of(over.interval),
+            over_untrained: untrained.difference,
+            over_untrained_interval: untrained.interval,
+        },
+    })
+}
+
+impl Judgement {
+    /// Says the verdict in words.
+    pub fn sentences(&self) -> String {
+        let Self { verdict: v, basis } = self;
+        let stated = |difference: f64, [low, high]: [f64; 2]| {
+            format!("{difference:+.2} points, 95 % {low:+.2}..{high:+.2} within these days")
+        };
+        let best = match basis.best_baseline_by {
+            ChosenOn::Validation => "the best baseline on the validation days",
+            ChosenOn::Hindsight => "the best baseline of these days (no validation days are known)",
+        };
+        let word = match v.decision {
+            Decision::Better => "BETTER than",
+            Decision::Level => "LEVEL with",
+            Decision::Worse => "WORSE than",
+        };
+        let mut text = format!("{} is {word} {}, {best}: {}.\n", v.policy, v.against, stated(v.difference, v.interval));
+        let learned = match Decision::of(v.over_untrained_interval) {
+            Decision::Better => "Learning added to it",
+            Decision::Level => "Learning changed nothing that these days can tell",
+            Decision::Worse => "Learning made it worse",
+        };
+        text += &format!(
+            "{learned}: over {}{UNTRAINED} {}.\n",
+            v.policy,
+            stated(v.over_untrained, v.over_untrained_interval)
+        );
+        if basis.chosen_is_start {
+            text += &format!(
+                "{} IS its start: no update improved on it on the validation days. What it earns is the planner's and the \
+                 controller's.\n",
+                v.policy
+            );
+        }
+        if basis.best_in_hindsight != v.against {
+            text += &format!(
+                "The best baseline in hindsight is {} ({:+.2} points).\n",
+                basis.best_in_hindsight, basis.over_best_in_hindsight
+            );
+        }
+        if v.decision == Decision::Worse {
+            text += "It is not worth deploying: serve the baseline, or train longer or on more days.\n";
+        }
+        text
+    }
+}

@@ -1,0 +1,144 @@
+//! Whatever can be served from a file: a learned policy, or a baseline with the plan that tuned it.
+//!
+//! A nightly job promotes what was best, and some nights that is a baseline. Its file stands where a learned policy's would and
+//! is read by the same commands, so that whoever serves need not know which it is.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use safetensors::tensor::{SafeTensors, TensorView};
+
+use crate::env::Vocabulary;
+use crate::plan::Plan;
+
+use super::Policy;
+use super::baselines;
+use super::file::{self, PolicyFile};
+
+const FORMAT: &str = "admix-baseline-1";
+
+/// A baseline with all that it needs.
+#[derive(Debug, Clone)]
+pub struct BaselineFile {
+    /// One of [`baselines::NAMES`].
+    pub name: String,
+    /// Seconds of log time between two steps of a controller.
+    pub interval_s: f64,
+    pub plan: Plan,
+}
+
+impl BaselineFile {
+    /// Takes a baseline with its plan.
+    ///
+    /// # Errors
+    /// An unknown name, or a plan without what the baseline needs.
+    pub fn new(name: &str, interval_s: f64, plan: Plan) -> anyhow::Result<Self> {
+        let file = Self { name: name.to_owned(), interval_s, plan };
+        file.policy()?;
+        Ok(file)
+    }
+
+    /// Encodes the file: safetensors without tensors, all in its metadata. The same baseline gives the same bytes.
+    ///
+    /// # Errors
+    /// A plan with a number that is not finite.
+    pub fn encode(&self) -> anyhow::Result<Vec<u8>> {
+        let head = serde_json::json!({
+            "format": FORMAT, "baseline": self.name, "interval_s": self.interval_s, "plan": &self.plan
+        });
+        let metadata = HashMap::from([("admix".to_owned(), serde_json::to_string(&head)?)]);
+        let none: [(&str, TensorView); 0] = [];
+        Ok(safetensors::serialize(none, Some(metadata))?)
+    }
+
+    /// Writes the file by rename.
+    ///
+    /// # Errors
+    /// A disk that does not take it.
+    pub fn write(&self, path: &Path) -> anyhow::Result<()> {
+        let bytes = self.encode()?;
+        file::replace(path, &bytes).with_context(|| format!("cannot write the policy {}", path.display()))
+    }
+
+    /// Returns the baseline, ready to serve.
+    ///
+    /// # Errors
+    /// An unknown name, or a plan without what the baseline needs.
+    pub fn policy(&self) -> anyhow::Result<Box<dyn Policy>> {
+        baselines::named(&self.name, Some(&self.plan), self.interval_s).map_err(anyhow::Error::msg)
+    }
+}
+
+/// What a policy file holds.
+#[derive(Debug, Clone)]
+pub enum Stored {
+    Learned(PolicyFile),
+    Baseline(BaselineFile),
+}
+
+impl Stored {
+    /// Reads a file, or a run directory, which means its best policy.
+    ///
+    /// # Errors
+    /// An unreadable file, one that is no policy, or a policy of another version.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let path = PolicyFile::locate(path);
+        let bytes = std::fs::read(&path).with_context(|| format!("cannot read the policy {}", path.display()))?;
+        Self::decode(&bytes).with_context(|| format!("{} is not a usable policy", path.display()))
+    }
+
+    /// Decodes what a policy file holds.
+    ///
+    /// # Errors
+    /// As [`Stored::read`].
+    pub fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
+        let (_, header) = SafeTensors::read_metadata(bytes)?;
+        let text = header.metadata().as_ref().and_then(|m| m.get("admix")).context("it has no `admix` metadata")?;
+        let mut head: serde_json::Map<String, serde_json::Value> = serde_json::from_str(text)?;
+        if head.get("format").is_none_or(|format| format != FORMAT) {
+            return Ok(Self::Learned(PolicyFile::decode(bytes)?));
+        }
+        let mut field = |name: &str| head.remove(name).with_context(|| format!("its metadata lack `{name}`"));
+        let name: String = serde_json::from_value(field("baseline")?)?;
+        let interval_s: f64 = serde_json::from_value(field("interval_s")?)?;
+        if !(1.0..=86_400.0).contains(&interval_s) {
+            bail!("its interval_s is {interval_s}; seconds, from 1 to 86400");
+        }
+        let plan: Plan = serde_json::from_value(field("plan")?)?;
+        plan.check()?;
+        Ok(Self::Baseline(BaselineFile::new(&name, interval_s, plan)?))
+    }
+
+    /// Returns the plan that the policy was made with.
+    pub fn plan(&self) -> &Plan {
+        match self {
+            Self::Learned(file) => &file.plan,
+            Self::Baseline(file) => &file.plan,
+        }
+    }
+
+    /// Returns the ids that a day has to index for the policy; none for a baseline.
+    pub fn vocabulary(&self) -> Vocabulary {
+        match self {
+            Self::Learned(file) => file.spec.vocabulary.clone(),
+            Self::Baseline(_) => Vocabulary::default(),
+        }
+    }
+
+    /// Returns the policy, ready to serve.
+    pub fn policy(&self) -> Box<dyn Policy> {
+        match self {
+            Self::Learned(file) => Box::new(file.policy()),
+            Self::Baseline(file) => file.policy().expect("checked when it was made"),
+        }
+    }
+
+    /// Says what it is: `learned`, or the baseline's name.
+    pub fn title(&self) -> &str {
+        match self {
+            Self::Learned(_) => "learned",
+            Self::Baseline(file) => &file.name,
+        }
+    }
+}

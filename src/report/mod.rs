@@ -1,0 +1,139 @@
+//! What a run came to, written into its directory: `report.json`, for whoever finds the directory later.
+//!
+//! The table at the end of training is gone with the terminal. The report keeps it, with the validation days on which the best
+//! baseline was named, the verdict and its basis, and what each hour contributed, so that two runs can be compared hour by hour
+//! long after the logs have moved.
+//!
+//! May import: everything but `cli` and its neighbours of the row.
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
+
+use crate::evaluate::bootstrap::Block;
+use crate::evaluate::verdict::{self, Judgement};
+use crate::evaluate::{DayReport, Kind};
+use crate::run::RunDirectory;
+use crate::run::context::Context;
+
+/// Name of the chosen policy in the report of its own run.
+pub const CHOSEN: &str = "trained";
+
+/// Mean share of one policy over the validation days.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ValidationRow {
+    pub name: String,
+    pub kind: Kind,
+    pub share: Option<f64>,
+}
+
+/// What the validation days said before a reported day was opened.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Validation {
+    pub logs: Vec<String>,
+    /// `None` where nothing was at stake.
+    pub best_baseline: Option<String>,
+    /// Best mean share first.
+    pub policies: Vec<ValidationRow>,
+}
+
+impl Validation {
+    /// Takes means over the validation days.
+    pub fn of(days: &[DayReport]) -> Self {
+        let mut policies: Vec<ValidationRow> = Vec::new();
+        for p in days.iter().flat_map(|day| &day.policies) {
+            if policies.iter().all(|known| known.name != p.name) {
+                let share = verdict::mean_share(days, &p.name);
+                policies.push(ValidationRow { name: p.name.clone(), kind: p.kind, share });
+            }
+        }
+        policies.sort_by(|a, b| b.share.unwrap_or(f64::MIN).total_cmp(&a.share.unwrap_or(f64::MIN)));
+        Self {
+            logs: days.iter().map(|day| day.log.clone()).collect(),
+            best_baseline: verdict::best_baseline(days),
+            policies,
+        }
+    }
+}
+
+/// A reported day, and what each of its hours contributed to `[J + S, UB + S]`, by policy.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ReportedDay {
+    /// Identifies the day's content.
+    pub inputs: String,
+    #[serde(flatten)]
+    pub report: DayReport,
+    pub hours: BTreeMap<String, Vec<[f64; 2]>>,
+}
+
+impl ReportedDay {
+    fn of(inputs: String, report: &DayReport) -> Self {
+        let of_policy = |blocks: &[Block]| blocks.iter().map(|b| [b.earned, b.bound]).collect();
+        let hours = report.policies.iter().map(|p| (p.name.clone(), of_policy(&p.blocks))).collect();
+        Self { inputs, report: report.clone(), hours }
+    }
+
+    /// Returns the day as it was evaluated, hours included.
+    pub fn evaluated(&self) -> DayReport {
+        let mut report = self.report.clone();
+        for p in &mut report.policies {
+            let hours = self.hours.get(&p.name).map_or(&[][..], Vec::as_slice);
+            p.blocks = hours.iter().map(|&[earned, bound]| Block { earned, bound }).collect();
+        }
+        report
+    }
+}
+
+/// `report.json` of a run directory.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunReport {
+    pub admix: String,
+    /// Updates behind the chosen policy.
+    pub chosen_updates: u64,
+    pub validation: Validation,
+    /// `verdict` and `basis`; absent where there are no reported days.
+    #[serde(flatten)]
+    pub judgement: Option<Judgement>,
+    pub days: Vec<ReportedDay>,
+}
+
+impl RunReport {
+    /// Puts the report of a finished run together. `reported` are the days of `data.test`, in that order.
+    pub fn of(context: &Context, chosen_updates: u64, validation: Validation, reported: &[DayReport]) -> Self {
+        let inputs = |dir| context.inputs.get(dir).cloned().unwrap_or_default();
+        let days = context.settings.data.test.iter().zip(reported);
+        Self {
+            admix: env!("CARGO_PKG_VERSION").to_owned(),
+            chosen_updates,
+            judgement: verdict::judge(reported, CHOSEN, validation.best_baseline.as_deref()),
+            validation,
+            days: days.map(|(dir, report)| ReportedDay::of(inputs(dir), report)).collect(),
+        }
+    }
+
+    /// Writes the report by rename.
+    ///
+    /// # Errors
+    /// A disk that does not take it.
+    pub fn write(&self, directory: &RunDirectory) -> anyhow::Result<()> {
+        directory.replace(&directory.report(), &serde_json::to_vec(self)?)
+    }
+
+    /// Reads the report of a run directory; `None` where the run has not written one.
+    ///
+    /// # Errors
+    /// A report that cannot be read.
+    pub fn read(run: &Path) -> anyhow::Result<Option<Self>> {
+        let path = run.join("report.json");
+        let text = match std::fs::read(&path) {
+            // A policy file has none.
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
+            text => text.with_context(|| format!("cannot read {}", path.display()))?,
+        };
+        let report = serde_json::from_slice(&text);
+        report.map(Some).with_context(|| format!("{} is not a report of this program", path.display()))
+    }
+}

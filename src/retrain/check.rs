@@ -1,0 +1,161 @@
+//! Which days can be used, and how they drift.
+//!
+//! A day that cannot be read is refused by its reader. A day in the wrong unit reads well: its figures are compared with those of
+//! the valid days before it. Limits are wide, because a price jump is news and not an error; what is within them is reported
+//! as drift.
+
+use serde::Serialize;
+
+use crate::log::check::check;
+use crate::log::{self, CompileOptions, CompiledLog};
+
+use super::config::{Drift, Job};
+use super::days::DayDir;
+
+/// Valid days before a day that it is compared with.
+const MEMORY: usize = 7;
+/// A change by less than this factor is no news.
+const NEWS: f64 = 1.25;
+
+/// Figures of a day that wrong units and broken exports change.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Figures {
+    pub requests: f64,
+    /// Median over requests of the best auction eCPM.
+    pub ecpm: Option<f64>,
+    /// Minor units per impression, weighted by what is owed.
+    pub penalty: Option<f64>,
+    pub pctr: Option<f64>,
+    /// Impressions owed, over requests.
+    pub owed: f64,
+}
+
+impl Figures {
+    fn of(log: &CompiledLog) -> Self {
+        let requests = log.requests().len() as f64;
+        let mut best: Vec<f64> = log
+            .requests()
+            .iter()
+            .filter_map(|r| log.auctions(r).iter().map(|a| a.ecpm).max_by(f64::total_cmp))
+            .collect();
+        let owed: f64 = log.contracts().iter().map(|c| c.owed() as f64).sum();
+        let penalty: f64 = log.contracts().iter().map(|c| c.penalty * c.owed() as f64).sum();
+        let (n, pctr) =
+            log.requests().iter().flat_map(|r| log.entries(r)).fold((0u64, 0.0), |(n, sum), e| (n + 1, sum + e.pctr));
+        Self {
+            requests,
+            ecpm: median(&mut best),
+            penalty: (owed > 0.0).then(|| penalty / owed),
+            pctr: (n > 0).then(|| pctr / n as f64),
+            owed: owed / requests.max(1.0),
+        }
+    }
+
+    /// Name, value and limit of each figure.
+    fn limits(&self, drift: &Drift) -> [(&'static str, Option<f64>, f64); 5] {
+        [
+            ("requests", Some(self.requests), drift.requests),
+            ("auction eCPM", self.ecpm, drift.ecpm),
+            ("penalty", self.penalty, drift.penalty),
+            ("pctr", self.pctr, drift.pctr),
+            ("impressions owed per request", Some(self.owed), drift.owed),
+        ]
+    }
+}
+
+fn median(values: &mut [f64]) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let n = values.len();
+    (n > 0).then(|| 0.5 * (values[(n - 1) / 2] + values[n / 2]))
+}
+
+/// What was found of a day.
+#[derive(Debug, Clone, Serialize)]
+pub struct Checked {
+    pub date: String,
+    #[serde(skip)]
+    pub day: DayDir,
+    /// Why it is not used; empty for a valid day.
+    pub suspect: Vec<String>,
+    /// What changed within the limits.
+    pub drift: Vec<String>,
+    pub warnings: Vec<String>,
+    pub figures: Option<Figures>,
+}
+
+impl Checked {
+    /// Tells whether the day is used.
+    pub fn is_valid(&self) -> bool {
+        self.suspect.is_empty()
+    }
+}
+
+/// Checks days, oldest first; each is compared with the valid ones before it.
+pub fn all(days: &[DayDir], job: &Job, options: CompileOptions) -> Vec<Checked> {
+    let mut checked: Vec<Checked> = Vec::new();
+    for day in days {
+        let known: Vec<Figures> =
+            checked.iter().rev().filter(|c| c.is_valid()).filter_map(|c| c.figures).take(MEMORY).collect();
+        checked.push(one(day, &known, job, options));
+    }
+    checked
+}
+
+fn one(day: &DayDir, known: &[Figures], job: &Job, options: CompileOptions) -> Checked {
+    let mut found = Checked {
+        date: day.date.to_string(),
+        day: day.clone(),
+        suspect: vec![],
+        drift: vec![],
+        warnings: vec![],
+        figures: None,
+    };
+    let log = match check(&day.dir, options).and_then(|report| {
+        found.warnings = report.warnings;
+        log::open(&day.dir, options)
+    }) {
+        Ok(log) => log,
+        Err(e) => {
+            found.suspect.push(e.to_string());
+            return found;
+        }
+    };
+    if log.day().date != found.date {
+        found.suspect.push(format!(
+            "its rows are of {}: a copy of another day, or a day.toml with date and utc_offset_minutes is missing",
+            log.day().date
+        ));
+    }
+    let figures = Figures::of(&log);
+    found.figures = Some(figures);
+    let mut suspect = Vec::new();
+    if let (Some(penalty), Some(ecpm)) = (figures.penalty, figures.ecpm.filter(|e| *e > 0.0)) {
+        let ratio = penalty / (ecpm / 1000.0);
+        if penalty > 0.0 && (ratio > job.drift.unit || ratio < 1.0 / job.drift.unit) {
+            suspect.push(format!(
+                "a missing impression costs {ratio:.3} times what an auction impression earns: penalty is per impression, eCPM \
+                 per 1,000 (drift.unit)"
+            ));
+        }
+    }
+    for (i, (name, value, limit)) in figures.limits(&job.drift).into_iter().enumerate() {
+        let mut before: Vec<f64> = known.iter().filter_map(|f| f.limits(&job.drift)[i].1).collect();
+        let (Some(value), Some(usual)) = (value, median(&mut before)) else { continue };
+        let factor = match (value, usual) {
+            (v, u) if v == u => 1.0,
+            (v, u) => v / u,
+        };
+        let said = format!("{name} {value:.4}, {factor:.2} times the median of the {} valid days before", before.len());
+        if !(1.0 / limit..=limit).contains(&factor) {
+            suspect.push(said);
+        } else if !(1.0 / NEWS..=NEWS).contains(&factor) {
+            found.drift.push(said);
+        }
+    }
+    if job.days.accept.contains(&found.date) {
+        found.drift.extend(suspect.into_iter().map(|why| format!("{why}; accepted by days.accept")));
+    } else {
+        found.suspect.extend(suspect);
+    }
+    found
+}

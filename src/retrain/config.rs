@@ -1,0 +1,183 @@
+//! The job's file: where days arrive, how they are split, what is suspect, what is promoted.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::policy::baselines;
+
+/// A nightly job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Job {
+    /// Folder of the history, the promoted policies and the nights.
+    pub jobs: PathBuf,
+    /// Configuration of training; its `data` section is the job's own to set.
+    pub config: PathBuf,
+    /// Configuration keys, as with `--set`.
+    #[serde(default)]
+    pub set: Vec<String>,
+    pub days: Days,
+    #[serde(default)]
+    pub drift: Drift,
+    #[serde(default)]
+    pub promote: Promote,
+    #[serde(default)]
+    pub keep: Keep,
+}
+
+/// Where day directories arrive and how many have which role.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Days {
+    pub dir: PathBuf,
+    /// Name of a day directory with its date in it, by strftime: `%Y-%m-%d`, `day=%Y%m%d`.
+    #[serde(default = "pattern")]
+    pub pattern: String,
+    /// Days of each role, at most: where there are fewer days, each role has fewer.
+    #[serde(default = "seven")]
+    pub train: usize,
+    #[serde(default = "two")]
+    pub validation: usize,
+    #[serde(default = "five")]
+    pub heldout: usize,
+    /// Dates that are used whatever the drift limits say of them.
+    #[serde(default)]
+    pub accept: Vec<String>,
+}
+
+fn pattern() -> String {
+    "%Y-%m-%d".into()
+}
+
+fn seven() -> usize {
+    7
+}
+
+fn two() -> usize {
+    2
+}
+
+fn five() -> usize {
+    5
+}
+
+/// Factors by which a figure of a day may differ from its median over the valid days before; beyond, the day is suspect.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Drift {
+    pub requests: f64,
+    /// Median best auction eCPM.
+    pub ecpm: f64,
+    /// Mean penalty, weighted by what is owed.
+    pub penalty: f64,
+    /// Mean pctr of the contract entries.
+    pub pctr: f64,
+    /// Impressions owed, over requests.
+    pub owed: f64,
+    /// Mean penalty over the worth of an auction impression, either way, on any day: units are mixed beyond.
+    pub unit: f64,
+}
+
+impl Default for Drift {
+    fn default() -> Self {
+        Self { requests: 3.0, ecpm: 3.0, penalty: 3.0, pctr: 5.0, owed: 3.0, unit: 200.0 }
+    }
+}
+
+/// When a policy is promoted.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Promote {
+    /// Points of share that the lower end of the paired 95 % interval has to be above.
+    pub margin: f64,
+    /// Most by which the mean shortage rate may rise over the incumbent's.
+    pub max_shortage_increase: f64,
+    /// Baselines that may be promoted; empty: all but random.
+    pub baselines: Vec<String>,
+}
+
+impl Promote {
+    /// Returns the baselines that may be promoted.
+    pub fn baselines(&self) -> Vec<String> {
+        let all = baselines::NAMES.into_iter().filter(|name| *name != "random").map(String::from);
+        if self.baselines.is_empty() { all.collect() } else { self.baselines.clone() }
+    }
+}
+
+impl Default for Promote {
+    fn default() -> Self {
+        Self { margin: 0.0, max_shortage_increase: 0.02, baselines: vec![] }
+    }
+}
+
+/// What is not removed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Keep {
+    /// Newest nights whose run directories stay.
+    pub nights: usize,
+    /// Newest promoted policies; what is served is never removed.
+    pub policies: usize,
+}
+
+impl Default for Keep {
+    fn default() -> Self {
+        Self { nights: 14, policies: 60 }
+    }
+}
+
+impl Job {
+    /// Loads a job's file. Relative paths are beside it.
+    ///
+    /// # Errors
+    /// An unreadable file, an unknown key, a value that cannot be used.
+    pub fn load(path: &Path) -> anyhow::Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the job {}", path.display()))?;
+        let mut job: Self = toml::from_str(&text).with_context(|| path.display().to_string())?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+        for place in [&mut job.jobs, &mut job.config, &mut job.days.dir] {
+            *place = folder.join(&*place);
+        }
+        job.check().with_context(|| path.display().to_string())?;
+        Ok(job)
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        let Self { days, drift, promote, keep, .. } = self;
+        for (key, n) in [("train", days.train), ("validation", days.validation), ("heldout", days.heldout)] {
+            ensure!(n > 0, "`days.{key}` must be at least 1");
+        }
+        super::days::check_pattern(&days.pattern)?;
+        let limits = [
+            ("requests", drift.requests),
+            ("ecpm", drift.ecpm),
+            ("penalty", drift.penalty),
+            ("pctr", drift.pctr),
+            ("owed", drift.owed),
+            ("unit", drift.unit),
+        ];
+        for (key, factor) in limits {
+            ensure!(factor > 1.0, "`drift.{key}` is {factor}; a factor above 1 (1e9 allows everything)");
+        }
+        ensure!((-100.0..=100.0).contains(&promote.margin), "`promote.margin` is in points of share, -100..=100");
+        ensure!(
+            (0.0..=1.0).contains(&promote.max_shortage_increase),
+            "`promote.max_shortage_increase` is a shortage rate, 0..=1"
+        );
+        if let Some(unknown) = promote.baselines.iter().find(|name| !baselines::NAMES.contains(&name.as_str())) {
+            bail!("`promote.baselines` has `{unknown}`; there are {}", baselines::NAMES.join(", "));
+        }
+        ensure!(keep.nights > 0 && keep.policies > 0, "`keep.nights` and `keep.policies` must be at least 1");
+        for set in &self.set {
+            let key = set.split('=').next().unwrap_or(set).trim();
+            ensure!(
+                !key.starts_with("data.train") && !key.starts_with("data.validation") && !key.starts_with("data.test"),
+                "`set` has `{key}`: the days are the job's own to choose, by `days`"
+            );
+        }
+        Ok(())
+    }
+}

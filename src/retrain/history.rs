@@ -1,0 +1,314 @@
+//! What was promoted, when and why; and the file that is served.
+//!
+//! The jobs' folder holds `history.jsonl`, one entry a line; `promoted/NNNN.safetensors`, every policy that was promoted, by the
+//! number of its entry; and `current.safetensors`, what is served. The history is the truth: an entry is appended after its policy
+//! lies in `promoted/` and before `current` is replaced, and opening the history puts `current` right where a crash came between.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use serde::{Deserialize, Serialize};
+
+use crate::policy::file;
+use crate::policy::stored::Stored;
+
+use super::judge::Comparison;
+
+/// How a night, or a hand, ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    Promoted,
+    Kept,
+    /// The newest day cannot be trusted; what is served is kept.
+    DataSuspect,
+    Failed,
+    Interrupted,
+    /// It was killed before it had come to an end; noted by the next start.
+    Killed,
+    /// `admix promote --to`.
+    PromotedByHand,
+    /// `admix promote --rollback`.
+    RolledBack,
+}
+
+/// One line of the history.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    pub n: u64,
+    /// UTC.
+    pub time: String,
+    /// Date of the newest day, for a night.
+    pub night: Option<String>,
+    pub outcome: Outcome,
+    /// Number of the promoted policy that is served from here on.
+    pub serves: Option<u64>,
+    /// `learned`, or a baseline's name.
+    pub policy: Option<String>,
+    pub reason: String,
+    #[serde(default)]
+    pub train: Vec<String>,
+    #[serde(default)]
+    pub validation: Vec<String>,
+    #[serde(default)]
+    pub heldout: Vec<String>,
+    #[serde(default)]
+    pub comparisons: Vec<Comparison>,
+    /// What the check said of days that were left out, and drift.
+    #[serde(default)]
+    pub notes: Vec<String>,
+}
+
+impl Entry {
+    /// Begins an entry that changes nothing; the history numbers it.
+    pub fn new(outcome: Outcome, reason: impl Into<String>) -> Self {
+        Self {
+            n: 0,
+            time: jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+            night: None,
+            outcome,
+            serves: None,
+            policy: None,
+            reason: reason.into(),
+            train: vec![],
+            validation: vec![],
+            heldout: vec![],
+            comparisons: vec![],
+            notes: vec![],
+        }
+    }
+}
+
+/// The jobs' folder, locked.
+#[derive(Debug)]
+pub struct History {
+    root: PathBuf,
+    entries: Vec<Entry>,
+    _lock: Flock<File>,
+}
+
+impl History {
+    /// Opens the folder for one job at a time; makes it where there is none.
+    ///
+    /// # Errors
+    /// A folder that another job uses or that cannot be written; a history that cannot be read.
+    pub fn open(root: &Path) -> anyhow::Result<Self> {
+        let made = || -> std::io::Result<File> {
+            std::fs::create_dir_all(root.join("promoted"))?;
+            std::fs::create_dir_all(root.join("nights"))?;
+            File::create(root.join("lock"))
+        };
+        let file = made().with_context(|| format!("cannot use {} as the jobs' folder", root.display()))?;
+        let lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => lock,
+            Err((_, Errno::EWOULDBLOCK)) => {
+                bail!("{} is in use by a running `admix retrain` or `admix promote`; wait for it", root.display())
+            }
+            Err((_, e)) => return Err(e).with_context(|| format!("cannot lock {}", root.display())),
+        };
+        let root = root.canonicalize().with_context(|| format!("cannot use {}", root.display()))?;
+        let entries = read(&root)?;
+        let history = Self { root, entries, _lock: lock };
+        history.settle()?;
+        Ok(history)
+    }
+
+    /// Returns the jobs' folder.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Returns all entries, oldest first.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// Returns the number of the policy that is served; `None` before the first promotion.
+    pub fn serves(&self) -> Option<u64> {
+        self.entries.last()?.serves
+    }
+
+    /// Returns where a promoted policy lies.
+    pub fn archived(&self, n: u64) -> PathBuf {
+        self.root.join("promoted").join(format!("{n:04}.safetensors"))
+    }
+
+    /// Returns the path of what is served.
+    pub fn current(&self) -> PathBuf {
+        self.root.join("current.safetensors")
+    }
+
+    /// Reads what is served; `None` before the first promotion.
+    ///
+    /// # Errors
+    /// A policy that this program cannot serve.
+    pub fn incumbent(&self) -> anyhow::Result<Option<Stored>> {
+        self.serves().map(|n| Stored::read(&self.archived(n))).transpose()
+    }
+
+    /// Returns the policy that was served before the one that is.
+    pub fn previous(&self) -> Option<u64> {
+        let now = self.serves()?;
+        self.entries.iter().rev().filter_map(|e| e.serves).find(|&n| n != now)
+    }
+
+    /// Promotes a policy: archives it under the entry's number, notes the entry, replaces what is served.
+    ///
+    /// # Errors
+    /// A disk that does not take it; what is served stays.
+    pub fn promote(&mut self, mut entry: Entry, bytes: &[u8]) -> anyhow::Result<Entry> {
+        let n = self.next();
+        let path = self.archived(n);
+        file::replace(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
+        entry.serves = Some(n);
+        self.note(entry)
+    }
+
+    /// Serves an archived policy again.
+    ///
+    /// # Errors
+    /// A policy that is not in the archive or that this program cannot serve.
+    pub fn promote_again(&mut self, n: u64, outcome: Outcome) -> anyhow::Result<Entry> {
+        let path = self.archived(n);
+        if !path.is_file() {
+            let there: Vec<String> = self.archive()?.iter().map(u64::to_string).collect();
+            bail!("no promoted policy {n} in {}; there are {}", self.root.display(), there.join(", "));
+        }
+        let stored = Stored::read(&path)?;
+        let mut entry = Entry::new(outcome, format!("policy {n}, by hand"));
+        entry.policy = Some(stored.title().to_owned());
+        entry.serves = Some(n);
+        self.note(entry)
+    }
+
+    /// Appends an entry; one that does not say what is served leaves that as it is.
+    ///
+    /// # Errors
+    /// A disk that does not take it.
+    pub fn note(&mut self, mut entry: Entry) -> anyhow::Result<Entry> {
+        entry.n = self.next();
+        entry.serves = entry.serves.or(self.serves());
+        let path = self.root.join("history.jsonl");
+        let append = || -> anyhow::Result<()> {
+            let mut file = OpenOptions::new().create(true).append(true).open(&path)?;
+            let mut line = serde_json::to_vec(&entry)?;
+            line.push(b'\n');
+            file.write_all(&line)?;
+            Ok(file.sync_all()?)
+        };
+        append().with_context(|| format!("cannot write {}", path.display()))?;
+        self.entries.push(entry.clone());
+        self.settle()?;
+        Ok(entry)
+    }
+
+    /// Removes the oldest promoted policies beyond `keep`; never what is served.
+    ///
+    /// # Errors
+    /// A folder that cannot be read or written.
+    pub fn prune(&self, keep: usize) -> anyhow::Result<()> {
+        let mut all = self.archive()?;
+        all.retain(|n| Some(*n) != self.serves() && Some(*n) != self.previous());
+        for n in all.iter().rev().skip(keep.saturating_sub(2)) {
+            std::fs::remove_file(self.archived(*n))?;
+        }
+        Ok(())
+    }
+
+    /// Numbers of the archived policies, ascending.
+    fn archive(&self) -> anyhow::Result<Vec<u64>> {
+        let mut all = Vec::new();
+        for entry in std::fs::read_dir(self.root.join("promoted"))? {
+            let name = entry?.file_name();
+            all.extend(name.to_str().and_then(|name| name.strip_suffix(".safetensors")?.parse::<u64>().ok()));
+        }
+        all.sort_unstable();
+        Ok(all)
+    }
+
+    fn next(&self) -> u64 {
+        self.entries.last().map_or(1, |e| e.n + 1)
+    }
+
+    /// Makes `current` what the history says is served.
+    fn settle(&self) -> anyhow::Result<()> {
+        let Some(n) = self.serves() else { return Ok(()) };
+        let path = self.archived(n);
+        let bytes = std::fs::read(&path).with_context(|| format!("the served policy is gone: {}", path.display()))?;
+        if std::fs::read(self.current()).is_ok_and(|current| current == bytes) {
+            return Ok(());
+        }
+        file::replace(&self.current(), &bytes).with_context(|| format!("cannot write {}", self.current().display()))
+    }
+}
+
+/// Reads the history; a last line that a crash cut short is removed.
+fn read(root: &Path) -> anyhow::Result<Vec<Entry>> {
+    let path = root.join("history.jsonl");
+    let text = match std::fs::read(&path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(vec![]),
+        text => text.with_context(|| format!("cannot read {}", path.display()))?,
+    };
+    let whole = text.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
+    if whole < text.len() {
+        file::replace(&path, &text[..whole]).with_context(|| format!("cannot mend {}", path.display()))?;
+    }
+    let lines = text[..whole].split(|&b| b == b'\n').filter(|line| !line.is_empty());
+    lines
+        .enumerate()
+        .map(|(i, line)| {
+            serde_json::from_slice(line).with_context(|| format!("{}: line {} is malformed", path.display(), i + 1))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn note(history: &mut History, outcome: Outcome) -> Entry {
+        history.note(Entry::new(outcome, "a test")).unwrap()
+    }
+
+    #[test]
+    fn what_is_served_is_what_the_history_says_wherever_a_crash_came() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut history = History::open(folder.path()).unwrap();
+        assert_eq!((history.serves(), history.current().exists()), (None, false));
+        assert_eq!(note(&mut history, Outcome::DataSuspect).serves, None);
+        history.promote(Entry::new(Outcome::Promoted, "first"), b"one").unwrap();
+        history.promote(Entry::new(Outcome::Promoted, "second"), b"two").unwrap();
+        note(&mut history, Outcome::Kept);
+        assert_eq!((history.serves(), history.previous()), (Some(3), Some(2)));
+        let current = history.current();
+        assert_eq!(std::fs::read(&current).unwrap(), b"two");
+        drop(history);
+        // Killed before `current` was replaced, and in the middle of a line.
+        std::fs::write(&current, b"one").unwrap();
+        let lines = folder.path().join("history.jsonl");
+        let whole = std::fs::read(&lines).unwrap();
+        std::fs::write(&lines, [&whole[..], b"{\"n\":5,\"ti"].concat()).unwrap();
+        let history = History::open(folder.path()).unwrap();
+        assert_eq!(std::fs::read(&current).unwrap(), b"two");
+        assert_eq!(history.entries().len(), 4);
+        assert_eq!(std::fs::read(&lines).unwrap(), whole);
+        assert!(History::open(folder.path()).unwrap_err().to_string().contains("in use"));
+    }
+
+    #[test]
+    fn pruning_leaves_what_is_served_and_what_was_before_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut history = History::open(folder.path()).unwrap();
+        for i in 0..6u8 {
+            history.promote(Entry::new(Outcome::Promoted, "p"), &[i]).unwrap();
+        }
+        history.prune(3).unwrap();
+        assert_eq!(history.archive().unwrap(), [4, 5, 6]);
+        history.prune(1).unwrap();
+        assert_eq!(history.archive().unwrap(), [5, 6]);
+    }
+}

@@ -1,0 +1,105 @@
+//! The rule of promotion, on days that nobody was trained on.
+
+use serde::{Deserialize, Serialize};
+
+use crate::evaluate::{DayReport, verdict};
+use crate::study::summary;
+
+use super::config::Promote;
+
+/// Held-out days from which the interval is over days; with fewer, hours are resampled within them.
+pub const ENOUGH_DAYS: usize = 5;
+
+/// Names in the comparison.
+pub const CANDIDATE: &str = "candidate";
+pub const INCUMBENT: &str = "incumbent";
+
+/// A paired difference of mean shares, in points.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Comparison {
+    pub policy: String,
+    pub against: String,
+    pub difference: f64,
+    pub interval: [f64; 2],
+    /// What the interval is over.
+    pub over: String,
+}
+
+impl Comparison {
+    /// Compares two policies; `None` where a day has nothing at stake.
+    pub fn of(days: &[DayReport], policy: &str, against: &str) -> Option<Self> {
+        let within = verdict::paired(days, policy, against)?;
+        let share = |day: &DayReport, name: &str| day.policies.iter().find(|p| p.name == name)?.share;
+        let daily = days.iter().map(|day| Some(100.0 * (share(day, policy)? - share(day, against)?)));
+        let daily = daily.collect::<Option<Vec<f64>>>()?;
+        let over_days = if days.len() >= ENOUGH_DAYS { summary::interval(&daily) } else { None };
+        let (interval, over) = match over_days {
+            Some(interval) => (interval, format!("{} days", days.len())),
+            None => (within.interval, format!("hours within {} day(s)", days.len())),
+        };
+        Some(Self {
+            policy: policy.to_owned(),
+            against: against.to_owned(),
+            difference: within.difference,
+            interval,
+            over,
+        })
+    }
+
+    /// Says it in words.
+    pub fn sentence(&self) -> String {
+        let [low, high] = self.interval;
+        format!(
+            "{} - {}: {:+.2} points, 95 % {low:+.2}..{high:+.2} over {}",
+            self.policy, self.against, self.difference, self.over
+        )
+    }
+}
+
+/// What is served from tomorrow on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Choice {
+    Candidate,
+    Baseline,
+    Keep,
+}
+
+/// A decision with its reason.
+#[derive(Debug)]
+pub struct Ruling {
+    pub choice: Choice,
+    pub reason: String,
+    pub comparisons: Vec<Comparison>,
+}
+
+/// Decides between the incumbent, the candidate and the best baseline.
+///
+/// What replaces the incumbent is above it by its interval and `margin`, without more shortage than allowed. Of candidate and
+/// baseline the one with the higher mean is asked first; a baseline as good as the candidate goes before it.
+pub fn rule(days: &[DayReport], baseline: &str, promote: &Promote) -> Ruling {
+    let against_incumbent = [CANDIDATE, baseline].map(|name| Comparison::of(days, name, INCUMBENT));
+    let over_baseline = Comparison::of(days, CANDIDATE, baseline);
+    let comparisons: Vec<Comparison> = against_incumbent.iter().flatten().chain(&over_baseline).cloned().collect();
+    let [Some(candidate), Some(best)] = against_incumbent else {
+        let reason = "nothing is at stake on the held-out days; nothing can be compared".into();
+        return Ruling { choice: Choice::Keep, reason, comparisons };
+    };
+    let shortage = |name: &str| {
+        let of_day = |day: &DayReport| day.policies.iter().find(|p| p.name == name).map(|p| p.shortage_rate);
+        days.iter().filter_map(of_day).sum::<f64>() / days.len() as f64
+    };
+    let (candidate, best) = ((Choice::Candidate, candidate), (Choice::Baseline, best));
+    let first = if candidate.1.difference > best.1.difference { [candidate, best] } else { [best, candidate] };
+    let mut refused = Vec::new();
+    for (choice, over) in first {
+        let more = shortage(&over.policy) - shortage(INCUMBENT);
+        if over.interval[0] <= promote.margin {
+            refused.push(format!("{} is not above the incumbent by its interval ({})", over.policy, over.sentence()));
+        } else if more > promote.max_shortage_increase {
+            refused.push(format!("{} has {:.2} points more shortage", over.policy, 100.0 * more));
+        } else {
+            return Ruling { choice, reason: over.sentence(), comparisons };
+        }
+    }
+    Ruling { choice: Choice::Keep, reason: refused.join("; "), comparisons }
+}
