@@ -6,7 +6,7 @@
 //! | folder | what lives there |
 //! |---|---|
 //! | [`cli`] | arguments; one file per subcommand |
-//! | [`retrain`], [`soak`], [`study`], [`bench`], [`inspect`] | what stands beside training: the nightly job, kills on purpose, worlds x seeds x policies, benchmarks, a look at a run |
+//! | [`score`], [`retrain`], [`soak`], [`study`], [`bench`], [`inspect`] | what stands beside training: requests scored as they come, the nightly job, kills on purpose, worlds x seeds x policies, benchmarks, a look at a run |
 //! | [`report`], [`runs`] | what a run came to, kept in its directory; runs side by side |
 //! | [`supervisor`] | the main process: prepare, spawn, watch, restart, stop; the serial mode |
 //! | [`actor`], [`learner`], [`checkpoint`], [`evaluator`] | one folder per process role |
@@ -43,6 +43,7 @@ pub mod report;
 pub mod retrain;
 pub mod run;
 pub mod runs;
+pub mod score;
 pub mod settings;
 pub mod shm;
 pub mod soak;

@@ -10,6 +10,7 @@ pub mod params;
 pub mod plan;
 pub mod proc;
 pub mod ring;
+pub mod score;
 pub mod speedup;
 pub mod start;
 pub mod watched;

@@ -25,8 +25,8 @@ pub struct WorldSize {
     pub contracts: usize,
 }
 
-/// Writes such a day to a temporary directory, compiles and plans it, and makes a training day of it.
-pub fn day(size: WorldSize) -> anyhow::Result<(DayModel, Plan)> {
+/// Writes such a day to a temporary directory.
+pub fn written(size: WorldSize) -> anyhow::Result<tempfile::TempDir> {
     let dir = tempfile::tempdir().context("cannot make a temporary directory")?;
     let path = dir.path();
     write::day(path, &DayFile { date: "2026-01-05".into(), utc_offset_minutes: 0 })?;
@@ -81,6 +81,13 @@ pub fn day(size: WorldSize) -> anyhow::Result<(DayModel, Plan)> {
         write::track_row(&mut w, &row)?;
     }
     w.finish()?;
+    Ok(dir)
+}
+
+/// Writes such a day to a temporary directory, compiles and plans it, and makes a training day of it.
+pub fn day(size: WorldSize) -> anyhow::Result<(DayModel, Plan)> {
+    let dir = written(size)?;
+    let path = dir.path();
     let log = log::open(path, CompileOptions::default())?;
     let plan = Plan::from_days(&[&log], 0)?;
     let vocabulary = Arc::new(Vocabulary::of_days(&[&log], false));

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use crate::bench::params::{ParamsBench, run_params};
 use crate::bench::ring::{RingBench, run_ring};
 use crate::bench::world::WorldSize;
-use crate::bench::{actor, e2e, env, evaluate, ingest, learner, plan, speedup, start};
+use crate::bench::{actor, e2e, env, evaluate, ingest, learner, plan, score, speedup, start};
 use crate::learner::device;
 use crate::settings::{Critic, Settings};
 
@@ -31,6 +31,8 @@ enum Stage {
     Actor(Day),
     /// Seconds that evaluating parameters on a day of 60,000 requests takes on one core: replanning, network, replay
     Evaluate(Day),
+    /// What scoring a request costs on one core, and candidates per second from text to text
+    Score(Day),
     /// Sample ring between two processes, beside memcpy
     Ring {
         /// Records of 256 bytes
@@ -204,6 +206,7 @@ impl Bench {
             Stage::Env(day) => self.print(&env::run(day.size(), day.seconds)?),
             Stage::Actor(day) => self.print(&actor::run(day.size(), &Settings::default(), day.seconds)?),
             Stage::Evaluate(day) => self.print(&evaluate::run(day.size(), &Settings::default(), day.seconds)?),
+            Stage::Score(day) => self.print(&score::run(day.size(), &Settings::default())?),
             Stage::Ring { records, regions } => self.print(&run_ring(&RingBench {
                 records: *records,
                 regions: *regions,

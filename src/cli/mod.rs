@@ -12,6 +12,7 @@ mod plan;
 mod promote;
 mod retrain;
 mod runs;
+mod score;
 mod soak;
 mod study;
 mod train;
@@ -56,6 +57,8 @@ enum Command {
     Train(Box<train::Train>),
     /// Replay whole days under policies and baselines, beside the hindsight bound
     Eval(eval::Eval),
+    /// Score requests as they come: a policy as a filter
+    Score(score::Score),
     /// Show a run, alive or dead: processes, queues, ledger, last events
     Inspect(inspect::Inspect),
     /// The nightly job: check the newest days, train, compare, promote what is better
@@ -130,6 +133,7 @@ pub fn main() -> ExitCode {
         Command::Plan(command) => command.run(),
         Command::Train(command) => command.run(),
         Command::Eval(command) => command.run(),
+        Command::Score(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Retrain(command) => command.run(),
         Command::Promote(command) => command.run(),

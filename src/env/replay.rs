@@ -227,6 +227,20 @@ impl<'a> Replay<'a> {
         }
     }
 
+    /// Sets the time without a request, for what a policy works out before the first one arrives.
+    pub fn set_time(&mut self, offset: u64) {
+        self.visit = Visit { offset, ..Visit::default() };
+        self.candidates.clear();
+        self.auctions = Cow::Borrowed(&[]);
+    }
+
+    /// Chooses an ad whose display is confirmed later ([`State::confirm`]): the cap counts it, policies do not observe it yet.
+    pub fn claim(&mut self, choice: Choice) {
+        if let Choice::Contract(i) = choice {
+            self.state.delivered[self.candidates[i].contract as usize] += 1.0;
+        }
+    }
+
     /// Shows one ad: counters move.
     pub fn show(&mut self, choice: Choice) -> Display {
         match choice {

@@ -208,6 +208,29 @@ impl State {
         }
     }
 
+    /// A display is confirmed at a time of the day: policies observe it. The true count is not touched.
+    pub fn confirm(&mut self, contract: Option<usize>, offset: u64, pctr: f64, worth: f64) {
+        let contract = contract.map(|j| j as u32);
+        self.observe(Pending { due: offset, contract, pctr: pctr as f32, worth: worth as f32 }, offset);
+    }
+
+    /// Takes every display whose delivery has not been observed yet as observed.
+    pub fn observe_all(&mut self) {
+        while let Some(p) = self.pending.pop_front() {
+            self.observe(p, p.due);
+        }
+    }
+
+    /// Displays whose delivery has not been observed yet.
+    pub fn unobserved(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Takes the traffic before a time of the day to have been as forecast, for a state that begins there.
+    pub fn expect_traffic(&mut self, day: &KnownDay, episode: &Episode, offset: u64) {
+        self.requests = (day.traffic.before(offset) * episode.thinning).round() as u32;
+    }
+
     fn observe(&mut self, shown: Pending, at: u64) {
         match shown.contract {
             Some(j) => {

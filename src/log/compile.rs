@@ -3,7 +3,6 @@
 //! A compiled log carries the content hash of its inputs and options; it is rebuilt when they change. It
 //! lies beside the inputs in `.admix/`, or in the user's cache where the directory cannot be written.
 
-use std::collections::HashMap;
 use std::fs::Permissions;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,8 +12,9 @@ use twox_hash::XxHash3_128;
 
 use super::compiled::{self, Auction, CompiledLog, Contract, Counts, Entry, Request, Tail};
 use super::error::{LogError, Result};
+use super::queue::{QueueRules, Showable};
 use super::raw::RawDay;
-use super::schema::{AdType, ControlRow, TrackRow};
+use super::schema::{ControlRow, TrackRow};
 use super::table;
 
 /// What changes the meaning of a compiled log.
@@ -177,10 +177,9 @@ pub(super) fn contracts_declared(dir: &Path) -> bool {
 }
 
 /// Collects the arrays of a compiled log.
-struct Builder<'a> {
-    rows: &'a [ControlRow],
-    index: HashMap<u64, u32>,
-    options: CompileOptions,
+struct Builder {
+    rules: QueueRules,
+    showable: Showable,
     requests: Vec<Request>,
     entries: Vec<Entry>,
     auctions: Vec<Auction>,
@@ -190,12 +189,11 @@ struct Builder<'a> {
     completed: u64,
 }
 
-impl<'a> Builder<'a> {
-    fn new(rows: &'a [ControlRow], options: CompileOptions) -> Self {
+impl Builder {
+    fn new(rows: &[ControlRow], options: CompileOptions) -> Self {
         Self {
-            rows,
-            index: (0u32..).zip(rows).map(|(i, c)| (c.ad_id, i)).collect(),
-            options,
+            rules: QueueRules::new(rows.to_vec(), options.complete_queues),
+            showable: Showable::default(),
             requests: Vec::new(),
             entries: Vec::new(),
             auctions: Vec::new(),
@@ -207,69 +205,37 @@ impl<'a> Builder<'a> {
     }
 
     fn push(&mut self, row: &TrackRow) {
-        let entries_at = self.entries.len();
-        let auctions_at = self.auctions.len();
-        for e in &row.queue {
-            match e.ad_type {
-                AdType::Auction if e.filter == 0 => {
-                    self.auctions.push(Auction { ad_id: e.ad_id, ecpm: e.ecpm, pctr: e.pctr, boost: e.boost });
-                }
-                AdType::Contract if e.filter == 0 => {
-                    let contract = self.index[&e.ad_id];
-                    if self.may_show(contract, row) {
-                        self.entries.push(Entry { pctr: e.pctr, ecpm: e.ecpm, boost: e.boost, contract, padding: 0 });
-                    }
-                }
-                _ => {}
-            }
+        self.rules.sort(row, &mut self.showable);
+        let Showable { entries, auctions, best, completed } = &self.showable;
+        self.completed += completed;
+        for (i, targeted) in (0u32..).zip(&mut self.targeted) {
+            *targeted += u64::from(self.rules.may_show(i, row));
         }
-        for (i, c) in (0u32..).zip(self.rows) {
-            if !self.may_show(i, row) {
-                continue;
-            }
-            self.targeted[i as usize] += 1;
-            if self.options.complete_queues && row.queue.iter().all(|e| e.ad_id != c.ad_id) {
-                self.completed += 1;
-                let pctr = c.pctr.unwrap_or(0.0);
-                let ecpm = c.click_value * pctr * 1000.0;
-                self.entries.push(Entry { pctr, ecpm, boost: 1.0, contract: i, padding: 0 });
-            }
-        }
-        for e in &self.entries[entries_at..] {
+        for e in entries {
             self.present[e.contract as usize] += 1;
             self.pctr_sum[e.contract as usize] += e.pctr;
         }
-        let auctions = &mut self.auctions[auctions_at..];
-        auctions.sort_by(|a, b| {
-            (b.ecpm * b.boost)
-                .total_cmp(&(a.ecpm * a.boost))
-                .then(b.ecpm.total_cmp(&a.ecpm))
-                .then(a.ad_id.cmp(&b.ad_id))
-        });
-        let best = auctions.iter().map(Auction::worth).fold(0.0, f64::max);
         self.requests.push(Request {
             request_id: row.request_id,
             ts_ms: row.ts_ms,
-            best,
-            entries_at: entries_at as u32,
-            auctions_at: auctions_at as u32,
-            entries: (self.entries.len() - entries_at) as u16,
-            auctions: (self.auctions.len() - auctions_at) as u16,
+            best: *best,
+            entries_at: self.entries.len() as u32,
+            auctions_at: self.auctions.len() as u32,
+            entries: entries.len() as u16,
+            auctions: auctions.len() as u16,
             slot_id: row.slot_id,
             region: row.region,
             gender: row.gender,
             age: row.age,
             padding: [0; 2],
         });
-    }
-
-    fn may_show(&self, contract: u32, row: &TrackRow) -> bool {
-        let c = &self.rows[contract as usize];
-        (c.start_ms..c.end_ms).contains(&row.ts_ms) && c.targeting.matches(row.slot_id, row.region, row.gender, row.age)
+        self.entries.extend_from_slice(entries);
+        self.auctions.extend_from_slice(auctions);
     }
 
     fn finish_contracts(&self) -> Vec<Contract> {
-        self.rows
+        self.rules
+            .contracts()
             .iter()
             .enumerate()
             .map(|(i, row)| {

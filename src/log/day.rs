@@ -34,17 +34,21 @@ impl Day {
     /// Reads `DIR/day.toml`; `None` where there is none.
     pub fn read(dir: &Path) -> Result<Option<Self>> {
         let path = dir.join("day.toml");
-        let text = match std::fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(LogError::io(&path, e)),
-        };
-        let broken = |reason: String| LogError::Format { path: path.clone(), reason };
+        if path.try_exists().map_err(|e| LogError::io(&path, e))? { Self::read_file(&path).map(Some) } else { Ok(None) }
+    }
+
+    /// Reads a `day.toml`.
+    ///
+    /// # Errors
+    /// An unreadable file, or one that names no day.
+    pub fn read_file(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).map_err(|e| LogError::io(path, e))?;
+        let broken = |reason: String| LogError::Format { path: path.to_owned(), reason };
         let file: DayFile = toml::from_str(&text).map_err(|e| broken(e.to_string()))?;
         let start =
             parse_date(&file.date).map_err(&broken)? * DAY_MS as i64 - i64::from(file.utc_offset_minutes) * 60_000;
         let start_ms = u64::try_from(start).map_err(|_| broken(format!("date `{}` lies before 1970", file.date)))?;
-        Ok(Some(Self { date: file.date, start_ms }))
+        Ok(Self { date: file.date, start_ms })
     }
 }
 

@@ -18,6 +18,7 @@ pub mod exposure;
 pub mod import;
 pub mod inventory;
 mod map;
+pub mod queue;
 pub mod raw;
 pub mod schema;
 pub mod table;
@@ -28,6 +29,7 @@ pub mod write;
 pub use compile::{CompileOptions, open};
 pub use compiled::{Auction, CompiledLog, Entry, Request};
 pub use error::LogError;
+pub use queue::{QueueRules, Showable};
 pub use raw::RawDay;
 
 fn warn_unknown(table: &table::Table) {

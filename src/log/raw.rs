@@ -11,7 +11,8 @@ use super::compile::{self, CompileOptions, check_share, quarantine_path};
 use super::compiled::{CompiledLog, Counts};
 use super::day::Day;
 use super::error::{BadValue, LogError, Result};
-use super::schema::{AdType, ControlRow, TrackRow};
+use super::queue::QueueRules;
+use super::schema::{ControlRow, TrackRow};
 use super::table::{self, Table};
 use super::{control, track};
 
@@ -89,23 +90,14 @@ impl RawDay {
             return Err(empty());
         };
         let contracts = control::read(&control_path, day.start_ms)?;
-        let known: HashSet<u64> = contracts.iter().map(|c| c.ad_id).collect();
+        let rules = QueueRules::new(contracts, false);
         let mut order: Vec<usize> = (0..rows.len()).collect();
         order.sort_by_key(|&i| rows[i].ts_ms);
         let mut sorted = Vec::with_capacity(rows.len());
         for i in order {
-            let entries = &rows[i].queue;
-            match entries.iter().find(|e| e.ad_type == AdType::Contract && !known.contains(&e.ad_id)) {
-                Some(entry) => {
-                    let bad = BadValue::new(
-                        "queue",
-                        &entry.ad_id.to_string(),
-                        "unknown_contract",
-                        "a contract entry without a row in control",
-                    );
-                    quarantine.set_aside(&track_path, lines[i], &bad)?;
-                }
-                None => {
+            match rules.check(&rows[i]) {
+                Err(bad) => quarantine.set_aside(&track_path, lines[i], &bad)?,
+                Ok(()) => {
                     let queue = std::mem::take(&mut rows[i].queue);
                     sorted.push(TrackRow { queue, ..rows[i] });
                 }
@@ -131,7 +123,7 @@ impl RawDay {
             name: compile::name_of(dir),
             day,
             rows: sorted,
-            contracts,
+            contracts: rules.into_contracts(),
             dir: dir.to_owned(),
             inputs,
             counts: quarantine.counts,

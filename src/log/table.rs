@@ -98,7 +98,7 @@ impl Table {
     /// # Errors
     /// An unreadable file, a repeated column, or a missing required one.
     pub fn open(path: &Path, columns: &'static [Column]) -> Result<Self> {
-        let mut line = 0;
+        let line = 0;
         let (source, header) = if path.extension().is_some_and(|e| e == "parquet") {
             let broken = |e: parquet::errors::ParquetError| LogError::Format {
                 path: path.to_owned(),
@@ -110,14 +110,32 @@ impl Table {
             let header: Vec<String> = schema.root_schema().get_fields().iter().map(|f| f.name().to_owned()).collect();
             (Source::Parquet(RowIter::from_file_into(Box::new(reader))), header)
         } else {
-            let (mut reader, mut text) = (open(path)?, Vec::new());
-            read_line(&mut *reader, &mut text, &mut line).map_err(|e| read_error(path, 0, e))?;
-            let header = text
-                .split(|b| *b == b'\t')
-                .map(|c| String::from_utf8_lossy(c).trim_start_matches('\u{feff}').trim().to_owned())
-                .collect();
-            (Source::Text(reader, text), header)
+            return Self::of_text(path, open(path)?, columns);
         };
+        Self::of_source(path, source, header, columns, line)
+    }
+
+    /// Reads tab-separated text and its header; `path` stands for it in errors.
+    ///
+    /// # Errors
+    /// As [`Table::open`].
+    pub fn of_text(path: &Path, mut reader: Box<dyn BufRead + Send>, columns: &'static [Column]) -> Result<Self> {
+        let (mut text, mut line) = (Vec::new(), 0);
+        read_line(&mut *reader, &mut text, &mut line).map_err(|e| read_error(path, 0, e))?;
+        let header = text
+            .split(|b| *b == b'\t')
+            .map(|c| String::from_utf8_lossy(c).trim_start_matches('\u{feff}').trim().to_owned())
+            .collect();
+        Self::of_source(path, Source::Text(reader, text), header, columns, line)
+    }
+
+    fn of_source(
+        path: &Path,
+        source: Source,
+        header: Vec<String>,
+        columns: &'static [Column],
+        line: u64,
+    ) -> Result<Self> {
         for (i, name) in header.iter().enumerate() {
             if header[..i].contains(name) {
                 return Err(LogError::RepeatedColumn { path: path.to_owned(), column: name.clone() });

@@ -186,10 +186,12 @@ impl Plan {
         if penalty > 0.0 { share * penalty } else { share }
     }
 
-    /// The plan's unit of money alone, for those who must know nothing of the days that it was made from.
-    pub fn unit_only(self) -> Self {
+    /// A plan that knows nothing, for policies that need no plan.
+    pub fn empty() -> Self {
         Self {
-            price_by_hour: vec![self.price_unit; 24],
+            format: FORMAT,
+            price_unit: 1.0,
+            price_by_hour: vec![1.0; 24],
             auction_pctr: 0.0,
             forecast: Forecast { nodes: vec![], curves: vec![] },
             contracts: BTreeMap::new(),
@@ -198,8 +200,12 @@ impl Plan {
             tuned: None,
             days: vec![],
             served: None,
-            ..self
         }
+    }
+
+    /// The plan's unit of money alone, for those who must know nothing of the days that it was made from.
+    pub fn unit_only(self) -> Self {
+        Self { price_unit: self.price_unit, price_by_hour: vec![self.price_unit; 24], ..Self::empty() }
     }
 
     /// Reads a plan file.

@@ -5,7 +5,8 @@ use serde::Serialize;
 use crate::env::{Choice, DayModel, Episode, Replay, Weights};
 use crate::log::schema::AdType;
 
-use super::{Policy, choose};
+use super::Policy;
+use super::decide::Decider;
 
 /// How whole days are replayed, the same for every policy.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -81,22 +82,10 @@ pub fn replay_day(
     let mut replay = Replay::start(day, episode, options.feedback_delay_s, 0.0, &mut (0..rows).peekable());
     policy.begin(&replay);
     let mut totals = Totals::default();
-    let mut contracts = Vec::new();
-    let mut auctions = Vec::new();
+    let mut decider = Decider::default();
     for row in 0..rows {
         replay.arrive(day.incoming(row));
-        if let Some(offsets) = policy.replan(&replay) {
-            replay.state.replanned.copy_from_slice(offsets);
-        }
-        contracts.clear();
-        contracts.resize(replay.candidates().len(), 0.0);
-        auctions.clear();
-        auctions.extend(replay.auctions().iter().take(policy.auction_candidates()).map(|a| replay.worth(a)));
-        if !(contracts.is_empty() && auctions.is_empty()) {
-            policy.score(&replay, &mut contracts, &mut auctions);
-        }
-        let choice =
-            if policy.boosted() { choose(&replay, &contracts, &auctions, true) } else { by_worth(&replay, &contracts) };
+        let choice = decider.decide(&mut replay, policy);
         let request_id = replay.visit().request_id;
         let offset = replay.offset();
         let mut contract = None;
@@ -131,10 +120,4 @@ pub fn replay_day(
     }
     totals.j -= replay.episode.stake(day);
     totals
-}
-
-/// The choice by score without boosts: any auction ad may be the best, not only the first by boosted score.
-fn by_worth(replay: &Replay, contracts: &[f64]) -> Choice {
-    let worths: Vec<f64> = replay.auctions().iter().map(|a| replay.worth(a)).collect();
-    choose(replay, contracts, &worths, false)
 }

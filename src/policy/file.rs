@@ -72,11 +72,16 @@ impl PolicyFile {
         Self::decode(&bytes).with_context(|| format!("{} is not a usable policy", path.display()))
     }
 
-    pub(super) fn locate(path: &Path) -> PathBuf {
+    /// The file that a path means: of a run directory, its best policy.
+    pub fn locate(path: &Path) -> PathBuf {
         if path.is_dir() { path.join("policy").join("best.safetensors") } else { path.to_owned() }
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
+    /// Reads the bytes of a policy file.
+    ///
+    /// # Errors
+    /// Bytes that are no policy, or a policy of another version.
+    pub fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
         let (_, header) = SafeTensors::read_metadata(bytes)?;
         let text = header.metadata().as_ref().and_then(|m| m.get("admix"));
         let head: serde_json::Map<String, serde_json::Value> =

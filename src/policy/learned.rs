@@ -12,7 +12,7 @@ use crate::plan::Horizon;
 use crate::settings::{self, ScoreMode};
 
 use super::net::{HostNet, Shape, Table};
-use super::{Policy, Replanner};
+use super::{Done, Policy, Replanner, ReplannerState, Work, pack, unpack};
 
 /// Everything about a learned policy but its weights and its plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -268,6 +268,35 @@ impl Policy for LearnedPolicy {
 
     fn replan(&mut self, replay: &Replay) -> Option<&[f32]> {
         self.replanner.as_mut()?.advance(replay, self.bids.as_ref()?)
+    }
+
+    fn save(&self) -> Vec<u8> {
+        self.replanner.as_ref().map_or_else(Vec::new, |replanner| pack(&replanner.state()))
+    }
+
+    fn load(&mut self, replay: &Replay, saved: &[u8]) -> anyhow::Result<()> {
+        let Some(replanner) = &mut self.replanner else {
+            anyhow::ensure!(saved.is_empty(), "the saved state is another kind of policy's");
+            return Ok(());
+        };
+        let state: ReplannerState = unpack(saved)?;
+        anyhow::ensure!(state.fits(replay.day.contracts.len()), "saved prices of another day");
+        replanner.load(state);
+        Ok(())
+    }
+
+    fn hand_out(&mut self, on: bool) {
+        self.replanner.iter_mut().for_each(|replanner| replanner.hand_out(on));
+    }
+
+    fn take_work(&mut self) -> Option<Work> {
+        self.replanner.as_mut()?.take_work()
+    }
+
+    fn finish_work(&mut self, done: Done) {
+        if let Some(replanner) = &mut self.replanner {
+            replanner.finish_work(done);
+        }
     }
 
     fn score(&mut self, replay: &Replay, contracts: &mut [f64], auctions: &mut [f64]) {

@@ -10,15 +10,24 @@ use serde::{Deserialize, Serialize};
 use crate::env::Replay;
 use crate::plan::{Horizon, Sample};
 
-use super::Policy as _;
 use super::baselines::{Receding, RecedingState};
 use super::learned::Bids;
+use super::{Done, Policy as _, Work};
 
 /// A replanner in the middle of a replay.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReplannerState {
     receding: RecedingState,
     offsets: Vec<f32>,
+}
+
+impl ReplannerState {
+    /// Whether this can be a replanner's state on a day of so many contracts.
+    pub fn fits(&self, contracts: usize) -> bool {
+        self.receding.fits(contracts)
+            && self.offsets.len() == contracts
+            && self.offsets.iter().all(|offset| offset.is_finite())
+    }
 }
 
 /// Solves prices and turns them into what is added to the logits of bids.
@@ -43,9 +52,29 @@ impl Replanner {
     /// Goes on with a replay that it had begun.
     pub fn resume(replay: &Replay, sample: Arc<Sample>, horizon: Horizon, state: ReplannerState) -> Self {
         let mut replanner = Self::begin(replay, sample, horizon);
-        replanner.receding.resume(state.receding);
-        replanner.offsets = state.offsets;
+        replanner.load(state);
         replanner
+    }
+
+    /// Goes on from a state of the replay that it has begun.
+    pub fn load(&mut self, state: ReplannerState) {
+        self.receding.resume(state.receding);
+        self.offsets = state.offsets;
+    }
+
+    /// Whether prices are handed out as [`Work`] instead of being solved in line.
+    pub fn hand_out(&mut self, on: bool) {
+        self.receding.hand_out(on);
+    }
+
+    /// Prices that are to be solved elsewhere.
+    pub fn take_work(&mut self) -> Option<Work> {
+        self.receding.take_work()
+    }
+
+    /// Takes prices that were solved elsewhere.
+    pub fn finish_work(&mut self, done: Done) {
+        self.receding.finish_work(done);
     }
 
     /// Takes in the current request; the new offsets where prices were solved.

@@ -24,7 +24,7 @@ struct Watched<P, F> {
     see: F,
 }
 
-impl<P: Policy, F: FnMut(&P, &Replay)> Policy for Watched<P, F> {
+impl<P: Policy, F: FnMut(&P, &Replay) + Send> Policy for Watched<P, F> {
     fn begin(&mut self, replay: &Replay) {
         self.policy.begin(replay);
     }

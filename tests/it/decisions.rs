@@ -50,7 +50,7 @@ pub fn plan(folder: &Path, days: &[PathBuf]) -> PathBuf {
 }
 
 /// Policy files with random weights, one for each score mode.
-fn policies(folder: &Path, plan: &Path, day: &Path) -> Vec<PathBuf> {
+pub fn policies(folder: &Path, plan: &Path, day: &Path) -> Vec<PathBuf> {
     let plan = Plan::read(plan).unwrap();
     let log = open(day);
     [("by-contract", ScoreMode::Contract), ("by-all", ScoreMode::All)]

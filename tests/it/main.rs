@@ -27,6 +27,7 @@ mod quickstart;
 mod replay;
 mod resident;
 mod resume;
+mod score;
 mod snapshots;
 mod stress;
 mod study;

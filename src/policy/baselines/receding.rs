@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
 use crate::env::{KnownDay, Replay};
@@ -16,7 +17,7 @@ use crate::log::draw;
 use crate::log::schema::DAY_MS;
 use crate::plan::sample::{Kind, SampledContract};
 use crate::plan::{GRID, Horizon, Sample, Transport};
-use crate::policy::Policy;
+use crate::policy::{Done, Policy, Work, finite, pack, unpack};
 
 use super::clock::Clock;
 
@@ -39,13 +40,34 @@ pub struct Receding {
     /// Factor on the prices that the sample expects, for tuning.
     price_factor: f64,
     clock: Clock,
-    ahead: Ahead,
-    /// What is left of the day, as it was stated last.
-    transport: Transport,
+    ahead: Arc<Ahead>,
+    /// What is left of the day, as it was stated last; lent out while prices are solved elsewhere.
+    transport: Option<Transport>,
     /// Minor units per impression.
     prices: Vec<f64>,
     solved: bool,
     level: PriceLevel,
+    /// Whether prices are solved elsewhere, and what is to be solved there.
+    hands_out: bool,
+    work: Option<Task>,
+    /// Whether prices came back that nobody has been told of.
+    fresh: bool,
+}
+
+/// Prices to be solved: everything that the solution depends on.
+struct Task {
+    ahead: Arc<Ahead>,
+    transport: Transport,
+    prices: Vec<f64>,
+    owed: Vec<f64>,
+    left: Vec<f64>,
+    /// Milliseconds from midnight.
+    offset: u64,
+    /// Factors on the expected prices and requests.
+    price: f64,
+    volume: f64,
+    /// Whether `prices` are those of an earlier solution.
+    solved: bool,
 }
 
 /// What a day is expected to bring.
@@ -78,6 +100,13 @@ pub struct RecedingState {
     next: u64,
 }
 
+impl RecedingState {
+    /// Whether this can be a solver's state on a day of so many contracts.
+    pub fn fits(&self, contracts: usize) -> bool {
+        finite(&self.prices, contracts) && self.level.seen.is_finite() && self.level.expected.is_finite()
+    }
+}
+
 /// The price level seen over the expected one, with a memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 struct PriceLevel {
@@ -91,8 +120,8 @@ impl PriceLevel {
     /// Takes in the current request, and those since the last one that were not worth scoring: no auction ad stood there.
     fn see(&mut self, replay: &Replay, memory_ms: f64, factor: f64) {
         let offset = replay.offset();
-        let decay = (-((offset - self.at) as f64) / memory_ms).exp();
-        let arrived = f64::from(replay.state.requests - self.requests);
+        let decay = (-(offset.saturating_sub(self.at) as f64) / memory_ms).exp();
+        let arrived = f64::from(replay.state.requests.saturating_sub(self.requests));
         let hour = (offset / 3_600_000) as usize;
         self.seen = self.seen * decay + replay.best();
         self.expected = self.expected * decay + arrived * factor * replay.day.price_by_hour[hour];
@@ -111,11 +140,14 @@ impl Receding {
             memory_ms: (horizon.memory_s * 1000.0).max(1.0),
             price_factor: 1.0,
             clock: Clock::new(horizon.interval_s),
-            ahead: Ahead::default(),
-            transport: Transport::new(vec![], vec![], vec![]),
+            ahead: Arc::default(),
+            transport: None,
             prices: vec![],
             solved: false,
             level: PriceLevel::default(),
+            hands_out: false,
+            work: None,
+            fresh: false,
         }
     }
 
@@ -128,11 +160,43 @@ impl Receding {
     /// Takes in the current request; whether the prices were solved anew.
     pub fn advance(&mut self, replay: &Replay) -> bool {
         self.level.see(replay, self.memory_ms, self.price_factor);
-        let due = self.clock.due(replay.offset());
-        if due {
-            self.solve(replay);
+        let mut solved = std::mem::take(&mut self.fresh);
+        if self.clock.due(replay.offset())
+            && let Some(task) = self.task(replay)
+        {
+            if self.hands_out && self.solved {
+                self.work = Some(task);
+            } else {
+                self.take(task.solve());
+                solved = true;
+            }
         }
-        due
+        solved
+    }
+
+    /// Whether prices are handed out as [`Work`] instead of being solved in line; the first are always solved in line.
+    pub fn hand_out(&mut self, on: bool) {
+        self.hands_out = on;
+    }
+
+    /// Prices that are to be solved elsewhere.
+    pub fn take_work(&mut self) -> Option<Work> {
+        let task = self.work.take()?;
+        Some(Box::new(move || Box::new(task.solve()) as Done))
+    }
+
+    /// Takes prices that were solved elsewhere.
+    pub fn finish_work(&mut self, done: Done) {
+        if let Ok(task) = done.downcast::<Task>() {
+            self.take(*task);
+            self.fresh = true;
+        }
+    }
+
+    fn take(&mut self, task: Task) {
+        self.prices = task.prices;
+        self.transport = Some(task.transport);
+        self.solved = true;
     }
 
     /// What it goes on from.
@@ -153,42 +217,85 @@ impl Receding {
         &self.prices
     }
 
-    fn solve(&mut self, replay: &Replay) {
+    /// What is to be solved now; `None` while an earlier task is out.
+    fn task(&mut self, replay: &Replay) -> Option<Task> {
+        let transport = self.transport.take()?;
         let (day, offset) = (&*replay.day, replay.offset());
         let level = self.level.ratio(self.price_factor * day.unit);
-        let volume = replay.episode.thinning * replay.state.volume_level(day, &replay.episode, offset);
         let remaining = |demand: &[f32]| -> Vec<f64> {
             demand.iter().zip(&replay.state.observed).map(|(&d, &o)| f64::from(d - o).max(0.0)).collect()
         };
-        let left = remaining(&replay.episode.left);
-        let Self { ahead: Ahead { rows, entries }, transport, .. } = self;
-        transport.restate(remaining(&replay.episode.owed), left.clone());
-        let now = (offset / CELL_MS) as usize;
+        Some(Task {
+            ahead: self.ahead.clone(),
+            transport,
+            prices: self.prices.clone(),
+            owed: remaining(&replay.episode.owed),
+            left: remaining(&replay.episode.left),
+            offset,
+            price: self.price_factor * level,
+            volume: replay.episode.thinning * replay.state.volume_level(day, &replay.episode, offset),
+            solved: self.solved,
+        })
+    }
+}
+
+impl Task {
+    /// Solves the prices, from those that it came with.
+    fn solve(mut self) -> Self {
+        let Self { ahead, transport, prices, owed, left, offset, price, volume, solved } = &mut self;
+        let Ahead { rows, entries } = &**ahead;
+        transport.restate(std::mem::take(owed), left.clone());
+        let now = (*offset / CELL_MS) as usize;
         let first = rows.partition_point(|row| row.cell < now);
         for row in &rows[first..] {
-            let ahead = if row.cell == now { 1.0 - (offset % CELL_MS) as f64 / CELL_MS as f64 } else { 1.0 };
+            let ahead = if row.cell == now { 1.0 - (*offset % CELL_MS) as f64 / CELL_MS as f64 } else { 1.0 };
             let wanted = entries[row.entries.clone()].iter().copied().filter(|&(j, _)| left[j as usize] > 0.0);
-            transport.push(self.price_factor * level * row.best, ahead * volume * row.weight, wanted);
+            transport.push(*price * row.best, ahead * *volume * row.weight, wanted);
         }
-        let smoothing = SMOOTHING * transport.scale(&self.prices).max(1e-9);
+        let smoothing = SMOOTHING * transport.scale(prices).max(1e-9);
         // The first prices may be far off: a coarse look first.
-        let coarse: &[f64] = if self.solved { &[1.0] } else { &[16.0, 4.0, 1.0, 1.0] };
+        let coarse: &[f64] = if *solved { &[1.0] } else { &[16.0, 4.0, 1.0, 1.0] };
         for factor in coarse {
-            transport.follow(&mut self.prices, factor * smoothing, STEPS);
+            transport.follow(prices, factor * smoothing, STEPS);
         }
-        self.solved = true;
+        self
     }
 }
 
 impl Policy for Receding {
     fn begin(&mut self, replay: &Replay) {
-        self.ahead = Ahead::of(&self.sample, &replay.day);
+        self.ahead = Arc::new(Ahead::of(&self.sample, &replay.day));
         let penalty = replay.day.contracts.iter().map(|c| c.penalty).collect();
-        self.transport = Transport::new(vec![], vec![], penalty);
+        self.transport = Some(Transport::new(vec![], vec![], penalty));
         self.prices = replay.day.contracts.iter().map(|c| c.price.min(c.penalty)).collect();
         self.solved = false;
-        self.level = PriceLevel::default();
+        // What came before the beginning was not seen: it must not count as requests without an auction ad.
+        self.level = PriceLevel { requests: replay.state.requests, ..PriceLevel::default() };
         self.clock.restart();
+        (self.work, self.fresh) = (None, false);
+    }
+
+    fn save(&self) -> Vec<u8> {
+        pack(&self.state())
+    }
+
+    fn load(&mut self, replay: &Replay, saved: &[u8]) -> anyhow::Result<()> {
+        let state: RecedingState = unpack(saved)?;
+        ensure!(state.fits(replay.day.contracts.len()), "saved prices of another day");
+        self.resume(state);
+        Ok(())
+    }
+
+    fn hand_out(&mut self, on: bool) {
+        Self::hand_out(self, on);
+    }
+
+    fn take_work(&mut self) -> Option<Work> {
+        Self::take_work(self)
+    }
+
+    fn finish_work(&mut self, done: Done) {
+        Self::finish_work(self, done);
     }
 
     fn score(&mut self, replay: &Replay, contracts: &mut [f64], _: &mut [f64]) {

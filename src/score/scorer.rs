@@ -1,0 +1,383 @@
+//! One policy that serves one day, request by request.
+
+use std::collections::BTreeMap;
+
+use crate::env::{Choice, Episode, Incoming, Replay, State, Visit};
+use crate::log::day::Day;
+use crate::log::error::BadValue;
+use crate::log::schema::{AdType, TrackRow};
+use crate::log::{QueueRules, Showable};
+use crate::policy::{Decider, Done, Policy, Work};
+
+use super::claims::{Claim, Claims, Exposure};
+use super::served::{ServedDay, ServedPolicy};
+
+/// How a day is served.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct ScoreOptions {
+    pub rate_seed: u64,
+    /// Seconds until the policy observes a delivery.
+    pub feedback_delay_s: f64,
+    /// Adds to each queue the eligible contracts missing from it.
+    pub complete_queues: bool,
+    /// Scores every request at the same state: counters, prices and the policy's own state do not move.
+    pub stateless: bool,
+    /// Whether [`Scorer::confirm`] will be called: choices are remembered then.
+    pub exposures: bool,
+    /// Seconds within which an exposure has to confirm a choice; one that is not confirmed is taken back, and the policy observes
+    /// deliveries when they are confirmed. `None`: what is chosen counts as shown, and exposures correct it.
+    pub confirm_within_s: Option<f64>,
+}
+
+/// What is shown on a request, and why.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Decision {
+    pub request_id: u64,
+    /// `None`: nothing may be shown.
+    pub chosen: Option<(u64, AdType)>,
+    /// Ads that may be shown with their scores, in units of eCPM with boosts multiplied on; finite. The highest is chosen.
+    pub scores: Vec<(u64, f64)>,
+}
+
+/// Scores the requests of a day and keeps the state that scores depend on. Needs no log.
+pub struct Scorer {
+    pub(super) rules: QueueRules,
+    pub(super) day: Day,
+    pub(super) replay: Replay<'static>,
+    pub(super) policy: Box<dyn Policy>,
+    pub(super) version: String,
+    pub(super) options: ScoreOptions,
+    pub(super) claims: Claims,
+    /// Time of the latest request, milliseconds from midnight; time does not run backwards.
+    pub(super) now: u64,
+    /// Whether the state began in the middle of the day and has seen no request yet.
+    pub(super) late: bool,
+    /// Whether a request has been decided, or a state with decisions restored.
+    pub(super) begun: bool,
+    /// Tells work that was handed out before a swap from the new policy's.
+    generation: u64,
+    decider: Decider,
+    showable: Showable,
+}
+
+/// A policy's long computation, handed out by a [`Scorer`].
+pub struct Errand {
+    generation: u64,
+    work: Work,
+}
+
+/// A finished [`Errand`].
+pub struct Finished {
+    generation: u64,
+    done: Done,
+}
+
+impl Errand {
+    /// Does the work.
+    pub fn run(self) -> Finished {
+        Finished { generation: self.generation, done: (self.work)() }
+    }
+}
+
+/// The largest score in magnitude that is stated: baselines rank contracts without regard to money.
+const LARGEST: f64 = 1e30;
+
+impl Scorer {
+    /// A scorer at the start of the day.
+    ///
+    /// # Errors
+    /// A policy that cannot begin the day.
+    pub fn new(day: &ServedDay, policy: &ServedPolicy, options: ScoreOptions) -> anyhow::Result<Self> {
+        let known = std::sync::Arc::new(day.known(policy.plan(), policy.vocabulary()));
+        let episode = Episode::whole_day(&known, options.rate_seed);
+        let state = State::new(vec![0.0; known.contracts.len()]);
+        let replay = Replay::serve(known, episode, options.feedback_delay_s, state);
+        let version = policy.version.clone();
+        let mut policy = policy.policy();
+        policy.begin(&replay);
+        policy.hand_out(options.stateless);
+        Ok(Self {
+            rules: QueueRules::new(day.contracts.clone(), options.complete_queues),
+            day: day.day.clone(),
+            replay,
+            policy,
+            version,
+            options,
+            claims: Claims::default(),
+            now: 0,
+            late: false,
+            begun: false,
+            generation: 0,
+            decider: Decider::default(),
+            showable: Showable::default(),
+        })
+    }
+
+    /// Starts in the middle of the day: impressions delivered since it began, by ad id. Traffic before the first request is taken
+    /// to have been as forecast. Ads without a contract are returned.
+    pub fn begin_with(&mut self, delivered: &BTreeMap<u64, u64>) -> Vec<u64> {
+        let mut unknown = Vec::new();
+        for (&ad_id, &count) in delivered {
+            match self.rules.contract(ad_id) {
+                Some(j) => {
+                    self.replay.state.delivered[j as usize] = count as f32;
+                    self.replay.state.observed[j as usize] = count as f32;
+                }
+                None => unknown.push(ad_id),
+            }
+        }
+        self.late = true;
+        unknown
+    }
+
+    /// The day that is served.
+    pub fn day(&self) -> &Day {
+        &self.day
+    }
+
+    /// What tells the policy that serves from others.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Contracts with their true and observed deliveries since the day began.
+    pub fn deliveries(&self) -> impl Iterator<Item = (u64, f32, f32)> + '_ {
+        let state = &self.replay.state;
+        let counts = state.delivered.iter().zip(&state.observed);
+        self.replay.day.contracts.iter().zip(counts).map(|(c, (&delivered, &observed))| (c.ad_id, delivered, observed))
+    }
+
+    /// The engine's view of the current request.
+    pub fn replay(&self) -> &Replay<'static> {
+        &self.replay
+    }
+
+    /// Scores a request, chooses an ad and counts it.
+    ///
+    /// # Errors
+    /// A time outside the day, or a contract without a control row; the state does not move.
+    pub fn decide(&mut self, request: &TrackRow, out: &mut Decision) -> Result<(), BadValue> {
+        let Day { date, start_ms } = &self.day;
+        if !self.day.contains(request.ts_ms) {
+            let rule = format!("lies outside {date} (Unix milliseconds {start_ms}..{})", self.day.end_ms());
+            return Err(BadValue::new("ts_ms", &request.ts_ms.to_string(), "outside_day", rule));
+        }
+        self.rules.check(request)?;
+        let offset = (request.ts_ms - start_ms).max(self.now);
+        self.begin_late(offset);
+        let frozen = self.options.stateless.then(|| {
+            self.warm(offset);
+            (self.replay.state.clone(), self.policy.save())
+        });
+        self.withdraw(offset);
+        self.rules.sort(request, &mut self.showable);
+        let &TrackRow { request_id, slot_id, region, gender, age, .. } = request;
+        let Showable { entries, auctions, best, .. } = &self.showable;
+        let place = self.replay.day.vocabulary.place(slot_id, region);
+        let visit = Visit { request_id, offset, region, gender, age, best: *best, place };
+        self.replay.arrive_copied(Incoming { visit, entries, auctions });
+        let choice = self.decider.decide(&mut self.replay, &mut *self.policy);
+        self.state_decision(choice, out);
+        match frozen {
+            Some((state, saved)) => {
+                self.replay.state = state;
+                self.policy.take_work();
+                self.policy.load(&self.replay, &saved).expect("a policy reads what it wrote");
+            }
+            None => {
+                self.now = offset;
+                self.begun = true;
+                self.count(choice, request_id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the policy work out what it needs before a first request at `offset`: the first request after this is not slower than
+    /// others.
+    pub fn warm(&mut self, offset: u64) {
+        if self.begun {
+            return;
+        }
+        self.begin_late(offset);
+        self.begun = true;
+        self.replay.set_time(offset);
+        if let Some(offsets) = self.policy.replan(&self.replay) {
+            self.replay.state.replanned.copy_from_slice(offsets);
+        }
+        self.policy.score(&self.replay, &mut [], &mut []);
+    }
+
+    fn begin_late(&mut self, offset: u64) {
+        if std::mem::take(&mut self.late) {
+            let Replay { day, episode, state, .. } = &mut self.replay;
+            state.expect_traffic(day, episode, offset);
+            self.policy.begin(&self.replay);
+            self.policy.hand_out(self.options.stateless);
+        }
+    }
+
+    fn state_decision(&self, choice: Choice, out: &mut Decision) {
+        let replay = &self.replay;
+        let boosted = self.policy.boosted();
+        let stated = |score: f64, boost: f64| {
+            let score = 1000.0 * if boosted { score * boost } else { score };
+            score.clamp(-LARGEST, LARGEST)
+        };
+        out.request_id = replay.visit().request_id;
+        out.scores.clear();
+        for (c, &score) in replay.candidates().iter().zip(&self.decider.contracts) {
+            out.scores.push((replay.day.contracts[c.contract as usize].ad_id, stated(score, c.boost)));
+        }
+        let scored = self.decider.auctions.len();
+        let mut least = f64::INFINITY;
+        for (i, a) in replay.auctions().iter().enumerate() {
+            // The policy scores the first; the others score less than these.
+            let score = match self.decider.auctions.get(i) {
+                Some(&score) => stated(score, a.boost),
+                None => stated(replay.worth(a), a.boost).min(least),
+            };
+            if i < scored {
+                least = least.min(score);
+            }
+            out.scores.push((a.ad_id, score));
+        }
+        out.chosen = match choice {
+            Choice::Contract(i) => {
+                let contract = replay.candidates()[i].contract as usize;
+                Some((replay.day.contracts[contract].ad_id, AdType::Contract))
+            }
+            Choice::Auction(i) => Some((replay.auctions()[i].ad_id, AdType::Auction)),
+            Choice::Nothing => None,
+        };
+    }
+
+    fn count(&mut self, choice: Choice, request_id: u64) {
+        if self.options.exposures
+            && let Some(claim) = self.claim(choice)
+        {
+            self.claims.push(self.now, request_id, claim);
+        }
+        if self.options.exposures && self.options.confirm_within_s.is_some() {
+            self.replay.claim(choice);
+        } else {
+            self.replay.show(choice);
+        }
+    }
+
+    fn claim(&self, choice: Choice) -> Option<Claim> {
+        let replay = &self.replay;
+        let of = |ad_id, contract, pctr: f64, worth: f64| Claim {
+            ad_id,
+            contract,
+            pctr: pctr as f32,
+            worth: worth as f32,
+            settled: false,
+        };
+        match choice {
+            Choice::Contract(i) => {
+                let c = &replay.candidates()[i];
+                Some(of(replay.day.contracts[c.contract as usize].ad_id, Some(c.contract), c.pctr, 0.0))
+            }
+            Choice::Auction(i) => {
+                let a = &replay.auctions()[i];
+                Some(of(a.ad_id, None, a.pctr, replay.worth(a)))
+            }
+            Choice::Nothing => None,
+        }
+    }
+
+    /// Takes back what was not confirmed in time.
+    fn withdraw(&mut self, offset: u64) {
+        let Some(within) = self.options.confirm_within_s else { return };
+        let before = offset.saturating_sub((within * 1000.0) as u64);
+        while let Some(claim) = self.claims.pop_before(before) {
+            if let (false, Some(j)) = (claim.settled, claim.contract) {
+                self.replay.state.delivered[j as usize] -= 1.0;
+            }
+        }
+    }
+
+    /// Takes in what was really shown; in any order, repeats are ignored. Whether it was news.
+    ///
+    /// An exposure of a request that is not remembered counts for its contract, once.
+    pub fn confirm(&mut self, exposure: Exposure) -> bool {
+        let shown = self.rules.contract(exposure.ad_id);
+        let confirmed = self.options.confirm_within_s.is_some();
+        let at = exposure.ts_ms.saturating_sub(self.day.start_ms).min(self.now);
+        let state = &mut self.replay.state;
+        let Some(claim) = self.claims.get_mut(exposure.request_id) else {
+            if let Some(j) = shown {
+                state.delivered[j as usize] += 1.0;
+                state.confirm(Some(j as usize), at, self.replay.day.contract_pctr, 0.0);
+            }
+            let claim = Claim { ad_id: exposure.ad_id, contract: shown, pctr: 0.0, worth: 0.0, settled: true };
+            self.claims.push(self.now, exposure.request_id, claim);
+            return shown.is_some();
+        };
+        if std::mem::replace(&mut claim.settled, true) {
+            return false;
+        }
+        let claim = *claim;
+        if claim.ad_id == exposure.ad_id {
+            if confirmed {
+                state.confirm(claim.contract.map(|j| j as usize), at, claim.pctr.into(), claim.worth.into());
+            }
+            return true;
+        }
+        if let Some(j) = claim.contract {
+            state.delivered[j as usize] -= 1.0;
+            if !confirmed {
+                state.observed[j as usize] -= 1.0;
+            }
+        }
+        if let Some(j) = shown {
+            state.delivered[j as usize] += 1.0;
+            state.confirm(Some(j as usize), at, self.replay.day.contract_pctr, 0.0);
+        }
+        true
+    }
+
+    /// Whether the policy's long computations are handed out ([`Scorer::take_errand`]) instead of being done in line.
+    pub fn hand_out(&mut self, on: bool) {
+        self.policy.hand_out(on);
+    }
+
+    /// A long computation that came up, to be run anywhere and brought back.
+    pub fn take_errand(&mut self) -> Option<Errand> {
+        let work = self.policy.take_work()?;
+        Some(Errand { generation: self.generation, work })
+    }
+
+    /// Takes in the result of an errand; one of a policy that was replaced since is dropped.
+    pub fn finish_errand(&mut self, done: Finished) {
+        if done.generation == self.generation {
+            self.policy.finish_work(done.done);
+        }
+    }
+
+    /// A scorer of another policy that goes on from this one's counts; made beside the one that serves, which goes on.
+    ///
+    /// # Errors
+    /// A policy that cannot begin the day.
+    pub fn successor(&self, day: &ServedDay, policy: &ServedPolicy) -> anyhow::Result<Self> {
+        let mut next = Self::new(day, policy, self.options)?;
+        next.replay.state = self.replay.state.clone();
+        next.replay.state.replanned.fill(0.0);
+        next.policy.begin(&next.replay);
+        next.warm(self.now);
+        Ok(next)
+    }
+
+    /// Takes the successor's policy over, and gives it everything that was counted meanwhile.
+    pub fn swap(&mut self, mut next: Self) {
+        let replanned = std::mem::take(&mut next.replay.state.replanned);
+        std::mem::swap(&mut next.replay.state, &mut self.replay.state);
+        next.replay.state.replanned = replanned;
+        std::mem::swap(&mut next.claims, &mut self.claims);
+        next.now = self.now;
+        next.begun |= self.begun;
+        next.generation = self.generation + 1;
+        *self = next;
+    }
+}
