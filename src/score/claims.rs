@@ -32,6 +32,8 @@ pub struct Claims {
     /// When each was made, milliseconds from midnight, and for which request.
     order: VecDeque<(u64, u64)>,
     by_request: HashMap<u64, Claim>,
+    /// Choices before this time, milliseconds from midnight, were forgotten for want of room: they count as shown.
+    counted_until: u64,
 }
 
 /// The most claims that are kept; older ones count as shown.
@@ -40,6 +42,7 @@ const MOST: usize = 2_000_000;
 impl Claims {
     pub fn push(&mut self, offset: u64, request_id: u64, claim: Claim) {
         if self.order.len() == MOST {
+            self.counted_until = self.order[0].0 + 1;
             self.forget_oldest();
         }
         self.by_request.insert(request_id, claim);
@@ -48,6 +51,15 @@ impl Claims {
 
     pub fn get_mut(&mut self, request_id: u64) -> Option<&mut Claim> {
         self.by_request.get_mut(&request_id)
+    }
+
+    pub fn get(&self, request_id: u64) -> Option<Claim> {
+        self.by_request.get(&request_id).copied()
+    }
+
+    /// The time before which choices were forgotten and count as shown, milliseconds from midnight.
+    pub fn counted_until(&self) -> u64 {
+        self.counted_until
     }
 
     /// Takes out the oldest claim made before `offset`.
@@ -68,10 +80,11 @@ impl Claims {
 
     /// The newest `most` claims.
     pub fn newest(&self, most: usize) -> Self {
-        let order: VecDeque<(u64, u64)> =
-            self.order.iter().skip(self.order.len().saturating_sub(most)).copied().collect();
+        let dropped = self.order.len().saturating_sub(most);
+        let counted_until = dropped.checked_sub(1).map_or(self.counted_until, |last| self.order[last].0 + 1);
+        let order: VecDeque<(u64, u64)> = self.order.iter().skip(dropped).copied().collect();
         let kept = order.iter().filter_map(|(_, id)| Some((*id, *self.by_request.get(id)?)));
-        Self { by_request: kept.collect(), order }
+        Self { by_request: kept.collect(), order, counted_until }
     }
 
     /// Whether all claims name contracts of a day of so many.

@@ -31,7 +31,7 @@ mod scorer;
 mod served;
 mod stream;
 
-pub use claims::Exposure;
+pub use claims::{Claim, Exposure};
 pub use delivered::{Arrived, Delivered, delivered, delivered_by, exposures};
 pub use scorer::{Decision, Errand, Finished, ScoreOptions, Scorer};
 pub use served::{DayFiles, ServedDay, ServedPolicy};

@@ -91,7 +91,7 @@ impl Scorer {
         } else {
             self.replay.state.replanned.fill(0.0);
             self.policy.begin(&self.replay);
-            self.policy.hand_out(self.options.stateless);
+            self.policy.hand_out(self.hands_out);
         }
         self.claims = saved.claims;
         self.late = saved.late;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::env::{Choice, Episode, Incoming, Replay, State, Visit};
 use crate::log::day::Day;
 use crate::log::error::BadValue;
-use crate::log::schema::{AdType, TrackRow};
+use crate::log::schema::{AdType, ControlRow, TrackRow};
 use crate::log::{QueueRules, Showable};
 use crate::policy::{Decider, Done, Policy, Work};
 
@@ -56,6 +56,7 @@ pub struct Scorer {
     pub(super) begun: bool,
     /// Tells work that was handed out before a swap from the new policy's.
     generation: u64,
+    pub(super) hands_out: bool,
     decider: Decider,
     showable: Showable,
 }
@@ -108,6 +109,7 @@ impl Scorer {
             late: false,
             begun: false,
             generation: 0,
+            hands_out: options.stateless,
             decider: Decider::default(),
             showable: Showable::default(),
         })
@@ -152,24 +154,64 @@ impl Scorer {
         &self.replay
     }
 
-    /// Scores a request, chooses an ad and counts it.
+    /// Checks that a request can be decided.
     ///
     /// # Errors
-    /// A time outside the day, or a contract without a control row; the state does not move.
-    pub fn decide(&mut self, request: &TrackRow, out: &mut Decision) -> Result<(), BadValue> {
-        let Day { date, start_ms } = &self.day;
+    /// A time outside the day, or a contract without a control row.
+    pub fn check(&self, request: &TrackRow) -> Result<(), BadValue> {
+        let Day { date, start_ms, .. } = &self.day;
         if !self.day.contains(request.ts_ms) {
             let rule = format!("lies outside {date} (Unix milliseconds {start_ms}..{})", self.day.end_ms());
             return Err(BadValue::new("ts_ms", &request.ts_ms.to_string(), "outside_day", rule));
         }
-        self.rules.check(request)?;
-        let offset = (request.ts_ms - start_ms).max(self.now);
-        self.begin_late(offset);
-        let frozen = self.options.stateless.then(|| {
+        self.rules.check(request)
+    }
+
+    /// Scores a request, chooses an ad and counts it.
+    ///
+    /// # Errors
+    /// As [`Scorer::check`]; the state does not move then.
+    pub fn decide(&mut self, request: &TrackRow, out: &mut Decision) -> Result<(), BadValue> {
+        self.check(request)?;
+        let offset = (request.ts_ms - self.day.start_ms).max(self.now);
+        if self.options.stateless {
+            self.begin_late(offset);
             self.warm(offset);
-            (self.replay.state.clone(), self.policy.save())
-        });
+            self.score_frozen(request, offset, out);
+            return Ok(());
+        }
+        self.begin_late(offset);
         self.withdraw(offset);
+        let choice = self.score(request, offset, out);
+        self.now = offset;
+        self.begun = true;
+        self.count(choice, request.request_id);
+        Ok(())
+    }
+
+    /// Scores a request at this moment's state, which does not move.
+    ///
+    /// # Errors
+    /// As [`Scorer::check`].
+    pub fn probe(&mut self, request: &TrackRow, out: &mut Decision) -> Result<(), BadValue> {
+        self.check(request)?;
+        let offset = (request.ts_ms - self.day.start_ms).max(self.now);
+        self.score_frozen(request, offset, out);
+        Ok(())
+    }
+
+    fn score_frozen(&mut self, request: &TrackRow, offset: u64, out: &mut Decision) {
+        let (state, saved) = (self.replay.state.clone(), self.policy.save());
+        self.score(request, offset, out);
+        let moved = std::mem::replace(&mut self.replay.state, state);
+        if self.hands_out {
+            // Prices that came back meanwhile are told of once.
+            self.replay.state.replanned = moved.replanned;
+        }
+        self.policy.load(&self.replay, &saved).expect("a policy reads what it wrote");
+    }
+
+    fn score(&mut self, request: &TrackRow, offset: u64, out: &mut Decision) -> Choice {
         self.rules.sort(request, &mut self.showable);
         let &TrackRow { request_id, slot_id, region, gender, age, .. } = request;
         let Showable { entries, auctions, best, .. } = &self.showable;
@@ -178,19 +220,39 @@ impl Scorer {
         self.replay.arrive_copied(Incoming { visit, entries, auctions });
         let choice = self.decider.decide(&mut self.replay, &mut *self.policy);
         self.state_decision(choice, out);
-        match frozen {
-            Some((state, saved)) => {
-                self.replay.state = state;
-                self.policy.take_work();
-                self.policy.load(&self.replay, &saved).expect("a policy reads what it wrote");
-            }
-            None => {
-                self.now = offset;
-                self.begun = true;
-                self.count(choice, request_id);
-            }
-        }
-        Ok(())
+        choice
+    }
+
+    /// The score of a contract on the last request in units of eCPM, finite or not; `None` where it could not be shown.
+    pub fn raw_score(&self, ad_id: u64) -> Option<f64> {
+        let j = self.rules.contract(ad_id)?;
+        let at = self.replay.candidates().iter().position(|c| c.contract == j)?;
+        Some(1000.0 * self.decider.contracts[at])
+    }
+
+    /// The contracts of the day.
+    pub fn contracts(&self) -> &[ControlRow] {
+        self.rules.contracts()
+    }
+
+    /// Whether an ad is a contract of the day.
+    pub fn is_contract(&self, ad_id: u64) -> bool {
+        self.rules.contract(ad_id).is_some()
+    }
+
+    /// What was chosen on a request, where it is remembered.
+    pub fn claimed(&self, request_id: u64) -> Option<Claim> {
+        self.claims.get(request_id)
+    }
+
+    /// Time of the latest request, Unix milliseconds; at first the day's midnight.
+    pub fn time_ms(&self) -> u64 {
+        self.day.start_ms + self.now
+    }
+
+    /// Works out what the policy needs before the next request: it is not slower than others then.
+    pub fn prepare(&mut self) {
+        self.warm(self.now);
     }
 
     /// Lets the policy work out what it needs before a first request at `offset`: the first request after this is not slower than
@@ -213,7 +275,7 @@ impl Scorer {
             let Replay { day, episode, state, .. } = &mut self.replay;
             state.expect_traffic(day, episode, offset);
             self.policy.begin(&self.replay);
-            self.policy.hand_out(self.options.stateless);
+            self.policy.hand_out(self.hands_out);
         }
     }
 
@@ -307,6 +369,10 @@ impl Scorer {
         let at = exposure.ts_ms.saturating_sub(self.day.start_ms).min(self.now);
         let state = &mut self.replay.state;
         let Some(claim) = self.claims.get_mut(exposure.request_id) else {
+            if at < self.claims.counted_until() {
+                // Forgotten, and counted when it was chosen.
+                return false;
+            }
             if let Some(j) = shown {
                 state.delivered[j as usize] += 1.0;
                 state.confirm(Some(j as usize), at, self.replay.day.contract_pctr, 0.0);
@@ -340,6 +406,7 @@ impl Scorer {
 
     /// Whether the policy's long computations are handed out ([`Scorer::take_errand`]) instead of being done in line.
     pub fn hand_out(&mut self, on: bool) {
+        self.hands_out = on;
         self.policy.hand_out(on);
     }
 
@@ -356,28 +423,15 @@ impl Scorer {
         }
     }
 
-    /// A scorer of another policy that goes on from this one's counts; made beside the one that serves, which goes on.
-    ///
-    /// # Errors
-    /// A policy that cannot begin the day.
-    pub fn successor(&self, day: &ServedDay, policy: &ServedPolicy) -> anyhow::Result<Self> {
-        let mut next = Self::new(day, policy, self.options)?;
-        next.replay.state = self.replay.state.clone();
-        next.replay.state.replanned.fill(0.0);
-        next.policy.begin(&next.replay);
-        next.warm(self.now);
-        Ok(next)
-    }
-
-    /// Takes the successor's policy over, and gives it everything that was counted meanwhile.
-    pub fn swap(&mut self, mut next: Self) {
+    /// Puts a successor in this one's place: a scorer of the same day that was restored from this one's counts, with another
+    /// policy. It is given everything that was counted meanwhile; the old one is returned.
+    pub fn swap(&mut self, mut next: Self) -> Self {
         let replanned = std::mem::take(&mut next.replay.state.replanned);
         std::mem::swap(&mut next.replay.state, &mut self.replay.state);
         next.replay.state.replanned = replanned;
         std::mem::swap(&mut next.claims, &mut self.claims);
         next.now = self.now;
-        next.begun |= self.begun;
         next.generation = self.generation + 1;
-        *self = next;
+        std::mem::replace(self, next)
     }
 }

@@ -38,6 +38,8 @@ pub struct Requests {
     source: Source,
     seen: Recent,
     first: Option<(u64, TrackRow)>,
+    /// Lines that were skipped on the way to the first good one, by reason.
+    early: BTreeMap<&'static str, u64>,
 }
 
 enum Source {
@@ -85,7 +87,7 @@ impl Requests {
             }
             Format::Jsonl => Source::Jsonl(input, Vec::new(), 0),
         };
-        Ok(Self { source, seen: Recent::default(), first: None })
+        Ok(Self { source, seen: Recent::default(), first: None, early: BTreeMap::new() })
     }
 
     /// The time of the first good request, Unix milliseconds, which stays to be read; bad lines before it go to `bad`. `None` at the
@@ -98,7 +100,10 @@ impl Requests {
             match self.parse()? {
                 None => return Ok(None),
                 Some((line, Ok(request))) => self.first = Some((line, request)),
-                Some((line, Err(why))) => bad(line, &why),
+                Some((line, Err(why))) => {
+                    *self.early.entry(why.reason).or_default() += 1;
+                    bad(line, &why);
+                }
             }
         }
         Ok(self.first.as_ref().map(|(_, request)| request.ts_ms))
@@ -161,7 +166,8 @@ pub fn stream(
     output: &mut dyn Write,
     bad: &mut dyn FnMut(u64, &BadValue),
 ) -> anyhow::Result<StreamReport> {
-    let mut report = StreamReport::default();
+    let bad_so_far = std::mem::take(&mut requests.early);
+    let mut report = StreamReport { lines: bad_so_far.values().sum(), bad: bad_so_far, ..StreamReport::default() };
     let mut decision = Decision::default();
     let mut exposures = exposures.iter().peekable();
     if format == Format::Tsv {
