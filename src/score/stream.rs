@@ -33,6 +33,9 @@ pub struct StreamReport {
     pub bad: BTreeMap<&'static str, u64>,
 }
 
+/// A line's number, and its request or what is wrong with it.
+pub type Line = (u64, Result<TrackRow, BadValue>);
+
 /// Requests as they are read.
 pub struct Requests {
     source: Source,
@@ -43,7 +46,7 @@ pub struct Requests {
 }
 
 enum Source {
-    Tsv(Table, Row),
+    Tsv(Box<Table>, Row),
     Jsonl(Box<dyn BufRead + Send>, Vec<u8>, u64),
 }
 
@@ -83,7 +86,7 @@ impl Requests {
             Format::Tsv => {
                 let table = Table::of_text(Path::new("standard input"), input, track::COLUMNS)?;
                 let row = table.row();
-                Source::Tsv(table, row)
+                Source::Tsv(Box::new(table), row)
             }
             Format::Jsonl => Source::Jsonl(input, Vec::new(), 0),
         };
@@ -113,7 +116,7 @@ impl Requests {
     ///
     /// # Errors
     /// A stream that cannot be read on.
-    pub fn next(&mut self) -> Result<Option<(u64, Result<TrackRow, BadValue>)>, LogError> {
+    pub fn read(&mut self) -> Result<Option<Line>, LogError> {
         let next = match self.first.take() {
             Some((line, request)) => Some((line, Ok(request))),
             None => self.parse()?,
@@ -130,7 +133,7 @@ impl Requests {
         }))
     }
 
-    fn parse(&mut self) -> Result<Option<(u64, Result<TrackRow, BadValue>)>, LogError> {
+    fn parse(&mut self) -> Result<Option<Line>, LogError> {
         match &mut self.source {
             Source::Tsv(table, row) => {
                 if !table.read(row)? {
@@ -173,7 +176,7 @@ pub fn stream(
     if format == Format::Tsv {
         output.write_all(b"request_id\tad_id\tscore\tchosen\n")?;
     }
-    while let Some((line, request)) = requests.next()? {
+    while let Some((line, request)) = requests.read()? {
         report.lines += 1;
         let decided = request.and_then(|request| {
             while let Some(arrived) = exposures.next_if(|arrived| arrived.arrival_ms <= request.ts_ms) {
