@@ -13,8 +13,9 @@ use crate::log::schema::ControlRow;
 use crate::log::{LogError, control, inventory};
 use crate::plan::{Forecast, Plan};
 use crate::policy::file::PolicyFile;
+use crate::policy::stored::{BaselineFile, Stored};
 use crate::policy::{Policy, baselines};
-use crate::settings;
+use crate::settings::Settings;
 
 /// The files that say what is known of a day before it begins.
 #[derive(Debug, Clone)]
@@ -63,14 +64,9 @@ impl ServedDay {
 
 /// A policy that serves, with the plan that it was made with.
 pub struct ServedPolicy {
-    source: Source,
+    stored: Stored,
     /// Tells versions of what is served apart: a hash of the policy's file, or the baseline and a hash of its plan.
     pub version: String,
-}
-
-enum Source {
-    File(Box<PolicyFile>),
-    Baseline { name: String, plan: Box<Plan> },
 }
 
 /// What a baseline is called as a policy.
@@ -78,7 +74,7 @@ const BASELINE: &str = "baseline:";
 
 impl ServedPolicy {
     /// Opens a policy: a run directory (its best policy), a policy file, or `baseline:NAME`, which takes its plan from `plan`. A
-    /// policy file carries the plan that it was trained with and goes by that one, as in evaluation.
+    /// policy file carries the plan that it was made with and goes by that one, as in evaluation.
     ///
     /// # Errors
     /// No such policy, or a baseline without the plan that it needs.
@@ -87,49 +83,35 @@ impl ServedPolicy {
             let path = PolicyFile::locate(Path::new(policy));
             let bytes = std::fs::read(&path).with_context(|| format!("cannot read the policy {}", path.display()))?;
             let version = format!("{:016x}", XxHash3_64::oneshot(&bytes));
-            let file =
-                PolicyFile::decode(&bytes).with_context(|| format!("{} is not a usable policy", path.display()))?;
-            return Ok(Self { source: Source::File(Box::new(file)), version });
+            let stored =
+                Stored::decode(&bytes).with_context(|| format!("{} is not a usable policy", path.display()))?;
+            return Ok(Self { stored, version });
         };
         let plan = plan.map(Plan::read).transpose()?;
-        baselines::named(name, plan.as_ref(), interval_s()).map_err(anyhow::Error::msg)?;
+        // As evaluation has them.
+        let interval_s = Settings::default().baselines.interval_s;
+        baselines::named(name, plan.as_ref(), interval_s).map_err(anyhow::Error::msg)?;
         let plan = plan.unwrap_or_else(Plan::empty);
         let version = format!("{policy}@{:016x}", XxHash3_64::oneshot(&plan.to_json()));
-        Ok(Self { source: Source::Baseline { name: name.to_owned(), plan: Box::new(plan) }, version })
+        Ok(Self { stored: Stored::Baseline(BaselineFile::new(name, interval_s, plan)?), version })
     }
 
     /// A policy that is not read from a file; `version` tells it from others.
     pub fn of_file(file: PolicyFile, version: String) -> Self {
-        Self { source: Source::File(Box::new(file)), version }
+        Self { stored: Stored::Learned(file), version }
     }
 
     /// The plan that it goes by.
     pub fn plan(&self) -> &Plan {
-        match &self.source {
-            Source::File(file) => &file.plan,
-            Source::Baseline { plan, .. } => plan,
-        }
+        self.stored.plan()
     }
 
     pub fn vocabulary(&self) -> Arc<Vocabulary> {
-        match &self.source {
-            Source::File(file) => Arc::new(file.spec.vocabulary.clone()),
-            Source::Baseline { .. } => Arc::default(),
-        }
+        Arc::new(self.stored.vocabulary())
     }
 
     /// The policy, before a day begins.
     pub fn policy(&self) -> Box<dyn Policy> {
-        match &self.source {
-            Source::File(file) => Box::new(file.policy()),
-            Source::Baseline { name, plan } => {
-                baselines::named(name, Some(plan), interval_s()).expect("opening it has made one")
-            }
-        }
+        self.stored.policy()
     }
-}
-
-/// Seconds of log time between two steps of a controller, as evaluation has them.
-fn interval_s() -> f64 {
-    settings::Settings::default().baselines.interval_s
 }
