@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::cancel;
 use crate::env::{Choice, DayModel, Episode, Replay, Weights};
 use crate::log::schema::AdType;
 
@@ -84,6 +85,9 @@ pub fn replay_day(
     let mut contracts = Vec::new();
     let mut auctions = Vec::new();
     for row in 0..rows {
+        if row % 256 == 0 {
+            cancel::point();
+        }
         replay.arrive(day.incoming(row));
         if let Some(offsets) = policy.replan(&replay) {
             replay.state.replanned.copy_from_slice(offsets);
