@@ -17,23 +17,27 @@
 //! | [`log`], [`synth`] | input schemas, readers, checks, importers, the compiled log; the synthetic generator |
 //! | [`shm`] | segments, sample ring, parameter cell, control block |
 //! | [`settings`] | the configuration tree |
+//! | [`files`], [`cancel`], [`awake`] | opening and reading what somebody else may have put there; cancellation of long computations; time awake |
 
 /// Tells a person something on stderr. Unlike `eprintln!` it does not end the program where that cannot be written: on a full
 /// disk, say.
 macro_rules! say {
     ($($arg:tt)*) => {{
         use std::io::Write as _;
-        let _ = writeln!(std::io::stderr(), $($arg)*);
+        let _ = writeln!(std::io::stderr(), "{}", $crate::cli::plain(&format!($($arg)*)));
     }};
 }
 
 pub mod actor;
+pub mod awake;
 pub mod bench;
+pub mod cancel;
 pub mod checkpoint;
 pub mod cli;
 pub mod env;
 pub mod evaluate;
 pub mod evaluator;
+pub mod files;
 pub mod inspect;
 pub mod learner;
 pub mod log;

@@ -24,9 +24,10 @@ use clap::{Parser, Subcommand};
 
 use crate::learner::NotFinite;
 use crate::log::LogError;
-use crate::run::CannotSave;
+use crate::run::{CannotSave, NotARunDirectory};
 use crate::settings::SettingsError;
 use crate::supervisor::RunFailure;
+use crate::supervisor::interrupt::survive_file_size_limits;
 use crate::supervisor::prepare::Unfit;
 use crate::supervisor::resume::Refused;
 
@@ -38,7 +39,8 @@ use crate::supervisor::resume::Refused;
     after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage or input, 10 kept and 11 data suspect (retrain),\n\
                   12 verdict not reached (train --require), 130 interrupted (what was learned is saved);\n\
                   of a training run: 20 a process kept dying, 21 the learner got no samples, 22 the actors got no\n\
-                  parameters, 23 no update although there were samples, 24 losses that are not finite.\n\
+                  parameters, 23 no update although there were samples, 24 losses that are not finite,\n\
+                  25 its policy cannot be written.\n\
                   ADMIX_LOG=debug shows more of what happens (trace, debug, info, warn, error)."
 )]
 struct Arguments {
@@ -69,7 +71,7 @@ enum Command {
     Runs(runs::Runs),
     /// Train and evaluate over worlds, seeds and policies; one table
     Study(study::Study),
-    /// Kill the processes of a training run at random and watch it recover
+    /// Strike the processes of training runs with signals at random and watch them recover
     Soak(soak::Soak),
     /// Measure one stage with the code that training runs
     Bench(bench::Bench),
@@ -118,6 +120,7 @@ struct UsageError(String);
 /// Parses the arguments and runs the command.
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    survive_file_size_limits();
     let filter = tracing_subscriber::EnvFilter::try_from_env("ADMIX_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("admix=info,warn"));
     tracing_subscriber::fmt()
@@ -169,13 +172,29 @@ fn exit_of(error: &anyhow::Error) -> Exit {
             || cause.is::<UsageError>()
             || cause.is::<Refused>()
             || cause.is::<Unfit>()
+            || cause.is::<NotARunDirectory>()
             || cause.downcast_ref::<LogError>().is_some_and(|e| !matches!(e, LogError::Io { .. }))
     });
     if usage { Exit::Usage } else { Exit::Failed }
 }
 
+/// A text without the control characters that a terminal obeys: what a log holds must not move the cursor or set the title of
+/// whoever reads about it.
+pub fn plain(text: &str) -> std::borrow::Cow<'_, str> {
+    let obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if !text.contains(obeyed) {
+        return text.into();
+    }
+    let shown = |c: char| if obeyed(c) { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(shown).collect::<String>().into()
+}
+
 /// Prints on stdout; a reader that went away (`| head`) ends the program quietly.
 fn print_text(text: &str) -> anyhow::Result<()> {
+    write_out(&plain(text))
+}
+
+fn write_out(text: &str) -> anyhow::Result<()> {
     use std::io::Write as _;
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -186,5 +205,16 @@ fn print_text(text: &str) -> anyhow::Result<()> {
 
 /// Prints a line of JSON on stdout.
 fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    print_text(&format!("{}\n", serde_json::to_string(value)?))
+    write_out(&format!("{}\n", serde_json::to_string(value)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plain;
+
+    #[test]
+    fn what_a_terminal_would_obey_is_shown_instead() {
+        assert_eq!(plain("a\tb\nc é"), "a\tb\nc é");
+        assert_eq!(plain("\u{1b}]0;title\u{7}\r\u{9b}2J"), "\\u{1b}]0;title\\u{7}\\r\\u{9b}2J");
+    }
 }

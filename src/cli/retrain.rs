@@ -33,7 +33,8 @@ pub struct Retrain {
 impl Retrain {
     pub fn run(self) -> anyhow::Result<Exit> {
         let job = Job::load(&self.config).map_err(|e| UsageError(format!("{e:#}")))?;
-        let interrupt = Interrupt::listen()?;
+        // Its runs have a time of grace of their own.
+        let interrupt = Interrupt::listen(f64::from(u32::MAX))?;
         interrupt.supervise();
         let entry = retrain::run(&job, &interrupt)?;
         if self.json {

@@ -43,7 +43,8 @@ impl Study {
         let title = self.config.file_stem().map_or_else(|| "study".into(), |s| s.to_string_lossy().into_owned());
         let out = self.out.unwrap_or_else(|| PathBuf::from("studies").join(&title));
         let options = Options { out, jobs: self.jobs, evaluate_only: self.evaluate_only };
-        let interrupt = Interrupt::listen()?;
+        // Its runs have a time of grace of their own.
+        let interrupt = Interrupt::listen(f64::from(u32::MAX))?;
         interrupt.supervise();
         match study::run(&title, &study, &options, &interrupt)? {
             None => {

@@ -14,6 +14,7 @@ use libloading::Library;
 use twox_hash::XxHash3_64;
 
 use crate::env::DayModel;
+use crate::files::private_folder;
 use crate::policy::PolicySpec;
 use crate::settings::Settings;
 
@@ -139,9 +140,11 @@ fn try_out<B: Backend>(device: &B::Device) -> anyhow::Result<()> {
 pub fn keep_kernels() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let folder = dirs::cache_dir().map(|cache| cache.join("admix").join("kernels").join(gpus()));
+        let cache = dirs::cache_dir().map(|cache| cache.join("admix").join("kernels"));
+        // What is found there is executed: nobody else may have put it there.
+        let folder = cache.and_then(|cache| private_folder(&cache, &gpus()).ok());
         // What cannot be written to ends the process when the first kernel is compiled.
-        let writable = |f: &PathBuf| std::fs::create_dir_all(f).and_then(|()| tempfile::tempfile_in(f)).is_ok();
+        let writable = |f: &PathBuf| tempfile::tempfile_in(f).is_ok();
         let Some(folder) = folder.filter(writable) else {
             tracing::warn!("kernels are compiled at every start: there is no ~/.cache to keep them in");
             return;

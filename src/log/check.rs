@@ -74,8 +74,7 @@ pub fn check(dir: &Path, options: CompileOptions) -> Result<CheckReport> {
     }
     let unfillable =
         log.requests().iter().filter(|r| log.entries(r).is_empty() && log.auctions(r).is_empty()).count() as u64;
-    let quarantine =
-        if counts.quarantined > 0 { Some(compile::cache_folder(dir)?.join("quarantine.tsv")) } else { None };
+    let quarantine = if counts.quarantined > 0 { Some(compile::quarantine_path(dir)) } else { None };
     Ok(CheckReport {
         directory: dir.to_owned(),
         log: log.name().to_owned(),

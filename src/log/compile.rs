@@ -1,17 +1,16 @@
 //! Turns a log directory into a compiled log, or finds the one that is already there.
 //!
 //! A compiled log carries the content hash of its inputs and options; it is rebuilt when they change. It
-//! lies beside the inputs in `.admix/`, or in the user's cache where the directory cannot be written.
+//! is kept where [`super::keep`] says.
 
-use std::fs::Permissions;
-use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt as _;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use twox_hash::XxHash3_128;
 
 use super::compiled::{self, Auction, CompiledLog, Contract, Counts, Entry, Request, Tail};
 use super::error::{LogError, Result};
+use super::keep;
 use super::queue::{QueueRules, Showable};
 use super::raw::RawDay;
 use super::schema::{ControlRow, TrackRow};
@@ -44,9 +43,10 @@ pub fn open(dir: &Path, options: CompileOptions) -> Result<CompiledLog> {
         });
     }
     let inputs = hash_inputs(dir, options)?;
-    let path = cache_folder(dir)?.join(if options.complete_queues { "completed.log" } else { "compiled.log" });
-    if path.is_file() {
-        match CompiledLog::open(&path) {
+    let name = if options.complete_queues { "completed.log" } else { "compiled.log" };
+    let path = keep::folder(dir).map(|folder| folder.join(name));
+    if let Some(path) = path.as_ref().filter(|path| path.is_file()) {
+        match CompiledLog::open(path) {
             Ok(log) if log.inputs() == inputs => {
                 check_share(log.counts(), options, dir)?;
                 return Ok(log);
@@ -57,37 +57,15 @@ pub fn open(dir: &Path, options: CompileOptions) -> Result<CompiledLog> {
     }
     let raw = RawDay::read(dir, options)?;
     let bytes = compile(&raw, options, raw.inputs);
-    replace(&path, &bytes).map_err(|e| LogError::io(&path, e))?;
-    CompiledLog::open(&path)
-}
-
-/// Writes a file under a temporary name of its own folder and renames it into place.
-pub fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    file.write_all(bytes)?;
-    // Temporary files are the owner's alone; others may replay the log too.
-    file.as_file().set_permissions(Permissions::from_mode(0o644))?;
-    file.persist(path).map_err(|e| e.error)?;
-    Ok(())
-}
-
-/// Where what is derived from `dir` is kept: `dir/.admix`, else the user's cache.
-pub fn cache_folder(dir: &Path) -> Result<PathBuf> {
-    let beside = dir.join(".admix");
-    if std::fs::create_dir_all(&beside).is_ok() && tempfile::tempfile_in(&beside).is_ok() {
-        return Ok(beside);
+    match path.map(|path| keep::replace(&path, &bytes, dir).map(|()| path)) {
+        Some(Ok(path)) => CompiledLog::open(&path),
+        // A full disk, or no place of one's own: it is compiled each time.
+        Some(Err(e)) => {
+            tracing::warn!("{}: what is compiled cannot be kept: {e}", dir.display());
+            CompiledLog::of_bytes(dir, &bytes)
+        }
+        None => CompiledLog::of_bytes(dir, &bytes),
     }
-    let root = std::env::var_os("XDG_CACHE_HOME")
-        .filter(|folder| !folder.is_empty())
-        .map(PathBuf::from)
-        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))
-        .unwrap_or_else(std::env::temp_dir);
-    let absolute = dir.canonicalize().map_err(|e| LogError::io(dir, e))?;
-    let key = XxHash3_128::oneshot(absolute.as_os_str().as_encoded_bytes());
-    let folder = root.join("admix").join(format!("{key:032x}"));
-    std::fs::create_dir_all(&folder).map_err(|e| LogError::io(&folder, e))?;
-    Ok(folder)
 }
 
 /// What a log is called in reports and decisions; a directory that is renamed is compiled again.
@@ -121,6 +99,7 @@ pub fn hash_file(hasher: &mut XxHash3_128, path: &Path) -> Result<()> {
     hasher.write(path.file_name().unwrap_or_default().as_encoded_bytes());
     let mut buffer = vec![0; 1 << 20];
     loop {
+        crate::cancel::point();
         let n = file.read(&mut buffer).map_err(|e| LogError::io(path, e))?;
         if n == 0 {
             return Ok(());
@@ -129,15 +108,16 @@ pub fn hash_file(hasher: &mut XxHash3_128, path: &Path) -> Result<()> {
     }
 }
 
-pub(super) fn quarantine_path(dir: &Path) -> Result<PathBuf> {
-    Ok(cache_folder(dir)?.join("quarantine.tsv"))
+/// Where the bad rows of a log are kept; `/dev/null` where nothing can be.
+pub(super) fn quarantine_path(dir: &Path) -> PathBuf {
+    keep::folder(dir).map_or_else(|| "/dev/null".into(), |folder| folder.join("quarantine.tsv"))
 }
 
 pub(super) fn check_share(counts: &Counts, options: CompileOptions, dir: &Path) -> Result<()> {
     if counts.quarantined as f64 <= options.max_bad_share * counts.rows as f64 {
         return Ok(());
     }
-    let quarantine = quarantine_path(dir)?;
+    let quarantine = quarantine_path(dir);
     let first = std::fs::read_to_string(&quarantine)
         .ok()
         .and_then(|text| text.lines().nth(1).map(|line| line.replace('\t', " ")))

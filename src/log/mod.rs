@@ -17,6 +17,7 @@ pub mod error;
 pub mod exposure;
 pub mod import;
 pub mod inventory;
+pub mod keep;
 mod map;
 pub mod queue;
 pub mod raw;

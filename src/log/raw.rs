@@ -14,7 +14,7 @@ use super::error::{BadValue, LogError, Result};
 use super::queue::QueueRules;
 use super::schema::{ControlRow, TrackRow};
 use super::table::{self, Table};
-use super::{control, track};
+use super::{control, keep, track};
 
 /// A day of requests and contracts, checked row by row; bad rows are set aside.
 #[derive(Debug, Clone)]
@@ -43,7 +43,7 @@ impl Quarantine {
     fn set_aside(&mut self, source: &Path, line: u64, bad: &BadValue) -> Result<()> {
         let failed = |e| LogError::io(&self.path, e);
         if self.file.is_none() {
-            let mut file = std::io::BufWriter::new(File::create(&self.path).map_err(failed)?);
+            let mut file = std::io::BufWriter::new(keep::create_private(&self.path).map_err(failed)?);
             writeln!(file, "file\tline\tcolumn\tvalue\treason\trule").map_err(failed)?;
             self.file = Some(file);
         }
@@ -79,9 +79,11 @@ impl RawDay {
         let control_path = table::find(dir, "control")?.ok_or_else(|| missing("control"))?;
         let inputs = compile::hash_inputs(dir, options)?;
         let mut day = Day::read(dir)?;
-        let path = quarantine_path(dir)?;
+        let path = quarantine_path(dir);
         // A quarantine file of an earlier compilation would speak of rows that may be mended by now.
-        let _ = std::fs::remove_file(&path);
+        if path.is_file() {
+            let _ = std::fs::remove_file(&path);
+        }
         let mut quarantine = Quarantine { path, file: None, counts: Counts::default(), first: None };
         let (mut rows, lines) = read_rows(&track_path, &mut day, &mut quarantine)?;
         let empty = || LogError::Empty { path: track_path.clone() };
@@ -160,6 +162,7 @@ fn read_rows(path: &Path, day: &mut Option<Day>, quarantine: &mut Quarantine) ->
     let mut ids = HashSet::new();
     let mut latest = 0;
     while source.read(&mut row)? {
+        crate::cancel::point();
         quarantine.counts.rows += 1;
         let parsed = track::parse(&row).and_then(|request| {
             let day = day.get_or_insert_with(|| Day::of_timestamp(request.ts_ms));

@@ -140,6 +140,7 @@ impl Problem {
         let mut last = best.0;
         for _ in 0..most {
             for j in 0..prices.len() {
+                crate::cancel::point();
                 self.coordinate_step(j, &mut prices, &mut costs);
             }
             let d = self.dual(&prices);

@@ -213,7 +213,8 @@ impl Plan {
     /// # Errors
     /// An unreadable file, one that is no plan, or a plan of another format.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
-        let text = std::fs::read(path).with_context(|| format!("cannot read the plan {}", path.display()))?;
+        let text = crate::files::read(path, crate::files::MOST)
+            .with_context(|| format!("cannot read the plan {}", path.display()))?;
         let plan: Self =
             serde_json::from_slice(&text).with_context(|| format!("{} is not a plan file", path.display()))?;
         plan.check().with_context(|| format!("{} cannot be used", path.display()))?;

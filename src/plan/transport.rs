@@ -87,6 +87,7 @@ impl Transport {
     fn newton(&mut self, prices: &mut [f64], smoothing: f64, steps: usize, blind: f64) -> usize {
         let mut value = self.smoothed(prices, smoothing);
         for taken in 0..steps {
+            crate::cancel::point();
             let step = self.newton_step(prices, smoothing);
             if step.iter().all(|s| s.abs() <= blind) {
                 prices.copy_from_slice(&self.moved(prices, &step, 1.0));

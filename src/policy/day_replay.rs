@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::cancel;
 use crate::env::{Choice, DayModel, Episode, Replay, Weights};
 use crate::log::schema::AdType;
 
@@ -84,6 +85,9 @@ pub fn replay_day(
     let mut totals = Totals::default();
     let mut decider = Decider::default();
     for row in 0..rows {
+        if row % 256 == 0 {
+            cancel::point();
+        }
         replay.arrive(day.incoming(row));
         let choice = decider.decide(&mut replay, policy);
         let request_id = replay.visit().request_id;

@@ -12,6 +12,7 @@ use anyhow::{Context as _, bail};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
 use crate::env::FEATURE_NAMES;
+use crate::files;
 use crate::plan::Plan;
 
 use super::learned::{LearnedPolicy, PolicySpec};
@@ -68,7 +69,8 @@ impl PolicyFile {
     /// An unreadable file, one that is no policy, or a policy of another version.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let path = Self::locate(path);
-        let bytes = std::fs::read(&path).with_context(|| format!("cannot read the policy {}", path.display()))?;
+        let bytes =
+            files::read(&path, files::MOST).with_context(|| format!("cannot read the policy {}", path.display()))?;
         Self::decode(&bytes).with_context(|| format!("{} is not a usable policy", path.display()))
     }
 

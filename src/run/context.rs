@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use twox_hash::XxHash3_128;
 
 use crate::env::{DayModel, Vocabulary};
+use crate::files;
 use crate::log::{self, CompileOptions, CompiledLog};
 use crate::plan::{Plan, Sample};
 use crate::policy::file::PolicyFile;
@@ -39,12 +40,12 @@ impl Context {
         let settings = Settings::read_resolved(&directory.config())?;
         let plan = Plan::read(&directory.plan())?;
         let path = directory.spec();
-        let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text = files::read(&path, files::MOST).with_context(|| format!("cannot read {}", path.display()))?;
         let spec: PolicySpec =
             serde_json::from_slice(&text).with_context(|| format!("{} is malformed", path.display()))?;
         spec.check().with_context(|| format!("{} cannot be used", path.display()))?;
         let path = directory.inputs();
-        let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text = files::read(&path, files::MOST).with_context(|| format!("cannot read {}", path.display()))?;
         let inputs = serde_json::from_slice(&text).with_context(|| format!("{} is malformed", path.display()))?;
         let start = PolicyFile::read_actor(&directory.start(), &spec)?;
         Ok(Self { settings, plan, spec: Arc::new(spec), inputs, start })
@@ -53,12 +54,12 @@ impl Context {
     /// Writes what [`Context::load`] reads.
     pub fn store(&self, directory: &RunDirectory) -> anyhow::Result<()> {
         self.store_settings(directory)?;
-        self.plan.write(&directory.plan())?;
+        directory.replace(&directory.plan(), &self.plan.to_json())?;
         for (path, text) in [
             (directory.spec(), serde_json::to_vec(&*self.spec)?),
             (directory.inputs(), serde_json::to_vec(&self.inputs)?),
         ] {
-            std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+            directory.replace(&path, &text)?;
         }
         let (spec, plan, actor) = (self.spec.clone(), self.plan.clone(), self.start.clone());
         PolicyFile { spec, plan, actor, updates: 0 }.write(&directory.start())

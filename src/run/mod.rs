@@ -15,6 +15,6 @@ pub mod segments;
 pub mod snapshot;
 
 pub use context::{Context, open_days};
-pub use directory::{CannotSave, RunDirectory};
+pub use directory::{CannotSave, NotARunDirectory, RunDirectory};
 pub use metrics::Metrics;
 pub use segments::{Segments, pack, unpack};

@@ -4,32 +4,37 @@ use crate::env::{DayModel, REPLAN_INTERVAL_S};
 use crate::log::schema::DAY_MS;
 use crate::policy::PolicySpec;
 use crate::settings::{self, Settings};
+use crate::shm::names::CONTROL;
 use crate::shm::{Control, HalfShape, Halves, ParamCell, RingShape, RunNames, SampleRing, ShmError, check_space};
 
 /// Handles to all segments of a run.
 pub struct Segments {
-    pub control: Control,
     pub params: ParamCell,
     pub rings: Vec<SampleRing>,
     /// Where snapshots are taken.
     pub halves: Option<Halves>,
+    /// Last: while it is there and locked, nobody sweeps the others.
+    pub control: Control,
 }
+
+/// Names drawn before a start gives up: each can only be taken by chance.
+const DRAWS: usize = 8;
 
 /// Words before the parameters in a publication: the update count, low and high.
 const HEAD_WORDS: usize = 2;
 
 impl Segments {
-    /// Creates the segments of a run, after checking that there is room for all of them.
+    /// Creates the segments of a run under fresh names, after checking that there is room for all of them.
     ///
     /// # Errors
     /// Too little shared memory, with what to change.
     pub fn create(
-        names: &RunNames,
+        run_id: &str,
         settings: &Settings,
         spec: &PolicySpec,
         block_bytes: usize,
         half: Option<HalfShape>,
-    ) -> Result<Self, ShmError> {
+    ) -> Result<(RunNames, Self), ShmError> {
         let words = HEAD_WORDS + 2 * spec.actor_shape().len();
         let shape = |i: usize| RingShape { actor: i as u32, regions: settings.actors.regions, capacity: block_bytes };
         let total = Control::footprint()
@@ -37,14 +42,26 @@ impl Segments {
             + settings.actors.count as u64 * SampleRing::footprint(shape(0))
             + half.map_or(0, Halves::footprint);
         check_space(total)?;
-        Ok(Self {
-            control: Control::create(&names.part("control"))?,
-            params: ParamCell::create(&names.part("params"), words)?,
-            rings: (0..settings.actors.count)
-                .map(|i| SampleRing::create(&names.part(&format!("ring{i}")), shape(i)))
-                .collect::<Result<_, _>>()?,
-            halves: half.map(|shape| Halves::create(&names.part("halves"), shape)).transpose()?,
-        })
+        let create = |names: &RunNames| {
+            // First: parts without a control segment would be swept.
+            let control = Control::create(&names.part(CONTROL))?;
+            Ok(Self {
+                params: ParamCell::create(&names.part("params"), words)?,
+                rings: (0..settings.actors.count)
+                    .map(|i| SampleRing::create(&names.part(&format!("ring{i}")), shape(i)))
+                    .collect::<Result<_, _>>()?,
+                halves: half.map(|shape| Halves::create(&names.part("halves"), shape)).transpose()?,
+                control,
+            })
+        };
+        let mut draws = 1;
+        loop {
+            let names = RunNames::for_this_process(run_id)?;
+            match create(&names) {
+                Err(ShmError::Exists { .. }) if draws < DRAWS => draws += 1,
+                created => return Ok((names, created?)),
+            }
+        }
     }
 
     /// Opens the segments that main created, with the rings of `actors` and, for those who need them, the halves of

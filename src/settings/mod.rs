@@ -38,6 +38,9 @@ pub struct Settings {
     pub baselines: Baselines,
 }
 
+/// What a resolved configuration has at most; one with a thousand days is a tenth of this.
+const CONFIG_BYTES: u64 = 1 << 20;
+
 impl Settings {
     /// The fully resolved configuration as TOML; loading it gives the same settings.
     pub fn to_toml(&self) -> String {
@@ -50,7 +53,12 @@ impl Settings {
     /// An unreadable file, a configuration of another version, or a value that cannot be used.
     pub fn read_resolved(path: &std::path::Path) -> anyhow::Result<Self> {
         use anyhow::Context as _;
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+
+        use crate::files;
+
+        let text = files::read(path, CONFIG_BYTES).map_err(anyhow::Error::from);
+        let text = text.and_then(|bytes| Ok(String::from_utf8(bytes)?));
+        let text = text.with_context(|| format!("cannot read {}", path.display()))?;
         let settings: Self =
             toml::from_str(&text).with_context(|| format!("{} is not a resolved configuration", path.display()))?;
         settings.validate().with_context(|| format!("{} cannot be used", path.display()))?;

@@ -6,19 +6,22 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use serde::Serialize;
 
+use crate::awake::Deadline;
 use crate::learner::networks::critic_shape;
+use crate::policy::file::PolicyFile;
 use crate::run::context::Context;
 use crate::run::segments::Sizes;
 use crate::run::snapshot::{self, Snapshot};
 use crate::run::{Metrics, RunDirectory, Segments, flight};
 use crate::settings::Settings;
 use crate::shm::control::{STOP_ALL, STOP_LEARNING, STOP_NOW};
-use crate::shm::{Ledger, RunNames, SampleRing, sweep};
+use crate::shm::{Ledger, SampleRing, sweep};
 
 use super::children::{Process, Role, without_huge_pages};
 use super::failure::RunFailure;
 use super::interrupt::Interrupt;
 use super::progress::{Progress, Status};
+use super::resume::restore_best;
 use super::watchdog::Watchdog;
 use super::{Checkpoints, ExitReason, Outcome};
 
@@ -62,25 +65,25 @@ enum Ended {
 /// # Errors
 /// [`RunFailure`]: what keeps the run from going on; or no room for its shared memory.
 pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt) -> anyhow::Result<Outcome> {
-    let removed = sweep()?;
+    let removed = sweep();
     if !removed.is_empty() {
         tracing::info!("removed shared memory that dead runs left: {}", removed.join(", "));
     }
     without_huge_pages();
     let settings = &context.settings;
     let sizes = Sizes::of(settings, &context.days(&settings.data.train)?);
-    let names = RunNames::for_this_process(&directory.run_id())?;
     let started = Instant::now();
     let mut went_back = 0;
     loop {
         let snapshot = snapshot::newest(&directory.checkpoints())?;
         let parameters = context.spec.actor_shape().len() + critic_shape(&context.spec, settings).len();
         let half = (settings.checkpoint.every_s > 0.0).then(|| sizes.half(settings, parameters));
-        let segments = Segments::create(&names, settings, &context.spec, sizes.block, half)?;
+        let (names, segments) = Segments::create(&directory.run_id(), settings, &context.spec, sizes.block, half)?;
         if let Some(snapshot) = &snapshot {
             go_on_from(&segments, snapshot);
+            restore_best(directory, snapshot)?;
         }
-        let mut run = Run::start(settings, directory, segments, names.to_string(), snapshot.as_ref(), started)?;
+        let mut run = Run::start(context, directory, segments, names.to_string(), snapshot.as_ref(), started)?;
         run.went_back = went_back;
         let watched = run.watch(interrupt);
         run.progress.finish();
@@ -135,11 +138,14 @@ fn stop_reason(level: u32) -> &'static str {
 }
 
 struct Run<'a> {
+    context: &'a Context,
     settings: &'a Settings,
     directory: &'a RunDirectory,
     prefix: String,
     started: Instant,
     learner: Process,
+    /// The learner died, or was killed, after the run had been asked to end, and has no successor.
+    learner_lost: bool,
     /// Evaluator, and checkpointer where snapshots are taken.
     helpers: Vec<Process>,
     actors: Vec<Process>,
@@ -147,7 +153,7 @@ struct Run<'a> {
     metrics: Metrics,
     watchdog: Watchdog,
     /// Set at the first interrupt: when the run has to be over.
-    deadline: Option<Instant>,
+    deadline: Option<Deadline>,
     /// Where the samples of the run's earlier processes went.
     ledger_before: Ledger,
     went_back: u32,
@@ -157,13 +163,14 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn start(
-        settings: &'a Settings,
+        context: &'a Context,
         directory: &'a RunDirectory,
         segments: Segments,
         prefix: String,
         snapshot: Option<&Snapshot>,
         started: Instant,
     ) -> anyhow::Result<Self> {
+        let settings = &context.settings;
         let mut metrics = Metrics::open(&directory.metrics())?;
         metrics.append(if snapshot.is_some() { "resume" } else { "start" }, &Status::default());
         let start = |role| Process::start(role, directory, &prefix);
@@ -174,15 +181,17 @@ impl<'a> Run<'a> {
         }
         let actors = (0..settings.actors.count).map(|id| start(Role::Actor(id))).collect::<Result<_, _>>()?;
         Ok(Self {
+            context,
             settings,
             directory,
             started,
             learner,
+            learner_lost: false,
             helpers,
             actors,
             progress: Progress::new(settings),
             metrics,
-            watchdog: Watchdog::new(&settings.watchdog),
+            watchdog: Watchdog::new(settings),
             deadline: None,
             ledger_before: snapshot.map_or(Ledger::default(), |s| s.state.ledger_so_far()),
             went_back: 0,
@@ -211,11 +220,12 @@ impl<'a> Run<'a> {
                 0 => {}
                 1 => {
                     let grace = Duration::from_secs_f64(self.settings.watchdog.grace_s);
-                    let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + grace);
+                    let over = self.deadline.get_or_insert_with(|| Deadline::after(grace)).is_over();
                     self.request_stop(STOP_LEARNING);
-                    if Instant::now() >= deadline {
+                    if over {
                         tracing::warn!("the learner has not ended within watchdog.grace_s, killing it");
                         self.learner.kill();
+                        self.learner_lost = true;
                         return Ok(Ended::Well(ExitReason::Interrupted));
                     }
                 }
@@ -230,11 +240,13 @@ impl<'a> Run<'a> {
             if let Some(ended) = self.mind_children()? {
                 return Ok(ended);
             }
+            self.watchdog.tick();
             if Instant::now() >= next_show {
-                next_show += SHOW_EVERY;
+                next_show = Instant::now() + SHOW_EVERY;
                 self.show();
                 if self.segments.control.stop_level() == 0 {
                     self.kill_the_silent();
+                    self.watchdog.check_snapshots(&self.segments, self.directory);
                     self.watchdog.check(&self.segments, self.directory)?;
                 }
             }
@@ -277,6 +289,7 @@ impl<'a> Run<'a> {
         }
         if self.segments.control.stop_level() > 0 {
             // What it had learned since the last snapshot is lost; the run is being ended.
+            self.learner_lost = true;
             return Ok(Some(Ended::Well(ExitReason::Interrupted)));
         }
         schedule(&mut self.learner, self.settings.watchdog.max_restarts, self.directory)?;
@@ -339,12 +352,14 @@ impl<'a> Run<'a> {
     fn kill_the_silent(&mut self) {
         let slots = &self.segments.control.processes;
         for process in self.actors.iter_mut().chain(&mut self.helpers).chain([&mut self.learner]) {
-            let slot = &slots[process.role.slot()];
-            if process.due.is_none() && slot.pid() == Some(process.pid()) && self.watchdog.is_silent(slot.silent_ms()) {
+            let index = process.role.slot();
+            if process.due.is_none()
+                && let Some(silence) = self.watchdog.silence(index, &slots[index], process.pid())
+            {
                 tracing::warn!(
-                    "{} has given no sign of life for {} s (watchdog.silent_s), killing it",
+                    "{} has given no sign of life for {:.0} s (watchdog.silent_s), killing it",
                     process.role,
-                    slot.silent_ms() / 1000
+                    silence.as_secs_f64()
                 );
                 process.kill();
             }
@@ -393,13 +408,15 @@ impl<'a> Run<'a> {
             && reason == ExitReason::Interrupted
             && self.segments.control.evaluator.evaluations.get() > 0;
         self.request_stop(if interim { STOP_NOW } else { STOP_ALL });
-        let deadline = self.deadline.unwrap_or_else(|| Instant::now() + FINISH);
+        let mut deadline = self.deadline.take().unwrap_or_else(|| Deadline::after(FINISH));
+        // It has ended or was killed; what it was reading is handed back below once it is gone.
+        self.learner.finish(&mut deadline, interrupt)?;
         for (id, actor) in self.actors.iter_mut().enumerate() {
-            actor.finish(deadline, interrupt)?;
+            actor.finish(&mut deadline, interrupt)?;
             self.segments.rings[id].recover_writer(&self.segments.control.data);
         }
         for helper in &mut self.helpers {
-            let ended = helper.finish(deadline, interrupt)?;
+            let ended = helper.finish(&mut deadline, interrupt)?;
             if let Some(status) = &ended {
                 cannot_save(status, helper.role, self.directory)?;
             }
@@ -415,6 +432,9 @@ impl<'a> Run<'a> {
         for ring in &self.segments.rings {
             ring.recover_reader();
             ring.ledger().balance().context("samples are unaccounted for")?;
+        }
+        if self.learner_lost {
+            self.go_back_to_the_snapshot();
         }
         self.show();
         self.progress.finish();
@@ -446,6 +466,28 @@ impl<'a> Run<'a> {
                 stall: share(control.learner.snapshot_ns.get()),
             }),
         })
+    }
+}
+
+impl Run<'_> {
+    /// What is left of a learner that died while the run was being ended is the newest snapshot, as for a successor: that is what
+    /// the run has learned, and the samples since are accounted for as rolled back.
+    fn go_back_to_the_snapshot(&self) {
+        let stats = &self.segments.control.learner;
+        let newest = snapshot::newest(&self.directory.checkpoints()).unwrap_or_else(|e| {
+            tracing::warn!("{e:#}");
+            None
+        });
+        let (updates, samples) = newest.as_ref().map_or((0, 0), |s| (s.state.updates, s.state.samples));
+        stats.updates.set(updates);
+        stats.samples_consumed.set(samples);
+        stats.rolled_back.set(self.ledger().consumed.saturating_sub(samples));
+        let Some(snapshot) = newest else { return };
+        let (spec, plan) = (self.context.spec.clone(), self.context.plan.clone());
+        let last = PolicyFile { spec, plan, actor: snapshot.state.trainer.averaged, updates };
+        if let Err(e) = last.write(&self.directory.last()) {
+            tracing::warn!("{e:#}");
+        }
     }
 }
 

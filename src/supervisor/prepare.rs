@@ -46,12 +46,13 @@ impl Planning<'_> {
             return Ok(plan);
         }
         tracing::info!("planning from {} training days", self.logs.len());
-        let json = self.make()?.to_json();
-        if let Some(place) = place {
-            place.write(&json);
+        // What is known before the baselines are tuned: a start that was interrupted goes on from there.
+        let untuned = place.as_ref().map(|place| place.stage("untuned"));
+        let plan = keep(self.make_from(untuned.as_ref())?, place.as_ref())?;
+        if let Some(untuned) = untuned {
+            untuned.remove();
         }
-        // As it would be read from there: the digits of JSON may stand for a neighbouring number.
-        serde_json::from_slice(&json).context("the plan holds a number that is not finite")
+        Ok(plan)
     }
 
     /// Plans and tunes the baselines on the training days; then plans the day that is to be served.
@@ -59,18 +60,28 @@ impl Planning<'_> {
     /// # Errors
     /// No training day, or a directory that cannot be used.
     pub fn make(self) -> anyhow::Result<Plan> {
+        self.make_from(None)
+    }
+
+    fn make_from(self, untuned: Option<&Place>) -> anyhow::Result<Plan> {
         let judges = self.judges()?;
         let Self { dirs, logs, served, env, baselines, policy, .. } = self;
         let references: Vec<&CompiledLog> = logs.iter().collect();
         say!("planning: forecast, supply and prices of {} days", references.len());
-        let mut plan = Plan::from_days(&references, env.rate_seed)?;
-        if let Some(last) = logs.last() {
-            let ahead = match served {
-                Some(dir) => DayAhead::read(dir, last.day())?,
-                None => DayAhead::again(last),
-            };
-            plan.serve(&ahead);
-        }
+        let mut plan = match untuned.and_then(Place::read) {
+            Some(plan) => plan,
+            None => {
+                let mut plan = Plan::from_days(&references, env.rate_seed)?;
+                if let Some(last) = logs.last() {
+                    let ahead = match served {
+                        Some(dir) => DayAhead::read(dir, last.day())?,
+                        None => DayAhead::again(last),
+                    };
+                    plan.serve(&ahead);
+                }
+                keep(plan, untuned)?
+            }
+        };
         let vocabulary = Arc::new(Vocabulary::default());
         let models = |dirs: &[PathBuf], logs: Vec<CompiledLog>| {
             let days = dirs.iter().zip(logs).map(|(dir, log)| DayModel::new(dir, log, &plan, vocabulary.clone()));
@@ -118,6 +129,16 @@ impl Planning<'_> {
         key.text(&serde_json::to_string(&(self.env, self.baselines, policy)).ok()?);
         Place::beside(self.dirs.last()?, &key)
     }
+}
+
+/// Keeps a plan, where it can be, and gives it back as it would be read from there: the digits of JSON may stand for a
+/// neighbouring number.
+fn keep(plan: Plan, place: Option<&Place>) -> anyhow::Result<Plan> {
+    let json = plan.to_json();
+    if let Some(place) = place {
+        place.write(&json);
+    }
+    serde_json::from_slice(&json).context("the plan holds a number that is not finite")
 }
 
 /// Opens every log of the run (so that a bad one is met now), plans unless a plan is `given`, and fixes what the policy is made

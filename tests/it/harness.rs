@@ -10,8 +10,9 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_admix");
-/// Longer than anything here takes, even where the machine is busy.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+/// Longer than anything here takes, even where the machine is very busy: what takes longer hangs. No test asserts any other
+/// duration.
+pub const PATIENCE: Duration = Duration::from_secs(600);
 
 const WORLD: &str = "\
 seed = 11
@@ -52,6 +53,8 @@ every = 16
 max_updates = 64
 [baselines]
 tuning_replays = 8
+[watchdog]
+grace_s = 500
 "#;
 
 /// Three days of about 1,500 requests and five contracts, generated once.
@@ -150,8 +153,19 @@ impl Run {
         arguments: &[&str],
         environment: &[(&str, &str)],
     ) -> Self {
+        Self::start_program(Command::new(PROGRAM), folder, config, sets, arguments, environment)
+    }
+
+    /// The same by another command for the program: a copy of it, or another user's.
+    pub fn start_program(
+        mut command: Command,
+        folder: tempfile::TempDir,
+        config: &Path,
+        sets: &[&str],
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Self {
         let file = |name: &str| std::fs::File::create(folder.path().join(name)).unwrap();
-        let mut command = Command::new(PROGRAM);
         command.args(["train", "--config"]).arg(config).arg("--run-dir").arg(folder.path().join("run"));
         for set in sets {
             command.arg("--set").arg(set);
@@ -297,13 +311,18 @@ pub fn send(pid: u32, signal: Signal) {
     kill(Pid::from_raw(pid.cast_signed()), signal).unwrap();
 }
 
+/// Sends a signal to a process that may have ended a moment ago.
+pub fn send_if_there(pid: u32, signal: Signal) {
+    let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
+}
+
 /// The names in /dev/shm of segments whose main process is `pid`.
 pub fn segments_of(pid: u32) -> Vec<String> {
     let names = std::fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().file_name());
     names
         .map(|name| name.to_string_lossy().into_owned())
         .filter(|name| {
-            // admix-<run id>-<pid>-<start time>-<part>
+            // admix-<run id>.<draw>-<pid>-<start time>-<part>
             name.starts_with("admix-") && name.rsplit('-').nth(2) == Some(&pid.to_string())
         })
         .collect()

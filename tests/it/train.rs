@@ -1,7 +1,7 @@
 //! Training through the real program, in every mode: how it ends and what it leaves behind.
 
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use admix::policy::baselines;
 use nix::sys::signal::Signal;
@@ -298,7 +298,8 @@ fn ctrl_c_before_the_learner_is_ready_still_leaves_a_best_policy() {
 #[test]
 fn a_second_ctrl_c_ends_the_run_at_once_whatever_the_children_do() {
     for stuck in ["evaluator", "learner"] {
-        let mut run = Run::start(ENDLESS, &[]);
+        // A run that waited for its time of grace would be a hang.
+        let mut run = Run::start(&[ENDLESS, &["watchdog.grace_s=100000"]].concat(), &[]);
         until_best(&mut run);
         let kin = run.until(stuck, |run| child(run, stuck));
         send(kin.pid, Signal::SIGSTOP);
@@ -306,9 +307,7 @@ fn a_second_ctrl_c_ends_the_run_at_once_whatever_the_children_do() {
         std::thread::sleep(Duration::from_millis(300));
         assert_eq!(child(&run, stuck), Some(kin), "one interrupt waits");
         run.signal(Signal::SIGINT);
-        let start = Instant::now();
         let ended = run.wait().expect(130);
-        assert!(start.elapsed() < Duration::from_secs(10), "{stuck}: {:?}", start.elapsed());
         assert!(ended.best().is_file());
     }
 }
