@@ -15,6 +15,9 @@ pub struct Segments {
     pub halves: Option<Halves>,
 }
 
+// The settings allow as many actors as the control block has places for.
+const _: () = assert!(settings::MOST_ACTORS == crate::shm::MAX_ACTORS);
+
 /// Words before the parameters in a publication: the update count, low and high.
 const HEAD_WORDS: usize = 2;
 

@@ -14,6 +14,7 @@ mod hostile;
 mod inputs;
 mod inspect;
 mod invariance;
+mod layers;
 mod leak;
 mod logged;
 mod logs;
