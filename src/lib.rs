@@ -6,7 +6,7 @@
 //! | folder | what lives there |
 //! |---|---|
 //! | [`cli`] | arguments; one file per subcommand |
-//! | [`score`], [`retrain`], [`soak`], [`study`], [`bench`], [`inspect`] | what stands beside training: requests scored as they come, the nightly job, kills on purpose, worlds x seeds x policies, benchmarks, a look at a run |
+//! | [`score`], [`bench`], [`study`], [`soak`], [`retrain`], [`inspect`] | what stands beside training: requests scored as they come, benchmarks, worlds x seeds x policies, kills on purpose, the nightly job, a look at a run |
 //! | [`report`], [`runs`] | what a run came to, kept in its directory; runs side by side |
 //! | [`supervisor`] | the main process: prepare, spawn, watch, restart, stop; the serial mode |
 //! | [`actor`], [`learner`], [`checkpoint`], [`evaluator`] | one folder per process role |

@@ -5,7 +5,7 @@
 //! are measured in units of the scale `s`.
 
 use crate::policy::Bids;
-use crate::settings::{Credit, Critic, Learner};
+use crate::settings::{Credit, Critic, Learner, MOST_QUANTILES};
 
 use super::batch::SegmentRows;
 use super::dims::Dims;
@@ -295,7 +295,7 @@ impl Losses<'_> {
                 0.5 * u * u
             }
             Critic::Quantile => {
-                let mut targets = [0.0f32; MAX_QUANTILES];
+                let mut targets = [0.0f32; MOST_QUANTILES];
                 let targets = &mut targets[..z.len()];
                 for (y, l) in targets.iter_mut().zip(last) {
                     *y = (returns + m_last * l - last_value) / s;
@@ -321,6 +321,3 @@ impl Losses<'_> {
         }
     }
 }
-
-/// The most quantiles that the kernel's stack buffer holds.
-pub const MAX_QUANTILES: usize = 256;

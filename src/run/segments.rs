@@ -20,6 +20,9 @@ pub struct Segments {
 /// Names drawn before a start gives up: each can only be taken by chance.
 const DRAWS: usize = 8;
 
+// The settings allow as many actors as the control block has places for.
+const _: () = assert!(settings::MOST_ACTORS == crate::shm::MAX_ACTORS);
+
 /// Words before the parameters in a publication: the update count, low and high.
 const HEAD_WORDS: usize = 2;
 

@@ -15,6 +15,9 @@ pub use cores::{MOST_ACTORS, actors_for};
 pub use load::{SettingsError, load};
 pub use sections::*;
 
+/// The most quantiles of a critic; the losses have a buffer of so many on the stack.
+pub const MOST_QUANTILES: usize = 256;
+
 /// Everything that a run can be told.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -105,7 +108,7 @@ impl Settings {
             ("learner.batch", l.batch, 1 << 24),
             ("learner.pool", l.pool, 1 << 32),
             ("learner.publish_every", l.publish_every as usize, usize::MAX),
-            ("learner.quantiles", l.quantiles, 256),
+            ("learner.quantiles", l.quantiles, MOST_QUANTILES),
             ("learner.critic_hidden", l.critic_hidden, 1 << 16),
             ("learner.samples_per_update", l.samples_per_update, 1 << 30),
             ("policy.hidden", self.policy.hidden, 1 << 16),

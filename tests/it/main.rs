@@ -15,6 +15,7 @@ mod inputs;
 mod inspect;
 mod interrupts;
 mod invariance;
+mod layers;
 mod leak;
 mod logged;
 mod logs;
