@@ -86,7 +86,7 @@ pub fn replay_day(
     for row in 0..rows {
         replay.arrive(day.incoming(row));
         if let Some(offsets) = policy.replan(&replay) {
-            replay.state.replanned.copy_from_slice(offsets);
+            replay.state.replan(offsets);
         }
         contracts.clear();
         contracts.resize(replay.candidates().len(), 0.0);

@@ -46,6 +46,19 @@ pub struct Receding {
     prices: Vec<f64>,
     solved: bool,
     level: PriceLevel,
+    /// Whether displays whose delivery is not observed yet count as delivered.
+    predicts: bool,
+    /// Prices at the forecast's volume and the expected price level; empty before [`Receding::second_opinion`].
+    steady: Vec<f64>,
+}
+
+/// What the planner would do if the forecast were right. Money in minor units per impression.
+pub struct SecondOpinion<'a> {
+    pub prices: &'a [f64],
+    /// What each price moves by when all volume falls by one part in `e`.
+    pub by_demand: Vec<f64>,
+    /// What each contract's supply grows by, as a share of its demand, when its own price grows by one part in `e`.
+    pub supply: Vec<f64>,
 }
 
 /// What a day is expected to bring.
@@ -76,6 +89,7 @@ pub struct RecedingState {
     solved: bool,
     level: PriceLevel,
     next: u64,
+    steady: Vec<f64>,
 }
 
 /// The price level seen over the expected one, with a memory.
@@ -116,7 +130,15 @@ impl Receding {
             prices: vec![],
             solved: false,
             level: PriceLevel::default(),
+            predicts: false,
+            steady: vec![],
         }
+    }
+
+    /// Counts displays under way as delivered: who shows them knows of them before their delivery is observed.
+    pub fn predicting(mut self) -> Self {
+        self.predicts = true;
+        self
     }
 
     /// Expects prices off by a factor.
@@ -137,7 +159,14 @@ impl Receding {
 
     /// What it goes on from.
     pub fn state(&self) -> RecedingState {
-        RecedingState { prices: self.prices.clone(), solved: self.solved, level: self.level, next: self.clock.next() }
+        let Self { prices, solved, level, steady, .. } = self;
+        RecedingState {
+            prices: prices.clone(),
+            solved: *solved,
+            level: *level,
+            next: self.clock.next(),
+            steady: steady.clone(),
+        }
     }
 
     /// Goes on in the middle of the day that it has begun.
@@ -145,6 +174,7 @@ impl Receding {
         self.prices = state.prices;
         self.solved = state.solved;
         self.level = state.level;
+        self.steady = state.steady;
         self.clock.resume(state.next);
     }
 
@@ -154,11 +184,41 @@ impl Receding {
     }
 
     fn solve(&mut self, replay: &Replay) {
-        let (day, offset) = (&*replay.day, replay.offset());
-        let level = self.level.ratio(self.price_factor * day.unit);
-        let volume = replay.episode.thinning * replay.state.volume_level(day, &replay.episode, offset);
+        let level = self.level.ratio(self.price_factor * replay.day.unit);
+        let volume = replay.state.volume_level(&replay.day, &replay.episode, replay.offset());
+        self.state_problem(replay, level, volume);
+        let smoothing = SMOOTHING * self.transport.scale(&self.prices).max(1e-9);
+        // The first prices may be far off: a coarse look first.
+        let coarse: &[f64] = if self.solved { &[1.0] } else { &[16.0, 4.0, 1.0, 1.0] };
+        for factor in coarse {
+            self.transport.follow(&mut self.prices, factor * smoothing, STEPS);
+        }
+        self.solved = true;
+    }
+
+    /// Solves once more, as if the rest of the day came as forecast.
+    pub fn second_opinion(&mut self, replay: &Replay) -> SecondOpinion<'_> {
+        self.state_problem(replay, 1.0, 1.0);
+        let known = !self.steady.is_empty();
+        if !known {
+            self.steady = self.prices.clone();
+        }
+        let smoothing = SMOOTHING * self.transport.scale(&self.steady).max(1e-9);
+        let coarse: &[f64] = if known { &[1.0] } else { &[4.0, 1.0] };
+        for factor in coarse {
+            self.transport.follow(&mut self.steady, factor * smoothing, STEPS);
+        }
+        let (by_demand, supply) = self.transport.sensitivity(&self.steady, 10.0 * smoothing);
+        SecondOpinion { prices: &self.steady, by_demand, supply }
+    }
+
+    /// States what is left of the day, with the expected prices and volume off by factors.
+    fn state_problem(&mut self, replay: &Replay, level: f64, volume: f64) {
+        let offset = replay.offset();
+        let volume = replay.episode.thinning * volume;
+        let counted = if self.predicts { &replay.state.delivered } else { &replay.state.observed };
         let remaining = |demand: &[f32]| -> Vec<f64> {
-            demand.iter().zip(&replay.state.observed).map(|(&d, &o)| f64::from(d - o).max(0.0)).collect()
+            demand.iter().zip(counted).map(|(&d, &o)| f64::from(d - o).max(0.0)).collect()
         };
         let left = remaining(&replay.episode.left);
         let Self { ahead: Ahead { rows, entries }, transport, .. } = self;
@@ -170,13 +230,6 @@ impl Receding {
             let wanted = entries[row.entries.clone()].iter().copied().filter(|&(j, _)| left[j as usize] > 0.0);
             transport.push(self.price_factor * level * row.best, ahead * volume * row.weight, wanted);
         }
-        let smoothing = SMOOTHING * transport.scale(&self.prices).max(1e-9);
-        // The first prices may be far off: a coarse look first.
-        let coarse: &[f64] = if self.solved { &[1.0] } else { &[16.0, 4.0, 1.0, 1.0] };
-        for factor in coarse {
-            transport.follow(&mut self.prices, factor * smoothing, STEPS);
-        }
-        self.solved = true;
     }
 }
 
@@ -187,6 +240,7 @@ impl Policy for Receding {
         self.transport = Transport::new(vec![], vec![], penalty);
         self.prices = replay.day.contracts.iter().map(|c| c.price.min(c.penalty)).collect();
         self.solved = false;
+        self.steady.clear();
         self.level = PriceLevel::default();
         self.clock.restart();
     }
