@@ -6,13 +6,13 @@
 //! | folder | what lives there |
 //! |---|---|
 //! | [`cli`] | arguments; one file per subcommand |
-//! | [`score`], [`bench`], [`study`], [`soak`], [`retrain`], [`inspect`] | what stands beside training: requests scored as they come, benchmarks, worlds x seeds x policies, kills on purpose, the nightly job, a look at a run |
+//! | [`score`], [`pretrain`], [`bench`], [`study`], [`soak`], [`retrain`], [`inspect`] | what stands beside training: requests scored as they come, a start for many worlds, benchmarks, worlds x seeds x policies, kills on purpose, the nightly job, a look at a run |
 //! | [`report`], [`runs`] | what a run came to, kept in its directory; runs side by side |
 //! | [`supervisor`] | the main process: prepare, spawn, watch, restart, stop; the serial mode |
 //! | [`actor`], [`learner`], [`checkpoint`], [`evaluator`] | one folder per process role |
 //! | [`run`] | what every process of a run opens; snapshots |
 //! | [`evaluate`] | policies compared on whole days, for `eval`, `study` and the report of a run |
-//! | [`policy`] | networks, the policy file, baselines |
+//! | [`policy`] | networks, the policy file, baselines, the teacher of prices in hindsight |
 //! | [`plan`], [`env`] | forecast, supply-demand graph, play probabilities, prices, bound; the replay environment, features, rewards |
 //! | [`log`], [`synth`] | input schemas, readers, checks, importers, the compiled log; the synthetic generator |
 //! | [`shm`] | segments, sample ring, parameter cell, control block |
@@ -43,6 +43,7 @@ pub mod learner;
 pub mod log;
 pub mod plan;
 pub mod policy;
+pub mod pretrain;
 pub mod report;
 pub mod retrain;
 pub mod run;

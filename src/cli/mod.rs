@@ -9,6 +9,7 @@ mod data;
 mod eval;
 mod inspect;
 mod plan;
+mod pretrain;
 mod promote;
 mod retrain;
 mod runs;
@@ -55,6 +56,8 @@ enum Command {
     Data(data::Data),
     /// Plan from training days: forecast, prices, play probabilities, over-booked contracts, tuned baselines
     Plan(plan::Plan),
+    /// Learn, once, what policies of every world start from
+    Pretrain(pretrain::Pretrain),
     /// Train a policy on logged days
     Train(Box<train::Train>),
     /// Replay whole days under policies and baselines, beside the hindsight bound
@@ -134,6 +137,7 @@ pub fn main() -> ExitCode {
     let result = match arguments.command {
         Command::Data(command) => command.run(),
         Command::Plan(command) => command.run(),
+        Command::Pretrain(command) => command.run(),
         Command::Train(command) => command.run(),
         Command::Eval(command) => command.run(),
         Command::Score(command) => command.run(),

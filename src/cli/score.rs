@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
-use crate::log::compile::replace;
+use crate::files::replace;
 use crate::log::error::BadValue;
 use crate::score::{self, DayFiles, Format, Requests, ScoreOptions, Scorer, ServedDay, ServedPolicy};
 

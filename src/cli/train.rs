@@ -147,7 +147,7 @@ impl Train {
             sets.push("run.deterministic=true".into());
         }
         let settings = settings::load(&self.config, &sets)?;
-        let device = Device::resolve(&settings.run.device).map_err(|e| UsageError(e.to_string()))?;
+        let device = Device::of(&settings).map_err(|e| UsageError(e.to_string()))?;
         if settings.run.deterministic && settings.budget.max_updates == 0 && settings.budget.max_samples == 0 {
             return Err(UsageError(
                 "a lock-step run cannot end by wall time: set budget.max_updates or budget.max_samples".into(),
@@ -192,9 +192,10 @@ impl Train {
             earlier
         });
         if settings.run.device == "auto" && device == Device::Cpu {
-            match Device::idle_gpu() {
-                Some(missing) => say!("learning on the CPU, though there is a GPU: {missing}"),
-                None => say!("no CUDA driver found: learning on the CPU"),
+            match (Device::cpu_only(&settings), Device::idle_gpu()) {
+                (Some(what), _) => say!("{what} is learned on the CPU"),
+                (None, Some(missing)) => say!("learning on the CPU, though there is a GPU: {missing}"),
+                (None, None) => say!("no CUDA driver found: learning on the CPU"),
             }
         }
         let result = train(&settings, Given { plan, from }, earlier, device, mode, &directory, &interrupt);

@@ -214,6 +214,11 @@ impl<'a> Replay<'a> {
         self.offset().saturating_sub(self.delay)
     }
 
+    /// Delay of the feedback, milliseconds.
+    pub fn delay_ms(&self) -> u64 {
+        self.delay
+    }
+
     /// What showing contract candidate `i` would earn now.
     pub fn gain(&self, i: usize) -> Display {
         let c = &self.candidates[i];

@@ -71,7 +71,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
             let due = updates / settings.evaluate.every;
             let due_now = evaluated.is_none_or(|(_, last)| due > last) && Instant::now() >= rested;
             if stopping >= STOP_ALL || due_now {
-                let counted = updates > settings.learner.critic_head_start;
+                let counted = updates > settings.head_start();
                 let (working, cpu) = (Instant::now(), cpu_time()?);
                 let evaluation = judge.evaluate(updates, &averaged, counted, &mut || slot.beat());
                 stats.compute_ns.add(working.elapsed().as_nanos() as u64);

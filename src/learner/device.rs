@@ -16,7 +16,7 @@ use twox_hash::XxHash3_64;
 use crate::env::DayModel;
 use crate::files::private_folder;
 use crate::policy::PolicySpec;
-use crate::settings::Settings;
+use crate::settings::{Settings, Target};
 
 use super::host::HostTrainer;
 use super::resident::ResidentTrainer;
@@ -57,6 +57,32 @@ impl Device {
                 }
                 Ok(Self::Cuda(index))
             }
+        }
+    }
+
+    /// The device that a run's settings ask for. `auto` is the CPU where they ask for what a GPU does not do.
+    ///
+    /// # Errors
+    /// As [`Device::resolve`]; or a GPU named for what it does not do, with the reason.
+    pub fn of(settings: &Settings) -> anyhow::Result<Self> {
+        let name = settings.run.device.as_str();
+        match (Self::cpu_only(settings), name) {
+            (None, _) | (Some(_), "cpu") => Self::resolve(name),
+            (Some(_), "auto") => Ok(Self::Cpu),
+            (Some(why), _) => {
+                Self::resolve(name)?;
+                bail!("device `{name}`: {why} is learned on the CPU alone; use --device cpu or auto")
+            }
+        }
+    }
+
+    /// What in the settings only the CPU can learn, if anything.
+    pub fn cpu_only(settings: &Settings) -> Option<&'static str> {
+        match (settings.learner.target, settings.policy.outlook) {
+            (Target::Hindsight, _) => Some("learner.target = \"hindsight\""),
+            (Target::Both, _) => Some("learner.target = \"both\""),
+            (Target::Return, true) => Some("policy.outlook"),
+            (Target::Return, false) => None,
         }
     }
 

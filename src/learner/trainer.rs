@@ -5,6 +5,7 @@ use crate::run::failpoint;
 use crate::run::snapshot::TrainerState;
 
 use super::batch::{Rebuild, SegmentRows};
+use super::hindsight::LessonRows;
 
 /// What an update did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
@@ -78,8 +79,8 @@ pub type Placed<'a> = (usize, &'a Segment);
 /// What an update is made on, as the trainer that made it wants it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Batch {
-    /// Rebuilt from compact segments for this update.
-    Rows(Vec<SegmentRows>),
+    /// Rebuilt from compact segments for this update, where the target is the return; and their lessons.
+    Rows(Vec<SegmentRows>, LessonRows),
     /// Places of a pool that the trainer holds.
     Places(Vec<usize>),
 }

@@ -140,6 +140,26 @@ impl Transport {
         step
     }
 
+    /// How the prices answer to the demand, at a minimum of the dual smoothed by `smoothing`: what each moves by, minor units, when
+    /// all demands grow by one part in `e`; and what each contract's supply grows by, as a share of its demand, when its own
+    /// price grows by one part in `e`. Prices at a bound do not move.
+    pub fn sensitivity(&mut self, prices: &[f64], smoothing: f64) -> (Vec<f64>, Vec<f64>) {
+        self.smoothed(prices, smoothing);
+        let n = prices.len();
+        let (_, mut curvature) = self.derivatives(smoothing);
+        let own = (0..n).map(|j| curvature[j * n + j] * prices[j] / self.owed[j].max(1e-9)).collect();
+        let scale = self.scale(prices).max(1e-12);
+        let free: Vec<usize> =
+            (0..n).filter(|&j| prices[j] > 0.0 && prices[j] < self.penalty[j] && self.owed[j] > 0.0).collect();
+        for &j in &free {
+            // Where no request is near its price, a contract's price would move beyond all that the smoothing knows of.
+            curvature[j * n + j] += 0.1 * self.owed[j] / scale;
+        }
+        let mut moves = vec![0.0; n];
+        solve(&curvature, &self.owed, &free, n, &mut moves);
+        (moves, own)
+    }
+
     /// Prices after a step of `length`.
     fn moved(&self, prices: &[f64], step: &[f64], length: f64) -> Vec<f64> {
         let one = |(j, (price, step)): (usize, (&f64, &f64))| {

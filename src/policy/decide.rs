@@ -18,7 +18,7 @@ impl Decider {
     /// Lets the policy plan anew where it is due and score the current request, and chooses; counters do not move.
     pub fn decide(&mut self, replay: &mut Replay, policy: &mut dyn Policy) -> Choice {
         if let Some(offsets) = policy.replan(replay) {
-            replay.state.replanned.copy_from_slice(offsets);
+            replay.state.replan(offsets);
         }
         let Self { contracts, auctions } = self;
         contracts.clear();

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
-use crate::env::FEATURE_NAMES;
+use crate::env::FEATURE_VERSION;
 use crate::files;
 use crate::plan::Plan;
 
@@ -48,7 +48,8 @@ impl PolicyFile {
             .collect::<anyhow::Result<Vec<_>>>()?;
         let mut head = serde_json::Map::new();
         head.insert("format".into(), FORMAT.into());
-        head.insert("features".into(), serde_json::to_value(FEATURE_NAMES)?);
+        head.insert("features".into(), serde_json::to_value(self.spec.feature_names())?);
+        head.insert("feature_version".into(), FEATURE_VERSION.into());
         head.insert("spec".into(), serde_json::to_value(&*self.spec)?);
         head.insert("plan".into(), serde_json::to_value(&self.plan)?);
         head.insert("updates".into(), self.updates.into());
@@ -93,11 +94,14 @@ impl PolicyFile {
         if format != FORMAT {
             bail!("its format is {format}, this program reads {FORMAT}; train again");
         }
-        if field("features")? != serde_json::to_value(FEATURE_NAMES)? {
-            bail!("it was trained on other features; train again with this version");
-        }
         let spec: PolicySpec = serde_json::from_value(field("spec")?)?;
         spec.check()?;
+        if field("features")? != serde_json::to_value(spec.feature_names())? {
+            let version = head.get("feature_version").and_then(serde_json::Value::as_u64).unwrap_or(1);
+            bail!(
+                "it was trained on features of version {version}, this program has version {FEATURE_VERSION}; train again"
+            );
+        }
         let plan: Plan = serde_json::from_value(field("plan")?)?;
         plan.check()?;
         let actor = decode_actor(bytes, &spec)?;

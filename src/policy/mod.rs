@@ -12,9 +12,11 @@ mod controller;
 pub mod day_replay;
 mod decide;
 pub mod file;
+pub mod hindsight;
 pub mod learned;
 pub mod net;
 mod replanner;
+pub mod start;
 pub mod stored;
 pub mod tensor_net;
 pub mod tune;
@@ -22,6 +24,7 @@ pub mod tune;
 pub use controller::Controller;
 pub use day_replay::{ReplayOptions, Shown, Totals, replay_day};
 pub use decide::Decider;
+pub use hindsight::Teacher;
 pub use learned::{Bids, LearnedPolicy, PolicySpec, lift};
 pub use replanner::{Replanner, ReplannerState};
 
@@ -65,7 +68,7 @@ pub trait Policy: Send {
     fn score(&mut self, replay: &Replay, contracts: &mut [f64], auctions: &mut [f64]);
 
     /// Called at every request before it is scored: what is to be added to the logits of the contracts' bids from now on
-    /// ([`crate::env::State::replanned`]), where that changes.
+    /// ([`crate::env::State::replan`]), where that changes.
     fn replan(&mut self, _: &Replay) -> Option<&[f32]> {
         None
     }

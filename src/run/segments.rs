@@ -1,9 +1,10 @@
 //! The shared memory of a run: control block, parameter cell, one sample ring per actor, the halves of snapshots.
 
+use crate::env::outlook::ADVICE_COLUMNS;
 use crate::env::{DayModel, REPLAN_INTERVAL_S};
 use crate::log::schema::DAY_MS;
 use crate::policy::PolicySpec;
-use crate::settings::{self, Settings};
+use crate::settings::{self, Settings, Target};
 use crate::shm::names::CONTROL;
 use crate::shm::{Control, HalfShape, Halves, ParamCell, RingShape, RunNames, SampleRing, ShmError, check_space};
 
@@ -98,18 +99,28 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    pub fn of(settings: &Settings, days: &[DayModel]) -> Self {
+    pub fn of(settings: &Settings, spec: &PolicySpec, days: &[DayModel]) -> Self {
         let most = |f: &dyn Fn(&DayModel) -> usize| days.iter().map(f).max().unwrap_or(0);
         let contracts = most(&|d| d.contracts.len());
         // With delayed feedback the state carries the displays under way.
         let pending = most(&|d| most_within(d, settings.env.feedback_delay_s));
-        let state = 160 + contracts * 4 * 9 + pending * 24;
+        // Counters, what traffic was seen and expected over several memories, and the replanner's columns.
+        let per_contract = 4 * (9 + 7 + ADVICE_COLUMNS);
+        let state = 256 + contracts * per_contract + pending * 24;
         let replans = (DAY_MS as f64 / 1000.0 / REPLAN_INTERVAL_S) as usize + 2;
+        // A step may span any part of the day.
+        let lessons = match settings.learner.target {
+            Target::Return => 0,
+            _ => {
+                ((DAY_MS as f64 / 1000.0 / settings.learner.lesson_every_s) as usize + 2).min(settings.learner.segment)
+            }
+        };
         let segment = state
-            + replans * (contracts * 4 + 16)
+            + replans * (contracts * 4 * ADVICE_COLUMNS + 16)
+            + lessons * (48 + contracts * 4 * (spec.features() + 5 + 3))
             + 64
             + settings.learner.segment * settings.requests_per_step() * (5 + 3 + 4);
-        let runner = state + contracts * (8 + 4) + 128;
+        let runner = state + contracts * (8 + 8 + 8 + 4 * ADVICE_COLUMNS) + 192;
         let explorer = if settings.run.deterministic { 128 + settings.actors.episodes * runner } else { 0 };
         let block = (settings.block_segments() * segment + explorer + 64).next_multiple_of(4096);
         Self { block, explorer }

@@ -89,7 +89,7 @@ impl Scorer {
         if own {
             self.policy.load(&self.replay, &saved.policy)?;
         } else {
-            self.replay.state.replanned.fill(0.0);
+            self.replay.state.forget_plan();
             self.policy.begin(&self.replay);
             self.policy.hand_out(self.hands_out);
         }

@@ -203,10 +203,10 @@ impl Scorer {
     fn score_frozen(&mut self, request: &TrackRow, offset: u64, out: &mut Decision) {
         let (state, saved) = (self.replay.state.clone(), self.policy.save());
         self.score(request, offset, out);
-        let moved = std::mem::replace(&mut self.replay.state, state);
+        let mut moved = std::mem::replace(&mut self.replay.state, state);
         if self.hands_out {
             // Prices that came back meanwhile are told of once.
-            self.replay.state.replanned = moved.replanned;
+            self.replay.state.adopt_plan(&mut moved);
         }
         self.policy.load(&self.replay, &saved).expect("a policy reads what it wrote");
     }
@@ -265,7 +265,7 @@ impl Scorer {
         self.begun = true;
         self.replay.set_time(offset);
         if let Some(offsets) = self.policy.replan(&self.replay) {
-            self.replay.state.replanned.copy_from_slice(offsets);
+            self.replay.state.replan(offsets);
         }
         self.policy.score(&self.replay, &mut [], &mut []);
     }
@@ -426,9 +426,9 @@ impl Scorer {
     /// Puts a successor in this one's place: a scorer of the same day that was restored from this one's counts, with another
     /// policy. It is given everything that was counted meanwhile; the old one is returned.
     pub fn swap(&mut self, mut next: Self) -> Self {
-        let replanned = std::mem::take(&mut next.replay.state.replanned);
+        // The counters change places; each policy keeps its own plan.
         std::mem::swap(&mut next.replay.state, &mut self.replay.state);
-        next.replay.state.replanned = replanned;
+        next.replay.state.swap_plan(&mut self.replay.state);
         std::mem::swap(&mut next.claims, &mut self.claims);
         next.now = self.now;
         next.generation = self.generation + 1;

@@ -79,6 +79,11 @@ impl Settings {
         if by_request { 1 } else { self.episodes.requests_per_step }
     }
 
+    /// Updates before the actor learns: none where its target needs no critic.
+    pub fn head_start(&self) -> u64 {
+        if self.learner.target == Target::Hindsight { 0 } else { self.learner.critic_head_start }
+    }
+
     /// Segments in one batch.
     pub fn batch_segments(&self) -> usize {
         self.learner.batch / self.learner.segment
@@ -159,6 +164,15 @@ impl Settings {
                     .into(),
             );
         }
+        if l.target == Target::Hindsight && l.critic != Critic::Quantile {
+            return bad("learner.critic", "must be \"quantile\" with learner.target = \"hindsight\"".into());
+        }
+        if l.target == Target::Both && l.hedge != 0.0 {
+            return bad(
+                "learner.hedge",
+                "needs learner.target = \"hindsight\": with \"both\" the critic learns the return".into(),
+            );
+        }
         if l.critic == Critic::Categorical && l.atoms < 3 {
             return bad("learner.atoms", "must be at least 3".into());
         }
@@ -166,6 +180,8 @@ impl Settings {
             ("policy.temperature", self.policy.temperature, 1e-4, 1e3),
             ("policy.initial_bid", self.policy.initial_bid, 0.001, 0.999),
             ("learner.lambda", l.lambda, 0.0, 1.0),
+            ("learner.hedge", l.hedge, -4.0, 4.0),
+            ("learner.lesson_every_s", l.lesson_every_s, 60.0, 86_400.0),
             ("learner.kappa", l.kappa, 1e-6, 1e6),
             ("learner.anchor", l.anchor, 0.0, 1e6),
             ("learner.target_rate", l.target_rate, 1e-6, 1.0),
@@ -188,6 +204,8 @@ impl Settings {
             ("episodes.supply_error", self.episodes.supply_error, 0.0, 2.0),
             ("episodes.jump_share", self.episodes.jump_share, 0.0, 1.0),
             ("episodes.jump_sd", self.episodes.jump_sd, 0.0, 2.0),
+            ("episodes.volume_noise", self.episodes.volume_noise, 0.0, 1.0),
+            ("episodes.price_noise", self.episodes.price_noise, 0.0, 1.0),
             ("episodes.shock_sd", self.episodes.shock_sd, 0.0, 2.0),
             ("env.feedback_delay_s", self.env.feedback_delay_s, 0.0, 86_400.0),
             ("data.max_bad_share", self.data.max_bad_share, 0.0, 1.0),

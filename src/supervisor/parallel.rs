@@ -71,7 +71,7 @@ pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt)
     }
     without_huge_pages();
     let settings = &context.settings;
-    let sizes = Sizes::of(settings, &context.days(&settings.data.train)?);
+    let sizes = Sizes::of(settings, &context.spec, &context.days(&settings.data.train)?);
     let started = Instant::now();
     let mut went_back = 0;
     loop {

@@ -10,6 +10,7 @@ mod decisions;
 mod determinism;
 mod handshake;
 mod harness;
+mod hindsight;
 mod hostile;
 mod inputs;
 mod inspect;

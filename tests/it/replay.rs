@@ -157,7 +157,7 @@ fn walk<'d>(
     seed: u64,
     watch: &mut dyn FnMut(Step),
 ) -> (Vec<f32>, Replay<'d>) {
-    let mut rows = RowSampler::new(&episode, day.log.requests().len()).peekable();
+    let mut rows = RowSampler::new(&episode, day).peekable();
     let mut replay = Replay::start(day, episode, delay_s, spread, &mut rows);
     let before = replay.state.delivered.clone();
     let mut policy = RandomScores(seed);

@@ -52,6 +52,19 @@ pub struct Receding {
     work: Option<Task>,
     /// Whether prices came back that nobody has been told of.
     fresh: bool,
+    /// Whether displays whose delivery is not observed yet count as delivered.
+    predicts: bool,
+    /// Prices at the forecast's volume and the expected price level; empty before [`Receding::second_opinion`].
+    steady: Vec<f64>,
+}
+
+/// What the planner would do if the forecast were right. Money in minor units per impression.
+pub struct SecondOpinion<'a> {
+    pub prices: &'a [f64],
+    /// What each price moves by when all volume falls by one part in `e`.
+    pub by_demand: Vec<f64>,
+    /// What each contract's supply grows by, as a share of its demand, when its own price grows by one part in `e`.
+    pub supply: Vec<f64>,
 }
 
 /// Prices to be solved: everything that the solution depends on.
@@ -98,6 +111,7 @@ pub struct RecedingState {
     solved: bool,
     level: PriceLevel,
     next: u64,
+    steady: Vec<f64>,
 }
 
 impl RecedingState {
@@ -148,7 +162,15 @@ impl Receding {
             hands_out: false,
             work: None,
             fresh: false,
+            predicts: false,
+            steady: vec![],
         }
+    }
+
+    /// Counts displays under way as delivered: who shows them knows of them before their delivery is observed.
+    pub fn predicting(mut self) -> Self {
+        self.predicts = true;
+        self
     }
 
     /// Expects prices off by a factor.
@@ -161,8 +183,10 @@ impl Receding {
     pub fn advance(&mut self, replay: &Replay) -> bool {
         self.level.see(replay, self.memory_ms, self.price_factor);
         let mut solved = std::mem::take(&mut self.fresh);
+        let level = self.level.ratio(self.price_factor * replay.day.unit);
         if self.clock.due(replay.offset())
-            && let Some(task) = self.task(replay)
+            && let Some(task) =
+                self.task(replay, level, replay.state.volume_level(&replay.day, &replay.episode, replay.offset()))
         {
             if self.hands_out && self.solved {
                 self.work = Some(task);
@@ -201,7 +225,14 @@ impl Receding {
 
     /// What it goes on from.
     pub fn state(&self) -> RecedingState {
-        RecedingState { prices: self.prices.clone(), solved: self.solved, level: self.level, next: self.clock.next() }
+        let Self { prices, solved, level, steady, .. } = self;
+        RecedingState {
+            prices: prices.clone(),
+            solved: *solved,
+            level: *level,
+            next: self.clock.next(),
+            steady: steady.clone(),
+        }
     }
 
     /// Goes on in the middle of the day that it has begun.
@@ -209,6 +240,7 @@ impl Receding {
         self.prices = state.prices;
         self.solved = state.solved;
         self.level = state.level;
+        self.steady = state.steady;
         self.clock.resume(state.next);
     }
 
@@ -217,13 +249,31 @@ impl Receding {
         &self.prices
     }
 
-    /// What is to be solved now; `None` while an earlier task is out.
-    fn task(&mut self, replay: &Replay) -> Option<Task> {
+    /// Solves once more, as if the rest of the day came as forecast; `None` while a task is out.
+    pub fn second_opinion(&mut self, replay: &Replay) -> Option<SecondOpinion<'_>> {
+        let mut task = self.task(replay, 1.0, 1.0)?;
+        let known = !self.steady.is_empty();
+        if !known {
+            self.steady = self.prices.clone();
+        }
+        task.state();
+        let mut transport = task.transport;
+        let smoothing = SMOOTHING * transport.scale(&self.steady).max(1e-9);
+        let coarse: &[f64] = if known { &[1.0] } else { &[4.0, 1.0] };
+        for factor in coarse {
+            transport.follow(&mut self.steady, factor * smoothing, STEPS);
+        }
+        let (by_demand, supply) = transport.sensitivity(&self.steady, 10.0 * smoothing);
+        self.transport = Some(transport);
+        Some(SecondOpinion { prices: &self.steady, by_demand, supply })
+    }
+
+    /// What is to be solved now, with the expected prices and volume off by factors; `None` while an earlier task is out.
+    fn task(&mut self, replay: &Replay, level: f64, volume: f64) -> Option<Task> {
         let transport = self.transport.take()?;
-        let (day, offset) = (&*replay.day, replay.offset());
-        let level = self.level.ratio(self.price_factor * day.unit);
+        let counted = if self.predicts { &replay.state.delivered } else { &replay.state.observed };
         let remaining = |demand: &[f32]| -> Vec<f64> {
-            demand.iter().zip(&replay.state.observed).map(|(&d, &o)| f64::from(d - o).max(0.0)).collect()
+            demand.iter().zip(counted).map(|(&d, &o)| f64::from(d - o).max(0.0)).collect()
         };
         Some(Task {
             ahead: self.ahead.clone(),
@@ -231,18 +281,18 @@ impl Receding {
             prices: self.prices.clone(),
             owed: remaining(&replay.episode.owed),
             left: remaining(&replay.episode.left),
-            offset,
+            offset: replay.offset(),
             price: self.price_factor * level,
-            volume: replay.episode.thinning * replay.state.volume_level(day, &replay.episode, offset),
+            volume: replay.episode.thinning * volume,
             solved: self.solved,
         })
     }
 }
 
 impl Task {
-    /// Solves the prices, from those that it came with.
-    fn solve(mut self) -> Self {
-        let Self { ahead, transport, prices, owed, left, offset, price, volume, solved } = &mut self;
+    /// States the rest of the day to the transport problem.
+    fn state(&mut self) {
+        let Self { ahead, transport, owed, left, offset, price, volume, .. } = self;
         let Ahead { rows, entries } = &**ahead;
         transport.restate(std::mem::take(owed), left.clone());
         let now = (*offset / CELL_MS) as usize;
@@ -252,6 +302,12 @@ impl Task {
             let wanted = entries[row.entries.clone()].iter().copied().filter(|&(j, _)| left[j as usize] > 0.0);
             transport.push(*price * row.best, ahead * *volume * row.weight, wanted);
         }
+    }
+
+    /// Solves the prices, from those that it came with.
+    fn solve(mut self) -> Self {
+        self.state();
+        let Self { transport, prices, solved, .. } = &mut self;
         let smoothing = SMOOTHING * transport.scale(prices).max(1e-9);
         // The first prices may be far off: a coarse look first.
         let coarse: &[f64] = if *solved { &[1.0] } else { &[16.0, 4.0, 1.0, 1.0] };
@@ -271,6 +327,7 @@ impl Policy for Receding {
         self.solved = false;
         // What came before the beginning was not seen: it must not count as requests without an auction ad.
         self.level = PriceLevel { requests: replay.state.requests, ..PriceLevel::default() };
+        self.steady.clear();
         self.clock.restart();
         (self.work, self.fresh) = (None, false);
     }
