@@ -6,7 +6,7 @@
 //! | folder | what lives there |
 //! |---|---|
 //! | [`cli`] | arguments; one file per subcommand |
-//! | [`score`], [`retrain`], [`soak`], [`study`], [`bench`], [`inspect`] | what stands beside training: requests scored as they come, the nightly job, kills on purpose, worlds x seeds x policies, benchmarks, a look at a run |
+//! | [`score`], [`export`], [`serve`], [`retrain`], [`soak`], [`study`], [`bench`], [`inspect`] | what stands beside training: requests scored as they come, the dictionary of a feature server, a server, the nightly job, kills on purpose, worlds x seeds x policies, benchmarks, a look at a run |
 //! | [`report`], [`runs`] | what a run came to, kept in its directory; runs side by side |
 //! | [`supervisor`] | the main process: prepare, spawn, watch, restart, stop; the serial mode |
 //! | [`actor`], [`learner`], [`checkpoint`], [`evaluator`] | one folder per process role |
@@ -34,6 +34,7 @@ pub mod cli;
 pub mod env;
 pub mod evaluate;
 pub mod evaluator;
+pub mod export;
 pub mod inspect;
 pub mod learner;
 pub mod log;
@@ -44,6 +45,7 @@ pub mod retrain;
 pub mod run;
 pub mod runs;
 pub mod score;
+pub mod serve;
 pub mod settings;
 pub mod shm;
 pub mod soak;
