@@ -20,7 +20,9 @@ fn the_module_of_a_policy_gives_its_scores() {
     let python = std::env::var("ADMIX_PYTHON").unwrap_or_else(|_| "python3".into());
     let found = Command::new(&python).args(["-c", "import torch, safetensors"]).output();
     if !found.is_ok_and(|output| output.status.success()) {
-        eprintln!("the_module_of_a_policy_gives_its_scores: skipped, {python} has no torch and safetensors (ADMIX_PYTHON)");
+        eprintln!(
+            "the_module_of_a_policy_gives_its_scores: skipped, {python} has no torch and safetensors (ADMIX_PYTHON)"
+        );
         return;
     }
     let scratch = tempfile::tempdir().unwrap();
