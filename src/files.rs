@@ -8,13 +8,14 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-/// Writes a file under a temporary name of its own folder and renames it into place, readable for its owner alone.
+/// Writes a file under a temporary name of its own folder and renames it into place. The umask decides who may read it.
 ///
 /// # Errors
 /// The file system's.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+    let mut file = tempfile::Builder::new().permissions(mode).tempfile_in(folder)?;
     io::Write::write_all(&mut file, bytes)?;
     file.persist(path).map_err(|e| e.error)?;
     Ok(())

@@ -6,7 +6,7 @@
 //! | folder | what lives there |
 //! |---|---|
 //! | [`cli`] | arguments; one file per subcommand |
-//! | [`score`], [`pretrain`], [`bench`], [`study`], [`soak`], [`retrain`], [`inspect`] | what stands beside training: requests scored as they come, a start for many worlds, benchmarks, worlds x seeds x policies, kills on purpose, the nightly job, a look at a run |
+//! | [`score`], [`export`], [`serve`], [`pretrain`], [`bench`], [`study`], [`soak`], [`retrain`], [`inspect`] | what stands beside training: requests scored as they come, the dictionary of a feature server, a server, a start for many worlds, benchmarks, worlds x seeds x policies, kills on purpose, the nightly job, a look at a run |
 //! | [`report`], [`runs`] | what a run came to, kept in its directory; runs side by side |
 //! | [`supervisor`] | the main process: prepare, spawn, watch, restart, stop; the serial mode |
 //! | [`actor`], [`learner`], [`checkpoint`], [`evaluator`] | one folder per process role |
@@ -37,6 +37,7 @@ pub mod cli;
 pub mod env;
 pub mod evaluate;
 pub mod evaluator;
+pub mod export;
 pub mod files;
 pub mod inspect;
 pub mod learner;
@@ -49,6 +50,7 @@ pub mod retrain;
 pub mod run;
 pub mod runs;
 pub mod score;
+pub mod serve;
 pub mod settings;
 pub mod shm;
 pub mod soak;

@@ -11,6 +11,7 @@ pub mod plan;
 pub mod proc;
 pub mod ring;
 pub mod score;
+pub mod serve;
 pub mod speedup;
 pub mod start;
 pub mod watched;

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use crate::bench::params::{ParamsBench, run_params};
 use crate::bench::ring::{RingBench, run_ring};
 use crate::bench::world::WorldSize;
-use crate::bench::{actor, e2e, env, evaluate, ingest, learner, plan, score, speedup, start};
+use crate::bench::{actor, e2e, env, evaluate, ingest, learner, plan, score, serve, speedup, start};
 use crate::learner::device;
 use crate::settings::{Critic, Settings};
 
@@ -33,6 +33,16 @@ enum Stage {
     Evaluate(Day),
     /// What scoring a request costs on one core, and candidates per second from text to text
     Score(Day),
+    /// Answers of a server on loopback under an even load, with the load generator beside it
+    Serve {
+        #[command(flatten)]
+        day: Day,
+        /// Requests a second
+        #[arg(long, default_value_t = 5000.0)]
+        rate: f64,
+        #[arg(long, default_value_t = 8)]
+        connections: usize,
+    },
     /// Sample ring between two processes, beside memcpy
     Ring {
         /// Records of 256 bytes
@@ -207,6 +217,9 @@ impl Bench {
             Stage::Actor(day) => self.print(&actor::run(day.size(), &Settings::default(), day.seconds)?),
             Stage::Evaluate(day) => self.print(&evaluate::run(day.size(), &Settings::default(), day.seconds)?),
             Stage::Score(day) => self.print(&score::run(day.size(), &Settings::default())?),
+            Stage::Serve { day, rate, connections } => {
+                self.print(&serve::run(day.size(), &Settings::default(), *rate, *connections, day.seconds)?)
+            }
             Stage::Ring { records, regions } => self.print(&run_ring(&RingBench {
                 records: *records,
                 regions: *regions,

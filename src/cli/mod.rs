@@ -7,6 +7,7 @@ mod bench;
 mod child;
 mod data;
 mod eval;
+mod export;
 mod inspect;
 mod plan;
 mod pretrain;
@@ -14,6 +15,7 @@ mod promote;
 mod retrain;
 mod runs;
 mod score;
+mod serve;
 mod soak;
 mod study;
 mod train;
@@ -64,6 +66,10 @@ enum Command {
     Eval(eval::Eval),
     /// Score requests as they come: a policy as a filter
     Score(score::Score),
+    /// Write a policy's scores as the dictionary of a feature server
+    Export(export::Export),
+    /// Serve a policy over HTTP
+    Serve(serve::Serve),
     /// Show a run, alive or dead: processes, queues, ledger, last events
     Inspect(inspect::Inspect),
     /// The nightly job: check the newest days, train, compare, promote what is better
@@ -141,6 +147,8 @@ pub fn main() -> ExitCode {
         Command::Train(command) => command.run(),
         Command::Eval(command) => command.run(),
         Command::Score(command) => command.run(),
+        Command::Export(command) => command.run(),
+        Command::Serve(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Retrain(command) => command.run(),
         Command::Promote(command) => command.run(),

@@ -67,7 +67,7 @@ pub struct State {
     day_market_seen: Vec<f32>,
     day_market_expected: Vec<f32>,
     /// What replanning adds to the logit of each contract's bid; where a replanner advises, [`ADVICE_COLUMNS`] times as many.
-    replanned: Vec<f32>,
+    pub replanned: Vec<f32>,
     /// Traffic and prices over several memories.
     pub(super) tracker: Tracker,
     pending: VecDeque<Pending>,

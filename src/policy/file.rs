@@ -153,6 +153,9 @@ impl PolicyFile {
                 bail!("it was trained with {key} = {own}, this configuration has {wanted}");
             }
         }
+        if own.outlook != wanted.outlook {
+            bail!("it was trained with policy.outlook = {}, this configuration has {}", own.outlook, wanted.outlook);
+        }
         if self.spec.score_mode != spec.score_mode {
             bail!("it was trained with another score_mode than this configuration's");
         }

@@ -83,12 +83,14 @@ impl Scorer {
         let n = contracts.len();
         ensure!(saved.state.fits(n) && saved.claims.fit(n), "its counters are malformed");
         let own = saved.version == self.version;
+        if own {
+            // The last thing that can fail: the scorer is as it was until here.
+            self.policy.load(&self.replay, &saved.policy)?;
+        }
         self.replay.state = saved.state;
         self.now = saved.now;
         self.replay.set_time(saved.now);
-        if own {
-            self.policy.load(&self.replay, &saved.policy)?;
-        } else {
+        if !own {
             self.replay.state.forget_plan();
             self.policy.begin(&self.replay);
             self.policy.hand_out(self.hands_out);

@@ -87,6 +87,7 @@ fn so_they_do_with_delayed_feedback_other_critics_a_resident_pool_and_without_a_
         (3, &["learner.critic=categorical", "policy.warm_start=false", "learner.pool=600"]),
         (4, &["score_mode=all", "actors.episodes=1"]),
         (5, &["run.device=cpu-resident"]),
+        (6, &["learner.target=hindsight", "policy.outlook=true", "env.feedback_delay_s=600"]),
     ] {
         interrupted_like_uninterrupted(sets, seed, 2);
     }
