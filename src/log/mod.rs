@@ -29,9 +29,3 @@ pub use compile::{CompileOptions, open};
 pub use compiled::{Auction, CompiledLog, Entry, Request};
 pub use error::LogError;
 pub use raw::RawDay;
-
-fn warn_unknown(table: &table::Table) {
-    for column in &table.unknown {
-        tracing::warn!("{}: column `{column}` is unknown and ignored", table.path().display());
-    }
-}

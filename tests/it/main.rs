@@ -30,5 +30,7 @@ mod snapshots;
 mod stress;
 mod study;
 mod support;
+mod tables;
 mod train;
+mod units;
 mod worlds;
