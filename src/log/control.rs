@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use super::day::Day;
-use super::error::{BadValue, Result};
-use super::schema::{ControlRow, DAY_MS, MAX_CLICK_VALUE, MAX_IMPRESSIONS, MAX_PENALTY};
+use super::error::{BadValue, LogError, Result};
+use super::schema::{ControlRow, DAY_MS, MAX_CLICK_VALUE, MAX_CONTRACTS, MAX_IMPRESSIONS, MAX_PENALTY};
 use super::table::{Column, Row, optional, read_strict, required};
 use super::targeting::Targeting;
 
@@ -28,7 +28,16 @@ pub const COLUMNS: &[Column] = &[
 /// # Errors
 /// An unreadable file, or the first row that breaks a rule, with its line, column and value.
 pub fn read(path: &Path, day: &Day) -> Result<Vec<ControlRow>> {
-    read_strict(path, COLUMNS, |row| parse(row, day), ("ad_id", |contract| contract.ad_id))
+    let rows = read_strict(path, COLUMNS, |row| parse(row, day), ("ad_id", |contract| contract.ad_id))?;
+    if rows.len() > MAX_CONTRACTS {
+        let reason = format!(
+            "{} contracts; a day may have {MAX_CONTRACTS}, more cannot be planned in memory. Join contracts that ask for the \
+             same, or split the inventory into several log directories",
+            rows.len()
+        );
+        return Err(LogError::Format { path: path.to_owned(), reason });
+    }
+    Ok(rows)
 }
 
 fn parse(row: &Row, day: &Day) -> std::result::Result<ControlRow, BadValue> {

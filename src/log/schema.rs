@@ -127,3 +127,5 @@ pub const MAX_CLICK_VALUE: f64 = 1e6;
 pub const MAX_IMPRESSIONS: u64 = 1_000_000_000;
 /// The most page views that a forecast node may have in a day.
 pub const MAX_PV: f64 = 1e12;
+/// The most contracts of a day: planning them takes 2 GB where targeting is broad.
+pub const MAX_CONTRACTS: usize = 10_000;

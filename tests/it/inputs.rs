@@ -575,6 +575,16 @@ fn penalties_and_click_values_beyond_all_money_are_refused() {
     assert!(report["policies"].as_array().unwrap().iter().all(|p| p["j"].is_f64()), "{report}");
 }
 
+/// 70,000 contracts ended with an allocation of 39 GB.
+#[test]
+fn too_many_contracts_are_refused_at_once() {
+    let rows: String = (0..10_001).map(|j| format!("{j}\t1\t\t\t\t\t\t\t\t5\t1\t\n")).collect();
+    let log = Log::with_control(&rows);
+    let words = ["control.tsv: 10001 contracts; a day may have 10000", "split the inventory"];
+    log.check(&[]).expect(2, &words);
+    admix(&["plan", log.dir()]).expect(2, &words);
+}
+
 #[test]
 fn a_bad_inventory_row_is_an_error_with_its_line_and_column() {
     let log = Log::new(&[request(0)]);
