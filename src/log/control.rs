@@ -28,7 +28,7 @@ pub const COLUMNS: &[Column] = &[
 /// # Errors
 /// An unreadable file, or the first row that breaks a rule, with its line, column and value.
 pub fn read(path: &Path, day: &Day) -> Result<Vec<ControlRow>> {
-    let rows = read_strict(path, COLUMNS, |row| parse(row, day), ("ad_id", |contract| contract.ad_id))?;
+    let rows = read_strict(path, COLUMNS, |row| parse(row, day), ("ad_id", |contract: &ControlRow| contract.ad_id))?;
     if rows.len() > MAX_CONTRACTS {
         let reason = format!(
             "{} contracts; a day may have {MAX_CONTRACTS}, more cannot be planned in memory. Join contracts that ask for the \
