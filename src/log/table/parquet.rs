@@ -36,7 +36,7 @@ pub struct ParquetRows {
 
 /// A wanted column of the file.
 enum Cell {
-    One(Leaf),
+    One(Box<Leaf>),
     List(ListCell),
 }
 
@@ -131,7 +131,7 @@ fn cell(schema: &SchemaDescriptor, column: &Column) -> Result<Option<Cell>, Stri
     let leaf = |i: usize| Leaf::of(schema, i).map_err(|why| unusable(&why));
     let plain = field.is_primitive() && schema.column(of_field[0]).max_rep_level() == 0;
     if plain {
-        return Ok(Some(Cell::One(leaf(of_field[0])?)));
+        return Ok(Some(Cell::One(Box::new(leaf(of_field[0])?))));
     }
     let Some(list) = column.list else { return Err(unusable("is nested; this one has to be a plain value")) };
     if of_field.is_empty() || of_field.iter().any(|&i| schema.column(i).max_rep_level() != 1) {
