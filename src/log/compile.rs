@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use twox_hash::XxHash3_128;
 
 use super::compiled::{self, Auction, CompiledLog, Contract, Counts, Entry, Request, Tail};
+use super::day::Day;
 use super::error::{LogError, Result};
 use super::raw::RawDay;
 use super::schema::{AdType, ControlRow, TrackRow};
@@ -99,6 +100,8 @@ pub(super) fn name_of(dir: &Path) -> String {
 }
 
 pub(super) fn hash_inputs(dir: &Path, options: CompileOptions) -> Result<u128> {
+    // A day file that is too long to be one is refused before all of it is read.
+    Day::read(dir)?;
     let mut hasher = XxHash3_128::new();
     hasher.write(&compiled::VERSION.to_le_bytes());
     hasher.write(&[u8::from(options.complete_queues)]);
@@ -154,8 +157,8 @@ pub(super) fn check_share(counts: &Counts, options: CompileOptions, dir: &Path) 
     let quarantine = quarantine_path(dir)?;
     let listed = std::fs::read_to_string(&quarantine).unwrap_or_default();
     let first = match listed.lines().nth(1).map(|line| line.split('\t').collect::<Vec<_>>()).as_deref() {
-        Some([file, line, column, value, _, rule]) => {
-            format!("{file}: line {line}, column `{column}`: `{value}`: {rule}")
+        Some([file, line, column, value, reason, rule]) => {
+            format!("{file}: line {line}, column `{column}`: `{value}`: {rule} ({reason})")
         }
         _ => String::new(),
     };
