@@ -30,7 +30,7 @@ const THREE_LEVELS: &str = "optional group queue (LIST) { repeated group list { 
 const TWO_LEVELS: &str = "optional group queue (LIST) { repeated group array { FIELDS } }";
 const BARE: &str = "repeated group queue { FIELDS }";
 const FIELDS: &str = "optional int64 ad_id (INTEGER(64, false)); optional binary type (UTF8); optional double ecpm;
-    optional float pctr; optional int64 filter; optional int32 boost (DECIMAL(4, 1));";
+    optional float pctr; optional int64 filter (INTEGER(64, false)); optional int32 boost (DECIMAL(4, 1));";
 
 const USUAL: Form = Form {
     codec: Compression::SNAPPY,
@@ -138,7 +138,8 @@ fn write_queues<W: std::io::Write + Send>(
         let mut out = columns.next_column().unwrap().unwrap();
         match out.untyped() {
             ColumnWriter::Int64ColumnWriter(w) => {
-                w.write_batch(&texts.iter().map(|t| t.parse().unwrap()).collect::<Vec<_>>(), def, rep).unwrap();
+                w.write_batch(&texts.iter().map(|t| t.parse::<u64>().unwrap() as i64).collect::<Vec<_>>(), def, rep)
+                    .unwrap();
             }
             ColumnWriter::ByteArrayColumnWriter(w) => {
                 w.write_batch(&texts.iter().map(|t| ByteArray::from(*t)).collect::<Vec<_>>(), def, rep).unwrap();
