@@ -18,7 +18,11 @@ pub enum Data {
     /// Rewrite a real log as log directories
     #[command(subcommand)]
     Import(Import),
-    /// Check log directories: bad rows, contracts, coverage; also compiles them
+    /// Check log directories: bad rows, units, contracts, coverage; also compiles them
+    #[command(
+        after_help = "Example: admix data check logs/2026-01-05 logs/2026-01-06 --json | jq '.warnings[].name'\n\
+                            docs/formats.md has every column with its unit, and what each warning means."
+    )]
     Check(Check),
 }
 
@@ -89,6 +93,9 @@ pub struct Check {
     /// Share of bad track rows above which a log is refused
     #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
     max_bad_share: f64,
+    /// Seconds until a policy observes a delivery, as env.feedback_delay_s of your configuration has it
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    feedback_delay: f64,
     /// Print one JSON object a line
     #[arg(long)]
     json: bool,
@@ -145,7 +152,7 @@ impl Check {
         let options = CompileOptions { max_bad_share: self.max_bad_share, ..CompileOptions::default() };
         let mut exit = Exit::Done;
         for dir in &self.dirs {
-            match check(dir, options) {
+            match check(dir, options, self.feedback_delay) {
                 Ok(report) if self.json => print_json(&report)?,
                 Ok(report) => print_text(&report.to_string())?,
                 Err(e) => {

@@ -166,8 +166,7 @@ impl Export {
 
     /// The files of the held-out day.
     fn log_files(&self) -> anyhow::Result<DayFiles> {
-        let control = table::find(&self.log, "control")?;
-        let control = control.ok_or(log::LogError::MissingFile { dir: self.log.clone(), name: "control" })?;
+        let control = table::require(&self.log, "control", log::control::COLUMNS)?;
         let day = Some(self.log.join("day.toml")).filter(|path| path.is_file());
         Ok(DayFiles { control, inventory: table::find(&self.log, "inventory")?, day })
     }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use twox_hash::XxHash3_128;
 
 use super::compiled::{self, Auction, CompiledLog, Contract, Counts, Entry, Request, Tail};
+use super::day::Day;
 use super::error::{LogError, Result};
 use super::keep;
 use super::queue::{QueueRules, Showable};
@@ -77,6 +78,8 @@ pub(super) fn name_of(dir: &Path) -> String {
 }
 
 pub(super) fn hash_inputs(dir: &Path, options: CompileOptions) -> Result<u128> {
+    // A day file that is too long to be one is refused before all of it is read.
+    Day::read(dir)?;
     let mut hasher = XxHash3_128::new();
     hasher.write(&compiled::VERSION.to_le_bytes());
     hasher.write(&[u8::from(options.complete_queues)]);
@@ -87,14 +90,28 @@ pub(super) fn hash_inputs(dir: &Path, options: CompileOptions) -> Result<u128> {
         table::find(dir, "track_log")?,
         table::find(dir, "control")?,
     ];
-    for path in files.into_iter().flatten().filter(|p| p.is_file()) {
-        hash_file(&mut hasher, &path)?;
+    for path in files.into_iter().flatten().filter(|p| p.exists()) {
+        hash_table(&mut hasher, &path)?;
     }
     Ok(hasher.finish_128())
 }
 
+/// Adds a table's name and content to a hash: of a directory of part files, each part's path and content.
+pub fn hash_table(hasher: &mut XxHash3_128, path: &Path) -> Result<()> {
+    if path.is_dir() {
+        hasher.write(path.file_name().unwrap_or_default().as_encoded_bytes());
+        for part in table::parts(path)? {
+            let below = part.strip_prefix(path).unwrap_or(&part);
+            hasher.write(below.as_os_str().as_encoded_bytes());
+            hash_file(hasher, &part)?;
+        }
+        return Ok(());
+    }
+    hash_file(hasher, path)
+}
+
 /// Adds a file's name and content to a hash.
-pub fn hash_file(hasher: &mut XxHash3_128, path: &Path) -> Result<()> {
+fn hash_file(hasher: &mut XxHash3_128, path: &Path) -> Result<()> {
     let mut file = std::fs::File::open(path).map_err(|e| LogError::io(path, e))?;
     hasher.write(path.file_name().unwrap_or_default().as_encoded_bytes());
     let mut buffer = vec![0; 1 << 20];
@@ -117,18 +134,20 @@ pub(super) fn check_share(counts: &Counts, options: CompileOptions, dir: &Path) 
     if counts.quarantined as f64 <= options.max_bad_share * counts.rows as f64 {
         return Ok(());
     }
-    let quarantine = quarantine_path(dir);
-    let first = std::fs::read_to_string(&quarantine)
-        .ok()
-        .and_then(|text| text.lines().nth(1).map(|line| line.replace('\t', " ")))
-        .unwrap_or_default();
+    let listed = std::fs::read_to_string(quarantine_path(dir)).unwrap_or_default();
+    let first = match listed.lines().nth(1).map(|line| line.split('\t').collect::<Vec<_>>()).as_deref() {
+        Some([file, line, column, value, reason, rule]) => {
+            format!("{file}: line {line}, column `{column}`: `{value}`: {rule} ({reason})")
+        }
+        _ => String::new(),
+    };
     Err(LogError::TooManyBad {
         path: dir.to_owned(),
         bad: counts.quarantined,
         rows: counts.rows,
         max: options.max_bad_share,
         first,
-        quarantine,
+        quarantine: quarantine_path(dir),
     })
 }
 

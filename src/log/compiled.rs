@@ -14,7 +14,7 @@ use twox_hash::XxHash3_64;
 
 use super::day::Day;
 use super::error::{LogError, Result};
-use super::schema::ControlRow;
+use super::schema::{ControlRow, MAX_CLICK_VALUE, MAX_IMPRESSIONS, MAX_PENALTY};
 use super::targeting::Targeting;
 
 const MAGIC: [u8; 8] = *b"ADMIXLOG";
@@ -304,8 +304,9 @@ impl CompiledLog {
             return Err("an entry holds impossible values".into());
         }
         let sound = |c: &Contract| {
-            amount(c.penalty)
-                && amount(c.click_value)
+            (0.0..=MAX_PENALTY).contains(&c.penalty)
+                && (0.0..=MAX_CLICK_VALUE).contains(&c.click_value)
+                && c.required.max(c.cap) <= MAX_IMPRESSIONS
                 && [Some(c.rate), Some(c.mean_pctr), c.theta, c.pctr].into_iter().flatten().all(share)
         };
         match self.tail.contracts.iter().find(|c| !sound(c)) {

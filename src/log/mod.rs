@@ -32,9 +32,3 @@ pub use compiled::{Auction, CompiledLog, Entry, Request};
 pub use error::LogError;
 pub use queue::{QueueRules, Showable};
 pub use raw::RawDay;
-
-fn warn_unknown(table: &table::Table) {
-    for column in &table.unknown {
-        tracing::warn!("{}: column `{column}` is unknown and ignored", table.path().display());
-    }
-}

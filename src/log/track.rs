@@ -11,7 +11,7 @@ pub const COLUMNS: &[Column] = &[
     required("region"),
     required("gender"),
     required("age"),
-    required("queue"),
+    required("queue").list(b';', &["ad_id", "type", "ecpm", "pctr", "filter", "boost"], 5),
     optional("user_id"),
 ];
 
@@ -20,7 +20,7 @@ pub const COLUMNS: &[Column] = &[
 /// # Errors
 /// The first value that breaks a rule; a bad queue entry makes its request bad.
 pub fn parse(row: &Row) -> Result<TrackRow, BadValue> {
-    row.check_width()?;
+    row.check_shape()?;
     let gender: u8 = row.integer(4)?.ok_or_else(|| row.empty(4))?;
     let age: u8 = row.integer(5)?.ok_or_else(|| row.empty(5))?;
     check_viewer(gender, age)?;
@@ -135,10 +135,9 @@ fn entry(text: &str) -> Result<QueueEntry, BadValue> {
         }
     };
     let within = |value: &str, low: f64, high: f64, what: &str| {
-        number("queue", value, low, high).map_err(|mut bad| {
-            bad.rule = format!("{what} `{value}` {}", bad.rule);
-            bad.value = text.to_owned();
-            bad
+        number("queue", value, low, high).map_err(|bad| {
+            let hint = if what == "pctr" && bad.reason == "out_of_range" { ": a fraction, 1.2 % is 0.012" } else { "" };
+            BadValue::new("queue", text, bad.reason, format!("{what} `{value}` {}{hint}", bad.rule))
         })
     };
     let ecpm = within(next("ecpm")?, 0.0, MAX_ECPM, "ecpm")?;

@@ -15,7 +15,7 @@ use std::time::SystemTime;
 use twox_hash::{XxHash3_64, XxHash3_128};
 
 use crate::files;
-use crate::log::compile::hash_file;
+use crate::log::compile::hash_table;
 use crate::log::{CompiledLog, LogError, keep};
 
 use super::{FORMAT, Plan};
@@ -64,11 +64,11 @@ impl Key {
     /// # Errors
     /// A file that cannot be read.
     pub fn file(&mut self, path: Option<&Path>) -> Result<(), LogError> {
-        match path.filter(|path| path.is_file()) {
+        match path.filter(|path| path.exists()) {
             Some(path) => {
                 self.text("file");
                 let mut content = XxHash3_128::new();
-                hash_file(&mut content, path)?;
+                hash_table(&mut content, path)?;
                 self.0.write(&content.finish_128().to_le_bytes());
             }
             None => self.text("none"),

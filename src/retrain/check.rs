@@ -91,17 +91,19 @@ impl Checked {
 }
 
 /// Checks days, oldest first; each is compared with the valid ones before it.
-pub fn all(days: &[DayDir], job: &Job, options: CompileOptions) -> Vec<Checked> {
+///
+/// `feedback_delay_s`: the delay that training is configured with; a day that was measured otherwise is warned of.
+pub fn all(days: &[DayDir], job: &Job, options: CompileOptions, feedback_delay_s: f64) -> Vec<Checked> {
     let mut checked: Vec<Checked> = Vec::new();
     for day in days {
         let known: Vec<Figures> =
             checked.iter().rev().filter(|c| c.is_valid()).filter_map(|c| c.figures).take(MEMORY).collect();
-        checked.push(one(day, &known, job, options));
+        checked.push(one(day, &known, job, options, feedback_delay_s));
     }
     checked
 }
 
-fn one(day: &DayDir, known: &[Figures], job: &Job, options: CompileOptions) -> Checked {
+fn one(day: &DayDir, known: &[Figures], job: &Job, options: CompileOptions, feedback_delay_s: f64) -> Checked {
     let mut found = Checked {
         date: day.date.to_string(),
         day: day.clone(),
@@ -110,8 +112,8 @@ fn one(day: &DayDir, known: &[Figures], job: &Job, options: CompileOptions) -> C
         warnings: vec![],
         figures: None,
     };
-    let log = match check(&day.dir, options).and_then(|report| {
-        found.warnings = report.warnings;
+    let log = match check(&day.dir, options, feedback_delay_s).and_then(|report| {
+        found.warnings = report.warnings.iter().map(ToString::to_string).collect();
         log::open(&day.dir, options)
     }) {
         Ok(log) => log,

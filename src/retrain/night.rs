@@ -108,12 +108,13 @@ impl<'a> Night<'a> {
         if all.is_empty() {
             bail!("no directory in {} is named like `days.pattern`, {}", job.days.dir.display(), job.days.pattern);
         }
-        let options = compile_options(&load(job, &[], &[])?);
+        let settings = load(job, &[], &[])?;
+        let options = compile_options(&settings);
         // Days that are left out make room for older ones.
         let wanted = 2 * (job.days.train + job.days.validation + job.days.heldout);
         let newest = &all[all.len().saturating_sub(wanted)..];
         say!("checking {} days up to {}", newest.len(), newest[newest.len() - 1].date);
-        let night = Self { job, checked: check::all(newest, job, options), options };
+        let night = Self { job, checked: check::all(newest, job, options, settings.env.feedback_delay_s), options };
         let path = history.root().join("nights").join(night.newest().date.to_string()).join("check.json");
         std::fs::create_dir_all(path.parent().unwrap_or(history.root()))?;
         std::fs::write(&path, serde_json::to_vec_pretty(&night.checked)?)

@@ -31,7 +31,7 @@ pub struct Arrived {
 /// An unreadable table, or its first bad row.
 pub fn delivered(path: &Path) -> Result<Delivered, LogError> {
     let parse = |row: &Row| {
-        row.check_width()?;
+        row.check_shape()?;
         let ad_id = row.integer(0)?.ok_or_else(|| row.empty(0))?;
         Ok((ad_id, row.integer(1)?.ok_or_else(|| row.empty(1))?))
     };
@@ -49,7 +49,7 @@ pub fn exposures(path: &Path) -> Result<Vec<Arrived>, LogError> {
     let mut all = Vec::new();
     while table.read(&mut row)? {
         let parsed = (|| {
-            row.check_width()?;
+            row.check_shape()?;
             let exposure = Exposure {
                 request_id: row.integer(0)?.ok_or_else(|| row.empty(0))?,
                 ad_id: row.integer(1)?.ok_or_else(|| row.empty(1))?,
@@ -58,7 +58,7 @@ pub fn exposures(path: &Path) -> Result<Vec<Arrived>, LogError> {
             let arrival_ms = row.integer(3)?.unwrap_or(exposure.ts_ms);
             Ok(Arrived { arrival_ms, exposure, auction: row.text_of(4)? == "A" })
         })();
-        all.push(parsed.map_err(|bad| LogError::BadRow { path: path.to_owned(), line: row.line, bad })?);
+        all.push(parsed.map_err(|bad| LogError::BadRow { path: path.to_owned(), line: row.place.line, bad })?);
     }
     all.sort_by_key(|arrived| arrived.arrival_ms);
     Ok(all)

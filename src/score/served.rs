@@ -46,7 +46,7 @@ impl ServedDay {
             Some(path) => Day::read_file(path)?,
             None => Day::of_timestamp(ts_ms),
         };
-        let contracts = control::read(&files.control, day.start_ms)?;
+        let contracts = control::read(&files.control, &day)?;
         let forecast = match &files.inventory {
             Some(path) => Some(Forecast::from_inventory(&inventory::read(path)?)),
             None => None,

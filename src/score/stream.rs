@@ -139,7 +139,7 @@ impl Requests {
                 if !table.read(row)? {
                     return Ok(None);
                 }
-                Ok(Some((row.line, track::parse(row))))
+                Ok(Some((row.place.line, track::parse(row))))
             }
             Source::Jsonl(reader, text, line) => loop {
                 text.clear();

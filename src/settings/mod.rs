@@ -128,6 +128,12 @@ impl Settings {
                 return bad(key, format!("is {value}; must be at most {most}"));
             }
         }
+        // 0 threads are as many as there are cores.
+        for (key, value, most) in [("learner.threads", l.threads, 1024), ("learner.atoms", l.atoms, 1024)] {
+            if value > most {
+                return bad(key, format!("is {value}; must be at most {most}"));
+            }
+        }
         let (c, w) = (&self.checkpoint, &self.watchdog);
         for (key, seconds) in [
             ("checkpoint.every_s", c.every_s),
