@@ -6,7 +6,7 @@
 //! | folder | what lives there |
 //! |---|---|
 //! | [`cli`] | arguments; one file per subcommand |
-//! | [`retrain`], [`soak`], [`study`], [`bench`], [`inspect`] | what stands beside training: the nightly job, kills on purpose, worlds x seeds x policies, benchmarks, a look at a run |
+//! | [`watch`], [`explain`], [`retrain`], [`soak`], [`study`], [`bench`], [`inspect`] | what stands beside training: a run on one screen, a decision explained, the nightly job, kills on purpose, worlds x seeds x policies, benchmarks, a look at a run |
 //! | [`report`], [`runs`] | what a run came to, kept in its directory; runs side by side |
 //! | [`supervisor`] | the main process: prepare, spawn, watch, restart, stop; the serial mode |
 //! | [`actor`], [`learner`], [`checkpoint`], [`evaluator`] | one folder per process role |
@@ -34,6 +34,7 @@ pub mod cli;
 pub mod env;
 pub mod evaluate;
 pub mod evaluator;
+pub mod explain;
 pub mod inspect;
 pub mod learner;
 pub mod log;
@@ -49,3 +50,4 @@ pub mod soak;
 pub mod study;
 pub mod supervisor;
 pub mod synth;
+pub mod watch;

@@ -7,6 +7,7 @@ mod bench;
 mod child;
 mod data;
 mod eval;
+mod explain;
 mod inspect;
 mod plan;
 mod promote;
@@ -15,6 +16,7 @@ mod runs;
 mod soak;
 mod study;
 mod train;
+mod watch;
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -56,6 +58,10 @@ enum Command {
     Train(Box<train::Train>),
     /// Replay whole days under policies and baselines, beside the hindsight bound
     Eval(eval::Eval),
+    /// Explain a decision: every candidate of a request, and what the baselines would have shown
+    Explain(explain::Explain),
+    /// Watch a run on one terminal screen
+    Watch(watch::Watch),
     /// Show a run, alive or dead: processes, queues, ledger, last events
     Inspect(inspect::Inspect),
     /// The nightly job: check the newest days, train, compare, promote what is better
@@ -130,6 +136,8 @@ pub fn main() -> ExitCode {
         Command::Plan(command) => command.run(),
         Command::Train(command) => command.run(),
         Command::Eval(command) => command.run(),
+        Command::Explain(command) => command.run(),
+        Command::Watch(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Retrain(command) => command.run(),
         Command::Promote(command) => command.run(),
