@@ -135,7 +135,7 @@ pub fn compare(
             return Err(UsageError(why).into());
         }
         let mut writer = match decisions {
-            Some(folder) => Some(DecisionWriter::create(folder, day.log().name())?),
+            Some(folder) => Some(DecisionWriter::create(folder, day.log().name(), day.log().day().start_ms)?),
             None => None,
         };
         let mut watch = |name: &str, shown| match &mut writer {

@@ -7,6 +7,7 @@ mod bench;
 mod child;
 mod data;
 mod eval;
+mod explain;
 mod export;
 mod inspect;
 mod plan;
@@ -19,6 +20,7 @@ mod serve;
 mod soak;
 mod study;
 mod train;
+mod watch;
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -70,6 +72,10 @@ enum Command {
     Export(export::Export),
     /// Serve a policy over HTTP
     Serve(serve::Serve),
+    /// Explain a decision: every candidate of a request, and what the baselines would have shown
+    Explain(explain::Explain),
+    /// Watch a run on one terminal screen
+    Watch(watch::Watch),
     /// Show a run, alive or dead: processes, queues, ledger, last events
     Inspect(inspect::Inspect),
     /// The nightly job: check the newest days, train, compare, promote what is better
@@ -149,6 +155,8 @@ pub fn main() -> ExitCode {
         Command::Score(command) => command.run(),
         Command::Export(command) => command.run(),
         Command::Serve(command) => command.run(),
+        Command::Explain(command) => command.run(),
+        Command::Watch(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Retrain(command) => command.run(),
         Command::Promote(command) => command.run(),

@@ -1,13 +1,14 @@
 //! Replays policies side by side on a day, beside the hindsight bound.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
 
-use crate::env::DayModel;
+use crate::env::{DayModel, Replay};
 use crate::plan::{Bound, Plan, hindsight_bound};
 use crate::policy::baselines::{self, FixedPrices};
+use crate::policy::witness::{Newest, Scored, Watcher, Witness};
 use crate::policy::{Policy, ReplayOptions, Shown, Totals, replay_day};
 use crate::settings::Settings;
 
@@ -69,6 +70,9 @@ pub struct PolicyReport {
     /// What the interval is made from.
     #[serde(skip)]
     pub blocks: Vec<Block>,
+    /// Impressions of each contract by quarter hour.
+    #[serde(skip)]
+    pub quarters: Vec<Vec<u32>>,
 }
 
 /// The bound of a day.
@@ -97,6 +101,19 @@ pub struct DayReport {
     pub contracts_declared: bool,
     pub bound: BoundReport,
     pub policies: Vec<PolicyReport>,
+    /// Planned share of each contract's delivery before every quarter hour and after the last; empty where nothing was forecast.
+    #[serde(skip)]
+    pub planned: Vec<Vec<f64>>,
+}
+
+/// Shared between the policy under watch and whoever writes its decisions down.
+#[derive(Clone, Default)]
+struct SharedNewest(Arc<Mutex<Newest>>);
+
+impl Watcher for SharedNewest {
+    fn see(&mut self, replay: &Replay, ranked: &[Scored], features: &[f32]) {
+        self.0.lock().expect("nobody panics with it").see(replay, ranked, features);
+    }
 }
 
 /// Who is replayed.
@@ -131,10 +148,13 @@ impl Comparison {
         let Entrant { name, kind, policy } = entrant;
         let mut failed = Ok(());
         let mut meter = self.measure.meter();
-        let totals = replay_day(day, policy, options, &mut |shown| {
+        let newest = SharedNewest::default();
+        let mut watcher = newest.clone();
+        let totals = replay_day(day, &mut Witness::new(policy, &mut watcher), options, &mut |shown| {
             meter.see(&shown);
             if failed.is_ok() {
-                failed = watch(name, shown);
+                let ranking = newest.0.lock().expect("nobody panics with it").of(shown.request_id);
+                failed = watch(name, Shown { ranking, ..shown });
             }
         });
         failed?;
@@ -164,6 +184,7 @@ impl Comparison {
             roughness: delivery.roughness,
             contracts: delivery.contracts,
             blocks,
+            quarters: meter.quarters(),
         }
     }
 
@@ -212,6 +233,7 @@ impl Comparison {
             contracts_declared: day.log.contracts_declared(),
             bound: BoundReport { ub: self.bound.upper, primal, stake: self.bound.stake },
             policies,
+            planned: self.measure.planned(),
         })
     }
 }

@@ -127,6 +127,11 @@ impl DayMeasure {
         Self { hours, terms, curves }
     }
 
+    /// The planned share of each contract's delivery before every quarter hour and after the last; empty where no supply was forecast.
+    pub fn planned(&self) -> Vec<Vec<f64>> {
+        self.curves.iter().map(|curve| curve.planned.clone().unwrap_or_default()).collect()
+    }
+
     /// A meter for one replay of the day.
     pub fn meter(&self) -> Meter<'_> {
         Meter { measure: self, credited: vec![0.0; HOURS], shown: vec![[0; GRID]; self.curves.len()] }
@@ -160,6 +165,11 @@ impl Meter<'_> {
         }
         let hours = self.measure.hours.iter().zip(earned);
         hours.filter_map(|(bound, earned)| Some(Block { earned, bound: (*bound)? })).collect()
+    }
+
+    /// Impressions of each contract by quarter hour.
+    pub fn quarters(&self) -> Vec<Vec<u32>> {
+        self.shown.iter().map(|shown| shown.to_vec()).collect()
     }
 
     pub fn delivery(&self) -> Delivery {

@@ -8,6 +8,7 @@ use crate::log::schema::AdType;
 
 use super::Policy;
 use super::decide::Decider;
+use super::witness::Ranking;
 
 /// How whole days are replayed, the same for every policy.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -29,6 +30,8 @@ pub struct Shown {
     pub offset: u64,
     /// What the auction ad or the predicted click is worth, minor units; its sum over a day, less penalties, is J.
     pub worth: f64,
+    /// The bid of what was shown and the runner-up, where a comparison looks for them.
+    pub ranking: Option<Ranking>,
 }
 
 /// Sums of a replayed day. Money in minor units.
@@ -114,7 +117,7 @@ pub fn replay_day(
         totals.auction_revenue += display.auction;
         totals.click_worth += display.click;
         totals.j += display.absolute(&Weights::J);
-        watch(Shown { request_id, ad, contract, offset, worth: display.auction + display.click });
+        watch(Shown { request_id, ad, contract, offset, worth: display.auction + display.click, ranking: None });
     }
     for (j, c) in day.contracts.iter().enumerate() {
         let missing = f64::from((replay.episode.owed[j] - replay.state.delivered[j]).max(0.0));

@@ -415,4 +415,8 @@ impl Policy for LearnedPolicy {
     fn auction_candidates(&self) -> usize {
         self.spec.auction_candidates()
     }
+
+    fn features(&self) -> &[f32] {
+        &self.features
+    }
 }

@@ -20,6 +20,7 @@ pub mod start;
 pub mod stored;
 pub mod tensor_net;
 pub mod tune;
+pub mod witness;
 
 pub use controller::Controller;
 pub use day_replay::{ReplayOptions, Shown, Totals, replay_day};
@@ -102,6 +103,12 @@ pub trait Policy: Send {
     /// Auction ads of a queue, best first, that are scored; the rest score less than these.
     fn auction_candidates(&self) -> usize {
         1
+    }
+
+    /// Features of the request that was scored last, a row of [`crate::env::FEATURES`] for each of [`Replay::candidates`]; empty for
+    /// policies that compute none.
+    fn features(&self) -> &[f32] {
+        &[]
     }
 
     /// Whether the platform's boosts multiply the scores. The oracle serves by worth alone.

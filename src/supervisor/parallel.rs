@@ -39,7 +39,18 @@ struct Record {
     updates_per_s: f64,
     learner_wait_s: f64,
     learner_compute_s: f64,
+    /// Where the time of every process went so far.
+    processes: Vec<Timing>,
     ledger: Ledger,
+}
+
+/// Seconds that a process has spent; of one that was started again, of all of them.
+#[derive(Serialize)]
+struct Timing {
+    name: String,
+    compute_s: f64,
+    copy_s: f64,
+    wait_s: f64,
 }
 
 #[derive(Serialize)]
@@ -386,6 +397,24 @@ impl<'a> Run<'a> {
         Ledger::sum(self.segments.rings.iter().map(SampleRing::ledger).chain([self.ledger_before]))
     }
 
+    fn timing(&self) -> Vec<Timing> {
+        let control = &self.segments.control;
+        let of = |role: Role, [compute, copy, wait]: [u64; 3]| {
+            let seconds = |ns: u64| ns as f64 * 1e-9;
+            Timing { name: role.to_string(), compute_s: seconds(compute), copy_s: seconds(copy), wait_s: seconds(wait) }
+        };
+        let actors = (0..self.actors.len()).map(|id| {
+            let s = &control.actors[id];
+            of(Role::Actor(id), [s.compute_ns.get(), s.copy_ns.get(), s.wait_ns.get()])
+        });
+        let (l, e) = (&control.learner, &control.evaluator);
+        let learner = of(Role::Learner, [l.compute_ns.get(), l.copy_ns.get() + l.snapshot_ns.get(), l.wait_ns.get()]);
+        let evaluator = of(Role::Evaluator, [e.compute_ns.get(), e.copy_ns.get(), e.wait_ns.get()]);
+        let checkpointer = of(Role::Checkpointer, [0, control.checkpoint.write_ns.get(), 0]);
+        let last = self.segments.halves.is_some().then_some(checkpointer);
+        actors.chain([learner, evaluator]).chain(last).collect()
+    }
+
     fn show(&mut self) {
         let status = self.status();
         let (samples_per_s, updates_per_s) = self.progress.show(status);
@@ -396,6 +425,7 @@ impl<'a> Run<'a> {
             updates_per_s,
             learner_wait_s: l.wait_ns.get() as f64 * 1e-9,
             learner_compute_s: l.compute_ns.get() as f64 * 1e-9,
+            processes: self.timing(),
             ledger: self.ledger(),
         };
         self.metrics.append("run", &record);

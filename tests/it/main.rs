@@ -30,6 +30,7 @@ mod plan;
 mod plan_cache;
 mod quickstart;
 mod replay;
+mod report;
 mod resident;
 mod resume;
 mod score;

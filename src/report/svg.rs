@@ -1,0 +1,183 @@
+//! Charts as inline SVG. Colours are the page's classes, so that they follow its light and dark scheme.
+
+use std::fmt::Write as _;
+
+/// Width and height of the drawing, in its own units; the page scales it.
+const WIDTH: f64 = 720.0;
+const LEFT: f64 = 64.0;
+const RIGHT: f64 = 16.0;
+const TOP: f64 = 12.0;
+const BOTTOM: f64 = 40.0;
+
+/// Makes text safe within HTML and SVG.
+pub fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+/// Values of an axis at round distances, about `count` of them.
+fn ticks(low: f64, high: f64, count: usize) -> Vec<f64> {
+    let raw = (high - low) / count as f64;
+    let magnitude = 10f64.powf(raw.log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * magnitude).into_iter().find(|s| *s >= raw).unwrap_or(raw);
+    let mut value = (low / step).ceil() * step;
+    let mut all = Vec::new();
+    while value <= high + 1e-9 * step {
+        all.push(value);
+        value += step;
+    }
+    all
+}
+
+/// As many decimals as a step between ticks needs.
+fn label(value: f64, step: f64) -> String {
+    let decimals = (-step.log10().floor()).clamp(0.0, 6.0) as usize;
+    let text = format!("{value:.decimals$}");
+    if text.trim_start_matches(['-', '0', '.']).is_empty() { format!("{:.decimals$}", 0.0) } else { text }
+}
+
+/// A range that is not empty, with a margin.
+fn padded(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    let finite = values.filter(|v| v.is_finite());
+    let (low, high) = finite.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
+    if low > high {
+        return (0.0, 1.0);
+    }
+    let pad = if high > low { 0.06 * (high - low) } else { 0.5 * high.abs().max(1e-6) };
+    (low - pad, high + pad)
+}
+
+/// A chart under construction.
+pub struct Chart {
+    height: f64,
+    x: (f64, f64),
+    y: (f64, f64),
+    body: String,
+}
+
+impl Chart {
+    /// Begins a chart whose axes hold all of these values.
+    pub fn over(height: f64, xs: impl Iterator<Item = f64>, ys: impl Iterator<Item = f64>) -> Self {
+        let (x, y) = (padded(xs), padded(ys));
+        Self { height, x, y, body: String::new() }
+    }
+
+    fn at(&self, x: f64, y: f64) -> (f64, f64) {
+        let across = (x - self.x.0) / (self.x.1 - self.x.0);
+        let up = (y - self.y.0) / (self.y.1 - self.y.0);
+        (LEFT + across * (WIDTH - LEFT - RIGHT), self.height - BOTTOM - up * (self.height - TOP - BOTTOM))
+    }
+
+    /// Draws the axes with their titles.
+    pub fn axes(&mut self, x_title: &str, y_title: &str) {
+        let (bottom, right) = (self.height - BOTTOM, WIDTH - RIGHT);
+        for (vertical, (low, high), count) in [(false, self.x, 6), (true, self.y, 5)] {
+            let all = ticks(low, high, count);
+            let step = all.get(1).map_or(1.0, |second| second - all[0]);
+            for value in all {
+                let text = label(value, step);
+                if vertical {
+                    let (_, y) = self.at(self.x.0, value);
+                    let _ = write!(
+                        self.body,
+                        "<line class=grid x1={LEFT} x2={right} y1={y:.1} y2={y:.1} />\
+                         <text x={:.1} y={:.1} text-anchor=end>{text}</text>",
+                        LEFT - 6.0,
+                        y + 4.0
+                    );
+                } else {
+                    let (x, _) = self.at(value, self.y.0);
+                    let _ = write!(self.body, "<text x={x:.1} y={:.1} text-anchor=middle>{text}</text>", bottom + 16.0);
+                }
+            }
+        }
+        let _ = write!(
+            self.body,
+            "<text class=axis x={right} y={:.1} text-anchor=end>{}</text>\
+             <text class=axis x=12 y={:.1} transform=\"rotate(-90 12 {:.1})\" text-anchor=middle>{}</text>",
+            self.height - 6.0,
+            escape(x_title),
+            (TOP + bottom) / 2.0,
+            (TOP + bottom) / 2.0,
+            escape(y_title)
+        );
+    }
+
+    /// Draws a line through points.
+    pub fn line(&mut self, class: &str, points: &[(f64, f64)]) {
+        let points: Vec<String> = points
+            .iter()
+            .filter(|(x, y)| x.is_finite() && y.is_finite())
+            .map(|&(x, y)| {
+                let (x, y) = self.at(x, y);
+                format!("{x:.1},{y:.1}")
+            })
+            .collect();
+        let _ = write!(self.body, "<polyline class=\"{class}\" points=\"{}\" />", points.join(" "));
+    }
+
+    /// Draws a level across the chart.
+    pub fn level(&mut self, class: &str, y: f64) {
+        self.line(class, &[(self.x.0, y), (self.x.1, y)]);
+    }
+
+    /// Draws a dot with a title that a pointer shows, and a label if there is one.
+    pub fn dot(&mut self, class: &str, (x, y): (f64, f64), title: &str, label: Option<&str>) {
+        let (x, y) = self.at(x, y);
+        let _ = write!(
+            self.body,
+            "<circle class=\"{class}\" cx={x:.1} cy={y:.1} r=4.5><title>{}</title></circle>",
+            escape(title)
+        );
+        if let Some(label) = label {
+            let (anchor, dx) = if x > WIDTH - 170.0 { ("end", -8.0) } else { ("start", 8.0) };
+            let _ = write!(
+                self.body,
+                "<text x={:.1} y={:.1} text-anchor={anchor}>{}</text>",
+                x + dx,
+                y + 4.0,
+                escape(label)
+            );
+        }
+    }
+
+    /// Draws bars from 0, one a unit of x.
+    pub fn bars(&mut self, values: &[(f64, f64)]) {
+        for &(x, value) in values {
+            let ((left, top), (right, zero)) = (self.at(x - 0.4, value), self.at(x + 0.4, 0.0));
+            let class = if value >= 0.0 { "gain" } else { "loss" };
+            let _ = write!(
+                self.body,
+                "<rect class={class} x={left:.1} y={:.1} width={:.1} height={:.1}><title>{x:.0} h: {value:+.1}</title></rect>",
+                top.min(zero),
+                right - left,
+                (top - zero).abs().max(0.5)
+            );
+        }
+    }
+
+    /// Ends the chart.
+    pub fn finish(self, title: &str) -> String {
+        format!(
+            "<svg viewBox=\"0 0 {WIDTH} {}\" role=img aria-label=\"{}\">{}</svg>",
+            self.height,
+            escape(title),
+            self.body
+        )
+    }
+}
+
+/// A small chart of cumulative shares over a day: lines of a class each, from 0 to `top`.
+pub fn small(title: &str, lines: &[(&str, Vec<f64>)]) -> String {
+    let most = lines.iter().flat_map(|(_, line)| line).fold(1.0f64, |a, &b| a.max(b));
+    let mut body = String::from("<rect class=frame x=0.5 y=0.5 width=159 height=79 />");
+    for (class, line) in lines {
+        let last = line.len().saturating_sub(1).max(1) as f64;
+        let points: Vec<String> = line
+            .iter()
+            .enumerate()
+            .map(|(i, v)| format!("{:.1},{:.1}", 160.0 * i as f64 / last, 79.0 - 76.0 * v / most))
+            .collect();
+        let _ = write!(body, "<polyline class=\"{class}\" points=\"{}\" />", points.join(" "));
+    }
+    format!("<svg viewBox=\"0 0 160 80\" role=img aria-label=\"{}\">{body}</svg>", escape(title))
+}
