@@ -6,7 +6,7 @@
 use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::env::{DayModel, Episode, Replay, RowSampler, State};
+use crate::env::{DayModel, Delay, Episode, Replay, RowSampler, State};
 use crate::policy::{Replanner, ReplannerState};
 use crate::run::snapshot::RngState;
 
@@ -88,7 +88,8 @@ impl<'a> Explorer<'a> {
         ensure!(fits.iter().all(|v| v.len() == day.contracts.len()), "an explorer of other days");
         let mut rows = RowSampler::new(&episode, day.log.requests().len()).peekable();
         while rows.next_if(|&row| (row as u64) < saved.next).is_some() {}
-        let replay = Replay::resume(day, episode, settings.env.feedback_delay_s, saved.state);
+        let delay = Delay::from(&settings.env).in_episode(episode.seed);
+        let replay = Replay::resume(day, episode, delay, saved.state);
         let replanner =
             saved.replanner.map(|state| Replanner::resume(&replay, day.sample.clone(), horizon(day), state));
         Ok(Runner { day: saved.day.into(), whole: saved.whole, replay, rows, replanner })

@@ -10,6 +10,7 @@ use super::compile::{self, CompileOptions};
 use super::error::Result;
 use super::exposure::{self, ExposureReport};
 use super::table;
+use super::wander::Hourly;
 use super::{CompiledLog, inventory};
 
 /// A contract that stands in fewer of its targeted requests' queues than this is worth a warning: the log may be
@@ -35,6 +36,9 @@ pub struct CheckReport {
     pub inventory_pv: Option<f64>,
     pub exposure: Option<ExposureReport>,
     pub warnings: Vec<String>,
+    /// Requests and prices by hour, to compare days with each other.
+    #[serde(skip)]
+    pub hourly: Hourly,
 }
 
 /// A contract as the log shows it.
@@ -91,6 +95,7 @@ pub fn check(dir: &Path, options: CompileOptions) -> Result<CheckReport> {
         inventory_pv,
         exposure,
         warnings,
+        hourly: Hourly::of(&log),
     })
 }
 

@@ -5,12 +5,15 @@
 //! the same network in burn, for the learner. [`file`] is the policy file; [`stored`] is that or a baseline's. A learned bid is a start, which [`Replanner`] solves anew during
 //! the day, plus a pacing controller's term, plus the network's output; [`Controller`] is the first two alone.
 //!
-//! May import: `env`, `plan`, `log`, `settings`.
+//! [`informed`] is the reference that knows the process of a synthetic world.
+//!
+//! May import: `env`, `plan`, `log`, `synth`, `settings`.
 
 pub mod baselines;
 mod controller;
 pub mod day_replay;
 pub mod file;
+pub mod informed;
 pub mod learned;
 pub mod net;
 mod replanner;
@@ -19,7 +22,7 @@ pub mod tensor_net;
 pub mod tune;
 
 pub use controller::Controller;
-pub use day_replay::{ReplayOptions, Shown, Totals, replay_day};
+pub use day_replay::{ReplayOptions, Shown, Totals, replay_day, replay_episode};
 pub use learned::{Bids, LearnedPolicy, PolicySpec, lift};
 pub use replanner::{Replanner, ReplannerState};
 

@@ -1,6 +1,6 @@
 //! The shared memory of a run: control block, parameter cell, one sample ring per actor, the halves of snapshots.
 
-use crate::env::{DayModel, REPLAN_INTERVAL_S};
+use crate::env::{DayModel, Delay, REPLAN_INTERVAL_S};
 use crate::log::schema::DAY_MS;
 use crate::policy::PolicySpec;
 use crate::settings::{self, Settings};
@@ -82,7 +82,7 @@ impl Sizes {
         let most = |f: &dyn Fn(&DayModel) -> usize| days.iter().map(f).max().unwrap_or(0);
         let contracts = most(&|d| d.contracts.len());
         // With delayed feedback the state carries the displays under way.
-        let pending = most(&|d| most_within(d, settings.env.feedback_delay_s));
+        let pending = most(&|d| most_within(d, Delay::from(&settings.env).most_s()));
         let state = 160 + contracts * 4 * 9 + pending * 24;
         let replans = (DAY_MS as f64 / 1000.0 / REPLAN_INTERVAL_S) as usize + 2;
         let segment = state

@@ -11,6 +11,7 @@ mod determinism;
 mod handshake;
 mod harness;
 mod hostile;
+mod informed;
 mod inputs;
 mod inspect;
 mod invariance;
