@@ -73,8 +73,9 @@ fn a_second_start_takes_the_plan_that_the_first_one_made() {
     std::fs::write(&config, text).unwrap();
     let plan = |out: &str| {
         let out = scratch.path().join(out);
-        let output =
-            admix().arg("plan").args(&days[..2]).arg("--config").arg(&config).arg("--out").arg(&out).output().unwrap();
+        let mut command = admix();
+        command.arg("plan").args(&days[..2]).arg("--validation").args(&days[2..]);
+        let output = command.arg("--config").arg(&config).arg("--out").arg(&out).output().unwrap();
         assert!(output.status.success());
         (String::from_utf8(output.stderr).unwrap(), std::fs::read(out).unwrap())
     };
