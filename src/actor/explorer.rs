@@ -7,7 +7,8 @@ use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 use crate::env::{
-    BLOCK_FORMAT, Block, Choice, DayModel, Episode, Lesson, REPLAN_INTERVAL_S, Replay, RowSampler, Segment, State,
+    BLOCK_FORMAT, Block, Choice, DayModel, Delay, Episode, Lesson, REPLAN_INTERVAL_S, Replay, RowSampler, Segment,
+    State,
 };
 use crate::plan::Horizon;
 use crate::policy::{LearnedPolicy, Policy as _, PolicySpec, Replanner, Teacher};
@@ -213,7 +214,8 @@ impl<'a> Explorer<'a> {
             }
             let mut rows = RowSampler::new(&episode, model).peekable();
             let spread = self.settings.episodes.start_spread;
-            let replay = Replay::start(model, episode, self.settings.env.feedback_delay_s, spread, &mut rows);
+            let delay = Delay::from(&self.settings.env).in_episode(episode.seed);
+            let replay = Replay::start(model, episode, delay, spread, &mut rows);
             if rows.peek().is_some() {
                 let replanner = self.policy.replanner(&replay, horizon(model));
                 let teaches = self.settings.learner.target != Target::Return;

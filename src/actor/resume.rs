@@ -6,7 +6,7 @@
 use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::env::{DayModel, Episode, Replay, RowSampler, State};
+use crate::env::{DayModel, Delay, Episode, Replay, RowSampler, State};
 use crate::policy::{Replanner, ReplannerState, Teacher};
 use crate::run::snapshot::RngState;
 
@@ -90,7 +90,8 @@ impl<'a> Explorer<'a> {
         ensure!(saved.state.fits(day.contracts.len()), "an explorer of other days");
         let mut rows = RowSampler::new(&episode, day).peekable();
         while rows.next_if(|&row| (row as u64) < saved.next).is_some() {}
-        let replay = Replay::resume(day, episode, settings.env.feedback_delay_s, saved.state);
+        let delay = Delay::from(&settings.env).in_episode(episode.seed);
+        let replay = Replay::resume(day, episode, delay, saved.state);
         let advises = settings.policy.outlook;
         let replanner =
             saved.replanner.map(|state| Replanner::resume(&replay, day.sample.clone(), horizon(day), advises, state));

@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 use crate::log::CompileOptions;
 use crate::log::check::check;
 use crate::log::import::{ImportReport, ipinyou, tencent2019};
+use crate::log::wander::Wander;
 use crate::synth::{self, WorldSettings};
 
 use super::{Exit, UsageError, print_json, print_text};
@@ -29,8 +30,12 @@ pub enum Data {
 #[derive(Debug, Args)]
 pub struct Synth {
     /// World file (TOML); configs/synth/ has examples
-    #[arg(long, value_name = "FILE")]
-    config: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "like")]
+    config: Option<PathBuf>,
+    /// Make a world like these days: two or more log directories say its size, prices, contracts and how far it strays; the rest is
+    /// the world file's, or the default's
+    #[arg(long, value_name = "DIR", num_args = 1..)]
+    like: Vec<PathBuf>,
     /// Where the days go
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
@@ -114,7 +119,16 @@ impl Data {
 
 impl Synth {
     fn run(self) -> anyhow::Result<Exit> {
-        let world = WorldSettings::load(&self.config).map_err(|e| UsageError(format!("{e:#}")))?;
+        let usage = |e: anyhow::Error| UsageError(format!("{e:#}"));
+        let mut world = match &self.config {
+            Some(path) => WorldSettings::load(path).map_err(usage)?,
+            None => WorldSettings::default(),
+        };
+        if !self.like.is_empty() {
+            let open = |dir: &PathBuf| crate::log::open(dir, CompileOptions::default());
+            let days = self.like.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+            world = world.like(&days).map_err(usage)?;
+        }
         let days = self.days.unwrap_or(world.days);
         let seed = self.seed.unwrap_or(world.seed);
         synth::generate(&world, &self.out, days, seed, &|done| say!("{done} of {days} days written"))?;
@@ -151,10 +165,17 @@ impl Check {
     fn run(self) -> anyhow::Result<Exit> {
         let options = CompileOptions { max_bad_share: self.max_bad_share, ..CompileOptions::default() };
         let mut exit = Exit::Done;
+        let mut hourly = Vec::new();
         for dir in &self.dirs {
             match check(dir, options, self.feedback_delay) {
-                Ok(report) if self.json => print_json(&report)?,
-                Ok(report) => print_text(&report.to_string())?,
+                Ok(report) => {
+                    if self.json {
+                        print_json(&report)?;
+                    } else {
+                        print_text(&report.to_string())?;
+                    }
+                    hourly.push(report.hourly);
+                }
                 Err(e) => {
                     exit = Exit::Usage;
                     if self.json {
@@ -162,6 +183,13 @@ impl Check {
                     }
                     say!("error: {e}");
                 }
+            }
+        }
+        if let Some(wander) = Wander::of(&hourly) {
+            if self.json {
+                print_json(&serde_json::json!({ "wander": wander }))?;
+            } else {
+                print_text(&wander.to_string())?;
             }
         }
         Ok(exit)

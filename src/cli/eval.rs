@@ -9,6 +9,7 @@ use crate::evaluate::entry::{self, Entry};
 use crate::evaluate::{self, DayReport, Judgement, Stress, TestDay, logged, table, verdict};
 use crate::plan::Plan;
 use crate::policy::baselines;
+use crate::policy::informed;
 use crate::report::RunReport;
 use crate::run::context::compile_options;
 use crate::settings::Settings;
@@ -28,9 +29,14 @@ pub struct Eval {
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
     /// `all`, `none`, or names: random, auction-only, contract-first, theta-lottery, shale, pass-rate, static-prices, pid, dual-descent-cold,
-    /// dual-descent-warm, receding-horizon, and logged (what was really shown, where there is a joined_exposure)
+    /// dual-descent-warm, receding-horizon, and logged (what was really shown, where there is a joined_exposure). With a feedback
+    /// delay also pid-predicting, dual-descent-cold-predicting, dual-descent-warm-predicting, receding-horizon-predicting, which count
+    /// what they have shown as delivered
     #[arg(long, value_name = "NAME,..", default_value = "all", value_delimiter = ',')]
     baselines: Vec<String>,
+    /// Also replay the reference that knows the process of a synthetic world, in which the log lies beside its world.toml
+    #[arg(long)]
+    informed: bool,
     /// Seconds until a policy observes a delivery
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     feedback_delay: f64,
@@ -58,22 +64,28 @@ pub struct Eval {
     decisions: Option<PathBuf>,
 }
 
-/// Every baseline's name.
+/// Every baseline's name, but for those that predict deliveries.
 pub fn all_baselines() -> Vec<String> {
     baselines::NAMES.into_iter().chain([logged::NAME]).map(String::from).collect()
 }
 
 impl Eval {
     pub fn run(self) -> anyhow::Result<Exit> {
-        let names = match self.baselines.as_slice() {
+        let mut names = match self.baselines.as_slice() {
+            [one] if one == "all" && self.feedback_delay > 0.0 => {
+                all_baselines().into_iter().chain(baselines::PREDICTORS.map(String::from)).collect()
+            }
             [one] if one == "all" => all_baselines(),
             [one] if one == "none" => Vec::new(),
             names => names.to_vec(),
         };
-        let known = all_baselines();
-        if let Some(unknown) = names.iter().find(|n| !known.contains(n)) {
+        let known: Vec<&str> = baselines::known().into_iter().chain([logged::NAME]).collect();
+        if let Some(unknown) = names.iter().find(|n| !known.contains(&n.as_str())) {
             let known = known.join(", ");
             return Err(UsageError(format!("no baseline `{unknown}`; there are {known}")).into());
+        }
+        if self.informed {
+            names.push(informed::NAME.to_owned());
         }
         let usage = |e: anyhow::Error| UsageError(format!("{e:#}"));
         let mut policies: Vec<Entry> = Vec::new();

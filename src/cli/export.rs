@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::Args;
 use serde::Serialize;
 
-use crate::env::DayModel;
+use crate::env::{DayModel, Delay};
 use crate::export::{self, Guard, Held, Key, Refusal};
 use crate::files::replace;
 use crate::log::schema::DAY_MS;
@@ -131,7 +131,7 @@ impl Export {
             Err(e) => return Err(e),
         };
         let held = Held { policy: &policy, day: &held_day, baseline_day: &baseline_day, baseline_plan: base };
-        let replay = ReplayOptions { rate_seed: self.rate_seed, feedback_delay_s: self.feedback_delay };
+        let replay = ReplayOptions { rate_seed: self.rate_seed, delay: Delay::fixed(self.feedback_delay) };
         let guard = Guard::measure(&held, self.ttl, replay, |ad_id, slot, bucket| {
             keys.contains(&Key { ad_id, slot_id: Some(slot), pac_bucket: Some(bucket) })
         })?;

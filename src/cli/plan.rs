@@ -22,6 +22,9 @@ pub struct Plan {
     /// Default: the contracts of the last training day under the training days' forecast
     #[arg(long = "for", value_name = "DIR")]
     served: Option<PathBuf>,
+    /// Validation days, which the baselines are tuned on too, as they choose a learner's parameters
+    #[arg(long, value_name = "DIR", num_args = 1..)]
+    validation: Vec<PathBuf>,
     /// Take rate seed, feedback delay and tuning budget from this configuration
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -44,10 +47,11 @@ impl Plan {
             None => (Settings::default(), CompileOptions::default()),
         };
         let logs = open_logs(&self.dirs, options)?;
-        let Settings { env, baselines, policy, .. } = &settings;
+        let Settings { env, episodes, baselines, policy, .. } = &settings;
         let served = self.served.as_deref();
-        let plan =
-            Planning { dirs: &self.dirs, logs, served, validation: &[], options, env, baselines, policy }.plan()?;
+        let (dirs, validation, per_step) = (&self.dirs, &self.validation, settings.requests_per_step());
+        let planning = Planning { dirs, logs, served, validation, options, env, episodes, per_step, baselines, policy };
+        let plan = planning.plan()?;
         if let Some(out) = &self.out {
             plan.write(out)?;
             say!("plan written to {}", out.display());

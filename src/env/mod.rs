@@ -9,9 +9,10 @@
 //!
 //! What replay ignores: auction budgets, frequency caps, second-price charges, bidders that react.
 //!
-//! May import: `log`, `plan`.
+//! May import: `log`, `plan`, `settings`.
 
 mod day;
+mod delay;
 mod episode;
 mod features;
 mod incoming;
@@ -24,6 +25,7 @@ mod state;
 mod wander;
 
 pub use day::{DayModel, Vocabulary};
+pub use delay::Delay;
 pub use episode::{Episode, RowSampler};
 pub use features::{ContractMoment, Course, FEATURE_NAMES, FEATURE_VERSION, FEATURES, General, Moment, Terms};
 pub use incoming::{Incoming, Visit};

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
 
-use crate::env::{DayModel, Replay};
+use crate::env::{DayModel, Delay, Replay};
 use crate::plan::{Bound, Plan, hindsight_bound};
 use crate::policy::baselines::{self, FixedPrices};
+use crate::policy::informed::{self, Informed};
 use crate::policy::witness::{Newest, Scored, Watcher, Witness};
 use crate::policy::{Policy, ReplayOptions, Shown, Totals, replay_day};
 use crate::settings::Settings;
@@ -31,6 +32,8 @@ pub enum Kind {
     Start,
     /// After its run's last update.
     Last,
+    /// Knows the process that the day was drawn from.
+    Informed,
     /// Knows the future.
     Oracle,
 }
@@ -212,12 +215,13 @@ impl Comparison {
         watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
     ) -> anyhow::Result<DayReport> {
         let mut policies = Vec::new();
+        // The oracle knows the day; delayed feedback takes nothing from it, nor from who predicts it.
+        let prompt = ReplayOptions { delay: Delay::fixed(0.0), ..options };
         for c in contenders {
+            let options = if c.name.ends_with(baselines::PREDICTING) { prompt } else { options };
             let entrant = Entrant { name: &c.name, kind: c.kind, policy: &mut *c.policy };
             policies.push(self.replay(day, entrant, options, watch)?);
         }
-        // The oracle knows the day; delayed feedback takes nothing from it.
-        let prompt = ReplayOptions { feedback_delay_s: 0.0, ..options };
         let mut oracle = FixedPrices::oracle(&self.bound);
         let entrant = Entrant { name: "oracle", kind: Kind::Oracle, policy: &mut oracle };
         let oracle = self.replay(day, entrant, prompt, watch)?;
@@ -265,10 +269,23 @@ pub fn compare(
         }
     };
     let mut contenders = Vec::new();
-    for name in names.iter().filter(|n| *n != logged::NAME) {
+    for name in names.iter().filter(|n| ![logged::NAME, informed::NAME].contains(&n.as_str())) {
         match baselines::named(name, plan, settings.baselines.interval_s) {
             Ok(policy) => contenders.push(Contender { name: name.clone(), kind: Kind::Baseline, policy }),
             Err(why) => tracing::warn!("left out: {why}"),
+        }
+    }
+    if names.iter().any(|n| n == informed::NAME) {
+        match day.known()? {
+            Some(known) => contenders.push(Contender {
+                name: informed::NAME.to_owned(),
+                kind: Kind::Informed,
+                policy: Box::new(Informed::new(known)),
+            }),
+            None => tracing::warn!(
+                "left out: {} needs the world file that `admix data synth` writes beside the days, and a day as it was drawn",
+                informed::NAME
+            ),
         }
     }
     let base = day.model(base_plan, Arc::default());

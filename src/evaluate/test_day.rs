@@ -6,11 +6,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::env::{DayModel, Vocabulary};
+use crate::env::{DayModel, Delay, Vocabulary};
 use crate::log::{self, CompileOptions, CompiledLog, RawDay, inventory, table};
 use crate::plan::{Forecast, Plan};
 use crate::policy::ReplayOptions;
+use crate::policy::informed::Known;
 use crate::settings::Env;
+use crate::synth::Truth;
 
 use super::logged::Logged;
 use super::stress::Stress;
@@ -23,6 +25,7 @@ pub struct TestDay {
     /// The day's own forecast; plans have another for days without one.
     forecast: Option<Forecast>,
     stress: Option<Stress>,
+    known: Option<Arc<Known>>,
 }
 
 impl TestDay {
@@ -44,7 +47,7 @@ impl TestDay {
             }
         };
         let forecast = nodes.map(|nodes| Forecast::from_inventory(&nodes));
-        Ok(Self { dir: dir.to_owned(), log: Arc::new(log), forecast, stress: stress.cloned() })
+        Ok(Self { dir: dir.to_owned(), log: Arc::new(log), forecast, stress: stress.cloned(), known: None })
     }
 
     /// The log directory.
@@ -71,6 +74,26 @@ impl TestDay {
         }
     }
 
+    /// What is true of the synthetic world that the day is one of; `None` where no world file lies beside it, or where the log is
+    /// not what the world drew.
+    ///
+    /// # Errors
+    /// A world file that cannot be used.
+    pub fn known(&self) -> anyhow::Result<Option<Arc<Known>>> {
+        if let Some(known) = &self.known {
+            return Ok(Some(known.clone()));
+        }
+        if self.stress.as_ref().is_some_and(Stress::alters_log) {
+            return Ok(None);
+        }
+        Truth::beside(&self.dir)?.map(|truth| Known::of(truth).map(Arc::new)).transpose()
+    }
+
+    /// The day with what another day of its world made known already.
+    pub fn sharing(self, known: Option<Arc<Known>>) -> Self {
+        Self { known, ..self }
+    }
+
     /// The day as a policy that was planned with `plan` may know it.
     pub fn model(&self, plan: &Plan, vocabulary: Arc<Vocabulary>) -> DayModel {
         let forecast = self.forecast.as_ref().unwrap_or(&plan.forecast);
@@ -80,7 +103,7 @@ impl TestDay {
 
     /// How the day is replayed.
     pub fn options(&self, env: &Env) -> ReplayOptions {
-        let delay = self.stress.as_ref().map_or(env.feedback_delay_s, |stress| stress.feedback_delay_s(env));
-        ReplayOptions { rate_seed: env.rate_seed, feedback_delay_s: delay }
+        let told = self.stress.as_ref().and_then(Stress::feedback_delay_s);
+        ReplayOptions { rate_seed: env.rate_seed, delay: told.map_or_else(|| Delay::from(env), Delay::fixed) }
     }
 }

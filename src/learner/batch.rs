@@ -1,7 +1,7 @@
 //! From compact segments to what is learned from: each is replayed with the environment's own code ([`replay`]), and somebody notes
 //! what happens ([`Witness`]); here the rows that the networks see ([`SegmentRows`]).
 
-use crate::env::{Choice, ContractMoment, DayModel, Episode, FEATURES, Moment, Replay, Segment, Terms, Weights};
+use crate::env::{Choice, ContractMoment, DayModel, Delay, Episode, FEATURES, Moment, Replay, Segment, Terms, Weights};
 use crate::log::Auction;
 use crate::policy::learned::{unit_owed, write_row};
 use crate::policy::{PolicySpec, lift};
@@ -150,7 +150,8 @@ pub fn replay(segment: &Segment, with: Rebuild, witness: &mut impl Witness) {
     let per_step = usize::from(segment.per_step);
     let weights = Weights::from(&settings.reward);
     let episode = Episode::draw(day, &settings.episodes, per_step, segment.episode);
-    let mut replay = Replay::resume(day, episode, settings.env.feedback_delay_s, segment.start.clone());
+    let delay = Delay::from(&settings.env).in_episode(episode.seed);
+    let mut replay = Replay::resume(day, episode, delay, segment.start.clone());
     let mut replans = segment.replans.iter().peekable();
     for (at, &row) in segment.rows.iter().enumerate() {
         let t = at / per_step;

@@ -25,6 +25,7 @@ pub mod schema;
 pub mod table;
 pub mod targeting;
 pub mod track;
+pub mod wander;
 pub mod write;
 
 pub use compile::{CompileOptions, open};

@@ -72,6 +72,9 @@ pub struct Plan {
     pub sample: Arc<Sample>,
     /// What tuning found for the baselines; `None` before it.
     pub tuned: Option<Tuned>,
+    /// Of baselines that predict deliveries instead of waiting for them; `None` where the planned delay is 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tuned_predicting: Option<Tuned>,
     pub days: Vec<PlannedDay>,
     /// The day that is to be served; `None` until [`Plan::serve`].
     #[serde(default)]
@@ -155,6 +158,7 @@ impl Plan {
             unseen,
             sample: Arc::new(Sample::of_days(logs)),
             tuned: None,
+            tuned_predicting: None,
             days,
             served: None,
         })
@@ -198,6 +202,7 @@ impl Plan {
             unseen: KnownContract::NOTHING,
             sample: Arc::default(),
             tuned: None,
+            tuned_predicting: None,
             days: vec![],
             served: None,
         }
@@ -239,7 +244,7 @@ impl Plan {
         {
             bail!("what the plan knows of contracts is malformed; make the plan again");
         }
-        if !self.tuned.is_none_or(|tuned| tuned.is_sound()) {
+        if ![self.tuned, self.tuned_predicting].iter().flatten().all(Tuned::is_sound) {
             bail!("the plan's tuned parameters are malformed; make the plan again");
         }
         if !self.served.iter().flat_map(|day| day.contracts.values()).all(Allocation::is_sound) {

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::cancel;
-use crate::env::{Choice, DayModel, Episode, Replay, Weights};
+use crate::env::{Choice, DayModel, Delay, Episode, Replay, RowSampler, Weights};
 use crate::log::schema::AdType;
 
 use super::Policy;
@@ -14,8 +14,8 @@ use super::witness::Ranking;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ReplayOptions {
     pub rate_seed: u64,
-    /// Seconds until a policy observes a delivery.
-    pub feedback_delay_s: f64,
+    /// Until a policy observes a delivery.
+    pub delay: Delay,
 }
 
 /// What was shown on a request.
@@ -82,12 +82,25 @@ pub fn replay_day(
     watch: &mut dyn FnMut(Shown),
 ) -> Totals {
     let episode = Episode::whole_day(day, options.rate_seed);
-    let rows = day.log.requests().len();
-    let mut replay = Replay::start(day, episode, options.feedback_delay_s, 0.0, &mut (0..rows).peekable());
+    replay_episode(day, episode, options.delay.on_day(day.start_ms), policy, watch)
+}
+
+/// Replays an episode of a day from the episode's start to the day's end; `delay_s` is its feedback delay in seconds.
+///
+/// J and its parts are those of the episode's own requests, prices and demands.
+pub fn replay_episode(
+    day: &DayModel,
+    episode: Episode,
+    delay_s: f64,
+    policy: &mut dyn Policy,
+    watch: &mut dyn FnMut(Shown),
+) -> Totals {
+    let mut rows = RowSampler::new(&episode, day).peekable();
+    let mut replay = Replay::start(day, episode, delay_s, 0.0, &mut rows);
     policy.begin(&replay);
     let mut totals = Totals::default();
     let mut decider = Decider::default();
-    for row in 0..rows {
+    for row in rows {
         if row % 256 == 0 {
             cancel::point();
         }
@@ -121,7 +134,7 @@ pub fn replay_day(
     }
     for (j, c) in day.contracts.iter().enumerate() {
         let missing = f64::from((replay.episode.owed[j] - replay.state.delivered[j]).max(0.0));
-        totals.owed += c.owed;
+        totals.owed += f64::from(replay.episode.owed[j]);
         totals.missing += missing;
         totals.penalty += c.penalty * missing;
     }

@@ -5,7 +5,9 @@
 //! the same network in burn, for the learner. [`file`] is the policy file; [`stored`] is that or a baseline's. A learned bid is a start, which [`Replanner`] solves anew during
 //! the day, plus a pacing controller's term, plus the network's output; [`Controller`] is the first two alone.
 //!
-//! May import: `env`, `plan`, `log`, `settings`.
+//! [`informed`] is the reference that knows the process of a synthetic world.
+//!
+//! May import: `env`, `plan`, `log`, `synth`, `settings`.
 
 pub mod baselines;
 mod controller;
@@ -13,6 +15,7 @@ pub mod day_replay;
 mod decide;
 pub mod file;
 pub mod hindsight;
+pub mod informed;
 pub mod learned;
 pub mod net;
 mod replanner;
@@ -23,7 +26,7 @@ pub mod tune;
 pub mod witness;
 
 pub use controller::Controller;
-pub use day_replay::{ReplayOptions, Shown, Totals, replay_day};
+pub use day_replay::{ReplayOptions, Shown, Totals, replay_day, replay_episode};
 pub use decide::Decider;
 pub use hindsight::Teacher;
 pub use learned::{Bids, LearnedPolicy, PolicySpec, lift};

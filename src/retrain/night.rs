@@ -206,8 +206,10 @@ impl<'a> Night<'a> {
     fn plan(&self, settings: &Settings, days: &[DayDir]) -> anyhow::Result<Plan> {
         let dirs = Roles::dirs(days);
         let logs = open_logs(&dirs, self.options)?;
-        let Settings { env, baselines, policy, .. } = settings;
-        Planning { dirs: &dirs, logs, served: None, validation: &[], options: self.options, env, baselines, policy }
+        let Settings { env, episodes, baselines, policy, .. } = settings;
+        let (options, per_step) = (self.options, settings.requests_per_step());
+        let validation = &[];
+        Planning { dirs: &dirs, logs, served: None, validation, options, env, episodes, per_step, baselines, policy }
             .plan()
     }
 

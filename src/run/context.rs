@@ -8,7 +8,7 @@ use anyhow::Context as _;
 
 use twox_hash::XxHash3_128;
 
-use crate::env::{DayModel, Vocabulary};
+use crate::env::{DayModel, Delay, Vocabulary};
 use crate::files;
 use crate::log::{self, CompileOptions, CompiledLog};
 use crate::plan::{Plan, Sample};
@@ -97,7 +97,7 @@ impl Context {
     }
 
     pub fn replay_options(&self) -> ReplayOptions {
-        ReplayOptions { rate_seed: self.settings.env.rate_seed, feedback_delay_s: self.settings.env.feedback_delay_s }
+        ReplayOptions { rate_seed: self.settings.env.rate_seed, delay: Delay::from(&self.settings.env) }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The shared memory of a run: control block, parameter cell, one sample ring per actor, the halves of snapshots.
 
 use crate::env::outlook::ADVICE_COLUMNS;
-use crate::env::{DayModel, REPLAN_INTERVAL_S};
+use crate::env::{DayModel, Delay, REPLAN_INTERVAL_S};
 use crate::log::schema::DAY_MS;
 use crate::policy::PolicySpec;
 use crate::settings::{self, Settings, Target};
@@ -103,7 +103,7 @@ impl Sizes {
         let most = |f: &dyn Fn(&DayModel) -> usize| days.iter().map(f).max().unwrap_or(0);
         let contracts = most(&|d| d.contracts.len());
         // With delayed feedback the state carries the displays under way.
-        let pending = most(&|d| most_within(d, settings.env.feedback_delay_s));
+        let pending = most(&|d| most_within(d, Delay::from(&settings.env).most_s()));
         // Counters, what traffic was seen and expected over several memories, and the replanner's columns.
         let per_contract = 4 * (9 + 7 + ADVICE_COLUMNS);
         let state = 256 + contracts * per_contract + pending * 24;

@@ -216,7 +216,7 @@ impl Scorer {
         let &TrackRow { request_id, slot_id, region, gender, age, .. } = request;
         let Showable { entries, auctions, best, .. } = &self.showable;
         let place = self.replay.day.vocabulary.place(slot_id, region);
-        let visit = Visit { request_id, offset, region, gender, age, best: *best, place };
+        let visit = Visit { request_id, offset, slot_id, region, gender, age, best: *best, place };
         self.replay.arrive_copied(Incoming { visit, entries, auctions });
         let choice = self.decider.decide(&mut self.replay, &mut *self.policy);
         self.state_decision(choice, out);

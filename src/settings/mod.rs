@@ -6,12 +6,14 @@
 //! May import: nothing of the project.
 
 mod cores;
+mod delay;
 mod load;
 mod sections;
 
 use serde::{Deserialize, Serialize};
 
 pub use cores::{MOST_ACTORS, actors_for};
+pub use delay::FeedbackDelay;
 pub use load::{SettingsError, load};
 pub use sections::*;
 
@@ -214,6 +216,9 @@ impl Settings {
             ("episodes.price_noise", self.episodes.price_noise, 0.0, 1.0),
             ("episodes.shock_sd", self.episodes.shock_sd, 0.0, 2.0),
             ("env.feedback_delay_s", self.env.feedback_delay_s, 0.0, 86_400.0),
+            ("env.feedback_delay.median_s", self.env.feedback_delay.median_s, 0.0, 86_400.0),
+            ("env.feedback_delay.log_sd", self.env.feedback_delay.log_sd, 0.0, 5.0),
+            ("env.feedback_delay.max_s", self.env.feedback_delay.max_s, 0.0, 86_400.0),
             ("data.max_bad_share", self.data.max_bad_share, 0.0, 1.0),
             ("budget.max_seconds", self.budget.max_seconds, 0.0, 1e9),
             ("baselines.interval_s", self.baselines.interval_s, 1.0, 86_400.0),
@@ -221,6 +226,12 @@ impl Settings {
             if !(low..=high).contains(&value) {
                 return bad(key, format!("is {value}; must lie within {low}..={high}"));
             }
+        }
+        if self.env.feedback_delay.is_drawn() && self.env.feedback_delay.max_s <= 0.0 {
+            return bad(
+                "env.feedback_delay.max_s",
+                "is 0, but the median is not; give the longest delay in seconds".into(),
+            );
         }
         if self.budget.max_updates == 0 && self.budget.max_samples == 0 && self.budget.max_seconds == 0.0 {
             return bad(

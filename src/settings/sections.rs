@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::delay::FeedbackDelay;
+
 /// Which candidates the network scores.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -108,6 +110,10 @@ pub struct Env {
     pub rate_seed: u64,
     /// Add to each queue the eligible contracts missing from it, with `control.pctr`.
     pub complete_queues: bool,
+    /// Seed of the delays that are drawn.
+    pub delay_seed: u64,
+    /// A delay drawn for every training episode and every whole day, in place of `feedback_delay_s`.
+    pub feedback_delay: FeedbackDelay,
 }
 
 /// How training episodes differ from the logged days.

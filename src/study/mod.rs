@@ -4,7 +4,7 @@
 //! study file and refuses days that are both trained and reported on; [`worlds`] generates what is synthetic; [`runs`]
 //! says which plans and training runs are missing and [`jobs`] executes them as processes of this program; then
 //! [`evaluation`] replays everybody on the reported days, without and under stress, [`frontier`] draws what could have
-//! been between shortage and revenue, [`summary`] takes means with intervals, [`learning`] reads the
+//! been between shortage and revenue, [`summary`] takes means with intervals and [`paired`] differences, [`learning`] reads the
 //! learning curves, and [`report`] renders the table.
 //!
 //! Everything lies under one folder and is kept: what was finished with the same settings and the same days is used again,
@@ -15,6 +15,7 @@ pub mod evaluation;
 pub mod frontier;
 pub mod jobs;
 pub mod learning;
+pub mod paired;
 pub mod report;
 mod runs;
 pub mod summary;
@@ -23,6 +24,7 @@ mod worlds;
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use anyhow::{Context as _, bail};
 use nix::fcntl::{Flock, FlockArg};
@@ -114,6 +116,8 @@ pub fn run(title: &str, study: &Study, options: &Options, interrupt: &Interrupt)
     let summary = Summary::of(&found, &weights);
     let table = report::render(title, study, &summary, &curves);
     write_lines(&out.join("results.jsonl"), &found.rows)?;
+    write_lines(&out.join("validation.jsonl"), &found.validation)?;
+    write_lines(&out.join("differences.jsonl"), &summary.differences)?;
     write_lines(&out.join("frontier.jsonl"), &found.frontier)?;
     write_lines(&out.join("learning.jsonl"), &curves)?;
     write(&out.join("table.md"), table.as_bytes())?;
@@ -169,7 +173,13 @@ fn make(study: &Study, products: &[Product], at_once: usize, interrupt: &Interru
 
 /// Loads what was made.
 fn collect(study: &Study, products: &[Product], out: &Path) -> anyhow::Result<(Vec<Field>, Vec<Curve>)> {
-    let field = |world: usize| Field { world, dirs: study.worlds[world].dirs(out), plan: None, trained: vec![] };
+    let field = |world: usize| Field {
+        world,
+        dirs: study.worlds[world].dirs(out),
+        plan: None,
+        known: OnceLock::new(),
+        trained: vec![],
+    };
     let mut fields: Vec<Field> = (0..study.worlds.len()).map(field).collect();
     let mut curves = Vec::new();
     for product in products.iter().filter(|p| p.is_there()) {

@@ -66,8 +66,11 @@ impl Product {
         let file = out.join("plans").join(format!("{}.json", w.name));
         let mut arguments: Vec<OsString> = vec!["plan".into()];
         arguments.extend(w.days.train.iter().map(|&d| dirs[d].clone().into_os_string()));
+        arguments.push("--validation".into());
+        arguments.extend(w.days.validation.iter().map(|&d| dirs[d].clone().into_os_string()));
         arguments.extend(["--config".into(), config_of(&file).into(), "--out".into(), file.clone().into()]);
-        let inputs = inputs(dirs, &w.days.train, &settings)?;
+        let days: Vec<usize> = w.days.train.iter().chain(&w.days.validation).copied().collect();
+        let inputs = inputs(dirs, &days, &settings)?;
         Ok(Self { world, kind: Kind::Plan { file }, settings, inputs, arguments })
     }
 

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 
-use crate::env::{DayModel, Vocabulary};
+use crate::env::{DayModel, Delay, Vocabulary};
 use crate::log::{CompileOptions, CompiledLog, table};
 use crate::plan::cache::{Key, Place};
 use crate::plan::{DayAhead, Plan};
 use crate::policy::file::PolicyFile;
 use crate::policy::{PolicySpec, ReplayOptions, tune};
 use crate::run::context::{Context, compile_options, inputs_hash, open_logs};
-use crate::settings::{Baselines, Env, Policy, ScoreMode, Settings};
+use crate::settings::{Baselines, Env, Episodes, Policy, ScoreMode, Settings};
 
 use super::progress;
 
@@ -24,10 +24,13 @@ pub struct Planning<'a> {
     pub logs: Vec<CompiledLog>,
     /// Directory of the day that is to be served; `None`: the contracts of the last training day under the plan's forecast.
     pub served: Option<&'a Path>,
-    /// Days that tell, where there is a single training day, what a controller is worth on another one; may be empty.
+    /// Days that baselines are tuned on too, as they choose the learner's parameters; may be empty.
     pub validation: &'a [PathBuf],
     pub options: CompileOptions,
     pub env: &'a Env,
+    pub episodes: &'a Episodes,
+    /// Requests of an episode's step.
+    pub per_step: usize,
     pub baselines: &'a Baselines,
     pub policy: &'a Policy,
 }
@@ -64,8 +67,8 @@ impl Planning<'_> {
     }
 
     fn make_from(self, untuned: Option<&Place>) -> anyhow::Result<Plan> {
-        let judges = self.judges()?;
-        let Self { dirs, logs, served, env, baselines, policy, .. } = self;
+        let judges = open_logs(self.validation, self.options)?;
+        let Self { dirs, logs, served, env, episodes, per_step, baselines, policy, .. } = self;
         let references: Vec<&CompiledLog> = logs.iter().collect();
         say!("planning: forecast, supply and prices of {} days", references.len());
         let mut plan = match untuned.and_then(Place::read) {
@@ -88,20 +91,22 @@ impl Planning<'_> {
             days.collect::<Result<Vec<_>, _>>()
         };
         let (days, judges) = (models(dirs, logs)?, models(self.validation, judges)?);
-        let options = ReplayOptions { rate_seed: env.rate_seed, feedback_delay_s: env.feedback_delay_s };
-        let (interval, budget) = (baselines.interval_s, baselines.tuning_replays);
-        let budget = tune::Budget::of(budget);
-        let most = budget.most(days.len() == 1 && !judges.is_empty());
+        let options = ReplayOptions { rate_seed: env.rate_seed, delay: Delay::from(env) };
+        let budget = tune::Budget::of(baselines.tuning_replays);
+        let terms =
+            tune::Terms { options, interval_s: baselines.interval_s, budget: &budget, episodes, per_step, policy };
+        let delayed = options.delay.most_s() > 0.0;
+        let most = budget.most() * if delayed { 2 } else { 1 };
         let tuned = progress::while_counting("planning: tuning baselines", "replays", budget.done(), most, || {
-            tune::all(&days, &judges, &plan.sample, options, interval, &budget, policy)
-        })?;
-        plan.tuned = Some(tuned);
+            let usual = tune::all(&days, &judges, &plan.sample, terms)?;
+            // Who predicts deliveries is not delayed.
+            let prompt = tune::Terms { options: ReplayOptions { delay: Delay::fixed(0.0), ..options }, ..terms };
+            let predicting = delayed.then(|| tune::all(&days, &judges, &plan.sample, prompt)).transpose()?;
+            anyhow::Ok((usual, predicting))
+        });
+        let (usual, predicting) = tuned?;
+        (plan.tuned, plan.tuned_predicting) = (Some(usual), predicting);
         Ok(plan)
-    }
-
-    /// The logs of the validation days where they are needed.
-    fn judges(&self) -> anyhow::Result<Vec<CompiledLog>> {
-        if self.logs.len() > 1 { Ok(vec![]) } else { Ok(open_logs(self.validation, self.options)?) }
     }
 
     /// Where this plan is kept; `None` where none can be.
@@ -118,7 +123,7 @@ impl Planning<'_> {
                 key.file(table::find(dir, name).ok()?.as_deref()).ok()?;
             }
         }
-        for (dir, log) in self.validation.iter().zip(&self.judges().ok()?) {
+        for (dir, log) in self.validation.iter().zip(&open_logs(self.validation, self.options).ok()?) {
             key.log(log);
             key.file(table::find(dir, "inventory").ok()?.as_deref()).ok()?;
         }
@@ -126,7 +131,7 @@ impl Planning<'_> {
         let Policy { hidden, ad_embedding, traffic_embedding, temperature, auction_candidates, .. } = Policy::default();
         let policy =
             Policy { hidden, ad_embedding, traffic_embedding, temperature, auction_candidates, ..self.policy.clone() };
-        key.text(&serde_json::to_string(&(self.env, self.baselines, policy)).ok()?);
+        key.text(&serde_json::to_string(&(self.env, self.episodes, self.per_step, self.baselines, policy)).ok()?);
         Place::beside(self.dirs.last()?, &key)
     }
 }
@@ -163,9 +168,11 @@ pub fn prepare(settings: &Settings, given: Option<Plan>, from: Option<&Origin>) 
     let plan = match given {
         Some(plan) => plan,
         None => {
-            let Settings { data, env, baselines, policy, .. } = settings;
+            let Settings { data, env, episodes, baselines, policy, .. } = settings;
+            let per_step = settings.requests_per_step();
             let (dirs, validation) = (&data.train, &data.validation);
-            Planning { dirs, logs, served: None, validation, options, env, baselines, policy }.plan()?
+            Planning { dirs, logs, served: None, validation, options, env, episodes, per_step, baselines, policy }
+                .plan()?
         }
     };
     let spec = PolicySpec { score_mode: settings.score_mode, policy: settings.policy.clone(), vocabulary };

@@ -16,11 +16,13 @@ mod contracts;
 mod day;
 mod demand;
 mod forecast;
+mod like;
 mod live;
 mod market;
 mod process;
 mod settings;
 mod traffic;
+mod truth;
 mod wander;
 
 use std::path::Path;
@@ -31,9 +33,12 @@ use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
 use audience::Audience;
+pub use conditions::HOUR_CORRELATION;
 use contracts::Contracts;
 use market::Market;
 pub use settings::{Compress, Jump, WorldSettings};
+pub use truth::{Truth, Typical};
+pub use wander::group_of;
 
 /// What a random stream is for.
 #[derive(Debug, Clone, Copy)]

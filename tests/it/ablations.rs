@@ -45,6 +45,10 @@ const CHANGE: &[(&str, &str, &[&str])] = &[
     // Of a single training day; with several it chooses alone.
     ("data.validation", "[\"DAYS/day-2\"]", &[]),
     ("env.feedback_delay_s", "600", &[]),
+    ("env.feedback_delay.median_s", "600", &["env.feedback_delay.max_s=1800"]),
+    ("env.feedback_delay.log_sd", "1", &["env.feedback_delay.max_s=1800", "env.feedback_delay.median_s=600"]),
+    ("env.feedback_delay.max_s", "300", &["env.feedback_delay.max_s=1800", "env.feedback_delay.median_s=600"]),
+    ("env.delay_seed", "1", &["env.feedback_delay={median_s=600, log_sd=1, max_s=1800}"]),
     ("env.rate_seed", "3", &[]),
     ("env.complete_queues", "true", &[]),
     ("episodes.steps", "200", &[]),

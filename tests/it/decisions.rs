@@ -278,7 +278,7 @@ proptest! {
     ) {
         let Loaded { day, plain, dir: _dir, .. } = world.load();
         let mut shown: Vec<Decision> = Vec::new();
-        let options = ReplayOptions { rate_seed, feedback_delay_s: 0.0 };
+        let options = ReplayOptions { rate_seed, delay: admix::env::Delay::fixed(0.0) };
         let report = compare_day(&day, &mut [], options, &mut |_, s| {
             let letter = |ad_type| if ad_type == AdType::Contract { 'C' } else { 'A' };
             shown.push((s.request_id, s.ad.map(|(ad, ad_type)| (ad, letter(ad_type)))));

@@ -13,6 +13,7 @@ mod handshake;
 mod harness;
 mod hindsight;
 mod hostile;
+mod informed;
 mod inputs;
 mod inspect;
 mod interrupts;

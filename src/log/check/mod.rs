@@ -15,6 +15,7 @@ use super::compile::{self, CompileOptions};
 use super::error::Result;
 use super::exposure::{self, ExposureReport};
 use super::table;
+use super::wander::Hourly;
 use super::{CompiledLog, inventory};
 pub use ranges::{Range, Ranges};
 pub use warning::Warning;
@@ -43,6 +44,9 @@ pub struct CheckReport {
     pub inventory_pv: Option<f64>,
     pub exposure: Option<ExposureReport>,
     pub warnings: Vec<Warning>,
+    /// Requests and prices by hour, to compare days with each other.
+    #[serde(skip)]
+    pub hourly: Hourly,
 }
 
 /// A contract as the log shows it.
@@ -102,6 +106,7 @@ pub fn check(dir: &Path, options: CompileOptions, feedback_delay_s: f64) -> Resu
         inventory_pv,
         exposure,
         warnings,
+        hourly: Hourly::of(&log),
     })
 }
 

@@ -23,7 +23,7 @@ use super::super::worlds::{Loaded, Size, sized};
 use super::Target;
 use super::Verdict::{self, Accepted, Refused};
 
-const OPTIONS: ReplayOptions = ReplayOptions { rate_seed: 0, feedback_delay_s: 60.0 };
+const OPTIONS: ReplayOptions = ReplayOptions { rate_seed: 0, delay: admix::env::Delay::fixed(60.0) };
 
 /// A day of 40 requests and three contracts, with its plan.
 struct Sample {
