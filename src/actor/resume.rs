@@ -93,6 +93,8 @@ impl<'a> Explorer<'a> {
         let delay = Delay::from(&settings.env).in_episode(episode.seed);
         let replay = Replay::resume(day, episode, delay, saved.state);
         let advises = settings.policy.outlook;
+        let replanner_fits = saved.replanner.as_ref().is_none_or(|state| state.fits(day.contracts.len()));
+        ensure!(replanner_fits, "an explorer of other days");
         let replanner =
             saved.replanner.map(|state| Replanner::resume(&replay, day.sample.clone(), horizon(day), advises, state));
         let lessons = saved.lessons.map(|(prices, next)| Lessons { teacher: Teacher::from_prices(prices), next });

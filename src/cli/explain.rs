@@ -63,7 +63,9 @@ impl Explain {
         settings.env.rate_seed = self.rate_seed;
         settings.env.complete_queues = self.complete_queues;
         let day = TestDay::open(&self.log, compile_options(&settings), None)?;
-        let names = baselines::NAMES.map(String::from);
+        // Of a random choice there is nothing to explain.
+        let names: Vec<String> =
+            baselines::NAMES.iter().filter(|name| **name != "random").map(ToString::to_string).collect();
         let found = explain::explain(&day, self.request, &entries, &plan, &names, &settings).map_err(usage)?;
         if self.json {
             print_json(&found)?

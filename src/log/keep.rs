@@ -4,9 +4,9 @@
 //! kept and everything is made each time. What is found is believed, so it is looked for only where nobody puts things but the
 //! user, the owner of the log, and root; and what is kept may be read by nobody who may not read the log itself.
 
-use std::fs::{OpenOptions, Permissions};
+use std::fs::{DirBuilder, OpenOptions, Permissions};
 use std::io::Write as _;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use twox_hash::XxHash3_128;
@@ -21,7 +21,8 @@ pub fn folder(dir: &Path) -> Option<PathBuf> {
 
 fn beside(dir: &Path) -> Option<PathBuf> {
     let folder = dir.join(".admix");
-    std::fs::create_dir_all(&folder).ok()?;
+    // Not open to everybody, whatever the user's umask says.
+    DirBuilder::new().recursive(true).mode(0o775).create(&folder).ok()?;
     let (found, log) = (folder.symlink_metadata().ok()?, dir.metadata().ok()?);
     // Whoever owns the log decides what it says anyway.
     let trusted = [rustix::process::geteuid().as_raw(), log.uid(), 0].contains(&found.uid());

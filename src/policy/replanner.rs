@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::env::Replay;
 use crate::env::outlook::ADVICE_COLUMNS;
+use crate::env::{Replay, State};
 use crate::plan::{Horizon, Sample};
 
 use super::baselines::{Receding, RecedingState};
@@ -25,9 +25,7 @@ pub struct ReplannerState {
 impl ReplannerState {
     /// Whether this can be a replanner's state on a day of so many contracts.
     pub fn fits(&self, contracts: usize) -> bool {
-        self.receding.fits(contracts)
-            && [contracts, ADVICE_COLUMNS * contracts].contains(&self.offsets.len())
-            && self.offsets.iter().all(|offset| offset.is_finite())
+        self.receding.fits(contracts) && State::fits_replanned(&self.offsets, contracts)
     }
 }
 

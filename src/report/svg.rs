@@ -19,13 +19,9 @@ fn ticks(low: f64, high: f64, count: usize) -> Vec<f64> {
     let raw = (high - low) / count as f64;
     let magnitude = 10f64.powf(raw.log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * magnitude).into_iter().find(|s| *s >= raw).unwrap_or(raw);
-    let mut value = (low / step).ceil() * step;
-    let mut all = Vec::new();
-    while value <= high + 1e-9 * step {
-        all.push(value);
-        value += step;
-    }
-    all
+    let first = (low / step).ceil() * step;
+    // Counted: in a range narrower than its numbers are precise, a step would lead nowhere.
+    (0..=2 * count).map(|i| first + i as f64 * step).take_while(|value| *value <= high + 1e-9 * step).collect()
 }
 
 /// As many decimals as a step between ticks needs.
@@ -180,4 +176,17 @@ pub fn small(title: &str, lines: &[(&str, Vec<f64>)]) -> String {
         let _ = write!(body, "<polyline class=\"{class}\" points=\"{}\" />", points.join(" "));
     }
     format!("<svg viewBox=\"0 0 160 80\" role=img aria-label=\"{}\">{body}</svg>", escape(title))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ticks;
+
+    /// Ticks of the range 736.0 to the next number above filled the memory.
+    #[test]
+    fn ticks_of_a_range_narrower_than_its_precision_end() {
+        let low = 736.0;
+        assert!(ticks(low, f64::from_bits(f64::to_bits(low) + 1), 5).len() <= 11);
+        assert_eq!(ticks(0.0, 1.0, 5), [0.0, 0.2, 0.4, 0.6000000000000001, 0.8, 1.0]);
+    }
 }

@@ -29,8 +29,8 @@ struct State {
 
 /// The exit code of an interrupted run.
 const INTERRUPTED: i32 = 130;
-/// What the main loop of a run may take to end at once, and beyond the time of grace.
-const MARGIN: Duration = Duration::from_secs(5);
+/// What the main loop of a run may take to end its processes and close its books, once it has to.
+const MARGIN: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(20);
 
 impl Interrupt {

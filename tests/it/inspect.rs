@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use admix::run::flight;
+use admix::run::{RunDirectory, flight};
 use admix::shm::flight::{FILE_BYTES, RECORDS};
 use admix::shm::{Control, FlightFile, FlightLog, FlightRecord};
 use nix::sys::signal::Signal;
@@ -163,7 +163,17 @@ fn a_killed_run_is_shown_dead_with_what_it_left_and_the_last_events_of_each_proc
     while !children_of(pid).is_empty() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    let seen = kept.inspect(&dir, &["no end was written: it was killed", "this is what it left", "Last events"]);
+    let words = ["no end was written: it was killed", "this is what it left", "Last events"];
+    let mut seen = kept.inspect(&dir, &words);
+    // A child that was just being started has no name of its own yet.
+    for _ in 0..100 {
+        let processes = seen["memory"]["control"]["processes"].as_array().unwrap();
+        if processes.iter().all(|p| p["alive"] == false) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        seen = kept.inspect(&dir, &words);
+    }
     assert_eq!(seen["state"], "killed");
     let memory = &seen["memory"];
     assert_eq!((memory["main_pid"].as_u64(), memory["main_alive"].as_bool()), (Some(pid.into()), Some(false)));
@@ -233,10 +243,12 @@ fn a_serial_run_records_too_and_an_error_is_told_with_its_reason() {
 #[test]
 fn a_run_without_room_for_a_flight_recorder_trains_all_the_same() {
     let folder = tempfile::tempdir().unwrap();
-    // A file in the folder's place, which even root cannot write into.
+    // Folders in the recordings' places, which even root cannot write.
     let run = folder.path().join("run");
-    std::fs::create_dir(&run).unwrap();
-    std::fs::write(run.join("flight"), "").unwrap();
+    drop(RunDirectory::create(&run).unwrap());
+    for process in ["main", "learner", "evaluator", "checkpointer", "actor0", "actor1"] {
+        std::fs::create_dir(run.join("flight").join(format!("{process}.bin"))).unwrap();
+    }
     let config = folder.path().join("config.toml");
     let days = crate::harness::days().to_str().unwrap();
     std::fs::write(&config, crate::harness::CONFIG.replace("DAYS", days)).unwrap();

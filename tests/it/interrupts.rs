@@ -205,7 +205,8 @@ fn a_limit_on_the_size_of_files_does_not_kill() {
 #[test]
 fn escape_sequences_in_a_log_are_shown_and_not_obeyed() {
     let folder = tempfile::tempdir().unwrap();
-    let days = synth(folder.path(), "requests = 300\ncontracts = 2\ncontracts_per_queue = 1.0\n", 1);
+    let days =
+        synth(folder.path(), "requests = 300\ncontracts = 2\ncontracts_per_queue = 1.0\ncompress = \"none\"\n", 1);
     let log = days[0].join("track_log.tsv");
     let text = std::fs::read_to_string(&log).unwrap();
     let (head, rows) = text.split_once('\n').unwrap();

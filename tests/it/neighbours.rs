@@ -17,6 +17,9 @@ const SHM: &str = "/dev/shm";
 const ALICE: u32 = 61_001;
 const BOB: u32 = 61_002;
 const CAROL: u32 = 61_003;
+// Of one test alone: a start sweeps what dead runs of its own user left.
+const DAVE: u32 = 61_014;
+const ERIN: u32 = 61_015;
 
 /// Whether this is root; says so where it is not.
 fn is_root(test: &str) -> bool {
@@ -38,7 +41,14 @@ impl Home {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
         std::fs::copy(PROGRAM, path.join("admix")).unwrap();
-        assert!(Command::new("cp").arg("-r").arg(days()).arg(path.join("days")).status().unwrap().success());
+        for day in ["day-0", "day-1", "day-2"] {
+            let copy = path.join("days").join(day);
+            std::fs::create_dir_all(&copy).unwrap();
+            // The tables alone: other tests write what they compile beside them.
+            for table in std::fs::read_dir(days().join(day)).unwrap().flatten().filter(|f| f.path().is_file()) {
+                std::fs::copy(table.path(), copy.join(table.file_name())).unwrap();
+            }
+        }
         config_in(path, &path.join("days"));
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
         own(path, user);
@@ -97,12 +107,19 @@ fn what_another_user_left_in_shared_memory_stops_nobody() {
     }
     let names = ["admix-00000000-999999-1-control", "admix-00000001-999999-1-ring0", "admix-00000002-999999-1-control"];
     let planted = Planted(names.map(|name| Path::new(SHM).join(name)).to_vec());
-    std::fs::write(&planted.0[0], "left").unwrap();
-    std::fs::write(&planted.0[1], "left").unwrap();
-    std::fs::create_dir(&planted.0[2]).unwrap();
-    planted.0.iter().for_each(|path| own(path, BOB));
+    // Given to its owner before it has its name: another test's start would sweep what is root's.
+    for (i, path) in planted.0.iter().enumerate() {
+        let unnamed = Path::new(SHM).join(format!("planted-{}-{i}", std::process::id()));
+        if i == 2 {
+            std::fs::create_dir(&unnamed).unwrap()
+        } else {
+            std::fs::write(&unnamed, "left").unwrap()
+        }
+        own(&unnamed, DAVE);
+        std::fs::rename(&unnamed, path).unwrap();
+    }
     let sets = ["budget.max_updates=8", "data.test=[]"];
-    Home::new(ALICE).train(&sets, &[]).wait().expect(0);
+    Home::new(ERIN).train(&sets, &[]).wait().expect(0);
     Run::start(&sets, &[]).wait().expect(0);
     assert!(planted.0.iter().all(|path| path.exists()), "another user's things are left alone, by root too");
 }
@@ -112,7 +129,7 @@ fn two_users_cannot_read_change_or_stop_each_others_runs() {
     if !is_root("two_users_cannot_read_change_or_stop_each_others_runs") {
         return;
     }
-    let mut alices = Home::new(ALICE).train(&[ENDLESS, &["checkpoint.every_s=0.1"]].concat(), &[]);
+    let mut alices = Home::new(ALICE).train(&[ENDLESS, &["checkpoint.every_s=0.1", "data.test=[]"]].concat(), &[]);
     until_best(&mut alices);
     let id = run_id(&alices);
     let hers = segments(&id);

@@ -130,13 +130,13 @@ fn a_decision_is_explained_as_it_was_taken() {
             let shown = &view["candidates"][0];
             assert_eq!(shown["ad_id"].to_string(), row[1], "{policy}");
             let bid = shown["bid"].as_f64().unwrap() * shown["boost"].as_f64().unwrap();
-            assert!((bid - number(&row[4])).abs() < 1e-2, "{policy}: {bid} {row:?}");
+            assert!((bid - number(&row[4])).abs() < 1e-2 + 1e-12 * bid.abs(), "{policy}: {bid} {row:?}");
         }
         assert_eq!(views[0]["policy"], "run");
         let state = &views[0]["candidates"][0]["contract"];
         assert!(state["observed"].as_f64() < state["owed"].as_f64(), "{state}");
         assert!(views[0]["candidates"][0]["features"].as_object().is_some_and(|f| f.len() > 5));
-        assert_eq!(views.len(), 2 + admix::policy::baselines::NAMES.len());
+        assert_eq!(views.len(), 1 + admix::policy::baselines::NAMES.len());
     }
     let missing = Command::new(PROGRAM)
         .args(["explain", "--request", "1", "--policy"])

@@ -302,16 +302,15 @@ fn exposures_confirm_correct_and_take_back() {
     let foreign = Exposure { request_id: u64::MAX, ..shown[0] };
     assert!(scorer.confirm(foreign) && !scorer.confirm(foreign));
     assert_eq!(counts(&scorer), (3.0, 2.0));
+    let mut again = setting.scorer("contract-first", options);
+    again.restore(&scorer.save()).unwrap();
+    assert!(!again.confirm(foreign), "what was confirmed survives");
     // The third is never confirmed: hours later it is taken back. Nothing of that request may be shown.
     let mut later = rows.last().unwrap().clone();
     (later.request_id, later.ts_ms) = (u64::MAX - 1, scorer.day().end_ms() - 1);
     later.queue.iter_mut().for_each(|e| e.filter = 1);
     assert_eq!(decide(&mut scorer, &later).chosen, None);
     assert_eq!(counts(&scorer), (2.0, 2.0));
-    let saved = scorer.save();
-    let mut again = setting.scorer("contract-first", options);
-    again.restore(&saved).unwrap();
-    assert!(!again.confirm(foreign), "what was confirmed survives");
     drop(setting.scratch);
 }
 

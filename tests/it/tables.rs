@@ -163,7 +163,7 @@ fn write_queues<W: std::io::Write + Send>(
 /// Requests with queues of one to five entries, a boost in some; every pctr is one that 32 bits hold.
 fn requests(n: u64) -> Vec<String> {
     let entry = |i: u64, j: u64| {
-        let boost = if (i + j) % 3 == 0 { ",1.5" } else { "" };
+        let boost = if (i + j).is_multiple_of(3) { ",1.5" } else { "" };
         format!(
             "{},A,{},{},{}{boost}",
             100 + j,

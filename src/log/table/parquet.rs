@@ -15,7 +15,7 @@ use parquet::schema::types::{SchemaDescriptor, Type};
 use super::guard::guarded;
 use super::page::Chunks;
 use super::value::Leaf;
-use super::{Column, LONGEST_ROW, List};
+use super::{Column, LONGEST_ROW, List, printable};
 use crate::log::error::LogError;
 
 /// Rows that are decoded at a time.
@@ -149,7 +149,7 @@ fn cell(schema: &SchemaDescriptor, column: &Column) -> Result<Option<Cell>, Stri
             Some(&i) => leaves.push(Some(leaf(i)?)),
             None if f >= list.required => leaves.push(None),
             None => {
-                let found: Vec<String> = of_field.iter().map(|&i| name(i)).collect();
+                let found: Vec<String> = of_field.iter().map(|&i| printable(&name(i))).collect();
                 return Err(unusable(&format!("has no field `{wanted}`; its fields are {}", found.join(", "))));
             }
         }

@@ -117,7 +117,10 @@ pub struct RecedingState {
 impl RecedingState {
     /// Whether this can be a solver's state on a day of so many contracts.
     pub fn fits(&self, contracts: usize) -> bool {
-        finite(&self.prices, contracts) && self.level.seen.is_finite() && self.level.expected.is_finite()
+        finite(&self.prices, contracts)
+            && (self.steady.is_empty() || finite(&self.steady, contracts))
+            && self.level.seen.is_finite()
+            && self.level.expected.is_finite()
     }
 }
 
