@@ -40,7 +40,7 @@ pub struct Score {
     save_state: Option<PathBuf>,
 }
 
-/// What is served, for `score`, `export` and `serve`.
+/// Policy and day that `score`, `export` and `serve` work with.
 #[derive(Debug, Args)]
 pub struct Served {
     /// A run directory (its best policy), a policy file, or baseline:NAME, which needs --plan
