@@ -139,8 +139,9 @@ fn a_killed_learner_is_replaced_and_goes_on_from_the_newest_snapshot() {
     for kill in 0..3 {
         let snapshots = control.checkpoint.snapshots.get();
         run.until("snapshots", |_| (control.checkpoint.snapshots.get() > snapshots + 1).then_some(()));
-        let updates = control.learner.updates.get();
         kill_and_await(&mut run, "learner");
+        // Read after the death: the dead learner made updates until it died, and only its successor gets beyond them.
+        let updates = control.learner.updates.get();
         run.until("progress", |_| (control.learner.updates.get() > updates).then_some(()));
         assert!(control.learner.rollbacks.get() == 0, "kill {kill}");
     }
