@@ -19,8 +19,9 @@ use crate::shm::{ControlBlock, Halves, Ledger, Part, SampleRing, ShmError};
 use super::core::{Learner, LearnerState};
 
 const NAP: Duration = Duration::from_millis(20);
-/// How long the checkpointer may take for a snapshot that somebody waits for.
-const COMMIT: Duration = Duration::from_secs(20);
+/// How long the checkpointer may take for a snapshot that somebody waits for: long, as it may be starved on a busy machine; who
+/// stops a run waits no longer than `watchdog.grace_s`.
+const COMMIT: Duration = Duration::from_secs(60);
 
 /// Takes snapshots of a learner.
 pub struct Saver<'a> {

@@ -63,7 +63,7 @@ fn the_benchmark_plans_what_it_says() {
 fn a_learner_that_is_fed_stands_beside_the_same_one_alone() {
     let small = ["learner.pool=2048", "learner.batch=128", "policy.hidden=8", "baselines.tuning_replays=4"];
     let sets = small.iter().flat_map(|set| ["--set", set]);
-    let arguments = ["--requests", "1500", "--seconds", "4", "--alone", "0.3"].into_iter().chain(sets);
+    let arguments = ["--requests", "1500", "--seconds", "30", "--alone", "0.3"].into_iter().chain(sets);
     let report = bench("e2e", &arguments.collect::<Vec<_>>());
     assert!(number(&report, "updates") > 0.0 && number(&report, "alone_updates_per_second") > 0.0, "{report}");
     let names: Vec<&str> =

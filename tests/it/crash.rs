@@ -11,8 +11,8 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 
 use crate::harness::{
-    ENDLESS, Ended, Kin, PATIENCE, PROGRAM, Run, child, children_of, eval, segments_of, send, send_if_there, train,
-    until_best,
+    ENDLESS, Ended, HASTY, Kin, PATIENCE, PROGRAM, Run, child, children_of, copy_program, eval, segments_of, send,
+    send_if_there, train, until_best,
 };
 
 fn control_of(kin: &Kin) -> Control {
@@ -129,13 +129,16 @@ fn killed_evaluators_are_replaced_and_the_run_ends_well() {
     assert_eq!(evaluations().next_back().unwrap()["updates"], ended.outcome()["updates"]);
     // Whoever takes over knows what was best before.
     let best = evaluations().map(|line| line["j"].as_f64().unwrap()).fold(f64::MIN, f64::max);
-    assert_eq!(ended.outcome()["best_j"].as_f64(), Some(best));
+    // An evaluator may die between the best policy's file and its line.
+    assert!(ended.outcome()["best_j"].as_f64() >= Some(best), "{best}: {}", ended.outcome());
 }
 
 #[test]
 fn a_killed_learner_is_replaced_and_goes_on_from_the_newest_snapshot() {
     let mut run = Run::start(&[ENDLESS, &["checkpoint.every_s=0.1"]].concat(), &[]);
     let control = control_of(&run.until("learner", |run| child(run, "learner")));
+    // Snapshots of a learner that had no samples yet are not what is tested.
+    run.until("updates", |_| (control.learner.updates.get() > 0).then_some(()));
     for kill in 0..3 {
         let snapshots = control.checkpoint.snapshots.get();
         run.until("snapshots", |_| (control.checkpoint.snapshots.get() > snapshots + 1).then_some(()));
@@ -210,7 +213,7 @@ fn killed_checkpointers_are_replaced_and_snapshots_go_on() {
 /// Between writing a snapshot, the rename and saying so.
 #[test]
 fn a_checkpointer_killed_at_any_point_of_a_commit_loses_nothing() {
-    for failpoint in ["checkpoint.commit@3=kill", "checkpoint.committed@3=kill"] {
+    for failpoint in ["checkpoint.commit@2=kill", "checkpoint.committed@2=kill"] {
         let sets = ["budget.max_updates=200", "checkpoint.every_s=0.05", "watchdog.max_restarts=1000"];
         let ended = Run::start_failing(failpoint, &sets).wait().expect(0);
         assert!(ended.outcome()["other_restarts"].as_u64() > Some(0), "{failpoint}: {}", ended.outcome());
@@ -284,8 +287,7 @@ fn a_sigterm_to_all_processes_saves_what_was_learned() {
         let control = control_of(&run.until("learner", |run| child(run, "learner")));
         run.until("updates", |_| (control.learner.updates.get() > 20).then_some(()));
         drop(control);
-        let children = children_of(run.pid());
-        assert_eq!(children.len(), 5);
+        let children = run.until("all children", |run| Some(children_of(run.pid())).filter(|c| c.len() == 5));
         if !main_last {
             run.signal(Signal::SIGTERM);
         }
@@ -313,7 +315,7 @@ fn a_run_whose_program_and_logs_are_removed_still_replaces_its_processes() {
     let folder = tempfile::tempdir().unwrap();
     let config = crate::harness::config_in(folder.path(), crate::harness::days());
     let program = folder.path().join("admix-of-today");
-    std::fs::copy(crate::harness::PROGRAM, &program).unwrap();
+    copy_program(&program);
     let mut run = Run::start_program(Command::new(&program), folder, &config, ENDLESS, &[], &[]);
     until_best(&mut run);
     std::fs::remove_file(&program).unwrap();
@@ -330,12 +332,12 @@ fn a_run_whose_program_and_logs_are_removed_still_replaces_its_processes() {
 #[test]
 fn a_process_that_hangs_is_killed_and_replaced() {
     for role in ["actor0", "evaluator", "checkpointer", "learner"] {
-        let mut run = Run::start(&[ENDLESS, &["watchdog.silent_s=6", "checkpoint.every_s=0.1"]].concat(), &[]);
+        let mut run = Run::start(&[ENDLESS, &HASTY].concat(), &[]);
         until_best(&mut run);
         let control = control_of(&run.until("actor", |run| child(run, "actor1")));
         run.until("a snapshot", |_| (control.checkpoint.snapshots.get() > 0).then_some(()));
-        let victim = child(&run, role).unwrap();
-        send(victim.pid, Signal::SIGSTOP);
+        let victim = run.until(role, |run| child(run, role));
+        send_if_there(victim.pid, Signal::SIGSTOP);
         run.until("replacement", |run| child(run, role).filter(|kin| kin.pid != victim.pid));
         let updates = control.learner.updates.get();
         run.until("progress", |_| (control.learner.updates.get() > updates).then_some(()));
@@ -348,7 +350,7 @@ fn a_process_that_hangs_is_killed_and_replaced() {
 
 #[test]
 fn a_run_in_which_nothing_moves_ends_and_says_who_starved() {
-    let stuck = [ENDLESS, &["watchdog.silent_s=0", "watchdog.stuck_s=20", "watchdog.grace_s=1"]].concat();
+    let stuck = [ENDLESS, &["watchdog.silent_s=0", "watchdog.stuck_s=40", "watchdog.grace_s=1"]].concat();
     for (roles, code, word) in [
         (&["actor0", "actor1"][..], 21, "the learner got no samples"),
         (&["learner"][..], 23, "the learner stands still"),
@@ -356,14 +358,24 @@ fn a_run_in_which_nothing_moves_ends_and_says_who_starved() {
         let mut run = Run::start(&stuck, &[]);
         until_best(&mut run);
         for role in roles {
-            send(child(&run, role).unwrap().pid, Signal::SIGSTOP);
+            let kin = run.until(role, |run| child(run, role));
+            send(kin.pid, Signal::SIGSTOP);
         }
         let ended = run.wait().expect(code);
         assert!(ended.stderr.contains(word), "{}", ended.stderr);
     }
     // Before the learner has published anything.
-    let mut run = Run::start(&stuck, &[]);
-    send(run.until("learner", |run| child(run, "learner")).pid, Signal::SIGSTOP);
+    let run = loop {
+        let mut run = Run::start(&stuck, &[]);
+        let learner = run.until("learner", |run| child(run, "learner"));
+        send(learner.pid, Signal::SIGSTOP);
+        let state = || std::fs::read_to_string(format!("/proc/{}/stat", learner.pid)).unwrap();
+        run.until("its halt", |_| state().contains(") T ").then_some(()));
+        if control_of(&learner).learner.param_version.get() == 0 {
+            break run;
+        }
+        run.kill();
+    };
     let ended = run.wait().expect(22);
     assert!(ended.stderr.contains("the actors got no parameters"), "{}", ended.stderr);
 }
@@ -478,7 +490,7 @@ fn writes_to_a_ring_until_killed() {
             ring.space().wait(seen, Duration::from_millis(100));
             continue;
         };
-        if block % 11 == 10 {
+        if block % 11 == 1 {
             drop(region);
             continue;
         }

@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use admix::shm::FlightLog;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -55,6 +56,8 @@ max_updates = 64
 tuning_replays = 8
 [watchdog]
 grace_s = 500
+silent_s = 600
+stuck_s = 600
 "#;
 
 /// Three days of about 1,500 requests and five contracts, generated once.
@@ -380,6 +383,34 @@ pub fn eval_lines(arguments: &[&str]) -> Vec<Value> {
 /// Waits until something was evaluated, so that there is a best policy.
 pub fn until_best(run: &mut Run) {
     run.until("best policy", |run| run.dir().join("policy/best.safetensors").is_file().then_some(()));
+}
+
+/// Waits until every process of two actors' run has done its work once: actors hand over before and after there is a best policy,
+/// and a busy machine may start them long after the others.
+pub fn until_working(run: &mut Run) {
+    until_best(run);
+    run.until("everybody at work", |run| {
+        let control = admix::inspect::inspect(&run.dir(), 1).unwrap().memory?.control?;
+        let handed_over = |id| {
+            let log = FlightLog::read(&run.dir().join(format!("flight/actor{id}.bin")));
+            log.is_ok_and(|log| log.records.iter().any(|record| record.kind == HAND_OVER))
+        };
+        let signed_in = control.processes.len() == 5 && children_of(run.pid()).len() == 5;
+        (signed_in && control.evaluator.evaluations > 0 && handed_over(0) && handed_over(1)).then_some(())
+    });
+}
+
+/// The kind of a flight record of a block that an actor hands over.
+pub const HAND_OVER: u32 = 4;
+
+/// Settings of a run whose main gives up early on a silent process. On a busy machine that may be one that only starts slowly.
+pub const HASTY: [&str; 4] =
+    ["watchdog.silent_s=8", "watchdog.max_restarts=1000", "actors.max_restarts=1000", "checkpoint.every_s=0.1"];
+
+/// Copies the program by another process: while this one has the copy open for writing, a test beside that forks would keep it
+/// open in its child, and nobody could execute it ("text file busy").
+pub fn copy_program(to: &Path) {
+    assert!(Command::new("cp").arg(PROGRAM).arg(to).status().unwrap().success());
 }
 
 pub const ENDLESS: &[&str] = &["budget.max_updates=10000000"];

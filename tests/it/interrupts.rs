@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use crate::decisions::synth;
-use crate::harness::{ENDLESS, PATIENCE, Run, child, config_in, send, until_best};
+use crate::harness::{ENDLESS, HASTY, PATIENCE, Run, child, children_of, config_in, send, until_best};
 
 /// A world that is planned and reported long enough to be interrupted: many replays of some thousand requests.
 fn long_days(folder: &Path) -> std::path::PathBuf {
@@ -76,16 +76,15 @@ fn the_report_is_interrupted_and_the_policy_is_kept() {
 /// Every process of a run, main last among those that are stopped and first among those that go on, as when a machine sleeps.
 #[test]
 fn a_pause_of_the_whole_run_longer_than_its_patience_kills_nobody() {
-    let sets = ["watchdog.silent_s=10", "checkpoint.every_s=0.1"];
+    let sets = ["watchdog.silent_s=30", "checkpoint.every_s=0.1"];
     let mut run = Run::start(&[ENDLESS, &sets].concat(), &[]);
     until_best(&mut run);
-    let children = crate::harness::children_of(run.pid());
-    assert_eq!(children.len(), 5);
+    let children = run.until("all children", |run| Some(children_of(run.pid())).filter(|c| c.len() == 5));
     for kin in &children {
         send(kin.pid, Signal::SIGSTOP);
     }
     run.signal(Signal::SIGSTOP);
-    std::thread::sleep(Duration::from_secs(14));
+    std::thread::sleep(Duration::from_secs(35));
     run.signal(Signal::SIGCONT);
     // Main looks around before the others are awake.
     std::thread::sleep(Duration::from_millis(200));
@@ -108,7 +107,7 @@ fn a_pause_of_the_whole_run_longer_than_its_patience_kills_nobody() {
 #[test]
 fn a_process_that_hangs_before_it_signs_in_is_replaced() {
     for role in ["actor0", "checkpointer"] {
-        let mut run = Run::start(&[ENDLESS, &["watchdog.silent_s=6", "checkpoint.every_s=0.1"]].concat(), &[]);
+        let mut run = Run::start(&[ENDLESS, &HASTY].concat(), &[]);
         let hung = run.until(role, |run| child(run, role));
         send(hung.pid, Signal::SIGSTOP);
         run.until("successor", |run| child(run, role).filter(|kin| kin.pid != hung.pid));

@@ -86,21 +86,25 @@ fn a_run_that_ends_on_a_full_disk_says_so_and_goes_on_once_there_is_room() {
         mkdir disk
         mount -t tmpfs -o size=48m none disk
         train() { $ADMIX train --config $CONFIG --run-dir disk/run --set checkpoint.every_s=0.1 --set evaluate.every=1000000 "$@"; }
-        train --set budget.max_updates=1500 2> first &
+        train --set budget.max_updates=3000 2> first &
         main=$!
         until [ -n "$(ls disk/run/checkpoints 2>/dev/null)" ] && [ -f disk/run/policy/best.safetensors ]; do
             kill -0 $main
             sleep 0.05
         done
-        dd if=/dev/zero of=disk/filler bs=4k 2>/dev/null || true
+        # Again and again: what a failed commit removes is room.
+        while :; do dd if=/dev/zero bs=4k >> disk/filler 2>/dev/null || true; sleep 0.02; done &
+        filler=$!
         code=0
         wait $main || code=$?
         main=
+        kill $filler
+        wait $filler || true
         echo $code > first-code
         rm disk/filler
         $ADMIX inspect disk/run > /dev/null
         code=0
-        train --resume --set budget.max_updates=1500 2> second || code=$?
+        train --resume --set budget.max_updates=3000 2> second || code=$?
         cp -r disk/run kept
         exit $code
         "#,
@@ -273,6 +277,6 @@ fn a_wall_clock_that_steps_back_and_forth_changes_nothing() {
     assert_eq!(newest(&ended), first);
     let ended = start(ended.into_folder(), &sets("budget.max_seconds=14"), &["--resume"]).wait().expect(0);
     let second = quiet(&ended);
-    assert!(second > first);
+    assert!(second >= first);
     assert_eq!(newest(&ended), second, "the newest snapshot is the one of most updates, whatever its time");
 }

@@ -61,7 +61,7 @@ fn a_run_without_reported_days_has_a_page_too() {
 #[test]
 fn a_live_run_and_a_finished_one_fit_a_small_terminal() {
     let mut run = Run::start(ENDLESS, &[]);
-    until_best(&mut run);
+    until_working(&mut run);
     let live = run.until("evaluations on the screen", |run| {
         let text = screen(&watch(&run.dir()));
         (text.contains('*') && text.contains("samples:")).then_some(text)

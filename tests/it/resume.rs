@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use crate::harness::{ENDLESS, Ended, Run, child, eval, send, train, until_best};
+use crate::harness::{ENDLESS, Ended, Run, child, eval, send, send_if_there, train, until_best};
 
 /// Both policy files of a run.
 fn policies(ended: &Ended) -> [Vec<u8>; 2] {
@@ -51,7 +51,8 @@ fn interrupted_like_uninterrupted(sets: &[&str], seed: u64, interruptions: usize
                 0 => {
                     run.signal(Signal::SIGINT);
                     let ended = run.wait();
-                    assert!(matches!(ended.code, Some(0 | 130)), "{}", ended.stderr);
+                    // Without a code where it had not begun to listen.
+                    assert!(matches!(ended.code, None | Some(0 | 130)), "{}", ended.stderr);
                     run = Run::resume(ended.into_folder(), &sets, &["--deterministic", how]);
                 }
                 1 => {
@@ -105,7 +106,8 @@ fn a_lock_step_run_interrupted_before_its_first_round_ends_goes_on_to_the_same_b
             std::fs::read(run.dir().join("metrics.jsonl")).is_ok_and(|text| text.contains(&b'\n')).then_some(())
         });
         run.signal(Signal::SIGTERM);
-        let ended = run.wait().expect(130);
+        let ended = run.wait();
+        assert!(matches!(ended.code, Some(0 | 130)), "{}", ended.stderr);
         let snapshot = admix::run::snapshot::newest(&ended.dir().join("checkpoints")).unwrap();
         before_the_first += usize::from(snapshot.is_some_and(|s| s.state.updates == 0));
         let ended = Run::resume(ended.into_folder(), &sets, &["--deterministic", "--resume=auto"]).wait().expect(0);
@@ -169,6 +171,8 @@ fn a_run_killed_before_its_first_snapshot_begins_again_with_auto_alone() {
 #[test]
 fn a_damaged_best_policy_is_put_back_from_the_snapshot() {
     let ended = train(&["budget.max_updates=64"], &[]);
+    // The last evaluation may come after the last snapshot: the next run's has what it found.
+    let ended = Run::resume(ended.into_folder(), &["budget.max_updates=64"], &["--resume"]).wait().expect(0);
     let best = std::fs::read(ended.best()).unwrap();
     std::fs::write(ended.best(), "damaged").unwrap();
     let again = Run::resume(ended.into_folder(), &["budget.max_updates=64"], &["--resume"]).wait().expect(0);
@@ -271,12 +275,18 @@ fn a_lock_step_run_that_loses_a_process_goes_back_and_ends_the_same() {
     let sets = ["checkpoint.every_s=0.05", "data.test=[]", "budget.max_updates=128"];
     let whole = policies(&train(&sets, &["--deterministic"]));
     for role in ["actor1", "learner", "evaluator"] {
-        let mut run = Run::start(&sets, &["--deterministic"]);
-        let snapshots = run.dir().join("checkpoints");
-        run.until("a snapshot", |_| admix::run::snapshot::newest(&snapshots).unwrap());
-        send(child(&run, role).unwrap().pid, Signal::SIGKILL);
-        let ended = run.wait().expect(0);
-        assert_eq!(ended.outcome()["went_back"], 1, "{role}");
-        assert!(policies(&ended) == whole, "{role}");
+        // A fast machine may end the run before the blow.
+        let went_back = (0..10).any(|_| {
+            let mut run = Run::start(&sets, &["--deterministic"]);
+            let snapshots = run.dir().join("checkpoints");
+            run.until("a snapshot", |_| admix::run::snapshot::newest(&snapshots).unwrap());
+            if let Some(kin) = child(&run, role) {
+                send_if_there(kin.pid, Signal::SIGKILL);
+            }
+            let ended = run.wait().expect(0);
+            assert!(policies(&ended) == whole, "{role}");
+            ended.outcome()["went_back"] == 1
+        });
+        assert!(went_back, "no run lost its {role}; the test tests nothing");
     }
 }
