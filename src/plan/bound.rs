@@ -32,6 +32,11 @@ impl Bound {
     }
 }
 
+/// Contracts above which the first sweeps end early.
+const MANY: usize = 256;
+/// What a sweep improves that stands still, as a part of D.
+const STILL: f64 = 1e-7;
+
 /// A day as the transport problem sees it.
 pub struct Problem {
     transport: Transport,
@@ -114,7 +119,9 @@ impl Problem {
         let t = &self.transport;
         let start: Vec<f64> = t.penalty.iter().map(|p| 0.5 * p).collect();
         let mut best = (t.dual(&start), start);
-        self.sweep(&mut best, 40);
+        // A sweep's cost grows with the square of a queue's contracts; of many contracts, Newton steps do the most of it anyway.
+        let still = if best.1.len() > MANY { 1e-3 } else { STILL };
+        self.sweep(&mut best, 40, still);
         if best.1.is_empty() {
             return best;
         }
@@ -129,12 +136,13 @@ impl Problem {
             }
             smoothing *= 0.4;
         }
-        self.sweep(&mut best, 4);
+        self.sweep(&mut best, 4, STILL);
         best
     }
 
-    /// Coordinate sweeps from the best prices until they stand still, `most` at most; keeps what is better.
-    fn sweep(&self, best: &mut (f64, Vec<f64>), most: usize) {
+    /// Coordinate sweeps from the best prices, `most` at most, until one lowers D by no more than its part `still`; keeps what is
+    /// better.
+    fn sweep(&self, best: &mut (f64, Vec<f64>), most: usize, still: f64) {
         let mut prices = best.1.clone();
         let mut costs = Vec::new();
         let mut last = best.0;
@@ -147,7 +155,7 @@ impl Problem {
             if d < best.0 {
                 *best = (d, prices.clone());
             }
-            if last - d <= 1e-7 * d.abs() {
+            if last - d <= still * d.abs() {
                 break;
             }
             last = d;

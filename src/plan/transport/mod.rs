@@ -140,12 +140,19 @@ impl Transport {
         // can be off.
         let reach = 0.5 * self.scale(prices).max(1e-12);
         let damping = |j: usize, diagonal: f64| 1e-9 * diagonal.abs() + gradient[j].abs() / reach;
-        self.solve(smoothing, &free, &gradient, damping)
+        self.solve(smoothing, &free, &gradient, damping, INEXACT)
     }
 
     /// Solves the smoothed dual's curvature, with `damping(contract, diagonal)` added to its diagonal, for `target` over the `free`
-    /// contracts; the others stay at 0. `[contracts]`.
-    fn solve(&self, smoothing: f64, free: &[usize], target: &[f64], damping: impl Fn(usize, f64) -> f64) -> Vec<f64> {
+    /// contracts; the others stay at 0. `[contracts]`. Of more than [`DIRECT`] of them the residual is left at `tolerance`.
+    fn solve(
+        &self,
+        smoothing: f64,
+        free: &[usize],
+        target: &[f64],
+        damping: impl Fn(usize, f64) -> f64,
+        tolerance: f64,
+    ) -> Vec<f64> {
         let n = target.len();
         let mut solution = vec![0.0; n];
         if free.len() <= DIRECT {
@@ -165,14 +172,15 @@ impl Transport {
         let mut diagonal = self.diagonal(smoothing);
         let damping: Vec<f64> = diagonal.iter().enumerate().map(|(j, d)| damping(j, *d)).collect();
         diagonal.iter_mut().zip(&damping).for_each(|(d, more)| *d += more);
+        let curvature = Curvature::of(self, smoothing);
         let product = |direction: &[f64], image: &mut Vec<f64>| {
             image.clear();
             image.extend(damping.iter().zip(direction).map(|(more, d)| more * d));
-            self.add_curvature(smoothing, direction, image);
+            curvature.add(direction, image);
             image.iter_mut().zip(&fixed).filter(|(_, fixed)| **fixed).for_each(|(v, _)| *v = 0.0);
         };
         let wanted: Vec<f64> = target.iter().zip(&fixed).map(|(t, fixed)| if *fixed { 0.0 } else { *t }).collect();
-        conjugate_gradients(product, &diagonal, &wanted, &mut solution);
+        conjugate_gradients(product, &diagonal, &wanted, tolerance, &mut solution);
         solution
     }
 
@@ -188,7 +196,7 @@ impl Transport {
         let free: Vec<usize> =
             (0..n).filter(|&j| prices[j] > 0.0 && prices[j] < self.penalty[j] && self.owed[j] > 0.0).collect();
         // Where no request is near its price, a contract's price would move beyond all that the smoothing knows of.
-        let moves = self.solve(smoothing, &free, &self.owed, |j, _| 0.1 * self.owed[j] / scale);
+        let moves = self.solve(smoothing, &free, &self.owed, |j, _| 0.1 * self.owed[j] / scale, 1e-5);
         (moves, own)
     }
 
@@ -294,21 +302,47 @@ impl Transport {
         diagonal
     }
 
-    /// Adds the second derivatives times `direction` to `image`, without making the matrix: for 70,000 contracts it would be 39 GB.
-    fn add_curvature(&self, smoothing: f64, direction: &[f64], image: &mut [f64]) {
-        self.doubt.each(|i, candidates, weights, per_total| {
-            let contracts = || candidates.iter().zip(weights).filter(|(j, _)| **j != NOBODY);
-            let mean: f64 = contracts().map(|(&j, w)| w * per_total * direction[j as usize]).sum();
-            for (&j, w) in contracts() {
-                let slope = self.weight[i] * per_total * w / smoothing;
-                image[j as usize] += slope * (direction[j as usize] - mean);
-            }
-        });
-    }
-
     /// What the prices earn from the demands: `sum_j (p_j >= 0 ? p_j owed_j : p_j left_j)`.
     fn revenue(&self, prices: &[f64]) -> f64 {
         prices.iter().enumerate().map(|(j, &p)| if p >= 0.0 { p * self.owed[j] } else { p * self.left[j] }).sum()
+    }
+}
+
+/// How far a Newton step is solved for: an inexact one leads downhill too, and the next one is made of other curvatures.
+const INEXACT: f64 = 0.03;
+
+/// The second derivatives as what they do to a direction, without their matrix: for 70,000 contracts it would be 39 GB.
+struct Curvature {
+    /// Per request in doubt: weight over smoothing, and where its contracts end.
+    requests: Vec<(f64, u32)>,
+    /// Contract, and the share of the request that it gets.
+    shares: Vec<(u32, f64)>,
+}
+
+impl Curvature {
+    fn of(transport: &Transport, smoothing: f64) -> Self {
+        let doubt = &transport.doubt;
+        let mut requests = Vec::with_capacity(doubt.requests.len());
+        let mut shares = Vec::with_capacity(doubt.requests.last().map_or(0, |&(_, end)| end as usize));
+        doubt.each(|i, candidates, weights, per_total| {
+            let contracts = candidates.iter().zip(weights).filter(|(j, _)| **j != NOBODY);
+            shares.extend(contracts.map(|(&j, w)| (j, w * per_total)));
+            requests.push((transport.weight[i] / smoothing, shares.len() as u32));
+        });
+        Self { requests, shares }
+    }
+
+    /// Adds the second derivatives times `direction` to `image`.
+    fn add(&self, direction: &[f64], image: &mut [f64]) {
+        let mut from = 0;
+        for &(weight, to) in &self.requests {
+            let shares = &self.shares[from..to as usize];
+            from = to as usize;
+            let mean: f64 = shares.iter().map(|&(j, share)| share * direction[j as usize]).sum();
+            for &(j, share) in shares {
+                image[j as usize] += weight * share * (direction[j as usize] - mean);
+            }
+        }
     }
 }
 
@@ -375,7 +409,7 @@ mod tests {
         let matrix = transport.curvature(smoothing, &(0..m).collect::<Vec<_>>(), m);
         let direction = column(6, 1.0);
         let mut image = vec![0.0; m];
-        transport.add_curvature(smoothing, &direction, &mut image);
+        Curvature::of(&transport, smoothing).add(&direction, &mut image);
         let diagonal = transport.diagonal(smoothing);
         for i in 0..m {
             let row: f64 = (0..m).map(|k| matrix[i.max(k) * m + i.min(k)] * direction[k]).sum();

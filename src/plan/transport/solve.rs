@@ -2,16 +2,22 @@
 
 const CONJUGATE_STEPS: usize = 50;
 
-/// Conjugate gradients with the diagonal as preconditioner; an inexact Newton step is still one downhill. `product` writes
-/// `A v` for a symmetric, positive `A`; where `b` is 0 because an unknown is fixed, `x` stays 0.
-pub fn conjugate_gradients(product: impl Fn(&[f64], &mut Vec<f64>), diagonal: &[f64], b: &[f64], x: &mut [f64]) {
+/// Conjugate gradients with the diagonal as preconditioner, until the residual is `tolerance` of what it was, in the norm of the
+/// preconditioner. `product` writes `A v` for a symmetric, positive `A`; where `b` is 0 because an unknown is fixed, `x` stays 0.
+pub fn conjugate_gradients(
+    product: impl Fn(&[f64], &mut Vec<f64>),
+    diagonal: &[f64],
+    b: &[f64],
+    tolerance: f64,
+    x: &mut [f64],
+) {
     let mut residual = b.to_vec();
     let precondition = |r: &[f64]| r.iter().zip(diagonal).map(|(r, d)| r / d.max(1e-12)).collect::<Vec<f64>>();
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     let mut direction = precondition(&residual);
     let mut image = Vec::new();
     let mut size = dot(&residual, &direction);
-    let end = 1e-10 * size;
+    let end = tolerance * tolerance * size;
     for _ in 0..CONJUGATE_STEPS {
         if size <= end {
             break;
@@ -83,7 +89,7 @@ mod tests {
         };
         let mut iterated = vec![0.0; n];
         let diagonal: Vec<f64> = (0..n).map(|i| matrix[i * n + i]).collect();
-        conjugate_gradients(times, &diagonal, &b, &mut iterated);
+        conjugate_gradients(times, &diagonal, &b, 1e-5, &mut iterated);
         let mut image = vec![];
         times(&direct, &mut image);
         for i in 0..n {
