@@ -6,7 +6,7 @@
 //! | folder | what lives there |
 //! |---|---|
 //! | [`cli`] | arguments; one file per subcommand |
-//! | [`inspect`], [`watch`], [`explain`], [`score`], [`export`], [`serve`], [`pretrain`], [`bench`], [`study`], [`soak`], [`retrain`] | what stands beside training: a look at a run, a run on one screen, a decision explained, requests scored as they come, the dictionary of a feature server, a server, a start for many worlds, benchmarks, worlds x seeds x policies, kills on purpose, the nightly job |
+//! | [`inspect`], [`watch`], [`explain`], [`score`], [`export`], [`serve`], [`pretrain`], [`bench`], [`study`], [`soak`], [`retrain`] | what stands beside training: a look at a run, a run on one screen, a decision explained, requests scored as they come, the dictionary of a feature server, a server, a start for many worlds, benchmarks, worlds x seeds x policies and sweeps of settings, kills on purpose, the nightly job |
 //! | [`report`], [`runs`] | what a run came to, kept in its directory; runs side by side |
 //! | [`supervisor`] | the main process: prepare, spawn, watch, restart, stop; the serial mode |
 //! | [`actor`], [`learner`], [`checkpoint`], [`evaluator`] | one folder per process role |

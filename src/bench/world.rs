@@ -92,7 +92,7 @@ pub fn day(size: WorldSize) -> anyhow::Result<(DayModel, Plan)> {
     let plan = Plan::from_days(&[&log], 0)?;
     let vocabulary = Arc::new(Vocabulary::of_days(&[&log], false));
     let mut day = DayModel::new(path, log, &plan, vocabulary)?;
-    day.sample = episode_sample(&plan, 0);
+    day.sample = episode_sample(&plan, &day.log);
     Ok((day, plan))
 }
 

@@ -15,6 +15,7 @@ use crate::settings::{Critic, Settings};
 use super::{Exit, print_json, print_text};
 
 #[derive(Debug, Args)]
+#[command(after_help = "BENCHMARKS.md has figures with their commands.\n\nExample: admix bench actor --json")]
 pub struct Bench {
     #[command(subcommand)]
     stage: Stage,
@@ -26,14 +27,19 @@ pub struct Bench {
 #[derive(Debug, Subcommand)]
 enum Stage {
     /// Environment steps per second on one core, with a trivial policy
+    #[command(after_help = "Example: admix bench env --seconds 10")]
     Env(Day),
     /// Decisions per second of an actor on one core, and what its blocks cost to encode and decode
+    #[command(after_help = "Example: admix bench actor --contracts 30")]
     Actor(Day),
     /// Seconds that evaluating parameters on a day of 60,000 requests takes on one core: replanning, network, replay
+    #[command(after_help = "Example: admix bench evaluate")]
     Evaluate(Day),
     /// What scoring a request costs on one core, and candidates per second from text to text
+    #[command(after_help = "Example: admix bench score --queue 16")]
     Score(Day),
     /// Answers of a server on loopback under an even load, with the load generator beside it
+    #[command(after_help = "Example: admix bench serve --rate 5000")]
     Serve {
         #[command(flatten)]
         day: Day,
@@ -44,6 +50,7 @@ enum Stage {
         connections: usize,
     },
     /// Sample ring between two processes, beside memcpy
+    #[command(after_help = "Example: admix bench ring --records 100000000")]
     Ring {
         /// Records of 256 bytes
         #[arg(long, default_value_t = 4_000_000)]
@@ -53,6 +60,7 @@ enum Stage {
         regions: usize,
     },
     /// Parameter publications under the load of reader processes
+    #[command(after_help = "Example: admix bench params --json")]
     Params {
         #[arg(long, default_value_t = 1_000_000)]
         publications: u64,
@@ -63,6 +71,7 @@ enum Stage {
         readers: usize,
     },
     /// Whole training in processes beside the serial mode: time to the same validation share
+    #[command(after_help = "Example: admix bench speedup --config configs/quickstart.toml --seeds 3")]
     Speedup {
         /// Configuration to train
         #[arg(long)]
@@ -75,9 +84,11 @@ enum Stage {
         seeds: u64,
     },
     /// Learner updates per second, or with --losses the losses of updates on fixed generated data
+    #[command(after_help = "Example: admix bench learner --requests-per-step 30 --ad-embedding 0 --threads 2")]
     Learner(LearnerArguments),
     /// From the rings into the learner's pool: take, verify, decode, check, keep, on a GPU replay and upload; beside memcpy of the
     /// same bytes
+    #[command(after_help = "Example: admix bench ingest --requests-per-step 1")]
     Ingest {
         /// auto, cpu, cuda, cuda:INDEX or cpu-resident
         #[arg(long, default_value = "auto")]
@@ -92,6 +103,7 @@ enum Stage {
         seconds: f64,
     },
     /// From process start to the first block of samples: the first start, then with compiled logs and plan in their caches
+    #[command(after_help = "Example: admix bench start --config configs/quickstart.toml --starts 7")]
     Start {
         #[command(flatten)]
         task: TaskArguments,
@@ -100,6 +112,7 @@ enum Stage {
         starts: usize,
     },
     /// A whole training in processes: speed, and what every process does with its time, memory and files
+    #[command(after_help = "Example: admix bench e2e --seconds 60")]
     E2e {
         #[command(flatten)]
         task: TaskArguments,
@@ -112,6 +125,7 @@ enum Stage {
         alone: f64,
     },
     /// Planning a generated day: graph, HWM, SHALE, unavoidable shortage, beside one pass over all pairs
+    #[command(after_help = "Example: admix bench plan --contracts 1000")]
     Plan {
         #[arg(long, default_value_t = 1000)]
         contracts: usize,

@@ -15,15 +15,19 @@ use super::{Exit, UsageError, print_json, print_text};
 #[derive(Debug, Subcommand)]
 pub enum Data {
     /// Write days of a synthetic world: DIR/day-0 .. day-(N-1)
+    #[command(
+        after_help = "Example: admix data synth --config configs/synth/sample.toml --days 5 --seed 7 --out world"
+    )]
     Synth(Synth),
     /// Rewrite a real log as log directories
-    #[command(subcommand)]
+    #[command(
+        subcommand,
+        after_help = "Example: admix data import ipinyou --impressions imp.20130610.txt.gz --control control.tsv --out logs/ipinyou"
+    )]
     Import(Import),
     /// Check log directories: bad rows, units, contracts, coverage; also compiles them
-    #[command(
-        after_help = "Example: admix data check logs/2026-01-05 logs/2026-01-06 --json | jq '.warnings[].name'\n\
-                            docs/formats.md has every column with its unit, and what each warning means."
-    )]
+    #[command(after_help = "docs/formats.md has every column with its unit, and what each warning means.\n\n\
+                            Example: admix data check logs/2026-01-05 logs/2026-01-06 --json | jq '.warnings[].name'")]
     Check(Check),
 }
 
@@ -50,8 +54,14 @@ pub struct Synth {
 #[derive(Debug, Subcommand)]
 pub enum Import {
     /// Requests of the 2019 Tencent ads algorithm contest, with their whole queues
+    #[command(
+        after_help = "Example: admix data import tencent2019 --track-log track_log.tsv.gz --contracts-from-log 10 --out logs/tencent"
+    )]
     Tencent2019(Tencent2019),
     /// iPinYou RTB impressions, one log directory per weekday
+    #[command(
+        after_help = "Example: admix data import ipinyou --impressions imp.20130610.txt.gz --control control.tsv --out logs/ipinyou"
+    )]
     Ipinyou(Ipinyou),
 }
 

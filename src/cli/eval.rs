@@ -17,6 +17,11 @@ use crate::settings::Settings;
 use super::{Exit, UsageError, print_json, print_text};
 
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Above the table stands what its reader has to know first: days that a policy was trained or chosen on, and days that are partly \
+                  new to it.\n\n\
+                  Example: admix eval --log day-4 day-5 --policy runs/default-20261120-030000 --baselines pid,receding-horizon"
+)]
 pub struct Eval {
     /// Log directories to replay
     #[arg(long = "log", value_name = "DIR", required = true, num_args = 1..)]

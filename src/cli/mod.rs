@@ -29,6 +29,7 @@ use clap::{Parser, Subcommand};
 
 use crate::learner::NotFinite;
 use crate::log::LogError;
+use crate::run::leakage::Leak;
 use crate::run::{CannotSave, NotARunDirectory};
 use crate::settings::SettingsError;
 use crate::supervisor::RunFailure;
@@ -56,7 +57,7 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Make, import and check log directories
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example: admix data check logs/2026-01-05")]
     Data(data::Data),
     /// Plan from training days: forecast, prices, play probabilities, over-booked contracts, tuned baselines
     Plan(plan::Plan),
@@ -86,6 +87,8 @@ enum Command {
     Runs(runs::Runs),
     /// Train and evaluate over worlds, seeds and policies; one table
     Study(study::Study),
+    /// Try settings of configuration keys, from a grid or at random; rank them with intervals
+    Sweep(study::Sweep),
     /// Strike the processes of training runs with signals at random and watch them recover
     Soak(soak::Soak),
     /// Measure one stage with the code that training runs
@@ -162,6 +165,7 @@ pub fn main() -> ExitCode {
         Command::Promote(command) => command.run(),
         Command::Runs(command) => command.run(),
         Command::Study(command) => command.run(),
+        Command::Sweep(command) => command.run(),
         Command::Soak(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Child(command) => command.run(),
@@ -193,6 +197,7 @@ fn exit_of(error: &anyhow::Error) -> Exit {
             || cause.is::<Refused>()
             || cause.is::<Unfit>()
             || cause.is::<NotARunDirectory>()
+            || cause.is::<Leak>()
             || cause.downcast_ref::<LogError>().is_some_and(|e| !matches!(e, LogError::Io { .. }))
     });
     if usage { Exit::Usage } else { Exit::Failed }

@@ -8,12 +8,14 @@ use clap::Args;
 use crate::log::CompileOptions;
 use crate::plan::{self, Allocation, ServedDay};
 use crate::run::context::{compile_options, open_logs};
+use crate::run::leakage::Roles;
 use crate::settings::{self, Settings};
 use crate::supervisor::prepare::Planning;
 
 use super::{Exit, print_json, print_text};
 
 #[derive(Debug, Args)]
+#[command(after_help = "Example: admix plan day-0 day-1 day-2 --for day-3 --out plan.json")]
 pub struct Plan {
     /// Training days: log directories
     #[arg(value_name = "DIR", required = true)]
@@ -47,6 +49,10 @@ impl Plan {
             None => (Settings::default(), CompileOptions::default()),
         };
         let logs = open_logs(&self.dirs, options)?;
+        Roles::check(&[
+            ("the training days", &self.dirs, &logs),
+            ("--validation", &self.validation, &open_logs(&self.validation, options)?),
+        ])?;
         let Settings { env, episodes, baselines, policy, .. } = &settings;
         let served = self.served.as_deref();
         let (dirs, validation, per_step) = (&self.dirs, &self.validation, settings.requests_per_step());

@@ -10,9 +10,9 @@ use crate::synth::WorldSettings;
 use super::{Exit, UsageError};
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example: admix pretrain --config configs/synth/volatile.toml --seed 100 --worlds 200 \
-                        --out start.safetensors\n\
-                        scripts/pretrain makes the start that comes with this program")]
+#[command(after_help = "scripts/pretrain makes the start that comes with this program.\n\n\
+                        Example: admix pretrain --config configs/synth/volatile.toml --seed 100 --worlds 200 \
+                        --out start.safetensors")]
 pub struct Pretrain {
     /// World file that every world is drawn from
     #[arg(long, value_name = "FILE")]

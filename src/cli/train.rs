@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
 use crate::cancel;
-use crate::evaluate::{DayReport, Decision, Entry, Judgement};
+use crate::evaluate::{DayReport, Decision, Entry, Judgement, familiar};
 use crate::learner::Device;
 use crate::plan::Plan;
 use crate::policy::file::PolicyFile;
@@ -25,6 +25,14 @@ use crate::supervisor::{ExitReason, Outcome, parallel, serial};
 use super::{Exit, UsageError, eval, print_text};
 
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Days: data.train is learned from, data.validation chooses the best parameters, data.test is reported at the end. A day that \
+                  stands in two of them is refused.\n\
+                  Ctrl-C saves; --resume goes on. docs/tuning.md says which keys matter.\n\n\
+                  Examples:\n  \
+                  admix train --config configs/quickstart.toml\n  \
+                  admix train --config configs/default.toml --set 'data.train=[\"day-0\", \"day-1\"]' --set 'data.validation=[\"day-2\"]'"
+)]
 pub struct Train {
     /// Configuration file (TOML); configs/ has examples
     #[arg(long, value_name = "FILE")]
@@ -230,7 +238,7 @@ impl Train {
         }
         if !reported.is_empty() {
             if !self.json {
-                print_text("\nDays that were not trained on:\n\n")?;
+                print_text(&format!("\n{}:\n\n", familiar::heading(&reported)))?;
             }
             eval::print_reports(&reported, report.judgement.as_slice(), self.json)?;
         }

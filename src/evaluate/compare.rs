@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
 
-use crate::env::{DayModel, Delay, Replay};
+use crate::env::{DayModel, Delay, Replay, Vocabulary};
 use crate::plan::{Bound, Plan, hindsight_bound};
 use crate::policy::baselines::{self, FixedPrices};
 use crate::policy::informed::{self, Informed};
@@ -16,6 +16,7 @@ use crate::settings::Settings;
 use super::TestDay;
 use super::bootstrap::{Block, share_interval};
 use super::entry::{Entry, START};
+use super::familiar::{self, Seen, Unknown};
 use super::logged::{self, Logged};
 use super::measure::{ContractDelivery, DayMeasure, Meter};
 
@@ -102,6 +103,12 @@ pub struct DayReport {
     pub rate_seed: u64,
     /// Whether the importer declared auction ads to be contracts.
     pub contracts_declared: bool,
+    /// Policies that were trained or chosen on the day.
+    #[serde(default)]
+    pub seen: Vec<Seen>,
+    /// Policies that the day is partly new to.
+    #[serde(default)]
+    pub unknown: Vec<Unknown>,
     pub bound: BoundReport,
     pub policies: Vec<PolicyReport>,
     /// Planned share of each contract's delivery before every quarter hour and after the last; empty where nothing was forecast.
@@ -235,6 +242,8 @@ impl Comparison {
             unfilled: unfillable(day, options.rate_seed),
             rate_seed: options.rate_seed,
             contracts_declared: day.log.contracts_declared(),
+            seen: vec![],
+            unknown: vec![],
             bound: BoundReport { ub: self.bound.upper, primal, stake: self.bound.stake },
             policies,
             planned: self.measure.planned(),
@@ -292,6 +301,10 @@ pub fn compare(
     let comparison = Comparison::new(&base, options.rate_seed);
     let mut report = comparison.report(&base, &mut contenders, options, watch)?;
     report.stress = day.stress().map(ToString::to_string);
+    if let Some(plan) = plan.filter(|_| !names.is_empty()) {
+        report.seen.extend(familiar::seen(familiar::BASELINES, plan, day.content()));
+        report.unknown.extend(familiar::unknown(familiar::BASELINES, plan, &Vocabulary::default(), day.log()));
+    }
     let oracle = report.policies.pop();
     if names.iter().any(|n| n == logged::NAME) {
         match day.logged()? {
@@ -306,6 +319,11 @@ pub fn compare(
     for Entry { name, kind, policy, is_start } in policies {
         if report.policies.iter().any(|p| p.name == *name) {
             bail!("two policies are called `{name}`; rename a run directory or file");
+        }
+        // What stands beside a chosen policy comes from the same run.
+        if matches!(kind, Kind::Trained | Kind::Baseline) {
+            report.seen.extend(familiar::seen(name, policy.plan(), day.content()));
+            report.unknown.extend(familiar::unknown(name, policy.plan(), &policy.vocabulary(), day.log()));
         }
         let own = day.model(policy.plan(), Arc::new(policy.vocabulary()));
         let entrant = Entrant { name, kind: *kind, policy: &mut *policy.policy() };

@@ -22,6 +22,8 @@ use super::stress::Stress;
 pub struct TestDay {
     dir: PathBuf,
     log: Arc<CompiledLog>,
+    /// Of the day as it was logged.
+    content: Option<String>,
     /// The day's own forecast; plans have another for days without one.
     forecast: Option<Forecast>,
     stress: Option<Stress>,
@@ -38,8 +40,10 @@ impl TestDay {
             Some(path) => Some(inventory::read(&path)?),
             None => None,
         };
+        let as_logged = log::open(dir, options)?;
+        let content = as_logged.content();
         let log = match stress.filter(|stress| stress.alters_log()) {
-            None => log::open(dir, options)?,
+            None => as_logged,
             Some(stress) => {
                 let mut raw = RawDay::read(dir, options)?;
                 stress.alter(&mut raw, nodes.as_mut());
@@ -47,7 +51,7 @@ impl TestDay {
             }
         };
         let forecast = nodes.map(|nodes| Forecast::from_inventory(&nodes));
-        Ok(Self { dir: dir.to_owned(), log: Arc::new(log), forecast, stress: stress.cloned(), known: None })
+        Ok(Self { dir: dir.to_owned(), log: Arc::new(log), content, forecast, stress: stress.cloned(), known: None })
     }
 
     /// The log directory.
@@ -57,6 +61,11 @@ impl TestDay {
 
     pub fn log(&self) -> &CompiledLog {
         &self.log
+    }
+
+    /// Identifies the day as it was logged: [`CompiledLog::content`].
+    pub fn content(&self) -> Option<&str> {
+        self.content.as_deref()
     }
 
     pub fn stress(&self) -> Option<&Stress> {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use bytemuck::{Pod, Zeroable};
 use memmap2::Mmap;
 use serde::{Deserialize, Serialize};
-use twox_hash::XxHash3_64;
+use twox_hash::{XxHash3_64, XxHash3_128};
 
 use super::day::Day;
 use super::error::{LogError, Result};
@@ -318,6 +318,24 @@ impl CompiledLog {
     /// Identifies the inputs and options that this was compiled from.
     pub fn inputs(&self) -> u128 {
         u128::from(self.header.inputs[0]) | u128::from(self.header.inputs[1]) << 64
+    }
+
+    /// Identifies the day's traffic by its requests and their auction ads, whatever the directory is called, however its files are
+    /// written and whichever contracts it is replayed with; `None` for a day without requests.
+    pub fn content(&self) -> Option<String> {
+        if self.requests().is_empty() {
+            return None;
+        }
+        let mut hasher = XxHash3_128::new();
+        for r in self.requests() {
+            let fields =
+                [r.request_id, r.ts_ms, u64::from(r.slot_id) << 32 | u64::from(r.region), u64::from(r.auctions)];
+            hasher.write(bytemuck::cast_slice(&fields));
+            for a in self.auctions(r) {
+                hasher.write(bytemuck::cast_slice(&[a.ad_id, a.ecpm.to_bits()]));
+            }
+        }
+        Some(format!("{:032x}", hasher.finish_128()))
     }
 
     pub fn path(&self) -> &Path {

@@ -10,7 +10,7 @@
 //!   training days. [`tuned`]: what tuning found.
 //! - [`graph`]: supply and contracts joined; on it [`hwm`] and [`shale`] choose play probabilities, and [`shortage`] finds the
 //!   over-booked contracts. [`served`]: all of that for the day that is to be served.
-//! - [`cache`]: finished plans, kept for the next start.
+//! - [`cache`]: finished plans, kept for the next start. [`seen`]: the days that a plan knows, by their content.
 //! - [`Plan`]: the training days' knowledge, and what tuning made of it.
 //!
 //! May import: `log`.
@@ -22,6 +22,7 @@ pub mod forecast;
 pub mod graph;
 pub mod hwm;
 pub mod sample;
+pub mod seen;
 pub mod served;
 pub mod shale;
 pub mod shortage;
@@ -43,6 +44,7 @@ pub use forecast::{Forecast, GRID, Supply, Time};
 pub use graph::Graph;
 pub use hwm::Hwm;
 pub use sample::Sample;
+pub use seen::{Seen, SeenDay, Use};
 pub use served::{Allocation, DayAhead, ServedDay};
 pub use shale::Shale;
 pub use transport::Transport;
@@ -76,6 +78,9 @@ pub struct Plan {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tuned_predicting: Option<Tuned>,
     pub days: Vec<PlannedDay>,
+    /// Days that this plan, and whatever is trained with it, has seen; empty in files of older programs.
+    #[serde(default)]
+    pub seen: Seen,
     /// The day that is to be served; `None` until [`Plan::serve`].
     #[serde(default)]
     pub served: Option<ServedDay>,
@@ -86,6 +91,12 @@ pub struct Plan {
 #[serde(deny_unknown_fields)]
 pub struct PlannedDay {
     pub log: String,
+    /// Empty in files of older programs.
+    #[serde(default)]
+    pub date: String,
+    /// [`CompiledLog::content`].
+    #[serde(default)]
+    pub content: Option<String>,
     pub requests: u64,
     /// Mean best auction worth, minor units per impression.
     pub mean_best: f64,
@@ -112,6 +123,8 @@ impl Plan {
             bail!("a plan needs at least one training day");
         }
         let mut days = Vec::new();
+        let mut seen = Seen::default();
+        logs.iter().for_each(|log| seen.add(log, Use::Train));
         let mut hour_sum = [0.0; 24];
         let mut hour_n = [0u64; 24];
         let (mut pctr_sum, mut pctr_n) = (0.0, 0u64);
@@ -130,6 +143,8 @@ impl Plan {
             }
             days.push(PlannedDay {
                 log: log.name().to_owned(),
+                date: log.day().date.clone(),
+                content: log.content(),
                 requests: log.requests().len() as u64,
                 mean_best: day_sum / log.requests().len() as f64,
                 upper_bound: bound.upper,
@@ -160,6 +175,7 @@ impl Plan {
             tuned: None,
             tuned_predicting: None,
             days,
+            seen,
             served: None,
         })
     }
@@ -172,6 +188,17 @@ impl Plan {
     /// The supply-demand graph of a day's contracts, with the training days' presence.
     pub fn graph(&self, forecast: &Forecast, contracts: &[Contract], day_start_ms: u64) -> Graph {
         Graph::new(forecast, contracts, day_start_ms, |c| self.known(c.ad_id).presence)
+    }
+
+    /// Returns the sample of the planned days without a training day's own, which is too easy to plan from: found by its content,
+    /// else by its date (a window of a planned day), else by its name. A day that was not planned from leaves all of it.
+    pub fn sample_without(&self, log: &CompiledLog) -> Sample {
+        let content = log.content();
+        let find = |is_it: &dyn Fn(&PlannedDay) -> bool| self.days.iter().position(is_it);
+        let own = find(&|day| day.content.is_some() && day.content == content)
+            .or_else(|| find(&|day| day.date == log.day().date))
+            .or_else(|| find(&|day| day.content.is_none() && day.log == log.name()));
+        own.map_or_else(|| (*self.sample).clone(), |day| self.sample.without(day))
     }
 
     /// What is known of a contract, or the mean where it is new.
@@ -204,6 +231,7 @@ impl Plan {
             tuned: None,
             tuned_predicting: None,
             days: vec![],
+            seen: Seen::default(),
             served: None,
         }
     }

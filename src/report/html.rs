@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::evaluate::{Decision, Kind, PolicyReport};
+use crate::evaluate::{DayReport, Decision, Kind, PolicyReport, familiar};
 use crate::plan::GRID;
 
 use super::svg::{self, Chart, escape};
@@ -148,7 +148,12 @@ fn table(page: &mut String, report: &RunReport) {
         return;
     }
     let best = best_baseline(report);
-    page.push_str("<h2>Days that were not trained on</h2><div class=wide><table><tr><th>policy<th>mean share");
+    let days: Vec<DayReport> = report.days.iter().map(|day| day.report.clone()).collect();
+    let _ = write!(page, "<h2>{}</h2>", familiar::heading(&days));
+    for sentence in familiar::title(&days).lines().filter(|line| !line.is_empty()) {
+        let _ = write!(page, "<p>{}</p>", escape(sentence));
+    }
+    page.push_str("<div class=wide><table><tr><th>policy<th>mean share");
     for day in &report.days {
         let _ = write!(page, "<th>{}", escape(&day.report.log));
     }

@@ -90,8 +90,8 @@ impl Context {
     /// The training days, each with what episodes on it plan from.
     pub fn training_days(&self) -> anyhow::Result<Vec<DayModel>> {
         let mut days = self.days(&self.settings.data.train)?;
-        for (i, day) in days.iter_mut().enumerate() {
-            day.sample = episode_sample(&self.plan, i);
+        for day in &mut days {
+            day.sample = episode_sample(&self.plan, &day.log);
         }
         Ok(days)
     }
@@ -114,10 +114,10 @@ pub fn inputs_hash(dir: &Path, log: &CompiledLog) -> Result<String, log::LogErro
     Ok(format!("{:032x}", hasher.finish_128()))
 }
 
-/// What training episodes on training day `i` plan from. What the other days tell is all that a policy may expect: a day that is
+/// What training episodes on a training day plan from. What the other days tell is all that a policy may expect: a day that is
 /// in its own sample looks too easy.
-pub fn episode_sample(plan: &Plan, i: usize) -> Arc<Sample> {
-    Arc::new(plan.sample.without(i).at_most(EPISODE_SAMPLE))
+pub fn episode_sample(plan: &Plan, log: &CompiledLog) -> Arc<Sample> {
+    Arc::new(plan.sample_without(log).at_most(EPISODE_SAMPLE))
 }
 
 pub fn compile_options(settings: &Settings) -> CompileOptions {

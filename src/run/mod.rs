@@ -2,7 +2,7 @@
 //!
 //! Main writes [`directory`] and creates [`segments`]; children find both by name. [`context`] loads what a run
 //! trains on. [`metrics`] is the line-per-record file that all of them append to, [`flight`] what each notes for the case
-//! that it crashes. [`snapshot`] is what a run goes on from.
+//! that it crashes. [`snapshot`] is what a run goes on from. [`leakage`] refuses a day that has two roles.
 //!
 //! May import: `shm`, `policy`, `env`, `plan`, `log`, `settings`.
 
@@ -10,6 +10,7 @@ pub mod context;
 pub mod directory;
 pub mod failpoint;
 pub mod flight;
+pub mod leakage;
 pub mod metrics;
 pub mod segments;
 pub mod snapshot;

@@ -74,6 +74,7 @@ struct StudyFile {
     #[serde(default)]
     frontier: Vec<f64>,
     days: Option<Days>,
+    #[serde(default)]
     world: Vec<WorldEntry>,
     #[serde(default)]
     variant: Vec<VariantEntry>,
@@ -145,6 +146,14 @@ impl Study {
         let file: StudyFile = toml::from_str(&text).with_context(|| format!("{}", path.display()))?;
         let folder = path.parent().unwrap_or(Path::new(""));
         Self::resolve(file, folder, data).with_context(|| format!("{}", path.display()))
+    }
+
+    /// Makes a study of a study file's content; relative paths are looked for as [`Study::load`] does, with `folder` for the file's.
+    ///
+    /// # Errors
+    /// As [`Study::load`].
+    pub fn of_table(file: toml::Table, folder: &Path, data: Option<&Path>) -> Result<Self> {
+        Self::resolve(file.try_into()?, folder, data)
     }
 
     fn resolve(file: StudyFile, folder: &Path, data: Option<&Path>) -> Result<Self> {
@@ -339,7 +348,7 @@ fn distinct<T: std::hash::Hash + Eq>(items: &[T]) -> bool {
 }
 
 /// A path that is beside the study file, or else one of the current directory.
-fn beside(folder: &Path, path: &Path) -> Result<PathBuf> {
+pub fn beside(folder: &Path, path: &Path) -> Result<PathBuf> {
     let found = [folder.join(path), path.to_owned()].into_iter().find_map(|p| p.canonicalize().ok());
     found.with_context(|| format!("there is no {} beside the study file or in the current directory", path.display()))
 }

@@ -9,10 +9,11 @@ use anyhow::Context as _;
 use crate::env::{DayModel, Delay, Vocabulary};
 use crate::log::{CompileOptions, CompiledLog, table};
 use crate::plan::cache::{Key, Place};
-use crate::plan::{DayAhead, Plan};
+use crate::plan::{DayAhead, Plan, Seen, Use};
 use crate::policy::file::PolicyFile;
 use crate::policy::{PolicySpec, ReplayOptions, tune};
 use crate::run::context::{Context, compile_options, inputs_hash, open_logs};
+use crate::run::leakage::{self, Roles};
 use crate::settings::{Baselines, Env, Episodes, Policy, ScoreMode, Settings};
 
 use super::progress;
@@ -106,6 +107,7 @@ impl Planning<'_> {
         });
         let (usual, predicting) = tuned?;
         (plan.tuned, plan.tuned_predicting) = (Some(usual), predicting);
+        judges.iter().for_each(|day| plan.seen.add(&day.log, Use::Validation));
         Ok(plan)
     }
 
@@ -150,22 +152,31 @@ fn keep(plan: Plan, place: Option<&Place>) -> anyhow::Result<Plan> {
 /// of. The run starts from the parameters of `from` if there is one.
 ///
 /// # Errors
-/// A log that cannot be used; [`Unfit`].
+/// A log that cannot be used; [`Unfit`]; [`leakage::Leak`].
 pub fn prepare(settings: &Settings, given: Option<Plan>, from: Option<&Origin>) -> anyhow::Result<Context> {
     let options = compile_options(settings);
     let logs = open_logs(&settings.data.train, options)?;
+    let validation = open_logs(&settings.data.validation, options)?;
+    let test = open_logs(&settings.data.test, options)?;
     let mut inputs = BTreeMap::new();
-    for (dir, log) in settings.data.train.iter().zip(&logs) {
-        inputs.insert(dir.clone(), inputs_hash(dir, log)?);
-    }
-    for dirs in [&settings.data.validation, &settings.data.test] {
-        for (dir, log) in dirs.iter().zip(open_logs(dirs, options)?) {
-            inputs.insert(dir.clone(), inputs_hash(dir, &log)?);
+    let mut roles = Roles::default();
+    let data = &settings.data;
+    for (role, dirs, logs) in [
+        ("data.train", &data.train, &logs),
+        ("data.validation", &data.validation, &validation),
+        ("data.test", &data.test, &test),
+    ] {
+        for (dir, log) in dirs.iter().zip(logs) {
+            inputs.insert(dir.clone(), inputs_hash(dir, log)?);
+            roles.add(role, dir, log)?;
         }
     }
     let references: Vec<&CompiledLog> = logs.iter().collect();
     let vocabulary = Vocabulary::of_days(&references, settings.score_mode == ScoreMode::All);
-    let plan = match given {
+    let mut seen = Seen::default();
+    logs.iter().for_each(|log| seen.add(log, Use::Train));
+    validation.iter().for_each(|log| seen.add(log, Use::Validation));
+    let mut plan = match given {
         Some(plan) => plan,
         None => {
             let Settings { data, env, episodes, baselines, policy, .. } = settings;
@@ -175,6 +186,15 @@ pub fn prepare(settings: &Settings, given: Option<Plan>, from: Option<&Origin>) 
                 .plan()?
         }
     };
+    let earlier = from.map(|origin| (origin.path.display().to_string(), &origin.policy.plan.seen));
+    for (whose, before) in earlier.into_iter().chain([("the plan".to_owned(), &plan.seen)]) {
+        leakage::warn_of_seen(&whose, before, &validation, "data.validation", Use::Train);
+        leakage::warn_of_seen(&whose, before, &test, "data.test", Use::Validation);
+    }
+    plan.seen.extend(&seen);
+    if let Some(origin) = from {
+        plan.seen.extend(&origin.policy.plan.seen);
+    }
     let spec = PolicySpec { score_mode: settings.score_mode, policy: settings.policy.clone(), vocabulary };
     let initial = spec.initial_actor(settings.run.seed);
     let start = match from {

@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use crate::harness::{ENDLESS, Ended, Run, child, eval, send, send_if_there, train, until_best};
+use crate::harness::{ENDLESS, Ended, Run, child, eval, send_if_there, train, until_best};
 
 /// Both policy files of a run.
 fn policies(ended: &Ended) -> [Vec<u8>; 2] {

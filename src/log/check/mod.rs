@@ -126,24 +126,21 @@ fn contracts(log: &CompiledLog, warnings: &mut Vec<Warning>) -> Vec<ContractRepo
             present[e.contract as usize][hour] += 1;
         }
     }
+    let (mut short, mut absent) = (Vec::new(), Vec::new());
     let reports = log.contracts().iter().zip(targeted.iter().zip(&present)).map(|(c, (targeted, present))| {
         if c.present < c.owed() {
-            let what = format!(
+            short.push(format!(
                 "contract {} owes {} impressions but may be shown on {} requests only",
                 c.ad_id,
                 c.owed(),
                 c.present
-            );
-            let remedy = "Look at its targeting and flight, and whether `required` is this day's share of the booking";
-            warnings.push(Warning::new("short_supply", what).so(remedy));
+            ));
         }
         if (c.present as f64) < LOW_PRESENCE * c.targeted as f64 {
-            let what = format!(
+            absent.push(format!(
                 "contract {} stands in the queues of {} of its {} targeted requests",
                 c.ad_id, c.present, c.targeted
-            );
-            let remedy = "If the log was censored by the policy that wrote it, set env.complete_queues = true";
-            warnings.push(Warning::new("low_presence", what).so(remedy));
+            ));
         }
         ContractReport {
             ad_id: c.ad_id,
@@ -155,7 +152,21 @@ fn contracts(log: &CompiledLog, warnings: &mut Vec<Warning>) -> Vec<ContractRepo
                 .collect(),
         }
     });
-    reports.collect()
+    let reports = reports.collect();
+    let remedy = "Look at its targeting and flight, and whether `required` is this day's share of the booking";
+    warnings.extend(several(&short).map(|what| Warning::new("short_supply", what).so(remedy)));
+    let remedy = "If the log was censored by the policy that wrote it, set env.complete_queues = true";
+    warnings.extend(several(&absent).map(|what| Warning::new("low_presence", what).so(remedy)));
+    reports
+}
+
+/// One finding for all contracts that share it: the first is told, the others are counted.
+fn several(found: &[String]) -> Option<String> {
+    match found {
+        [] => None,
+        [only] => Some(only.clone()),
+        [first, others @ ..] => Some(format!("{first}, and {} contracts more (--json has each)", others.len())),
+    }
 }
 
 fn join_exposure(
