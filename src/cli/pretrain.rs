@@ -2,15 +2,16 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context as _;
 use clap::Args;
 
-use crate::pretrain::Pretraining;
+use crate::pretrain::{self, Pretraining};
 use crate::synth::WorldSettings;
 
 use super::{Exit, UsageError};
 
 #[derive(Debug, Args)]
-#[command(after_help = "scripts/pretrain makes the start that comes with this program.\n\n\
+#[command(after_help = "scripts/pretrain and scripts/pretrain-volume make the starts that come with this program.\n\n\
                         Example: admix pretrain --config configs/synth/volatile.toml --seed 100 --worlds 200 \
                         --out start.safetensors")]
 pub struct Pretrain {
@@ -32,6 +33,10 @@ pub struct Pretrain {
     /// Worlds that are played side by side [default: one per core]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    /// Learn how volume deviates from its forecast instead, which the planner's volume model starts from; `--episodes` and
+    /// `--epochs` mean nothing then, and the file is JSON
+    #[arg(long)]
+    volume: bool,
     /// Policy file to write; `train --from` takes it
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -44,6 +49,13 @@ impl Pretrain {
         }
         let world = WorldSettings::load(&self.config).map_err(|e| UsageError(format!("{e:#}")))?;
         let scratch = tempfile::tempdir()?;
+        if self.volume {
+            let moments = pretrain::volume::moments(&world, self.seed, self.worlds, scratch.path())?;
+            std::fs::write(&self.out, serde_json::to_vec(&moments)?)
+                .with_context(|| format!("cannot write {}", self.out.display()))?;
+            say!("moments of {} days written to {}", moments.days().round(), self.out.display());
+            return Ok(Exit::Done);
+        }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let pretraining = Pretraining {
             world,

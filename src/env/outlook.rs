@@ -128,6 +128,12 @@ impl Tracker {
             && [self.wander.0, self.wander.1].iter().all(|v| v.is_finite())
     }
 
+    /// Requests of all kinds within each memory and since midnight: `[seen, expected]`.
+    pub(super) fn volumes(&self) -> [[f64; 2]; 3] {
+        let all = self.volumes.last().copied().unwrap_or_default();
+        [0, 1, 2].map(|i| [f64::from(all.seen[i]), f64::from(all.expected[i])])
+    }
+
     pub(super) fn arrive(&mut self, best: f64, expected: f64) {
         if let Some(all) = self.met.last_mut() {
             *all += 1.0;

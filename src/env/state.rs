@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{PacingGains, Time};
+use crate::plan::{Deviation, PacingGains, Time};
 
 use super::episode::Episode;
 use super::known::KnownDay;
@@ -318,6 +318,11 @@ impl State {
     pub fn volume_level(&self, day: &KnownDay, episode: &Episode, offset: u64) -> f64 {
         let prior = 0.02 * day.traffic.total().max(1e-9) * episode.thinning;
         (f64::from(self.requests) + prior) / (day.traffic.before(offset) * episode.thinning + prior)
+    }
+
+    /// What the day's volume deviates from its forecast by, over several memories; as of the last minute that has ended.
+    pub fn deviation(&self, episode: &Episode) -> Deviation {
+        Deviation::of(self.tracker.volumes(), episode.thinning)
     }
 
     /// Observed deliveries of contract `j` within the memory, about an hour's worth; `decay` is that of the moment.

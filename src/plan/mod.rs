@@ -10,6 +10,7 @@
 //!   training days. [`tuned`]: what tuning found.
 //! - [`graph`]: supply and contracts joined; on it [`hwm`] and [`shale`] choose play probabilities, and [`shortage`] finds the
 //!   over-booked contracts. [`served`]: all of that for the day that is to be served.
+//! - [`volume`]: what was learned of how traffic deviates from its forecast.
 //! - [`cache`]: finished plans, kept for the next start. [`seen`]: the days that a plan knows, by their content.
 //! - [`Plan`]: the training days' knowledge, and what tuning made of it.
 //!
@@ -28,6 +29,7 @@ pub mod shale;
 pub mod shortage;
 pub mod transport;
 pub mod tuned;
+pub mod volume;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -49,6 +51,7 @@ pub use served::{Allocation, DayAhead, ServedDay};
 pub use shale::Shale;
 pub use transport::Transport;
 pub use tuned::{Horizon, PacingGains, PidGains, Tuned};
+pub use volume::{DayVolume, Deviation, VolumeModel};
 
 const FORMAT: u32 = 2;
 
@@ -77,6 +80,9 @@ pub struct Plan {
     /// Of baselines that predict deliveries instead of waiting for them; `None` where the planned delay is 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tuned_predicting: Option<Tuned>,
+    /// What was learned of how traffic deviates from its forecast; `None` before that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<Arc<VolumeModel>>,
     pub days: Vec<PlannedDay>,
     /// Days that this plan, and whatever is trained with it, has seen; empty in files of older programs.
     #[serde(default)]
@@ -174,6 +180,7 @@ impl Plan {
             sample: Arc::new(Sample::of_days(logs)),
             tuned: None,
             tuned_predicting: None,
+            volume: None,
             days,
             seen,
             served: None,
@@ -230,6 +237,7 @@ impl Plan {
             sample: Arc::default(),
             tuned: None,
             tuned_predicting: None,
+            volume: None,
             days: vec![],
             seen: Seen::default(),
             served: None,
@@ -274,6 +282,9 @@ impl Plan {
         }
         if ![self.tuned, self.tuned_predicting].iter().flatten().all(Tuned::is_sound) {
             bail!("the plan's tuned parameters are malformed; make the plan again");
+        }
+        if !self.volume.iter().all(|volume| volume.is_sound()) {
+            bail!("what the plan knows of the volume to come is malformed; make the plan again");
         }
         if !self.served.iter().flat_map(|day| day.contracts.values()).all(Allocation::is_sound) {
             bail!("the plan's day curves are malformed; make the plan again");

@@ -45,7 +45,7 @@ impl Policy for Controller {
         self.bids = Some(Bids::new(&replay.day, &self.settings));
         self.replanner = self.settings.replans().then(|| {
             let sample = self.sample.as_ref().unwrap_or(&replay.day.sample);
-            Replanner::begin(replay, sample.clone(), self.horizon, self.settings.outlook)
+            Replanner::begin(replay, sample.clone(), self.horizon, &self.settings)
         });
     }
 

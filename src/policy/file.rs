@@ -124,9 +124,11 @@ impl PolicyFile {
     }
 
     /// Returns the same policy without anything learned: a zero network over the plan's planner and controller, with the settings
-    /// that tuning found for them.
+    /// that tuning found for them, and without the learned volume.
     pub fn untrained(&self) -> Self {
-        Self { actor: vec![0.0; self.actor.len()], updates: 0, ..self.clone() }
+        let mut spec = (*self.spec).clone();
+        spec.policy.volume_model = false;
+        Self { spec: Arc::new(spec), actor: vec![0.0; self.actor.len()], updates: 0, plan: self.plan.clone() }
     }
 
     /// Tells whether two policies have the same weights, to the rounding of a running average.

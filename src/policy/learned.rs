@@ -262,7 +262,7 @@ impl LearnedPolicy {
         self.spec
             .policy
             .replans()
-            .then(|| Replanner::begin(replay, replay.day.sample.clone(), horizon, self.spec.policy.outlook))
+            .then(|| Replanner::begin(replay, replay.day.sample.clone(), horizon, &self.spec.policy))
     }
 
     /// Works out every contract's bid at the current request and holds it for the requests to come. For policies whose

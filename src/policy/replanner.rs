@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::env::outlook::ADVICE_COLUMNS;
 use crate::env::{Replay, State};
 use crate::plan::{Horizon, Sample};
+use crate::settings;
 
 use super::baselines::{Receding, RecedingState};
 use super::learned::Bids;
@@ -38,9 +39,13 @@ pub struct Replanner {
 
 impl Replanner {
     /// For a replay that begins; `sample` says what is to come, `horizon` how often to look.
-    /// `advises`: it also says what it would do if the forecast were right, and predicts deliveries.
-    pub fn begin(replay: &Replay, sample: Arc<Sample>, horizon: Horizon, advises: bool) -> Self {
+    /// With `settings.outlook` it also says what it would do if the forecast were right, and predicts deliveries.
+    pub fn begin(replay: &Replay, sample: Arc<Sample>, horizon: Horizon, settings: &settings::Policy) -> Self {
+        let advises = settings.outlook;
         let mut receding = Receding::new(sample, horizon);
+        if settings.foresees_volume() {
+            receding = receding.foreseeing();
+        }
         if advises {
             receding = receding.predicting();
         }
@@ -59,10 +64,10 @@ impl Replanner {
         replay: &Replay,
         sample: Arc<Sample>,
         horizon: Horizon,
-        advises: bool,
+        settings: &settings::Policy,
         state: ReplannerState,
     ) -> Self {
-        let mut replanner = Self::begin(replay, sample, horizon, advises);
+        let mut replanner = Self::begin(replay, sample, horizon, settings);
         replanner.load(state);
         replanner
     }

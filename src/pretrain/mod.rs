@@ -5,6 +5,7 @@
 //! hindsight of all worlds are then learned in one regression. Training on a user's days starts from the result.
 
 mod lessons;
+pub mod volume;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -207,6 +207,9 @@ pub struct Policy {
     /// With the warm start: solve the starting prices again and again on what is left of the day, as the receding-horizon baseline
     /// does.
     pub replan: bool,
+    /// With the planner, and without the outlook: plan for the volume to come that was learned from logged days, in several courses,
+    /// instead of taking the volume so far for it.
+    pub volume_model: bool,
     /// Add the tuned pacing controller's term to every bid, with gains that fall with the root of the thinning: the network then
     /// learns what to do beyond pacing, and what it learns on thinned days carries over to whole ones.
     pub pacing: bool,
@@ -233,6 +236,7 @@ impl Default for Policy {
             initial_bid: 0.5,
             warm_start: true,
             replan: true,
+            volume_model: true,
             pacing: true,
             outlook: false,
             shipped_start: true,
@@ -246,6 +250,11 @@ impl Policy {
     /// Whether starting prices are solved again during the day.
     pub fn replans(&self) -> bool {
         self.warm_start && self.replan
+    }
+
+    /// Whether the planner plans for the volume that was learned. The network of the outlook has learned to read one that does not.
+    pub fn foresees_volume(&self) -> bool {
+        self.replans() && self.volume_model && !self.outlook
     }
 }
 

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use anyhow::Context as _;
 
 use crate::env::{DayModel, Delay, Vocabulary};
-use crate::log::{CompileOptions, CompiledLog, table};
+use crate::log::{CompileOptions, CompiledLog, LogError, table};
 use crate::plan::cache::{Key, Place};
-use crate::plan::{DayAhead, Plan, Seen, Use};
+use crate::plan::{DayAhead, DayVolume, Forecast, Plan, Seen, Use, VolumeModel};
 use crate::policy::file::PolicyFile;
 use crate::policy::{PolicySpec, ReplayOptions, tune};
 use crate::run::context::{Context, compile_options, inputs_hash, open_logs};
@@ -86,6 +86,10 @@ impl Planning<'_> {
                 keep(plan, untuned)?
             }
         };
+        plan.volume = Some(Arc::new(VolumeModel::fit(&volumes(
+            &[dirs, self.validation].concat(),
+            &references.iter().copied().chain(&judges).collect::<Vec<_>>(),
+        )?)));
         let vocabulary = Arc::new(Vocabulary::default());
         let models = |dirs: &[PathBuf], logs: Vec<CompiledLog>| {
             let days = dirs.iter().zip(logs).map(|(dir, log)| DayModel::new(dir, log, &plan, vocabulary.clone()));
@@ -136,6 +140,22 @@ impl Planning<'_> {
         key.text(&serde_json::to_string(&(self.env, self.episodes, self.per_step, self.baselines, policy)).ok()?);
         Place::beside(self.dirs.last()?, &key)
     }
+}
+
+/// The traffic of logged days beside their forecasts. A day without one is compared with the other days; an only one tells nothing
+/// then.
+fn volumes(dirs: &[PathBuf], logs: &[&CompiledLog]) -> Result<Vec<DayVolume>, LogError> {
+    let mut volumes = Vec::new();
+    for (i, (dir, log)) in dirs.iter().zip(logs).enumerate() {
+        let others = || logs.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, log)| *log).collect::<Vec<_>>();
+        let forecast = match Forecast::of_directory(dir)? {
+            Some(forecast) => forecast,
+            None if logs.len() > 1 => Forecast::from_logs(&others()),
+            None => continue,
+        };
+        volumes.push(DayVolume::of(log, &forecast));
+    }
+    Ok(volumes)
 }
 
 /// Keeps a plan, where it can be, and gives it back as it would be read from there: the digits of JSON may stand for a

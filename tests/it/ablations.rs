@@ -75,6 +75,7 @@ const CHANGE: &[(&str, &str, &[&str])] = &[
     ("policy.initial_bid", "0.3", &["policy.warm_start=false"]),
     ("policy.warm_start", "false", &[]),
     ("policy.replan", "false", &[]),
+    ("policy.volume_model", "false", &[]),
     ("policy.pacing", "false", &[]),
     ("policy.outlook", "true", &[]),
     (

@@ -49,4 +49,5 @@ mod torch;
 mod train;
 mod units;
 mod verdict;
+mod volume;
 mod worlds;

@@ -7,7 +7,8 @@ mod exponentials;
 mod solve;
 
 use exponentials::exponentials;
-use solve::{cholesky, conjugate_gradients};
+pub(super) use solve::cholesky;
+use solve::conjugate_gradients;
 
 /// Unknowns above which conjugate gradients take over from Cholesky, whose cost grows with their cube, and the curvature is
 /// no longer made as a matrix.

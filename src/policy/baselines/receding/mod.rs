@@ -5,30 +5,28 @@
 //! scaled by the price level seen so far over the expected one. Of each contract, what is left is what it owes minus the
 //! deliveries observed. The prices minimise the smoothed dual of that problem, starting from the last ones: the certainty
 //! equivalent of the day's remaining bound.
+//!
+//! The planner under the learned bids goes further ([`Receding::foreseeing`]): the volume to come is what was learned of how volume
+//! deviates and returns ([`VolumeModel`]), in several courses whose prices are averaged.
 
-use std::collections::BTreeMap;
+mod ahead;
+
 use std::sync::Arc;
 
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
-use crate::env::{KnownDay, Replay};
-use crate::log::draw;
+use crate::env::Replay;
 use crate::log::schema::DAY_MS;
-use crate::plan::sample::{Kind, SampledContract};
-use crate::plan::{GRID, Horizon, Sample, Transport};
+use crate::plan::{GRID, Horizon, Sample, Transport, VolumeModel};
 use crate::policy::{Done, Policy, Work, finite, pack, unpack};
 
 use super::clock::Clock;
+use ahead::Ahead;
 
 const CELL_MS: u64 = DAY_MS / GRID as u64;
-/// Differs from any seed of rate draws in use.
-const SEED: u64 = 0x4EC3_D146_0000_0001;
 /// Requests that the expectation weighs against the price level seen.
 const PRICE_PRIOR: f64 = 50.0;
-/// Rows that the sample's own frequency of a kind weighs against the forecast's.
-const KIND_PRIOR: f64 = 3.0;
-const FITTING_ROUNDS: usize = 3;
 /// Smoothing of the dual, in units of its scale.
 const SMOOTHING: f64 = 0.01;
 /// Newton steps of a solution that starts from the last one's prices.
@@ -54,6 +52,11 @@ pub struct Receding {
     fresh: bool,
     /// Whether displays whose delivery is not observed yet count as delivered.
     predicts: bool,
+    /// Whether it plans for the volume that was learned, where the day's plan knows one, and what that is.
+    foresees: bool,
+    volume: Option<Arc<VolumeModel>>,
+    /// Prices of each course of the rest of the day; `prices` are their mean.
+    courses: Vec<Vec<f64>>,
     /// Prices at the forecast's volume and the expected price level; empty before [`Receding::second_opinion`].
     steady: Vec<f64>,
 }
@@ -71,37 +74,23 @@ pub struct SecondOpinion<'a> {
 struct Task {
     ahead: Arc<Ahead>,
     transport: Transport,
-    prices: Vec<f64>,
+    courses: Vec<Course>,
     owed: Vec<f64>,
     left: Vec<f64>,
     /// Milliseconds from midnight.
     offset: u64,
-    /// Factors on the expected prices and requests.
+    /// Factor on the expected prices.
     price: f64,
-    volume: f64,
-    /// Whether `prices` are those of an earlier solution.
+    /// Whether the courses' prices are those of an earlier solution.
     solved: bool,
 }
 
-/// What a day is expected to bring.
-#[derive(Default)]
-struct Ahead {
-    /// In time order.
-    rows: Vec<Row>,
-    /// Contract, and worth of the predicted click.
-    entries: Vec<(u32, f64)>,
-}
-
-/// A sampled request as this day may bring it.
-struct Row {
-    cell: usize,
-    kind: Kind,
-    /// Requests of the forecast that it stands for.
-    weight: f64,
+/// One course that the rest of the day may take.
+struct Course {
+    /// Factor on the expected requests by cell of the grid.
+    volume: [f64; GRID],
     /// Minor units per impression.
-    best: f64,
-    /// Of [`Ahead::entries`].
-    entries: std::ops::Range<usize>,
+    prices: Vec<f64>,
 }
 
 /// What a solver knows in the middle of a day, beyond what it expects of the day.
@@ -112,6 +101,7 @@ pub struct RecedingState {
     level: PriceLevel,
     next: u64,
     steady: Vec<f64>,
+    courses: Vec<Vec<f64>>,
 }
 
 impl RecedingState {
@@ -119,6 +109,7 @@ impl RecedingState {
     pub fn fits(&self, contracts: usize) -> bool {
         finite(&self.prices, contracts)
             && (self.steady.is_empty() || finite(&self.steady, contracts))
+            && self.courses.iter().all(|prices| finite(prices, contracts))
             && self.level.seen.is_finite()
             && self.level.expected.is_finite()
     }
@@ -166,6 +157,9 @@ impl Receding {
             work: None,
             fresh: false,
             predicts: false,
+            foresees: false,
+            volume: None,
+            courses: vec![],
             steady: vec![],
         }
     }
@@ -173,6 +167,13 @@ impl Receding {
     /// Counts displays under way as delivered: who shows them knows of them before their delivery is observed.
     pub fn predicting(mut self) -> Self {
         self.predicts = true;
+        self
+    }
+
+    /// Plans for the volume to come that was learned from logged days, where the day's plan knows it, in several courses, instead
+    /// of taking the volume so far for it.
+    pub fn foreseeing(mut self) -> Self {
+        self.foresees = true;
         self
     }
 
@@ -188,8 +189,7 @@ impl Receding {
         let mut solved = std::mem::take(&mut self.fresh);
         let level = self.level.ratio(self.price_factor * replay.day.unit);
         if self.clock.due(replay.offset())
-            && let Some(task) =
-                self.task(replay, level, replay.state.volume_level(&replay.day, &replay.episode, replay.offset()))
+            && let Some(task) = self.task(replay, level, self.volumes(replay))
         {
             if self.hands_out && self.solved {
                 self.work = Some(task);
@@ -221,15 +221,18 @@ impl Receding {
     }
 
     fn take(&mut self, task: Task) {
-        self.prices = task.prices;
+        self.courses = task.courses.into_iter().map(|course| course.prices).collect();
+        let mean = |j: usize| self.courses.iter().map(|prices| prices[j]).sum::<f64>() / self.courses.len() as f64;
+        self.prices = (0..self.prices.len()).map(mean).collect();
         self.transport = Some(task.transport);
         self.solved = true;
     }
 
     /// What it goes on from.
     pub fn state(&self) -> RecedingState {
-        let Self { prices, solved, level, steady, .. } = self;
+        let Self { prices, solved, level, steady, courses, .. } = self;
         RecedingState {
+            courses: courses.clone(),
             prices: prices.clone(),
             solved: *solved,
             level: *level,
@@ -244,6 +247,7 @@ impl Receding {
         self.solved = state.solved;
         self.level = state.level;
         self.steady = state.steady;
+        self.courses = state.courses;
         self.clock.resume(state.next);
     }
 
@@ -254,12 +258,12 @@ impl Receding {
 
     /// Solves once more, as if the rest of the day came as forecast; `None` while a task is out.
     pub fn second_opinion(&mut self, replay: &Replay) -> Option<SecondOpinion<'_>> {
-        let mut task = self.task(replay, 1.0, 1.0)?;
+        let mut task = self.task(replay, 1.0, vec![[1.0; GRID]])?;
         let known = !self.steady.is_empty();
         if !known {
             self.steady = self.prices.clone();
         }
-        task.state();
+        task.state(0);
         let mut transport = task.transport;
         let smoothing = SMOOTHING * transport.scale(&self.steady).max(1e-9);
         let coarse: &[f64] = if known { &[1.0] } else { &[4.0, 1.0] };
@@ -271,51 +275,71 @@ impl Receding {
         Some(SecondOpinion { prices: &self.steady, by_demand, supply })
     }
 
-    /// What is to be solved now, with the expected prices and volume off by factors; `None` while an earlier task is out.
-    fn task(&mut self, replay: &Replay, level: f64, volume: f64) -> Option<Task> {
+    /// Factors on the expected requests by cell of the grid, in one or several courses that the rest of the day may take.
+    fn volumes(&self, replay: &Replay) -> Vec<[f64; GRID]> {
+        let Replay { day, episode, state, .. } = replay;
+        match &self.volume {
+            Some(model) => {
+                let elapsed = day.traffic.before(replay.offset()) / day.traffic.total().max(1e-9);
+                model.courses(state.deviation(episode), elapsed, (replay.offset() / CELL_MS) as usize)
+            }
+            None => vec![[state.volume_level(day, episode, replay.offset()); GRID]],
+        }
+    }
+
+    /// What is to be solved now, with the expected prices off by a factor and requests by the factors of each course; `None` while
+    /// an earlier task is out.
+    fn task(&mut self, replay: &Replay, level: f64, volumes: Vec<[f64; GRID]>) -> Option<Task> {
         let transport = self.transport.take()?;
         let counted = if self.predicts { &replay.state.delivered } else { &replay.state.observed };
         let remaining = |demand: &[f32]| -> Vec<f64> {
             demand.iter().zip(counted).map(|(&d, &o)| f64::from(d - o).max(0.0)).collect()
         };
+        let course = |(k, volume): (usize, [f64; GRID])| Course {
+            volume: volume.map(|factor| replay.episode.thinning * factor),
+            prices: self.courses.get(k).unwrap_or(&self.prices).clone(),
+        };
         Some(Task {
             ahead: self.ahead.clone(),
             transport,
-            prices: self.prices.clone(),
+            courses: volumes.into_iter().enumerate().map(course).collect(),
             owed: remaining(&replay.episode.owed),
             left: remaining(&replay.episode.left),
             offset: replay.offset(),
             price: self.price_factor * level,
-            volume: replay.episode.thinning * volume,
             solved: self.solved,
         })
     }
 }
 
 impl Task {
-    /// States the rest of the day to the transport problem.
-    fn state(&mut self) {
-        let Self { ahead, transport, owed, left, offset, price, volume, .. } = self;
+    /// States the rest of the day, as one course has it, to the transport problem.
+    fn state(&mut self, course: usize) {
+        let Self { ahead, transport, courses, owed, left, offset, price, .. } = self;
         let Ahead { rows, entries } = &**ahead;
-        transport.restate(std::mem::take(owed), left.clone());
+        let volume = &courses[course].volume;
+        transport.restate(owed.clone(), left.clone());
         let now = (*offset / CELL_MS) as usize;
         let first = rows.partition_point(|row| row.cell < now);
         for row in &rows[first..] {
             let ahead = if row.cell == now { 1.0 - (*offset % CELL_MS) as f64 / CELL_MS as f64 } else { 1.0 };
             let wanted = entries[row.entries.clone()].iter().copied().filter(|&(j, _)| left[j as usize] > 0.0);
-            transport.push(*price * row.best, ahead * *volume * row.weight, wanted);
+            transport.push(*price * row.best, ahead * volume[row.cell] * row.weight, wanted);
         }
     }
 
-    /// Solves the prices, from those that it came with.
+    /// Solves the prices of every course, from those that it came with.
     fn solve(mut self) -> Self {
-        self.state();
-        let Self { transport, prices, solved, .. } = &mut self;
-        let smoothing = SMOOTHING * transport.scale(prices).max(1e-9);
-        // The first prices may be far off: a coarse look first.
-        let coarse: &[f64] = if *solved { &[1.0] } else { &[16.0, 4.0, 1.0, 1.0] };
-        for factor in coarse {
-            transport.follow(prices, factor * smoothing, STEPS);
+        for course in 0..self.courses.len() {
+            self.state(course);
+            let Self { transport, courses, solved, .. } = &mut self;
+            let prices = &mut courses[course].prices;
+            let smoothing = SMOOTHING * transport.scale(prices).max(1e-9);
+            // The first prices may be far off: a coarse look first.
+            let coarse: &[f64] = if *solved { &[1.0] } else { &[16.0, 4.0, 1.0, 1.0] };
+            for factor in coarse {
+                transport.follow(prices, factor * smoothing, STEPS);
+            }
         }
         self
     }
@@ -323,7 +347,13 @@ impl Task {
 
 impl Policy for Receding {
     fn begin(&mut self, replay: &Replay) {
-        self.ahead = Arc::new(Ahead::of(&self.sample, &replay.day));
+        self.volume = replay.day.volume.clone().filter(|_| self.foresees);
+        let mut ahead = Ahead::of(&self.sample, &replay.day);
+        if let Some(model) = &self.volume {
+            ahead.correct(model);
+        }
+        self.ahead = Arc::new(ahead);
+        self.courses.clear();
         let penalty = replay.day.contracts.iter().map(|c| c.penalty).collect();
         self.transport = Some(Transport::new(vec![], vec![], penalty));
         self.prices = replay.day.contracts.iter().map(|c| c.price.min(c.penalty)).collect();
@@ -364,97 +394,6 @@ impl Policy for Receding {
             let j = c.contract as usize;
             let owes = replay.state.observed[j] < replay.episode.owed[j];
             *score = c.click + if owes { self.prices[j] } else { self.prices[j].min(0.0) };
-        }
-    }
-}
-
-impl Ahead {
-    /// By the day's forecast and the sample.
-    fn of(sample: &Sample, day: &KnownDay) -> Self {
-        let contracts = &day.contracts;
-        let index: BTreeMap<u64, u32> = contracts.iter().zip(0..).map(|(c, j)| (c.ad_id, j)).collect();
-        let mut all = Self::default();
-        for sampled in &sample.days {
-            // Of each of the day's contracts, its place on the sampled day.
-            let mut place: Vec<Option<(u32, &SampledContract)>> = vec![None; contracts.len()];
-            for (known, at) in sampled.contracts.iter().zip(0..) {
-                if let Some(&j) = index.get(&known.ad_id) {
-                    place[j as usize] = Some((at, known));
-                }
-            }
-            for (i, row) in (0u64..).zip(sample.rows(sampled)) {
-                let (slot, region, gender, age) = row.kind;
-                let from = all.entries.len();
-                for (j, c) in (0u32..).zip(contracts) {
-                    let middle = row.cell as u64 * CELL_MS + CELL_MS / 2;
-                    let wanted = (c.start..c.end).contains(&middle) && c.targeting.matches(slot, region, gender, age);
-                    if !wanted || !draw::passes(SEED, i, c.ad_id, c.rate) {
-                        continue;
-                    }
-                    let place = place[j as usize];
-                    if let Some(at) = place.and_then(|(at, _)| row.contracts.binary_search(&at).ok()) {
-                        all.entries.push((j, c.click_value * f64::from(row.pctr[at])));
-                        continue;
-                    }
-                    // It could have stood in this queue, and did not; else the mean is all that is known.
-                    let absent = place.is_some_and(|(_, known)| {
-                        (known.cells.0..known.cells.1).contains(&(row.cell as u8))
-                            && known.targeting.matches(slot, region, gender, age)
-                    });
-                    if !absent && draw::passes(!SEED, i, c.ad_id, c.presence) {
-                        all.entries.push((j, c.mean_click));
-                    }
-                }
-                let entries = from..all.entries.len();
-                all.rows.push(Row { cell: row.cell, kind: row.kind, weight: 1.0, best: row.best, entries });
-            }
-        }
-        all.weigh(day);
-        all.rows.sort_by_key(|row| row.cell);
-        all
-    }
-
-    /// Weighs rows so that they add up to the day's forecast: by time, by kind of request, by contract that they may serve, in all.
-    fn weigh(&mut self, day: &KnownDay) {
-        let Self { rows, entries } = self;
-        let mut counts = [0.0; GRID];
-        for row in rows.iter() {
-            counts[row.cell] += 1.0;
-        }
-        let mut kinds = BTreeMap::<Kind, f64>::new();
-        for row in rows.iter_mut() {
-            let from = row.cell as u64 * CELL_MS;
-            row.weight = (day.traffic.before(from + CELL_MS) - day.traffic.before(from)) / counts[row.cell];
-            *kinds.entry(row.kind).or_default() += row.weight;
-        }
-        let total = |rows: &[Row]| rows.iter().map(|row| row.weight).sum::<f64>();
-        let prior = KIND_PRIOR * total(rows) / rows.len().max(1) as f64;
-        for row in rows.iter_mut() {
-            let forecast = day.kinds.get(&row.kind).copied().unwrap_or(0.0);
-            row.weight *= (forecast + prior) / (kinds[&row.kind] + prior).max(1e-12);
-        }
-        // Which contracts a request may serve matters more than its kind: a few rounds of proportional fitting.
-        let mut served_by: Vec<Vec<u32>> = vec![vec![]; day.contracts.len()];
-        for (i, row) in (0u32..).zip(rows.iter()) {
-            for &(j, _) in &entries[row.entries.clone()] {
-                served_by[j as usize].push(i);
-            }
-        }
-        for _ in 0..FITTING_ROUNDS {
-            for (served, c) in served_by.iter().zip(&day.contracts) {
-                let supply: f64 = served.iter().map(|&i| rows[i as usize].weight).sum();
-                if supply > 0.0 {
-                    // Far off, a sample says more of itself than of the forecast.
-                    let factor = (c.supply.total() / supply).clamp(0.5, 2.0);
-                    for &i in served {
-                        rows[i as usize].weight *= factor;
-                    }
-                }
-            }
-        }
-        let scale = day.traffic.total() / total(rows).max(1e-12);
-        for row in rows {
-            row.weight *= scale;
         }
     }
 }
