@@ -266,8 +266,9 @@ pub struct Ranked {
     pub reported: Option<Estimate>,
     /// Reported share less that of each world's best baseline.
     pub over_best_baseline: Option<Estimate>,
-    pub samples: f64,
-    pub seconds: f64,
+    /// Means over the runs.
+    pub samples: Option<f64>,
+    pub seconds: Option<f64>,
 }
 
 /// The trials, best first, and what choosing among them is worth.
@@ -324,8 +325,9 @@ impl Ranking {
             .map(|(i, (trial, runs))| {
                 let paired: Runs = runs.iter().filter_map(|(k, s)| Some((*k, s - first.get(k)?))).collect();
                 let mine: Vec<&Curve> = report.learning.iter().filter(|c| c.variant == trial.name).collect();
-                let over_runs =
-                    |f: fn(&Curve) -> f64| mine.iter().map(|c| f(c)).sum::<f64>() / mine.len().max(1) as f64;
+                let over_runs = |f: fn(&Curve) -> f64| {
+                    (!mine.is_empty()).then(|| mean(&mine.iter().map(|c| f(c)).collect::<Vec<_>>()))
+                };
                 Ranked {
                     trial: trial.name.clone(),
                     values: sweep.keys.iter().cloned().zip(trial.values.iter().cloned()).collect(),
@@ -365,7 +367,7 @@ impl Ranking {
                     points(t.behind_first),
                     share(t.reported),
                     points(t.over_best_baseline),
-                    format!("{:.1}", t.seconds),
+                    t.seconds.map_or_else(|| "-".to_owned(), |s| format!("{s:.1}")),
                 ]);
                 row
             })
@@ -413,7 +415,7 @@ impl Ranking {
                 let interval = e.and_then(|e| e.interval);
                 row.extend([e.map(|e| e.mean), interval.map(|i| i[0]), interval.map(|i| i[1])].map(cell));
             }
-            row.extend([Some(t.samples), Some(t.seconds)].map(cell));
+            row.extend([t.samples, t.seconds].map(cell));
             writer.write_record(&row)?;
         }
         Ok(writer.flush()?)
