@@ -56,8 +56,7 @@ pub fn unknown(policy: &str, plan: &Plan, vocabulary: &Vocabulary, log: &Compile
     let owing: Vec<_> = log.contracts().iter().filter(|c| c.owed() > 0).collect();
     let is_new = |id: u64| !plan.contracts.contains_key(&id) && !vocabulary.ads.contains_key(&id);
     let new: Vec<_> = owing.iter().filter(|c| is_new(c.ad_id)).collect();
-    let owed = |sum: u64, c: u64| sum + c;
-    let all = owing.iter().map(|c| c.owed()).fold(0, owed);
+    let all: u64 = owing.iter().map(|c| c.owed()).sum();
     let slots: HashSet<u32> = plan.forecast.nodes.iter().map(|n| n.slot_id).collect();
     let regions: HashSet<u32> = plan.forecast.nodes.iter().map(|n| n.region).collect();
     let strange = log.requests().iter().filter(|r| !slots.contains(&r.slot_id) || !regions.contains(&r.region)).count();
@@ -65,7 +64,7 @@ pub fn unknown(policy: &str, plan: &Plan, vocabulary: &Vocabulary, log: &Compile
         policy: policy.to_owned(),
         contracts: owing.len(),
         unknown_contracts: new.len(),
-        owed_share: if all > 0 { new.iter().map(|c| c.owed()).fold(0, owed) as f64 / all as f64 } else { 0.0 },
+        owed_share: if all > 0 { new.iter().map(|c| c.owed()).sum::<u64>() as f64 / all as f64 } else { 0.0 },
         traffic_share: strange as f64 / log.requests().len().max(1) as f64,
     };
     (found.unknown_contracts > 0 || found.traffic_share > UNKNOWN_TRAFFIC).then_some(found)

@@ -40,11 +40,9 @@ impl FromStr for Window {
         let wanted = "a length from 15m to 12h that divides a day, for example 2h, 30m or 1h30m";
         let length: SignedDuration = text.parse().map_err(|_| format!("`{text}` is not {wanted}"))?;
         let minutes = u64::try_from(length.as_secs() / 60).unwrap_or(0);
-        let whole = length == SignedDuration::from_mins(minutes.cast_signed()) && minutes % CELL_MIN == 0;
-        if !whole || !(CELL_MIN..=MOST_MIN).contains(&minutes) || 24 * 60 % minutes != 0 {
-            return Err(format!("`{text}` is not {wanted}"));
-        }
-        Ok(Self { minutes })
+        let whole = length == SignedDuration::from_mins(minutes.cast_signed()) && minutes.is_multiple_of(CELL_MIN);
+        let fits = whole && (CELL_MIN..=MOST_MIN).contains(&minutes) && (24 * 60_u64).is_multiple_of(minutes);
+        if fits { Ok(Self { minutes }) } else { Err(format!("`{text}` is not {wanted}")) }
     }
 }
 
