@@ -94,8 +94,9 @@ impl<'a> Explorer<'a> {
         let replay = Replay::resume(day, episode, delay, saved.state);
         let replanner_fits = saved.replanner.as_ref().is_none_or(|state| state.fits(day.contracts.len()));
         ensure!(replanner_fits, "an explorer of other days");
-        let replanner =
-            saved.replanner.map(|state| Replanner::resume(&replay, day.sample.clone(), horizon(day), &settings.policy, state));
+        let replanner = saved
+            .replanner
+            .map(|state| Replanner::resume(&replay, day.sample.clone(), horizon(day), &settings.policy, state));
         let lessons = saved.lessons.map(|(prices, next)| Lessons { teacher: Teacher::from_prices(prices), next });
         Ok(Runner { day: saved.day.into(), whole: saved.whole, replay, rows, replanner, lessons })
     }

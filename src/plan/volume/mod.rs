@@ -151,7 +151,8 @@ impl VolumeModel {
 
     /// Whether every figure can be used.
     pub(super) fn is_sound(&self) -> bool {
-        let figures = self.weights.iter().flatten().chain(&self.spread).chain(self.regions.values()).chain([&self.bias]);
+        let figures =
+            self.weights.iter().flatten().chain(&self.spread).chain(self.regions.values()).chain([&self.bias]);
         figures.copied().all(|v| super::is_amount(v.abs()))
     }
 }
