@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use admix::env::{DayModel, Delay};
+use admix::env::{DayModel, Delay, Replay};
+use admix::log::schema::DAY_MS;
 use admix::log::{self, CompileOptions};
-use admix::plan::{Plan, VolumeModel};
+use admix::plan::{Horizon, Plan, VolumeModel};
 use admix::policy::baselines::Receding;
 use admix::policy::file::PolicyFile;
 use admix::policy::{Policy, ReplayOptions, replay_day};
@@ -55,6 +56,40 @@ fn what_was_learned_of_the_volume_wins_on_days_that_stray() {
     // A plan that knows nothing of the volume leaves the planner as it was.
     let ignorant = Plan { volume: None, ..plan.clone() };
     assert_eq!(j(&ignorant, &hidden[0], planner().foreseeing()), j(&plan, &hidden[0], planner()));
+}
+
+/// A planner that is replaced at noon by another one, which goes on from what it saved.
+struct Replaced<F> {
+    planner: Receding,
+    another: Option<F>,
+}
+
+impl<F: FnOnce() -> Receding + Send> Policy for Replaced<F> {
+    fn begin(&mut self, replay: &Replay) {
+        self.planner.begin(replay);
+    }
+
+    fn score(&mut self, replay: &Replay, contracts: &mut [f64], auctions: &mut [f64]) {
+        if replay.offset() >= DAY_MS / 2
+            && let Some(another) = self.another.take()
+        {
+            let saved = self.planner.save();
+            self.planner = another();
+            self.planner.begin(replay);
+            self.planner.load(replay, &saved).unwrap();
+        }
+        self.planner.score(replay, contracts, auctions);
+    }
+}
+
+#[test]
+fn a_planner_of_several_courses_goes_on_from_what_it_saved() {
+    let scratch = tempfile::tempdir().unwrap();
+    let days = synth(scratch.path(), WORLD, 3);
+    let plan = plan(&days[..2]);
+    let planner = || Receding::new(plan.sample.clone(), Horizon::default()).foreseeing();
+    let replaced = Replaced { planner: planner(), another: Some(planner) };
+    assert_eq!(j(&plan, &days[2], replaced), j(&plan, &days[2], planner()));
 }
 
 #[test]
