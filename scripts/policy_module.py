@@ -4,7 +4,7 @@
     policy_module.py POLICY.safetensors [--check CASES.json] [--save MODULE.pt]
 
 The module maps the features and ids of candidates to the output of the policy's network, and with the terms of a contract's bid to
-its score in units of eCPM: the same scores as `admix score`, to 1e-5. Needs torch and safetensors.
+its score in units of eCPM: the same scores as `admix score`, to 1e-5 of the score or, where it is larger, of the lowest bid. Needs torch and safetensors.
 """
 
 import argparse
@@ -66,9 +66,12 @@ def main():
         cases = json.load(open(arguments.check))
         ids = torch.tensor(cases["ids"], dtype=torch.long)
         with torch.no_grad():
-            scores = policy.score(torch.tensor(cases["features"]), ids, torch.tensor(cases["terms"], dtype=torch.float64))
+            terms = torch.tensor(cases["terms"], dtype=torch.float64)
+            scores = policy.score(torch.tensor(cases["features"]), ids, terms)
         expected = torch.tensor(cases["scores"], dtype=torch.float64)
-        off = ((scores - expected).abs() / expected.abs().clamp(min=1.0)).max().item()
+        # Where bids may be negative, a score is the small difference of large terms: it is held against the lowest bid.
+        scale = torch.maximum(expected.abs(), 1000.0 * terms[:, 2].abs()).clamp(min=1.0)
+        off = ((scores - expected).abs() / scale).max().item()
         print(f"{len(scores)} scores, off by {off:.2e} at most")
         if not off <= 1e-5:
             sys.exit(1)

@@ -13,6 +13,9 @@ use crate::policy::PolicySpec;
 use crate::run::context::episode_sample;
 use crate::settings::Settings;
 
+/// Ids of contracts are below this, those of auction ads are not.
+pub const FIRST_AUCTION_AD: u64 = 10_000;
+
 /// Sizes of a benchmark day.
 #[derive(Debug, Clone, Copy)]
 pub struct WorldSize {
@@ -59,7 +62,7 @@ pub fn written(size: WorldSize) -> anyhow::Result<tempfile::TempDir> {
             .map(|k| {
                 let contract = k < size.eligible;
                 QueueEntry {
-                    ad_id: if contract { 1 + ((i + k) % size.contracts) as u64 } else { 10_000 + k as u64 },
+                    ad_id: if contract { 1 + ((i + k) % size.contracts) as u64 } else { FIRST_AUCTION_AD + k as u64 },
                     ad_type: if contract { AdType::Contract } else { AdType::Auction },
                     ecpm: (200_000.0 * (1.0 + 4.0 * hash(k as u64))).round() / 100.0,
                     pctr: 0.005,

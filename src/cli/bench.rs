@@ -7,8 +7,9 @@ use clap::{Args, Subcommand};
 
 use crate::bench::params::{ParamsBench, run_params};
 use crate::bench::ring::{RingBench, run_ring};
+use crate::bench::serve::ServeBench;
 use crate::bench::world::WorldSize;
-use crate::bench::{actor, e2e, env, evaluate, ingest, learner, plan, score, serve, speedup, start};
+use crate::bench::{actor, e2e, env, evaluate, ingest, learner, plan, score, speedup, start};
 use crate::learner::device;
 use crate::settings::{Critic, Settings};
 
@@ -38,16 +39,26 @@ enum Stage {
     /// What scoring a request costs on one core, and candidates per second from text to text
     #[command(after_help = "Example: admix bench score --queue 16")]
     Score(Day),
-    /// Answers of a server on loopback under an even load, with the load generator beside it
-    #[command(after_help = "Example: admix bench serve --rate 5000")]
+    /// A server in a process of its own, with the load generator beside it: an even load, policies swapped under it, hostile
+    /// requests, kills and restarts
+    #[command(after_help = "Example: admix bench serve --seconds 10 --swaps 100")]
     Serve {
         #[command(flatten)]
         day: Day,
         /// Requests a second
-        #[arg(long, default_value_t = 5000.0)]
+        #[arg(long, default_value_t = 5000.0, value_parser = rate)]
         rate: f64,
-        #[arg(long, default_value_t = 8)]
-        connections: usize,
+        #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1000))]
+        connections: u16,
+        /// Policies that are put in place under the load; 0 leaves this out
+        #[arg(long, default_value_t = 100)]
+        swaps: usize,
+        /// Hostile requests; 0 leaves this out
+        #[arg(long, default_value_t = 1000)]
+        hostile: u64,
+        /// Kills after three seconds of the load; 0 leaves this out
+        #[arg(long, default_value_t = 3)]
+        kills: usize,
     },
     /// Sample ring between two processes, beside memcpy
     #[command(after_help = "Example: admix bench ring --records 100000000")]
@@ -210,6 +221,11 @@ struct LearnerArguments {
     seconds: f64,
 }
 
+fn rate(text: &str) -> Result<f64, String> {
+    let rate: f64 = text.parse().map_err(|_| "is not a number")?;
+    if rate > 0.0 && rate <= 1e6 { Ok(rate) } else { Err("use more than 0 and at most 1000000".into()) }
+}
+
 fn nodes(text: &str) -> Result<usize, String> {
     let nodes = text.parse().map_err(|_| "is not a whole number")?;
     if (1..=plan::MOST_NODES).contains(&nodes) { Ok(nodes) } else { Err(format!("use 1 to {}", plan::MOST_NODES)) }
@@ -231,8 +247,17 @@ impl Bench {
             Stage::Actor(day) => self.print(&actor::run(day.size(), &Settings::default(), day.seconds)?),
             Stage::Evaluate(day) => self.print(&evaluate::run(day.size(), &Settings::default(), day.seconds)?),
             Stage::Score(day) => self.print(&score::run(day.size(), &Settings::default())?),
-            Stage::Serve { day, rate, connections } => {
-                self.print(&serve::run(day.size(), &Settings::default(), *rate, *connections, day.seconds)?)
+            Stage::Serve { day, rate, connections, swaps, hostile, kills } => {
+                let bench = ServeBench {
+                    size: day.size(),
+                    rate: *rate,
+                    connections: usize::from(*connections),
+                    seconds: day.seconds,
+                    swaps: *swaps,
+                    hostile: *hostile,
+                    kills: *kills,
+                };
+                self.print(&bench.run(&Settings::default())?)
             }
             Stage::Ring { records, regions } => self.print(&run_ring(&RingBench {
                 records: *records,

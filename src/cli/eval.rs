@@ -14,6 +14,7 @@ use crate::report::RunReport;
 use crate::run::context::compile_options;
 use crate::settings::Settings;
 
+use super::replayed::Replayed;
 use super::{Exit, UsageError, print_json, print_text};
 
 #[derive(Debug, Args)]
@@ -42,15 +43,8 @@ pub struct Eval {
     /// Also replay the reference that knows the process of a synthetic world, in which the log lies beside its world.toml
     #[arg(long)]
     informed: bool,
-    /// Seconds until a policy observes a delivery
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
-    feedback_delay: f64,
-    /// Seed of the rate draws
-    #[arg(long, value_name = "S", default_value_t = 0)]
-    rate_seed: u64,
-    /// Add to each queue the eligible contracts missing from it
-    #[arg(long)]
-    complete_queues: bool,
+    #[command(flatten)]
+    replayed: Replayed,
     /// Share of bad track rows above which a log is refused
     #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
     max_bad_share: f64,
@@ -77,7 +71,7 @@ pub fn all_baselines() -> Vec<String> {
 impl Eval {
     pub fn run(self) -> anyhow::Result<Exit> {
         let mut names = match self.baselines.as_slice() {
-            [one] if one == "all" && self.feedback_delay > 0.0 => {
+            [one] if one == "all" && self.replayed.feedback_delay > 0.0 => {
                 all_baselines().into_iter().chain(baselines::PREDICTORS.map(String::from)).collect()
             }
             [one] if one == "all" => all_baselines(),
@@ -102,10 +96,7 @@ impl Eval {
             Some(path) => Some(Plan::read(path).map_err(|e| UsageError(format!("{e:#}")))?),
             None => None,
         };
-        let mut settings = Settings::default();
-        settings.env.feedback_delay_s = self.feedback_delay;
-        settings.env.rate_seed = self.rate_seed;
-        settings.env.complete_queues = self.complete_queues;
+        let mut settings = self.replayed.settings();
         settings.data.max_bad_share = self.max_bad_share;
         let plan = plan.as_ref().or_else(|| policies.first().map(|first| first.policy.plan()));
         let stress = self.stress.map(|stress| stress.seeded(self.stress_seed));

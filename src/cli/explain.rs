@@ -10,8 +10,8 @@ use crate::explain;
 use crate::plan::Plan;
 use crate::policy::baselines;
 use crate::run::context::compile_options;
-use crate::settings::Settings;
 
+use super::replayed::Replayed;
 use super::{Exit, UsageError, print_json, print_text};
 
 #[derive(Debug, Args)]
@@ -34,15 +34,8 @@ pub struct Explain {
     /// Plan of the baselines; default: the policy's
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
-    /// Seconds until a policy observes a delivery
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
-    feedback_delay: f64,
-    /// Seed of the rate draws
-    #[arg(long, value_name = "S", default_value_t = 0)]
-    rate_seed: u64,
-    /// Add to each queue the eligible contracts missing from it
-    #[arg(long)]
-    complete_queues: bool,
+    #[command(flatten)]
+    replayed: Replayed,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -58,14 +51,9 @@ impl Explain {
             Some(path) => Plan::read(path).map_err(usage)?,
             None => entries[0].policy.plan().clone(),
         };
-        let mut settings = Settings::default();
-        settings.env.feedback_delay_s = self.feedback_delay;
-        settings.env.rate_seed = self.rate_seed;
-        settings.env.complete_queues = self.complete_queues;
+        let settings = self.replayed.settings();
         let day = TestDay::open(&self.log, compile_options(&settings), None)?;
-        // Of a random choice there is nothing to explain.
-        let names: Vec<String> =
-            baselines::NAMES.iter().filter(|name| **name != "random").map(ToString::to_string).collect();
+        let names = baselines::NAMES.map(String::from);
         let found = explain::explain(&day, self.request, &entries, &plan, &names, &settings).map_err(usage)?;
         if self.json {
             print_json(&found)?

@@ -13,6 +13,7 @@ mod inspect;
 mod plan;
 mod pretrain;
 mod promote;
+mod replayed;
 mod retrain;
 mod runs;
 mod score;

@@ -10,6 +10,7 @@ use crate::files::replace;
 use crate::log::error::BadValue;
 use crate::score::{self, DayFiles, Format, Requests, ScoreOptions, Scorer, ServedDay, ServedPolicy};
 
+use super::replayed::Replayed;
 use super::{Exit, UsageError};
 
 #[derive(Debug, Args)]
@@ -61,15 +62,8 @@ pub struct Served {
     /// The day's date and time zone; default: UTC and the first request's date
     #[arg(long, value_name = "DAY.TOML")]
     pub day: Option<PathBuf>,
-    /// Seed of the rate draws
-    #[arg(long, value_name = "S", default_value_t = 0)]
-    pub rate_seed: u64,
-    /// Seconds until the policy observes a delivery
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
-    pub feedback_delay: f64,
-    /// Add to each queue the eligible contracts missing from it
-    #[arg(long)]
-    pub complete_queues: bool,
+    #[command(flatten)]
+    replayed: Replayed,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -86,9 +80,6 @@ impl Served {
         if self.plan.is_some() && !self.policy.starts_with("baseline:") {
             tracing::info!("the policy goes by the plan that it carries, as in `eval`; --plan is for baselines");
         }
-        if !(self.feedback_delay.is_finite() && self.feedback_delay >= 0.0) {
-            return Err(UsageError("--feedback-delay must be 0 or more seconds".into()).into());
-        }
         Ok(policy)
     }
 
@@ -97,13 +88,12 @@ impl Served {
         DayFiles { control: self.control.clone(), inventory: self.inventory.clone(), day: self.day.clone() }
     }
 
-    pub fn options(&self) -> ScoreOptions {
-        ScoreOptions {
-            rate_seed: self.rate_seed,
-            feedback_delay_s: self.feedback_delay,
-            complete_queues: self.complete_queues,
-            ..ScoreOptions::default()
-        }
+    /// How requests are scored.
+    ///
+    /// # Errors
+    /// A delay that is no duration.
+    pub fn options(&self) -> anyhow::Result<ScoreOptions> {
+        self.replayed.score()
     }
 
     /// Takes in what `--delivered` says.
@@ -149,7 +139,7 @@ impl Score {
             stateless: self.stateless,
             exposures: self.exposures.is_some(),
             confirm_within_s: self.confirm_within,
-            ..self.served.options()
+            ..self.served.options()?
         };
         let mut scorer = Scorer::new(&day, &policy, options)?;
         self.served.begin(&mut scorer)?;

@@ -74,7 +74,7 @@ impl Serve {
             policy: self.served.policy.clone(),
             plan: self.served.plan.clone(),
             files: self.served.files(),
-            score: ScoreOptions { confirm_within_s: self.confirm_within, ..self.served.options() },
+            score: ScoreOptions { confirm_within_s: self.confirm_within, ..self.served.options()? },
             listen: self.listen,
             state,
             journal: self.journal,

@@ -18,7 +18,7 @@ use super::bootstrap::{Block, share_interval};
 use super::entry::{Entry, START};
 use super::familiar::{self, Seen, Unknown};
 use super::logged::{self, Logged};
-use super::measure::{ContractDelivery, DayMeasure, Meter};
+use super::measure::{ContractDelivery, DayMeasure, Market, Meter};
 
 /// What a policy is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,6 +77,9 @@ pub struct PolicyReport {
     /// Impressions of each contract by quarter hour.
     #[serde(skip)]
     pub quarters: Vec<Vec<u32>>,
+    /// Mean bid of the contracts that won, by quarter hour, in units of eCPM.
+    #[serde(skip)]
+    pub bids: Vec<Option<f64>>,
 }
 
 /// The bound of a day.
@@ -114,6 +117,9 @@ pub struct DayReport {
     /// Planned share of each contract's delivery before every quarter hour and after the last; empty where nothing was forecast.
     #[serde(skip)]
     pub planned: Vec<Vec<f64>>,
+    /// The auction's prices over the day.
+    #[serde(skip)]
+    pub market: Market,
 }
 
 /// Shared between the policy under watch and whoever writes its decisions down.
@@ -161,10 +167,11 @@ impl Comparison {
         let newest = SharedNewest::default();
         let mut watcher = newest.clone();
         let totals = replay_day(day, &mut Witness::new(policy, &mut watcher), options, &mut |shown| {
+            let ranking = newest.0.lock().expect("nobody panics with it").of(shown.request_id);
+            let shown = Shown { ranking, ..shown };
             meter.see(&shown);
             if failed.is_ok() {
-                let ranking = newest.0.lock().expect("nobody panics with it").of(shown.request_id);
-                failed = watch(name, Shown { ranking, ..shown });
+                failed = watch(name, shown);
             }
         });
         failed?;
@@ -195,6 +202,7 @@ impl Comparison {
             contracts: delivery.contracts,
             blocks,
             quarters: meter.quarters(),
+            bids: meter.bids(),
         }
     }
 
@@ -247,6 +255,7 @@ impl Comparison {
             bound: BoundReport { ub: self.bound.upper, primal, stake: self.bound.stake },
             policies,
             planned: self.measure.planned(),
+            market: self.measure.market().clone(),
         })
     }
 }

@@ -18,6 +18,7 @@ use crate::run::snapshot::TrainerState;
 use crate::settings::{Settings, Target};
 
 use super::batch::{Rebuild, SegmentRows};
+use super::calibration::Calibration;
 use super::dims::Dims;
 use super::hindsight::{self, LessonRows};
 use super::loss::{Gradients, Losses, Outputs, support};
@@ -35,6 +36,7 @@ struct Shard {
     critic_loss: f64,
     actor_loss: f64,
     ratios: f64,
+    calibration: Calibration,
 }
 
 /// [`Train`] with batches and losses on the host.
@@ -124,6 +126,7 @@ impl HostTrainer {
             critic_loss: sum(|g| g.critic_loss),
             actor_loss: sum(|g| g.actor_loss),
             ratios: sum(|g| g.ratios),
+            calibration: Calibration::sum(gradients.iter().map(|g| &g.calibration)),
         }
     }
 }
@@ -252,6 +255,7 @@ impl Train for HostTrainer {
             critic_loss: sum(|s| s.critic_loss) / pairs as f64,
             actor_loss: sum(|s| s.actor_loss) / requests as f64,
             ratio: sum(|s| s.ratios) / requests as f64,
+            calibration: Calibration::sum(shards.iter().map(|s| &s.calibration)).shares(),
             ..UpdateStats::default()
         }
         .check_losses()?;

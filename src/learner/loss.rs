@@ -8,6 +8,7 @@ use crate::policy::Bids;
 use crate::settings::{Credit, Critic, Learner, MOST_QUANTILES};
 
 use super::batch::SegmentRows;
+use super::calibration::Calibration;
 use super::dims::Dims;
 use super::kernels::{exponentials, lambda_returns, project, quantile_huber, softmax};
 
@@ -34,6 +35,8 @@ pub struct Gradients {
     pub actor_loss: f64,
     /// Sum of the clipped importance ratios.
     pub ratios: f64,
+    /// Of a critic of quantiles that credits by contract.
+    pub calibration: Calibration,
 }
 
 /// Constants of the losses for one run.
@@ -222,8 +225,13 @@ impl Losses<'_> {
                         let row = at * q..(at + 1) * q;
                         let aim =
                             Aim { returns: target, scale: s, potential: m, last, last_potential: m_last, last_value };
-                        let loss = self.fit(&out.states[row.clone()], &aim, weight, &mut g.states[row]);
+                        let loss = self.fit(&out.states[row.clone()], &aim, weight, &mut g.states[row.clone()]);
                         g.critic_loss += f64::from(loss);
+                        if self.settings.critic == Critic::Quantile {
+                            // One of the target distribution's quantiles, each in turn.
+                            let came = target + m_last * last[at % q] - last_value;
+                            g.calibration.see(&out.states[row], came / m);
+                        }
                     }
                 }
             }

@@ -11,13 +11,14 @@
 //!   learn, so that an update sends a few numbers and waits for nothing.
 //!
 //! - [`hindsight`]: losses of prices in hindsight, on the CPU alone.
-//! - [`dims`]: sizes of a batch. [`pool`]: replay pool of compact segments. [`core`]: pool, replay ratio and budget around the trainer, the same in every
+//! - [`calibration`]: whether the critic's distributions are right. [`dims`]: sizes of a batch. [`pool`]: replay pool of compact segments. [`core`]: pool, replay ratio and budget around the trainer, the same in every
 //!   mode. [`networks`], [`optimiser`]: parameters as flat tensors. [`device`]: which backend. [`process`]: the learner process. [`saver`]: its side of
 //!   snapshots.
 //!
 //! May import: `run`, `shm`, `policy`, `env`, `plan`, `log`, `settings`.
 
 pub mod batch;
+pub mod calibration;
 pub mod core;
 pub mod device;
 pub mod dims;

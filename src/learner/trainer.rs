@@ -5,6 +5,7 @@ use crate::run::failpoint;
 use crate::run::snapshot::TrainerState;
 
 use super::batch::{Rebuild, SegmentRows};
+use super::calibration::DECILES;
 use super::hindsight::LessonRows;
 
 /// What an update did.
@@ -18,6 +19,9 @@ pub struct UpdateStats {
     pub ratio: f64,
     pub critic_norm: f64,
     pub actor_norm: f64,
+    /// Shares of the returns that came below each decile of the critic's distributions; not where a GPU works out the losses.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<[f64; DECILES]>,
 }
 
 impl UpdateStats {

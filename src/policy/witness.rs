@@ -102,8 +102,9 @@ fn rank(replay: &Replay, contracts: &[f64], auctions: &[f64], policy: &dyn Polic
     ranked.clear();
     let boosted = policy.boosted();
     let boost = |boost: f64| if boosted { boost } else { 1.0 };
-    // Where several are scored, the others score less than these by what the policy promises, not by their worth.
-    let all = if auctions.len() > 1 && boosted { auctions.len() } else { usize::MAX };
+    // Where a policy writes scores of its own, the others score less than these by what it promises, not by their worth.
+    let own = auctions.iter().zip(replay.auctions()).any(|(&score, a)| score != replay.worth(a));
+    let all = if own && boosted { auctions.len() } else { usize::MAX };
     for (i, a) in replay.auctions().iter().enumerate().take(all) {
         let worth = replay.worth(a);
         let score = if boosted { auctions.get(i).copied().unwrap_or(worth) } else { worth };

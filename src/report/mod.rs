@@ -6,6 +6,7 @@
 //!
 //! May import: everything but `cli` and its neighbours of the row.
 
+mod charts;
 mod html;
 mod svg;
 
@@ -17,6 +18,7 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
 use crate::evaluate::bootstrap::Block;
+use crate::evaluate::measure::Market;
 use crate::evaluate::verdict::{self, Judgement};
 use crate::evaluate::{DayReport, Kind};
 use crate::run::RunDirectory;
@@ -74,15 +76,28 @@ pub struct ReportedDay {
     pub planned: Vec<Vec<f64>>,
     /// Impressions by quarter hour of each contract, in the order of its report: the chosen policy's and the best baseline's.
     pub delivered: BTreeMap<String, Vec<Vec<u32>>>,
+    /// The auction's prices; absent from reports of older programs.
+    #[serde(default)]
+    pub market: Market,
+    /// Mean bids of the contracts that these two showed, by quarter hour, in units of eCPM.
+    #[serde(default)]
+    pub bids: BTreeMap<String, Vec<Option<f64>>>,
 }
 
 impl ReportedDay {
     fn of(inputs: String, report: &DayReport, drawn: &[&str]) -> Self {
         let of_policy = |blocks: &[Block]| blocks.iter().map(|b| [b.earned, b.bound]).collect();
         let hours = report.policies.iter().map(|p| (p.name.clone(), of_policy(&p.blocks))).collect();
-        let drawn = report.policies.iter().filter(|p| drawn.contains(&p.name.as_str()));
-        let delivered = drawn.map(|p| (p.name.clone(), p.quarters.clone())).collect();
-        Self { inputs, report: report.clone(), hours, planned: report.planned.clone(), delivered }
+        let drawn = || report.policies.iter().filter(|p| drawn.contains(&p.name.as_str()));
+        Self {
+            inputs,
+            report: report.clone(),
+            hours,
+            planned: report.planned.clone(),
+            delivered: drawn().map(|p| (p.name.clone(), p.quarters.clone())).collect(),
+            market: report.market.clone(),
+            bids: drawn().map(|p| (p.name.clone(), p.bids.clone())).collect(),
+        }
     }
 
     /// Returns the day as it was evaluated, hours included.

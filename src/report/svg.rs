@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 
 /// Width and height of the drawing, in its own units; the page scales it.
 const WIDTH: f64 = 720.0;
-const LEFT: f64 = 64.0;
+const LEFT: f64 = 70.0;
 const RIGHT: f64 = 16.0;
-const TOP: f64 = 12.0;
-const BOTTOM: f64 = 40.0;
+const TOP: f64 = 30.0;
+const BOTTOM: f64 = 44.0;
 
 /// Makes text safe within HTML and SVG.
 pub fn escape(text: &str) -> String {
@@ -48,13 +48,19 @@ pub struct Chart {
     x: (f64, f64),
     y: (f64, f64),
     body: String,
+    /// Left end, right end and baseline of the labels so far.
+    labels: Vec<[f64; 3]>,
 }
+
+/// Height of a line of labels, and about the width of a letter, where the page is narrow and its letters are larger.
+const LINE: f64 = 22.0;
+const LETTER: f64 = 11.0;
 
 impl Chart {
     /// Begins a chart whose axes hold all of these values.
     pub fn over(height: f64, xs: impl Iterator<Item = f64>, ys: impl Iterator<Item = f64>) -> Self {
         let (x, y) = (padded(xs), padded(ys));
-        Self { height, x, y, body: String::new() }
+        Self { height, x, y, body: String::new(), labels: vec![] }
     }
 
     fn at(&self, x: f64, y: f64) -> (f64, f64) {
@@ -82,18 +88,15 @@ impl Chart {
                     );
                 } else {
                     let (x, _) = self.at(value, self.y.0);
-                    let _ = write!(self.body, "<text x={x:.1} y={:.1} text-anchor=middle>{text}</text>", bottom + 16.0);
+                    let _ = write!(self.body, "<text x={x:.1} y={:.1} text-anchor=middle>{text}</text>", bottom + 18.0);
                 }
             }
         }
         let _ = write!(
             self.body,
-            "<text class=axis x={right} y={:.1} text-anchor=end>{}</text>\
-             <text class=axis x=12 y={:.1} transform=\"rotate(-90 12 {:.1})\" text-anchor=middle>{}</text>",
-            self.height - 6.0,
+            "<text class=axis x={right} y={:.1} text-anchor=end>{}</text><text class=axis x=0 y=18>{}</text>",
+            self.height - 4.0,
             escape(x_title),
-            (TOP + bottom) / 2.0,
-            (TOP + bottom) / 2.0,
             escape(y_title)
         );
     }
@@ -111,6 +114,19 @@ impl Chart {
         let _ = write!(self.body, "<polyline class=\"{class}\" points=\"{}\" />", points.join(" "));
     }
 
+    /// Draws lines through neighbouring points, with gaps where there is none.
+    pub fn course(&mut self, class: &str, points: &[Option<(f64, f64)>]) {
+        for run in points.split(Option::is_none) {
+            let run: Vec<(f64, f64)> = run.iter().flatten().copied().collect();
+            match run[..] {
+                [] => {}
+                // A point alone has no line.
+                [(x, y)] => self.line(class, &[(x - 0.1, y), (x + 0.1, y)]),
+                _ => self.line(class, &run),
+            }
+        }
+    }
+
     /// Draws a level across the chart.
     pub fn level(&mut self, class: &str, y: f64) {
         self.line(class, &[(self.x.0, y), (self.x.1, y)]);
@@ -125,12 +141,23 @@ impl Chart {
             escape(title)
         );
         if let Some(label) = label {
-            let (anchor, dx) = if x > WIDTH - 170.0 { ("end", -8.0) } else { ("start", 8.0) };
+            let width = LETTER * label.chars().count() as f64;
+            let left = if x + 8.0 + width > WIDTH - RIGHT { x - 8.0 - width } else { x + 8.0 };
+            let anchor = if left < x { ("end", x - 8.0) } else { ("start", x + 8.0) };
+            // Where another label stands, the nearest free line above or below.
+            let covers = |y: f64| {
+                let near = |&[from, to, at]: &[f64; 3]| left <= to && left + width >= from && (y - at).abs() < LINE;
+                self.labels.iter().any(near)
+            };
+            let steps = (0..12).flat_map(|k| [f64::from(k), -f64::from(k)]).map(|k| y + 4.0 + k * LINE);
+            let inside = |y: &f64| (TOP..self.height - BOTTOM).contains(y);
+            let at = steps.filter(inside).find(|&y| !covers(y)).unwrap_or(y + 4.0);
+            self.labels.push([left, left + width, at]);
             let _ = write!(
                 self.body,
-                "<text x={:.1} y={:.1} text-anchor={anchor}>{}</text>",
-                x + dx,
-                y + 4.0,
+                "<text class=\"{class}\" x={:.1} y={at:.1} text-anchor={}>{}</text>",
+                anchor.1,
+                anchor.0,
                 escape(label)
             );
         }

@@ -24,7 +24,9 @@
 //! May import: `policy`, `plan`, `env`, `log`.
 
 mod claims;
+mod counting;
 mod delivered;
+mod errands;
 pub mod json;
 mod saved;
 mod scorer;
@@ -33,6 +35,8 @@ mod stream;
 
 pub use claims::{Claim, Exposure};
 pub use delivered::{Arrived, Delivered, delivered, delivered_by, exposures};
-pub use scorer::{Decision, Errand, Finished, ScoreOptions, Scorer};
+pub use errands::{Errand, Finished};
+pub use saved::Saved;
+pub use scorer::{Decision, ScoreOptions, Scorer};
 pub use served::{DayFiles, ServedDay, ServedPolicy};
 pub use stream::{Format, Requests, StreamReport, stream};

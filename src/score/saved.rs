@@ -9,13 +9,13 @@ use crate::env::State;
 use super::claims::Claims;
 use super::scorer::Scorer;
 
-const MAGIC: &[u8; 8] = b"ADMXSCR1";
+const MAGIC: &[u8; 8] = b"ADMXSCR2";
 /// Whatever a length field says, no more than this is read ahead.
 const LIMIT: usize = 1 << 30;
 
 /// Everything that a scorer goes on from beside the day and the policy.
 #[derive(Serialize, Deserialize)]
-struct Saved {
+pub struct Saved {
     /// Unix milliseconds of the day's midnight, and the contracts in the control table's order.
     start_ms: u64,
     contracts: Vec<u64>,
@@ -29,22 +29,33 @@ struct Saved {
     begun: bool,
 }
 
+impl Saved {
+    /// The bytes that [`Scorer::restore`] reads.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let body = bincode::serde::encode_to_vec(self, bincode::config::standard()).expect("plain values serialise");
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend_from_slice(&XxHash3_64::oneshot(&body).to_le_bytes());
+        bytes.extend_from_slice(&body);
+        bytes
+    }
+}
+
 impl Scorer {
     /// The state as bytes; a scorer of the same day and policy that restores them goes on as this one would.
     pub fn save(&self) -> Vec<u8> {
-        self.encode(self.replay.state.clone(), self.claims.clone())
+        self.saved(self.replay.state.clone(), self.claims.clone()).to_bytes()
     }
 
-    /// The state in bytes of bounded size: displays whose delivery has not been observed count as observed, and of the choices
+    /// A copy of the state of bounded size: displays whose delivery has not been observed count as observed, and of the choices
     /// to be confirmed the newest `claims` are kept.
-    pub fn save_counts(&self, claims: usize) -> Vec<u8> {
+    pub fn counts(&self, claims: usize) -> Saved {
         let mut state = self.replay.state.clone();
         state.observe_all();
-        self.encode(state, self.claims.newest(claims))
+        self.saved(state, self.claims.newest(claims))
     }
 
-    fn encode(&self, state: State, claims: Claims) -> Vec<u8> {
-        let saved = Saved {
+    fn saved(&self, state: State, claims: Claims) -> Saved {
+        Saved {
             start_ms: self.day.start_ms,
             contracts: self.replay.day.contracts.iter().map(|c| c.ad_id).collect(),
             rate_seed: self.options.rate_seed,
@@ -55,12 +66,7 @@ impl Scorer {
             now: self.now,
             late: self.late,
             begun: self.begun,
-        };
-        let body = bincode::serde::encode_to_vec(&saved, bincode::config::standard()).expect("plain values serialise");
-        let mut bytes = MAGIC.to_vec();
-        bytes.extend_from_slice(&XxHash3_64::oneshot(&body).to_le_bytes());
-        bytes.extend_from_slice(&body);
-        bytes
+        }
     }
 
     /// Goes on from saved bytes. Returns false where another policy saved them: then the counts are taken over, and the policy

@@ -7,9 +7,9 @@ use crate::log::day::Day;
 use crate::log::error::BadValue;
 use crate::log::schema::{AdType, ControlRow, TrackRow};
 use crate::log::{QueueRules, Showable};
-use crate::policy::{Decider, Done, Policy, Work};
+use crate::policy::{Decider, Policy};
 
-use super::claims::{Claim, Claims, Exposure};
+use super::claims::Claims;
 use super::served::{ServedDay, ServedPolicy};
 
 /// How a day is served.
@@ -55,29 +55,10 @@ pub struct Scorer {
     /// Whether a request has been decided, or a state with decisions restored.
     pub(super) begun: bool,
     /// Tells work that was handed out before a swap from the new policy's.
-    generation: u64,
+    pub(super) generation: u64,
     pub(super) hands_out: bool,
     decider: Decider,
     showable: Showable,
-}
-
-/// A policy's long computation, handed out by a [`Scorer`].
-pub struct Errand {
-    generation: u64,
-    work: Work,
-}
-
-/// A finished [`Errand`].
-pub struct Finished {
-    generation: u64,
-    done: Done,
-}
-
-impl Errand {
-    /// Does the work.
-    pub fn run(self) -> Finished {
-        Finished { generation: self.generation, done: (self.work)() }
-    }
 }
 
 /// The largest score in magnitude that is stated: baselines rank contracts without regard to money.
@@ -240,11 +221,6 @@ impl Scorer {
         self.rules.contract(ad_id).is_some()
     }
 
-    /// What was chosen on a request, where it is remembered.
-    pub fn claimed(&self, request_id: u64) -> Option<Claim> {
-        self.claims.get(request_id)
-    }
-
     /// Time of the latest request, Unix milliseconds; at first the day's midnight.
     pub fn time_ms(&self) -> u64 {
         self.day.start_ms + self.now
@@ -312,126 +288,5 @@ impl Scorer {
             Choice::Auction(i) => Some((replay.auctions()[i].ad_id, AdType::Auction)),
             Choice::Nothing => None,
         };
-    }
-
-    fn count(&mut self, choice: Choice, request_id: u64) {
-        if self.options.exposures
-            && let Some(claim) = self.claim(choice)
-        {
-            self.claims.push(self.now, request_id, claim);
-        }
-        if self.options.exposures && self.options.confirm_within_s.is_some() {
-            self.replay.claim(choice);
-        } else {
-            self.replay.show(choice);
-        }
-    }
-
-    fn claim(&self, choice: Choice) -> Option<Claim> {
-        let replay = &self.replay;
-        let of = |ad_id, contract, pctr: f64, worth: f64| Claim {
-            ad_id,
-            contract,
-            pctr: pctr as f32,
-            worth: worth as f32,
-            settled: false,
-        };
-        match choice {
-            Choice::Contract(i) => {
-                let c = &replay.candidates()[i];
-                Some(of(replay.day.contracts[c.contract as usize].ad_id, Some(c.contract), c.pctr, 0.0))
-            }
-            Choice::Auction(i) => {
-                let a = &replay.auctions()[i];
-                Some(of(a.ad_id, None, a.pctr, replay.worth(a)))
-            }
-            Choice::Nothing => None,
-        }
-    }
-
-    /// Takes back what was not confirmed in time.
-    fn withdraw(&mut self, offset: u64) {
-        let Some(within) = self.options.confirm_within_s else { return };
-        let before = offset.saturating_sub((within * 1000.0) as u64);
-        while let Some(claim) = self.claims.pop_before(before) {
-            if let (false, Some(j)) = (claim.settled, claim.contract) {
-                self.replay.state.delivered[j as usize] -= 1.0;
-            }
-        }
-    }
-
-    /// Takes in what was really shown; in any order, repeats are ignored. Whether it was news.
-    ///
-    /// An exposure of a request that is not remembered counts for its contract, once.
-    pub fn confirm(&mut self, exposure: Exposure) -> bool {
-        let shown = self.rules.contract(exposure.ad_id);
-        let confirmed = self.options.confirm_within_s.is_some();
-        let at = exposure.ts_ms.saturating_sub(self.day.start_ms).min(self.now);
-        let state = &mut self.replay.state;
-        let Some(claim) = self.claims.get_mut(exposure.request_id) else {
-            if at < self.claims.counted_until() {
-                // Forgotten, and counted when it was chosen.
-                return false;
-            }
-            if let Some(j) = shown {
-                state.delivered[j as usize] += 1.0;
-                state.confirm(Some(j as usize), at, self.replay.day.contract_pctr, 0.0);
-            }
-            let claim = Claim { ad_id: exposure.ad_id, contract: shown, pctr: 0.0, worth: 0.0, settled: true };
-            self.claims.push(self.now, exposure.request_id, claim);
-            return shown.is_some();
-        };
-        if std::mem::replace(&mut claim.settled, true) {
-            return false;
-        }
-        let claim = *claim;
-        if claim.ad_id == exposure.ad_id {
-            if confirmed {
-                state.confirm(claim.contract.map(|j| j as usize), at, claim.pctr.into(), claim.worth.into());
-            }
-            return true;
-        }
-        if let Some(j) = claim.contract {
-            state.delivered[j as usize] -= 1.0;
-            if !confirmed {
-                state.observed[j as usize] -= 1.0;
-            }
-        }
-        if let Some(j) = shown {
-            state.delivered[j as usize] += 1.0;
-            state.confirm(Some(j as usize), at, self.replay.day.contract_pctr, 0.0);
-        }
-        true
-    }
-
-    /// Whether the policy's long computations are handed out ([`Scorer::take_errand`]) instead of being done in line.
-    pub fn hand_out(&mut self, on: bool) {
-        self.hands_out = on;
-        self.policy.hand_out(on);
-    }
-
-    /// A long computation that came up, to be run anywhere and brought back.
-    pub fn take_errand(&mut self) -> Option<Errand> {
-        let work = self.policy.take_work()?;
-        Some(Errand { generation: self.generation, work })
-    }
-
-    /// Takes in the result of an errand; one of a policy that was replaced since is dropped.
-    pub fn finish_errand(&mut self, done: Finished) {
-        if done.generation == self.generation {
-            self.policy.finish_work(done.done);
-        }
-    }
-
-    /// Puts a successor in this one's place: a scorer of the same day that was restored from this one's counts, with another
-    /// policy. It is given everything that was counted meanwhile; the old one is returned.
-    pub fn swap(&mut self, mut next: Self) -> Self {
-        // The counters change places; each policy keeps its own plan.
-        std::mem::swap(&mut next.replay.state, &mut self.replay.state);
-        next.replay.state.swap_plan(&mut self.replay.state);
-        std::mem::swap(&mut next.claims, &mut self.claims);
-        next.now = self.now;
-        next.generation = self.generation + 1;
-        std::mem::replace(self, next)
     }
 }

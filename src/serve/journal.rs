@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Seek as _, SeekFrom, Write as _};
 use std::path::Path;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -17,6 +17,8 @@ use crate::score::{Claim, DayFiles, Exposure, ServedDay};
 /// Rows that may wait to be written.
 const WAITING: usize = 1 << 16;
 const FLUSH_EVERY: Duration = Duration::from_millis(500);
+/// How long rows gather before they are written: nobody is woken for a single one.
+const GATHER: Duration = Duration::from_millis(20);
 
 enum Line {
     Request(TrackRow),
@@ -137,11 +139,14 @@ fn write_all(lines: &Receiver<Line>, mut requests: BufWriter<File>, mut exposure
     let mut told = false;
     let mut flushed = Instant::now();
     loop {
-        let mut result = match lines.recv_timeout(FLUSH_EVERY) {
+        let mut result = match lines.try_recv() {
             Ok(Line::Request(row)) => write::track_row(&mut requests, &row),
             Ok(Line::Exposure(row)) => write::exposure_row(&mut exposures, &row),
-            Err(RecvTimeoutError::Timeout) => Ok(()),
-            Err(RecvTimeoutError::Disconnected) => break,
+            Err(TryRecvError::Empty) => {
+                std::thread::sleep(GATHER);
+                Ok(())
+            }
+            Err(TryRecvError::Disconnected) => break,
         };
         if flushed.elapsed() >= FLUSH_EVERY {
             flushed = Instant::now();

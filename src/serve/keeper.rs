@@ -1,6 +1,6 @@
 //! What is done beside serving: counts saved every second, a new policy put in place.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -9,8 +9,9 @@ use anyhow::Context as _;
 
 use crate::files::replace;
 use crate::policy::file::PolicyFile;
-use crate::score::{ScoreOptions, Scorer, ServedDay, ServedPolicy};
+use crate::score::{Scorer, ServedDay, ServedPolicy};
 
+use super::ServeOptions;
 use super::engine::{Engine, now_ms};
 
 /// How often it looks around.
@@ -23,10 +24,7 @@ const CLAIMS: usize = 20_000;
 pub struct Keeper {
     engine: Arc<Engine>,
     day: ServedDay,
-    policy: String,
-    plan: Option<PathBuf>,
-    options: ScoreOptions,
-    state: PathBuf,
+    options: ServeOptions,
     /// What the policy's file looked like when it was read last.
     seen: Option<Stamp>,
     saved: Instant,
@@ -36,29 +34,22 @@ pub struct Keeper {
 /// What changes when a file is replaced or written.
 type Stamp = (SystemTime, u64, u64);
 
-fn stamp(policy: &str, plan: Option<&Path>) -> Option<Stamp> {
+fn stamp(ServeOptions { policy, plan, .. }: &ServeOptions) -> Option<Stamp> {
     use std::os::unix::fs::MetadataExt as _;
-    let path = if policy.starts_with("baseline:") { plan?.to_owned() } else { PolicyFile::locate(Path::new(policy)) };
+    let path = if policy.starts_with("baseline:") { plan.clone()? } else { PolicyFile::locate(Path::new(policy)) };
     let meta = std::fs::metadata(path).ok()?;
     Some((meta.modified().ok()?, meta.len(), meta.ino()))
 }
 
 impl Keeper {
-    pub fn new(
-        engine: Arc<Engine>,
-        day: ServedDay,
-        policy: String,
-        plan: Option<PathBuf>,
-        options: ScoreOptions,
-        state: PathBuf,
-    ) -> Self {
-        let seen = stamp(&policy, plan.as_deref());
-        Self { engine, day, policy, plan, options, state, seen, saved: Instant::now(), failing: false }
+    pub fn new(engine: Arc<Engine>, day: ServedDay, options: ServeOptions) -> Self {
+        let seen = stamp(&options);
+        Self { engine, day, options, seen, saved: Instant::now(), failing: false }
     }
 
     /// Looks whether there is a new policy and whether the counts should be saved.
     pub fn tend(&mut self, reload: &AtomicBool) {
-        let now = stamp(&self.policy, self.plan.as_deref());
+        let now = stamp(&self.options);
         // Relaxed: a lone flag, read in a polling loop.
         let asked = reload.swap(false, Ordering::Relaxed);
         if asked || (now.is_some() && now != self.seen) {
@@ -87,16 +78,16 @@ impl Keeper {
 
     /// Reads the policy and puts it in place; `None` where it is the one that serves.
     fn renew(&self, asked: bool) -> anyhow::Result<Option<String>> {
-        let policy = ServedPolicy::open(&self.policy, self.plan.as_deref())?;
+        let policy = ServedPolicy::open(&self.options.policy, self.options.plan.as_deref())?;
         let (version, counts) = {
             let scorer = self.engine.scorer();
-            (scorer.version().to_owned(), scorer.save_counts(0))
+            (scorer.version().to_owned(), scorer.counts(0))
         };
         if version == policy.version && !asked {
             return Ok(None);
         }
-        let mut next = Scorer::new(&self.day, &policy, self.options)?;
-        next.restore(&counts)?;
+        let mut next = Scorer::new(&self.day, &policy, self.options.score)?;
+        next.restore(&counts.to_bytes())?;
         next.prepare();
         next.hand_out(true);
         self.engine.swap(next);
@@ -108,8 +99,11 @@ impl Keeper {
     /// # Errors
     /// A file that cannot be written.
     pub fn save(&self) -> anyhow::Result<()> {
-        let bytes = self.engine.scorer().save_counts(CLAIMS);
-        replace(&self.state, &bytes).with_context(|| format!("cannot save the counts to {}", self.state.display()))?;
+        // Copied while requests wait, written down while they do not.
+        let counts = self.engine.scorer().counts(CLAIMS);
+        let bytes = counts.to_bytes();
+        let state = &self.options.state;
+        replace(state, &bytes).with_context(|| format!("cannot save the counts to {}", state.display()))?;
         self.engine.metrics.saved(now_ms());
         Ok(())
     }

@@ -61,6 +61,9 @@ impl Default for Limits {
     }
 }
 
+/// By how much the replanner's thread steps behind the others.
+const NICENESS: i32 = 10;
+
 /// A server that listens.
 pub struct Server {
     listener: std::net::TcpListener,
@@ -75,13 +78,16 @@ impl Server {
     ///
     /// # Errors
     /// A policy, a file or an address that cannot be used.
-    pub fn open(options: ServeOptions, begin: impl FnOnce(&mut Scorer) -> anyhow::Result<()>) -> anyhow::Result<Self> {
+    pub fn open(
+        mut options: ServeOptions,
+        begin: impl FnOnce(&mut Scorer) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Self> {
         let started = Instant::now();
         let now_ms = engine::now_ms();
         let policy = ServedPolicy::open(&options.policy, options.plan.as_deref())?;
         let day = ServedDay::read(&options.files, now_ms)?;
-        let score = ScoreOptions { exposures: true, stateless: false, ..options.score };
-        let mut scorer = Scorer::new(&day, &policy, score)?;
+        options.score = ScoreOptions { exposures: true, stateless: false, ..options.score };
+        let mut scorer = Scorer::new(&day, &policy, options.score)?;
         if !keeper::take_over(&mut scorer, &options.state)? {
             begin(&mut scorer)?;
         }
@@ -101,6 +107,10 @@ impl Server {
         let engine = Arc::new(Engine::new(scorer, errands, journal));
         let replanning = engine.clone();
         std::thread::Builder::new().name("replanner".into()).spawn(move || {
+            // Answers come first: a solution may wait for a core.
+            if let Err(e) = rustix::process::nice(NICENESS) {
+                tracing::warn!("replanning keeps its priority: {e}");
+            }
             for errand in to_run {
                 let done = errand.run();
                 replanning.finish(done);
@@ -114,8 +124,8 @@ impl Server {
             day.contracts.len(),
             started.elapsed().as_secs_f64()
         );
-        let keeper = Keeper::new(engine.clone(), day, options.policy, options.plan, score, options.state);
-        Ok(Self { listener, engine, keeper, limits: options.limits })
+        let limits = options.limits;
+        Ok(Self { listener, keeper: Keeper::new(engine.clone(), day, options), engine, limits })
     }
 
     /// Where it listens.

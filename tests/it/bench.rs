@@ -58,6 +58,23 @@ fn the_benchmark_plans_what_it_says() {
     admix().args(["bench", "plan", "--nodes", "0"]).assert().code(2);
 }
 
+/// A server of its own process: loaded, swapped, maltreated and killed.
+#[test]
+fn a_server_is_measured_and_answers_as_it_should() {
+    let report = bench(
+        "serve",
+        &["--seconds", "0.5", "--rate", "200", "--connections", "2", "--swaps", "3", "--hostile", "60", "--kills", "1"],
+    );
+    for part in [&report["even"], &report["swapped"], &report["hostile"]["latency"]] {
+        assert!(number(part, "requests") > 0.0 && number(part, "failures") == 0.0, "{report}");
+    }
+    assert_eq!(number(&report["swapped"], "swaps"), 3.0, "{report}");
+    let hostile = &report["hostile"];
+    assert!(number(hostile, "sent") >= 60.0 && hostile["wrong"] == serde_json::json!([]), "{report}");
+    let kill = &report["kills"][0];
+    assert!(number(kill, "decided") > 0.0 && number(kill, "lost") <= number(kill, "decided"), "{report}");
+}
+
 /// A whole training in processes, and its learner once more without them.
 #[test]
 fn a_learner_that_is_fed_stands_beside_the_same_one_alone() {

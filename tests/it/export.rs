@@ -4,8 +4,11 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use admix::bench::score::jsonl;
 use admix::env::Vocabulary;
 use admix::export::{bucket_of, pctr_of, probe};
+use admix::log::draw;
+use admix::log::schema::TrackRow;
 use admix::plan::Plan;
 use admix::policy::PolicySpec;
 use admix::policy::baselines::NAMES;
@@ -83,7 +86,7 @@ fn an_entry_is_the_score_at_the_recorded_state() {
         let mut scorer = Scorer::new(&served, &opened, options).unwrap();
         assert!(scorer.restore(&exported.state).unwrap());
         let worths = scorer.replay().day.price_by_hour.clone();
-        let mut exact = 0;
+        let (mut exact, mut requests) = (0, vec![]);
         for row in exported.rows.iter().filter(|row| row["score_kind"] == "exact") {
             let number = |name: &str| row[name].parse::<f64>().unwrap();
             let contract = served.contracts.iter().find(|c| c.ad_id as f64 == number("ad_id")).unwrap();
@@ -98,6 +101,28 @@ fn an_entry_is_the_score_at_the_recorded_state() {
             assert!((score - number("score")).abs() <= 1e-9 * score.abs(), "{row:?}: {score}");
             assert_eq!(row["model_version"], opened.version);
             exact += 1;
+            // Ids may not come twice in a stream, and the contract has to be drawn.
+            let next = requests.last().map_or(0, |(last, _): &(TrackRow, f64)| last.request_id + 1);
+            let request_id = (next..).find(|&id| draw::passes(0, id, contract.ad_id, contract.rate)).unwrap();
+            requests.push((TrackRow { request_id, ..request }, score));
+        }
+        // The command at the state in the file beside the dictionary.
+        let rows: Vec<TrackRow> = requests.iter().map(|(request, _)| request.clone()).collect();
+        let output = admix()
+            .args(["score", "--stateless", "--format", "jsonl", "--policy", policy, "--plan"])
+            .args([&plan, Path::new("--state"), &scratch.path().join("dictionary.tsv.state"), Path::new("--control")])
+            .args([&files.control, Path::new("--inventory"), &of("inventory.tsv"), Path::new("--day"), &of("day.toml")])
+            .write_stdin(jsonl(&rows).unwrap())
+            .assert()
+            .success();
+        let text = String::from_utf8_lossy(&output.get_output().stdout).into_owned();
+        assert_eq!(text.lines().count(), requests.len());
+        for (line, (request, expected)) in text.lines().zip(&requests) {
+            let answer: Value = serde_json::from_str(line).unwrap();
+            let of_contract =
+                answer["scores"].as_array().unwrap().iter().find(|s| s["ad_id"] == request.queue[0].ad_id);
+            let score = of_contract.unwrap()["score"].as_f64().unwrap();
+            assert!((score - expected).abs() <= 1e-9 * expected.abs().max(1.0), "{line}: {expected}");
         }
         assert!(exact > 40, "{exact} exact entries");
         // Every ad has its fallbacks.

@@ -1,6 +1,7 @@
 //! One integration binary; a module per topic.
 
 mod ablations;
+mod agreement;
 mod baselines;
 mod bench;
 mod bound;
@@ -45,7 +46,6 @@ mod study;
 mod support;
 mod sweep;
 mod tables;
-mod torch;
 mod train;
 mod units;
 mod verdict;

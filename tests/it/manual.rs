@@ -55,7 +55,7 @@ fn keys(value: &Value, found: &mut BTreeSet<String>) {
         Value::Object(map) => {
             for (key, inner) in map {
                 found.insert(key.clone());
-                if !["hours", "delivered"].contains(&key.as_str()) || !inner.is_object() {
+                if !["hours", "delivered", "bids"].contains(&key.as_str()) || !inner.is_object() {
                     keys(inner, found);
                 }
             }

@@ -3,6 +3,7 @@
 use std::process::{Command, Output};
 
 use crate::harness::*;
+use crate::support::python;
 
 fn watch(dir: &std::path::Path) -> Output {
     Command::new(PROGRAM).arg("watch").arg(dir).arg("--once").output().unwrap()
@@ -29,15 +30,20 @@ fn the_page_of_a_run_is_one_file_with_everything_in_it() {
     {
         assert!(page.contains(word), "no `{word}`");
     }
-    for heading in
-        ["Where it differs from", "Delivery against plan, day-2", "Time by process", "<td>actor1", "<td>learner"]
-    {
+    for heading in [
+        "Where it differs from",
+        "Prices, day-2",
+        "Delivery against plan, day-2",
+        "Time by process",
+        "<td>actor1",
+        "<td>learner",
+    ] {
         assert!(page.contains(heading), "no `{heading}`");
     }
     assert!(!page.contains("NaN") && !page.contains("inf,"), "every coordinate is a number");
     let count = |what: &str| page.matches(what).count();
-    // The curve, the frontier, the hours, and one for each of five contracts.
-    assert_eq!((count("<svg"), count("</svg>")), (3 + 5, 3 + 5));
+    // The curve, the critic, the frontier, the hours, the prices, and one for each of five contracts.
+    assert_eq!((count("<svg"), count("</svg>")), (5 + 5, 5 + 5));
     let report: serde_json::Value =
         serde_json::from_slice(&std::fs::read(ended.dir().join("report.json")).unwrap()).unwrap();
     let day = &report["days"][0];
@@ -80,6 +86,49 @@ fn a_live_run_and_a_finished_one_fit_a_small_terminal() {
     assert_eq!(none.status.code(), Some(2));
 }
 
+/// Prints the scalar `evaluation/share` of an event folder.
+const READ_EVENTS: &str = "
+import sys
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+events = EventAccumulator(sys.argv[1])
+events.Reload()
+for scalar in events.Scalars('evaluation/share'):
+    print(scalar.step, scalar.value)
+assert 'learner/policy_lag/mean' in events.Tags()['scalars'], events.Tags()
+";
+
+#[test]
+fn the_metrics_of_a_run_are_scalars_of_tensorboard() {
+    let test = "the_metrics_of_a_run_are_scalars_of_tensorboard";
+    let Some(python) = python(test, "tensorboard, torch") else { return };
+    let ended = train(&[], &["--serial"]);
+    let out = tempfile::tempdir().unwrap();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/tensorboard.py");
+    let written = Command::new(&python).arg(script).arg(ended.dir()).arg("--out").arg(out.path()).output().unwrap();
+    assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
+    let name = ended.dir().file_name().unwrap().to_owned();
+    let read = Command::new(&python).args(["-c", READ_EVENTS]).arg(out.path().join(name)).output().unwrap();
+    assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
+    let metrics = std::fs::read_to_string(ended.dir().join("metrics.jsonl")).unwrap();
+    let records = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let expected: Vec<(u64, f64)> = records
+        .filter(|record| record["kind"] == "evaluation")
+        .map(|record| (record["updates"].as_u64().unwrap(), record["share"].as_f64().unwrap()))
+        .collect();
+    let text = String::from_utf8(read.stdout).unwrap();
+    let scalars: Vec<(u64, f64)> = text
+        .lines()
+        .map(|line| {
+            let (step, value) = line.split_once(' ').unwrap();
+            (step.parse().unwrap(), value.parse().unwrap())
+        })
+        .collect();
+    assert_eq!(scalars.len(), expected.len());
+    for (scalar, (updates, share)) in scalars.iter().zip(&expected) {
+        assert!(scalar.0 == *updates && (scalar.1 - share).abs() < 1e-6, "{scalar:?}, {updates} {share}");
+    }
+}
+
 #[test]
 fn a_decision_is_explained_as_it_was_taken() {
     let ended = train(&[], &["--serial"]);
@@ -111,6 +160,9 @@ fn a_decision_is_explained_as_it_was_taken() {
         );
     }
     assert!(own.windows(2).all(|w| number(&w[0][3]) <= number(&w[1][3])), "in the order of time");
+    // A draw, which the worth of ads that took no part in it must not stand before.
+    let drawn = rows("random");
+    assert!(drawn.iter().all(|row| row[4] == "-" || (1000.0..=2000.0).contains(&number(&row[4]))), "{drawn:?}");
     // Contracts late in the day, where what was shown before matters.
     let contracts = own.iter().rev().filter(|row| row[2] == "C").take(3);
     for row in contracts {
@@ -136,7 +188,7 @@ fn a_decision_is_explained_as_it_was_taken() {
         let state = &views[0]["candidates"][0]["contract"];
         assert!(state["observed"].as_f64() < state["owed"].as_f64(), "{state}");
         assert!(views[0]["candidates"][0]["features"].as_object().is_some_and(|f| f.len() > 5));
-        assert_eq!(views.len(), 1 + admix::policy::baselines::NAMES.len());
+        assert_eq!(views.len(), 2 + admix::policy::baselines::NAMES.len());
     }
     let missing = Command::new(PROGRAM)
         .args(["explain", "--request", "1", "--policy"])

@@ -13,6 +13,7 @@ use tempfile::TempDir;
 
 use super::decisions::{SMALL, TWISTED, decisions, evaluate, plan, policies, synth};
 use super::support::{admix, real_logs};
+use super::worlds::{self, PlainLog};
 
 /// What was chosen on each request, by what `score` wrote.
 fn chosen(tsv: &str) -> HashMap<u64, u64> {
@@ -58,6 +59,8 @@ fn agree(day: &Path, plan: &Path, learned: &[PathBuf], options: &[&str]) {
     let evaluation = evaluate(std::slice::from_ref(&day.to_path_buf()), &arguments);
     let folder = evaluation.folder.path().join(day.file_name().unwrap());
     let input = std::fs::read(day.join("track_log.tsv")).unwrap();
+    let plain = PlainLog::read(day);
+    let rate_seed = evaluation.reports[0]["rate_seed"].as_u64().unwrap();
     let baselines = NAMES.map(|name| (name.to_owned(), format!("baseline:{name}")));
     let names =
         learned.iter().map(|f| (f.file_stem().unwrap().to_str().unwrap().to_owned(), f.to_str().unwrap().to_owned()));
@@ -69,8 +72,19 @@ fn agree(day: &Path, plan: &Path, learned: &[PathBuf], options: &[&str]) {
         let scored = chosen(&run(&arguments, &input).0);
         let decided = decisions(&folder, &name);
         assert!(decided.len() > 300, "{} requests", decided.len());
-        for (request, shown) in decided {
-            assert_eq!(scored.get(&request).copied(), shown.map(|(ad, _)| ad), "{name}, request {request}");
+        for (request, shown) in &decided {
+            assert_eq!(scored.get(request).copied(), shown.map(|(ad, _)| ad), "{name}, request {request}");
+        }
+        if !options.contains(&"--complete-queues") {
+            // Counted from what `score` chose and the text of the log alone.
+            let shown = |(id, ad): &worlds::Decision| (*id, ad.map(|(_, kind)| (scored[id], kind)));
+            let earned = plain.judge(rate_seed, &decided.iter().map(shown).collect::<Vec<_>>()).unwrap().j;
+            let rows = evaluation.reports[0]["policies"].as_array().unwrap();
+            let claimed = rows.iter().find(|p| p["name"] == *name).unwrap()["j"].as_f64().unwrap();
+            assert!(
+                (claimed - earned).abs() <= 1e-6 * earned.abs(),
+                "{name}: eval says {claimed}, score earned {earned}"
+            );
         }
     }
 }

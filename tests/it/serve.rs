@@ -1,7 +1,7 @@
 //! The real server: it decides what the library decides, bears hostile clients, swaps policies under load and comes back.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use admix::bench::score::jsonl;
 use admix::bench::serve::Client;
+use admix::bench::serve::hostile::{self, Slow, Storm};
 use admix::log::schema::TrackRow;
 use admix::log::{CompileOptions, RawDay};
 use admix::policy::file::PolicyFile;
@@ -23,14 +24,15 @@ use super::decisions::{SMALL, TWISTED, plan, policies, synth};
 use super::harness::{PATIENCE, PROGRAM};
 use super::support::admix;
 
-struct World {
-    scratch: TempDir,
-    day: PathBuf,
-    policies: Vec<PathBuf>,
+/// A day to be served, and policies for it.
+pub struct World {
+    pub scratch: TempDir,
+    pub day: PathBuf,
+    pub policies: Vec<PathBuf>,
 }
 
 impl World {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let scratch = tempfile::tempdir().unwrap();
         let days = synth(scratch.path(), &format!("{SMALL}{TWISTED}"), 2);
         let plan = plan(scratch.path(), &days[..1]);
@@ -47,15 +49,15 @@ impl World {
         path
     }
 
-    fn rows(&self) -> Vec<TrackRow> {
+    pub fn rows(&self) -> Vec<TrackRow> {
         RawDay::read(&self.day, CompileOptions::default()).unwrap().rows
     }
 
-    fn state(&self) -> PathBuf {
+    pub fn state(&self) -> PathBuf {
         self.scratch.path().join("serve.state")
     }
 
-    fn serve(&self, policy: &Path, more: &[&str]) -> Serving {
+    pub fn serve(&self, policy: &Path, more: &[&str]) -> Serving {
         let of = |name: &str| self.day.join(name);
         let mut child = Command::new(PROGRAM)
             .args(["serve", "--listen", "127.0.0.1:0", "--policy"])
@@ -87,14 +89,15 @@ impl World {
     }
 }
 
-struct Serving {
+/// A server under test; killed when dropped.
+pub struct Serving {
     child: Child,
     address: SocketAddr,
     said: String,
 }
 
 impl Serving {
-    fn client(&self) -> Client {
+    pub fn client(&self) -> Client {
         Client::connect(self.address).unwrap()
     }
 
@@ -116,7 +119,7 @@ impl Serving {
         kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
 
-    fn stop(mut self) -> i32 {
+    pub fn stop(mut self) -> i32 {
         self.signal(Signal::SIGTERM);
         self.child.wait().unwrap().code().unwrap()
     }
@@ -129,7 +132,7 @@ impl Drop for Serving {
     }
 }
 
-fn lines(rows: &[TrackRow]) -> Vec<String> {
+pub fn lines(rows: &[TrackRow]) -> Vec<String> {
     String::from_utf8(jsonl(rows).unwrap()).unwrap().lines().map(ToOwned::to_owned).collect()
 }
 
@@ -289,92 +292,21 @@ fn a_policy_is_swapped_a_hundred_times_under_load_without_an_error() {
     assert_eq!(serving.stop(), 0);
 }
 
-/// A queue of so many auction ads.
-fn wide(entries: u64, ts_ms: u64) -> String {
-    let queue: Vec<Value> = (0..entries)
-        .map(|i| json!({"ad_id": 1_000_000 + i, "type": "A", "ecpm": 10.0, "pctr": 0.1, "filter": 0}))
-        .collect();
-    json!({"request_id": 1, "ts_ms": ts_ms, "slot_id": 1, "region": 1, "gender": 1, "age": 1, "queue": queue})
-        .to_string()
-}
-
 #[test]
 fn a_thousand_hostile_requests_get_the_right_answers_in_flat_memory() {
     let world = World::new();
     let rows = world.rows();
     let serving = world.serve(&world.policies[0], &["--patience", "600", "--connections", "64"]);
     let good = lines(&rows[..1]).remove(0);
-    let ts = rows[0].ts_ms;
-    let unknown = wide(1, ts).replace("\"A\"", "\"C\"");
-    let many = format!("[{}]", vec![good.clone(); 257].join(","));
-    let nan = good.replacen("\"ecpm\":", "\"ecpm\":NaN,\"x\":", 1);
-    let huge = vec![b' '; 10 << 20];
-    let deep = "[".repeat(100_000);
-    let cases: Vec<(&str, &str, &[u8], u16)> = vec![
-        ("POST", "/v1/score", b"{", 400),
-        ("POST", "/v1/score", b"", 400),
-        ("POST", "/v1/score", b"\xff\xfe\x00", 400),
-        ("POST", "/v1/score", b"[1,2,3]", 400),
-        ("POST", "/v1/score", deep.as_bytes(), 400),
-        ("POST", "/v1/score", nan.as_bytes(), 400),
-        ("POST", "/v1/score", unknown.as_bytes(), 400),
-        ("POST", "/v1/score", many.as_bytes(), 413),
-        ("POST", "/v1/exposures", b"{}", 400),
-        ("POST", "/v1/exposures", br#"[{"request_id":-1,"ad_id":1,"ts_ms":1}]"#, 400),
-        ("GET", "/v1/dictionary?ad_id=x", b"", 400),
-        ("GET", "/v1/dictionary?ad_id=99999999&slot_id=1&pac_bucket=3", b"", 404),
-        ("GET", "/v1/dictionary?ad_id=1&pac_bucket=999999", b"", 400),
-        ("DELETE", "/v1/score", b"", 404),
-        ("GET", "/../../etc/passwd", b"", 404),
-    ];
-    let wide_ok = wide(512, ts);
-    let too_wide = wide(513, ts);
-    let check = |method: &str, path: &str, body: &[u8], expected: u16| {
-        let (status, answer) = serving.client().send(method, path, body).unwrap();
-        let text = String::from_utf8_lossy(&answer);
-        assert_eq!(status, expected, "{method} {path}: {text}");
-        if status >= 400 {
-            let error: Value = serde_json::from_slice(&answer).unwrap();
-            assert!(error["error"].is_string() && error["where"].is_string(), "{text}");
+    let mut early = None;
+    let storm = hostile::storm(serving.address, &good, rows[0].ts_ms, 1000, &mut |sent| {
+        if sent > 200 && early.is_none() {
+            early = Some(serving.resident_kib());
         }
-    };
-    let mut sent = 0;
-    let mut early = 0;
-    while sent < 1000 {
-        for (method, path, body, expected) in &cases {
-            check(method, path, body, *expected);
-            sent += 1;
-        }
-        check("POST", "/v1/score", wide_ok.as_bytes(), 200);
-        check("POST", "/v1/score", too_wide.as_bytes(), 400);
-        sent += 2;
-        if sent % 10 == 0 || sent < 100 {
-            // Ten megabytes; its sender gets to the answer.
-            check("POST", "/v1/score", &huge, 413);
-            sent += 1;
-        }
-        // Half a request, then the end: nobody is there to answer.
-        let mut half = TcpStream::connect(serving.address).unwrap();
-        half.write_all(b"POST /v1/score HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{").unwrap();
-        half.shutdown(Shutdown::Both).unwrap();
-        // A whole request, its sender's side closed: it is answered.
-        let mut closed = TcpStream::connect(serving.address).unwrap();
-        write!(closed, "POST /v1/score HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{good}", good.len()).unwrap();
-        closed.shutdown(Shutdown::Write).unwrap();
-        let mut answer = String::new();
-        closed.read_to_string(&mut answer).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        // No HTTP at all.
-        let mut noise = TcpStream::connect(serving.address).unwrap();
-        noise.write_all(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n").unwrap();
-        let mut answer = Vec::new();
-        let _ = noise.read_to_end(&mut answer);
-        assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 400"), "{}", String::from_utf8_lossy(&answer));
-        sent += 3;
-        if early == 0 && sent > 200 {
-            early = serving.resident_kib();
-        }
-    }
+    });
+    let (storm, early) = (storm.unwrap(), early.unwrap());
+    assert!(storm.wrong.is_empty(), "{:#?}", storm.wrong);
+    assert!(storm.sent >= 1000 && storm.kinds.len() > 10, "{storm:?}");
     // More connections than it takes: the rest are told so, and it serves on afterwards.
     let open: Vec<TcpStream> = (0..64).map(|_| TcpStream::connect(serving.address).unwrap()).collect();
     let mut refused = 0;
@@ -397,17 +329,9 @@ fn a_thousand_hostile_requests_get_the_right_answers_in_flat_memory() {
 fn slow_clients_are_cut_off() {
     let world = World::new();
     let serving = world.serve(&world.policies[0], &["--patience", "1"]);
-    // A header that never ends, a body that never comes.
-    let mut slow = TcpStream::connect(serving.address).unwrap();
-    slow.write_all(b"POST /v1/score HTTP/1.1\r\nx: ").unwrap();
-    let mut waiting = TcpStream::connect(serving.address).unwrap();
-    waiting.write_all(b"POST /v1/score HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n").unwrap();
-    for (stream, starts) in [(&mut slow, ""), (&mut waiting, "HTTP/1.1 400")] {
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut answer = Vec::new();
-        let _ = stream.read_to_end(&mut answer);
-        assert!(answer.starts_with(starts.as_bytes()), "{}", String::from_utf8_lossy(&answer));
-    }
+    let (slow, mut storm) = (Slow::open(serving.address, 3).unwrap(), Storm::default());
+    slow.given_up(&mut storm);
+    assert!(storm.wrong.is_empty() && storm.sent == 6, "{storm:?}");
     assert_eq!(serving.client().send("GET", "/healthz", b"").unwrap().0, 200);
     assert_eq!(serving.stop(), 0);
 }
