@@ -152,7 +152,7 @@ fn of_grid(grid: Value) -> Result<(Vec<String>, Vec<Trial>)> {
     ensure!(count <= MOST, "the grid has {count} trials; {MOST} at most");
     let mut rows: Vec<Vec<Value>> = vec![vec![]];
     for list in &lists {
-        rows = rows.iter().flat_map(|row| list.iter().map(|v| [&row[..], &[v.clone()]].concat())).collect();
+        rows = rows.iter().flat_map(|row| list.iter().map(|v| [&row[..], std::slice::from_ref(v)].concat())).collect();
     }
     let trials = rows.into_iter().map(|values| Trial::new(&keys, values)).collect();
     Ok((keys, trials))
