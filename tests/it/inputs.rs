@@ -224,11 +224,12 @@ fn the_share_of_bad_rows_that_is_allowed_can_be_set_everywhere() {
     }
 }
 
-/// A configuration that trains and validates on one directory.
+/// A configuration that trains on a directory, and validates on a day of the small world: a day has one role.
 pub fn config(folder: &Path, log: &str, more: &str) -> PathBuf {
     let path = folder.join("small.toml");
+    let validation = days().join("day-1");
     let text = format!(
-        "[data]\ntrain = [\"{log}\"]\nvalidation = [\"{log}\"]\n[run]\ndevice = \"cpu\"\n[policy]\nhidden = 8\n\
+        "[data]\ntrain = [\"{log}\"]\nvalidation = [{validation:?}]\n[run]\ndevice = \"cpu\"\n[policy]\nhidden = 8\n\
          [learner]\nbatch = 64\nsamples_per_update = 64\npool = 640\n[actors]\ncount = 1\nwrite_every = 64\n{more}"
     );
     std::fs::write(&path, text).unwrap();
@@ -676,12 +677,13 @@ fn json_is_all_that_stands_on_stdout() {
     }
     let folder = tempfile::tempdir().unwrap();
     let config = config(folder.path(), day, "[budget]\nmax_updates = 3\n");
-    let test = format!("data.test=[\"{day}\", \"{day}\"]");
+    let test = days().join("day-2");
+    let test = format!("data.test=[{test:?}, {test:?}]");
     let said = train(folder.path(), &config, &["--json", "--set", &test]).expect(0, &["budget spent", "policy: "]);
     let lines: Vec<Value> = said.stdout.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
     let (days, verdict): (Vec<&Value>, Vec<&Value>) = lines.iter().partition(|line| line["verdict"].is_null());
     assert_eq!((days.len(), verdict.len()), (2, 1));
-    assert!(days.iter().all(|line| line["log"] == "day-0" && line["bound"]["ub"].is_f64()), "{lines:?}");
+    assert!(days.iter().all(|line| line["log"] == "day-2" && line["bound"]["ub"].is_f64()), "{lines:?}");
 }
 
 #[test]
