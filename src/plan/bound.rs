@@ -32,10 +32,8 @@ impl Bound {
     }
 }
 
-/// Contracts above which the first sweeps end early.
+/// Contracts above which few sweeps are made.
 const MANY: usize = 256;
-/// What a sweep improves that stands still, as a part of D.
-const STILL: f64 = 1e-7;
 
 /// A day as the transport problem sees it.
 pub struct Problem {
@@ -120,8 +118,8 @@ impl Problem {
         let start: Vec<f64> = t.penalty.iter().map(|p| 0.5 * p).collect();
         let mut best = (t.dual(&start), start);
         // A sweep's cost grows with the square of a queue's contracts; of many contracts, Newton steps do the most of it anyway.
-        let still = if best.1.len() > MANY { 1e-3 } else { STILL };
-        self.sweep(&mut best, 40, still);
+        let (first, last) = if best.1.len() > MANY { (2, 1) } else { (40, 4) };
+        self.sweep(&mut best, first);
         if best.1.is_empty() {
             return best;
         }
@@ -136,13 +134,12 @@ impl Problem {
             }
             smoothing *= 0.4;
         }
-        self.sweep(&mut best, 4, STILL);
+        self.sweep(&mut best, last);
         best
     }
 
-    /// Coordinate sweeps from the best prices, `most` at most, until one lowers D by no more than its part `still`; keeps what is
-    /// better.
-    fn sweep(&self, best: &mut (f64, Vec<f64>), most: usize, still: f64) {
+    /// Coordinate sweeps from the best prices until they stand still, `most` at most; keeps what is better.
+    fn sweep(&self, best: &mut (f64, Vec<f64>), most: usize) {
         let mut prices = best.1.clone();
         let mut costs = Vec::new();
         let mut last = best.0;
@@ -155,7 +152,7 @@ impl Problem {
             if d < best.0 {
                 *best = (d, prices.clone());
             }
-            if last - d <= still * d.abs() {
+            if last - d <= 1e-7 * d.abs() {
                 break;
             }
             last = d;

@@ -229,12 +229,12 @@ fn the_literal_serial_scheme_makes_an_update_for_each_sample() {
 #[test]
 fn days_without_any_contract_can_be_trained_on() {
     let folder = tempfile::tempdir().unwrap();
-    for (name, date) in [("a", "2026-02-01"), ("b", "2026-02-02")] {
+    for (name, day) in [("a", 1), ("b", 2), ("c", 3)] {
         let dir = folder.path().join(name);
         std::fs::create_dir(&dir).unwrap();
-        std::fs::write(dir.join("day.toml"), format!("date = \"{date}\"\n")).unwrap();
+        std::fs::write(dir.join("day.toml"), format!("date = \"2026-02-0{day}\"\n")).unwrap();
         std::fs::write(dir.join("control.tsv"), "ad_id\trequired\tpenalty\tclick_value\n").unwrap();
-        let midnight: u64 = if name == "a" { 1_769_904_000_000 } else { 1_769_990_400_000 };
+        let midnight: u64 = 1_769_904_000_000 + (day - 1) * 86_400_000;
         let mut track = String::from("request_id\tts_ms\tslot_id\tregion\tgender\tage\tqueue\n");
         for i in 0..400 {
             let (ts, ecpm) = (midnight + i * 200_000, 500 + i % 7 * 100);
@@ -243,7 +243,7 @@ fn days_without_any_contract_can_be_trained_on() {
         std::fs::write(dir.join("track_log.tsv"), track).unwrap();
     }
     let list = |key: &str, name: &str| format!("data.{key}=[\"{}\"]", folder.path().join(name).display());
-    let ended = train(&[&list("train", "a"), &list("validation", "b"), &list("test", "b")], &["--json"]);
+    let ended = train(&[&list("train", "a"), &list("validation", "b"), &list("test", "c")], &["--json"]);
     let report: Value = serde_json::from_str(ended.stdout.lines().next().unwrap()).unwrap();
     assert_eq!(policy(&report, "trained")["j"], policy(&report, "auction-only")["j"]);
 }
