@@ -99,7 +99,7 @@ fn the_interval_of_a_real_sized_day_covers_its_share_and_repeats() {
         if p["name"] != "oracle" {
             assert!(high - low > 1e-4 && high - low < 0.2, "{p}");
         }
-        assert_eq!(p["contracts"].as_array().unwrap().len(), 12);
+        assert_eq!(p["contracts"].as_array().unwrap().len(), 15);
         assert!(p["curve_deviation"].is_f64() && p["roughness"].is_f64());
     }
 }
