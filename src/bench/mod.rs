@@ -12,5 +12,6 @@ pub mod proc;
 pub mod ring;
 pub mod speedup;
 pub mod start;
+pub mod table;
 pub mod watched;
 pub mod world;

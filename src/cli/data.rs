@@ -36,6 +36,9 @@ pub struct Synth {
     /// Seed, instead of the world file's
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
+    /// Write queues that hold only what was shown: exposures to learn values from, in numbers that whole queues forbid
+    #[arg(long)]
+    exposures_only: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -107,7 +110,8 @@ impl Data {
 
 impl Synth {
     fn run(self) -> anyhow::Result<Exit> {
-        let world = WorldSettings::load(&self.config).map_err(|e| UsageError(format!("{e:#}")))?;
+        let mut world = WorldSettings::load(&self.config).map_err(|e| UsageError(format!("{e:#}")))?;
+        world.exposures_only |= self.exposures_only;
         let days = self.days.unwrap_or(world.days);
         let seed = self.seed.unwrap_or(world.seed);
         synth::generate(&world, &self.out, days, seed, &|done| say!("{done} of {days} days written"))?;

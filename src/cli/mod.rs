@@ -14,7 +14,9 @@ mod retrain;
 mod runs;
 mod soak;
 mod study;
+mod told;
 mod train;
+mod values;
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -23,11 +25,15 @@ use clap::{Parser, Subcommand};
 
 use crate::learner::NotFinite;
 use crate::log::LogError;
+use crate::rank;
 use crate::run::CannotSave;
 use crate::settings::SettingsError;
+use crate::sparse::file::RowFileError;
 use crate::supervisor::RunFailure;
 use crate::supervisor::prepare::Unfit;
 use crate::supervisor::resume::Refused;
+use crate::values::fields::FieldError;
+use crate::values::join::JoinError;
 
 /// Trains the policy that decides, at each display request, whether a contract ad or an auction ad is shown.
 #[derive(Debug, Parser)]
@@ -54,6 +60,9 @@ enum Command {
     Plan(plan::Plan),
     /// Train a policy on logged days
     Train(Box<train::Train>),
+    /// Learn from exposures what impressions are worth, look at it, and write it down
+    #[command(subcommand)]
+    Values(values::Values),
     /// Replay whole days under policies and baselines, beside the hindsight bound
     Eval(eval::Eval),
     /// Show a run, alive or dead: processes, queues, ledger, last events
@@ -129,6 +138,7 @@ pub fn main() -> ExitCode {
         Command::Data(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Train(command) => command.run(),
+        Command::Values(command) => command.run(),
         Command::Eval(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Retrain(command) => command.run(),
@@ -154,7 +164,7 @@ fn exit_of(error: &anyhow::Error) -> Exit {
         return Exit::Run(failure.code());
     }
     // A child's last word to main.
-    if error.chain().any(|cause| cause.is::<NotFinite>()) {
+    if error.chain().any(|cause| cause.is::<NotFinite>() || cause.is::<rank::NotFinite>()) {
         return Exit::Run(RunFailure::NOT_FINITE);
     }
     if error.chain().any(|cause| cause.is::<CannotSave>()) {
@@ -165,6 +175,9 @@ fn exit_of(error: &anyhow::Error) -> Exit {
             || cause.is::<UsageError>()
             || cause.is::<Refused>()
             || cause.is::<Unfit>()
+            || cause.is::<JoinError>()
+            || cause.is::<FieldError>()
+            || cause.is::<RowFileError>()
             || cause.downcast_ref::<LogError>().is_some_and(|e| !matches!(e, LogError::Io { .. }))
     });
     if usage { Exit::Usage } else { Exit::Failed }

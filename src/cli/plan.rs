@@ -11,6 +11,7 @@ use crate::run::context::{compile_options, open_logs};
 use crate::settings::{self, Settings};
 use crate::supervisor::prepare::Planning;
 
+use super::told::ToldArguments;
 use super::{Exit, print_json, print_text};
 
 #[derive(Debug, Args)]
@@ -25,6 +26,8 @@ pub struct Plan {
     /// Take rate seed, feedback delay and tuning budget from this configuration
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    #[command(flatten)]
+    told: ToldArguments,
     /// Write the plan to this file; `train --plan` and `eval --plan` take it
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -43,11 +46,13 @@ impl Plan {
             }
             None => (Settings::default(), CompileOptions::default()),
         };
-        let logs = open_logs(&self.dirs, options)?;
+        let told = self.told.resolve(&settings.data)?;
+        let logs = open_logs(&self.dirs, options, &told)?;
         let Settings { env, baselines, policy, .. } = &settings;
         let served = self.served.as_deref();
         let plan =
-            Planning { dirs: &self.dirs, logs, served, validation: &[], options, env, baselines, policy }.plan()?;
+            Planning { dirs: &self.dirs, logs, served, validation: &[], options, told: &told, env, baselines, policy }
+                .plan()?;
         if let Some(out) = &self.out {
             plan.write(out)?;
             say!("plan written to {}", out.display());

@@ -11,32 +11,65 @@ use crate::log::{self, CompileOptions, CompiledLog, RawDay, inventory, table};
 use crate::plan::{Forecast, Plan};
 use crate::policy::ReplayOptions;
 use crate::settings::Env;
+use crate::values::{Table, Told};
 
 use super::logged::Logged;
 use super::stress::Stress;
+
+/// The values that J, S, the bound and shares are counted with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Judge {
+    #[default]
+    Logged,
+    /// Of a synthetic world.
+    Truth,
+}
+
+impl std::fmt::Display for Judge {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Logged => "logged",
+            Self::Truth => "truth",
+        })
+    }
+}
 
 /// A day that policies are compared on.
 #[derive(Debug)]
 pub struct TestDay {
     dir: PathBuf,
+    /// At the values that plan and policies see.
     log: Arc<CompiledLog>,
+    /// At the values that J, S, the bound and shares are counted with.
+    judged: Arc<CompiledLog>,
+    told: Told,
+    judge: Judge,
     /// The day's own forecast; plans have another for days without one.
     forecast: Option<Forecast>,
     stress: Option<Stress>,
 }
 
 impl TestDay {
-    /// Opens a log directory, under `stress` if there is one.
+    /// Opens a log directory, under `stress` if there is one. A day that a stress alters is told and judged as logged.
     ///
     /// # Errors
     /// A log or an inventory that cannot be used.
-    pub fn open(dir: &Path, options: CompileOptions, stress: Option<&Stress>) -> Result<Self, log::LogError> {
+    pub fn open(
+        dir: &Path,
+        options: CompileOptions,
+        (told, judge): (&Told, Judge),
+        stress: Option<&Stress>,
+    ) -> Result<Self, log::LogError> {
         let mut nodes = match table::find(dir, "inventory")? {
             Some(path) => Some(inventory::read(&path)?),
             None => None,
         };
         let log = match stress.filter(|stress| stress.alters_log()) {
-            None => log::open(dir, options)?,
+            None => told.open(dir, options)?,
+            Some(_) if !told.is_logged() || judge != Judge::Logged => {
+                let reason = "a stress alters the logged day: --stress goes with logged values alone".into();
+                return Err(log::LogError::Format { path: dir.to_owned(), reason });
+            }
             Some(stress) => {
                 let mut raw = RawDay::read(dir, options)?;
                 stress.alter(&mut raw, nodes.as_mut());
@@ -44,7 +77,13 @@ impl TestDay {
             }
         };
         let forecast = nodes.map(|nodes| Forecast::from_inventory(&nodes));
-        Ok(Self { dir: dir.to_owned(), log: Arc::new(log), forecast, stress: stress.cloned() })
+        let log = Arc::new(log);
+        let judged = match (judge, told) {
+            (Judge::Logged, Told::Logged) | (Judge::Truth, Told::Table(Table::Truth)) => log.clone(),
+            (Judge::Logged, _) => Arc::new(log::open(dir, options)?),
+            (Judge::Truth, _) => Arc::new(Told::Table(Table::Truth).open(dir, options)?),
+        };
+        Ok(Self { dir: dir.to_owned(), log, judged, told: told.clone(), judge, forecast, stress: stress.cloned() })
     }
 
     /// The log directory.
@@ -54,6 +93,19 @@ impl TestDay {
 
     pub fn log(&self) -> &CompiledLog {
         &self.log
+    }
+
+    /// The day at the values that it is judged by; the same log where it is told at them.
+    pub fn judged(&self) -> &Arc<CompiledLog> {
+        &self.judged
+    }
+
+    pub fn told(&self) -> &Told {
+        &self.told
+    }
+
+    pub fn judge(&self) -> Judge {
+        self.judge
     }
 
     pub fn stress(&self) -> Option<&Stress> {
@@ -69,6 +121,12 @@ impl TestDay {
             Some(stress) if stress.alters_log() => Ok(None),
             _ => Logged::read(&self.dir, &self.log),
         }
+    }
+
+    /// The day as it is judged, with what `plan` knows.
+    pub fn judged_model(&self, plan: &Plan) -> DayModel {
+        let forecast = self.forecast.as_ref().unwrap_or(&plan.forecast);
+        DayModel::with_forecast(self.judged.clone(), forecast, plan, Arc::default())
     }
 
     /// The day as a policy that was planned with `plan` may know it.

@@ -176,6 +176,13 @@ pub(super) fn contracts_declared(dir: &Path) -> bool {
         .is_some_and(|report| report["contracts_declared"] == true)
 }
 
+/// Puts auction ads in the order that a compiled log has them in.
+pub(super) fn sort_by_score(auctions: &mut [Auction]) {
+    auctions.sort_by(|a, b| {
+        (b.ecpm * b.boost).total_cmp(&(a.ecpm * a.boost)).then(b.ecpm.total_cmp(&a.ecpm)).then(a.ad_id.cmp(&b.ad_id))
+    });
+}
+
 /// Collects the arrays of a compiled log.
 struct Builder<'a> {
     rows: &'a [ControlRow],
@@ -240,12 +247,7 @@ impl<'a> Builder<'a> {
             self.pctr_sum[e.contract as usize] += e.pctr;
         }
         let auctions = &mut self.auctions[auctions_at..];
-        auctions.sort_by(|a, b| {
-            (b.ecpm * b.boost)
-                .total_cmp(&(a.ecpm * a.boost))
-                .then(b.ecpm.total_cmp(&a.ecpm))
-                .then(a.ad_id.cmp(&b.ad_id))
-        });
+        sort_by_score(auctions);
         let best = auctions.iter().map(Auction::worth).fold(0.0, f64::max);
         self.requests.push(Request {
             request_id: row.request_id,
@@ -257,9 +259,11 @@ impl<'a> Builder<'a> {
             auctions: (self.auctions.len() - auctions_at) as u16,
             slot_id: row.slot_id,
             region: row.region,
+            user_id: row.user_id.unwrap_or(0),
             gender: row.gender,
             age: row.age,
-            padding: [0; 2],
+            has_user: u8::from(row.user_id.is_some()),
+            padding: [0; 1],
         });
     }
 

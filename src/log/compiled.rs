@@ -18,7 +18,7 @@ use super::schema::ControlRow;
 use super::targeting::Targeting;
 
 const MAGIC: [u8; 8] = *b"ADMIXLOG";
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// One request; its entries are runs of the two entry arrays.
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
@@ -28,6 +28,7 @@ pub struct Request {
     pub ts_ms: u64,
     /// The best worth among the auction entries that may be shown, minor units per impression; 0 if none.
     pub best: f64,
+    pub(super) user_id: u64,
     pub(super) entries_at: u32,
     pub(super) auctions_at: u32,
     pub(super) entries: u16,
@@ -36,7 +37,15 @@ pub struct Request {
     pub region: u32,
     pub gender: u8,
     pub age: u8,
-    pub(super) padding: [u8; 2],
+    pub(super) has_user: u8,
+    pub(super) padding: [u8; 1],
+}
+
+impl Request {
+    /// The user, where the log says who it was.
+    pub fn user(&self) -> Option<u64> {
+        (self.has_user != 0).then_some(self.user_id)
+    }
 }
 
 /// A contract entry that may be shown by the static rules: filter 0, control row, in flight, targeted.

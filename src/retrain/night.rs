@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 use serde_json::Value;
 
 use crate::evaluate::entry::Entry as Entrant;
-use crate::evaluate::{self, DayReport, Kind, TestDay, verdict};
+use crate::evaluate::{self, DayReport, Judge, Kind, TestDay, verdict};
 use crate::log::CompileOptions;
 use crate::plan::Plan;
 use crate::policy::file::PolicyFile;
@@ -18,6 +18,7 @@ use crate::settings::{self, Settings};
 use crate::study::jobs;
 use crate::supervisor::interrupt::Interrupt;
 use crate::supervisor::prepare::Planning;
+use crate::values::Told;
 
 use super::check::{self, Checked};
 use super::config::Job;
@@ -204,10 +205,11 @@ impl<'a> Night<'a> {
 
     fn plan(&self, settings: &Settings, days: &[DayDir]) -> anyhow::Result<Plan> {
         let dirs = Roles::dirs(days);
-        let logs = open_logs(&dirs, self.options)?;
+        let told = &Told::of(&settings.data)?;
+        let logs = open_logs(&dirs, self.options, told)?;
         let Settings { env, baselines, policy, .. } = settings;
-        Planning { dirs: &dirs, logs, served: None, validation: &[], options: self.options, env, baselines, policy }
-            .plan()
+        let (options, validation) = (self.options, &[]);
+        Planning { dirs: &dirs, logs, served: None, validation, options, told, env, baselines, policy }.plan()
     }
 
     fn replay(
@@ -218,7 +220,8 @@ impl<'a> Night<'a> {
         baselines: &[String],
         settings: &Settings,
     ) -> anyhow::Result<DayReport> {
-        let test_day = TestDay::open(&day.dir, self.options, None)?;
+        let told = Told::of(&settings.data)?;
+        let test_day = TestDay::open(&day.dir, self.options, (&told, Judge::Logged), None)?;
         evaluate::compare(&test_day, entrants, Some(plan), baselines, settings, &mut |_, _| Ok(()))
     }
 

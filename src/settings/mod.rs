@@ -8,12 +8,14 @@
 mod cores;
 mod load;
 mod sections;
+mod values;
 
 use serde::{Deserialize, Serialize};
 
 pub use cores::{MOST_ACTORS, actors_for};
-pub use load::{SettingsError, load};
+pub use load::{Configuration, SettingsError, load};
 pub use sections::*;
+pub use values::{RowOptimizer, Table, ValueRun, ValueSettings, ValueWatchdog, Values, WhenFull};
 
 /// Everything that a run can be told.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -41,7 +43,7 @@ pub struct Settings {
 impl Settings {
     /// The fully resolved configuration as TOML; loading it gives the same settings.
     pub fn to_toml(&self) -> String {
-        toml::to_string_pretty(self).expect("settings are plain values")
+        Configuration::to_toml(self)
     }
 
     /// Reads a resolved configuration that a run wrote.
@@ -49,12 +51,7 @@ impl Settings {
     /// # Errors
     /// An unreadable file, a configuration of another version, or a value that cannot be used.
     pub fn read_resolved(path: &std::path::Path) -> anyhow::Result<Self> {
-        use anyhow::Context as _;
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let settings: Self =
-            toml::from_str(&text).with_context(|| format!("{} is not a resolved configuration", path.display()))?;
-        settings.validate().with_context(|| format!("{} cannot be used", path.display()))?;
-        Ok(settings)
+        <Self as Configuration>::read_resolved(path)
     }
 
     /// Segments in one write of an actor: `actors.write_every` rounded to whole segments.

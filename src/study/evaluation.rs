@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Context as _, bail};
 use serde::Serialize;
 
-use crate::evaluate::{self, DayReport, Entry, PolicyReport, Stress, TestDay};
+use crate::evaluate::{self, DayReport, Entry, Judge, PolicyReport, Stress, TestDay};
 use crate::plan::Plan;
 use crate::run::context::compile_options;
 use crate::settings::Settings;
 use crate::supervisor::interrupt::Interrupt;
+use crate::values::Told;
 
 use super::config::{CHOSEN, Study};
 use super::frontier::{self, HindsightPoint};
@@ -167,7 +168,8 @@ impl Task<'_> {
             0 => Ok(()),
             _ => bail!("interrupted"),
         };
-        let test_day = TestDay::open(&field.dirs[day], compile_options(settings), stress)?;
+        let test_day =
+            TestDay::open(&field.dirs[day], compile_options(settings), (&Told::Logged, Judge::Logged), stress)?;
         let plan = field.plan.as_ref();
         let report = evaluate::compare(&test_day, &policies, plan, &study.baselines, settings, &mut watch)
             .with_context(|| self.name(study))?;

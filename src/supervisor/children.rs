@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getppid};
 
 use crate::run::RunDirectory;
-use crate::{checkpoint, evaluator, learner};
+use crate::{checkpoint, evaluator, learner, rank};
 
 use super::interrupt::Interrupt;
 
@@ -24,6 +24,9 @@ pub enum Role {
     Learner,
     Evaluator,
     Checkpointer,
+    /// Of a run of `admix values train`, like the trainer.
+    Reader(usize),
+    Trainer,
 }
 
 impl Role {
@@ -34,13 +37,16 @@ impl Role {
             Self::Learner => "learner",
             Self::Evaluator => "evaluator",
             Self::Checkpointer => "checkpointer",
+            Self::Reader(_) => "reader",
+            Self::Trainer => "trainer",
         }
     }
 
     /// Where it signs in ([`crate::shm::ControlBlock::processes`]).
     pub fn slot(self) -> usize {
         match self {
-            Self::Actor(id) => id,
+            Self::Actor(id) | Self::Reader(id) => id,
+            Self::Trainer => rank::SLOT,
             Self::Learner => learner::process::SLOT,
             Self::Evaluator => evaluator::process::SLOT,
             Self::Checkpointer => checkpoint::SLOT,
@@ -52,6 +58,7 @@ impl std::fmt::Display for Role {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Actor(id) => write!(f, "actor{id}"),
+            Self::Reader(id) => write!(f, "reader{id}"),
             other => f.write_str(other.subcommand()),
         }
     }
@@ -78,7 +85,7 @@ fn spawn(role: Role, directory: &RunDirectory, prefix: &str) -> anyhow::Result<C
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let mut command = Command::new(program);
     command.arg("child").arg(role.subcommand());
-    if let Role::Actor(id) = role {
+    if let Role::Actor(id) | Role::Reader(id) = role {
         command.arg("--id").arg(id.to_string());
     }
     command
@@ -196,7 +203,7 @@ const NICENESS: i32 = 10;
 /// Its threads share the work of an update, and all wait for the last of them: with an actor in its place for a while, one of them costs the update
 /// that while, and the other's core as well. Actors have time: what they are ahead is bounded by their rings.
 pub fn queue_for_cores(role: Role) {
-    if role != Role::Learner
+    if !matches!(role, Role::Learner | Role::Trainer)
         && let Err(e) = rustix::process::nice(NICENESS)
     {
         tracing::debug!("priority stays as it is: {e}");

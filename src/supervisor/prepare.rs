@@ -14,6 +14,7 @@ use crate::policy::file::PolicyFile;
 use crate::policy::{PolicySpec, ReplayOptions, tune};
 use crate::run::context::{Context, compile_options, inputs_hash, open_logs};
 use crate::settings::{Baselines, Env, Policy, ScoreMode, Settings};
+use crate::values::Told;
 
 use super::progress;
 
@@ -27,6 +28,7 @@ pub struct Planning<'a> {
     /// Days that tell, where there is a single training day, what a controller is worth on another one; may be empty.
     pub validation: &'a [PathBuf],
     pub options: CompileOptions,
+    pub told: &'a Told,
     pub env: &'a Env,
     pub baselines: &'a Baselines,
     pub policy: &'a Policy,
@@ -90,7 +92,7 @@ impl Planning<'_> {
 
     /// The logs of the validation days where they are needed.
     fn judges(&self) -> anyhow::Result<Vec<CompiledLog>> {
-        if self.logs.len() > 1 { Ok(vec![]) } else { Ok(open_logs(self.validation, self.options)?) }
+        if self.logs.len() > 1 { Ok(vec![]) } else { Ok(open_logs(self.validation, self.options, self.told)?) }
     }
 
     /// Where this plan is kept; `None` where none can be.
@@ -127,13 +129,14 @@ impl Planning<'_> {
 /// A log that cannot be used; [`Unfit`].
 pub fn prepare(settings: &Settings, given: Option<Plan>, from: Option<&Origin>) -> anyhow::Result<Context> {
     let options = compile_options(settings);
-    let logs = open_logs(&settings.data.train, options)?;
+    let told = Told::of(&settings.data)?;
+    let logs = open_logs(&settings.data.train, options, &told)?;
     let mut inputs = BTreeMap::new();
     for (dir, log) in settings.data.train.iter().zip(&logs) {
         inputs.insert(dir.clone(), inputs_hash(dir, log)?);
     }
     for dirs in [&settings.data.validation, &settings.data.test] {
-        for (dir, log) in dirs.iter().zip(open_logs(dirs, options)?) {
+        for (dir, log) in dirs.iter().zip(open_logs(dirs, options, &told)?) {
             inputs.insert(dir.clone(), inputs_hash(dir, &log)?);
         }
     }
@@ -144,7 +147,7 @@ pub fn prepare(settings: &Settings, given: Option<Plan>, from: Option<&Origin>) 
         None => {
             let Settings { data, env, baselines, policy, .. } = settings;
             let (dirs, validation) = (&data.train, &data.validation);
-            Planning { dirs, logs, served: None, validation, options, env, baselines, policy }.plan()?
+            Planning { dirs, logs, served: None, validation, options, told: &told, env, baselines, policy }.plan()?
         }
     };
     let spec = PolicySpec { score_mode: settings.score_mode, policy: settings.policy.clone(), vocabulary };
@@ -156,7 +159,7 @@ pub fn prepare(settings: &Settings, given: Option<Plan>, from: Option<&Origin>) 
             policy.start_for(&spec, initial).map_err(unfit)?
         }
     };
-    Ok(Context { settings: settings.clone(), plan, spec: Arc::new(spec), inputs, start })
+    Ok(Context { settings: settings.clone(), plan, spec: Arc::new(spec), inputs, start, told })
 }
 
 /// A policy that a run starts from.

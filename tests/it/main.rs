@@ -32,5 +32,6 @@ mod stress;
 mod study;
 mod support;
 mod train;
+mod values;
 mod verdict;
 mod worlds;

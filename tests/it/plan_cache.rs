@@ -7,6 +7,7 @@ use admix::log::{self, CompileOptions};
 use admix::plan::Plan;
 use admix::settings::{Baselines, Env, Policy};
 use admix::supervisor::prepare::Planning;
+use admix::values::Told;
 use serde_json::{Value, json};
 
 use super::decisions::synth;
@@ -42,7 +43,7 @@ fn plans_judged_on(validation: &[PathBuf], dirs: &[PathBuf], served: Option<&Pat
         let options = CompileOptions { complete_queues: s.env.complete_queues, max_bad_share: 1.0 };
         let logs = dirs.iter().map(|dir| log::open(dir, options).unwrap()).collect();
         let Sections { env, baselines, policy } = s;
-        Planning { dirs, logs, served, validation, options, env, baselines, policy }
+        Planning { dirs, logs, served, validation, options, told: &Told::Logged, env, baselines, policy }
     };
     let made = planning().make().unwrap().to_json();
     (planning().plan().unwrap(), serde_json::from_slice(&made).unwrap())

@@ -1,0 +1,60 @@
+//! Evaluates parameters on the exposures of the validation days.
+
+use crate::run::value_run::compile_options;
+use crate::settings::ValueSettings;
+use crate::sparse::lookup::Finder;
+use crate::sparse::{HostTable, Lookup};
+use crate::values::join::{Share, join};
+use crate::values::net::{Losses, Net};
+use crate::values::{Block, Fields};
+
+/// Samples that are evaluated at a time.
+const AT_ONCE: usize = 4096;
+
+/// The validation exposures.
+pub struct Judge {
+    blocks: Vec<Block>,
+}
+
+impl Judge {
+    /// Joins the exposures of the validation days.
+    ///
+    /// # Errors
+    /// A log that cannot be used.
+    pub fn open(settings: &ValueSettings, fields: &Fields) -> anyhow::Result<Self> {
+        let mut blocks = Vec::new();
+        for dir in &settings.values.validation {
+            let joined = join(dir, compile_options(settings), fields, Share::ALL)?;
+            for (samples, ids) in joined.samples.chunks(AT_ONCE).zip(joined.ids.chunks(AT_ONCE * fields.len())) {
+                let mut block = Block::default();
+                for (sample, ids) in samples.iter().zip(ids.chunks_exact(fields.len())) {
+                    block.push(sample, ids);
+                }
+                blocks.push(block);
+            }
+        }
+        Ok(Self { blocks })
+    }
+
+    /// Losses of the parameters on all validation exposures; ids without a row are read at their first value.
+    pub fn losses(&self, net: &mut Net, parameters: &[f32], table: &HostTable, dispersion: f32) -> Losses {
+        let shape = table.shape();
+        let (mut finder, mut lookup) = (Finder::default(), Lookup::default());
+        let (mut rows, mut record) = (Vec::new(), vec![0; shape.words()]);
+        let mut sum = Losses::default();
+        for block in &self.blocks {
+            finder.find(&block.ids, &mut lookup);
+            rows.clear();
+            for &id in &lookup.unique {
+                table.read(id, &mut record);
+                rows.extend_from_slice(bytemuck::cast_slice::<u32, f32>(&record[..shape.dim]));
+            }
+            net.forward(parameters, &block.dense, &rows, &lookup.inverse);
+            let losses = net.losses(block, dispersion);
+            sum.charge += losses.charge;
+            sum.click += losses.click;
+            sum.weight += losses.weight;
+        }
+        sum
+    }
+}

@@ -1,0 +1,103 @@
+//! The written-out derivatives against finite differences, and what an untrained network does.
+
+use rand::{RngExt as _, SeedableRng as _};
+
+use super::*;
+use crate::values::sample::{Sample, Seen};
+
+const SHAPE: NetShape = NetShape { fields: 3, dim: 5, hidden: 7 };
+
+struct Scene {
+    parameters: Vec<f32>,
+    rows: Vec<f32>,
+    inverse: Vec<u32>,
+    batch: Block,
+}
+
+/// Samples that share rows, a field that meets itself, zero charges, a contract, an eCPM of 0, odd numbers of samples.
+fn scene(seed: u64) -> Scene {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let (n, unique) = (7, 5);
+    let mut batch = Block::default();
+    for i in 0..n {
+        let seen = Seen {
+            dense: std::array::from_fn(|_| rng.random_range(-1.0..1.0)),
+            charge: if i == 3 { 0.0 } else { rng.random_range(0.5..3.0) },
+            logit: rng.random_range(-3.0..0.0),
+        };
+        let charged = if i % 2 == 0 { 0.0 } else { rng.random_range(0.0..4.0) };
+        let sample = Sample { seen, auction: i != 5, charged, clicked: i % 3 == 0, weight: 1.0 + i as f32 };
+        batch.push(&sample, &[0; 3]);
+    }
+    let mut parameters = SHAPE.first_parameters(&mut rng);
+    parameters.iter_mut().for_each(|w| *w += rng.random_range(-0.2..0.2));
+    Scene {
+        parameters,
+        rows: (0..unique * SHAPE.dim).map(|_| rng.random_range(-0.4..0.4)).collect(),
+        inverse: (0..n * SHAPE.fields).map(|_| rng.random_range(0..unique as u32)).collect(),
+        batch,
+    }
+}
+
+impl Scene {
+    /// The mean loss.
+    fn loss(&self) -> f64 {
+        let mut net = Net::new(SHAPE);
+        net.forward(&self.parameters, &self.batch.dense, &self.rows, &self.inverse);
+        net.losses(&self.batch, 1.7).total() / self.batch.len() as f64
+    }
+}
+
+#[test]
+fn gradients_are_those_of_finite_differences() {
+    for seed in 0..5 {
+        let mut scene = scene(seed);
+        let mut gradients = Gradients::default();
+        let (parameters, rows) = (scene.parameters.clone(), scene.rows.clone());
+        Net::new(SHAPE).step(&parameters, &rows, &scene.inverse, &scene.batch, 1.7, &mut gradients);
+        let mut worst: f64 = 0.0;
+        let mut compare = |analytic: f32, numeric: [f64; 2], what: &str| {
+            // A rectifier that switches between the two points has no derivative there: both steps have to agree.
+            let tolerance = 2e-3 + 2e-2 * numeric[0].abs();
+            if (numeric[0] - numeric[1]).abs() < 0.5 * tolerance {
+                let error = (f64::from(analytic) - numeric[0]).abs();
+                assert!(error < tolerance, "seed {seed}: {what}: {analytic} against {numeric:?}");
+                worst = worst.max(error);
+            }
+        };
+        for (i, &at) in parameters.iter().enumerate() {
+            let numeric = [4e-3f32, 1e-3].map(|step| {
+                scene.parameters[i] = at + step;
+                let up = scene.loss();
+                scene.parameters[i] = at - step;
+                let down = scene.loss();
+                scene.parameters[i] = at;
+                (up - down) / f64::from(2.0 * step)
+            });
+            compare(gradients.parameters[i], numeric, &format!("parameter {i}"));
+        }
+        for (i, &at) in rows.iter().enumerate() {
+            let numeric = [4e-3f32, 1e-3].map(|step| {
+                scene.rows[i] = at + step;
+                let up = scene.loss();
+                scene.rows[i] = at - step;
+                let down = scene.loss();
+                scene.rows[i] = at;
+                (up - down) / f64::from(2.0 * step)
+            });
+            compare(gradients.rows[i], numeric, &format!("row element {i}"));
+        }
+        assert!(worst > 0.0);
+    }
+}
+
+#[test]
+fn a_network_that_has_learned_nothing_corrects_nothing() {
+    let scene = scene(1);
+    let mut rng = ChaCha8Rng::seed_from_u64(2);
+    let parameters = SHAPE.first_parameters(&mut rng);
+    let mut rows = scene.rows.clone();
+    rows.chunks_mut(SHAPE.dim).for_each(|row| row[..DIRECT].fill(0.0));
+    let mut net = Net::new(SHAPE);
+    assert!(net.forward(&parameters, &scene.batch.dense, &rows, &scene.inverse).iter().all(|c| *c == 0.0));
+}
