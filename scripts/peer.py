@@ -2,8 +2,8 @@
 
 The peer is a script of its own that needs only torch: it measures the same update (critic on all contracts with the quantile Huber loss,
 target critic at segment ends, critic after display, actor; Adam, clipping, averaging) in updates per second. It is called with
-`--device --threads --batch --contracts --eligible --hidden --features --quantiles --segment --seconds [--compile]` and prints one
-line of JSON with the key `updates_per_s`.
+`--device --threads --batch --contracts --eligible --hidden --features --quantiles --segment --seconds [--loss closed|plain] [--compile]` and
+prints one line of JSON with the key `updates_per_s`. Which form is faster depends on shape and machine; whoever claims a ratio claims it to the best.
 """
 import json
 import os
@@ -41,14 +41,29 @@ class Peer:
         self.script, self.python = script, python
         self.version, self.cuda = found.stdout.split()
 
-    def rate(self, device, threads, shape, seconds, compiled=False):
-        """Updates per second of a shape as `admix bench learner --json` reports it."""
+    # The forms in which a careful user would write the update.
+    FORMS = {"closed loss, eager": ["--loss", "closed"], "plain loss, compiled": ["--loss", "plain", "--compile"]}
+
+    def best(self, device, threads, shape, seconds):
+        """Updates per second of the fastest form of a shape, and that form's name. A form that fails is left out, and said so."""
+        rates = {}
+        for form, options in self.FORMS.items():
+            try:
+                rates[form] = self.rate(device, threads, shape, seconds, options)
+            except (RuntimeError, subprocess.TimeoutExpired) as why:
+                print(f"PyTorch, {form}: {why}", file=sys.stderr)
+        if not rates:
+            raise RuntimeError("no form of the peer ran")
+        form = max(rates, key=rates.get)
+        return rates[form], form
+
+    def rate(self, device, threads, shape, seconds, options=()):
+        """Updates per second of a shape as `admix bench learner --json` reports it; `options` name the peer's form."""
         command = [self.python, self.script, "--device", device, "--threads", str(threads), "--seconds", str(seconds)]
         names = {"batch": "batch", "contracts": "contracts", "eligible": "eligible", "hidden": "hidden", "inputs": "features", "quantiles": "quantiles"}
         for name, option in names.items():
             command += [f"--{option}", str(shape[name])]
-        if compiled:
-            command.append("--compile")
+        command += options
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         if done.returncode != 0:
             raise RuntimeError(f"the peer failed: {done.stderr.strip()[-1000:]}")

@@ -7,11 +7,12 @@ use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 use crate::env::{
-    BLOCK_FORMAT, Block, Choice, DayModel, Episode, REPLAN_INTERVAL_S, Replay, RowSampler, Segment, State,
+    BLOCK_FORMAT, Block, Choice, DayModel, Delay, Episode, Lesson, REPLAN_INTERVAL_S, Replay, RowSampler, Segment,
+    State,
 };
 use crate::plan::Horizon;
-use crate::policy::{LearnedPolicy, Policy as _, PolicySpec, Replanner};
-use crate::settings::Settings;
+use crate::policy::{LearnedPolicy, Policy as _, PolicySpec, Replanner, Teacher};
+use crate::settings::{Settings, Target};
 
 /// An episode under way.
 pub(super) struct Runner<'a> {
@@ -19,8 +20,15 @@ pub(super) struct Runner<'a> {
     /// Whether it replays the whole day, whatever its seed says.
     pub whole: bool,
     pub replay: Replay<'a>,
-    pub rows: Peekable<RowSampler>,
+    pub rows: Peekable<RowSampler<'a>>,
     pub replanner: Option<Replanner>,
+    pub lessons: Option<Lessons>,
+}
+
+/// The teacher of an episode, and when it teaches next: milliseconds from midnight.
+pub(super) struct Lessons {
+    pub teacher: Teacher,
+    pub next: u64,
 }
 
 /// A segment under way.
@@ -31,6 +39,7 @@ pub(super) struct Recording {
     actions: Vec<u16>,
     replans: Vec<(u32, Vec<f32>)>,
     probabilities: Vec<f32>,
+    lessons: Vec<Lesson>,
 }
 
 /// Explores with a softmax over scores. Several episodes run side by side, a segment of each in turn, so that
@@ -107,11 +116,23 @@ impl<'a> Explorer<'a> {
             let Some(row) = runner.rows.next() else { break };
             replay.arrive(self.days[runner.day].incoming(row));
             if let Some(offsets) = self.policy.replan(replay) {
-                replay.state.replanned.copy_from_slice(offsets);
+                replay.state.replan(offsets);
                 recording.replans.push((recording.rows.len() as u32, offsets.to_vec()));
             }
             if i == 0 && per_step > 1 {
                 self.policy.hold(replay);
+            }
+            if i == 0
+                && let Some(lessons) = runner.lessons.as_mut().filter(|lessons| replay.offset() >= lessons.next)
+            {
+                lessons.next = replay.offset() + (1000.0 * self.settings.learner.lesson_every_s) as u64;
+                let lesson = lessons.teacher.lesson(
+                    &mut self.policy,
+                    replay,
+                    &self.days[runner.day],
+                    std::iter::once(row).chain(runner.rows.clone()),
+                );
+                recording.lessons.extend(lesson);
             }
             let (choice, probability) = explore(
                 &mut self.policy,
@@ -147,6 +168,7 @@ impl<'a> Explorer<'a> {
             actions: recording.actions,
             replans: recording.replans,
             probabilities: recording.probabilities,
+            lessons: recording.lessons,
             next,
         };
         runner.replanner = self.policy.pause();
@@ -172,6 +194,7 @@ impl<'a> Explorer<'a> {
             actions: Vec::with_capacity(capacity),
             replans: Vec::new(),
             probabilities: Vec::new(),
+            lessons: Vec::new(),
         }
     }
 
@@ -189,12 +212,18 @@ impl<'a> Explorer<'a> {
             if whole {
                 episode.replay_all();
             }
-            let mut rows = RowSampler::new(&episode, model.log.requests().len()).peekable();
+            let mut rows = RowSampler::new(&episode, model).peekable();
             let spread = self.settings.episodes.start_spread;
-            let replay = Replay::start(model, episode, self.settings.env.feedback_delay_s, spread, &mut rows);
+            let delay = Delay::from(&self.settings.env).in_episode(episode.seed);
+            let replay = Replay::start(model, episode, delay, spread, &mut rows);
             if rows.peek().is_some() {
                 let replanner = self.policy.replanner(&replay, horizon(model));
-                return Runner { day, whole, replay, rows, replanner };
+                let teaches = self.settings.learner.target != Target::Return;
+                // Not at the same times of the day in every episode.
+                let first = (1000.0 * self.settings.learner.lesson_every_s * self.rng.random::<f64>()) as u64;
+                let lessons =
+                    teaches.then(|| Lessons { teacher: Teacher::default(), next: replay.episode.start + first });
+                return Runner { day, whole, replay, rows, replanner, lessons };
             }
         }
     }

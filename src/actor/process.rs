@@ -28,13 +28,15 @@ pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<
     let mut writer = segments.rings[0].writer()?;
     let actor_len = context.spec.actor_shape().len();
     let initial = context.start.clone();
-    // A run that goes on draws other episodes than it began with.
-    let start = (incarnation - 1 + control.resumed_from.get() * 4096) & u64::from(u32::MAX);
+    let lock_step = settings.run.deterministic;
+    // A run that goes on draws other episodes than it began with. In lock-step it draws the same ones: where its snapshot
+    // ends, or from the beginning where no round had ended before the snapshot.
+    let start = if lock_step { 0 } else { incarnation - 1 + control.resumed_from.get() * 4096 };
+    let start = start & u64::from(u32::MAX);
     let mut explorer = Explorer::new(&days, settings, context.spec.clone(), initial, id as u64, start);
     let mut words = Vec::new();
     let mut version = 0;
     let mut round = 0;
-    let lock_step = settings.run.deterministic;
     if lock_step && control.resumed_from.get() > 0 {
         let snapshot = snapshot::newest(&directory.checkpoints())?.context("the snapshot to go on from is gone")?;
         if let Some(saved) = snapshot.state.explorers.get(id) {

@@ -6,11 +6,11 @@
 use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::env::{DayModel, Episode, Replay, RowSampler, State};
-use crate::policy::{Replanner, ReplannerState};
+use crate::env::{DayModel, Delay, Episode, Replay, RowSampler, State};
+use crate::policy::{Replanner, ReplannerState, Teacher};
 use crate::run::snapshot::RngState;
 
-use super::explorer::{Explorer, Runner, horizon};
+use super::explorer::{Explorer, Lessons, Runner, horizon};
 
 #[derive(Serialize, Deserialize)]
 struct ExplorerState {
@@ -29,6 +29,8 @@ struct RunnerState {
     next: u64,
     state: State,
     replanner: Option<ReplannerState>,
+    /// The teacher's last prices, and when it teaches next.
+    lessons: Option<(Vec<f64>, u64)>,
 }
 
 impl<'a> Explorer<'a> {
@@ -47,6 +49,7 @@ impl<'a> Explorer<'a> {
                 next: rows.next().map_or(u64::MAX, |row| row as u64),
                 state: runner.replay.state.clone(),
                 replanner: runner.replanner.as_ref().map(Replanner::state),
+                lessons: runner.lessons.as_ref().map(|l| (l.teacher.prices().to_vec(), l.next)),
             }
         };
         let state = ExplorerState {
@@ -84,13 +87,17 @@ impl<'a> Explorer<'a> {
         if saved.whole {
             episode.replay_all();
         }
-        let fits = [&saved.state.delivered, &saved.state.observed, &saved.state.replanned];
-        ensure!(fits.iter().all(|v| v.len() == day.contracts.len()), "an explorer of other days");
-        let mut rows = RowSampler::new(&episode, day.log.requests().len()).peekable();
+        ensure!(saved.state.fits(day.contracts.len()), "an explorer of other days");
+        let mut rows = RowSampler::new(&episode, day).peekable();
         while rows.next_if(|&row| (row as u64) < saved.next).is_some() {}
-        let replay = Replay::resume(day, episode, settings.env.feedback_delay_s, saved.state);
-        let replanner =
-            saved.replanner.map(|state| Replanner::resume(&replay, day.sample.clone(), horizon(day), state));
-        Ok(Runner { day: saved.day.into(), whole: saved.whole, replay, rows, replanner })
+        let delay = Delay::from(&settings.env).in_episode(episode.seed);
+        let replay = Replay::resume(day, episode, delay, saved.state);
+        let replanner_fits = saved.replanner.as_ref().is_none_or(|state| state.fits(day.contracts.len()));
+        ensure!(replanner_fits, "an explorer of other days");
+        let replanner = saved
+            .replanner
+            .map(|state| Replanner::resume(&replay, day.sample.clone(), horizon(day), &settings.policy, state));
+        let lessons = saved.lessons.map(|(prices, next)| Lessons { teacher: Teacher::from_prices(prices), next });
+        Ok(Runner { day: saved.day.into(), whole: saved.whole, replay, rows, replanner, lessons })
     }
 }

@@ -47,7 +47,7 @@ pub fn run(size: WorldSize, settings: &Settings, seconds: f64) -> anyhow::Result
     let spec = world::spec(&day, settings);
     let days = [day];
     let actor = spec.initial_actor(1);
-    let mut explorer = Explorer::new(&days, settings, spec, actor, 0, 0);
+    let mut explorer = Explorer::new(&days, settings, spec.clone(), actor, 0, 0);
     explorer.block();
     let mut blocks: Vec<Block> = Vec::new();
     let mut decisions = 0;
@@ -62,7 +62,7 @@ pub fn run(size: WorldSize, settings: &Settings, seconds: f64) -> anyhow::Result
     let elapsed = started.elapsed().as_secs_f64();
 
     let samples: usize = blocks.iter().map(Block::samples).sum();
-    let mut buffer = vec![0; Sizes::of(settings, &days).block];
+    let mut buffer = vec![0; Sizes::of(settings, &spec, &days).block];
     let mut encoded = Vec::new();
     let rounds = 20;
     let started = Instant::now();

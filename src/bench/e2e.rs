@@ -224,7 +224,7 @@ fn learner_alone(settings: &Settings, seconds: f64) -> anyhow::Result<f64> {
     device::set_threads(settings.learner.threads);
     let context = prepare(settings, None, None)?;
     let (days, spec) = (context.training_days()?, &context.spec);
-    let trainer = Device::resolve(&settings.run.device)?.trainer(&days, spec, settings)?;
+    let trainer = Device::of(settings)?.trainer(&days, spec, settings)?;
     let mut learner = Learner::new(&days, spec.clone(), settings, trainer);
     let initial = spec.initial_actor(settings.run.seed);
     let mut explorer = Explorer::new(&days, settings, spec.clone(), initial, 0, 0);
@@ -286,7 +286,7 @@ fn report(settings: &Settings, looks: &[Look], started: Instant) -> anyhow::Resu
     let (updates, samples) = (last.updates - first.updates, last.samples - first.samples);
     Ok(EndToEndReport {
         cores,
-        device: Device::resolve(&settings.run.device)?.to_string(),
+        device: Device::of(settings)?.to_string(),
         actors: settings.actors.count,
         start_s: (first.at - started).as_secs_f64(),
         seconds,

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::env::Replay;
+use crate::env::{Delay, Replay};
 use crate::policy::{Policy, ReplayOptions, replay_day};
 
 use super::world::{self, WorldSize};
@@ -48,7 +48,7 @@ impl Policy for Trivial {
 /// Replays a day of `size` again and again for `seconds`.
 pub fn run(size: WorldSize, seconds: f64) -> anyhow::Result<EnvReport> {
     let (day, _) = world::day(size)?;
-    let options = ReplayOptions { rate_seed: 0, feedback_delay_s: 0.0 };
+    let options = ReplayOptions { rate_seed: 0, delay: Delay::fixed(0.0) };
     replay_day(&day, &mut Trivial, options, &mut |_| {});
     let started = Instant::now();
     let mut steps = 0;

@@ -50,7 +50,7 @@ pub fn run(size: WorldSize, settings: &Settings, seconds: f64) -> anyhow::Result
     let mut fixed = settings.clone();
     fixed.policy.replan = false;
     let fastest = |policy: &mut dyn Policy| {
-        let options = ReplayOptions { rate_seed: 0, feedback_delay_s: 0.0 };
+        let options = ReplayOptions { rate_seed: 0, delay: crate::env::Delay::fixed(0.0) };
         let mut fastest = f64::INFINITY;
         let started = Instant::now();
         while fastest == f64::INFINITY || started.elapsed().as_secs_f64() < seconds / 3.0 {

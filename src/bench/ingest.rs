@@ -65,12 +65,13 @@ pub fn run(size: WorldSize, settings: &Settings, seconds: f64) -> anyhow::Result
     let days = [day];
     let mut explorer = Explorer::new(&days, settings, spec.clone(), spec.initial_actor(1), 0, 0);
     let blocks: Vec<Block> = (0..BLOCKS).map(|_| explorer.block()).collect();
-    let device = Device::resolve(&settings.run.device)?;
+    let device = Device::of(settings)?;
     let mut learner = Learner::new(&days, spec.clone(), settings, device.trainer(&days, &spec, settings)?);
 
     let names = RunNames::for_this_process("bench")?;
     let control = Control::create(&names.part("control"))?;
-    let shape = RingShape { actor: 0, regions: settings.actors.regions, capacity: Sizes::of(settings, &days).block };
+    let shape =
+        RingShape { actor: 0, regions: settings.actors.regions, capacity: Sizes::of(settings, &spec, &days).block };
     let ring = SampleRing::create(&names.part("ring0"), shape)?;
     let (mut writer, mut reader) = (ring.writer()?, ring.reader()?);
     let mut send = |block: &Block| -> anyhow::Result<usize> {

@@ -10,6 +10,8 @@ pub mod params;
 pub mod plan;
 pub mod proc;
 pub mod ring;
+pub mod score;
+pub mod serve;
 pub mod speedup;
 pub mod start;
 pub mod table;

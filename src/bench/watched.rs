@@ -11,11 +11,12 @@ use anyhow::{Context as _, ensure};
 use crate::learner;
 use crate::settings::Settings;
 use crate::shm::{Control, ProcessKind, RunNames, SampleRing, sweep};
+use crate::supervisor::children::this_program;
 use crate::synth::{self, WorldSettings};
 
 /// The command that trains a configuration with settings changed.
 pub fn train_command(config: &Path, sets: &[String], run_dir: &Path) -> anyhow::Result<Command> {
-    let mut command = Command::new(std::env::current_exe()?);
+    let mut command = this_program();
     command.arg("train").arg("--config").arg(config).arg("--run-dir").arg(run_dir);
     for set in sets {
         command.arg("--set").arg(set);
@@ -120,11 +121,11 @@ impl Watched {
     /// Ends it at once. Its children die with it.
     ///
     /// # Errors
-    /// What it left in shared memory cannot be removed.
+    /// A process that cannot be killed.
     pub fn kill(mut self) -> anyhow::Result<()> {
         self.child.kill()?;
         self.child.wait()?;
-        sweep()?;
+        sweep();
         Ok(())
     }
 }

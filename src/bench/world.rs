@@ -13,6 +13,9 @@ use crate::policy::PolicySpec;
 use crate::run::context::episode_sample;
 use crate::settings::Settings;
 
+/// Ids of contracts are below this, those of auction ads are not.
+pub const FIRST_AUCTION_AD: u64 = 10_000;
+
 /// Sizes of a benchmark day.
 #[derive(Debug, Clone, Copy)]
 pub struct WorldSize {
@@ -25,8 +28,8 @@ pub struct WorldSize {
     pub contracts: usize,
 }
 
-/// Writes such a day to a temporary directory, compiles and plans it, and makes a training day of it.
-pub fn day(size: WorldSize) -> anyhow::Result<(DayModel, Plan)> {
+/// Writes such a day to a temporary directory.
+pub fn written(size: WorldSize) -> anyhow::Result<tempfile::TempDir> {
     let dir = tempfile::tempdir().context("cannot make a temporary directory")?;
     let path = dir.path();
     write::day(path, &DayFile { date: "2026-01-05".into(), utc_offset_minutes: 0 })?;
@@ -59,7 +62,7 @@ pub fn day(size: WorldSize) -> anyhow::Result<(DayModel, Plan)> {
             .map(|k| {
                 let contract = k < size.eligible;
                 QueueEntry {
-                    ad_id: if contract { 1 + ((i + k) % size.contracts) as u64 } else { 10_000 + k as u64 },
+                    ad_id: if contract { 1 + ((i + k) % size.contracts) as u64 } else { FIRST_AUCTION_AD + k as u64 },
                     ad_type: if contract { AdType::Contract } else { AdType::Auction },
                     ecpm: (200_000.0 * (1.0 + 4.0 * hash(k as u64))).round() / 100.0,
                     pctr: 0.005,
@@ -81,11 +84,18 @@ pub fn day(size: WorldSize) -> anyhow::Result<(DayModel, Plan)> {
         write::track_row(&mut w, &row)?;
     }
     w.finish()?;
+    Ok(dir)
+}
+
+/// Writes such a day to a temporary directory, compiles and plans it, and makes a training day of it.
+pub fn day(size: WorldSize) -> anyhow::Result<(DayModel, Plan)> {
+    let dir = written(size)?;
+    let path = dir.path();
     let log = log::open(path, CompileOptions::default())?;
     let plan = Plan::from_days(&[&log], 0)?;
     let vocabulary = Arc::new(Vocabulary::of_days(&[&log], false));
     let mut day = DayModel::new(path, log, &plan, vocabulary)?;
-    day.sample = episode_sample(&plan, 0);
+    day.sample = episode_sample(&plan, &day.log);
     Ok((day, plan))
 }
 

@@ -7,15 +7,17 @@ use clap::{Args, Subcommand};
 
 use crate::bench::params::{ParamsBench, run_params};
 use crate::bench::ring::{RingBench, run_ring};
+use crate::bench::serve::ServeBench;
 use crate::bench::table::{TableBench, run_table};
 use crate::bench::world::WorldSize;
-use crate::bench::{actor, e2e, env, evaluate, ingest, learner, plan, speedup, start};
+use crate::bench::{actor, e2e, env, evaluate, ingest, learner, plan, score, speedup, start};
 use crate::learner::device;
 use crate::settings::{Critic, RowOptimizer, Settings};
 
 use super::{Exit, print_json, print_text};
 
 #[derive(Debug, Args)]
+#[command(after_help = "BENCHMARKS.md has figures with their commands.\n\nExample: admix bench actor --json")]
 pub struct Bench {
     #[command(subcommand)]
     stage: Stage,
@@ -27,12 +29,40 @@ pub struct Bench {
 #[derive(Debug, Subcommand)]
 enum Stage {
     /// Environment steps per second on one core, with a trivial policy
+    #[command(after_help = "Example: admix bench env --seconds 10")]
     Env(Day),
     /// Decisions per second of an actor on one core, and what its blocks cost to encode and decode
+    #[command(after_help = "Example: admix bench actor --contracts 30")]
     Actor(Day),
     /// Seconds that evaluating parameters on a day of 60,000 requests takes on one core: replanning, network, replay
+    #[command(after_help = "Example: admix bench evaluate")]
     Evaluate(Day),
+    /// What scoring a request costs on one core, and candidates per second from text to text
+    #[command(after_help = "Example: admix bench score --queue 16")]
+    Score(Day),
+    /// A server in a process of its own, with the load generator beside it: an even load, policies swapped under it, hostile
+    /// requests, kills and restarts
+    #[command(after_help = "Example: admix bench serve --seconds 10 --swaps 100")]
+    Serve {
+        #[command(flatten)]
+        day: Day,
+        /// Requests a second
+        #[arg(long, default_value_t = 5000.0, value_parser = rate)]
+        rate: f64,
+        #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1000))]
+        connections: u16,
+        /// Policies that are put in place under the load; 0 leaves this out
+        #[arg(long, default_value_t = 100)]
+        swaps: usize,
+        /// Hostile requests; 0 leaves this out
+        #[arg(long, default_value_t = 1000)]
+        hostile: u64,
+        /// Kills after three seconds of the load; 0 leaves this out
+        #[arg(long, default_value_t = 3)]
+        kills: usize,
+    },
     /// Sample ring between two processes, beside memcpy
+    #[command(after_help = "Example: admix bench ring --records 100000000")]
     Ring {
         /// Records of 256 bytes
         #[arg(long, default_value_t = 4_000_000)]
@@ -42,6 +72,7 @@ enum Stage {
         regions: usize,
     },
     /// Parameter publications under the load of reader processes
+    #[command(after_help = "Example: admix bench params --json")]
     Params {
         #[arg(long, default_value_t = 1_000_000)]
         publications: u64,
@@ -52,6 +83,7 @@ enum Stage {
         readers: usize,
     },
     /// Whole training in processes beside the serial mode: time to the same validation share
+    #[command(after_help = "Example: admix bench speedup --config configs/quickstart.toml --seeds 3")]
     Speedup {
         /// Configuration to train
         #[arg(long)]
@@ -64,9 +96,11 @@ enum Stage {
         seeds: u64,
     },
     /// Learner updates per second, or with --losses the losses of updates on fixed generated data
+    #[command(after_help = "Example: admix bench learner --requests-per-step 30 --ad-embedding 0 --threads 2")]
     Learner(LearnerArguments),
     /// From the rings into the learner's pool: take, verify, decode, check, keep, on a GPU replay and upload; beside memcpy of the
     /// same bytes
+    #[command(after_help = "Example: admix bench ingest --requests-per-step 1")]
     Ingest {
         /// auto, cpu, cuda, cuda:INDEX or cpu-resident
         #[arg(long, default_value = "auto")]
@@ -81,6 +115,7 @@ enum Stage {
         seconds: f64,
     },
     /// From process start to the first block of samples: the first start, then with compiled logs and plan in their caches
+    #[command(after_help = "Example: admix bench start --config configs/quickstart.toml --starts 7")]
     Start {
         #[command(flatten)]
         task: TaskArguments,
@@ -89,6 +124,7 @@ enum Stage {
         starts: usize,
     },
     /// A whole training in processes: speed, and what every process does with its time, memory and files
+    #[command(after_help = "Example: admix bench e2e --seconds 60")]
     E2e {
         #[command(flatten)]
         task: TaskArguments,
@@ -124,6 +160,7 @@ enum Stage {
         seconds: f64,
     },
     /// Planning a generated day: graph, HWM, SHALE, unavoidable shortage, beside one pass over all pairs
+    #[command(after_help = "Example: admix bench plan --contracts 1000")]
     Plan {
         #[arg(long, default_value_t = 1000)]
         contracts: usize,
@@ -208,6 +245,11 @@ struct LearnerArguments {
     seconds: f64,
 }
 
+fn rate(text: &str) -> Result<f64, String> {
+    let rate: f64 = text.parse().map_err(|_| "is not a number")?;
+    if rate > 0.0 && rate <= 1e6 { Ok(rate) } else { Err("use more than 0 and at most 1000000".into()) }
+}
+
 fn nodes(text: &str) -> Result<usize, String> {
     let nodes = text.parse().map_err(|_| "is not a whole number")?;
     if (1..=plan::MOST_NODES).contains(&nodes) { Ok(nodes) } else { Err(format!("use 1 to {}", plan::MOST_NODES)) }
@@ -228,6 +270,19 @@ impl Bench {
             Stage::Env(day) => self.print(&env::run(day.size(), day.seconds)?),
             Stage::Actor(day) => self.print(&actor::run(day.size(), &Settings::default(), day.seconds)?),
             Stage::Evaluate(day) => self.print(&evaluate::run(day.size(), &Settings::default(), day.seconds)?),
+            Stage::Score(day) => self.print(&score::run(day.size(), &Settings::default())?),
+            Stage::Serve { day, rate, connections, swaps, hostile, kills } => {
+                let bench = ServeBench {
+                    size: day.size(),
+                    rate: *rate,
+                    connections: usize::from(*connections),
+                    seconds: day.seconds,
+                    swaps: *swaps,
+                    hostile: *hostile,
+                    kills: *kills,
+                };
+                self.print(&bench.run(&Settings::default())?)
+            }
             Stage::Ring { records, regions } => self.print(&run_ring(&RingBench {
                 records: *records,
                 regions: *regions,

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 use crate::bench::{params, ring};
 use crate::run::{RunDirectory, flight};
-use crate::supervisor::children::{Role, bind_to_parent, queue_for_cores};
+use crate::supervisor::children::{Role, bind_to_parent, name_this_process, queue_for_cores};
 use crate::{actor, checkpoint, evaluator, learner, rank, reader};
 
 use super::Exit;
@@ -56,6 +56,7 @@ impl RunArguments {
     /// Runs a role's process under its flight recorder.
     fn run(&self, role: Role, process: impl FnOnce(&RunDirectory, &str) -> anyhow::Result<()>) -> anyhow::Result<()> {
         bind_to_parent(self.parent)?;
+        name_this_process(role);
         queue_for_cores(role);
         let directory = RunDirectory::open(&self.run_dir)?;
         flight::begin(&directory.flight(), &role.to_string());

@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 use crate::log::CompileOptions;
 use crate::log::check::check;
 use crate::log::import::{ImportReport, ipinyou, tencent2019};
+use crate::log::wander::Wander;
 use crate::synth::{self, WorldSettings};
 
 use super::{Exit, UsageError, print_json, print_text};
@@ -14,19 +15,31 @@ use super::{Exit, UsageError, print_json, print_text};
 #[derive(Debug, Subcommand)]
 pub enum Data {
     /// Write days of a synthetic world: DIR/day-0 .. day-(N-1)
+    #[command(
+        after_help = "Example: admix data synth --config configs/synth/sample.toml --days 5 --seed 7 --out world"
+    )]
     Synth(Synth),
     /// Rewrite a real log as log directories
-    #[command(subcommand)]
+    #[command(
+        subcommand,
+        after_help = "Example: admix data import ipinyou --impressions imp.20130610.txt.gz --control control.tsv --out logs/ipinyou"
+    )]
     Import(Import),
-    /// Check log directories: bad rows, contracts, coverage; also compiles them
+    /// Check log directories: bad rows, units, contracts, coverage; also compiles them
+    #[command(after_help = "docs/formats.md has every column with its unit, and what each warning means.\n\n\
+                            Example: admix data check logs/2026-01-05 logs/2026-01-06 --json | jq '.warnings[].name'")]
     Check(Check),
 }
 
 #[derive(Debug, Args)]
 pub struct Synth {
     /// World file (TOML); configs/synth/ has examples
-    #[arg(long, value_name = "FILE")]
-    config: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "like")]
+    config: Option<PathBuf>,
+    /// Make a world like these days: two or more log directories say its size, prices, contracts and how far it strays; the rest is
+    /// the world file's, or the default's
+    #[arg(long, value_name = "DIR", num_args = 1..)]
+    like: Vec<PathBuf>,
     /// Where the days go
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
@@ -44,8 +57,14 @@ pub struct Synth {
 #[derive(Debug, Subcommand)]
 pub enum Import {
     /// Requests of the 2019 Tencent ads algorithm contest, with their whole queues
+    #[command(
+        after_help = "Example: admix data import tencent2019 --track-log track_log.tsv.gz --contracts-from-log 10 --out logs/tencent"
+    )]
     Tencent2019(Tencent2019),
     /// iPinYou RTB impressions, one log directory per weekday
+    #[command(
+        after_help = "Example: admix data import ipinyou --impressions imp.20130610.txt.gz --control control.tsv --out logs/ipinyou"
+    )]
     Ipinyou(Ipinyou),
 }
 
@@ -92,6 +111,9 @@ pub struct Check {
     /// Share of bad track rows above which a log is refused
     #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
     max_bad_share: f64,
+    /// Seconds until a policy observes a delivery, as env.feedback_delay_s of your configuration has it
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    feedback_delay: f64,
     /// Print one JSON object a line
     #[arg(long)]
     json: bool,
@@ -110,7 +132,16 @@ impl Data {
 
 impl Synth {
     fn run(self) -> anyhow::Result<Exit> {
-        let mut world = WorldSettings::load(&self.config).map_err(|e| UsageError(format!("{e:#}")))?;
+        let usage = |e: anyhow::Error| UsageError(format!("{e:#}"));
+        let mut world = match &self.config {
+            Some(path) => WorldSettings::load(path).map_err(usage)?,
+            None => WorldSettings::default(),
+        };
+        if !self.like.is_empty() {
+            let open = |dir: &PathBuf| crate::log::open(dir, CompileOptions::default());
+            let days = self.like.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+            world = world.like(&days).map_err(usage)?;
+        }
         world.exposures_only |= self.exposures_only;
         let days = self.days.unwrap_or(world.days);
         let seed = self.seed.unwrap_or(world.seed);
@@ -148,10 +179,17 @@ impl Check {
     fn run(self) -> anyhow::Result<Exit> {
         let options = CompileOptions { max_bad_share: self.max_bad_share, ..CompileOptions::default() };
         let mut exit = Exit::Done;
+        let mut hourly = Vec::new();
         for dir in &self.dirs {
-            match check(dir, options) {
-                Ok(report) if self.json => print_json(&report)?,
-                Ok(report) => print_text(&report.to_string())?,
+            match check(dir, options, self.feedback_delay) {
+                Ok(report) => {
+                    if self.json {
+                        print_json(&report)?;
+                    } else {
+                        print_text(&report.to_string())?;
+                    }
+                    hourly.push(report.hourly);
+                }
                 Err(e) => {
                     exit = Exit::Usage;
                     if self.json {
@@ -159,6 +197,13 @@ impl Check {
                     }
                     say!("error: {e}");
                 }
+            }
+        }
+        if let Some(wander) = Wander::of(&hourly) {
+            if self.json {
+                print_json(&serde_json::json!({ "wander": wander }))?;
+            } else {
+                print_text(&wander.to_string())?;
             }
         }
         Ok(exit)

@@ -9,15 +9,22 @@ use crate::evaluate::entry::{self, Entry};
 use crate::evaluate::{self, DayReport, Judge, Judgement, Stress, TestDay, logged, table, verdict};
 use crate::plan::Plan;
 use crate::policy::baselines;
+use crate::policy::informed;
 use crate::report::RunReport;
 use crate::run::context::compile_options;
 use crate::settings::Settings;
 use crate::values::Told;
 
+use super::replayed::Replayed;
 use super::told::ToldArguments;
 use super::{Exit, UsageError, print_json, print_text};
 
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Above the table stands what its reader has to know first: days that a policy was trained or chosen on, and days that are partly \
+                  new to it.\n\n\
+                  Example: admix eval --log day-4 day-5 --policy runs/default-20261120-030000 --baselines pid,receding-horizon"
+)]
 pub struct Eval {
     /// Log directories to replay
     #[arg(long = "log", value_name = "DIR", required = true, num_args = 1..)]
@@ -30,18 +37,16 @@ pub struct Eval {
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
     /// `all`, `none`, or names: random, auction-only, contract-first, theta-lottery, shale, pass-rate, static-prices, pid, dual-descent-cold,
-    /// dual-descent-warm, receding-horizon, and logged (what was really shown, where there is a joined_exposure)
+    /// dual-descent-warm, receding-horizon, and logged (what was really shown, where there is a joined_exposure). With a feedback
+    /// delay also pid-predicting, dual-descent-cold-predicting, dual-descent-warm-predicting, receding-horizon-predicting, which count
+    /// what they have shown as delivered
     #[arg(long, value_name = "NAME,..", default_value = "all", value_delimiter = ',')]
     baselines: Vec<String>,
-    /// Seconds until a policy observes a delivery
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
-    feedback_delay: f64,
-    /// Seed of the rate draws
-    #[arg(long, value_name = "S", default_value_t = 0)]
-    rate_seed: u64,
-    /// Add to each queue the eligible contracts missing from it
+    /// Also replay the reference that knows the process of a synthetic world, in which the log lies beside its world.toml
     #[arg(long)]
-    complete_queues: bool,
+    informed: bool,
+    #[command(flatten)]
+    replayed: Replayed,
     /// Share of bad track rows above which a log is refused
     #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
     max_bad_share: f64,
@@ -65,22 +70,28 @@ pub struct Eval {
     decisions: Option<PathBuf>,
 }
 
-/// Every baseline's name.
+/// Every baseline's name, but for those that predict deliveries.
 pub fn all_baselines() -> Vec<String> {
     baselines::NAMES.into_iter().chain([logged::NAME]).map(String::from).collect()
 }
 
 impl Eval {
     pub fn run(self) -> anyhow::Result<Exit> {
-        let names = match self.baselines.as_slice() {
+        let mut names = match self.baselines.as_slice() {
+            [one] if one == "all" && self.replayed.feedback_delay > 0.0 => {
+                all_baselines().into_iter().chain(baselines::PREDICTORS.map(String::from)).collect()
+            }
             [one] if one == "all" => all_baselines(),
             [one] if one == "none" => Vec::new(),
             names => names.to_vec(),
         };
-        let known = all_baselines();
-        if let Some(unknown) = names.iter().find(|n| !known.contains(n)) {
+        let known: Vec<&str> = baselines::known().into_iter().chain([logged::NAME]).collect();
+        if let Some(unknown) = names.iter().find(|n| !known.contains(&n.as_str())) {
             let known = known.join(", ");
             return Err(UsageError(format!("no baseline `{unknown}`; there are {known}")).into());
+        }
+        if self.informed {
+            names.push(informed::NAME.to_owned());
         }
         let usage = |e: anyhow::Error| UsageError(format!("{e:#}"));
         let mut policies: Vec<Entry> = Vec::new();
@@ -92,10 +103,7 @@ impl Eval {
             Some(path) => Some(Plan::read(path).map_err(|e| UsageError(format!("{e:#}")))?),
             None => None,
         };
-        let mut settings = Settings::default();
-        settings.env.feedback_delay_s = self.feedback_delay;
-        settings.env.rate_seed = self.rate_seed;
-        settings.env.complete_queues = self.complete_queues;
+        let mut settings = self.replayed.settings();
         settings.data.max_bad_share = self.max_bad_share;
         let plan = plan.as_ref().or_else(|| policies.first().map(|first| first.policy.plan()));
         let stress = self.stress.map(|stress| stress.seeded(self.stress_seed));
@@ -154,7 +162,7 @@ pub fn compare(
             return Err(UsageError(why).into());
         }
         let mut writer = match decisions {
-            Some(folder) => Some(DecisionWriter::create(folder, day.log().name())?),
+            Some(folder) => Some(DecisionWriter::create(folder, day.log().name(), day.log().day().start_ms)?),
             None => None,
         };
         let mut watch = |name: &str, shown| match &mut writer {

@@ -15,7 +15,8 @@ use super::{Exit, UsageError, print_json, print_text};
                   dead one: how it ended, or that it was killed, and what is left of its shared memory. Of both: the last \
                   records of metrics.jsonl, checkpoints, and the last events of every process from its flight recorder.\n\
                   A live run is not disturbed: its memory and files are opened for reading only, and no lock is waited for.\n\
-                  Exit code 2 where the directory is no run."
+                  Exit code 2 where the directory is no run.\n\n\
+                  Example: admix inspect runs/quickstart-20261120-030000"
 )]
 pub struct Inspect {
     /// Run directory

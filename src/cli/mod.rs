@@ -7,16 +7,23 @@ mod bench;
 mod child;
 mod data;
 mod eval;
+mod explain;
+mod export;
 mod inspect;
 mod plan;
+mod pretrain;
 mod promote;
+mod replayed;
 mod retrain;
 mod runs;
+mod score;
+mod serve;
 mod soak;
 mod study;
 mod told;
 mod train;
 mod values;
+mod watch;
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -26,10 +33,12 @@ use clap::{Parser, Subcommand};
 use crate::learner::NotFinite;
 use crate::log::LogError;
 use crate::rank;
-use crate::run::CannotSave;
+use crate::run::leakage::Leak;
+use crate::run::{CannotSave, NotARunDirectory};
 use crate::settings::SettingsError;
 use crate::sparse::file::RowFileError;
 use crate::supervisor::RunFailure;
+use crate::supervisor::interrupt::survive_file_size_limits;
 use crate::supervisor::prepare::Unfit;
 use crate::supervisor::resume::Refused;
 use crate::values::fields::FieldError;
@@ -43,7 +52,8 @@ use crate::values::join::JoinError;
     after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage or input, 10 kept and 11 data suspect (retrain),\n\
                   12 verdict not reached (train --require), 130 interrupted (what was learned is saved);\n\
                   of a training run: 20 a process kept dying, 21 the learner got no samples, 22 the actors got no\n\
-                  parameters, 23 no update although there were samples, 24 losses that are not finite.\n\
+                  parameters, 23 no update although there were samples, 24 losses that are not finite,\n\
+                  25 its policy cannot be written.\n\
                   ADMIX_LOG=debug shows more of what happens (trace, debug, info, warn, error)."
 )]
 struct Arguments {
@@ -54,10 +64,12 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Make, import and check log directories
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example: admix data check logs/2026-01-05")]
     Data(data::Data),
     /// Plan from training days: forecast, prices, play probabilities, over-booked contracts, tuned baselines
     Plan(plan::Plan),
+    /// Learn, once, what policies of every world start from
+    Pretrain(pretrain::Pretrain),
     /// Train a policy on logged days
     Train(Box<train::Train>),
     /// Learn from exposures what impressions are worth, look at it, and write it down
@@ -65,6 +77,16 @@ enum Command {
     Values(values::Values),
     /// Replay whole days under policies and baselines, beside the hindsight bound
     Eval(eval::Eval),
+    /// Score requests as they come: a policy as a filter
+    Score(score::Score),
+    /// Write a policy's scores as the dictionary of a feature server
+    Export(export::Export),
+    /// Serve a policy over HTTP
+    Serve(serve::Serve),
+    /// Explain a decision: every candidate of a request, and what the baselines would have shown
+    Explain(explain::Explain),
+    /// Watch a run on one terminal screen
+    Watch(watch::Watch),
     /// Show a run, alive or dead: processes, queues, ledger, last events
     Inspect(inspect::Inspect),
     /// The nightly job: check the newest days, train, compare, promote what is better
@@ -75,7 +97,9 @@ enum Command {
     Runs(runs::Runs),
     /// Train and evaluate over worlds, seeds and policies; one table
     Study(study::Study),
-    /// Kill the processes of a training run at random and watch it recover
+    /// Try settings of configuration keys, from a grid or at random; rank them with intervals
+    Sweep(study::Sweep),
+    /// Strike the processes of training runs with signals at random and watch them recover
     Soak(soak::Soak),
     /// Measure one stage with the code that training runs
     Bench(bench::Bench),
@@ -124,6 +148,7 @@ struct UsageError(String);
 /// Parses the arguments and runs the command.
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    survive_file_size_limits();
     let filter = tracing_subscriber::EnvFilter::try_from_env("ADMIX_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("admix=info,warn"));
     tracing_subscriber::fmt()
@@ -137,14 +162,21 @@ pub fn main() -> ExitCode {
     let result = match arguments.command {
         Command::Data(command) => command.run(),
         Command::Plan(command) => command.run(),
+        Command::Pretrain(command) => command.run(),
         Command::Train(command) => command.run(),
         Command::Values(command) => command.run(),
         Command::Eval(command) => command.run(),
+        Command::Score(command) => command.run(),
+        Command::Export(command) => command.run(),
+        Command::Serve(command) => command.run(),
+        Command::Explain(command) => command.run(),
+        Command::Watch(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Retrain(command) => command.run(),
         Command::Promote(command) => command.run(),
         Command::Runs(command) => command.run(),
         Command::Study(command) => command.run(),
+        Command::Sweep(command) => command.run(),
         Command::Soak(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Child(command) => command.run(),
@@ -178,13 +210,30 @@ fn exit_of(error: &anyhow::Error) -> Exit {
             || cause.is::<JoinError>()
             || cause.is::<FieldError>()
             || cause.is::<RowFileError>()
+            || cause.is::<NotARunDirectory>()
+            || cause.is::<Leak>()
             || cause.downcast_ref::<LogError>().is_some_and(|e| !matches!(e, LogError::Io { .. }))
     });
     if usage { Exit::Usage } else { Exit::Failed }
 }
 
+/// A text without the control characters that a terminal obeys: what a log holds must not move the cursor or set the title of
+/// whoever reads about it.
+pub fn plain(text: &str) -> std::borrow::Cow<'_, str> {
+    let obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if !text.contains(obeyed) {
+        return text.into();
+    }
+    let shown = |c: char| if obeyed(c) { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(shown).collect::<String>().into()
+}
+
 /// Prints on stdout; a reader that went away (`| head`) ends the program quietly.
 fn print_text(text: &str) -> anyhow::Result<()> {
+    write_out(&plain(text))
+}
+
+fn write_out(text: &str) -> anyhow::Result<()> {
     use std::io::Write as _;
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -195,5 +244,16 @@ fn print_text(text: &str) -> anyhow::Result<()> {
 
 /// Prints a line of JSON on stdout.
 fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    print_text(&format!("{}\n", serde_json::to_string(value)?))
+    write_out(&format!("{}\n", serde_json::to_string(value)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plain;
+
+    #[test]
+    fn what_a_terminal_would_obey_is_shown_instead() {
+        assert_eq!(plain("a\tb\nc é"), "a\tb\nc é");
+        assert_eq!(plain("\u{1b}]0;title\u{7}\r\u{9b}2J"), "\\u{1b}]0;title\\u{7}\\r\\u{9b}2J");
+    }
 }

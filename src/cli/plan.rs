@@ -8,6 +8,7 @@ use clap::Args;
 use crate::log::CompileOptions;
 use crate::plan::{self, Allocation, ServedDay};
 use crate::run::context::{compile_options, open_logs};
+use crate::run::leakage::Roles;
 use crate::settings::{self, Settings};
 use crate::supervisor::prepare::Planning;
 
@@ -15,6 +16,7 @@ use super::told::ToldArguments;
 use super::{Exit, print_json, print_text};
 
 #[derive(Debug, Args)]
+#[command(after_help = "Example: admix plan day-0 day-1 day-2 --for day-3 --out plan.json")]
 pub struct Plan {
     /// Training days: log directories
     #[arg(value_name = "DIR", required = true)]
@@ -23,6 +25,9 @@ pub struct Plan {
     /// Default: the contracts of the last training day under the training days' forecast
     #[arg(long = "for", value_name = "DIR")]
     served: Option<PathBuf>,
+    /// Validation days, which the baselines are tuned on too, as they choose a learner's parameters
+    #[arg(long, value_name = "DIR", num_args = 1..)]
+    validation: Vec<PathBuf>,
     /// Take rate seed, feedback delay and tuning budget from this configuration
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -40,7 +45,7 @@ impl Plan {
     pub fn run(self) -> anyhow::Result<Exit> {
         let (settings, options) = match &self.config {
             Some(path) => {
-                let settings = settings::load(path, &[])?;
+                let settings: Settings = settings::load(path, &[])?;
                 let options = compile_options(&settings);
                 (settings, options)
             }
@@ -48,11 +53,17 @@ impl Plan {
         };
         let told = self.told.resolve(&settings.data)?;
         let logs = open_logs(&self.dirs, options, &told)?;
-        let Settings { env, baselines, policy, .. } = &settings;
+        Roles::check(&[
+            ("the training days", &self.dirs, &logs),
+            ("--validation", &self.validation, &open_logs(&self.validation, options, &told)?),
+        ])?;
+        let Settings { env, episodes, baselines, policy, .. } = &settings;
         let served = self.served.as_deref();
-        let plan =
-            Planning { dirs: &self.dirs, logs, served, validation: &[], options, told: &told, env, baselines, policy }
-                .plan()?;
+        let (dirs, validation, per_step) = (&self.dirs, &self.validation, settings.requests_per_step());
+        let told = &told;
+        let planning =
+            Planning { dirs, logs, served, validation, options, told, env, episodes, per_step, baselines, policy };
+        let plan = planning.plan()?;
         if let Some(out) = &self.out {
             plan.write(out)?;
             say!("plan written to {}", out.display());

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::retrain::{self, Entry, Job, Outcome};
+use crate::retrain::{self, Entry, Job, Outcome, Window};
 use crate::supervisor::interrupt::Interrupt;
 
 use super::{Exit, UsageError, print_json, print_text};
@@ -19,12 +19,18 @@ use super::{Exit, UsageError, print_json, print_text};
                   systemd timer and a cron line.\n\n\
                   Exit codes: 0 promoted, 10 kept, 11 the newest day is suspect (nothing was trained), 1 failed, 2 wrong usage, \
                   130 interrupted.\n\n\
-                  Example: admix retrain --config /etc/admix/retrain.toml"
+                  Examples:\n  \
+                  admix retrain --config /etc/admix/retrain.toml\n  \
+                  admix retrain --config /etc/admix/retrain.toml --window 2h"
 )]
 pub struct Retrain {
     /// The job's file (TOML); configs/retrain.toml explains every key
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
+    /// Refresh during the day: train and compare on the newest complete windows of this length, for example 2h, instead of
+    /// whole days. The plan of what is served stays; the newest day may still be under way
+    #[arg(long, value_name = "LENGTH")]
+    window: Option<Window>,
     /// Print the night's entry in the history as one JSON object
     #[arg(long)]
     json: bool,
@@ -33,9 +39,10 @@ pub struct Retrain {
 impl Retrain {
     pub fn run(self) -> anyhow::Result<Exit> {
         let job = Job::load(&self.config).map_err(|e| UsageError(format!("{e:#}")))?;
-        let interrupt = Interrupt::listen()?;
+        // Its runs have a time of grace of their own.
+        let interrupt = Interrupt::listen(f64::from(u32::MAX))?;
         interrupt.supervise();
-        let entry = retrain::run(&job, &interrupt)?;
+        let entry = retrain::run(&job, self.window, &interrupt)?;
         if self.json {
             print_json(&entry)?;
         } else {
@@ -75,7 +82,8 @@ pub fn line(entry: &Entry) -> String {
         Outcome::PromotedByHand => "PROMOTED BY HAND",
         Outcome::RolledBack => "ROLLED BACK",
     };
-    let night = entry.night.as_ref().map_or_else(String::new, |night| format!(" night of {night}"));
+    let what = entry.window.as_ref().map_or("night".to_owned(), |window| format!("{window} refresh"));
+    let night = entry.night.as_ref().map_or_else(String::new, |night| format!(" {what} of {night}"));
     let serves = entry.serves.map_or_else(|| "nothing is served".to_owned(), |n| format!("serves {n}"));
     let policy = entry.policy.as_ref().map_or_else(String::new, |policy| format!(" ({policy})"));
     format!("{:>4} {}{night}: {word}, {serves}{policy}: {}", entry.n, entry.time, entry.reason)

@@ -1,11 +1,13 @@
 //! `admix train`: from a configuration to a policy and the table that judges it.
 
-use std::path::PathBuf;
+use std::cell::OnceCell;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
-use crate::evaluate::{DayReport, Decision, Entry, Judgement};
+use crate::cancel;
+use crate::evaluate::{DayReport, Decision, Entry, Judgement, familiar};
 use crate::learner::Device;
 use crate::plan::Plan;
 use crate::policy::file::PolicyFile;
@@ -23,6 +25,14 @@ use crate::supervisor::{ExitReason, Outcome, parallel, serial};
 use super::{Exit, UsageError, eval, print_text};
 
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Days: data.train is learned from, data.validation chooses the best parameters, data.test is reported at the end. A day that \
+                  stands in two of them is refused.\n\
+                  Ctrl-C saves; --resume goes on. docs/tuning.md says which keys matter.\n\n\
+                  Examples:\n  \
+                  admix train --config configs/quickstart.toml\n  \
+                  admix train --config configs/default.toml --set 'data.train=[\"day-0\", \"day-1\"]' --set 'data.validation=[\"day-2\"]'"
+)]
 pub struct Train {
     /// Configuration file (TOML); configs/ has examples
     #[arg(long, value_name = "FILE")]
@@ -58,10 +68,11 @@ pub struct Train {
     /// Processes in lock-step: the same seed gives the same policy file on the CPU
     #[arg(long)]
     deterministic: bool,
-    /// Go on with the run in --run-dir from its newest snapshot; =auto starts it if there is none yet
+    /// Go on with the run in --run-dir from its newest snapshot; =auto starts it if there is none yet; =restart begins it
+    /// again, with its best policy as the one to beat
     #[arg(
         long,
-        value_name = "auto",
+        value_name = "auto|restart",
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "must",
@@ -100,10 +111,39 @@ enum Resume {
     Must,
     /// Whichever applies.
     Auto,
+    /// From the beginning.
+    Restart,
+}
+
+impl From<Resume> for resume::Resume {
+    fn from(how: Resume) -> Self {
+        match how {
+            Resume::Must => Self::Must,
+            Resume::Auto => Self::Auto,
+            Resume::Restart => Self::Restart,
+        }
+    }
 }
 
 impl Train {
     pub fn run(self) -> anyhow::Result<Exit> {
+        let trained = OnceCell::new();
+        cancel::catch(|| self.train_and_report(&trained)).unwrap_or_else(|cancel::Cancelled| {
+            match trained.get() {
+                None => say!(
+                    "interrupted before training began; logs that were compiled and plans that were finished are kept for the \
+                     next start"
+                ),
+                Some(best) => {
+                    say!("interrupted during the report; the policy is {}, `admix eval` compares it", best.display());
+                }
+            }
+            Ok(Exit::Interrupted)
+        })
+    }
+
+    /// Sets `trained` to the best policy once training has ended.
+    fn train_and_report(self, trained: &OnceCell<PathBuf>) -> anyhow::Result<Exit> {
         if let Some(parent) = self.parent {
             bind_to_parent(parent)?;
         }
@@ -115,7 +155,7 @@ impl Train {
             sets.push("run.deterministic=true".into());
         }
         let settings: Settings = settings::load(&self.config, &sets)?;
-        let device = Device::resolve(&settings.run.device).map_err(|e| UsageError(e.to_string()))?;
+        let device = Device::of(&settings).map_err(|e| UsageError(e.to_string()))?;
         if settings.run.deterministic && settings.budget.max_updates == 0 && settings.budget.max_samples == 0 {
             return Err(UsageError(
                 "a lock-step run cannot end by wall time: set budget.max_updates or budget.max_samples".into(),
@@ -135,28 +175,35 @@ impl Train {
                 Some(Origin { path: path.clone(), policy })
             }
         };
-        let interrupt = Interrupt::listen()?;
+        let interrupt = Interrupt::listen(settings.watchdog.grace_s)?;
         let mode = match (self.serial, settings.run.deterministic) {
             (true, _) => "serial",
             (false, true) => "lock-step",
             (false, false) => "parallel",
         };
-        let root = self.run_directory();
-        let fresh = !root.exists();
-        let (directory, earlier) = match self.resume {
-            None => (RunDirectory::create(&root)?, None),
-            Some(how) => {
-                let directory = resume::open(&root, how == Resume::Auto)?;
+        // Asked before it is made.
+        let fresh = self.run_dir.as_ref().is_none_or(|root| !root.exists());
+        let (directory, earlier) = match (self.resume, &self.run_dir) {
+            (Some(how), Some(root)) => {
+                let directory = resume::open(root, how.into())?;
                 let earlier = Earlier::find(&directory, &settings, mode)?;
-                (directory, earlier)
+                let how = earlier.as_ref().map(|earlier| earlier.settle(&directory, how.into())).transpose()?;
+                (directory, earlier.zip(how))
             }
+            (_, Some(root)) => (RunDirectory::create(root)?, None),
+            (_, None) => (RunDirectory::create_unique(Path::new("runs"), &self.default_name())?, None),
         };
         flight::begin(&directory.flight(), "main");
         say!("run directory {}", directory.root().display());
+        let earlier = earlier.map(|(earlier, how)| {
+            say!("{how}");
+            earlier
+        });
         if settings.run.device == "auto" && device == Device::Cpu {
-            match Device::idle_gpu() {
-                Some(missing) => say!("learning on the CPU, though there is a GPU: {missing}"),
-                None => say!("no CUDA driver found: learning on the CPU"),
+            match (Device::cpu_only(&settings), Device::idle_gpu()) {
+                (Some(what), _) => say!("{what} is learned on the CPU"),
+                (None, Some(missing)) => say!("learning on the CPU, though there is a GPU: {missing}"),
+                (None, None) => say!("no CUDA driver found: learning on the CPU"),
             }
         }
         let result = train(&settings, Given { plan, from }, earlier, device, mode, &directory, &interrupt);
@@ -182,6 +229,8 @@ impl Train {
             }
             return Ok(Exit::Interrupted);
         }
+        trained.get_or_init(|| directory.best());
+        interrupt.leave();
         let (report, reported) = report(&context, &directory)?;
         // A full disk must not make a finished run a failed one.
         if let Err(e) = report.write(&directory) {
@@ -189,7 +238,7 @@ impl Train {
         }
         if !reported.is_empty() {
             if !self.json {
-                print_text("\nDays that were not trained on:\n\n")?;
+                print_text(&format!("\n{}:\n\n", familiar::heading(&reported)))?;
             }
             eval::print_reports(&reported, report.judgement.as_slice(), self.json)?;
         }
@@ -213,12 +262,10 @@ impl Train {
         Exit::VerdictNotReached
     }
 
-    fn run_directory(&self) -> PathBuf {
-        self.run_dir.clone().unwrap_or_else(|| {
-            let name = self.config.file_stem().map_or_else(|| "run".into(), |s| s.to_string_lossy().into_owned());
-            let time = jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S");
-            PathBuf::from("runs").join(format!("{name}-{time}"))
-        })
+    /// What a run directory is called that nobody has named.
+    fn default_name(&self) -> String {
+        let name = self.config.file_stem().map_or_else(|| "run".into(), |s| s.to_string_lossy().into_owned());
+        format!("{name}-{}", jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S"))
     }
 }
 
@@ -249,7 +296,6 @@ fn train(
     let starts = earlier.as_ref().map(Earlier::starts).unwrap_or_default();
     let context = match earlier {
         Some(earlier) => {
-            say!("going on with the run that was begun here");
             if let Some(from) = &given.from {
                 say!("--from {} is left aside: the run has its start already", from.path.display());
             }

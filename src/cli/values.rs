@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 
+use crate::cancel;
 use crate::log::CompileOptions;
 use crate::run::value_run::Prepared;
 use crate::run::{RunDirectory, flight};
@@ -63,6 +64,15 @@ enum Resume {
     Auto,
 }
 
+impl From<Resume> for resume::Resume {
+    fn from(how: Resume) -> Self {
+        match how {
+            Resume::Must => Self::Must,
+            Resume::Auto => Self::Auto,
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  admix values eval --values runs/v --log worlds/v/day-3 worlds/v/day-4")]
 pub struct Eval {
@@ -103,17 +113,25 @@ impl Values {
 
 impl Train {
     fn run(self) -> anyhow::Result<Exit> {
+        cancel::catch(|| self.train()).unwrap_or_else(|cancel::Cancelled| {
+            say!("interrupted before training began; logs that were compiled are kept for the next start");
+            Ok(Exit::Interrupted)
+        })
+    }
+
+    fn train(self) -> anyhow::Result<Exit> {
         let settings: ValueSettings = settings::load(&self.config, &self.sets)?;
         let fields = Fields::parse(&settings.values.fields)?;
-        let interrupt = Interrupt::listen()?;
-        let root = self.run_dir.clone().unwrap_or_else(|| {
-            let name = self.config.file_stem().map_or_else(|| "values".into(), |s| s.to_string_lossy().into_owned());
-            let time = jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S");
-            PathBuf::from("runs").join(format!("{name}-{time}"))
-        });
-        let directory = match self.resume {
-            None => RunDirectory::create(&root)?,
-            Some(how) => resume::open(&root, how == Resume::Auto)?,
+        let interrupt = Interrupt::listen(settings.watchdog.grace_s)?;
+        let directory = match (self.resume, &self.run_dir) {
+            (Some(how), Some(root)) => resume::open(root, how.into())?,
+            (_, Some(root)) => RunDirectory::create(root)?,
+            (_, None) => {
+                let name =
+                    self.config.file_stem().map_or_else(|| "values".into(), |s| s.to_string_lossy().into_owned());
+                let time = jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S");
+                RunDirectory::create_unique(Path::new("runs"), &format!("{name}-{time}"))?
+            }
         };
         flight::begin(&directory.flight(), "main");
         say!("run directory {}", directory.root().display());

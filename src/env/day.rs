@@ -103,9 +103,9 @@ impl DayModel {
     /// The request at `row` as replay takes it.
     pub fn incoming(&self, row: usize) -> Incoming<'_> {
         let request = &self.log.requests()[row];
-        let &Request { request_id, region, gender, age, best, .. } = request;
+        let &Request { request_id, slot_id, region, gender, age, best, .. } = request;
         let offset = request.ts_ms - self.known.start_ms;
-        let visit = Visit { request_id, offset, region, gender, age, best, place: self.places[row] };
+        let visit = Visit { request_id, offset, slot_id, region, gender, age, best, place: self.places[row] };
         Incoming { visit, entries: self.log.entries(request), auctions: self.log.auctions(request) }
     }
 }

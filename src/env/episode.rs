@@ -16,6 +16,7 @@ use crate::settings::Episodes;
 
 use super::day::DayModel;
 use super::known::KnownDay;
+use super::wander::Wander;
 
 /// One draw of how a day is replayed.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,7 +24,7 @@ pub struct Episode {
     pub seed: u64,
     /// Share of the forecast traffic that is replayed; demands are scaled by it.
     pub thinning: f64,
-    /// Share of the logged requests that is replayed: the thinning times the volume factor.
+    /// Share of the logged requests that is replayed in the busiest hour: the thinning times the volume factor.
     pub keep: f64,
     /// Impressions owed and left, scaled; fractional.
     pub owed: Vec<f32>,
@@ -39,6 +40,7 @@ pub struct Episode {
     price: f64,
     jump: (u64, f64),
     shocks: Vec<Shock>,
+    wander: Wander,
 }
 
 /// A region's prices are another for some hours.
@@ -77,6 +79,7 @@ impl Episode {
             price: 1.0,
             jump: NEVER,
             shocks: Vec::new(),
+            wander: Wander::NONE,
         }
     }
 
@@ -86,7 +89,9 @@ impl Episode {
         let requests = day.log.requests().len() as f64;
         let volume = (settings.volume_jitter * normal(&mut rng)).exp();
         // No more requests can be replayed than were logged: more traffic than forecast means less demand then.
-        let thinning = ((settings.steps * per_step) as f64 / requests).min(1.0).min(1.0 / volume);
+        let wander = Wander::draw(settings, &mut rng);
+        let most = volume * wander.top();
+        let thinning = ((settings.steps * per_step) as f64 / requests).min(1.0).min(1.0 / most);
         let price = (settings.price_jitter * normal(&mut rng)).exp();
         let jump = if rng.random::<f64>() < settings.jump_share {
             let at = day.traffic.time_of_share(rng.random());
@@ -124,7 +129,7 @@ impl Episode {
         Self {
             seed,
             thinning,
-            keep: (thinning * volume).min(1.0),
+            keep: (thinning * most).min(1.0),
             owed,
             left,
             start_error,
@@ -134,18 +139,20 @@ impl Episode {
             price,
             jump,
             shocks,
+            wander,
         }
     }
 
     /// Replays every row of the day from its start.
     pub fn replay_all(&mut self) {
         self.keep = 1.0;
+        self.wander = Wander::NONE;
         self.start = 0;
     }
 
     /// Factor on a region's auction worth at a time of the day.
     pub fn price_factor(&self, region: u32, offset: u64) -> f64 {
-        let mut factor = self.price;
+        let mut factor = self.price * self.wander.price(region, offset);
         let (at, jump) = self.jump;
         if offset >= at {
             factor *= jump;
@@ -181,22 +188,26 @@ impl Episode {
     }
 }
 
-/// Walks the rows of an episode: each row of the log with probability `keep`.
+/// Walks the rows of an episode: each row of the log with probability `keep`, times the volume of its hour as a share of the
+/// busiest one's.
 #[derive(Debug, Clone)]
-pub struct RowSampler {
+pub struct RowSampler<'a> {
     rng: ChaCha8Rng,
+    day: &'a DayModel,
+    /// `None` where the hours are as logged.
+    wander: Option<Box<Wander>>,
     keep: f64,
     next: usize,
-    end: usize,
 }
 
-impl RowSampler {
-    pub fn new(episode: &Episode, rows: usize) -> Self {
+impl<'a> RowSampler<'a> {
+    pub fn new(episode: &Episode, day: &'a DayModel) -> Self {
         let mut sampler = Self {
             rng: ChaCha8Rng::seed_from_u64(episode.seed ^ 0x0000_7211_55ED),
+            day,
+            wander: (episode.wander != Wander::NONE).then(|| Box::new(episode.wander.clone())),
             keep: episode.keep,
             next: 0,
-            end: rows,
         };
         sampler.next = sampler.gap();
         sampler
@@ -212,15 +223,20 @@ impl RowSampler {
     }
 }
 
-impl Iterator for RowSampler {
+impl Iterator for RowSampler<'_> {
     type Item = usize;
 
     fn next(&mut self) -> Option<usize> {
-        let row = self.next;
-        if row >= self.end {
-            return None;
+        loop {
+            let row = self.next;
+            if row >= self.day.log.requests().len() {
+                return None;
+            }
+            self.next = row.saturating_add(1).saturating_add(self.gap());
+            let Some(wander) = &self.wander else { return Some(row) };
+            if self.rng.random::<f64>() < wander.volume_share(self.day.offset(row)) {
+                return Some(row);
+            }
         }
-        self.next = row.saturating_add(1).saturating_add(self.gap());
-        Some(row)
     }
 }

@@ -10,6 +10,9 @@ use super::known::KnownDay;
 use super::replay::Replay;
 use super::state::{State, decay, growth, market_gain, market_term};
 
+/// Version of what networks see, counted up with every change; a policy of another one cannot be read.
+pub const FEATURE_VERSION: u32 = 2;
+
 /// Width of a feature row.
 pub const FEATURES: usize = 31;
 
@@ -331,7 +334,7 @@ impl<'a> Moment<'a> {
             controller: state.controller(day, &day.pacing, episode, j, self.observed_until),
             market: state.market_level(day.unit, j, self.growth),
             day_market: state.day_market_level(day.unit, j),
-            replanned: state.replanned[j],
+            replanned: state.replanned(j),
         }
     }
 

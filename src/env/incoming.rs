@@ -8,6 +8,7 @@ pub struct Visit {
     pub request_id: u64,
     /// Milliseconds from midnight.
     pub offset: u64,
+    pub slot_id: u32,
     pub region: u32,
     pub gender: u8,
     pub age: u8,

@@ -10,7 +10,7 @@ use crate::log::compiled::Contract;
 use crate::log::schema::DAY_MS;
 use crate::log::targeting::Targeting;
 use crate::plan::sample::Kind;
-use crate::plan::{Forecast, GRID, Graph, Horizon, Hwm, PacingGains, Plan, Sample, Supply};
+use crate::plan::{Forecast, GRID, Graph, Horizon, Hwm, PacingGains, Plan, Sample, Supply, VolumeModel};
 
 use super::day::Vocabulary;
 
@@ -77,6 +77,8 @@ pub struct KnownDay {
     /// What the training days let expect of the requests to come, and how a policy looks ahead with it.
     pub sample: Arc<Sample>,
     pub horizon: Horizon,
+    /// What was learned of how traffic deviates from its forecast, for policies that use it.
+    pub volume: Option<Arc<VolumeModel>>,
     /// Gains of the pacing controller on whole days.
     pub pacing: PacingGains,
     pub auction_pctr: f64,
@@ -145,6 +147,7 @@ impl KnownDay {
             pacing: tuned.pacing,
             horizon: tuned.receding,
             sample: plan.sample.clone(),
+            volume: plan.volume.clone(),
             auction_pctr: plan.auction_pctr,
             contract_pctr,
             vocabulary,

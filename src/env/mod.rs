@@ -9,22 +9,28 @@
 //!
 //! What replay ignores: auction budgets, frequency caps, second-price charges, bidders that react.
 //!
-//! May import: `log`, `plan`.
+//! May import: `log`, `plan`, `settings`.
 
 mod day;
+mod delay;
 mod episode;
 mod features;
 mod incoming;
 mod known;
+mod lesson;
+pub mod outlook;
 mod replay;
 mod segment;
 mod state;
+mod wander;
 
 pub use day::{DayModel, Vocabulary};
+pub use delay::Delay;
 pub use episode::{Episode, RowSampler};
-pub use features::{ContractMoment, Course, FEATURE_NAMES, FEATURES, General, Moment, Terms};
+pub use features::{ContractMoment, Course, FEATURE_NAMES, FEATURE_VERSION, FEATURES, General, Moment, Terms};
 pub use incoming::{Incoming, Visit};
 pub use known::{ContractModel, KnownDay};
+pub use lesson::Lesson;
 pub use replay::{Candidate, Choice, Display, Replay, Weights};
 pub use segment::{BLOCK_FORMAT, Block, REPLAN_INTERVAL_S, Segment};
 pub use state::State;

@@ -214,6 +214,11 @@ impl<'a> Replay<'a> {
         self.offset().saturating_sub(self.delay)
     }
 
+    /// Delay of the feedback, milliseconds.
+    pub fn delay_ms(&self) -> u64 {
+        self.delay
+    }
+
     /// What showing contract candidate `i` would earn now.
     pub fn gain(&self, i: usize) -> Display {
         let c = &self.candidates[i];
@@ -224,6 +229,20 @@ impl<'a> Replay<'a> {
             click: c.click,
             delivery: self.day.contracts[j].penalty * f64::from(unit),
             best: self.best(),
+        }
+    }
+
+    /// Sets the time without a request, for what a policy works out before the first one arrives.
+    pub fn set_time(&mut self, offset: u64) {
+        self.visit = Visit { offset, ..Visit::default() };
+        self.candidates.clear();
+        self.auctions = Cow::Borrowed(&[]);
+    }
+
+    /// Chooses an ad whose display is confirmed later ([`State::confirm`]): the cap counts it, policies do not observe it yet.
+    pub fn claim(&mut self, choice: Choice) {
+        if let Choice::Contract(i) = choice {
+            self.state.delivered[self.candidates[i].contract as usize] += 1.0;
         }
     }
 

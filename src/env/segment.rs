@@ -5,13 +5,14 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::lesson::Lesson;
 use super::state::State;
 
 /// Least seconds of log time between two plans of a training episode: solving costs as much as a thousand requests.
 pub const REPLAN_INTERVAL_S: f64 = 3600.0;
 
 /// Version of the serialised form.
-pub const BLOCK_FORMAT: u32 = 3;
+pub const BLOCK_FORMAT: u32 = 4;
 
 /// Consecutive steps of one episode; a step is [`Segment::per_step`] requests.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -28,11 +29,13 @@ pub struct Segment {
     pub rows: Vec<u32>,
     /// What was shown on each: index of the candidate, then of the scored auction ads; [`Segment::NOTHING`] if nothing.
     pub actions: Vec<u16>,
-    /// Where [`State::replanned`] changed, as an index into `rows`, and to what.
+    /// Where [`State::replan`] changed, as an index into `rows`, and to what.
     pub replans: Vec<(u32, Vec<f32>)>,
     /// Probability with which it was chosen; empty for steps of more than one request, which are not corrected for
     /// what another policy would have done.
     pub probabilities: Vec<f32>,
+    /// What hindsight teaches about states of the segment; empty where the learner's target is the return alone.
+    pub lessons: Vec<Lesson>,
     /// The row after the last one; `None` where the episode ended.
     pub next: Option<u32>,
 }

@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{PacingGains, Time};
+use crate::plan::{Deviation, PacingGains, Time};
 
 use super::episode::Episode;
 use super::known::KnownDay;
+use super::outlook::{ADVICE_COLUMNS, Advice, Tracker};
 
 /// Memory of the price level and of the delivery speed.
 const MEMORY_MS: f64 = 3_600_000.0;
@@ -65,8 +66,10 @@ pub struct State {
     market_expected: Vec<f32>,
     day_market_seen: Vec<f32>,
     day_market_expected: Vec<f32>,
-    /// What replanning adds to the logit of each contract's bid.
+    /// What replanning adds to the logit of each contract's bid; where a replanner advises, [`ADVICE_COLUMNS`] times as many.
     pub replanned: Vec<f32>,
+    /// Traffic and prices over several memories.
+    pub(super) tracker: Tracker,
     pending: VecDeque<Pending>,
     price_seen: f64,
     price_expected: f64,
@@ -96,6 +99,7 @@ impl State {
             day_market_seen: vec![0.0; contracts],
             day_market_expected: vec![0.0; contracts],
             replanned: vec![0.0; contracts],
+            tracker: Tracker::new(contracts),
             pending: VecDeque::new(),
             price_seen: 0.0,
             price_expected: 0.0,
@@ -123,10 +127,11 @@ impl State {
             &self.market_expected,
             &self.day_market_seen,
             &self.day_market_expected,
-            &self.replanned,
         ]
         .into_iter()
         .all(|column| column.len() == contracts && column.iter().all(|v| v.is_finite()))
+            && Self::fits_replanned(&self.replanned, contracts)
+            && self.tracker.fits(contracts)
             && [self.price_seen, self.price_expected].iter().all(|v| v.is_finite())
             && [self.contract_shows, self.contract_pctr, self.auction_shows, self.auction_pctr, self.auction_worth]
                 .iter()
@@ -134,6 +139,47 @@ impl State {
             && self.pending.iter().all(|p| {
                 p.contract.is_none_or(|j| (j as usize) < contracts) && p.pctr.is_finite() && p.worth.is_finite()
             })
+    }
+
+    /// Whether this can be what a replanner wrote of so many contracts.
+    pub fn fits_replanned(replanned: &[f32], contracts: usize) -> bool {
+        [contracts, ADVICE_COLUMNS * contracts].contains(&replanned.len()) && replanned.iter().all(|v| v.is_finite())
+    }
+
+    /// Takes what a replanner wrote: what is added to the logit of each contract's bid, then the columns of [`Advice`].
+    pub fn replan(&mut self, columns: &[f32]) {
+        self.replanned.clear();
+        self.replanned.extend_from_slice(columns);
+    }
+
+    /// Forgets what a replanner wrote.
+    pub fn forget_plan(&mut self) {
+        self.replanned = vec![0.0; self.delivered.len()];
+    }
+
+    /// Takes over what a replanner wrote to another state of the same day.
+    pub fn adopt_plan(&mut self, other: &mut Self) {
+        self.replanned = std::mem::take(&mut other.replanned);
+    }
+
+    /// Exchanges what replanners wrote with another state of the same day.
+    pub fn swap_plan(&mut self, other: &mut Self) {
+        std::mem::swap(&mut self.replanned, &mut other.replanned);
+    }
+
+    /// What replanning adds to the logit of contract `j`'s bid.
+    pub fn replanned(&self, j: usize) -> f32 {
+        self.replanned[j]
+    }
+
+    /// What a replanner said of contract `j` beside that; zeros where it does not advise.
+    pub fn advice(&self, j: usize) -> Advice {
+        let n = self.delivered.len();
+        if self.replanned.len() == n {
+            return Advice::default();
+        }
+        let [seen, forecast, by_volume, supply] = [1, 2, 3, 4].map(|column| self.replanned[column * n + j]);
+        Advice { seen, forecast, by_volume, supply }
     }
 
     /// A request arrives: deliveries that are due become observed, traffic and prices are taken in. Returns the
@@ -148,6 +194,7 @@ impl State {
         let hour = (offset / 3_600_000).min(23) as usize;
         self.price_seen += weight * best;
         self.price_expected += weight * day.price_by_hour[hour];
+        self.tracker.arrive(best, day.price_by_hour[hour]);
         self.requests += 1;
         if self.refreshed.is_none_or(|at| offset >= at + REFRESH_MS) {
             self.refresh(day, episode, offset, delay);
@@ -159,6 +206,7 @@ impl State {
     pub(super) fn meet(&mut self, day: &KnownDay, j: usize, offset: u64, weight: f64, best: f64) {
         let hour = (offset / 3_600_000).min(23) as usize;
         let expected = day.price_by_hour[hour] * day.contracts[j].market_ratio;
+        self.tracker.meet(j);
         self.market_seen[j] += (weight * best) as f32;
         self.market_expected[j] += (weight * expected) as f32;
         self.day_market_seen[j] += best as f32;
@@ -184,6 +232,7 @@ impl State {
             owed += (demand - f64::from(self.observed[j])).max(0.0);
             covered += demand;
         }
+        self.tracker.update(day, episode, self.refreshed.unwrap_or(0), offset);
         let left = (day.traffic.total() - day.traffic.before(offset)) * episode.thinning;
         self.shortage = if covered > 0.0 { (short / (planned + 0.02 * covered)) as f32 } else { 0.0 };
         self.pressure = (owed / (left + 0.01 * day.traffic.total() * episode.thinning + 1e-9)) as f32;
@@ -206,6 +255,29 @@ impl State {
         } else {
             self.pending.push_back(shown);
         }
+    }
+
+    /// A display is confirmed at a time of the day: policies observe it. The true count is not touched.
+    pub fn confirm(&mut self, contract: Option<usize>, offset: u64, pctr: f64, worth: f64) {
+        let contract = contract.map(|j| j as u32);
+        self.observe(Pending { due: offset, contract, pctr: pctr as f32, worth: worth as f32 }, offset);
+    }
+
+    /// Takes every display whose delivery has not been observed yet as observed.
+    pub fn observe_all(&mut self) {
+        while let Some(p) = self.pending.pop_front() {
+            self.observe(p, p.due);
+        }
+    }
+
+    /// Displays whose delivery has not been observed yet.
+    pub fn unobserved(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Takes the traffic before a time of the day to have been as forecast, for a state that begins there.
+    pub fn expect_traffic(&mut self, day: &KnownDay, episode: &Episode, offset: u64) {
+        self.requests = (day.traffic.before(offset) * episode.thinning).round() as u32;
     }
 
     fn observe(&mut self, shown: Pending, at: u64) {
@@ -246,6 +318,11 @@ impl State {
     pub fn volume_level(&self, day: &KnownDay, episode: &Episode, offset: u64) -> f64 {
         let prior = 0.02 * day.traffic.total().max(1e-9) * episode.thinning;
         (f64::from(self.requests) + prior) / (day.traffic.before(offset) * episode.thinning + prior)
+    }
+
+    /// What the day's volume deviates from its forecast by, over several memories; as of the last minute that has ended.
+    pub fn deviation(&self, episode: &Episode) -> Deviation {
+        Deviation::of(self.tracker.volumes(), episode.thinning)
     }
 
     /// Observed deliveries of contract `j` within the memory, about an hour's worth; `decay` is that of the moment.

@@ -1,21 +1,24 @@
 //! Replays policies side by side on a day, beside the hindsight bound.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
 
-use crate::env::DayModel;
+use crate::env::{DayModel, Delay, Replay, Vocabulary};
 use crate::plan::{Bound, Plan, hindsight_bound};
 use crate::policy::baselines::{self, FixedPrices};
+use crate::policy::informed::{self, Informed};
+use crate::policy::witness::{Newest, Ranking, Scored, Watcher, Witness};
 use crate::policy::{Policy, ReplayOptions, Shown, Totals, replay_day};
 use crate::settings::Settings;
 use crate::values::Told;
 
 use super::bootstrap::{Block, share_interval};
 use super::entry::{Entry, START};
+use super::familiar::{self, Seen, Unknown};
 use super::logged::{self, Logged};
-use super::measure::{ContractDelivery, DayMeasure, Meter};
+use super::measure::{ContractDelivery, DayMeasure, Market, Meter};
 use super::{Judge, TestDay};
 
 /// What a policy is.
@@ -31,6 +34,8 @@ pub enum Kind {
     Start,
     /// After its run's last update.
     Last,
+    /// Knows the process that the day was drawn from.
+    Informed,
     /// Knows the future.
     Oracle,
 }
@@ -70,6 +75,12 @@ pub struct PolicyReport {
     /// What the interval is made from.
     #[serde(skip)]
     pub blocks: Vec<Block>,
+    /// Impressions of each contract by quarter hour.
+    #[serde(skip)]
+    pub quarters: Vec<Vec<u32>>,
+    /// Mean bid of the contracts that won, by quarter hour, in units of eCPM.
+    #[serde(skip)]
+    pub bids: Vec<Option<f64>>,
 }
 
 /// The bound of a day.
@@ -99,8 +110,30 @@ pub struct DayReport {
     pub rate_seed: u64,
     /// Whether the importer declared auction ads to be contracts.
     pub contracts_declared: bool,
+    /// Policies that were trained or chosen on the day.
+    #[serde(default)]
+    pub seen: Vec<Seen>,
+    /// Policies that the day is partly new to.
+    #[serde(default)]
+    pub unknown: Vec<Unknown>,
     pub bound: BoundReport,
     pub policies: Vec<PolicyReport>,
+    /// Planned share of each contract's delivery before every quarter hour and after the last; empty where nothing was forecast.
+    #[serde(skip)]
+    pub planned: Vec<Vec<f64>>,
+    /// The auction's prices over the day.
+    #[serde(skip)]
+    pub market: Market,
+}
+
+/// Shared between the policy under watch and whoever writes its decisions down.
+#[derive(Clone, Default)]
+struct SharedNewest(Arc<Mutex<Newest>>);
+
+impl Watcher for SharedNewest {
+    fn see(&mut self, replay: &Replay, ranked: &[Scored], features: &[f32]) {
+        self.0.lock().expect("nobody panics with it").see(replay, ranked, features);
+    }
 }
 
 /// Who is replayed.
@@ -136,14 +169,21 @@ impl Comparison {
         watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
     ) -> anyhow::Result<PolicyReport> {
         let Entrant { name, kind, policy } = entrant;
+        let newest = SharedNewest::default();
+        let mut watcher = newest.clone();
+        let ranking = |shown: &Shown| newest.0.lock().expect("nobody panics with it").of(shown.request_id);
         if let Some(judged) = &self.judged {
-            let mut shown = Vec::with_capacity(day.log.requests().len());
-            replay_day(day, policy, options, &mut |s| shown.push(s.ad));
-            return self.recount(judged, name, kind, &Logged { shown }, watch);
+            let (mut shown, mut rankings) = (Vec::new(), Vec::new());
+            replay_day(day, &mut Witness::new(policy, &mut watcher), options, &mut |s| {
+                rankings.push(ranking(&s));
+                shown.push(s.ad);
+            });
+            return self.recount(judged, name, kind, &Logged { shown }, &rankings, watch);
         }
         let mut failed = Ok(());
         let mut meter = self.measure.meter();
-        let totals = replay_day(day, policy, options, &mut |shown| {
+        let totals = replay_day(day, &mut Witness::new(policy, &mut watcher), options, &mut |shown| {
+            let shown = Shown { ranking: ranking(&shown), ..shown };
             meter.see(&shown);
             if failed.is_ok() {
                 failed = watch(name, shown);
@@ -176,6 +216,8 @@ impl Comparison {
             roughness: delivery.roughness,
             contracts: delivery.contracts,
             blocks,
+            quarters: meter.quarters(),
+            bids: meter.bids(),
         }
     }
 
@@ -186,20 +228,23 @@ impl Comparison {
         logged: &Logged,
         watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
     ) -> anyhow::Result<PolicyReport> {
-        self.recount(self.judged.as_ref().unwrap_or(day), logged::NAME, Kind::Baseline, logged, watch)
+        self.recount(self.judged.as_ref().unwrap_or(day), logged::NAME, Kind::Baseline, logged, &[], watch)
     }
 
-    /// The row of what was shown, counted at the values of `day`.
+    /// The row of what was shown, counted at the values of `day`; `rankings` are those of the decisions, request by request, or empty.
     fn recount(
         &self,
         day: &DayModel,
         name: &str,
         kind: Kind,
         shown: &Logged,
+        rankings: &[Option<Ranking>],
         watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
     ) -> anyhow::Result<PolicyReport> {
         let mut meter = self.measure.meter();
+        let mut rankings = rankings.iter();
         let totals = shown.replay(day, &mut |shown| {
+            let shown = Shown { ranking: rankings.next().copied().flatten(), ..shown };
             meter.see(&shown);
             watch(name, shown)
         })?;
@@ -215,12 +260,13 @@ impl Comparison {
         watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
     ) -> anyhow::Result<DayReport> {
         let mut policies = Vec::new();
+        // The oracle knows the day; delayed feedback takes nothing from it, nor from who predicts it.
+        let prompt = ReplayOptions { delay: Delay::fixed(0.0), ..options };
         for c in contenders {
+            let options = if c.name.ends_with(baselines::PREDICTING) { prompt } else { options };
             let entrant = Entrant { name: &c.name, kind: c.kind, policy: &mut *c.policy };
             policies.push(self.replay(day, entrant, options, watch)?);
         }
-        // The oracle knows the day; delayed feedback takes nothing from it.
-        let prompt = ReplayOptions { feedback_delay_s: 0.0, ..options };
         let mut oracle = FixedPrices::oracle(&self.bound);
         let entrant = Entrant { name: "oracle", kind: Kind::Oracle, policy: &mut oracle };
         let oracle = self.replay(self.judged.as_ref().unwrap_or(day), entrant, prompt, watch)?;
@@ -236,8 +282,12 @@ impl Comparison {
             unfilled: unfillable(day, options.rate_seed),
             rate_seed: options.rate_seed,
             contracts_declared: day.log.contracts_declared(),
+            seen: vec![],
+            unknown: vec![],
             bound: BoundReport { ub: self.bound.upper, primal, stake: self.bound.stake },
             policies,
+            planned: self.measure.planned(),
+            market: self.measure.market().clone(),
         })
     }
 }
@@ -269,10 +319,23 @@ pub fn compare(
         }
     };
     let mut contenders = Vec::new();
-    for name in names.iter().filter(|n| *n != logged::NAME) {
+    for name in names.iter().filter(|n| ![logged::NAME, informed::NAME].contains(&n.as_str())) {
         match baselines::named(name, plan, settings.baselines.interval_s) {
             Ok(policy) => contenders.push(Contender { name: name.clone(), kind: Kind::Baseline, policy }),
             Err(why) => tracing::warn!("left out: {why}"),
+        }
+    }
+    if names.iter().any(|n| n == informed::NAME) {
+        match day.known()? {
+            Some(known) => contenders.push(Contender {
+                name: informed::NAME.to_owned(),
+                kind: Kind::Informed,
+                policy: Box::new(Informed::new(known)),
+            }),
+            None => tracing::warn!(
+                "left out: {} needs the world file that `admix data synth` writes beside the days, and a day as it was drawn",
+                informed::NAME
+            ),
         }
     }
     let base = day.model(base_plan, Arc::default());
@@ -281,6 +344,10 @@ pub fn compare(
     let mut report = comparison.report(&base, &mut contenders, options, watch)?;
     report.stress = day.stress().map(ToString::to_string);
     (report.told, report.judged) = (day.told().to_string(), day.judge().to_string());
+    if let Some(plan) = plan.filter(|_| !names.is_empty()) {
+        report.seen.extend(familiar::seen(familiar::BASELINES, plan, day.content()));
+        report.unknown.extend(familiar::unknown(familiar::BASELINES, plan, &Vocabulary::default(), day.log()));
+    }
     let oracle = report.policies.pop();
     if names.iter().any(|n| n == logged::NAME) {
         match day.logged()? {
@@ -295,6 +362,11 @@ pub fn compare(
     for Entry { name, kind, policy, is_start } in policies {
         if report.policies.iter().any(|p| p.name == *name) {
             bail!("two policies are called `{name}`; rename a run directory or file");
+        }
+        // What stands beside a chosen policy comes from the same run.
+        if matches!(kind, Kind::Trained | Kind::Baseline) {
+            report.seen.extend(familiar::seen(name, policy.plan(), day.content()));
+            report.unknown.extend(familiar::unknown(name, policy.plan(), &policy.vocabulary(), day.log()));
         }
         let own = day.model(policy.plan(), Arc::new(policy.vocabulary()));
         let entrant = Entrant { name, kind: *kind, policy: &mut *policy.policy() };

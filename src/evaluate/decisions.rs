@@ -9,19 +9,22 @@ use anyhow::{Context as _, ensure};
 
 use crate::log::schema::AdType;
 use crate::policy::Shown;
+use crate::policy::witness::Ranking;
 
 /// Writes `DIR/<log name>/decisions.<policy>.tsv`, a row per request.
 pub struct DecisionWriter {
     folder: PathBuf,
+    /// The day's midnight.
+    start_ms: u64,
     files: BTreeMap<String, BufWriter<File>>,
     paths: BTreeSet<PathBuf>,
 }
 
 impl DecisionWriter {
-    pub fn create(dir: &Path, log: &str) -> anyhow::Result<Self> {
+    pub fn create(dir: &Path, log: &str, start_ms: u64) -> anyhow::Result<Self> {
         let folder = dir.join(log);
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        Ok(Self { folder, files: BTreeMap::new(), paths: BTreeSet::new() })
+        Ok(Self { folder, start_ms, files: BTreeMap::new(), paths: BTreeSet::new() })
     }
 
     pub fn write(&mut self, policy: &str, shown: Shown) -> anyhow::Result<()> {
@@ -33,14 +36,26 @@ impl DecisionWriter {
             ensure!(self.paths.insert(path.clone()), "two policies would share {}; rename one", path.display());
             let mut file =
                 BufWriter::new(File::create(&path).with_context(|| format!("cannot write {}", path.display()))?);
-            writeln!(file, "request_id\tad_id\ttype")?;
+            writeln!(file, "request_id\tad_id\ttype\tts_ms\tbid\tprice\trunner_up\trunner_up_bid")?;
             self.files.insert(policy.to_owned(), file);
         }
         let file = self.files.get_mut(policy).expect("just made");
-        match shown.ad {
-            Some((ad, AdType::Contract)) => writeln!(file, "{}\t{ad}\tC", shown.request_id)?,
-            Some((ad, AdType::Auction)) => writeln!(file, "{}\t{ad}\tA", shown.request_id)?,
-            None => writeln!(file, "{}\t0\t-", shown.request_id)?,
+        let (ad, kind) = match shown.ad {
+            Some((ad, AdType::Contract)) => (ad, "C"),
+            Some((ad, AdType::Auction)) => (ad, "A"),
+            None => (0, "-"),
+        };
+        write!(file, "{}\t{ad}\t{kind}\t{}", shown.request_id, self.start_ms + shown.offset)?;
+        // Scores leave the program in eCPM units.
+        match shown.ranking {
+            None => writeln!(file, "\t-\t-\t-\t-")?,
+            Some(Ranking { bid, price, runner_up }) => {
+                write!(file, "\t{:.3}\t{:.3}", 1000.0 * bid, 1000.0 * price)?;
+                match runner_up {
+                    Some((ad, _, bid)) => writeln!(file, "\t{ad}\t{:.3}", 1000.0 * bid)?,
+                    None => writeln!(file, "\t-\t-")?,
+                }
+            }
         }
         Ok(())
     }

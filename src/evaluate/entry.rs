@@ -1,7 +1,7 @@
 //! Learned policies as they enter a comparison: the chosen one beside what it came from.
 //!
 //! A share says little by itself: most of it is what planner and controller reach without learning. Each learned policy is
-//! therefore replayed together with `NAME:untrained` (its own planner and controller under a zero network), and a run's with
+//! therefore replayed together with `NAME:untrained` (its own planner and controller under a zero network, without the learned volume), and a run's with
 //! `NAME:start` and `NAME:last` too, so that a reader sees what learning added and whether it lasted.
 
 use std::path::{Path, PathBuf};

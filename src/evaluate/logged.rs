@@ -75,7 +75,14 @@ impl Logged {
                 }
                 None => totals.unfilled += 1,
             }
-            watch(Shown { request_id: request.request_id, ad, contract, offset: day.offset(row), worth })?;
+            watch(Shown {
+                request_id: request.request_id,
+                ad,
+                contract,
+                offset: day.offset(row),
+                worth,
+                ranking: None,
+            })?;
         }
         for (c, delivered) in day.contracts.iter().zip(delivered) {
             let missing = (c.owed - delivered).max(0.0);

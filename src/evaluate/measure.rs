@@ -69,8 +69,51 @@ impl Terms {
     }
 }
 
+/// The auction's prices over a day, in units of eCPM: the mean of the best auction ad by quarter hour.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Market {
+    /// What the plan expected; constant within an hour.
+    pub expected: Vec<f64>,
+    /// What came; `null` where no request came.
+    pub seen: Vec<Option<f64>>,
+}
+
+impl Market {
+    fn of(day: &DayModel) -> Self {
+        let mut seen = [Mean::default(); GRID];
+        for row in 0..day.log.requests().len() {
+            seen[quarter(day.offset(row))].add(1000.0 * day.incoming(row).visit.best);
+        }
+        let expected = (0..GRID).map(|q| 1000.0 * day.price_by_hour[q * HOURS / GRID]);
+        Self { expected: expected.collect(), seen: seen.iter().map(Mean::value).collect() }
+    }
+}
+
+/// A mean of what is added.
+#[derive(Debug, Clone, Copy, Default)]
+struct Mean {
+    sum: f64,
+    count: f64,
+}
+
+impl Mean {
+    fn add(&mut self, value: f64) {
+        self.sum += value;
+        self.count += 1.0;
+    }
+
+    fn value(&self) -> Option<f64> {
+        (self.count > 0.0).then(|| self.sum / self.count)
+    }
+}
+
+fn quarter(offset: u64) -> usize {
+    ((offset / QUARTER_MS) as usize).min(GRID - 1)
+}
+
 /// What a day is measured against, the same for every policy.
 pub struct DayMeasure {
+    market: Market,
     /// `UB + S` by hour; `None` for hours without a request.
     hours: Vec<Option<f64>>,
     terms: Vec<Terms>,
@@ -124,12 +167,27 @@ impl DayMeasure {
                 }
             })
             .collect();
-        Self { hours, terms, curves }
+        Self { market: Market::of(day), hours, terms, curves }
+    }
+
+    /// The planned share of each contract's delivery before every quarter hour and after the last; empty where no supply was forecast.
+    pub fn planned(&self) -> Vec<Vec<f64>> {
+        self.curves.iter().map(|curve| curve.planned.clone().unwrap_or_default()).collect()
+    }
+
+    /// The auction's prices over the day.
+    pub fn market(&self) -> &Market {
+        &self.market
     }
 
     /// A meter for one replay of the day.
     pub fn meter(&self) -> Meter<'_> {
-        Meter { measure: self, credited: vec![0.0; HOURS], shown: vec![[0; GRID]; self.curves.len()] }
+        Meter {
+            measure: self,
+            credited: vec![0.0; HOURS],
+            shown: vec![[0; GRID]; self.curves.len()],
+            bids: [Mean::default(); GRID],
+        }
     }
 }
 
@@ -140,15 +198,28 @@ pub struct Meter<'a> {
     credited: Vec<f64>,
     /// Impressions of each contract by quarter hour.
     shown: Vec<[u32; GRID]>,
+    /// With which contracts won, by quarter hour, in units of eCPM.
+    bids: [Mean; GRID],
 }
+
+/// Bids above this say "before anything else" and are no prices, eCPM.
+const LARGEST_BID: f64 = 1e9;
 
 impl Meter<'_> {
     pub fn see(&mut self, shown: &Shown) {
         let price = shown.contract.map_or(0.0, |j| self.measure.terms[j].price);
         self.credited[((shown.offset / HOUR_MS) as usize).min(HOURS - 1)] += shown.worth + price;
         if let Some(j) = shown.contract {
-            self.shown[j][((shown.offset / QUARTER_MS) as usize).min(GRID - 1)] += 1;
+            let at = quarter(shown.offset);
+            self.shown[j][at] += 1;
+            let bid = shown.ranking.map(|ranking| 1000.0 * ranking.bid).filter(|bid| bid.abs() < LARGEST_BID);
+            bid.into_iter().for_each(|bid| self.bids[at].add(bid));
         }
+    }
+
+    /// Mean bid with which contracts won, by quarter hour, in units of eCPM; `None` where none was shown or no bid is a price.
+    pub fn bids(&self) -> Vec<Option<f64>> {
+        self.bids.iter().map(Mean::value).collect()
     }
 
     /// What each hour with requests contributed to `J + S` and to `UB + S`.
@@ -160,6 +231,11 @@ impl Meter<'_> {
         }
         let hours = self.measure.hours.iter().zip(earned);
         hours.filter_map(|(bound, earned)| Some(Block { earned, bound: (*bound)? })).collect()
+    }
+
+    /// Impressions of each contract by quarter hour.
+    pub fn quarters(&self) -> Vec<Vec<u32>> {
+        self.shown.iter().map(|shown| shown.to_vec()).collect()
     }
 
     pub fn delivery(&self) -> Delivery {

@@ -1,7 +1,7 @@
 //! Evaluation of policies on whole days, beside the baselines and the bound.
 //!
 //! [`mod@compare`] replays any number of policies on a [`test_day`] for `eval`, `study` and the table at the end of `train`;
-//! [`entry`] says which rows a learned policy has and [`verdict`] whether it is worth deploying; [`logged`] computes the benefit of what the live system showed; [`stress`] alters a day; [`measure`] computes the figures of a
+//! [`entry`] says which rows a learned policy has and [`verdict`] whether it is worth deploying; [`logged`] computes the benefit of what the live system showed; [`stress`] alters a day; [`familiar`] says what a policy knows of the day already; [`measure`] computes the figures of a
 //! day and [`bootstrap`] their intervals; [`table`] renders them for people; [`decisions`] writes what was shown.
 //!
 //! May import: `policy`, `values`, `env`, `plan`, `log`, `settings`.
@@ -10,6 +10,7 @@ pub mod bootstrap;
 pub mod compare;
 pub mod decisions;
 pub mod entry;
+pub mod familiar;
 pub mod logged;
 pub mod measure;
 pub mod stress;

@@ -32,7 +32,6 @@ use rand_distr::{Distribution as _, StandardNormal};
 use crate::log::schema::{AdType, ControlRow, InventoryRow, MAX_ECPM, TrackRow};
 use crate::log::{RawDay, draw};
 use crate::plan::Forecast;
-use crate::settings::Env;
 
 const HOUR_MS: f64 = 3_600_000.0;
 /// Set in the ids of contracts that pass for new ones.
@@ -193,10 +192,10 @@ impl Stress {
         forecast
     }
 
-    /// Seconds until a policy observes a delivery.
-    pub(super) fn feedback_delay_s(&self, env: &Env) -> f64 {
+    /// Seconds until a policy observes a delivery, if the stress says so.
+    pub(super) fn feedback_delay_s(&self) -> Option<f64> {
         let delay = |p: &Part| if let Part::Delay { seconds } = p { Some(*seconds) } else { None };
-        self.parts.iter().rev().find_map(delay).unwrap_or(env.feedback_delay_s)
+        self.parts.iter().rev().find_map(delay)
     }
 }
 

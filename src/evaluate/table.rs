@@ -4,10 +4,11 @@ use std::fmt::Write as _;
 
 use super::bootstrap::{Block, share_interval};
 use super::compare::{DayReport, Kind, PolicyReport};
+use super::familiar;
 
 /// Renders days as a table: one row per policy, shares day by day and their mean, and what the mean is made of.
 pub fn render(days: &[DayReport]) -> String {
-    let mut text = String::new();
+    let mut text = familiar::title(days);
     if days.is_empty() {
         return text;
     }

@@ -6,11 +6,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::env::{DayModel, Vocabulary};
+use crate::env::{DayModel, Delay, Vocabulary};
 use crate::log::{self, CompileOptions, CompiledLog, RawDay, inventory, table};
 use crate::plan::{Forecast, Plan};
 use crate::policy::ReplayOptions;
+use crate::policy::informed::Known;
 use crate::settings::Env;
+use crate::synth::Truth;
 use crate::values::{Table, Told};
 
 use super::logged::Logged;
@@ -44,9 +46,12 @@ pub struct TestDay {
     judged: Arc<CompiledLog>,
     told: Told,
     judge: Judge,
+    /// Of the day as it was logged.
+    content: Option<String>,
     /// The day's own forecast; plans have another for days without one.
     forecast: Option<Forecast>,
     stress: Option<Stress>,
+    known: Option<Arc<Known>>,
 }
 
 impl TestDay {
@@ -64,8 +69,11 @@ impl TestDay {
             Some(path) => Some(inventory::read(&path)?),
             None => None,
         };
+        let as_logged = Arc::new(log::open(dir, options)?);
+        let content = as_logged.content();
         let log = match stress.filter(|stress| stress.alters_log()) {
-            None => told.open(dir, options)?,
+            None if told.is_logged() => as_logged.clone(),
+            None => Arc::new(told.open(dir, options)?),
             Some(_) if !told.is_logged() || judge != Judge::Logged => {
                 let reason = "a stress alters the logged day: --stress goes with logged values alone".into();
                 return Err(log::LogError::Format { path: dir.to_owned(), reason });
@@ -73,17 +81,18 @@ impl TestDay {
             Some(stress) => {
                 let mut raw = RawDay::read(dir, options)?;
                 stress.alter(&mut raw, nodes.as_mut());
-                raw.compile_altered(options, &stress.identity())?
+                Arc::new(raw.compile_altered(options, &stress.identity())?)
             }
         };
         let forecast = nodes.map(|nodes| Forecast::from_inventory(&nodes));
-        let log = Arc::new(log);
         let judged = match (judge, told) {
             (Judge::Logged, Told::Logged) | (Judge::Truth, Told::Table(Table::Truth)) => log.clone(),
-            (Judge::Logged, _) => Arc::new(log::open(dir, options)?),
+            (Judge::Logged, _) => as_logged,
             (Judge::Truth, _) => Arc::new(Told::Table(Table::Truth).open(dir, options)?),
         };
-        Ok(Self { dir: dir.to_owned(), log, judged, told: told.clone(), judge, forecast, stress: stress.cloned() })
+        let stress = stress.cloned();
+        let dir = dir.to_owned();
+        Ok(Self { dir, log, judged, told: told.clone(), judge, content, forecast, stress, known: None })
     }
 
     /// The log directory.
@@ -108,6 +117,11 @@ impl TestDay {
         self.judge
     }
 
+    /// Identifies the day as it was logged: [`CompiledLog::content`].
+    pub fn content(&self) -> Option<&str> {
+        self.content.as_deref()
+    }
+
     pub fn stress(&self) -> Option<&Stress> {
         self.stress.as_ref()
     }
@@ -129,6 +143,26 @@ impl TestDay {
         DayModel::with_forecast(self.judged.clone(), forecast, plan, Arc::default())
     }
 
+    /// What is true of the synthetic world that the day is one of; `None` where no world file lies beside it, or where the log is
+    /// not what the world drew.
+    ///
+    /// # Errors
+    /// A world file that cannot be used.
+    pub fn known(&self) -> anyhow::Result<Option<Arc<Known>>> {
+        if let Some(known) = &self.known {
+            return Ok(Some(known.clone()));
+        }
+        if self.stress.as_ref().is_some_and(Stress::alters_log) {
+            return Ok(None);
+        }
+        Truth::beside(&self.dir)?.map(|truth| Known::of(truth).map(Arc::new)).transpose()
+    }
+
+    /// The day with what another day of its world made known already.
+    pub fn sharing(self, known: Option<Arc<Known>>) -> Self {
+        Self { known, ..self }
+    }
+
     /// The day as a policy that was planned with `plan` may know it.
     pub fn model(&self, plan: &Plan, vocabulary: Arc<Vocabulary>) -> DayModel {
         let forecast = self.forecast.as_ref().unwrap_or(&plan.forecast);
@@ -138,7 +172,7 @@ impl TestDay {
 
     /// How the day is replayed.
     pub fn options(&self, env: &Env) -> ReplayOptions {
-        let delay = self.stress.as_ref().map_or(env.feedback_delay_s, |stress| stress.feedback_delay_s(env));
-        ReplayOptions { rate_seed: env.rate_seed, feedback_delay_s: delay }
+        let told = self.stress.as_ref().and_then(Stress::feedback_delay_s);
+        ReplayOptions { rate_seed: env.rate_seed, delay: told.map_or_else(|| Delay::from(env), Delay::fixed) }
     }
 }

@@ -179,8 +179,8 @@ impl Judgement {
         );
         if basis.chosen_is_start {
             text += &format!(
-                "{} IS its start: no update improved on it on the validation days. What it earns is the planner's and the \
-                 controller's.\n",
+                "{} IS its start: no update of the network improved on it on the validation days. What it earns is due to the \
+                 planner, to what that learned of the volume to come, and to the controller.\n",
                 v.policy
             );
         }

@@ -40,16 +40,15 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     if stats.evaluations.get() > 0 {
         judge.resume(stats.best_benefit.get(), stats.without_improvement.get());
     }
-    let resumed = control.resumed_from.get() > 0 && slot.incarnation() == 1;
-    if resumed
-        && !settings.run.deterministic
+    // In lock-step a run that goes on finds again what it had found after its snapshot.
+    if !settings.run.deterministic
         && let Ok(best) = PolicyFile::read(&directory.best())
         && let Some((j, share)) = judge.adopt(&best.actor)
     {
-        // Found after the snapshot that the run goes on from.
+        // Found after the snapshot that the run goes on from, or before it was started over.
         stats.best_benefit.set(j);
         stats.best_share.set(share.unwrap_or(f64::NAN));
-        tracing::info!("the best policy of this run so far is newer than the snapshot and stays the one to beat");
+        tracing::info!("the best policy of this run so far stays the one to beat");
     }
     let mut metrics = Metrics::open(&directory.metrics())?;
     let actor_len = context.spec.actor_shape().len();
@@ -72,7 +71,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
             let due = updates / settings.evaluate.every;
             let due_now = evaluated.is_none_or(|(_, last)| due > last) && Instant::now() >= rested;
             if stopping >= STOP_ALL || due_now {
-                let counted = updates > settings.learner.critic_head_start;
+                let counted = updates > settings.head_start();
                 let (working, cpu) = (Instant::now(), cpu_time()?);
                 let evaluation = judge.evaluate(updates, &averaged, counted, &mut || slot.beat());
                 stats.compute_ns.add(working.elapsed().as_nanos() as u64);

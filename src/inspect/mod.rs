@@ -96,10 +96,11 @@ pub fn inspect(dir: &Path, events: usize) -> anyhow::Result<Inspection> {
 
 /// The shared memory of the run: of the main process that is alive, else of the last one that was killed.
 fn newest_memory(directory: &RunDirectory, notes: &mut Vec<String>) -> Option<Memory> {
-    let found = match RunNames::of_run(&directory.run_id()) {
+    let of_owner = || Ok::<_, anyhow::Error>(RunNames::of_run(&directory.run_id(), directory.owner()?)?);
+    let found = match of_owner() {
         Ok(found) => found,
         Err(e) => {
-            notes.push(e.to_string());
+            notes.push(format!("its shared memory is not to be found: {e:#}"));
             return None;
         }
     };

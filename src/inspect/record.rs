@@ -1,12 +1,12 @@
 //! What the run directory says: manifest, metrics, checkpoints, flight recordings. Reads are bounded.
 
-use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::files;
 use crate::run::RunDirectory;
 use crate::run::flight::{self, Event};
 
@@ -43,34 +43,19 @@ impl Manifest {
 /// The manifest; `None` where there is none (yet).
 pub fn manifest(directory: &RunDirectory, notes: &mut Vec<String>) -> Option<Manifest> {
     let path = directory.manifest();
-    let bytes = match read_at_most(&path, MOST_MANIFEST) {
+    let bytes = match files::read(&path, MOST_MANIFEST) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return None,
         read => read.map_err(|e| notes.push(format!("{}: {e}", path.display()))).ok()?,
     };
     serde_json::from_slice(&bytes).map_err(|e| notes.push(format!("{}: {e}", path.display()))).ok()
 }
 
-fn read_at_most(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
-    let file = File::open(path)?;
-    let meta = file.metadata()?;
-    if !meta.is_file() || meta.len() > most {
-        return Err(std::io::Error::other(format!("is not a file of at most {most} bytes")));
-    }
-    let mut bytes = Vec::new();
-    file.take(most).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
 /// The last records of `metrics.jsonl`, oldest first.
 pub fn metrics(directory: &RunDirectory, notes: &mut Vec<String>) -> Vec<Value> {
     let path = directory.metrics();
     let tail = || -> std::io::Result<Vec<u8>> {
-        let mut file = File::open(&path)?;
-        let meta = file.metadata()?;
-        if !meta.is_file() {
-            return Err(std::io::Error::other("is not a file"));
-        }
-        file.seek(SeekFrom::Start(meta.len().saturating_sub(METRICS_TAIL)))?;
+        let mut file = files::open(&path)?;
+        file.seek(SeekFrom::Start(file.metadata()?.len().saturating_sub(METRICS_TAIL)))?;
         let mut bytes = Vec::new();
         file.take(METRICS_TAIL).read_to_end(&mut bytes)?;
         Ok(bytes)

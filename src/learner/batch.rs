@@ -1,10 +1,11 @@
 //! From compact segments to what is learned from: each is replayed with the environment's own code ([`replay`]), and somebody notes
 //! what happens ([`Witness`]); here the rows that the networks see ([`SegmentRows`]).
 
-use crate::env::{Choice, ContractMoment, DayModel, Episode, FEATURES, Moment, Replay, Segment, Terms, Weights};
+use crate::env::{Choice, ContractMoment, DayModel, Delay, Episode, FEATURES, Moment, Replay, Segment, Terms, Weights};
 use crate::log::Auction;
-use crate::policy::{LearnedPolicy, PolicySpec, lift};
-use crate::settings::{ScoreMode, Settings};
+use crate::policy::learned::{unit_owed, write_row};
+use crate::policy::{PolicySpec, lift};
+use crate::settings::{Policy, ScoreMode, Settings};
 
 use super::dims::Dims;
 
@@ -68,7 +69,7 @@ pub struct SegmentRows {
     /// `[N, FEATURES]` after the last step.
     pub last: Vec<f32>,
     pub last_ads: Vec<u32>,
-    /// `[T, K (+ A), FEATURES]` at observed counts, with the ids of the actor's tables.
+    /// `[T, K (+ A), features]` of the actor, at observed counts, with the ids of the actor's tables.
     pub actor: Vec<f32>,
     pub actor_ids: Vec<u32>,
     /// `[T, K, FEATURES]` with [`Bidder::ahead`] more delivered.
@@ -149,13 +150,14 @@ pub fn replay(segment: &Segment, with: Rebuild, witness: &mut impl Witness) {
     let per_step = usize::from(segment.per_step);
     let weights = Weights::from(&settings.reward);
     let episode = Episode::draw(day, &settings.episodes, per_step, segment.episode);
-    let mut replay = Replay::resume(day, episode, settings.env.feedback_delay_s, segment.start.clone());
+    let delay = Delay::from(&settings.env).in_episode(episode.seed);
+    let mut replay = Replay::resume(day, episode, delay, segment.start.clone());
     let mut replans = segment.replans.iter().peekable();
     for (at, &row) in segment.rows.iter().enumerate() {
         let t = at / per_step;
         replay.arrive(day.incoming(row as usize));
         if let Some((_, offsets)) = replans.next_if(|(changed, _)| *changed as usize == at) {
-            replay.state.replanned.copy_from_slice(offsets);
+            replay.state.replan(offsets);
         }
         if at % per_step == 0 {
             witness.step(&replay, t);
@@ -196,7 +198,7 @@ impl SegmentRows {
         let Rebuild { spec, settings, dims, .. } = with;
         let per_step = usize::from(segment.per_step);
         let tables = spec.actor_shape().tables.len();
-        let rows = Self::empty(segment, dims, tables);
+        let rows = Self::empty(segment, dims, spec.features(), tables);
         let mut builder =
             Builder { rows, spec, dims, weights: Weights::from(&settings.reward), terms: vec![], per_step, tables };
         replay(segment, with, &mut builder);
@@ -208,7 +210,7 @@ impl SegmentRows {
         self.scale.iter().filter(|scale| **scale > 0.0).count()
     }
 
-    fn empty(segment: &Segment, dims: &Dims, tables: usize) -> Self {
+    fn empty(segment: &Segment, dims: &Dims, width: usize, tables: usize) -> Self {
         let Dims { steps, contracts: n, eligible: k, .. } = *dims;
         let actor_rows = dims.actor_rows();
         Self {
@@ -218,7 +220,7 @@ impl SegmentRows {
             state_ads: vec![0; steps * n],
             last: vec![0.0; n * FEATURES],
             last_ads: vec![0; n],
-            actor: vec![0.0; steps * actor_rows * FEATURES],
+            actor: vec![0.0; steps * actor_rows * width],
             actor_ids: vec![0; steps * actor_rows * tables],
             after: vec![0.0; steps * k * FEATURES],
             after_ads: vec![0; steps * k],
@@ -242,11 +244,12 @@ impl Builder<'_> {
         let (delivered, observed) = (replay.state.delivered[j], replay.state.observed[j]);
         let state_at = (t * self.dims.contracts + j) * FEATURES;
         let actor_row = t * self.dims.actor_rows() + slot;
-        let actor = &mut rows.actor[actor_row * FEATURES..(actor_row + 1) * FEATURES];
-        if observed == delivered {
+        let width = self.spec.features();
+        let actor = &mut rows.actor[actor_row * width..(actor_row + 1) * width];
+        if width == FEATURES && observed == delivered {
             actor.copy_from_slice(&rows.states[state_at..state_at + FEATURES]);
         } else {
-            of.write(observed, actor);
+            write_row(&self.spec.policy, replay, of, j, actor);
         }
         let mut ids = Vec::new();
         self.spec.push_ids(replay.visit(), day.contracts[j].vocabulary, &mut ids);
@@ -275,14 +278,14 @@ pub fn slot(replay: &Replay, per_step: usize, candidate: usize) -> usize {
 }
 
 /// What showing a candidate of the current request comes to.
-pub fn offer(replay: &Replay, w: &Weights, per_step: usize, candidate: usize) -> Offer {
+pub fn offer(replay: &Replay, policy: &Policy, w: &Weights, per_step: usize, candidate: usize) -> Offer {
     let unit = replay.day.unit;
     let c = &replay.candidates()[candidate];
     let j = c.contract as usize;
     Offer {
         slot: slot(replay, per_step, candidate),
         gain: (replay.gain(candidate).relative(w) / unit) as f32,
-        unit: LearnedPolicy::unit_owed(replay, &replay.state, j) as f32,
+        unit: unit_owed(policy, replay, j) as f32,
         click: (c.click / unit) as f32,
         boost: c.boost as f32,
     }
@@ -329,7 +332,8 @@ impl Witness for Builder<'_> {
             let mut ids = Vec::new();
             for (i, ad) in replay.auctions().iter().take(self.dims.auctions).enumerate() {
                 let at = t * self.dims.actor_rows() + self.dims.eligible + i;
-                moment.auction(replay.worth(ad), &mut self.rows.actor[at * FEATURES..(at + 1) * FEATURES]);
+                let from = at * self.spec.features();
+                moment.auction(replay.worth(ad), &mut self.rows.actor[from..from + FEATURES]);
                 ids.clear();
                 self.spec.push_ids(replay.visit(), self.spec.vocabulary.ad(ad.ad_id), &mut ids);
                 self.rows.actor_ids[at * self.tables..(at + 1) * self.tables].copy_from_slice(&ids);
@@ -341,7 +345,7 @@ impl Witness for Builder<'_> {
         let rows = &mut self.rows;
         let from = (rows.offers.len(), rows.auctions.len());
         let offers = 0..replay.candidates().len();
-        rows.offers.extend(offers.map(|i| offer(replay, &self.weights, self.per_step, i)));
+        rows.offers.extend(offers.map(|i| offer(replay, &self.spec.policy, &self.weights, self.per_step, i)));
         let ads = replay.auctions().iter().take(self.dims.auctions);
         rows.auctions.extend(ads.map(|ad| auction_offer(replay, &self.weights, ad)));
         rows.contests.push(Contest {

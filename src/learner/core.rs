@@ -6,7 +6,7 @@ use std::time::Instant;
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
-use crate::env::{DayModel, Segment};
+use crate::env::{DayModel, Segment, State};
 use crate::policy::PolicySpec;
 use crate::run::failpoint;
 use crate::run::snapshot::{RngState, TrainerState};
@@ -107,6 +107,7 @@ impl<'a> Learner<'a> {
 
     fn check(&self, s: &Segment) -> anyhow::Result<()> {
         let day = self.days.get(s.day as usize);
+        let tables = self.spec.actor_shape().tables.len();
         let fits = day.is_some_and(|day| {
             let rows = day.log.requests().len() as u32;
             !s.is_empty()
@@ -114,10 +115,10 @@ impl<'a> Learner<'a> {
                 && s.len() <= self.settings.learner.segment
                 && s.actions.len() == s.rows.len()
                 && s.probabilities.len() == if s.per_step == 1 { s.rows.len() } else { 0 }
-                && s.replans
-                    .iter()
-                    .all(|(at, offsets)| (*at as usize) < s.rows.len() && offsets.len() == day.contracts.len())
-                && s.replans.iter().flat_map(|(_, offsets)| offsets).all(|v| v.is_finite())
+                && s.replans.iter().all(|(at, offsets)| {
+                    (*at as usize) < s.rows.len() && State::fits_replanned(offsets, day.contracts.len())
+                })
+                && s.lessons.iter().all(|lesson| lesson.fits(self.spec.features(), tables))
                 && s.probabilities.iter().all(|p| (0.0..=1.0).contains(p))
                 && s.start.fits(day.contracts.len())
                 && s.rows.windows(2).all(|w| w[0] < w[1])
@@ -212,7 +213,7 @@ impl<'a> Learner<'a> {
         let batch = self.batch();
         let l = &self.settings.learner;
         let rate = 1.0 - (1.0 - l.final_rate_share) * self.progress();
-        let train_actor = self.updates >= l.critic_head_start;
+        let train_actor = self.updates >= self.settings.head_start();
         self.update_on(&batch, UpdatePlan { rate, train_actor, read })
     }
 

@@ -14,8 +14,9 @@ use libloading::Library;
 use twox_hash::XxHash3_64;
 
 use crate::env::DayModel;
+use crate::files::private_folder;
 use crate::policy::PolicySpec;
-use crate::settings::Settings;
+use crate::settings::{Settings, Target};
 
 use super::host::HostTrainer;
 use super::resident::ResidentTrainer;
@@ -56,6 +57,32 @@ impl Device {
                 }
                 Ok(Self::Cuda(index))
             }
+        }
+    }
+
+    /// The device that a run's settings ask for. `auto` is the CPU where they ask for what a GPU does not do.
+    ///
+    /// # Errors
+    /// As [`Device::resolve`]; or a GPU named for what it does not do, with the reason.
+    pub fn of(settings: &Settings) -> anyhow::Result<Self> {
+        let name = settings.run.device.as_str();
+        match (Self::cpu_only(settings), name) {
+            (None, _) | (Some(_), "cpu") => Self::resolve(name),
+            (Some(_), "auto") => Ok(Self::Cpu),
+            (Some(why), _) => {
+                Self::resolve(name)?;
+                bail!("device `{name}`: {why} is learned on the CPU alone; use --device cpu or auto")
+            }
+        }
+    }
+
+    /// What in the settings only the CPU can learn, if anything.
+    pub fn cpu_only(settings: &Settings) -> Option<&'static str> {
+        match (settings.learner.target, settings.policy.outlook) {
+            (Target::Hindsight, _) => Some("learner.target = \"hindsight\""),
+            (Target::Both, _) => Some("learner.target = \"both\""),
+            (Target::Return, true) => Some("policy.outlook"),
+            (Target::Return, false) => None,
         }
     }
 
@@ -139,9 +166,11 @@ fn try_out<B: Backend>(device: &B::Device) -> anyhow::Result<()> {
 pub fn keep_kernels() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let folder = dirs::cache_dir().map(|cache| cache.join("admix").join("kernels").join(gpus()));
+        let cache = dirs::cache_dir().map(|cache| cache.join("admix").join("kernels"));
+        // What is found there is executed: nobody else may have put it there.
+        let folder = cache.and_then(|cache| private_folder(&cache, &gpus()).ok());
         // What cannot be written to ends the process when the first kernel is compiled.
-        let writable = |f: &PathBuf| std::fs::create_dir_all(f).and_then(|()| tempfile::tempfile_in(f)).is_ok();
+        let writable = |f: &PathBuf| tempfile::tempfile_in(f).is_ok();
         let Some(folder) = folder.filter(writable) else {
             tracing::warn!("kernels are compiled at every start: there is no ~/.cache to keep them in");
             return;

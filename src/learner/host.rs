@@ -15,10 +15,12 @@ use crate::policy::net::Shape;
 use crate::policy::tensor_net::{Net, Rows};
 use crate::policy::{Bids, PolicySpec};
 use crate::run::snapshot::TrainerState;
-use crate::settings::Settings;
+use crate::settings::{Settings, Target};
 
 use super::batch::{Rebuild, SegmentRows};
+use super::calibration::Calibration;
 use super::dims::Dims;
+use super::hindsight::{self, LessonRows};
 use super::loss::{Gradients, Losses, Outputs, support};
 use super::networks::{Networks, Norms, to_host};
 use super::trainer::{Batch, Placed, Train, UpdatePlan, UpdateStats};
@@ -34,6 +36,7 @@ struct Shard {
     critic_loss: f64,
     actor_loss: f64,
     ratios: f64,
+    calibration: Calibration,
 }
 
 /// [`Train`] with batches and losses on the host.
@@ -123,7 +126,81 @@ impl HostTrainer {
             critic_loss: sum(|g| g.critic_loss),
             actor_loss: sum(|g| g.actor_loss),
             ratios: sum(|g| g.ratios),
+            calibration: Calibration::sum(gradients.iter().map(|g| &g.calibration)),
         }
+    }
+}
+
+/// What `learner.anchor` is divided by beside squared shares of the penalty, which are that much smaller than advantages.
+const ANCHOR_UNITS: f64 = 30.0;
+
+/// What the lessons of a batch give.
+struct Taught {
+    critic_gradient: Option<Tensor<Flex, 1>>,
+    actor_gradient: Tensor<Flex, 1>,
+    critic_loss: f64,
+    actor_loss: f64,
+}
+
+impl HostTrainer {
+    /// Gradients of the losses of prices in hindsight; of the critic only where it learns their distribution.
+    fn learn_from(&self, rows: &LessonRows) -> Taught {
+        let Networks { actor_flat, critic_flat, actor, critic } = &self.networks;
+        let l = &self.settings.learner;
+        let column = |values: Vec<f32>, columns: usize| -> Tensor<Flex, 2> {
+            Tensor::from_data(TensorData::new(values, [rows.len(), columns]), &self.device)
+        };
+        let mut aims = rows.labels.clone();
+        let (mut critic_gradient, mut critic_loss) = (None, 0.0);
+        if l.target == Target::Hindsight {
+            let shape = &critic_flat.shape;
+            // Of the actor's tables the first one is that of the ads.
+            let ids: Vec<u32> = match (shape.tables.len(), actor_flat.shape.tables.len()) {
+                (0, _) | (_, 0) => vec![],
+                (_, tables) => rows.ids.iter().step_by(tables).copied().collect(),
+            };
+            let net = critic_flat.cut(&critic.at.params);
+            let pass = net.pass(&Rows::<Flex>::upload(shape, rows.features.clone(), &ids, &self.device));
+            let outputs = to_host(pass.outputs.clone());
+            let mut gradient = vec![0.0; outputs.len()];
+            critic_loss = hindsight::distribution(rows, &outputs, &support(l), l.kappa as f32, &mut gradient);
+            aims = hindsight::aims(rows, &outputs, l.hedge as f32);
+            let by = column(gradient, shape.outputs);
+            critic_gradient = Some(critic_flat.join(net.gradients(pass, by)));
+        }
+        let net = actor_flat.cut(&actor.at.params);
+        let shape = &actor_flat.shape;
+        let pass = net.pass(&Rows::<Flex>::upload(shape, rows.features.clone(), &rows.ids, &self.device));
+        let outputs = to_host(pass.outputs.clone());
+        let mut gradient = vec![0.0; rows.len()];
+        let actor_loss = hindsight::bids(rows, &outputs, &aims, (l.anchor / ANCHOR_UNITS) as f32, &mut gradient);
+        let actor_gradient = actor_flat.join(net.gradients(pass, column(gradient, 1)));
+        Taught { critic_gradient, actor_gradient, critic_loss, actor_loss }
+    }
+
+    /// A step from lessons alone; none where the batch's segments hold no lesson.
+    fn step_from(&mut self, taught: Option<Taught>, plan: UpdatePlan) -> anyhow::Result<Option<UpdateStats>> {
+        let Some(Taught { critic_gradient: Some(critic), actor_gradient, critic_loss, actor_loss }) = taught else {
+            return Ok(plan.read.then(UpdateStats::default));
+        };
+        let stats = UpdateStats { critic_loss, actor_loss, ratio: 1.0, ..UpdateStats::default() }.check_losses()?;
+        self.step(critic, plan.train_actor.then_some(actor_gradient), stats, plan)
+    }
+
+    fn step(
+        &mut self,
+        critic: Tensor<Flex, 1>,
+        actor: Option<Tensor<Flex, 1>>,
+        stats: UpdateStats,
+        plan: UpdatePlan,
+    ) -> anyhow::Result<Option<UpdateStats>> {
+        let norms = self.networks.step(critic, actor, plan.rate);
+        if !plan.read {
+            return Ok(None);
+        }
+        let Norms { critic, actor } = norms;
+        let (critic_norm, actor_norm) = (f64::from(to_host(critic)[0]), f64::from(to_host(actor)[0]));
+        Ok(Some(UpdateStats { critic_norm, actor_norm, ..stats }.check_norms()?))
     }
 }
 
@@ -140,11 +217,25 @@ impl Train for HostTrainer {
     fn store(&mut self, _: &[Placed], _: Rebuild) {}
 
     fn batch(&self, drawn: &[Placed], with: Rebuild) -> Batch {
-        Batch::Rows(drawn.par_iter().map(|(_, segment)| SegmentRows::build(segment, with)).collect())
+        let target = with.settings.learner.target;
+        let rows = match target {
+            Target::Hindsight => vec![],
+            _ => drawn.par_iter().map(|(_, segment)| SegmentRows::build(segment, with)).collect(),
+        };
+        let lessons = match target {
+            Target::Return => LessonRows::default(),
+            _ => LessonRows::gather(drawn.iter().map(|(_, segment)| *segment)),
+        };
+        Batch::Rows(rows, lessons)
     }
 
     fn update(&mut self, batch: &Batch, plan: UpdatePlan) -> anyhow::Result<Option<UpdateStats>> {
-        let Batch::Rows(batch) = batch else { anyhow::bail!("a batch of another trainer") };
+        let Batch::Rows(batch, lessons) = batch else { anyhow::bail!("a batch of another trainer") };
+        let target = self.settings.learner.target;
+        let taught = (!lessons.is_empty()).then(|| self.learn_from(lessons));
+        if target == Target::Hindsight {
+            return self.step_from(taught, plan);
+        }
         let pairs = batch.iter().map(SegmentRows::pairs).sum::<usize>().max(1);
         let requests = batch.iter().map(|r| r.contests.len()).sum::<usize>().max(1);
         let losses = Losses {
@@ -164,6 +255,7 @@ impl Train for HostTrainer {
             critic_loss: sum(|s| s.critic_loss) / pairs as f64,
             actor_loss: sum(|s| s.actor_loss) / requests as f64,
             ratio: sum(|s| s.ratios) / requests as f64,
+            calibration: Calibration::sum(shards.iter().map(|s| &s.calibration)).shares(),
             ..UpdateStats::default()
         }
         .check_losses()?;
@@ -172,13 +264,9 @@ impl Train for HostTrainer {
         // Of the shards, in their order.
         let total = |gradients: Vec<Tensor<Flex, 1>>| gradients.into_iter().reduce(|a, b| a + b);
         let critic = total(critic).expect("a batch has a shard");
-        let norms = self.networks.step(critic, total(actor.into_iter().flatten().collect()), plan.rate);
-        if !plan.read {
-            return Ok(None);
-        }
-        let Norms { critic, actor } = norms;
-        let (critic_norm, actor_norm) = (f64::from(to_host(critic)[0]), f64::from(to_host(actor)[0]));
-        Ok(Some(UpdateStats { critic_norm, actor_norm, ..stats }.check_norms()?))
+        let mut actor: Vec<Tensor<Flex, 1>> = actor.into_iter().flatten().collect();
+        actor.extend(taught.filter(|_| plan.train_actor).map(|taught| taught.actor_gradient));
+        self.step(critic, total(actor), stats, plan)
     }
 
     /// Nothing: what returns is done.

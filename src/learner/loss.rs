@@ -5,9 +5,10 @@
 //! are measured in units of the scale `s`.
 
 use crate::policy::Bids;
-use crate::settings::{Credit, Critic, Learner};
+use crate::settings::{Credit, Critic, Learner, MOST_QUANTILES};
 
 use super::batch::SegmentRows;
+use super::calibration::Calibration;
 use super::dims::Dims;
 use super::kernels::{exponentials, lambda_returns, project, quantile_huber, softmax};
 
@@ -34,6 +35,8 @@ pub struct Gradients {
     pub actor_loss: f64,
     /// Sum of the clipped importance ratios.
     pub ratios: f64,
+    /// Of a critic of quantiles that credits by contract.
+    pub calibration: Calibration,
 }
 
 /// Constants of the losses for one run.
@@ -222,8 +225,13 @@ impl Losses<'_> {
                         let row = at * q..(at + 1) * q;
                         let aim =
                             Aim { returns: target, scale: s, potential: m, last, last_potential: m_last, last_value };
-                        let loss = self.fit(&out.states[row.clone()], &aim, weight, &mut g.states[row]);
+                        let loss = self.fit(&out.states[row.clone()], &aim, weight, &mut g.states[row.clone()]);
                         g.critic_loss += f64::from(loss);
+                        if self.settings.critic == Critic::Quantile {
+                            // One of the target distribution's quantiles, each in turn.
+                            let came = target + m_last * last[at % q] - last_value;
+                            g.calibration.see(&out.states[row], came / m);
+                        }
                     }
                 }
             }
@@ -295,7 +303,7 @@ impl Losses<'_> {
                 0.5 * u * u
             }
             Critic::Quantile => {
-                let mut targets = [0.0f32; MAX_QUANTILES];
+                let mut targets = [0.0f32; MOST_QUANTILES];
                 let targets = &mut targets[..z.len()];
                 for (y, l) in targets.iter_mut().zip(last) {
                     *y = (returns + m_last * l - last_value) / s;
@@ -321,6 +329,3 @@ impl Losses<'_> {
         }
     }
 }
-
-/// The most quantiles that the kernel's stack buffer holds.
-pub const MAX_QUANTILES: usize = 256;

@@ -10,16 +10,19 @@
 //! - [`resident`], on a GPU: segments are replayed once and stay on the device, where kernels of our own make rows of them, gather batches, infer and
 //!   learn, so that an update sends a few numbers and waits for nothing.
 //!
-//! - [`dims`]: sizes of a batch. [`pool`]: replay pool of compact segments. [`core`]: pool, replay ratio and budget around the trainer, the same in every
+//! - [`hindsight`]: losses of prices in hindsight, on the CPU alone.
+//! - [`calibration`]: whether the critic's distributions are right. [`dims`]: sizes of a batch. [`pool`]: replay pool of compact segments. [`core`]: pool, replay ratio and budget around the trainer, the same in every
 //!   mode. [`networks`], [`optimiser`]: parameters as flat tensors. [`device`]: which backend. [`process`]: the learner process. [`saver`]: its side of
 //!   snapshots.
 //!
 //! May import: `run`, `shm`, `policy`, `env`, `plan`, `log`, `settings`.
 
 pub mod batch;
+pub mod calibration;
 pub mod core;
 pub mod device;
 pub mod dims;
+pub mod hindsight;
 mod host;
 mod kernels;
 pub mod loss;

@@ -10,7 +10,7 @@ use crate::policy::PolicySpec;
 use crate::policy::net::{Shape, Table};
 use crate::policy::tensor_net::Flat;
 use crate::run::snapshot::TrainerState;
-use crate::settings::{Critic, Settings};
+use crate::settings::{Critic, Settings, Target};
 
 use super::dims::outputs;
 use super::optimiser::{Adam, Arrays, Optimise, Rates};
@@ -37,7 +37,9 @@ pub fn critic_shape(spec: &PolicySpec, settings: &Settings) -> Shape {
         0 => vec![],
         width => vec![Table { rows: spec.vocabulary.ads.len() + 1, width }],
     };
-    Shape { features: FEATURES, tables, hidden: settings.learner.critic_hidden, outputs: outputs(&settings.learner) }
+    // Of the return it learns from rows of its own; of prices in hindsight, from what the actor sees.
+    let features = if settings.learner.target == Target::Hindsight { spec.features() } else { FEATURES };
+    Shape { features, tables, hidden: settings.learner.critic_hidden, outputs: outputs(&settings.learner) }
 }
 
 impl<B: Optimise> Networks<B> {
@@ -47,8 +49,9 @@ impl<B: Optimise> Networks<B> {
         let critic_shape = critic_shape(spec, settings);
         let mut rng = ChaCha8Rng::seed_from_u64(settings.run.seed);
         rng.set_stream(0xC717);
-        // A fraction of one half leaves the advantage at the worth of half a penalty. Logits start level.
-        let bias = if l.critic == Critic::Categorical { 0.0 } else { 0.5 };
+        // A fraction of one half leaves the advantage at the worth of half a penalty. Logits start level, prices where bids do.
+        let level = l.critic == Critic::Categorical || l.target == Target::Hindsight;
+        let bias = if level { 0.0 } else { 0.5 };
         let critic = critic_shape.initial(&mut rng, 0.1, bias);
         let actor = spec.initial_actor(settings.run.seed);
         let epsilon = l.adam_epsilon;

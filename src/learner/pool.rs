@@ -79,6 +79,7 @@ mod tests {
             actions: vec![0; len],
             replans: vec![],
             probabilities: vec![1.0; len],
+            lessons: vec![],
             next: None,
         }
     }

@@ -55,7 +55,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let segments = Segments::open(prefix, 0..settings.actors.count, settings.checkpoint.every_s > 0.0)?;
     segments.control.processes[SLOT].sign_in(ProcessKind::Learner);
     let days = context.training_days()?;
-    let device = Device::resolve(&settings.run.device)?;
+    let device = Device::of(settings)?;
     let trainer = device.trainer(&days, &context.spec, settings)?;
     let mut learner = Learner::new(&days, context.spec.clone(), settings, trainer);
     learner.start_from(&context.start)?;

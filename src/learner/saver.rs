@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
+use crate::awake::Deadline;
 use crate::env::Block;
 use crate::run::snapshot::{
     self, EvaluatorState, PoolBlock, PoolBlocks, Publications, RunState, Snapshot, TrainerState,
@@ -18,8 +19,9 @@ use crate::shm::{ControlBlock, Halves, Ledger, Part, SampleRing, ShmError};
 use super::core::{Learner, LearnerState};
 
 const NAP: Duration = Duration::from_millis(20);
-/// How long the checkpointer may take for a snapshot that somebody waits for.
-const COMMIT: Duration = Duration::from_secs(20);
+/// How long the checkpointer may take for a snapshot that somebody waits for: long, as it may be starved on a busy machine; who
+/// stops a run waits no longer than `watchdog.grace_s`.
+const COMMIT: Duration = Duration::from_secs(60);
 
 /// Takes snapshots of a learner.
 pub struct Saver<'a> {
@@ -139,13 +141,13 @@ impl<'a> Saver<'a> {
     }
 
     fn wait_for<T>(&self, done: impl Fn(&Halves) -> Option<T>) -> Option<T> {
-        let deadline = Instant::now() + COMMIT;
+        let mut deadline = Deadline::after(COMMIT);
         loop {
             let seen = self.halves.news().value();
             if let Some(value) = done(self.halves) {
                 return Some(value);
             }
-            if Instant::now() >= deadline || self.segments.control.stop_level() >= crate::shm::control::STOP_NOW {
+            if deadline.is_over() || self.segments.control.stop_level() >= crate::shm::control::STOP_NOW {
                 return None;
             }
             self.halves.news().wait(seen, NAP);
@@ -156,10 +158,10 @@ impl<'a> Saver<'a> {
 
 /// The snapshot to go on from: the newest on disk, once the checkpointer has written what is complete.
 pub fn newest(directory: &RunDirectory, halves: &Halves, control: &ControlBlock) -> anyhow::Result<Option<Snapshot>> {
-    let deadline = Instant::now() + COMMIT;
+    let mut deadline = Deadline::after(COMMIT);
     loop {
         let seen = halves.news().value();
-        if halves.complete() <= halves.committed() || Instant::now() >= deadline || control.stop_level() > 0 {
+        if halves.complete() <= halves.committed() || deadline.is_over() || control.stop_level() > 0 {
             break;
         }
         halves.news().wait(seen, NAP);

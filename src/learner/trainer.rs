@@ -5,6 +5,8 @@ use crate::run::failpoint;
 use crate::run::snapshot::TrainerState;
 
 use super::batch::{Rebuild, SegmentRows};
+use super::calibration::DECILES;
+use super::hindsight::LessonRows;
 
 /// What an update did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
@@ -17,6 +19,9 @@ pub struct UpdateStats {
     pub ratio: f64,
     pub critic_norm: f64,
     pub actor_norm: f64,
+    /// Shares of the returns that came below each decile of the critic's distributions; not where a GPU works out the losses.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<[f64; DECILES]>,
 }
 
 impl UpdateStats {
@@ -78,8 +83,8 @@ pub type Placed<'a> = (usize, &'a Segment);
 /// What an update is made on, as the trainer that made it wants it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Batch {
-    /// Rebuilt from compact segments for this update.
-    Rows(Vec<SegmentRows>),
+    /// Rebuilt from compact segments for this update, where the target is the return; and their lessons.
+    Rows(Vec<SegmentRows>, LessonRows),
     /// Places of a pool that the trainer holds.
     Places(Vec<usize>),
 }

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use bytemuck::{Pod, Zeroable};
 use memmap2::Mmap;
 use serde::{Deserialize, Serialize};
-use twox_hash::XxHash3_64;
+use twox_hash::{XxHash3_64, XxHash3_128};
 
 use super::day::Day;
 use super::error::{LogError, Result};
-use super::schema::ControlRow;
+use super::schema::{ControlRow, MAX_CLICK_VALUE, MAX_IMPRESSIONS, MAX_PENALTY};
 use super::targeting::Targeting;
 
 const MAGIC: [u8; 8] = *b"ADMIXLOG";
@@ -165,6 +165,9 @@ pub(super) struct Tail {
     pub counts: Counts,
     /// Whether an importer declared auction ads to be contracts.
     pub contracts_declared: bool,
+    /// [`CompiledLog::content`] of the day as it was logged, where this one has other values.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
@@ -313,8 +316,9 @@ impl CompiledLog {
             return Err("an entry holds impossible values".into());
         }
         let sound = |c: &Contract| {
-            amount(c.penalty)
-                && amount(c.click_value)
+            (0.0..=MAX_PENALTY).contains(&c.penalty)
+                && (0.0..=MAX_CLICK_VALUE).contains(&c.click_value)
+                && c.required.max(c.cap) <= MAX_IMPRESSIONS
                 && [Some(c.rate), Some(c.mean_pctr), c.theta, c.pctr].into_iter().flatten().all(share)
         };
         match self.tail.contracts.iter().find(|c| !sound(c)) {
@@ -326,6 +330,27 @@ impl CompiledLog {
     /// Identifies the inputs and options that this was compiled from.
     pub fn inputs(&self) -> u128 {
         u128::from(self.header.inputs[0]) | u128::from(self.header.inputs[1]) << 64
+    }
+
+    /// Identifies the day's traffic by its requests and their auction ads, whatever the directory is called, however its files are
+    /// written, whichever contracts it is replayed with and at whichever values; `None` for a day without requests.
+    pub fn content(&self) -> Option<String> {
+        if self.tail.content.is_some() {
+            return self.tail.content.clone();
+        }
+        if self.requests().is_empty() {
+            return None;
+        }
+        let mut hasher = XxHash3_128::new();
+        for r in self.requests() {
+            let fields =
+                [r.request_id, r.ts_ms, u64::from(r.slot_id) << 32 | u64::from(r.region), u64::from(r.auctions)];
+            hasher.write(bytemuck::cast_slice(&fields));
+            for a in self.auctions(r) {
+                hasher.write(bytemuck::cast_slice(&[a.ad_id, a.ecpm.to_bits()]));
+            }
+        }
+        Some(format!("{:032x}", hasher.finish_128()))
     }
 
     pub fn path(&self) -> &Path {

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
-use super::error::{BadValue, Result};
-use super::schema::{ControlRow, DAY_MS};
+use super::day::Day;
+use super::error::{BadValue, LogError, Result};
+use super::schema::{ControlRow, DAY_MS, MAX_CLICK_VALUE, MAX_CONTRACTS, MAX_IMPRESSIONS, MAX_PENALTY};
 use super::table::{Column, Row, optional, read_strict, required};
 use super::targeting::Targeting;
 
-const COLUMNS: &[Column] = &[
+pub const COLUMNS: &[Column] = &[
     required("ad_id"),
     required("required"),
     optional("cap"),
@@ -22,18 +23,25 @@ const COLUMNS: &[Column] = &[
     optional("pctr"),
 ];
 
-/// Reads the contracts; flights given as offsets from midnight become absolute times.
-///
-/// `day_start_ms` is the local midnight of the day, Unix milliseconds.
+/// Reads the contracts of a day; flights given as offsets from midnight become absolute times.
 ///
 /// # Errors
 /// An unreadable file, or the first row that breaks a rule, with its line, column and value.
-pub fn read(path: &Path, day_start_ms: u64) -> Result<Vec<ControlRow>> {
-    read_strict(path, COLUMNS, |row| parse(row, day_start_ms), ("ad_id", |contract| contract.ad_id))
+pub fn read(path: &Path, day: &Day) -> Result<Vec<ControlRow>> {
+    let rows = read_strict(path, COLUMNS, |row| parse(row, day), ("ad_id", |contract: &ControlRow| contract.ad_id))?;
+    if rows.len() > MAX_CONTRACTS {
+        let reason = format!(
+            "{} contracts; a day may have {MAX_CONTRACTS}, more cannot be planned in memory. Join contracts that ask for the \
+             same, or split the inventory into several log directories",
+            rows.len()
+        );
+        return Err(LogError::Format { path: path.to_owned(), reason });
+    }
+    Ok(rows)
 }
 
-fn parse(row: &Row, day_start_ms: u64) -> std::result::Result<ControlRow, BadValue> {
-    row.check_width()?;
+fn parse(row: &Row, day: &Day) -> std::result::Result<ControlRow, BadValue> {
+    row.check_shape()?;
     let required: u64 = row.integer(1)?.ok_or_else(|| row.empty(1))?;
     if required == 0 {
         return Err(BadValue::new(
@@ -44,6 +52,11 @@ fn parse(row: &Row, day_start_ms: u64) -> std::result::Result<ControlRow, BadVal
         ));
     }
     let cap: u64 = row.integer(2)?.unwrap_or(required);
+    if cap > MAX_IMPRESSIONS {
+        let column = if required > MAX_IMPRESSIONS { "required" } else { "cap" };
+        let value = required.max(cap).to_string();
+        return Err(BadValue::new(column, &value, "out_of_range", format!("must be at most {MAX_IMPRESSIONS}")));
+    }
     if cap < required {
         return Err(BadValue::new(
             "cap",
@@ -61,12 +74,10 @@ fn parse(row: &Row, day_start_ms: u64) -> std::result::Result<ControlRow, BadVal
             format!("must be at most cap = {cap}"),
         ));
     }
-    let absolute = |value: u64| if value < DAY_MS { day_start_ms + value } else { value };
-    let start_ms = row.integer(4)?.map_or(day_start_ms, absolute);
     // An end at exactly one day is the end of the day, not the second day of 1970.
-    let end_ms = row
-        .integer(5)?
-        .map_or(day_start_ms + DAY_MS, |v| if v == DAY_MS { day_start_ms + DAY_MS } else { absolute(v) });
+    let absolute = |value: u64| if value <= day.length_ms.max(DAY_MS) { day.start_ms + value } else { value };
+    let start_ms = row.integer(4)?.map_or(day.start_ms, absolute);
+    let end_ms = row.integer(5)?.map_or(day.end_ms(), |v| if v == DAY_MS { day.end_ms() } else { absolute(v) });
     if start_ms >= end_ms {
         return Err(BadValue::new(
             "end_ms",
@@ -88,8 +99,8 @@ fn parse(row: &Row, day_start_ms: u64) -> std::result::Result<ControlRow, BadVal
         targeting,
         theta: row.number(7, 0.0, 1.0)?,
         rate: row.number(8, 0.0, 1.0)?.unwrap_or(1.0),
-        penalty: row.number(9, 0.0, f64::MAX)?.ok_or_else(|| row.empty(9))?,
-        click_value: row.number(10, 0.0, f64::MAX)?.ok_or_else(|| row.empty(10))?,
+        penalty: row.number(9, 0.0, MAX_PENALTY)?.ok_or_else(|| row.empty(9))?,
+        click_value: row.number(10, 0.0, MAX_CLICK_VALUE)?.ok_or_else(|| row.empty(10))?,
         pctr: row.number(11, 0.0, 1.0)?,
     })
 }

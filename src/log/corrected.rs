@@ -9,9 +9,11 @@ use std::path::Path;
 
 use twox_hash::XxHash3_128;
 
-use super::compile::{self, cache_folder, replace};
+use super::compile;
 use super::compiled::{self, Auction, CompiledLog, Contract, Entry, Request, Tail};
 use super::error::{BadValue, LogError, Result};
+use super::keep;
+use super::queue;
 use super::schema::{AdType, MAX_ECPM};
 use super::table::{self, Column, Row, Table, required};
 
@@ -61,23 +63,30 @@ pub type Correct<'a> = dyn FnMut(&Request, &[Asked], &mut [(f64, f64)]) -> Resul
 /// contract's eCPM stays as logged: nobody pays it.
 ///
 /// # Errors
-/// Whatever `correct` returns, a value that is not one, or a file that cannot be written.
+/// Whatever `correct` returns, or a value that is none.
 pub fn open(dir: &Path, log: &CompiledLog, key: u128, correct: &mut Correct) -> Result<CompiledLog> {
     let mut hasher = XxHash3_128::new();
     hasher.write(&log.inputs().to_le_bytes());
     hasher.write(&key.to_le_bytes());
     let inputs = hasher.finish_128();
-    let path = cache_folder(dir)?.join(format!("values-{:016x}.log", key as u64));
-    if path.is_file() {
-        match CompiledLog::open(&path) {
+    let path = keep::folder(dir).map(|folder| folder.join(format!("values-{:016x}.log", key as u64)));
+    if let Some(path) = path.as_ref().filter(|path| path.is_file()) {
+        match CompiledLog::open(path) {
             Ok(found) if found.inputs() == inputs => return Ok(found),
             Ok(_) => tracing::info!("{}: inputs changed, correcting values again", dir.display()),
             Err(e) => tracing::warn!("{e}; correcting values again"),
         }
     }
     let bytes = encode(log, inputs, correct)?;
-    replace(&path, &bytes).map_err(|e| LogError::io(&path, e))?;
-    CompiledLog::open(&path)
+    match path.map(|path| keep::replace(&path, &bytes, dir).map(|()| path)) {
+        Some(Ok(path)) => CompiledLog::open(&path),
+        // A full disk, or no place of one's own: values are corrected each time.
+        Some(Err(e)) => {
+            tracing::warn!("{}: the corrected values cannot be kept: {e}", dir.display());
+            CompiledLog::of_bytes(dir, &bytes)
+        }
+        None => CompiledLog::of_bytes(dir, &bytes),
+    }
 }
 
 fn encode(log: &CompiledLog, inputs: u128, correct: &mut Correct) -> Result<Vec<u8>> {
@@ -109,7 +118,7 @@ fn encode(log: &CompiledLog, inputs: u128, correct: &mut Correct) -> Result<Vec<
             pctr_sum[e.contract as usize] += pctr;
         }
         let sorted = &mut auctions[auctions_at as usize..];
-        compile::sort_by_score(sorted);
+        queue::sort_by_score(sorted);
         let best = sorted.iter().map(Auction::worth).fold(0.0, f64::max);
         requests.push(Request { best, entries_at, auctions_at, ..*request });
     }
@@ -123,6 +132,7 @@ fn encode(log: &CompiledLog, inputs: u128, correct: &mut Correct) -> Result<Vec<
         contracts: contracts.collect(),
         counts: log.counts().clone(),
         contracts_declared: log.contracts_declared(),
+        content: log.content(),
     };
     Ok(compiled::encode(&requests, &entries, &auctions, &tail, inputs))
 }
@@ -132,7 +142,7 @@ const COLUMNS: &[Column] = &[required("request_id"), required("ad_id"), required
 type TableRow = ((u64, u64), (f64, f64));
 
 fn parse(row: &Row) -> std::result::Result<TableRow, BadValue> {
-    row.check_width()?;
+    row.check_shape()?;
     let id = |i| row.integer(i)?.ok_or_else(|| row.empty(i));
     let value = |i, most| row.number(i, 0.0, most)?.ok_or_else(|| row.empty(i));
     Ok(((id(0)?, id(1)?), (value(2, f64::MAX)?, value(3, 1.0)?)))
@@ -143,9 +153,13 @@ fn parse(row: &Row) -> std::result::Result<TableRow, BadValue> {
 /// # Errors
 /// No such table, a bad row, or an entry that it lacks.
 pub fn open_table(dir: &Path, log: &CompiledLog, name: &'static str) -> Result<CompiledLog> {
-    let path = table::find(dir, name)?.ok_or_else(|| LogError::MissingFile { dir: dir.to_owned(), name })?;
+    let path = table::find(dir, name)?.ok_or_else(|| LogError::MissingFile {
+        dir: dir.to_owned(),
+        name,
+        hint: ": only the days of a synthetic world with errors have one".into(),
+    })?;
     let mut hasher = XxHash3_128::new();
-    compile::hash_file(&mut hasher, &path)?;
+    compile::hash_table(&mut hasher, &path)?;
     let mut values: Option<HashMap<(u64, u64), (f64, f64)>> = None;
     open(dir, log, hasher.finish_128(), &mut |request, queue, out| {
         let values = match &mut values {
@@ -165,12 +179,12 @@ pub fn open_table(dir: &Path, log: &CompiledLog, name: &'static str) -> Result<C
 
 fn read_table(path: &Path) -> Result<HashMap<(u64, u64), (f64, f64)>> {
     let mut table = Table::open(path, COLUMNS)?;
-    super::warn_unknown(&table);
+    table.warn_unknown(0);
     let mut row = table.row();
     let mut values = HashMap::new();
     while table.read(&mut row)? {
         let (key, value) =
-            parse(&row).map_err(|bad| LogError::BadRow { path: path.to_owned(), line: row.line, bad })?;
+            parse(&row).map_err(|bad| LogError::BadRow { path: path.to_owned(), line: row.place.line, bad })?;
         values.insert(key, value);
     }
     Ok(values)

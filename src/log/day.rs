@@ -1,11 +1,12 @@
 //! Which calendar day a log directory holds: `day.toml`, or UTC and the first row's date.
 
+use std::io::Read as _;
 use std::path::Path;
 
 use jiff::civil::Date;
 
 use super::error::{LogError, Result};
-use super::schema::{DAY_MS, DayFile};
+use super::schema::DAY_MS;
 
 /// A calendar day in Unix milliseconds.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -14,11 +15,31 @@ pub struct Day {
     pub date: String,
     /// The local midnight that the day starts at.
     pub start_ms: u64,
+    /// 23 or 25 hours where clocks are changed.
+    #[serde(default = "whole")]
+    pub length_ms: u64,
+}
+
+fn whole() -> u64 {
+    DAY_MS
+}
+
+/// Bytes of a `day.toml` at most.
+const LONGEST_FILE: u64 = 1 << 16;
+
+/// `day.toml` as it is read: what importers write, and the hours of a day that has not 24.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    date: String,
+    #[serde(default)]
+    utc_offset_minutes: i32,
+    hours: Option<f64>,
 }
 
 impl Day {
     pub fn end_ms(&self) -> u64 {
-        self.start_ms + DAY_MS
+        self.start_ms + self.length_ms
     }
 
     pub fn contains(&self, ts_ms: u64) -> bool {
@@ -28,24 +49,67 @@ impl Day {
     /// The UTC day that holds `ts_ms`.
     pub fn of_timestamp(ts_ms: u64) -> Self {
         let days = ts_ms / DAY_MS;
-        Self { date: format_date(days as i64), start_ms: days * DAY_MS }
+        Self { date: format_date(days as i64), start_ms: days * DAY_MS, length_ms: DAY_MS }
+    }
+
+    /// What is wrong with a time that lies outside the day, with its likely cause.
+    pub fn outside(&self, ts_ms: u64) -> String {
+        let hour = 3_600_000;
+        let cause = match ts_ms {
+            ..100_000_000_000 => "; is it in seconds? Multiply it by 1,000",
+            100_000_000_000_000.. => "; is it in microseconds or nanoseconds? Divide it",
+            _ if (self.end_ms()..self.end_ms() + hour).contains(&ts_ms) => {
+                "; if clocks were set back on this day, set hours = 25 in day.toml, else look at utc_offset_minutes there"
+            }
+            _ if self.start_ms.abs_diff(ts_ms) < 2 * DAY_MS => {
+                "; if the day is not UTC's, set utc_offset_minutes in day.toml (480 is UTC+8)"
+            }
+            _ => "; is it another day's? day.toml has the date",
+        };
+        format!("lies outside {} (Unix milliseconds {}..{}){cause}", self.date, self.start_ms, self.end_ms())
     }
 
     /// Reads `DIR/day.toml`; `None` where there is none.
     pub fn read(dir: &Path) -> Result<Option<Self>> {
         let path = dir.join("day.toml");
-        let text = match std::fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(LogError::io(&path, e)),
-        };
-        let broken = |reason: String| LogError::Format { path: path.clone(), reason };
-        let file: DayFile = toml::from_str(&text).map_err(|e| broken(e.to_string()))?;
+        if path.try_exists().map_err(|e| LogError::io(&path, e))? { Self::read_file(&path).map(Some) } else { Ok(None) }
+    }
+
+    /// Reads a `day.toml`.
+    ///
+    /// # Errors
+    /// An unreadable file, or one that names no day.
+    pub fn read_file(path: &Path) -> Result<Self> {
+        let file = written(path)?;
+        let broken = |reason: String| LogError::Format { path: path.to_owned(), reason };
         let start =
             parse_date(&file.date).map_err(&broken)? * DAY_MS as i64 - i64::from(file.utc_offset_minutes) * 60_000;
         let start_ms = u64::try_from(start).map_err(|_| broken(format!("date `{}` lies before 1970", file.date)))?;
-        Ok(Some(Self { date: file.date, start_ms }))
+        let hours = file.hours.unwrap_or(24.0);
+        if !(22.0..=26.0).contains(&hours) {
+            return Err(broken(format!("hours = {hours}; a day has 24, or 23 or 25 where clocks are changed")));
+        }
+        Ok(Self { date: file.date, start_ms, length_ms: (hours * 3_600_000.0).round() as u64 })
     }
+
+    /// `utc_offset_minutes` as `DIR/day.toml` has it; `None` without that file.
+    pub fn offset_minutes(dir: &Path) -> Result<Option<i32>> {
+        let path = dir.join("day.toml");
+        if !path.try_exists().map_err(|e| LogError::io(&path, e))? {
+            return Ok(None);
+        }
+        Ok(Some(written(&path)?.utc_offset_minutes))
+    }
+}
+
+fn written(path: &Path) -> Result<Written> {
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(|e| LogError::io(path, e))?;
+    file.take(LONGEST_FILE + 1).read_to_string(&mut text).map_err(|e| LogError::io(path, e))?;
+    if text.len() as u64 > LONGEST_FILE {
+        return Err(LogError::Format { path: path.to_owned(), reason: "is longer than a day file can be".into() });
+    }
+    toml::from_str(&text).map_err(|e| LogError::Format { path: path.to_owned(), reason: e.to_string() })
 }
 
 const EPOCH: Date = Date::constant(1970, 1, 1);

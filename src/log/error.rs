@@ -21,8 +21,16 @@ impl BadValue {
             value.truncate(cut);
             value.push_str("...");
         }
-        Self { column, value, reason, rule: rule.into() }
+        Self { column, value: printable(&value), reason, rule: printable(&rule.into()) }
     }
+}
+
+/// A text from an input as a terminal may show it: escape sequences and other control characters are written out.
+pub fn printable(text: &str) -> String {
+    if !text.contains(char::is_control) {
+        return text.to_owned();
+    }
+    text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -31,8 +39,8 @@ pub enum LogError {
     Io { path: PathBuf, cause: std::io::Error },
     #[error("{path}: the file ends in the middle (after line {line}): {cause}; fetch or write it again", path = path.display())]
     Truncated { path: PathBuf, line: u64, cause: std::io::Error },
-    #[error("{dir}: no {name}.tsv (or .tsv.gz, .tsv.zst, .parquet); a log directory needs one", dir = dir.display())]
-    MissingFile { dir: PathBuf, name: &'static str },
+    #[error("{dir}: no {name}.tsv (or .csv, .jsonl, each also .gz or .zst; or .parquet; or a directory {name}/ of part files); a log directory needs one{hint}", dir = dir.display())]
+    MissingFile { dir: PathBuf, name: &'static str, hint: String },
     #[error("{dir}: both {first} and {second} are there; keep one of them", dir = dir.display())]
     Ambiguous { dir: PathBuf, first: String, second: String },
     #[error("{path}: line 1: no column `{column}`; the header has: {found}. Add the column or rename it", path = path.display())]

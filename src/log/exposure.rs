@@ -29,7 +29,7 @@ pub const COLUMNS: &[Column] = &[
 /// # Errors
 /// The first value that breaks a rule.
 pub fn parse(row: &Row) -> std::result::Result<ExposureRow, BadValue> {
-    row.check_width()?;
+    row.check_shape()?;
     let flag = |i: usize, column: &'static str| match row.text_of(i)? {
         "0" | "" => Ok(false),
         "1" => Ok(true),
@@ -49,7 +49,7 @@ pub fn parse(row: &Row) -> std::result::Result<ExposureRow, BadValue> {
             "A" => AdType::Auction,
             other => return Err(BadValue::new("type", other, "bad_type", "must be C or A")),
         },
-        charge: row.number(5, 0.0, f64::MAX)?.ok_or_else(|| row.empty(5))?,
+        charge: row.number(5, 0.0, super::schema::MAX_PENALTY)?.ok_or_else(|| row.empty(5))?,
         ecpm: row.number(6, 0.0, super::schema::MAX_ECPM)?.ok_or_else(|| row.empty(6))?,
         pctr: row.number(7, 0.0, 1.0)?.ok_or_else(|| row.empty(7))?,
         click: flag(8, "click")?,
@@ -118,7 +118,7 @@ pub fn join(path: &Path, log: &CompiledLog) -> Result<Exposures> {
     let mut exposed = vec![false; row_of.len()];
     let (mut delays, mut predictions) = (Vec::new(), Vec::new());
     let mut table = Table::open(path, COLUMNS)?;
-    super::warn_unknown(&table);
+    table.warn_unknown(0);
     let mut row = table.row();
     let mut report = ExposureReport::default();
     let mut first_bad = None;
@@ -128,7 +128,7 @@ pub fn join(path: &Path, log: &CompiledLog) -> Result<Exposures> {
         let exposure = match parse(&row) {
             Ok(exposure) => exposure,
             Err(bad) => {
-                let text = || LogError::BadRow { path: path.to_owned(), line: row.line, bad }.to_string();
+                let text = || LogError::BadRow { path: table.here().to_owned(), line: row.place.line, bad }.to_string();
                 first_bad.get_or_insert_with(text);
                 report.bad += 1;
                 continue;

@@ -3,18 +3,18 @@
 use std::path::Path;
 
 use super::error::{BadValue, Result};
-use super::schema::InventoryRow;
+use super::schema::{InventoryRow, MAX_PV};
 use super::table::{Column, Row, number, optional, read_strict, required};
 
-const COLUMNS: &[Column] = &[
+pub const COLUMNS: &[Column] = &[
     required("node_id"),
     required("slot_id"),
     required("region"),
     required("gender"),
     required("age"),
     required("pv"),
-    required("curve"),
-    optional("ad_ids"),
+    required("curve").list(b',', &[], 0),
+    optional("ad_ids").list(b';', &[], 0),
 ];
 
 /// Reads the forecast nodes.
@@ -26,7 +26,7 @@ pub fn read(path: &Path) -> Result<Vec<InventoryRow>> {
 }
 
 fn parse(row: &Row) -> std::result::Result<InventoryRow, BadValue> {
-    row.check_width()?;
+    row.check_shape()?;
     let curve_text = row.text_of(6)?;
     let curve = curve_text
         .split(',')
@@ -56,7 +56,7 @@ fn parse(row: &Row) -> std::result::Result<InventoryRow, BadValue> {
         region: row.integer(2)?.ok_or_else(|| row.empty(2))?,
         gender: row.integer(3)?.ok_or_else(|| row.empty(3))?,
         age: row.integer(4)?.ok_or_else(|| row.empty(4))?,
-        pv: row.number(5, 0.0, f64::MAX)?.ok_or_else(|| row.empty(5))?,
+        pv: row.number(5, 0.0, MAX_PV)?.ok_or_else(|| row.empty(5))?,
         curve,
         ad_ids,
     })

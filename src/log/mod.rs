@@ -18,21 +18,19 @@ pub mod error;
 pub mod exposure;
 pub mod import;
 pub mod inventory;
+pub mod keep;
 mod map;
+pub mod queue;
 pub mod raw;
 pub mod schema;
 pub mod table;
 pub mod targeting;
 pub mod track;
+pub mod wander;
 pub mod write;
 
 pub use compile::{CompileOptions, open};
 pub use compiled::{Auction, CompiledLog, Entry, Request};
 pub use error::LogError;
+pub use queue::{QueueRules, Showable};
 pub use raw::RawDay;
-
-fn warn_unknown(table: &table::Table) {
-    for column in &table.unknown {
-        tracing::warn!("{}: column `{column}` is unknown and ignored", table.path().display());
-    }
-}

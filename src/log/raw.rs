@@ -11,9 +11,10 @@ use super::compile::{self, CompileOptions, check_share, quarantine_path};
 use super::compiled::{CompiledLog, Counts};
 use super::day::Day;
 use super::error::{BadValue, LogError, Result};
-use super::schema::{AdType, ControlRow, TrackRow};
-use super::table::{self, Table};
-use super::{control, track};
+use super::queue::QueueRules;
+use super::schema::{ControlRow, TrackRow};
+use super::table::{self, Place, Table};
+use super::{control, keep, track};
 
 /// A day of requests and contracts, checked row by row; bad rows are set aside.
 #[derive(Debug, Clone)]
@@ -30,6 +31,9 @@ pub struct RawDay {
     pub(super) contracts_declared: bool,
 }
 
+/// Bad rows that are listed; all are counted. A few kilobytes of Parquet can hold a hundred million of them.
+const LISTED: u64 = 10_000;
+
 /// Bad rows, written down as they are met.
 struct Quarantine {
     path: PathBuf,
@@ -39,28 +43,29 @@ struct Quarantine {
 }
 
 impl Quarantine {
-    fn set_aside(&mut self, source: &Path, line: u64, bad: &BadValue) -> Result<()> {
+    fn set_aside(&mut self, source: &Table, place: Place, bad: &BadValue) -> Result<()> {
         let failed = |e| LogError::io(&self.path, e);
         if self.file.is_none() {
-            let mut file = std::io::BufWriter::new(File::create(&self.path).map_err(failed)?);
+            let mut file = std::io::BufWriter::new(keep::create_private(&self.path).map_err(failed)?);
             writeln!(file, "file\tline\tcolumn\tvalue\treason\trule").map_err(failed)?;
             self.file = Some(file);
         }
-        let name = source.file_name().unwrap_or_default().to_string_lossy();
+        let (name, line) = (source.part_name(place.part), place.line);
         let clean = |s: &str| s.replace(['\t', '\n', '\r'], " ");
-        if let Some(file) = &mut self.file {
-            writeln!(
-                file,
-                "{name}\t{line}\t{}\t{}\t{}\t{}",
-                bad.column,
-                clean(&bad.value),
-                bad.reason,
-                clean(&bad.rule)
-            )
+        let file = self.file.as_mut().filter(|_| self.counts.quarantined <= LISTED);
+        if let Some(file) = file {
+            let (value, rule) = (clean(&bad.value), clean(&bad.rule));
+            match self.counts.quarantined {
+                LISTED => writeln!(file, "{name}\t{line}\t\t\tand_more\tthe first {LISTED} bad rows are listed"),
+                _ => writeln!(file, "{name}\t{line}\t{}\t{value}\t{}\t{rule}", bad.column, bad.reason),
+            }
             .map_err(failed)?;
         }
-        self.first
-            .get_or_insert_with(|| format!("line {line}, column `{}`: `{}`: {}", bad.column, bad.value, bad.rule));
+        if self.first.is_none() {
+            let part = if source.is_parted() { format!("{name}: ") } else { String::new() };
+            let BadValue { column, value, rule, .. } = bad;
+            self.first = Some(format!("{part}line {line}, column `{column}`: `{value}`: {rule}"));
+        }
         self.counts.quarantined += 1;
         *self.counts.reasons.entry(bad.reason.to_owned()).or_default() += 1;
         Ok(())
@@ -73,39 +78,31 @@ impl RawDay {
     /// # Errors
     /// Whatever [`LogError`] says of the inputs.
     pub fn read(dir: &Path, options: CompileOptions) -> Result<Self> {
-        let missing = |name| LogError::MissingFile { dir: dir.to_owned(), name };
-        let track_path = table::find(dir, "track_log")?.ok_or_else(|| missing("track_log"))?;
-        let control_path = table::find(dir, "control")?.ok_or_else(|| missing("control"))?;
+        let track_path = table::require(dir, "track_log", track::COLUMNS)?;
+        let control_path = table::require(dir, "control", control::COLUMNS)?;
         let inputs = compile::hash_inputs(dir, options)?;
         let mut day = Day::read(dir)?;
-        let path = quarantine_path(dir)?;
+        let path = quarantine_path(dir);
         // A quarantine file of an earlier compilation would speak of rows that may be mended by now.
-        let _ = std::fs::remove_file(&path);
+        if path.is_file() {
+            let _ = std::fs::remove_file(&path);
+        }
         let mut quarantine = Quarantine { path, file: None, counts: Counts::default(), first: None };
-        let (mut rows, lines) = read_rows(&track_path, &mut day, &mut quarantine)?;
+        let (mut rows, places, source) = read_rows(&track_path, &mut day, &mut quarantine)?;
         let empty = || LogError::Empty { path: track_path.clone() };
         let Some(day) = day else {
             check_share(&quarantine.counts, options, dir)?;
             return Err(empty());
         };
-        let contracts = control::read(&control_path, day.start_ms)?;
-        let known: HashSet<u64> = contracts.iter().map(|c| c.ad_id).collect();
+        let contracts = control::read(&control_path, &day)?;
+        let rules = QueueRules::new(contracts, false);
         let mut order: Vec<usize> = (0..rows.len()).collect();
         order.sort_by_key(|&i| rows[i].ts_ms);
         let mut sorted = Vec::with_capacity(rows.len());
         for i in order {
-            let entries = &rows[i].queue;
-            match entries.iter().find(|e| e.ad_type == AdType::Contract && !known.contains(&e.ad_id)) {
-                Some(entry) => {
-                    let bad = BadValue::new(
-                        "queue",
-                        &entry.ad_id.to_string(),
-                        "unknown_contract",
-                        "a contract entry without a row in control",
-                    );
-                    quarantine.set_aside(&track_path, lines[i], &bad)?;
-                }
-                None => {
+            match rules.check(&rows[i]) {
+                Err(bad) => quarantine.set_aside(&source, places[i], &bad)?,
+                Ok(()) => {
                     let queue = std::mem::take(&mut rows[i].queue);
                     sorted.push(TrackRow { queue, ..rows[i] });
                 }
@@ -131,7 +128,7 @@ impl RawDay {
             name: compile::name_of(dir),
             day,
             rows: sorted,
-            contracts,
+            contracts: rules.into_contracts(),
             dir: dir.to_owned(),
             inputs,
             counts: quarantine.counts,
@@ -158,16 +155,21 @@ impl RawDay {
     }
 }
 
-/// The rows of the track log as they stand in the file, with their lines; `day` is taken from the first where it is not known.
-fn read_rows(path: &Path, day: &mut Option<Day>, quarantine: &mut Quarantine) -> Result<(Vec<TrackRow>, Vec<u64>)> {
+/// The rows of the track log as they stand in the table, with their places; `day` is taken from the first where it is not known.
+fn read_rows(
+    path: &Path,
+    day: &mut Option<Day>,
+    quarantine: &mut Quarantine,
+) -> Result<(Vec<TrackRow>, Vec<Place>, Table)> {
     let mut source = Table::open(path, track::COLUMNS)?;
-    super::warn_unknown(&source);
+    source.warn_unknown(0);
     let mut row = source.row();
     let mut rows: Vec<TrackRow> = Vec::new();
-    let mut lines: Vec<u64> = Vec::new();
+    let mut places: Vec<Place> = Vec::new();
     let mut ids = HashSet::new();
     let mut latest = 0;
     while source.read(&mut row)? {
+        crate::cancel::point();
         quarantine.counts.rows += 1;
         let parsed = track::parse(&row).and_then(|request| {
             let day = day.get_or_insert_with(|| Day::of_timestamp(request.ts_ms));
@@ -176,7 +178,7 @@ fn read_rows(path: &Path, day: &mut Option<Day>, quarantine: &mut Quarantine) ->
                     "ts_ms",
                     &request.ts_ms.to_string(),
                     "outside_day",
-                    format!("lies outside {} (Unix milliseconds {}..{})", day.date, day.start_ms, day.end_ms()),
+                    day.outside(request.ts_ms),
                 ));
             }
             if !ids.insert(request.request_id) {
@@ -196,10 +198,10 @@ fn read_rows(path: &Path, day: &mut Option<Day>, quarantine: &mut Quarantine) ->
                 }
                 latest = latest.max(request.ts_ms);
                 rows.push(request);
-                lines.push(row.line);
+                places.push(row.place);
             }
-            Err(bad) => quarantine.set_aside(path, row.line, &bad)?,
+            Err(bad) => quarantine.set_aside(&source, row.place, &bad)?,
         }
     }
-    Ok((rows, lines))
+    Ok((rows, places, source))
 }

@@ -119,3 +119,13 @@ pub const DAY_MS: u64 = 86_400_000;
 pub const MAX_QUEUE: usize = 512;
 /// The largest eCPM that a log may carry, minor units per 1,000 impressions.
 pub const MAX_ECPM: f64 = 1e7;
+/// The largest penalty, minor units per missing impression: ten times what the dearest auction impression earns.
+pub const MAX_PENALTY: f64 = 1e5;
+/// The largest worth of a click, minor units.
+pub const MAX_CLICK_VALUE: f64 = 1e6;
+/// The most impressions that a contract may have in a day.
+pub const MAX_IMPRESSIONS: u64 = 1_000_000_000;
+/// The most page views that a forecast node may have in a day.
+pub const MAX_PV: f64 = 1e12;
+/// The most contracts of a day: planning them takes 2 GB where targeting is broad.
+pub const MAX_CONTRACTS: usize = 10_000;

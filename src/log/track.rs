@@ -11,7 +11,7 @@ pub const COLUMNS: &[Column] = &[
     required("region"),
     required("gender"),
     required("age"),
-    required("queue"),
+    required("queue").list(b';', &["ad_id", "type", "ecpm", "pctr", "filter", "boost"], 5),
     optional("user_id"),
 ];
 
@@ -20,15 +20,10 @@ pub const COLUMNS: &[Column] = &[
 /// # Errors
 /// The first value that breaks a rule; a bad queue entry makes its request bad.
 pub fn parse(row: &Row) -> Result<TrackRow, BadValue> {
-    row.check_width()?;
+    row.check_shape()?;
     let gender: u8 = row.integer(4)?.ok_or_else(|| row.empty(4))?;
-    if gender > 2 {
-        return Err(BadValue::new("gender", &gender.to_string(), "out_of_range", "must be 0, 1 or 2"));
-    }
     let age: u8 = row.integer(5)?.ok_or_else(|| row.empty(5))?;
-    if age > 9 {
-        return Err(BadValue::new("age", &age.to_string(), "out_of_range", "must be a bucket 0..=9"));
-    }
+    check_viewer(gender, age)?;
     Ok(TrackRow {
         request_id: row.integer(0)?.ok_or_else(|| row.empty(0))?,
         ts_ms: row.integer(1)?.ok_or_else(|| row.empty(1))?,
@@ -41,28 +36,76 @@ pub fn parse(row: &Row) -> Result<TrackRow, BadValue> {
     })
 }
 
+/// Checks a request that did not come as text by the rules that [`parse`] checks text by.
+///
+/// # Errors
+/// The first value that breaks a rule.
+pub fn check(request: &TrackRow) -> Result<(), BadValue> {
+    check_viewer(request.gender, request.age)?;
+    if request.queue.is_empty() {
+        return Err(empty_queue());
+    }
+    if request.queue.len() > MAX_QUEUE {
+        return Err(long_queue(request.queue.len()));
+    }
+    for e in &request.queue {
+        let within = |value: f64, low: f64, high: f64, what: &str| {
+            if (low..=high).contains(&value) {
+                return Ok(());
+            }
+            let rule = format!("{what} of ad {} must be within {low}..={high}", e.ad_id);
+            Err(BadValue::new("queue", &value.to_string(), "out_of_range", rule))
+        };
+        within(e.ecpm, 0.0, MAX_ECPM, "ecpm")?;
+        within(e.pctr, 0.0, 1.0, "pctr")?;
+        within(e.boost, 0.1, 10.0, "boost")?;
+    }
+    check_repeats(&request.queue)
+}
+
+fn check_viewer(gender: u8, age: u8) -> Result<(), BadValue> {
+    if gender > 2 {
+        return Err(BadValue::new("gender", &gender.to_string(), "out_of_range", "must be 0, 1 or 2"));
+    }
+    if age > 9 {
+        return Err(BadValue::new("age", &age.to_string(), "out_of_range", "must be a bucket 0..=9"));
+    }
+    Ok(())
+}
+
+fn empty_queue() -> BadValue {
+    BadValue::new("queue", "", "empty_queue", "a request needs at least one entry")
+}
+
+fn long_queue(entries: usize) -> BadValue {
+    let rule = format!("at most {MAX_QUEUE} entries");
+    BadValue::new("queue", &format!("{entries} entries"), "queue_too_long", rule)
+}
+
+fn check_repeats(entries: &[QueueEntry]) -> Result<(), BadValue> {
+    let mut ids: Vec<u64> = entries.iter().map(|e| e.ad_id).collect();
+    ids.sort_unstable();
+    match ids.windows(2).find(|w| w[0] == w[1]) {
+        Some(pair) => {
+            Err(BadValue::new("queue", &pair[0].to_string(), "repeated_ad", "an ad stands twice in the queue"))
+        }
+        None => Ok(()),
+    }
+}
+
 fn queue(text: &str) -> Result<Vec<QueueEntry>, BadValue> {
     if text.is_empty() {
-        return Err(BadValue::new("queue", "", "empty_queue", "a request needs at least one entry"));
+        return Err(empty_queue());
     }
     let mut entries: Vec<QueueEntry> = Vec::with_capacity(16);
     for part in text.split(';') {
         if entries.len() == MAX_QUEUE {
-            return Err(BadValue::new(
-                "queue",
-                &format!("{} entries", text.split(';').count()),
-                "queue_too_long",
-                format!("at most {MAX_QUEUE} entries"),
-            ));
+            return Err(long_queue(text.split(';').count()));
         }
         let entry = entry(part)?;
         entries.push(entry);
     }
-    let mut ids: Vec<u64> = entries.iter().map(|e| e.ad_id).collect();
-    ids.sort_unstable();
-    if let Some(pair) = ids.windows(2).find(|w| w[0] == w[1]) {
-        return Err(BadValue::new("queue", &pair[0].to_string(), "repeated_ad", "an ad stands twice in the queue"));
-    }
+    check_repeats(&entries)?;
     Ok(entries)
 }
 
@@ -92,10 +135,9 @@ fn entry(text: &str) -> Result<QueueEntry, BadValue> {
         }
     };
     let within = |value: &str, low: f64, high: f64, what: &str| {
-        number("queue", value, low, high).map_err(|mut bad| {
-            bad.rule = format!("{what} `{value}` {}", bad.rule);
-            bad.value = text.to_owned();
-            bad
+        number("queue", value, low, high).map_err(|bad| {
+            let hint = if what == "pctr" && bad.reason == "out_of_range" { ": a fraction, 1.2 % is 0.012" } else { "" };
+            BadValue::new("queue", text, bad.reason, format!("{what} `{value}` {}{hint}", bad.rule))
         })
     };
     let ecpm = within(next("ecpm")?, 0.0, MAX_ECPM, "ecpm")?;

@@ -32,6 +32,9 @@ impl Bound {
     }
 }
 
+/// Contracts above which few sweeps are made.
+const MANY: usize = 256;
+
 /// A day as the transport problem sees it.
 pub struct Problem {
     transport: Transport,
@@ -114,7 +117,9 @@ impl Problem {
         let t = &self.transport;
         let start: Vec<f64> = t.penalty.iter().map(|p| 0.5 * p).collect();
         let mut best = (t.dual(&start), start);
-        self.sweep(&mut best, 40);
+        // A sweep's cost grows with the square of a queue's contracts; of many contracts, Newton steps do the most of it anyway.
+        let (first, last) = if best.1.len() > MANY { (2, 1) } else { (40, 4) };
+        self.sweep(&mut best, first);
         if best.1.is_empty() {
             return best;
         }
@@ -129,7 +134,7 @@ impl Problem {
             }
             smoothing *= 0.4;
         }
-        self.sweep(&mut best, 4);
+        self.sweep(&mut best, last);
         best
     }
 
@@ -140,6 +145,7 @@ impl Problem {
         let mut last = best.0;
         for _ in 0..most {
             for j in 0..prices.len() {
+                crate::cancel::point();
                 self.coordinate_step(j, &mut prices, &mut costs);
             }
             let d = self.dual(&prices);

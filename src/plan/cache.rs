@@ -14,8 +14,9 @@ use std::time::SystemTime;
 
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-use crate::log::compile::{cache_folder, hash_file, replace};
-use crate::log::{CompiledLog, LogError};
+use crate::files;
+use crate::log::compile::hash_table;
+use crate::log::{CompiledLog, LogError, keep};
 
 use super::{FORMAT, Plan};
 
@@ -63,11 +64,11 @@ impl Key {
     /// # Errors
     /// A file that cannot be read.
     pub fn file(&mut self, path: Option<&Path>) -> Result<(), LogError> {
-        match path.filter(|path| path.is_file()) {
+        match path.filter(|path| path.exists()) {
             Some(path) => {
                 self.text("file");
                 let mut content = XxHash3_128::new();
-                hash_file(&mut content, path)?;
+                hash_table(&mut content, path)?;
                 self.0.write(&content.finish_128().to_le_bytes());
             }
             None => self.text("none"),
@@ -80,6 +81,8 @@ impl Key {
 #[derive(Debug, Clone)]
 pub struct Place {
     path: PathBuf,
+    /// The log directory.
+    dir: PathBuf,
     key: u128,
 }
 
@@ -87,8 +90,22 @@ impl Place {
     /// The place of the plan of `key` beside what is compiled from the log directory `dir`; `None` where nothing can be kept.
     pub fn beside(dir: &Path, key: &Key) -> Option<Self> {
         let key = key.0.finish_128();
-        let folder = cache_folder(dir).ok()?;
-        Some(Self { path: folder.join(format!("plan-{key:032x}")), key })
+        let folder = keep::folder(dir)?;
+        Some(Self { path: folder.join(format!("plan-{key:032x}")), dir: dir.to_owned(), key })
+    }
+
+    /// The place of what is known of the same plan at an earlier stage of planning.
+    pub fn stage(&self, stage: &str) -> Self {
+        let mut key = XxHash3_128::new();
+        key.write(&self.key.to_le_bytes());
+        key.write(stage.as_bytes());
+        let key = key.finish_128();
+        Self { path: self.path.with_file_name(format!("plan-{key:032x}")), dir: self.dir.clone(), key }
+    }
+
+    /// Forgets what is kept there.
+    pub fn remove(&self) {
+        let _ = std::fs::remove_file(&self.path);
     }
 
     pub fn path(&self) -> &Path {
@@ -97,7 +114,7 @@ impl Place {
 
     /// The plan that is kept there, if it is whole and that of the key.
     pub fn read(&self) -> Option<Plan> {
-        let bytes = std::fs::read(&self.path).ok()?;
+        let bytes = files::read(&self.path, files::MOST).ok()?;
         let plan = self.decode(&bytes).and_then(|json| {
             let plan: Plan = serde_json::from_slice(json).ok()?;
             plan.check().is_ok().then_some(plan)
@@ -113,7 +130,7 @@ impl Place {
 
     /// Keeps a plan's JSON; that it cannot be kept is said where debug messages are wanted.
     pub fn write(&self, json: &[u8]) {
-        if let Err(e) = replace(&self.path, &self.encode(json)) {
+        if let Err(e) = keep::replace(&self.path, &self.encode(json), &self.dir) {
             tracing::debug!("the plan cannot be kept in {}: {e}", self.path.display());
         }
         self.prune();

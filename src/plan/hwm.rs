@@ -33,6 +33,7 @@ impl Hwm {
             flow: vec![0.0; graph.edges()],
         };
         for &j in &plan.order {
+            crate::cancel::point();
             let j = j as usize;
             let theta = terms[j].given.unwrap_or_else(|| play_probability(graph, j, &left));
             for (flow, &g) in plan.flow[graph.edges_of(j)].iter_mut().zip(graph.groups_of(j)) {

@@ -10,7 +10,8 @@
 //!   training days. [`tuned`]: what tuning found.
 //! - [`graph`]: supply and contracts joined; on it [`hwm`] and [`shale`] choose play probabilities, and [`shortage`] finds the
 //!   over-booked contracts. [`served`]: all of that for the day that is to be served.
-//! - [`cache`]: finished plans, kept for the next start.
+//! - [`volume`]: what was learned of how traffic deviates from its forecast.
+//! - [`cache`]: finished plans, kept for the next start. [`seen`]: the days that a plan knows, by their content.
 //! - [`Plan`]: the training days' knowledge, and what tuning made of it.
 //!
 //! May import: `log`.
@@ -22,11 +23,13 @@ pub mod forecast;
 pub mod graph;
 pub mod hwm;
 pub mod sample;
+pub mod seen;
 pub mod served;
 pub mod shale;
 pub mod shortage;
 pub mod transport;
 pub mod tuned;
+pub mod volume;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -43,10 +46,12 @@ pub use forecast::{Forecast, GRID, Supply, Time};
 pub use graph::Graph;
 pub use hwm::Hwm;
 pub use sample::Sample;
+pub use seen::{Seen, SeenDay, Use};
 pub use served::{Allocation, DayAhead, ServedDay};
 pub use shale::Shale;
 pub use transport::Transport;
 pub use tuned::{Horizon, PacingGains, PidGains, Tuned};
+pub use volume::{DayVolume, Deviation, VolumeModel};
 
 const FORMAT: u32 = 2;
 
@@ -72,7 +77,16 @@ pub struct Plan {
     pub sample: Arc<Sample>,
     /// What tuning found for the baselines; `None` before it.
     pub tuned: Option<Tuned>,
+    /// Of baselines that predict deliveries instead of waiting for them; `None` where the planned delay is 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tuned_predicting: Option<Tuned>,
+    /// What was learned of how traffic deviates from its forecast; `None` before that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<Arc<VolumeModel>>,
     pub days: Vec<PlannedDay>,
+    /// Days that this plan, and whatever is trained with it, has seen; empty in files of older programs.
+    #[serde(default)]
+    pub seen: Seen,
     /// The day that is to be served; `None` until [`Plan::serve`].
     #[serde(default)]
     pub served: Option<ServedDay>,
@@ -83,6 +97,12 @@ pub struct Plan {
 #[serde(deny_unknown_fields)]
 pub struct PlannedDay {
     pub log: String,
+    /// Empty in files of older programs.
+    #[serde(default)]
+    pub date: String,
+    /// [`CompiledLog::content`].
+    #[serde(default)]
+    pub content: Option<String>,
     pub requests: u64,
     /// Mean best auction worth, minor units per impression.
     pub mean_best: f64,
@@ -109,6 +129,8 @@ impl Plan {
             bail!("a plan needs at least one training day");
         }
         let mut days = Vec::new();
+        let mut seen = Seen::default();
+        logs.iter().for_each(|log| seen.add(log, Use::Train));
         let mut hour_sum = [0.0; 24];
         let mut hour_n = [0u64; 24];
         let (mut pctr_sum, mut pctr_n) = (0.0, 0u64);
@@ -127,6 +149,8 @@ impl Plan {
             }
             days.push(PlannedDay {
                 log: log.name().to_owned(),
+                date: log.day().date.clone(),
+                content: log.content(),
                 requests: log.requests().len() as u64,
                 mean_best: day_sum / log.requests().len() as f64,
                 upper_bound: bound.upper,
@@ -155,7 +179,10 @@ impl Plan {
             unseen,
             sample: Arc::new(Sample::of_days(logs)),
             tuned: None,
+            tuned_predicting: None,
+            volume: None,
             days,
+            seen,
             served: None,
         })
     }
@@ -168,6 +195,17 @@ impl Plan {
     /// The supply-demand graph of a day's contracts, with the training days' presence.
     pub fn graph(&self, forecast: &Forecast, contracts: &[Contract], day_start_ms: u64) -> Graph {
         Graph::new(forecast, contracts, day_start_ms, |c| self.known(c.ad_id).presence)
+    }
+
+    /// Returns the sample of the planned days without a training day's own, which is too easy to plan from: found by its content,
+    /// else by its date (a window of a planned day), else by its name. A day that was not planned from leaves all of it.
+    pub fn sample_without(&self, log: &CompiledLog) -> Sample {
+        let content = log.content();
+        let find = |is_it: &dyn Fn(&PlannedDay) -> bool| self.days.iter().position(is_it);
+        let own = find(&|day| day.content.is_some() && day.content == content)
+            .or_else(|| find(&|day| day.date == log.day().date))
+            .or_else(|| find(&|day| day.content.is_none() && day.log == log.name()));
+        own.map_or_else(|| (*self.sample).clone(), |day| self.sample.without(day))
     }
 
     /// What is known of a contract, or the mean where it is new.
@@ -186,20 +224,29 @@ impl Plan {
         if penalty > 0.0 { share * penalty } else { share }
     }
 
-    /// The plan's unit of money alone, for those who must know nothing of the days that it was made from.
-    pub fn unit_only(self) -> Self {
+    /// A plan that knows nothing, for policies that need no plan.
+    pub fn empty() -> Self {
         Self {
-            price_by_hour: vec![self.price_unit; 24],
+            format: FORMAT,
+            price_unit: 1.0,
+            price_by_hour: vec![1.0; 24],
             auction_pctr: 0.0,
             forecast: Forecast { nodes: vec![], curves: vec![] },
             contracts: BTreeMap::new(),
             unseen: KnownContract::NOTHING,
             sample: Arc::default(),
             tuned: None,
+            tuned_predicting: None,
+            volume: None,
             days: vec![],
+            seen: Seen::default(),
             served: None,
-            ..self
         }
+    }
+
+    /// The plan's unit of money alone, for those who must know nothing of the days that it was made from.
+    pub fn unit_only(self) -> Self {
+        Self { price_unit: self.price_unit, price_by_hour: vec![self.price_unit; 24], ..Self::empty() }
     }
 
     /// Reads a plan file.
@@ -207,7 +254,8 @@ impl Plan {
     /// # Errors
     /// An unreadable file, one that is no plan, or a plan of another format.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
-        let text = std::fs::read(path).with_context(|| format!("cannot read the plan {}", path.display()))?;
+        let text = crate::files::read(path, crate::files::MOST)
+            .with_context(|| format!("cannot read the plan {}", path.display()))?;
         let plan: Self =
             serde_json::from_slice(&text).with_context(|| format!("{} is not a plan file", path.display()))?;
         plan.check().with_context(|| format!("{} cannot be used", path.display()))?;
@@ -232,8 +280,11 @@ impl Plan {
         {
             bail!("what the plan knows of contracts is malformed; make the plan again");
         }
-        if !self.tuned.is_none_or(|tuned| tuned.is_sound()) {
+        if ![self.tuned, self.tuned_predicting].iter().flatten().all(Tuned::is_sound) {
             bail!("the plan's tuned parameters are malformed; make the plan again");
+        }
+        if !self.volume.iter().all(|volume| volume.is_sound()) {
+            bail!("what the plan knows of the volume to come is malformed; make the plan again");
         }
         if !self.served.iter().flat_map(|day| day.contracts.values()).all(Allocation::is_sound) {
             bail!("the plan's day curves are malformed; make the plan again");

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::log::compiled::Contract;
 use crate::log::day::{self, Day};
+use crate::log::schema::DAY_MS;
 use crate::log::{CompiledLog, LogError, control, table};
 
 use super::forecast::{Forecast, GRID};
@@ -36,14 +37,13 @@ impl DayAhead {
             let reason = "is not a directory; name the log directory of the day to be served".into();
             return Err(LogError::Format { path: dir.to_owned(), reason });
         }
-        let path =
-            table::find(dir, "control")?.ok_or(LogError::MissingFile { dir: dir.to_owned(), name: "control" })?;
+        let path = table::require(dir, "control", control::COLUMNS)?;
         let day = Day::read(dir)?.unwrap_or_else(|| {
             tracing::warn!("{}: no day.toml, taken for the day after the last training day", dir.display());
             let date = day::parse_date(&last.date).map_or_else(|_| last.date.clone(), |n| day::format_date(n + 1));
-            Day { date, start_ms: last.end_ms() }
+            Day { date, start_ms: last.end_ms(), length_ms: DAY_MS }
         });
-        let contracts = control::read(&path, day.start_ms)?.iter().map(Contract::before_the_day).collect();
+        let contracts = control::read(&path, &day)?.iter().map(Contract::before_the_day).collect();
         let name = dir.canonicalize().ok().and_then(|d| d.file_name().map(|n| n.to_string_lossy().into_owned()));
         Ok(Self {
             name: name.unwrap_or_else(|| dir.display().to_string()),

@@ -107,6 +107,7 @@ impl Shale {
             flow: vec![0.0; graph.edges()],
         };
         while plan.rounds < rounds.most {
+            crate::cancel::point();
             plan.price_groups(graph);
             plan.rounds += 1;
             if plan.price_demands(graph) <= rounds.tolerance * spread {

@@ -6,8 +6,8 @@ use crate::env::Replay;
 use crate::plan::{Horizon, PacingGains, Sample};
 use crate::settings;
 
-use super::learned::{Bids, lift};
-use super::{LearnedPolicy, Policy, Replanner};
+use super::learned::{Bids, lift, unit_owed};
+use super::{Policy, Replanner};
 
 /// Bids of the learned policy with a network whose output is 0; for tuning the gains.
 pub struct Controller {
@@ -45,7 +45,7 @@ impl Policy for Controller {
         self.bids = Some(Bids::new(&replay.day, &self.settings));
         self.replanner = self.settings.replans().then(|| {
             let sample = self.sample.as_ref().unwrap_or(&replay.day.sample);
-            Replanner::begin(replay, sample.clone(), self.horizon)
+            Replanner::begin(replay, sample.clone(), self.horizon, &self.settings)
         });
     }
 
@@ -60,7 +60,7 @@ impl Policy for Controller {
             let Replay { day, episode, state, .. } = replay;
             let pacing = state.pacing(day, &self.gains, episode, j, replay.observed_until());
             let output = self.start_error + lift(&self.settings, replay, j, pacing);
-            *score = c.click + bids.contract(j, output, LearnedPolicy::unit_owed(replay, &replay.state, j)).0;
+            *score = c.click + bids.contract(j, output, unit_owed(&self.settings, replay, j)).0;
         }
     }
 }

@@ -2,17 +2,20 @@
 
 use serde::Serialize;
 
-use crate::env::{Choice, DayModel, Episode, Replay, Weights};
+use crate::cancel;
+use crate::env::{Choice, DayModel, Delay, Episode, Replay, RowSampler, Weights};
 use crate::log::schema::AdType;
 
-use super::{Policy, choose};
+use super::Policy;
+use super::decide::Decider;
+use super::witness::Ranking;
 
 /// How whole days are replayed, the same for every policy.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ReplayOptions {
     pub rate_seed: u64,
-    /// Seconds until a policy observes a delivery.
-    pub feedback_delay_s: f64,
+    /// Until a policy observes a delivery.
+    pub delay: Delay,
 }
 
 /// What was shown on a request.
@@ -27,6 +30,8 @@ pub struct Shown {
     pub offset: u64,
     /// What the auction ad or the predicted click is worth, minor units; its sum over a day, less penalties, is J.
     pub worth: f64,
+    /// The bid of what was shown and the runner-up, where a comparison looks for them.
+    pub ranking: Option<Ranking>,
 }
 
 /// Sums of a replayed day. Money in minor units.
@@ -77,26 +82,30 @@ pub fn replay_day(
     watch: &mut dyn FnMut(Shown),
 ) -> Totals {
     let episode = Episode::whole_day(day, options.rate_seed);
-    let rows = day.log.requests().len();
-    let mut replay = Replay::start(day, episode, options.feedback_delay_s, 0.0, &mut (0..rows).peekable());
+    replay_episode(day, episode, options.delay.on_day(day.start_ms), policy, watch)
+}
+
+/// Replays an episode of a day from the episode's start to the day's end; `delay_s` is its feedback delay in seconds.
+///
+/// J and its parts are those of the episode's own requests, prices and demands.
+pub fn replay_episode(
+    day: &DayModel,
+    episode: Episode,
+    delay_s: f64,
+    policy: &mut dyn Policy,
+    watch: &mut dyn FnMut(Shown),
+) -> Totals {
+    let mut rows = RowSampler::new(&episode, day).peekable();
+    let mut replay = Replay::start(day, episode, delay_s, 0.0, &mut rows);
     policy.begin(&replay);
     let mut totals = Totals::default();
-    let mut contracts = Vec::new();
-    let mut auctions = Vec::new();
-    for row in 0..rows {
+    let mut decider = Decider::default();
+    for row in rows {
+        if row % 256 == 0 {
+            cancel::point();
+        }
         replay.arrive(day.incoming(row));
-        if let Some(offsets) = policy.replan(&replay) {
-            replay.state.replanned.copy_from_slice(offsets);
-        }
-        contracts.clear();
-        contracts.resize(replay.candidates().len(), 0.0);
-        auctions.clear();
-        auctions.extend(replay.auctions().iter().take(policy.auction_candidates()).map(|a| replay.worth(a)));
-        if !(contracts.is_empty() && auctions.is_empty()) {
-            policy.score(&replay, &mut contracts, &mut auctions);
-        }
-        let choice =
-            if policy.boosted() { choose(&replay, &contracts, &auctions, true) } else { by_worth(&replay, &contracts) };
+        let choice = decider.decide(&mut replay, policy);
         let request_id = replay.visit().request_id;
         let offset = replay.offset();
         let mut contract = None;
@@ -121,20 +130,14 @@ pub fn replay_day(
         totals.auction_revenue += display.auction;
         totals.click_worth += display.click;
         totals.j += display.absolute(&Weights::J);
-        watch(Shown { request_id, ad, contract, offset, worth: display.auction + display.click });
+        watch(Shown { request_id, ad, contract, offset, worth: display.auction + display.click, ranking: None });
     }
     for (j, c) in day.contracts.iter().enumerate() {
         let missing = f64::from((replay.episode.owed[j] - replay.state.delivered[j]).max(0.0));
-        totals.owed += c.owed;
+        totals.owed += f64::from(replay.episode.owed[j]);
         totals.missing += missing;
         totals.penalty += c.penalty * missing;
     }
     totals.j -= replay.episode.stake(day);
     totals
-}
-
-/// The choice by score without boosts: any auction ad may be the best, not only the first by boosted score.
-fn by_worth(replay: &Replay, contracts: &[f64]) -> Choice {
-    let worths: Vec<f64> = replay.auctions().iter().map(|a| replay.worth(a)).collect();
-    choose(replay, contracts, &worths, false)
 }

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
-use crate::env::FEATURE_NAMES;
+use crate::env::FEATURE_VERSION;
+use crate::files;
 use crate::plan::Plan;
 
 use super::learned::{LearnedPolicy, PolicySpec};
@@ -47,7 +48,8 @@ impl PolicyFile {
             .collect::<anyhow::Result<Vec<_>>>()?;
         let mut head = serde_json::Map::new();
         head.insert("format".into(), FORMAT.into());
-        head.insert("features".into(), serde_json::to_value(FEATURE_NAMES)?);
+        head.insert("features".into(), serde_json::to_value(self.spec.feature_names())?);
+        head.insert("feature_version".into(), FEATURE_VERSION.into());
         head.insert("spec".into(), serde_json::to_value(&*self.spec)?);
         head.insert("plan".into(), serde_json::to_value(&self.plan)?);
         head.insert("updates".into(), self.updates.into());
@@ -68,15 +70,21 @@ impl PolicyFile {
     /// An unreadable file, one that is no policy, or a policy of another version.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let path = Self::locate(path);
-        let bytes = std::fs::read(&path).with_context(|| format!("cannot read the policy {}", path.display()))?;
+        let bytes =
+            files::read(&path, files::MOST).with_context(|| format!("cannot read the policy {}", path.display()))?;
         Self::decode(&bytes).with_context(|| format!("{} is not a usable policy", path.display()))
     }
 
-    pub(super) fn locate(path: &Path) -> PathBuf {
+    /// The file that a path means: of a run directory, its best policy.
+    pub fn locate(path: &Path) -> PathBuf {
         if path.is_dir() { path.join("policy").join("best.safetensors") } else { path.to_owned() }
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
+    /// Reads the bytes of a policy file.
+    ///
+    /// # Errors
+    /// Bytes that are no policy, or a policy of another version.
+    pub fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
         let (_, header) = SafeTensors::read_metadata(bytes)?;
         let text = header.metadata().as_ref().and_then(|m| m.get("admix"));
         let head: serde_json::Map<String, serde_json::Value> =
@@ -86,11 +94,14 @@ impl PolicyFile {
         if format != FORMAT {
             bail!("its format is {format}, this program reads {FORMAT}; train again");
         }
-        if field("features")? != serde_json::to_value(FEATURE_NAMES)? {
-            bail!("it was trained on other features; train again with this version");
-        }
         let spec: PolicySpec = serde_json::from_value(field("spec")?)?;
         spec.check()?;
+        if field("features")? != serde_json::to_value(spec.feature_names())? {
+            let version = head.get("feature_version").and_then(serde_json::Value::as_u64).unwrap_or(1);
+            bail!(
+                "it was trained on features of version {version}, this program has version {FEATURE_VERSION}; train again"
+            );
+        }
         let plan: Plan = serde_json::from_value(field("plan")?)?;
         plan.check()?;
         let actor = decode_actor(bytes, &spec)?;
@@ -113,9 +124,11 @@ impl PolicyFile {
     }
 
     /// Returns the same policy without anything learned: a zero network over the plan's planner and controller, with the settings
-    /// that tuning found for them.
+    /// that tuning found for them, and without the learned volume.
     pub fn untrained(&self) -> Self {
-        Self { actor: vec![0.0; self.actor.len()], updates: 0, ..self.clone() }
+        let mut spec = (*self.spec).clone();
+        spec.policy.volume_model = false;
+        Self { spec: Arc::new(spec), actor: vec![0.0; self.actor.len()], updates: 0, plan: self.plan.clone() }
     }
 
     /// Tells whether two policies have the same weights, to the rounding of a running average.
@@ -141,6 +154,9 @@ impl PolicyFile {
             if own != wanted {
                 bail!("it was trained with {key} = {own}, this configuration has {wanted}");
             }
+        }
+        if own.outlook != wanted.outlook {
+            bail!("it was trained with policy.outlook = {}, this configuration has {}", own.outlook, wanted.outlook);
         }
         if self.spec.score_mode != spec.score_mode {
             bail!("it was trained with another score_mode than this configuration's");

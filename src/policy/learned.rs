@@ -7,12 +7,13 @@ use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::env::{FEATURES, KnownDay, Moment, Replay, State, Terms, Visit, Vocabulary};
+use crate::env::outlook::{self, OUTLOOK_NAMES, WIDE};
+use crate::env::{ContractMoment, FEATURE_NAMES, FEATURES, KnownDay, Lesson, Moment, Replay, Terms, Visit, Vocabulary};
 use crate::plan::Horizon;
 use crate::settings::{self, ScoreMode};
 
 use super::net::{HostNet, Shape, Table};
-use super::{Policy, Replanner};
+use super::{Done, Policy, Replanner, ReplannerState, Work, pack, start, unpack};
 
 /// Everything about a learned policy but its weights and its plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -43,6 +44,17 @@ impl PolicySpec {
         Ok(())
     }
 
+    /// Width of the rows that the actor sees.
+    pub fn features(&self) -> usize {
+        if self.policy.outlook { WIDE } else { FEATURES }
+    }
+
+    /// Names of what the actor sees, in order.
+    pub fn feature_names(&self) -> Vec<&'static str> {
+        let beyond: &[&str] = if self.policy.outlook { &OUTLOOK_NAMES } else { &[] };
+        FEATURE_NAMES.iter().chain(beyond).copied().collect()
+    }
+
     /// Shape of the actor's network.
     pub fn actor_shape(&self) -> Shape {
         let mut tables = Vec::new();
@@ -56,12 +68,15 @@ impl PolicySpec {
                 tables.push(Table { rows, width });
             }
         }
-        Shape { features: FEATURES, tables, hidden: self.policy.hidden, outputs: 1 }
+        Shape { features: self.features(), tables, hidden: self.policy.hidden, outputs: 1 }
     }
 
-    /// The actor before training: its output is about zero, so bids stand where `initial_bid` or the warm start puts
-    /// them.
+    /// The actor before training: what was learned once for every world, where the settings want that and it is of this shape; else
+    /// its output is about zero, so bids stand where `initial_bid` or the warm start puts them.
     pub fn initial_actor(&self, seed: u64) -> Vec<f32> {
+        if let Some(start) = start::for_spec(self) {
+            return start;
+        }
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         rng.set_stream(0xAC70);
         self.actor_shape().initial(&mut rng, 0.02, 0.0)
@@ -118,7 +133,7 @@ fn logit(share: f64) -> f64 {
 /// What is added to the logit of contract `j`'s bid before the network on the current request: the newest plan, the controller's term
 /// `pacing` where the settings want one, and the episode's error of the start.
 pub fn lift(policy: &settings::Policy, replay: &Replay, j: usize, pacing: f64) -> f64 {
-    let start = f64::from(replay.episode.start_error[j] + replay.state.replanned[j]);
+    let start = f64::from(replay.episode.start_error[j] + replay.state.replanned(j));
     if policy.pacing { start + pacing } else { start }
 }
 
@@ -158,6 +173,16 @@ impl Bids {
     pub fn offset_of_price(&self, j: usize, price: f64) -> f64 {
         let span = self.penalty[j] - self.low[j];
         if span > 0.0 { logit(((price - self.low[j]) / span).clamp(0.02, 0.98)) - self.base[j] } else { 0.0 }
+    }
+
+    /// What the logit of contract `j`'s bid moves by with its price.
+    pub fn slope_of_price(&self, j: usize, price: f64) -> f64 {
+        let span = self.penalty[j] - self.low[j];
+        if span <= 0.0 {
+            return 0.0;
+        }
+        let share = ((price - self.low[j]) / span).clamp(0.02, 0.98);
+        1.0 / (span * share * (1.0 - share))
     }
 
     /// The bid of contract `j` without its click worth when `unit` of the next impression is still owed, and its
@@ -229,40 +254,87 @@ impl LearnedPolicy {
         self.replanner.take()
     }
 
-    /// The planner of a replay that begins, where the settings want one.
+    /// The planner of a replay that begins, where the settings want one. One that advises always looks ahead in the same way: its
+    /// prices are what the network has learned to read.
     pub fn replanner(&self, replay: &Replay, horizon: Horizon) -> Option<Replanner> {
-        self.spec.policy.replans().then(|| Replanner::begin(replay, replay.day.sample.clone(), horizon))
+        let Horizon { memory_s, .. } = Horizon::default();
+        let horizon = if self.spec.policy.outlook { Horizon { memory_s, ..horizon } } else { horizon };
+        self.spec
+            .policy
+            .replans()
+            .then(|| Replanner::begin(replay, replay.day.sample.clone(), horizon, &self.spec.policy))
     }
 
     /// Works out every contract's bid at the current request and holds it for the requests to come. For policies whose
     /// outputs do not depend on the request.
     pub fn hold(&mut self, replay: &Replay) {
-        let day = &*replay.day;
-        let moment = Moment::new(replay);
-        self.features.resize(day.contracts.len() * FEATURES, 0.0);
-        self.ids.clear();
-        self.lifts.clear();
-        for ((j, terms), row) in self.terms.iter().enumerate().zip(self.features.chunks_exact_mut(FEATURES)) {
-            let of = moment.of(j, terms);
-            of.write(replay.state.observed[j], row);
-            self.lifts.push(lift(&self.spec.policy, replay, j, of.pacing));
-            self.spec.push_ids(replay.visit(), day.contracts[j].vocabulary, &mut self.ids);
-        }
-        self.outputs.resize(day.contracts.len(), 0.0);
-        self.net.forward(&self.features, &self.ids, &mut self.outputs);
+        self.infer(replay, 0..replay.day.contracts.len());
         let held = self.outputs.iter().zip(&self.lifts).map(|(&output, lift)| f64::from(output) + lift);
         self.held = Some(held.collect());
     }
 
-    /// How much of contract `j`'s next impression is owed, by what is observed.
-    pub fn unit_owed(replay: &Replay, state: &State, j: usize) -> f64 {
-        f64::from((replay.episode.owed[j] - state.observed[j]).clamp(0.0, 1.0))
+    /// What the network sees of contracts at the current request, and where their bids start; no labels yet.
+    pub fn look(&mut self, replay: &Replay, contracts: &[usize]) -> Lesson {
+        self.see(replay, contracts.iter().copied());
+        let bids = self.bids.as_ref().expect("begin() came first");
+        let start = |(&j, lift): (&usize, &f64)| (bids.terms(j).0 + lift) as f32;
+        Lesson {
+            features: self.features.clone(),
+            ids: self.ids.clone(),
+            starts: contracts.iter().zip(&self.lifts).map(start).collect(),
+            ..Lesson::default()
+        }
+    }
+
+    /// Writes the rows, ids and lifts of contracts.
+    fn see(&mut self, replay: &Replay, contracts: impl Iterator<Item = usize>) {
+        let moment = Moment::new(replay);
+        let width = self.spec.features();
+        self.features.clear();
+        self.ids.clear();
+        self.lifts.clear();
+        for j in contracts {
+            let of = moment.of(j, &self.terms[j]);
+            let at = self.features.len();
+            self.features.resize(at + width, 0.0);
+            write_row(&self.spec.policy, replay, &of, j, &mut self.features[at..]);
+            self.lifts.push(lift(&self.spec.policy, replay, j, of.pacing));
+            self.spec.push_ids(replay.visit(), replay.day.contracts[j].vocabulary, &mut self.ids);
+        }
+    }
+
+    fn infer(&mut self, replay: &Replay, contracts: impl Iterator<Item = usize>) {
+        self.see(replay, contracts);
+        self.outputs.resize(self.lifts.len(), 0.0);
+        self.net.forward(&self.features, &self.ids, &mut self.outputs);
+    }
+}
+
+/// How many of contract `j`'s impressions count as delivered: those that are observed, or, with the outlook, also those under
+/// way.
+fn counted(policy: &settings::Policy, replay: &Replay, j: usize) -> f32 {
+    let state = &replay.state;
+    if policy.outlook { state.delivered[j] } else { state.observed[j] }
+}
+
+/// How much of contract `j`'s next impression is owed, as far as the policy knows.
+pub fn unit_owed(policy: &settings::Policy, replay: &Replay, j: usize) -> f64 {
+    f64::from((replay.episode.owed[j] - counted(policy, replay, j)).clamp(0.0, 1.0))
+}
+
+/// Writes the row that the actor sees of contract `j`.
+pub fn write_row(policy: &settings::Policy, replay: &Replay, of: &ContractMoment, j: usize, out: &mut [f32]) {
+    let (base, beyond) = out.split_at_mut(FEATURES);
+    of.write(counted(policy, replay, j), base);
+    if policy.outlook {
+        outlook::write(replay, j, beyond);
     }
 }
 
 impl Policy for LearnedPolicy {
     fn begin(&mut self, replay: &Replay) {
-        let replanner = self.replanner(replay, replay.day.horizon);
+        let horizon = if self.spec.policy.outlook { Horizon::default() } else { replay.day.horizon };
+        let replanner = self.replanner(replay, horizon);
         self.resume(replay, replanner);
     }
 
@@ -270,12 +342,41 @@ impl Policy for LearnedPolicy {
         self.replanner.as_mut()?.advance(replay, self.bids.as_ref()?)
     }
 
+    fn save(&self) -> Vec<u8> {
+        self.replanner.as_ref().map_or_else(Vec::new, |replanner| pack(&replanner.state()))
+    }
+
+    fn load(&mut self, replay: &Replay, saved: &[u8]) -> anyhow::Result<()> {
+        let Some(replanner) = &mut self.replanner else {
+            anyhow::ensure!(saved.is_empty(), "the saved state is another kind of policy's");
+            return Ok(());
+        };
+        let state: ReplannerState = unpack(saved)?;
+        anyhow::ensure!(state.fits(replay.day.contracts.len()), "saved prices of another day");
+        replanner.load(state);
+        Ok(())
+    }
+
+    fn hand_out(&mut self, on: bool) {
+        self.replanner.iter_mut().for_each(|replanner| replanner.hand_out(on));
+    }
+
+    fn take_work(&mut self) -> Option<Work> {
+        self.replanner.as_mut()?.take_work()
+    }
+
+    fn finish_work(&mut self, done: Done) {
+        if let Some(replanner) = &mut self.replanner {
+            replanner.finish_work(done);
+        }
+    }
+
     fn score(&mut self, replay: &Replay, contracts: &mut [f64], auctions: &mut [f64]) {
         if let Some(held) = &self.held {
             let bids = self.bids.as_ref().expect("begin() came first");
             for (c, score) in replay.candidates().iter().zip(contracts) {
                 let j = c.contract as usize;
-                let unit = Self::unit_owed(replay, &replay.state, j);
+                let unit = unit_owed(&self.spec.policy, replay, j);
                 *score = bids.contract(j, held[j], unit).0 + c.click;
             }
             return;
@@ -285,22 +386,13 @@ impl Policy for LearnedPolicy {
         if rows == 0 {
             return;
         }
-        let day = &*replay.day;
-        let moment = Moment::new(replay);
-        self.features.resize(rows * FEATURES, 0.0);
-        self.ids.clear();
-        self.lifts.clear();
-        let mut feature_rows = self.features.chunks_exact_mut(FEATURES);
-        for (c, row) in replay.candidates().iter().zip(&mut feature_rows) {
-            let j = c.contract as usize;
-            let of = moment.of(j, &self.terms[j]);
-            of.write(replay.state.observed[j], row);
-            self.lifts.push(lift(&self.spec.policy, replay, j, of.pacing));
-            self.spec.push_ids(replay.visit(), day.contracts[j].vocabulary, &mut self.ids);
-        }
+        self.see(replay, replay.candidates().iter().map(|c| c.contract as usize));
         if score_auctions {
-            for ((a, &worth), row) in replay.auctions().iter().zip(&*auctions).zip(&mut feature_rows) {
-                moment.auction(worth, row);
+            let moment = Moment::new(replay);
+            for (a, &worth) in replay.auctions().iter().zip(&*auctions) {
+                let at = self.features.len();
+                self.features.resize(at + self.spec.features(), 0.0);
+                moment.auction(worth, &mut self.features[at..at + FEATURES]);
                 self.spec.push_ids(replay.visit(), self.spec.vocabulary.ad(a.ad_id), &mut self.ids);
             }
         }
@@ -310,7 +402,7 @@ impl Policy for LearnedPolicy {
         let lifted = self.outputs.iter().zip(&self.lifts).map(|(output, lift)| f64::from(*output) + lift);
         for ((c, score), output) in replay.candidates().iter().zip(&mut *contracts).zip(lifted) {
             let j = c.contract as usize;
-            let unit = Self::unit_owed(replay, &replay.state, j);
+            let unit = unit_owed(&self.spec.policy, replay, j);
             *score = bids.contract(j, output, unit).0 + c.click;
         }
         if score_auctions {
@@ -322,5 +414,9 @@ impl Policy for LearnedPolicy {
 
     fn auction_candidates(&self) -> usize {
         self.spec.auction_candidates()
+    }
+
+    fn features(&self) -> &[f32] {
+        &self.features
     }
 }

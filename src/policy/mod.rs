@@ -5,28 +5,62 @@
 //! the same network in burn, for the learner. [`file`] is the policy file; [`stored`] is that or a baseline's. A learned bid is a start, which [`Replanner`] solves anew during
 //! the day, plus a pacing controller's term, plus the network's output; [`Controller`] is the first two alone.
 //!
-//! May import: `env`, `plan`, `log`, `settings`.
+//! [`informed`] is the reference that knows the process of a synthetic world.
+//!
+//! May import: `env`, `plan`, `log`, `synth`, `settings`.
 
 pub mod baselines;
 mod controller;
 pub mod day_replay;
+mod decide;
 pub mod file;
+pub mod hindsight;
+pub mod informed;
 pub mod learned;
 pub mod net;
 mod replanner;
+pub mod start;
 pub mod stored;
 pub mod tensor_net;
 pub mod tune;
+pub mod witness;
 
 pub use controller::Controller;
-pub use day_replay::{ReplayOptions, Shown, Totals, replay_day};
+pub use day_replay::{ReplayOptions, Shown, Totals, replay_day, replay_episode};
+pub use decide::Decider;
+pub use hindsight::Teacher;
 pub use learned::{Bids, LearnedPolicy, PolicySpec, lift};
 pub use replanner::{Replanner, ReplannerState};
 
 use crate::env::{Choice, Replay};
 
+/// A long computation of a policy, to be done anywhere.
+pub type Work = Box<dyn FnOnce() -> Done + Send>;
+
+/// What a [`Work`] comes to; only the policy that handed it out knows what it is.
+pub type Done = Box<dyn std::any::Any + Send>;
+
+/// A policy's own state in serialised form.
+fn pack(state: &impl serde::Serialize) -> Vec<u8> {
+    bincode::serde::encode_to_vec(state, bincode::config::standard()).expect("plain values serialise")
+}
+
+/// Reads what [`pack`] wrote.
+fn unpack<T: serde::de::DeserializeOwned>(saved: &[u8]) -> anyhow::Result<T> {
+    const LIMIT: usize = 1 << 26;
+    let config = bincode::config::standard().with_limit::<LIMIT>();
+    let (state, read) = bincode::serde::decode_from_slice(saved, config)?;
+    anyhow::ensure!(read == saved.len(), "bytes follow the saved state of the policy");
+    Ok(state)
+}
+
+/// Whether so many finite numbers are there.
+fn finite(numbers: &[f64], contracts: usize) -> bool {
+    numbers.len() == contracts && numbers.iter().all(|v| v.is_finite())
+}
+
 /// Scores the candidates of a request; the highest score is shown.
-pub trait Policy {
+pub trait Policy: Send {
     /// A whole day begins.
     fn begin(&mut self, replay: &Replay);
 
@@ -38,14 +72,46 @@ pub trait Policy {
     fn score(&mut self, replay: &Replay, contracts: &mut [f64], auctions: &mut [f64]);
 
     /// Called at every request before it is scored: what is to be added to the logits of the contracts' bids from now on
-    /// ([`crate::env::State::replanned`]), where that changes.
+    /// ([`crate::env::State::replan`]), where that changes.
     fn replan(&mut self, _: &Replay) -> Option<&[f32]> {
         None
     }
 
+    /// What the policy goes on from in the middle of a day beside [`crate::env::State`]; empty where it keeps nothing.
+    fn save(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// Goes on from what [`Policy::save`] gave, in a day that it has begun.
+    ///
+    /// # Errors
+    /// Bytes that such a policy did not write for this day.
+    fn load(&mut self, _: &Replay, saved: &[u8]) -> anyhow::Result<()> {
+        anyhow::ensure!(saved.is_empty(), "the saved state is another kind of policy's");
+        Ok(())
+    }
+
+    /// Whether long computations are handed out as [`Work`] from now on instead of being done within [`Policy::score`] and
+    /// [`Policy::replan`]; the policy decides by its last results until the work comes back.
+    fn hand_out(&mut self, _: bool) {}
+
+    /// The work that came up since the last call, if any.
+    fn take_work(&mut self) -> Option<Work> {
+        None
+    }
+
+    /// Takes the result of its work.
+    fn finish_work(&mut self, _: Done) {}
+
     /// Auction ads of a queue, best first, that are scored; the rest score less than these.
     fn auction_candidates(&self) -> usize {
         1
+    }
+
+    /// Features of the request that was scored last, a row of [`crate::env::FEATURES`] for each of [`Replay::candidates`]; empty for
+    /// policies that compute none.
+    fn features(&self) -> &[f32] {
+        &[]
     }
 
     /// Whether the platform's boosts multiply the scores. The oracle serves by worth alone.

@@ -1,12 +1,13 @@
-//! Tunes the baselines, and the controller under the learned bids, on the training days, within a stated budget of replays.
+//! Tunes the baselines, and the controller under the learned bids, within a stated budget of replays.
 //!
-//! What starts from the training days' prices is judged with them 20 % too low and 25 % too high: on the days that the prices come
-//! from, a controller that does nothing would look best. What has one parameter needs half of the budget. The receding horizon is
-//! judged on each day with the sample of the other ones and one of the two factors, and has a quarter of it, because one of its
-//! replays costs as much as ten others.
+//! They get what the learner gets: the training days and the validation days, which choose its parameters, each as one jittered
+//! episode with the learner's own jumps, shocks, feedback delays and errors of demand, price and volume. On the days that prices
+//! come from, a controller that does nothing would look best; so each training day is judged with the sample of the other ones,
+//! and what starts from the training days' prices with them 20 % too low on some days and 25 % too high on others. What has one
+//! parameter needs half of the budget; so does the receding horizon, because one of its replays costs as much as ten others.
 //!
-//! A single training day follows its own forecast to the request, and a controller that trusts it would look best. The learned
-//! policy's controller is then judged on the validation days, which choose its other parameters too.
+//! A single training day follows its own forecast to the request, and a controller that trusts it would look best. Where there
+//! are validation days, these alone judge then.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,16 +15,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::Context as _;
 use rayon::prelude::*;
 
-use crate::env::DayModel;
+use crate::env::{DayModel, Episode};
 use crate::plan::{Horizon, PacingGains, PidGains, Sample, Tuned};
 use crate::settings;
 
 use super::baselines::{DualDescent, PassRate, Pid, Receding};
-use super::{Controller, Policy, ReplayOptions, replay_day};
+use super::{Controller, Policy, ReplayOptions, replay_episode};
 
 const START_FACTORS: [f64; 2] = [0.8, 1.25];
 
-/// Replays of a training day that tuning one baseline may cost, and how many all of them have cost so far.
+/// Replays of a day that tuning one baseline may cost, and how many all of them have cost so far.
 #[derive(Debug)]
 pub struct Budget {
     replays: usize,
@@ -40,117 +41,122 @@ impl Budget {
         &self.done
     }
 
-    /// The most replays that [`all`] makes; searches that find nothing better end earlier. `again`: the controller is tuned on
-    /// the validation days too.
-    pub fn most(&self, again: bool) -> usize {
-        let once = self.replays;
-        2 * once + 3 * (once / 2) + once / 4 + if again { once } else { 0 }
+    /// The most replays that [`all`] makes; searches that find nothing better end earlier.
+    pub fn most(&self) -> usize {
+        2 * self.replays + 4 * (self.replays / 2)
     }
 }
 
-/// Tunes all baselines, each within a budget of replays of a training day. `sample` is that of the same
-/// days, in their order. `judges`: validation days, asked about the controller if there is one training day; may be empty.
+/// What tuning judges with beside the days.
+#[derive(Debug, Clone, Copy)]
+pub struct Terms<'a> {
+    pub options: ReplayOptions,
+    /// Seconds of log time between two steps of a controller.
+    pub interval_s: f64,
+    pub budget: &'a Budget,
+    /// How the days are jittered, and the requests of a step, which say how far they are thinned.
+    pub episodes: &'a settings::Episodes,
+    pub per_step: usize,
+    pub policy: &'a settings::Policy,
+}
+
+/// Tunes all baselines on training `days` and on `judges`, validation days, of which there may be none. `sample` is that of the
+/// training days, in their order.
 ///
 /// # Errors
 /// No threads to work with.
-pub fn all(
-    days: &[DayModel],
-    judges: &[DayModel],
-    sample: &Sample,
-    options: ReplayOptions,
-    interval_s: f64,
-    budget: &Budget,
-    policy: &settings::Policy,
-) -> anyhow::Result<Tuned> {
+pub fn all(days: &[DayModel], judges: &[DayModel], sample: &Sample, terms: Terms) -> anyhow::Result<Tuned> {
     // A pool of its own: the process's common one is for the learner, which sets its size.
     let pool = rayon::ThreadPoolBuilder::new().build().context("cannot start threads to tune the baselines")?;
-    let bench = Bench { days, options, interval_s, budget: budget.replays, done: &budget.done };
-    Ok(pool.install(|| {
-        let mut tuned = bench.tune(sample, policy);
-        if days.len() == 1 && !judges.is_empty() {
-            tuned.pacing = Bench { days: judges, ..bench }.pacing(sample, policy, tuned.receding);
-        }
-        tuned
-    }))
+    let whole = Arc::new(sample.clone());
+    // Of an only day there are no others.
+    let without = |d| if days.len() > 1 { Arc::new(sample.without(d)) } else { whole.clone() };
+    let trained = days.iter().enumerate().map(|(d, day)| (day, without(d)));
+    let judging = judges.iter().map(|day| (day, whole.clone()));
+    let judged: Vec<(&DayModel, Arc<Sample>)> = match (days.len(), judges.len()) {
+        (1, 1..) => judging.collect(),
+        _ => trained.chain(judging).collect(),
+    };
+    // Whole days, whose start is not off by itself: what starts off is judged by `START_FACTORS`.
+    let jitter = settings::Episodes { mid_day_share: 0.0, start_error: 0.0, ..terms.episodes.clone() };
+    let draw = |(i, (day, sample)): (usize, (_, Arc<Sample>))| {
+        let episode = Episode::draw(day, &jitter, terms.per_step, SEED + i as u64);
+        Judge { day, sample, episode }
+    };
+    let bench = Bench { judges: judged.into_iter().enumerate().map(draw).collect(), terms };
+    Ok(pool.install(|| bench.tune(days.len() > 1)))
 }
 
-/// A day, as an index, and a factor on the starting prices.
+/// Seed of the first day's episode; differs from any that is trained on.
+const SEED: u64 = 0x7A3E_0000_0000_0001;
+
+/// A day as it is judged on, and what is known of the requests to come on it.
+struct Judge<'a> {
+    day: &'a DayModel,
+    sample: Arc<Sample>,
+    episode: Episode,
+}
+
+/// A judge, as an index, and a factor on the starting prices.
 type Trial = (usize, f64);
 
 struct Bench<'a> {
-    days: &'a [DayModel],
-    options: ReplayOptions,
-    interval_s: f64,
-    budget: usize,
-    done: &'a AtomicUsize,
+    judges: Vec<Judge<'a>>,
+    terms: Terms<'a>,
 }
 
 impl Bench<'_> {
-    fn tune(&self, sample: &Sample, policy: &settings::Policy) -> Tuned {
+    /// `several`: whether starting prices come from several training days.
+    fn tune(&self, several: bool) -> Tuned {
+        let Terms { interval_s: interval, policy, .. } = self.terms;
+        let budget = self.terms.budget.replays;
         let start = Tuned::default();
-        let days = 0..self.days.len();
-        let plain: Vec<Trial> = days.clone().map(|d| (d, 1.0)).collect();
-        let off: Vec<Trial> = days.clone().flat_map(|d| START_FACTORS.map(|f| (d, f))).collect();
-        let alternating: Vec<Trial> = days.clone().map(|d| (d, START_FACTORS[d % START_FACTORS.len()])).collect();
-        let several = self.days.len() > 1;
-        // Of an only day there are no others.
-        let without = |d| if several { sample.without(d) } else { sample.clone() };
-        let others: Vec<Arc<Sample>> = days.map(|d| Arc::new(without(d))).collect();
-        let interval = self.interval_s;
+        let judges = 0..self.judges.len();
+        let plain: Vec<Trial> = judges.clone().map(|d| (d, 1.0)).collect();
+        let off: Vec<Trial> = judges.map(|d| (d, START_FACTORS[d % START_FACTORS.len()])).collect();
+        let sample = |day: usize| self.judges[day].sample.clone();
         let step = |s: f64, factor: f64| vec![s * factor, s / factor];
         let receding = self.climb(
             start.receding,
-            self.budget / 4,
-            &alternating,
+            budget / 2,
+            &off,
             |horizon, factor| {
                 let mut near = horizon_neighbours(horizon, factor);
                 near.retain(|h| h.interval_s >= interval);
                 near
             },
-            |horizon, (day, factor)| {
-                Box::new(Receding::new(others[day].clone(), horizon).expecting_prices_off_by(factor))
-            },
+            |horizon, (day, factor)| Box::new(Receding::new(sample(day), horizon).expecting_prices_off_by(factor)),
         );
         let controlled = |gains, (day, factor): Trial| -> Box<dyn Policy> {
             let controller = Controller::new(policy, gains, receding).starting_off_by(factor);
-            Box::new(controller.expecting(others[day].clone()))
+            Box::new(controller.expecting(sample(day)))
         };
         // Replanned prices are off by what the other days do not tell, no more, and may need no controller at all.
         let pacing = if policy.replans() && several {
-            self.climb(PacingGains::NONE, self.budget, &plain, pacing_neighbours, controlled)
+            self.climb(PacingGains::NONE, budget, &plain, pacing_neighbours, controlled)
         } else {
-            self.climb(start.pacing, self.budget, &off, pacing_neighbours, controlled)
+            self.climb(start.pacing, budget, &off, pacing_neighbours, controlled)
         };
         Tuned {
-            pid: self.climb(start.pid, self.budget, &off, pid_neighbours, |gains, (_, factor)| {
+            pid: self.climb(start.pid, budget, &off, pid_neighbours, |gains, (_, factor)| {
                 Box::new(Pid::new(gains, interval).starting_off_by(factor))
             }),
             // Above one half a rate would jump between its bounds.
             pass_rate_step: self.climb(
                 start.pass_rate_step,
-                self.budget / 2,
+                budget / 2,
                 &plain,
                 |s, factor| step(s, factor).into_iter().filter(|s| *s <= 0.5).collect(),
                 |s, _| Box::new(PassRate::new(s, interval)),
             ),
-            dual_cold_step: self.climb(start.dual_cold_step, self.budget / 2, &plain, step, |s, _| {
-                Box::new(DualDescent::cold(s, interval))
-            }),
-            dual_warm_step: self.climb(start.dual_warm_step, self.budget / 2, &off, step, |s, (_, factor)| {
+            dual_cold_step: self
+                .climb(start.dual_cold_step, budget / 2, &plain, step, |s, _| Box::new(DualDescent::cold(s, interval))),
+            dual_warm_step: self.climb(start.dual_warm_step, budget / 2, &off, step, |s, (_, factor)| {
                 Box::new(DualDescent::warm(s, interval).starting_off_by(factor))
             }),
             receding,
             pacing,
         }
-    }
-
-    /// Gains of the controller on days that `sample` was not taken from.
-    fn pacing(&self, sample: &Sample, policy: &settings::Policy, horizon: Horizon) -> PacingGains {
-        let sample = Arc::new(sample.clone());
-        let days: Vec<Trial> = (0..self.days.len()).map(|d| (d, 1.0)).collect();
-        self.climb(PacingGains::default(), self.budget, &days, pacing_neighbours, |gains, _| {
-            Box::new(Controller::new(policy, gains, horizon).expecting(sample.clone()))
-        })
     }
 
     /// The setting with the highest J summed over the trials: a pattern search from a sound start, which moves to a neighbour at
@@ -165,9 +171,11 @@ impl Bench<'_> {
     ) -> S {
         let judge = |setting: S| -> f64 {
             let replay = |&trial: &Trial| {
-                let j = replay_day(&self.days[trial.0], &mut *make(setting, trial), self.options, &mut |_| {}).j;
+                let Judge { day, episode, .. } = &self.judges[trial.0];
+                let delay_s = self.terms.options.delay.in_episode(episode.seed);
+                let j = replay_episode(day, episode.clone(), delay_s, &mut *make(setting, trial), &mut |_| {}).j;
                 // Relaxed: a lone counter.
-                self.done.fetch_add(1, Ordering::Relaxed);
+                self.terms.budget.done.fetch_add(1, Ordering::Relaxed);
                 j
             };
             // Summed in order, so that the sum is the same however the threads ran.

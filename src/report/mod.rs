@@ -1,10 +1,14 @@
-//! What a run came to, written into its directory: `report.json`, for whoever finds the directory later.
+//! What a run came to, written into its directory for whoever finds it later: `report.json` for programs, `report.html` for people.
 //!
 //! The table at the end of training is gone with the terminal. The report keeps it, with the validation days on which the best
 //! baseline was named, the verdict and its basis, and what each hour contributed, so that two runs can be compared hour by hour
 //! long after the logs have moved.
 //!
 //! May import: everything but `cli` and its neighbours of the row.
+
+mod charts;
+mod html;
+mod svg;
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -14,6 +18,7 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
 use crate::evaluate::bootstrap::Block;
+use crate::evaluate::measure::Market;
 use crate::evaluate::verdict::{self, Judgement};
 use crate::evaluate::{DayReport, Kind};
 use crate::run::RunDirectory;
@@ -67,13 +72,32 @@ pub struct ReportedDay {
     #[serde(flatten)]
     pub report: DayReport,
     pub hours: BTreeMap<String, Vec<[f64; 2]>>,
+    /// Planned share of each contract's delivery before every quarter hour and after the last; empty where nothing was forecast.
+    pub planned: Vec<Vec<f64>>,
+    /// Impressions by quarter hour of each contract, in the order of its report: the chosen policy's and the best baseline's.
+    pub delivered: BTreeMap<String, Vec<Vec<u32>>>,
+    /// The auction's prices; absent from reports of older programs.
+    #[serde(default)]
+    pub market: Market,
+    /// Mean bids of the contracts that these two showed, by quarter hour, in units of eCPM.
+    #[serde(default)]
+    pub bids: BTreeMap<String, Vec<Option<f64>>>,
 }
 
 impl ReportedDay {
-    fn of(inputs: String, report: &DayReport) -> Self {
+    fn of(inputs: String, report: &DayReport, drawn: &[&str]) -> Self {
         let of_policy = |blocks: &[Block]| blocks.iter().map(|b| [b.earned, b.bound]).collect();
         let hours = report.policies.iter().map(|p| (p.name.clone(), of_policy(&p.blocks))).collect();
-        Self { inputs, report: report.clone(), hours }
+        let drawn = || report.policies.iter().filter(|p| drawn.contains(&p.name.as_str()));
+        Self {
+            inputs,
+            report: report.clone(),
+            hours,
+            planned: report.planned.clone(),
+            delivered: drawn().map(|p| (p.name.clone(), p.quarters.clone())).collect(),
+            market: report.market.clone(),
+            bids: drawn().map(|p| (p.name.clone(), p.bids.clone())).collect(),
+        }
     }
 
     /// Returns the day as it was evaluated, hours included.
@@ -104,22 +128,26 @@ impl RunReport {
     /// Puts the report of a finished run together. `reported` are the days of `data.test`, in that order.
     pub fn of(context: &Context, chosen_updates: u64, validation: Validation, reported: &[DayReport]) -> Self {
         let inputs = |dir| context.inputs.get(dir).cloned().unwrap_or_default();
+        let judgement = verdict::judge(reported, CHOSEN, validation.best_baseline.as_deref());
+        let against = judgement.as_ref().map_or("", |j| j.verdict.against.as_str());
         let days = context.settings.data.test.iter().zip(reported);
         Self {
             admix: env!("CARGO_PKG_VERSION").to_owned(),
             chosen_updates,
-            judgement: verdict::judge(reported, CHOSEN, validation.best_baseline.as_deref()),
+            days: days.map(|(dir, report)| ReportedDay::of(inputs(dir), report, &[CHOSEN, against])).collect(),
+            judgement,
             validation,
-            days: days.map(|(dir, report)| ReportedDay::of(inputs(dir), report)).collect(),
         }
     }
 
-    /// Writes the report by rename.
+    /// Writes `report.json` and `report.html`, each by rename.
     ///
     /// # Errors
-    /// A disk that does not take it.
+    /// A disk that does not take them.
     pub fn write(&self, directory: &RunDirectory) -> anyhow::Result<()> {
-        directory.replace(&directory.report(), &serde_json::to_vec(self)?)
+        directory.replace(&directory.report(), &serde_json::to_vec(self)?)?;
+        let page = html::render(self, &html::Surroundings::read(directory.root()));
+        directory.replace(&directory.report().with_extension("html"), page.as_bytes())
     }
 
     /// Reads the report of a run directory; `None` where the run has not written one.

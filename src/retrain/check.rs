@@ -17,6 +17,9 @@ const MEMORY: usize = 7;
 /// A change by less than this factor is no news.
 const NEWS: f64 = 1.25;
 
+const REQUESTS: &str = "requests";
+const OWED: &str = "impressions owed per request";
+
 /// Figures of a day that wrong units and broken exports change.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Figures {
@@ -54,13 +57,18 @@ impl Figures {
     /// Name, value and limit of each figure.
     fn limits(&self, drift: &Drift) -> [(&'static str, Option<f64>, f64); 5] {
         [
-            ("requests", Some(self.requests), drift.requests),
+            (REQUESTS, Some(self.requests), drift.requests),
             ("auction eCPM", self.ecpm, drift.ecpm),
             ("penalty", self.penalty, drift.penalty),
             ("pctr", self.pctr, drift.pctr),
-            ("impressions owed per request", Some(self.owed), drift.owed),
+            (OWED, Some(self.owed), drift.owed),
         ]
     }
+}
+
+/// Whether a figure says how much traffic there is.
+fn is_of_traffic(figure: &str) -> bool {
+    [REQUESTS, OWED].contains(&figure)
 }
 
 fn median(values: &mut [f64]) -> Option<f64> {
@@ -72,7 +80,8 @@ fn median(values: &mut [f64]) -> Option<f64> {
 /// What was found of a day.
 #[derive(Debug, Clone, Serialize)]
 pub struct Checked {
-    pub date: String,
+    /// The date, for a window with its time.
+    pub label: String,
     #[serde(skip)]
     pub day: DayDir,
     /// Why it is not used; empty for a valid day.
@@ -91,27 +100,29 @@ impl Checked {
 }
 
 /// Checks days, oldest first; each is compared with the valid ones before it.
-pub fn all(days: &[DayDir], job: &Job, options: CompileOptions) -> Vec<Checked> {
+///
+/// `feedback_delay_s`: the delay that training is configured with; a day that was measured otherwise is warned of.
+pub fn all(days: &[DayDir], job: &Job, options: CompileOptions, feedback_delay_s: f64) -> Vec<Checked> {
     let mut checked: Vec<Checked> = Vec::new();
     for day in days {
         let known: Vec<Figures> =
             checked.iter().rev().filter(|c| c.is_valid()).filter_map(|c| c.figures).take(MEMORY).collect();
-        checked.push(one(day, &known, job, options));
+        checked.push(one(day, &known, job, options, feedback_delay_s));
     }
     checked
 }
 
-fn one(day: &DayDir, known: &[Figures], job: &Job, options: CompileOptions) -> Checked {
+fn one(day: &DayDir, known: &[Figures], job: &Job, options: CompileOptions, feedback_delay_s: f64) -> Checked {
     let mut found = Checked {
-        date: day.date.to_string(),
+        label: day.label(),
         day: day.clone(),
         suspect: vec![],
         drift: vec![],
         warnings: vec![],
         figures: None,
     };
-    let log = match check(&day.dir, options).and_then(|report| {
-        found.warnings = report.warnings;
+    let log = match check(&day.dir, options, feedback_delay_s).and_then(|report| {
+        found.warnings = report.warnings.iter().map(ToString::to_string).collect();
         log::open(&day.dir, options)
     }) {
         Ok(log) => log,
@@ -120,7 +131,7 @@ fn one(day: &DayDir, known: &[Figures], job: &Job, options: CompileOptions) -> C
             return found;
         }
     };
-    if log.day().date != found.date {
+    if log.day().date != day.date.to_string() {
         found.suspect.push(format!(
             "its rows are of {}: a copy of another day, or a day.toml with date and utc_offset_minutes is missing",
             log.day().date
@@ -140,6 +151,10 @@ fn one(day: &DayDir, known: &[Figures], job: &Job, options: CompileOptions) -> C
     }
     for (i, (name, value, limit)) in figures.limits(&job.drift).into_iter().enumerate() {
         let mut before: Vec<f64> = known.iter().filter_map(|f| f.limits(&job.drift)[i].1).collect();
+        // Traffic goes up and down over the hours.
+        if day.minute.is_some() && is_of_traffic(name) {
+            continue;
+        }
         let (Some(value), Some(usual)) = (value, median(&mut before)) else { continue };
         let factor = match (value, usual) {
             (v, u) if v == u => 1.0,
@@ -152,7 +167,7 @@ fn one(day: &DayDir, known: &[Figures], job: &Job, options: CompileOptions) -> C
             found.drift.push(said);
         }
     }
-    if job.days.accept.contains(&found.date) {
+    if job.days.accept.contains(&day.date.to_string()) {
         found.drift.extend(suspect.into_iter().map(|why| format!("{why}; accepted by days.accept")));
     } else {
         found.suspect.extend(suspect);

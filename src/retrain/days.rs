@@ -6,12 +6,22 @@ use anyhow::{Context as _, ensure};
 use jiff::civil::Date;
 
 use super::config::Days;
+use super::window;
 
-/// A day directory.
+/// A day directory, or a window of a day.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DayDir {
     pub date: Date,
+    /// Minute of the day that a window begins at; `None` for a whole day.
+    pub minute: Option<u64>,
     pub dir: PathBuf,
+}
+
+impl DayDir {
+    /// Returns the date, for a window with the time that it begins at.
+    pub fn label(&self) -> String {
+        self.minute.map_or_else(|| self.date.to_string(), |minute| window::label(self.date, minute))
+    }
 }
 
 /// Parses the name of a day directory.
@@ -46,7 +56,7 @@ pub fn find(folder: &Path, pattern: &str) -> anyhow::Result<Vec<DayDir>> {
         if let Some(date) = entry.file_name().to_str().and_then(|name| date_of(name, pattern))
             && dir.is_dir()
         {
-            days.push(DayDir { date, dir });
+            days.push(DayDir { date, minute: None, dir });
         }
     }
     days.sort();
@@ -90,9 +100,9 @@ impl Roles {
         days.iter().map(|day| day.dir.clone()).collect()
     }
 
-    /// Returns the dates of a role.
-    pub fn dates(days: &[DayDir]) -> Vec<String> {
-        days.iter().map(|day| day.date.to_string()).collect()
+    /// Returns the labels of a role.
+    pub fn labels(days: &[DayDir]) -> Vec<String> {
+        days.iter().map(DayDir::label).collect()
     }
 }
 
@@ -101,7 +111,9 @@ mod tests {
     use super::*;
 
     fn days(n: i8) -> Vec<DayDir> {
-        (1..=n).map(|d| DayDir { date: Date::constant(2026, 11, d), dir: format!("2026-11-{d:02}").into() }).collect()
+        (1..=n)
+            .map(|d| DayDir { date: Date::constant(2026, 11, d), minute: None, dir: format!("2026-11-{d:02}").into() })
+            .collect()
     }
 
     fn most() -> Days {

@@ -44,6 +44,9 @@ pub struct Entry {
     pub time: String,
     /// Date of the newest day, for a night.
     pub night: Option<String>,
+    /// Length of the windows, for a refresh during the day; `night` is then the newest window's label.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<String>,
     pub outcome: Outcome,
     /// Number of the promoted policy that is served from here on.
     pub serves: Option<u64>,
@@ -70,6 +73,7 @@ impl Entry {
             n: 0,
             time: jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
             night: None,
+            window: None,
             outcome,
             serves: None,
             policy: None,

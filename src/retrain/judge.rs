@@ -27,15 +27,16 @@ pub struct Comparison {
 
 impl Comparison {
     /// Compares two policies; `None` where a day has nothing at stake.
-    pub fn of(days: &[DayReport], policy: &str, against: &str) -> Option<Self> {
+    /// `unit` is what the reports are of: days, or windows.
+    pub fn of(days: &[DayReport], policy: &str, against: &str, unit: &str) -> Option<Self> {
         let within = verdict::paired(days, policy, against)?;
         let share = |day: &DayReport, name: &str| day.policies.iter().find(|p| p.name == name)?.share;
         let daily = days.iter().map(|day| Some(100.0 * (share(day, policy)? - share(day, against)?)));
         let daily = daily.collect::<Option<Vec<f64>>>()?;
         let over_days = if days.len() >= ENOUGH_DAYS { summary::interval(&daily) } else { None };
         let (interval, over) = match over_days {
-            Some(interval) => (interval, format!("{} days", days.len())),
-            None => (within.interval, format!("hours within {} day(s)", days.len())),
+            Some(interval) => (interval, format!("{} {unit}s", days.len())),
+            None => (within.interval, format!("hours within {} {unit}(s)", days.len())),
         };
         Some(Self {
             policy: policy.to_owned(),
@@ -76,12 +77,12 @@ pub struct Ruling {
 ///
 /// What replaces the incumbent is above it by its interval and `margin`, without more shortage than allowed. Of candidate and
 /// baseline the one with the higher mean is asked first; a baseline as good as the candidate goes before it.
-pub fn rule(days: &[DayReport], baseline: &str, promote: &Promote) -> Ruling {
-    let against_incumbent = [CANDIDATE, baseline].map(|name| Comparison::of(days, name, INCUMBENT));
-    let over_baseline = Comparison::of(days, CANDIDATE, baseline);
+pub fn rule(days: &[DayReport], baseline: &str, promote: &Promote, unit: &str) -> Ruling {
+    let against_incumbent = [CANDIDATE, baseline].map(|name| Comparison::of(days, name, INCUMBENT, unit));
+    let over_baseline = Comparison::of(days, CANDIDATE, baseline, unit);
     let comparisons: Vec<Comparison> = against_incumbent.iter().flatten().chain(&over_baseline).cloned().collect();
     let [Some(candidate), Some(best)] = against_incumbent else {
-        let reason = "nothing is at stake on the held-out days; nothing can be compared".into();
+        let reason = "nothing is at stake on what is held out; nothing can be compared".into();
         return Ruling { choice: Choice::Keep, reason, comparisons };
     };
     let shortage = |name: &str| {

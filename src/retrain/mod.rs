@@ -7,7 +7,7 @@
 //! not only the incumbent: where a tuned baseline is better than both, the baseline is promoted.
 //!
 //! [`config`] is the job's file; [`days`] finds the day directories and gives each its role; [`check`] says which can be used and
-//! how they drift; [`judge`] holds the rule; [`history`] keeps what was promoted and when; [`night`] is one night from lock to
+//! how they drift; [`judge`] holds the rule; [`window`] cuts windows of a day, for the refresh during the day; [`history`] keeps what was promoted and when; [`night`] is one night from lock to
 //! entry.
 //!
 //! May import: everything but `cli` and its neighbours of the row, `study` and `report` excepted.
@@ -18,7 +18,9 @@ pub mod days;
 pub mod history;
 pub mod judge;
 mod night;
+pub mod window;
 
 pub use config::Job;
 pub use history::{Entry, History, Outcome};
 pub use night::run;
+pub use window::Window;

@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::evaluate::entry::Entry as Entrant;
 use crate::evaluate::{self, DayReport, Judge, Kind, TestDay, verdict};
-use crate::log::CompileOptions;
-use crate::plan::Plan;
+use crate::log::{CompileOptions, LogError};
+use crate::plan::{Plan, Use};
 use crate::policy::file::PolicyFile;
 use crate::policy::stored::{BaselineFile, Stored};
 use crate::report::RunReport;
@@ -25,24 +25,31 @@ use super::config::Job;
 use super::days::{self, DayDir, Roles};
 use super::history::{Entry, History, Outcome};
 use super::judge::{self, CANDIDATE, Choice, INCUMBENT};
+use super::window::{self, Window};
 
 /// Taken where nothing can choose: on a single day every baseline would be judged on the day that it was tuned on.
 const DEFAULT_BASELINE: &str = "receding-horizon";
 
-/// Runs one night and returns its entry in the history.
+/// Runs one night and returns its entry in the history; with a `window`, a refresh on the newest windows of the days.
 ///
 /// # Errors
 /// What keeps the night from being noted at all: the jobs' folder is in use or cannot be written. What fails after that is an
 /// entry with [`Outcome::Failed`].
-pub fn run(job: &Job, interrupt: &Interrupt) -> anyhow::Result<Entry> {
+pub fn run(job: &Job, window: Option<Window>, interrupt: &Interrupt) -> anyhow::Result<Entry> {
     let mut history = History::open(&job.jobs)?;
     note_killed(&mut history)?;
-    let night = match Night::open(job, &history) {
+    let night = match Night::open(job, window, &history) {
         Ok(night) => night,
-        Err(e) => return history.note(Entry::new(Outcome::Failed, format!("{e:#}"))),
+        Err(e) => {
+            // Whole days are checked one by one; a window cannot be cut from a day that cannot be read.
+            let unreadable = e.chain().any(|cause| cause.is::<LogError>());
+            let outcome = if unreadable { Outcome::DataSuspect } else { Outcome::Failed };
+            let mut entry = Entry::new(outcome, format!("{e:#}"));
+            entry.window = window.map(|window| window.to_string());
+            return history.note(entry);
+        }
     };
-    let date = night.newest().date.to_string();
-    let folder = history.root().join("nights").join(&date);
+    let folder = night.folder(&history);
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let marker = folder.join("running");
     std::fs::write(&marker, std::process::id().to_string())
@@ -87,8 +94,11 @@ fn nights(history: &History) -> anyhow::Result<Vec<PathBuf>> {
     Ok(folders)
 }
 
+/// Keeps so many nights, and so many refreshes.
 fn prune_nights(history: &History, keep: usize) -> anyhow::Result<()> {
-    for folder in nights(history)?.iter().rev().skip(keep) {
+    let is_refresh = |folder: &PathBuf| folder.file_name().is_some_and(|name| name.to_string_lossy().contains('T'));
+    let (refreshes, whole): (Vec<PathBuf>, Vec<PathBuf>) = nights(history)?.into_iter().partition(is_refresh);
+    for folder in refreshes.iter().rev().skip(keep).chain(whole.iter().rev().skip(keep)) {
         std::fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))?;
     }
     Ok(())
@@ -100,34 +110,53 @@ struct Night<'a> {
     /// Oldest first; the last one is the newest day.
     checked: Vec<Checked>,
     options: CompileOptions,
+    /// Of a refresh.
+    window: Option<Window>,
 }
 
 impl<'a> Night<'a> {
     /// Finds and checks the newest days.
-    fn open(job: &'a Job, history: &History) -> anyhow::Result<Self> {
+    fn open(job: &'a Job, window: Option<Window>, history: &History) -> anyhow::Result<Self> {
         let all = days::find(&job.days.dir, &job.days.pattern)?;
         if all.is_empty() {
             bail!("no directory in {} is named like `days.pattern`, {}", job.days.dir.display(), job.days.pattern);
         }
-        let options = compile_options(&load(job, &[], &[])?);
-        // Days that are left out make room for older ones.
-        let wanted = 2 * (job.days.train + job.days.validation + job.days.heldout);
-        let newest = &all[all.len().saturating_sub(wanted)..];
-        say!("checking {} days up to {}", newest.len(), newest[newest.len() - 1].date);
-        let night = Self { job, checked: check::all(newest, job, options), options };
-        let path = history.root().join("nights").join(night.newest().date.to_string()).join("check.json");
+        let settings = load(job, &[], &[])?;
+        let options = compile_options(&settings);
+        let wanted = job.days.train + job.days.validation + job.days.heldout;
+        let newest = match window {
+            // Days that are left out make room for older ones.
+            None => all[all.len().saturating_sub(2 * wanted)..].to_vec(),
+            Some(window) => {
+                let incumbent = history.incumbent().context("the promoted policy cannot be served; roll back")?;
+                let incumbent =
+                    incumbent.context("nothing is served yet; run `admix retrain` without --window first")?;
+                let folder = history.root().join("windows");
+                window::newest(window, &all, wanted, &incumbent.plan().forecast, &folder, options)?
+            }
+        };
+        let unit = unit(window);
+        say!("checking {} {unit}s up to {}", newest.len(), newest[newest.len() - 1].label());
+        let checked = check::all(&newest, job, options, settings.env.feedback_delay_s);
+        let night = Self { job, checked, options, window };
+        let path = night.folder(history).join("check.json");
         std::fs::create_dir_all(path.parent().unwrap_or(history.root()))?;
         std::fs::write(&path, serde_json::to_vec_pretty(&night.checked)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
         for found in &night.checked {
             for why in &found.suspect {
-                say!("{} is suspect: {why}", found.date);
+                say!("{} is suspect: {why}", found.label);
             }
         }
         for change in &night.found_newest().drift {
-            say!("{} drifts: {change}", night.newest().date);
+            say!("{} drifts: {change}", night.newest().label());
         }
         Ok(night)
+    }
+
+    /// The folder of the night.
+    fn folder(&self, history: &History) -> PathBuf {
+        history.root().join("nights").join(self.newest().label())
     }
 
     fn found_newest(&self) -> &Checked {
@@ -145,11 +174,12 @@ impl<'a> Night<'a> {
     /// An entry that says what was found of the days.
     fn entry(&self, outcome: Outcome, reason: String) -> Entry {
         let mut entry = Entry::new(outcome, reason);
-        entry.night = Some(self.newest().date.to_string());
+        entry.night = Some(self.newest().label());
+        entry.window = self.window.map(|window| window.to_string());
         for found in &self.checked {
-            entry.notes.extend(found.suspect.iter().map(|why| format!("{} left out: {why}", found.date)));
+            entry.notes.extend(found.suspect.iter().map(|why| format!("{} left out: {why}", found.label)));
         }
-        let drift = self.found_newest().drift.iter().map(|why| format!("{} drifts: {why}", self.newest().date));
+        let drift = self.found_newest().drift.iter().map(|why| format!("{} drifts: {why}", self.newest().label()));
         entry.notes.extend(drift);
         entry
     }
@@ -164,9 +194,9 @@ impl<'a> Night<'a> {
         let roles = Roles::of(&valid, &self.job.days);
         match (roles, incumbent) {
             (Some(roles), Some(incumbent)) => self.train(history, folder, &roles, &incumbent, interrupt),
-            (None, Some(Stored::Learned(_))) => {
-                let n = valid.len();
-                Ok(self.entry(Outcome::Kept, format!("{n} valid days are too few to train, validate and hold out")))
+            (None, incumbent) if self.window.is_some() || matches!(incumbent, Some(Stored::Learned(_))) => {
+                let (n, unit) = (valid.len(), unit(self.window));
+                Ok(self.entry(Outcome::Kept, format!("{n} valid {unit}s are too few to train, validate and hold out")))
             }
             (roles, _) => self.promote_best_baseline(history, &valid, roles.is_some()),
         }
@@ -177,22 +207,30 @@ impl<'a> Night<'a> {
         let most = self.job.days.train + self.job.days.validation;
         let recent = &valid[valid.len().saturating_sub(most)..];
         let settings = load(self.job, recent, recent)?;
-        let plan = |days: &[DayDir]| self.plan(&settings, days);
+        let plan = |train: &[DayDir], validation: &[DayDir]| self.plan(&settings, train, validation);
         let why = if enough { "there is no incumbent" } else { "there are too few days to train" };
         let (name, reason) = match recent {
             [_] => (self.default_baseline(), format!("{why}; one day cannot choose between baselines")),
             [earlier @ .., newest] => {
-                let report = self.replay(newest, &[], &plan(earlier)?, &self.job.promote.baselines(), &settings)?;
+                // Judged as a trained policy's rivals would be: tuned on validation days, where there are several days.
+                let validation = match earlier.len() {
+                    1 => 0,
+                    n => (n / 4).clamp(1, self.job.days.validation),
+                };
+                let (train, validation) = earlier.split_at(earlier.len() - validation);
+                let plan = plan(train, validation)?;
+                let report = self.replay(newest, &[], &plan, &self.job.promote.baselines(), &settings)?;
                 let best = verdict::best_baseline(&[report]);
                 let name = best.unwrap_or_else(|| self.default_baseline());
-                (name, format!("{why}; the best on {}, planned and tuned on the days before", newest.date))
+                (name, format!("{why}; the best on {}, planned and tuned on the days before", newest.label()))
             }
             [] => bail!("no valid day"),
         };
-        let file = BaselineFile::new(&name, settings.baselines.interval_s, plan(recent)?)?;
+        // What is served knows every day. None is left to validate on: each is judged with what the others tell.
+        let file = BaselineFile::new(&name, settings.baselines.interval_s, plan(recent, &[])?)?;
         let mut entry = self.entry(Outcome::Promoted, format!("the tuned best baseline, {name}: {reason}"));
         entry.policy = Some(name);
-        entry.train = Roles::dates(recent);
+        entry.train = Roles::labels(recent);
         history.promote(entry, &file.encode()?)
     }
 
@@ -203,13 +241,14 @@ impl<'a> Night<'a> {
         preferred.cloned().unwrap_or_else(|| DEFAULT_BASELINE.to_owned())
     }
 
-    fn plan(&self, settings: &Settings, days: &[DayDir]) -> anyhow::Result<Plan> {
-        let dirs = Roles::dirs(days);
+    fn plan(&self, settings: &Settings, train: &[DayDir], validation: &[DayDir]) -> anyhow::Result<Plan> {
+        let (dirs, validation) = (Roles::dirs(train), Roles::dirs(validation));
         let told = &Told::of(&settings.data)?;
         let logs = open_logs(&dirs, self.options, told)?;
-        let Settings { env, baselines, policy, .. } = settings;
-        let (options, validation) = (self.options, &[]);
-        Planning { dirs: &dirs, logs, served: None, validation, options, told, env, baselines, policy }.plan()
+        let Settings { env, episodes, baselines, policy, .. } = settings;
+        let (options, per_step) = (self.options, settings.requests_per_step());
+        let (dirs, validation, served) = (&dirs, &validation, None);
+        Planning { dirs, logs, served, validation, options, told, env, episodes, per_step, baselines, policy }.plan()
     }
 
     fn replay(
@@ -243,7 +282,12 @@ impl<'a> Night<'a> {
         // The same night with another configuration is another run; with the same, it goes on.
         let run = folder.join(format!("run-{:08x}", twox_hash::XxHash3_64::oneshot(spec.as_bytes()) as u32));
         if !is_finished(&run) {
-            self.train_candidate(roles, &run, from.as_deref(), interrupt)?;
+            // Windows say nothing of the whole day: what is refreshed is the network, under the plan that is served.
+            let plan = self.window.map(|_| folder.join("plan.json"));
+            if let Some(plan) = &plan {
+                incumbent.plan().write(plan)?;
+            }
+            self.train_candidate(roles, &run, from.as_deref(), plan.as_deref(), interrupt)?;
         }
         let candidate = PolicyFile::read(&run).context("training left no policy")?;
         let report = RunReport::read(&run)?.context("training left no report")?;
@@ -258,19 +302,28 @@ impl<'a> Night<'a> {
         ];
         let mut reports = Vec::new();
         for day in &roles.heldout {
-            say!("comparing on {}", day.date);
+            say!("comparing on {}", day.label());
             let names = std::slice::from_ref(&baseline);
             reports.push(self.replay(day, &entrants, &candidate.plan, names, &settings)?);
             if interrupt.count() > 0 {
                 bail!("interrupted");
             }
         }
-        let ruling = judge::rule(&reports, &baseline, &self.job.promote);
+        let ruling = judge::rule(&reports, &baseline, &self.job.promote, unit(self.window));
         let mut entry = self.entry(Outcome::Kept, ruling.reason);
-        entry.train = Roles::dates(&roles.train);
-        entry.validation = Roles::dates(&roles.validation);
-        entry.heldout = Roles::dates(&roles.heldout);
+        entry.train = Roles::labels(&roles.train);
+        entry.validation = Roles::labels(&roles.validation);
+        entry.heldout = Roles::labels(&roles.heldout);
         entry.comparisons = ruling.comparisons;
+        for day in &reports {
+            entry.notes.extend(day.seen.iter().map(|seen| {
+                let what = match seen.used {
+                    Use::Train => "trained or planned on it",
+                    Use::Validation => "was chosen or tuned on it",
+                };
+                format!("held-out {}: {} {what}, which favours it", day.log, seen.policy)
+            }));
+        }
         let (policy, bytes) = match ruling.choice {
             Choice::Keep => return Ok(entry),
             Choice::Candidate => ("learned".to_owned(), candidate.encode()?),
@@ -291,18 +344,29 @@ impl<'a> Night<'a> {
         roles: &Roles,
         run: &Path,
         from: Option<&Path>,
+        plan: Option<&Path>,
         interrupt: &Interrupt,
     ) -> anyhow::Result<()> {
         let mut arguments: Vec<OsString> = vec!["train".into(), "--config".into(), self.job.config.clone().into()];
         for set in assigned(self.job, &roles.train, &roles.validation) {
             arguments.extend(["--set".into(), set.into()]);
         }
-        arguments.extend(["--run-dir".into(), run.into(), "--resume=auto".into()]);
+        arguments.extend(["--run-dir".into(), run.into()]);
+        match plan {
+            None => arguments.push("--resume=auto".into()),
+            Some(plan) => {
+                // A refresh is short: one that was killed begins again.
+                if run.exists() {
+                    std::fs::remove_dir_all(run).with_context(|| format!("cannot remove {}", run.display()))?;
+                }
+                arguments.extend(["--plan".into(), plan.into()]);
+            }
+        }
         if let Some(from) = from {
             arguments.extend(["--from".into(), from.into()]);
         }
         arguments.extend(["--parent".into(), std::process::id().to_string().into()]);
-        say!("training on {}; progress: admix watch {}", Roles::dates(&roles.train).join(", "), run.display());
+        say!("training on {}; progress: admix watch {}", Roles::labels(&roles.train).join(", "), run.display());
         let job = jobs::Job { name: "training".into(), arguments, log: run.with_extension("log") };
         let mut failure = None;
         jobs::run(&[job], 1, interrupt, &mut |ended| failure = ended.failure)?;
@@ -311,6 +375,11 @@ impl<'a> Night<'a> {
         }
         failure.map_or(Ok(()), |why| bail!("training failed: {why}"))
     }
+}
+
+/// What a job is made of.
+fn unit(window: Option<Window>) -> &'static str {
+    if window.is_some() { "window" } else { "day" }
 }
 
 /// Whether training in a run directory came to its end and was reported.

@@ -8,7 +8,8 @@ use anyhow::Context as _;
 
 use twox_hash::XxHash3_128;
 
-use crate::env::{DayModel, Vocabulary};
+use crate::env::{DayModel, Delay, Vocabulary};
+use crate::files;
 use crate::log::{self, CompileOptions, CompiledLog};
 use crate::plan::{Plan, Sample};
 use crate::policy::file::PolicyFile;
@@ -42,12 +43,12 @@ impl Context {
         let settings = Settings::read_resolved(&directory.config())?;
         let plan = Plan::read(&directory.plan())?;
         let path = directory.spec();
-        let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text = files::read(&path, files::MOST).with_context(|| format!("cannot read {}", path.display()))?;
         let spec: PolicySpec =
             serde_json::from_slice(&text).with_context(|| format!("{} is malformed", path.display()))?;
         spec.check().with_context(|| format!("{} cannot be used", path.display()))?;
         let path = directory.inputs();
-        let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text = files::read(&path, files::MOST).with_context(|| format!("cannot read {}", path.display()))?;
         let inputs = serde_json::from_slice(&text).with_context(|| format!("{} is malformed", path.display()))?;
         let start = PolicyFile::read_actor(&directory.start(), &spec)?;
         let told = Told::of(&settings.data)?;
@@ -57,12 +58,12 @@ impl Context {
     /// Writes what [`Context::load`] reads.
     pub fn store(&self, directory: &RunDirectory) -> anyhow::Result<()> {
         self.store_settings(directory)?;
-        self.plan.write(&directory.plan())?;
+        directory.replace(&directory.plan(), &self.plan.to_json())?;
         for (path, text) in [
             (directory.spec(), serde_json::to_vec(&*self.spec)?),
             (directory.inputs(), serde_json::to_vec(&self.inputs)?),
         ] {
-            std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+            directory.replace(&path, &text)?;
         }
         let (spec, plan, actor) = (self.spec.clone(), self.plan.clone(), self.start.clone());
         PolicyFile { spec, plan, actor, updates: 0 }.write(&directory.start())
@@ -93,14 +94,14 @@ impl Context {
     /// The training days, each with what episodes on it plan from.
     pub fn training_days(&self) -> anyhow::Result<Vec<DayModel>> {
         let mut days = self.days(&self.settings.data.train)?;
-        for (i, day) in days.iter_mut().enumerate() {
-            day.sample = episode_sample(&self.plan, i);
+        for day in &mut days {
+            day.sample = episode_sample(&self.plan, &day.log);
         }
         Ok(days)
     }
 
     pub fn replay_options(&self) -> ReplayOptions {
-        ReplayOptions { rate_seed: self.settings.env.rate_seed, feedback_delay_s: self.settings.env.feedback_delay_s }
+        ReplayOptions { rate_seed: self.settings.env.rate_seed, delay: Delay::from(&self.settings.env) }
     }
 }
 
@@ -112,15 +113,15 @@ pub fn inputs_hash(dir: &Path, log: &CompiledLog) -> Result<String, log::LogErro
     let mut hasher = XxHash3_128::new();
     hasher.write(&log.inputs().to_le_bytes());
     if let Some(inventory) = log::table::find(dir, "inventory")? {
-        log::compile::hash_file(&mut hasher, &inventory)?;
+        log::compile::hash_table(&mut hasher, &inventory)?;
     }
     Ok(format!("{:032x}", hasher.finish_128()))
 }
 
-/// What training episodes on training day `i` plan from. What the other days tell is all that a policy may expect: a day that is
+/// What training episodes on a training day plan from. What the other days tell is all that a policy may expect: a day that is
 /// in its own sample looks too easy.
-pub fn episode_sample(plan: &Plan, i: usize) -> Arc<Sample> {
-    Arc::new(plan.sample.without(i).at_most(EPISODE_SAMPLE))
+pub fn episode_sample(plan: &Plan, log: &CompiledLog) -> Arc<Sample> {
+    Arc::new(plan.sample_without(log).at_most(EPISODE_SAMPLE))
 }
 
 pub fn compile_options(settings: &Settings) -> CompileOptions {

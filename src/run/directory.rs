@@ -1,34 +1,52 @@
 //! The run directory: where everything of one run lies, and the lock that keeps a second run out.
+//!
+//! A run writes into a directory of its own only: one that it made, one that was empty, or one that an earlier run left. It
+//! follows no links in there, and whoever can merely read the directory can neither take the lock nor keep a run from starting.
 
-use std::fs::{File, Permissions};
-use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt as _;
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+
+use crate::files;
+use crate::shm::lock;
 
 const LOCK: &str = "lock";
+/// What the lock file says: that the directory is a run's.
+const MARK: &[u8] = b"admix run directory\n";
+/// What a manifest has at most.
+const MANIFEST_BYTES: u64 = 1 << 24;
+const FOLDERS: [&str; 5] = ["plan", "policy", "logs", "checkpoints", "flight"];
+/// What unfinished files are called, of this program's writers.
+const UNFINISHED: &str = ".tmp";
 
 /// What a run has come to and cannot write. Other writes that a full disk refuses are made up for later, or told and left.
 #[derive(Debug, thiserror::Error)]
 #[error("the results of the run cannot be written; make room and go on with --resume: {0:#}")]
 pub struct CannotSave(pub anyhow::Error);
 
+/// A directory that is not a run's to write into.
+#[derive(Debug, thiserror::Error)]
+#[error("{} {why}; name another --run-dir", root.display())]
+pub struct NotARunDirectory {
+    root: PathBuf,
+    why: String,
+}
+
 /// A run directory; holds its lock while main has it.
 #[derive(Debug)]
 pub struct RunDirectory {
     root: PathBuf,
-    _lock: Option<Flock<File>>,
+    _lock: Option<File>,
 }
 
 impl RunDirectory {
     /// Creates a fresh run directory and locks it.
     ///
     /// # Errors
-    /// A directory that another run uses, that holds an earlier run, or that cannot be written.
+    /// A directory that another run uses, that holds an earlier run or other things, or that cannot be written.
     pub fn create(root: &Path) -> anyhow::Result<Self> {
         let directory = Self::lock(root)?;
         if directory.manifest().exists() {
@@ -40,27 +58,64 @@ impl RunDirectory {
         Ok(directory)
     }
 
-    /// Locks a run directory for a run that goes on; makes what is missing.
+    /// Creates a run directory that was not there before, called `name` or, where that is taken, `name-2`, `name-3`, ..
     ///
     /// # Errors
-    /// A directory that another run uses, or that cannot be written.
-    pub fn lock(root: &Path) -> anyhow::Result<Self> {
-        let made = || -> std::io::Result<File> {
-            for part in ["plan", "policy", "logs", "checkpoints"] {
-                std::fs::create_dir_all(root.join(part))?;
+    /// A directory that cannot be written.
+    pub fn create_unique(parent: &Path, name: &str) -> anyhow::Result<Self> {
+        std::fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        let names = std::iter::once(name.to_owned()).chain((2..).map(|n| format!("{name}-{n}")));
+        for root in names.map(|name| parent.join(name)) {
+            match std::fs::create_dir(&root) {
+                Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+                made => {
+                    made.with_context(|| format!("cannot make {}", root.display()))?;
+                    return Self::create(&root);
+                }
             }
-            File::create(root.join(LOCK))
-        };
-        let file = made()
-            .with_context(|| format!("cannot use {} as run directory (--run-dir names another one)", root.display()))?;
-        let Some(lock) = lock(file).with_context(|| format!("cannot lock {}", root.display()))? else {
+        }
+        unreachable!("there are more names than directories")
+    }
+
+    /// Locks a run directory for a run that goes on; makes what is missing and removes what killed writers left unfinished.
+    ///
+    /// # Errors
+    /// A directory that another run uses, that holds other things than a run ([`NotARunDirectory`]), or that cannot be written.
+    pub fn lock(root: &Path) -> anyhow::Result<Self> {
+        let unusable = || format!("cannot use {} as run directory (--run-dir names another one)", root.display());
+        std::fs::create_dir_all(root).with_context(unusable)?;
+        let root = root.canonicalize().with_context(unusable)?;
+        let refused = |why: String| NotARunDirectory { root: root.clone(), why };
+        let path = root.join(LOCK);
+        if !is_a_runs(&root).with_context(unusable)? {
+            if !is_empty(&root).with_context(unusable)? {
+                return Err(refused("holds other things than a run of admix".into()).into());
+            }
+            write_mark(&root).with_context(unusable)?;
+        }
+        let file = lock::open(&path, OpenOptions::new().read(true).write(true)).with_context(unusable)?;
+        if !lock::try_take(&file).with_context(|| format!("cannot lock {}", root.display()))? {
             bail!(
                 "the run directory {} is in use by a running `admix train`; wait for it or choose another --run-dir",
                 root.display()
             )
-        };
-        let root = root.canonicalize().with_context(|| format!("cannot use {}", root.display()))?;
-        Ok(Self { root, _lock: Some(lock) })
+        }
+        // Whoever can open it can lock it.
+        file.set_permissions(Permissions::from_mode(0o600)).with_context(unusable)?;
+        for part in FOLDERS {
+            let folder = root.join(part);
+            match folder.symlink_metadata() {
+                Ok(found) if found.is_dir() => {}
+                Ok(_) => {
+                    return Err(refused(format!("has something else than a folder in the place of its {part}/")).into());
+                }
+                Err(_) => std::fs::create_dir(&folder).with_context(unusable)?,
+            }
+        }
+        for folder in [&root, &root.join("plan"), &root.join("policy")] {
+            remove_unfinished(folder);
+        }
+        Ok(Self { root, _lock: Some(file) })
     }
 
     /// Opens a run directory that main made.
@@ -102,13 +157,15 @@ impl RunDirectory {
     /// # Errors
     /// A lock that cannot be looked at.
     pub fn is_in_use(&self) -> std::io::Result<bool> {
-        // Shared, for an instant, and not waited for: main, which has it exclusively, does not notice, and a main that
-        // starts just now tries again.
-        match Flock::lock(File::open(self.root.join(LOCK))?, FlockArg::LockSharedNonblock) {
-            Ok(_) => Ok(false),
-            Err((_, Errno::EWOULDBLOCK)) => Ok(true),
-            Err((_, e)) => Err(e.into()),
-        }
+        lock::is_held(&lock::open(&self.root.join(LOCK), OpenOptions::new().read(true))?)
+    }
+
+    /// The user whose run it is.
+    ///
+    /// # Errors
+    /// A lock file that cannot be looked at.
+    pub fn owner(&self) -> std::io::Result<u32> {
+        Ok(self.root.join(LOCK).symlink_metadata()?.uid())
     }
 
     pub fn root(&self) -> &Path {
@@ -189,16 +246,123 @@ impl RunDirectory {
     }
 }
 
-/// The lock, or `None` when somebody has it and keeps it.
-fn lock(mut file: File) -> Result<Option<Flock<File>>, Errno> {
-    // Who merely looks whether the run is alive has it for an instant.
-    for _ in 0..20 {
-        file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => return Ok(Some(lock)),
-            Err((file, Errno::EWOULDBLOCK)) => file,
-            Err((_, e)) => return Err(e),
-        };
-        std::thread::sleep(Duration::from_millis(5));
+/// Whether a run made this directory: its lock file says so or, of earlier versions, its manifest.
+fn is_a_runs(root: &Path) -> std::io::Result<bool> {
+    let mut mark = Vec::new();
+    match lock::open(&root.join(LOCK), OpenOptions::new().read(true)) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        file => file?.take(MARK.len() as u64 + 1).read_to_end(&mut mark)?,
+    };
+    if mark == MARK {
+        return Ok(true);
     }
-    Ok(None)
+    let manifest = files::read(&root.join("manifest.json"), MANIFEST_BYTES).ok();
+    let manifest = manifest.and_then(|text| serde_json::from_slice::<serde_json::Value>(&text).ok());
+    Ok(manifest.is_some_and(|manifest| manifest["admix"].is_string()))
+}
+
+/// Whether there is nothing in a folder but what another start may just be writing.
+fn is_empty(root: &Path) -> std::io::Result<bool> {
+    for entry in std::fs::read_dir(root)? {
+        let name = entry?.file_name();
+        // Somebody else may have just made it a run's.
+        if !name.to_string_lossy().starts_with(UNFINISHED) && !is_a_runs(root)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Makes an empty directory a run's.
+fn write_mark(root: &Path) -> std::io::Result<()> {
+    let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(root)?;
+    file.write_all(MARK)?;
+    match file.persist_noclobber(root.join(LOCK)) {
+        Err(e) if e.error.kind() != std::io::ErrorKind::AlreadyExists => Err(e.error),
+        _ => Ok(()),
+    }
+}
+
+/// Removes what writers that were killed left. They are dead: the directory is locked.
+fn remove_unfinished(folder: &Path) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+        if is_file && entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = std::fs::read_dir(folder).unwrap();
+        let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    /// `config.toml` and `policy/` of another program were overwritten, `checkpoints/` was deleted.
+    #[test]
+    fn a_folder_that_holds_other_things_is_refused_and_left_as_it_is() {
+        for foreign in ["config.toml", "lock", "policy/weights", "checkpoints/00000001/model"] {
+            let folder = tempfile::tempdir().unwrap();
+            let file = folder.path().join(foreign);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(&file, "precious").unwrap();
+            let before = names(folder.path());
+            for error in
+                [RunDirectory::create(folder.path()), RunDirectory::lock(folder.path())].map(Result::unwrap_err)
+            {
+                assert!(error.chain().any(|e| e.is::<NotARunDirectory>()), "{foreign}: {error:#}");
+            }
+            assert_eq!(names(folder.path()), before, "{foreign}");
+            assert_eq!(std::fs::read(&file).unwrap(), b"precious");
+        }
+    }
+
+    #[test]
+    fn links_in_a_run_directory_are_not_followed() {
+        let elsewhere = tempfile::tempdir().unwrap();
+        let target = elsewhere.path().join("target");
+        std::fs::write(&target, "precious").unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(&target, folder.path().join(LOCK)).unwrap();
+        assert!(RunDirectory::lock(folder.path()).is_err());
+        std::fs::remove_file(folder.path().join(LOCK)).unwrap();
+        drop(RunDirectory::lock(folder.path()).unwrap());
+        std::fs::remove_dir(folder.path().join("checkpoints")).unwrap();
+        std::os::unix::fs::symlink(elsewhere.path(), folder.path().join("checkpoints")).unwrap();
+        assert!(RunDirectory::lock(folder.path()).is_err());
+        assert_eq!(std::fs::read(&target).unwrap(), b"precious");
+        assert_eq!(names(elsewhere.path()), ["target"]);
+    }
+
+    #[test]
+    fn an_empty_folder_and_what_a_run_left_unfinished_are_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = RunDirectory::lock(folder.path()).unwrap();
+        assert!(first.is_in_use().unwrap());
+        assert!(RunDirectory::lock(folder.path()).unwrap_err().to_string().contains("in use"));
+        drop(first);
+        for name in [".tmpABC", "policy/.tmpDEF", "plan/.tmpGHI"] {
+            std::fs::write(folder.path().join(name), "half").unwrap();
+        }
+        let second = RunDirectory::create(folder.path()).unwrap();
+        assert_eq!(names(folder.path()), ["checkpoints", "flight", "lock", "logs", "plan", "policy"]);
+        assert!(names(&folder.path().join("policy")).is_empty() && names(&folder.path().join("plan")).is_empty());
+        let mode = folder.path().join(LOCK).metadata().unwrap().mode();
+        assert_eq!(mode & 0o777, 0o600, "whoever can open it can lock it");
+        drop(second);
+    }
+
+    #[test]
+    fn two_runs_of_one_second_have_two_directories() {
+        let parent = tempfile::tempdir().unwrap();
+        let runs: Vec<_> = (0..3).map(|_| RunDirectory::create_unique(parent.path(), "a").unwrap()).collect();
+        assert_eq!(names(parent.path()), ["a", "a-2", "a-3"]);
+        drop(runs);
+    }
 }

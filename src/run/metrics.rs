@@ -8,6 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::Context as _;
 use serde::Serialize;
 
+use crate::files;
+
 /// Appends records; each is one write, so that lines of several processes do not mix.
 #[derive(Debug)]
 pub struct Metrics {
@@ -27,7 +29,7 @@ struct Line<'a, T> {
 
 impl Metrics {
     pub fn open(path: &Path) -> anyhow::Result<Self> {
-        let file = OpenOptions::new().create(true).append(true).open(path);
+        let file = files::open_no_follow(path, OpenOptions::new().create(true).append(true));
         Ok(Self { file: file.with_context(|| format!("cannot write {}", path.display()))?, refused: false })
     }
 

@@ -1,35 +1,44 @@
 //! The shared memory of a run: control block, parameter cell, one sample ring per actor, the halves of snapshots.
 
-use crate::env::{DayModel, REPLAN_INTERVAL_S};
+use crate::env::outlook::ADVICE_COLUMNS;
+use crate::env::{DayModel, Delay, REPLAN_INTERVAL_S};
 use crate::log::schema::DAY_MS;
 use crate::policy::PolicySpec;
-use crate::settings::{self, Settings};
+use crate::settings::{self, Settings, Target};
+use crate::shm::names::CONTROL;
 use crate::shm::{Control, HalfShape, Halves, ParamCell, RingShape, RunNames, SampleRing, ShmError, check_space};
 
 /// Handles to all segments of a run.
 pub struct Segments {
-    pub control: Control,
     pub params: ParamCell,
     pub rings: Vec<SampleRing>,
     /// Where snapshots are taken.
     pub halves: Option<Halves>,
+    /// Last: while it is there and locked, nobody sweeps the others.
+    pub control: Control,
 }
+
+/// Names drawn before a start gives up: each can only be taken by chance.
+const DRAWS: usize = 8;
+
+// The settings allow as many actors as the control block has places for.
+const _: () = assert!(settings::MOST_ACTORS == crate::shm::MAX_ACTORS);
 
 /// Words before the parameters in a publication: the update count, low and high.
 const HEAD_WORDS: usize = 2;
 
 impl Segments {
-    /// Creates the segments of a run, after checking that there is room for all of them.
+    /// Creates the segments of a run under fresh names, after checking that there is room for all of them.
     ///
     /// # Errors
     /// Too little shared memory, with what to change.
     pub fn create(
-        names: &RunNames,
+        run_id: &str,
         settings: &Settings,
         spec: &PolicySpec,
         block_bytes: usize,
         half: Option<HalfShape>,
-    ) -> Result<Self, ShmError> {
+    ) -> Result<(RunNames, Self), ShmError> {
         let words = HEAD_WORDS + 2 * spec.actor_shape().len();
         let shape = |i: usize| RingShape { actor: i as u32, regions: settings.actors.regions, capacity: block_bytes };
         let total = Control::footprint()
@@ -37,14 +46,26 @@ impl Segments {
             + settings.actors.count as u64 * SampleRing::footprint(shape(0))
             + half.map_or(0, Halves::footprint);
         check_space(total)?;
-        Ok(Self {
-            control: Control::create(&names.part("control"))?,
-            params: ParamCell::create(&names.part("params"), words)?,
-            rings: (0..settings.actors.count)
-                .map(|i| SampleRing::create(&names.part(&format!("ring{i}")), shape(i)))
-                .collect::<Result<_, _>>()?,
-            halves: half.map(|shape| Halves::create(&names.part("halves"), shape)).transpose()?,
-        })
+        let create = |names: &RunNames| {
+            // First: parts without a control segment would be swept.
+            let control = Control::create(&names.part(CONTROL))?;
+            Ok(Self {
+                params: ParamCell::create(&names.part("params"), words)?,
+                rings: (0..settings.actors.count)
+                    .map(|i| SampleRing::create(&names.part(&format!("ring{i}")), shape(i)))
+                    .collect::<Result<_, _>>()?,
+                halves: half.map(|shape| Halves::create(&names.part("halves"), shape)).transpose()?,
+                control,
+            })
+        };
+        let mut draws = 1;
+        loop {
+            let names = RunNames::for_this_process(run_id)?;
+            match create(&names) {
+                Err(ShmError::Exists { .. }) if draws < DRAWS => draws += 1,
+                created => return Ok((names, created?)),
+            }
+        }
     }
 
     /// Opens the segments that main created, with the rings of `actors` and, for those who need them, the halves of
@@ -78,18 +99,28 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    pub fn of(settings: &Settings, days: &[DayModel]) -> Self {
+    pub fn of(settings: &Settings, spec: &PolicySpec, days: &[DayModel]) -> Self {
         let most = |f: &dyn Fn(&DayModel) -> usize| days.iter().map(f).max().unwrap_or(0);
         let contracts = most(&|d| d.contracts.len());
         // With delayed feedback the state carries the displays under way.
-        let pending = most(&|d| most_within(d, settings.env.feedback_delay_s));
-        let state = 160 + contracts * 4 * 9 + pending * 24;
+        let pending = most(&|d| most_within(d, Delay::from(&settings.env).most_s()));
+        // Counters, what traffic was seen and expected over several memories, and the replanner's columns.
+        let per_contract = 4 * (9 + 7 + ADVICE_COLUMNS);
+        let state = 256 + contracts * per_contract + pending * 24;
         let replans = (DAY_MS as f64 / 1000.0 / REPLAN_INTERVAL_S) as usize + 2;
+        // A step may span any part of the day.
+        let lessons = match settings.learner.target {
+            Target::Return => 0,
+            _ => {
+                ((DAY_MS as f64 / 1000.0 / settings.learner.lesson_every_s) as usize + 2).min(settings.learner.segment)
+            }
+        };
         let segment = state
-            + replans * (contracts * 4 + 16)
+            + replans * (contracts * 4 * ADVICE_COLUMNS + 16)
+            + lessons * (48 + contracts * 4 * (spec.features() + 5 + 3))
             + 64
             + settings.learner.segment * settings.requests_per_step() * (5 + 3 + 4);
-        let runner = state + contracts * (8 + 4) + 128;
+        let runner = state + contracts * (8 + 8 + 8 + 4 * ADVICE_COLUMNS) + 192;
         let explorer = if settings.run.deterministic { 128 + settings.actors.episodes * runner } else { 0 };
         let block = (settings.block_segments() * segment + explorer + 64).next_multiple_of(4096);
         Self { block, explorer }

@@ -125,7 +125,8 @@ impl Listed {
         let state = match (outcome["reason"].as_str(), manifest["failure"].as_str()) {
             (Some(reason), _) => reason,
             (_, Some(_)) => "failed",
-            _ if RunDirectory::inspect(dir)?.is_in_use()? => "running",
+            // Another user's lock cannot be looked at.
+            _ if RunDirectory::inspect(dir)?.is_in_use().unwrap_or(false) => "running",
             _ => "killed",
         };
         let report = RunReport::read(dir)?;

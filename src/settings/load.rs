@@ -5,6 +5,10 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 use super::Settings;
+use crate::files;
+
+/// What a resolved configuration has at most; one with a thousand days is a tenth of this.
+const CONFIG_BYTES: u64 = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
@@ -44,7 +48,10 @@ pub trait Configuration: Default + serde::Serialize + serde::de::DeserializeOwne
     /// An unreadable file, a configuration of another version, or a value that cannot be used.
     fn read_resolved(path: &Path) -> anyhow::Result<Self> {
         use anyhow::Context as _;
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+
+        let text = files::read(path, CONFIG_BYTES).map_err(anyhow::Error::from);
+        let text = text.and_then(|bytes| Ok(String::from_utf8(bytes)?));
+        let text = text.with_context(|| format!("cannot read {}", path.display()))?;
         let settings: Self =
             toml::from_str(&text).with_context(|| format!("{} is not a resolved configuration", path.display()))?;
         settings.validate().with_context(|| format!("{} cannot be used", path.display()))?;

@@ -6,6 +6,7 @@
 //! May import: nothing of the project.
 
 mod cores;
+mod delay;
 mod load;
 mod sections;
 mod values;
@@ -13,9 +14,13 @@ mod values;
 use serde::{Deserialize, Serialize};
 
 pub use cores::{MOST_ACTORS, actors_for};
+pub use delay::FeedbackDelay;
 pub use load::{Configuration, SettingsError, load};
 pub use sections::*;
 pub use values::{RowOptimizer, Table, ValueRun, ValueSettings, ValueWatchdog, Values, WhenFull};
+
+/// The most quantiles of a critic; the losses have a buffer of so many on the stack.
+pub const MOST_QUANTILES: usize = 256;
 
 /// Everything that a run can be told.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -65,6 +70,11 @@ impl Settings {
         if by_request { 1 } else { self.episodes.requests_per_step }
     }
 
+    /// Updates before the actor learns: none where its target needs no critic.
+    pub fn head_start(&self) -> u64 {
+        if self.learner.target == Target::Hindsight { 0 } else { self.learner.critic_head_start }
+    }
+
     /// Segments in one batch.
     pub fn batch_segments(&self) -> usize {
         self.learner.batch / self.learner.segment
@@ -94,7 +104,7 @@ impl Settings {
             ("learner.batch", l.batch, 1 << 24),
             ("learner.pool", l.pool, 1 << 32),
             ("learner.publish_every", l.publish_every as usize, usize::MAX),
-            ("learner.quantiles", l.quantiles, 256),
+            ("learner.quantiles", l.quantiles, MOST_QUANTILES),
             ("learner.critic_hidden", l.critic_hidden, 1 << 16),
             ("learner.samples_per_update", l.samples_per_update, 1 << 30),
             ("policy.hidden", self.policy.hidden, 1 << 16),
@@ -105,6 +115,12 @@ impl Settings {
             if value == 0 {
                 return bad(key, "must be at least 1".into());
             }
+            if value > most {
+                return bad(key, format!("is {value}; must be at most {most}"));
+            }
+        }
+        // 0 threads are as many as there are cores.
+        for (key, value, most) in [("learner.threads", l.threads, 1024), ("learner.atoms", l.atoms, 1024)] {
             if value > most {
                 return bad(key, format!("is {value}; must be at most {most}"));
             }
@@ -145,6 +161,15 @@ impl Settings {
                     .into(),
             );
         }
+        if l.target == Target::Hindsight && l.critic != Critic::Quantile {
+            return bad("learner.critic", "must be \"quantile\" with learner.target = \"hindsight\"".into());
+        }
+        if l.target == Target::Both && l.hedge != 0.0 {
+            return bad(
+                "learner.hedge",
+                "needs learner.target = \"hindsight\": with \"both\" the critic learns the return".into(),
+            );
+        }
         if l.critic == Critic::Categorical && l.atoms < 3 {
             return bad("learner.atoms", "must be at least 3".into());
         }
@@ -152,6 +177,8 @@ impl Settings {
             ("policy.temperature", self.policy.temperature, 1e-4, 1e3),
             ("policy.initial_bid", self.policy.initial_bid, 0.001, 0.999),
             ("learner.lambda", l.lambda, 0.0, 1.0),
+            ("learner.hedge", l.hedge, -4.0, 4.0),
+            ("learner.lesson_every_s", l.lesson_every_s, 60.0, 86_400.0),
             ("learner.kappa", l.kappa, 1e-6, 1e6),
             ("learner.anchor", l.anchor, 0.0, 1e6),
             ("learner.target_rate", l.target_rate, 1e-6, 1.0),
@@ -174,8 +201,13 @@ impl Settings {
             ("episodes.supply_error", self.episodes.supply_error, 0.0, 2.0),
             ("episodes.jump_share", self.episodes.jump_share, 0.0, 1.0),
             ("episodes.jump_sd", self.episodes.jump_sd, 0.0, 2.0),
+            ("episodes.volume_noise", self.episodes.volume_noise, 0.0, 1.0),
+            ("episodes.price_noise", self.episodes.price_noise, 0.0, 1.0),
             ("episodes.shock_sd", self.episodes.shock_sd, 0.0, 2.0),
             ("env.feedback_delay_s", self.env.feedback_delay_s, 0.0, 86_400.0),
+            ("env.feedback_delay.median_s", self.env.feedback_delay.median_s, 0.0, 86_400.0),
+            ("env.feedback_delay.log_sd", self.env.feedback_delay.log_sd, 0.0, 5.0),
+            ("env.feedback_delay.max_s", self.env.feedback_delay.max_s, 0.0, 86_400.0),
             ("data.max_bad_share", self.data.max_bad_share, 0.0, 1.0),
             ("budget.max_seconds", self.budget.max_seconds, 0.0, 1e9),
             ("baselines.interval_s", self.baselines.interval_s, 1.0, 86_400.0),
@@ -183,6 +215,12 @@ impl Settings {
             if !(low..=high).contains(&value) {
                 return bad(key, format!("is {value}; must lie within {low}..={high}"));
             }
+        }
+        if self.env.feedback_delay.is_drawn() && self.env.feedback_delay.max_s <= 0.0 {
+            return bad(
+                "env.feedback_delay.max_s",
+                "is 0, but the median is not; give the longest delay in seconds".into(),
+            );
         }
         if self.budget.max_updates == 0 && self.budget.max_samples == 0 && self.budget.max_seconds == 0.0 {
             return bad(

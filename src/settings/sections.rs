@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::delay::FeedbackDelay;
+
 /// Which candidates the network scores.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -26,6 +28,19 @@ pub enum Critic {
     Categorical,
     /// The mean alone, fitted with the squared error.
     Scalar,
+}
+
+/// What the learner learns bids from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Target {
+    /// The return of what the actors did.
+    #[default]
+    Return,
+    /// The prices that the rest of each episode justifies in hindsight; the critic learns their distribution.
+    Hindsight,
+    /// Both: the critic learns the return, the bids follow it and the prices in hindsight.
+    Both,
 }
 
 /// Whose return the critic learns.
@@ -98,6 +113,10 @@ pub struct Env {
     pub rate_seed: u64,
     /// Add to each queue the eligible contracts missing from it, with `control.pctr`.
     pub complete_queues: bool,
+    /// Seed of the delays that are drawn.
+    pub delay_seed: u64,
+    /// A delay drawn for every training episode and every whole day, in place of `feedback_delay_s`.
+    pub feedback_delay: FeedbackDelay,
 }
 
 /// How training episodes differ from the logged days.
@@ -129,6 +148,10 @@ pub struct Episodes {
     pub jump_share: f64,
     /// Log-sd of such a jump.
     pub jump_sd: f64,
+    /// Largest log-sd of the volume's deviation by the hour; each episode draws its own, and how long deviations last.
+    pub volume_noise: f64,
+    /// Largest log-sd of the price's deviation by the hour, by group of regions.
+    pub price_noise: f64,
     /// Log-sd of the price shocks that last some hours in one region, up to two an episode.
     pub shock_sd: f64,
 }
@@ -147,6 +170,8 @@ impl Default for Episodes {
             supply_error: 0.1,
             jump_share: 0.5,
             jump_sd: 0.3,
+            volume_noise: 0.0,
+            price_noise: 0.0,
             shock_sd: 0.4,
         }
     }
@@ -185,9 +210,18 @@ pub struct Policy {
     /// With the warm start: solve the starting prices again and again on what is left of the day, as the receding-horizon baseline
     /// does.
     pub replan: bool,
+    /// With the planner, and without the outlook: plan for the volume to come that was learned from logged days, in several courses,
+    /// instead of taking the volume so far for it.
+    pub volume_model: bool,
     /// Add the tuned pacing controller's term to every bid, with gains that fall with the root of the thinning: the network then
     /// learns what to do beyond pacing, and what it learns on thinned days carries over to whole ones.
     pub pacing: bool,
+    /// Show the network, beside the base features, what the planner would do at the levels seen and at the forecast's, traffic and
+    /// prices over several memories, and displays under way, which it then counts as delivered.
+    pub outlook: bool,
+    /// With the outlook over a planner, and without the controller: start from the network that comes with the program, where it has
+    /// this shape.
+    pub shipped_start: bool,
     /// Let the bid fall below the worth of the predicted click, down to minus the penalty or the mean best auction
     /// worth, whichever is larger.
     pub negative_bids: bool,
@@ -205,7 +239,10 @@ impl Default for Policy {
             initial_bid: 0.5,
             warm_start: true,
             replan: true,
+            volume_model: true,
             pacing: true,
+            outlook: false,
+            shipped_start: true,
             negative_bids: false,
             auction_candidates: 2,
         }
@@ -217,11 +254,21 @@ impl Policy {
     pub fn replans(&self) -> bool {
         self.warm_start && self.replan
     }
+
+    /// Whether the planner plans for the volume that was learned. The network of the outlook has learned to read one that does not.
+    pub fn foresees_volume(&self) -> bool {
+        self.replans() && self.volume_model && !self.outlook
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Learner {
+    pub target: Target,
+    /// Seconds of log time between two states of an episode whose prices are solved in hindsight.
+    pub lesson_every_s: f64,
+    /// Standard deviations of the price in hindsight, as the critic sees it, that bids are held above its mean.
+    pub hedge: f64,
     pub critic: Critic,
     pub credit: Credit,
     /// Updates between two publications of the parameters (m).
@@ -273,6 +320,9 @@ pub struct Learner {
 impl Default for Learner {
     fn default() -> Self {
         Self {
+            target: Target::Return,
+            lesson_every_s: 1800.0,
+            hedge: 0.0,
             critic: Critic::Quantile,
             credit: Credit::Contract,
             publish_every: 8,

@@ -3,13 +3,19 @@
 //! Plain counters and gauges; nothing here takes part in a protocol but the stop level, which only rises, and
 //! the doorbells. Each statistic has one writer, named at its struct.
 
+use std::fs::{File, OpenOptions};
+use std::io;
 use std::mem::{offset_of, size_of};
 use std::ops::Deref;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 
 use nix::time::{ClockId, clock_gettime};
 
 use super::error::ShmError;
 use super::histogram::Histogram;
+use super::lock;
+use super::names::SHM_DIR;
 use super::pod::Shareable;
 use super::segment::{Kind, Segment, layout_hash};
 use super::sync::{AtomicU32, AtomicU64, Ordering};
@@ -106,6 +112,11 @@ impl ProcessSlot {
     /// Says that the process is alive and gets on.
     pub fn beat(&self) {
         self.heartbeat_ms.store(monotonic_ms(), Ordering::Relaxed);
+    }
+
+    /// When the last beat was, by a clock of the machine's; a number that changes with every beat some milliseconds later.
+    pub fn last_beat_ms(&self) -> u64 {
+        self.heartbeat_ms.load(Ordering::Relaxed)
     }
 
     /// Milliseconds since the last beat.
@@ -267,18 +278,33 @@ impl ControlBlock {
 }
 
 /// A handle to the control block.
+///
+/// Main's holds the lock that tells everybody that the run lives.
 pub struct Control {
     segment: Segment,
+    /// Of main alone. Closed after the segment is removed.
+    _lock: Option<File>,
 }
 
 impl Control {
-    /// Creates the segment `name`. Only main does this.
+    /// Creates the segment `name` and locks it: from now on the run lives. Only main does this.
     ///
     /// # Errors
-    /// When the name is taken or `/dev/shm` is too small.
+    /// When the name is taken ([`ShmError::Exists`]: draw another) or `/dev/shm` is too small.
     pub fn create(name: &str) -> Result<Self, ShmError> {
         let segment = Segment::create(name, KIND, layout(), size_of::<ControlBlock>())?;
-        Ok(Self { segment })
+        let failed = |source| ShmError::Os { name: name.into(), what: "lock it", source };
+        let path = Path::new(SHM_DIR).join(name);
+        let taken = || ShmError::Exists { name: name.into() };
+        let file = match lock::open(&path, OpenOptions::new().read(true).write(true)) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(taken()),
+            file => file.map_err(failed)?,
+        };
+        // Whoever sweeps may have found it before it was locked, and has removed it or is about to.
+        if !lock::try_take(&file).map_err(failed)? || file.metadata().map_err(failed)?.nlink() == 0 {
+            return Err(taken());
+        }
+        Ok(Self { segment, _lock: Some(file) })
     }
 
     /// Opens the block that main created.
@@ -286,7 +312,7 @@ impl Control {
     /// # Errors
     /// When the segment is missing or does not hold a control block of this build.
     pub fn open(name: &str) -> Result<Self, ShmError> {
-        Ok(Self { segment: Segment::open(name, KIND, layout(), size_of::<ControlBlock>())? })
+        Ok(Self { segment: Segment::open(name, KIND, layout(), size_of::<ControlBlock>())?, _lock: None })
     }
 
     /// Opens the block to look at; nothing that is done to it reaches the run.
@@ -294,7 +320,7 @@ impl Control {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn observe(name: &str) -> Result<Self, ShmError> {
-        Ok(Self { segment: Segment::observe(name, KIND, layout(), size_of::<ControlBlock>())? })
+        Ok(Self { segment: Segment::observe(name, KIND, layout(), size_of::<ControlBlock>())?, _lock: None })
     }
 
     /// How much of `/dev/shm` it takes.

@@ -5,7 +5,7 @@
 pub enum ShmError {
     #[error("shared memory `{name}`: cannot {what}: {source}")]
     Os { name: String, what: &'static str, source: std::io::Error },
-    #[error("shared memory `{name}` exists already: another run uses this name; start with another run id")]
+    #[error("shared memory `{name}` exists already, and so did every other name that was tried; look into /dev/shm")]
     Exists { name: String },
     #[error("there is no shared memory `{name}`: the run that owned it has ended")]
     Missing { name: String },

@@ -19,6 +19,8 @@ use memmap2::MmapRaw;
 use nix::errno::Errno;
 use twox_hash::XxHash3_64;
 
+use crate::files;
+
 use super::control::monotonic_ms;
 use super::pod::Shareable;
 use super::segment::layout_hash;
@@ -205,10 +207,7 @@ impl FlightLog {
     /// # Errors
     /// A file that cannot be read, or (`InvalidData`) is not a recording of this build.
     pub fn read(path: &Path) -> io::Result<Self> {
-        let file = File::open(path)?;
-        if !file.metadata()?.is_file() {
-            return Err(io::Error::other(format!("{} is not a file", path.display())));
-        }
+        let file = files::open(path)?;
         let mut bytes = Vec::with_capacity(FILE_BYTES);
         file.take(FILE_BYTES as u64).read_to_end(&mut bytes)?;
         Self::decode(&bytes).ok_or_else(|| {

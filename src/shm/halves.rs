@@ -165,7 +165,7 @@ impl Halves {
         Self::of(Segment::open(name, KIND, layout(), size_of::<Head>())?)
     }
 
-    /// Opens them to look on; storing anything would end this process.
+    /// Opens them to look at only: the map is private, so that what is stored through it reaches nobody.
     ///
     /// # Errors
     /// As [`Halves::open`].

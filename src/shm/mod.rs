@@ -13,6 +13,7 @@
 //! | `sync` | the atomics; in unit tests they can be made to "die" after any number of stores (`crash`), in `tests/loom` they are loom's |
 //! | `pod` | [`Shareable`], the `unsafe trait` for what may live in shared memory |
 //! | `segment` | [`Segment`], a named mapping with a validated header; space is checked and reserved first |
+//! | `lock` | locks that tell whether a process lives |
 //! | `names` | [`RunNames`], the names of a run's segments, and [`sweep`] for those of dead runs |
 //! | `wait` | [`Doorbell`], sleeping until another process has news, never a spin |
 //! | `futex` | the two system calls under it |
@@ -24,7 +25,7 @@
 //! | `histogram` | [`Histogram`], a distribution among those statistics |
 //! | `flight` | [`FlightFile`], the last events of a process, in a mapped file that survives it |
 //!
-//! This folder imports nothing of the project: only `std` and libraries. What a block or a parameter word
+//! This folder imports nothing of the project but [`crate::files`]. What a block or a parameter word
 //! means is the business of those above.
 
 pub mod cell;
@@ -36,6 +37,7 @@ pub mod flight;
 mod futex;
 pub mod halves;
 pub mod histogram;
+pub mod lock;
 pub mod names;
 pub mod pod;
 pub mod ring;

@@ -1,33 +1,45 @@
 //! Names of segments, and what dead runs left behind.
 //!
-//! A segment is called `admix-<run id>-<pid>-<start time>-<part>`, pid and start time being those of the
-//! run's main process. Both together name a process for ever (a pid alone is reused), so that whoever finds
-//! the name can tell whether its run still lives. Names last as long as the run: a respawned child and
-//! `inspect` open segments by them. A main process that is killed cannot remove its own, so the next start
-//! sweeps. Processes are looked up in this pid namespace only: runs in containers that share `/dev/shm`
-//! must share their pid namespace as well.
+//! A segment is called `admix-<run id>.<draw>-<pid>-<start time>-<part>`: a number that is drawn anew whenever segments are
+//! created, so that no name is ever used twice and none can be foreseen, then pid and start time of the run's main process,
+//! for people who look and for versions of this program that knew no locks. Names last as long as the run: a respawned
+//! child and `inspect` open segments by them.
+//!
+//! Whether a run lives is told by a lock that its main process holds on the control segment ([`super::lock`]), never by its
+//! pid: the lock holds between pid namespaces that share `/dev/shm`, and where `/proc` is hidden. The control segment is
+//! created first and removed last, so segments without one are left over from a run that died. A main process that is
+//! killed cannot remove its segments; the next start of the same user does ([`sweep`]).
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::process::geteuid;
 
 use super::error::ShmError;
+use super::lock;
 
 /// Where the kernel shows POSIX shared memory as files.
 pub(super) const SHM_DIR: &str = "/dev/shm";
 const PREFIX: &str = "admix";
+/// The part that is created first, removed last, and locked by main.
+pub const CONTROL: &str = "control";
 
 /// The names of one run's segments.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RunNames {
     run_id: String,
+    draw: u64,
     pid: u32,
     start_time: u64,
 }
 
 impl RunNames {
-    /// Names for a run whose main process is the calling one.
+    /// Draws names for a run whose main process is the calling one.
     ///
     /// # Errors
     /// When `run_id` has characters that a file name should not have, or more than 128.
@@ -36,13 +48,12 @@ impl RunNames {
         if run_id.is_empty() || run_id.len() > 128 || run_id.contains(bad) {
             return Err(ShmError::BadName { text: run_id.to_owned(), also: ", and `-`; 1 to 128 of them" });
         }
+        // The standard library seeds it from the system's randomness, differently each time.
+        let draw = RandomState::new().build_hasher().finish().max(1);
         let pid = std::process::id();
-        let start_time = start_time(pid).ok_or_else(|| ShmError::Os {
-            name: run_id.to_owned(),
-            what: "read the start time in /proc/self/stat",
-            source: io::ErrorKind::NotFound.into(),
-        })?;
-        Ok(Self { run_id: run_id.to_owned(), pid, start_time })
+        // Where /proc is not mounted the lock tells all the same.
+        let start_time = start_time(pid).unwrap_or(0);
+        Ok(Self { run_id: run_id.to_owned(), draw, pid, start_time })
     }
 
     /// The names of the run whose main process is `pid`; `None` while it has no control block, or when it is gone.
@@ -51,7 +62,7 @@ impl RunNames {
         files.flatten().find_map(|file| {
             let name = file.file_name().into_string().ok()?;
             let (names, part) = Self::parse(&name)?;
-            (names.pid == pid && part == "control" && names.is_alive()).then_some(names)
+            (names.pid == pid && part == CONTROL && names.is_alive()).then_some(names)
         })
     }
 
@@ -72,29 +83,24 @@ impl RunNames {
         let part = fields.next()?;
         let start_time = fields.next()?.parse().ok()?;
         let pid = fields.next()?.parse().ok()?;
-        let run_id = fields.next()?.strip_prefix(PREFIX)?.strip_prefix('-')?;
-        let names = Self { run_id: run_id.to_owned(), pid, start_time };
+        let run = fields.next()?.strip_prefix(PREFIX)?.strip_prefix('-')?;
+        // Versions without locks drew no number.
+        let drawn = run.rsplit_once('.').and_then(|(run_id, draw)| Some((run_id, u64::from_str_radix(draw, 16).ok()?)));
+        let (run_id, draw) = drawn.unwrap_or((run, 0));
+        let names = Self { run_id: run_id.to_owned(), draw, pid, start_time };
         Some((names, part))
     }
 
-    /// The names under which a run with this id has shared memory, or had it when its main process was killed; the living
-    /// first.
+    /// The names under which `user` has shared memory of a run with this id, or left it there when its main process was
+    /// killed; the living first. What others put there under such names is passed over.
     ///
     /// # Errors
     /// When `/dev/shm` cannot be listed.
-    pub fn of_run(run_id: &str) -> Result<Vec<Self>, ShmError> {
-        let failed = |source| ShmError::Os { name: SHM_DIR.to_owned(), what: "list it", source };
-        let mut found = Vec::new();
-        for entry in fs::read_dir(SHM_DIR).map_err(failed)? {
-            let name = entry.map_err(failed)?.file_name();
-            let parsed = name.to_str().and_then(Self::parse);
-            if let Some((names, _)) = parsed.filter(|(names, _)| names.run_id == run_id)
-                && !found.contains(&names)
-            {
-                found.push(names);
-            }
-        }
-        found.sort_by_key(|names| (!names.is_alive(), std::cmp::Reverse(names.start_time)));
+    pub fn of_run(run_id: &str, user: u32) -> Result<Vec<Self>, ShmError> {
+        let runs =
+            runs_of(user).map_err(|source| ShmError::Os { name: SHM_DIR.to_owned(), what: "list it", source })?;
+        let mut found: Vec<Self> = runs.into_keys().filter(|names| names.run_id == run_id).collect();
+        found.sort_by_key(|names| !names.is_alive());
         Ok(found)
     }
 
@@ -107,46 +113,82 @@ impl RunNames {
         &self.run_id
     }
 
-    /// Whether the main process of these names is still there.
+    /// Whether the main process of these names is still there: it holds the lock on its control segment.
     pub fn is_alive(&self) -> bool {
-        start_time(self.pid) == Some(self.start_time)
+        let control = lock::open(&self.path(CONTROL), OpenOptions::new().read(true));
+        control.and_then(|file| lock::is_held(&file)).unwrap_or(false)
+    }
+
+    /// The file of one part.
+    pub(super) fn path(&self, part: &str) -> PathBuf {
+        Path::new(SHM_DIR).join(self.part(part))
     }
 }
 
 impl fmt::Display for RunNames {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { run_id, pid, start_time } = self;
-        write!(f, "{PREFIX}-{run_id}-{pid}-{start_time}")
+        let Self { run_id, draw, pid, start_time } = self;
+        // No draw is 0: see `parse`.
+        let draw = if *draw == 0 { String::new() } else { format!(".{draw:016x}") };
+        write!(f, "{PREFIX}-{run_id}{draw}-{pid}-{start_time}")
     }
 }
 
-/// Removes the segments of runs whose main process is dead; returns their names.
-///
-/// # Errors
-/// When `/dev/shm` cannot be listed, or a dead run's segment cannot be removed (it is another user's).
-pub fn sweep() -> Result<Vec<String>, ShmError> {
-    let failed = |what, name: &str, source| ShmError::Os { name: name.to_owned(), what, source };
-    let mut removed = Vec::new();
-    for entry in fs::read_dir(SHM_DIR).map_err(|e| failed("list it", SHM_DIR, e))? {
-        let entry = entry.map_err(|e| failed("list it", SHM_DIR, e))?;
-        let Ok(name) = entry.file_name().into_string() else {
-            continue;
-        };
-        let Some((names, _)) = RunNames::parse(&name) else {
-            continue;
-        };
-        if names.is_alive() {
-            continue;
-        }
-        match fs::remove_file(entry.path()) {
-            Ok(()) => removed.push(name),
-            // Two starts may sweep at once.
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            Err(e) => return Err(failed("remove what a dead run left", &name, e)),
+/// The segments of a user, by run: regular files with names of ours.
+fn runs_of(user: u32) -> io::Result<BTreeMap<RunNames, Vec<String>>> {
+    let mut runs = BTreeMap::<RunNames, Vec<String>>::new();
+    for entry in fs::read_dir(SHM_DIR)? {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        // Of the entry itself: a link is not followed. It may have gone by now.
+        let ours = entry.metadata().is_ok_and(|meta| meta.is_file() && meta.uid() == user);
+        if let Some((names, part)) = RunNames::parse(&name).filter(|_| ours) {
+            runs.entry(names).or_default().push(part.to_owned());
         }
     }
+    Ok(runs)
+}
+
+/// Removes the segments that dead runs of this user left; returns their names.
+///
+/// Passes over everything else: other users' files, whatever is not a regular file, and what cannot be removed. Nothing that
+/// lies in `/dev/shm` keeps a run from starting.
+pub fn sweep() -> Vec<String> {
+    let runs = runs_of(geteuid().as_raw()).unwrap_or_else(|e| {
+        tracing::debug!("{SHM_DIR} cannot be swept: {e}");
+        BTreeMap::new()
+    });
+    let mut removed: Vec<String> = runs.iter().flat_map(|(names, parts)| sweep_run(names, parts)).collect();
     removed.sort();
-    Ok(removed)
+    removed
+}
+
+/// Removes the parts of one run if it is dead.
+fn sweep_run(names: &RunNames, parts: &[String]) -> Vec<String> {
+    // Of a version that knew no locks, perhaps.
+    if start_time(names.pid) == Some(names.start_time) {
+        return vec![];
+    }
+    // Held until all parts are gone: main, if it has just created the segment and wants the lock, sees that the name is lost.
+    let control = match lock::open(&names.path(CONTROL), OpenOptions::new().read(true).write(true)) {
+        Ok(file) if lock::try_take(&file).unwrap_or(false) => Some(file),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+        _ => return vec![],
+    };
+    let mut removed = Vec::new();
+    let others = parts.iter().map(String::as_str).filter(|part| *part != CONTROL);
+    for part in others.chain(control.is_some().then_some(CONTROL)) {
+        match fs::remove_file(names.path(part)) {
+            Ok(()) => removed.push(names.part(part)),
+            // Two starts may sweep at once.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => {
+                tracing::debug!("{}, left by a dead run, stays: {e}", names.part(part));
+                break;
+            }
+        }
+    }
+    removed
 }
 
 /// Whether process `pid` is there and not merely waiting to be reaped.
@@ -191,24 +233,66 @@ mod tests {
         assert_eq!(start_time(child.id()), None);
     }
 
+    fn put(name: &str) {
+        fs::write(Path::new(SHM_DIR).join(name), b"x").unwrap();
+    }
+
+    fn exists(name: &str) -> bool {
+        Path::new(SHM_DIR).join(name).exists()
+    }
+
     #[test]
     fn sweep_removes_the_dead_and_keeps_the_living() {
-        let live = RunNames::for_this_process("sweep-test").unwrap();
-        // The same pid with another start time: the pid was reused.
-        let reused = RunNames { start_time: live.start_time + 1, ..live.clone() };
-        let gone = RunNames { pid: u32::MAX, ..live.clone() };
+        // Of a process that is gone, or whose id is another's by now: the lock alone tells.
+        let draw = || RunNames { start_time: 1, ..RunNames::for_this_process("sweep-test").unwrap() };
+        let (live, dead, headless) = (draw(), draw(), draw());
+        assert!(live != dead, "no name is drawn twice");
         let foreign = format!("foreign-sweep-test-{}", std::process::id());
-        let names = [live.part("a"), reused.part("a"), gone.part("b"), foreign.clone()];
-        for name in &names {
-            fs::write(Path::new(SHM_DIR).join(name), b"x").unwrap();
+        for name in
+            [&live.part(CONTROL), &live.part("a"), &dead.part(CONTROL), &dead.part("a"), &headless.part("b"), &foreign]
+        {
+            put(name);
         }
-        let removed = sweep().unwrap();
-        let exists = |name: &String| Path::new(SHM_DIR).join(name).exists();
-        let left: Vec<_> = names.iter().filter(|n| exists(n)).cloned().collect();
-        for name in &left {
-            fs::remove_file(Path::new(SHM_DIR).join(name)).unwrap();
+        let main = lock::open(&live.path(CONTROL), OpenOptions::new().write(true)).unwrap();
+        assert!(lock::try_take(&main).unwrap());
+        assert!(live.is_alive() && !dead.is_alive() && !headless.is_alive());
+        let removed = sweep();
+        let kept = [live.part(CONTROL), live.part("a"), foreign];
+        assert!(kept.iter().all(|name| exists(name)));
+        for name in [dead.part(CONTROL), dead.part("a"), headless.part("b")] {
+            assert!(removed.contains(&name) && !exists(&name), "{name}");
         }
-        assert_eq!(left, [live.part("a"), foreign]);
-        assert!(removed.contains(&reused.part("a")) && removed.contains(&gone.part("b")));
+        drop(main);
+        assert!(!live.is_alive());
+        assert!(sweep().contains(&live.part("a")));
+        fs::remove_file(Path::new(SHM_DIR).join(&kept[2])).unwrap();
+    }
+
+    #[test]
+    fn names_of_versions_without_locks_are_known_and_their_live_runs_are_left_alone() {
+        let old = format!("admix-abc.def-1-2-{}-{}-ring3", std::process::id(), start_time(std::process::id()).unwrap());
+        let (names, part) = RunNames::parse(&old).unwrap();
+        assert_eq!((names.part(part), part), (old.clone(), "ring3"));
+        put(&old);
+        sweep();
+        let left = exists(&old);
+        fs::remove_file(Path::new(SHM_DIR).join(&old)).unwrap();
+        assert!(left);
+    }
+
+    /// A folder of such a name, or a file of another user, made every start fail.
+    #[test]
+    fn what_cannot_or_should_not_be_removed_is_passed_over() {
+        let names = RunNames { start_time: 1, ..RunNames::for_this_process("sweep-passes").unwrap() };
+        fs::create_dir(names.path(CONTROL)).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", names.path("a")).unwrap();
+        nix::unistd::mkfifo(&names.path("b"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        sweep();
+        let left = [names.path(CONTROL), names.path("a"), names.path("b")].map(|p| fs::symlink_metadata(p).is_ok());
+        fs::remove_dir(names.path(CONTROL)).unwrap();
+        for part in ["a", "b"] {
+            fs::remove_file(names.path(part)).unwrap();
+        }
+        assert_eq!(left, [true; 3]);
     }
 }

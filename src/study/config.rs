@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::Deserialize;
 
+use crate::env::Delay;
 use crate::evaluate::Stress;
 use crate::policy::baselines;
 use crate::settings;
@@ -73,11 +74,14 @@ struct StudyFile {
     #[serde(default)]
     frontier: Vec<f64>,
     days: Option<Days>,
+    #[serde(default)]
     world: Vec<WorldEntry>,
     #[serde(default)]
     variant: Vec<VariantEntry>,
     #[serde(default)]
     choose: bool,
+    #[serde(default)]
+    informed: bool,
 }
 
 fn all() -> Names {
@@ -127,6 +131,8 @@ pub struct Study {
     /// Whether to report, beside the variants, the one that a user would take: of each world and seed the best on the validation
     /// days.
     pub choose: bool,
+    /// Whether to replay the reference that knows a synthetic world's process.
+    pub informed: bool,
 }
 
 impl Study {
@@ -142,6 +148,14 @@ impl Study {
         Self::resolve(file, folder, data).with_context(|| format!("{}", path.display()))
     }
 
+    /// Makes a study of a study file's content; relative paths are looked for as [`Study::load`] does, with `folder` for the file's.
+    ///
+    /// # Errors
+    /// As [`Study::load`].
+    pub fn of_table(file: toml::Table, folder: &Path, data: Option<&Path>) -> Result<Self> {
+        Self::resolve(file.try_into()?, folder, data)
+    }
+
     fn resolve(file: StudyFile, folder: &Path, data: Option<&Path>) -> Result<Self> {
         let base = Variant { name: "base".into(), config: beside(folder, &file.config)?, sets: file.set.clone() };
         ensure!(!file.seeds.is_empty(), "`seeds` names no seed; give at least one");
@@ -155,7 +169,7 @@ impl Study {
         for variant in std::iter::once(&base).chain(&variants) {
             variant.check()?;
         }
-        let taken: HashSet<&str> = baselines::NAMES.into_iter().chain(["oracle", CHOSEN]).collect();
+        let taken: HashSet<&str> = baselines::known().into_iter().chain(["oracle", "informed", CHOSEN]).collect();
         if let Some(v) = variants.iter().find(|v| taken.contains(v.name.as_str())) {
             bail!("variant `{}` is called like a baseline, the oracle or `chosen`; give it another name", v.name);
         }
@@ -180,18 +194,21 @@ impl Study {
         ensure!(distinct(&file.stresses), "`stresses` names one twice");
         let seeded = |text: &String| Ok(text.parse::<Stress>().map_err(anyhow::Error::msg)?.seeded(file.stress_seed));
         let stresses = file.stresses.iter().map(seeded).collect::<Result<Vec<_>>>()?;
+        let assigned = ["data.train=[\"-\"]".to_owned(), "data.validation=[\"-\"]".to_owned()];
+        let delayed = Delay::from(&base.settings(&assigned)?.env).most_s() > 0.0;
         if let Some(weight) = file.frontier.iter().find(|w| !(0.0..=1e6).contains(*w)) {
             bail!("`frontier` has the weight {weight}; weights lie within 0..=1e6");
         }
         Ok(Self {
             base,
             seeds: file.seeds,
-            baselines: baseline_names(file.baselines)?,
+            baselines: baseline_names(file.baselines, delayed)?,
             worlds,
             variants,
             stresses,
             frontier: file.frontier,
             choose: file.choose,
+            informed: file.informed,
         })
     }
 }
@@ -298,15 +315,19 @@ impl Days {
     }
 }
 
-fn baseline_names(names: Names) -> Result<Vec<String>> {
+/// `all` has those that predict deliveries where these are delayed.
+fn baseline_names(names: Names, delayed: bool) -> Result<Vec<String>> {
     let names = match names {
-        Names::One(one) if one == "all" => return Ok(baselines::NAMES.map(String::from).to_vec()),
+        Names::One(one) if one == "all" => {
+            let names = if delayed { baselines::known() } else { baselines::NAMES.to_vec() };
+            return Ok(names.into_iter().map(String::from).collect());
+        }
         Names::One(one) if one == "none" => return Ok(vec![]),
         Names::One(one) => vec![one],
         Names::List(list) => list,
     };
-    if let Some(unknown) = names.iter().find(|n| !baselines::NAMES.contains(&n.as_str())) {
-        bail!("no baseline `{unknown}`; there are {}", baselines::NAMES.join(", "));
+    if let Some(unknown) = names.iter().find(|n| !baselines::known().contains(&n.as_str())) {
+        bail!("no baseline `{unknown}`; there are {}", baselines::known().join(", "));
     }
     ensure!(distinct(&names), "`baselines` names one twice");
     Ok(names)
@@ -327,7 +348,7 @@ fn distinct<T: std::hash::Hash + Eq>(items: &[T]) -> bool {
 }
 
 /// A path that is beside the study file, or else one of the current directory.
-fn beside(folder: &Path, path: &Path) -> Result<PathBuf> {
+pub fn beside(folder: &Path, path: &Path) -> Result<PathBuf> {
     let found = [folder.join(path), path.to_owned()].into_iter().find_map(|p| p.canonicalize().ok());
     found.with_context(|| format!("there is no {} beside the study file or in the current directory", path.display()))
 }

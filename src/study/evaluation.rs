@@ -3,13 +3,16 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use anyhow::{Context as _, bail};
 use serde::Serialize;
 
 use crate::evaluate::{self, DayReport, Entry, Judge, PolicyReport, Stress, TestDay};
+use crate::log;
+use crate::log::wander::{Hourly, Wander};
 use crate::plan::Plan;
+use crate::policy::informed::{self, Known};
 use crate::run::context::compile_options;
 use crate::settings::Settings;
 use crate::supervisor::interrupt::Interrupt;
@@ -18,6 +21,7 @@ use crate::values::Told;
 use super::config::{CHOSEN, Study};
 use super::frontier::{self, HindsightPoint};
 use super::learning::Curve;
+use super::paired;
 
 /// One policy on one day of one world. Money in minor units.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -41,6 +45,8 @@ pub struct Field {
     pub world: usize,
     pub dirs: Vec<PathBuf>,
     pub plan: Option<Plan>,
+    /// What is true of the world, once a day has asked; `None` where that is not known.
+    pub known: OnceLock<Option<Arc<Known>>>,
     pub trained: Vec<Trained>,
 }
 
@@ -62,6 +68,18 @@ impl Trained {
     }
 }
 
+/// Whichever baseline was the best on a world's validation days, named before its reported days were replayed.
+pub const BEST_BASELINE: &str = "best-baseline";
+
+/// How far a day's hours stray from the other days of its world.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Volatility {
+    pub world: String,
+    pub day: usize,
+    /// Root mean square over the hours, of the logarithm of the volume.
+    pub volatility: f64,
+}
+
 /// No stress.
 pub const CALM: &str = "none";
 
@@ -69,10 +87,30 @@ pub const CALM: &str = "none";
 #[derive(Debug, Default)]
 pub struct Found {
     pub rows: Vec<Row>,
+    /// The baselines on the validation days.
+    pub validation: Vec<Row>,
+    /// Of the reported days.
+    pub volatility: Vec<Volatility>,
     pub frontier: Vec<HindsightPoint>,
 }
 
 impl Found {
+    /// Adds [`BEST_BASELINE`]: of every world the rows of the baseline that was best on its validation days.
+    pub fn name_best_baseline(&mut self) {
+        let best = paired::best_baselines(&self.validation);
+        let is_best = |row: &&Row| best.get(&row.world).is_some_and(|name| *name == row.report.name);
+        let renamed = |r: &Row| Row {
+            report: PolicyReport {
+                name: BEST_BASELINE.into(),
+                equals: Some(r.report.name.clone()),
+                ..r.report.clone()
+            },
+            ..r.clone()
+        };
+        let rows: Vec<Row> = self.rows.iter().filter(is_best).map(renamed).collect();
+        self.rows.extend(rows);
+    }
+
     /// Adds [`CHOSEN`]: of every world and seed the rows of the variant whose run was the best on its validation days, the first
     /// of several.
     pub fn choose(&mut self, curves: &[Curve]) {
@@ -101,6 +139,8 @@ struct Task<'a> {
     field: &'a Field,
     day: usize,
     stress: Option<&'a Stress>,
+    /// Whether the day is reported; the baselines alone are replayed on a validation day.
+    reported: bool,
 }
 
 /// Evaluates every world on its reported days, without and under each stress, on `threads` threads; rows come in the order
@@ -119,8 +159,10 @@ pub fn evaluate(
     for field in fields {
         for &day in &study.worlds[field.world].days.report {
             let stresses = std::iter::once(None).chain(study.stresses.iter().map(Some));
-            tasks.extend(stresses.map(|stress| Task { field, day, stress }));
+            tasks.extend(stresses.map(|stress| Task { field, day, stress, reported: true }));
         }
+        let validation = study.worlds[field.world].days.validation.iter();
+        tasks.extend(validation.map(|&day| Task { field, day, stress: None, reported: false }));
     }
     let next = AtomicUsize::new(0);
     let done = AtomicUsize::new(0);
@@ -150,9 +192,24 @@ pub fn evaluate(
     for result in found.into_inner().expect("nobody panics with it").into_iter().flatten() {
         let part = result?;
         all.rows.extend(part.rows);
+        all.validation.extend(part.validation);
         all.frontier.extend(part.frontier);
     }
+    for field in fields {
+        all.volatility.extend(volatility(study, field, settings)?);
+    }
+    all.name_best_baseline();
     Ok(all)
+}
+
+/// How far the reported days of a world stray, measured against all of its days.
+fn volatility(study: &Study, field: &Field, settings: &Settings) -> anyhow::Result<Vec<Volatility>> {
+    let world = &study.worlds[field.world];
+    let hourly = |dir: &PathBuf| Ok(Hourly::of(&log::open(dir, compile_options(settings))?));
+    let days = field.dirs.iter().map(hourly).collect::<anyhow::Result<Vec<_>>>()?;
+    let Some(wander) = Wander::of(&days) else { return Ok(vec![]) };
+    let of = |&day: &usize| Volatility { world: world.name.clone(), day, volatility: wander.volatility[day] };
+    Ok(world.days.report.iter().map(of).collect())
 }
 
 impl Task<'_> {
@@ -162,8 +219,9 @@ impl Task<'_> {
     }
 
     fn carry_out(self, study: &Study, settings: &Settings, interrupt: &Interrupt) -> anyhow::Result<Found> {
-        let Self { field, day, stress } = self;
-        let policies: Vec<Entry> = field.trained.iter().flat_map(|run| run.entries.clone()).collect();
+        let Self { field, day, stress, reported } = self;
+        let trained = if reported { &field.trained[..] } else { &[] };
+        let policies: Vec<Entry> = trained.iter().flat_map(|run| run.entries.clone()).collect();
         let mut watch = |_: &str, _| match interrupt.count() {
             0 => Ok(()),
             _ => bail!("interrupted"),
@@ -171,10 +229,25 @@ impl Task<'_> {
         let test_day =
             TestDay::open(&field.dirs[day], compile_options(settings), (&Told::Logged, Judge::Logged), stress)?;
         let plan = field.plan.as_ref();
-        let report = evaluate::compare(&test_day, &policies, plan, &study.baselines, settings, &mut watch)
+        let mut names = study.baselines.clone();
+        let test_day = if study.informed && reported && stress.is_none() {
+            names.push(informed::NAME.to_owned());
+            let known = match field.known.get() {
+                Some(known) => known.clone(),
+                // Two threads may come here at once: both make the same.
+                None => {
+                    let made = test_day.known()?;
+                    field.known.get_or_init(|| made).clone()
+                }
+            };
+            test_day.sharing(known)
+        } else {
+            test_day
+        };
+        let report = evaluate::compare(&test_day, &policies, plan, &names, settings, &mut watch)
             .with_context(|| self.name(study))?;
         let frontier = match (plan.or(field.trained.first().map(|run| run.entries[0].policy.plan())), stress) {
-            (Some(plan), None) => {
+            (Some(plan), None) if reported => {
                 let model = test_day.model(plan, Arc::default());
                 let world = &study.worlds[field.world].name;
                 frontier::hindsight(world, day, &model, &study.frontier, settings.env.rate_seed)
@@ -182,7 +255,11 @@ impl Task<'_> {
             _ => vec![],
         };
         let stress = stress.map_or_else(|| CALM.to_owned(), ToString::to_string);
-        Ok(Found { rows: rows_of(study, field, day, &stress, &report), frontier })
+        let rows = rows_of(study, field, day, &stress, &report);
+        Ok(match reported {
+            true => Found { rows, frontier, ..Found::default() },
+            false => Found { validation: rows, ..Found::default() },
+        })
     }
 }
 

@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 
-use crate::env::DayModel;
+use crate::env::{DayModel, Delay};
 use crate::plan::{hindsight_bound, weighted_bound};
 use crate::policy::baselines::FixedPrices;
 use crate::policy::{ReplayOptions, replay_day};
@@ -31,7 +31,7 @@ pub fn hindsight(world: &str, index: usize, day: &DayModel, weights: &[f64], rat
         return vec![];
     }
     let bound = hindsight_bound(&day.log, rate_seed);
-    let options = ReplayOptions { rate_seed, feedback_delay_s: 0.0 };
+    let options = ReplayOptions { rate_seed, delay: Delay::fixed(0.0) };
     weights
         .iter()
         .map(|&weight| {

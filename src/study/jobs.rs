@@ -4,13 +4,14 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::supervisor::children::this_program;
 use crate::supervisor::interrupt::Interrupt;
 
 const POLL: Duration = Duration::from_millis(50);
@@ -46,8 +47,7 @@ struct Running {
 impl Running {
     fn start(index: usize, job: &Job) -> anyhow::Result<Self> {
         let log = File::create(&job.log).with_context(|| format!("cannot write {}", job.log.display()))?;
-        let program = std::env::current_exe().context("cannot find this program's own file")?;
-        let mut command = Command::new(program);
+        let mut command = this_program();
         // A group of its own: a Ctrl-C reaches the study alone, which passes it on.
         command.args(&job.arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
         let child = command.spawn().with_context(|| format!("cannot start {}", job.name))?;

@@ -4,8 +4,11 @@
 //! study file and refuses days that are both trained and reported on; [`worlds`] generates what is synthetic; [`runs`]
 //! says which plans and training runs are missing and [`jobs`] executes them as processes of this program; then
 //! [`evaluation`] replays everybody on the reported days, without and under stress, [`frontier`] draws what could have
-//! been between shortage and revenue, [`summary`] takes means with intervals, [`learning`] reads the
+//! been between shortage and revenue, [`summary`] takes means with intervals and [`paired`] differences, [`learning`] reads the
 //! learning curves, and [`report`] renders the table.
+//!
+//! [`sweep`] makes the variants of a study from a grid or at random and ranks them; [`shard`] is a part of a study on one of many
+//! machines.
 //!
 //! Everything lies under one folder and is kept: what was finished with the same settings and the same days is used again,
 //! so that an interrupted study goes on where it stopped.
@@ -15,16 +18,22 @@ pub mod evaluation;
 pub mod frontier;
 pub mod jobs;
 pub mod learning;
+pub mod paired;
 pub mod report;
 mod runs;
+pub mod shard;
 pub mod summary;
+pub mod sweep;
 mod worlds;
 
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::Serialize;
 
@@ -37,7 +46,12 @@ use evaluation::{Field, Trained};
 use jobs::Ended;
 use learning::Curve;
 use runs::{Kind, Product};
+pub use shard::Shard;
 use summary::Summary;
+pub use sweep::Sweep;
+
+/// How often a part looks whether another one has made a world.
+const POLL: Duration = Duration::from_millis(100);
 
 /// How a study is carried out.
 #[derive(Debug, Clone)]
@@ -48,6 +62,20 @@ pub struct Options {
     pub jobs: usize,
     /// Trains nothing: evaluates the runs that are finished.
     pub evaluate_only: bool,
+    /// Makes one part of the plans and runs, and no table.
+    pub shard: Option<Shard>,
+}
+
+/// How the carrying out of a study ended.
+#[derive(Debug)]
+pub enum End {
+    Interrupted,
+    /// A part is made: so many plans and runs are there, and what failed.
+    Made {
+        there: usize,
+        failures: Vec<String>,
+    },
+    Done(Box<Done>),
 }
 
 /// A study that was carried out.
@@ -68,25 +96,30 @@ pub struct Report {
     pub table: String,
 }
 
-/// Carries a study out; `None` where it was interrupted. A run that fails is named in what is returned and does not stop
+/// Carries a study out, or one part of it. A run that fails is named in what is returned and does not stop
 /// the others.
 ///
 /// # Errors
 /// What keeps the study from going on: a folder that cannot be written or that another study uses, a log that cannot be
 /// used, nothing to evaluate.
-pub fn run(title: &str, study: &Study, options: &Options, interrupt: &Interrupt) -> anyhow::Result<Option<Done>> {
+pub fn run(title: &str, study: &Study, options: &Options, interrupt: &Interrupt) -> anyhow::Result<End> {
     std::fs::create_dir_all(&options.out).with_context(|| format!("cannot make {}", options.out.display()))?;
     let out = options.out.canonicalize().with_context(|| format!("cannot use {}", options.out.display()))?;
-    let _lock = lock(&out)?;
+    let _locks = lock(&out, options.shard)?;
     for world in &study.worlds {
+        let Some(_alone) = wait_for(&out.join("worlds.lock"), interrupt)? else { return Ok(End::Interrupted) };
         if interrupt.count() > 0 {
-            return Ok(None);
+            return Ok(End::Interrupted);
         }
         worlds::provide(world, &out)?;
     }
     let mut products = Vec::new();
     for i in 0..study.worlds.len() {
         products.extend(Product::of_world(study, i, &out)?);
+    }
+    if let Some(shard) = options.shard {
+        let mut i = 0..;
+        products.retain(|_| i.next().is_some_and(|i| shard.has(i)));
     }
     let failures = if options.evaluate_only {
         let missing = products.iter().filter(|p| !p.is_there());
@@ -95,12 +128,16 @@ pub fn run(title: &str, study: &Study, options: &Options, interrupt: &Interrupt)
         make(study, &products, options.jobs, interrupt)?
     };
     if interrupt.count() > 0 {
-        return Ok(None);
+        return Ok(End::Interrupted);
+    }
+    if options.shard.is_some() {
+        let there = products.iter().filter(|p| p.is_there()).count();
+        return Ok(End::Made { there, failures });
     }
     let (fields, curves) = collect(study, &products, &out)?;
     let settings = base_settings(&study.base)?;
     let mut found = match evaluation::evaluate(study, &fields, &settings, options.jobs, interrupt) {
-        Err(_) if interrupt.count() > 0 => return Ok(None),
+        Err(_) if interrupt.count() > 0 => return Ok(End::Interrupted),
         found => found?,
     };
     if study.choose {
@@ -114,22 +151,54 @@ pub fn run(title: &str, study: &Study, options: &Options, interrupt: &Interrupt)
     let summary = Summary::of(&found, &weights);
     let table = report::render(title, study, &summary, &curves);
     write_lines(&out.join("results.jsonl"), &found.rows)?;
+    write_lines(&out.join("validation.jsonl"), &found.validation)?;
+    write_lines(&out.join("differences.jsonl"), &summary.differences)?;
     write_lines(&out.join("frontier.jsonl"), &found.frontier)?;
     write_lines(&out.join("learning.jsonl"), &curves)?;
     write(&out.join("table.md"), table.as_bytes())?;
-    Ok(Some(Done { report: Report { summary, learning: curves, table }, failures }))
+    Ok(End::Done(Box::new(Done { report: Report { summary, learning: curves, table }, failures })))
 }
 
-/// Keeps a second study out of the folder.
-fn lock(out: &Path) -> anyhow::Result<Flock<File>> {
-    let path = out.join("lock");
-    let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
-    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-        Ok(lock) => Ok(lock),
-        Err((_, nix::errno::Errno::EWOULDBLOCK)) => {
-            bail!("{} is in use by a running `admix study`; wait for it or choose another --out", out.display())
+/// Keeps a second study out of the folder; its parts may work at the same time, each once.
+fn lock(out: &Path, shard: Option<Shard>) -> anyhow::Result<Vec<Flock<File>>> {
+    let wanted = match shard {
+        None => vec![("lock".to_owned(), FlockArg::LockExclusiveNonblock)],
+        Some(shard) => {
+            vec![("lock".to_owned(), FlockArg::LockSharedNonblock), (shard.lock(), FlockArg::LockExclusiveNonblock)]
         }
-        Err((_, e)) => Err(e).with_context(|| format!("cannot lock {}", path.display())),
+    };
+    let mut locks = Vec::new();
+    for (name, how) in wanted {
+        let path = out.join(name);
+        match Flock::lock(open_lock(&path)?, how) {
+            Ok(lock) => locks.push(lock),
+            Err((_, Errno::EWOULDBLOCK)) => {
+                bail!(
+                    "{} is in use by a running `admix study` or `admix sweep`; wait for it or choose another --out",
+                    out.display()
+                )
+            }
+            Err((_, e)) => return Err(e).with_context(|| format!("cannot lock {}", path.display())),
+        }
+    }
+    Ok(locks)
+}
+
+fn open_lock(path: &Path) -> anyhow::Result<File> {
+    File::create(path).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Waits until nobody else has the lock; `None` after an interrupt.
+fn wait_for(path: &Path, interrupt: &Interrupt) -> anyhow::Result<Option<Flock<File>>> {
+    let mut file = open_lock(path)?;
+    loop {
+        file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(Some(lock)),
+            Err((file, Errno::EWOULDBLOCK)) if interrupt.count() == 0 => file,
+            Err((_, Errno::EWOULDBLOCK)) => return Ok(None),
+            Err((_, e)) => return Err(e).with_context(|| format!("cannot lock {}", path.display())),
+        };
+        std::thread::sleep(POLL);
     }
 }
 
@@ -169,7 +238,13 @@ fn make(study: &Study, products: &[Product], at_once: usize, interrupt: &Interru
 
 /// Loads what was made.
 fn collect(study: &Study, products: &[Product], out: &Path) -> anyhow::Result<(Vec<Field>, Vec<Curve>)> {
-    let field = |world: usize| Field { world, dirs: study.worlds[world].dirs(out), plan: None, trained: vec![] };
+    let field = |world: usize| Field {
+        world,
+        dirs: study.worlds[world].dirs(out),
+        plan: None,
+        known: OnceLock::new(),
+        trained: vec![],
+    };
     let mut fields: Vec<Field> = (0..study.worlds.len()).map(field).collect();
     let mut curves = Vec::new();
     for product in products.iter().filter(|p| p.is_there()) {

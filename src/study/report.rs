@@ -5,8 +5,9 @@ use std::fmt::Write as _;
 use crate::evaluate::Kind;
 
 use super::config::{CHOSEN, Study};
-use super::evaluation::CALM;
+use super::evaluation::{BEST_BASELINE, CALM};
 use super::learning::{Curve, MARKS};
+use super::paired::Difference;
 use super::summary::{FrontierPoint, PolicySummary, Summary};
 
 /// Renders a Markdown table with aligned columns; all but the first are to the right.
@@ -65,6 +66,7 @@ pub fn render(title: &str, study: &Study, summary: &Summary, curves: &[Curve]) -
             writeln!(text, "`{CHOSEN}`: of each world and seed the variant that was best on its validation days.\n");
     }
     policies(&mut text, summary);
+    differences(&mut text, summary);
     worlds(&mut text, summary);
     stresses(&mut text, summary);
     frontier(&mut text, summary);
@@ -123,6 +125,33 @@ fn policies(text: &mut String, summary: &Summary) {
          the mean is above all of the latter. Off curve: mean distance of delivered / owed from the planned curve, by quarter \
          hours; roughness: mean change of delivery between quarter hours beyond the planned one, over the planned delivery. \
          Revenue and J: minor units a day.\n",
+    );
+}
+
+fn differences(text: &mut String, summary: &Summary) {
+    if summary.differences.is_empty() {
+        return;
+    }
+    let header = strings(["difference", "against", "days", "n", "points", "95 % interval", "decision"]);
+    let row = |d: &Difference| {
+        vec![
+            d.policy.clone(),
+            d.against.clone(),
+            d.days.clone(),
+            d.count.to_string(),
+            format!("{:+.3}", d.points),
+            or_dash(d.interval, |[low, high]| format!("{low:+.3}..{high:+.3}")),
+            d.decision().to_owned(),
+        ]
+    };
+    text.push('\n');
+    text.push_str(&table(&header, &summary.differences.iter().map(row).collect::<Vec<_>>()));
+    let _ = writeln!(
+        text,
+        "\nPaired: the same days for both, mean over a world's days and seeds, then over worlds; the interval is Student's over the \
+         worlds. `{BEST_BASELINE}`: of each world the baseline that was best on its validation days, named before a reported day was \
+         opened. Quartiles of the reported days by how far their hourly volume strays from the other days of their world, calmest \
+         first; n: days."
     );
 }
 

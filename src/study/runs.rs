@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::log;
 use crate::run::context::{compile_options, inputs_hash};
+use crate::run::leakage::Roles;
 use crate::settings::Settings;
 
 use super::config::{Study, Variant, World};
@@ -19,6 +20,8 @@ pub struct Product {
     pub world: usize,
     pub kind: Kind,
     settings: Settings,
+    /// The number of actors is the machine's: a run of another machine is the same run.
+    auto_actors: bool,
     /// Content hashes of the days that it is made from.
     inputs: Vec<String>,
     arguments: Vec<OsString>,
@@ -43,6 +46,23 @@ fn inputs(dirs: &[PathBuf], days: &[usize], settings: &Settings) -> anyhow::Resu
     days.iter().map(|&d| Ok(inputs_hash(&dirs[d], &log::open(&dirs[d], options)?)?)).collect()
 }
 
+/// Refuses a world that has the same day twice: reported days must be new.
+fn refuse_leaks(study: &Study, w: &World, dirs: &[PathBuf]) -> anyhow::Result<()> {
+    let settings = study
+        .base
+        .settings(&[path_list("train", dirs, &w.days.train), path_list("validation", dirs, &w.days.validation)])?;
+    let mut roles = Roles::default();
+    let lists =
+        [("days.train", &w.days.train), ("days.validation", &w.days.validation), ("days.report", &w.days.report)];
+    for (role, days) in lists {
+        for &day in days {
+            let log = log::open(&dirs[day], compile_options(&settings))?;
+            roles.add(role, &dirs[day], &log).with_context(|| format!("world `{}`", w.name))?;
+        }
+    }
+    Ok(())
+}
+
 impl Product {
     /// The plan of a world and its training runs.
     ///
@@ -51,6 +71,7 @@ impl Product {
     pub fn of_world(study: &Study, world: usize, out: &Path) -> anyhow::Result<Vec<Self>> {
         let w = &study.worlds[world];
         let dirs = w.dirs(out);
+        refuse_leaks(study, w, &dirs)?;
         let mut products = vec![Self::plan(study, world, w, &dirs, out)?];
         for (i, variant) in study.variants.iter().enumerate() {
             for &seed in &study.seeds {
@@ -66,9 +87,12 @@ impl Product {
         let file = out.join("plans").join(format!("{}.json", w.name));
         let mut arguments: Vec<OsString> = vec!["plan".into()];
         arguments.extend(w.days.train.iter().map(|&d| dirs[d].clone().into_os_string()));
+        arguments.push("--validation".into());
+        arguments.extend(w.days.validation.iter().map(|&d| dirs[d].clone().into_os_string()));
         arguments.extend(["--config".into(), config_of(&file).into(), "--out".into(), file.clone().into()]);
-        let inputs = inputs(dirs, &w.days.train, &settings)?;
-        Ok(Self { world, kind: Kind::Plan { file }, settings, inputs, arguments })
+        let days: Vec<usize> = w.days.train.iter().chain(&w.days.validation).copied().collect();
+        let inputs = inputs(dirs, &days, &settings)?;
+        Ok(Self { world, kind: Kind::Plan { file }, settings, auto_actors: false, inputs, arguments })
     }
 
     fn training(
@@ -87,6 +111,8 @@ impl Product {
             format!("run.seed={seed}"),
         ];
         let settings = variant.settings(&assigned)?;
+        let automatic = [&assigned[..], &["actors.count=\"auto\"".to_owned()]].concat();
+        let auto_actors = variant.settings(&automatic)?.actors.count == settings.actors.count;
         let dir = out.join("runs").join(&w.name).join(format!("{}-{seed}", variant.name));
         let mut arguments: Vec<OsString> = vec!["train".into(), "--config".into(), variant.config.clone().into()];
         for set in variant.sets.iter().chain(&assigned) {
@@ -96,7 +122,7 @@ impl Product {
         arguments.extend(["--parent".into(), std::process::id().to_string().into()]);
         let days: Vec<usize> = w.days.train.iter().chain(&w.days.validation).copied().collect();
         let inputs = inputs(dirs, &days, &settings)?;
-        Ok(Self { world, kind: Kind::Run { variant: index, seed, dir }, settings, inputs, arguments })
+        Ok(Self { world, kind: Kind::Run { variant: index, seed, dir }, settings, auto_actors, inputs, arguments })
     }
 
     /// What it is called in progress and errors.
@@ -119,7 +145,13 @@ impl Product {
     }
 
     fn run_is_there(&self, dir: &Path) -> Option<bool> {
-        let config = std::fs::read_to_string(dir.join("config.toml")).ok()?;
+        let path = dir.join("config.toml");
+        let mut config = std::fs::read_to_string(&path).ok()?;
+        if self.auto_actors && config != self.settings.to_toml() {
+            let mut settings = Settings::read_resolved(&path).ok()?;
+            settings.actors.count = self.settings.actors.count;
+            config = settings.to_toml();
+        }
         let manifest: Value = serde_json::from_slice(&std::fs::read(dir.join("manifest.json")).ok()?).ok()?;
         let finished = ["budget", "converged"].contains(&manifest["outcome"]["reason"].as_str()?);
         let data = manifest["data"].as_array()?;

@@ -10,8 +10,9 @@ use serde::Serialize;
 
 use crate::evaluate::Kind;
 
-use super::evaluation::{CALM, Found, Row};
+use super::evaluation::{BEST_BASELINE, CALM, Found, Row};
 use super::frontier::HindsightPoint;
+use super::paired::{self, Difference};
 
 /// One policy over all worlds, without stress. Shares and gaps are fractions of 1.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -72,9 +73,11 @@ pub struct Summary {
     pub stresses: BTreeMap<String, BTreeMap<String, f64>>,
     /// Empty where the study asks for no frontier.
     pub frontier: Vec<FrontierPoint>,
+    /// Learned policies and the informed reference against the best baseline and the untrained policy; without stress.
+    pub differences: Vec<Difference>,
 }
 
-fn mean(values: &[f64]) -> f64 {
+pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
@@ -201,7 +204,7 @@ impl Summary {
         let mut policies: Vec<PolicySummary> =
             names.iter().filter_map(|&(name, kind)| PolicySummary::of(rows, name, kind)).collect();
         policies.sort_by(|a, b| b.mean_share.total_cmp(&a.mean_share));
-        let best = policies.iter().find(|p| p.kind == Kind::Baseline).cloned();
+        let best = policies.iter().find(|p| p.kind == Kind::Baseline && p.policy != BEST_BASELINE).cloned();
         let classical: Vec<PolicySummary> = policies.iter().filter(|p| is_classical(&p.policy)).cloned().collect();
         for p in &mut policies {
             let closed = |than: &PolicySummary| (than.mean_gap > 0.0).then(|| 1.0 - p.mean_gap / than.mean_gap);
@@ -220,12 +223,36 @@ impl Summary {
         Self {
             worlds,
             frontier,
+            differences: differences(found, &names),
             best_baseline: best.map(|b| b.policy),
             classical: classical.into_iter().next().map(|c| c.policy),
             policies,
             stresses: stresses.into_iter().map(of_stress).collect(),
         }
     }
+}
+
+/// Of everybody who is not a baseline against the best baseline, over all days and by quartile of their volatility, and of chosen
+/// policies against their untrained ones.
+fn differences(found: &Found, names: &[(&str, Kind)]) -> Vec<Difference> {
+    let quartiles = paired::quartiles(&found.volatility);
+    let mut differences = Vec::new();
+    for (name, kind) in names.iter().filter(|(_, kind)| !matches!(kind, Kind::Baseline | Kind::Oracle)) {
+        let against_best = (*name, BEST_BASELINE);
+        differences.extend(paired::difference(&found.rows, against_best, "all", &|_, _| true));
+        if matches!(kind, Kind::Trained | Kind::Informed) && quartiles.len() >= 4 {
+            for quartile in 0..4 {
+                let within = |world: &str, day: usize| quartiles.get(&(world.to_owned(), day)) == Some(&quartile);
+                let label = format!("volatility quartile {}", quartile + 1);
+                differences.extend(paired::difference(&found.rows, against_best, &label, &within));
+            }
+        }
+        if *kind == Kind::Trained {
+            let untrained = format!("{name}:untrained");
+            differences.extend(paired::difference(&found.rows, (name, &untrained), "all", &|_, _| true));
+        }
+    }
+    differences
 }
 
 impl PolicySummary {

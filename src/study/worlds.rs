@@ -8,9 +8,6 @@ use crate::synth;
 
 use super::config::{Source, World};
 
-/// Says what a generated world was made from; written last, so that a half-written world is made anew.
-const STAMP: &str = "world.toml";
-
 /// Makes sure that the days of a world are there: generates them unless they lie there already, made from the same
 /// settings.
 ///
@@ -19,8 +16,9 @@ const STAMP: &str = "world.toml";
 pub fn provide(world: &World, out: &Path) -> anyhow::Result<()> {
     let Source::Synth(settings) = &world.source else { return Ok(()) };
     let folder = world.folder(out);
-    let stamp = folder.join(STAMP);
-    let wanted = toml::to_string(settings).context("world settings are plain values")?;
+    // Written last, so that a half-written world is made anew.
+    let stamp = folder.join(synth::WORLD_FILE);
+    let wanted = toml::to_string(&settings.drawn()?).context("world settings are plain values")?;
     let there = world.dirs(out).iter().all(|dir| dir.is_dir());
     if there && std::fs::read_to_string(&stamp).is_ok_and(|text| text == wanted) {
         return Ok(());
@@ -30,6 +28,5 @@ pub fn provide(world: &World, out: &Path) -> anyhow::Result<()> {
     }
     synth::generate(settings, &folder, settings.days, settings.seed, &|done| {
         say!("world {}: {done} of {} days written", world.name, settings.days);
-    })?;
-    std::fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))
+    })
 }

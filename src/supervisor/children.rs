@@ -1,8 +1,10 @@
 //! Child processes: fresh executions of this program with a hidden subcommand.
 //!
-//! Each is in a process group of its own (a Ctrl-C reaches main alone), dies with its parent, and logs to its own file.
+//! Each is in a process group of its own (a Ctrl-C reaches main alone), dies with its parent, and logs to its own file. A
+//! SIGTERM that a supervisor sends to all processes of the run means main, too: children ignore it, save what main asks for,
+//! and end when main says so or dies.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -12,6 +14,8 @@ use nix::sys::prctl;
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getppid};
 
+use crate::awake::Deadline;
+use crate::files;
 use crate::run::RunDirectory;
 use crate::{checkpoint, evaluator, learner, rank};
 
@@ -78,12 +82,34 @@ pub struct Process {
     pub due: Option<Instant>,
 }
 
-fn spawn(role: Role, directory: &RunDirectory, prefix: &str) -> anyhow::Result<Child> {
+/// This program, also after its file was replaced or removed: a build must not end a training run under way.
+///
+/// `admix` is what it is called where processes are listed.
+pub fn this_program() -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("admix");
+    command
+}
+
+/// Where a child logs to; nowhere, with a warning, where that cannot be written: a run must not end for want of a log.
+fn log_of(role: Role, directory: &RunDirectory) -> anyhow::Result<File> {
     let path = directory.log(&role.to_string());
-    let log = OpenOptions::new().create(true).append(true).open(&path);
-    let log = log.with_context(|| format!("cannot write {}", path.display()))?;
-    let program = std::env::current_exe().context("cannot find this program's own file")?;
-    let mut command = Command::new(program);
+    let open = || {
+        std::fs::create_dir_all(directory.logs())?;
+        files::open_no_follow(&path, OpenOptions::new().create(true).append(true))
+    };
+    open().or_else(|e| {
+        tracing::warn!("{} cannot be written, the {role} process has no log: {e}", path.display());
+        OpenOptions::new().write(true).open("/dev/null").context("cannot open /dev/null")
+    })
+}
+
+/// The signals that end a run, which main alone heeds.
+const MEANT_FOR_MAIN: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+
+fn spawn(role: Role, directory: &RunDirectory, prefix: &str) -> anyhow::Result<Child> {
+    let log = log_of(role, directory)?;
+    let mut command = this_program();
     command.arg("child").arg(role.subcommand());
     if let Role::Actor(id) | Role::Reader(id) = role {
         command.arg("--id").arg(id.to_string());
@@ -99,6 +125,16 @@ fn spawn(role: Role, directory: &RunDirectory, prefix: &str) -> anyhow::Result<C
         .stdout(log.try_clone()?)
         .stderr(log)
         .process_group(0);
+    // SAFETY: `signal` may be called between fork and exec; nothing is allocated or locked. Ignored signals stay ignored in the
+    // new program, so that there is no moment at which they would end it.
+    unsafe {
+        command.pre_exec(|| {
+            for signal in MEANT_FOR_MAIN {
+                libc::signal(signal, libc::SIG_IGN);
+            }
+            Ok(())
+        });
+    }
     command.spawn().with_context(|| format!("cannot start the {role} process"))
 }
 
@@ -129,12 +165,7 @@ impl Process {
     /// Plans the next start: at once, later if it keeps dying as soon as it is started.
     pub fn schedule_restart(&mut self) {
         self.quick_deaths = if self.started.elapsed() < Duration::from_secs(1) { self.quick_deaths + 1 } else { 0 };
-        let pause = match self.quick_deaths {
-            0 | 1 => Duration::ZERO,
-            // Short of a second, in which an actor is promised to be replaced; `actors.max_restarts` ends a hopeless run.
-            n => Duration::from_millis(50 << n.min(3)),
-        };
-        self.due = Some(Instant::now() + pause);
+        self.due = Some(Instant::now() + pause_before_restart(self.quick_deaths));
     }
 
     /// Starts it again if that is due.
@@ -155,8 +186,8 @@ impl Process {
         let _ = self.child.kill();
     }
 
-    /// Waits for the end until `deadline` or a second interrupt, then kills.
-    pub fn finish(&mut self, deadline: Instant, interrupt: &Interrupt) -> anyhow::Result<Option<ExitStatus>> {
+    /// Waits for the end until `deadline` or a pressing interrupt, then kills.
+    pub fn finish(&mut self, deadline: &mut Deadline, interrupt: &Interrupt) -> anyhow::Result<Option<ExitStatus>> {
         if self.due.is_some() {
             return Ok(None);
         }
@@ -164,13 +195,22 @@ impl Process {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(Some(status));
             }
-            if Instant::now() >= deadline || interrupt.count() > 1 {
+            if deadline.is_over() || interrupt.is_pressing() {
                 tracing::warn!("{} has not ended, killing it", self.role);
                 self.child.kill()?;
                 return Ok(Some(self.child.wait()?));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+}
+
+/// How long a process that died so often in a row soon after its start has to wait for the next one.
+fn pause_before_restart(quick_deaths: u32) -> Duration {
+    match quick_deaths {
+        0 | 1 => Duration::ZERO,
+        // Short of a second, in which an actor is promised to be replaced; `actors.max_restarts` ends a hopeless run.
+        n => Duration::from_millis(50 << n.min(3)),
     }
 }
 
@@ -210,6 +250,14 @@ pub fn queue_for_cores(role: Role) {
     }
 }
 
+/// Called in a child: what it is called where processes are listed by their short names, 15 characters at most.
+pub fn name_this_process(role: Role) {
+    let name = std::ffi::CString::new(format!("admix-{role}")).unwrap_or_default();
+    if let Err(e) = prctl::set_name(&name) {
+        tracing::debug!("no name for this process: {e}");
+    }
+}
+
 /// Called first in a child: die when the parent dies, and notice if it is dead already.
 ///
 /// # Errors
@@ -218,4 +266,17 @@ pub fn bind_to_parent(parent: i32) -> anyhow::Result<()> {
     prctl::set_pdeathsig(Signal::SIGKILL).context("cannot ask to die with the parent")?;
     anyhow::ensure!(getppid() == Pid::from_raw(parent), "the main process is gone");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The pause doubled with every quick death, up to six seconds.
+    #[test]
+    fn the_pause_before_a_restart_stays_well_below_a_second() {
+        let pauses: Vec<Duration> = (0..40).map(pause_before_restart).collect();
+        assert_eq!(pauses[..2], [Duration::ZERO; 2]);
+        assert!(pauses.is_sorted() && pauses[39] == Duration::from_millis(400), "{pauses:?}");
+    }
 }

@@ -6,19 +6,22 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use serde::Serialize;
 
+use crate::awake::Deadline;
 use crate::learner::networks::critic_shape;
+use crate::policy::file::PolicyFile;
 use crate::run::context::Context;
 use crate::run::segments::Sizes;
 use crate::run::snapshot::{self, Snapshot};
 use crate::run::{Metrics, RunDirectory, Segments, flight};
 use crate::settings::Settings;
 use crate::shm::control::{STOP_ALL, STOP_LEARNING, STOP_NOW};
-use crate::shm::{Ledger, RunNames, SampleRing, sweep};
+use crate::shm::{Ledger, SampleRing, sweep};
 
 use super::children::{Process, Role, without_huge_pages};
 use super::failure::RunFailure;
 use super::interrupt::Interrupt;
 use super::progress::{Progress, Status};
+use super::resume::restore_best;
 use super::watchdog::Watchdog;
 use super::{Checkpoints, ExitReason, Outcome};
 
@@ -36,7 +39,18 @@ struct Record {
     updates_per_s: f64,
     learner_wait_s: f64,
     learner_compute_s: f64,
+    /// Where the time of every process went so far.
+    processes: Vec<Timing>,
     ledger: Ledger,
+}
+
+/// Seconds that a process has spent; of one that was started again, of all of them.
+#[derive(Serialize)]
+struct Timing {
+    name: String,
+    compute_s: f64,
+    copy_s: f64,
+    wait_s: f64,
 }
 
 #[derive(Serialize)]
@@ -62,25 +76,25 @@ enum Ended {
 /// # Errors
 /// [`RunFailure`]: what keeps the run from going on; or no room for its shared memory.
 pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt) -> anyhow::Result<Outcome> {
-    let removed = sweep()?;
+    let removed = sweep();
     if !removed.is_empty() {
         tracing::info!("removed shared memory that dead runs left: {}", removed.join(", "));
     }
     without_huge_pages();
     let settings = &context.settings;
-    let sizes = Sizes::of(settings, &context.days(&settings.data.train)?);
-    let names = RunNames::for_this_process(&directory.run_id())?;
+    let sizes = Sizes::of(settings, &context.spec, &context.days(&settings.data.train)?);
     let started = Instant::now();
     let mut went_back = 0;
     loop {
         let snapshot = snapshot::newest(&directory.checkpoints())?;
         let parameters = context.spec.actor_shape().len() + critic_shape(&context.spec, settings).len();
         let half = (settings.checkpoint.every_s > 0.0).then(|| sizes.half(settings, parameters));
-        let segments = Segments::create(&names, settings, &context.spec, sizes.block, half)?;
+        let (names, segments) = Segments::create(&directory.run_id(), settings, &context.spec, sizes.block, half)?;
         if let Some(snapshot) = &snapshot {
             go_on_from(&segments, snapshot);
+            restore_best(directory, snapshot)?;
         }
-        let mut run = Run::start(settings, directory, segments, names.to_string(), snapshot.as_ref(), started)?;
+        let mut run = Run::start(context, directory, segments, names.to_string(), snapshot.as_ref(), started)?;
         run.went_back = went_back;
         let watched = run.watch(interrupt);
         run.progress.finish();
@@ -135,11 +149,14 @@ fn stop_reason(level: u32) -> &'static str {
 }
 
 struct Run<'a> {
+    context: &'a Context,
     settings: &'a Settings,
     directory: &'a RunDirectory,
     prefix: String,
     started: Instant,
     learner: Process,
+    /// The learner died, or was killed, after the run had been asked to end, and has no successor.
+    learner_lost: bool,
     /// Evaluator, and checkpointer where snapshots are taken.
     helpers: Vec<Process>,
     actors: Vec<Process>,
@@ -147,7 +164,7 @@ struct Run<'a> {
     metrics: Metrics,
     watchdog: Watchdog,
     /// Set at the first interrupt: when the run has to be over.
-    deadline: Option<Instant>,
+    deadline: Option<Deadline>,
     /// Where the samples of the run's earlier processes went.
     ledger_before: Ledger,
     went_back: u32,
@@ -157,13 +174,14 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn start(
-        settings: &'a Settings,
+        context: &'a Context,
         directory: &'a RunDirectory,
         segments: Segments,
         prefix: String,
         snapshot: Option<&Snapshot>,
         started: Instant,
     ) -> anyhow::Result<Self> {
+        let settings = &context.settings;
         let mut metrics = Metrics::open(&directory.metrics())?;
         metrics.append(if snapshot.is_some() { "resume" } else { "start" }, &Status::default());
         let start = |role| Process::start(role, directory, &prefix);
@@ -174,15 +192,17 @@ impl<'a> Run<'a> {
         }
         let actors = (0..settings.actors.count).map(|id| start(Role::Actor(id))).collect::<Result<_, _>>()?;
         Ok(Self {
+            context,
             settings,
             directory,
             started,
             learner,
+            learner_lost: false,
             helpers,
             actors,
             progress: Progress::new(settings),
             metrics,
-            watchdog: Watchdog::new(&settings.watchdog),
+            watchdog: Watchdog::new(settings),
             deadline: None,
             ledger_before: snapshot.map_or(Ledger::default(), |s| s.state.ledger_so_far()),
             went_back: 0,
@@ -211,11 +231,12 @@ impl<'a> Run<'a> {
                 0 => {}
                 1 => {
                     let grace = Duration::from_secs_f64(self.settings.watchdog.grace_s);
-                    let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + grace);
+                    let over = self.deadline.get_or_insert_with(|| Deadline::after(grace)).is_over();
                     self.request_stop(STOP_LEARNING);
-                    if Instant::now() >= deadline {
+                    if over {
                         tracing::warn!("the learner has not ended within watchdog.grace_s, killing it");
                         self.learner.kill();
+                        self.learner_lost = true;
                         return Ok(Ended::Well(ExitReason::Interrupted));
                     }
                 }
@@ -230,11 +251,13 @@ impl<'a> Run<'a> {
             if let Some(ended) = self.mind_children()? {
                 return Ok(ended);
             }
+            self.watchdog.tick();
             if Instant::now() >= next_show {
-                next_show += SHOW_EVERY;
+                next_show = Instant::now() + SHOW_EVERY;
                 self.show();
                 if self.segments.control.stop_level() == 0 {
                     self.kill_the_silent();
+                    self.watchdog.check_snapshots(&self.segments, self.directory);
                     self.watchdog.check(&self.segments, self.directory)?;
                 }
             }
@@ -277,6 +300,7 @@ impl<'a> Run<'a> {
         }
         if self.segments.control.stop_level() > 0 {
             // What it had learned since the last snapshot is lost; the run is being ended.
+            self.learner_lost = true;
             return Ok(Some(Ended::Well(ExitReason::Interrupted)));
         }
         schedule(&mut self.learner, self.settings.watchdog.max_restarts, self.directory)?;
@@ -339,12 +363,14 @@ impl<'a> Run<'a> {
     fn kill_the_silent(&mut self) {
         let slots = &self.segments.control.processes;
         for process in self.actors.iter_mut().chain(&mut self.helpers).chain([&mut self.learner]) {
-            let slot = &slots[process.role.slot()];
-            if process.due.is_none() && slot.pid() == Some(process.pid()) && self.watchdog.is_silent(slot.silent_ms()) {
+            let index = process.role.slot();
+            if process.due.is_none()
+                && let Some(silence) = self.watchdog.silence(index, &slots[index], process.pid())
+            {
                 tracing::warn!(
-                    "{} has given no sign of life for {} s (watchdog.silent_s), killing it",
+                    "{} has given no sign of life for {:.0} s (watchdog.silent_s), killing it",
                     process.role,
-                    slot.silent_ms() / 1000
+                    silence.as_secs_f64()
                 );
                 process.kill();
             }
@@ -371,6 +397,24 @@ impl<'a> Run<'a> {
         Ledger::sum(self.segments.rings.iter().map(SampleRing::ledger).chain([self.ledger_before]))
     }
 
+    fn timing(&self) -> Vec<Timing> {
+        let control = &self.segments.control;
+        let of = |role: Role, [compute, copy, wait]: [u64; 3]| {
+            let seconds = |ns: u64| ns as f64 * 1e-9;
+            Timing { name: role.to_string(), compute_s: seconds(compute), copy_s: seconds(copy), wait_s: seconds(wait) }
+        };
+        let actors = (0..self.actors.len()).map(|id| {
+            let s = &control.actors[id];
+            of(Role::Actor(id), [s.compute_ns.get(), s.copy_ns.get(), s.wait_ns.get()])
+        });
+        let (l, e) = (&control.learner, &control.evaluator);
+        let learner = of(Role::Learner, [l.compute_ns.get(), l.copy_ns.get() + l.snapshot_ns.get(), l.wait_ns.get()]);
+        let evaluator = of(Role::Evaluator, [e.compute_ns.get(), e.copy_ns.get(), e.wait_ns.get()]);
+        let checkpointer = of(Role::Checkpointer, [0, control.checkpoint.write_ns.get(), 0]);
+        let last = self.segments.halves.is_some().then_some(checkpointer);
+        actors.chain([learner, evaluator]).chain(last).collect()
+    }
+
     fn show(&mut self) {
         let status = self.status();
         let (samples_per_s, updates_per_s) = self.progress.show(status);
@@ -381,6 +425,7 @@ impl<'a> Run<'a> {
             updates_per_s,
             learner_wait_s: l.wait_ns.get() as f64 * 1e-9,
             learner_compute_s: l.compute_ns.get() as f64 * 1e-9,
+            processes: self.timing(),
             ledger: self.ledger(),
         };
         self.metrics.append("run", &record);
@@ -393,13 +438,15 @@ impl<'a> Run<'a> {
             && reason == ExitReason::Interrupted
             && self.segments.control.evaluator.evaluations.get() > 0;
         self.request_stop(if interim { STOP_NOW } else { STOP_ALL });
-        let deadline = self.deadline.unwrap_or_else(|| Instant::now() + FINISH);
+        let mut deadline = self.deadline.take().unwrap_or_else(|| Deadline::after(FINISH));
+        // It has ended or was killed; what it was reading is handed back below once it is gone.
+        self.learner.finish(&mut deadline, interrupt)?;
         for (id, actor) in self.actors.iter_mut().enumerate() {
-            actor.finish(deadline, interrupt)?;
+            actor.finish(&mut deadline, interrupt)?;
             self.segments.rings[id].recover_writer(&self.segments.control.data);
         }
         for helper in &mut self.helpers {
-            let ended = helper.finish(deadline, interrupt)?;
+            let ended = helper.finish(&mut deadline, interrupt)?;
             if let Some(status) = &ended {
                 cannot_save(status, helper.role, self.directory)?;
             }
@@ -415,6 +462,9 @@ impl<'a> Run<'a> {
         for ring in &self.segments.rings {
             ring.recover_reader();
             ring.ledger().balance().context("samples are unaccounted for")?;
+        }
+        if self.learner_lost {
+            self.go_back_to_the_snapshot();
         }
         self.show();
         self.progress.finish();
@@ -446,6 +496,28 @@ impl<'a> Run<'a> {
                 stall: share(control.learner.snapshot_ns.get()),
             }),
         })
+    }
+}
+
+impl Run<'_> {
+    /// What is left of a learner that died while the run was being ended is the newest snapshot, as for a successor: that is what
+    /// the run has learned, and the samples since are accounted for as rolled back.
+    fn go_back_to_the_snapshot(&self) {
+        let stats = &self.segments.control.learner;
+        let newest = snapshot::newest(&self.directory.checkpoints()).unwrap_or_else(|e| {
+            tracing::warn!("{e:#}");
+            None
+        });
+        let (updates, samples) = newest.as_ref().map_or((0, 0), |s| (s.state.updates, s.state.samples));
+        stats.updates.set(updates);
+        stats.samples_consumed.set(samples);
+        stats.rolled_back.set(self.ledger().consumed.saturating_sub(samples));
+        let Some(snapshot) = newest else { return };
+        let (spec, plan) = (self.context.spec.clone(), self.context.plan.clone());
+        let last = PolicyFile { spec, plan, actor: snapshot.state.trainer.averaged, updates };
+        if let Err(e) = last.write(&self.directory.last()) {
+            tracing::warn!("{e:#}");
+        }
     }
 }
 

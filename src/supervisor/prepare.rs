@@ -6,14 +6,15 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 
-use crate::env::{DayModel, Vocabulary};
-use crate::log::{CompileOptions, CompiledLog, table};
+use crate::env::{DayModel, Delay, Vocabulary};
+use crate::log::{CompileOptions, CompiledLog, LogError, table};
 use crate::plan::cache::{Key, Place};
-use crate::plan::{DayAhead, Plan};
+use crate::plan::{DayAhead, DayVolume, Forecast, Plan, Seen, Use, VolumeModel};
 use crate::policy::file::PolicyFile;
 use crate::policy::{PolicySpec, ReplayOptions, tune};
 use crate::run::context::{Context, compile_options, inputs_hash, open_logs};
-use crate::settings::{Baselines, Env, Policy, ScoreMode, Settings};
+use crate::run::leakage::{self, Roles};
+use crate::settings::{Baselines, Env, Episodes, Policy, ScoreMode, Settings};
 use crate::values::Told;
 
 use super::progress;
@@ -25,11 +26,14 @@ pub struct Planning<'a> {
     pub logs: Vec<CompiledLog>,
     /// Directory of the day that is to be served; `None`: the contracts of the last training day under the plan's forecast.
     pub served: Option<&'a Path>,
-    /// Days that tell, where there is a single training day, what a controller is worth on another one; may be empty.
+    /// Days that baselines are tuned on too, as they choose the learner's parameters; may be empty.
     pub validation: &'a [PathBuf],
     pub options: CompileOptions,
     pub told: &'a Told,
     pub env: &'a Env,
+    pub episodes: &'a Episodes,
+    /// Requests of an episode's step.
+    pub per_step: usize,
     pub baselines: &'a Baselines,
     pub policy: &'a Policy,
 }
@@ -48,12 +52,13 @@ impl Planning<'_> {
             return Ok(plan);
         }
         tracing::info!("planning from {} training days", self.logs.len());
-        let json = self.make()?.to_json();
-        if let Some(place) = place {
-            place.write(&json);
+        // What is known before the baselines are tuned: a start that was interrupted goes on from there.
+        let untuned = place.as_ref().map(|place| place.stage("untuned"));
+        let plan = keep(self.make_from(untuned.as_ref())?, place.as_ref())?;
+        if let Some(untuned) = untuned {
+            untuned.remove();
         }
-        // As it would be read from there: the digits of JSON may stand for a neighbouring number.
-        serde_json::from_slice(&json).context("the plan holds a number that is not finite")
+        Ok(plan)
     }
 
     /// Plans and tunes the baselines on the training days; then plans the day that is to be served.
@@ -61,38 +66,55 @@ impl Planning<'_> {
     /// # Errors
     /// No training day, or a directory that cannot be used.
     pub fn make(self) -> anyhow::Result<Plan> {
-        let judges = self.judges()?;
-        let Self { dirs, logs, served, env, baselines, policy, .. } = self;
+        self.make_from(None)
+    }
+
+    fn make_from(self, untuned: Option<&Place>) -> anyhow::Result<Plan> {
+        let judges = open_logs(self.validation, self.options, self.told)?;
+        let Self { dirs, logs, served, env, episodes, per_step, baselines, policy, .. } = self;
         let references: Vec<&CompiledLog> = logs.iter().collect();
         say!("planning: forecast, supply and prices of {} days", references.len());
-        let mut plan = Plan::from_days(&references, env.rate_seed)?;
-        if let Some(last) = logs.last() {
-            let ahead = match served {
-                Some(dir) => DayAhead::read(dir, last.day())?,
-                None => DayAhead::again(last),
-            };
-            plan.serve(&ahead);
-        }
+        let mut plan = match untuned.and_then(Place::read) {
+            Some(plan) => plan,
+            None => {
+                let mut plan = Plan::from_days(&references, env.rate_seed)?;
+                if let Some(last) = logs.last() {
+                    let ahead = match served {
+                        Some(dir) => DayAhead::read(dir, last.day())?,
+                        None => DayAhead::again(last),
+                    };
+                    plan.serve(&ahead);
+                }
+                keep(plan, untuned)?
+            }
+        };
+        plan.volume = Some(Arc::new(VolumeModel::fit(&volumes(
+            &[dirs, self.validation].concat(),
+            &references.iter().copied().chain(&judges).collect::<Vec<_>>(),
+        )?)));
         let vocabulary = Arc::new(Vocabulary::default());
         let models = |dirs: &[PathBuf], logs: Vec<CompiledLog>| {
             let days = dirs.iter().zip(logs).map(|(dir, log)| DayModel::new(dir, log, &plan, vocabulary.clone()));
             days.collect::<Result<Vec<_>, _>>()
         };
         let (days, judges) = (models(dirs, logs)?, models(self.validation, judges)?);
-        let options = ReplayOptions { rate_seed: env.rate_seed, feedback_delay_s: env.feedback_delay_s };
-        let (interval, budget) = (baselines.interval_s, baselines.tuning_replays);
-        let budget = tune::Budget::of(budget);
-        let most = budget.most(days.len() == 1 && !judges.is_empty());
+        let options = ReplayOptions { rate_seed: env.rate_seed, delay: Delay::from(env) };
+        let budget = tune::Budget::of(baselines.tuning_replays);
+        let terms =
+            tune::Terms { options, interval_s: baselines.interval_s, budget: &budget, episodes, per_step, policy };
+        let delayed = options.delay.most_s() > 0.0;
+        let most = budget.most() * if delayed { 2 } else { 1 };
         let tuned = progress::while_counting("planning: tuning baselines", "replays", budget.done(), most, || {
-            tune::all(&days, &judges, &plan.sample, options, interval, &budget, policy)
-        })?;
-        plan.tuned = Some(tuned);
+            let usual = tune::all(&days, &judges, &plan.sample, terms)?;
+            // Who predicts deliveries is not delayed.
+            let prompt = tune::Terms { options: ReplayOptions { delay: Delay::fixed(0.0), ..options }, ..terms };
+            let predicting = delayed.then(|| tune::all(&days, &judges, &plan.sample, prompt)).transpose()?;
+            anyhow::Ok((usual, predicting))
+        });
+        let (usual, predicting) = tuned?;
+        (plan.tuned, plan.tuned_predicting) = (Some(usual), predicting);
+        judges.iter().for_each(|day| plan.seen.add(&day.log, Use::Validation));
         Ok(plan)
-    }
-
-    /// The logs of the validation days where they are needed.
-    fn judges(&self) -> anyhow::Result<Vec<CompiledLog>> {
-        if self.logs.len() > 1 { Ok(vec![]) } else { Ok(open_logs(self.validation, self.options, self.told)?) }
     }
 
     /// Where this plan is kept; `None` where none can be.
@@ -109,7 +131,7 @@ impl Planning<'_> {
                 key.file(table::find(dir, name).ok()?.as_deref()).ok()?;
             }
         }
-        for (dir, log) in self.validation.iter().zip(&self.judges().ok()?) {
+        for (dir, log) in self.validation.iter().zip(&open_logs(self.validation, self.options, self.told).ok()?) {
             key.log(log);
             key.file(table::find(dir, "inventory").ok()?.as_deref()).ok()?;
         }
@@ -117,39 +139,86 @@ impl Planning<'_> {
         let Policy { hidden, ad_embedding, traffic_embedding, temperature, auction_candidates, .. } = Policy::default();
         let policy =
             Policy { hidden, ad_embedding, traffic_embedding, temperature, auction_candidates, ..self.policy.clone() };
-        key.text(&serde_json::to_string(&(self.env, self.baselines, policy)).ok()?);
+        key.text(&serde_json::to_string(&(self.env, self.episodes, self.per_step, self.baselines, policy)).ok()?);
         Place::beside(self.dirs.last()?, &key)
     }
+}
+
+/// The traffic of logged days beside their forecasts. A day without one is compared with the other days; an only one tells nothing
+/// then.
+fn volumes(dirs: &[PathBuf], logs: &[&CompiledLog]) -> Result<Vec<DayVolume>, LogError> {
+    let mut volumes = Vec::new();
+    for (i, (dir, log)) in dirs.iter().zip(logs).enumerate() {
+        let others = || logs.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, log)| *log).collect::<Vec<_>>();
+        let forecast = match Forecast::of_directory(dir)? {
+            Some(forecast) => forecast,
+            None if logs.len() > 1 => Forecast::from_logs(&others()),
+            None => continue,
+        };
+        volumes.push(DayVolume::of(log, &forecast));
+    }
+    Ok(volumes)
+}
+
+/// Keeps a plan, where it can be, and gives it back as it would be read from there: the digits of JSON may stand for a
+/// neighbouring number.
+fn keep(plan: Plan, place: Option<&Place>) -> anyhow::Result<Plan> {
+    let json = plan.to_json();
+    if let Some(place) = place {
+        place.write(&json);
+    }
+    serde_json::from_slice(&json).context("the plan holds a number that is not finite")
 }
 
 /// Opens every log of the run (so that a bad one is met now), plans unless a plan is `given`, and fixes what the policy is made
 /// of. The run starts from the parameters of `from` if there is one.
 ///
 /// # Errors
-/// A log that cannot be used; [`Unfit`].
+/// A log that cannot be used; [`Unfit`]; [`leakage::Leak`].
 pub fn prepare(settings: &Settings, given: Option<Plan>, from: Option<&Origin>) -> anyhow::Result<Context> {
     let options = compile_options(settings);
     let told = Told::of(&settings.data)?;
     let logs = open_logs(&settings.data.train, options, &told)?;
+    let validation = open_logs(&settings.data.validation, options, &told)?;
+    let test = open_logs(&settings.data.test, options, &told)?;
     let mut inputs = BTreeMap::new();
-    for (dir, log) in settings.data.train.iter().zip(&logs) {
-        inputs.insert(dir.clone(), inputs_hash(dir, log)?);
-    }
-    for dirs in [&settings.data.validation, &settings.data.test] {
-        for (dir, log) in dirs.iter().zip(open_logs(dirs, options, &told)?) {
-            inputs.insert(dir.clone(), inputs_hash(dir, &log)?);
+    let mut roles = Roles::default();
+    let data = &settings.data;
+    for (role, dirs, logs) in [
+        ("data.train", &data.train, &logs),
+        ("data.validation", &data.validation, &validation),
+        ("data.test", &data.test, &test),
+    ] {
+        for (dir, log) in dirs.iter().zip(logs) {
+            inputs.insert(dir.clone(), inputs_hash(dir, log)?);
+            roles.add(role, dir, log)?;
         }
     }
     let references: Vec<&CompiledLog> = logs.iter().collect();
     let vocabulary = Vocabulary::of_days(&references, settings.score_mode == ScoreMode::All);
-    let plan = match given {
+    let mut seen = Seen::default();
+    logs.iter().for_each(|log| seen.add(log, Use::Train));
+    validation.iter().for_each(|log| seen.add(log, Use::Validation));
+    let mut plan = match given {
         Some(plan) => plan,
         None => {
-            let Settings { data, env, baselines, policy, .. } = settings;
+            let Settings { data, env, episodes, baselines, policy, .. } = settings;
+            let per_step = settings.requests_per_step();
             let (dirs, validation) = (&data.train, &data.validation);
-            Planning { dirs, logs, served: None, validation, options, told: &told, env, baselines, policy }.plan()?
+            let (served, told) = (None, &told);
+            Planning { dirs, logs, served, validation, options, told, env, episodes, per_step, baselines, policy }
+                .plan()?
         }
     };
+    let earlier = from.map(|origin| (origin.path.display().to_string(), &origin.policy.plan.seen));
+    for (whose, before) in earlier.into_iter().chain([("the plan".to_owned(), &plan.seen)]) {
+        leakage::warn_of_seen(&whose, before, &validation, "data.validation", Use::Train);
+        leakage::warn_of_seen(&whose, before, &test, "data.test", Use::Validation);
+    }
+    plan.seen.extend(&seen);
+    if let Some(origin) = from {
+        plan.seen.extend(&origin.policy.plan.seen);
+    }
     let spec = PolicySpec { score_mode: settings.score_mode, policy: settings.policy.clone(), vocabulary };
     let initial = spec.initial_actor(settings.run.seed);
     let start = match from {

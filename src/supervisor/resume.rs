@@ -1,12 +1,15 @@
-//! Whether a run may go on under the configuration, the data and the program that are there now.
+//! Whether a run may go on: under the configuration, the data and the program that are there now, and from what.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use toml::{Table, Value};
 
+use crate::files;
+use crate::policy::file::PolicyFile;
 use crate::run::RunDirectory;
 use crate::run::context::{Context, compile_options, inputs_hash, open_logs};
+use crate::run::snapshot::{self, Snapshot};
 use crate::settings::Settings;
 
 /// Keys that may differ: they say when a run ends and how it is watched, not what it is.
@@ -34,7 +37,7 @@ impl Earlier {
     /// A run of another program, configuration or data ([`Refused`]), or one that cannot be read.
     pub fn find(directory: &RunDirectory, settings: &Settings, mode: &str) -> anyhow::Result<Option<Self>> {
         let refused = |why: String| Refused { root: directory.root().to_owned(), why };
-        let text = match std::fs::read(directory.manifest()) {
+        let text = match files::read(&directory.manifest(), files::MOST) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             text => text.with_context(|| format!("cannot read {}", directory.manifest().display()))?,
         };
@@ -109,18 +112,96 @@ fn compare(then: &Table, now: &Table, prefix: &str, differing: &mut Vec<String>)
     }
 }
 
+/// What a start with `--resume` is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resume {
+    /// Go on from the newest snapshot, which there must be.
+    Must,
+    /// Go on if there is a run with a snapshot; begin where there is no run, or where it ended before its first snapshot.
+    Auto,
+    /// Begin the run in this directory again, whatever snapshots there are.
+    Restart,
+}
+
 /// The run directory for a start with `--resume`.
 ///
 /// # Errors
-/// Nothing to go on with, unless `begin` allows to start anew; a directory in use.
-pub fn open(root: &Path, begin: bool) -> anyhow::Result<RunDirectory> {
-    if !begin && !root.join("manifest.json").is_file() {
+/// Nothing to go on with, where there must be; a directory in use.
+pub fn open(root: &Path, how: Resume) -> anyhow::Result<RunDirectory> {
+    if how != Resume::Auto && !root.join("manifest.json").is_file() {
         bail!(Refused {
             root: root.to_owned(),
             why: "there is no run to go on with: name its --run-dir, or use --resume=auto to start one there".into()
         });
     }
     RunDirectory::lock(root)
+}
+
+impl Earlier {
+    /// Settles where the run goes on; in words, for people. Where it is to be started over, its snapshots are set aside.
+    ///
+    /// # Errors
+    /// [`Refused`]: no snapshot can be read, and nobody has said that the run may begin again.
+    pub fn settle(&self, directory: &RunDirectory, how: Resume) -> anyhow::Result<String> {
+        if how == Resume::Restart {
+            let aside = set_aside(directory)?;
+            return Ok(format!(
+                "starting the run over; its earlier snapshots and best policy are in {}, and the best so far stays the one \
+                 to beat",
+                aside.display()
+            ));
+        }
+        let root = directory.checkpoints();
+        if let Some(snapshot) = snapshot::newest(&root)? {
+            return Ok(format!(
+                "going on with the run that was begun here, from snapshot {} at update {}",
+                snapshot.number, snapshot.state.updates
+            ));
+        }
+        let damaged = snapshot::folder::numbers(&root)?.len();
+        let had_some = self.manifest["outcome"]["checkpoints"]["snapshots"].as_u64() > Some(0);
+        if how == Resume::Auto && damaged == 0 && !had_some && !directory.last().exists() {
+            return Ok("the run that was begun here ended before its first snapshot; beginning again, with the best \
+                       policy so far as the one to beat"
+                .into());
+        }
+        let why = match damaged {
+            0 => "there is no snapshot to go on from".to_owned(),
+            n => format!("none of its {n} snapshots in {} can be read", root.display()),
+        };
+        let why = format!(
+            "{why}. Put one back from a copy, or start the run over with --resume=restart, which keeps its best policy as the \
+             one to beat"
+        );
+        Err(Refused { root: directory.root().to_owned(), why }.into())
+    }
+}
+
+/// Moves the snapshots of a run, and copies its best policy, to a folder of their own in the run directory.
+fn set_aside(directory: &RunDirectory) -> anyhow::Result<PathBuf> {
+    let failed = || format!("cannot set aside the snapshots in {}", directory.root().display());
+    let free = (1..).map(|n| directory.root().join(format!("set-aside-{n}"))).find(|folder| !folder.exists());
+    let folder = free.expect("there are more names than folders");
+    std::fs::create_dir(&folder).with_context(failed)?;
+    std::fs::rename(directory.checkpoints(), folder.join("checkpoints")).with_context(failed)?;
+    std::fs::create_dir(directory.checkpoints()).with_context(failed)?;
+    if directory.best().is_file() {
+        std::fs::copy(directory.best(), folder.join("best.safetensors")).with_context(failed)?;
+    }
+    Ok(folder)
+}
+
+/// Puts the best policy back from a snapshot's copy, where it is missing or damaged.
+///
+/// # Errors
+/// A run directory that cannot be written.
+pub fn restore_best(directory: &RunDirectory, snapshot: &Snapshot) -> anyhow::Result<()> {
+    let Some(copy) = snapshot.best() else { return Ok(()) };
+    if let Err(e) = PolicyFile::read(&directory.best()) {
+        tracing::warn!("{e:#}; it is put back from snapshot {}", snapshot.number);
+        directory.replace(&directory.best(), &files::read(&copy, files::MOST)?)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

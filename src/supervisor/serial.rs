@@ -27,7 +27,7 @@ pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt)
     let mut metrics = Metrics::open(&directory.metrics())?;
     metrics.append("start", &Status::default());
     let days = context.training_days()?;
-    let trainer = Device::resolve(&settings.run.device)?.trainer(&days, &context.spec, settings)?;
+    let trainer = Device::of(settings)?.trainer(&days, &context.spec, settings)?;
     let mut run = Run {
         context,
         directory,
@@ -166,7 +166,7 @@ impl Run<'_> {
 
     fn evaluate(&mut self) -> anyhow::Result<()> {
         let publication = self.learner.publication()?;
-        let counted = publication.updates > self.context.settings.learner.critic_head_start;
+        let counted = publication.updates > self.context.settings.head_start();
         let evaluation = self.judge.evaluate(publication.updates, &publication.averaged, counted, &mut || {});
         let share = evaluation.share.unwrap_or(f64::NAN);
         self.status.last_j = evaluation.j;

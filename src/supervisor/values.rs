@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use serde::Serialize;
 
+use crate::awake::Deadline;
 use crate::log;
 use crate::run::context::inputs_hash;
 use crate::run::value_run::{Prepared, ValueSegments, ValueSnapshot, compile_options};
@@ -69,7 +70,7 @@ pub fn prepare(settings: &ValueSettings, fields: &Fields) -> anyhow::Result<Prep
         let mut hash = inputs_hash(dir, &joined.log)?;
         if let Some(path) = log::table::find(dir, "joined_exposure")? {
             let mut hasher = twox_hash::XxHash3_128::new();
-            log::compile::hash_file(&mut hasher, &path)?;
+            log::compile::hash_table(&mut hasher, &path)?;
             hash += &format!("-{:032x}", hasher.finish_128());
         }
         prepared.inputs.insert(dir.clone(), hash);
@@ -130,7 +131,10 @@ pub fn train(
     directory: &RunDirectory,
     interrupt: &Interrupt,
 ) -> anyhow::Result<ValueOutcome> {
-    sweep()?;
+    let removed = sweep();
+    if !removed.is_empty() {
+        tracing::info!("removed shared memory that dead runs left: {}", removed.join(", "));
+    }
     without_huge_pages();
     let names = RunNames::for_this_process(&directory.run_id())?;
     let started = Instant::now();
@@ -245,7 +249,7 @@ impl<'a> Run<'a> {
                 control.request_stop(STOP_ALL);
                 for (reader, ring) in self.readers.iter_mut().zip(&self.segments.rings) {
                     ring.space().ring();
-                    reader.finish(Instant::now() + FINISH, interrupt)?;
+                    reader.finish(&mut Deadline::after(FINISH), interrupt)?;
                     ring.recover_writer(&control.data);
                 }
                 let done = interrupt.count() == 0;
@@ -262,7 +266,7 @@ impl<'a> Run<'a> {
                 1 => {
                     control.request_stop(STOP_LEARNING);
                     let grace = Duration::from_secs_f64(self.settings.watchdog.grace_s);
-                    if Instant::now() >= *deadline.get_or_insert_with(|| Instant::now() + grace) {
+                    if deadline.get_or_insert_with(|| Deadline::after(grace)).is_over() {
                         tracing::warn!("the trainer has not ended within watchdog.grace_s, killing it");
                         self.trainer.kill();
                         return Ok(Ended::Well(ExitReason::Interrupted));

@@ -1,46 +1,115 @@
 //! Watches whether the run gets on.
 //!
-//! A process that dies is seen by its parent at once; one that hangs only shows by silence. Every process signs its slot of
-//! the control block while it works and while it waits. And where all are awake and nothing moves, the rings and the
-//! parameter cell tell who waits for whom.
+//! A process that dies is seen by its parent at once; one that hangs only shows by silence, one that hangs before it signs in
+//! by an empty place. Every process signs its slot of the control block while it works and while it waits. Where all are awake
+//! and nothing moves, the rings and the parameter cell tell who waits for whom. Time in which main itself was stopped does not
+//! count: the others were most likely stopped with it.
 
-use std::time::{Duration, Instant};
+use std::collections::HashMap;
+use std::time::Duration;
 
+use crate::awake::AwakeClock;
 use crate::run::{RunDirectory, Segments};
+use crate::settings::Settings;
 use crate::settings::Watchdog as Limits;
 use crate::shm::SampleRing;
+use crate::shm::control::ProcessSlot;
 
 use super::failure::RunFailure;
+
+/// Something that should change, and since when it has not.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Still<T> {
+    seen: T,
+    since: Duration,
+}
+
+impl<T: PartialEq> Still<T> {
+    /// For how long it has been what it is.
+    fn look(&mut self, value: T, now: Duration) -> Duration {
+        if value != self.seen {
+            (self.seen, self.since) = (value, now);
+        }
+        now.saturating_sub(self.since)
+    }
+}
 
 /// Notices when nothing moves.
 pub struct Watchdog {
     limits: Limits,
-    /// Updates and samples, and since when they are that.
-    seen: (u64, u64),
-    since: Instant,
+    clock: AwakeClock,
+    /// Updates and samples.
+    progress: Still<(u64, u64)>,
+    /// By slot: the process that is to be there, and its last beat, 0 before it has signed in.
+    beats: HashMap<usize, Still<(u32, u64)>>,
+    snapshots: Still<u64>,
+    /// How long a snapshot may take to reach the disk.
+    snapshot_limit: Duration,
+    warned: bool,
 }
 
 impl Watchdog {
-    pub fn new(limits: &Limits) -> Self {
-        Self { limits: limits.clone(), seen: (0, 0), since: Instant::now() }
+    pub fn new(settings: &Settings) -> Self {
+        let at_start = Duration::ZERO;
+        Self {
+            limits: settings.watchdog.clone(),
+            clock: AwakeClock::default(),
+            progress: Still { seen: (0, 0), since: at_start },
+            beats: HashMap::new(),
+            snapshots: Still { seen: 0, since: at_start },
+            snapshot_limit: Duration::from_secs_f64(60.0 + 4.0 * settings.checkpoint.every_s.max(0.0)),
+            warned: false,
+        }
     }
 
-    /// Whether a process has been silent for too long.
-    pub fn is_silent(&self, silent_ms: u64) -> bool {
-        self.limits.silent_s > 0.0 && silent_ms as f64 > 1000.0 * self.limits.silent_s
+    /// To be called several times a second, so that time awake is known.
+    pub fn tick(&mut self) {
+        self.clock.now();
+    }
+
+    /// For how long the process `pid`, which belongs into `slot`, has given no sign of life, if that is too long.
+    pub fn silence(&mut self, index: usize, slot: &ProcessSlot, pid: u32) -> Option<Duration> {
+        let now = self.clock.now();
+        let beat = if slot.pid() == Some(pid) { slot.last_beat_ms() } else { 0 };
+        self.silence_of(index, (pid, beat), now)
+    }
+
+    fn silence_of(&mut self, index: usize, seen: (u32, u64), now: Duration) -> Option<Duration> {
+        let silent = self.beats.entry(index).or_insert(Still { seen, since: now }).look(seen, now);
+        (self.limits.silent_s > 0.0 && silent.as_secs_f64() > self.limits.silent_s).then_some(silent)
+    }
+
+    /// Warns, once, when snapshots have stopped reaching the disk.
+    pub fn check_snapshots(&mut self, segments: &Segments, directory: &RunDirectory) {
+        if segments.halves.is_none() {
+            return;
+        }
+        let now = self.clock.now();
+        if let Some(still) = self.snapshots_overdue(segments.control.checkpoint.snapshots.get(), now) {
+            tracing::warn!(
+                "no snapshot has reached the disk for {:.0} s: a run that dies now loses what it has learned since; see {}",
+                still.as_secs_f64(),
+                directory.log("checkpointer").display()
+            );
+        }
+    }
+
+    /// For how long there have been so many snapshots and no more, the first time that this is too long.
+    fn snapshots_overdue(&mut self, snapshots: u64, now: Duration) -> Option<Duration> {
+        let still = self.snapshots.look(snapshots, now);
+        let overdue = still > self.snapshot_limit;
+        let first = overdue && !self.warned;
+        self.warned = overdue;
+        first.then_some(still)
     }
 
     /// # Errors
     /// Who starves, if nothing moved for too long.
     pub fn check(&mut self, segments: &Segments, directory: &RunDirectory) -> Result<(), RunFailure> {
         let learner = &segments.control.learner;
-        let now = (learner.updates.get(), learner.samples_consumed.get());
-        if now != self.seen {
-            (self.seen, self.since) = (now, Instant::now());
-            return Ok(());
-        }
-        let still = self.since.elapsed();
-        if self.limits.stuck_s <= 0.0 || still < Duration::from_secs_f64(self.limits.stuck_s) {
+        let now = self.clock.now();
+        let still = self.progress.look((learner.updates.get(), learner.samples_consumed.get()), now);
+        if self.limits.stuck_s <= 0.0 || still.as_secs_f64() < self.limits.stuck_s {
             return Ok(());
         }
         let (seconds, logs) = (still.as_secs_f64(), directory.logs());
@@ -52,5 +121,42 @@ impl Watchdog {
         } else {
             RunFailure::NoProgress { seconds, logs }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(s: u64) -> Duration {
+        Duration::from_secs(s)
+    }
+
+    #[test]
+    fn silence_counts_from_the_last_beat_or_from_the_start_of_a_process_that_has_not_signed_in() {
+        let mut watchdog = Watchdog::new(&Settings::default());
+        let limit = watchdog.limits.silent_s as u64;
+        // Not signed in: for ever silent until it is.
+        assert_eq!(watchdog.silence_of(3, (77, 0), seconds(10)), None);
+        assert_eq!(watchdog.silence_of(3, (77, 0), seconds(10 + limit)), None);
+        assert_eq!(watchdog.silence_of(3, (77, 0), seconds(11 + limit)), Some(seconds(1 + limit)));
+        // Its successor, which signs in and falls silent.
+        assert_eq!(watchdog.silence_of(3, (78, 0), seconds(200)), None);
+        assert_eq!(watchdog.silence_of(3, (78, 5000), seconds(300)), None);
+        assert_eq!(watchdog.silence_of(3, (78, 5000), seconds(301 + limit)), Some(seconds(1 + limit)));
+        assert_eq!(watchdog.silence_of(3, (78, 5001), seconds(302 + limit)), None);
+        watchdog.limits.silent_s = 0.0;
+        assert_eq!(watchdog.silence_of(3, (78, 5001), seconds(9000)), None);
+    }
+
+    #[test]
+    fn a_lack_of_snapshots_is_told_once_each_time() {
+        let mut watchdog = Watchdog::new(&Settings::default());
+        let limit = watchdog.snapshot_limit;
+        assert_eq!(watchdog.snapshots_overdue(0, limit), None);
+        assert!(watchdog.snapshots_overdue(0, limit + seconds(1)).is_some());
+        assert_eq!(watchdog.snapshots_overdue(0, limit + seconds(2)), None);
+        assert_eq!(watchdog.snapshots_overdue(1, limit + seconds(3)), None);
+        assert!(watchdog.snapshots_overdue(1, limit + limit + seconds(4)).is_some());
     }
 }

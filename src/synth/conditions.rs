@@ -8,8 +8,8 @@ use super::audience::normal;
 use super::settings::WorldSettings;
 use super::wander::{HOUR_MS, Wander, autoregressive};
 
-/// Correlation of the hour-scale noise from one hour to the next.
-const HOUR_CORRELATION: f64 = 0.7;
+/// Correlation of the hour-scale noise of `traffic_noise` and `price_noise` from one hour to the next.
+pub const HOUR_CORRELATION: f64 = 0.7;
 
 struct Shock {
     region: u32,
@@ -53,6 +53,19 @@ impl Conditions {
         }
     }
 
+    /// A day without any departure.
+    pub fn expected() -> Self {
+        Self {
+            volume: 1.0,
+            hour_traffic: [1.0; 24],
+            level: 0.0,
+            hour_price: [0.0; 24],
+            shocks: vec![],
+            jump: None,
+            wander: Wander::none(),
+        }
+    }
+
     /// A day without drift, jump and wandering: what calibration takes as the rule.
     pub fn typical(settings: &WorldSettings, rng: &mut ChaCha8Rng) -> Self {
         let hour_traffic = autoregressive(settings.traffic_noise, HOUR_CORRELATION, rng).map(f64::exp);
@@ -76,7 +89,7 @@ impl Conditions {
                 })
                 .collect()
         };
-        Self { volume: 1.0, hour_traffic, level: 0.0, hour_price, shocks, jump: None, wander: Wander::none() }
+        Self { hour_traffic, hour_price, shocks, ..Self::expected() }
     }
 
     /// Logarithm of the day's price multiplier for a region, `ms` after midnight.

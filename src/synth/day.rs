@@ -58,13 +58,7 @@ pub fn write_day(world: &World, day: u32, dir: &Path, posterior: Option<&Posteri
     };
     let mut track = table("track_log", write::TRACK_HEADER)?;
     let mut exposure = table("joined_exposure", write::EXPOSURE_HEADER)?;
-    let mut queues = QueueBuilder {
-        world,
-        conditions: &conditions,
-        control: &control,
-        rng: world.rng(Purpose::Queues, day),
-        draws: Vec::new(),
-    };
+    let mut queues = QueueBuilder::new(world, &conditions, &control, world.rng(Purpose::Queues, day));
     let mut live = Live::new(settings, &world.contracts, &control, midnight);
     let mut live_rng = world.rng(Purpose::Live, day);
     let mut errors = world.errors.as_ref().map(|e| DayErrors::new(e, settings, day));
@@ -157,7 +151,7 @@ fn remove_older(dir: &Path) -> Result<()> {
 }
 
 /// Fills the queues of one day's requests, in their order.
-struct QueueBuilder<'a> {
+pub struct QueueBuilder<'a> {
     world: &'a World,
     conditions: &'a Conditions,
     control: &'a [ControlRow],
@@ -165,9 +159,13 @@ struct QueueBuilder<'a> {
     draws: Vec<Draw>,
 }
 
-impl QueueBuilder<'_> {
+impl<'a> QueueBuilder<'a> {
+    pub fn new(world: &'a World, conditions: &'a Conditions, control: &'a [ControlRow], rng: ChaCha8Rng) -> Self {
+        Self { world, conditions, control, rng, draws: Vec::new() }
+    }
+
     /// All contracts that match and fly, and the auction ads that came; the highest eCPM first.
-    fn build(&mut self, arrival: &Arrival) -> Vec<QueueEntry> {
+    pub fn build(&mut self, arrival: &Arrival) -> Vec<QueueEntry> {
         let World { settings, audience, contracts, market, .. } = self.world;
         let cell = &audience.cells[arrival.cell];
         let moment = normal(&mut self.rng);

@@ -17,12 +17,14 @@ mod day;
 mod demand;
 mod errors;
 mod forecast;
+mod like;
 mod live;
 mod market;
 mod posterior;
 mod process;
 mod settings;
 mod traffic;
+mod truth;
 mod wander;
 
 use std::path::Path;
@@ -33,12 +35,15 @@ use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
 use audience::Audience;
+pub use conditions::HOUR_CORRELATION;
 use contracts::Contracts;
 use errors::Errors;
 pub use errors::{Billing, ErrorSettings};
 use market::Market;
 use posterior::{Observation, Posterior};
 pub use settings::{Compress, Jump, WorldSettings};
+pub use truth::{Truth, Typical};
+pub use wander::group_of;
 
 /// What a random stream is for.
 #[derive(Debug, Clone, Copy)]

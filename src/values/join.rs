@@ -119,7 +119,7 @@ pub fn join(dir: &Path, options: CompileOptions, fields: &Fields, share: Share) 
         let exposure = match exposure::parse(&row) {
             Ok(exposure) => exposure,
             Err(bad) => {
-                let text = || LogError::BadRow { path: path.clone(), line: row.line, bad }.to_string();
+                let text = || LogError::BadRow { path: table.here().to_owned(), line: row.place.line, bad }.to_string();
                 first.get_or_insert_with(text);
                 counts.bad += 1;
                 continue;

@@ -12,6 +12,7 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_128;
 
+use crate::files;
 use crate::log::Request;
 use crate::log::corrected::Asked;
 use crate::sparse::lookup::Finder;
@@ -59,7 +60,7 @@ pub fn write(folder: &Path, mut meta: Meta, parameters: &[f32], table: &HostTabl
     std::fs::rename(&temporary, folder.join(&meta.rows))?;
     let shape = NetShape { fields: meta.fields.len(), dim: meta.dim, hidden: meta.hidden };
     let bytes = tensors(shape, parameters, &meta)?;
-    crate::log::compile::replace(&folder.join(DENSE_FILE), &bytes)?;
+    files::replace(&folder.join(DENSE_FILE), &bytes)?;
     std::fs::File::open(folder)?.sync_all()?;
     for entry in std::fs::read_dir(folder)?.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();

@@ -13,25 +13,24 @@ fn number(report: &Value, name: &str) -> f64 {
     report[name].as_f64().unwrap_or_else(|| panic!("no number `{name}` in {report}"))
 }
 
-/// Rates are counts over time, and there is something to count.
+/// There is something to count.
 #[test]
 fn the_environment_and_the_actor_count_what_they_did() {
     let env = bench("env", &["--seconds", "0.2", "--queue", "5", "--eligible", "2", "--contracts", "4"]);
     assert!(number(&env, "steps") >= 60_000.0 && number(&env, "steps") % 60_000.0 == 0.0, "whole days: {env}");
-    let rate = number(&env, "steps") / number(&env, "seconds");
-    assert!((number(&env, "steps_per_second") / rate - 1.0).abs() < 1e-9, "{env}");
 
     let actor = bench("actor", &["--seconds", "0.2"]);
     assert!(number(&actor, "decisions") > 0.0 && number(&actor, "bytes_per_sample") > 30.0, "{actor}");
 }
 
-/// Replanning, network and replay are all of an evaluation, and each of them takes some time of it.
+/// Replanning, network and replay are timed apart, and no part is longer than the whole.
 #[test]
-fn the_parts_of_an_evaluation_are_the_whole() {
+fn every_part_of_an_evaluation_takes_some_of_its_time() {
     let report = bench("evaluate", &["--seconds", "0.3"]);
-    let parts = ["replanning_seconds", "network_seconds", "replay_seconds"].map(|part| number(&report, part));
-    assert!(parts.iter().all(|part| *part > 0.0), "{report}");
-    assert!((parts.iter().sum::<f64>() / number(&report, "seconds") - 1.0).abs() < 1e-9, "{report}");
+    for part in ["replanning_seconds", "network_seconds", "replay_seconds"] {
+        let part = number(&report, part);
+        assert!(part > 0.0 && part < number(&report, "seconds"), "{report}");
+    }
 }
 
 #[test]
@@ -59,15 +58,30 @@ fn the_benchmark_plans_what_it_says() {
     admix().args(["bench", "plan", "--nodes", "0"]).assert().code(2);
 }
 
+/// A server of its own process: loaded, swapped, maltreated and killed.
+#[test]
+fn a_server_is_measured_and_answers_as_it_should() {
+    let report = bench(
+        "serve",
+        &["--seconds", "0.5", "--rate", "200", "--connections", "2", "--swaps", "3", "--hostile", "60", "--kills", "1"],
+    );
+    for part in [&report["even"], &report["swapped"], &report["hostile"]["latency"]] {
+        assert!(number(part, "requests") > 0.0 && number(part, "failures") == 0.0, "{report}");
+    }
+    assert_eq!(number(&report["swapped"], "swaps"), 3.0, "{report}");
+    let hostile = &report["hostile"];
+    assert!(number(hostile, "sent") >= 60.0 && hostile["wrong"] == serde_json::json!([]), "{report}");
+    let kill = &report["kills"][0];
+    assert!(number(kill, "decided") > 0.0 && number(kill, "lost") <= number(kill, "decided"), "{report}");
+}
+
 /// A whole training in processes, and its learner once more without them.
 #[test]
 fn a_learner_that_is_fed_stands_beside_the_same_one_alone() {
     let small = ["learner.pool=2048", "learner.batch=128", "policy.hidden=8", "baselines.tuning_replays=4"];
     let sets = small.iter().flat_map(|set| ["--set", set]);
-    let arguments = ["--requests", "1500", "--seconds", "4", "--alone", "0.3"].into_iter().chain(sets);
+    let arguments = ["--requests", "1500", "--seconds", "30", "--alone", "0.3"].into_iter().chain(sets);
     let report = bench("e2e", &arguments.collect::<Vec<_>>());
-    let rate = number(&report, "updates") / number(&report, "seconds");
-    assert!((number(&report, "updates_per_second") / rate - 1.0).abs() < 1e-9, "{report}");
     assert!(number(&report, "updates") > 0.0 && number(&report, "alone_updates_per_second") > 0.0, "{report}");
     let names: Vec<&str> =
         report["processes"].as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap()).collect();

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use admix::env::DayModel;
+use admix::env::{DayModel, Delay};
 use admix::log::schema::{AdType, ControlRow, DAY_MS, QueueEntry, TrackRow};
 use admix::log::targeting::Targeting;
 use admix::plan::bound::Problem;
@@ -101,7 +101,7 @@ proptest! {
         prop_assert!(close(bound.stake, plain.stake()));
         prop_assert!(bound.prices.iter().zip(&day.contracts).all(|(p, c)| *p <= c.penalty));
         prop_assert!(close(bound.upper, problem.dual(&bound.prices)), "the prices prove the bound");
-        let options = ReplayOptions { rate_seed, feedback_delay_s: 0.0 };
+        let options = ReplayOptions { rate_seed, delay: Delay::fixed(0.0) };
         let mut all = policies(&day, &plan);
         all.push(("oracle", Box::new(FixedPrices::oracle(&bound))));
         for (name, mut policy) in all {
@@ -202,7 +202,7 @@ fn both_sides_of_the_certificate_meet_on_days_without_ties() {
         let requests = 800 + 50 * seed as usize;
         let Loaded { day, plain, .. } = untied(seed, requests).load();
         let bound = hindsight_bound(&day.log, seed);
-        let options = ReplayOptions { rate_seed: seed, feedback_delay_s: 0.0 };
+        let options = ReplayOptions { rate_seed: seed, delay: Delay::fixed(0.0) };
         let (_, decisions) = decide(&day, &mut FixedPrices::oracle(&bound), options);
         let primal = plain.judge(seed, &decisions).unwrap().j;
         let gap = (bound.upper - primal) / (bound.upper + bound.stake);
@@ -291,7 +291,7 @@ fn the_bound_follows_the_rate_draws() {
     assert!(uppers.iter().skip(1).all(|u| !close(*u, uppers[0])), "{uppers:?}");
     for seed in 0..4 {
         let bound = hindsight_bound(&day.log, seed);
-        let options = ReplayOptions { rate_seed: seed, feedback_delay_s: 0.0 };
+        let options = ReplayOptions { rate_seed: seed, delay: Delay::fixed(0.0) };
         let j = replay_day(&day, &mut FixedPrices::oracle(&bound), options, &mut |_| {}).j;
         assert!(j <= bound.upper + 1e-9 * j.abs(), "seed {seed}");
     }

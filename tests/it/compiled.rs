@@ -363,7 +363,7 @@ proptest! {
                 let _ = (content(&log), log.widest(), log.stake());
                 let plan = Plan::from_days(&[&log], 0).unwrap();
                 let day = DayModel::with_forecast(log, &plan.forecast, &plan, Arc::default());
-                replay_day(&day, &mut ContractFirst, ReplayOptions { rate_seed: 0, feedback_delay_s: 0.0 }, &mut |_| {})
+                replay_day(&day, &mut ContractFirst, ReplayOptions { rate_seed: 0, delay: admix::env::Delay::fixed(0.0) }, &mut |_| {})
             }));
             prop_assert!(replayed.is_ok());
         }

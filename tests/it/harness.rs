@@ -5,13 +5,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use admix::shm::FlightLog;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_admix");
-/// Longer than anything here takes, even where the machine is busy.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+/// Longer than anything here takes, even where the machine is very busy: what takes longer hangs. No test asserts any other
+/// duration.
+pub const PATIENCE: Duration = Duration::from_secs(600);
 
 const WORLD: &str = "\
 seed = 11
@@ -52,6 +54,10 @@ every = 16
 max_updates = 64
 [baselines]
 tuning_replays = 8
+[watchdog]
+grace_s = 500
+silent_s = 600
+stuck_s = 600
 "#;
 
 /// Three days of about 1,500 requests and five contracts, generated once.
@@ -150,8 +156,19 @@ impl Run {
         arguments: &[&str],
         environment: &[(&str, &str)],
     ) -> Self {
+        Self::start_program(Command::new(PROGRAM), folder, config, sets, arguments, environment)
+    }
+
+    /// The same by another command for the program: a copy of it, or another user's.
+    pub fn start_program(
+        mut command: Command,
+        folder: tempfile::TempDir,
+        config: &Path,
+        sets: &[&str],
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Self {
         let file = |name: &str| std::fs::File::create(folder.path().join(name)).unwrap();
-        let mut command = Command::new(PROGRAM);
         command.args(["train", "--config"]).arg(config).arg("--run-dir").arg(folder.path().join("run"));
         for set in sets {
             command.arg("--set").arg(set);
@@ -297,13 +314,18 @@ pub fn send(pid: u32, signal: Signal) {
     kill(Pid::from_raw(pid.cast_signed()), signal).unwrap();
 }
 
+/// Sends a signal to a process that may have ended a moment ago.
+pub fn send_if_there(pid: u32, signal: Signal) {
+    let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
+}
+
 /// The names in /dev/shm of segments whose main process is `pid`.
 pub fn segments_of(pid: u32) -> Vec<String> {
     let names = std::fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().file_name());
     names
         .map(|name| name.to_string_lossy().into_owned())
         .filter(|name| {
-            // admix-<run id>-<pid>-<start time>-<part>
+            // admix-<run id>.<draw>-<pid>-<start time>-<part>
             name.starts_with("admix-") && name.rsplit('-').nth(2) == Some(&pid.to_string())
         })
         .collect()
@@ -361,6 +383,34 @@ pub fn eval_lines(arguments: &[&str]) -> Vec<Value> {
 /// Waits until something was evaluated, so that there is a best policy.
 pub fn until_best(run: &mut Run) {
     run.until("best policy", |run| run.dir().join("policy/best.safetensors").is_file().then_some(()));
+}
+
+/// Waits until every process of two actors' run has done its work once: actors hand over before and after there is a best policy,
+/// and a busy machine may start them long after the others.
+pub fn until_working(run: &mut Run) {
+    until_best(run);
+    run.until("everybody at work", |run| {
+        let control = admix::inspect::inspect(&run.dir(), 1).unwrap().memory?.control?;
+        let handed_over = |id| {
+            let log = FlightLog::read(&run.dir().join(format!("flight/actor{id}.bin")));
+            log.is_ok_and(|log| log.records.iter().any(|record| record.kind == HAND_OVER))
+        };
+        let signed_in = control.processes.len() == 5 && children_of(run.pid()).len() == 5;
+        (signed_in && control.evaluator.evaluations > 0 && handed_over(0) && handed_over(1)).then_some(())
+    });
+}
+
+/// The kind of a flight record of a block that an actor hands over.
+pub const HAND_OVER: u32 = 4;
+
+/// Settings of a run whose main gives up early on a silent process. On a busy machine that may be one that only starts slowly.
+pub const HASTY: [&str; 4] =
+    ["watchdog.silent_s=8", "watchdog.max_restarts=1000", "actors.max_restarts=1000", "checkpoint.every_s=0.1"];
+
+/// Copies the program by another process: while this one has the copy open for writing, a test beside that forks would keep it
+/// open in its child, and nobody could execute it ("text file busy").
+pub fn copy_program(to: &Path) {
+    assert!(Command::new("cp").arg(PROGRAM).arg(to).status().unwrap().success());
 }
 
 pub const ENDLESS: &[&str] = &["budget.max_updates=10000000"];

@@ -1,4 +1,5 @@
-//! Hostile bytes in everything that is read back: policy and plan files, compiled logs, log tables, blocks, shared memory,
+//! Hostile bytes in everything that is read back: policy and plan files, compiled logs, log tables (text, Parquet, archives,
+//! sparse files), blocks, shared memory,
 //! flight recordings, run directories. No panic, no allocation beyond a stated bound, and what is accepted can be used.
 //!
 //! Valid inputs made by the program itself are mutated, the same way for the same seed; inputs that once found something

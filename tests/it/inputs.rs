@@ -11,25 +11,25 @@ use serde_json::Value;
 use crate::harness::{ENDLESS, PROGRAM, Run, days, until_best};
 
 /// 2026-01-01.
-const MIDNIGHT: u64 = 1_767_225_600_000;
-const HEADER: &str = "request_id\tts_ms\tslot_id\tregion\tgender\tage\tqueue";
-const CONTROL: &str =
+pub const MIDNIGHT: u64 = 1_767_225_600_000;
+pub const HEADER: &str = "request_id\tts_ms\tslot_id\tregion\tgender\tage\tqueue";
+pub const CONTROL: &str =
     "ad_id\trequired\tcap\tdelivered0\tstart_ms\tend_ms\ttargeting\ttheta\trate\tpenalty\tclick_value\tpctr\n";
-const CONTRACT: &str = "1\t10\t\t\t\t\t\t\t\t5\t1\t\n";
+pub const CONTRACT: &str = "1\t10\t\t\t\t\t\t\t\t5\t1\t\n";
 
 /// A log directory.
-struct Log {
+pub struct Log {
     folder: tempfile::TempDir,
 }
 
 /// How the program ended.
-struct Said {
-    code: i32,
-    stdout: String,
-    stderr: String,
+pub struct Said {
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
 }
 
-fn admix(arguments: &[&str]) -> Said {
+pub fn admix(arguments: &[&str]) -> Said {
     let output = Command::new(PROGRAM).args(arguments).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Said { code: output.status.code().unwrap(), stdout: text(output.stdout), stderr: text(output.stderr) }
@@ -37,7 +37,7 @@ fn admix(arguments: &[&str]) -> Said {
 
 impl Said {
     /// Checks the exit code and that stderr has all of `words`.
-    fn expect(self, code: i32, words: &[&str]) -> Self {
+    pub fn expect(self, code: i32, words: &[&str]) -> Self {
         assert_eq!(self.code, code, "{}", self.stderr);
         for word in words {
             assert!(self.stderr.contains(word), "no `{word}` in {}", self.stderr);
@@ -46,18 +46,18 @@ impl Said {
     }
 
     /// The only object on stdout.
-    fn json(&self) -> Value {
+    pub fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}: {}{}", self.stdout, self.stderr))
     }
 }
 
 impl Log {
     /// One contract, and `rows` below the usual header.
-    fn new(rows: &[String]) -> Self {
+    pub fn new(rows: &[String]) -> Self {
         Self::of(&format!("{HEADER}\n{}", rows.concat()), &format!("{CONTROL}{CONTRACT}"))
     }
 
-    fn of(track: &str, control: &str) -> Self {
+    pub fn of(track: &str, control: &str) -> Self {
         let log = Self { folder: tempfile::tempdir().unwrap() };
         log.write("track_log.tsv", track);
         log.write("control.tsv", control);
@@ -69,27 +69,27 @@ impl Log {
         Self::of(&format!("{HEADER}\n{}", request(0)), &format!("{CONTROL}{rows}"))
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    fn dir(&self) -> &str {
+    pub fn dir(&self) -> &str {
         self.folder.path().to_str().unwrap()
     }
 
     /// Writes a table, compressed if its ending says so.
-    fn write(&self, name: &str, text: &str) {
+    pub fn write(&self, name: &str, text: &str) {
         let mut table = TableWriter::create(&self.path(name)).unwrap();
         table.write_all(text.as_bytes()).unwrap();
         table.finish().unwrap();
     }
 
-    fn check(&self, arguments: &[&str]) -> Said {
+    pub fn check(&self, arguments: &[&str]) -> Said {
         admix(&[&["data", "check", "--json", self.dir()], arguments].concat())
     }
 
     /// Checks with any number of bad rows allowed: the report.
-    fn report(&self) -> Value {
+    pub fn report(&self) -> Value {
         self.check(&["--max-bad-share", "1"]).expect(0, &[]).json()
     }
 
@@ -99,11 +99,11 @@ impl Log {
 }
 
 /// The good request number `i`.
-fn request(i: u64) -> String {
+pub fn request(i: u64) -> String {
     row(i, MIDNIGHT + 1000 * i, "1,C,0,0.02,0;7,A,2000,0.01,0")
 }
 
-fn row(id: u64, ts: u64, queue: &str) -> String {
+pub fn row(id: u64, ts: u64, queue: &str) -> String {
     format!("{id}\t{ts}\t3\t1\t0\t0\t{queue}\n")
 }
 
@@ -224,11 +224,12 @@ fn the_share_of_bad_rows_that_is_allowed_can_be_set_everywhere() {
     }
 }
 
-/// A configuration that trains and validates on one directory.
-fn config(folder: &Path, log: &str, more: &str) -> PathBuf {
+/// A configuration that trains on a directory, and validates on a day of the small world: a day has one role.
+pub fn config(folder: &Path, log: &str, more: &str) -> PathBuf {
     let path = folder.join("small.toml");
+    let validation = days().join("day-1");
     let text = format!(
-        "[data]\ntrain = [\"{log}\"]\nvalidation = [\"{log}\"]\n[run]\ndevice = \"cpu\"\n[policy]\nhidden = 8\n\
+        "[data]\ntrain = [\"{log}\"]\nvalidation = [{validation:?}]\n[run]\ndevice = \"cpu\"\n[policy]\nhidden = 8\n\
          [learner]\nbatch = 64\nsamples_per_update = 64\npool = 640\n[actors]\ncount = 1\nwrite_every = 64\n{more}"
     );
     std::fs::write(&path, text).unwrap();
@@ -236,7 +237,7 @@ fn config(folder: &Path, log: &str, more: &str) -> PathBuf {
 }
 
 /// `admix train` into `folder/run`.
-fn train(folder: &Path, config: &Path, arguments: &[&str]) -> Said {
+pub fn train(folder: &Path, config: &Path, arguments: &[&str]) -> Said {
     let run = folder.join("run");
     admix(&[&["train", "--config", config.to_str().unwrap(), "--run-dir", run.to_str().unwrap()], arguments].concat())
 }
@@ -288,7 +289,7 @@ fn rows_out_of_time_order_are_sorted_and_counted() {
 }
 
 /// What all baselines make of a log.
-fn evaluation(log: &Log) -> Value {
+pub fn evaluation(log: &Log) -> Value {
     let mut report = admix(&["eval", "--json", "--log", log.dir()]).expect(0, &[]).json();
     report.as_object_mut().unwrap().remove("log").unwrap();
     report
@@ -373,6 +374,14 @@ fn a_day_file_that_cannot_be_read_is_told() {
         log.write("day.toml", text);
         log.check(&[]).expect(2, &["day.toml", word]);
     }
+}
+
+/// All of it was read into memory.
+#[test]
+fn a_day_file_without_end_is_an_error() {
+    let log = Log::new(&[request(0)]);
+    std::fs::File::create(log.path("day.toml")).unwrap().set_len(1 << 40).unwrap();
+    log.check(&[]).expect(2, &["day.toml", "longer than a day file can be"]);
 }
 
 #[test]
@@ -529,6 +538,8 @@ fn any_bad_control_row_is_an_error_with_its_line_and_column() {
         ("2\t10\t\t\t\t\t\t\t\tNaN\t1\t\n", "penalty", "`NaN`: must be finite"),
         ("2\t10\t\t\t\t\t\t\t\t-5\t1\t\n", "penalty", "`-5`: must be at least 0"),
         ("2\t10\t\t\t\t\t\t\t\t5\tinf\t\n", "click_value", "`inf`: must be finite"),
+        ("2\t1000000001\t\t\t\t\t\t\t\t5\t1\t\n", "required", "must be at most 1000000000"),
+        ("2\t10\t1000000001\t\t\t\t\t\t\t5\t1\t\n", "cap", "must be at most 1000000000"),
         ("2\t10\t\t\t\t\t\t\t\t5\t\t\n", "click_value", "must not be empty"),
         ("2\t10\t\t\t\t\tplanet:1\t\t\t5\t1\t\n", "targeting", "planet"),
         ("2\t10\n", "", "the row has 2 cells, the header 12"),
@@ -540,6 +551,39 @@ fn any_bad_control_row_is_an_error_with_its_line_and_column() {
     // The largest that is still allowed.
     let report = Log::with_control("1\t10\t12\t12\t0\t86400000\tregion:1,2|gender:1\t1\t0\t0\t0\t1\n").report();
     assert_eq!(report["contracts"][0]["owed"], 0);
+}
+
+/// A penalty of 1e300 killed learner after learner, one of 1e308 made `plan` panic and `eval` print NaN; `data check` was silent.
+#[test]
+fn penalties_and_click_values_beyond_all_money_are_refused() {
+    for (penalty, click_value, column) in [
+        ("1e300", "1", "penalty"),
+        ("1e308", "1", "penalty"),
+        ("100001", "1", "penalty"),
+        ("5", "1e308", "click_value"),
+        ("5", "1000001", "click_value"),
+    ] {
+        let log = Log::with_control(&format!("1\t10\t\t\t\t\t\t\t\t{penalty}\t{click_value}\t\n"));
+        let words = [&format!("control.tsv: line 2, column `{column}`")[..], "must be at most"];
+        log.check(&[]).expect(2, &words);
+        admix(&["plan", log.dir()]).expect(2, &words);
+        admix(&["eval", "--log", log.dir()]).expect(2, &words);
+    }
+    // The largest that are allowed are planned and judged in numbers.
+    let log = Log::with_control("1\t1000000000\t\t\t\t\t\t\t\t100000\t1000000\t1\n");
+    admix(&["plan", log.dir()]).expect(0, &[]);
+    let report = admix(&["eval", "--json", "--log", log.dir()]).expect(0, &[]).json();
+    assert!(report["policies"].as_array().unwrap().iter().all(|p| p["j"].is_f64()), "{report}");
+}
+
+/// 70,000 contracts ended with an allocation of 39 GB.
+#[test]
+fn too_many_contracts_are_refused_at_once() {
+    let rows: String = (0..10_001).map(|j| format!("{j}\t1\t\t\t\t\t\t\t\t5\t1\t\n")).collect();
+    let log = Log::with_control(&rows);
+    let words = ["control.tsv: 10001 contracts; a day may have 10000", "split the inventory"];
+    log.check(&[]).expect(2, &words);
+    admix(&["plan", log.dir()]).expect(2, &words);
 }
 
 #[test]
@@ -598,6 +642,8 @@ fn a_bad_set_option_names_itself_and_what_would_be_right() {
         ("learner.critic=quantiles", &["--set learner.critic=quantiles", "`quantile`, `categorical`, `scalar`"]),
         ("learner.pool=large", &["--set learner.pool=large", "expected usize"]),
         ("learner.pool=10", &["`learner.pool` is 10; must hold at least one batch"]),
+        ("learner.threads=100000", &["`learner.threads` is 100000; must be at most 1024"]),
+        ("learner.atoms=1000000000", &["`learner.atoms` is 1000000000; must be at most 1024"]),
         ("actors.count=65", &["`actors.count` is 65; must be at most 64"]),
         ("run.device=abacus", &["unknown device `abacus`; use auto, cpu, cuda, cuda:INDEX or cpu-resident"]),
         ("data.train=[]", &["`data.train` names no log directory"]),
@@ -631,12 +677,13 @@ fn json_is_all_that_stands_on_stdout() {
     }
     let folder = tempfile::tempdir().unwrap();
     let config = config(folder.path(), day, "[budget]\nmax_updates = 3\n");
-    let test = format!("data.test=[\"{day}\", \"{day}\"]");
+    let test = days().join("day-2");
+    let test = format!("data.test=[{test:?}, {test:?}]");
     let said = train(folder.path(), &config, &["--json", "--set", &test]).expect(0, &["budget spent", "policy: "]);
     let lines: Vec<Value> = said.stdout.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
     let (days, verdict): (Vec<&Value>, Vec<&Value>) = lines.iter().partition(|line| line["verdict"].is_null());
     assert_eq!((days.len(), verdict.len()), (2, 1));
-    assert!(days.iter().all(|line| line["log"] == "day-0" && line["bound"]["ub"].is_f64()), "{lines:?}");
+    assert!(days.iter().all(|line| line["log"] == "day-2" && line["bound"]["ub"].is_f64()), "{lines:?}");
 }
 
 #[test]

@@ -3,13 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use admix::run::flight;
+use admix::run::{RunDirectory, flight};
 use admix::shm::flight::{FILE_BYTES, RECORDS};
 use admix::shm::{Control, FlightFile, FlightLog, FlightRecord};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::harness::{ENDLESS, PROGRAM, Run, child, children_of, segments_of, train, until_best};
+use crate::harness::{
+    ENDLESS, HAND_OVER, PATIENCE, PROGRAM, Run, child, children_of, segments_of, train, until_working,
+};
 
 fn run_inspect(dir: &Path, arguments: &[&str]) -> Output {
     Command::new(PROGRAM).arg("inspect").arg(dir).args(arguments).output().unwrap()
@@ -22,7 +24,7 @@ fn inspect(dir: &Path, words: &[&str]) -> Value {
     for word in words {
         assert!(text.contains(word), "no `{word}` in {text}");
     }
-    let output = run_inspect(dir, &["--json"]);
+    let output = run_inspect(dir, &["--json", "--events", "1000"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }
@@ -49,7 +51,7 @@ impl Kept {
                 let _ = std::fs::hard_link(other, name);
             }
             text = String::from_utf8(run_inspect(dir, &[]).stdout).unwrap();
-            let output = run_inspect(dir, &["--json"]);
+            let output = run_inspect(dir, &["--json", "--events", "1000"]);
             let there = self.0.iter().all(|(_, name)| name.exists());
             if there && words.iter().all(|word| text.contains(word)) {
                 assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -86,7 +88,7 @@ fn assert_balance(ring: &Value) {
 #[test]
 fn a_live_run_is_shown_with_its_processes_and_a_balanced_ledger_and_is_not_disturbed() {
     let mut run = Run::start(ENDLESS, &[]);
-    until_best(&mut run);
+    until_working(&mut run);
     let seen = inspect(&run.dir(), &["alive", "stop level 0", "learner", "evaluator", "actor1", "ring0", "published"]);
     assert_eq!(seen["state"], "alive");
     assert_eq!(seen["notes"].as_array().unwrap().len(), 0, "{}", seen["notes"]);
@@ -146,7 +148,7 @@ fn a_live_run_is_shown_with_its_processes_and_a_balanced_ledger_and_is_not_distu
 #[test]
 fn a_killed_run_is_shown_dead_with_what_it_left_and_the_last_events_of_each_process() {
     let mut run = Run::start(ENDLESS, &[]);
-    until_best(&mut run);
+    until_working(&mut run);
     // One restart, to be found among main's events.
     let victim = child(&run, "actor0").unwrap();
     crate::harness::send(victim.pid, Signal::SIGKILL);
@@ -154,7 +156,7 @@ fn a_killed_run_is_shown_dead_with_what_it_left_and_the_last_events_of_each_proc
     let flight = run.dir().join("flight/actor0.bin");
     run.until("the second start", |_| {
         let log = FlightLog::read(&flight).ok()?;
-        (log.starts == 2 && log.records.iter().any(|r| r.pid == next.pid && r.kind == 4)).then_some(())
+        (log.starts == 2 && log.records.iter().any(|r| r.pid == next.pid && r.kind == HAND_OVER)).then_some(())
     });
     let (pid, dir) = (run.pid(), run.dir());
     let kept = Kept::of(pid);
@@ -163,7 +165,18 @@ fn a_killed_run_is_shown_dead_with_what_it_left_and_the_last_events_of_each_proc
     while !children_of(pid).is_empty() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    let seen = kept.inspect(&dir, &["no end was written: it was killed", "this is what it left", "Last events"]);
+    let words = ["no end was written: it was killed", "this is what it left", "Last events"];
+    let mut seen = kept.inspect(&dir, &words);
+    // A child that was just being started has no name of its own yet.
+    let start = std::time::Instant::now();
+    while start.elapsed() < PATIENCE {
+        let processes = seen["memory"]["control"]["processes"].as_array().unwrap();
+        if processes.iter().all(|p| p["alive"] == false) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        seen = kept.inspect(&dir, &words);
+    }
     assert_eq!(seen["state"], "killed");
     let memory = &seen["memory"];
     assert_eq!((memory["main_pid"].as_u64(), memory["main_alive"].as_bool()), (Some(pid.into()), Some(false)));
@@ -233,10 +246,12 @@ fn a_serial_run_records_too_and_an_error_is_told_with_its_reason() {
 #[test]
 fn a_run_without_room_for_a_flight_recorder_trains_all_the_same() {
     let folder = tempfile::tempdir().unwrap();
-    // A file in the folder's place, which even root cannot write into.
+    // Folders in the recordings' places, which even root cannot write.
     let run = folder.path().join("run");
-    std::fs::create_dir(&run).unwrap();
-    std::fs::write(run.join("flight"), "").unwrap();
+    drop(RunDirectory::create(&run).unwrap());
+    for process in ["main", "learner", "evaluator", "checkpointer", "actor0", "actor1"] {
+        std::fs::create_dir(run.join("flight").join(format!("{process}.bin"))).unwrap();
+    }
     let config = folder.path().join("config.toml");
     let days = crate::harness::days().to_str().unwrap();
     std::fs::write(&config, crate::harness::CONFIG.replace("DAYS", days)).unwrap();

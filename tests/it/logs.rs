@@ -30,7 +30,7 @@ impl LogRows {
         }
         Self {
             requests,
-            contracts: control::read(&path("control").unwrap(), day.start_ms).unwrap(),
+            contracts: control::read(&path("control").unwrap(), &day).unwrap(),
             inventory: path("inventory").map(|path| inventory::read(&path).unwrap()),
             day,
         }

@@ -13,7 +13,7 @@ use super::worlds::{Decision, Loaded, World};
 const REQUESTS: usize = 6000;
 
 fn options(rate_seed: u64) -> ReplayOptions {
-    ReplayOptions { rate_seed, feedback_delay_s: 0.0 }
+    ReplayOptions { rate_seed, delay: admix::env::Delay::fixed(0.0) }
 }
 
 fn contract(ad_id: u64, required: u64, theta: Option<f64>) -> ControlRow {

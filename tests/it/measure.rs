@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use admix::env::Delay;
 use admix::evaluate::bootstrap::{Block, share_interval};
 use admix::evaluate::compare::compare_day;
 use admix::evaluate::{Contender, Kind};
@@ -27,7 +28,7 @@ proptest! {
             .map(|(name, policy)| Contender { name: name.to_owned(), kind: Kind::Baseline, policy })
             .collect();
         let mut decisions: Vec<(String, Decision)> = vec![];
-        let options = ReplayOptions { rate_seed, feedback_delay_s: 0.0 };
+        let options = ReplayOptions { rate_seed, delay: Delay::fixed(0.0) };
         let report = compare_day(&day, &mut contenders, options, &mut |name, shown| {
             let letter = if shown.contract.is_some() { 'C' } else { 'A' };
             decisions.push((name.to_owned(), (shown.request_id, shown.ad.map(|(ad, _)| (ad, letter)))));

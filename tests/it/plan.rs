@@ -481,3 +481,15 @@ fn train_takes_a_plan_file_and_an_older_format_is_refused() {
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(text.contains("plan format 1") && text.contains("make the plan again"), "{text}");
 }
+
+/// Training on more days than a given plan was made from ended every process at its start.
+#[test]
+fn a_plan_of_fewer_days_than_are_trained_on_is_enough() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = folder.path().join("plan.json");
+    let path = |i: u32| crate::harness::days().join(format!("day-{i}"));
+    admix().arg("plan").arg(path(0)).arg("--out").arg(&plan).assert().success();
+    let train = format!("data.train=[{:?}, {:?}]", path(0), path(2));
+    let sets = [&*train, "data.test=[]", "budget.max_updates=16", "learner.critic_head_start=4"];
+    crate::harness::train(&sets, &["--plan", plan.to_str().unwrap()]);
+}

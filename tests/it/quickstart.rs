@@ -15,8 +15,10 @@ fn quickstart_ends_above_the_baselines_on_days_it_never_saw() {
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let days: Vec<Value> =
+    let mut days: Vec<Value> =
         String::from_utf8(output.stdout).unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let verdict = days.pop().unwrap();
+    assert!(verdict["verdict"]["decision"].is_string(), "{verdict}");
     assert_eq!(days.len(), 2);
     let share = |name: &str| {
         let of_day = |day: &Value| {

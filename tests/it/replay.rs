@@ -137,7 +137,7 @@ pub fn decide(day: &DayModel, policy: &mut dyn Policy, options: ReplayOptions) -
 }
 
 fn prompt(rate_seed: u64) -> ReplayOptions {
-    ReplayOptions { rate_seed, feedback_delay_s: 0.0 }
+    ReplayOptions { rate_seed, delay: admix::env::Delay::fixed(0.0) }
 }
 
 /// What a test's own walk through an episode met at one step; the replay's counters have moved.
@@ -157,7 +157,7 @@ fn walk<'d>(
     seed: u64,
     watch: &mut dyn FnMut(Step),
 ) -> (Vec<f32>, Replay<'d>) {
-    let mut rows = RowSampler::new(&episode, day.log.requests().len()).peekable();
+    let mut rows = RowSampler::new(&episode, day).peekable();
     let mut replay = Replay::start(day, episode, delay_s, spread, &mut rows);
     let before = replay.state.delivered.clone();
     let mut policy = RandomScores(seed);
@@ -181,7 +181,7 @@ proptest! {
         let Loaded { day, plan, plain, dir: _dir } = world.load();
         for (name, mut policy) in policies(&day, &plan) {
             for feedback_delay_s in DELAYS {
-                let (totals, decisions) = decide(&day, &mut *policy, ReplayOptions { rate_seed, feedback_delay_s });
+                let (totals, decisions) = decide(&day, &mut *policy, ReplayOptions { rate_seed, delay: admix::env::Delay::fixed(feedback_delay_s) });
                 let order = decisions.iter().map(|(request, _)| *request);
                 prop_assert!(order.eq(plain.requests.iter().map(|r| r.id)), "rows of one time keep their order");
                 let failed = |e| TestCaseError::fail(format!("{name}, delay {feedback_delay_s}: {e}"));
@@ -371,7 +371,7 @@ proptest! {
         prop_assert_eq!(choices, at_once);
         // Nor does it move a policy that looks at no counts.
         let blind = |feedback_delay_s| {
-            decide(&day, &mut FixedPrices::training_days(), ReplayOptions { rate_seed: 0, feedback_delay_s })
+            decide(&day, &mut FixedPrices::training_days(), ReplayOptions { rate_seed: 0, delay: admix::env::Delay::fixed(feedback_delay_s) })
         };
         prop_assert_eq!(blind(DELAYS[delay]), blind(0.0));
     }
@@ -393,7 +393,7 @@ proptest! {
         let plan = &loaded.plan;
         let vocabulary = loaded.day.vocabulary.clone();
         let changed = DayModel::with_forecast(worlds::open(dir.path()), &plan.forecast, plan, vocabulary);
-        let options = ReplayOptions { rate_seed: 0, feedback_delay_s: DELAYS[delay] };
+        let options = ReplayOptions { rate_seed: 0, delay: admix::env::Delay::fixed(DELAYS[delay]) };
         let before = |day: &DayModel, mut policy: Box<dyn Policy>| {
             let mut decisions = decide(day, &mut *policy, options).1;
             decisions.truncate(past.len());

@@ -65,7 +65,6 @@ enum Op {
     SyncFile(PathBuf),
     SyncFolder(PathBuf),
     Rename(PathBuf, PathBuf),
-    Link(PathBuf, PathBuf),
     RemoveFolder(PathBuf),
 }
 
@@ -120,11 +119,6 @@ impl Files for &Recorder {
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.did(|s| Op::Rename(s(from), s(to)))?;
         Disk.rename(from, to)
-    }
-
-    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.did(|s| Op::Link(s(from), s(to)))?;
-        Disk.link(from, to)
     }
 
     fn remove_folder(&self, path: &Path) -> io::Result<()> {
@@ -281,10 +275,6 @@ impl Storage {
                 let to = to.file_name().unwrap().to_str().unwrap().to_owned();
                 self.change(from, |name| Change::Rename(name, to, file));
             }
-            Op::Link(from, to) => {
-                let file = self.find(from);
-                self.change(to, |name| Change::Add(name, file));
-            }
             Op::RemoveFolder(path) => self.change(path, Change::Remove),
         }
     }
@@ -386,6 +376,24 @@ fn a_forgotten_sync_is_found_by_the_loss_of_power() {
     }
 }
 
+/// They were one file under several names: damage to one was damage to all.
+#[test]
+fn the_best_policy_and_its_copies_in_snapshots_are_files_of_their_own() {
+    let world = World::new();
+    let root = world.root();
+    let folder = SnapshotFolder::new(&root, Disk);
+    commit(&folder, 6, Some(&world.best())).unwrap();
+    commit(&folder, 7, Some(&world.best())).unwrap();
+    let copies = ["00000006", "00000007"].map(|name| root.join(name).join("best.safetensors"));
+    let inode = |path: &Path| std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(path).unwrap());
+    let inodes: std::collections::BTreeSet<u64> =
+        copies.iter().chain([&world.best()]).map(|path| inode(path)).collect();
+    assert_eq!(inodes.len(), 3);
+    std::fs::write(world.best(), b"damaged").unwrap();
+    std::fs::write(&copies[1], b"damaged").unwrap();
+    assert_eq!(found(&root), 6);
+}
+
 #[test]
 fn damage_at_any_byte_and_any_truncation_is_noticed() {
     let world = World::new();
@@ -397,11 +405,7 @@ fn damage_at_any_byte_and_any_truncation_is_noticed() {
     for name in ["manifest.json", "state.bin", "pool.bin", "best.safetensors"] {
         let file = path.join(name);
         let whole = std::fs::read(&file).unwrap();
-        let replace = |bytes: &[u8]| {
-            // The best policy is a link: another file, not another content.
-            std::fs::remove_file(&file).unwrap();
-            std::fs::write(&file, bytes).unwrap();
-        };
+        let replace = |bytes: &[u8]| std::fs::write(&file, bytes).unwrap();
         for at in 0..whole.len() {
             let mut damaged = whole.clone();
             damaged[at] ^= 1 << (at % 8);

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use admix::env::Delay;
 use admix::evaluate::{self, Judge, Stress, TestDay};
 use admix::log::schema::{AdType, DAY_MS};
 use admix::log::{self, CompileOptions, RawDay};
@@ -240,7 +241,7 @@ fn a_wrong_forecast_changes_what_is_planned_and_not_what_happens() {
     assert!((nodes.traffic.total() / calm.traffic.total() - 1.0).abs() < 0.2);
     let env = Settings::default().env;
     let options = sample("delay=1800+forecast=0.3", 0).options(&env);
-    assert_eq!(options.feedback_delay_s, 1800.0);
+    assert_eq!(options.delay, Delay::fixed(1800.0));
     assert_eq!(calm.offset(0), nodes.offset(0));
     assert!(calm.offset(0) < DAY_MS);
 }

@@ -149,8 +149,8 @@ fn a_study_evaluates_everybody_everywhere_and_is_not_trained_twice() {
         .iter()
         .map(|row| (text(row, "world"), text(row, "stress"), text(row, "name"), row["seed"].as_u64()))
         .collect();
-    // Two worlds, no stress and two; two variants with two seeds each, two baselines, the oracle.
-    assert_eq!((rows.len(), seen.len()), (2 * 3 * (3 + 4 * 4), 2 * 3 * (3 + 4 * 4)));
+    // Two worlds, no stress and two; two variants with two seeds each, two baselines and the best of them, the oracle.
+    assert_eq!((rows.len(), seen.len()), (2 * 3 * (4 + 4 * 4), 2 * 3 * (4 + 4 * 4)));
     assert!(rows.iter().all(|row| row["share"].as_f64().is_some_and(|s| s <= 1.0 + 1e-9)), "{rows:?}");
     assert!(rows.iter().all(|row| row["seed"].is_u64() != (row["kind"] == "baseline" || row["kind"] == "oracle")));
     assert_eq!(desk.lines("learning.jsonl").len(), 8);
@@ -177,6 +177,33 @@ fn a_study_evaluates_everybody_everywhere_and_is_not_trained_twice() {
     let mean = shares.iter().sum::<f64>() / shares.len() as f64;
     assert!((warm["mean_share"].as_f64().unwrap() - mean).abs() < 1e-12);
     assert_eq!(warm["runs"], 4);
+
+    // The best baseline is the one of the validation day, and the difference to it is paired.
+    let validation = desk.lines("validation.jsonl");
+    let share_of = |rows: &[Value], world: &str, name: &str| {
+        let mine = |r: &&Value| r["world"] == world && r["name"] == name && r["stress"] == "none";
+        let shares: Vec<f64> = rows.iter().filter(mine).map(|r| r["share"].as_f64().unwrap()).collect();
+        shares.iter().sum::<f64>() / shares.len() as f64
+    };
+    let mut points = Vec::new();
+    for world in ["made", "logged"] {
+        let names: BTreeSet<String> = validation
+            .iter()
+            .filter(|r| r["world"] == world && r["kind"] == "baseline")
+            .map(|r| text(r, "name"))
+            .collect();
+        assert_eq!(names.len(), 2, "the validation day is the baselines'");
+        let by_share =
+            |a: &&String, b: &&String| share_of(&validation, world, a).total_cmp(&share_of(&validation, world, b));
+        let best = share_of(&rows, world, names.iter().max_by(by_share).unwrap());
+        assert_eq!(share_of(&rows, world, "best-baseline"), best);
+        points.push(100.0 * (share_of(&rows, world, "warm") - best));
+    }
+    let differences = desk.lines("differences.jsonl");
+    let of_warm = |d: &&Value| d["policy"] == "warm" && d["against"] == "best-baseline" && d["days"] == "all";
+    let found = differences.iter().find(of_warm).unwrap();
+    assert!((found["points"].as_f64().unwrap() - (points[0] + points[1]) / 2.0).abs() < 1e-9, "{found}");
+    assert!(found["interval"].is_array() && table.contains("best-baseline"));
 
     // The second time everything is there; a variant that changed is trained again, the other is not.
     let runs = ["made/warm-1", "made/cold-1"];
@@ -245,7 +272,7 @@ fn a_run_that_fails_is_named_and_does_not_stop_the_others() {
     assert!(said.contains("made cold seed 1: FAILED") && said.contains("missing: logged cold seed 2"), "{said}");
     let table = String::from_utf8(output.stdout).unwrap();
     assert!(table.contains("warm *") && !table.contains("cold *"), "{table}");
-    assert_eq!(desk.lines("results.jsonl").len(), 2 * 3 * (3 + 2 * 4));
+    assert_eq!(desk.lines("results.jsonl").len(), 2 * 3 * (4 + 2 * 4));
 }
 
 /// A study under way.
@@ -292,7 +319,7 @@ fn an_interrupted_study_goes_on_with_the_runs_that_it_lacks() {
     let study = STUDY
         .replace(
             "config =",
-            "set = [\"budget.max_updates=0\", \"budget.max_seconds=4\", \"run.deterministic=false\"]\nconfig =",
+            "set = [\"budget.max_updates=0\", \"budget.max_seconds=15\", \"run.deterministic=false\"]\nconfig =",
         )
         .replace("seeds = [1, 2]", "seeds = [1]")
         .replace("\n[[variant]]\nname = \"cold\"\nset = [\"policy.warm_start=false\"]\n", "");

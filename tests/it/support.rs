@@ -1,6 +1,7 @@
 //! Shared by the modules: the program under test, and where real logs are.
 
 use std::path::PathBuf;
+use std::process::Command;
 
 /// The program under test.
 pub fn admix() -> assert_cmd::Command {
@@ -14,4 +15,15 @@ pub fn real_logs(test: &str) -> Option<PathBuf> {
         eprintln!("{test}: skipped, ADMIX_SHARED_DATA is not set");
     }
     folder
+}
+
+/// A Python that can import these packages; `None` (said on stderr) where there is none.
+pub fn python(test: &str, packages: &str) -> Option<String> {
+    let python = std::env::var("ADMIX_PYTHON").unwrap_or_else(|_| "python3".into());
+    let found = Command::new(&python).args(["-c", &format!("import {packages}")]).output();
+    if found.is_ok_and(|output| output.status.success()) {
+        return Some(python);
+    }
+    eprintln!("{test}: skipped in part, {python} has not all of {packages} (ADMIX_PYTHON)");
+    None
 }

@@ -89,8 +89,8 @@ fn the_untrained_row_is_planner_and_controller_with_the_tuned_settings() {
     let day_2 = admix::evaluate::TestDay::open(&days().join("day-2"), CompileOptions::default(), view, None::<&Stress>)
         .unwrap();
     let model = day_2.model(&file.plan, Default::default());
-    let mut controller = Controller::new(&file.spec.policy, tuned.pacing, tuned.receding);
-    let options = ReplayOptions { rate_seed: 0, feedback_delay_s: 0.0 };
+    let mut controller = Controller::new(&file.untrained().spec.policy, tuned.pacing, tuned.receding);
+    let options = ReplayOptions { rate_seed: 0, delay: admix::env::Delay::fixed(0.0) };
     let j = replay_day(&model, &mut controller, options, &mut |_| {}).j;
     let row = report(&ended)["days"][0].clone();
     let untrained = policy(&row, "trained:untrained")["j"].as_f64().unwrap();

@@ -158,6 +158,7 @@ impl<B: Resident> Train for ResidentTrainer<B> {
             ratio: read(2) / requests as f64,
             critic_norm: read(3),
             actor_norm: read(4),
+            calibration: None,
         };
         Ok(Some(stats.check_losses()?.check_norms()?))
     }

@@ -25,6 +25,12 @@ impl Day {
         (self.number * DAY_MS).saturating_add_signed(-i64::from(self.utc_offset_minutes) * 60_000)
     }
 
+    /// The day as logs know it.
+    pub fn of_log(self) -> crate::log::day::Day {
+        let date = format_date(self.number as i64);
+        crate::log::day::Day { date, start_ms: self.start_ms(), length_ms: DAY_MS }
+    }
+
     pub fn contains(self, ts_ms: u64) -> bool {
         (self.start_ms()..self.start_ms() + DAY_MS).contains(&ts_ms)
     }

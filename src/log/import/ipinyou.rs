@@ -66,7 +66,7 @@ pub fn import(options: &Options) -> Result<ImportReport> {
     let mut days = Vec::new();
     for (weekday, impressions) in weekdays {
         let day = Day { number: WEEKDAY_0 + u64::from(weekday), utc_offset_minutes: 0 };
-        let control = control::read(&options.control, day.start_ms())?;
+        let control = control::read(&options.control, &day.of_log())?;
         check_contracts(&control, &impressions)
             .with_context(|| format!("{} does not fit the log", options.control.display()))?;
         let rows = requests(impressions, day, &control);

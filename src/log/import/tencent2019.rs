@@ -97,7 +97,7 @@ enum Demand {
 
 impl Demand {
     fn table(path: &Path, day: Day, rows: &mut [TrackRow], report: &mut ImportReport) -> Result<Self> {
-        let control = control::read(path, day.start_ms())?;
+        let control = control::read(path, &day.of_log())?;
         let ads: HashSet<u64> = control.iter().map(|c| c.ad_id).collect();
         let found = mark_contracts(rows, &ads);
         for row in control.iter().filter(|c| !found.contains(&c.ad_id)) {

@@ -6,8 +6,10 @@
 //! used up; here a demand is to be met, so the price rises where delivery is short. Their constant target a request becomes the
 //! planned share of the forecast supply.
 
+use anyhow::ensure;
+
 use crate::env::Replay;
-use crate::policy::Policy;
+use crate::policy::{Policy, finite, pack, unpack};
 
 use super::clock::Clock;
 
@@ -74,6 +76,20 @@ impl Policy for DualDescent {
         self.prices = replay.day.contracts.iter().map(start).collect();
         self.last = vec![(0.0, 0.0); self.prices.len()];
         self.clock.restart();
+    }
+
+    fn save(&self) -> Vec<u8> {
+        pack(&(&self.prices, &self.last, self.clock.next()))
+    }
+
+    fn load(&mut self, replay: &Replay, saved: &[u8]) -> anyhow::Result<()> {
+        let (prices, last, next): (Vec<f64>, Vec<(f64, f64)>, u64) = unpack(saved)?;
+        let contracts = replay.day.contracts.len();
+        let shares = last.iter().all(|(planned, delivered)| planned.is_finite() && delivered.is_finite());
+        ensure!(finite(&prices, contracts) && last.len() == contracts && shares, "saved prices of another day");
+        (self.prices, self.last) = (prices, last);
+        self.clock.resume(next);
+        Ok(())
     }
 
     fn score(&mut self, replay: &Replay, contracts: &mut [f64], _: &mut [f64]) {

@@ -36,6 +36,19 @@ pub const NAMES: [&str; 11] = [
     "receding-horizon",
 ];
 
+/// Ends the name of a baseline that counts what it has shown as delivered before that is observed: a Smith predictor. Where
+/// every display is confirmed in the end, as in replay, it is the baseline without delay, tuned without delay.
+pub const PREDICTING: &str = "-predicting";
+
+/// Names of the baselines that can predict.
+pub const PREDICTORS: [&str; 4] =
+    ["pid-predicting", "dual-descent-cold-predicting", "dual-descent-warm-predicting", "receding-horizon-predicting"];
+
+/// Every name, predicting ones last.
+pub fn known() -> Vec<&'static str> {
+    NAMES.into_iter().chain(PREDICTORS).collect()
+}
+
 /// Seed of the random baseline's draws.
 const RANDOM_SEED: u64 = 0x4A4D_0000_0000_0001;
 
@@ -46,9 +59,16 @@ const RANDOM_SEED: u64 = 0x4A4D_0000_0000_0001;
 /// # Errors
 /// An unknown name, or a plan without what the baseline needs.
 pub fn named(name: &str, plan: Option<&Plan>, interval_s: f64) -> Result<Box<dyn super::Policy>, String> {
+    let (name, predicts) = match name.strip_suffix(PREDICTING).filter(|_| PREDICTORS.contains(&name)) {
+        Some(name) => (name, true),
+        None => (name, false),
+    };
     let planned = || plan.ok_or_else(|| format!("{name} needs a plan: give --plan or a trained --policy"));
     let tuned = || -> Result<Tuned, String> {
-        planned()?.tuned.ok_or_else(|| format!("{name} needs a tuned plan; make the plan again"))
+        let plan = planned()?;
+        // A plan that was made for no delay is one for predicting too.
+        let tuned = if predicts { plan.tuned_predicting.or(plan.tuned) } else { plan.tuned };
+        tuned.ok_or_else(|| format!("{name} needs a tuned plan; make the plan again"))
     };
     Ok(match name {
         "random" => Box::new(Random::new(RANDOM_SEED)),
@@ -71,6 +91,6 @@ pub fn named(name: &str, plan: Option<&Plan>, interval_s: f64) -> Result<Box<dyn
         "dual-descent-cold" => Box::new(DualDescent::cold(tuned()?.dual_cold_step, interval_s)),
         "dual-descent-warm" => Box::new(DualDescent::warm(tuned()?.dual_warm_step, interval_s)),
         "receding-horizon" => Box::new(Receding::new(planned()?.sample.clone(), tuned()?.receding)),
-        other => return Err(format!("no baseline `{other}`; there are {}", NAMES.join(", "))),
+        other => return Err(format!("no baseline `{other}`; there are {}", known().join(", "))),
     })
 }

@@ -5,9 +5,11 @@
 //! the curve, the pass-through rate is multiplied by `1 - step`, else by `1 + step`. A contract that passes goes before the
 //! auction; of several, the one with the most at stake. It knows nothing of what the auction would have paid.
 
+use anyhow::ensure;
+
 use crate::env::Replay;
 use crate::log::draw;
-use crate::policy::Policy;
+use crate::policy::{Policy, finite, pack, unpack};
 
 use super::clock::Clock;
 
@@ -44,6 +46,18 @@ impl Policy for PassRate {
     fn begin(&mut self, replay: &Replay) {
         self.rates = replay.day.contracts.iter().map(|c| c.theta.clamp(LEAST, 1.0)).collect();
         self.clock.restart();
+    }
+
+    fn save(&self) -> Vec<u8> {
+        pack(&(&self.rates, self.clock.next()))
+    }
+
+    fn load(&mut self, replay: &Replay, saved: &[u8]) -> anyhow::Result<()> {
+        let (rates, next): (Vec<f64>, u64) = unpack(saved)?;
+        ensure!(finite(&rates, replay.day.contracts.len()), "saved rates of another day");
+        self.rates = rates;
+        self.clock.resume(next);
+        Ok(())
     }
 
     fn score(&mut self, replay: &Replay, contracts: &mut [f64], _: &mut [f64]) {

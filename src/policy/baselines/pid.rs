@@ -4,9 +4,11 @@
 //! minus the observed delivered share and `t` runs from 0 to 1 over the forecast traffic. The bid stays within
 //! the penalty. The integral is held while the bid is at a bound (anti-windup).
 
+use anyhow::ensure;
+
 use crate::env::Replay;
 use crate::plan::PidGains;
-use crate::policy::Policy;
+use crate::policy::{Policy, finite, pack, unpack};
 
 use super::clock::Clock;
 
@@ -81,6 +83,19 @@ impl Policy for Pid {
         self.error = vec![0.0; n];
         self.clock.restart();
         self.time = 0.0;
+    }
+
+    fn save(&self) -> Vec<u8> {
+        pack(&(&self.bids, &self.integral, &self.error, self.time, self.clock.next()))
+    }
+
+    fn load(&mut self, replay: &Replay, saved: &[u8]) -> anyhow::Result<()> {
+        let (bids, integral, error, time, next): (Vec<f64>, Vec<f64>, Vec<f64>, f64, u64) = unpack(saved)?;
+        let fits = [&bids, &integral, &error].iter().all(|v| finite(v, replay.day.contracts.len()));
+        ensure!(fits && time.is_finite(), "saved bids of another day");
+        (self.bids, self.integral, self.error, self.time) = (bids, integral, error, time);
+        self.clock.resume(next);
+        Ok(())
     }
 
     fn score(&mut self, replay: &Replay, contracts: &mut [f64], _: &mut [f64]) {

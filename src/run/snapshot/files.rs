@@ -16,8 +16,6 @@ pub trait Files {
     /// Makes the names in a folder durable.
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Another name for the same content, or a copy where the file system has no links.
-    fn link(&self, from: &Path, to: &Path) -> io::Result<()>;
     fn remove_folder(&self, path: &Path) -> io::Result<()>;
 }
 
@@ -45,14 +43,6 @@ impl Files for Disk {
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         fs::rename(from, to)
-    }
-
-    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
-        match fs::hard_link(from, to) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(e),
-            Err(_) => fs::copy(from, to).map(|_| ()),
-            Ok(()) => Ok(()),
-        }
     }
 
     fn remove_folder(&self, path: &Path) -> io::Result<()> {

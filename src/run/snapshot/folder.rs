@@ -21,6 +21,8 @@ use anyhow::{Context as _, bail, ensure};
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_128;
 
+use crate::files;
+
 use super::files::Files;
 use super::pool::{self, PoolBlock};
 use super::state::RunState;
@@ -140,19 +142,15 @@ impl<'a, F: Files> SnapshotFolder<'a, F> {
             updates,
             files: BTreeMap::new(),
         };
-        let parts: [(&str, &[&[u8]]); 2] = [(STATE, &[state]), (POOL, pool)];
-        for (name, pieces) in parts {
+        // A copy: a link would share its damage with every snapshot and with the policy itself.
+        let best = best.map(|path| files::read(path, files::MOST)).transpose()?;
+        let best = best.as_deref().map(|bytes| [bytes]);
+        let parts = [(STATE, Some(&[state][..])), (POOL, Some(pool)), (BEST, best.as_ref().map(|bytes| &bytes[..]))];
+        for (name, pieces) in parts.into_iter().filter_map(|(name, pieces)| Some((name, pieces?))) {
             let path = writing.join(name);
             self.files.write(&path, pieces)?;
             self.files.sync_file(&path)?;
             manifest.files.insert(name.into(), FileEntry::of(pieces));
-        }
-        if let Some(best) = best {
-            let path = writing.join(BEST);
-            self.files.link(best, &path)?;
-            self.files.sync_file(&path)?;
-            // Its content, not the file's: the best policy is replaced by rename, so the link stays what it is.
-            manifest.files.insert(BEST.into(), FileEntry::of(&[&std::fs::read(&path)?]));
         }
         let path = writing.join(MANIFEST);
         self.files.write(&path, &[&manifest.encode()?])?;
@@ -218,13 +216,16 @@ pub fn verify(path: &Path) -> anyhow::Result<Manifest> {
 }
 
 fn read_files(path: &Path) -> anyhow::Result<(Manifest, BTreeMap<String, Vec<u8>>)> {
-    let manifest =
-        std::fs::read(path.join(MANIFEST)).map_err(anyhow::Error::from).and_then(|text| Manifest::decode(&text));
+    let manifest = files::read(&path.join(MANIFEST), files::MOST)
+        .map_err(anyhow::Error::from)
+        .and_then(|text| Manifest::decode(&text));
     let manifest = manifest.with_context(|| format!("{}", path.join(MANIFEST).display()))?;
     let mut contents = BTreeMap::new();
     for (name, entry) in &manifest.files {
         ensure!([STATE, POOL, BEST].contains(&name.as_str()), "{} is no file of a snapshot", path.join(name).display());
-        let bytes = std::fs::read(path.join(name)).with_context(|| format!("{}", path.join(name).display()))?;
+        // No file of another length is what was written, however long it is.
+        let bytes =
+            files::read(&path.join(name), entry.bytes).with_context(|| format!("{}", path.join(name).display()))?;
         ensure!(FileEntry::of(&[&bytes]) == *entry, "{} is not what was written", path.join(name).display());
         contents.insert(name.clone(), bytes);
     }

@@ -23,7 +23,7 @@ use super::super::worlds::{Loaded, Size, sized};
 use super::Target;
 use super::Verdict::{self, Accepted, Refused};
 
-const OPTIONS: ReplayOptions = ReplayOptions { rate_seed: 0, feedback_delay_s: 60.0 };
+const OPTIONS: ReplayOptions = ReplayOptions { rate_seed: 0, delay: admix::env::Delay::fixed(60.0) };
 
 /// A day of 40 requests and three contracts, with its plan.
 struct Sample {
@@ -261,6 +261,120 @@ fn inventories() {
 #[test]
 fn day_files() {
     table("day", "day.toml");
+}
+
+/// Bytes that reading a Parquet file may hold: a page and a dictionary unpacked, and what they are decoded into.
+const PARQUET_BYTES: usize = 384 << 20;
+
+/// A track log in another form than plain text; `name` says of the bytes what the file is called, `write` how they get
+/// there.
+fn stored_track_log(
+    target: &'static str,
+    seeds: Vec<Vec<u8>>,
+    most: (usize, usize),
+    one_in: u64,
+    name: fn(&[u8]) -> &'static str,
+    write: fn(&Path, &[u8]),
+) {
+    let folder = tempfile::tempdir().unwrap();
+    write_files(folder.path(), &WORLD.tables);
+    std::fs::remove_file(folder.path().join("track_log.tsv")).unwrap();
+    let options = CompileOptions { max_bad_share: 0.5, ..CompileOptions::default() };
+    let dir = folder.path();
+    Target {
+        name: target,
+        seeds,
+        most,
+        one_in,
+        forge: |_| {},
+        read: &mut |bytes| {
+            let path = dir.join(name(bytes));
+            write(&path, bytes);
+            let read = RawDay::read(dir, options);
+            std::fs::remove_file(path).unwrap();
+            match read {
+                Ok(_) => Accepted,
+                Err(e) => {
+                    let text = e.to_string();
+                    assert!(text.contains(dir.to_str().unwrap()) && !text.chars().any(char::is_control), "{text:?}");
+                    Refused
+                }
+            }
+        },
+        used: &mut || {},
+    }
+    .run();
+}
+
+fn plain(path: &Path, bytes: &[u8]) {
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// The text of the world's track log.
+fn track_text() -> &'static [u8] {
+    let table = WORLD.tables.iter().find(|(path, _)| path == Path::new("track_log.tsv"));
+    &table.expect("it was written").1
+}
+
+#[test]
+fn parquet_track_logs() {
+    let text = std::str::from_utf8(track_text()).unwrap();
+    let scratch = Scratch::new("t.parquet");
+    let path = scratch.holding(b"");
+    let seeds = crate::tables::forms().into_iter().map(|form| {
+        crate::tables::write_parquet(&path, &crate::tables::rows_of(text), form);
+        std::fs::read(&path).unwrap()
+    });
+    stored_track_log("parquet", seeds.collect(), (PARQUET_BYTES, 64), 2, |_| "track_log.parquet", plain);
+}
+
+/// By what they begin with.
+fn archive_name(bytes: &[u8]) -> &'static str {
+    match bytes {
+        [0x28, 0xb5, ..] if bytes.len().is_multiple_of(2) => "track_log.tsv.zst",
+        [0x28, 0xb5, ..] => "track_log.csv.zst",
+        _ if bytes.len().is_multiple_of(2) => "track_log.tsv.gz",
+        _ => "track_log.jsonl.gz",
+    }
+}
+
+#[test]
+fn archives_of_track_logs() {
+    let text = track_text();
+    let zeros = [text, &vec![0; 6 << 20]].concat();
+    let gzip = |text: &[u8]| {
+        let mut out = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        std::io::Write::write_all(&mut out, text).unwrap();
+        out.finish().unwrap()
+    };
+    // An archive of odd length is called otherwise; bytes after its end are none of its.
+    let even = |mut bytes: Vec<u8>| {
+        if !bytes.len().is_multiple_of(2) {
+            bytes = [&bytes[..], &zstd::encode_all(&b""[..], 0).unwrap()].concat();
+        }
+        bytes
+    };
+    let seeds: Vec<Vec<u8>> = [text, &zeros]
+        .into_iter()
+        .flat_map(|text| [gzip(text), even(zstd::encode_all(text, 3).unwrap())])
+        .filter(|bytes| bytes.len().is_multiple_of(2))
+        .collect();
+    // A row, its cells, the reader's buffers.
+    stored_track_log("archive", seeds, (32 << 20, 64), 4, archive_name, plain);
+}
+
+#[test]
+fn sparse_track_logs() {
+    let text = track_text();
+    // The first half, a hole of 64 MiB, and the rest.
+    let write = |path: &Path, bytes: &[u8]| {
+        use std::os::unix::fs::FileExt as _;
+        let file = std::fs::File::create(path).unwrap();
+        let half = bytes.len() / 2;
+        file.write_all_at(&bytes[..half], 0).unwrap();
+        file.write_all_at(&bytes[half..], (64 << 20) + half as u64).unwrap();
+    };
+    stored_track_log("sparse", vec![text.to_vec()], (32 << 20, 64), 100, |_| "track_log.tsv", write);
 }
 
 /// Settings under which 40 requests make blocks.

@@ -11,11 +11,14 @@ use super::Verdict::{Accepted, Refused};
 /// A name in `/dev/shm` whose file goes with this.
 struct Place {
     name: String,
+    /// Its lock tells a start in another pid namespace, as a test beside this makes, that the file is not a dead run's.
+    _main: Control,
 }
 
 impl Place {
     fn new(target: &str) -> Self {
-        Self { name: RunNames::for_this_process("hostile").unwrap().part(target) }
+        let names = RunNames::for_this_process("hostile").unwrap();
+        Self { name: names.part(target), _main: Control::create(&names.part("control")).unwrap() }
     }
 
     fn path(&self) -> PathBuf {

@@ -157,8 +157,9 @@ impl Witness for Writer<'_> {
         let Dims { eligible: k, offers: q, auctions: a, .. } = of.dims;
         self.request += 1;
         let candidates = replay.candidates().len();
+        let policy = &self.spec.policy;
         for (i, to) in self.part::<OfferRecord>(&of.offers)[request * q..][..candidates].iter_mut().enumerate() {
-            let o = offer(replay, &weights, of.requests, i);
+            let o = offer(replay, policy, &weights, of.requests, i);
             *to = OfferRecord { slot: o.slot as f32, unit: o.unit, click: o.click, gain: o.gain, boost: o.boost };
         }
         let (scored, vocabulary) = (of.dims.score_auctions, &self.spec.vocabulary);

@@ -129,7 +129,7 @@ fn contracts_that_do_not_fit_and_files_without_use_are_errors() {
     let good = format!("{HEADER}\n{row}\n");
     assert!(message(good.clone(), "71\t5\t\t\t\t0.2\t20\t0.001\n").contains("advertiser"));
     assert!(message(good.clone(), "9001\t5\t\t\t\t0.2\t20\t\n").contains("no pctr"));
-    assert!(message(good, "9001\t5\t\t\t\t0.2\t2e6\t0.9\n").contains("9001"));
+    assert!(message(good, "9001\t5\t\t\t\t0.2\t9e5\t0.9\n").contains("9001"));
     let header = HEADER.replace("payprice", "price");
     let text = message(format!("{header}\n{row}\n"), "");
     assert!(text.contains("`payprice`") && text.contains("imp.csv"), "{text}");

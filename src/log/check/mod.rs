@@ -1,4 +1,9 @@
-//! `data check`: everything that the input contract demands of a log directory, as one report.
+//! `data check`: everything that the input contract demands of a log directory, as one report, and what is possible but
+//! looks like a wrong unit.
+
+mod ranges;
+mod units;
+mod warning;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +15,10 @@ use super::compile::{self, CompileOptions};
 use super::error::Result;
 use super::exposure::{self, ExposureReport};
 use super::table;
+use super::wander::Hourly;
 use super::{CompiledLog, inventory};
+pub use ranges::{Range, Ranges};
+pub use warning::Warning;
 
 /// A contract that stands in fewer of its targeted requests' queues than this is worth a warning: the log may be
 /// censored by the policy that wrote it.
@@ -30,11 +38,15 @@ pub struct CheckReport {
     pub quarantine: Option<PathBuf>,
     pub out_of_order: u64,
     pub unfillable: u64,
+    pub ranges: Ranges,
     pub contracts: Vec<ContractReport>,
     /// Forecast page views of the inventory, if there is one.
     pub inventory_pv: Option<f64>,
     pub exposure: Option<ExposureReport>,
-    pub warnings: Vec<String>,
+    pub warnings: Vec<Warning>,
+    /// Requests and prices by hour, to compare days with each other.
+    #[serde(skip)]
+    pub hourly: Hourly,
 }
 
 /// A contract as the log shows it.
@@ -49,33 +61,35 @@ pub struct ContractReport {
     pub presence_by_hour: Vec<Option<f64>>,
 }
 
-/// Checks a log directory and compiles it.
+/// Checks a log directory and compiles it; `feedback_delay_s` is what runs on it would assume.
 ///
 /// # Errors
 /// What makes the directory unusable; bad track rows beyond the allowed share among it.
-pub fn check(dir: &Path, options: CompileOptions) -> Result<CheckReport> {
+pub fn check(dir: &Path, options: CompileOptions, feedback_delay_s: f64) -> Result<CheckReport> {
     let log = compile::open(dir, options)?;
     let counts = log.counts().clone();
-    let mut warnings = Vec::new();
+    let ranges = Ranges::of(&log);
+    let mut warnings = units::of_directory(dir)?;
     if log.contracts_declared() {
-        warnings.push("contracts were declared by the import, they are not real".into());
+        warnings.push(Warning::new("declared_contracts", "contracts were declared by the import, they are not real"));
     }
+    warnings.extend(units::of_log(&log, &ranges));
     let contracts = contracts(&log, &mut warnings);
     let inventory_pv = match table::find(dir, "inventory")? {
         Some(path) => Some(inventory::read(&path)?.iter().map(|node| node.pv).sum()),
         None => None,
     };
     let exposure = match table::find(dir, "joined_exposure")? {
-        Some(path) => Some(join_exposure(&path, &log, &mut warnings)?),
+        Some(path) => Some(join_exposure(&path, &log, feedback_delay_s, &mut warnings)?),
         None => None,
     };
     if counts.out_of_order > 0 {
-        warnings.push(format!("{} rows stood out of time order and were sorted", counts.out_of_order));
+        let what = format!("{} rows stood out of time order and were sorted", counts.out_of_order);
+        warnings.push(Warning::new("out_of_order", what));
     }
     let unfillable =
         log.requests().iter().filter(|r| log.entries(r).is_empty() && log.auctions(r).is_empty()).count() as u64;
-    let quarantine =
-        if counts.quarantined > 0 { Some(compile::cache_folder(dir)?.join("quarantine.tsv")) } else { None };
+    let quarantine = if counts.quarantined > 0 { Some(compile::quarantine_path(dir)) } else { None };
     Ok(CheckReport {
         directory: dir.to_owned(),
         log: log.name().to_owned(),
@@ -87,14 +101,16 @@ pub fn check(dir: &Path, options: CompileOptions) -> Result<CheckReport> {
         quarantine,
         out_of_order: counts.out_of_order,
         unfillable,
+        ranges,
         contracts,
         inventory_pv,
         exposure,
         warnings,
+        hourly: Hourly::of(&log),
     })
 }
 
-fn contracts(log: &CompiledLog, warnings: &mut Vec<String>) -> Vec<ContractReport> {
+fn contracts(log: &CompiledLog, warnings: &mut Vec<Warning>) -> Vec<ContractReport> {
     let n = log.contracts().len();
     let mut targeted = vec![[0u64; 24]; n];
     let mut present = vec![[0u64; 24]; n];
@@ -110,9 +126,10 @@ fn contracts(log: &CompiledLog, warnings: &mut Vec<String>) -> Vec<ContractRepor
             present[e.contract as usize][hour] += 1;
         }
     }
+    let (mut short, mut absent) = (Vec::new(), Vec::new());
     let reports = log.contracts().iter().zip(targeted.iter().zip(&present)).map(|(c, (targeted, present))| {
         if c.present < c.owed() {
-            warnings.push(format!(
+            short.push(format!(
                 "contract {} owes {} impressions but may be shown on {} requests only",
                 c.ad_id,
                 c.owed(),
@@ -120,9 +137,8 @@ fn contracts(log: &CompiledLog, warnings: &mut Vec<String>) -> Vec<ContractRepor
             ));
         }
         if (c.present as f64) < LOW_PRESENCE * c.targeted as f64 {
-            warnings.push(format!(
-                "contract {} stands in the queues of {} of its {} targeted requests; if the log was censored by the policy \
-                 that wrote it, set env.complete_queues = true",
+            absent.push(format!(
+                "contract {} stands in the queues of {} of its {} targeted requests",
                 c.ad_id, c.present, c.targeted
             ));
         }
@@ -136,24 +152,46 @@ fn contracts(log: &CompiledLog, warnings: &mut Vec<String>) -> Vec<ContractRepor
                 .collect(),
         }
     });
-    reports.collect()
+    let reports = reports.collect();
+    let remedy = "Look at its targeting and flight, and whether `required` is this day's share of the booking";
+    warnings.extend(several(&short).map(|what| Warning::new("short_supply", what).so(remedy)));
+    let remedy = "If the log was censored by the policy that wrote it, set env.complete_queues = true";
+    warnings.extend(several(&absent).map(|what| Warning::new("low_presence", what).so(remedy)));
+    reports
 }
 
-fn join_exposure(path: &Path, log: &CompiledLog, warnings: &mut Vec<String>) -> Result<ExposureReport> {
+/// One finding for all contracts that share it: the first is told, the others are counted.
+fn several(found: &[String]) -> Option<String> {
+    match found {
+        [] => None,
+        [only] => Some(only.clone()),
+        [first, others @ ..] => Some(format!("{first}, and {} contracts more (--json has each)", others.len())),
+    }
+}
+
+fn join_exposure(
+    path: &Path,
+    log: &CompiledLog,
+    feedback_delay_s: f64,
+    warnings: &mut Vec<Warning>,
+) -> Result<ExposureReport> {
     let exposures = exposure::join(path, log)?;
     if let Some(first) = exposures.first_bad {
-        warnings.push(format!("bad exposure rows are left out; the first: {first}"));
+        warnings.push(Warning::new("bad_exposures", format!("bad exposure rows are left out; the first: {first}")));
     }
     let report = exposures.report;
     if report.not_allowed > 0 {
-        warnings.push(format!(
-            "{} exposures show an ad that by the log may not be shown on their request; is it the log of the same day?",
-            report.not_allowed
-        ));
+        let what =
+            format!("{} exposures show an ad that by the log may not be shown on their request", report.not_allowed);
+        warnings.push(
+            Warning::new("exposures_not_allowed", what).likely("the log of another day, or entries that are missing"),
+        );
     }
     if let Some(early) = report.feedback_delay.map(|d| d.early).filter(|&n| n > 0) {
-        warnings.push(format!("{early} exposures arrived before their request; the clocks disagree"));
+        let what = format!("{early} exposures arrived before their request");
+        warnings.push(Warning::new("early_exposures", what).likely("the clocks disagree"));
     }
+    warnings.extend(units::of_exposure(&report, feedback_delay_s));
     Ok(report)
 }
 
@@ -168,6 +206,7 @@ impl fmt::Display for CheckReport {
                 None => writeln!(f)?,
             }
         }
+        writeln!(f, "  ranges       {}", self.ranges)?;
         writeln!(f, "  unfillable   {} requests have nothing that may be shown", self.unfillable)?;
         let owed: u64 = self.contracts.iter().map(|c| c.owed).sum();
         writeln!(f, "  contracts    {} owe {owed} impressions", self.contracts.len())?;
@@ -195,7 +234,7 @@ impl fmt::Display for CheckReport {
             }
         }
         for warning in &self.warnings {
-            writeln!(f, "  warning      {warning}")?;
+            writeln!(f, "  warning      {warning} [{}]", warning.name)?;
         }
         Ok(())
     }

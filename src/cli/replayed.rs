@@ -1,0 +1,48 @@
+//! How a day is replayed or served: the options that several commands share.
+
+use clap::Args;
+
+use crate::score::ScoreOptions;
+use crate::settings::Settings;
+
+use super::UsageError;
+
+#[derive(Debug, Clone, Copy, Args)]
+pub struct Replayed {
+    /// Seconds until a policy observes a delivery
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    pub feedback_delay: f64,
+    /// Seed of the rate draws
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub rate_seed: u64,
+    /// Add to each queue the eligible contracts missing from it
+    #[arg(long)]
+    pub complete_queues: bool,
+}
+
+impl Replayed {
+    /// The default settings with these.
+    pub fn settings(&self) -> Settings {
+        let mut settings = Settings::default();
+        settings.env.feedback_delay_s = self.feedback_delay;
+        settings.env.rate_seed = self.rate_seed;
+        settings.env.complete_queues = self.complete_queues;
+        settings
+    }
+
+    /// The same for a scorer.
+    ///
+    /// # Errors
+    /// A delay that is no duration.
+    pub fn score(&self) -> anyhow::Result<ScoreOptions> {
+        if !(self.feedback_delay.is_finite() && self.feedback_delay >= 0.0) {
+            return Err(UsageError("--feedback-delay must be 0 or more seconds".into()).into());
+        }
+        Ok(ScoreOptions {
+            rate_seed: self.rate_seed,
+            feedback_delay_s: self.feedback_delay,
+            complete_queues: self.complete_queues,
+            ..ScoreOptions::default()
+        })
+    }
+}

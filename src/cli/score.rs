@@ -1,0 +1,180 @@
+//! `admix score`: requests on standard input, scores on standard output.
+
+use std::io::{BufReader, BufWriter, Read as _, Write as _};
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+
+use crate::files::replace;
+use crate::log::error::BadValue;
+use crate::score::{self, DayFiles, Format, Requests, ScoreOptions, Scorer, ServedDay, ServedPolicy};
+
+use super::replayed::Replayed;
+use super::{Exit, UsageError};
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example, a day of a log directory scored as `eval` decides it:\n\n    \
+    admix score --policy runs/default-1 --control day-4/control.tsv --inventory day-4/inventory.tsv \\\n        \
+    --day day-4/day.toml < day-4/track_log.tsv > scores.tsv")]
+pub struct Score {
+    #[command(flatten)]
+    served: Served,
+    /// What comes and goes: track_log columns in and `request_id, ad_id, score, chosen` out, or JSON objects a line
+    #[arg(long, value_enum, default_value_t = FormatArgument::Tsv)]
+    format: FormatArgument,
+    /// Score every request at the same state: nothing is counted
+    #[arg(long)]
+    stateless: bool,
+    /// Impressions really shown (request_id, ad_id, ts_ms[, arrival_ms]): they confirm or correct what was chosen
+    #[arg(long, value_name = "FILE")]
+    exposures: Option<PathBuf>,
+    /// Take back a choice that no exposure confirms within so many seconds; deliveries are observed when confirmed. Default: what is
+    /// chosen counts as shown
+    #[arg(long, value_name = "SECONDS", requires = "exposures")]
+    confirm_within: Option<f64>,
+    /// Start from a saved state
+    #[arg(long, value_name = "FILE")]
+    state: Option<PathBuf>,
+    /// Save the state at the end
+    #[arg(long, value_name = "FILE")]
+    save_state: Option<PathBuf>,
+}
+
+/// Policy and day that `score`, `export` and `serve` work with.
+#[derive(Debug, Args)]
+pub struct Served {
+    /// A run directory (its best policy), a policy file, or baseline:NAME, which needs --plan
+    #[arg(long, value_name = "RUN_DIR|FILE|baseline:NAME")]
+    pub policy: String,
+    /// Contracts of the day
+    #[arg(long, value_name = "FILE")]
+    pub control: PathBuf,
+    /// Plan of a baseline; a policy file carries its own
+    #[arg(long, value_name = "FILE")]
+    pub plan: Option<PathBuf>,
+    /// Impressions delivered since the day began (ad_id, delivered), for a start in the middle of it
+    #[arg(long, value_name = "FILE")]
+    pub delivered: Option<PathBuf>,
+    /// Supply forecast of the day; default: the plan's
+    #[arg(long, value_name = "FILE")]
+    pub inventory: Option<PathBuf>,
+    /// The day's date and time zone; default: UTC and the first request's date
+    #[arg(long, value_name = "DAY.TOML")]
+    pub day: Option<PathBuf>,
+    #[command(flatten)]
+    replayed: Replayed,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum FormatArgument {
+    Tsv,
+    Jsonl,
+}
+
+impl Served {
+    /// Opens the policy.
+    pub fn open(&self) -> anyhow::Result<ServedPolicy> {
+        let policy = ServedPolicy::open(&self.policy, self.plan.as_deref());
+        let policy = policy.map_err(|e| UsageError(format!("{e:#}")))?;
+        if self.plan.is_some() && !self.policy.starts_with("baseline:") {
+            tracing::info!("the policy goes by the plan that it carries, as in `eval`; --plan is for baselines");
+        }
+        Ok(policy)
+    }
+
+    /// The files that say what is known of the day.
+    pub fn files(&self) -> DayFiles {
+        DayFiles { control: self.control.clone(), inventory: self.inventory.clone(), day: self.day.clone() }
+    }
+
+    /// How requests are scored.
+    ///
+    /// # Errors
+    /// A delay that is no duration.
+    pub fn options(&self) -> anyhow::Result<ScoreOptions> {
+        self.replayed.score()
+    }
+
+    /// Takes in what `--delivered` says.
+    pub fn begin(&self, scorer: &mut Scorer) -> anyhow::Result<()> {
+        if let Some(path) = &self.delivered {
+            let unknown = scorer.begin_with(&score::delivered(path)?);
+            if let Some(first) = unknown.first() {
+                tracing::warn!("--delivered names {} ads without a control row, {first} first", unknown.len());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Score {
+    pub fn run(self) -> anyhow::Result<Exit> {
+        let format = match self.format {
+            FormatArgument::Tsv => Format::Tsv,
+            FormatArgument::Jsonl => Format::Jsonl,
+        };
+        let policy = self.served.open()?;
+        let exposures = match &self.exposures {
+            Some(path) => score::exposures(path)?,
+            None => vec![],
+        };
+        let mut told = 0u64;
+        let mut bad = |line: u64, why: &BadValue| {
+            told += 1;
+            if told <= 20 {
+                say!(
+                    "line {line} skipped: {}{}`{}`: {}",
+                    why.column,
+                    if why.column.is_empty() { "" } else { " " },
+                    why.value,
+                    why.rule
+                );
+            }
+        };
+        let mut requests = Requests::new(Box::new(BufReader::with_capacity(1 << 18, std::io::stdin())), format)?;
+        let first = requests.first_time(&mut bad)?.unwrap_or(0);
+        let day = ServedDay::read(&self.served.files(), first)?;
+        let options = ScoreOptions {
+            stateless: self.stateless,
+            exposures: self.exposures.is_some(),
+            confirm_within_s: self.confirm_within,
+            ..self.served.options()?
+        };
+        let mut scorer = Scorer::new(&day, &policy, options)?;
+        self.served.begin(&mut scorer)?;
+        if let Some(path) = &self.state {
+            let mut bytes = Vec::new();
+            let read = std::fs::File::open(path).and_then(|mut file| file.read_to_end(&mut bytes));
+            read.with_context(|| format!("cannot read the state {}", path.display()))?;
+            let own = scorer.restore(&bytes).map_err(|e| UsageError(format!("{}: {e:#}", path.display())))?;
+            if !own {
+                tracing::warn!("{}: saved by another policy; its counts are taken over", path.display());
+            }
+        }
+        let mut output = BufWriter::with_capacity(1 << 18, std::io::stdout().lock());
+        let report = match score::stream(&mut scorer, &mut requests, &exposures, format, &mut output, &mut bad) {
+            Ok(report) => report,
+            Err(e) if is_broken_pipe(&e) => return Ok(Exit::Done),
+            Err(e) => return Err(e),
+        };
+        output.flush()?;
+        if let Some(path) = &self.save_state {
+            let saved = replace(path, &scorer.save());
+            saved.with_context(|| format!("cannot write the state {}", path.display()))?;
+        }
+        let skipped: u64 = report.bad.values().sum();
+        if skipped > 0 {
+            let reasons: Vec<String> = report.bad.iter().map(|(reason, n)| format!("{n} {reason}")).collect();
+            tracing::warn!("{skipped} of {} lines were skipped: {}", report.lines, reasons.join(", "));
+        }
+        tracing::info!("{} requests decided, {} candidates scored", report.decided, report.candidates);
+        Ok(Exit::Done)
+    }
+}
+
+/// Whether the reader went away.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let broken = |e: &std::io::Error| e.kind() == std::io::ErrorKind::BrokenPipe;
+    error.chain().any(|cause| cause.downcast_ref().is_some_and(broken))
+}

@@ -1,0 +1,187 @@
+//! Why an ad was shown: one request of a replayed day, with what every policy saw and bid there.
+//!
+//! The day is replayed up to the request, because what a policy bids depends on all that it has shown before. Each policy comes to
+//! the request by its own way, so that the answer for a baseline is what *it* would have shown there, with its own deliveries.
+//!
+//! May import: `evaluate`, `policy`, `env`, `plan`, `log`, `settings`.
+
+mod text;
+
+use std::sync::Arc;
+
+use anyhow::bail;
+use serde::Serialize;
+
+use crate::env::{FEATURES, Replay};
+use crate::evaluate::{Entry, TestDay};
+use crate::log::schema::AdType;
+use crate::plan::Plan;
+use crate::policy::witness::{Scored, Watcher, Witness, named_features};
+use crate::policy::{Policy, baselines, replay_day};
+use crate::settings::Settings;
+
+pub use text::render;
+
+/// A candidate as a policy saw it. Money in eCPM units, minor units per 1,000 impressions.
+#[derive(Debug, Clone, Serialize)]
+pub struct Candidate {
+    pub ad_id: u64,
+    /// `C` or `A`.
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// The score before the platform's boost: a contract's bid, or an auction ad's eCPM.
+    pub bid: f64,
+    pub boost: f64,
+    pub ecpm: f64,
+    /// Only for contracts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub contract: Option<ContractState>,
+    /// Only for contracts of a learned policy.
+    #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
+    pub features: serde_json::Map<String, serde_json::Value>,
+}
+
+/// How a contract stood when the request came.
+#[derive(Debug, Clone, Serialize)]
+pub struct ContractState {
+    pub owed: f64,
+    /// Impressions shown, and those that the policy had been told of.
+    pub delivered: f64,
+    pub observed: f64,
+    /// Share of the delivery that was planned by then; `null` where nothing was forecast.
+    pub planned: Option<f64>,
+    /// Planned less observed, in impressions; positive: it lags behind.
+    pub lag: Option<f64>,
+    /// The training days' price, and the worth of the predicted click, in eCPM units.
+    pub price: f64,
+    pub click: f64,
+    /// In eCPM units.
+    pub penalty: f64,
+}
+
+/// One policy at the request.
+#[derive(Debug, Clone, Serialize)]
+pub struct View {
+    pub policy: String,
+    /// Best first; the first one was shown.
+    pub candidates: Vec<Candidate>,
+    /// The best auction ad's eCPM: what a contract ad displaces.
+    pub price: f64,
+}
+
+/// The answer.
+#[derive(Debug, Clone, Serialize)]
+pub struct Explanation {
+    pub log: String,
+    pub request_id: u64,
+    /// Milliseconds from midnight.
+    pub offset_ms: u64,
+    pub slot_id: u32,
+    pub region: u32,
+    pub gender: u8,
+    pub age: u8,
+    /// The policy that was asked about first, then the others.
+    pub views: Vec<View>,
+}
+
+/// Waits for one request.
+struct Ear {
+    request_id: u64,
+    heard: Option<View>,
+}
+
+impl Watcher for Ear {
+    fn wants(&self, replay: &Replay) -> bool {
+        replay.visit().request_id == self.request_id
+    }
+
+    fn see(&mut self, replay: &Replay, ranked: &[Scored], features: &[f32]) {
+        let rows = |j: usize| {
+            let at = replay.candidates().iter().position(|c| c.contract as usize == j)?;
+            features.get(at * FEATURES..(at + 1) * FEATURES)
+        };
+        let candidates = ranked.iter().map(|scored| {
+            let row = scored.contract.and_then(rows).unwrap_or_default();
+            Candidate {
+                ad_id: scored.ad_id,
+                kind: match scored.kind {
+                    AdType::Contract => "C",
+                    AdType::Auction => "A",
+                },
+                bid: 1000.0 * scored.score,
+                boost: scored.boost,
+                ecpm: scored.ecpm,
+                contract: scored.contract.map(|j| ContractState::of(replay, j, scored.worth)),
+                features: named_features(row).map(|(name, value)| (name.to_owned(), value.into())).collect(),
+            }
+        });
+        let heard = View { policy: String::new(), candidates: candidates.collect(), price: 1000.0 * replay.best() };
+        self.heard = Some(heard);
+    }
+}
+
+impl ContractState {
+    fn of(replay: &Replay, j: usize, click: f64) -> Self {
+        let contract = &replay.day.contracts[j];
+        let [owed, delivered, observed] =
+            [replay.episode.owed[j], replay.state.delivered[j], replay.state.observed[j]].map(f64::from);
+        let planned = contract.planned_share(replay.observed_until());
+        Self {
+            owed,
+            delivered,
+            observed,
+            planned,
+            lag: planned.map(|share| share * owed - observed),
+            price: 1000.0 * contract.price,
+            click: 1000.0 * click,
+            penalty: 1000.0 * contract.penalty,
+        }
+    }
+}
+
+/// Explains a request of a day: the policies `entries`, then the named baselines under `plan`.
+///
+/// # Errors
+/// A request that is not on the day, or on which nothing could be shown.
+pub fn explain(
+    day: &TestDay,
+    request_id: u64,
+    entries: &[Entry],
+    plan: &Plan,
+    names: &[String],
+    settings: &Settings,
+) -> anyhow::Result<Explanation> {
+    let Some(request) = day.log().requests().iter().find(|r| r.request_id == request_id) else {
+        bail!("{} has no usable request {request_id}", day.log().name());
+    };
+    let options = day.options(&settings.env);
+    let mut views = Vec::new();
+    let mut ask = |name: &str, plan: &Plan, vocabulary, policy: &mut dyn Policy| {
+        let mut ear = Ear { request_id, heard: None };
+        let model = day.model(plan, Arc::new(vocabulary));
+        replay_day(&model, &mut Witness::new(policy, &mut ear), options, &mut |_| {});
+        views.extend(ear.heard.map(|view| View { policy: name.to_owned(), ..view }));
+    };
+    for entry in entries {
+        ask(&entry.name, entry.policy.plan(), entry.policy.vocabulary(), &mut *entry.policy.policy());
+    }
+    for name in names {
+        match baselines::named(name, Some(plan), settings.baselines.interval_s) {
+            Ok(mut policy) => ask(name, plan, crate::env::Vocabulary::default(), &mut *policy),
+            Err(why) => tracing::warn!("left out: {why}"),
+        }
+    }
+    if views.is_empty() {
+        bail!("nothing could be shown on request {request_id}: no auction ad, and no contract whose rate let it in");
+    }
+    Ok(Explanation {
+        log: day.log().name().to_owned(),
+        request_id,
+        offset_ms: request.ts_ms - day.log().day().start_ms,
+        slot_id: request.slot_id,
+        region: request.region,
+        gender: request.gender,
+        age: request.age,
+        views,
+    })
+}

@@ -1,0 +1,127 @@
+//! Opening and reading files that somebody else may have put there.
+//!
+//! A run directory, a cache or `/dev/shm` can hold a FIFO where a file is expected, a symbolic link that leads elsewhere, or a
+//! file of a terabyte. Opening here waits for nobody, and reading stops at a limit.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+/// Writes a file under a temporary name of its own folder and renames it into place. The umask decides who may read it.
+///
+/// # Errors
+/// The file system's.
+pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+    let mut file = tempfile::Builder::new().permissions(mode).tempfile_in(folder)?;
+    io::Write::write_all(&mut file, bytes)?;
+    file.persist(path).map_err(|e| e.error)?;
+    Ok(())
+}
+
+/// The most that is read of one file that has no limit of its own.
+pub const MOST: u64 = 1 << 31;
+
+/// Opens a regular file. Follows no symbolic link in its last component, waits for nobody at a FIFO, truncates nothing.
+///
+/// # Errors
+/// What the system says; `InvalidInput` where it is not a regular file.
+pub fn open_no_follow(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    open_with(path, options, libc::O_NOFOLLOW)
+}
+
+/// Opens a regular file for reading; links are followed, a FIFO or a device is refused at once.
+///
+/// # Errors
+/// What the system says; `InvalidInput` where it is not a regular file.
+pub fn open(path: &Path) -> io::Result<File> {
+    open_with(path, OpenOptions::new().read(true), 0)
+}
+
+fn open_with(path: &Path, options: &mut OpenOptions, flags: i32) -> io::Result<File> {
+    let file = options.custom_flags(flags | libc::O_NONBLOCK | libc::O_CLOEXEC).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    Ok(file)
+}
+
+/// Reads a whole regular file of at most `most` bytes.
+///
+/// # Errors
+/// What the system says; `InvalidInput` where it is not a regular file, `FileTooLarge` where it is longer.
+pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let file = open(path)?;
+    let mut bytes = Vec::new();
+    // Also of a file whose length the file system does not know, or that grows.
+    file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        let why = format!("more than {most} bytes, which is more than such a file can have");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
+    }
+    Ok(bytes)
+}
+
+/// Makes, or finds, the folder `name` in the folder `parent`, both of which nobody but this user can write to.
+///
+/// # Errors
+/// What the system says; `PermissionDenied` where one of them is another user's, a link, or open to others.
+pub fn private_folder(parent: &Path, name: &str) -> io::Result<PathBuf> {
+    let folder = parent.join(name);
+    DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+    for path in [parent, &folder] {
+        let found = path.symlink_metadata()?;
+        let ours = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o022 == 0;
+        if !ours {
+            let why = format!("{} is another user's, a link, or open to others", path.display());
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
+    }
+    Ok(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pipes_and_folders_are_refused_without_waiting_and_links_where_they_are_not_wanted() {
+        let folder = tempfile::tempdir().unwrap();
+        let [link, pipe, file] = ["link", "pipe", "file"].map(|name| folder.path().join(name));
+        std::fs::write(&file, "text").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        for path in [&pipe, folder.path(), Path::new("/dev/null")] {
+            assert!(open(path).is_err(), "{}", path.display());
+        }
+        assert_eq!(read(&link, 4).unwrap(), b"text");
+        assert!(open_no_follow(&link, OpenOptions::new().read(true)).is_err());
+        open_no_follow(&file, OpenOptions::new().read(true)).unwrap();
+    }
+
+    #[test]
+    fn no_more_is_read_than_may_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let sparse = folder.path().join("sparse");
+        File::create(&sparse).unwrap().set_len(1 << 40).unwrap();
+        assert_eq!(read(&sparse, 1000).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        std::fs::write(&sparse, [7; 1000]).unwrap();
+        assert_eq!(read(&sparse, 1000).unwrap(), [7; 1000]);
+    }
+
+    #[test]
+    fn a_folder_is_private_or_refused() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let top = tempfile::tempdir().unwrap();
+        let parent = top.path().join("admix");
+        let folder = private_folder(&parent, "a").unwrap();
+        assert_eq!(private_folder(&parent, "a").unwrap(), folder);
+        assert_eq!(folder.metadata().unwrap().mode() & 0o777, 0o700);
+        std::os::unix::fs::symlink(&folder, parent.join("b")).unwrap();
+        assert!(private_folder(&parent, "b").is_err());
+        std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(private_folder(&parent, "a").is_err());
+    }
+}

@@ -1,0 +1,69 @@
+//! How honest the critic's distributions are: how often what came lies below what they call their deciles.
+//!
+//! Of a calibrated critic, a tenth of all returns lies below the first decile of what it said, half below the median. The figures go
+//! into the learner's records and from there into the report of a run.
+
+/// Deciles of a distribution, but for its ends.
+pub const DECILES: usize = 9;
+
+/// Counts of targets below the critic's deciles.
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+pub struct Calibration {
+    below: [u32; DECILES],
+    seen: u32,
+}
+
+impl Calibration {
+    /// Takes in a distribution as its quantiles at `(i + 0.5) / n`, and what came of it, in the same unit.
+    pub fn see(&mut self, quantiles: &[f32], came: f32) {
+        self.seen += 1;
+        for (d, below) in self.below.iter_mut().enumerate() {
+            *below += u32::from(came < decile(quantiles, d));
+        }
+    }
+
+    /// Adds counts up.
+    pub fn sum<'a>(all: impl Iterator<Item = &'a Self>) -> Self {
+        all.fold(Self::default(), |mut sum, one| {
+            sum.seen += one.seen;
+            sum.below.iter_mut().zip(one.below).for_each(|(sum, one)| *sum += one);
+            sum
+        })
+    }
+
+    /// The share that came below each decile; `None` where nothing was seen.
+    pub fn shares(&self) -> Option<[f64; DECILES]> {
+        (self.seen > 0).then(|| self.below.map(|below| f64::from(below) / f64::from(self.seen)))
+    }
+}
+
+/// Decile `d + 1` of ten, between the two quantiles beside it.
+fn decile(quantiles: &[f32], d: usize) -> f32 {
+    let last = quantiles.len() - 1;
+    let at = ((d + 1) as f32 / 10.0 * quantiles.len() as f32 - 0.5).clamp(0.0, last as f32);
+    let (low, part) = (at as usize, at.fract());
+    quantiles[low] + part * (quantiles[(low + 1).min(last)] - quantiles[low])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_distribution_that_is_right_has_its_deciles_where_they_should_be() {
+        let quantiles: Vec<f32> = (0..16).map(|i| (i as f32 + 0.5) / 16.0).collect();
+        let (mut right, mut low) = (Calibration::default(), Calibration::default());
+        for i in 0..1000 {
+            let came = (i as f32 + 0.5) / 1000.0;
+            right.see(&quantiles, came);
+            low.see(&quantiles, came + 1.0);
+        }
+        for (d, share) in right.shares().unwrap().into_iter().enumerate() {
+            assert!((share - (d + 1) as f64 / 10.0).abs() <= 0.001, "decile {}: {share}", d + 1);
+        }
+        assert_eq!(low.shares(), Some([0.0; DECILES]));
+        let both = Calibration::sum([right, low].iter());
+        assert!((both.shares().unwrap()[4] - 0.25).abs() <= 0.001);
+        assert_eq!(Calibration::default().shares(), None);
+    }
+}

@@ -1,0 +1,158 @@
+//! Where what is derived from a log directory is kept: compiled logs, bad rows, plans.
+//!
+//! Beside the log in `.admix/`, or in the user's cache where the directory cannot be written; where neither can be, nothing is
+//! kept and everything is made each time. What is found is believed, so it is looked for only where nobody puts things but the
+//! user, the owner of the log, and root; and what is kept may be read by nobody who may not read the log itself.
+
+use std::fs::{DirBuilder, OpenOptions, Permissions};
+use std::io::Write as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use twox_hash::XxHash3_128;
+
+use super::table;
+use crate::files;
+
+/// Where what is derived from the log directory `dir` is kept; `None` where nothing can be.
+pub fn folder(dir: &Path) -> Option<PathBuf> {
+    beside(dir).or_else(|| in_the_users_cache(dir))
+}
+
+fn beside(dir: &Path) -> Option<PathBuf> {
+    let folder = dir.join(".admix");
+    // Not open to everybody, whatever the user's umask says.
+    DirBuilder::new().recursive(true).mode(0o775).create(&folder).ok()?;
+    let (found, log) = (folder.symlink_metadata().ok()?, dir.metadata().ok()?);
+    // Whoever owns the log decides what it says anyway.
+    let trusted = [rustix::process::geteuid().as_raw(), log.uid(), 0].contains(&found.uid());
+    if !found.is_dir() || !trusted || found.mode() & 0o002 != 0 {
+        tracing::warn!("{} is another user's or open to everybody; nothing there is believed", folder.display());
+        return None;
+    }
+    is_writable(&folder).then_some(folder)
+}
+
+fn in_the_users_cache(dir: &Path) -> Option<PathBuf> {
+    let root = std::env::var_os("XDG_CACHE_HOME")
+        .filter(|folder| !folder.is_empty())
+        .map(PathBuf::from)
+        .or_else(|| std::env::home_dir().map(|home| home.join(".cache")))?;
+    let absolute = dir.canonicalize().ok()?;
+    let key = XxHash3_128::oneshot(absolute.as_os_str().as_encoded_bytes());
+    let folder = files::private_folder(&root.join("admix"), &format!("{key:032x}"))
+        .inspect_err(|e| tracing::debug!("nothing can be kept in {}: {e}", root.display()))
+        .ok()?;
+    is_writable(&folder).then_some(folder)
+}
+
+fn is_writable(folder: &Path) -> bool {
+    tempfile::tempfile_in(folder).is_ok()
+}
+
+/// Writes a file that is derived from the log directory `dir` under a temporary name of its own folder and renames it into place.
+///
+/// # Errors
+/// What the file system says.
+pub fn replace(path: &Path, bytes: &[u8], dir: &Path) -> std::io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    remove_unfinished(folder);
+    let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(folder)?;
+    file.write_all(bytes)?;
+    as_private_as(file.as_file(), dir)?;
+    file.persist(path).map_err(|e| e.error)?;
+    Ok(())
+}
+
+/// Lets those read a file who may read all tables of the log directory `dir`, and nobody else.
+///
+/// # Errors
+/// What the file system says.
+fn as_private_as(file: &std::fs::File, dir: &Path) -> std::io::Result<()> {
+    let group = file.metadata()?.gid();
+    let tables = ["track_log", "control", "inventory", "joined_exposure"];
+    let mut mode = 0o644;
+    for table in tables.iter().filter_map(|name| table::find(dir, name).ok().flatten()) {
+        let of_table = table.metadata()?;
+        mode &= of_table.mode() | 0o600;
+        if of_table.gid() != group && of_table.mode() & 0o004 == 0 {
+            // The group that may read the table is another one.
+            mode &= !0o040;
+        }
+    }
+    file.set_permissions(Permissions::from_mode(mode))
+}
+
+/// Creates, or empties, a file that only its owner may read.
+///
+/// # Errors
+/// What the file system says.
+pub fn create_private(path: &Path) -> std::io::Result<std::fs::File> {
+    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
+}
+
+const UNFINISHED: &str = ".tmp";
+/// No file takes this long to write.
+const ABANDONED: std::time::Duration = std::time::Duration::from_secs(24 * 3600);
+
+/// Removes what writers that were killed left here long ago.
+fn remove_unfinished(folder: &Path) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let old = || entry.metadata().ok()?.modified().ok()?.elapsed().ok().filter(|age| *age > ABANDONED);
+        if entry.file_name().to_string_lossy().starts_with(UNFINISHED) && old().is_some() {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn log(mode: u32) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, mode) in [("track_log.tsv", mode), ("control.tsv", 0o644)] {
+            std::fs::write(dir.path().join(name), "x").unwrap();
+            std::fs::set_permissions(dir.path().join(name), Permissions::from_mode(mode)).unwrap();
+        }
+        dir
+    }
+
+    /// A compiled log was open to everybody whose sources were private.
+    #[test]
+    fn what_is_kept_is_as_private_as_the_log() {
+        for mode in [0o644, 0o640, 0o600, 0o604, 0o400] {
+            let dir = log(mode);
+            let path = folder(dir.path()).unwrap().join("compiled.log");
+            replace(&path, b"derived", dir.path()).unwrap();
+            assert_eq!(path.metadata().unwrap().mode() & 0o777, mode | 0o600, "{mode:o}");
+        }
+    }
+
+    #[test]
+    fn a_folder_that_is_open_to_everybody_or_a_link_is_not_believed() {
+        let dir = log(0o644);
+        let beside = dir.path().join(".admix");
+        assert_eq!(folder(dir.path()), Some(beside.clone()));
+        std::fs::set_permissions(&beside, Permissions::from_mode(0o777)).unwrap();
+        assert_ne!(folder(dir.path()), Some(beside.clone()));
+        std::fs::remove_dir(&beside).unwrap();
+        let elsewhere = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(elsewhere.path(), &beside).unwrap();
+        assert_ne!(folder(dir.path()), Some(beside));
+    }
+
+    #[test]
+    fn what_killed_writers_left_goes_in_time() {
+        let dir = log(0o644);
+        let folder = folder(dir.path()).unwrap();
+        let (old, new) = (folder.join(".tmpold"), folder.join(".tmpnew"));
+        for path in [&old, &new] {
+            std::fs::write(path, "half").unwrap();
+        }
+        let file = std::fs::File::open(&old).unwrap();
+        file.set_modified(std::time::SystemTime::now() - 2 * ABANDONED).unwrap();
+        replace(&folder.join("compiled.log"), b"derived", dir.path()).unwrap();
+        assert!(!old.exists() && new.exists());
+    }
+}

@@ -1,0 +1,476 @@
+//! Reads tables of named columns, whatever they are stored in.
+//!
+//! TSV, CSV, JSON lines (each plain, gzip, zstd) and Parquet, as one file or as a directory of parts, give the same rows of
+//! text cells, so that there is one place where values are parsed and one set of error messages. What is read is bounded:
+//! a row by [`LONGEST_ROW`], a Parquet page by its own limits.
+
+mod codec;
+mod find;
+mod guard;
+mod json;
+mod page;
+mod parquet;
+mod text;
+mod value;
+
+use std::collections::HashSet;
+use std::io::BufRead;
+use std::path::{Path, PathBuf};
+
+use super::error::{BadValue, LogError, Result, printable};
+use parquet::ParquetRows;
+use text::{CsvRows, Line, read_line};
+
+pub use find::{elsewhere, find, parts, require};
+pub use text::open;
+
+/// Bytes of a row; a queue of 512 entries takes 60 KB at most.
+pub const LONGEST_ROW: usize = 4 << 20;
+
+/// A column that a table may or must have.
+#[derive(Debug, Clone, Copy)]
+pub struct Column {
+    pub name: &'static str,
+    pub required: bool,
+    /// What a list in it looks like, where it may hold one.
+    pub list: Option<List>,
+}
+
+/// A list in a cell: `separator` between its entries, commas between the fields of an entry.
+#[derive(Debug, Clone, Copy)]
+pub struct List {
+    pub separator: u8,
+    /// The fields of an entry in the order of the text; none for plain values.
+    pub fields: &'static [&'static str],
+    /// So many of the fields must be there, the first ones.
+    pub required: usize,
+}
+
+pub const fn required(name: &'static str) -> Column {
+    Column { name, required: true, list: None }
+}
+
+pub const fn optional(name: &'static str) -> Column {
+    Column { name, required: false, list: None }
+}
+
+impl Column {
+    pub const fn list(self, separator: u8, fields: &'static [&'static str], required: usize) -> Self {
+        Self { list: Some(List { separator, fields, required }), ..self }
+    }
+}
+
+/// Takes the separators of lists out of a value that becomes part of one: no value that means anything holds them.
+fn keep_apart(value: &mut [u8]) {
+    value.iter_mut().filter(|b| b";,\t\n".contains(b)).for_each(|b| *b = b'?');
+}
+
+enum Source {
+    /// With the line that was read last.
+    Tsv(Box<dyn BufRead + Send>, Vec<u8>),
+    Csv(CsvRows),
+    /// With the line that was read last, and whether it is the first, which nobody has been given yet.
+    Json(Box<dyn BufRead + Send>, Vec<u8>, bool),
+    Parquet(Box<ParquetRows>),
+}
+
+/// A table opened for reading, its header already matched against the wanted columns.
+pub struct Table {
+    path: PathBuf,
+    parts: Vec<PathBuf>,
+    columns: &'static [Column],
+    /// The part that is being read.
+    part: usize,
+    source: Source,
+    /// Position in a text row of each wanted column.
+    positions: Vec<Option<usize>>,
+    width: usize,
+    line: u64,
+    /// Header names that nobody asked for.
+    pub unknown: Vec<String>,
+}
+
+/// Where a row stands: in which of the table's files, and in which line; of Parquet, in which row.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Place {
+    pub part: u32,
+    pub line: u64,
+}
+
+/// One row; cells are addressed by the index of the wanted column.
+pub struct Row {
+    pub place: Place,
+    cells: csv::ByteRecord,
+    positions: Vec<Option<usize>>,
+    columns: &'static [Column],
+    /// What is wrong with the row as a whole.
+    fault: Option<BadValue>,
+}
+
+/// An opened part: its rows, the positions of the wanted columns, its header.
+struct Part {
+    source: Source,
+    header: Vec<String>,
+    line: u64,
+}
+
+impl Part {
+    fn open(path: &Path, columns: &'static [Column]) -> Result<Self> {
+        let mut line = 0;
+        let (source, header) = match find::Kind::of(path) {
+            Some(find::Kind::Parquet) => {
+                let mut rows = Box::new(ParquetRows::open(path, columns)?);
+                let header = std::mem::take(&mut rows.header);
+                (Source::Parquet(rows), header)
+            }
+            Some(find::Kind::Csv) => {
+                let mut rows = CsvRows::new(open(path)?);
+                line = rows.read().map_err(|e| read_error(path, 0, e))?.unwrap_or(0);
+                let header = rows.cells.iter().map(column_name).collect();
+                (Source::Csv(rows), header)
+            }
+            Some(find::Kind::Jsonl) => {
+                let mut reader = open(path)?;
+                let text = first_line(path, &mut *reader, &mut line)?;
+                let header = if text.is_empty() {
+                    vec![]
+                } else {
+                    let object: json::Object = serde_json::from_slice(&text).map_err(|e| LogError::Format {
+                        path: path.to_owned(),
+                        reason: format!("line 1: not a JSON object: {e}"),
+                    })?;
+                    object.0.into_iter().map(|(key, _)| key).collect()
+                };
+                let pending = !text.is_empty();
+                (Source::Json(reader, text, pending), header)
+            }
+            Some(find::Kind::Tsv) | None => return Self::of_text(path, open(path)?),
+        };
+        Ok(Self { source, header, line })
+    }
+
+    fn of_text(path: &Path, mut reader: Box<dyn BufRead + Send>) -> Result<Self> {
+        let mut line = 0;
+        let text = first_line(path, &mut *reader, &mut line)?;
+        let header = text.split(|b| *b == b'\t').map(column_name).collect();
+        Ok(Self { source: Source::Tsv(reader, text), header, line })
+    }
+}
+
+/// The line that names columns; a line without end is no header.
+fn first_line(path: &Path, reader: &mut dyn BufRead, line: &mut u64) -> Result<Vec<u8>> {
+    let mut text = Vec::new();
+    match read_line(reader, &mut text, line).map_err(|e| read_error(path, 0, e))? {
+        Line::TooLong => Err(LogError::Format {
+            path: path.to_owned(),
+            reason: format!("line 1 is longer than {} MiB; is this a table?", LONGEST_ROW >> 20),
+        }),
+        _ => Ok(text),
+    }
+}
+
+fn column_name(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).trim_start_matches('\u{feff}').trim().to_owned()
+}
+
+impl Table {
+    /// Opens the file or the directory of part files at `path`, and reads the header of the first. An unknown column is a
+    /// warning.
+    ///
+    /// # Errors
+    /// An unreadable file, a repeated column, or a missing required one.
+    pub fn open(path: &Path, columns: &'static [Column]) -> Result<Self> {
+        let parts = find::parts(path)?;
+        let part = Part::open(&parts[0], columns)?;
+        Self::begin(path, parts, part, columns)
+    }
+
+    /// Reads tab-separated text and its header; `path` stands for it in errors.
+    ///
+    /// # Errors
+    /// As [`Table::open`].
+    pub fn of_text(path: &Path, reader: Box<dyn BufRead + Send>, columns: &'static [Column]) -> Result<Self> {
+        let part = Part::of_text(path, reader)?;
+        Self::begin(path, vec![path.to_owned()], part, columns)
+    }
+
+    fn begin(path: &Path, parts: Vec<PathBuf>, part: Part, columns: &'static [Column]) -> Result<Self> {
+        let Part { source, header, line } = part;
+        let mut table = Self {
+            path: path.to_owned(),
+            parts,
+            columns,
+            part: 0,
+            source,
+            positions: vec![],
+            width: 0,
+            line,
+            unknown: vec![],
+        };
+        table.match_header(header)?;
+        Ok(table)
+    }
+
+    fn match_header(&mut self, header: Vec<String>) -> Result<()> {
+        let (columns, path) = (self.columns, self.here());
+        let header: Vec<String> = header.iter().map(|name| printable(name)).collect();
+        for (i, name) in header.iter().enumerate() {
+            if header[..i].contains(name) {
+                return Err(LogError::RepeatedColumn { path: path.to_owned(), column: name.clone() });
+            }
+        }
+        let found: Vec<Option<usize>> = columns.iter().map(|c| header.iter().position(|h| h == c.name)).collect();
+        if let Some(column) = columns.iter().zip(&found).find(|(c, at)| c.required && at.is_none()).map(|(c, _)| c.name)
+        {
+            let mut found = header.join(", ");
+            if find::partitions(path).any(|partition| partition == column) {
+                found += &format!(" (`{column}` is a partition of the path only; partitions are ignored)");
+            }
+            return Err(LogError::MissingColumn { path: path.to_owned(), column, found });
+        }
+        let wanted_order = matches!(self.source, Source::Json(..) | Source::Parquet(_));
+        let unknown: Vec<String> = header.iter().filter(|h| columns.iter().all(|c| c.name != **h)).cloned().collect();
+        self.positions = if wanted_order { (0..columns.len()).map(Some).collect() } else { found };
+        self.width = header.len();
+        self.unknown.extend(unknown.into_iter().filter(|name| !self.unknown.contains(name)).collect::<Vec<_>>());
+        Ok(())
+    }
+
+    /// The file, or the directory of part files.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file that is being read.
+    pub fn here(&self) -> &Path {
+        &self.parts[self.part]
+    }
+
+    /// Whether the table is a directory of part files.
+    pub fn is_parted(&self) -> bool {
+        self.parts.len() > 1 || self.parts[0] != self.path
+    }
+
+    /// What a part is called in lists: its path from the log directory on.
+    pub fn part_name(&self, part: u32) -> String {
+        let path = &self.parts[part as usize];
+        let from = self.path.parent().and_then(|dir| path.strip_prefix(dir).ok()).unwrap_or(path);
+        from.to_string_lossy().into_owned()
+    }
+
+    /// A row buffer that fits this table.
+    pub fn row(&self) -> Row {
+        Row {
+            place: Place::default(),
+            cells: csv::ByteRecord::new(),
+            positions: self.positions.clone(),
+            columns: self.columns,
+            fault: None,
+        }
+    }
+
+    /// Reads the next row into `row`; false at the end of the table.
+    ///
+    /// # Errors
+    /// A file that cannot be read on: truncated or damaged; a part that lacks a required column.
+    pub fn read(&mut self, row: &mut Row) -> Result<bool> {
+        while !self.read_part(row)? {
+            if self.part + 1 == self.parts.len() {
+                return Ok(false);
+            }
+            self.part += 1;
+            let Part { source, header, line } = Part::open(self.here(), self.columns)?;
+            (self.source, self.line) = (source, line);
+            let known = self.unknown.len();
+            self.match_header(header)?;
+            self.warn_unknown(known);
+        }
+        row.place = Place { part: self.part as u32, line: self.line };
+        row.positions.clone_from(&self.positions);
+        Ok(true)
+    }
+
+    /// Warns of the unknown columns from number `from` on.
+    pub(super) fn warn_unknown(&self, from: usize) {
+        for column in &self.unknown[from..] {
+            tracing::warn!("{}: column `{column}` is unknown and ignored", self.here().display());
+        }
+    }
+
+    fn read_part(&mut self, row: &mut Row) -> Result<bool> {
+        let path = &self.parts[self.part];
+        row.cells.clear();
+        row.fault = None;
+        let mut too_long = false;
+        match &mut self.source {
+            Source::Tsv(reader, text) => {
+                let line = read_line(&mut **reader, text, &mut self.line);
+                match line.map_err(|e| read_error(path, self.line, e))? {
+                    Line::End => return Ok(false),
+                    Line::Whole => text.split(|b| *b == b'\t').for_each(|cell| row.cells.push_field(cell)),
+                    Line::TooLong => too_long = true,
+                }
+            }
+            Source::Csv(rows) => {
+                let Some(line) = rows.read().map_err(|e| read_error(path, self.line, e))? else { return Ok(false) };
+                self.line = line;
+                std::mem::swap(&mut row.cells, &mut rows.cells);
+            }
+            Source::Json(reader, text, pending) => {
+                if !std::mem::take(pending) {
+                    let line = read_line(&mut **reader, text, &mut self.line);
+                    match line.map_err(|e| read_error(path, self.line, e))? {
+                        Line::End => return Ok(false),
+                        Line::Whole => {}
+                        Line::TooLong => too_long = true,
+                    }
+                }
+                if !too_long {
+                    row.fault = json_row(text, self.columns, &mut row.cells).err();
+                }
+            }
+            Source::Parquet(rows) => {
+                let more = rows.read(|cell| row.cells.push_field(cell));
+                let more = more.map_err(|e| LogError::Format {
+                    path: path.clone(),
+                    reason: format!("row {}: {e}; write the file again", self.line + 1),
+                })?;
+                if !more {
+                    return Ok(false);
+                }
+                self.line += 1;
+            }
+        }
+        if too_long {
+            let rule = format!("at most {} MiB are read of a row", LONGEST_ROW >> 20);
+            row.fault = Some(BadValue::new("", "", "row_too_long", rule));
+        } else if matches!(self.source, Source::Tsv(..) | Source::Csv(_)) && row.cells.len() != self.width {
+            let (has, wants) = (row.cells.len(), self.width);
+            let rule = format!("the row has {has} cells, the header {wants}");
+            row.fault = Some(BadValue::new("", &has.to_string(), "wrong_width", rule));
+        }
+        Ok(true)
+    }
+}
+
+/// The wanted cells of a JSON object.
+fn json_row(text: &[u8], columns: &'static [Column], cells: &mut csv::ByteRecord) -> std::result::Result<(), BadValue> {
+    let bad = |column, why: String| BadValue::new(column, &String::from_utf8_lossy(text), "bad_json", why);
+    let json::Object(entries) = serde_json::from_slice(text).map_err(|e| bad("", format!("not a JSON object: {e}")))?;
+    let mut cell = Vec::new();
+    for column in columns {
+        cell.clear();
+        match entries.iter().find(|(key, _)| key == column.name) {
+            Some((_, value)) => json::cell(column, value, &mut cell).map_err(|why| bad(column.name, why))?,
+            None if column.required => return Err(bad(column.name, format!("the object has no `{}`", column.name))),
+            None => {}
+        }
+        cells.push_field(&cell);
+    }
+    Ok(())
+}
+
+/// Reads a whole table in which any bad row is an error and `key` (its column name and value) may not repeat.
+///
+/// # Errors
+/// An unreadable file, or the first row that breaks a rule, with its line, column and value.
+pub fn read_strict<T>(
+    path: &Path,
+    columns: &'static [Column],
+    parse: impl Fn(&Row) -> std::result::Result<T, BadValue>,
+    key: (&'static str, fn(&T) -> u64),
+) -> Result<Vec<T>> {
+    let mut table = Table::open(path, columns)?;
+    table.warn_unknown(0);
+    let mut row = table.row();
+    let mut rows = Vec::new();
+    let mut seen = HashSet::new();
+    while table.read(&mut row)? {
+        let bad_row = |bad| LogError::BadRow { path: table.here().to_owned(), line: row.place.line, bad };
+        let value = parse(&row).map_err(bad_row)?;
+        let id = (key.1)(&value);
+        if !seen.insert(id) {
+            return Err(bad_row(BadValue::new(key.0, &id.to_string(), "repeated", "stands twice; keep one row")));
+        }
+        rows.push(value);
+    }
+    Ok(rows)
+}
+
+fn read_error(path: &Path, line: u64, source: std::io::Error) -> LogError {
+    match source.kind() {
+        std::io::ErrorKind::UnexpectedEof => LogError::Truncated { path: path.to_owned(), line, cause: source },
+        std::io::ErrorKind::InvalidData => {
+            LogError::Format { path: path.to_owned(), reason: format!("after line {line}: {source}") }
+        }
+        _ if line > 0 || path.extension().is_some_and(|e| e == "gz" || e == "zst") => {
+            LogError::Format { path: path.to_owned(), reason: format!("cannot be read on after line {line}: {source}") }
+        }
+        _ => LogError::io(path, source),
+    }
+}
+
+impl Row {
+    /// # Errors
+    /// A row that is no row of its table: of another width than the header, too long, or not JSON.
+    pub fn check_shape(&self) -> std::result::Result<(), BadValue> {
+        self.fault.clone().map_or(Ok(()), Err)
+    }
+
+    /// The text of column `i`; empty where the table lacks the column.
+    ///
+    /// # Errors
+    /// Bytes that are not UTF-8.
+    pub fn text_of(&self, i: usize) -> std::result::Result<&str, BadValue> {
+        let Some(bytes) = self.positions[i].and_then(|p| self.cells.get(p)) else { return Ok("") };
+        std::str::from_utf8(bytes).map_err(|_| {
+            BadValue::new(self.columns[i].name, &String::from_utf8_lossy(bytes), "not_utf8", "is not UTF-8")
+        })
+    }
+
+    /// Column `i` as a whole number; `None` where it is empty.
+    pub fn integer<T: std::str::FromStr>(&self, i: usize) -> std::result::Result<Option<T>, BadValue> {
+        let text = self.text_of(i)?;
+        if text.is_empty() {
+            return Ok(None);
+        }
+        text.parse().map(Some).map_err(|_| {
+            BadValue::new(
+                self.columns[i].name,
+                text,
+                "not_an_integer",
+                format!("is not a whole number that fits {}", std::any::type_name::<T>()),
+            )
+        })
+    }
+
+    /// Column `i` as a number within `low..=high`; `None` where it is empty.
+    pub fn number(&self, i: usize, low: f64, high: f64) -> std::result::Result<Option<f64>, BadValue> {
+        let text = self.text_of(i)?;
+        if text.is_empty() {
+            return Ok(None);
+        }
+        number(self.columns[i].name, text, low, high).map(Some)
+    }
+
+    /// The error for an empty cell that must not be empty.
+    pub fn empty(&self, i: usize) -> BadValue {
+        BadValue::new(self.columns[i].name, "", "empty", "must not be empty")
+    }
+}
+
+/// Parses a finite number within `low..=high`.
+pub fn number(column: &'static str, text: &str, low: f64, high: f64) -> std::result::Result<f64, BadValue> {
+    let value: f64 = text.parse().map_err(|_| BadValue::new(column, text, "not_a_number", "is not a number"))?;
+    if !value.is_finite() {
+        return Err(BadValue::new(column, text, "not_finite", "must be finite"));
+    }
+    if value < low {
+        let reason = if low == 0.0 { "negative" } else { "out_of_range" };
+        return Err(BadValue::new(column, text, reason, format!("must be at least {low}")));
+    }
+    if value > high {
+        return Err(BadValue::new(column, text, "out_of_range", format!("must be at most {high}")));
+    }
+    Ok(value)
+}

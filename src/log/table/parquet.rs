@@ -1,0 +1,207 @@
+//! Rows of a Parquet file: only the columns that are asked for are read, in batches.
+//!
+//! A column of lists, of numbers or of structs, becomes the text that the same column has in a TSV file, so that there is
+//! one grammar and one set of checks. Whatever the file holds, the outcome is rows or an error that names the file.
+
+use std::fs::File;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+
+use parquet::errors::{ParquetError, Result};
+use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
+use parquet::schema::types::{SchemaDescriptor, Type};
+
+use super::guard::guarded;
+use super::page::Chunks;
+use super::value::Leaf;
+use super::{Column, LONGEST_ROW, List, printable};
+use crate::log::error::LogError;
+
+/// Rows that are decoded at a time.
+const BATCH: usize = 256;
+
+/// A Parquet file opened for reading.
+pub struct ParquetRows {
+    chunks: Arc<Chunks>,
+    meta: ParquetMetaData,
+    /// The names of the file's top-level columns.
+    pub header: Vec<String>,
+    /// One for each wanted column; `None` where the file lacks it.
+    cells: Vec<Option<Cell>>,
+    group: usize,
+    /// Rows of the current row group that are not decoded yet, and decoded rows that are not given out yet.
+    left: (usize, usize),
+}
+
+/// A wanted column of the file.
+enum Cell {
+    One(Box<Leaf>),
+    List(ListCell),
+}
+
+/// A column of lists: the leaves of its fields, `None` for one that the file lacks; one leaf for a list of plain values.
+struct ListCell {
+    leaves: Vec<Option<Leaf>>,
+    /// The least definition level of an entry.
+    slot: i16,
+    list: List,
+}
+
+impl ParquetRows {
+    /// Opens a file and finds the wanted columns.
+    ///
+    /// # Errors
+    /// A file that is not Parquet or damaged, or a wanted column of a type that cannot be read.
+    pub fn open(path: &Path, columns: &'static [Column]) -> Result<Self, LogError> {
+        let broken = |reason: String| LogError::Format { path: path.to_owned(), reason };
+        let file = File::open(path).map_err(|e| LogError::io(path, e))?;
+        let chunks = Arc::new(Chunks::open(file).map_err(|e| LogError::io(path, e))?);
+        let unreadable = |e| broken(format!("not a readable Parquet file: {e}"));
+        let meta = guarded(|| ParquetMetaDataReader::new().parse_and_finish(&*chunks)).map_err(unreadable)?;
+        let schema = meta.file_metadata().schema_descr_ptr();
+        let header: Vec<String> = schema.root_schema().get_fields().iter().map(|f| f.name().to_owned()).collect();
+        let cells = guarded(|| columns.iter().map(|column| cell(&schema, column)).collect::<Result<_, _>>());
+        let cells = cells.map_err(broken)?;
+        Ok(Self { chunks, meta, header, cells, group: 0, left: (0, 0) })
+    }
+
+    /// Gives the next row's cells to `cell`, in the order of the wanted columns; false at the end of the file.
+    ///
+    /// # Errors
+    /// A damaged file.
+    pub fn read(&mut self, mut cell: impl FnMut(&[u8])) -> Result<bool, String> {
+        if self.left.1 == 0 && guarded(|| self.fill())?.is_break() {
+            return Ok(false);
+        }
+        self.left.1 -= 1;
+        let cells = &mut self.cells;
+        guarded(|| {
+            let mut text = Vec::new();
+            for column in cells {
+                text.clear();
+                match column {
+                    None => {}
+                    Some(Cell::One(leaf)) => leaf.next(&mut text)?,
+                    Some(Cell::List(list)) => list.next(&mut text)?,
+                }
+                cell(&text);
+            }
+            Ok::<_, ParquetError>(true)
+        })
+    }
+
+    /// Decodes the next batch; breaks at the end of the file.
+    fn fill(&mut self) -> Result<ControlFlow<()>> {
+        let mut leaves: Vec<&mut Leaf> = Vec::new();
+        for cell in self.cells.iter_mut().flatten() {
+            match cell {
+                Cell::One(leaf) => leaves.push(leaf),
+                Cell::List(list) => leaves.extend(list.leaves.iter_mut().flatten()),
+            }
+        }
+        while self.left.0 == 0 {
+            if self.group == self.meta.num_row_groups() {
+                return Ok(ControlFlow::Break(()));
+            }
+            let group = self.meta.row_group(self.group);
+            self.group += 1;
+            self.left.0 = usize::try_from(group.num_rows())?;
+            leaves.iter_mut().try_for_each(|leaf| leaf.enter(&self.chunks, group))?;
+        }
+        let wanted = self.left.0.min(BATCH);
+        for leaf in leaves {
+            let rows = leaf.fill(wanted)?;
+            if rows != wanted {
+                return Err(ParquetError::EOF(format!("a column of row group {} ends before its rows do", self.group)));
+            }
+        }
+        self.left = (self.left.0 - wanted, wanted);
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
+/// Finds a wanted column in the file; `None` where it is not there.
+fn cell(schema: &SchemaDescriptor, column: &Column) -> Result<Option<Cell>, String> {
+    let root = schema.root_schema();
+    let Some(at) = root.get_fields().iter().position(|field| field.name() == column.name) else { return Ok(None) };
+    let field = &root.get_fields()[at];
+    let unusable = |why: &str| format!("column `{}` {why}", column.name);
+    let of_field: Vec<usize> = (0..schema.num_columns()).filter(|&i| schema.get_column_root_idx(i) == at).collect();
+    let leaf = |i: usize| Leaf::of(schema, i).map_err(|why| unusable(&why));
+    let plain = field.is_primitive() && schema.column(of_field[0]).max_rep_level() == 0;
+    if plain {
+        return Ok(Some(Cell::One(Box::new(leaf(of_field[0])?))));
+    }
+    let Some(list) = column.list else { return Err(unusable("is nested; this one has to be a plain value")) };
+    if of_field.is_empty() || of_field.iter().any(|&i| schema.column(i).max_rep_level() != 1) {
+        return Err(unusable("is nested in another way than a list of values, or of structs of values"));
+    }
+    let slot = slot(field);
+    if list.fields.is_empty() {
+        let [one] = of_field[..] else { return Err(unusable("has to be a list of plain values or a text")) };
+        return Ok(Some(Cell::List(ListCell { leaves: vec![Some(leaf(one)?)], slot, list })));
+    }
+    let name = |i: usize| schema.column(i).self_type().name().to_owned();
+    let mut leaves = Vec::new();
+    for (f, wanted) in list.fields.iter().enumerate() {
+        match of_field.iter().find(|&&i| name(i) == *wanted) {
+            Some(&i) => leaves.push(Some(leaf(i)?)),
+            None if f >= list.required => leaves.push(None),
+            None => {
+                let found: Vec<String> = of_field.iter().map(|&i| printable(&name(i))).collect();
+                return Err(unusable(&format!("has no field `{wanted}`; its fields are {}", found.join(", "))));
+            }
+        }
+    }
+    Ok(Some(Cell::List(ListCell { leaves, slot, list })))
+}
+
+/// The definition level from which on a list's level is an entry: that of the repeated node.
+fn slot(field: &Type) -> i16 {
+    use parquet::basic::Repetition;
+    let mut level = 0;
+    let mut node = field;
+    loop {
+        let info = node.get_basic_info();
+        let repetition = if info.has_repetition() { info.repetition() } else { Repetition::REQUIRED };
+        level += i16::from(repetition != Repetition::REQUIRED);
+        if repetition == Repetition::REPEATED || node.is_primitive() || node.get_fields().is_empty() {
+            return level;
+        }
+        node = &node.get_fields()[0];
+    }
+}
+
+impl ListCell {
+    /// Writes the next row's list as text: fields joined by commas, entries by the column's separator.
+    fn next(&mut self, text: &mut Vec<u8>) -> Result<()> {
+        let mut lengths = self.leaves.iter().flatten().map(|leaf| leaf.entries(self.slot));
+        let n = lengths.next().unwrap_or(0);
+        if lengths.any(|other| other != n) {
+            return Err(ParquetError::General("the fields of a list have different lengths".into()));
+        }
+        for i in 0..n {
+            if text.len() > LONGEST_ROW {
+                return Err(ParquetError::General(format!("a list of {n} entries")));
+            }
+            if i > 0 {
+                text.push(self.list.separator);
+            }
+            for (f, leaf) in self.leaves.iter_mut().enumerate() {
+                if f > 0 {
+                    text.push(b',');
+                }
+                if let Some(leaf) = leaf {
+                    let from = text.len();
+                    leaf.next(text)?;
+                    super::keep_apart(&mut text[from..]);
+                }
+            }
+        }
+        if n == 0 {
+            self.leaves.iter_mut().flatten().for_each(Leaf::pass);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,129 @@
+//! A logged day's traffic beside its forecast.
+
+use std::collections::BTreeMap;
+
+use super::{Deviation, EDGES, SPANS};
+use crate::log::CompiledLog;
+use crate::log::schema::DAY_MS;
+use crate::plan::{Forecast, GRID};
+
+const MINUTES: usize = 1440;
+const MINUTE_MS: u64 = DAY_MS / MINUTES as u64;
+/// Minutes of a cell of the grid.
+const CELL: usize = MINUTES / GRID;
+/// Minutes between two moments that are learned from.
+const EVERY: usize = 30;
+/// Memories of what was seen, minutes; those of the counters that replay keeps ([`crate::env::State`]).
+const MEMORIES: [f64; 2] = [10.0, 60.0];
+/// Forecast requests that a span must hold to be learned from.
+const LEAST: f64 = 20.0;
+/// Requests by which a region's ratio leans on the forecast.
+const REGION_PRIOR: f64 = 5.0;
+
+/// Requests of a day, actual and forecast.
+#[derive(Debug, Clone)]
+pub struct DayVolume {
+    /// Before each minute, and after the last.
+    seen: Vec<f64>,
+    expected: Vec<f64>,
+    /// Of each region: actual and forecast.
+    regions: BTreeMap<u32, (f64, f64)>,
+}
+
+/// One moment of a day and one span of what followed.
+pub(super) struct Moment {
+    pub deviation: Deviation,
+    /// Share of the forecast traffic that was gone.
+    pub elapsed: f64,
+    pub span: usize,
+    /// Of the requests of the span, actual over forecast.
+    pub log_ratio: f64,
+    /// Share of the day's forecast traffic that lies in the span.
+    pub weight: f64,
+}
+
+impl DayVolume {
+    /// Counts a log beside the forecast that was made for it.
+    pub fn of(log: &CompiledLog, forecast: &Forecast) -> Self {
+        let traffic = forecast.traffic();
+        let mut regions = BTreeMap::<u32, (f64, f64)>::new();
+        for node in &forecast.nodes {
+            regions.entry(node.region).or_default().1 += node.pv;
+        }
+        let mut seen = vec![0.0; MINUTES + 1];
+        for r in log.requests() {
+            let minute = ((r.ts_ms - log.day().start_ms) / MINUTE_MS) as usize;
+            seen[minute.min(MINUTES - 1) + 1] += 1.0;
+            regions.entry(r.region).or_default().0 += 1.0;
+        }
+        for minute in 0..MINUTES {
+            seen[minute + 1] += seen[minute];
+        }
+        let expected = (0..=MINUTES).map(|minute| traffic.before(minute as u64 * MINUTE_MS)).collect();
+        Self { seen, expected, regions }
+    }
+
+    /// Of all requests of the day, actual over forecast, as a logarithm.
+    pub(super) fn log_ratio(&self) -> f64 {
+        ((self.seen[MINUTES] + 1.0) / (self.expected[MINUTES] + 1.0)).ln()
+    }
+
+    /// The same of each region, beyond that of all requests.
+    pub(super) fn region_ratios(&self) -> impl Iterator<Item = (u32, f64)> {
+        let all = self.log_ratio().exp();
+        self.regions.iter().map(move |(&region, (seen, expected))| {
+            (region, ((seen + REGION_PRIOR) / (expected * all + REGION_PRIOR)).ln())
+        })
+    }
+
+    /// A region's share of the forecast.
+    pub(super) fn region_share(&self, region: u32) -> f64 {
+        self.regions.get(&region).map_or(0.0, |(_, expected)| expected / self.expected[MINUTES].max(1e-9))
+    }
+
+    /// Visits every half hour of the day with each span after it.
+    pub(super) fn each_moment(&self, mut visit: impl FnMut(Moment)) {
+        let total = self.expected[MINUTES].max(1e-9);
+        let mut recent = [[0.0; 2]; 2];
+        for minute in 0..MINUTES {
+            if minute % EVERY == 0 {
+                let so_far = [self.seen[minute], self.expected[minute]];
+                let deviation = Deviation::of([recent[0], recent[1], so_far], 1.0);
+                for span in 0..SPANS {
+                    let [from, to] = [EDGES[span], EDGES[span + 1]].map(|edge| (minute + CELL * edge).min(MINUTES));
+                    let expected = self.expected[to] - self.expected[from];
+                    if expected < LEAST {
+                        continue;
+                    }
+                    let log_ratio = ((self.seen[to] - self.seen[from] + 1.0) / (expected + 1.0)).ln();
+                    let elapsed = self.expected[minute] / total;
+                    visit(Moment { deviation, elapsed, span, log_ratio, weight: expected / total });
+                }
+            }
+            for (level, memory) in recent.iter_mut().zip(MEMORIES) {
+                let decay = (-1.0 / memory).exp();
+                for (sum, of) in level.iter_mut().zip([&self.seen, &self.expected]) {
+                    *sum = *sum * decay + of[minute + 1] - of[minute];
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl DayVolume {
+    /// A day of a flat forecast, of which each minute brings a factor.
+    pub(super) fn of_rates(requests: f64, factor: impl Fn(usize) -> f64) -> Self {
+        let each = requests / MINUTES as f64;
+        let (mut seen, mut expected) = (vec![0.0], vec![0.0]);
+        for minute in 0..MINUTES {
+            seen.push(seen[minute] + each * factor(minute));
+            expected.push(expected[minute] + each);
+        }
+        Self { seen, expected, regions: BTreeMap::new() }
+    }
+
+    pub(super) fn set_region(&mut self, region: u32, seen: f64, expected: f64) {
+        self.regions.insert(region, (seen, expected));
+    }
+}

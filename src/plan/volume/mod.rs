@@ -1,0 +1,166 @@
+//! How much traffic is still to come: what a planner needs to know and a forecast cannot tell.
+//!
+//! A forecast is wrong in ways that repeat, and a day strays from it and returns. A planner that takes the day's volume so far for
+//! the volume to come mistakes a busy hour for a busy day; one that trusts the forecast learns nothing from the day. [`VolumeModel`]
+//! learns the middle by ridge regression on logged days: the logarithm of actual over forecast traffic, in five spans of the time
+//! ahead, given the same ratio over ten minutes, an hour and the day so far, and over the other days. Every label is a count, known
+//! once the day is over, so a few days are enough to correct what many worlds have taught before ([`Moments::shipped`]).
+//!
+//! What stays unknown is part of the answer: [`VolumeModel::courses`] gives several courses of the rest of the day, and prices
+//! are averaged over them. A contract that is short in a thin course costs its penalty, which the mean volume does not show.
+
+mod day;
+mod moments;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+pub use day::DayVolume;
+pub use moments::Moments;
+
+use super::GRID;
+
+/// Edges of the spans of the time ahead, cells of the grid (quarters of an hour).
+const EDGES: [usize; SPANS + 1] = [0, 2, 6, 12, 24, GRID];
+const SPANS: usize = 5;
+/// Inputs of a regression.
+const INPUTS: usize = 7;
+/// Courses, as standard deviations of what is not foreseen.
+const COURSES: [f64; 3] = [-1.2, 0.0, 1.2];
+/// Days that what is shipped counts as, beside the days that were logged.
+const SHIPPED_DAYS: f64 = 9.0;
+/// Keeps the equations solvable; far below what one day adds.
+const RIDGE: f64 = 1e-4;
+/// Requests by which a ratio leans on the forecast.
+const PRIOR: f64 = 20.0;
+/// The largest logarithm of a ratio that is believed.
+const MOST: f64 = 2.0;
+
+/// A day's volume over its forecast so far, as logarithms: over ten minutes, an hour, and since midnight.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Deviation {
+    pub minutes: f64,
+    pub hour: f64,
+    pub day: f64,
+}
+
+impl Deviation {
+    /// From `[seen, expected]` requests over ten minutes, an hour and the day. A replay that is thinned to a share `thinning` of
+    /// the requests sees and expects that share.
+    pub fn of(levels: [[f64; 2]; 3], thinning: f64) -> Self {
+        let prior = PRIOR * thinning;
+        let [minutes, hour, day] =
+            levels.map(|[seen, expected]| ((seen + prior) / (expected + prior)).ln().clamp(-MOST, MOST));
+        Self { minutes, hour, day }
+    }
+
+    /// `bias`: what the other days deviate by. `elapsed`: share of the forecast traffic that is gone.
+    fn inputs(self, bias: f64, elapsed: f64) -> [f64; INPUTS] {
+        [1.0, bias, bias * elapsed, self.day, self.day * elapsed, self.minutes, self.hour]
+    }
+}
+
+/// What was learned of how volume deviates from its forecast. Logarithms of actual over forecast requests throughout.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeModel {
+    /// Of all requests, the mean over the logged days, shrunk.
+    bias: f64,
+    /// Of each region beyond that.
+    regions: BTreeMap<u32, f64>,
+    /// Of each span of the time ahead: weights of the inputs, and the standard deviation of what they do not foresee.
+    weights: [[f64; INPUTS]; SPANS],
+    spread: [f64; SPANS],
+}
+
+/// Ratios of several days, and their means shrunk by how few they are.
+struct Means {
+    bias: f64,
+    regions: BTreeMap<u32, f64>,
+}
+
+impl Means {
+    fn of<'a>(days: impl Iterator<Item = &'a DayVolume>) -> Self {
+        let (mut n, mut bias, mut regions) = (0.0, 0.0, BTreeMap::<u32, f64>::new());
+        for day in days {
+            n += 1.0;
+            bias += day.log_ratio();
+            for (region, log) in day.region_ratios() {
+                *regions.entry(region).or_default() += log;
+            }
+        }
+        let shrink = 1.0 / (n + 1.0);
+        regions.values_mut().for_each(|log| *log *= shrink);
+        Self { bias: bias * shrink, regions }
+    }
+}
+
+/// The squares of days that are each seen from the others.
+fn squares(days: &[DayVolume]) -> Moments {
+    let mut moments = Moments::default();
+    for (i, day) in days.iter().enumerate() {
+        let others = Means::of(days.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, other)| other));
+        moments.days += 1.0;
+        day.each_moment(|at| {
+            let inputs = at.deviation.inputs(others.bias, at.elapsed);
+            moments.spans[at.span].add(&inputs, at.log_ratio, at.weight);
+        });
+        for (region, log) in day.region_ratios() {
+            let expected = others.regions.get(&region).copied().unwrap_or(0.0);
+            moments.region.add(&[expected], log, day.region_share(region));
+        }
+    }
+    moments
+}
+
+impl VolumeModel {
+    /// Learns from logged days, starting from what is shipped with the program.
+    pub fn fit(days: &[DayVolume]) -> Self {
+        Self::fit_from(Moments::shipped(), days)
+    }
+
+    /// Learns from logged days, starting from the squares of others.
+    pub fn fit_from(start: &Moments, days: &[DayVolume]) -> Self {
+        let mut all = squares(days);
+        all.add(start, SHIPPED_DAYS / start.days.max(1.0));
+        let [region] = all.region.solve(RIDGE);
+        let Means { bias, mut regions } = Means::of(days.iter());
+        regions.values_mut().for_each(|log| *log = (*log * region.clamp(0.0, 1.0)).clamp(-MOST, MOST));
+        let weights = all.spans.each_ref().map(|span| span.solve(RIDGE));
+        let spread = std::array::from_fn(|i| all.spans[i].mean_square(&weights[i]).max(0.0).sqrt().min(MOST));
+        Self { bias, regions, weights, spread }
+    }
+
+    /// Factor on the forecast of a region, beyond what all requests deviate by.
+    pub fn region_factor(&self, region: u32) -> f64 {
+        self.regions.get(&region).map_or(1.0, |log| log.exp())
+    }
+
+    /// Courses of the rest of the day: factors on the forecast by cell of the grid, from the cell `now` on. They are equally
+    /// likely. `elapsed`: share of the forecast traffic that is gone.
+    pub fn courses(&self, deviation: Deviation, elapsed: f64, now: usize) -> Vec<[f64; GRID]> {
+        let inputs = deviation.inputs(self.bias, elapsed.clamp(0.0, 1.0));
+        let expected = self.weights.map(|weights| weights.iter().zip(inputs).map(|(w, x)| w * x).sum::<f64>());
+        let course = |deviations: f64| {
+            let factor = |span: usize| (expected[span] + deviations * self.spread[span]).clamp(-MOST, MOST).exp();
+            std::array::from_fn(|cell| if cell < now { 1.0 } else { factor(span_of(cell - now)) })
+        };
+        COURSES.map(course).to_vec()
+    }
+
+    /// Whether every figure can be used.
+    pub(super) fn is_sound(&self) -> bool {
+        let figures =
+            self.weights.iter().flatten().chain(&self.spread).chain(self.regions.values()).chain([&self.bias]);
+        figures.copied().all(|v| super::is_amount(v.abs()))
+    }
+}
+
+/// The span that lies so many cells ahead.
+fn span_of(ahead: usize) -> usize {
+    EDGES[1..].iter().position(|&end| ahead < end).unwrap_or(SPANS - 1)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,133 @@
+//! Normal equations: all that a regression needs to remember of the days that it has seen.
+
+use std::sync::OnceLock;
+
+use serde::{Deserialize, Serialize};
+
+use super::{INPUTS, SPANS};
+use crate::plan::transport::cholesky;
+
+/// Weighted sums of products of the inputs, of inputs and label, and of the label's square.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Squares {
+    /// `[inputs, inputs]`.
+    inputs: Vec<f64>,
+    label: Vec<f64>,
+    square: f64,
+    weight: f64,
+}
+
+impl Squares {
+    fn new(inputs: usize) -> Self {
+        Self { inputs: vec![0.0; inputs * inputs], label: vec![0.0; inputs], square: 0.0, weight: 0.0 }
+    }
+
+    pub fn add(&mut self, inputs: &[f64], label: f64, weight: f64) {
+        let n = inputs.len();
+        for (i, x) in inputs.iter().enumerate() {
+            for (k, y) in inputs.iter().enumerate() {
+                self.inputs[i * n + k] += weight * x * y;
+            }
+            self.label[i] += weight * x * label;
+        }
+        self.square += weight * label * label;
+        self.weight += weight;
+    }
+
+    fn merge(&mut self, other: &Self, factor: f64) {
+        let sums = self.inputs.iter_mut().chain(&mut self.label).zip(other.inputs.iter().chain(&other.label));
+        sums.for_each(|(sum, more)| *sum += factor * more);
+        self.square += factor * other.square;
+        self.weight += factor * other.weight;
+    }
+
+    /// The weights of least squared error, with `ridge` of the whole weight added to each input's square.
+    pub fn solve<const N: usize>(&self, ridge: f64) -> [f64; N] {
+        let mut inputs = self.inputs.clone();
+        for i in 0..N {
+            inputs[i * N + i] += ridge * self.weight + 1e-12;
+        }
+        let weights = cholesky(&inputs, &self.label);
+        std::array::from_fn(|i| weights[i])
+    }
+
+    /// The mean squared error of weights.
+    pub fn mean_square(&self, weights: &[f64]) -> f64 {
+        let n = weights.len();
+        let mut sum = self.square;
+        for (i, w) in weights.iter().enumerate() {
+            let product: f64 = weights.iter().enumerate().map(|(k, v)| v * self.inputs[i * n + k]).sum();
+            sum += w * (product - 2.0 * self.label[i]);
+        }
+        sum / self.weight.max(1e-12)
+    }
+
+    fn fits(&self, inputs: usize) -> bool {
+        self.inputs.len() == inputs * inputs
+            && self.label.len() == inputs
+            && self.inputs.iter().chain(&self.label).chain([&self.square, &self.weight]).all(|v| v.is_finite())
+    }
+}
+
+/// What many days taught of how volume deviates from its forecast, before it is solved for weights.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Moments {
+    version: u32,
+    /// How many days they are of.
+    pub(super) days: f64,
+    pub(super) spans: [Squares; SPANS],
+    pub(super) region: Squares,
+}
+
+/// Goes up when the inputs change.
+const VERSION: u32 = 1;
+const SHIPPED: &str = include_str!("../../../configs/volume.json");
+
+impl Default for Moments {
+    fn default() -> Self {
+        Self {
+            version: VERSION,
+            days: 0.0,
+            spans: std::array::from_fn(|_| Squares::new(INPUTS)),
+            region: Squares::new(1),
+        }
+    }
+}
+
+impl Moments {
+    /// What comes with the program; `scripts/pretrain-volume` makes it.
+    ///
+    /// # Panics
+    /// It is of another version: a unit test looks.
+    pub fn shipped() -> &'static Self {
+        static PARSED: OnceLock<Moments> = OnceLock::new();
+        PARSED.get_or_init(|| {
+            let moments: Moments = serde_json::from_str(SHIPPED).expect("configs/volume.json comes with the program");
+            assert!(moments.is_sound(), "configs/volume.json is of another version: scripts/pretrain-volume makes it");
+            moments
+        })
+    }
+
+    /// Of days of one world, each seen from the others.
+    pub fn of_days(days: &[super::DayVolume]) -> Self {
+        super::squares(days)
+    }
+
+    /// Adds those of other days, weighed by a factor.
+    pub fn add(&mut self, other: &Self, factor: f64) {
+        self.days += factor * other.days;
+        self.spans.iter_mut().zip(&other.spans).for_each(|(own, more)| own.merge(more, factor));
+        self.region.merge(&other.region, factor);
+    }
+
+    /// How many days they are of.
+    pub fn days(&self) -> f64 {
+        self.days
+    }
+
+    fn is_sound(&self) -> bool {
+        self.version == VERSION && self.region.fits(1) && self.spans.iter().all(|span| span.fits(INPUTS))
+    }
+}

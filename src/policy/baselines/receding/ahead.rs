@@ -1,0 +1,134 @@
+//! What a day is expected to bring: the sampled requests of the training days with the day's own contracts in their queues, weighted
+//! by the day's forecast.
+
+use std::collections::BTreeMap;
+
+use crate::env::KnownDay;
+use crate::log::draw;
+use crate::plan::sample::{Kind, SampledContract};
+use crate::plan::{GRID, Sample, VolumeModel};
+
+use super::CELL_MS;
+
+/// Differs from any seed of rate draws in use.
+const SEED: u64 = 0x4EC3_D146_0000_0001;
+/// Rows that the sample's own frequency of a kind weighs against the forecast's.
+const KIND_PRIOR: f64 = 3.0;
+const FITTING_ROUNDS: usize = 3;
+
+/// What a day is expected to bring.
+#[derive(Default)]
+pub(super) struct Ahead {
+    /// In time order.
+    pub rows: Vec<Row>,
+    /// Contract, and worth of the predicted click.
+    pub entries: Vec<(u32, f64)>,
+}
+
+/// A sampled request as this day may bring it.
+pub(super) struct Row {
+    pub cell: usize,
+    kind: Kind,
+    /// Requests of the forecast that it stands for.
+    pub weight: f64,
+    /// Minor units per impression.
+    pub best: f64,
+    /// Of [`Ahead::entries`].
+    pub entries: std::ops::Range<usize>,
+}
+
+impl Ahead {
+    /// By the day's forecast and the sample.
+    pub fn of(sample: &Sample, day: &KnownDay) -> Self {
+        let contracts = &day.contracts;
+        let index: BTreeMap<u64, u32> = contracts.iter().zip(0..).map(|(c, j)| (c.ad_id, j)).collect();
+        let mut all = Self::default();
+        for sampled in &sample.days {
+            // Of each of the day's contracts, its place on the sampled day.
+            let mut place: Vec<Option<(u32, &SampledContract)>> = vec![None; contracts.len()];
+            for (known, at) in sampled.contracts.iter().zip(0..) {
+                if let Some(&j) = index.get(&known.ad_id) {
+                    place[j as usize] = Some((at, known));
+                }
+            }
+            for (i, row) in (0u64..).zip(sample.rows(sampled)) {
+                let (slot, region, gender, age) = row.kind;
+                let from = all.entries.len();
+                for (j, c) in (0u32..).zip(contracts) {
+                    let middle = row.cell as u64 * CELL_MS + CELL_MS / 2;
+                    let wanted = (c.start..c.end).contains(&middle) && c.targeting.matches(slot, region, gender, age);
+                    if !wanted || !draw::passes(SEED, i, c.ad_id, c.rate) {
+                        continue;
+                    }
+                    let place = place[j as usize];
+                    if let Some(at) = place.and_then(|(at, _)| row.contracts.binary_search(&at).ok()) {
+                        all.entries.push((j, c.click_value * f64::from(row.pctr[at])));
+                        continue;
+                    }
+                    // It could have stood in this queue, and did not; else the mean is all that is known.
+                    let absent = place.is_some_and(|(_, known)| {
+                        (known.cells.0..known.cells.1).contains(&(row.cell as u8))
+                            && known.targeting.matches(slot, region, gender, age)
+                    });
+                    if !absent && draw::passes(!SEED, i, c.ad_id, c.presence) {
+                        all.entries.push((j, c.mean_click));
+                    }
+                }
+                let entries = from..all.entries.len();
+                all.rows.push(Row { cell: row.cell, kind: row.kind, weight: 1.0, best: row.best, entries });
+            }
+        }
+        all.weigh(day);
+        all.rows.sort_by_key(|row| row.cell);
+        all
+    }
+
+    /// Weighs rows so that they add up to the day's forecast: by time, by kind of request, by contract that they may serve, in all.
+    fn weigh(&mut self, day: &KnownDay) {
+        let Self { rows, entries } = self;
+        let mut counts = [0.0; GRID];
+        for row in rows.iter() {
+            counts[row.cell] += 1.0;
+        }
+        let mut kinds = BTreeMap::<Kind, f64>::new();
+        for row in rows.iter_mut() {
+            let from = row.cell as u64 * CELL_MS;
+            row.weight = (day.traffic.before(from + CELL_MS) - day.traffic.before(from)) / counts[row.cell];
+            *kinds.entry(row.kind).or_default() += row.weight;
+        }
+        let total = |rows: &[Row]| rows.iter().map(|row| row.weight).sum::<f64>();
+        let prior = KIND_PRIOR * total(rows) / rows.len().max(1) as f64;
+        for row in rows.iter_mut() {
+            let forecast = day.kinds.get(&row.kind).copied().unwrap_or(0.0);
+            row.weight *= (forecast + prior) / (kinds[&row.kind] + prior).max(1e-12);
+        }
+        // Which contracts a request may serve matters more than its kind: a few rounds of proportional fitting.
+        let mut served_by: Vec<Vec<u32>> = vec![vec![]; day.contracts.len()];
+        for (i, row) in (0u32..).zip(rows.iter()) {
+            for &(j, _) in &entries[row.entries.clone()] {
+                served_by[j as usize].push(i);
+            }
+        }
+        for _ in 0..FITTING_ROUNDS {
+            for (served, c) in served_by.iter().zip(&day.contracts) {
+                let supply: f64 = served.iter().map(|&i| rows[i as usize].weight).sum();
+                if supply > 0.0 {
+                    // Far off, a sample says more of itself than of the forecast.
+                    let factor = (c.supply.total() / supply).clamp(0.5, 2.0);
+                    for &i in served {
+                        rows[i as usize].weight *= factor;
+                    }
+                }
+            }
+        }
+        let scale = day.traffic.total() / total(rows).max(1e-12);
+        for row in rows {
+            row.weight *= scale;
+        }
+    }
+
+    /// Corrects the weights of regions that the forecast has been wrong about.
+    pub fn correct(&mut self, model: &VolumeModel) {
+        self.rows.iter_mut().for_each(|row| row.weight *= model.region_factor(row.kind.1));
+    }
+}

@@ -1,0 +1,62 @@
+//! The start that comes with the program: bids learned once, from the prices in hindsight of many synthetic worlds.
+//!
+//! `scripts/pretrain` makes it. A policy of another version of the features cannot be read, so a change of what networks see comes with a
+//! new one.
+
+use std::sync::OnceLock;
+
+use super::PolicySpec;
+use super::file::PolicyFile;
+
+const BYTES: &[u8] = include_bytes!("../../configs/start.safetensors");
+
+/// The policy that comes with the program.
+///
+/// # Errors
+/// One of another version of the features.
+pub fn shipped() -> anyhow::Result<&'static PolicyFile> {
+    static SHIPPED: OnceLock<PolicyFile> = OnceLock::new();
+    if let Some(file) = SHIPPED.get() {
+        return Ok(file);
+    }
+    let file = PolicyFile::decode(BYTES)?;
+    Ok(SHIPPED.get_or_init(|| file))
+}
+
+/// The parameters to start from under `spec`; `None` where its settings want none, or a network of another kind.
+pub fn for_spec(spec: &PolicySpec) -> Option<Vec<f32>> {
+    let p = &spec.policy;
+    if !(p.shipped_start && p.outlook && p.replans()) || p.pacing {
+        return None;
+    }
+    let shipped = shipped().ok()?;
+    (shipped.spec.actor_shape() == spec.actor_shape()).then(|| shipped.actor.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::Policy;
+
+    #[test]
+    fn the_start_is_of_this_version_and_used_where_it_fits() {
+        let shipped = shipped().expect("scripts/pretrain makes a start of this version");
+        let mut spec = (*shipped.spec).clone();
+        spec.policy.shipped_start = true;
+        assert_eq!(for_spec(&spec).as_ref(), Some(&shipped.actor));
+        assert_eq!(spec.initial_actor(1), shipped.actor);
+        let changes: [fn(&mut Policy); 5] = [
+            |p| p.shipped_start = false,
+            |p| p.hidden = 32,
+            |p| p.outlook = false,
+            |p| p.pacing = true,
+            |p| p.replan = false,
+        ];
+        for change in changes {
+            let mut other = spec.clone();
+            change(&mut other.policy);
+            assert_eq!(for_spec(&other), None);
+        }
+        assert!(BYTES.len() < 5 << 20);
+    }
+}

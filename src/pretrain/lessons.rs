@@ -1,0 +1,79 @@
+//! The lessons of one world.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rand::{RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+
+use crate::actor::Explorer;
+use crate::env::{DayModel, Vocabulary};
+use crate::learner::hindsight::{self, LessonRows};
+use crate::log::{self, CompileOptions};
+use crate::plan::{Plan, Tuned};
+use crate::policy::PolicySpec;
+use crate::policy::net::HostNet;
+use crate::settings::Settings;
+use crate::synth;
+
+use super::Pretraining;
+
+/// Days of a world that are planned from, at most, and that are played.
+const PLANNED: u32 = 3;
+const PLAYED: u32 = 4;
+/// Requests of the plan's sample that episodes solve their prices from.
+const SAMPLE: usize = 4000;
+/// Longest feedback delay of a world, seconds; two worlds in five have none.
+const LONGEST_DELAY_S: f64 = 2700.0;
+
+/// A world to be played.
+pub struct World<'a> {
+    pub of: &'a Pretraining,
+    pub seed: u64,
+}
+
+impl World<'_> {
+    /// Makes the world, plans from one to three of its days and plays the days after them.
+    pub fn play(&self, settings: &Settings, spec: &Arc<PolicySpec>) -> anyhow::Result<(LessonRows, Plan)> {
+        let folder = tempfile::tempdir_in(&self.of.scratch)?;
+        synth::generate(&self.of.world, folder.path(), PLANNED + PLAYED, self.seed, &|_| {})?;
+        let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
+        let mut settings = settings.clone();
+        settings.run.seed = self.seed;
+        let planned = [1, 2, 3, 3][rng.random_range(0..4)];
+        settings.env.feedback_delay_s = (LONGEST_DELAY_S * (rng.random_range(-2.0..3.0f64) / 3.0)).max(0.0);
+        let dirs = |days: std::ops::Range<u32>| -> Vec<PathBuf> {
+            days.map(|day| folder.path().join(format!("day-{day}"))).collect()
+        };
+        let training = dirs(PLANNED - planned..PLANNED);
+        let options = CompileOptions::default();
+        let logs = training.iter().map(|dir| log::open(dir, options)).collect::<Result<Vec<_>, _>>()?;
+        let mut plan = Plan::from_days(&logs.iter().collect::<Vec<_>>(), settings.env.rate_seed)?;
+        // Nothing that is tuned takes part.
+        plan.tuned = Some(Tuned::default());
+        let vocabulary = Arc::new(Vocabulary::default());
+        let mut days = Vec::new();
+        for dir in dirs(PLANNED..PLANNED + PLAYED) {
+            let mut day = DayModel::new(&dir, log::open(&dir, options)?, &plan, vocabulary.clone())?;
+            day.sample = Arc::new(plan.sample.at_most(SAMPLE));
+            days.push(day);
+        }
+        let start = vec![0.0; spec.actor_shape().len()];
+        let mut explorer = Explorer::new(&days, &settings, spec.clone(), start, 0, 0);
+        let mut rows = LessonRows::default();
+        let mut episodes = 0;
+        while episodes < self.of.episodes {
+            let segment = explorer.segment();
+            episodes += usize::from(segment.next.is_none());
+            segment.lessons.iter().for_each(|lesson| rows.push(lesson));
+        }
+        Ok((rows, plan))
+    }
+}
+
+/// The loss of bids on rows.
+pub fn loss(spec: &PolicySpec, actor: &[f32], rows: &LessonRows) -> f64 {
+    let mut outputs = vec![0.0; rows.len()];
+    HostNet::new(spec.actor_shape(), actor.to_vec()).forward(&rows.features, &rows.ids, &mut outputs);
+    hindsight::bids(rows, &outputs, &rows.labels, 0.0, &mut vec![0.0; rows.len()])
+}

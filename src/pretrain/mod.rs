@@ -1,0 +1,163 @@
+//! Pretraining: one start for the bids of every world.
+//!
+//! What the network sees is free of a world's size and money, so lessons of many worlds mix. Each world is drawn from a world file
+//! with a seed of its own, planned from its first days, and played on the days after them, which no plan knows; the prices in
+//! hindsight of all worlds are then learned in one regression. Training on a user's days starts from the result.
+
+mod lessons;
+pub mod volume;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use anyhow::Context as _;
+use rand::SeedableRng as _;
+use rand::seq::SliceRandom as _;
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution as _, StandardNormal};
+use rayon::prelude::*;
+
+use crate::env::Vocabulary;
+use crate::learner::Device;
+use crate::learner::hindsight::LessonRows;
+use crate::learner::trainer::{Batch, Train, UpdatePlan};
+use crate::plan::Plan;
+use crate::policy::PolicySpec;
+use crate::policy::file::PolicyFile;
+use crate::settings::{Settings, Target};
+use crate::synth::WorldSettings;
+
+use lessons::World;
+
+/// Rows in an update.
+const BATCH: usize = 1024;
+/// One world in so many is not learned from: its loss is what the progress shows.
+const HELD_OUT: usize = 10;
+/// Sd of what is added to every feature when it is learned from: hundreds of worlds are few, and what is read off a small
+/// difference of one feature does not carry over to another world.
+const NOISE: f32 = 0.5;
+/// Random stream of the order in which rows are learned from.
+const SHUFFLE: u64 = 0x5FFE << 32;
+
+/// What to pretrain on.
+#[derive(Debug, Clone)]
+pub struct Pretraining {
+    pub world: WorldSettings,
+    /// Seeds of the worlds: so many from the first one on.
+    pub first_seed: u64,
+    pub worlds: usize,
+    /// Episodes that are played in each world.
+    pub episodes: usize,
+    /// Times that the regression goes through all rows.
+    pub epochs: usize,
+    /// Where worlds are written while they are needed.
+    pub scratch: PathBuf,
+    /// Worlds that are played side by side.
+    pub threads: usize,
+}
+
+/// The settings of the network that is pretrained: the outlook over a planner, without a controller.
+pub fn settings() -> Settings {
+    let mut settings = Settings::default();
+    settings.policy.outlook = true;
+    settings.policy.pacing = false;
+    settings.policy.shipped_start = false;
+    settings.learner.target = Target::Hindsight;
+    // The worlds wander by themselves; episodes add what one day does not show twice.
+    let e = &mut settings.episodes;
+    (e.start_error, e.shock_sd, e.jump_share) = (0.0, 0.0, 0.15);
+    (e.demand_jitter, e.price_jitter, e.volume_jitter, e.supply_error) = (0.08, 0.08, 0.08, 0.08);
+    (e.volume_noise, e.price_noise) = (0.4, 0.2);
+    e.start_spread = 0.2;
+    settings
+}
+
+impl Pretraining {
+    /// Plays the worlds and learns from them.
+    ///
+    /// # Errors
+    /// A world that cannot be made, or no room for it.
+    pub fn run(&self) -> anyhow::Result<PolicyFile> {
+        let settings = settings();
+        let spec = Arc::new(PolicySpec {
+            score_mode: settings.score_mode,
+            policy: settings.policy.clone(),
+            vocabulary: Vocabulary::default(),
+        });
+        let (rows, held_out, plan) = self.play(&settings, &spec)?;
+        let trainer = self.fit(&settings, &spec, &rows, &held_out)?;
+        // What serves knows a user's days; of these worlds nothing but the weights is kept.
+        Ok(PolicyFile { spec, plan: plan.unit_only(), actor: trainer.actors().1, updates: 0 })
+    }
+
+    /// The rows of all worlds to learn from, in the order of their seeds, those held out, and some plan.
+    fn play(&self, settings: &Settings, spec: &Arc<PolicySpec>) -> anyhow::Result<(LessonRows, LessonRows, Plan)> {
+        let started = Instant::now();
+        let done = AtomicUsize::new(0);
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(self.threads).build().context("no threads")?;
+        let seeds: Vec<u64> = (0..self.worlds as u64).map(|i| self.first_seed + i).collect();
+        let played: Vec<anyhow::Result<(LessonRows, Plan)>> = pool.install(|| {
+            let play = |&seed: &u64| {
+                let played = World { of: self, seed }.play(settings, spec);
+                // Relaxed: the counter orders nothing else.
+                let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+                if let Ok((rows, _)) = &played {
+                    let (worlds, seconds) = (self.worlds, started.elapsed().as_secs());
+                    say!("world {seed}: {} rows; {done} of {worlds} worlds, {seconds} s", rows.len());
+                }
+                played.with_context(|| format!("world {seed} cannot be played"))
+            };
+            seeds.par_iter().with_max_len(1).map(play).collect()
+        });
+        let (mut rows, mut held_out, mut plan) = (LessonRows::default(), LessonRows::default(), None);
+        for (i, played) in played.into_iter().enumerate() {
+            let (of_world, its_plan) = played?;
+            if i % HELD_OUT == HELD_OUT - 1 { &mut held_out } else { &mut rows }.append(of_world);
+            plan.get_or_insert(its_plan);
+        }
+        Ok((rows, held_out, plan.context("no world to pretrain on")?))
+    }
+
+    fn fit(
+        &self,
+        settings: &Settings,
+        spec: &Arc<PolicySpec>,
+        rows: &LessonRows,
+        held_out: &LessonRows,
+    ) -> anyhow::Result<Box<dyn Train>> {
+        let mut trainer = Device::Cpu.trainer(&[], spec, settings)?;
+        let width = (spec.features(), 0);
+        let mut rng = ChaCha8Rng::seed_from_u64(self.first_seed);
+        rng.set_stream(SHUFFLE);
+        let mut order: Vec<usize> = (0..rows.len()).collect();
+        let per_epoch = rows.len() / BATCH;
+        let updates = (per_epoch * self.epochs).max(1);
+        for epoch in 0..self.epochs {
+            order.shuffle(&mut rng);
+            let mut loss = 0.0;
+            for (i, batch) in order.chunks_exact(BATCH).enumerate() {
+                let rate = 2.0 * (1.0 - 0.95 * (epoch * per_epoch + i) as f64 / updates as f64);
+                let mut batch = rows.select(batch, width);
+                for feature in &mut batch.features {
+                    let noise: f32 = StandardNormal.sample(&mut rng);
+                    *feature += NOISE * noise;
+                }
+                let batch = Batch::Rows(vec![], batch);
+                let stats = trainer.update(&batch, UpdatePlan { rate, train_actor: true, read: true })?;
+                loss += stats.map_or(0.0, |stats| stats.actor_loss);
+            }
+            let averaged = trainer.actors().1;
+            say!(
+                "epoch {} of {}: loss {:.5}; on worlds held out {:.5}, before learning {:.5}",
+                epoch + 1,
+                self.epochs,
+                loss / per_epoch.max(1) as f64,
+                lessons::loss(spec, &averaged, held_out),
+                lessons::loss(spec, &vec![0.0; averaged.len()], held_out),
+            );
+        }
+        Ok(trainer)
+    }
+}

@@ -1,0 +1,39 @@
+//! What the planner's volume model starts from: how volume deviates from its forecast in many worlds.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+
+use crate::log::{self, CompileOptions};
+use crate::plan::volume::Moments;
+use crate::plan::{DayVolume, Forecast};
+use crate::synth::{self, WorldSettings};
+
+/// Days of a world; each is seen from as many others as its group holds, as users have few days and many.
+const DAYS: u32 = 6;
+const GROUPS: [usize; 3] = [6, 3, 2];
+
+/// Draws `worlds` worlds, with seeds from `first_seed` on, and gathers their moments. Worlds are written to `scratch` one at a time.
+///
+/// # Errors
+/// A world that cannot be made, or no room for it.
+pub fn moments(world: &WorldSettings, first_seed: u64, worlds: usize, scratch: &Path) -> anyhow::Result<Moments> {
+    let mut all = Moments::default();
+    for seed in (first_seed..).take(worlds) {
+        let folder = tempfile::tempdir_in(scratch)?;
+        synth::generate(world, folder.path(), DAYS, seed, &|_| {})
+            .with_context(|| format!("world {seed} cannot be made"))?;
+        let mut days = Vec::new();
+        for day in 0..DAYS {
+            let dir = folder.path().join(format!("day-{day}"));
+            let log = log::open(&dir, CompileOptions::default())?;
+            let forecast = Forecast::of_directory(&dir)?.context("a drawn day has a forecast")?;
+            days.push(DayVolume::of(&log, &forecast));
+        }
+        for group in GROUPS {
+            days.chunks_exact(group).for_each(|days| all.add(&Moments::of_days(days), 1.0 / GROUPS.len() as f64));
+        }
+        say!("world {seed}: {} days so far", all.days().round());
+    }
+    Ok(all)
+}

@@ -1,0 +1,220 @@
+//! `report.html`: the report for people, one file that needs no network and no script.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::evaluate::{DayReport, Decision, Kind, PolicyReport, familiar};
+
+use super::charts;
+use super::svg::escape;
+use super::{CHOSEN, ReportedDay, RunReport};
+
+const STYLE: &str = include_str!("page.css");
+
+/// What else lies in the run directory.
+pub struct Surroundings {
+    pub name: String,
+    manifest: Value,
+    metrics: Vec<Value>,
+    config: String,
+}
+
+impl Surroundings {
+    /// Reads what is there of a run directory; what is not is left out of the page.
+    pub fn read(run: &Path) -> Self {
+        let text = |name: &str| std::fs::read_to_string(run.join(name)).unwrap_or_default();
+        let canonical = run.canonicalize().unwrap_or_else(|_| run.to_owned());
+        Self {
+            name: canonical.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
+            manifest: serde_json::from_str(&text("manifest.json")).unwrap_or_default(),
+            // A disk that was full for a while leaves part of a line.
+            metrics: text("metrics.jsonl").lines().filter_map(|line| serde_json::from_str(line).ok()).collect(),
+            config: text("config.toml"),
+        }
+    }
+
+    pub fn of_kind(&self, kind: &str) -> impl Iterator<Item = &Value> {
+        self.metrics.iter().filter(move |line| line["kind"] == kind)
+    }
+}
+
+/// Renders the page.
+pub fn render(report: &RunReport, around: &Surroundings) -> String {
+    let mut page = format!(
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content=\"width=device-width,initial-scale=1\">\
+         <title>{0} - admix</title><style>{STYLE}</style><h1>{0}</h1>",
+        escape(&around.name)
+    );
+    let m = &around.manifest;
+    let outcome = &m["outcome"];
+    let _ = write!(
+        page,
+        "<p class=sub>Started {}, ended {} ({}) after {:.0} s: {} updates, {} samples. Seed {}, {} mode on {}, admix {}.</p>",
+        text(&m["started"]),
+        text(&m["ended"]),
+        text(&outcome["reason"]),
+        outcome["seconds"].as_f64().unwrap_or(0.0),
+        outcome["updates"],
+        outcome["samples"],
+        m["seed"],
+        text(&m["mode"]),
+        text(&m["device"]),
+        escape(&report.admix),
+    );
+    verdict(&mut page, report);
+    table(&mut page, report);
+    charts::learning(&mut page, report, around);
+    charts::calibration(&mut page, around);
+    charts::frontier(&mut page, report);
+    charts::difference(&mut page, report);
+    charts::prices(&mut page, report);
+    charts::delivery(&mut page, report);
+    timing(&mut page, around);
+    let _ = write!(page, "<details><summary>Configuration</summary><pre>{}</pre></details>", escape(&around.config));
+    page
+}
+
+fn text(value: &Value) -> String {
+    escape(value.as_str().unwrap_or("-"))
+}
+
+/// The best baseline: of the verdict, else of the validation days.
+pub fn best_baseline(report: &RunReport) -> Option<&str> {
+    let judged = report.judgement.as_ref().map(|j| j.verdict.against.as_str());
+    judged.or(report.validation.best_baseline.as_deref())
+}
+
+fn verdict(page: &mut String, report: &RunReport) {
+    let Some(judgement) = &report.judgement else {
+        page.push_str("<p>There were no reported days (<code>data.test</code>), so there is no verdict.</p>");
+        return;
+    };
+    let word = match judgement.verdict.decision {
+        Decision::Better => "better",
+        Decision::Level => "level",
+        Decision::Worse => "worse",
+    };
+    let _ = write!(page, "<div class=\"verdict {word}\"><b>{word}</b>");
+    for sentence in judgement.sentences().lines() {
+        let _ = write!(page, "<p>{}</p>", escape(sentence));
+    }
+    page.push_str("</div>");
+}
+
+/// A policy over all reported days.
+pub struct Mean {
+    pub name: String,
+    pub kind: Kind,
+    equals: bool,
+    pub share: Option<f64>,
+    j: f64,
+    pub shortage: f64,
+    pub revenue: f64,
+}
+
+/// Means over the days, best share first.
+pub fn means(days: &[ReportedDay]) -> Vec<Mean> {
+    let mut names: Vec<&PolicyReport> = Vec::new();
+    for p in days.iter().flat_map(|day| &day.report.policies) {
+        if names.iter().all(|known| known.name != p.name) {
+            names.push(p);
+        }
+    }
+    let mut all: Vec<Mean> = names
+        .into_iter()
+        .map(|first| {
+            let rows: Vec<&PolicyReport> =
+                days.iter().flat_map(|day| day.report.policies.iter().find(|p| p.name == first.name)).collect();
+            let mean = |f: fn(&PolicyReport) -> f64| rows.iter().map(|p| f(p)).sum::<f64>() / rows.len() as f64;
+            let shares: Vec<f64> = rows.iter().filter_map(|p| p.share).collect();
+            Mean {
+                name: first.name.clone(),
+                kind: first.kind,
+                equals: first.equals.is_some(),
+                share: (!shares.is_empty()).then(|| shares.iter().sum::<f64>() / shares.len() as f64),
+                j: mean(|p| p.j),
+                shortage: mean(|p| p.shortage_rate),
+                revenue: mean(|p| p.auction_revenue),
+            }
+        })
+        .collect();
+    all.sort_by(|a, b| b.share.unwrap_or(f64::MIN).total_cmp(&a.share.unwrap_or(f64::MIN)));
+    all
+}
+
+fn table(page: &mut String, report: &RunReport) {
+    if report.days.is_empty() {
+        return;
+    }
+    let best = best_baseline(report);
+    let days: Vec<DayReport> = report.days.iter().map(|day| day.report.clone()).collect();
+    let _ = write!(page, "<h2>{}</h2>", familiar::heading(&days));
+    for sentence in familiar::title(&days).lines().filter(|line| !line.is_empty()) {
+        let _ = write!(page, "<p>{}</p>", escape(sentence));
+    }
+    page.push_str("<div class=wide><table><tr><th>policy<th>mean share");
+    for day in &report.days {
+        let _ = write!(page, "<th>{}", escape(&day.report.log));
+    }
+    page.push_str("<th>J<th>shortage<th>auction revenue</tr>");
+    let percent = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), |s| format!("{:.2}", 100.0 * s));
+    for row in means(&report.days) {
+        let class = if row.name == CHOSEN {
+            " class=own"
+        } else if Some(row.name.as_str()) == best {
+            " class=base"
+        } else {
+            ""
+        };
+        let mut name = escape(&row.name);
+        if row.equals {
+            name += " = start";
+        }
+        if Some(row.name.as_str()) == best {
+            name += " (best baseline)";
+        }
+        let _ = write!(page, "<tr{class}><td>{name}<td>{}", percent(row.share));
+        for day in &report.days {
+            let share = day.report.policies.iter().find(|p| p.name == row.name).and_then(|p| p.share);
+            let _ = write!(page, "<td>{}", percent(share));
+        }
+        let _ = write!(page, "<td>{:.0}<td>{:.2} %<td>{:.0}</tr>", row.j, 100.0 * row.shortage, row.revenue);
+    }
+    page.push_str(
+        "</table></div><p class=note>Shares are percent of the hindsight bound; J and revenue are minor units, mean per day. \
+         start: before the first update; untrained: planner and controller without anything learned; last: after the last \
+         update.</p>",
+    );
+}
+
+fn timing(page: &mut String, around: &Surroundings) {
+    let Some(processes) = around.of_kind("run").filter_map(|line| line["processes"].as_array()).last() else { return };
+    page.push_str(
+        "<h2>Time by process</h2><div class=key><span class=own>computing</span><span class=base>copying</span>\
+         <span class=wait>waiting</span></div><div class=wide><table><tr><th>process<th>computing<th>copying<th>waiting<th></tr>",
+    );
+    for process in processes {
+        let seconds = ["compute_s", "copy_s", "wait_s"].map(|key| process[key].as_f64().unwrap_or(0.0));
+        let total: f64 = seconds.iter().sum::<f64>().max(1e-9);
+        let [c, x, w] = seconds.map(|s| 100.0 * s / total);
+        let _ = write!(
+            page,
+            "<tr><td>{}<td>{:.1} s<td>{:.1} s<td>{:.1} s<td class=bar><div class=split><i class=c style=\"width:{c:.1}%\"></i>\
+             <i class=x style=\"width:{x:.1}%\"></i><i class=w style=\"width:{w:.1}%\"></i></div></tr>",
+            text(&process["name"]),
+            seconds[0],
+            seconds[1],
+            seconds[2]
+        );
+    }
+    let outcome = &around.manifest["outcome"];
+    let _ = write!(
+        page,
+        "</table></div><p class=note>Policy lag in updates: mean {:.1}, 95 % below {}, at most {}.</p>",
+        outcome["policy_lag"]["mean"].as_f64().unwrap_or(0.0),
+        outcome["policy_lag"]["p95"],
+        outcome["policy_lag"]["max"],
+    );
+}

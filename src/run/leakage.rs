@@ -1,0 +1,99 @@
+//! Leakage: a day that is used in two roles makes a policy look better than it is.
+//!
+//! Whatever is validated or tested on a training day measures memory. Days are compared by their content, because the usual cause is
+//! a directory that was copied, linked or renamed.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::log::CompiledLog;
+use crate::plan::{Seen, Use};
+
+/// Days with their roles.
+#[derive(Debug, Default)]
+pub struct Roles(HashMap<String, (String, PathBuf)>);
+
+impl Roles {
+    /// Adds a day in a role, for example `data.train`. The same day twice in one role is not leakage.
+    ///
+    /// # Errors
+    /// [`Leak`], where the same day has another role.
+    pub fn add(&mut self, role: &str, dir: &Path, log: &CompiledLog) -> Result<(), Leak> {
+        let Some(content) = log.content() else { return Ok(()) };
+        match self.0.get(&content) {
+            Some((other, first)) if other != role => Err(Leak {
+                first: (other.clone(), first.clone()),
+                second: (role.to_owned(), dir.to_owned()),
+                date: log.day().date.clone(),
+            }),
+            Some(_) => Ok(()),
+            None => {
+                self.0.insert(content, (role.to_owned(), dir.to_owned()));
+                Ok(())
+            }
+        }
+    }
+
+    /// Checks directories with their compiled logs, by role.
+    ///
+    /// # Errors
+    /// [`Leak`].
+    pub fn check(days: &[(&str, &[PathBuf], &[CompiledLog])]) -> Result<(), Leak> {
+        let mut roles = Self::default();
+        for (role, dirs, logs) in days {
+            for (dir, log) in dirs.iter().zip(*logs) {
+                roles.add(role, dir, log)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The same day in two roles.
+#[derive(Debug)]
+pub struct Leak {
+    /// Role and directory.
+    first: (String, PathBuf),
+    second: (String, PathBuf),
+    date: String,
+}
+
+impl fmt::Display for Leak {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ((role, dir), (other_role, other)) = (&self.first, &self.second);
+        if dir == other {
+            write!(f, "{} stands in {role} and in {other_role}", dir.display())?;
+        } else {
+            write!(
+                f,
+                "{} ({role}) and {} ({other_role}) hold the same day, {}: their requests are the same, whatever the directories are \
+                 called",
+                dir.display(),
+                other.display(),
+                self.date
+            )?;
+        }
+        write!(
+            f,
+            ". A policy that is judged on a day it has seen looks better than it is. Take the day out of {role} or out of \
+             {other_role}, or name another day there"
+        )
+    }
+}
+
+impl std::error::Error for Leak {}
+
+/// Warns where `seen` has used days of `role` before, at least as `least` says.
+pub fn warn_of_seen(whose: &str, seen: &Seen, days: &[CompiledLog], role: &str, least: Use) {
+    for log in days {
+        let Some(before) = log.content().and_then(|content| seen.of(&content).cloned()) else { continue };
+        if before.used >= least {
+            let what = match before.used {
+                Use::Train => "was made from",
+                Use::Validation => "was chosen on",
+            };
+            tracing::warn!("{whose} {what} {} ({role}): figures on it are too good", log.name());
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! What a scorer chose, counted; and what was really shown: exposures confirm choices, correct them, or fail to come.
+
+use crate::env::Choice;
+
+use super::claims::{Claim, Exposure};
+use super::scorer::Scorer;
+
+impl Scorer {
+    /// What was chosen on a request, where it is remembered.
+    pub fn claimed(&self, request_id: u64) -> Option<Claim> {
+        self.claims.get(request_id)
+    }
+
+    /// Counts a choice on the current request.
+    pub(super) fn count(&mut self, choice: Choice, request_id: u64) {
+        if self.options.exposures
+            && let Some(claim) = self.claim(choice)
+        {
+            self.claims.push(self.now, request_id, claim);
+        }
+        if self.options.exposures && self.options.confirm_within_s.is_some() {
+            self.replay.claim(choice);
+        } else {
+            self.replay.show(choice);
+        }
+    }
+
+    fn claim(&self, choice: Choice) -> Option<Claim> {
+        let replay = &self.replay;
+        let of = |ad_id, contract, pctr: f64, worth: f64| Claim {
+            ad_id,
+            contract,
+            pctr: pctr as f32,
+            worth: worth as f32,
+            settled: false,
+        };
+        match choice {
+            Choice::Contract(i) => {
+                let c = &replay.candidates()[i];
+                Some(of(replay.day.contracts[c.contract as usize].ad_id, Some(c.contract), c.pctr, 0.0))
+            }
+            Choice::Auction(i) => {
+                let a = &replay.auctions()[i];
+                Some(of(a.ad_id, None, a.pctr, replay.worth(a)))
+            }
+            Choice::Nothing => None,
+        }
+    }
+
+    /// Takes back what was not confirmed in time.
+    pub(super) fn withdraw(&mut self, offset: u64) {
+        let Some(within) = self.options.confirm_within_s else { return };
+        let before = offset.saturating_sub((within * 1000.0) as u64);
+        while let Some(claim) = self.claims.pop_before(before) {
+            if let (false, Some(j)) = (claim.settled, claim.contract) {
+                self.replay.state.delivered[j as usize] -= 1.0;
+            }
+        }
+    }
+
+    /// Takes in what was really shown; in any order, repeats are ignored. Whether it was news.
+    ///
+    /// An exposure of a request that is not remembered counts for its contract, once.
+    pub fn confirm(&mut self, exposure: Exposure) -> bool {
+        let shown = self.rules.contract(exposure.ad_id);
+        let confirmed = self.options.confirm_within_s.is_some();
+        let at = exposure.ts_ms.saturating_sub(self.day.start_ms).min(self.now);
+        let state = &mut self.replay.state;
+        let Some(claim) = self.claims.get_mut(exposure.request_id) else {
+            if at < self.claims.counted_until() {
+                // Forgotten, and counted when it was chosen.
+                return false;
+            }
+            if let Some(j) = shown {
+                state.delivered[j as usize] += 1.0;
+                state.confirm(Some(j as usize), at, self.replay.day.contract_pctr, 0.0);
+            }
+            let claim = Claim { ad_id: exposure.ad_id, contract: shown, pctr: 0.0, worth: 0.0, settled: true };
+            self.claims.push(self.now, exposure.request_id, claim);
+            return shown.is_some();
+        };
+        if std::mem::replace(&mut claim.settled, true) {
+            return false;
+        }
+        let claim = *claim;
+        if claim.ad_id == exposure.ad_id {
+            if confirmed {
+                state.confirm(claim.contract.map(|j| j as usize), at, claim.pctr.into(), claim.worth.into());
+            }
+            return true;
+        }
+        if let Some(j) = claim.contract {
+            state.delivered[j as usize] -= 1.0;
+            if !confirmed {
+                state.observed[j as usize] -= 1.0;
+            }
+        }
+        if let Some(j) = shown {
+            state.delivered[j as usize] += 1.0;
+            state.confirm(Some(j as usize), at, self.replay.day.contract_pctr, 0.0);
+        }
+        true
+    }
+}

@@ -1,0 +1,117 @@
+//! What is served: a day before it begins, and a policy with its plan.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use twox_hash::XxHash3_64;
+
+use crate::env::{KnownDay, Vocabulary};
+use crate::log::compiled::Contract;
+use crate::log::day::Day;
+use crate::log::schema::ControlRow;
+use crate::log::{LogError, control, inventory};
+use crate::plan::{Forecast, Plan};
+use crate::policy::file::PolicyFile;
+use crate::policy::stored::{BaselineFile, Stored};
+use crate::policy::{Policy, baselines};
+use crate::settings::Settings;
+
+/// The files that say what is known of a day before it begins.
+#[derive(Debug, Clone)]
+pub struct DayFiles {
+    pub control: PathBuf,
+    /// Default: the plan's forecast.
+    pub inventory: Option<PathBuf>,
+    /// A `day.toml`. Default: UTC, and the date of the first request.
+    pub day: Option<PathBuf>,
+}
+
+/// A day that is to be served.
+#[derive(Debug, Clone)]
+pub struct ServedDay {
+    pub day: Day,
+    pub contracts: Vec<ControlRow>,
+    /// `None`: the plan's.
+    pub forecast: Option<Forecast>,
+}
+
+impl ServedDay {
+    /// Reads the files; without a `day.toml` the day is the UTC day that holds `ts_ms`.
+    ///
+    /// # Errors
+    /// A file that cannot be used.
+    pub fn read(files: &DayFiles, ts_ms: u64) -> Result<Self, LogError> {
+        let day = match &files.day {
+            Some(path) => Day::read_file(path)?,
+            None => Day::of_timestamp(ts_ms),
+        };
+        let contracts = control::read(&files.control, &day)?;
+        let forecast = match &files.inventory {
+            Some(path) => Some(Forecast::from_inventory(&inventory::read(path)?)),
+            None => None,
+        };
+        Ok(Self { day, contracts, forecast })
+    }
+
+    /// The day as a policy may know it.
+    pub fn known(&self, plan: &Plan, vocabulary: Arc<Vocabulary>) -> KnownDay {
+        let contracts: Vec<Contract> = self.contracts.iter().map(Contract::before_the_day).collect();
+        let forecast = self.forecast.as_ref().unwrap_or(&plan.forecast);
+        KnownDay::new(&contracts, self.day.start_ms, forecast, plan, vocabulary)
+    }
+}
+
+/// A policy that serves, with the plan that it was made with.
+pub struct ServedPolicy {
+    stored: Stored,
+    /// Tells versions of what is served apart: a hash of the policy's file, or the baseline and a hash of its plan.
+    pub version: String,
+}
+
+/// What a baseline is called as a policy.
+const BASELINE: &str = "baseline:";
+
+impl ServedPolicy {
+    /// Opens a policy: a run directory (its best policy), a policy file, or `baseline:NAME`, which takes its plan from `plan`. A
+    /// policy file carries the plan that it was made with and goes by that one, as in evaluation.
+    ///
+    /// # Errors
+    /// No such policy, or a baseline without the plan that it needs.
+    pub fn open(policy: &str, plan: Option<&Path>) -> anyhow::Result<Self> {
+        let Some(name) = policy.strip_prefix(BASELINE) else {
+            let path = PolicyFile::locate(Path::new(policy));
+            let bytes = std::fs::read(&path).with_context(|| format!("cannot read the policy {}", path.display()))?;
+            let version = format!("{:016x}", XxHash3_64::oneshot(&bytes));
+            let stored =
+                Stored::decode(&bytes).with_context(|| format!("{} is not a usable policy", path.display()))?;
+            return Ok(Self { stored, version });
+        };
+        let plan = plan.map(Plan::read).transpose()?;
+        // As evaluation has them.
+        let interval_s = Settings::default().baselines.interval_s;
+        baselines::named(name, plan.as_ref(), interval_s).map_err(anyhow::Error::msg)?;
+        let plan = plan.unwrap_or_else(Plan::empty);
+        let version = format!("{policy}@{:016x}", XxHash3_64::oneshot(&plan.to_json()));
+        Ok(Self { stored: Stored::Baseline(BaselineFile::new(name, interval_s, plan)?), version })
+    }
+
+    /// A policy that is not read from a file; `version` tells it from others.
+    pub fn of_file(file: PolicyFile, version: String) -> Self {
+        Self { stored: Stored::Learned(file), version }
+    }
+
+    /// The plan that it goes by.
+    pub fn plan(&self) -> &Plan {
+        self.stored.plan()
+    }
+
+    pub fn vocabulary(&self) -> Arc<Vocabulary> {
+        Arc::new(self.stored.vocabulary())
+    }
+
+    /// The policy, before a day begins.
+    pub fn policy(&self) -> Box<dyn Policy> {
+        self.stored.policy()
+    }
+}

@@ -1,0 +1,198 @@
+//! What the routes do, without HTTP.
+
+use std::sync::mpsc::Sender;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use hyper::StatusCode;
+use serde::Deserialize;
+
+use crate::export;
+use crate::log::schema::TrackRow;
+use crate::score::json::{JsonDecision, JsonRequest};
+use crate::score::{Decision, Errand, Exposure, Finished, Scorer};
+
+use super::api::ApiError;
+use super::journal::Journal;
+use super::metrics::Metrics;
+
+/// The most requests, and exposures, of one body.
+const MOST_REQUESTS: usize = 256;
+const MOST_EXPOSURES: usize = 10_000;
+
+/// A scorer that several threads share.
+pub struct Engine {
+    scorer: Mutex<Scorer>,
+    errands: Mutex<Option<Sender<Errand>>>,
+    journal: Option<Journal>,
+    pub metrics: Metrics,
+}
+
+#[derive(Deserialize)]
+struct JsonExposure {
+    request_id: u64,
+    ad_id: u64,
+    ts_ms: u64,
+}
+
+/// The time now, Unix milliseconds.
+pub fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+impl Engine {
+    pub fn new(scorer: Scorer, errands: Sender<Errand>, journal: Option<Journal>) -> Self {
+        Self { scorer: Mutex::new(scorer), errands: Mutex::new(Some(errands)), journal, metrics: Metrics::default() }
+    }
+
+    /// The scorer. A thread that panicked holding it has left whole counters: each is written once.
+    pub fn scorer(&self) -> MutexGuard<'_, Scorer> {
+        self.scorer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Decides a body of one request or of an array of them, all or none; the answer has the same form.
+    ///
+    /// # Errors
+    /// What is wrong with the body.
+    pub fn score(&self, body: &[u8]) -> Result<Vec<u8>, ApiError> {
+        let array = body.trim_ascii_start().first() == Some(&b'[');
+        let rows = parse(body, array)?;
+        let mut out = Vec::with_capacity(64 + 1024 * rows.len());
+        let mut decision = Decision::default();
+        let (mut scorer, mut errand) = (self.scorer(), None);
+        for (i, row) in rows.iter().enumerate() {
+            scorer.check(row).map_err(|bad| ApiError::bad(&bad, array.then_some(i)))?;
+        }
+        for (i, row) in rows.iter().enumerate() {
+            scorer.decide(row, &mut decision).map_err(|bad| ApiError::bad(&bad, array.then_some(i)))?;
+            self.metrics.decided(&decision);
+            errand = errand.or_else(|| scorer.take_errand());
+            if array {
+                out.push(if i == 0 { b'[' } else { b',' });
+            }
+            serde_json::to_writer(&mut out, &JsonDecision::from(&decision)).expect("plain values serialise");
+        }
+        drop(scorer);
+        if array {
+            out.extend_from_slice(if rows.is_empty() { b"[]" } else { b"]" });
+        }
+        self.send(errand);
+        if let Some(journal) = &self.journal {
+            self.metrics.journal_dropped(rows.into_iter().filter_map(|row| journal.request(row).err()).count());
+        }
+        Ok(out)
+    }
+
+    /// Takes in exposures; returns how many were news.
+    ///
+    /// # Errors
+    /// A body that is no array of exposures.
+    pub fn expose(&self, body: &[u8]) -> Result<Vec<u8>, ApiError> {
+        let exposures: Vec<JsonExposure> = serde_json::from_slice(body).map_err(|e| ApiError::json(&e))?;
+        if exposures.len() > MOST_EXPOSURES {
+            let why = format!("{} exposures, at most {MOST_EXPOSURES} at once", exposures.len());
+            return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why, "body"));
+        }
+        let arrival_ms = now_ms();
+        let (mut news, mut dropped) = (0, 0);
+        for JsonExposure { request_id, ad_id, ts_ms } in exposures {
+            let exposure = Exposure { request_id, ad_id, ts_ms };
+            let (is_news, contract, claim) = {
+                let mut scorer = self.scorer();
+                let claim = scorer.claimed(request_id);
+                (scorer.confirm(exposure), scorer.is_contract(ad_id), claim)
+            };
+            if is_news {
+                news += 1;
+                if let Some(journal) = &self.journal {
+                    dropped += usize::from(journal.exposure(exposure, arrival_ms, contract, claim).is_err());
+                }
+            }
+        }
+        self.metrics.exposed(news);
+        self.metrics.journal_dropped(dropped);
+        Ok(format!("{{\"accepted\":{news}}}").into_bytes())
+    }
+
+    /// The dictionary's entry of a key at this moment's state.
+    ///
+    /// # Errors
+    /// A query without an ad, or an ad without an entry.
+    pub fn dictionary(&self, query: &str) -> Result<Vec<u8>, ApiError> {
+        let (mut ad_id, mut slot_id, mut bucket) = (None, None, None);
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let bad = || ApiError::new(StatusCode::BAD_REQUEST, format!("`{value}` is not a whole number"), name);
+            match name {
+                "ad_id" => ad_id = Some(value.parse::<u64>().map_err(|_| bad())?),
+                "slot_id" if value == "*" => {}
+                "pac_bucket" if value == "*" => {}
+                "slot_id" => slot_id = Some(value.parse::<u32>().map_err(|_| bad())?),
+                "pac_bucket" => bucket = Some(value.parse::<u32>().map_err(|_| bad())?),
+                _ => return Err(ApiError::new(StatusCode::BAD_REQUEST, "use ad_id, slot_id and pac_bucket", name)),
+            }
+        }
+        let ad_id = ad_id.ok_or_else(|| ApiError::new(StatusCode::BAD_REQUEST, "is missing", "ad_id"))?;
+        if bucket.is_some_and(|bucket| bucket >= export::BUCKETS) {
+            let why = format!("buckets are 0..{}", export::BUCKETS);
+            return Err(ApiError::new(StatusCode::BAD_REQUEST, why, "pac_bucket"));
+        }
+        let entry = export::live(&mut self.scorer(), ad_id, slot_id, bucket);
+        let entry = entry.ok_or_else(|| {
+            ApiError::new(StatusCode::NOT_FOUND, "no entry: unknown, out of flight or at its cap", "ad_id")
+        })?;
+        Ok(serde_json::to_vec(&entry).expect("plain values serialise"))
+    }
+
+    /// Takes a policy's finished work.
+    pub fn finish(&self, done: Finished) {
+        self.scorer().finish_errand(done);
+        self.metrics.replanned();
+    }
+
+    /// Puts a successor in the scorer's place.
+    pub fn swap(&self, next: Scorer) {
+        // The old one is dropped outside the lock.
+        let old = self.scorer().swap(next);
+        drop(old);
+        self.metrics.swapped();
+    }
+
+    /// Ends the threads beside it: nothing is sent to them any more.
+    pub fn close(&self) {
+        self.errands.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(journal) = &self.journal {
+            journal.close();
+        }
+    }
+
+    /// Metrics in the text format of Prometheus.
+    pub fn exposition(&self) -> String {
+        let scorer = self.scorer();
+        self.metrics.text(scorer.version(), scorer.deliveries())
+    }
+
+    fn send(&self, errand: Option<Errand>) {
+        if let (Some(errand), Some(errands)) =
+            (errand, self.errands.lock().unwrap_or_else(PoisonError::into_inner).as_ref())
+        {
+            // Fails where the replanner has ended: then the last prices stay.
+            let _ = errands.send(errand);
+        }
+    }
+}
+
+fn parse(body: &[u8], array: bool) -> Result<Vec<TrackRow>, ApiError> {
+    let requests: Vec<JsonRequest> = if array {
+        serde_json::from_slice(body).map_err(|e| ApiError::json(&e))?
+    } else {
+        vec![serde_json::from_slice(body).map_err(|e| ApiError::json(&e))?]
+    };
+    if requests.len() > MOST_REQUESTS {
+        let why = format!("{} requests, at most {MOST_REQUESTS} at once", requests.len());
+        return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why, "body"));
+    }
+    let check =
+        |(i, request): (usize, JsonRequest)| request.check().map_err(|bad| ApiError::bad(&bad, array.then_some(i)));
+    requests.into_iter().enumerate().map(check).collect()
+}

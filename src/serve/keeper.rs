@@ -1,0 +1,136 @@
+//! What is done beside serving: counts saved every second, a new policy put in place.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::Context as _;
+
+use crate::files::replace;
+use crate::policy::file::PolicyFile;
+use crate::score::{Scorer, ServedDay, ServedPolicy};
+
+use super::ServeOptions;
+use super::engine::{Engine, now_ms};
+
+/// How often it looks around.
+pub const INTERVAL: Duration = Duration::from_millis(200);
+/// How often counts are saved: what a killed server loses at most.
+const SAVE_EVERY: Duration = Duration::from_millis(800);
+/// Choices to be confirmed that are saved with the counts; older ones count as shown.
+const CLAIMS: usize = 20_000;
+
+pub struct Keeper {
+    engine: Arc<Engine>,
+    day: ServedDay,
+    options: ServeOptions,
+    /// What the policy's file looked like when it was read last.
+    seen: Option<Stamp>,
+    saved: Instant,
+    failing: bool,
+}
+
+/// What changes when a file is replaced or written.
+type Stamp = (SystemTime, u64, u64);
+
+fn stamp(ServeOptions { policy, plan, .. }: &ServeOptions) -> Option<Stamp> {
+    use std::os::unix::fs::MetadataExt as _;
+    let path = if policy.starts_with("baseline:") { plan.clone()? } else { PolicyFile::locate(Path::new(policy)) };
+    let meta = std::fs::metadata(path).ok()?;
+    Some((meta.modified().ok()?, meta.len(), meta.ino()))
+}
+
+impl Keeper {
+    pub fn new(engine: Arc<Engine>, day: ServedDay, options: ServeOptions) -> Self {
+        let seen = stamp(&options);
+        Self { engine, day, options, seen, saved: Instant::now(), failing: false }
+    }
+
+    /// Looks whether there is a new policy and whether the counts should be saved.
+    pub fn tend(&mut self, reload: &AtomicBool) {
+        let now = stamp(&self.options);
+        // Relaxed: a lone flag, read in a polling loop.
+        let asked = reload.swap(false, Ordering::Relaxed);
+        if asked || (now.is_some() && now != self.seen) {
+            self.seen = now;
+            match self.renew(asked) {
+                Ok(Some(version)) => tracing::info!("now serving {version}"),
+                Ok(None) => {}
+                Err(e) => {
+                    self.engine.metrics.swap_failed();
+                    tracing::error!("the new policy cannot be used, the old one serves on: {e:#}");
+                }
+            }
+        }
+        if self.saved.elapsed() >= SAVE_EVERY {
+            self.saved = Instant::now();
+            match self.save() {
+                Ok(()) => self.failing = false,
+                Err(e) if !self.failing => {
+                    self.failing = true;
+                    tracing::error!("{e:#}; serving goes on");
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Reads the policy and puts it in place; `None` where it is the one that serves.
+    fn renew(&self, asked: bool) -> anyhow::Result<Option<String>> {
+        let policy = ServedPolicy::open(&self.options.policy, self.options.plan.as_deref())?;
+        let (version, counts) = {
+            let scorer = self.engine.scorer();
+            (scorer.version().to_owned(), scorer.counts(0))
+        };
+        if version == policy.version && !asked {
+            return Ok(None);
+        }
+        let mut next = Scorer::new(&self.day, &policy, self.options.score)?;
+        next.restore(&counts.to_bytes())?;
+        next.prepare();
+        next.hand_out(true);
+        self.engine.swap(next);
+        Ok(Some(policy.version))
+    }
+
+    /// Saves the counts.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn save(&self) -> anyhow::Result<()> {
+        // Copied while requests wait, written down while they do not.
+        let counts = self.engine.scorer().counts(CLAIMS);
+        let bytes = counts.to_bytes();
+        let state = &self.options.state;
+        replace(state, &bytes).with_context(|| format!("cannot save the counts to {}", state.display()))?;
+        self.engine.metrics.saved(now_ms());
+        Ok(())
+    }
+}
+
+/// Goes on from the counts of an earlier server, if there are any of this day; says so.
+///
+/// # Errors
+/// Counts that are there and cannot be read.
+pub fn take_over(scorer: &mut Scorer, state: &Path) -> anyhow::Result<bool> {
+    let bytes = match std::fs::read(state) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        Err(e) => return Err(e).with_context(|| format!("cannot read the counts {}", state.display())),
+    };
+    match scorer.restore(&bytes) {
+        Ok(_) => {
+            let shown: f32 = scorer.deliveries().map(|(_, delivered, _)| delivered).sum();
+            tracing::info!(
+                "goes on from {}: {shown} contract impressions so far; what a killed server did in its last second is not in it",
+                state.display()
+            );
+            Ok(true)
+        }
+        Err(e) => {
+            tracing::warn!("{}: {e:#}; the day begins anew", state.display());
+            Ok(false)
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! A feature server for those who have none: requests over HTTP, scores and the chosen ad back.
+//!
+//! One thread answers requests, as scoring one costs microseconds; what takes longer happens beside it. Prices are solved on the
+//! replanner's thread, a newly promoted policy is read and begun on the keeper's, which also saves the counts every second, and
+//! rows for tomorrow's training are written on the journal's. The lock on the [`crate::score::Scorer`] is held for single decisions and for
+//! copies of counters alone.
+//!
+//! May import: `score`, `export`, `policy`, `log`.
+
+mod api;
+mod engine;
+mod http;
+mod journal;
+mod keeper;
+mod metrics;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+
+use crate::score::{DayFiles, ScoreOptions, Scorer, ServedDay, ServedPolicy};
+
+pub use api::ApiError;
+pub use engine::Engine;
+use journal::Journal;
+use keeper::Keeper;
+
+/// How to serve.
+#[derive(Debug, Clone)]
+pub struct ServeOptions {
+    /// A run directory, a policy file or `baseline:NAME`; watched for a new one.
+    pub policy: String,
+    pub plan: Option<PathBuf>,
+    pub files: DayFiles,
+    pub score: ScoreOptions,
+    pub listen: SocketAddr,
+    /// Where the counts are kept across restarts.
+    pub state: PathBuf,
+    /// Where day directories are written.
+    pub journal: Option<PathBuf>,
+    pub limits: Limits,
+}
+
+/// What a client may cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of a body.
+    pub body: usize,
+    /// Time for the header of a request to arrive, and for its body; also how long an idle connection is kept.
+    pub patience: Duration,
+    pub connections: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { body: 4 << 20, patience: Duration::from_secs(10), connections: 1024 }
+    }
+}
+
+/// By how much the replanner's thread steps behind the others.
+const NICENESS: i32 = 10;
+
+/// A server that listens.
+pub struct Server {
+    listener: std::net::TcpListener,
+    engine: Arc<Engine>,
+    keeper: Keeper,
+    limits: Limits,
+}
+
+impl Server {
+    /// Opens policy and day, takes over the counts of an earlier server of this day and listens. `begin` sets the counts where there
+    /// was none.
+    ///
+    /// # Errors
+    /// A policy, a file or an address that cannot be used.
+    pub fn open(
+        mut options: ServeOptions,
+        begin: impl FnOnce(&mut Scorer) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Self> {
+        let started = Instant::now();
+        let now_ms = engine::now_ms();
+        let policy = ServedPolicy::open(&options.policy, options.plan.as_deref())?;
+        let day = ServedDay::read(&options.files, now_ms)?;
+        options.score = ScoreOptions { exposures: true, stateless: false, ..options.score };
+        let mut scorer = Scorer::new(&day, &policy, options.score)?;
+        if !keeper::take_over(&mut scorer, &options.state)? {
+            begin(&mut scorer)?;
+        }
+        if day.day.contains(now_ms) {
+            // The first request should not wait for the first prices; a log that is replayed has other times.
+            scorer.warm(now_ms - day.day.start_ms);
+        }
+        scorer.hand_out(true);
+        let listener = std::net::TcpListener::bind(options.listen)
+            .with_context(|| format!("cannot listen on {}; choose another address with --listen", options.listen))?;
+        listener.set_nonblocking(true)?;
+        let journal = match &options.journal {
+            Some(folder) => Some(Journal::open(folder, &day, &options.files)?),
+            None => None,
+        };
+        let (errands, to_run) = mpsc::channel();
+        let engine = Arc::new(Engine::new(scorer, errands, journal));
+        let replanning = engine.clone();
+        std::thread::Builder::new().name("replanner".into()).spawn(move || {
+            // Answers come first: a solution may wait for a core.
+            if let Err(e) = rustix::process::nice(NICENESS) {
+                tracing::warn!("replanning keeps its priority: {e}");
+            }
+            for errand in to_run {
+                let done = errand.run();
+                replanning.finish(done);
+            }
+        })?;
+        tracing::info!(
+            "serving {} on {} with {}, {} contracts, ready after {:.2} s",
+            day.day.date,
+            listener.local_addr()?,
+            policy.version,
+            day.contracts.len(),
+            started.elapsed().as_secs_f64()
+        );
+        let limits = options.limits;
+        Ok(Self { listener, keeper: Keeper::new(engine.clone(), day, options), engine, limits })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// A socket that the system took away.
+    pub fn address(&self) -> std::io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Answers until `stop` is set, then ends the requests under way and saves the counts. `reload` asks for the policy to be read
+    /// again; it is also read when its file changes.
+    ///
+    /// # Errors
+    /// A thread that cannot be started, counts that cannot be saved.
+    pub fn run(self, stop: Arc<AtomicBool>, reload: Arc<AtomicBool>) -> anyhow::Result<()> {
+        let ended = Arc::new(AtomicBool::new(false));
+        let (mut keeper, told) = (self.keeper, ended.clone());
+        let keeping = std::thread::Builder::new().name("keeper".into()).spawn(move || {
+            // Relaxed: a lone flag, read in a polling loop.
+            while !told.load(Ordering::Relaxed) {
+                keeper.tend(&reload);
+                std::thread::sleep(keeper::INTERVAL);
+            }
+            keeper.save()
+        })?;
+        http::serve(self.listener, self.engine.clone(), self.limits, &stop)?;
+        ended.store(true, Ordering::Relaxed);
+        let saved = keeping.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the keeper ended early")));
+        self.engine.close();
+        saved
+    }
+}

@@ -1,0 +1,76 @@
+//! The processes of a run, seen from outside.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::shm::names::is_alive;
+
+use super::{LOOK, PATIENCE};
+
+/// A child process of a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// `learner`, `evaluator`, `actor0`, ..
+    pub role: String,
+    pub pid: u32,
+}
+
+/// The living children of the run whose main process is, or was, `main`, as their command lines tell.
+pub fn children_of(main: u32) -> Vec<Member> {
+    let parent = main.to_string();
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes
+        .filter_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            // A process that is over and not yet reaped has an empty command line.
+            let line = std::fs::read_to_string(entry.path().join("cmdline")).ok()?;
+            let words: Vec<&str> = line.split('\0').collect();
+            let after = |option: &str| words.iter().position(|w| *w == option).and_then(|i| words.get(i + 1)).copied();
+            (words.get(1) == Some(&"child") && after("--parent") == Some(&parent)).then_some(())?;
+            Some(Member { role: format!("{}{}", words.get(2)?, after("--id").unwrap_or("")), pid })
+        })
+        .collect()
+}
+
+/// Sends a signal to a process, which may have ended a moment ago.
+pub fn send(pid: u32, signal: Signal) {
+    let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
+}
+
+/// Waits until the children of a dead main process are gone; the seconds that took.
+///
+/// # Errors
+/// Children that live on.
+pub fn await_orphans(children: &[Member]) -> anyhow::Result<f64> {
+    let start = Instant::now();
+    for child in children {
+        while is_alive(child.pid) {
+            ensure!(start.elapsed() < PATIENCE, "the {} lives on after main's death", child.role);
+            std::thread::sleep(LOOK);
+        }
+    }
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// Seconds until `done`.
+///
+/// # Errors
+/// It takes longer than [`PATIENCE`].
+pub fn wait_until(what: &str, run_dir: &Path, mut done: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<f64> {
+    let start = Instant::now();
+    while !done()? {
+        ensure!(start.elapsed() < PATIENCE, "a hang: no {what}; see {}", run_dir.display());
+        std::thread::sleep(LOOK);
+    }
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// Sleeps for a moment between `from` and `to` milliseconds.
+pub fn nap(rng: &mut impl rand::Rng, from: u64, to: u64) {
+    use rand::RngExt as _;
+    std::thread::sleep(Duration::from_millis(rng.random_range(from..=to)));
+}

@@ -1,0 +1,91 @@
+//! A run on one terminal screen, live or finished: how far it is, its validation curve, its processes, lag, ledger and delivery.
+//!
+//! It reads what `inspect` reads and disturbs a run as little: files and shared memory are opened for reading. The screen is text
+//! of a fixed size, 80 x 24 if nothing else is known, so that it works over any ssh connection and in a pipe.
+//!
+//! May import: `inspect`, `report`, `run`, `shm`.
+
+mod screen;
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::inspect::{self, Inspection, State};
+use crate::report::{CHOSEN, RunReport};
+
+pub use screen::render;
+
+/// One evaluation on the validation days.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Point {
+    pub updates: u64,
+    /// Percent of the bound.
+    pub share: f64,
+    /// Percent of what was owed.
+    pub shortage: f64,
+    pub revenue: f64,
+}
+
+/// All that the screen shows.
+#[derive(Debug)]
+pub struct Watched {
+    pub seen: Inspection,
+    pub curve: Vec<Point>,
+    /// The newest `run` record.
+    pub run: Option<Value>,
+    /// Updates that end the run; 0 = other bounds do.
+    pub max_updates: u64,
+    pub report: Option<RunReport>,
+    pub restarts: usize,
+}
+
+impl Watched {
+    /// Looks at the run in `dir`.
+    ///
+    /// # Errors
+    /// A directory that is no run.
+    pub fn look(dir: &Path) -> anyhow::Result<Self> {
+        let seen = inspect::inspect(dir, 1)?;
+        // Whole, unlike what `inspect` reads of it: the curve begins with its first line. Lines that are no records were cut short.
+        let text = std::fs::read_to_string(dir.join("metrics.jsonl")).unwrap_or_default();
+        let lines: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let of_kind = |kind: &'static str| lines.iter().filter(move |line| line["kind"] == kind);
+        let point = |line: &Value| {
+            Some(Point {
+                updates: line["updates"].as_u64()?,
+                share: 100.0 * line["share"].as_f64()?,
+                shortage: 100.0 * line["shortage_rate"].as_f64()?,
+                revenue: line["auction_revenue"].as_f64()?,
+            })
+        };
+        let config = std::fs::read_to_string(dir.join("config.toml")).unwrap_or_default();
+        let config: toml::Table = toml::from_str(&config).unwrap_or_default();
+        let budget = config.get("budget").and_then(|b| b.get("max_updates")).and_then(toml::Value::as_integer);
+        Ok(Self {
+            curve: of_kind("evaluation").filter_map(point).collect(),
+            run: of_kind("run").next_back().cloned(),
+            restarts: of_kind("restart").count(),
+            max_updates: budget.and_then(|n| u64::try_from(n).ok()).unwrap_or(0),
+            // A report of another version of the program is none here.
+            report: RunReport::read(dir).unwrap_or(None),
+            seen,
+        })
+    }
+
+    /// Tells whether anything will change.
+    pub fn is_over(&self) -> bool {
+        self.seen.state != State::Alive
+    }
+
+    /// Validation share of a row of the report, percent.
+    fn validated(&self, name: &str) -> Option<f64> {
+        let report = self.report.as_ref()?;
+        report.validation.policies.iter().find(|p| p.name == name)?.share.map(|share| 100.0 * share)
+    }
+
+    /// Validation share before the first update, percent.
+    fn start(&self) -> Option<f64> {
+        self.validated(&format!("{CHOSEN}:start")).or(self.curve.first().filter(|p| p.updates == 0).map(|p| p.share))
+    }
+}

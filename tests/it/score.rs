@@ -1,0 +1,350 @@
+//! `score` decides what `eval` decides, request by request; its state survives, and its input may be anything.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use admix::bench::score::jsonl;
+use admix::log::schema::{AdType, TrackRow};
+use admix::log::{CompileOptions, RawDay};
+use admix::policy::baselines::NAMES;
+use admix::score::{DayFiles, Decision, Exposure, ScoreOptions, Scorer, ServedDay, ServedPolicy};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::decisions::{SMALL, TWISTED, decisions, evaluate, plan, policies, synth};
+use super::support::{admix, real_logs};
+use super::worlds::{self, PlainLog};
+
+/// What was chosen on each request, by what `score` wrote.
+fn chosen(tsv: &str) -> HashMap<u64, u64> {
+    let mut lines = tsv.lines();
+    assert_eq!(lines.next(), Some("request_id\tad_id\tscore\tchosen"));
+    let mut chosen = HashMap::new();
+    let mut best = HashMap::<u64, f64>::new();
+    for line in lines {
+        let cells: Vec<&str> = line.split('\t').collect();
+        let (request, ad): (u64, u64) = (cells[0].parse().unwrap(), cells[1].parse().unwrap());
+        let score: f64 = cells[2].parse().unwrap();
+        assert!(score.is_finite(), "{line}");
+        let best = best.entry(request).or_insert(f64::NEG_INFINITY);
+        *best = best.max(score);
+        if cells[3] == "1" {
+            assert!(chosen.insert(request, ad).is_none(), "two are chosen on {request}");
+        }
+    }
+    chosen
+}
+
+fn run(arguments: &[&str], input: &[u8]) -> (String, String) {
+    let output = admix().arg("score").args(arguments).write_stdin(input).assert().success();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (text(&output.get_output().stdout), text(&output.get_output().stderr))
+}
+
+/// What names a day to `score`.
+fn files(day: &Path) -> Vec<String> {
+    let mut arguments = Vec::new();
+    for (flag, name) in [("--control", "control.tsv"), ("--inventory", "inventory.tsv"), ("--day", "day.toml")] {
+        if day.join(name).is_file() {
+            arguments.extend([flag.to_owned(), day.join(name).to_str().unwrap().to_owned()]);
+        }
+    }
+    arguments
+}
+
+fn agree(day: &Path, plan: &Path, learned: &[PathBuf], options: &[&str]) {
+    let mut arguments = vec!["--plan", plan.to_str().unwrap(), "--policy"];
+    arguments.extend(learned.iter().map(|f| f.to_str().unwrap()));
+    arguments.extend(options);
+    let evaluation = evaluate(std::slice::from_ref(&day.to_path_buf()), &arguments);
+    let folder = evaluation.folder.path().join(day.file_name().unwrap());
+    let input = std::fs::read(day.join("track_log.tsv")).unwrap();
+    let plain = PlainLog::read(day);
+    let rate_seed = evaluation.reports[0]["rate_seed"].as_u64().unwrap();
+    let baselines = NAMES.map(|name| (name.to_owned(), format!("baseline:{name}")));
+    let names =
+        learned.iter().map(|f| (f.file_stem().unwrap().to_str().unwrap().to_owned(), f.to_str().unwrap().to_owned()));
+    for (name, policy) in baselines.into_iter().chain(names) {
+        let mut arguments = vec!["--policy", &policy, "--plan", plan.to_str().unwrap()];
+        let files = files(day);
+        arguments.extend(files.iter().map(String::as_str));
+        arguments.extend(options);
+        let scored = chosen(&run(&arguments, &input).0);
+        let decided = decisions(&folder, &name);
+        assert!(decided.len() > 300, "{} requests", decided.len());
+        for (request, shown) in &decided {
+            assert_eq!(scored.get(request).copied(), shown.map(|(ad, _)| ad), "{name}, request {request}");
+        }
+        if !options.contains(&"--complete-queues") {
+            // Counted from what `score` chose and the text of the log alone.
+            let shown = |(id, ad): &worlds::Decision| (*id, ad.map(|(_, kind)| (scored[id], kind)));
+            let earned = plain.judge(rate_seed, &decided.iter().map(shown).collect::<Vec<_>>()).unwrap().j;
+            let rows = evaluation.reports[0]["policies"].as_array().unwrap();
+            let claimed = rows.iter().find(|p| p["name"] == *name).unwrap()["j"].as_f64().unwrap();
+            assert!(
+                (claimed - earned).abs() <= 1e-6 * earned.abs(),
+                "{name}: eval says {claimed}, score earned {earned}"
+            );
+        }
+    }
+}
+
+#[test]
+fn decisions_are_those_of_eval_on_a_twisted_day() {
+    let scratch = tempfile::tempdir().unwrap();
+    let days = synth(scratch.path(), &format!("{SMALL}{TWISTED}"), 3);
+    assert!(days[2].join("inventory.tsv").is_file());
+    let plan = plan(scratch.path(), &days[..2]);
+    let learned = policies(scratch.path(), &plan, &days[0]);
+    agree(&days[2], &plan, &learned, &["--rate-seed", "11", "--feedback-delay", "600"]);
+    agree(&days[2], &plan, &learned, &["--complete-queues"]);
+}
+
+#[test]
+fn decisions_are_those_of_eval_on_ipinyou() {
+    let Some(folder) = real_logs("decisions_are_those_of_eval_on_ipinyou") else { return };
+    let source = folder.join("ipinyou");
+    let scratch = tempfile::tempdir().unwrap();
+    let out = scratch.path().join("logs");
+    admix()
+        .args(["data", "import", "ipinyou", "--impressions"])
+        .args((0..3).map(|d| source.join(format!("imp.weekday{d}.csv.gz"))))
+        .arg("--control")
+        .arg(source.join("contracts.tsv"))
+        .arg("--out")
+        .arg(&out)
+        .assert()
+        .success();
+    let plan = plan(scratch.path(), &[out.join("weekday-0")]);
+    let learned = policies(scratch.path(), &plan, &out.join("weekday-0"));
+    agree(&out.join("weekday-2"), &plan, &learned, &["--feedback-delay", "120"]);
+}
+
+/// A day, its plan and random policies.
+struct Setting {
+    scratch: TempDir,
+    day: PathBuf,
+    plan: PathBuf,
+    learned: Vec<PathBuf>,
+}
+
+fn setting() -> Setting {
+    let scratch = tempfile::tempdir().unwrap();
+    let days = synth(scratch.path(), &format!("{SMALL}{TWISTED}"), 2);
+    let plan = plan(scratch.path(), &days[..1]);
+    let learned = policies(scratch.path(), &plan, &days[0]);
+    Setting { day: days[1].clone(), plan, learned, scratch }
+}
+
+impl Setting {
+    fn policy(&self, name: &str) -> ServedPolicy {
+        let file = self.learned.iter().find(|f| f.file_stem().unwrap() == name);
+        match file {
+            Some(file) => ServedPolicy::open(file.to_str().unwrap(), None).unwrap(),
+            None => ServedPolicy::open(&format!("baseline:{name}"), Some(&self.plan)).unwrap(),
+        }
+    }
+
+    fn served(&self) -> ServedDay {
+        let day = |name: &str| self.day.join(name);
+        let files =
+            DayFiles { control: day("control.tsv"), inventory: Some(day("inventory.tsv")), day: Some(day("day.toml")) };
+        ServedDay::read(&files, 0).unwrap()
+    }
+
+    fn scorer(&self, name: &str, options: ScoreOptions) -> Scorer {
+        Scorer::new(&self.served(), &self.policy(name), options).unwrap()
+    }
+
+    fn rows(&self) -> Vec<TrackRow> {
+        RawDay::read(&self.day, CompileOptions::default()).unwrap().rows
+    }
+}
+
+fn decide(scorer: &mut Scorer, row: &TrackRow) -> Decision {
+    let mut decision = Decision::default();
+    scorer.decide(row, &mut decision).unwrap();
+    decision
+}
+
+const DELAYED: ScoreOptions = ScoreOptions {
+    rate_seed: 5,
+    feedback_delay_s: 900.0,
+    complete_queues: false,
+    stateless: false,
+    exposures: false,
+    confirm_within_s: None,
+};
+
+#[test]
+fn a_restored_scorer_goes_on_as_if_nothing_had_happened() {
+    let setting = setting();
+    let rows = setting.rows();
+    for name in NAMES.into_iter().chain(["by-contract", "by-all"]) {
+        let mut whole = setting.scorer(name, DELAYED);
+        let whole: Vec<Decision> = rows.iter().map(|row| decide(&mut whole, row)).collect();
+        let mut first = setting.scorer(name, DELAYED);
+        let half = rows.len() / 2;
+        rows[..half].iter().for_each(|row| drop(decide(&mut first, row)));
+        let saved = first.save();
+        let mut second = setting.scorer(name, DELAYED);
+        assert!(second.restore(&saved).unwrap(), "{name}");
+        for (row, expected) in rows[half..].iter().zip(&whole[half..]) {
+            assert_eq!(decide(&mut second, row), *expected, "{name}");
+        }
+        for damaged in [&saved[..saved.len() - 1], &saved[..10], b"", &[saved.as_slice(), b"x"].concat()] {
+            assert!(setting.scorer(name, DELAYED).restore(damaged).is_err());
+        }
+        assert!(setting.scorer(name, ScoreOptions { rate_seed: 6, ..DELAYED }).restore(&saved).is_err());
+    }
+}
+
+#[test]
+fn a_stateless_scorer_gives_the_same_scores_in_any_order() {
+    let setting = setting();
+    let rows = setting.rows();
+    for name in ["receding-horizon", "pid", "by-contract"] {
+        let mut moving = setting.scorer(name, DELAYED);
+        rows[..rows.len() / 2].iter().for_each(|row| drop(decide(&mut moving, row)));
+        let saved = moving.save();
+        let options = ScoreOptions { stateless: true, ..DELAYED };
+        let mut scorer = setting.scorer(name, options);
+        scorer.restore(&saved).unwrap();
+        let ahead = &rows[rows.len() / 2..];
+        let forwards: Vec<Decision> = ahead.iter().map(|row| decide(&mut scorer, row)).collect();
+        let backwards: Vec<Decision> = ahead.iter().rev().map(|row| decide(&mut scorer, row)).collect();
+        assert!(forwards.iter().eq(backwards.iter().rev()), "{name}");
+        assert_eq!(
+            scorer.save(),
+            {
+                scorer.restore(&saved).unwrap();
+                scorer.save()
+            },
+            "{name}: its state moved"
+        );
+        // The first request after the recorded state is scored as it would have been.
+        assert_eq!(decide(&mut moving, &ahead[0]), forwards[0], "{name}");
+    }
+}
+
+#[test]
+fn json_lines_give_the_scores_of_tsv() {
+    let setting = setting();
+    let mut arguments = vec!["--policy".to_owned(), setting.learned[1].to_str().unwrap().to_owned()];
+    arguments.extend(files(&setting.day));
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let tsv = std::fs::read(setting.day.join("track_log.tsv")).unwrap();
+    let (plain, _) = run(&arguments, &tsv);
+    let json = jsonl(&setting.rows()).unwrap();
+    let (objects, _) = run(&[arguments.as_slice(), &["--format", "jsonl"]].concat(), &json);
+    let mut rows = plain.lines().skip(1);
+    for line in objects.lines() {
+        let object: Value = serde_json::from_str(line).unwrap();
+        for score in object["scores"].as_array().unwrap() {
+            let cells: Vec<&str> = rows.next().unwrap().split('\t').collect();
+            assert_eq!([object["request_id"].to_string(), score["ad_id"].to_string()], cells[..2]);
+            let (number, expected) = (score["score"].as_f64().unwrap(), cells[2].parse::<f64>().unwrap());
+            // A JSON reader may be off by the last bit of an eCPM.
+            assert!((number - expected).abs() <= 1e-9 * expected.abs(), "{number}, {expected}");
+            assert_eq!(u8::from(score["ad_id"] == object["chosen"]).to_string(), cells[3]);
+        }
+    }
+    assert_eq!(rows.next(), None);
+}
+
+#[test]
+fn bad_lines_are_reported_and_skipped() {
+    let setting = setting();
+    let control = setting.day.join("control.tsv");
+    let arguments = ["--policy", "baseline:auction-only", "--format", "jsonl", "--control", control.to_str().unwrap()];
+    let ts = setting.rows()[0].ts_ms;
+    let good = |id: u64, ts: u64| {
+        format!(
+            r#"{{"request_id":{id},"ts_ms":{ts},"slot_id":1,"region":1,"gender":1,"age":1,"queue":[{{"ad_id":5000,"type":"A","ecpm":100,"pctr":0.1,"filter":0}}]}}"#
+        )
+    };
+    let lines = [
+        "{".to_owned(),
+        good(1, ts),
+        good(1, ts),
+        good(2, ts + 86_400_000),
+        good(3, ts).replace("100", "1e400"),
+        good(4, ts).replace("100", "NaN"),
+        good(5, ts).replace("100", "-1"),
+        good(6, ts).replace("\"A\"", "\"C\""),
+        good(7, ts).replace("\"gender\":1", "\"gender\":7"),
+        "\u{0}\u{1}".to_owned(),
+        "[]".to_owned(),
+        good(8, ts),
+    ];
+    let (out, told) = run(&arguments, lines.join("\n").as_bytes());
+    let ids: Vec<u64> =
+        out.lines().map(|l| serde_json::from_str::<Value>(l).unwrap()["request_id"].as_u64().unwrap()).collect();
+    assert_eq!(ids, [1, 8]);
+    for line in [1, 3, 4, 5, 6, 7, 8, 9, 10, 11] {
+        assert!(told.contains(&format!("line {line} skipped")), "line {line}: {told}");
+    }
+    assert!(told.contains("10 of 12 lines were skipped"), "{told}");
+}
+
+#[test]
+fn exposures_confirm_correct_and_take_back() {
+    let setting = setting();
+    let rows = setting.rows();
+    let options = ScoreOptions { exposures: true, confirm_within_s: Some(20_000.0), ..ScoreOptions::default() };
+    let counts = |scorer: &Scorer| -> (f32, f32) {
+        scorer.deliveries().fold((0.0, 0.0), |(d, o), (_, delivered, observed)| (d + delivered, o + observed))
+    };
+    let mut scorer = setting.scorer("contract-first", options);
+    let mut shown = Vec::new();
+    for row in &rows {
+        if let Some((ad_id, AdType::Contract)) = decide(&mut scorer, row).chosen {
+            shown.push(Exposure { request_id: row.request_id, ad_id, ts_ms: row.ts_ms });
+        }
+        if shown.len() == 3 {
+            break;
+        }
+    }
+    assert_eq!(counts(&scorer), (3.0, 0.0), "nothing is confirmed");
+    assert!(scorer.confirm(shown[0]));
+    assert!(!scorer.confirm(shown[0]), "a repeat");
+    assert_eq!(counts(&scorer), (3.0, 1.0));
+    // An auction ad was shown instead.
+    assert!(scorer.confirm(Exposure { ad_id: 1, ..shown[1] }));
+    assert_eq!(counts(&scorer), (2.0, 1.0));
+    // Another server's display of a contract.
+    let foreign = Exposure { request_id: u64::MAX, ..shown[0] };
+    assert!(scorer.confirm(foreign) && !scorer.confirm(foreign));
+    assert_eq!(counts(&scorer), (3.0, 2.0));
+    let mut again = setting.scorer("contract-first", options);
+    again.restore(&scorer.save()).unwrap();
+    assert!(!again.confirm(foreign), "what was confirmed survives");
+    // The third is never confirmed: hours later it is taken back. Nothing of that request may be shown.
+    let mut later = rows.last().unwrap().clone();
+    (later.request_id, later.ts_ms) = (u64::MAX - 1, scorer.day().end_ms() - 1);
+    later.queue.iter_mut().for_each(|e| e.filter = 1);
+    assert_eq!(decide(&mut scorer, &later).chosen, None);
+    assert_eq!(counts(&scorer), (2.0, 2.0));
+    drop(setting.scratch);
+}
+
+#[test]
+fn a_start_in_the_middle_of_the_day_counts_what_was_delivered() {
+    let setting = setting();
+    let rows = setting.rows();
+    for name in ["receding-horizon", "by-contract"] {
+        let mut whole = setting.scorer(name, ScoreOptions::default());
+        let half = rows.len() / 2;
+        rows[..half].iter().for_each(|row| drop(decide(&mut whole, row)));
+        let delivered = whole.deliveries().map(|(ad_id, delivered, _)| (ad_id, delivered as u64)).collect();
+        let mut late = setting.scorer(name, ScoreOptions::default());
+        assert!(late.begin_with(&delivered).is_empty());
+        assert_eq!(late.begin_with(&[(987_654_321, 1)].into()), [987_654_321]);
+        late.begin_with(&delivered);
+        assert!(whole.deliveries().eq(late.deliveries()));
+        // It knows the counts and the clock, not the prices so far: most decisions are the same.
+        let ahead = &rows[half..half + 300];
+        let same = ahead.iter().filter(|row| decide(&mut whole, row).chosen == decide(&mut late, row).chosen).count();
+        assert!(same > 200, "{name}: {same} of 300");
+    }
+}

@@ -1,0 +1,337 @@
+//! The real server: it decides what the library decides, bears hostile clients, swaps policies under load and comes back.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use admix::bench::score::jsonl;
+use admix::bench::serve::Client;
+use admix::bench::serve::hostile::{self, Slow, Storm};
+use admix::log::schema::TrackRow;
+use admix::log::{CompileOptions, RawDay};
+use admix::policy::file::PolicyFile;
+use admix::score::{DayFiles, Decision, ScoreOptions, Scorer, ServedDay, ServedPolicy};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::decisions::{SMALL, TWISTED, plan, policies, synth};
+use super::harness::{PATIENCE, PROGRAM};
+use super::support::admix;
+
+/// A day to be served, and policies for it.
+pub struct World {
+    pub scratch: TempDir,
+    pub day: PathBuf,
+    pub policies: Vec<PathBuf>,
+}
+
+impl World {
+    pub fn new() -> Self {
+        let scratch = tempfile::tempdir().unwrap();
+        let days = synth(scratch.path(), &format!("{SMALL}{TWISTED}"), 2);
+        let plan = plan(scratch.path(), &days[..1]);
+        let policies = policies(scratch.path(), &plan, &days[0]);
+        Self { day: days[1].clone(), policies, scratch }
+    }
+
+    /// A policy whose prices are not solved during the day: nothing of it happens beside serving.
+    fn steady(&self) -> PathBuf {
+        let mut file = PolicyFile::read(&self.policies[0]).unwrap();
+        Arc::make_mut(&mut file.spec).policy.replan = false;
+        let path = self.scratch.path().join("steady.safetensors");
+        file.write(&path).unwrap();
+        path
+    }
+
+    pub fn rows(&self) -> Vec<TrackRow> {
+        RawDay::read(&self.day, CompileOptions::default()).unwrap().rows
+    }
+
+    pub fn state(&self) -> PathBuf {
+        self.scratch.path().join("serve.state")
+    }
+
+    pub fn serve(&self, policy: &Path, more: &[&str]) -> Serving {
+        let of = |name: &str| self.day.join(name);
+        let mut child = Command::new(PROGRAM)
+            .args(["serve", "--listen", "127.0.0.1:0", "--policy"])
+            .arg(policy)
+            .arg("--control")
+            .arg(of("control.tsv"))
+            .arg("--inventory")
+            .arg(of("inventory.tsv"))
+            .arg("--day")
+            .arg(of("day.toml"))
+            .arg("--state")
+            .arg(self.state())
+            .args(more)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut said = String::new();
+        let address = loop {
+            let line = lines.next().expect("the server says where it listens").unwrap();
+            if let Some(address) = line.strip_prefix("listening on http://") {
+                break address.parse().unwrap();
+            }
+            said.push_str(&line);
+            said.push('\n');
+        };
+        std::thread::spawn(move || lines.for_each(drop));
+        Serving { child, address, said }
+    }
+}
+
+/// A server under test; killed when dropped.
+pub struct Serving {
+    child: Child,
+    address: SocketAddr,
+    said: String,
+}
+
+impl Serving {
+    pub fn client(&self) -> Client {
+        Client::connect(self.address).unwrap()
+    }
+
+    fn metric(&self, name: &str) -> f64 {
+        let (status, body) = self.client().send("GET", "/metrics", b"").unwrap();
+        assert_eq!(status, 200);
+        let text = String::from_utf8(body).unwrap();
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name} in {text}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    fn resident_kib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find(|l| l.starts_with("VmRSS:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
+    }
+
+    pub fn stop(mut self) -> i32 {
+        self.signal(Signal::SIGTERM);
+        self.child.wait().unwrap().code().unwrap()
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn lines(rows: &[TrackRow]) -> Vec<String> {
+    String::from_utf8(jsonl(rows).unwrap()).unwrap().lines().map(ToOwned::to_owned).collect()
+}
+
+fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < PATIENCE, "{what} did not come");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn it_decides_what_the_library_decides_and_its_journal_is_a_log_directory() {
+    let world = World::new();
+    let rows = world.rows();
+    let journal = world.scratch.path().join("journal");
+    let steady = world.steady();
+    let more = ["--journal", journal.to_str().unwrap(), "--rate-seed", "4", "--feedback-delay", "300"];
+    let serving = world.serve(&steady, &more);
+    let day = |name: &str| world.day.join(name);
+    let files =
+        DayFiles { control: day("control.tsv"), inventory: Some(day("inventory.tsv")), day: Some(day("day.toml")) };
+    let served = ServedDay::read(&files, 0).unwrap();
+    let policy = ServedPolicy::open(steady.to_str().unwrap(), None).unwrap();
+    let options = ScoreOptions { rate_seed: 4, feedback_delay_s: 300.0, ..ScoreOptions::default() };
+    let mut scorer = Scorer::new(&served, &policy, options).unwrap();
+    let mut client = serving.client();
+    let texts = lines(&rows);
+    let mut decision = Decision::default();
+    let mut shown = Vec::new();
+    let mut at = 0;
+    for (i, chunk) in rows.chunks(7).enumerate() {
+        let array = i % 2 == 0;
+        let body = format!("[{}]", texts[at..at + chunk.len()].join(","));
+        let answers: Vec<Value> = if array {
+            let (status, answer) = client.send("POST", "/v1/score", body.as_bytes()).unwrap();
+            assert_eq!(status, 200, "{}", String::from_utf8_lossy(&answer));
+            serde_json::from_slice(&answer).unwrap()
+        } else {
+            let one = |text: &String| client.send("POST", "/v1/score", text.as_bytes()).unwrap();
+            texts[at..at + chunk.len()].iter().map(one).map(|(_, a)| serde_json::from_slice(&a).unwrap()).collect()
+        };
+        at += chunk.len();
+        assert_eq!(answers.len(), chunk.len());
+        for (row, answer) in chunk.iter().zip(&answers) {
+            assert_eq!(answer["request_id"], row.request_id);
+            scorer.decide(row, &mut decision).unwrap();
+            assert_eq!(answer["chosen"], decision.chosen.map_or(0, |(ad, _)| ad));
+            let scores = answer["scores"].as_array().unwrap();
+            assert_eq!(scores.len(), decision.scores.len());
+            for (score, (ad, expected)) in scores.iter().zip(&decision.scores) {
+                assert_eq!(score["ad_id"], *ad);
+                assert!((score["score"].as_f64().unwrap() - expected).abs() <= 1e-5 * expected.abs().max(1.0));
+            }
+            if answer["chosen"] != 0 {
+                shown.push(json!({"request_id": row.request_id, "ad_id": answer["chosen"], "ts_ms": row.ts_ms}));
+            }
+        }
+    }
+    for (body, accepted) in [(&shown, shown.len()), (&shown, 0)] {
+        let (status, answer) = client.send("POST", "/v1/exposures", json!(body).to_string().as_bytes()).unwrap();
+        assert_eq!(status, 200);
+        assert_eq!(serde_json::from_slice::<Value>(&answer).unwrap()["accepted"], accepted);
+    }
+    assert_eq!(serving.metric("admix_exposures_total"), shown.len() as f64);
+    assert!(serving.metric("admix_score_seconds_count") > 0.0);
+    let contract = rows.iter().flat_map(|r| &r.queue).find(|e| served.contracts.iter().any(|c| c.ad_id == e.ad_id));
+    let entry = format!("/v1/dictionary?ad_id={}&slot_id=1&pac_bucket=80", contract.unwrap().ad_id);
+    let (status, _) = client.send("GET", &entry, b"").unwrap();
+    assert!(status == 200 || status == 404);
+    assert_eq!(serving.stop(), 0);
+
+    let date = std::fs::read_dir(&journal).unwrap().next().unwrap().unwrap().path();
+    admix().args(["data", "check"]).arg(&date).assert().success();
+    let written = RawDay::read(&date, CompileOptions::default()).unwrap().rows;
+    let outline = |rows: &[TrackRow]| -> Vec<(u64, u64, Vec<u64>)> {
+        rows.iter().map(|r| (r.request_id, r.ts_ms, r.queue.iter().map(|e| e.ad_id).collect())).collect()
+    };
+    assert_eq!(outline(&written), outline(&rows));
+    let prices = |rows: &[TrackRow]| rows.iter().flat_map(|r| &r.queue).map(|e| e.ecpm).collect::<Vec<_>>();
+    assert!(prices(&written).iter().zip(prices(&rows)).all(|(w, r)| (w - r).abs() <= 1e-9 * r));
+    let exposures = std::fs::read_to_string(date.join("joined_exposure.tsv")).unwrap();
+    assert_eq!(exposures.lines().count(), 1 + shown.len());
+}
+
+#[test]
+fn a_killed_server_comes_back_with_its_counts() {
+    let world = World::new();
+    let rows = world.rows();
+    let texts = lines(&rows);
+    let serving = world.serve(&world.policies[0], &[]);
+    let mut client = serving.client();
+    for text in &texts[..texts.len() / 2] {
+        assert_eq!(client.send("POST", "/v1/score", text.as_bytes()).unwrap().0, 200);
+    }
+    let delivered = |serving: &Serving| {
+        let (_, body) = serving.client().send("GET", "/metrics", b"").unwrap();
+        let text = String::from_utf8(body).unwrap();
+        text.lines().filter(|l| l.starts_with("admix_contract_delivered")).map(ToOwned::to_owned).collect::<Vec<_>>()
+    };
+    let before = delivered(&serving);
+    let saved = serving.metric("admix_saved_timestamp_seconds");
+    // The second save from now began after the last request.
+    wait_for("a save", || serving.metric("admix_saved_timestamp_seconds") > saved);
+    let saved = serving.metric("admix_saved_timestamp_seconds");
+    wait_for("another save", || serving.metric("admix_saved_timestamp_seconds") > saved);
+    serving.signal(Signal::SIGKILL);
+    drop(serving);
+    let again = world.serve(&world.policies[0], &[]);
+    assert!(again.said.contains("goes on from"), "{}", again.said);
+    assert_eq!(delivered(&again), before);
+    assert!(before.iter().any(|line| !line.ends_with(" 0")));
+    assert_eq!(again.stop(), 0);
+    std::fs::write(world.state(), b"garbage").unwrap();
+    let anew = world.serve(&world.policies[0], &[]);
+    assert!(anew.said.contains("the day begins anew"), "{}", anew.said);
+}
+
+#[test]
+fn a_policy_is_swapped_a_hundred_times_under_load_without_an_error() {
+    let world = World::new();
+    let rows = world.rows();
+    let texts = lines(&rows);
+    let promoted = world.scratch.path().join("promoted.safetensors");
+    std::fs::copy(&world.policies[0], &promoted).unwrap();
+    let serving = world.serve(&promoted, &[]);
+    let (address, done) = (serving.address, AtomicBool::new(false));
+    let answered = std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let mut client = Client::connect(address).unwrap();
+            let mut answered = 0u64;
+            while !done.load(Ordering::Relaxed) {
+                let text = &texts[answered as usize % texts.len()];
+                let (status, body) = client.send("POST", "/v1/score", text.as_bytes()).unwrap();
+                assert_eq!(status, 200, "{}", String::from_utf8_lossy(&body));
+                answered += 1;
+            }
+            answered
+        });
+        for i in 0..100 {
+            let next = world.scratch.path().join("next");
+            std::fs::copy(&world.policies[(i + 1) % 2], &next).unwrap();
+            std::fs::rename(&next, &promoted).unwrap();
+            wait_for("a swap", || serving.metric("admix_swaps_total") > i as f64);
+        }
+        done.store(true, Ordering::Relaxed);
+        load.join().unwrap()
+    });
+    assert!(answered > 100, "{answered} requests");
+    // A file that is no policy leaves the old one in place; SIGHUP reads it again.
+    std::fs::write(&promoted, b"garbage").unwrap();
+    wait_for("a refusal", || serving.metric("admix_failed_swaps_total") > 0.0);
+    std::fs::copy(&world.policies[0], &promoted).unwrap();
+    serving.signal(Signal::SIGHUP);
+    wait_for("the reload", || serving.metric("admix_swaps_total") > 100.0);
+    assert_eq!(serving.client().send("POST", "/v1/score", texts[0].as_bytes()).unwrap().0, 200);
+    assert_eq!(serving.stop(), 0);
+}
+
+#[test]
+fn a_thousand_hostile_requests_get_the_right_answers_in_flat_memory() {
+    let world = World::new();
+    let rows = world.rows();
+    let serving = world.serve(&world.policies[0], &["--patience", "600", "--connections", "64"]);
+    let good = lines(&rows[..1]).remove(0);
+    let mut early = None;
+    let storm = hostile::storm(serving.address, &good, rows[0].ts_ms, 1000, &mut |sent| {
+        if sent > 200 && early.is_none() {
+            early = Some(serving.resident_kib());
+        }
+    });
+    let (storm, early) = (storm.unwrap(), early.unwrap());
+    assert!(storm.wrong.is_empty(), "{:#?}", storm.wrong);
+    assert!(storm.sent >= 1000 && storm.kinds.len() > 10, "{storm:?}");
+    // More connections than it takes: the rest are told so, and it serves on afterwards.
+    let open: Vec<TcpStream> = (0..64).map(|_| TcpStream::connect(serving.address).unwrap()).collect();
+    let mut refused = 0;
+    for _ in 0..20 {
+        let mut more = TcpStream::connect(serving.address).unwrap();
+        more.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut answer = Vec::new();
+        let _ = more.read_to_end(&mut answer);
+        refused += u32::from(answer.starts_with(b"HTTP/1.1 503"));
+    }
+    assert!(refused > 0, "no connection was refused");
+    drop(open);
+    wait_for("room for a client", || matches!(serving.client().send("GET", "/healthz", b""), Ok((200, _))));
+    let late = serving.resident_kib();
+    assert!(late < early + 64 * 1024, "{early} KiB after 200 requests, {late} after all");
+    assert_eq!(serving.stop(), 0);
+}
+
+#[test]
+fn slow_clients_are_cut_off() {
+    let world = World::new();
+    let serving = world.serve(&world.policies[0], &["--patience", "1"]);
+    let (slow, mut storm) = (Slow::open(serving.address, 3).unwrap(), Storm::default());
+    slow.given_up(&mut storm);
+    assert!(storm.wrong.is_empty() && storm.sent == 6, "{storm:?}");
+    assert_eq!(serving.client().send("GET", "/healthz", b"").unwrap().0, 200);
+    assert_eq!(serving.stop(), 0);
+}
