@@ -16,8 +16,9 @@ use crate::supervisor::interrupt::Interrupt;
 use crate::supervisor::values::{self, ValueOutcome};
 use crate::supervisor::{ExitReason, resume};
 use crate::values::join::{Share, join};
+use crate::values::prior::FieldSd;
 use crate::values::report::{self, Points, ValueReport};
-use crate::values::{Fields, ValueModel};
+use crate::values::{Fields, ValueModel, model, ratios};
 
 use super::{Exit, UsageError, print_json, print_text};
 
@@ -29,6 +30,23 @@ pub enum Values {
     Eval(Eval),
     /// Write a model's rows as a sparse-parameter file, and its network as safetensors beside it
     Dump(Dump),
+    /// Write the simplest model: for each ad the ratio of outcome to prediction, shrunk towards 1
+    Ratios(Ratios),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  admix values ratios --log worlds/v/day-0 worlds/v/day-1 --out ratios\n  \
+                        admix eval --log worlds/v/day-3 --values ratios")]
+pub struct Ratios {
+    /// Log directories with a joined_exposure
+    #[arg(long = "log", value_name = "DIR", required = true, num_args = 1..)]
+    logs: Vec<PathBuf>,
+    /// Folder of the model; `--values` takes it
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Share of bad track rows above which a log is refused
+    #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
+    max_bad_share: f64,
 }
 
 #[derive(Debug, Args)]
@@ -107,6 +125,7 @@ impl Values {
             Self::Train(train) => train.run(),
             Self::Eval(eval) => eval.run(),
             Self::Dump(dump) => dump.run(),
+            Self::Ratios(ratios) => ratios.run(),
         }
     }
 }
@@ -134,39 +153,73 @@ impl Train {
             }
         };
         flight::begin(&directory.flight(), "main");
-        say!("run directory {}", directory.root().display());
-        let prepared = values::prepare(&settings, &fields)?;
-        if directory.manifest().exists() {
-            values::check_resume(&directory, &settings, &prepared)?;
-            say!("the run that was begun here goes on");
+        let root = directory.root().to_owned();
+        if let Some(exit) = learn(&settings, &fields, &directory, &interrupt)? {
+            return Ok(exit);
         }
-        directory.replace(&directory.config(), settings.to_toml().as_bytes())?;
-        prepared.write(&directory)?;
-        manifest(&directory, &settings, &prepared, None)?;
-        say!(
-            "{} exposures to learn from, {} to validate on; fields: {fields}",
-            prepared.samples,
-            prepared.validation.samples
-        );
-        interrupt.supervise();
-        let result = values::train(&settings, &fields, &directory, &interrupt);
-        flight::end(&result);
-        if interrupt.count() > 1 {
-            return result.map(|_| Exit::Interrupted).or_else(|e| {
-                say!("{e:#}");
-                Ok(Exit::Interrupted)
-            });
+        if settings.values.refit && !settings.values.validation.is_empty() {
+            let passes = ValueModel::read_meta(&root.join("values"))?.epoch + 1;
+            say!("learning once more, {passes} passes over training and validation days together");
+            let mut settings = settings;
+            let v = &mut settings.values;
+            v.train.append(&mut v.validation);
+            (v.epochs, v.patience) = (passes, 0);
+            let again = resume::open(&root.join(model::REFIT), resume::Resume::Auto)?;
+            if let Some(exit) = learn(&settings, &fields, &again, &interrupt)? {
+                return Ok(exit);
+            }
         }
-        let outcome = result?;
-        manifest(&directory, &settings, &prepared, Some(&outcome))?;
-        say!("{}", summary(&outcome));
-        if outcome.reason == ExitReason::Interrupted {
-            say!("interrupted; repeat the command with --run-dir {} --resume to go on", directory.root().display());
-            return Ok(Exit::Interrupted);
-        }
-        say!("values: {}", directory.root().join("values").display());
+        say!("values: {}", root.display());
         Ok(Exit::Done)
     }
+}
+
+/// Learns in a run directory, from its beginning or from where it was interrupted; how the program ends, if it is to end then.
+fn learn(
+    settings: &ValueSettings,
+    fields: &Fields,
+    directory: &RunDirectory,
+    interrupt: &Interrupt,
+) -> anyhow::Result<Option<Exit>> {
+    say!("run directory {}", directory.root().display());
+    let prepared = values::prepare(settings, fields)?;
+    if directory.manifest().exists() {
+        values::check_resume(directory, settings, &prepared)?;
+        say!("the run that was begun here goes on");
+    }
+    directory.replace(&directory.config(), settings.to_toml().as_bytes())?;
+    prepared.write(directory)?;
+    manifest(directory, settings, &prepared, None)?;
+    say!(
+        "{} exposures to learn from, {} to validate on; fields, with how far their ids err (charge, click): {}",
+        prepared.samples,
+        prepared.validation.samples,
+        described(&settings.values.fields, &prepared.prior)
+    );
+    interrupt.supervise();
+    let result = values::train(settings, fields, directory, interrupt);
+    flight::end(&result);
+    if interrupt.count() > 1 {
+        return result.map(|_| Some(Exit::Interrupted)).or_else(|e| {
+            say!("{e:#}");
+            Ok(Some(Exit::Interrupted))
+        });
+    }
+    let outcome = result?;
+    manifest(directory, settings, &prepared, Some(&outcome))?;
+    say!("{}", summary(&outcome));
+    if outcome.reason == ExitReason::Interrupted {
+        say!("interrupted; repeat the command with --run-dir and --resume to go on");
+        return Ok(Some(Exit::Interrupted));
+    }
+    interrupt.leave();
+    Ok(None)
+}
+
+/// Fields with the standard deviations of their priors.
+fn described(fields: &[String], prior: &[FieldSd]) -> String {
+    let one = |(name, [charge, click]): (&String, &FieldSd)| format!("{name} ({charge:.3}, {click:.3})");
+    fields.iter().zip(prior).map(one).collect::<Vec<_>>().join(", ")
 }
 
 fn manifest(
@@ -192,10 +245,11 @@ fn summary(o: &ValueOutcome) -> String {
         ExitReason::Converged => "converged",
         ExitReason::Interrupted => "interrupted",
     };
+    let best =
+        if o.best_loss.is_finite() { format!("; best validation loss {:.6}", o.best_loss) } else { String::new() };
     let mut text = format!(
-        "{reason} after {:.0} s: {} updates, {} samples, {} passes; best validation loss {:.6}\nsamples: {}\n\
-         snapshots: {} in {:.1} s",
-        o.seconds, o.updates, o.samples, o.passes, o.best_loss, o.ledger, o.snapshots, o.snapshot_s
+        "{reason} after {:.0} s: {} updates, {} samples, {} passes{best}\nsamples: {}\nsnapshots: {} in {:.1} s",
+        o.seconds, o.updates, o.samples, o.passes, o.ledger, o.snapshots, o.snapshot_s
     );
     if o.reader_restarts + o.went_back > 0 {
         let _ = write!(
@@ -212,7 +266,7 @@ impl Eval {
         let model = read(&self.values)?;
         let options = CompileOptions { max_bad_share: self.max_bad_share, ..CompileOptions::default() };
         let fields = model.fields.len();
-        let learned = training_points(&self.values, options, &model);
+        let learned = training_points(&self.values, options, &model.fields);
         let mut reports = Vec::new();
         for dir in &self.logs {
             let joined = join(dir, options, &model.fields, Share::ALL)?;
@@ -237,13 +291,17 @@ fn read(dir: &Path) -> anyhow::Result<ValueModel> {
 }
 
 /// The logged points of the days that the model was trained on, while they are there.
-fn training_points(dir: &Path, options: CompileOptions, model: &ValueModel) -> Option<Points> {
+fn training_points(dir: &Path, options: CompileOptions, fields: &Fields) -> Option<Points> {
     let roots = [dir.to_owned(), dir.join("..")];
-    let settings = roots.iter().find_map(|r| ValueSettings::read_resolved(&r.join("config.toml")).ok())?;
+    let ValueSettings { values, .. } =
+        roots.iter().find_map(|r| ValueSettings::read_resolved(&r.join("config.toml")).ok())?;
+    // What the model has seen: of a run that learned once more, all of its days.
+    let refit = values.refit && dir.join(model::REFIT).join("values").exists();
+    let days = values.train.iter().chain(values.validation.iter().filter(|_| refit));
     let mut points = Points::default();
-    for dir in &settings.values.train {
-        match join(dir, options, &model.fields, Share::ALL) {
-            Ok(joined) => points.extend(Points::of(&joined, model.fields.len(), None)),
+    for dir in days {
+        match join(dir, options, fields, Share::ALL) {
+            Ok(joined) => points.extend(Points::of(&joined, fields.len(), None)),
             Err(e) => {
                 tracing::warn!("no simpler corrections to compare with: {e}");
                 return None;
@@ -326,6 +384,17 @@ impl Dump {
         std::fs::copy(model.folder.join("values.safetensors"), &dense)
             .with_context(|| format!("cannot write {}", dense.display()))?;
         say!("{} rows written to {}, the network to {}", model.table.len(), self.out.display(), dense.display());
+        Ok(Exit::Done)
+    }
+}
+
+impl Ratios {
+    fn run(self) -> anyhow::Result<Exit> {
+        let options = CompileOptions { max_bad_share: self.max_bad_share, ..CompileOptions::default() };
+        let join = |dir: &PathBuf| join(dir, options, &ratios::fields(), Share::ALL);
+        let days = self.logs.iter().map(join).collect::<Result<Vec<_>, _>>()?;
+        let ads = ratios::write(&self.out, &days)?;
+        say!("ratios of {ads} ads written to {}", self.out.display());
         Ok(Exit::Done)
     }
 }

@@ -4,11 +4,13 @@
 //! whatever the timing. After each pass over the exposures it evaluates on the validation days and keeps the best model; it ends
 //! after the last pass, or when evaluations no longer improve.
 //!
-//! [`store`] holds the rows, in the table itself or in the cache over it; [`judge`] evaluates.
+//! [`store`] holds the rows, in the table itself or in the cache over it; [`judge`] evaluates; `occurrences` says how a batch's
+//! samples weigh on its rows.
 //!
 //! May import: `run`, `values`, `sparse`, `shm`, `settings`.
 
 pub mod judge;
+mod occurrences;
 pub mod store;
 
 use std::collections::VecDeque;
@@ -30,6 +32,7 @@ use crate::values::net::{Gradients, Losses, Net, NetShape};
 use crate::values::{Block, Fields};
 
 use judge::Judge;
+use occurrences::Occurrences;
 use store::Store;
 
 /// Where the trainer signs in.
@@ -97,6 +100,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
         store: Store::new(table, &settings),
         net: Net::new(shape),
         gradients: Gradients::default(),
+        occurrences: Occurrences::default(),
         ahead: VecDeque::new(),
         sums: Losses::default(),
         sums_samples: 0,
@@ -137,6 +141,7 @@ struct Trainer<'a> {
     store: Store,
     net: Net,
     gradients: Gradients,
+    occurrences: Occurrences,
     /// Batches under way, the next one first.
     ahead: VecDeque<Batch>,
     state: ValueState,
@@ -265,9 +270,17 @@ impl Trainer<'_> {
         let done = (passes / v.epochs as f64).min(1.0);
         let rate = |first: f64| (first * (1.0 - done * (1.0 - v.final_rate_share))) as f32;
         // The prior's part of the gradient, spread over the batches that hold the row: of its version, so many came in each pass.
-        let precision = v.prior_sd.powi(-2) / block.len() as f64;
-        self.store.add_prior(&lookup, &mut self.gradients.rows, |version| {
-            (precision * passes / f64::from(version + 1)).min(precision) as f32
+        let batch = block.len() as f64;
+        let spread = |sd: f64| sd.powi(-2) / batch;
+        let of_fields: Vec<[f64; 2]> =
+            self.prepared.prior.iter().map(|sds| sds.map(|sd| spread(f64::from(sd)))).collect();
+        let rest = spread(v.prior_sd);
+        self.occurrences.count(&lookup, &block.weight, self.fields.len());
+        let occurrences = &self.occurrences;
+        self.store.add_prior(&lookup, &mut self.gradients.rows, |place, version| {
+            let share = (passes / f64::from(version + 1)).min(1.0) * f64::from(occurrences.weight(place));
+            let [charge, click] = of_fields[occurrences.field(place)];
+            [charge, click, rest].map(|precision| (precision * share) as f32)
         });
         self.store.update(&self.gradients.rows, rate(self.settings.table.rate));
         self.state.adam.step(rate(v.rate), &mut self.state.parameters, &self.gradients.parameters);
@@ -288,15 +301,20 @@ impl Trainer<'_> {
         let losses =
             self.judge.losses(&mut self.net, &self.state.parameters, self.store.table(), self.prepared.dispersion);
         let total = losses.total() / losses.weight.max(1.0);
-        let best = self.state.best.is_none_or(|best| total < best);
+        // Without validation days the last pass is kept.
+        let last = self.state.cursor.epoch + 1 == self.settings.values.epochs;
+        let chosen = !self.settings.values.validation.is_empty();
+        let best = if chosen { self.state.best.is_none_or(|best| total < best) } else { last };
         self.state.evaluations += 1;
         let (click, charge) = (losses.click / losses.weight.max(1.0), losses.charge / losses.weight.max(1.0));
-        self.metrics.append(
-            "evaluation",
-            &Evaluation { epoch: self.state.cursor.epoch, updates: self.state.updates, click, charge, best },
-        );
+        if chosen {
+            self.metrics.append(
+                "evaluation",
+                &Evaluation { epoch: self.state.cursor.epoch, updates: self.state.updates, click, charge, best },
+            );
+        }
         if best {
-            self.state.best = Some(total);
+            self.state.best = chosen.then_some(total);
             self.state.without_improvement = 0;
             let v = &self.settings.values;
             let meta = Meta {
@@ -308,7 +326,7 @@ impl Trainer<'_> {
             };
             let folder = self.directory.root().join("values");
             model::write(&folder, meta, &self.state.parameters, self.store.table()).map_err(CannotSave)?;
-        } else {
+        } else if chosen {
             self.state.without_improvement += 1;
         }
         self.state.cursor.next_pass();

@@ -3,6 +3,7 @@
 use crate::settings::{ValueSettings, WhenFull};
 use crate::sparse::cache::Counters;
 use crate::sparse::lookup::Finder;
+use crate::sparse::table::DIRECT;
 use crate::sparse::{Cache, CacheError, HostTable, Lookup, TableError, Ticket};
 
 /// Where rows are read and written during training.
@@ -87,13 +88,14 @@ impl Store {
         Ok(&self.rows)
     }
 
-    /// Adds to each row's gradient the row times `weight` of its version.
-    pub fn add_prior(&self, lookup: &Lookup, gradients: &mut [f32], weight: impl Fn(u32) -> f32) {
+    /// Adds to each row's gradient the row times `weight` of its place and version: the two direct elements' and the others'.
+    pub fn add_prior(&self, lookup: &Lookup, gradients: &mut [f32], weight: impl Fn(usize, u32) -> [f32; DIRECT + 1]) {
         let dim = self.table.shape().dim;
         let mut add = |i: usize, version: u32| {
-            let weight = weight(version);
+            let weights = weight(i, version);
             let rows = &self.rows[i * dim..(i + 1) * dim];
-            gradients[i * dim..(i + 1) * dim].iter_mut().zip(rows).for_each(|(g, w)| *g += weight * w);
+            let elements = gradients[i * dim..(i + 1) * dim].iter_mut().zip(rows);
+            elements.enumerate().for_each(|(element, (g, w))| *g += weights[element.min(DIRECT)] * w);
         };
         match (&self.cache, &self.ticket) {
             (Some(cache), Some(ticket)) => cache.versions(ticket).enumerate().for_each(|(i, v)| add(i, v)),

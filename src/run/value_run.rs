@@ -12,6 +12,7 @@ use crate::shm::{Control, Ledger, RingShape, RunNames, SampleRing, ShmError, che
 use crate::sparse::{HostTable, TableShape, file};
 use crate::values::join::JoinCounts;
 use crate::values::net::Adam;
+use crate::values::prior::FieldSd;
 use crate::values::{Block, Fields};
 
 use super::RunDirectory;
@@ -90,6 +91,8 @@ pub struct Prepared {
     /// Training samples, and their charges' variance over their mean at the logged predictions.
     pub samples: u64,
     pub dispersion: f32,
+    /// Standard deviations of the prior on the direct weights of each field's rows.
+    pub prior: Vec<FieldSd>,
     pub train: JoinCounts,
     pub validation: JoinCounts,
     /// Hash of the inputs of each day.

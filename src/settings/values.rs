@@ -12,10 +12,10 @@ use super::{Checkpoint, SettingsError, Watchdog};
 #[serde(rename_all = "kebab-case")]
 pub enum RowOptimizer {
     Sgd,
-    /// A sum of squared gradients for each element.
-    Adagrad,
-    /// One sum for the whole row.
+    /// A sum of squared gradients for each element: charges and clicks, whose gradients differ a hundredfold, each move at their own rate.
     #[default]
+    Adagrad,
+    /// One sum for the whole row: a third of the memory of `Adagrad`.
     RowwiseAdagrad,
     /// Adam whose moments stand still while the row is not in a batch. Dense Adam would let them decay and move the row all the while.
     LazyAdam,
@@ -50,7 +50,7 @@ impl Default for ValueRun {
 pub struct Values {
     /// Log directories whose exposures are learned from.
     pub train: Vec<PathBuf>,
-    /// Log directories whose exposures choose the best parameters and end training.
+    /// Log directories whose exposures choose the number of passes and end training; empty = all passes, the last is kept.
     pub validation: Vec<PathBuf>,
     /// Share of bad rows above which a log is refused.
     pub max_bad_share: f64,
@@ -77,6 +77,11 @@ pub struct Values {
     pub final_rate_share: f64,
     /// Standard deviation of the Gaussian prior on each element of a row: rare ids stay near 0.
     pub prior_sd: f64,
+    /// Whether the prior of each field's direct weights is estimated from the exposures, which a field that tells nothing shows
+    /// nothing in; `prior_sd` is where the estimate starts from.
+    pub learn_prior: bool,
+    /// Whether, once the number of passes is chosen, the model is learned once more from training and validation days together.
+    pub refit: bool,
 }
 
 impl Default for Values {
@@ -96,6 +101,8 @@ impl Default for Values {
             rate: 1e-3,
             final_rate_share: 0.05,
             prior_sd: 0.15,
+            learn_prior: true,
+            refit: true,
         }
     }
 }
@@ -154,7 +161,7 @@ impl Default for Table {
         Self {
             max_rows: 1 << 18,
             when_full: WhenFull::Error,
-            optimizer: RowOptimizer::RowwiseAdagrad,
+            optimizer: RowOptimizer::Adagrad,
             rate: 0.05,
             cache_rows: 0,
             prefetch: 1,
@@ -171,12 +178,6 @@ impl Configuration for ValueSettings {
         let (v, t) = (&self.values, &self.table);
         if v.train.is_empty() {
             return bad("values.train", "names no log directory; list at least one with a joined_exposure".into());
-        }
-        if v.validation.is_empty() {
-            return bad(
-                "values.validation",
-                "names no log directory; the best parameters are chosen on it, so list at least one".into(),
-            );
         }
         for (key, value, low, high) in [
             ("values.dim", v.dim, 3, 256),

@@ -81,8 +81,10 @@ impl<'a> Index<'a> {
             return None;
         }
         let record = self.offsets[gap].load(Ordering::Relaxed);
+        let removed = gap;
         let mut slot = self.next(gap);
-        loop {
+        // Once around where no slot is empty.
+        while slot != removed {
             let key = self.keys[slot].load(Ordering::Relaxed);
             if key == 0 {
                 break;
@@ -118,6 +120,21 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// The search for the end of a run of entries went around a full index for ever.
+    #[test]
+    fn an_entry_of_a_full_index_can_be_removed() {
+        for slots in 1..5 {
+            let keys: Vec<AtomicU64> = (0..slots).map(|_| AtomicU64::default()).collect();
+            let offsets: Vec<AtomicU32> = (0..slots).map(|_| AtomicU32::default()).collect();
+            let index = Index::new(&keys, &offsets);
+            assert!((0..slots).all(|id| index.insert(id, id as u32)));
+            for id in 0..slots {
+                assert_eq!(index.remove(id), Some(id as u32));
+                assert!((id + 1..slots).all(|left| index.find(left) == Some(left as u32)));
+            }
+        }
+    }
 
     proptest! {
         /// Few slots and few ids: searches collide, wrap around and meet moved entries.

@@ -12,6 +12,7 @@ use serde::Serialize;
 use crate::awake::Deadline;
 use crate::log;
 use crate::run::context::inputs_hash;
+use crate::run::leakage::Roles;
 use crate::run::value_run::{Prepared, ValueSegments, ValueSnapshot, compile_options};
 use crate::run::{Metrics, RunDirectory};
 use crate::settings::{Configuration as _, ValueSettings};
@@ -19,6 +20,7 @@ use crate::shm::control::{STOP_ALL, STOP_LEARNING, STOP_NOW};
 use crate::shm::{Ledger, RunNames, SampleRing, sweep};
 use crate::values::Fields;
 use crate::values::join::{JoinCounts, Share, join};
+use crate::values::prior::PriorEstimate;
 
 use super::ExitReason;
 use super::children::{Process, Role, without_huge_pages};
@@ -51,22 +53,26 @@ pub struct ValueOutcome {
 /// Joins all exposures once: counts what is wrong with them, and measures how charges scatter.
 ///
 /// # Errors
-/// A day that cannot be used.
+/// A day that cannot be used, or that is trained on and validated on ([`crate::run::leakage::Leak`]).
 pub fn prepare(settings: &ValueSettings, fields: &Fields) -> anyhow::Result<Prepared> {
     let mut prepared = Prepared {
         samples: 0,
         dispersion: 1.0,
+        prior: vec![[settings.values.prior_sd as f32; 2]; fields.len()],
         train: JoinCounts::default(),
         validation: JoinCounts::default(),
         inputs: Default::default(),
     };
     let (mut scatter, mut charges) = (0.0, 0u64);
     let v = &settings.values;
+    let mut prior = PriorEstimate::new(fields.len(), v.train.len());
+    let mut roles = Roles::default();
     for (dir, training) in v.train.iter().map(|d| (d, true)).chain(v.validation.iter().map(|d| (d, false))) {
         let joined = join(dir, compile_options(settings), fields, Share::ALL)?;
         if let Some(complaint) = joined.counts.complaint() {
             tracing::warn!("{}: {complaint}", joined.log.name());
         }
+        roles.add(if training { "values.train" } else { "values.validation" }, dir, &joined.log)?;
         let mut hash = inputs_hash(dir, &joined.log)?;
         if let Some(path) = log::table::find(dir, "joined_exposure")? {
             let mut hasher = twox_hash::XxHash3_128::new();
@@ -80,6 +86,9 @@ pub fn prepare(settings: &ValueSettings, fields: &Fields) -> anyhow::Result<Prep
         }
         prepared.samples += joined.samples.len() as u64;
         prepared.train.add(&joined.counts);
+        if v.learn_prior {
+            prior.add(&joined);
+        }
         for s in joined.samples.iter().filter(|s| s.auction && s.seen.charge > 0.0) {
             let (expected, charged) = (f64::from(s.seen.charge), f64::from(s.charged));
             scatter += (charged - expected).powi(2) / expected;
@@ -88,6 +97,9 @@ pub fn prepare(settings: &ValueSettings, fields: &Fields) -> anyhow::Result<Prep
     }
     if charges > 0 && scatter > 0.0 {
         prepared.dispersion = (scatter / charges as f64) as f32;
+    }
+    if v.learn_prior {
+        prepared.prior = prior.finish(v.prior_sd);
     }
     Ok(prepared)
 }
@@ -356,15 +368,16 @@ impl<'a> Run<'a> {
         }
         let control = &self.segments.control;
         let samples = control.learner.samples_consumed.get();
+        let best = control.evaluator.best_benefit.get();
+        let best = if best.is_finite() { format!("  best validation loss {best:.6}") } else { String::new() };
         say!(
-            "{:>5.0}s  pass {}/{}  updates {}  samples {} ({:.0}k/s)  best validation loss {:.6}",
+            "{:>5.0}s  pass {}/{}  updates {}  samples {} ({:.0}k/s){best}",
             self.started.elapsed().as_secs_f64(),
             control.evaluator.due.get() + 1,
             self.settings.values.epochs,
             control.learner.updates.get(),
             samples,
             (samples.saturating_sub(before)) as f64 / then.elapsed().as_secs_f64() / 1000.0,
-            control.evaluator.best_benefit.get(),
         );
         self.shown = (Instant::now(), samples);
     }

@@ -139,6 +139,10 @@ pub fn generate(world: &WorldSettings, out: &Path, days: u32, seed: u64, progres
         let seen = write(0..train, None)?;
         let wanted = train < days && !world.settings.exposures_only && errors.settings.billing == Billing::Impressions;
         let posterior = wanted.then(|| Posterior::learn(errors, train as usize, &seen));
+        if posterior.is_some() {
+            // The training days once more: who is told the posterior plans at it.
+            write(0..train, posterior.as_ref())?;
+        }
         write(train..days, posterior.as_ref())?;
     } else {
         write(0..days, None)?;

@@ -12,6 +12,8 @@
 //! | [`linear`] | products of small matrices |
 //! | [`net`] | the network: forward, backward, Adam |
 //! | [`model`] | the model with its rows, and its file |
+//! | [`prior`] | how far the ids of each field err, estimated from the exposures |
+//! | [`ratios`] | the simplest model: a ratio for each ad |
 //! | [`report`] | how well values predict outcomes, beside simpler corrections |
 //! | [`told`] | days at the values that are told |
 //!
@@ -22,6 +24,8 @@ pub mod join;
 pub mod linear;
 pub mod model;
 pub mod net;
+pub mod prior;
+pub mod ratios;
 pub mod report;
 pub mod sample;
 pub mod told;

@@ -23,6 +23,8 @@ use super::net::{Net, NetShape, clamped};
 use super::sample::Seen;
 
 const DENSE_FILE: &str = "values.safetensors";
+/// Run of the model that was learned once more from all days, in the directory of the run that chose its passes.
+pub const REFIT: &str = "refit";
 const META: &str = "admix.values";
 const FORMAT: u32 = 1;
 
@@ -104,7 +106,9 @@ impl ValueModel {
     /// # Errors
     /// No model there, or one that is damaged.
     pub fn read(dir: &Path) -> anyhow::Result<Self> {
-        let folder = [dir.join("values"), dir.to_owned()].into_iter().find(|f| f.join(DENSE_FILE).is_file());
+        let folder = [dir.join(REFIT).join("values"), dir.join("values"), dir.to_owned()]
+            .into_iter()
+            .find(|f| f.join(DENSE_FILE).is_file());
         let folder = folder.with_context(|| {
             format!("{} holds no value model; name a run directory of `admix values train`", dir.display())
         })?;
@@ -116,6 +120,16 @@ impl ValueModel {
         ensure!(table.shape().dim == meta.dim, "{}: rows of another width", folder.join(&meta.rows).display());
         let key = XxHash3_128::oneshot(&bytes);
         Ok(Self { meta, folder, fields, parameters, table, key })
+    }
+
+    /// Reads what prediction needs beside the numbers, from a model's folder.
+    ///
+    /// # Errors
+    /// No model there, or one that is damaged.
+    pub fn read_meta(folder: &Path) -> anyhow::Result<Meta> {
+        let path = folder.join(DENSE_FILE);
+        let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        Ok(parse(&bytes).with_context(|| format!("{} cannot be used", path.display()))?.0)
     }
 
     fn shape(&self) -> NetShape {

@@ -176,6 +176,12 @@ impl Simple {
     }
 }
 
+/// The ratios of outcome to prediction of each ad, shrunk towards 1: of charges, and of clicks.
+pub fn ad_ratios(points: &Points) -> (BTreeMap<u64, f64>, BTreeMap<u64, f64>) {
+    let of = |points: &[Point], prior| Simple::learn(points, prior).map(|simple| simple.ratios).unwrap_or_default();
+    (of(&points.charges, CHARGE_PRIOR), of(&points.clicks, CLICK_PRIOR))
+}
+
 /// Pools adjacent violators: the rising step function that is nearest to the outcomes, as (from prediction, value).
 fn isotonic(points: &[Point]) -> Vec<(f64, f64)> {
     let mut sorted: Vec<&Point> = points.iter().collect();
