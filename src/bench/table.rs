@@ -184,7 +184,8 @@ fn block(bench: &TableBench, zipf: &Zipf, scattered: &[u64], rng: &mut ChaCha8Rn
             logit: -4.0,
         };
         let clicked = rng.random::<f64>() < 0.02;
-        block.push(&Sample { seen, auction: true, charged: rng.random::<f32>(), clicked, weight: 1.0 }, &ids);
+        let sample = Sample { seen, auction: true, charged: rng.random::<f32>(), clicked, weight: 1.0 };
+        block.push(&sample, &ids, 1.0);
     }
     block
 }

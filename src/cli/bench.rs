@@ -292,7 +292,7 @@ impl Bench {
                 self.print(&run_params(&ParamsBench { publications: *publications, words: *words, readers: *readers })?)
             }
             &Stage::Table { rows, batch, fields, dim, zipf, cache_rows, prefetch, seconds } => {
-                let optimizer = RowOptimizer::default();
+                let optimizer = RowOptimizer::RowwiseAdagrad;
                 self.print(&run_table(&TableBench {
                     rows,
                     batch,

@@ -28,7 +28,7 @@ impl Judge {
             for (samples, ids) in joined.samples.chunks(AT_ONCE).zip(joined.ids.chunks(AT_ONCE * fields.len())) {
                 let mut block = Block::default();
                 for (sample, ids) in samples.iter().zip(ids.chunks_exact(fields.len())) {
-                    block.push(sample, ids);
+                    block.push(sample, ids, settings.values.most_weight);
                 }
                 blocks.push(block);
             }

@@ -132,7 +132,7 @@ impl Stream<'_> {
             let ends_epoch = last && b + 1 == blocks;
             let mut block = Block { number, epoch, ends_epoch, ..Block::default() };
             for &i in &order[b * batch..((b + 1) * batch).min(whole)] {
-                block.push(&window.samples[i], ids(i));
+                block.push(&window.samples[i], ids(i), self.settings.values.most_weight);
             }
             if !self.hand_over(&block)? {
                 return Ok(None);

@@ -75,6 +75,9 @@ pub struct Values {
     pub rate: f64,
     /// What is left of all rates at the end of the last pass; they decay linearly.
     pub final_rate_share: f64,
+    /// The most that an exposure weighs: its weight is 1 / propensity up to this, and 1 where no propensity is logged. At 1 all weigh
+    /// alike.
+    pub most_weight: f64,
     /// Standard deviation of the Gaussian prior on each element of a row: rare ids stay near 0.
     pub prior_sd: f64,
     /// Whether the prior of each field's direct weights is estimated from the exposures, which a field that tells nothing shows
@@ -95,11 +98,12 @@ impl Default for Values {
             hidden: 32,
             batch: 1024,
             readers: 1,
-            epochs: 20,
+            epochs: 6,
             shuffle: 1 << 20,
-            patience: 3,
+            patience: 2,
             rate: 1e-3,
             final_rate_share: 0.05,
+            most_weight: 10.0,
             prior_sd: 0.15,
             learn_prior: true,
             refit: true,
@@ -198,6 +202,7 @@ impl Configuration for ValueSettings {
             ("values.max_bad_share", v.max_bad_share, 0.0, 1.0),
             ("values.rate", v.rate, 0.0, 1.0),
             ("values.final_rate_share", v.final_rate_share, 0.0, 1.0),
+            ("values.most_weight", v.most_weight, 1.0, 1e6),
             ("values.prior_sd", v.prior_sd, 1e-6, 1e6),
             ("table.rate", t.rate, 0.0, 10.0),
             ("checkpoint.every_s", self.checkpoint.every_s, 0.0, 1e9),

@@ -5,6 +5,9 @@
 //! variances of all that they share. One such equation for each field, for the day and for the level of everything gives the
 //! variances by elimination; what comes out negative is 0. Few exposures say little, so each estimate is averaged with the
 //! configured one by its precision.
+//!
+//! The pairs of one group count the less the larger it is: a popular ad is known from few of its pairs, and all of them tell of one
+//! error only.
 
 use std::collections::HashMap;
 
@@ -71,36 +74,59 @@ impl PriorEstimate {
     }
 }
 
-/// Sums over the pairs of exposures that share both keys: products of residuals, and of weights.
-fn pairs(residuals: &[Residual], a: usize, b: usize) -> [f64; 2] {
-    let mut groups: HashMap<(u64, u64), [f64; 4]> = HashMap::new();
-    for r in residuals {
-        let sums = groups.entry((r.keys[a], r.keys[b])).or_default();
-        let add = [r.scaled, r.scaled * r.scaled, r.weight, r.weight * r.weight];
-        sums.iter_mut().zip(add).for_each(|(sum, x)| *sum += x);
+/// What the pairs of exposures that share a key say of the components.
+struct Equation {
+    /// Sum of the products of residuals.
+    product: f64,
+    /// For each component, the weight of the pairs that share it too.
+    shared: Vec<f64>,
+    /// Variance of `product` if nothing but noise were there.
+    noise: f64,
+}
+
+impl Equation {
+    fn of(residuals: &[Residual], key: usize, components: usize, usual: f64) -> Self {
+        let mut sums: HashMap<u64, f64> = HashMap::new();
+        residuals.iter().for_each(|r| *sums.entry(r.keys[key]).or_default() += r.weight);
+        // The variance of a group's mean square, with the usual error in it, grows so with its weight.
+        let share = |group: u64| (1.0 + usual * sums[&group]).powi(-2);
+        let mut equation = Self { product: 0.0, shared: vec![0.0; components], noise: 0.0 };
+        for other in 0..components {
+            let mut groups: HashMap<(u64, u64), [f64; 4]> = HashMap::new();
+            for r in residuals {
+                let sums = groups.entry((r.keys[key], r.keys[other])).or_default();
+                let add = [r.scaled, r.scaled * r.scaled, r.weight, r.weight * r.weight];
+                sums.iter_mut().zip(add).for_each(|(sum, x)| *sum += x);
+            }
+            // In a fixed order: sums in a map's own order would differ in the last bits from run to run.
+            let mut groups: Vec<_> = groups.into_iter().collect();
+            groups.sort_unstable_by_key(|(key, _)| *key);
+            for ((group, _), [r, rr, w, ww]) in groups {
+                let (share, pairs) = (share(group), w * w - ww);
+                equation.shared[other] += share * pairs;
+                if other == key {
+                    equation.product += share * (r * r - rr);
+                    equation.noise += 2.0 * share * share * pairs;
+                }
+            }
+        }
+        equation
     }
-    // A fixed order: the sums of a map in its own order would differ in the last bits from run to run.
-    let mut groups: Vec<_> = groups.into_iter().collect();
-    groups.sort_unstable_by_key(|(key, _)| *key);
-    groups.iter().fold([0.0; 2], |[product, weight], (_, [r, rr, w, ww])| [product + r * r - rr, weight + w * w - ww])
+
+    /// Inverse variance of the component's estimate from this equation alone.
+    fn precision(&self, key: usize) -> f64 {
+        if self.noise > 0.0 { self.shared[key].powi(2) / self.noise } else { 0.0 }
+    }
 }
 
 /// Variances of the components, each averaged with `usual`.
 fn variances(residuals: &[Residual], components: usize, usual: f64) -> Vec<f64> {
-    let mut products = vec![0.0; components];
-    let mut shared = vec![vec![0.0; components]; components];
-    for (a, b) in (0..components).flat_map(|a| (0..=a).map(move |b| (a, b))) {
-        let [product, weight] = pairs(residuals, a, b);
-        (shared[a][b], shared[b][a]) = (weight, weight);
-        if a == b {
-            products[a] = product;
-        }
-    }
+    let equations: Vec<Equation> = (0..components).map(|c| Equation::of(residuals, c, components, usual)).collect();
     // Without pairs nothing is known of a component.
-    let mut active: Vec<usize> = (0..components).filter(|&c| shared[c][c] > 0.0).collect();
+    let mut active: Vec<usize> = (0..components).filter(|&c| equations[c].shared[c] > 0.0).collect();
     let mut found = vec![0.0; components];
     while !active.is_empty() {
-        let solved = solve(&active, &products, &shared);
+        let solved = solve(&active, &equations);
         let least = solved.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1)).map(|(i, v)| (i, *v));
         match least {
             Some((i, value)) if value < 0.0 || !value.is_finite() => {
@@ -114,21 +140,21 @@ fn variances(residuals: &[Residual], components: usize, usual: f64) -> Vec<f64> 
     }
     (0..components)
         .map(|c| {
-            // The estimate's variance if nothing but noise were there; the configured value counts as one that errs by itself.
-            let (precision, own) = (shared[c][c] / 2.0, usual.powi(-2));
+            // The configured value counts as one that errs by itself.
+            let (precision, own) = (equations[c].precision(c), usual.powi(-2));
             (found[c] * precision + usual * own) / (precision + own)
         })
         .collect()
 }
 
 /// Solves the equations of the active components, by elimination with pivots.
-fn solve(active: &[usize], products: &[f64], shared: &[Vec<f64>]) -> Vec<f64> {
+fn solve(active: &[usize], equations: &[Equation]) -> Vec<f64> {
     let n = active.len();
     let mut rows: Vec<Vec<f64>> = active
         .iter()
         .map(|&a| {
-            let scale = shared[a][a];
-            active.iter().map(|&b| shared[a][b] / scale).chain([products[a] / scale]).collect()
+            let Equation { product, shared, .. } = &equations[a];
+            active.iter().map(|&b| shared[b] / shared[a]).chain([product / shared[a]]).collect()
         })
         .collect();
     for column in 0..n {

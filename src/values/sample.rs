@@ -12,8 +12,6 @@ use super::Fields;
 
 /// Dense features of an impression.
 pub const DENSE: usize = 12;
-/// Weights by inverse propensity do not exceed this.
-const MOST_WEIGHT: f64 = 10.0;
 /// Predicted click probabilities are kept away from 0 and 1 by this.
 pub const LEAST_PCTR: f64 = 1e-6;
 
@@ -64,9 +62,9 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Inverse propensity, bounded; 1 where none is logged.
+    /// Inverse propensity; 1 where none is logged.
     pub fn weight(propensity: Option<f64>) -> f32 {
-        propensity.map_or(1.0, |p| (1.0 / p).min(MOST_WEIGHT) as f32)
+        propensity.map_or(1.0, |p| (1.0 / p).min(f64::from(f32::MAX)) as f32)
     }
 }
 
@@ -111,8 +109,8 @@ impl Block {
         self.dense.clear();
     }
 
-    /// Appends a sample with its ids.
-    pub fn push(&mut self, sample: &Sample, ids: &[u64]) {
+    /// Appends a sample with its ids; it weighs `most_weight` at most.
+    pub fn push(&mut self, sample: &Sample, ids: &[u64], most_weight: f64) {
         self.ids.extend_from_slice(ids);
         self.dense.extend_from_slice(&sample.seen.dense);
         self.predicted.push(sample.seen.charge);
@@ -120,7 +118,7 @@ impl Block {
         self.auction.push(sample.auction);
         self.charged.push(sample.charged);
         self.clicked.push(sample.clicked);
-        self.weight.push(sample.weight);
+        self.weight.push(sample.weight.min(most_weight as f32));
     }
 
     /// Bytes that a block of so many samples takes at most.
@@ -170,7 +168,7 @@ mod tests {
         let sample = Sample { seen, auction: true, charged: 1.5, clicked: false, weight: 2.0 };
         let mut block = Block { number: 3, epoch: 1, ends_epoch: true, ..Block::default() };
         for id in 0..5 {
-            block.push(&sample, &[id, id + 10]);
+            block.push(&sample, &[id, id + 10], 10.0);
         }
         let fields = Fields::parse(&["ad".into(), "slot".into()]).unwrap();
         let mut bytes = vec![0; Block::capacity(5, &fields)];
@@ -181,7 +179,13 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_inverse_propensities_up_to_ten() {
-        assert_eq!([None, Some(0.5), Some(0.001)].map(Sample::weight), [1.0, 2.0, 10.0]);
+    fn weights_are_inverse_propensities_up_to_the_most() {
+        let seen = Seen { dense: [0.0; DENSE], charge: 0.0, logit: 0.0 };
+        let mut block = Block::default();
+        for propensity in [None, Some(0.5), Some(0.001), Some(1e-300)] {
+            let weight = Sample::weight(propensity);
+            block.push(&Sample { seen, auction: true, charged: 0.0, clicked: false, weight }, &[], 10.0);
+        }
+        assert_eq!(block.weight, [1.0, 2.0, 10.0, 10.0]);
     }
 }

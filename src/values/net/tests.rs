@@ -27,7 +27,7 @@ fn scene(seed: u64) -> Scene {
         };
         let charged = if i % 2 == 0 { 0.0 } else { rng.random_range(0.0..4.0) };
         let sample = Sample { seen, auction: i != 5, charged, clicked: i % 3 == 0, weight: 1.0 + i as f32 };
-        batch.push(&sample, &[0; 3]);
+        batch.push(&sample, &[0; 3], 10.0);
     }
     let mut parameters = SHAPE.first_parameters(&mut rng);
     parameters.iter_mut().for_each(|w| *w += rng.random_range(-0.2..0.2));
