@@ -137,6 +137,7 @@ enum Stage {
         alone: f64,
     },
     /// Updates of the value model per second on one thread, and rows found per second in its table
+    #[command(after_help = "Example: admix bench table --rows 1000000")]
     Table {
         #[arg(long, default_value_t = 1_000_000)]
         rows: usize,

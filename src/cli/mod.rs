@@ -73,7 +73,7 @@ enum Command {
     /// Train a policy on logged days
     Train(Box<train::Train>),
     /// Learn from exposures what impressions are worth, look at it, and write it down
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example: admix values eval --values runs/v --log day-3")]
     Values(values::Values),
     /// Replay whole days under policies and baselines, beside the hindsight bound
     Eval(eval::Eval),

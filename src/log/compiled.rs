@@ -28,7 +28,6 @@ pub struct Request {
     pub ts_ms: u64,
     /// The best worth among the auction entries that may be shown, minor units per impression; 0 if none.
     pub best: f64,
-    pub(super) user_id: u64,
     pub(super) entries_at: u32,
     pub(super) auctions_at: u32,
     pub(super) entries: u16,
@@ -39,6 +38,7 @@ pub struct Request {
     pub age: u8,
     pub(super) has_user: u8,
     pub(super) padding: [u8; 1],
+    pub(super) user_id: u64,
 }
 
 impl Request {
