@@ -15,7 +15,7 @@ pub enum RowOptimizer {
     /// A sum of squared gradients for each element: charges and clicks, whose gradients differ a hundredfold, each move at their own rate.
     #[default]
     Adagrad,
-    /// One sum for the whole row: a third of the memory of `Adagrad`.
+    /// One sum for the whole row: at the default width three fifths of the memory of `Adagrad`.
     RowwiseAdagrad,
     /// Adam whose moments stand still while the row is not in a batch. Dense Adam would let them decay and move the row all the while.
     LazyAdam,
