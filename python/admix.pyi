@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 __version__: str
 
 class Decision:
-    """What is shown on a request, and why."""
+    """The ad to show on a request, with the scores behind the choice."""
 
     request_id: int
     chosen: Optional[int]

@@ -31,7 +31,7 @@ fn row(request: &Bound<'_, PyAny>) -> PyResult<TrackRow> {
     request.check().map_err(|bad| bad_value(&bad))
 }
 
-/// What is shown on a request, and why.
+/// The ad to show on a request, with the scores behind the choice.
 #[pyclass(frozen, get_all, module = "admix")]
 struct Decision {
     request_id: u64,

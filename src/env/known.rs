@@ -77,7 +77,7 @@ pub struct KnownDay {
     /// What the training days let expect of the requests to come, and how a policy looks ahead with it.
     pub sample: Arc<Sample>,
     pub horizon: Horizon,
-    /// What was learned of how traffic deviates from its forecast, for policies that use it.
+    /// The learned deviation of traffic from its forecast. Policies that forecast the volume to come use it.
     pub volume: Option<Arc<VolumeModel>>,
     /// Gains of the pacing controller on whole days.
     pub pacing: PacingGains,

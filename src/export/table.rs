@@ -72,12 +72,7 @@ fn keys(day: &ServedDay, plan: &Plan) -> BTreeMap<u64, (BTreeSet<u32>, BTreeSet<
     for c in &day.contracts {
         let (slots, buckets) = keys.entry(c.ad_id).or_default();
         for n in &forecast.nodes {
-            let serves = if n.ad_ids.is_empty() {
-                c.targeting.matches(n.slot_id, n.region, n.gender, n.age)
-            } else {
-                n.ad_ids.contains(&c.ad_id)
-            };
-            if serves {
+            if n.serves(c.ad_id, &c.targeting) {
                 slots.insert(n.slot_id);
             }
         }

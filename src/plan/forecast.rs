@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::log::compiled::Contract;
 use crate::log::schema::{DAY_MS, InventoryRow};
+use crate::log::targeting::Targeting;
 use crate::log::{self, CompiledLog, inventory, table};
 
 use super::sample::Kind;
@@ -31,6 +32,17 @@ pub struct Node {
     /// Contracts that it may serve; empty = derived from targeting.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ad_ids: Vec<u64>,
+}
+
+impl Node {
+    /// Whether a contract stands among the node's own, or is targeted at it where the node names none.
+    pub fn serves(&self, ad_id: u64, targeting: &Targeting) -> bool {
+        if self.ad_ids.is_empty() {
+            targeting.matches(self.slot_id, self.region, self.gender, self.age)
+        } else {
+            self.ad_ids.contains(&ad_id)
+        }
+    }
 }
 
 /// Forecast traffic of a day.
@@ -145,12 +157,7 @@ impl Forecast {
     pub fn supply(&self, contract: &Contract, day_start_ms: u64, presence: f64) -> Supply {
         let mut cells = vec![0.0; GRID];
         for node in &self.nodes {
-            let serves = if node.ad_ids.is_empty() {
-                contract.targeting.matches(node.slot_id, node.region, node.gender, node.age)
-            } else {
-                node.ad_ids.contains(&contract.ad_id)
-            };
-            if serves {
+            if node.serves(contract.ad_id, &contract.targeting) {
                 add(&mut cells, node.pv * presence * contract.rate, &self.curves[node.curve]);
             }
         }

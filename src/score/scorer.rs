@@ -29,7 +29,7 @@ pub struct ScoreOptions {
     pub confirm_within_s: Option<f64>,
 }
 
-/// What is shown on a request, and why.
+/// The ad to show on a request, with the scores behind the choice.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Decision {
     pub request_id: u64,

@@ -113,7 +113,7 @@ impl<'a> LockStep<'a> {
         rng: &mut ChaCha8Rng,
     ) -> anyhow::Result<(BlowRecord, bool)> {
         let children = children_of(main.id());
-        let itself = Member { role: "main".into(), pid: main.id() };
+        let itself = Member::main(main.id());
         let mut tally = Tally::default();
         match blow {
             Blow::Kill => some(&children, rng).iter().take(1).for_each(|child| tally.kill(child)),

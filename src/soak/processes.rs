@@ -11,12 +11,21 @@ use crate::shm::names::is_alive;
 
 use super::{LOOK, PATIENCE};
 
-/// A child process of a run.
+/// A process of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     /// `learner`, `evaluator`, `actor0`, ..
     pub role: String,
     pub pid: u32,
+    /// Common part of the names of the run's segments, which children are told; empty of main.
+    pub names: String,
+}
+
+impl Member {
+    /// The main process of a run.
+    pub fn main(pid: u32) -> Self {
+        Self { role: "main".into(), pid, names: String::new() }
+    }
 }
 
 /// The living children of the run whose main process is, or was, `main`, as their command lines tell.
@@ -31,7 +40,8 @@ pub fn children_of(main: u32) -> Vec<Member> {
             let words: Vec<&str> = line.split('\0').collect();
             let after = |option: &str| words.iter().position(|w| *w == option).and_then(|i| words.get(i + 1)).copied();
             (words.get(1) == Some(&"child") && after("--parent") == Some(&parent)).then_some(())?;
-            Some(Member { role: format!("{}{}", words.get(2)?, after("--id").unwrap_or("")), pid })
+            let role = format!("{}{}", words.get(2)?, after("--id").unwrap_or(""));
+            Some(Member { role, pid, names: after("--names")?.to_owned() })
         })
         .collect()
 }

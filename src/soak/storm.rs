@@ -93,7 +93,7 @@ pub fn strike(victim: &mut Victim, blow: Blow, seed: u64, rng: &mut ChaCha8Rng) 
             }
         }
         Blow::Main | Blow::Group | Blow::Start => {
-            tally.kill(&Member { role: "main".into(), pid: main });
+            tally.kill(&Member::main(main));
             if blow == Blow::Group {
                 children.iter().for_each(|child| tally.kill(child));
             }
@@ -104,7 +104,7 @@ pub fn strike(victim: &mut Victim, blow: Blow, seed: u64, rng: &mut ChaCha8Rng) 
         }
         Blow::Pause => {
             let mut all = children;
-            all.push(Member { role: "main".into(), pid: main });
+            all.push(Member::main(main));
             let stopped = some(&all, rng);
             stopped.iter().for_each(|m| tally.signal(&m.role, m.pid, Signal::SIGSTOP));
             nap(rng, 20, 800);
@@ -130,7 +130,7 @@ pub fn strike(victim: &mut Victim, blow: Blow, seed: u64, rng: &mut ChaCha8Rng) 
             }
             if blow == Blow::Shutdown && rng.random_bool(0.3) {
                 nap(rng, 0, 50);
-                tally.kill(&Member { role: "main".into(), pid: main });
+                tally.kill(&Member::main(main));
                 orphans_s = Some(victim.bury(&children)?);
             } else {
                 victim.wait_for_end(&children, blow == Blow::TermTwice)?;
@@ -165,7 +165,7 @@ fn kill_at_the_start(victim: &mut Victim, tally: &mut Tally, rng: &mut ChaCha8Rn
             some(&children, rng).iter().for_each(|child| tally.kill(child));
             nap(rng, 0, 100);
         }
-        tally.kill(&Member { role: "main".into(), pid: main.id() });
+        tally.kill(&Member::main(main.id()));
         main.wait()?;
         super::processes::await_orphans(&children_of(main.id()))?;
     }

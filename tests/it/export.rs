@@ -142,29 +142,18 @@ fn what_should_not_be_served_is_not_written() {
     let out = scratch.path().join("dictionary.tsv");
     std::fs::write(&out, "yesterday's").unwrap();
     assert!(NAMES.contains(&"theta-lottery"));
+    let export = |policy: &str, more: &[&str]| {
+        let mut command = admix();
+        command.args(["export", "--policy", policy]).args(more).arg("--plan").arg(&plan);
+        command.arg("--log").arg(&days[1]).arg("--out").arg(&out).assert()
+    };
     for (policy, why) in [("baseline:theta-lottery", "needs a number"), ("baseline:auction-only", "refused")] {
-        let output = admix()
-            .args(["export", "--policy", policy, "--plan"])
-            .arg(&plan)
-            .arg("--log")
-            .arg(&days[1])
-            .arg("--out")
-            .arg(&out)
-            .assert()
-            .code(12);
+        let output = export(policy, &[]).code(12);
         let told = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
         assert!(told.contains(why), "{told}");
         assert_eq!(std::fs::read_to_string(&out).unwrap(), "yesterday's");
     }
     for (at, code) in [("25:00", 2), ("noon", 2), ("17", 2)] {
-        admix()
-            .args(["export", "--policy", "baseline:receding-horizon", "--at", at, "--plan"])
-            .arg(&plan)
-            .arg("--log")
-            .arg(&days[1])
-            .arg("--out")
-            .arg(&out)
-            .assert()
-            .code(code);
+        export("baseline:receding-horizon", &["--at", at]).code(code);
     }
 }

@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use admix::shm::FlightLog;
+pub use admix::soak::processes::{Member as Kin, children_of};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -327,36 +328,6 @@ pub fn segments_of(pid: u32) -> Vec<String> {
         .filter(|name| {
             // admix-<run id>.<draw>-<pid>-<start time>-<part>
             name.starts_with("admix-") && name.rsplit('-').nth(2) == Some(&pid.to_string())
-        })
-        .collect()
-}
-
-/// A child process of a run, as its command line tells.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kin {
-    pub pid: u32,
-    /// `learner`, `evaluator`, `actor0`, ..
-    pub role: String,
-    /// Common part of the segments' names.
-    pub names: String,
-}
-
-/// The living child processes of the run whose main process is, or was, `pid`.
-pub fn children_of(pid: u32) -> Vec<Kin> {
-    let parent = pid.to_string();
-    let processes = std::fs::read_dir("/proc").unwrap().flatten();
-    processes
-        .filter_map(|entry| {
-            let pid = entry.file_name().to_str()?.parse().ok()?;
-            // A process that is over and not yet reaped has an empty command line.
-            let line = std::fs::read_to_string(entry.path().join("cmdline")).ok()?;
-            let words: Vec<&str> = line.split('\0').collect();
-            let after = |option: &str| words.iter().position(|w| *w == option).and_then(|i| words.get(i + 1)).copied();
-            if words.get(1) != Some(&"child") || after("--parent") != Some(&parent) {
-                return None;
-            }
-            let role = format!("{}{}", words.get(2)?, after("--id").unwrap_or(""));
-            Some(Kin { pid, role, names: after("--names")?.to_owned() })
         })
         .collect()
 }

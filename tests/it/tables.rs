@@ -12,7 +12,8 @@ use parquet::file::properties::{WriterProperties, WriterVersion};
 use parquet::file::writer::SerializedFileWriter;
 use serde_json::Value;
 
-use crate::inputs::{CONTRACT, CONTROL, HEADER, Log, MIDNIGHT, admix, evaluation, request, row};
+use crate::inputs::evaluation;
+use crate::small_logs::{CONTRACT, CONTROL, HEADER, Log, MIDNIGHT, admix, request, row};
 
 /// How a track log is stored.
 #[derive(Debug, Clone, Copy)]

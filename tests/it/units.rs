@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::inputs::{CONTROL, HEADER, Log, MIDNIGHT, admix, row};
+use crate::small_logs::{CONTROL, HEADER, Log, MIDNIGHT, admix, row};
 
 const EXPOSURE: &str = "request_id\tts_ms\tarrival_ms\tad_id\ttype\tcharge\tecpm\tpctr\tclick\n";
 

@@ -336,6 +336,9 @@ fn actor_kernel(
     gradient[row] = by.actor_weight * (spring - sum);
 }
 
+/// Steps that a unit reads before it works on them: one by one, it would wait for memory at each.
+const AT_ONCE: usize = 8;
+
 /// Lambda-returns, one unit for each segment and member, from the last step to the first.
 #[cube(launch_unchecked)]
 fn returns_kernel(
@@ -367,26 +370,50 @@ fn returns_kernel(
     }
     let mut ahead = 0.0f32;
     let mut next = 0.0f32;
-    for i in 0..of.steps {
-        let step = (segment + 1) * of.steps - 1 - i;
-        let mut value = 0.0f32;
-        let mut reward = 0.0f32;
-        for j in 0..members {
-            value += values[step * of.contracts + member + j];
-            reward += batch[at.rewards + step * of.contracts + member + j];
+    let behind = (segment + 1) * of.steps;
+    let mut done = 0usize;
+    while done < of.steps {
+        let mut said = Array::<f32>::new(AT_ONCE);
+        let mut gained = Array::<f32>::new(AT_ONCE);
+        let mut corrected = Array::<f32>::new(AT_ONCE);
+        #[unroll]
+        for i in 0..AT_ONCE {
+            // Beyond the first step it is read again, so that no read waits for a condition.
+            let mut step = segment * of.steps;
+            if done + i < of.steps {
+                step = behind - 1 - done - i;
+            }
+            let mut value = 0.0f32;
+            let mut reward = batch[at.ends + step] * last;
+            if comptime!(total) {
+                for j in 0..of.contracts {
+                    value += values[step * of.contracts + j];
+                    reward += batch[at.rewards + step * of.contracts + j];
+                }
+                reward += batch[at.auction_rewards + step];
+            } else {
+                value += values[step * of.contracts + member];
+                reward += batch[at.rewards + step * of.contracts + member];
+            }
+            // Nothing is corrected for what was not shown, and nothing where a step is many requests.
+            let mut ratio = f32::new(1.0);
+            if of.requests == 1 {
+                ratio = ratios[step] + 1.0f32 - batch[at.active + step];
+            }
+            said[i] = value;
+            gained[i] = reward;
+            corrected[i] = ratio;
         }
-        if comptime!(total) {
-            reward += batch[at.auction_rewards + step];
+        #[unroll]
+        for i in 0..AT_ONCE {
+            if done + i < of.steps {
+                let delta = gained[i] + next - said[i];
+                ahead = corrected[i] * (delta + by.lambda * ahead);
+                returns[(behind - 1 - done - i) * credited + member] = said[i] + ahead;
+                next = said[i];
+            }
         }
-        // Nothing is corrected for what was not shown, and nothing where a step is many requests.
-        let mut ratio = f32::new(1.0);
-        if of.requests == 1 {
-            ratio = ratios[step] + 1.0f32 - batch[at.active + step];
-        }
-        let delta = reward + next + batch[at.ends + step] * last - value;
-        ahead = ratio * (delta + by.lambda * ahead);
-        returns[step * credited + member] = value + ahead;
-        next = value;
+        done += AT_ONCE;
     }
 }
 

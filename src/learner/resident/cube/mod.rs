@@ -9,9 +9,10 @@
 //! Each function states what it does in [`super::operations`] and [`super::super::optimiser`], in plain tensor operations. Sizes and places are
 //! arguments of a launch, so that a kernel is compiled once for all networks and batches.
 //!
-//! - [`records`]: segments into the pool. [`pool`]: batches out of it. [`networks`]: there and back again. [`losses`]: from outputs to gradients. [`adam`]: the optimiser.
+//! - [`records`]: segments into the pool. [`pool`]: batches out of it. [`networks`]: there and back again, [`embeddings`] of ids with it. [`losses`]: from outputs to gradients. [`adam`]: the optimiser.
 
 mod adam;
+mod embeddings;
 mod losses;
 mod networks;
 mod pool;

@@ -10,12 +10,13 @@ use burn_cubecl::{BoolElement, CubeRuntime};
 use cubecl::prelude::*;
 
 use crate::env::FEATURES;
-use crate::policy::tensor_net::{Flat, Rows};
+use crate::policy::tensor_net::Flat;
 
 use super::super::super::networks::Networks;
+use super::super::layout::Layout;
 use super::super::operations::Update;
 use super::losses::ByOutputs;
-use super::{Cube, Numbers};
+use super::{Cube, Numbers, embeddings};
 
 /// Units of a cube in each direction.
 const SIDE: usize = 16;
@@ -23,9 +24,13 @@ const SIDE: usize = 16;
 const DEPTH: usize = 16;
 /// Results of a unit in each direction, at most.
 const EACH: usize = 4;
-/// Rows that a part of a sum over rows has at least, and the most parts there are.
-const PART: usize = 128;
-const PARTS: usize = 128;
+/// Rows that a part of a sum over rows has at least, and the most parts there are: four for each multiprocessor of a large GPU, since a
+/// part by itself waits for memory most of the time.
+const PART: usize = 64;
+const PARTS: usize = 512;
+/// Columns, and units for each of them, of a cube that sums parts.
+const SUM_COLUMNS: usize = 8;
+const SUM_UNITS: usize = 32;
 
 /// A product's sizes.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -271,20 +276,31 @@ fn weights_kernel(
     }
 }
 
-/// Sums `[parts, all]` over the parts.
+/// Sums `[parts, all]` over the parts: each unit of a column takes every [`SUM_UNITS`]th part.
 #[cube(launch_unchecked)]
 fn sum_kernel(parts: &Array<f32>, out: &mut Array<f32>) {
-    let i = ABSOLUTE_POS;
-    if i >= out.len() {
-        terminate!();
-    }
+    let column = UNIT_POS as usize % SUM_COLUMNS;
+    let unit = UNIT_POS as usize / SUM_COLUMNS;
+    let i = CUBE_POS * SUM_COLUMNS + column;
+    let mut shared = SharedMemory::<f32>::new(comptime!(SUM_COLUMNS * SUM_UNITS));
     let mut sum = 0.0f32;
-    let mut at = i;
-    while at < parts.len() {
-        sum += parts[at];
-        at += out.len();
+    if i < out.len() {
+        let mut at = unit * out.len() + i;
+        while at < parts.len() {
+            sum += parts[at];
+            at += SUM_UNITS * out.len();
+        }
     }
-    out[i] = sum;
+    shared[UNIT_POS as usize] = sum;
+    sync_cube();
+    if unit == 0 && i < out.len() {
+        let mut sum = 0.0f32;
+        #[unroll]
+        for unit in 0..SUM_UNITS {
+            sum += shared[unit * SUM_COLUMNS + column];
+        }
+        out[i] = sum;
+    }
 }
 
 /// Results of a unit along so many columns.
@@ -324,6 +340,30 @@ impl Layer {
 
     fn sizes<R: CubeRuntime>(self, rows: usize, inputs_at: usize, weights_at: usize) -> SizesLaunch<R> {
         SizesLaunch::new(rows, self.inputs, self.outputs, inputs_at, weights_at)
+    }
+}
+
+/// Where rows of a segment lie: their features, and their ids.
+struct Fields {
+    features: Range<usize>,
+    ids: Range<usize>,
+}
+
+impl Fields {
+    fn states(layout: &Layout) -> Self {
+        Self { features: layout.states.clone(), ids: layout.state_ids.clone() }
+    }
+
+    fn after(layout: &Layout) -> Self {
+        Self { features: layout.after.clone(), ids: layout.after_ids.clone() }
+    }
+
+    fn last(layout: &Layout) -> Self {
+        Self { features: layout.last.clone(), ids: layout.last_ids.clone() }
+    }
+
+    fn actor(layout: &Layout) -> Self {
+        Self { features: layout.actor.clone(), ids: layout.actor_ids.clone() }
     }
 }
 
@@ -380,47 +420,50 @@ pub struct Passes<R: CubeRuntime> {
     pub actor: Pass<R>,
 }
 
-/// What the rows of a range of features are to a network.
+/// The rows of a range of features as a network takes them.
 fn inputs<R: CubeRuntime, B: BoolElement>(
     update: &Update<Cube<R, B>>,
-    (flat, params): (&Flat, &Tensor<Cube<R, B>, 1>),
-    features: Range<usize>,
-    ids: Range<usize>,
+    (flat, params): (&Flat, &Numbers<R>),
+    fields: Fields,
 ) -> Inputs<R> {
     let segments = update.layout.segments(update.batch);
-    let rows = segments * features.len() / FEATURES;
+    let rows = segments * fields.features.len() / FEATURES;
+    let batch = Numbers::of(update.batch);
+    let at = segments * fields.features.start;
     if flat.shape.tables.is_empty() {
-        return Inputs { numbers: Numbers::of(update.batch), at: segments * features.start, rows };
+        return Inputs { numbers: batch, at, rows };
     }
-    let with_ids = update.layout.rows(update.batch, features, ids);
-    Inputs { numbers: Numbers::of(&flat.cut(params).inputs(&with_ids)), at: 0, rows }
+    Inputs { numbers: embeddings::rows(flat, params, &batch, (at, segments * fields.ids.start), rows), at: 0, rows }
 }
 
 /// Infers a batch.
 pub fn infer<R: CubeRuntime, B: BoolElement>(update: &Update<Cube<R, B>>) -> Passes<R> {
     let layout = update.layout;
     let Networks { actor_flat, critic_flat, actor, critic } = update.networks;
-    let through = |flat: &Flat, params: &Tensor<Cube<R, B>, 1>, features: Range<usize>, ids: Range<usize>| {
-        pass(flat, &Numbers::of(params), inputs(update, (flat, params), features, ids))
+    let through = |flat: &Flat, params: &Tensor<Cube<R, B>, 1>, fields: Fields| {
+        let params = Numbers::of(params);
+        pass(flat, &params, inputs(update, (flat, &params), fields))
     };
-    let before_and_after = layout.states.start..layout.after.end;
-    let their_ids = layout.state_ids.start..layout.after_ids.end;
+    // Before each step and after each display: the two lie one behind the other.
+    let (states, after) = (Fields::states(layout), Fields::after(layout));
+    let both = Fields { features: states.features.start..after.features.end, ids: states.ids.start..after.ids.end };
     Passes {
-        critic: through(critic_flat, &critic.at.params, before_and_after, their_ids),
-        last: through(critic_flat, &critic.at.follower, layout.last.clone(), layout.last_ids.clone()),
-        actor: through(actor_flat, &actor.at.params, layout.actor.clone(), layout.actor_ids.clone()),
+        critic: through(critic_flat, &critic.at.params, both),
+        last: through(critic_flat, &critic.at.follower, Fields::last(layout)),
+        actor: through(actor_flat, &actor.at.params, Fields::actor(layout)),
     }
 }
 
 /// A gradient by the parameters of a network.
 type Gradient<R, B> = Tensor<Cube<R, B>, 1>;
 
-/// Gradients by the parameters of a network; `by` are those by the outputs of the first rows of a pass.
+/// Gradients by the parameters of a network; `by` are those by the outputs of the first rows of a pass, whose ids begin at `ids_at`
+/// of the batch.
 fn gradients<R: CubeRuntime, B: BoolElement>(
     (flat, params): (&Flat, &Tensor<Cube<R, B>, 1>),
     pass: &Pass<R>,
     by: &Numbers<R>,
-    ids: impl FnOnce() -> Rows<Cube<R, B>>,
+    (batch, ids_at): (&Numbers<R>, usize),
 ) -> Gradient<R, B> {
     let net = Numbers::of(params);
     let layers = Layer::all(flat);
@@ -448,9 +491,7 @@ fn gradients<R: CubeRuntime, B: BoolElement>(
     let by_second = through(by, layers[2], layers[2].at, Some(&pass.second));
     let by_first = through(&by_second, layers[1], layers[1].at, Some(&pass.first));
 
-    // Of the layers alone, which lie behind the tables.
-    let tables = layers[0].at;
-    let all = flat.shape.len() - tables;
+    let all = flat.shape.len();
     let part_rows = rows.div_ceil((rows / PART).clamp(1, PARTS));
     let count = rows.div_ceil(part_rows);
     let parts = by.empty(count * all);
@@ -458,7 +499,7 @@ fn gradients<R: CubeRuntime, B: BoolElement>(
         [(&pass.inputs.numbers, pass.inputs.at, &by_first), (&pass.first, 0, &by_second), (&pass.second, 0, by)];
     for (layer, (inputs, at, by)) in layers.into_iter().zip(sources) {
         let (count, dim) = tiles(layer.inputs + 1, layer.outputs, count);
-        // SAFETY: as above; every part has room for all layers.
+        // SAFETY: as above; every part has room for all parameters.
         unsafe {
             weights_kernel::launch_unchecked::<R>(
                 &by.client,
@@ -467,32 +508,26 @@ fn gradients<R: CubeRuntime, B: BoolElement>(
                 inputs.arg(),
                 by.arg(),
                 parts.arg(),
-                layer.sizes(rows, at, layer.at - tables),
+                layer.sizes(rows, at, layer.at),
                 part_rows,
                 all,
                 each(layer.outputs),
             );
         }
     }
-    let by_layers = by.empty(all);
-    let (count, dim) = by.units(all);
-    // SAFETY: units beyond the result end.
+    if !flat.shape.tables.is_empty() {
+        let embedded = Layer { inputs: layers[0].inputs - FEATURES, ..layers[0] };
+        let by_embedded = through(&by_first, embedded, embedded.at + FEATURES * embedded.outputs, None);
+        embeddings::gradients(flat, (batch, ids_at), &by_embedded, (&parts, part_rows), rows);
+    }
+    let by_params = by.empty(all);
+    let cubes = CubeCount::Static(all.div_ceil(SUM_COLUMNS) as u32, 1, 1);
+    // SAFETY: units beyond the result write nothing.
     unsafe {
-        sum_kernel::launch_unchecked::<R>(&by.client, count, dim, parts.arg(), by_layers.arg());
+        let dim = CubeDim::new_1d((SUM_COLUMNS * SUM_UNITS) as u32);
+        sum_kernel::launch_unchecked::<R>(&by.client, cubes, dim, parts.arg(), by_params.arg());
     }
-    let by_layers: Gradient<R, B> = by_layers.flat();
-    if tables == 0 {
-        return by_layers;
-    }
-    let embedded = Layer { inputs: layers[0].inputs - FEATURES, ..layers[0] };
-    let by_embedded = through(&by_first, embedded, embedded.at + FEATURES * embedded.outputs, None);
-    let by_embedded = by_embedded.tensor([rows, embedded.inputs]);
-    let by_tables = flat.cut(params).by_tables(ids().ids, &by_embedded);
-    let flattened = by_tables.into_iter().map(|by| {
-        let [rows, width] = by.dims();
-        by.reshape([rows * width])
-    });
-    Tensor::cat(flattened.chain([by_layers]).collect(), 0)
+    by_params.flat()
 }
 
 /// Gradients by the parameters of the critic, and of the actor where it learns.
@@ -501,15 +536,13 @@ pub fn back<R: CubeRuntime, B: BoolElement>(
     passes: &Passes<R>,
     by: &ByOutputs<R>,
 ) -> (Gradient<R, B>, Option<Gradient<R, B>>) {
-    let (layout, batch) = (update.layout, update.batch);
+    let (layout, batch) = (update.layout, Numbers::of(update.batch));
+    let segments = layout.segments(update.batch);
     let Networks { actor_flat, critic_flat, actor, critic } = update.networks;
-    let critic = gradients((critic_flat, &critic.at.params), &passes.critic, &by.states, || {
-        layout.rows(batch, layout.states.clone(), layout.state_ids.clone())
-    });
-    let actor = update.train_actor.then(|| {
-        gradients((actor_flat, &actor.at.params), &passes.actor, &by.actor, || {
-            layout.rows(batch, layout.actor.clone(), layout.actor_ids.clone())
-        })
-    });
+    let ids = |fields: Fields| (&batch, segments * fields.ids.start);
+    let critic = gradients((critic_flat, &critic.at.params), &passes.critic, &by.states, ids(Fields::states(layout)));
+    let actor = update
+        .train_actor
+        .then(|| gradients((actor_flat, &actor.at.params), &passes.actor, &by.actor, ids(Fields::actor(layout))));
     (critic, actor)
 }

@@ -6,6 +6,7 @@
 use std::mem::offset_of;
 
 use burn_cubecl::CubeRuntime;
+use cubecl::bytes::Bytes;
 use cubecl::prelude::*;
 
 use crate::env::FEATURES;
@@ -581,7 +582,7 @@ pub fn write<R: CubeRuntime>(
     let (client, dims, segments) = (&pool.client, record.dims, places.len());
     let places = pool.upload(&super::whole(places));
     let len = records.len();
-    let records = pool.with(client.create(cubecl::bytes::Bytes::from_elems(records)), len);
+    let records = pool.with(client.create(Bytes::from_elems(records)), len);
     let with = With {
         ads: record.ads,
         traffic: record.traffic,
