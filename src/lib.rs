@@ -9,10 +9,12 @@
 //! | [`inspect`], [`watch`], [`explain`], [`score`], [`export`], [`serve`], [`pretrain`], [`bench`], [`study`], [`soak`], [`retrain`] | what stands beside training: a look at a run, a run on one screen, a decision explained, requests scored as they come, the dictionary of a feature server, a server, a start for many worlds, benchmarks, worlds x seeds x policies and sweeps of settings, kills on purpose, the nightly job |
 //! | [`report`], [`runs`] | what a run came to, kept in its directory; runs side by side |
 //! | [`supervisor`] | the main process: prepare, spawn, watch, restart, stop; the serial mode |
-//! | [`actor`], [`learner`], [`checkpoint`], [`evaluator`] | one folder per process role |
+//! | [`actor`], [`learner`], [`checkpoint`], [`evaluator`]; [`reader`], [`rank`] | one folder per process role: of policies, and of values |
 //! | [`run`] | what every process of a run opens; snapshots |
 //! | [`evaluate`] | policies compared on whole days, for `eval`, `study` and the report of a run |
 //! | [`policy`] | networks, the policy file, baselines, the teacher of prices in hindsight |
+//! | [`values`] | the value model: features, formulas, its file; days at the values that are told |
+//! | [`sparse`] | the table of embedding rows, its device cache and its file |
 //! | [`plan`], [`env`] | forecast, supply-demand graph, play probabilities, prices, bound; the replay environment, features, rewards |
 //! | [`log`], [`synth`] | input schemas, readers, checks, importers, the compiled log; the synthetic generator |
 //! | [`shm`] | segments, sample ring, parameter cell, control block |
@@ -46,6 +48,8 @@ pub mod log;
 pub mod plan;
 pub mod policy;
 pub mod pretrain;
+pub mod rank;
+pub mod reader;
 pub mod report;
 pub mod retrain;
 pub mod run;
@@ -55,7 +59,9 @@ pub mod serve;
 pub mod settings;
 pub mod shm;
 pub mod soak;
+pub mod sparse;
 pub mod study;
 pub mod supervisor;
 pub mod synth;
+pub mod values;
 pub mod watch;

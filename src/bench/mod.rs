@@ -14,5 +14,6 @@ pub mod score;
 pub mod serve;
 pub mod speedup;
 pub mod start;
+pub mod table;
 pub mod watched;
 pub mod world;

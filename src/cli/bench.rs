@@ -8,10 +8,11 @@ use clap::{Args, Subcommand};
 use crate::bench::params::{ParamsBench, run_params};
 use crate::bench::ring::{RingBench, run_ring};
 use crate::bench::serve::ServeBench;
+use crate::bench::table::{TableBench, run_table};
 use crate::bench::world::WorldSize;
 use crate::bench::{actor, e2e, env, evaluate, ingest, learner, plan, score, speedup, start};
 use crate::learner::device;
-use crate::settings::{Critic, Settings};
+use crate::settings::{Critic, RowOptimizer, Settings};
 
 use super::{Exit, print_json, print_text};
 
@@ -134,6 +135,30 @@ enum Stage {
         /// are too slow for it, --set a smaller learner.samples_per_update
         #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
         alone: f64,
+    },
+    /// Updates of the value model per second on one thread, and rows found per second in its table
+    #[command(after_help = "Example: admix bench table --rows 1000000")]
+    Table {
+        #[arg(long, default_value_t = 1_000_000)]
+        rows: usize,
+        #[arg(long, default_value_t = 4096)]
+        batch: usize,
+        #[arg(long, default_value_t = 8)]
+        fields: usize,
+        /// Floats of a row that take part in products
+        #[arg(long, default_value_t = 16)]
+        dim: usize,
+        /// Exponent of the ids' popularity
+        #[arg(long, default_value_t = 1.05)]
+        zipf: f64,
+        /// Rows of the cache; 0 = none
+        #[arg(long, default_value_t = 0)]
+        cache_rows: usize,
+        /// Batches whose rows are fetched ahead
+        #[arg(long, default_value_t = 1)]
+        prefetch: usize,
+        #[arg(long, default_value_t = 5.0)]
+        seconds: f64,
     },
     /// Planning a generated day: graph, HWM, SHALE, unavoidable shortage, beside one pass over all pairs
     #[command(after_help = "Example: admix bench plan --contracts 1000")]
@@ -266,6 +291,20 @@ impl Bench {
             })?),
             Stage::Params { publications, words, readers } => {
                 self.print(&run_params(&ParamsBench { publications: *publications, words: *words, readers: *readers })?)
+            }
+            &Stage::Table { rows, batch, fields, dim, zipf, cache_rows, prefetch, seconds } => {
+                let optimizer = RowOptimizer::RowwiseAdagrad;
+                self.print(&run_table(&TableBench {
+                    rows,
+                    batch,
+                    fields,
+                    dim,
+                    zipf,
+                    optimizer,
+                    cache_rows,
+                    prefetch,
+                    seconds,
+                })?)
             }
             Stage::Speedup { config, sets, seeds } => self.print(&speedup::run(config, sets, *seeds)?),
             Stage::Plan { contracts, nodes, seed, runs } => self.print(&plan::run(*contracts, *nodes, *seed, *runs)),

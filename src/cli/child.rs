@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use crate::bench::{params, ring};
 use crate::run::{RunDirectory, flight};
 use crate::supervisor::children::{Role, bind_to_parent, name_this_process, queue_for_cores};
-use crate::{actor, checkpoint, evaluator, learner};
+use crate::{actor, checkpoint, evaluator, learner, rank, reader};
 
 use super::Exit;
 
@@ -19,6 +19,13 @@ pub enum Child {
         #[command(flatten)]
         run: RunArguments,
     },
+    Reader {
+        #[arg(long)]
+        id: usize,
+        #[command(flatten)]
+        run: RunArguments,
+    },
+    Trainer(RunArguments),
     Learner(RunArguments),
     Evaluator(RunArguments),
     Checkpointer(RunArguments),
@@ -65,6 +72,10 @@ impl Child {
             Self::Actor { id, run } => {
                 run.run(Role::Actor(id), |directory, names| actor::process::run(directory, names, id))?
             }
+            Self::Reader { id, run } => {
+                run.run(Role::Reader(id), |directory, names| reader::run(directory, names, id))?
+            }
+            Self::Trainer(run) => run.run(Role::Trainer, rank::run)?,
             Self::Learner(run) => run.run(Role::Learner, learner::process::run)?,
             Self::Evaluator(run) => run.run(Role::Evaluator, evaluator::process::run)?,
             Self::Checkpointer(run) => run.run(Role::Checkpointer, checkpoint::run)?,

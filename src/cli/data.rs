@@ -49,6 +49,9 @@ pub struct Synth {
     /// Seed, instead of the world file's
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
+    /// Write queues that hold only what was shown: exposures to learn values from, in numbers that whole queues forbid
+    #[arg(long)]
+    exposures_only: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -139,6 +142,7 @@ impl Synth {
             let days = self.like.iter().map(open).collect::<Result<Vec<_>, _>>()?;
             world = world.like(&days).map_err(usage)?;
         }
+        world.exposures_only |= self.exposures_only;
         let days = self.days.unwrap_or(world.days);
         let seed = self.seed.unwrap_or(world.seed);
         synth::generate(&world, &self.out, days, seed, &|done| say!("{done} of {days} days written"))?;

@@ -1,20 +1,22 @@
 //! `admix eval`: whole days under policies and baselines, beside the bound.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 
 use crate::evaluate::decisions::DecisionWriter;
 use crate::evaluate::entry::{self, Entry};
-use crate::evaluate::{self, DayReport, Judgement, Stress, TestDay, logged, table, verdict};
+use crate::evaluate::{self, DayReport, Judge, Judgement, Stress, TestDay, logged, table, verdict};
 use crate::plan::Plan;
 use crate::policy::baselines;
 use crate::policy::informed;
 use crate::report::RunReport;
 use crate::run::context::compile_options;
 use crate::settings::Settings;
+use crate::values::Told;
 
 use super::replayed::Replayed;
+use super::told::ToldArguments;
 use super::{Exit, UsageError, print_json, print_text};
 
 #[derive(Debug, Args)]
@@ -55,6 +57,11 @@ pub struct Eval {
     /// Seed of what a stress draws
     #[arg(long, value_name = "S", default_value_t = 0, requires = "stress")]
     stress_seed: u64,
+    #[command(flatten)]
+    told: ToldArguments,
+    /// Count J, S, bound and shares with the truth of a synthetic world instead of the logged values
+    #[arg(long)]
+    truth: bool,
     /// Print one JSON object a line, one line per log
     #[arg(long)]
     json: bool,
@@ -100,8 +107,10 @@ impl Eval {
         settings.data.max_bad_share = self.max_bad_share;
         let plan = plan.as_ref().or_else(|| policies.first().map(|first| first.policy.plan()));
         let stress = self.stress.map(|stress| stress.seeded(self.stress_seed));
-        let reports =
-            compare(&self.logs, &policies, plan, &names, &settings, stress.as_ref(), self.decisions.as_deref())?;
+        let told = self.told.resolve(&settings.data)?;
+        let judge = if self.truth { Judge::Truth } else { Judge::Logged };
+        let view = View { judge, told, stress, decisions: self.decisions };
+        let reports = compare(&self.logs, &policies, plan, &names, &settings, &view)?;
         let mut judgements = Vec::new();
         for (name, path) in chosen.iter().zip(&self.policies) {
             let best = RunReport::read(path)?.and_then(|report| report.validation.best_baseline);
@@ -122,6 +131,16 @@ pub fn print_reports(days: &[DayReport], judgements: &[Judgement], json: bool) -
     judgements.iter().try_for_each(|judgement| print_text(&format!("\n{}", judgement.sentences())))
 }
 
+/// How days are looked at.
+#[derive(Debug, Default)]
+pub struct View {
+    pub told: Told,
+    pub judge: Judge,
+    pub stress: Option<Stress>,
+    /// Where decisions are written, if anywhere.
+    pub decisions: Option<PathBuf>,
+}
+
 /// Replays policies and baselines on logs; see [`evaluate::compare`].
 pub fn compare(
     logs: &[PathBuf],
@@ -129,12 +148,12 @@ pub fn compare(
     plan: Option<&Plan>,
     names: &[String],
     settings: &Settings,
-    stress: Option<&Stress>,
-    decisions: Option<&Path>,
+    view: &View,
 ) -> anyhow::Result<Vec<DayReport>> {
+    let decisions = view.decisions.as_deref();
     let mut reports: Vec<DayReport> = Vec::new();
     for dir in logs {
-        let day = TestDay::open(dir, compile_options(settings), stress)?;
+        let day = TestDay::open(dir, compile_options(settings), (&view.told, view.judge), view.stress.as_ref())?;
         if decisions.is_some() && reports.iter().any(|r| r.log == day.log().name()) {
             let why = format!(
                 "two logs are called `{}` and would share a decisions folder; rename a directory",

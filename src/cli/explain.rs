@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::evaluate::entry::{self, Entry};
-use crate::evaluate::{Kind, TestDay};
+use crate::evaluate::{Judge, Kind, TestDay};
 use crate::explain;
 use crate::plan::Plan;
 use crate::policy::baselines;
 use crate::run::context::compile_options;
+use crate::values::Told;
 
 use super::replayed::Replayed;
 use super::{Exit, UsageError, print_json, print_text};
@@ -52,7 +53,7 @@ impl Explain {
             None => entries[0].policy.plan().clone(),
         };
         let settings = self.replayed.settings();
-        let day = TestDay::open(&self.log, compile_options(&settings), None)?;
+        let day = TestDay::open(&self.log, compile_options(&settings), (&Told::Logged, Judge::Logged), None)?;
         let names = baselines::NAMES.map(String::from);
         let found = explain::explain(&day, self.request, &entries, &plan, &names, &settings).map_err(usage)?;
         if self.json {

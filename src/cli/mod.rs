@@ -20,7 +20,9 @@ mod score;
 mod serve;
 mod soak;
 mod study;
+mod told;
 mod train;
+mod values;
 mod watch;
 
 use std::io::IsTerminal as _;
@@ -30,13 +32,17 @@ use clap::{Parser, Subcommand};
 
 use crate::learner::NotFinite;
 use crate::log::LogError;
+use crate::rank;
 use crate::run::leakage::Leak;
 use crate::run::{CannotSave, NotARunDirectory};
 use crate::settings::SettingsError;
+use crate::sparse::file::RowFileError;
 use crate::supervisor::RunFailure;
 use crate::supervisor::interrupt::survive_file_size_limits;
 use crate::supervisor::prepare::Unfit;
 use crate::supervisor::resume::Refused;
+use crate::values::fields::FieldError;
+use crate::values::join::JoinError;
 
 /// Trains the policy that decides, at each display request, whether a contract ad or an auction ad is shown.
 #[derive(Debug, Parser)]
@@ -66,6 +72,9 @@ enum Command {
     Pretrain(pretrain::Pretrain),
     /// Train a policy on logged days
     Train(Box<train::Train>),
+    /// Learn from exposures what impressions are worth, look at it, and write it down
+    #[command(subcommand, after_help = "Example: admix values eval --values runs/v --log day-3")]
+    Values(values::Values),
     /// Replay whole days under policies and baselines, beside the hindsight bound
     Eval(eval::Eval),
     /// Score requests as they come: a policy as a filter
@@ -155,6 +164,7 @@ pub fn main() -> ExitCode {
         Command::Plan(command) => command.run(),
         Command::Pretrain(command) => command.run(),
         Command::Train(command) => command.run(),
+        Command::Values(command) => command.run(),
         Command::Eval(command) => command.run(),
         Command::Score(command) => command.run(),
         Command::Export(command) => command.run(),
@@ -186,7 +196,7 @@ fn exit_of(error: &anyhow::Error) -> Exit {
         return Exit::Run(failure.code());
     }
     // A child's last word to main.
-    if error.chain().any(|cause| cause.is::<NotFinite>()) {
+    if error.chain().any(|cause| cause.is::<NotFinite>() || cause.is::<rank::NotFinite>()) {
         return Exit::Run(RunFailure::NOT_FINITE);
     }
     if error.chain().any(|cause| cause.is::<CannotSave>()) {
@@ -197,6 +207,9 @@ fn exit_of(error: &anyhow::Error) -> Exit {
             || cause.is::<UsageError>()
             || cause.is::<Refused>()
             || cause.is::<Unfit>()
+            || cause.is::<JoinError>()
+            || cause.is::<FieldError>()
+            || cause.is::<RowFileError>()
             || cause.is::<NotARunDirectory>()
             || cause.is::<Leak>()
             || cause.downcast_ref::<LogError>().is_some_and(|e| !matches!(e, LogError::Io { .. }))

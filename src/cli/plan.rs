@@ -12,6 +12,7 @@ use crate::run::leakage::Roles;
 use crate::settings::{self, Settings};
 use crate::supervisor::prepare::Planning;
 
+use super::told::ToldArguments;
 use super::{Exit, print_json, print_text};
 
 #[derive(Debug, Args)]
@@ -30,6 +31,8 @@ pub struct Plan {
     /// Take rate seed, feedback delay and tuning budget from this configuration
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    #[command(flatten)]
+    told: ToldArguments,
     /// Write the plan to this file; `train --plan` and `eval --plan` take it
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -42,21 +45,24 @@ impl Plan {
     pub fn run(self) -> anyhow::Result<Exit> {
         let (settings, options) = match &self.config {
             Some(path) => {
-                let settings = settings::load(path, &[])?;
+                let settings: Settings = settings::load(path, &[])?;
                 let options = compile_options(&settings);
                 (settings, options)
             }
             None => (Settings::default(), CompileOptions::default()),
         };
-        let logs = open_logs(&self.dirs, options)?;
+        let told = self.told.resolve(&settings.data)?;
+        let logs = open_logs(&self.dirs, options, &told)?;
         Roles::check(&[
             ("the training days", &self.dirs, &logs),
-            ("--validation", &self.validation, &open_logs(&self.validation, options)?),
+            ("--validation", &self.validation, &open_logs(&self.validation, options, &told)?),
         ])?;
         let Settings { env, episodes, baselines, policy, .. } = &settings;
         let served = self.served.as_deref();
         let (dirs, validation, per_step) = (&self.dirs, &self.validation, settings.requests_per_step());
-        let planning = Planning { dirs, logs, served, validation, options, env, episodes, per_step, baselines, policy };
+        let told = &told;
+        let planning =
+            Planning { dirs, logs, served, validation, options, told, env, episodes, per_step, baselines, policy };
         let plan = planning.plan()?;
         if let Some(out) = &self.out {
             plan.write(out)?;

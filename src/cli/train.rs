@@ -154,7 +154,7 @@ impl Train {
         if self.deterministic {
             sets.push("run.deterministic=true".into());
         }
-        let settings = settings::load(&self.config, &sets)?;
+        let settings: Settings = settings::load(&self.config, &sets)?;
         let device = Device::of(&settings).map_err(|e| UsageError(e.to_string()))?;
         if settings.run.deterministic && settings.budget.max_updates == 0 && settings.budget.max_samples == 0 {
             return Err(UsageError(
@@ -331,7 +331,8 @@ fn train(
 fn report(context: &Context, directory: &RunDirectory) -> anyhow::Result<(RunReport, Vec<DayReport>)> {
     let policies = Entry::of_run(report::CHOSEN, directory.root()).context("training left no policy")?;
     let (settings, plan) = (&context.settings, Some(&context.plan));
-    let on = |dirs: &[PathBuf]| eval::compare(dirs, &policies, plan, &eval::all_baselines(), settings, None, None);
+    let view = eval::View { told: context.told.clone(), ..eval::View::default() };
+    let on = |dirs: &[PathBuf]| eval::compare(dirs, &policies, plan, &eval::all_baselines(), settings, &view);
     let validation = Validation::of(&on(&settings.data.validation)?);
     let reported = on(&settings.data.test)?;
     let chosen = PolicyFile::read(directory.root())?.updates;

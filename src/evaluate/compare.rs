@@ -9,16 +9,17 @@ use crate::env::{DayModel, Delay, Replay, Vocabulary};
 use crate::plan::{Bound, Plan, hindsight_bound};
 use crate::policy::baselines::{self, FixedPrices};
 use crate::policy::informed::{self, Informed};
-use crate::policy::witness::{Newest, Scored, Watcher, Witness};
+use crate::policy::witness::{Newest, Ranking, Scored, Watcher, Witness};
 use crate::policy::{Policy, ReplayOptions, Shown, Totals, replay_day};
 use crate::settings::Settings;
+use crate::values::Told;
 
-use super::TestDay;
 use super::bootstrap::{Block, share_interval};
 use super::entry::{Entry, START};
 use super::familiar::{self, Seen, Unknown};
 use super::logged::{self, Logged};
 use super::measure::{ContractDelivery, DayMeasure, Market, Meter};
+use super::{Judge, TestDay};
 
 /// What a policy is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,6 +98,9 @@ pub struct BoundReport {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DayReport {
     pub log: String,
+    /// The values that plan and policies saw, and those that everything here is counted with.
+    pub told: String,
+    pub judged: String,
     /// What the day was put under, if anything.
     pub stress: Option<String>,
     pub requests: u64,
@@ -143,14 +147,17 @@ struct Entrant<'a> {
 struct Comparison {
     bound: Bound,
     measure: DayMeasure,
+    /// The day at the values that it is judged by, where policies are told others.
+    judged: Option<DayModel>,
 }
 
 impl Comparison {
     /// `day` gives the curves that deliveries are measured against.
-    fn new(day: &DayModel, rate_seed: u64) -> Self {
-        let bound = hindsight_bound(&day.log, rate_seed);
-        let measure = DayMeasure::new(day, &bound, rate_seed);
-        Self { bound, measure }
+    fn new(day: &DayModel, judged: Option<DayModel>, rate_seed: u64) -> Self {
+        let judge = judged.as_ref().unwrap_or(day);
+        let bound = hindsight_bound(&judge.log, rate_seed);
+        let measure = DayMeasure::new(judge, &bound, rate_seed);
+        Self { bound, measure, judged }
     }
 
     /// Replays a policy on the day; `day` may carry another plan's knowledge of the same log.
@@ -162,13 +169,21 @@ impl Comparison {
         watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
     ) -> anyhow::Result<PolicyReport> {
         let Entrant { name, kind, policy } = entrant;
-        let mut failed = Ok(());
-        let mut meter = self.measure.meter();
         let newest = SharedNewest::default();
         let mut watcher = newest.clone();
+        let ranking = |shown: &Shown| newest.0.lock().expect("nobody panics with it").of(shown.request_id);
+        if let Some(judged) = &self.judged {
+            let (mut shown, mut rankings) = (Vec::new(), Vec::new());
+            replay_day(day, &mut Witness::new(policy, &mut watcher), options, &mut |s| {
+                rankings.push(ranking(&s));
+                shown.push(s.ad);
+            });
+            return self.recount(judged, name, kind, &Logged { shown }, &rankings, watch);
+        }
+        let mut failed = Ok(());
+        let mut meter = self.measure.meter();
         let totals = replay_day(day, &mut Witness::new(policy, &mut watcher), options, &mut |shown| {
-            let ranking = newest.0.lock().expect("nobody panics with it").of(shown.request_id);
-            let shown = Shown { ranking, ..shown };
+            let shown = Shown { ranking: ranking(&shown), ..shown };
             meter.see(&shown);
             if failed.is_ok() {
                 failed = watch(name, shown);
@@ -213,12 +228,27 @@ impl Comparison {
         logged: &Logged,
         watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
     ) -> anyhow::Result<PolicyReport> {
+        self.recount(self.judged.as_ref().unwrap_or(day), logged::NAME, Kind::Baseline, logged, &[], watch)
+    }
+
+    /// The row of what was shown, counted at the values of `day`; `rankings` are those of the decisions, request by request, or empty.
+    fn recount(
+        &self,
+        day: &DayModel,
+        name: &str,
+        kind: Kind,
+        shown: &Logged,
+        rankings: &[Option<Ranking>],
+        watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
+    ) -> anyhow::Result<PolicyReport> {
         let mut meter = self.measure.meter();
-        let totals = logged.replay(day, &mut |shown| {
+        let mut rankings = rankings.iter();
+        let totals = shown.replay(day, &mut |shown| {
+            let shown = Shown { ranking: rankings.next().copied().flatten(), ..shown };
             meter.see(&shown);
-            watch(logged::NAME, shown)
+            watch(name, shown)
         })?;
-        Ok(self.row(logged::NAME, Kind::Baseline, &totals, meter))
+        Ok(self.row(name, kind, &totals, meter))
     }
 
     /// Replays contenders and the oracle, and sums up the day.
@@ -239,11 +269,13 @@ impl Comparison {
         }
         let mut oracle = FixedPrices::oracle(&self.bound);
         let entrant = Entrant { name: "oracle", kind: Kind::Oracle, policy: &mut oracle };
-        let oracle = self.replay(day, entrant, prompt, watch)?;
+        let oracle = self.replay(self.judged.as_ref().unwrap_or(day), entrant, prompt, watch)?;
         let primal = oracle.j;
         policies.push(oracle);
         Ok(DayReport {
             log: day.log.name().to_owned(),
+            told: Told::Logged.to_string(),
+            judged: Judge::Logged.to_string(),
             stress: None,
             requests: day.log.requests().len() as u64,
             quarantined: day.log.counts().quarantined,
@@ -307,9 +339,11 @@ pub fn compare(
         }
     }
     let base = day.model(base_plan, Arc::default());
-    let comparison = Comparison::new(&base, options.rate_seed);
+    let judged = (!Arc::ptr_eq(&base.log, day.judged())).then(|| day.judged_model(base_plan));
+    let comparison = Comparison::new(&base, judged, options.rate_seed);
     let mut report = comparison.report(&base, &mut contenders, options, watch)?;
     report.stress = day.stress().map(ToString::to_string);
+    (report.told, report.judged) = (day.told().to_string(), day.judge().to_string());
     if let Some(plan) = plan.filter(|_| !names.is_empty()) {
         report.seen.extend(familiar::seen(familiar::BASELINES, plan, day.content()));
         report.unknown.extend(familiar::unknown(familiar::BASELINES, plan, &Vocabulary::default(), day.log()));
@@ -354,7 +388,7 @@ pub fn compare_day(
     options: ReplayOptions,
     watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
 ) -> anyhow::Result<DayReport> {
-    Comparison::new(day, options.rate_seed).report(day, contenders, options, watch)
+    Comparison::new(day, None, options.rate_seed).report(day, contenders, options, watch)
 }
 
 /// Requests without an auction ad and without a contract whose draw passed.

@@ -4,7 +4,7 @@
 //! [`entry`] says which rows a learned policy has and [`verdict`] whether it is worth deploying; [`logged`] computes the benefit of what the live system showed; [`stress`] alters a day; [`familiar`] says what a policy knows of the day already; [`measure`] computes the figures of a
 //! day and [`bootstrap`] their intervals; [`table`] renders them for people; [`decisions`] writes what was shown.
 //!
-//! May import: `policy`, `env`, `plan`, `log`, `settings`.
+//! May import: `policy`, `values`, `env`, `plan`, `log`, `settings`.
 
 pub mod bootstrap;
 pub mod compare;
@@ -21,5 +21,5 @@ pub mod verdict;
 pub use compare::{Contender, DayReport, Kind, PolicyReport, compare, compare_day};
 pub use entry::Entry;
 pub use stress::Stress;
-pub use test_day::TestDay;
+pub use test_day::{Judge, TestDay};
 pub use verdict::{Decision, Judgement, Verdict};

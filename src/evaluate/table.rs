@@ -80,6 +80,13 @@ pub fn render(days: &[DayReport]) -> String {
          * trained policy: the best on its run's validation days. NAME:start: before the run's first update; NAME:untrained: planner\n\
          and controller without anything learned; NAME:last: after the last update. The oracle knows the day's own prices; nobody can earn more than the upper bound.\n",
     );
+    if let Some(day) = days.first() {
+        let _ = writeln!(
+            text,
+            "Plan and policies were told {} values; everything is counted with {} values.",
+            day.told, day.judged
+        );
+    }
     if let Some(stress) = days.first().and_then(|d| d.stress.as_ref()) {
         let _ = writeln!(text, "The days were altered: {stress}.");
     }

@@ -13,15 +13,39 @@ use crate::policy::ReplayOptions;
 use crate::policy::informed::Known;
 use crate::settings::Env;
 use crate::synth::Truth;
+use crate::values::{Table, Told};
 
 use super::logged::Logged;
 use super::stress::Stress;
+
+/// The values that J, S, the bound and shares are counted with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Judge {
+    #[default]
+    Logged,
+    /// Of a synthetic world.
+    Truth,
+}
+
+impl std::fmt::Display for Judge {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Logged => "logged",
+            Self::Truth => "truth",
+        })
+    }
+}
 
 /// A day that policies are compared on.
 #[derive(Debug)]
 pub struct TestDay {
     dir: PathBuf,
+    /// At the values that plan and policies see.
     log: Arc<CompiledLog>,
+    /// At the values that J, S, the bound and shares are counted with.
+    judged: Arc<CompiledLog>,
+    told: Told,
+    judge: Judge,
     /// Of the day as it was logged.
     content: Option<String>,
     /// The day's own forecast; plans have another for days without one.
@@ -31,27 +55,44 @@ pub struct TestDay {
 }
 
 impl TestDay {
-    /// Opens a log directory, under `stress` if there is one.
+    /// Opens a log directory, under `stress` if there is one. A day that a stress alters is told and judged as logged.
     ///
     /// # Errors
     /// A log or an inventory that cannot be used.
-    pub fn open(dir: &Path, options: CompileOptions, stress: Option<&Stress>) -> Result<Self, log::LogError> {
+    pub fn open(
+        dir: &Path,
+        options: CompileOptions,
+        (told, judge): (&Told, Judge),
+        stress: Option<&Stress>,
+    ) -> Result<Self, log::LogError> {
         let mut nodes = match table::find(dir, "inventory")? {
             Some(path) => Some(inventory::read(&path)?),
             None => None,
         };
-        let as_logged = log::open(dir, options)?;
+        let as_logged = Arc::new(log::open(dir, options)?);
         let content = as_logged.content();
         let log = match stress.filter(|stress| stress.alters_log()) {
-            None => as_logged,
+            None if told.is_logged() => as_logged.clone(),
+            None => Arc::new(told.open(dir, options)?),
+            Some(_) if !told.is_logged() || judge != Judge::Logged => {
+                let reason = "a stress alters the logged day: --stress goes with logged values alone".into();
+                return Err(log::LogError::Format { path: dir.to_owned(), reason });
+            }
             Some(stress) => {
                 let mut raw = RawDay::read(dir, options)?;
                 stress.alter(&mut raw, nodes.as_mut());
-                raw.compile_altered(options, &stress.identity())?
+                Arc::new(raw.compile_altered(options, &stress.identity())?)
             }
         };
         let forecast = nodes.map(|nodes| Forecast::from_inventory(&nodes));
-        Ok(Self { dir: dir.to_owned(), log: Arc::new(log), content, forecast, stress: stress.cloned(), known: None })
+        let judged = match (judge, told) {
+            (Judge::Logged, Told::Logged) | (Judge::Truth, Told::Table(Table::Truth)) => log.clone(),
+            (Judge::Logged, _) => as_logged,
+            (Judge::Truth, _) => Arc::new(Told::Table(Table::Truth).open(dir, options)?),
+        };
+        let stress = stress.cloned();
+        let dir = dir.to_owned();
+        Ok(Self { dir, log, judged, told: told.clone(), judge, content, forecast, stress, known: None })
     }
 
     /// The log directory.
@@ -61,6 +102,19 @@ impl TestDay {
 
     pub fn log(&self) -> &CompiledLog {
         &self.log
+    }
+
+    /// The day at the values that it is judged by; the same log where it is told at them.
+    pub fn judged(&self) -> &Arc<CompiledLog> {
+        &self.judged
+    }
+
+    pub fn told(&self) -> &Told {
+        &self.told
+    }
+
+    pub fn judge(&self) -> Judge {
+        self.judge
     }
 
     /// Identifies the day as it was logged: [`CompiledLog::content`].
@@ -81,6 +135,12 @@ impl TestDay {
             Some(stress) if stress.alters_log() => Ok(None),
             _ => Logged::read(&self.dir, &self.log),
         }
+    }
+
+    /// The day as it is judged, with what `plan` knows.
+    pub fn judged_model(&self, plan: &Plan) -> DayModel {
+        let forecast = self.forecast.as_ref().unwrap_or(&plan.forecast);
+        DayModel::with_forecast(self.judged.clone(), forecast, plan, Arc::default())
     }
 
     /// What is true of the synthetic world that the day is one of; `None` where no world file lies beside it, or where the log is

@@ -161,6 +161,7 @@ pub(super) fn compile(raw: &RawDay, options: CompileOptions, inputs: u128) -> Ve
         contracts: builder.finish_contracts(),
         counts: Counts { completed: builder.completed, ..raw.counts.clone() },
         contracts_declared: raw.contracts_declared,
+        content: None,
     };
     compiled::encode(&builder.requests, &builder.entries, &builder.auctions, &tail, inputs)
 }
@@ -224,9 +225,11 @@ impl Builder {
             auctions: auctions.len() as u16,
             slot_id: row.slot_id,
             region: row.region,
+            user_id: row.user_id.unwrap_or(0),
             gender: row.gender,
             age: row.age,
-            padding: [0; 2],
+            has_user: u8::from(row.user_id.is_some()),
+            padding: [0; 1],
         });
         self.entries.extend_from_slice(entries);
         self.auctions.extend_from_slice(auctions);

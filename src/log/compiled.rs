@@ -18,7 +18,7 @@ use super::schema::{ControlRow, MAX_CLICK_VALUE, MAX_IMPRESSIONS, MAX_PENALTY};
 use super::targeting::Targeting;
 
 const MAGIC: [u8; 8] = *b"ADMIXLOG";
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// One request; its entries are runs of the two entry arrays.
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
@@ -36,7 +36,16 @@ pub struct Request {
     pub region: u32,
     pub gender: u8,
     pub age: u8,
-    pub(super) padding: [u8; 2],
+    pub(super) has_user: u8,
+    pub(super) padding: [u8; 1],
+    pub(super) user_id: u64,
+}
+
+impl Request {
+    /// The user, where the log says who it was.
+    pub fn user(&self) -> Option<u64> {
+        (self.has_user != 0).then_some(self.user_id)
+    }
 }
 
 /// A contract entry that may be shown by the static rules: filter 0, control row, in flight, targeted.
@@ -156,6 +165,9 @@ pub(super) struct Tail {
     pub counts: Counts,
     /// Whether an importer declared auction ads to be contracts.
     pub contracts_declared: bool,
+    /// [`CompiledLog::content`] of the day as it was logged, where this one has other values.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
@@ -321,8 +333,11 @@ impl CompiledLog {
     }
 
     /// Identifies the day's traffic by its requests and their auction ads, whatever the directory is called, however its files are
-    /// written and whichever contracts it is replayed with; `None` for a day without requests.
+    /// written, whichever contracts it is replayed with and at whichever values; `None` for a day without requests.
     pub fn content(&self) -> Option<String> {
+        if self.tail.content.is_some() {
+            return self.tail.content.clone();
+        }
         if self.requests().is_empty() {
             return None;
         }

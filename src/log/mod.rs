@@ -11,6 +11,7 @@ pub mod check;
 pub mod compile;
 pub mod compiled;
 pub mod control;
+pub mod corrected;
 pub mod day;
 pub mod draw;
 pub mod error;

@@ -98,12 +98,14 @@ impl QueueRules {
                 }
             }
         }
-        auctions.sort_by(|a, b| {
-            (b.ecpm * b.boost)
-                .total_cmp(&(a.ecpm * a.boost))
-                .then(b.ecpm.total_cmp(&a.ecpm))
-                .then(a.ad_id.cmp(&b.ad_id))
-        });
+        sort_by_score(auctions);
         *best = auctions.iter().map(Auction::worth).fold(0.0, f64::max);
     }
+}
+
+/// Puts auction ads in the order that a compiled log has them in.
+pub(super) fn sort_by_score(auctions: &mut [Auction]) {
+    auctions.sort_by(|a, b| {
+        (b.ecpm * b.boost).total_cmp(&(a.ecpm * a.boost)).then(b.ecpm.total_cmp(&a.ecpm)).then(a.ad_id.cmp(&b.ad_id))
+    });
 }

@@ -166,6 +166,14 @@ pub fn exposure_row(w: &mut impl Write, r: &ExposureRow) -> std::io::Result<()> 
     )
 }
 
+pub const TRUTH_HEADER: &str = "request_id\tad_id\tcharge\tpctr";
+
+/// Writes one row of a table of values (`truth`): of request and ad, the expected charge in minor units per impression and the
+/// click probability.
+pub fn truth_row(w: &mut impl Write, (request_id, ad_id): (u64, u64), charge: f64, pctr: f64) -> std::io::Result<()> {
+    writeln!(w, "{request_id}\t{ad_id}\t{charge:.7}\t{pctr:.7}")
+}
+
 /// Writes `day.toml` into `dir`.
 pub fn day(dir: &Path, day: &DayFile) -> std::io::Result<()> {
     std::fs::write(

@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 use serde_json::Value;
 
 use crate::evaluate::entry::Entry as Entrant;
-use crate::evaluate::{self, DayReport, Kind, TestDay, verdict};
+use crate::evaluate::{self, DayReport, Judge, Kind, TestDay, verdict};
 use crate::log::{CompileOptions, LogError};
 use crate::plan::{Plan, Use};
 use crate::policy::file::PolicyFile;
@@ -18,6 +18,7 @@ use crate::settings::{self, Settings};
 use crate::study::jobs;
 use crate::supervisor::interrupt::Interrupt;
 use crate::supervisor::prepare::Planning;
+use crate::values::Told;
 
 use super::check::{self, Checked};
 use super::config::Job;
@@ -242,12 +243,12 @@ impl<'a> Night<'a> {
 
     fn plan(&self, settings: &Settings, train: &[DayDir], validation: &[DayDir]) -> anyhow::Result<Plan> {
         let (dirs, validation) = (Roles::dirs(train), Roles::dirs(validation));
-        let logs = open_logs(&dirs, self.options)?;
+        let told = &Told::of(&settings.data)?;
+        let logs = open_logs(&dirs, self.options, told)?;
         let Settings { env, episodes, baselines, policy, .. } = settings;
         let (options, per_step) = (self.options, settings.requests_per_step());
-        let validation = &validation;
-        Planning { dirs: &dirs, logs, served: None, validation, options, env, episodes, per_step, baselines, policy }
-            .plan()
+        let (dirs, validation, served) = (&dirs, &validation, None);
+        Planning { dirs, logs, served, validation, options, told, env, episodes, per_step, baselines, policy }.plan()
     }
 
     fn replay(
@@ -258,7 +259,8 @@ impl<'a> Night<'a> {
         baselines: &[String],
         settings: &Settings,
     ) -> anyhow::Result<DayReport> {
-        let test_day = TestDay::open(&day.dir, self.options, None)?;
+        let told = Told::of(&settings.data)?;
+        let test_day = TestDay::open(&day.dir, self.options, (&told, Judge::Logged), None)?;
         evaluate::compare(&test_day, entrants, Some(plan), baselines, settings, &mut |_, _| Ok(()))
     }
 

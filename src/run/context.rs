@@ -15,6 +15,7 @@ use crate::plan::{Plan, Sample};
 use crate::policy::file::PolicyFile;
 use crate::policy::{PolicySpec, ReplayOptions};
 use crate::settings::Settings;
+use crate::values::Told;
 
 use super::directory::RunDirectory;
 
@@ -32,6 +33,8 @@ pub struct Context {
     pub inputs: BTreeMap<PathBuf, String>,
     /// The actor before the run's first update.
     pub start: Vec<f32>,
+    /// The values that planning, training and policies see.
+    pub told: Told,
 }
 
 impl Context {
@@ -48,7 +51,8 @@ impl Context {
         let text = files::read(&path, files::MOST).with_context(|| format!("cannot read {}", path.display()))?;
         let inputs = serde_json::from_slice(&text).with_context(|| format!("{} is malformed", path.display()))?;
         let start = PolicyFile::read_actor(&directory.start(), &spec)?;
-        Ok(Self { settings, plan, spec: Arc::new(spec), inputs, start })
+        let told = Told::of(&settings.data)?;
+        Ok(Self { settings, plan, spec: Arc::new(spec), inputs, start, told })
     }
 
     /// Writes what [`Context::load`] reads.
@@ -75,7 +79,7 @@ impl Context {
     /// # Errors
     /// A log that cannot be used, or that is not what it was when the run began: samples name its rows.
     pub fn days(&self, dirs: &[PathBuf]) -> anyhow::Result<Vec<DayModel>> {
-        let days = open_days(dirs, compile_options(&self.settings), &self.plan, &self.spec.vocabulary)?;
+        let days = open_days(dirs, compile_options(&self.settings), &self.told, &self.plan, &self.spec.vocabulary)?;
         for (dir, day) in dirs.iter().zip(&days) {
             let now = inputs_hash(dir, &day.log)?;
             anyhow::ensure!(
@@ -124,28 +128,30 @@ pub fn compile_options(settings: &Settings) -> CompileOptions {
     CompileOptions { complete_queues: settings.env.complete_queues, max_bad_share: settings.data.max_bad_share }
 }
 
-/// Opens the compiled logs of directories.
-pub fn open_logs(dirs: &[PathBuf], options: CompileOptions) -> Result<Vec<CompiledLog>, log::LogError> {
-    dirs.iter().map(|dir| log::open(dir, options)).collect()
+/// Opens the compiled logs of directories at the values that are told.
+pub fn open_logs(dirs: &[PathBuf], options: CompileOptions, told: &Told) -> Result<Vec<CompiledLog>, log::LogError> {
+    dirs.iter().map(|dir| told.open(dir, options)).collect()
 }
 
 /// Opens log directories as days under a plan.
 pub fn open_days(
     dirs: &[PathBuf],
     options: CompileOptions,
+    told: &Told,
     plan: &Plan,
     vocabulary: &Vocabulary,
 ) -> anyhow::Result<Vec<DayModel>> {
     let vocabulary = Arc::new(vocabulary.clone());
-    dirs.iter().map(|dir: &PathBuf| open_day(dir, options, plan, &vocabulary)).collect()
+    dirs.iter().map(|dir: &PathBuf| open_day(dir, options, told, plan, &vocabulary)).collect()
 }
 
 fn open_day(
     dir: &Path,
     options: CompileOptions,
+    told: &Told,
     plan: &Plan,
     vocabulary: &Arc<Vocabulary>,
 ) -> anyhow::Result<DayModel> {
-    let log = log::open(dir, options)?;
+    let log = told.open(dir, options)?;
     Ok(DayModel::new(dir, log, plan, vocabulary.clone())?)
 }

@@ -1,10 +1,11 @@
 //! What every process of a run opens: the run directory, the training knowledge in it, the shared memory.
 //!
 //! Main writes [`directory`] and creates [`segments`]; children find both by name. [`context`] loads what a run
-//! trains on. [`metrics`] is the line-per-record file that all of them append to, [`flight`] what each notes for the case
-//! that it crashes. [`snapshot`] is what a run goes on from. [`leakage`] refuses a day that has two roles.
+//! trains on, [`value_run`] what a run of values shares. [`metrics`] is the line-per-record file that all of them append to,
+//! [`flight`] what each notes for the case that it crashes. [`snapshot`] is what a run goes on from. [`leakage`] refuses a day
+//! that has two roles.
 //!
-//! May import: `shm`, `policy`, `env`, `plan`, `log`, `settings`.
+//! May import: `shm`, `policy`, `values`, `env`, `plan`, `log`, `settings`.
 
 pub mod context;
 pub mod directory;
@@ -14,6 +15,7 @@ pub mod leakage;
 pub mod metrics;
 pub mod segments;
 pub mod snapshot;
+pub mod value_run;
 
 pub use context::{Context, open_days};
 pub use directory::{CannotSave, NotARunDirectory, RunDirectory};

@@ -5,6 +5,10 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 use super::Settings;
+use crate::files;
+
+/// What a resolved configuration has at most; one with a thousand days is a tenth of this.
+const CONFIG_BYTES: u64 = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
@@ -22,6 +26,48 @@ pub enum SettingsError {
     Shape(String),
 }
 
+/// A configuration that can be loaded from a TOML file and `--set`.
+pub trait Configuration: Default + serde::Serialize + serde::de::DeserializeOwned {
+    /// Sections and keys that name files or directories.
+    const PATHS: &'static [(&'static str, &'static str)];
+
+    /// Checks what the types cannot.
+    ///
+    /// # Errors
+    /// The first key whose value cannot be used, and what to set instead.
+    fn validate(&self) -> Result<(), SettingsError>;
+
+    /// The fully resolved configuration as TOML; loading it gives the same one.
+    fn to_toml(&self) -> String {
+        toml::to_string_pretty(self).expect("settings are plain values")
+    }
+
+    /// Reads a resolved configuration that a run wrote.
+    ///
+    /// # Errors
+    /// An unreadable file, a configuration of another version, or a value that cannot be used.
+    fn read_resolved(path: &Path) -> anyhow::Result<Self> {
+        use anyhow::Context as _;
+
+        let text = files::read(path, CONFIG_BYTES).map_err(anyhow::Error::from);
+        let text = text.and_then(|bytes| Ok(String::from_utf8(bytes)?));
+        let text = text.with_context(|| format!("cannot read {}", path.display()))?;
+        let settings: Self =
+            toml::from_str(&text).with_context(|| format!("{} is not a resolved configuration", path.display()))?;
+        settings.validate().with_context(|| format!("{} cannot be used", path.display()))?;
+        Ok(settings)
+    }
+}
+
+impl Configuration for Settings {
+    const PATHS: &'static [(&'static str, &'static str)] =
+        &[("data", "train"), ("data", "validation"), ("data", "test"), ("data", "values")];
+
+    fn validate(&self) -> Result<(), SettingsError> {
+        Self::validate(self)
+    }
+}
+
 /// Loads a configuration: the defaults, then the file, then each `key=value` of `sets`.
 ///
 /// Log directories are looked for beside the configuration file first, then in the current directory; those
@@ -30,29 +76,28 @@ pub enum SettingsError {
 /// # Errors
 /// An unreadable file, a syntax error with its line, an unknown key with the nearest one, a value of the wrong
 /// type or out of range.
-pub fn load(path: &Path, sets: &[String]) -> Result<Settings, SettingsError> {
+pub fn load<C: Configuration>(path: &Path, sets: &[String]) -> Result<C, SettingsError> {
     let text = std::fs::read_to_string(path).map_err(|source| SettingsError::Read { path: path.to_owned(), source })?;
     let mut table: Table =
         toml::from_str(&text).map_err(|e| SettingsError::Syntax { path: path.to_owned(), reason: e.to_string() })?;
-    let known = known_keys();
+    let known = known_keys::<C>();
     check_keys(&table, "", &known, &|key| match line_of(&text, key) {
         Some(line) => format!("{}: line {line}", path.display()),
         None => path.display().to_string(),
     })?;
     // The table knows no lines; the text does, and says them in an error.
-    toml::from_str::<Settings>(&text)
-        .map_err(|e| SettingsError::Syntax { path: path.to_owned(), reason: e.to_string() })?;
+    toml::from_str::<C>(&text).map_err(|e| SettingsError::Syntax { path: path.to_owned(), reason: e.to_string() })?;
     let folder = path.parent().unwrap_or(Path::new(""));
-    if let Some(Value::Table(data)) = table.get_mut("data") {
-        for key in ["train", "validation", "test"] {
-            if let Some(list) = data.get_mut(key) {
-                resolve(list, Some(folder));
-            }
+    for (section, key) in C::PATHS {
+        if let Some(Value::Table(section)) = table.get_mut(*section)
+            && let Some(paths) = section.get_mut(*key)
+        {
+            resolve(paths, Some(folder));
         }
     }
-    let mut settings = shape(&table).map_err(SettingsError::Shape)?;
+    let mut settings: C = shape(&table).map_err(SettingsError::Shape)?;
     for set in sets {
-        apply(&mut table, set, &known)?;
+        apply::<C>(&mut table, set, &known)?;
         settings = shape(&table).map_err(|why| SettingsError::Shape(format!("--set {set}: {why}")))?;
     }
     settings.validate()?;
@@ -77,11 +122,11 @@ fn line_of(text: &str, key: &str) -> Option<usize> {
 }
 
 /// Settings of a table that has the right keys.
-fn shape(table: &Table) -> Result<Settings, String> {
+fn shape<C: Configuration>(table: &Table) -> Result<C, String> {
     Value::Table(table.clone()).try_into().map_err(|e: toml::de::Error| e.to_string().trim().replace('\n', " "))
 }
 
-fn apply(table: &mut Table, set: &str, known: &[String]) -> Result<(), SettingsError> {
+fn apply<C: Configuration>(table: &mut Table, set: &str, known: &[String]) -> Result<(), SettingsError> {
     let (key, value) = set.split_once('=').ok_or_else(|| SettingsError::SetForm { text: set.to_owned() })?;
     let key = key.trim();
     if !known.iter().any(|k| k == key) {
@@ -92,7 +137,7 @@ fn apply(table: &mut Table, set: &str, known: &[String]) -> Result<(), SettingsE
         .ok()
         .and_then(|mut t| t.remove("v"))
         .unwrap_or_else(|| Value::String(value.trim().to_owned()));
-    if key.starts_with("data.") {
+    if C::PATHS.iter().any(|(section, name)| key == format!("{section}.{name}")) {
         resolve(&mut value, None);
     }
     let mut parts: Vec<&str> = key.split('.').collect();
@@ -108,11 +153,17 @@ fn apply(table: &mut Table, set: &str, known: &[String]) -> Result<(), SettingsE
     Ok(())
 }
 
-/// Makes the paths of a list absolute where they exist; others stay, to be named in the error of whoever opens them.
+/// Makes a path, or those of a list, absolute where they exist; others stay, to be named in the error of whoever opens them.
 fn resolve(list: &mut Value, folder: Option<&Path>) {
-    let Value::Array(items) = list else { return };
+    let items = match list {
+        Value::Array(items) => items.as_mut_slice(),
+        one => std::slice::from_mut(one),
+    };
     for item in items {
         let Value::String(text) = item else { continue };
+        if text.is_empty() {
+            continue;
+        }
         let found = folder
             .map(|f| f.join(&*text))
             .into_iter()
@@ -125,7 +176,7 @@ fn resolve(list: &mut Value, folder: Option<&Path>) {
 }
 
 /// Every key of the configuration, sections included, as dotted paths.
-fn known_keys() -> Vec<String> {
+fn known_keys<C: Configuration>() -> Vec<String> {
     fn walk(table: &Table, prefix: &str, keys: &mut Vec<String>) {
         for (key, value) in table {
             let path = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
@@ -136,7 +187,7 @@ fn known_keys() -> Vec<String> {
         }
     }
     let mut keys = Vec::new();
-    if let Ok(Value::Table(table)) = Value::try_from(Settings::default()) {
+    if let Ok(Value::Table(table)) = Value::try_from(C::default()) {
         walk(&table, "", &mut keys);
     }
     keys
@@ -185,7 +236,7 @@ mod tests {
     #[test]
     fn misspelt_key_names_file_line_and_the_nearest_key() {
         let f = file(&format!("{DAYS}[learner]\npublish_evry = 3\n"));
-        let message = load(f.path(), &[]).unwrap_err().to_string();
+        let message = load::<Settings>(f.path(), &[]).unwrap_err().to_string();
         assert!(message.contains("line 5"), "{message}");
         assert!(message.contains("did you mean `learner.publish_every`"), "{message}");
     }
@@ -194,31 +245,31 @@ mod tests {
     fn set_overrides_the_file_and_bare_words_are_strings() {
         let f = file(&format!("{DAYS}[learner]\ncritic = \"quantile\"\n"));
         let sets = ["learner.critic=scalar".into(), "run.seed=9".into(), "budget.max_seconds=2.5".into()];
-        let s = load(f.path(), &sets).unwrap();
+        let s: Settings = load(f.path(), &sets).unwrap();
         assert_eq!((s.learner.critic, s.run.seed), (super::super::Critic::Scalar, 9));
-        assert!(load(f.path(), &["run.sed=1".into()]).unwrap_err().to_string().contains("run.seed"));
+        assert!(load::<Settings>(f.path(), &["run.sed=1".into()]).unwrap_err().to_string().contains("run.seed"));
     }
 
     #[test]
     fn resolved_copy_loads_to_the_same_settings() {
         let f = file(DAYS);
-        let s = load(f.path(), &[]).unwrap();
+        let s: Settings = load(f.path(), &[]).unwrap();
         let again = file(&s.to_toml());
-        assert_eq!(load(again.path(), &[]).unwrap(), s);
+        assert_eq!(load::<Settings>(again.path(), &[]).unwrap(), s);
     }
 
     #[test]
     fn automatic_actors_become_a_number_when_they_are_loaded() {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let f = file(&format!("{DAYS}[actors]\ncount = \"auto\"\n"));
-        let s = load(f.path(), &[]).unwrap();
+        let s: Settings = load(f.path(), &[]).unwrap();
         assert_eq!(s.actors.count, super::super::actors_for(cores));
         assert!(s.to_toml().contains(&format!("count = {}\n", s.actors.count)), "the copy holds the number");
         let f = file(DAYS);
-        assert_eq!(load(f.path(), &["actors.count=auto".into()]).unwrap().actors.count, s.actors.count);
-        assert_eq!(load(f.path(), &[]).unwrap().actors.count, 2, "without the key as ever");
+        assert_eq!(load::<Settings>(f.path(), &["actors.count=auto".into()]).unwrap().actors.count, s.actors.count);
+        assert_eq!(load::<Settings>(f.path(), &[]).unwrap().actors.count, 2, "without the key as ever");
         for wrong in ["actors.count=many", "actors.count=-1", "actors.count=1.5"] {
-            let message = load(f.path(), &[wrong.into()]).unwrap_err().to_string();
+            let message = load::<Settings>(f.path(), &[wrong.into()]).unwrap_err().to_string();
             assert!(message.contains("a number of actors or \"auto\""), "{wrong}: {message}");
         }
     }
@@ -233,7 +284,7 @@ mod tests {
             for (key, _) in keys.as_table().into_iter().flatten().filter(|(_, v)| v.is_float()) {
                 let key = format!("{section}.{key}");
                 for value in ["nan", "inf", "-inf"] {
-                    let message = load(f.path(), &[format!("{key}={value}")]).unwrap_err().to_string();
+                    let message = load::<Settings>(f.path(), &[format!("{key}={value}")]).unwrap_err().to_string();
                     assert!(message.contains(&key), "{key}={value}: {message}");
                 }
                 seen += 1;
@@ -254,7 +305,7 @@ mod tests {
             ("checkpoint.keep=0", "checkpoint.keep"),
             ("watchdog.grace_s=nan", "watchdog.grace_s"),
         ] {
-            let message = load(f.path(), &[set.into()]).unwrap_err().to_string();
+            let message = load::<Settings>(f.path(), &[set.into()]).unwrap_err().to_string();
             assert!(message.contains(key), "{set}: {message}");
         }
     }

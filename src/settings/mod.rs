@@ -9,13 +9,15 @@ mod cores;
 mod delay;
 mod load;
 mod sections;
+mod values;
 
 use serde::{Deserialize, Serialize};
 
 pub use cores::{MOST_ACTORS, actors_for};
 pub use delay::FeedbackDelay;
-pub use load::{SettingsError, load};
+pub use load::{Configuration, SettingsError, load};
 pub use sections::*;
+pub use values::{RowOptimizer, Table, ValueRun, ValueSettings, ValueWatchdog, Values, WhenFull};
 
 /// The most quantiles of a critic; the losses have a buffer of so many on the stack.
 pub const MOST_QUANTILES: usize = 256;
@@ -43,13 +45,10 @@ pub struct Settings {
     pub baselines: Baselines,
 }
 
-/// What a resolved configuration has at most; one with a thousand days is a tenth of this.
-const CONFIG_BYTES: u64 = 1 << 20;
-
 impl Settings {
     /// The fully resolved configuration as TOML; loading it gives the same settings.
     pub fn to_toml(&self) -> String {
-        toml::to_string_pretty(self).expect("settings are plain values")
+        Configuration::to_toml(self)
     }
 
     /// Reads a resolved configuration that a run wrote.
@@ -57,17 +56,7 @@ impl Settings {
     /// # Errors
     /// An unreadable file, a configuration of another version, or a value that cannot be used.
     pub fn read_resolved(path: &std::path::Path) -> anyhow::Result<Self> {
-        use anyhow::Context as _;
-
-        use crate::files;
-
-        let text = files::read(path, CONFIG_BYTES).map_err(anyhow::Error::from);
-        let text = text.and_then(|bytes| Ok(String::from_utf8(bytes)?));
-        let text = text.with_context(|| format!("cannot read {}", path.display()))?;
-        let settings: Self =
-            toml::from_str(&text).with_context(|| format!("{} is not a resolved configuration", path.display()))?;
-        settings.validate().with_context(|| format!("{} cannot be used", path.display()))?;
-        Ok(settings)
+        <Self as Configuration>::read_resolved(path)
     }
 
     /// Segments in one write of an actor: `actors.write_every` rounded to whole segments.

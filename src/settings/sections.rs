@@ -91,13 +91,16 @@ pub struct Data {
     pub validation: Vec<PathBuf>,
     /// Log directories that the final table reports; may be empty.
     pub test: Vec<PathBuf>,
+    /// Run directory of `admix values train` at whose values the days are planned, trained and judged while training; empty = the
+    /// logged values.
+    pub values: PathBuf,
     /// Share of bad rows above which a log is refused.
     pub max_bad_share: f64,
 }
 
 impl Default for Data {
     fn default() -> Self {
-        Self { train: vec![], validation: vec![], test: vec![], max_bad_share: 0.01 }
+        Self { train: vec![], validation: vec![], test: vec![], values: PathBuf::new(), max_bad_share: 0.01 }
     }
 }
 

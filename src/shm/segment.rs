@@ -53,7 +53,7 @@ pub struct Segment {
 
 enum Mapping {
     Shared(Shmem),
-    /// Of a file opened for reading: what is stored here stays here.
+    /// Of no file, or of one opened for reading: what is stored here stays here, if it may be stored at all.
     Private(MmapRaw),
 }
 
@@ -93,8 +93,12 @@ impl Segment {
         })?;
         let segment = Self { name: name.into(), mapping: Mapping::Shared(mapping) };
         segment.reserve(total)?;
+        segment.fill_header(kind, layout_hash, total);
+        Ok(segment)
+    }
 
-        let header = segment.header();
+    fn fill_header(&self, kind: Kind, layout_hash: u64, total: u64) {
+        let header = self.header();
         let pid = std::process::id();
         // Relaxed: published by the magic below.
         header.version.store(VERSION, Ordering::Relaxed);
@@ -105,7 +109,6 @@ impl Segment {
         header.owner_start_time.store(start_time(pid).unwrap_or(0), Ordering::Relaxed);
         // Release: pairs with the Acquire in `open`; who sees the magic sees the whole header.
         header.magic.store(MAGIC, Ordering::Release);
-        Ok(segment)
     }
 
     /// Opens the segment that another process created, without owning it. Its body has at least `least` bytes.
@@ -116,6 +119,34 @@ impl Segment {
         Self::check_file(name)?;
         let mapping = ShmemConf::new().os_id(name).open().map_err(|e| os_error(name, "map it", e))?;
         let segment = Self { name: name.into(), mapping: Mapping::Shared(mapping) };
+        segment.validate(kind, layout_hash, least)?;
+        Ok(segment)
+    }
+
+    /// Memory of this process alone, with the same header; it has no name.
+    ///
+    /// # Errors
+    /// When there is no memory left.
+    pub fn private(kind: Kind, layout_hash: u64, body_len: usize) -> Result<Self, ShmError> {
+        let total = Self::footprint(body_len);
+        let mapping = MmapOptions::new().len(total as usize).map_anon();
+        let failed = |source| ShmError::Os { name: "private memory".into(), what: "map it", source };
+        let mapping = Mapping::Private(mapping.map_err(failed)?.into());
+        let segment = Self { name: "private memory".into(), mapping };
+        segment.fill_header(kind, layout_hash, total);
+        Ok(segment)
+    }
+
+    /// As [`open`](Self::open), mapped read-only: a store through it is a fault of this process.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn read_only(name: &str, kind: Kind, layout_hash: u64, least: usize) -> Result<Self, ShmError> {
+        Self::check_file(name)?;
+        let mapped =
+            File::open(Path::new(SHM_DIR).join(name)).and_then(|file| MmapOptions::new().map_raw_read_only(&file));
+        let mapping = mapped.map_err(|source| ShmError::Os { name: name.into(), what: "map it", source })?;
+        let segment = Self { name: name.into(), mapping: Mapping::Private(mapping) };
         segment.validate(kind, layout_hash, least)?;
         Ok(segment)
     }

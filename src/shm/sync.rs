@@ -5,9 +5,9 @@
 //! what a kill looks like from outside (`crash`); the models in `tests/loom` include ring, cell and doorbell over
 //! loom's atomics, which try every order that the memory model allows.
 
-pub(super) use std::sync::atomic::{Ordering, fence};
+pub(crate) use std::sync::atomic::{Ordering, fence};
 
 #[cfg(test)]
-pub(super) use super::crash::{AtomicU32, AtomicU64};
+pub(crate) use super::crash::{AtomicU32, AtomicU64};
 #[cfg(not(test))]
-pub(super) use std::sync::atomic::{AtomicU32, AtomicU64};
+pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64};

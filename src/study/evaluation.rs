@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use anyhow::{Context as _, bail};
 use serde::Serialize;
 
-use crate::evaluate::{self, DayReport, Entry, PolicyReport, Stress, TestDay};
+use crate::evaluate::{self, DayReport, Entry, Judge, PolicyReport, Stress, TestDay};
 use crate::log;
 use crate::log::wander::{Hourly, Wander};
 use crate::plan::Plan;
@@ -16,6 +16,7 @@ use crate::policy::informed::{self, Known};
 use crate::run::context::compile_options;
 use crate::settings::Settings;
 use crate::supervisor::interrupt::Interrupt;
+use crate::values::Told;
 
 use super::config::{CHOSEN, Study};
 use super::frontier::{self, HindsightPoint};
@@ -225,7 +226,8 @@ impl Task<'_> {
             0 => Ok(()),
             _ => bail!("interrupted"),
         };
-        let test_day = TestDay::open(&field.dirs[day], compile_options(settings), stress)?;
+        let test_day =
+            TestDay::open(&field.dirs[day], compile_options(settings), (&Told::Logged, Judge::Logged), stress)?;
         let plan = field.plan.as_ref();
         let mut names = study.baselines.clone();
         let test_day = if study.informed && reported && stress.is_none() {

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 use twox_hash::XxHash3_64;
 
-use crate::settings;
+use crate::settings::{self, Settings};
 
 use super::Report;
 use super::config::{CHOSEN, Study};
@@ -106,7 +106,7 @@ fn world_of_config(file: &Table, folder: &Path) -> Result<Table> {
         Some(set) => set.clone().try_into().context("`set` is a list of key=value")?,
         None => vec![],
     };
-    let settings = settings::load(&super::config::beside(folder, Path::new(config))?, &sets)?;
+    let settings: Settings = settings::load(&super::config::beside(folder, Path::new(config))?, &sets)?;
     let data = settings.data;
     ensure!(!data.test.is_empty(), "give a [[world]], or `data.test` in the configuration: trials are reported on it");
     let logs: Vec<PathBuf> = [&data.train[..], &data.validation, &data.test].concat();

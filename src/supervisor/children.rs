@@ -17,7 +17,7 @@ use nix::unistd::{Pid, getppid};
 use crate::awake::Deadline;
 use crate::files;
 use crate::run::RunDirectory;
-use crate::{checkpoint, evaluator, learner};
+use crate::{checkpoint, evaluator, learner, rank};
 
 use super::interrupt::Interrupt;
 
@@ -28,6 +28,9 @@ pub enum Role {
     Learner,
     Evaluator,
     Checkpointer,
+    /// Of a run of `admix values train`, like the trainer.
+    Reader(usize),
+    Trainer,
 }
 
 impl Role {
@@ -38,13 +41,16 @@ impl Role {
             Self::Learner => "learner",
             Self::Evaluator => "evaluator",
             Self::Checkpointer => "checkpointer",
+            Self::Reader(_) => "reader",
+            Self::Trainer => "trainer",
         }
     }
 
     /// Where it signs in ([`crate::shm::ControlBlock::processes`]).
     pub fn slot(self) -> usize {
         match self {
-            Self::Actor(id) => id,
+            Self::Actor(id) | Self::Reader(id) => id,
+            Self::Trainer => rank::SLOT,
             Self::Learner => learner::process::SLOT,
             Self::Evaluator => evaluator::process::SLOT,
             Self::Checkpointer => checkpoint::SLOT,
@@ -56,6 +62,7 @@ impl std::fmt::Display for Role {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Actor(id) => write!(f, "actor{id}"),
+            Self::Reader(id) => write!(f, "reader{id}"),
             other => f.write_str(other.subcommand()),
         }
     }
@@ -104,7 +111,7 @@ fn spawn(role: Role, directory: &RunDirectory, prefix: &str) -> anyhow::Result<C
     let log = log_of(role, directory)?;
     let mut command = this_program();
     command.arg("child").arg(role.subcommand());
-    if let Role::Actor(id) = role {
+    if let Role::Actor(id) | Role::Reader(id) = role {
         command.arg("--id").arg(id.to_string());
     }
     command
@@ -236,7 +243,7 @@ const NICENESS: i32 = 10;
 /// Its threads share the work of an update, and all wait for the last of them: with an actor in its place for a while, one of them costs the update
 /// that while, and the other's core as well. Actors have time: what they are ahead is bounded by their rings.
 pub fn queue_for_cores(role: Role) {
-    if role != Role::Learner
+    if !matches!(role, Role::Learner | Role::Trainer)
         && let Err(e) = rustix::process::nice(NICENESS)
     {
         tracing::debug!("priority stays as it is: {e}");

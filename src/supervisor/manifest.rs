@@ -20,6 +20,8 @@ pub struct Manifest {
     host: String,
     cores: usize,
     device: String,
+    /// The values that planning, training and policies saw.
+    told: String,
     started: String,
     /// When the run was gone on with.
     resumed: Vec<String>,
@@ -53,7 +55,7 @@ impl Manifest {
         let sets =
             [("train", &settings.data.train), ("validation", &settings.data.validation), ("test", &settings.data.test)];
         for (role, dirs) in sets {
-            for (dir, log) in dirs.iter().zip(context::open_logs(dirs, compile_options(settings))?) {
+            for (dir, log) in dirs.iter().zip(context::open_logs(dirs, compile_options(settings), &context.told)?) {
                 data.push(DataEntry {
                     role,
                     path: dir.display().to_string(),
@@ -73,6 +75,7 @@ impl Manifest {
             host: nix::unistd::gethostname().map_or_else(|_| String::new(), |h| h.to_string_lossy().into_owned()),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             device: device.to_owned(),
+            told: context.told.to_string(),
             started,
             resumed,
             ended: None,

@@ -3,7 +3,7 @@
 //! - [`prepare`]: what main does first. [`resume`]: whether a run may go on. [`parallel`]: the run in real processes. [`serial`]:
 //!   the same run in one process, the reference for correctness and speed. [`children`]: spawning and reaping. [`watchdog`]:
 //!   whether the run gets on. [`failure`]: why it cannot. [`interrupt`]: Ctrl-C. [`progress`]: what a person sees.
-//!   [`manifest`]: what the run leaves written about itself.
+//!   [`manifest`]: what the run leaves written about itself. [`values`]: runs of `admix values train`.
 //!
 //! May import: everything but `cli` and what stands beside training (`bench`, `study`, `inspect`, `soak`).
 
@@ -16,6 +16,7 @@ pub mod prepare;
 pub mod progress;
 pub mod resume;
 pub mod serial;
+pub mod values;
 mod watchdog;
 
 pub use failure::RunFailure;

@@ -15,6 +15,7 @@ use crate::policy::{PolicySpec, ReplayOptions, tune};
 use crate::run::context::{Context, compile_options, inputs_hash, open_logs};
 use crate::run::leakage::{self, Roles};
 use crate::settings::{Baselines, Env, Episodes, Policy, ScoreMode, Settings};
+use crate::values::Told;
 
 use super::progress;
 
@@ -28,6 +29,7 @@ pub struct Planning<'a> {
     /// Days that baselines are tuned on too, as they choose the learner's parameters; may be empty.
     pub validation: &'a [PathBuf],
     pub options: CompileOptions,
+    pub told: &'a Told,
     pub env: &'a Env,
     pub episodes: &'a Episodes,
     /// Requests of an episode's step.
@@ -68,7 +70,7 @@ impl Planning<'_> {
     }
 
     fn make_from(self, untuned: Option<&Place>) -> anyhow::Result<Plan> {
-        let judges = open_logs(self.validation, self.options)?;
+        let judges = open_logs(self.validation, self.options, self.told)?;
         let Self { dirs, logs, served, env, episodes, per_step, baselines, policy, .. } = self;
         let references: Vec<&CompiledLog> = logs.iter().collect();
         say!("planning: forecast, supply and prices of {} days", references.len());
@@ -129,7 +131,7 @@ impl Planning<'_> {
                 key.file(table::find(dir, name).ok()?.as_deref()).ok()?;
             }
         }
-        for (dir, log) in self.validation.iter().zip(&open_logs(self.validation, self.options).ok()?) {
+        for (dir, log) in self.validation.iter().zip(&open_logs(self.validation, self.options, self.told).ok()?) {
             key.log(log);
             key.file(table::find(dir, "inventory").ok()?.as_deref()).ok()?;
         }
@@ -175,9 +177,10 @@ fn keep(plan: Plan, place: Option<&Place>) -> anyhow::Result<Plan> {
 /// A log that cannot be used; [`Unfit`]; [`leakage::Leak`].
 pub fn prepare(settings: &Settings, given: Option<Plan>, from: Option<&Origin>) -> anyhow::Result<Context> {
     let options = compile_options(settings);
-    let logs = open_logs(&settings.data.train, options)?;
-    let validation = open_logs(&settings.data.validation, options)?;
-    let test = open_logs(&settings.data.test, options)?;
+    let told = Told::of(&settings.data)?;
+    let logs = open_logs(&settings.data.train, options, &told)?;
+    let validation = open_logs(&settings.data.validation, options, &told)?;
+    let test = open_logs(&settings.data.test, options, &told)?;
     let mut inputs = BTreeMap::new();
     let mut roles = Roles::default();
     let data = &settings.data;
@@ -202,7 +205,8 @@ pub fn prepare(settings: &Settings, given: Option<Plan>, from: Option<&Origin>) 
             let Settings { data, env, episodes, baselines, policy, .. } = settings;
             let per_step = settings.requests_per_step();
             let (dirs, validation) = (&data.train, &data.validation);
-            Planning { dirs, logs, served: None, validation, options, env, episodes, per_step, baselines, policy }
+            let (served, told) = (None, &told);
+            Planning { dirs, logs, served, validation, options, told, env, episodes, per_step, baselines, policy }
                 .plan()?
         }
     };
@@ -224,7 +228,7 @@ pub fn prepare(settings: &Settings, given: Option<Plan>, from: Option<&Origin>) 
             policy.start_for(&spec, initial).map_err(unfit)?
         }
     };
-    Ok(Context { settings: settings.clone(), plan, spec: Arc::new(spec), inputs, start })
+    Ok(Context { settings: settings.clone(), plan, spec: Arc::new(spec), inputs, start, told })
 }
 
 /// A policy that a run starts from.

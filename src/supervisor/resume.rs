@@ -26,8 +26,8 @@ pub struct Earlier {
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {why}", root.display())]
 pub struct Refused {
-    root: PathBuf,
-    why: String,
+    pub root: PathBuf,
+    pub why: String,
 }
 
 impl Earlier {
@@ -63,7 +63,7 @@ impl Earlier {
         }
         let data = &settings.data;
         for dirs in [&data.train, &data.validation, &data.test] {
-            for (dir, log) in dirs.iter().zip(open_logs(dirs, compile_options(settings))?) {
+            for (dir, log) in dirs.iter().zip(open_logs(dirs, compile_options(settings), &context.told)?) {
                 let now = inputs_hash(dir, &log)?;
                 if context.inputs.get(dir).is_some_and(|then| *then != now) {
                     let why = format!(

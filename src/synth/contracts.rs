@@ -13,7 +13,7 @@ use crate::log::schema::{ControlRow, DAY_MS};
 use crate::log::targeting::Targeting;
 
 /// Id of the first contract; auction ads begin above the 900 that there may be.
-const FIRST_ID: u64 = 101;
+pub const FIRST_ID: u64 = 101;
 /// Targetings tried for each contract; the one whose supply is nearest to the wanted one is taken.
 const CANDIDATES: usize = 64;
 /// The part of its supply that a small contract requires.

@@ -10,12 +10,14 @@ use rand_chacha::ChaCha8Rng;
 
 use super::audience::normal;
 use super::conditions::Conditions;
+use super::errors::{DayErrors, corrected};
 use super::live::Live;
 use super::market::{Draw, auction_entries};
-use super::settings::Compress;
+use super::posterior::{Observation, Posterior};
+use super::settings::{Compress, WorldSettings};
 use super::traffic::Arrival;
 use super::{Purpose, World, forecast, round, traffic};
-use crate::log::schema::{AdType, ControlRow, DAY_MS, DayFile, MAX_ECPM, QueueEntry, TrackRow};
+use crate::log::schema::{AdType, ControlRow, DAY_MS, DayFile, ExposureRow, MAX_ECPM, QueueEntry, TrackRow};
 use crate::log::write::{self, TableWriter};
 
 /// Part of the personal price variance that stays with the user; the rest belongs to the moment.
@@ -25,8 +27,9 @@ const BOOSTS: [f64; 4] = [0.8, 1.2, 1.5, 2.0];
 /// Request ids of different days differ.
 const IDS_PER_DAY: u64 = 100_000_000;
 
-/// Writes all files of day number `day` into `dir`, which is created.
-pub fn write_day(world: &World, day: u32, dir: &Path) -> Result<()> {
+/// Writes all files of day number `day` into `dir`, which is created. In a world with errors that includes `truth.tsv`, and
+/// with a `posterior` `posterior.tsv`; what the day's exposures tell of the errors is returned.
+pub fn write_day(world: &World, day: u32, dir: &Path, posterior: Option<&Posterior>) -> Result<Vec<Observation>> {
     let settings = &world.settings;
     std::fs::create_dir_all(dir)?;
     remove_older(dir)?;
@@ -58,9 +61,14 @@ pub fn write_day(world: &World, day: u32, dir: &Path) -> Result<()> {
     let mut queues = QueueBuilder::new(world, &conditions, &control, world.rng(Purpose::Queues, day));
     let mut live = Live::new(settings, &world.contracts, &control, midnight);
     let mut live_rng = world.rng(Purpose::Live, day);
+    let mut errors = world.errors.as_ref().map(|e| DayErrors::new(e, settings, day));
+    let values = |name: &str| table(name, write::TRUTH_HEADER);
+    let mut truth = errors.as_ref().map(|_| values("truth")).transpose()?;
+    let mut known = posterior.map(|p| Ok::<_, anyhow::Error>((p, values("posterior")?))).transpose()?;
+    let mut observations = Vec::new();
     for (number, arrival) in (1..).zip(&arrivals) {
         let cell = &world.audience.cells[arrival.cell];
-        let row = TrackRow {
+        let mut row = TrackRow {
             request_id: u64::from(day) * IDS_PER_DAY + number,
             ts_ms: midnight + arrival.ms,
             slot_id: cell.slot,
@@ -70,19 +78,65 @@ pub fn write_day(world: &World, day: u32, dir: &Path) -> Result<()> {
             user_id: Some(arrival.user as u64 + 1),
             queue: queues.build(arrival),
         };
+        let mut shown = live.show(&row, &mut live_rng);
+        if settings.exposures_only {
+            let Some(shown) = &shown else { continue };
+            row.queue.retain(|entry| entry.ad_id == shown.ad_id);
+        }
         write::track_row(&mut track, &row)?;
-        if let Some(shown) = live.show(&row, &mut live_rng) {
-            write::exposure_row(&mut exposure, &shown)?;
+        if let Some(errors) = &mut errors {
+            if let Some(shown) = &mut shown {
+                errors.bill(&row, shown);
+                observations.extend(observe(errors, &row, shown, day, settings));
+            }
+            for entry in &row.queue {
+                let key = (row.request_id, entry.ad_id);
+                if let Some(truth) = &mut truth {
+                    let value = errors.truth(&row, entry);
+                    write::truth_row(truth, key, value.charge, value.pctr)?;
+                }
+                if let Some((posterior, table)) = &mut known {
+                    let value = corrected(entry, posterior.effect(errors.cell(&row, entry)));
+                    write::truth_row(table, key, value.charge, value.pctr)?;
+                }
+            }
+        }
+        if let Some(shown) = &shown {
+            write::exposure_row(&mut exposure, shown)?;
         }
     }
     track.finish()?;
     exposure.finish()?;
-    Ok(())
+    for table in truth.into_iter().chain(known.map(|(_, table)| table)) {
+        table.finish()?;
+    }
+    Ok(observations)
+}
+
+/// What an exposure of a training day tells the posterior.
+fn observe(
+    errors: &DayErrors,
+    row: &TrackRow,
+    shown: &ExposureRow,
+    day: u32,
+    settings: &WorldSettings,
+) -> Option<Observation> {
+    let planted = settings.errors.filter(|e| day < e.train_days)?;
+    let entry = row.queue.iter().find(|e| e.ad_id == shown.ad_id)?;
+    let centre = 0.5 * planted.charge_noise.powi(2);
+    let charged = shown.ad_type == AdType::Auction && shown.charge > 0.0 && entry.ecpm > 0.0;
+    Some(Observation {
+        cell: errors.cell(row, entry),
+        day: day as usize,
+        charge: charged.then(|| (shown.charge / (entry.ecpm / 1000.0)).ln() + centre),
+        logit: (entry.pctr / (1.0 - entry.pctr)).ln(),
+        click: shown.click,
+    })
 }
 
 /// Removes tables that an earlier run left in another compression: two of a name would be ambiguous.
 fn remove_older(dir: &Path) -> Result<()> {
-    for name in ["track_log", "joined_exposure"] {
+    for name in ["track_log", "joined_exposure", "truth", "posterior"] {
         for compress in [Compress::Zst, Compress::Gz, Compress::None] {
             let path = dir.join(format!("{name}.tsv{}", compress.ending()));
             match std::fs::remove_file(&path) {
@@ -112,7 +166,7 @@ impl<'a> QueueBuilder<'a> {
 
     /// All contracts that match and fly, and the auction ads that came; the highest eCPM first.
     pub fn build(&mut self, arrival: &Arrival) -> Vec<QueueEntry> {
-        let World { settings, audience, contracts, market } = self.world;
+        let World { settings, audience, contracts, market, .. } = self.world;
         let cell = &audience.cells[arrival.cell];
         let moment = normal(&mut self.rng);
         let personal = market.personal

@@ -16,7 +16,7 @@ use super::settings::WorldSettings;
 use super::traffic;
 
 /// Id of the first auction ad.
-const FIRST_ID: u64 = 1001;
+pub const FIRST_ID: u64 = 1001;
 /// Part of the variance within a queue that belongs to the ad rather than to the moment.
 const QUALITY_SHARE: f64 = 0.3;
 const TRIAL_DAYS: u32 = 10;

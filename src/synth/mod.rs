@@ -15,10 +15,12 @@ mod conditions;
 mod contracts;
 mod day;
 mod demand;
+mod errors;
 mod forecast;
 mod like;
 mod live;
 mod market;
+mod posterior;
 mod process;
 mod settings;
 mod traffic;
@@ -35,7 +37,10 @@ use rayon::prelude::*;
 use audience::Audience;
 pub use conditions::HOUR_CORRELATION;
 use contracts::Contracts;
+use errors::Errors;
+pub use errors::{Billing, ErrorSettings};
 use market::Market;
+use posterior::{Observation, Posterior};
 pub use settings::{Compress, Jump, WorldSettings};
 pub use truth::{Truth, Typical};
 pub use wander::group_of;
@@ -55,6 +60,7 @@ enum Purpose {
     Process,
     Wander,
     Bias,
+    Errors,
 }
 
 /// Everything that all days share.
@@ -63,6 +69,8 @@ struct World {
     audience: Audience,
     contracts: Contracts,
     market: Market,
+    /// What is wrong with the logged predictions, if anything.
+    errors: Option<Errors>,
 }
 
 impl World {
@@ -72,7 +80,8 @@ impl World {
         let contracts = Contracts::draw(&settings, &audience, &mut fixed(Purpose::Contracts));
         let mut rng = fixed(Purpose::Market);
         let market = Market::draw(&settings, &audience, &contracts, &mut rng)?;
-        Ok(Self { settings, audience, contracts, market })
+        let errors = Errors::draw(&settings);
+        Ok(Self { settings, audience, contracts, market, errors })
     }
 
     fn rng(&self, purpose: Purpose, day: u32) -> ChaCha8Rng {
@@ -107,15 +116,36 @@ pub fn generate(world: &WorldSettings, out: &Path, days: u32, seed: u64, progres
     let settings = WorldSettings { days, seed, ..world.clone() }.drawn()?;
     let described = toml::to_string(&settings).context("world settings are plain values")?;
     let world = World::build(settings)?;
-    let all: Vec<u32> = (0..days).collect();
-    for batch in all.chunks(rayon::current_num_threads()) {
-        batch.par_iter().try_for_each(|&day| {
-            let dir = out.join(format!("day-{day}"));
-            day::write_day(&world, day, &dir).with_context(|| format!("cannot write {}", dir.display()))
-        })?;
-        for day in batch {
-            progress(day + 1);
+    let write = |days: std::ops::Range<u32>, posterior: Option<&Posterior>| -> Result<Vec<Observation>> {
+        let mut seen = Vec::new();
+        let days: Vec<u32> = days.collect();
+        for batch in days.chunks(rayon::current_num_threads()) {
+            let written = batch.par_iter().map(|&day| {
+                let dir = out.join(format!("day-{day}"));
+                let written = day::write_day(&world, day, &dir, posterior);
+                written.with_context(|| format!("cannot write {}", dir.display()))
+            });
+            for observations in written.collect::<Result<Vec<_>>>()? {
+                seen.extend(observations);
+            }
+            for day in batch {
+                progress(day + 1);
+            }
         }
+        Ok(seen)
+    };
+    if let Some(errors) = &world.errors {
+        let train = errors.settings.train_days.min(days);
+        let seen = write(0..train, None)?;
+        let wanted = train < days && !world.settings.exposures_only && errors.settings.billing == Billing::Impressions;
+        let posterior = wanted.then(|| Posterior::learn(errors, train as usize, &seen));
+        if posterior.is_some() {
+            // The training days once more: who is told the posterior plans at it.
+            write(0..train, posterior.as_ref())?;
+        }
+        write(train..days, posterior.as_ref())?;
+    } else {
+        write(0..days, None)?;
     }
     // Last, so that it stands beside whole worlds only.
     let path = out.join(WORLD_FILE);

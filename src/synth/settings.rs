@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use super::errors::ErrorSettings;
 use crate::log::day::parse_date;
 
 use anyhow::{Context, Result, ensure};
@@ -171,10 +172,15 @@ pub struct WorldSettings {
     /// Decimals of every pctr, 3 to 6; default 6.
     pub pctr_decimals: u32,
 
+    /// Whether queues hold what was shown and nothing else, for exposures in large numbers; default false. Such days can be
+    /// learned from and not be replayed.
+    pub exposures_only: bool,
     /// Keys of this file that each world draws from its seed, with the `[low, high]` that they are uniform in; a key
     /// that counts something is rounded. Default: none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub draw: BTreeMap<String, [f64; 2]>,
+    /// Errors of the logged predictions; default none. Days then have a `truth.tsv`.
+    pub errors: Option<ErrorSettings>,
 }
 
 impl Default for WorldSettings {
@@ -239,6 +245,8 @@ impl Default for WorldSettings {
             ecpm_decimals: 2,
             pctr_decimals: 6,
             draw: BTreeMap::new(),
+            errors: None,
+            exposures_only: false,
         }
     }
 }
@@ -347,6 +355,9 @@ impl WorldSettings {
             "`contracts = {}` may not fit a queue of {MAX_QUEUE} with two auction entries",
             self.contracts
         );
+        if let Some(errors) = &self.errors {
+            errors.validate()?;
+        }
         if let Some(jump) = self.jump {
             within("jump.hour", jump.hour, 0.0, (DAY_MS / 3_600_000) as f64)?;
             within("jump.factor", jump.factor, 0.01, 100.0)?;

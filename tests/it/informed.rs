@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use admix::env::Delay;
-use admix::evaluate::{Stress, TestDay};
+use admix::evaluate::{Judge, Stress, TestDay};
 use admix::log::CompileOptions;
 use admix::plan::Plan;
 use admix::policy::informed::{Informed, Known};
 use admix::policy::{ReplayOptions, Shown, Totals, replay_day};
+use admix::values::Told;
 use serde_json::Value;
 
 use super::decisions::{plan, synth};
@@ -19,10 +20,11 @@ const WORLD: &str = "requests = 3000\nqueue = 6\nregions = 4\nslots = 2\nages = 
                      shock_min = 1.0\nshock_max = 1.0\nreverting_shocks = 1.0\ngroup_price_noise = 0.15\n\
                      [draw]\nvolume_noise = [0.35, 0.45]\nvolume_correlation = [0.3, 0.5]\n";
 
+const LOGGED: (&Told, Judge) = (&Told::Logged, Judge::Logged);
 const HOUR_MS: u64 = 3_600_000;
 
 fn served(dir: &Path, stress: Option<&Stress>, known: &Arc<Known>) -> (Totals, Vec<Shown>) {
-    let day = TestDay::open(dir, CompileOptions::default(), stress).unwrap();
+    let day = TestDay::open(dir, CompileOptions::default(), LOGGED, stress).unwrap();
     let plan = Plan::from_days(&[day.log()], 0).unwrap();
     let options = ReplayOptions { rate_seed: 0, delay: Delay::fixed(0.0) };
     let mut shown = Vec::new();
@@ -32,7 +34,7 @@ fn served(dir: &Path, stress: Option<&Stress>, known: &Arc<Known>) -> (Totals, V
 }
 
 fn known(dir: &Path) -> Arc<Known> {
-    TestDay::open(dir, CompileOptions::default(), None).unwrap().known().unwrap().unwrap()
+    TestDay::open(dir, CompileOptions::default(), LOGGED, None).unwrap().known().unwrap().unwrap()
 }
 
 /// What comes after two o'clock is another day's; what was shown before is the same.

@@ -50,6 +50,7 @@ mod sweep;
 mod tables;
 mod train;
 mod units;
+mod values;
 mod verdict;
 mod volume;
 mod worlds;

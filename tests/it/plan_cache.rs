@@ -7,6 +7,7 @@ use admix::log::{self, CompileOptions};
 use admix::plan::Plan;
 use admix::settings::{Baselines, Env, Episodes, Policy};
 use admix::supervisor::prepare::Planning;
+use admix::values::Told;
 use serde_json::{Value, json};
 
 use super::decisions::synth;
@@ -44,7 +45,8 @@ fn plans_judged_on(validation: &[PathBuf], dirs: &[PathBuf], served: Option<&Pat
         let options = CompileOptions { complete_queues: s.env.complete_queues, max_bad_share: 1.0 };
         let logs = dirs.iter().map(|dir| log::open(dir, options).unwrap()).collect();
         let Sections { env, episodes, baselines, policy } = s;
-        Planning { dirs, logs, served, validation, options, env, episodes, per_step: 30, baselines, policy }
+        let told = &Told::Logged;
+        Planning { dirs, logs, served, validation, options, told, env, episodes, per_step: 30, baselines, policy }
     };
     let made = planning().make().unwrap().to_json();
     (planning().plan().unwrap(), serde_json::from_slice(&made).unwrap())

@@ -41,7 +41,7 @@ fn quickstart_ends_above_the_baselines_on_days_it_never_saw() {
 fn default_configuration_file_names_every_key_with_its_default() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/configs/default.toml");
     let days = ["data.train=[\"a\"]".to_owned(), "data.validation=[\"b\"]".to_owned()];
-    let mut loaded = admix::settings::load(std::path::Path::new(path), &days).unwrap();
+    let mut loaded: admix::settings::Settings = admix::settings::load(std::path::Path::new(path), &days).unwrap();
     loaded.data = admix::settings::Data::default();
     assert_eq!(loaded, admix::settings::Settings::default());
     let written = std::fs::read_to_string(path).unwrap();

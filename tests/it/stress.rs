@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use admix::env::Delay;
-use admix::evaluate::{self, Stress, TestDay};
+use admix::evaluate::{self, Judge, Stress, TestDay};
 use admix::log::schema::{AdType, DAY_MS};
 use admix::log::{self, CompileOptions, RawDay};
 use admix::plan::{Plan, hindsight_bound};
 use admix::settings::Settings;
+use admix::values::Told;
 use proptest::prelude::*;
 
 use super::worlds::{Loaded, World, cases, close, world};
@@ -39,6 +40,7 @@ fn files_below(dir: &Path) -> Vec<String> {
     names
 }
 
+const LOGGED: (&Told, Judge) = (&Told::Logged, Judge::Logged);
 const ALL: &[&str] = &[
     "prices=1.4@14",
     "prices=0.6@random",
@@ -139,7 +141,7 @@ proptest! {
         let Loaded { dir, plan, day, .. } = world.load();
         let before = (files_below(dir.path()), day.log.inputs());
         let stress = stress(ALL[which], seed);
-        let test_day = match TestDay::open(dir.path(), CompileOptions::default(), Some(&stress)) {
+        let test_day = match TestDay::open(dir.path(), CompileOptions::default(), LOGGED, Some(&stress)) {
             Ok(test_day) => test_day,
             Err(e) => {
                 prop_assert!(e.to_string().contains("no request is left"), "{e}");
@@ -178,7 +180,7 @@ const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/test-0");
 
 fn sample(text: &str, seed: u64) -> TestDay {
     let stress = stress(text, seed);
-    TestDay::open(Path::new(SAMPLE), CompileOptions::default(), Some(&stress)).unwrap()
+    TestDay::open(Path::new(SAMPLE), CompileOptions::default(), LOGGED, Some(&stress)).unwrap()
 }
 
 #[test]
@@ -224,7 +226,8 @@ fn a_random_hour_differs_by_seed_and_is_the_same_again() {
 fn a_wrong_forecast_changes_what_is_planned_and_not_what_happens() {
     let log = log::open(Path::new(SAMPLE), CompileOptions::default()).unwrap();
     let plan = Plan::from_days(&[&log], 0).unwrap();
-    let calm = TestDay::open(Path::new(SAMPLE), CompileOptions::default(), None).unwrap().model(&plan, <_>::default());
+    let calm =
+        TestDay::open(Path::new(SAMPLE), CompileOptions::default(), LOGGED, None).unwrap().model(&plan, <_>::default());
     let level = sample("forecast-level=1.3", 0).model(&plan, <_>::default());
     let nodes = sample("forecast=0.3", 0).model(&plan, <_>::default());
     for day in [&level, &nodes] {

@@ -29,7 +29,10 @@ fn plan(dirs: &[PathBuf]) -> Plan {
     let baselines = Baselines { tuning_replays: 0, ..Baselines::default() };
     let (served, validation, per_step) = (None, &[][..], 30);
     let (env, episodes, baselines, policy) = (&env, &episodes, &baselines, &policy);
-    Planning { dirs, logs, served, validation, options, env, episodes, per_step, baselines, policy }.make().unwrap()
+    let told = &admix::values::Told::Logged;
+    let planning =
+        Planning { dirs, logs, served, validation, options, told, env, episodes, per_step, baselines, policy };
+    planning.make().unwrap()
 }
 
 /// J of a policy on a day that was not planned from.

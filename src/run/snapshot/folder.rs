@@ -30,8 +30,10 @@ use super::state::RunState;
 const FORMAT: u32 = 1;
 const WRITING: &str = ".writing-";
 const MANIFEST: &str = "manifest.json";
-const STATE: &str = "state.bin";
-const POOL: &str = "pool.bin";
+/// File of a snapshot's state.
+pub const STATE: &str = "state.bin";
+/// File of what the state is about: the replay pool, or the rows of a table.
+pub const POOL: &str = "pool.bin";
 const BEST: &str = "best.safetensors";
 
 /// A snapshot read back.

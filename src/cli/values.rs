@@ -1,0 +1,400 @@
+//! `admix values`: learns from exposures what impressions are worth, looks at it, and writes it down.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand, ValueEnum};
+
+use crate::cancel;
+use crate::log::CompileOptions;
+use crate::run::value_run::Prepared;
+use crate::run::{RunDirectory, flight};
+use crate::settings::{self, Configuration as _, ValueSettings};
+use crate::sparse::file;
+use crate::supervisor::interrupt::Interrupt;
+use crate::supervisor::values::{self, ValueOutcome};
+use crate::supervisor::{ExitReason, resume};
+use crate::values::join::{Share, join};
+use crate::values::prior::FieldSd;
+use crate::values::report::{self, Points, ValueReport};
+use crate::values::{Fields, ValueModel, model, ratios};
+
+use super::{Exit, UsageError, print_json, print_text};
+
+#[derive(Debug, Subcommand)]
+pub enum Values {
+    /// Learn corrections of the logged predictions from exposures
+    Train(Train),
+    /// Compare a model's values with the logged ones on the exposures of days
+    Eval(Eval),
+    /// Write a model's rows as a sparse-parameter file, and its network as safetensors beside it
+    Dump(Dump),
+    /// Write the simplest model: for each ad the ratio of outcome to prediction, shrunk towards 1
+    Ratios(Ratios),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  admix values ratios --log worlds/v/day-0 worlds/v/day-1 --out ratios\n  \
+                        admix eval --log worlds/v/day-3 --values ratios")]
+pub struct Ratios {
+    /// Log directories with a joined_exposure
+    #[arg(long = "log", value_name = "DIR", required = true, num_args = 1..)]
+    logs: Vec<PathBuf>,
+    /// Folder of the model; `--values` takes it
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Share of bad track rows above which a log is refused
+    #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
+    max_bad_share: f64,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  admix data synth --config configs/synth/values.toml --out worlds/v\n  \
+                        admix values train --config configs/values.toml --run-dir runs/v \\\n      \
+                        --set 'values.train=[\"worlds/v/day-0\", \"worlds/v/day-1\"]' --set 'values.validation=[\"worlds/v/day-2\"]'")]
+pub struct Train {
+    /// Configuration file (TOML); configs/values.toml names every key
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Set a configuration key, for example --set table.rate=0.1; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+    /// Where everything of the run goes; a fresh directory. Default: runs/<config name>-<time>
+    #[arg(long, value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+    /// Go on with the run in --run-dir from its newest snapshot; =auto starts it if there is none yet
+    #[arg(
+        long,
+        value_name = "auto",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "must",
+        hide_possible_values = true,
+        requires = "run_dir"
+    )]
+    resume: Option<Resume>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Resume {
+    Must,
+    Auto,
+}
+
+impl From<Resume> for resume::Resume {
+    fn from(how: Resume) -> Self {
+        match how {
+            Resume::Must => Self::Must,
+            Resume::Auto => Self::Auto,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  admix values eval --values runs/v --log worlds/v/day-3 worlds/v/day-4")]
+pub struct Eval {
+    /// Run directory of `admix values train`, or the folder of a model
+    #[arg(long, value_name = "DIR")]
+    values: PathBuf,
+    /// Log directories with a joined_exposure
+    #[arg(long = "log", value_name = "DIR", required = true, num_args = 1..)]
+    logs: Vec<PathBuf>,
+    /// Share of bad track rows above which a log is refused
+    #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
+    max_bad_share: f64,
+    /// Print one JSON object a line, one line per log
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  admix values dump --values runs/v --out values.bin")]
+pub struct Dump {
+    /// Run directory of `admix values train`, or the folder of a model
+    #[arg(long, value_name = "DIR")]
+    values: PathBuf,
+    /// The sparse-parameter file; the network goes to FILE.safetensors
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+}
+
+impl Values {
+    pub fn run(self) -> anyhow::Result<Exit> {
+        match self {
+            Self::Train(train) => train.run(),
+            Self::Eval(eval) => eval.run(),
+            Self::Dump(dump) => dump.run(),
+            Self::Ratios(ratios) => ratios.run(),
+        }
+    }
+}
+
+impl Train {
+    fn run(self) -> anyhow::Result<Exit> {
+        cancel::catch(|| self.train()).unwrap_or_else(|cancel::Cancelled| {
+            say!("interrupted before training began; logs that were compiled are kept for the next start");
+            Ok(Exit::Interrupted)
+        })
+    }
+
+    fn train(self) -> anyhow::Result<Exit> {
+        let settings: ValueSettings = settings::load(&self.config, &self.sets)?;
+        let fields = Fields::parse(&settings.values.fields)?;
+        let interrupt = Interrupt::listen(settings.watchdog.grace_s)?;
+        let directory = match (self.resume, &self.run_dir) {
+            (Some(how), Some(root)) => resume::open(root, how.into())?,
+            (_, Some(root)) => RunDirectory::create(root)?,
+            (_, None) => {
+                let name =
+                    self.config.file_stem().map_or_else(|| "values".into(), |s| s.to_string_lossy().into_owned());
+                let time = jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S");
+                RunDirectory::create_unique(Path::new("runs"), &format!("{name}-{time}"))?
+            }
+        };
+        flight::begin(&directory.flight(), "main");
+        let root = directory.root().to_owned();
+        if let Some(exit) = learn(&settings, &fields, &directory, &interrupt)? {
+            return Ok(exit);
+        }
+        if settings.values.refit && !settings.values.validation.is_empty() {
+            let passes = ValueModel::read_meta(&root.join("values"))?.epoch + 1;
+            say!("learning once more, {passes} passes over training and validation days together");
+            let mut settings = settings;
+            let v = &mut settings.values;
+            v.train.append(&mut v.validation);
+            (v.epochs, v.patience) = (passes, 0);
+            let again = resume::open(&root.join(model::REFIT), resume::Resume::Auto)?;
+            if let Some(exit) = learn(&settings, &fields, &again, &interrupt)? {
+                return Ok(exit);
+            }
+        }
+        say!("values: {}", root.display());
+        Ok(Exit::Done)
+    }
+}
+
+/// Learns in a run directory, from its beginning or from where it was interrupted; how the program ends, if it is to end then.
+fn learn(
+    settings: &ValueSettings,
+    fields: &Fields,
+    directory: &RunDirectory,
+    interrupt: &Interrupt,
+) -> anyhow::Result<Option<Exit>> {
+    say!("run directory {}", directory.root().display());
+    let prepared = values::prepare(settings, fields)?;
+    if directory.manifest().exists() {
+        values::check_resume(directory, settings, &prepared)?;
+        say!("the run that was begun here goes on");
+    }
+    directory.replace(&directory.config(), settings.to_toml().as_bytes())?;
+    prepared.write(directory)?;
+    manifest(directory, settings, &prepared, None)?;
+    say!(
+        "{} exposures to learn from, {} to validate on; fields, with how far their ids err (charge, click): {}",
+        prepared.samples,
+        prepared.validation.samples,
+        described(&settings.values.fields, &prepared.prior)
+    );
+    interrupt.supervise();
+    let result = values::train(settings, fields, directory, interrupt);
+    flight::end(&result);
+    if interrupt.count() > 1 {
+        return result.map(|_| Some(Exit::Interrupted)).or_else(|e| {
+            say!("{e:#}");
+            Ok(Some(Exit::Interrupted))
+        });
+    }
+    let outcome = result?;
+    manifest(directory, settings, &prepared, Some(&outcome))?;
+    say!("{}", summary(&outcome));
+    if outcome.reason == ExitReason::Interrupted {
+        say!("interrupted; repeat the command with --run-dir and --resume to go on");
+        return Ok(Some(Exit::Interrupted));
+    }
+    interrupt.leave();
+    Ok(None)
+}
+
+/// Fields with the standard deviations of their priors.
+fn described(fields: &[String], prior: &[FieldSd]) -> String {
+    let one = |(name, [charge, click]): (&String, &FieldSd)| format!("{name} ({charge:.3}, {click:.3})");
+    fields.iter().zip(prior).map(one).collect::<Vec<_>>().join(", ")
+}
+
+fn manifest(
+    directory: &RunDirectory,
+    settings: &ValueSettings,
+    prepared: &Prepared,
+    outcome: Option<&ValueOutcome>,
+) -> anyhow::Result<()> {
+    let manifest = serde_json::json!({
+        "admix": env!("CARGO_PKG_VERSION"),
+        "mode": "values",
+        "seed": settings.run.seed,
+        "exposures": prepared,
+        "written": jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+        "outcome": outcome,
+    });
+    directory.replace(&directory.manifest(), &serde_json::to_vec_pretty(&manifest)?)
+}
+
+fn summary(o: &ValueOutcome) -> String {
+    let reason = match o.reason {
+        ExitReason::Budget => "all passes done",
+        ExitReason::Converged => "converged",
+        ExitReason::Interrupted => "interrupted",
+    };
+    let best =
+        if o.best_loss.is_finite() { format!("; best validation loss {:.6}", o.best_loss) } else { String::new() };
+    let mut text = format!(
+        "{reason} after {:.0} s: {} updates, {} samples, {} passes{best}\nsamples: {}\nsnapshots: {} in {:.1} s",
+        o.seconds, o.updates, o.samples, o.passes, o.ledger, o.snapshots, o.snapshot_s
+    );
+    if o.reader_restarts + o.went_back > 0 {
+        let _ = write!(
+            text,
+            "\nreaders started again {} times; went back to a snapshot {} times",
+            o.reader_restarts, o.went_back
+        );
+    }
+    text
+}
+
+impl Eval {
+    fn run(self) -> anyhow::Result<Exit> {
+        let model = read(&self.values)?;
+        let options = CompileOptions { max_bad_share: self.max_bad_share, ..CompileOptions::default() };
+        let fields = model.fields.len();
+        let learned = training_points(&self.values, options, &model.fields);
+        let mut reports = Vec::new();
+        for dir in &self.logs {
+            let joined = join(dir, options, &model.fields, Share::ALL)?;
+            if let Some(complaint) = joined.counts.complaint() {
+                tracing::warn!("{}: {complaint}", joined.log.name());
+            }
+            let report = report::compare(&joined, fields, &mut model.predictor(), learned.as_ref());
+            if self.json {
+                print_json(&report)?;
+            }
+            reports.push(report);
+        }
+        if !self.json {
+            print_text(&render(&reports))?;
+        }
+        Ok(Exit::Done)
+    }
+}
+
+fn read(dir: &Path) -> anyhow::Result<ValueModel> {
+    ValueModel::read(dir).map_err(|e| UsageError(format!("{e:#}")).into())
+}
+
+/// The logged points of the days that the model was trained on, while they are there.
+fn training_points(dir: &Path, options: CompileOptions, fields: &Fields) -> Option<Points> {
+    let roots = [dir.to_owned(), dir.join("..")];
+    let ValueSettings { values, .. } =
+        roots.iter().find_map(|r| ValueSettings::read_resolved(&r.join("config.toml")).ok())?;
+    // What the model has seen: of a run that learned once more, all of its days.
+    let refit = values.refit && dir.join(model::REFIT).join("values").exists();
+    let days = values.train.iter().chain(values.validation.iter().filter(|_| refit));
+    let mut points = Points::default();
+    for dir in days {
+        match join(dir, options, fields, Share::ALL) {
+            Ok(joined) => points.extend(Points::of(&joined, fields.len(), None)),
+            Err(e) => {
+                tracing::warn!("no simpler corrections to compare with: {e}");
+                return None;
+            }
+        }
+    }
+    Some(points)
+}
+
+fn render(reports: &[ValueReport]) -> String {
+    let mut text = String::new();
+    let optional = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |v| format!("{v:.6}"));
+    let width = reports.iter().map(|r| r.log.len()).max().unwrap_or(0).max(10);
+    for (title, rows) in [
+        (
+            "click log loss",
+            reports
+                .iter()
+                .map(|r| {
+                    let c = &r.click;
+                    let rest = [c.log_loss_isotonic, c.log_loss_ad_ratios];
+                    (r.log.as_str(), r.exposures, [Some(c.log_loss), Some(c.log_loss_logged), rest[0], rest[1]])
+                })
+                .collect::<Vec<_>>(),
+        ),
+        (
+            "charge deviance",
+            reports
+                .iter()
+                .filter_map(|r| {
+                    let c = r.charge.as_ref()?;
+                    let rest = [c.deviance_isotonic, c.deviance_ad_ratios];
+                    let n = c.calibration.deciles.iter().map(|bin| bin.count).sum();
+                    Some((r.log.as_str(), n, [Some(c.deviance), Some(c.deviance_logged), rest[0], rest[1]]))
+                })
+                .collect(),
+        ),
+    ] {
+        let _ = writeln!(
+            text,
+            "{title}\n{:width$}  {:>10}  {:>10}  {:>10}  {:>10}  {:>10}",
+            "log", "exposures", "values", "logged", "isotonic", "ad ratios"
+        );
+        for (log, n, figures) in rows {
+            let [a, b, c, d] = figures.map(optional);
+            let _ = writeln!(text, "{log:width$}  {n:>10}  {a:>10}  {b:>10}  {c:>10}  {d:>10}");
+        }
+        text.push('\n');
+    }
+    for report in reports {
+        let Some(charge) = &report.charge else { continue };
+        let _ = writeln!(
+            text,
+            "{}: outcome over prediction, charges by tenth of the prediction: values, logged",
+            report.log
+        );
+        for (here, logged) in charge.calibration.deciles.iter().zip(&charge.calibration_logged.deciles) {
+            let _ = writeln!(
+                text,
+                "  {:>3}  {:>8.3}  {:>8.3}",
+                here.of,
+                here.outcome / here.predicted,
+                logged.outcome / logged.predicted
+            );
+        }
+    }
+    text.push_str(
+        "Lower is better. Isotonic and ad ratios correct the logged prediction by the training days alone.\n",
+    );
+    text
+}
+
+impl Dump {
+    fn run(self) -> anyhow::Result<Exit> {
+        let model = read(&self.values)?;
+        file::write(&self.out, &model.table)?;
+        let mut name = self.out.as_os_str().to_owned();
+        name.push(".safetensors");
+        let dense = PathBuf::from(name);
+        std::fs::copy(model.folder.join("values.safetensors"), &dense)
+            .with_context(|| format!("cannot write {}", dense.display()))?;
+        say!("{} rows written to {}, the network to {}", model.table.len(), self.out.display(), dense.display());
+        Ok(Exit::Done)
+    }
+}
+
+impl Ratios {
+    fn run(self) -> anyhow::Result<Exit> {
+        let options = CompileOptions { max_bad_share: self.max_bad_share, ..CompileOptions::default() };
+        let join = |dir: &PathBuf| join(dir, options, &ratios::fields(), Share::ALL);
+        let days = self.logs.iter().map(join).collect::<Result<Vec<_>, _>>()?;
+        let ads = ratios::write(&self.out, &days)?;
+        say!("ratios of {ads} ads written to {}", self.out.display());
+        Ok(Exit::Done)
+    }
+}

@@ -1,0 +1,191 @@
+//! A day at other values than the logged ones: what an impression is worth by a value model, or in truth.
+//!
+//! A corrected day is a compiled log of its own beside the logged one: the same requests and the same entries in the same rows,
+//! with other eCPMs and click probabilities, and the auction ads in the order that follows from them. Whoever may see a day only
+//! at corrected values opens that file instead, so nothing above this folder has two ways to read a value.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use twox_hash::XxHash3_128;
+
+use super::compile;
+use super::compiled::{self, Auction, CompiledLog, Contract, Entry, Request, Tail};
+use super::error::{BadValue, LogError, Result};
+use super::keep;
+use super::queue;
+use super::schema::{AdType, MAX_ECPM};
+use super::table::{self, Column, Row, Table, required};
+
+/// An entry of a request whose values are asked for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Asked {
+    pub ad_id: u64,
+    pub ad_type: AdType,
+    /// Logged values: minor units per 1,000 impressions, and a probability.
+    pub ecpm: f64,
+    pub pctr: f64,
+    /// Entries of the request with a higher logged eCPM, and all of its entries, among those that may be shown.
+    pub position: u32,
+    pub length: u32,
+}
+
+/// The entries of a request that may be shown: auction ads in their order, then contracts in theirs.
+pub fn asked<'a>(log: &'a CompiledLog, request: &'a Request) -> impl Iterator<Item = Asked> + 'a {
+    let (auctions, entries) = (log.auctions(request), log.entries(request));
+    let length = (auctions.len() + entries.len()) as u32;
+    let ecpms = move || auctions.iter().map(|a| a.ecpm).chain(entries.iter().map(|e| e.ecpm));
+    let position = move |ecpm: f64| ecpms().filter(|&other| other > ecpm).count() as u32;
+    let of_auction = move |a: &Auction| Asked {
+        ad_id: a.ad_id,
+        ad_type: AdType::Auction,
+        ecpm: a.ecpm,
+        pctr: a.pctr,
+        position: position(a.ecpm),
+        length,
+    };
+    let of_entry = move |e: &Entry| Asked {
+        ad_id: log.contracts()[e.contract as usize].ad_id,
+        ad_type: AdType::Contract,
+        ecpm: e.ecpm,
+        pctr: e.pctr,
+        position: position(e.ecpm),
+        length,
+    };
+    auctions.iter().map(of_auction).chain(entries.iter().map(of_entry))
+}
+
+/// Gives the values of the entries of one request: called with the request and its entries, it replaces each pair of eCPM and
+/// click probability.
+pub type Correct<'a> = dyn FnMut(&Request, &[Asked], &mut [(f64, f64)]) -> Result<()> + 'a;
+
+/// Opens the day of directory `dir` at corrected values, making the file first where there is none for this log and `key`. A
+/// contract's eCPM stays as logged: nobody pays it.
+///
+/// # Errors
+/// Whatever `correct` returns, or a value that is none.
+pub fn open(dir: &Path, log: &CompiledLog, key: u128, correct: &mut Correct) -> Result<CompiledLog> {
+    let mut hasher = XxHash3_128::new();
+    hasher.write(&log.inputs().to_le_bytes());
+    hasher.write(&key.to_le_bytes());
+    let inputs = hasher.finish_128();
+    let path = keep::folder(dir).map(|folder| folder.join(format!("values-{:016x}.log", key as u64)));
+    if let Some(path) = path.as_ref().filter(|path| path.is_file()) {
+        match CompiledLog::open(path) {
+            Ok(found) if found.inputs() == inputs => return Ok(found),
+            Ok(_) => tracing::info!("{}: inputs changed, correcting values again", dir.display()),
+            Err(e) => tracing::warn!("{e}; correcting values again"),
+        }
+    }
+    let bytes = encode(log, inputs, correct)?;
+    match path.map(|path| keep::replace(&path, &bytes, dir).map(|()| path)) {
+        Some(Ok(path)) => CompiledLog::open(&path),
+        // A full disk, or no place of one's own: values are corrected each time.
+        Some(Err(e)) => {
+            tracing::warn!("{}: the corrected values cannot be kept: {e}", dir.display());
+            CompiledLog::of_bytes(dir, &bytes)
+        }
+        None => CompiledLog::of_bytes(dir, &bytes),
+    }
+}
+
+fn encode(log: &CompiledLog, inputs: u128, correct: &mut Correct) -> Result<Vec<u8>> {
+    let (mut requests, mut entries, mut auctions) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut queue, mut values) = (Vec::new(), Vec::new());
+    let mut pctr_sum = vec![0.0; log.contracts().len()];
+    for request in log.requests() {
+        queue.clear();
+        queue.extend(asked(log, request));
+        values.clear();
+        values.extend(queue.iter().map(|a| (a.ecpm, a.pctr)));
+        correct(request, &queue, &mut values)?;
+        for (a, (ecpm, pctr)) in queue.iter().zip(&values) {
+            if !(0.0..=f64::MAX).contains(ecpm) || !(0.0..=1.0).contains(pctr) {
+                let reason = format!(
+                    "request {}, ad {}: corrected to an eCPM of {ecpm} and a click probability of {pctr}",
+                    request.request_id, a.ad_id
+                );
+                return Err(LogError::Format { path: log.path().to_owned(), reason });
+            }
+        }
+        let (entries_at, auctions_at) = (entries.len() as u32, auctions.len() as u32);
+        let of_auctions = log.auctions(request).len();
+        for (a, &(ecpm, pctr)) in log.auctions(request).iter().zip(&values) {
+            auctions.push(Auction { ecpm: ecpm.min(MAX_ECPM), pctr, ..*a });
+        }
+        for (e, &(_, pctr)) in log.entries(request).iter().zip(&values[of_auctions..]) {
+            entries.push(Entry { pctr, ..*e });
+            pctr_sum[e.contract as usize] += pctr;
+        }
+        let sorted = &mut auctions[auctions_at as usize..];
+        queue::sort_by_score(sorted);
+        let best = sorted.iter().map(Auction::worth).fold(0.0, f64::max);
+        requests.push(Request { best, entries_at, auctions_at, ..*request });
+    }
+    let contracts = log.contracts().iter().zip(pctr_sum).map(|(c, sum)| Contract {
+        mean_pctr: if c.present > 0 { sum / c.present as f64 } else { c.mean_pctr },
+        ..c.clone()
+    });
+    let tail = Tail {
+        name: log.name().to_owned(),
+        day: log.day().clone(),
+        contracts: contracts.collect(),
+        counts: log.counts().clone(),
+        contracts_declared: log.contracts_declared(),
+        content: log.content(),
+    };
+    Ok(compiled::encode(&requests, &entries, &auctions, &tail, inputs))
+}
+
+const COLUMNS: &[Column] = &[required("request_id"), required("ad_id"), required("charge"), required("pctr")];
+
+type TableRow = ((u64, u64), (f64, f64));
+
+fn parse(row: &Row) -> std::result::Result<TableRow, BadValue> {
+    row.check_shape()?;
+    let id = |i| row.integer(i)?.ok_or_else(|| row.empty(i));
+    let value = |i, most| row.number(i, 0.0, most)?.ok_or_else(|| row.empty(i));
+    Ok(((id(0)?, id(1)?), (value(2, f64::MAX)?, value(3, 1.0)?)))
+}
+
+/// Opens a day at the values of a table in its directory: `truth.tsv`, which synthetic worlds have.
+///
+/// # Errors
+/// No such table, a bad row, or an entry that it lacks.
+pub fn open_table(dir: &Path, log: &CompiledLog, name: &'static str) -> Result<CompiledLog> {
+    let path = table::find(dir, name)?.ok_or_else(|| LogError::MissingFile {
+        dir: dir.to_owned(),
+        name,
+        hint: ": only the days of a synthetic world with errors have one".into(),
+    })?;
+    let mut hasher = XxHash3_128::new();
+    compile::hash_table(&mut hasher, &path)?;
+    let mut values: Option<HashMap<(u64, u64), (f64, f64)>> = None;
+    open(dir, log, hasher.finish_128(), &mut |request, queue, out| {
+        let values = match &mut values {
+            Some(values) => values,
+            None => values.insert(read_table(&path)?),
+        };
+        for (asked, out) in queue.iter().zip(out) {
+            let Some(&(charge, pctr)) = values.get(&(request.request_id, asked.ad_id)) else {
+                let reason = format!("no row for request {}, ad {}", request.request_id, asked.ad_id);
+                return Err(LogError::Format { path: path.clone(), reason });
+            };
+            *out = (1000.0 * charge, pctr);
+        }
+        Ok(())
+    })
+}
+
+fn read_table(path: &Path) -> Result<HashMap<(u64, u64), (f64, f64)>> {
+    let mut table = Table::open(path, COLUMNS)?;
+    table.warn_unknown(0);
+    let mut row = table.row();
+    let mut values = HashMap::new();
+    while table.read(&mut row)? {
+        let (key, value) =
+            parse(&row).map_err(|bad| LogError::BadRow { path: path.to_owned(), line: row.place.line, bad })?;
+        values.insert(key, value);
+    }
+    Ok(values)
+}

@@ -1,0 +1,169 @@
+//! The reader process: joins exposures to their requests and hands them to the trainer in blocks.
+//!
+//! Each of N readers takes every Nth exposure of each day. Its stream of blocks follows from the seed and its number alone, so a
+//! reader that died, or that goes on with an earlier run, makes the same blocks again and leaves out those that were handed over.
+//! Exposures are shuffled within a window, which holds all days where they fit.
+//!
+//! May import: `run`, `values`, `shm`, `settings`.
+
+use std::time::Duration;
+
+use rand::SeedableRng as _;
+use rand::seq::SliceRandom as _;
+use rand_chacha::ChaCha8Rng;
+
+use crate::run::value_run::{ValueSegments, compile_options};
+use crate::run::{RunDirectory, failpoint};
+use crate::settings::{Configuration as _, ValueSettings};
+use crate::shm::control::{ProcessSlot, STOP_LEARNING};
+use crate::shm::{Control, Overflow, ProcessKind, RingWriter};
+use crate::values::join::{Share, join};
+use crate::values::{Block, Fields, Sample};
+
+const NAP: Duration = Duration::from_millis(100);
+
+/// Samples with their ids.
+#[derive(Default)]
+struct Window {
+    samples: Vec<Sample>,
+    ids: Vec<u64>,
+}
+
+/// Runs reader `id` until it has given all passes or the run stops.
+///
+/// # Errors
+/// A log that cannot be used.
+pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<()> {
+    let settings = ValueSettings::read_resolved(&directory.config())?;
+    let segments = ValueSegments::open(prefix, id..id + 1)?;
+    let slot = &segments.control.processes[id];
+    slot.sign_in(ProcessKind::Actor);
+    let mut writer = segments.rings[0].writer()?;
+    let mut stream = Stream {
+        settings: &settings,
+        fields: Fields::parse(&settings.values.fields)?,
+        control: &segments.control,
+        id,
+        slot,
+        writer: &mut writer,
+        // What was handed over, by this process's predecessors or before the snapshot.
+        first: segments.control.actors[id].param_version.get(),
+        next: 0,
+    };
+    stream.run()
+}
+
+struct Stream<'a> {
+    settings: &'a ValueSettings,
+    fields: Fields,
+    control: &'a Control,
+    id: usize,
+    slot: &'a ProcessSlot,
+    writer: &'a mut RingWriter,
+    /// Blocks before this one were handed over.
+    first: u64,
+    /// Number of the next block.
+    next: u64,
+}
+
+impl Stream<'_> {
+    fn run(&mut self) -> anyhow::Result<()> {
+        // All of the reader's exposures, where they fit into one window: then the tables are read once.
+        let mut whole = None;
+        for epoch in 0..self.settings.values.epochs {
+            if !self.pass(epoch, &mut whole)? {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn rng(&self, epoch: u64, window: u64) -> ChaCha8Rng {
+        let mut rng = ChaCha8Rng::seed_from_u64(self.settings.run.seed);
+        rng.set_stream((1 << 63) | ((self.id as u64) << 48) | (epoch << 24) | window);
+        rng
+    }
+
+    /// Gives one pass; false when the run stops.
+    fn pass(&mut self, epoch: u64, whole: &mut Option<Window>) -> anyhow::Result<bool> {
+        let v = &self.settings.values;
+        if let Some(window) = whole {
+            return self.give(window, epoch, 0, true).map(|left| left.is_some());
+        }
+        let (mut window, mut number) = (Window::default(), 0);
+        for (day, dir) in v.train.iter().enumerate() {
+            let share = Share { part: self.id as u64, parts: v.readers as u64 };
+            let joined = join(dir, compile_options(self.settings), &self.fields, share)?;
+            self.slot.beat();
+            window.samples.extend(joined.samples);
+            window.ids.extend(joined.ids);
+            let last = day + 1 == v.train.len();
+            if last && number == 0 && window.samples.len() <= v.shuffle {
+                let whole = whole.insert(window);
+                return self.give(whole, epoch, 0, true).map(|left| left.is_some());
+            }
+            if last || window.samples.len() > v.shuffle {
+                match self.give(&window, epoch, number, last)? {
+                    Some(left) => window = left,
+                    None => return Ok(false),
+                }
+                number += 1;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Shuffles a window and gives it in blocks; what makes no whole block is returned, unless it is the last of the pass. `None`
+    /// when the run stops.
+    fn give(&mut self, window: &Window, epoch: u64, number: u64, last: bool) -> anyhow::Result<Option<Window>> {
+        let (batch, fields) = (self.settings.values.batch, self.fields.len());
+        let mut order: Vec<usize> = (0..window.samples.len()).collect();
+        order.shuffle(&mut self.rng(epoch, number));
+        let whole = if last { order.len() } else { order.len() / batch * batch };
+        let ids = |i: usize| &window.ids[i * fields..(i + 1) * fields];
+        // A pass without samples still ends.
+        let blocks = whole.div_ceil(batch).max(usize::from(last));
+        for b in 0..blocks {
+            let number = self.next;
+            self.next += 1;
+            if number < self.first {
+                continue;
+            }
+            let ends_epoch = last && b + 1 == blocks;
+            let mut block = Block { number, epoch, ends_epoch, ..Block::default() };
+            for &i in &order[b * batch..((b + 1) * batch).min(whole)] {
+                block.push(&window.samples[i], ids(i), self.settings.values.most_weight);
+            }
+            if !self.hand_over(&block)? {
+                return Ok(None);
+            }
+        }
+        let mut left = Window::default();
+        for &i in &order[whole..] {
+            left.samples.push(window.samples[i]);
+            left.ids.extend_from_slice(ids(i));
+        }
+        Ok(Some(left))
+    }
+
+    /// Waits for a region and writes a block into it; false when the run stops.
+    fn hand_over(&mut self, block: &Block) -> anyhow::Result<bool> {
+        loop {
+            self.slot.beat();
+            if self.control.stop_level() >= STOP_LEARNING {
+                return Ok(false);
+            }
+            let seen = self.writer.ring().space().value();
+            if let Some(mut region) = self.writer.claim(block.len() as u32, Overflow::Wait) {
+                failpoint::reached("reader.claimed");
+                let len = block.encode(region.payload())?;
+                region.commit(len, 0, &self.control.data);
+                failpoint::reached("reader.committed");
+                self.control.actors[self.id].param_version.set(block.number + 1);
+                self.control.actors[self.id].steps.add(block.len() as u64);
+                return Ok(true);
+            }
+            self.writer.ring().space().wait(seen, NAP);
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! Memory of fixed-size records with an index from id to record: one writer, everyone else reads.
+//!
+//! A table of embedding rows is the largest thing of a run, and there is one copy of it per machine. Its writer works on
+//! plain slices, guarded by `&mut`; other processes map the segment read-only, so that a stray write of theirs ends them
+//! instead of the table, and read records word by word. What the words mean is for `sparse`.
+
+use std::mem::size_of;
+
+use super::error::ShmError;
+use super::pod::Shareable;
+use super::segment::{Kind, Segment, layout_hash};
+use super::sync::{AtomicU32, AtomicU64, Ordering};
+
+const KIND: Kind = Kind(6);
+/// Parameters that the creator leaves for whoever opens the memory.
+pub const PARAMETERS: usize = 8;
+
+/// How much there is of everything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowShape {
+    /// Words of a record.
+    pub words: usize,
+    pub records: usize,
+    /// Slots of the index.
+    pub slots: usize,
+}
+
+impl RowShape {
+    fn body_len(self) -> usize {
+        self.records_at() + self.records * self.words * size_of::<u32>()
+    }
+
+    fn offsets_at(self) -> usize {
+        size_of::<Head>() + self.slots * size_of::<u64>()
+    }
+
+    fn records_at(self) -> usize {
+        (self.offsets_at() + self.slots * size_of::<u32>()).next_multiple_of(64)
+    }
+}
+
+#[repr(C, align(128))]
+struct Head {
+    /// Constant after creation.
+    words: AtomicU64,
+    records: AtomicU64,
+    slots: AtomicU64,
+    parameters: [AtomicU64; PARAMETERS],
+    /// Records handed out so far, freed ones included.
+    used: AtomicU64,
+    /// First freed record, counted from 1; 0 = none.
+    freed: AtomicU64,
+    /// Ids in the index.
+    len: AtomicU64,
+    /// Process that may write; 0 = none.
+    writer: AtomicU64,
+    /// Odd while the writer inserts or removes ids; grows with every such change.
+    generation: AtomicU64,
+}
+
+// SAFETY: repr(C), atomics only.
+unsafe impl Shareable for Head {}
+
+/// A mapping of the memory; the writing and the reading role are made from it.
+struct Memory {
+    segment: Segment,
+    shape: RowShape,
+}
+
+impl Memory {
+    fn of(segment: Segment) -> Result<Self, ShmError> {
+        let head = segment.at::<Head>(0);
+        // Relaxed: constant since creation.
+        let load = |word: &AtomicU64| word.load(Ordering::Relaxed) as usize;
+        let shape = RowShape { words: load(&head.words), records: load(&head.records), slots: load(&head.slots) };
+        let fits = shape.slots > 0 && shape.words.max(shape.records).max(shape.slots) <= segment.body_len();
+        let expected = if fits { shape.body_len() as u64 } else { u64::MAX };
+        let found = segment.body_len() as u64;
+        if expected > found {
+            return Err(ShmError::Truncated { name: segment.name().into(), expected, found });
+        }
+        Ok(Self { segment, shape })
+    }
+
+    fn head(&self) -> &Head {
+        self.segment.at::<Head>(0)
+    }
+
+    fn keys(&self) -> &[AtomicU64] {
+        self.segment.array(size_of::<Head>(), self.shape.slots)
+    }
+
+    fn offsets(&self) -> &[AtomicU32] {
+        self.segment.array(self.shape.offsets_at(), self.shape.slots)
+    }
+
+    fn at(&self, record: u32) -> usize {
+        assert!((record as usize) < self.shape.records, "record {record}");
+        self.shape.records_at() + record as usize * self.shape.words * size_of::<u32>()
+    }
+}
+
+/// The writing role, held by one process at a time.
+pub struct RowWriter(Memory);
+
+impl RowWriter {
+    /// Creates the segment `name`, owned by this process. Only main does this.
+    ///
+    /// # Errors
+    /// When the name is taken or `/dev/shm` has no room.
+    pub fn create(name: &str, shape: RowShape, parameters: [u64; PARAMETERS]) -> Result<Self, ShmError> {
+        let segment = Segment::create(name, KIND, layout(), shape.body_len())?;
+        Self::fresh(segment, shape, parameters)
+    }
+
+    /// Memory of this process alone.
+    ///
+    /// # Errors
+    /// When there is none left.
+    pub fn private(shape: RowShape, parameters: [u64; PARAMETERS]) -> Result<Self, ShmError> {
+        Self::fresh(Segment::private(KIND, layout(), shape.body_len())?, shape, parameters)
+    }
+
+    fn fresh(segment: Segment, shape: RowShape, parameters: [u64; PARAMETERS]) -> Result<Self, ShmError> {
+        let head = segment.at::<Head>(0);
+        // Relaxed: other processes are spawned later.
+        for (word, value) in [(&head.words, shape.words), (&head.records, shape.records), (&head.slots, shape.slots)] {
+            word.store(value as u64, Ordering::Relaxed);
+        }
+        head.parameters.iter().zip(parameters).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+        Ok(Self(Memory { segment, shape }))
+    }
+
+    /// Takes the writing role of memory that main created.
+    ///
+    /// # Errors
+    /// When it is missing, or another process has the role, or had it when it died and main has not taken it back yet.
+    pub fn open(name: &str) -> Result<Self, ShmError> {
+        let memory = Memory::of(Segment::open(name, KIND, layout(), size_of::<Head>())?)?;
+        let me = u64::from(std::process::id());
+        // AcqRel: pairs with the Release by which the role is given back; we see all that the last holder wrote.
+        match memory.head().writer.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Ok(Self(memory)),
+            Err(pid) => Err(ShmError::RoleTaken { name: name.into(), role: "writing", pid }),
+        }
+    }
+
+    /// How much of `/dev/shm` such memory takes.
+    pub fn footprint(shape: RowShape) -> u64 {
+        Segment::footprint(shape.body_len())
+    }
+
+    /// Takes the role back from a process that died; called by main, once it has reaped it.
+    pub fn recover(&self) {
+        // Release: pairs with the Acquire in `open`.
+        self.0.head().writer.store(0, Ordering::Release);
+    }
+
+    pub fn shape(&self) -> RowShape {
+        self.0.shape
+    }
+
+    pub fn parameters(&self) -> [u64; PARAMETERS] {
+        // Relaxed: constant since creation.
+        std::array::from_fn(|i| self.0.head().parameters[i].load(Ordering::Relaxed))
+    }
+
+    pub fn keys(&self) -> &[AtomicU64] {
+        self.0.keys()
+    }
+
+    pub fn offsets(&self) -> &[AtomicU32] {
+        self.0.offsets()
+    }
+
+    /// Ids in the index.
+    pub fn len(&self) -> usize {
+        self.0.head().len.load(Ordering::Relaxed) as usize
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Begins a change of the index; readers in other processes try again until it is over.
+    pub fn begin_change(&mut self) {
+        let generation = &self.0.head().generation;
+        // Relaxed load: our own store. Release store, then a fence: no store of the change becomes visible before it.
+        generation.store(generation.load(Ordering::Relaxed) | 1, Ordering::Release);
+        std::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    /// Ends a change of the index after which it holds `len` ids.
+    pub fn end_change(&mut self, len: usize) {
+        let head = self.0.head();
+        head.len.store(len as u64, Ordering::Relaxed);
+        // Release: pairs with the Acquire in `RowReader::generation`; the change comes before.
+        head.generation.store((head.generation.load(Ordering::Relaxed) | 1) + 1, Ordering::Release);
+    }
+
+    /// Hands out a record that nobody has; `None` when there is none.
+    pub fn allocate(&mut self) -> Option<u32> {
+        let head = self.0.head();
+        let freed = head.freed.load(Ordering::Relaxed);
+        if freed > 0 {
+            let record = (freed - 1) as u32;
+            let next = self.record(record)[0];
+            self.0.head().freed.store(next.into(), Ordering::Relaxed);
+            return Some(record);
+        }
+        let used = head.used.load(Ordering::Relaxed);
+        (used < self.0.shape.records as u64).then(|| {
+            head.used.store(used + 1, Ordering::Relaxed);
+            used as u32
+        })
+    }
+
+    /// Takes a record back.
+    pub fn free(&mut self, record: u32) {
+        let next = self.0.head().freed.load(Ordering::Relaxed) as u32;
+        self.record_mut(record)[0] = next;
+        self.0.head().freed.store(u64::from(record) + 1, Ordering::Relaxed);
+    }
+
+    pub fn record(&self, record: u32) -> &[u32] {
+        // SAFETY: in bounds and aligned; this process alone writes, and it writes through `&mut self`.
+        let bytes = unsafe { self.0.segment.slice(self.0.at(record), self.0.shape.words * size_of::<u32>()) };
+        bytemuck::cast_slice(bytes)
+    }
+
+    pub fn record_mut(&mut self, record: u32) -> &mut [u32] {
+        // SAFETY: as above; readers in other processes load words and check the record's version.
+        let bytes = unsafe { self.0.segment.slice_mut(self.0.at(record), self.0.shape.words * size_of::<u32>()) };
+        bytemuck::cast_slice_mut(bytes)
+    }
+}
+
+impl Drop for RowWriter {
+    fn drop(&mut self) {
+        let me = u64::from(std::process::id());
+        // Release: pairs with the Acquire in `open`. It fails where main, which created the memory, never took the role.
+        let _ = self.0.head().writer.compare_exchange(me, 0, Ordering::Release, Ordering::Relaxed);
+    }
+}
+
+/// The reading role, for any number of processes. A write through it is a fault.
+pub struct RowReader(Memory);
+
+impl RowReader {
+    /// Maps memory that main created, read-only.
+    ///
+    /// # Errors
+    /// When it is missing or not what this build makes.
+    pub fn open(name: &str) -> Result<Self, ShmError> {
+        Ok(Self(Memory::of(Segment::read_only(name, KIND, layout(), size_of::<Head>())?)?))
+    }
+
+    pub fn shape(&self) -> RowShape {
+        self.0.shape
+    }
+
+    pub fn parameters(&self) -> [u64; PARAMETERS] {
+        // Relaxed: constant since creation.
+        std::array::from_fn(|i| self.0.head().parameters[i].load(Ordering::Relaxed))
+    }
+
+    pub fn keys(&self) -> &[AtomicU64] {
+        self.0.keys()
+    }
+
+    pub fn offsets(&self) -> &[AtomicU32] {
+        self.0.offsets()
+    }
+
+    /// Even while the index stands still. Who looked something up and finds another number afterwards looks again.
+    pub fn generation(&self) -> u64 {
+        // Acquire: pairs with the Release in `end_change`.
+        self.0.head().generation.load(Ordering::Acquire)
+    }
+
+    /// Copies a record; the writer may be at it.
+    pub fn read(&self, record: u32, out: &mut [u32]) {
+        let words = self.0.segment.array::<AtomicU32>(self.0.at(record), self.0.shape.words);
+        // Relaxed: whether the copy is whole is told by the version in it.
+        out.iter_mut().zip(words).for_each(|(out, word)| *out = word.load(Ordering::Relaxed));
+    }
+}
+
+fn layout() -> u64 {
+    layout_hash(&[size_of::<Head>(), PARAMETERS])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::segment::tests::unique_name;
+    use super::*;
+
+    const SHAPE: RowShape = RowShape { words: 3, records: 4, slots: 8 };
+
+    #[test]
+    fn records_are_handed_out_once_and_again_after_they_were_freed() {
+        let mut rows = RowWriter::private(SHAPE, [0; PARAMETERS]).unwrap();
+        let all: Vec<u32> = std::iter::from_fn(|| rows.allocate()).collect();
+        assert_eq!(all, [0, 1, 2, 3]);
+        rows.free(1);
+        rows.free(3);
+        assert_eq!((rows.allocate(), rows.allocate(), rows.allocate()), (Some(3), Some(1), None));
+    }
+
+    #[test]
+    fn one_process_writes_and_others_see_it() {
+        let name = unique_name("rows");
+        let main = RowWriter::create(&name, SHAPE, [7; PARAMETERS]).unwrap();
+        let mut writer = RowWriter::open(&name).unwrap();
+        assert!(matches!(RowWriter::open(&name), Err(ShmError::RoleTaken { .. })));
+        let reader = RowReader::open(&name).unwrap();
+        assert_eq!(reader.parameters(), [7; PARAMETERS]);
+        let record = writer.allocate().unwrap();
+        writer.record_mut(record).copy_from_slice(&[1, 2, 3]);
+        let mut out = [0; 3];
+        reader.read(record, &mut out);
+        assert_eq!(out, [1, 2, 3]);
+        // A process that died with the role leaves it to main to take it back.
+        std::mem::forget(writer);
+        main.recover();
+        drop(RowWriter::open(&name).unwrap());
+        RowWriter::open(&name).expect("given back");
+    }
+}

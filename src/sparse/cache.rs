@@ -1,0 +1,347 @@
+//! The rows that devices hold: a cache over the host table that is exact, not nearly so.
+//!
+//! A row that was updated stays on its device and is what the next batch reads. A batch's rows are fetched ahead: only those that
+//! are not resident come from the host, while an earlier batch is computed. The rules that keep this the same as a flat table:
+//!
+//! - A row lives in one place of one arena, that of device `hash(id) mod D`; while it is resident the host's copy may be old and
+//!   nobody reads it.
+//! - A batch pins its rows from its prefetch to its release. A pinned row is never evicted, so a batch that is in flight or
+//!   prefetched never loses one, and a row that two batches share is fetched once.
+//! - The victim is the row that no batch has asked for the longest. If it was changed since it came, it is written back with its
+//!   optimiser state and version before its place is given away; a clean one is not.
+//! - An update happens in place. A prefetched batch that shares the row reads the updated value: it gathers later.
+//! - A prefetch takes all of its rows or none: where pinned rows leave no room it changes nothing, and is tried again after the
+//!   next release.
+//!
+//! On the CPU an arena is plain memory; the rules are the same for one on a GPU.
+
+use std::collections::{HashMap, VecDeque};
+
+use serde::Serialize;
+
+use super::index::mix;
+use super::table::{HostTable, TableShape};
+
+/// Old entries that an arena's queue of victims may hold beside two for each place.
+const QUEUE_SLACK: usize = 1024;
+
+/// What the cache has done so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Counters {
+    /// Rows asked for that were resident when their batch's prefetch was issued, and that were not.
+    pub hits: u64,
+    pub misses: u64,
+    /// Bytes from the host to the device, and back.
+    pub bytes_up: u64,
+    pub bytes_down: u64,
+    pub evictions: u64,
+    pub write_backs: u64,
+    /// Prefetches that found no room beside pinned rows.
+    pub stalls: u64,
+}
+
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum CacheError {
+    #[error("pinned rows leave no room; release a batch first")]
+    Stall,
+    #[error(
+        "a batch needs {needed} rows of one device, and its cache holds {capacity}: raise table.cache_rows or lower values.batch"
+    )]
+    BatchTooLarge { needed: usize, capacity: usize },
+    #[error("the table is full: it holds {rows} rows and more ids come; raise table.max_rows")]
+    TableFull { rows: usize },
+}
+
+/// The memory of one device, in places of one record each.
+struct Arena {
+    /// Words of all places.
+    words: Vec<u32>,
+    places: Vec<Place>,
+    resident: HashMap<u64, u32>,
+    free: Vec<u32>,
+    /// Places by when they were asked for; an entry whose stamp is not its place's any more is old.
+    queue: VecDeque<(u32, u64)>,
+    /// Places with pins.
+    pinned: usize,
+    #[cfg(test)]
+    evicts_pinned: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Place {
+    id: u64,
+    /// Batches in flight or prefetched that need the row.
+    pins: u32,
+    dirty: bool,
+    /// Number of the prefetch that asked for it last.
+    stamp: u64,
+}
+
+/// A batch's rows on the devices, from its prefetch to its release.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Ticket {
+    /// Arena and place of each unique id.
+    rows: Vec<(u32, u32)>,
+}
+
+/// The rows that devices hold.
+pub struct Cache {
+    shape: TableShape,
+    arenas: Vec<Arena>,
+    /// Places of an arena.
+    capacity: usize,
+    prefetches: u64,
+    counters: Counters,
+    /// Rows wanted of each arena by the prefetch in hand, resident ones that nobody pins yet, and those to be fetched.
+    wanted: Vec<[usize; 2]>,
+    #[cfg(test)]
+    planted: Option<tests::Bug>,
+}
+
+impl Cache {
+    /// A cache of `rows` rows in all over `devices` arenas.
+    ///
+    /// # Panics
+    /// When there is no device or less than one row for each.
+    pub fn new(shape: TableShape, rows: usize, devices: usize) -> Self {
+        let capacity = rows.div_ceil(devices);
+        assert!(devices > 0 && capacity > 0 && u32::try_from(capacity).is_ok(), "{rows} rows on {devices} devices");
+        let arena = || Arena {
+            words: vec![0; capacity * shape.words()],
+            places: vec![Place::default(); capacity],
+            resident: HashMap::with_capacity(capacity),
+            free: (0..capacity as u32).rev().collect(),
+            queue: VecDeque::new(),
+            pinned: 0,
+            #[cfg(test)]
+            evicts_pinned: false,
+        };
+        let arenas = (0..devices).map(|_| arena()).collect();
+        Self {
+            shape,
+            arenas,
+            capacity,
+            prefetches: 0,
+            counters: Counters::default(),
+            wanted: vec![[0; 2]; devices],
+            #[cfg(test)]
+            planted: None,
+        }
+    }
+
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Rows that are pinned; 0 when no batch is in flight or prefetched.
+    pub fn pinned(&self) -> usize {
+        self.arenas.iter().map(|arena| arena.pinned).sum()
+    }
+
+    /// The device that owns an id.
+    fn device(&self, id: u64) -> usize {
+        // Other bits than those by which the host's index begins its search.
+        (mix(id).rotate_left(32) % self.arenas.len() as u64) as usize
+    }
+
+    /// Makes room and fetches what is not resident, and pins all of a batch's rows. `unique` holds no id twice.
+    ///
+    /// # Errors
+    /// [`CacheError::Stall`] where pinned rows leave no room, [`CacheError::BatchTooLarge`] where no release could help: nothing
+    /// has changed then. [`CacheError::TableFull`] ends the run.
+    pub fn prefetch(&mut self, table: &mut HostTable, unique: &[u64]) -> Result<Ticket, CacheError> {
+        self.check_room(unique)?;
+        self.prefetches += 1;
+        let mut rows = Vec::with_capacity(unique.len());
+        // Pin what is there first, so that making room for the others cannot evict it.
+        for &id in unique {
+            let device = self.device(id);
+            let place = self.arenas[device].resident.get(&id).copied();
+            #[cfg(test)]
+            let place = place.filter(|_| self.planted != Some(tests::Bug::FetchesWhatIsResident));
+            if let Some(place) = place {
+                self.arenas[device].pin(place, self.prefetches);
+            }
+            rows.push((device as u32, place.unwrap_or(u32::MAX)));
+        }
+        for (&id, (device, place)) in unique.iter().zip(&mut rows) {
+            if *place != u32::MAX {
+                self.counters.hits += 1;
+                continue;
+            }
+            self.counters.misses += 1;
+            let taken = self.make_room(table, *device as usize);
+            let arena = &mut self.arenas[*device as usize];
+            let Some(record) = table.find_or_insert(id) else {
+                return Err(CacheError::TableFull { rows: table.len() });
+            };
+            arena.record_mut(taken, self.shape.words()).copy_from_slice(table.record(record));
+            self.counters.bytes_up += 4 * self.shape.words() as u64;
+            arena.places[taken as usize] = Place { id, ..Place::default() };
+            arena.resident.insert(id, taken);
+            arena.pin(taken, self.prefetches);
+            *place = taken;
+        }
+        Ok(Ticket { rows })
+    }
+
+    fn check_room(&mut self, unique: &[u64]) -> Result<(), CacheError> {
+        self.wanted.iter_mut().for_each(|wanted| *wanted = [0; 2]);
+        for &id in unique {
+            let device = self.device(id);
+            let arena = &self.arenas[device];
+            match arena.resident.get(&id) {
+                Some(&place) => self.wanted[device][0] += usize::from(arena.places[place as usize].pins == 0),
+                None => self.wanted[device][1] += 1,
+            }
+        }
+        let needed = |device: usize| unique.iter().filter(|id| self.device(**id) == device).count();
+        for (device, [unpinned, missing]) in self.wanted.iter().enumerate() {
+            if self.arenas[device].pinned + unpinned + missing > self.capacity {
+                let needed = needed(device);
+                if needed > self.capacity {
+                    return Err(CacheError::BatchTooLarge { needed, capacity: self.capacity });
+                }
+                self.counters.stalls += 1;
+                return Err(CacheError::Stall);
+            }
+        }
+        Ok(())
+    }
+
+    /// A place of an arena that nobody needs.
+    fn make_room(&mut self, table: &mut HostTable, device: usize) -> u32 {
+        if let Some(place) = self.arenas[device].free.pop() {
+            return place;
+        }
+        let place = self.arenas[device].victim();
+        let Place { id, dirty, .. } = self.arenas[device].places[place as usize];
+        #[cfg(test)]
+        let dirty = dirty && self.planted != Some(tests::Bug::ForgetsToWriteBack);
+        if dirty {
+            self.write_back(table, device, place);
+        }
+        self.arenas[device].resident.remove(&id);
+        self.counters.evictions += 1;
+        place
+    }
+
+    /// Takes a changed row to the host: row, optimiser state and version.
+    fn write_back(&mut self, table: &mut HostTable, device: usize, place: u32) {
+        let words = self.shape.words();
+        let arena = &mut self.arenas[device];
+        let id = arena.places[place as usize].id;
+        #[cfg(test)]
+        if self.planted == Some(tests::Bug::LeavesTheStateBehind) {
+            let state = self.shape.dim..words - 1;
+            let old = table.find(id).map(|record| table.record(record)[state.clone()].to_vec()).unwrap_or_default();
+            arena.record_mut(place, words)[state].copy_from_slice(&old);
+        }
+        let written = table.write(id, arena.record_mut(place, words));
+        assert!(written, "a resident row has a place in the table");
+        arena.places[place as usize].dirty = false;
+        self.counters.write_backs += 1;
+        self.counters.bytes_down += 4 * words as u64;
+    }
+
+    /// Copies the rows of a batch, one after another, into `out`.
+    pub fn gather(&self, ticket: &Ticket, out: &mut Vec<f32>) {
+        out.clear();
+        for &(device, place) in &ticket.rows {
+            let words = self.arenas[device as usize].record(place, self.shape.words());
+            out.extend_from_slice(bytemuck::cast_slice(&words[..self.shape.dim]));
+        }
+    }
+
+    /// The version of each of a batch's rows.
+    pub fn versions(&self, ticket: &Ticket) -> impl Iterator<Item = u32> {
+        let words = self.shape.words();
+        ticket.rows.iter().map(move |&(device, place)| self.arenas[device as usize].record(place, words)[words - 1])
+    }
+
+    /// Applies the gradients of a batch's rows, `dim` floats for each, in place. The owner of a row is its only writer.
+    pub fn update(&mut self, ticket: &Ticket, gradients: &[f32], rate: f32) {
+        let shape = self.shape;
+        for (&(device, place), gradient) in ticket.rows.iter().zip(gradients.chunks_exact(shape.dim)) {
+            let arena = &mut self.arenas[device as usize];
+            shape.update(arena.record_mut(place, shape.words()), gradient, rate);
+            arena.places[place as usize].dirty = true;
+            #[cfg(test)]
+            if self.planted == Some(tests::Bug::ForgetsThatItChanged) {
+                arena.places[place as usize].dirty = false;
+            }
+        }
+    }
+
+    /// Ends a batch: its rows may be evicted, as far as no other batch needs them.
+    pub fn release(&mut self, ticket: Ticket) {
+        for (device, place) in ticket.rows {
+            self.arenas[device as usize].unpin(place);
+        }
+    }
+
+    /// Writes everything that was changed back to the host; the rows stay resident.
+    pub fn flush(&mut self, table: &mut HostTable) {
+        for device in 0..self.arenas.len() {
+            for place in 0..self.capacity {
+                if self.arenas[device].places[place].dirty {
+                    self.write_back(table, device, place as u32);
+                }
+            }
+        }
+    }
+}
+
+impl Arena {
+    fn record(&self, place: u32, words: usize) -> &[u32] {
+        &self.words[place as usize * words..][..words]
+    }
+
+    fn record_mut(&mut self, place: u32, words: usize) -> &mut [u32] {
+        &mut self.words[place as usize * words..][..words]
+    }
+
+    fn pin(&mut self, number: u32, stamp: u64) {
+        let place = &mut self.places[number as usize];
+        self.pinned += usize::from(place.pins == 0);
+        place.pins += 1;
+        place.stamp = stamp;
+    }
+
+    fn unpin(&mut self, number: u32) {
+        let place = &mut self.places[number as usize];
+        place.pins -= 1;
+        if place.pins == 0 {
+            self.pinned -= 1;
+            // Where it can be found as a victim; until now it could not be one.
+            self.queue.push_back((number, place.stamp));
+            if self.queue.len() > 2 * self.places.len() + QUEUE_SLACK {
+                let places = &self.places;
+                self.queue.retain(|&(number, stamp)| {
+                    let place = &places[number as usize];
+                    place.pins == 0 && place.stamp == stamp
+                });
+            }
+        }
+    }
+
+    /// The unpinned place that was asked for the longest ago. Room was checked: there is one.
+    fn victim(&mut self) -> u32 {
+        loop {
+            let (number, stamp) = self.queue.pop_front().expect("an unpinned place");
+            let place = &self.places[number as usize];
+            // Pinned or asked for again since it was queued: it stands further back, or will.
+            #[cfg(test)]
+            if self.evicts_pinned {
+                return number;
+            }
+            if place.pins == 0 && place.stamp == stamp {
+                return number;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "cache/tests.rs"]
+mod tests;

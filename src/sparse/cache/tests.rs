@@ -1,0 +1,224 @@
+//! The cache against the table without one: the same rows at every step, bit for bit, and the same table at the end.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use proptest::prelude::*;
+use proptest::strategy::ValueTree as _;
+use proptest::test_runner::{TestCaseError, TestRunner};
+
+use super::*;
+use crate::settings::RowOptimizer;
+use crate::sparse::Lookup;
+
+/// Bugs that the oracle has to find.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bug {
+    ForgetsToWriteBack,
+    ForgetsThatItChanged,
+    LeavesTheStateBehind,
+    FetchesWhatIsResident,
+    EvictsPinned,
+}
+
+const OPTIMIZERS: [RowOptimizer; 4] =
+    [RowOptimizer::Sgd, RowOptimizer::Adagrad, RowOptimizer::RowwiseAdagrad, RowOptimizer::LazyAdam];
+
+#[derive(Debug, Clone)]
+struct Batch {
+    ids: Vec<u64>,
+    /// A step without a backward pass changes nothing and releases its pins.
+    updates: bool,
+    /// Everything is written back after this batch, as for a snapshot.
+    flush: bool,
+}
+
+#[derive(Debug, Clone)]
+struct Case {
+    optimizer: RowOptimizer,
+    batches: Vec<Batch>,
+    /// Rows of the cache beyond the largest batch.
+    slack: usize,
+    prefetch: usize,
+    devices: usize,
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let batch = (prop::collection::vec(0u64..40, 0..12), prop::bool::weighted(0.8), prop::bool::weighted(0.1));
+    let batch = batch.prop_map(|(ids, updates, flush)| Batch { ids, updates, flush });
+    (
+        prop::sample::select(&OPTIMIZERS[..]),
+        prop::collection::vec(batch, 1..40),
+        prop::sample::select(&[0usize, 1, 3, 40][..]),
+        0usize..3,
+        prop::sample::select(&[1usize, 3][..]),
+    )
+        .prop_map(|(optimizer, batches, slack, prefetch, devices)| Case {
+            optimizer,
+            batches,
+            slack,
+            prefetch,
+            devices,
+        })
+}
+
+fn shape(optimizer: RowOptimizer) -> TableShape {
+    TableShape { dim: 3, optimizer, max_rows: 64, seed: 9 }
+}
+
+fn gradient(step: usize, ids: &[u64]) -> Vec<f32> {
+    ids.iter().flat_map(|id| (0..3).map(move |k| ((id * 7 + step as u64 * 3 + k) % 11) as f32 * 0.37 - 1.5)).collect()
+}
+
+/// Runs a case with and without the cache.
+fn check(case: &Case, bug: Option<Bug>) -> Result<Counters, TestCaseError> {
+    let shape = shape(case.optimizer);
+    let lookups: Vec<Lookup> = case.batches.iter().map(|batch| Lookup::of(&batch.ids)).collect();
+    let largest = lookups.iter().map(|l| l.unique.len()).max().unwrap_or(0).max(1);
+    // Each arena must hold a batch whose rows all fall to it.
+    let mut cache = Cache::new(shape, (largest + case.slack) * case.devices, case.devices);
+    cache.planted = bug;
+    cache.arenas.iter_mut().for_each(|arena| arena.evicts_pinned = bug == Some(Bug::EvictsPinned));
+    let (mut table, mut flat) = (HostTable::private(shape).unwrap(), HostTable::private(shape).unwrap());
+    let mut ahead: VecDeque<Ticket> = VecDeque::new();
+    let mut fetched = 0;
+    let mut rows = Vec::new();
+    for (step, (batch, lookup)) in case.batches.iter().zip(&lookups).enumerate() {
+        while fetched < lookups.len() && fetched <= step + case.prefetch {
+            match cache.prefetch(&mut table, &lookups[fetched].unique) {
+                Ok(ticket) => ahead.push_back(ticket),
+                Err(CacheError::Stall) => break,
+                Err(e) => return Err(TestCaseError::fail(e.to_string())),
+            }
+            fetched += 1;
+        }
+        let ticket = ahead.pop_front().ok_or_else(|| TestCaseError::fail("no batch in flight, and no room"))?;
+        cache.gather(&ticket, &mut rows);
+        let records: Vec<u32> = lookup.unique.iter().map(|&id| flat.find_or_insert(id).unwrap()).collect();
+        let expected: Vec<f32> = records.iter().flat_map(|&record| flat.row(record).to_vec()).collect();
+        prop_assert_eq!(bits(&rows), bits(&expected), "rows of step {}", step);
+        if batch.updates {
+            let gradients = gradient(step, &lookup.unique);
+            cache.update(&ticket, &gradients, 0.1);
+            for (record, gradient) in records.iter().zip(gradients.chunks(3)) {
+                flat.update(*record, gradient, 0.1);
+            }
+        }
+        cache.release(ticket);
+        if batch.flush {
+            cache.flush(&mut table);
+            for (id, record) in flat.sorted() {
+                let here = table.find(id).ok_or_else(|| TestCaseError::fail("a row is missing"))?;
+                prop_assert_eq!(table.record(here), flat.record(record), "id {} after a flush", id);
+            }
+        }
+    }
+    prop_assert_eq!(cache.pinned(), 0, "no pins at the end");
+    cache.flush(&mut table);
+    let all = |table: &HostTable| -> Vec<(u64, Vec<u32>)> {
+        table.sorted().into_iter().map(|(id, record)| (id, table.record(record).to_vec())).collect()
+    };
+    prop_assert_eq!(all(&table), all(&flat));
+    let counters = cache.counters();
+    prop_assert_eq!(counters.bytes_up, counters.misses * 4 * shape.words() as u64);
+    prop_assert_eq!(counters.bytes_down, counters.write_backs * 4 * shape.words() as u64);
+    let asked: usize = lookups.iter().map(|l| l.unique.len()).sum();
+    prop_assert_eq!(counters.hits + counters.misses, asked as u64);
+    let resident: Vec<u64> = cache.arenas.iter().flat_map(|arena| arena.resident.keys().copied()).collect();
+    prop_assert_eq!(resident.len() as u64, counters.misses - counters.evictions, "no row twice");
+    Ok(counters)
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+#[test]
+fn cached_equals_uncached_bit_for_bit() {
+    let mut runner = TestRunner::new(ProptestConfig { cases: 600, ..ProptestConfig::default() });
+    runner.run(&cases(), |case| check(&case, None).map(|_| ())).unwrap();
+}
+
+#[test]
+fn the_oracle_finds_every_planted_bug() {
+    for bug in [
+        Bug::ForgetsToWriteBack,
+        Bug::ForgetsThatItChanged,
+        Bug::LeavesTheStateBehind,
+        Bug::FetchesWhatIsResident,
+        Bug::EvictsPinned,
+    ] {
+        let mut runner = TestRunner::deterministic();
+        let found = (0..400).any(|_| {
+            let case = cases().new_tree(&mut runner).unwrap().current();
+            !matches!(catch_unwind(AssertUnwindSafe(|| check(&case, Some(bug)))), Ok(Ok(_)))
+        });
+        assert!(found, "{bug:?}");
+    }
+}
+
+fn plain(batches: &[&[u64]], rows: usize) -> (Cache, HostTable, Vec<Lookup>) {
+    let shape = shape(RowOptimizer::RowwiseAdagrad);
+    let lookups = batches.iter().map(|ids| Lookup::of(ids)).collect();
+    (Cache::new(shape, rows, 1), HostTable::private(shape).unwrap(), lookups)
+}
+
+#[test]
+fn a_row_of_the_batch_before_is_not_fetched_again() {
+    let (mut cache, mut table, l) = plain(&[&[1, 2], &[2, 3]], 4);
+    let first = cache.prefetch(&mut table, &l[0].unique).unwrap();
+    let second = cache.prefetch(&mut table, &l[1].unique).unwrap();
+    assert_eq!((cache.counters().hits, cache.counters().misses), (1, 3));
+    cache.update(&first, &[1.0; 6], 0.1);
+    let mut rows = Vec::new();
+    cache.gather(&second, &mut rows);
+    let mut flat = HostTable::private(table.shape()).unwrap();
+    let record = flat.find_or_insert(2).unwrap();
+    flat.update(record, &[1.0; 3], 0.1);
+    assert_eq!(&rows[..3], flat.row(record), "the prefetched batch reads what the one before it has written");
+}
+
+#[test]
+fn a_row_that_is_evicted_and_needed_next_comes_back_with_its_last_value() {
+    let (mut cache, mut table, l) = plain(&[&[1], &[2], &[1]], 1);
+    let ticket = cache.prefetch(&mut table, &l[0].unique).unwrap();
+    cache.update(&ticket, &[1.0; 3], 0.1);
+    let mut before = Vec::new();
+    cache.gather(&ticket, &mut before);
+    cache.release(ticket);
+    let ticket = cache.prefetch(&mut table, &l[1].unique).unwrap();
+    cache.release(ticket);
+    let ticket = cache.prefetch(&mut table, &l[2].unique).unwrap();
+    let mut after = Vec::new();
+    cache.gather(&ticket, &mut after);
+    assert_eq!(before, after);
+    // The clean row of id 2 was evicted and not written.
+    assert_eq!((cache.counters().evictions, cache.counters().write_backs), (2, 1));
+}
+
+#[test]
+fn pinned_rows_stall_a_prefetch_which_then_changes_nothing() {
+    let (mut cache, mut table, l) = plain(&[&[1, 2], &[3, 4], &[1, 2, 3, 4]], 3);
+    let ticket = cache.prefetch(&mut table, &l[0].unique).unwrap();
+    let before = cache.counters();
+    assert_eq!(cache.prefetch(&mut table, &l[1].unique), Err(CacheError::Stall));
+    assert_eq!(cache.counters(), Counters { stalls: 1, ..before });
+    assert_eq!(cache.pinned(), 2);
+    let too_large = CacheError::BatchTooLarge { needed: 4, capacity: 3 };
+    assert_eq!(cache.prefetch(&mut table, &l[2].unique), Err(too_large));
+    cache.release(ticket);
+    let ticket = cache.prefetch(&mut table, &l[1].unique).unwrap();
+    cache.release(ticket);
+    assert_eq!(cache.pinned(), 0);
+}
+
+/// The queue of victims grew by an entry for every row of every batch, for ever.
+#[test]
+fn a_cache_that_never_evicts_keeps_no_history() {
+    let (mut cache, mut table, l) = plain(&[&[1, 2]], 4);
+    for _ in 0..10_000 {
+        let ticket = cache.prefetch(&mut table, &l[0].unique).unwrap();
+        cache.release(ticket);
+    }
+    assert!(cache.arenas[0].queue.len() <= 2 * 4 + QUEUE_SLACK);
+}

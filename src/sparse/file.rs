@@ -1,0 +1,243 @@
+//! The binary sparse-parameter file: a table's rows with their optimiser state, ids ascending.
+//!
+//! Little-endian: magic `ADMXROWS`, u32 format version, u32 dim, u32 optimiser, u32 floats of state, u64 rows, u64 xxh3 of the
+//! body; then per row u64 id, `dim` f32, state f32, u32 row version. Whatever is wrong with a file is named with its offset.
+
+use std::fs::File;
+use std::hash::Hasher as _;
+use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use twox_hash::XxHash3_64;
+
+use crate::settings::RowOptimizer;
+
+use super::index::NO_ID;
+use super::table::{HostTable, TableShape};
+
+const MAGIC: &[u8; 8] = b"ADMXROWS";
+const VERSION: u32 = 1;
+const HEADER: usize = 8 + 4 * 4 + 8 + 8;
+const HASH_AT: u64 = HEADER as u64 - 8;
+
+/// What the header of a file says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowFile {
+    pub dim: usize,
+    pub optimizer: RowOptimizer,
+    pub rows: u64,
+    hash: u64,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum RowFileError {
+    #[error("{}: {source}", path.display())]
+    Io { path: PathBuf, source: std::io::Error },
+    #[error("{}: offset {offset}: {what}", path.display())]
+    Bad { path: PathBuf, offset: u64, what: String },
+}
+
+/// Writes a table's rows to `path`; returns the hash of the body. The caller renames and syncs.
+///
+/// # Errors
+/// What the file system says.
+pub fn write(path: &Path, table: &HostTable) -> Result<u64, RowFileError> {
+    let failed = |source| RowFileError::Io { path: path.to_owned(), source };
+    let mut file = BufWriter::with_capacity(1 << 20, File::create(path).map_err(failed)?);
+    write_to(&mut file, table).and_then(|hash| file.flush().map(|()| hash)).map_err(failed)
+}
+
+/// Writes a table's rows; returns the hash of the body.
+///
+/// # Errors
+/// What the writer says.
+pub fn write_to(out: &mut (impl Write + Seek), table: &HostTable) -> std::io::Result<u64> {
+    let shape = table.shape();
+    let entries = table.sorted();
+    out.write_all(MAGIC)?;
+    let state = shape.floats() - shape.dim;
+    for word in [VERSION, shape.dim as u32, shape.optimizer.code(), state as u32] {
+        out.write_all(&word.to_le_bytes())?;
+    }
+    out.write_all(&(entries.len() as u64).to_le_bytes())?;
+    out.write_all(&[0; 8])?;
+    let mut hasher = XxHash3_64::new();
+    let mut row = Vec::new();
+    for (id, record) in entries {
+        row.clear();
+        row.extend_from_slice(&id.to_le_bytes());
+        table.record(record).iter().for_each(|word| row.extend_from_slice(&word.to_le_bytes()));
+        hasher.write(&row);
+        out.write_all(&row)?;
+    }
+    let hash = hasher.finish();
+    out.seek(SeekFrom::Start(HASH_AT))?;
+    out.write_all(&hash.to_le_bytes())?;
+    Ok(hash)
+}
+
+/// Reads a file's header.
+///
+/// # Errors
+/// A file that cannot be read or is none of these.
+pub fn header(path: &Path) -> Result<RowFile, RowFileError> {
+    Ok(open(path)?.0)
+}
+
+fn open(path: &Path) -> Result<(RowFile, BufReader<File>), RowFileError> {
+    let io = |source| RowFileError::Io { path: path.to_owned(), source };
+    let bad = |offset: u64, what: String| RowFileError::Bad { path: path.to_owned(), offset, what };
+    let file = File::open(path).map_err(io)?;
+    let len = file.metadata().map_err(io)?.len();
+    let mut file = BufReader::with_capacity(1 << 20, file);
+    let mut header = [0; HEADER];
+    if len < HEADER as u64 {
+        return Err(bad(len, format!("a header has {HEADER} bytes, the file {len}")));
+    }
+    file.read_exact(&mut header).map_err(io)?;
+    if &header[..8] != MAGIC {
+        return Err(bad(0, "no sparse-parameter file: the magic is not ADMXROWS".into()));
+    }
+    let word = |i: usize| u32::from_le_bytes(header[8 + 4 * i..][..4].try_into().expect("4 bytes"));
+    let long = |at: usize| u64::from_le_bytes(header[at..][..8].try_into().expect("8 bytes"));
+    if word(0) != VERSION {
+        return Err(bad(8, format!("format version {}, this program reads {VERSION}", word(0))));
+    }
+    let dim = word(1) as usize;
+    if !(1..=1 << 16).contains(&dim) {
+        return Err(bad(12, format!("a row of {dim} floats")));
+    }
+    let Some(optimizer) = RowOptimizer::of_code(word(2)) else {
+        return Err(bad(16, format!("optimiser {} is unknown", word(2))));
+    };
+    let state = optimizer.state_floats(dim);
+    if word(3) as usize != state {
+        return Err(bad(20, format!("{} floats of state, this optimiser has {state}", word(3))));
+    }
+    let rows = long(24);
+    let row_bytes = 8 + 4 * (dim + state + 1) as u64;
+    let expected = rows.checked_mul(row_bytes).and_then(|body| body.checked_add(HEADER as u64));
+    if expected != Some(len) {
+        return Err(bad(24, format!("{rows} rows of {row_bytes} bytes do not make a file of {len}")));
+    }
+    Ok((RowFile { dim, optimizer, rows, hash: long(32) }, file))
+}
+
+/// Reads a file into an empty table of its shape with room for `max_rows`, or for the file's rows where those are more.
+///
+/// # Errors
+/// A file that cannot be read, a repeated id, a wrong length or checksum, a value that is not finite; no memory.
+pub fn read(path: &Path, max_rows: usize, seed: u64) -> anyhow::Result<HostTable> {
+    let found = header(path)?;
+    let max_rows = max_rows.max(found.rows as usize).max(1);
+    let shape = TableShape { dim: found.dim, optimizer: found.optimizer, max_rows, seed };
+    let mut table = HostTable::private(shape)?;
+    load(path, &mut table)?;
+    Ok(table)
+}
+
+/// Reads a file into a table.
+///
+/// # Errors
+/// As [`read`], and a table of another shape or without room.
+pub fn load(path: &Path, table: &mut HostTable) -> Result<(), RowFileError> {
+    let (found, mut file) = open(path)?;
+    let io = |source| RowFileError::Io { path: path.to_owned(), source };
+    let bad = |offset: u64, what: String| RowFileError::Bad { path: path.to_owned(), offset, what };
+    let shape = table.shape();
+    if (found.dim, found.optimizer) != (shape.dim, shape.optimizer) {
+        let what = format!(
+            "rows of {} floats for {:?}, the table has {} for {:?}",
+            found.dim, found.optimizer, shape.dim, shape.optimizer
+        );
+        return Err(bad(12, what));
+    }
+    let mut row = vec![0; 8 + 4 * shape.words()];
+    let mut words = vec![0; shape.words()];
+    let mut hasher = XxHash3_64::new();
+    for number in 0..found.rows {
+        let at = HEADER as u64 + number * row.len() as u64;
+        file.read_exact(&mut row).map_err(io)?;
+        hasher.write(&row);
+        let id = u64::from_le_bytes(row[..8].try_into().expect("8 bytes"));
+        for (word, bytes) in words.iter_mut().zip(row[8..].chunks_exact(4)) {
+            *word = u32::from_le_bytes(bytes.try_into().expect("4 bytes"));
+        }
+        if let Some(i) = words[..shape.floats()].iter().position(|word| !f32::from_bits(*word).is_finite()) {
+            return Err(bad(at + 8 + 4 * i as u64, format!("a value of id {id} is not finite")));
+        }
+        if id == NO_ID {
+            return Err(bad(at, format!("the id {id} means none")));
+        }
+        if table.find(id).is_some() {
+            return Err(bad(at, format!("the id {id} stands twice")));
+        }
+        if !table.write(id, &words) {
+            return Err(bad(at, format!("the table has room for {} rows", shape.max_rows)));
+        }
+    }
+    if hasher.finish() != found.hash {
+        return Err(bad(HASH_AT, "the checksum is not that of the body: the file is damaged".into()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: TableShape = TableShape { dim: 4, optimizer: RowOptimizer::Adagrad, max_rows: 9, seed: 3 };
+
+    fn filled() -> HostTable {
+        let mut table = HostTable::private(SHAPE).unwrap();
+        for id in [7u64, 0, 1 << 63, 12] {
+            let record = table.find_or_insert(id).unwrap();
+            table.update(record, &[0.5, -1.0, 2.0, id as f32 % 5.0], 0.1);
+        }
+        table
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rows");
+        let table = filled();
+        write(&path, &table).unwrap();
+        let again = read(&path, 0, 3).unwrap();
+        let all = |t: &HostTable| -> Vec<(u64, Vec<u32>)> {
+            t.sorted().into_iter().map(|(id, record)| (id, t.record(record).to_vec())).collect()
+        };
+        assert_eq!(all(&again), all(&table));
+    }
+
+    #[test]
+    fn damage_is_named_with_its_offset() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rows");
+        write(&path, &filled()).unwrap();
+        let good = std::fs::read(&path).unwrap();
+        let row = 8 + 4 * SHAPE.words();
+        let refused = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            read(&path, 0, 3).err().expect("refused").to_string()
+        };
+        let changed = |at: usize, with: &[u8]| {
+            let mut bytes = good.clone();
+            bytes[at..at + with.len()].copy_from_slice(with);
+            bytes
+        };
+        for (bytes, expected) in [
+            (good[..good.len() - 1].to_vec(), "offset 24"),
+            (good[..20].to_vec(), "offset 20"),
+            (changed(0, b"X"), "offset 0"),
+            (changed(8, &[9]), "offset 8"),
+            (changed(16, &[9]), "offset 16"),
+            (changed(HEADER + row, &0u64.to_le_bytes()), "stands twice"),
+            (changed(HEADER + 8, &f32::NAN.to_le_bytes()), &format!("offset {}", HEADER + 8)),
+            (changed(HEADER + 8, &1.25f32.to_le_bytes()), "checksum"),
+        ] {
+            let message = refused(&bytes);
+            assert!(message.contains(expected), "{message}, expected {expected}");
+        }
+    }
+}

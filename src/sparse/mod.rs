@@ -1,0 +1,29 @@
+//! Embedding rows by the hundred million: the host table, the device cache over it, and how rows learn.
+//!
+//! An id is 64 bits and has one row: `dim` floats, the optimiser's state beside them, and a version that counts the row's updates.
+//! The host table is in shared memory, one copy per machine; a row that nobody has asked for yet has a first value that
+//! follows from seed and id, so whoever needs an absent row can compute it. A batch asks for its unique ids once and expands
+//! by the inverse. A device holds a part of the rows: what it has updated stays there and is what the next batch reads; only
+//! what is missing comes from the host, and only what was changed goes back.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | [`optimiser`] | how a row moves along its gradient |
+//! | [`index`] | id to record, by linear probing |
+//! | [`table`] | [`HostTable`], the rows of a machine, with its one writer; [`TableReader`] for everyone else |
+//! | [`lookup`] | [`Lookup`], the unique ids of a batch and where each of its ids stands among them |
+//! | [`cache`] | [`Cache`], the rows that devices hold: prefetch, pins, eviction with write-back |
+//! | [`file`](mod@file) | the binary sparse-parameter file |
+//!
+//! May import: `shm`, `settings`.
+
+pub mod cache;
+pub mod file;
+pub mod index;
+pub mod lookup;
+pub mod optimiser;
+pub mod table;
+
+pub use cache::{Cache, CacheError, Counters, Ticket};
+pub use lookup::Lookup;
+pub use table::{HostTable, TableError, TableReader, TableShape};

@@ -1,0 +1,317 @@
+//! The rows of a machine: fixed-size records {row, optimiser state, version} in shared memory, found by id.
+//!
+//! One process writes: it inserts ids, updates and frees rows. A record's last word is its version, the number of updates that
+//! the row has seen. Everyone else maps the table read-only and copies records; for an id that is not there they compute the
+//! first value themselves, the same that the writer would insert.
+
+use crate::settings::RowOptimizer;
+use crate::shm::rows::PARAMETERS;
+use crate::shm::{RowReader, RowShape, RowWriter, ShmError};
+
+use super::index::{Index, NO_ID, mix};
+
+/// Half the width of the interval that first values are drawn from.
+const FIRST_SPREAD: f32 = 0.05;
+/// Elements at the front of a row whose first value is 0: the weights that reach the heads directly.
+pub const DIRECT: usize = 2;
+/// Slots of the index per row of the table, in fifths: searches stay short up to the last row.
+const SLOTS_IN_FIFTHS: usize = 6;
+
+/// What a table holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TableShape {
+    /// Floats of a row.
+    pub dim: usize,
+    pub optimizer: RowOptimizer,
+    /// Rows that there is room for.
+    pub max_rows: usize,
+    /// Seed of the first values.
+    pub seed: u64,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TableError {
+    #[error(
+        "the table is full: it holds {rows} rows and more ids come; raise table.max_rows, or set table.when_full = \"ignore\""
+    )]
+    Full { rows: usize },
+    #[error(transparent)]
+    Memory(#[from] ShmError),
+}
+
+impl TableShape {
+    /// Words of a record: row, state, version.
+    pub fn words(&self) -> usize {
+        self.floats() + 1
+    }
+
+    /// Floats of a record: row and state.
+    pub fn floats(&self) -> usize {
+        self.dim + self.optimizer.state_floats(self.dim)
+    }
+
+    fn memory(&self) -> RowShape {
+        let slots = (self.max_rows * SLOTS_IN_FIFTHS).div_ceil(5) + 1;
+        RowShape { words: self.words(), records: self.max_rows, slots }
+    }
+
+    /// How much of `/dev/shm` such a table takes.
+    pub fn footprint(&self) -> u64 {
+        RowWriter::footprint(self.memory())
+    }
+
+    fn parameters(&self) -> [u64; PARAMETERS] {
+        let mut parameters = [0; PARAMETERS];
+        parameters[..4].copy_from_slice(&[
+            self.dim as u64,
+            self.optimizer.code().into(),
+            self.max_rows as u64,
+            self.seed,
+        ]);
+        parameters
+    }
+
+    fn of_parameters(parameters: [u64; PARAMETERS]) -> Option<Self> {
+        let [dim, optimizer, max_rows, seed, ..] = parameters;
+        let optimizer = RowOptimizer::of_code(u32::try_from(optimizer).ok()?)?;
+        Some(Self { dim: dim as usize, optimizer, max_rows: max_rows as usize, seed })
+    }
+
+    /// Writes the first value of an id's row into a record: it follows from seed and id alone.
+    pub fn first_value(&self, id: u64, record: &mut [u32]) {
+        record.fill(0);
+        let mut state = mix(self.seed ^ mix(id));
+        for word in &mut record[DIRECT.min(self.dim)..self.dim] {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let unit = (mix(state) >> 40) as f32 / (1u64 << 24) as f32;
+            *word = ((2.0 * unit - 1.0) * FIRST_SPREAD).to_bits();
+        }
+    }
+
+    /// Applies a gradient to a record and counts it.
+    pub fn update(&self, record: &mut [u32], gradient: &[f32], rate: f32) {
+        let (version, floats) = record.split_last_mut().expect("a version");
+        let (row, state) = bytemuck::cast_slice_mut::<u32, f32>(floats).split_at_mut(self.dim);
+        *version = version.saturating_add(1);
+        self.optimizer.apply(rate, row, state, gradient, *version);
+    }
+}
+
+fn contradiction(name: &str) -> ShmError {
+    ShmError::WrongLayout { name: name.into(), what: "table of", expected: 0, found: 0 }
+}
+
+/// The table with its writing role.
+pub struct HostTable {
+    rows: RowWriter,
+    shape: TableShape,
+}
+
+impl HostTable {
+    /// Creates the segment `name` with an empty table. Only main does this.
+    ///
+    /// # Errors
+    /// When the name is taken or `/dev/shm` has no room.
+    pub fn create(name: &str, shape: TableShape) -> Result<Self, ShmError> {
+        Ok(Self { rows: RowWriter::create(name, shape.memory(), shape.parameters())?, shape })
+    }
+
+    /// An empty table of this process alone.
+    ///
+    /// # Errors
+    /// When there is no memory left.
+    pub fn private(shape: TableShape) -> Result<Self, ShmError> {
+        Ok(Self { rows: RowWriter::private(shape.memory(), shape.parameters())?, shape })
+    }
+
+    /// Takes the writing role of the table that main created.
+    ///
+    /// # Errors
+    /// When it is missing or damaged, or another process has the role.
+    pub fn open(name: &str) -> Result<Self, ShmError> {
+        let rows = RowWriter::open(name)?;
+        let shape = TableShape::of_parameters(rows.parameters()).filter(|shape| shape.memory() == rows.shape());
+        Ok(Self { shape: shape.ok_or_else(|| contradiction(name))?, rows })
+    }
+
+    /// Takes the role back from a process that died.
+    pub fn recover(&self) {
+        self.rows.recover();
+    }
+
+    pub fn shape(&self) -> TableShape {
+        self.shape
+    }
+
+    /// Rows in the table.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    fn index(&self) -> Index<'_> {
+        Index::new(self.rows.keys(), self.rows.offsets())
+    }
+
+    /// The record number of an id that is there.
+    pub fn find(&self, id: u64) -> Option<u32> {
+        self.index().find(id)
+    }
+
+    /// The record number of an id; a row at its first value is inserted where there is none. `None` where there is no room.
+    pub fn find_or_insert(&mut self, id: u64) -> Option<u32> {
+        if let Some(record) = self.find(id) {
+            return Some(record);
+        }
+        assert!(id != NO_ID, "the id {NO_ID:#x} means none");
+        let record = self.rows.allocate()?;
+        let shape = self.shape;
+        shape.first_value(id, self.rows.record_mut(record));
+        self.rows.begin_change();
+        let inserted = self.index().insert(id, record);
+        self.rows.end_change(self.rows.len() + 1);
+        assert!(inserted, "the index has more slots than the table rows");
+        Some(record)
+    }
+
+    /// Frees an id's row; false where there is none.
+    pub fn remove(&mut self, id: u64) -> bool {
+        self.rows.begin_change();
+        let removed = self.index().remove(id);
+        let len = self.rows.len() - usize::from(removed.is_some());
+        self.rows.end_change(len);
+        if let Some(record) = removed {
+            self.rows.free(record);
+        }
+        removed.is_some()
+    }
+
+    /// A record's words: row, state, version.
+    pub fn record(&self, record: u32) -> &[u32] {
+        self.rows.record(record)
+    }
+
+    pub fn record_mut(&mut self, record: u32) -> &mut [u32] {
+        self.rows.record_mut(record)
+    }
+
+    /// The floats of a record's row.
+    pub fn row(&self, record: u32) -> &[f32] {
+        bytemuck::cast_slice(&self.record(record)[..self.shape.dim])
+    }
+
+    /// Copies an id's record, or its first value where it has none.
+    pub fn read(&self, id: u64, out: &mut [u32]) {
+        match self.find(id) {
+            Some(record) => out.copy_from_slice(self.record(record)),
+            None => self.shape.first_value(id, out),
+        }
+    }
+
+    /// Replaces an id's record; false where there is no room for it.
+    pub fn write(&mut self, id: u64, words: &[u32]) -> bool {
+        let Some(record) = self.find_or_insert(id) else { return false };
+        self.record_mut(record).copy_from_slice(words);
+        true
+    }
+
+    /// Applies a gradient to a record.
+    pub fn update(&mut self, record: u32, gradient: &[f32], rate: f32) {
+        let shape = self.shape;
+        shape.update(self.rows.record_mut(record), gradient, rate);
+    }
+
+    /// Every id with its record number, ids ascending: the order of files.
+    pub fn sorted(&self) -> Vec<(u64, u32)> {
+        let mut entries: Vec<(u64, u32)> = self.index().entries().collect();
+        entries.sort_unstable();
+        entries
+    }
+}
+
+/// The table as a process sees it that may not write.
+pub struct TableReader {
+    rows: RowReader,
+    shape: TableShape,
+}
+
+impl TableReader {
+    /// Maps the table that main created, read-only.
+    ///
+    /// # Errors
+    /// When it is missing or damaged.
+    pub fn open(name: &str) -> Result<Self, ShmError> {
+        let rows = RowReader::open(name)?;
+        let shape = TableShape::of_parameters(rows.parameters()).filter(|shape| shape.memory() == rows.shape());
+        Ok(Self { shape: shape.ok_or_else(|| contradiction(name))?, rows })
+    }
+
+    pub fn shape(&self) -> TableShape {
+        self.shape
+    }
+
+    /// Copies an id's record, or its first value where it has none.
+    pub fn read(&self, id: u64, out: &mut [u32]) {
+        loop {
+            let before = self.rows.generation();
+            match Index::new(self.rows.keys(), self.rows.offsets()).find(id) {
+                Some(record) => self.rows.read(record, out),
+                None => self.shape.first_value(id, out),
+            }
+            // Acquire fence: the loads above come before the second look at the generation.
+            std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
+            if before.is_multiple_of(2) && self.rows.generation() == before {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: TableShape = TableShape { dim: 4, optimizer: RowOptimizer::RowwiseAdagrad, max_rows: 3, seed: 5 };
+
+    #[test]
+    fn whoever_reads_an_absent_id_sees_what_the_writer_would_insert() {
+        let mut table = HostTable::private(SHAPE).unwrap();
+        let mut absent = vec![0; SHAPE.words()];
+        table.read(77, &mut absent);
+        let record = table.find_or_insert(77).unwrap();
+        assert_eq!(table.record(record), absent);
+        assert_eq!(&table.row(record)[..DIRECT], [0.0; DIRECT]);
+        assert!(table.row(record)[DIRECT..].iter().all(|w| *w != 0.0 && w.abs() <= FIRST_SPREAD));
+    }
+
+    #[test]
+    fn a_full_table_takes_no_more_and_a_freed_row_begins_anew() {
+        let mut table = HostTable::private(SHAPE).unwrap();
+        for id in 0..3 {
+            let record = table.find_or_insert(id).unwrap();
+            table.update(record, &[1.0; 4], 0.1);
+        }
+        assert_eq!((table.find_or_insert(9), table.len()), (None, 3));
+        assert!(table.remove(1) && !table.remove(1));
+        let record = table.find_or_insert(9).unwrap();
+        let mut first = vec![0; SHAPE.words()];
+        SHAPE.first_value(9, &mut first);
+        assert_eq!(table.record(record), first, "nothing of the row that was freed is left");
+        assert_eq!(table.sorted().iter().map(|(id, _)| *id).collect::<Vec<_>>(), [0, 2, 9]);
+    }
+
+    #[test]
+    fn a_table_of_one_row_works() {
+        let mut table = HostTable::private(TableShape { max_rows: 1, ..SHAPE }).unwrap();
+        for id in [3, 4, 3] {
+            let record = table.find_or_insert(id).unwrap();
+            table.update(record, &[1.0; 4], 0.1);
+            assert_eq!(table.find_or_insert(id + 10), None);
+            assert!(table.remove(id));
+        }
+    }
+}

@@ -1,0 +1,384 @@
+//! The main process of `admix values train`: joins and counts the exposures first, then runs readers and the trainer.
+//!
+//! A reader that dies is started again and goes on with the block that it had not handed over. A trainer that dies leaves the
+//! table between two states: everything goes back to the newest snapshot. Blocks are taken in a fixed order, so either way the run
+//! ends with the bytes that it would have ended with anyway.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use serde::Serialize;
+
+use crate::awake::Deadline;
+use crate::log;
+use crate::run::context::inputs_hash;
+use crate::run::leakage::Roles;
+use crate::run::value_run::{Prepared, ValueSegments, ValueSnapshot, compile_options};
+use crate::run::{Metrics, RunDirectory};
+use crate::settings::{Configuration as _, ValueSettings};
+use crate::shm::control::{STOP_ALL, STOP_LEARNING, STOP_NOW};
+use crate::shm::{Ledger, RunNames, SampleRing, sweep};
+use crate::values::Fields;
+use crate::values::join::{JoinCounts, Share, join};
+use crate::values::prior::PriorEstimate;
+
+use super::ExitReason;
+use super::children::{Process, Role, without_huge_pages};
+use super::failure::RunFailure;
+use super::interrupt::Interrupt;
+use super::resume::Refused;
+
+const POLL: Duration = Duration::from_millis(20);
+const SHOW_EVERY: Duration = Duration::from_secs(10);
+const FINISH: Duration = Duration::from_secs(60);
+
+/// What a finished run reports.
+#[derive(Debug, Clone, Serialize)]
+pub struct ValueOutcome {
+    pub reason: ExitReason,
+    pub updates: u64,
+    pub samples: u64,
+    pub passes: u64,
+    pub seconds: f64,
+    /// Loss of the best model on the validation days: click plus charge over its dispersion, per exposure.
+    pub best_loss: f64,
+    pub reader_restarts: u32,
+    /// Times that everything went back to a snapshot.
+    pub went_back: u32,
+    pub snapshots: u64,
+    pub snapshot_s: f64,
+    pub ledger: Ledger,
+}
+
+/// Joins all exposures once: counts what is wrong with them, and measures how charges scatter.
+///
+/// # Errors
+/// A day that cannot be used, or that is trained on and validated on ([`crate::run::leakage::Leak`]).
+pub fn prepare(settings: &ValueSettings, fields: &Fields) -> anyhow::Result<Prepared> {
+    let mut prepared = Prepared {
+        samples: 0,
+        dispersion: 1.0,
+        prior: vec![[settings.values.prior_sd as f32; 2]; fields.len()],
+        train: JoinCounts::default(),
+        validation: JoinCounts::default(),
+        inputs: Default::default(),
+    };
+    let (mut scatter, mut charges) = (0.0, 0u64);
+    let v = &settings.values;
+    let mut prior = PriorEstimate::new(fields.len(), v.train.len());
+    let mut roles = Roles::default();
+    for (dir, training) in v.train.iter().map(|d| (d, true)).chain(v.validation.iter().map(|d| (d, false))) {
+        let joined = join(dir, compile_options(settings), fields, Share::ALL)?;
+        if let Some(complaint) = joined.counts.complaint() {
+            tracing::warn!("{}: {complaint}", joined.log.name());
+        }
+        roles.add(if training { "values.train" } else { "values.validation" }, dir, &joined.log)?;
+        let mut hash = inputs_hash(dir, &joined.log)?;
+        if let Some(path) = log::table::find(dir, "joined_exposure")? {
+            let mut hasher = twox_hash::XxHash3_128::new();
+            log::compile::hash_table(&mut hasher, &path)?;
+            hash += &format!("-{:032x}", hasher.finish_128());
+        }
+        prepared.inputs.insert(dir.clone(), hash);
+        if !training {
+            prepared.validation.add(&joined.counts);
+            continue;
+        }
+        prepared.samples += joined.samples.len() as u64;
+        prepared.train.add(&joined.counts);
+        if v.learn_prior {
+            prior.add(&joined);
+        }
+        for s in joined.samples.iter().filter(|s| s.auction && s.seen.charge > 0.0) {
+            let (expected, charged) = (f64::from(s.seen.charge), f64::from(s.charged));
+            scatter += (charged - expected).powi(2) / expected;
+            charges += 1;
+        }
+    }
+    if charges > 0 && scatter > 0.0 {
+        prepared.dispersion = (scatter / charges as f64) as f32;
+    }
+    if v.learn_prior {
+        prepared.prior = prior.finish(v.prior_sd);
+    }
+    Ok(prepared)
+}
+
+/// Checks that a run may go on under these settings and inputs.
+///
+/// # Errors
+/// [`Refused`], with what differs.
+pub fn check_resume(directory: &RunDirectory, settings: &ValueSettings, now: &Prepared) -> anyhow::Result<()> {
+    let then = ValueSettings::read_resolved(&directory.config())?;
+    let free = |s: &ValueSettings| {
+        let mut s = s.clone();
+        (s.checkpoint, s.watchdog, s.values.epochs, s.values.patience) = Default::default();
+        // The cache changes no number.
+        (s.table.cache_rows, s.table.prefetch, s.table.devices) = Default::default();
+        s
+    };
+    let refused = |why: &str| Refused { root: directory.root().to_owned(), why: why.to_owned() };
+    if free(&then) != free(settings) {
+        return Err(refused(
+            "the run has another configuration; go on with its own, or start a new run in another --run-dir",
+        )
+        .into());
+    }
+    if then.values.epochs != settings.values.epochs {
+        return Err(refused("values.epochs has changed, and the rates decay over it; set it back").into());
+    }
+    if Prepared::read(directory)?.inputs != now.inputs {
+        return Err(refused("a log has changed since the run began; put it back, or start a new run").into());
+    }
+    Ok(())
+}
+
+/// Trains until the trainer ends, and reports. Goes on from the newest snapshot in the run directory, if there is one.
+///
+/// # Errors
+/// [`RunFailure`], or no room for the table.
+pub fn train(
+    settings: &ValueSettings,
+    fields: &Fields,
+    directory: &RunDirectory,
+    interrupt: &Interrupt,
+) -> anyhow::Result<ValueOutcome> {
+    let removed = sweep();
+    if !removed.is_empty() {
+        tracing::info!("removed shared memory that dead runs left: {}", removed.join(", "));
+    }
+    without_huge_pages();
+    let names = RunNames::for_this_process(&directory.run_id())?;
+    let started = Instant::now();
+    let (mut went_back, mut reader_restarts, mut snapshots) = (0, 0, (0, 0));
+    loop {
+        let snapshot = ValueSnapshot::newest(directory)?;
+        let (segments, table) = ValueSegments::create(&names, settings, fields)?;
+        let mut before = Ledger::default();
+        if let Some(snapshot) = &snapshot {
+            before = snapshot.state.ledger;
+            let l = &segments.control.learner;
+            l.updates.set(snapshot.state.updates);
+            l.samples_consumed.set(snapshot.state.samples);
+            for (actor, &position) in segments.control.actors.iter().zip(&snapshot.state.cursor.positions) {
+                actor.param_version.set(position);
+            }
+        }
+        let run = Run::start(settings, directory, &segments, names.to_string())?;
+        let ended = run.watch(interrupt, &mut reader_restarts)?;
+        drop(table);
+        let c = &segments.control.checkpoint;
+        snapshots = (snapshots.0 + c.snapshots.get(), snapshots.1 + c.write_ns.get());
+        let Ended::Well(reason) = ended else {
+            went_back += 1;
+            anyhow::ensure!(
+                went_back <= settings.watchdog.max_restarts,
+                RunFailure::KeepsDying { process: "trainer".into(), times: went_back, log: directory.log("trainer") }
+            );
+            tracing::warn!("the trainer died; all go back to the last snapshot");
+            continue;
+        };
+        let ledger = segments.rings.iter().map(SampleRing::ledger);
+        for ledger in ledger.clone() {
+            ledger.balance().context("samples are unaccounted for")?;
+        }
+        let control = &segments.control;
+        return Ok(ValueOutcome {
+            reason,
+            updates: control.learner.updates.get(),
+            samples: control.learner.samples_consumed.get(),
+            passes: control.evaluator.due.get(),
+            seconds: started.elapsed().as_secs_f64(),
+            best_loss: control.evaluator.best_benefit.get(),
+            reader_restarts,
+            went_back,
+            snapshots: snapshots.0,
+            snapshot_s: snapshots.1 as f64 * 1e-9,
+            ledger: Ledger::sum(ledger.chain([before])),
+        });
+    }
+}
+
+/// How a set of processes ended.
+enum Ended {
+    Well(ExitReason),
+    TrainerDied,
+}
+
+struct Run<'a> {
+    settings: &'a ValueSettings,
+    directory: &'a RunDirectory,
+    segments: &'a ValueSegments,
+    prefix: String,
+    trainer: Process,
+    readers: Vec<Process>,
+    metrics: Metrics,
+    started: Instant,
+    /// When it was last shown how far the run is, and the samples then.
+    shown: (Instant, u64),
+}
+
+#[derive(Serialize)]
+struct Restart {
+    process: String,
+    status: String,
+    lost: u64,
+}
+
+impl<'a> Run<'a> {
+    fn start(
+        settings: &'a ValueSettings,
+        directory: &'a RunDirectory,
+        segments: &'a ValueSegments,
+        prefix: String,
+    ) -> anyhow::Result<Self> {
+        let trainer = Process::start(Role::Trainer, directory, &prefix)?;
+        let readers = (0..settings.values.readers).map(|id| Process::start(Role::Reader(id), directory, &prefix));
+        let samples = segments.control.learner.samples_consumed.get();
+        Ok(Self {
+            settings,
+            directory,
+            segments,
+            trainer,
+            readers: readers.collect::<Result<_, _>>()?,
+            metrics: Metrics::open(&directory.metrics())?,
+            started: Instant::now(),
+            shown: (Instant::now(), samples),
+            prefix,
+        })
+    }
+
+    /// Watches over the processes until the trainer ends.
+    fn watch(mut self, interrupt: &Interrupt, restarts: &mut u32) -> anyhow::Result<Ended> {
+        let control = &self.segments.control;
+        let mut deadline = None;
+        let mut progress = (0, Instant::now());
+        loop {
+            if let Some(status) = self.trainer.reap()? {
+                if !status.success() {
+                    return self.trainer_died(&status);
+                }
+                control.request_stop(STOP_ALL);
+                for (reader, ring) in self.readers.iter_mut().zip(&self.segments.rings) {
+                    ring.space().ring();
+                    reader.finish(&mut Deadline::after(FINISH), interrupt)?;
+                    ring.recover_writer(&control.data);
+                }
+                let done = interrupt.count() == 0;
+                let patience = self.settings.values.patience;
+                let converged = patience > 0 && control.evaluator.without_improvement.get() >= patience;
+                return Ok(Ended::Well(match (done, converged) {
+                    (false, _) => ExitReason::Interrupted,
+                    (true, true) => ExitReason::Converged,
+                    (true, false) => ExitReason::Budget,
+                }));
+            }
+            match interrupt.count() {
+                0 => {}
+                1 => {
+                    control.request_stop(STOP_LEARNING);
+                    let grace = Duration::from_secs_f64(self.settings.watchdog.grace_s);
+                    if deadline.get_or_insert_with(|| Deadline::after(grace)).is_over() {
+                        tracing::warn!("the trainer has not ended within watchdog.grace_s, killing it");
+                        self.trainer.kill();
+                        return Ok(Ended::Well(ExitReason::Interrupted));
+                    }
+                }
+                _ => {
+                    control.request_stop(STOP_NOW);
+                    anyhow::bail!("interrupted twice: ended at once");
+                }
+            }
+            self.mind_readers(restarts)?;
+            self.show();
+            let limits = &self.settings.watchdog;
+            let slot = &control.processes[Role::Trainer.slot()];
+            let silent_s = slot.silent_ms() as f64 / 1000.0;
+            if limits.silent_s > 0.0 && slot.pid() == Some(self.trainer.pid()) && silent_s > limits.silent_s {
+                tracing::warn!(
+                    "the trainer has given no sign of life for {silent_s:.0} s (watchdog.silent_s), killing it"
+                );
+                self.trainer.kill();
+            }
+            let now = control.learner.updates.get() + control.learner.samples_consumed.get();
+            if now != progress.0 {
+                progress = (now, Instant::now());
+            } else if limits.stuck_s > 0.0 && progress.1.elapsed() > Duration::from_secs_f64(limits.stuck_s) {
+                let (seconds, logs) = (progress.1.elapsed().as_secs_f64(), self.directory.logs());
+                return Err(RunFailure::NoProgress { seconds, logs }.into());
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    fn trainer_died(&mut self, status: &std::process::ExitStatus) -> anyhow::Result<Ended> {
+        self.segments.control.request_stop(STOP_NOW);
+        let log = self.directory.log("trainer");
+        match status.code().and_then(|code| u8::try_from(code).ok()) {
+            // In a fixed order the same would follow again.
+            Some(RunFailure::NOT_FINITE) => Err(RunFailure::NotFinite { incidents: self.directory.logs() }.into()),
+            Some(RunFailure::CANNOT_SAVE) => Err(RunFailure::CannotSave { log }.into()),
+            // It said why: a full table, say. Only what was killed or broke is tried again.
+            Some(1 | 2) => {
+                let said = std::fs::read_to_string(&log).unwrap_or_default();
+                let last = said.lines().rev().find(|line| line.starts_with("error:")).unwrap_or("error: see its log");
+                anyhow::bail!(
+                    "the trainer ended: {} (its log is {})",
+                    last.trim_start_matches("error: "),
+                    log.display()
+                )
+            }
+            _ => {
+                let record = Restart { process: "trainer".into(), status: status.to_string(), lost: 0 };
+                self.metrics.append("restart", &record);
+                Ok(Ended::TrainerDied)
+            }
+        }
+    }
+
+    fn mind_readers(&mut self, restarts: &mut u32) -> anyhow::Result<()> {
+        let control = &self.segments.control;
+        for (id, reader) in self.readers.iter_mut().enumerate() {
+            if let Some(status) = reader.reap()? {
+                let lost = self.segments.rings[id].recover_writer(&control.data);
+                control.processes[id].clear();
+                // It has given all passes, or was asked to stop.
+                if status.success() || control.stop_level() > 0 {
+                    reader.due = Some(Instant::now() + Duration::from_secs(u32::MAX.into()));
+                    continue;
+                }
+                let (process, log) = (reader.role.to_string(), self.directory.log(&reader.role.to_string()));
+                if reader.restarts >= self.settings.watchdog.max_restarts {
+                    return Err(RunFailure::KeepsDying { process, times: reader.restarts + 1, log }.into());
+                }
+                tracing::warn!("{process} ended ({status}), {lost} samples lost with it; starting another");
+                self.metrics.append("restart", &Restart { process, status: status.to_string(), lost });
+                *restarts += 1;
+                reader.schedule_restart();
+            }
+            reader.restart_if_due(self.directory, &self.prefix)?;
+        }
+        Ok(())
+    }
+
+    fn show(&mut self) {
+        let (then, before) = self.shown;
+        if then.elapsed() < SHOW_EVERY {
+            return;
+        }
+        let control = &self.segments.control;
+        let samples = control.learner.samples_consumed.get();
+        let best = control.evaluator.best_benefit.get();
+        let best = if best.is_finite() { format!("  best validation loss {best:.6}") } else { String::new() };
+        say!(
+            "{:>5.0}s  pass {}/{}  updates {}  samples {} ({:.0}k/s){best}",
+            self.started.elapsed().as_secs_f64(),
+            control.evaluator.due.get() + 1,
+            self.settings.values.epochs,
+            control.learner.updates.get(),
+            samples,
+            (samples.saturating_sub(before)) as f64 / then.elapsed().as_secs_f64() / 1000.0,
+        );
+        self.shown = (Instant::now(), samples);
+    }
+}

@@ -1,0 +1,197 @@
+//! Planted errors of the logged predictions: worlds in which what an impression is worth is not what the log says.
+//!
+//! The truth is the prediction times the exponential of effects of the ad, of the slot, of the ad in the region and of the day;
+//! charges and click odds have effects of their own. The logged queues do not depend on them, so a world with errors differs from
+//! the same world without them only in its exposures and in `truth.tsv`.
+
+use anyhow::{Result, ensure};
+use rand::RngExt;
+use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
+
+use super::audience::normal;
+use super::settings::WorldSettings;
+use super::{Purpose, contracts, market, stream};
+use crate::log::schema::{AdType, ExposureRow, QueueEntry, TrackRow};
+
+/// What an auction ad is charged for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Billing {
+    /// Each impression: the true expected charge times log-normal noise of mean 1.
+    #[default]
+    Impressions,
+    /// Each click, so that the mean over all impressions is the true expected charge.
+    Clicks,
+}
+
+/// Standard deviations of the log errors, of charges and of click odds alike.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ErrorSettings {
+    /// Of each ad; default 0.18.
+    pub ad: f64,
+    /// Of each slot; default 0.08.
+    pub slot: f64,
+    /// Of each ad in each region; default 0.14.
+    pub ad_region: f64,
+    /// Of each day, drawn anew; default 0.05.
+    pub day: f64,
+    /// Standard deviation of the logarithm of one charge about its expectation; default 0.5.
+    pub charge_noise: f64,
+    /// `impressions` (default) or `clicks`.
+    pub billing: Billing,
+    /// Days whose exposures may be learned from; the following days are reported. Default 3.
+    pub train_days: u32,
+}
+
+impl Default for ErrorSettings {
+    fn default() -> Self {
+        Self {
+            ad: 0.18,
+            slot: 0.08,
+            ad_region: 0.14,
+            day: 0.05,
+            charge_noise: 0.5,
+            billing: Billing::Impressions,
+            train_days: 3,
+        }
+    }
+}
+
+impl ErrorSettings {
+    /// # Errors
+    /// Names the key, its value and the range.
+    pub fn validate(&self) -> Result<()> {
+        for (name, value) in [
+            ("ad", self.ad),
+            ("slot", self.slot),
+            ("ad_region", self.ad_region),
+            ("day", self.day),
+            ("charge_noise", self.charge_noise),
+        ] {
+            ensure!((0.0..=2.0).contains(&value), "`errors.{name} = {value}` must lie in 0..=2");
+        }
+        Ok(())
+    }
+}
+
+/// What an impression is really worth.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Truth {
+    /// Expected charge, minor units per impression; 0 for a contract.
+    pub charge: f64,
+    /// Click probability.
+    pub pctr: f64,
+}
+
+/// One effect on charges and one on click odds, natural logarithms.
+pub type Effect = [f64; 2];
+
+/// Which effects apply to an impression: indices of ad, slot and region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Cell {
+    pub ad: usize,
+    pub slot: usize,
+    pub region: usize,
+}
+
+/// The effects that all days share.
+pub struct Errors {
+    pub settings: ErrorSettings,
+    contracts: usize,
+    regions: usize,
+    ad: Vec<Effect>,
+    slot: Vec<Effect>,
+    ad_region: Vec<Effect>,
+}
+
+impl Errors {
+    /// Draws the effects of a world; `None` where it has no errors.
+    pub fn draw(world: &WorldSettings) -> Option<Self> {
+        let settings = world.errors?;
+        let mut rng = stream(world.seed, Purpose::Errors, 0);
+        let (contracts, regions) = (world.contracts as usize, world.regions as usize);
+        let ads = contracts + world.auction_ads as usize;
+        let mut effects = |n: usize, sd: f64| -> Vec<Effect> {
+            (0..n).map(|_| [sd * normal(&mut rng), sd * normal(&mut rng)]).collect()
+        };
+        Some(Self {
+            ad: effects(ads, settings.ad),
+            slot: effects(world.slots as usize, settings.slot),
+            ad_region: effects(ads * regions, settings.ad_region),
+            settings,
+            contracts,
+            regions,
+        })
+    }
+
+    /// Numbers of ads, slots and regions.
+    pub fn sizes(&self) -> [usize; 3] {
+        [self.ad.len(), self.slot.len(), self.regions]
+    }
+
+    /// The effects that apply to an entry of a request.
+    pub fn cell(&self, row: &TrackRow, entry: &QueueEntry) -> Cell {
+        let ad = match entry.ad_type {
+            AdType::Contract => (entry.ad_id - contracts::FIRST_ID) as usize,
+            AdType::Auction => self.contracts + (entry.ad_id - market::FIRST_ID) as usize,
+        };
+        Cell { ad, slot: row.slot_id as usize - 1, region: row.region as usize - 1 }
+    }
+
+    /// The log errors of charge and of click odds, but for the day's.
+    fn lasting(&self, cell: Cell) -> Effect {
+        let parts = [self.ad[cell.ad], self.slot[cell.slot], self.ad_region[cell.ad * self.regions + cell.region]];
+        [0, 1].map(|head| parts.iter().map(|part| part[head]).sum())
+    }
+}
+
+/// The errors of one day, and the draws of what is charged and clicked on it.
+pub struct DayErrors<'a> {
+    errors: &'a Errors,
+    day: Effect,
+    rng: ChaCha8Rng,
+}
+
+impl<'a> DayErrors<'a> {
+    pub fn new(errors: &'a Errors, world: &WorldSettings, day: u32) -> Self {
+        let mut rng = stream(world.seed, Purpose::Errors, day + 1);
+        let sd = errors.settings.day;
+        Self { errors, day: [sd * normal(&mut rng), sd * normal(&mut rng)], rng }
+    }
+
+    pub fn cell(&self, row: &TrackRow, entry: &QueueEntry) -> Cell {
+        self.errors.cell(row, entry)
+    }
+
+    pub fn truth(&self, row: &TrackRow, entry: &QueueEntry) -> Truth {
+        let lasting = self.errors.lasting(self.cell(row, entry));
+        corrected(entry, [0, 1].map(|head| lasting[head] + self.day[head]))
+    }
+
+    /// Replaces charge and click of an exposure by draws from the truth.
+    pub fn bill(&mut self, row: &TrackRow, exposure: &mut ExposureRow) {
+        let Some(entry) = row.queue.iter().find(|e| e.ad_id == exposure.ad_id) else { return };
+        let truth = self.truth(row, entry);
+        let sd = self.errors.settings.charge_noise;
+        let noise = (sd * normal(&mut self.rng) - 0.5 * sd * sd).exp();
+        exposure.click = self.rng.random::<f64>() < truth.pctr;
+        let charge = match (self.errors.settings.billing, exposure.click) {
+            (Billing::Impressions, _) => truth.charge * noise,
+            (Billing::Clicks, true) => truth.charge / truth.pctr * noise,
+            (Billing::Clicks, false) => 0.0,
+        };
+        exposure.charge = super::round(charge, 5);
+    }
+}
+
+/// A logged prediction corrected by log effects on its charge and its click odds.
+pub fn corrected(entry: &QueueEntry, effect: Effect) -> Truth {
+    let charge = match entry.ad_type {
+        AdType::Auction => entry.ecpm / 1000.0 * effect[0].exp(),
+        AdType::Contract => 0.0,
+    };
+    let odds = entry.pctr / (1.0 - entry.pctr) * effect[1].exp();
+    Truth { charge, pctr: odds / (1.0 + odds) }
+}

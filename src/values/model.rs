@@ -1,0 +1,241 @@
+//! A value model at rest and at work: its file, and the values that it gives.
+//!
+//! A model is a folder: `values.safetensors` with the network and, in its metadata, everything else that prediction needs, and the
+//! sparse-parameter file that the metadata name. The rows are written first under a name of their own and the safetensors file is
+//! replaced by rename, so that a folder always holds one whole model.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, ensure};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde::{Deserialize, Serialize};
+use twox_hash::XxHash3_128;
+
+use crate::files;
+use crate::log::Request;
+use crate::log::corrected::Asked;
+use crate::sparse::lookup::Finder;
+use crate::sparse::{HostTable, Lookup, file};
+
+use super::Fields;
+use super::net::{Net, NetShape, clamped};
+use super::sample::Seen;
+
+const DENSE_FILE: &str = "values.safetensors";
+/// Run of the model that was learned once more from all days, in the directory of the run that chose its passes.
+pub const REFIT: &str = "refit";
+const META: &str = "admix.values";
+const FORMAT: u32 = 1;
+
+/// What prediction needs beside the numbers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Meta {
+    pub format: u32,
+    pub fields: Vec<String>,
+    pub dim: usize,
+    pub hidden: usize,
+    /// Seed of the first values of rows that are not in the file.
+    pub table_seed: u64,
+    /// Variance of the charges over their mean, at the logged predictions.
+    pub dispersion: f32,
+    /// Updates after which this was the best, and its losses on the validation days.
+    pub updates: u64,
+    pub epoch: u64,
+    pub validation_click: f64,
+    pub validation_charge: f64,
+    /// File of the rows in the same folder.
+    pub rows: String,
+}
+
+/// Writes a model into `folder`, replacing the one that is there.
+///
+/// # Errors
+/// What the file system says; the model that was there stays then.
+pub fn write(folder: &Path, mut meta: Meta, parameters: &[f32], table: &HostTable) -> anyhow::Result<()> {
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let temporary = folder.join(".rows.writing");
+    let hash = file::write(&temporary, table)?;
+    meta.rows = format!("rows-{:08}-{hash:016x}.bin", meta.updates);
+    std::fs::File::open(&temporary)?.sync_all()?;
+    std::fs::rename(&temporary, folder.join(&meta.rows))?;
+    let shape = NetShape { fields: meta.fields.len(), dim: meta.dim, hidden: meta.hidden };
+    let bytes = tensors(shape, parameters, &meta)?;
+    files::replace(&folder.join(DENSE_FILE), &bytes)?;
+    std::fs::File::open(folder)?.sync_all()?;
+    for entry in std::fs::read_dir(folder)?.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with("rows-") && name != meta.rows {
+            std::fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+fn tensors(shape: NetShape, parameters: &[f32], meta: &Meta) -> anyhow::Result<Vec<u8>> {
+    let mut views = Vec::new();
+    let mut at = 0;
+    for (name, inputs, outputs) in shape.layers() {
+        for (part, sizes) in [("weight", vec![inputs, outputs]), ("bias", vec![outputs])] {
+            let len: usize = sizes.iter().product();
+            let view = TensorView::new(Dtype::F32, sizes, bytemuck::cast_slice(&parameters[at..at + len]))?;
+            views.push((format!("{name}.{part}"), view));
+            at += len;
+        }
+    }
+    let meta = HashMap::from([(META.to_owned(), serde_json::to_string(meta)?)]);
+    Ok(safetensors::serialize(views, Some(meta))?)
+}
+
+/// A model that gives values.
+pub struct ValueModel {
+    pub meta: Meta,
+    /// The folder that it was read from.
+    pub folder: PathBuf,
+    pub fields: Fields,
+    pub parameters: Vec<f32>,
+    pub table: HostTable,
+    /// Hash of the network's file, which names the rows by theirs.
+    pub key: u128,
+}
+
+impl ValueModel {
+    /// Reads the model of a run directory or of a folder that holds one.
+    ///
+    /// # Errors
+    /// No model there, or one that is damaged.
+    pub fn read(dir: &Path) -> anyhow::Result<Self> {
+        let folder = [dir.join(REFIT).join("values"), dir.join("values"), dir.to_owned()]
+            .into_iter()
+            .find(|f| f.join(DENSE_FILE).is_file());
+        let folder = folder.with_context(|| {
+            format!("{} holds no value model; name a run directory of `admix values train`", dir.display())
+        })?;
+        let path = folder.join(DENSE_FILE);
+        let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let (meta, parameters) = parse(&bytes).with_context(|| format!("{} cannot be used", path.display()))?;
+        let fields = Fields::parse(&meta.fields)?;
+        let table = file::read(&folder.join(&meta.rows), 0, meta.table_seed)?;
+        ensure!(table.shape().dim == meta.dim, "{}: rows of another width", folder.join(&meta.rows).display());
+        let key = XxHash3_128::oneshot(&bytes);
+        Ok(Self { meta, folder, fields, parameters, table, key })
+    }
+
+    /// Reads what prediction needs beside the numbers, from a model's folder.
+    ///
+    /// # Errors
+    /// No model there, or one that is damaged.
+    pub fn read_meta(folder: &Path) -> anyhow::Result<Meta> {
+        let path = folder.join(DENSE_FILE);
+        let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        Ok(parse(&bytes).with_context(|| format!("{} cannot be used", path.display()))?.0)
+    }
+
+    fn shape(&self) -> NetShape {
+        NetShape { fields: self.fields.len(), dim: self.meta.dim, hidden: self.meta.hidden }
+    }
+
+    /// Makes what gives values, with memory of its own.
+    pub fn predictor(&self) -> Predictor<'_> {
+        Predictor {
+            model: self,
+            net: Net::new(self.shape()),
+            finder: Finder::default(),
+            lookup: Lookup::default(),
+            record: vec![0; self.table.shape().words()],
+            rows: Vec::new(),
+            dense: Vec::new(),
+        }
+    }
+}
+
+fn parse(bytes: &[u8]) -> anyhow::Result<(Meta, Vec<f32>)> {
+    let (_, header) = SafeTensors::read_metadata(bytes)?;
+    let meta = header.metadata().as_ref().and_then(|m| m.get(META)).context("it is no value model")?;
+    let meta: Meta = serde_json::from_str(meta).context("its metadata are malformed")?;
+    ensure!(meta.format == FORMAT, "format {}, this program reads {FORMAT}", meta.format);
+    ensure!((3..=256).contains(&meta.dim) && (1..=4096).contains(&meta.hidden), "impossible sizes");
+    ensure!(!meta.rows.contains('/') && meta.rows.starts_with("rows-"), "it names a file elsewhere");
+    let shape = NetShape { fields: meta.fields.len(), dim: meta.dim, hidden: meta.hidden };
+    let tensors = SafeTensors::deserialize(bytes)?;
+    let mut parameters = Vec::with_capacity(shape.parameters());
+    for (name, inputs, outputs) in shape.layers() {
+        for (part, sizes) in [("weight", vec![inputs, outputs]), ("bias", vec![outputs])] {
+            let name = format!("{name}.{part}");
+            let tensor = tensors.tensor(&name)?;
+            ensure!(tensor.shape() == sizes && tensor.dtype() == Dtype::F32, "tensor {name} has another shape");
+            parameters.extend(tensor.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+        }
+    }
+    ensure!(parameters.iter().all(|w| w.is_finite()), "it holds values that are not finite");
+    Ok((meta, parameters))
+}
+
+impl Meta {
+    /// Metadata of a model that is being made.
+    pub fn new(fields: Vec<String>, dim: usize, hidden: usize, table_seed: u64, dispersion: f32) -> Self {
+        Self {
+            format: FORMAT,
+            fields,
+            dim,
+            hidden,
+            table_seed,
+            dispersion,
+            updates: 0,
+            epoch: 0,
+            validation_click: 0.0,
+            validation_charge: 0.0,
+            rows: String::new(),
+        }
+    }
+}
+
+/// Gives values; of one thread.
+pub struct Predictor<'a> {
+    model: &'a ValueModel,
+    net: Net,
+    finder: Finder,
+    lookup: Lookup,
+    record: Vec<u32>,
+    rows: Vec<f32>,
+    dense: Vec<f32>,
+}
+
+impl Predictor<'_> {
+    /// Computes the log corrections of charge and click odds of samples, from their dense features and ids.
+    pub fn corrections(&mut self, dense: &[f32], ids: &[u64]) -> Vec<[f32; 2]> {
+        let dim = self.model.meta.dim;
+        self.finder.find(ids, &mut self.lookup);
+        self.rows.clear();
+        for &id in &self.lookup.unique {
+            self.model.table.read(id, &mut self.record);
+            self.rows.extend_from_slice(bytemuck::cast_slice(&self.record[..dim]));
+        }
+        let out = self.net.forward(&self.model.parameters, dense, &self.rows, &self.lookup.inverse);
+        out.chunks_exact(2).map(|c| [clamped(c[0]), clamped(c[1])]).collect()
+    }
+
+    /// Replaces the values (eCPM, click probability) of the entries of a request. A logged eCPM of 0 stays 0.
+    pub fn correct(&mut self, request: &Request, day_start: u64, queue: &[Asked], values: &mut [(f64, f64)]) {
+        let mut dense = std::mem::take(&mut self.dense);
+        dense.clear();
+        let mut ids = Vec::with_capacity(queue.len() * self.model.fields.len());
+        let mut logits = Vec::with_capacity(queue.len());
+        for asked in queue {
+            let seen = Seen::of(request, asked, day_start);
+            dense.extend_from_slice(&seen.dense);
+            logits.push(f64::from(seen.logit));
+            self.model.fields.ids(request, asked.ad_id, asked.ad_type, &mut ids);
+        }
+        let corrections = self.corrections(&dense, &ids);
+        for ((value, logit), correction) in values.iter_mut().zip(logits).zip(corrections) {
+            let [c, q] = correction.map(f64::from);
+            value.0 *= c.exp();
+            if q != 0.0 {
+                value.1 = 1.0 / (1.0 + (-(logit + q)).exp());
+            }
+        }
+        self.dense = dense;
+    }
+}

@@ -1,0 +1,417 @@
+//! The network of the value model, with its derivatives written out.
+//!
+//! Dense features go through two layers to a vector as wide as the embeddings' product part; it and the embeddings of the fields
+//! are multiplied in pairs; two layers on top give the two corrections, to which each row adds its first two elements directly.
+//! The last layer starts at 0 and so do those elements: a network that has learned nothing corrects nothing.
+//!
+//! ```text
+//! dense (12) - linear - relu - linear - relu = b (k)          row of field f = [direct charge, direct click, e_f (k)]
+//! [b, <b,e_1>, <e_1,e_2>, ..] - linear - relu - linear = (c, q);   c += sum of direct charges, q += sum of direct clicks
+//! charge: Poisson deviance of y against w0 exp(c), over its dispersion      click: logistic loss of logit + q
+//! ```
+
+use rand::RngExt as _;
+use rand_chacha::ChaCha8Rng;
+
+use crate::sparse::table::DIRECT;
+
+use super::linear::{backward_inputs, backward_weights, forward, transpose};
+use super::sample::{Block, DENSE};
+
+/// Corrections beyond this say that something is wrong, not what an impression is worth.
+const MOST_CORRECTION: f32 = 3.0;
+const HEADS: usize = 2;
+
+/// Sizes of a network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NetShape {
+    pub fields: usize,
+    /// Floats of a row.
+    pub dim: usize,
+    pub hidden: usize,
+}
+
+/// Where the layers lie among the parameters.
+#[derive(Debug, Clone, Copy)]
+struct Layer {
+    at: usize,
+    inputs: usize,
+    outputs: usize,
+}
+
+impl Layer {
+    fn len(self) -> usize {
+        (self.inputs + 1) * self.outputs
+    }
+
+    fn weights(self, parameters: &[f32]) -> (&[f32], &[f32]) {
+        parameters[self.at..self.at + self.len()].split_at(self.inputs * self.outputs)
+    }
+
+    fn weights_mut(self, parameters: &mut [f32]) -> (&mut [f32], &mut [f32]) {
+        parameters[self.at..self.at + self.len()].split_at_mut(self.inputs * self.outputs)
+    }
+}
+
+impl NetShape {
+    /// Floats of a row that take part in products.
+    pub fn product(&self) -> usize {
+        self.dim - DIRECT
+    }
+
+    fn pairs(&self) -> usize {
+        (self.fields + 1) * self.fields / 2
+    }
+
+    /// Names, inputs and outputs of the layers, in their order.
+    pub fn layers(&self) -> [(&'static str, usize, usize); 4] {
+        let (k, h) = (self.product(), self.hidden);
+        [("below.0", DENSE, h), ("below.1", h, k), ("above.0", k + self.pairs(), h), ("above.1", h, HEADS)]
+    }
+
+    fn layer(&self, number: usize) -> Layer {
+        let mut at = 0;
+        for (_, inputs, outputs) in &self.layers()[..number] {
+            at += (inputs + 1) * outputs;
+        }
+        let (_, inputs, outputs) = self.layers()[number];
+        Layer { at, inputs, outputs }
+    }
+
+    /// Parameters of the network.
+    pub fn parameters(&self) -> usize {
+        self.layers().iter().map(|(_, inputs, outputs)| (inputs + 1) * outputs).sum()
+    }
+
+    /// First parameters: He's uniform ones, and zeroes in the last layer.
+    pub fn first_parameters(&self, rng: &mut ChaCha8Rng) -> Vec<f32> {
+        let mut parameters = vec![0.0; self.parameters()];
+        for number in 0..3 {
+            let layer = self.layer(number);
+            let bound = (6.0 / layer.inputs as f32).sqrt();
+            let (weights, _) = layer.weights_mut(&mut parameters);
+            weights.iter_mut().for_each(|w| *w = rng.random_range(-bound..bound));
+        }
+        parameters
+    }
+}
+
+/// Losses of a batch, each summed over its samples by weight.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Losses {
+    /// Poisson deviance over the dispersion, auction rows.
+    pub charge: f64,
+    pub click: f64,
+    /// Sum of the weights.
+    pub weight: f64,
+}
+
+impl Losses {
+    pub fn total(&self) -> f64 {
+        self.charge + self.click
+    }
+}
+
+/// Half the Poisson deviance of an outcome against an expectation; 0 where both are 0.
+pub fn poisson(outcome: f64, expected: f64) -> f64 {
+    let expected = expected.max(1e-9);
+    let log = if outcome > 0.0 { outcome * (outcome / expected).ln() } else { 0.0 };
+    log - (outcome - expected)
+}
+
+/// Logistic loss of an outcome against a logit.
+pub fn logistic(clicked: bool, logit: f64) -> f64 {
+    let z = if clicked { -logit } else { logit };
+    z.max(0.0) + (-z.abs()).exp().ln_1p()
+}
+
+/// A network at work: its sizes and the memory of a batch.
+pub struct Net {
+    shape: NetShape,
+    /// Activations and their gradients, by layer.
+    h0: Vec<f32>,
+    b: Vec<f32>,
+    top: Vec<f32>,
+    h1: Vec<f32>,
+    out: Vec<f32>,
+    d_h0: Vec<f32>,
+    d_b: Vec<f32>,
+    d_top: Vec<f32>,
+    d_h1: Vec<f32>,
+    d_out: Vec<f32>,
+    transposed: Vec<f32>,
+}
+
+/// Gradients of a batch.
+#[derive(Debug, Default)]
+pub struct Gradients {
+    pub parameters: Vec<f32>,
+    /// `dim` floats for each unique id.
+    pub rows: Vec<f32>,
+}
+
+impl Net {
+    pub fn new(shape: NetShape) -> Self {
+        let empty = Vec::new;
+        Self {
+            shape,
+            h0: empty(),
+            b: empty(),
+            top: empty(),
+            h1: empty(),
+            out: empty(),
+            d_h0: empty(),
+            d_b: empty(),
+            d_top: empty(),
+            d_h1: empty(),
+            d_out: empty(),
+            transposed: empty(),
+        }
+    }
+
+    /// Computes the corrections (c, q) of samples: `dense` features, `rows` of the unique ids, and the place of each sample's
+    /// `fields` ids among them.
+    pub fn forward(&mut self, parameters: &[f32], dense: &[f32], rows: &[f32], inverse: &[u32]) -> &[f32] {
+        let shape = self.shape;
+        let (k, fields, dim) = (shape.product(), shape.fields, shape.dim);
+        let n = dense.len() / DENSE;
+        layer(parameters, shape.layer(0), dense, &mut self.h0, true);
+        layer(parameters, shape.layer(1), &self.h0, &mut self.b, true);
+        let width = k + shape.pairs();
+        self.top.clear();
+        self.top.resize(n * width, 0.0);
+        for ((top, b), places) in
+            self.top.chunks_exact_mut(width).zip(self.b.chunks_exact(k)).zip(inverse.chunks_exact(fields))
+        {
+            let (head, pairs) = top.split_at_mut(k);
+            head.copy_from_slice(b);
+            products(b, rows, dim, places, pairs);
+        }
+        layer(parameters, shape.layer(2), &self.top, &mut self.h1, true);
+        layer(parameters, shape.layer(3), &self.h1, &mut self.out, false);
+        for (out, places) in self.out.chunks_exact_mut(HEADS).zip(inverse.chunks_exact(fields)) {
+            for &place in places {
+                let row = &rows[place as usize * dim..][..DIRECT];
+                out.iter_mut().zip(row).for_each(|(out, w)| *out += w);
+            }
+        }
+        &self.out
+    }
+
+    /// Computes the losses of a batch and their gradients: the mean over the samples. `dispersion` is the charges' variance over
+    /// their mean.
+    pub fn step(
+        &mut self,
+        parameters: &[f32],
+        rows: &[f32],
+        inverse: &[u32],
+        batch: &Block,
+        dispersion: f32,
+        gradients: &mut Gradients,
+    ) -> Losses {
+        let shape = self.shape;
+        self.forward(parameters, &batch.dense, rows, inverse);
+        let losses = self.losses(batch, dispersion);
+        let Gradients { parameters: d, rows: d_rows } = gradients;
+        d.clear();
+        d.resize(parameters.len(), 0.0);
+        d_rows.clear();
+        d_rows.resize(rows.len(), 0.0);
+
+        self.back(parameters, shape.layer(3), Through::Top, d);
+        self.back(parameters, shape.layer(2), Through::Products, d);
+        let (k, fields, dim) = (shape.product(), shape.fields, shape.dim);
+        let width = k + shape.pairs();
+        self.d_b.clear();
+        self.d_b.resize(self.b.len(), 0.0);
+        let samples = self.d_top.chunks_exact(width).zip(self.b.chunks_exact(k)).zip(self.d_b.chunks_exact_mut(k));
+        for (((d_top, b), d_b), (places, d_out)) in
+            samples.zip(inverse.chunks_exact(fields).zip(self.d_out.chunks_exact(HEADS)))
+        {
+            let (d_head, d_pairs) = d_top.split_at(k);
+            d_b.copy_from_slice(d_head);
+            products_back(b, rows, dim, places, d_pairs, d_b, d_rows);
+            for &place in places {
+                let d_row = &mut d_rows[place as usize * dim..][..DIRECT];
+                d_row.iter_mut().zip(d_out).for_each(|(d, out)| *d += out);
+            }
+        }
+        self.back(parameters, shape.layer(1), Through::Bottom, d);
+        let below = shape.layer(0);
+        let (dw, db) = below.weights_mut(d);
+        backward_weights(&batch.dense, &self.d_h0, below.inputs, dw, db);
+        losses
+    }
+
+    /// Losses of the samples that [`forward`](Self::forward) was called with last, and their gradients by the corrections.
+    pub fn losses(&mut self, batch: &Block, dispersion: f32) -> Losses {
+        let mut losses = Losses::default();
+        let scale = 1.0 / batch.len().max(1) as f32;
+        self.d_out.clear();
+        for (i, out) in self.out.chunks_exact(HEADS).enumerate() {
+            let weight = batch.weight[i];
+            let (c, q) = (clamped(out[0]), clamped(out[1]));
+            let mut slope = [0.0; HEADS];
+            if batch.auction[i] && batch.predicted[i] > 0.0 {
+                let expected = batch.predicted[i] * c.exp();
+                losses.charge +=
+                    f64::from(weight) * poisson(batch.charged[i].into(), expected.into()) / f64::from(dispersion);
+                slope[0] = weight * scale * (expected - batch.charged[i]) / dispersion;
+            }
+            let logit = batch.logit[i] + q;
+            let p = 1.0 / (1.0 + (-logit).exp());
+            losses.click += f64::from(weight) * logistic(batch.clicked[i], logit.into());
+            slope[1] = weight * scale * (p - f32::from(batch.clicked[i]));
+            losses.weight += f64::from(weight);
+            // Beyond the bound a correction may only come back.
+            for ((slope, raw), bounded) in slope.iter_mut().zip(out).zip([c, q]) {
+                if (*raw - bounded) * *slope < 0.0 {
+                    *slope = 0.0;
+                }
+            }
+            self.d_out.extend(slope);
+        }
+        losses
+    }
+
+    /// Takes a gradient back through one layer: its weights' part is added to `d`, its inputs' part stays here.
+    fn back(&mut self, parameters: &[f32], layer: Layer, through: Through, d: &mut [f32]) {
+        let (x, dy, dx) = match through {
+            Through::Top => (&self.h1, &self.d_out, &mut self.d_h1),
+            Through::Products => (&self.top, &self.d_h1, &mut self.d_top),
+            Through::Bottom => {
+                // The rectifier behind the second layer.
+                self.d_b.iter_mut().zip(&self.b).for_each(|(d, y)| *d = if *y > 0.0 { *d } else { 0.0 });
+                (&self.h0, &self.d_b, &mut self.d_h0)
+            }
+        };
+        let (dw, db) = layer.weights_mut(d);
+        backward_weights(x, dy, layer.inputs, dw, db);
+        transpose(layer.weights(parameters).0, layer.outputs, &mut self.transposed);
+        dx.clear();
+        dx.resize(x.len(), 0.0);
+        backward_inputs(dy, &self.transposed, layer.outputs, layer.inputs, dx);
+        if !matches!(through, Through::Products) {
+            // The rectifier below.
+            dx.iter_mut().zip(x).for_each(|(d, x)| *d = if *x > 0.0 { *d } else { 0.0 });
+        }
+    }
+}
+
+/// Which layer a gradient goes back through.
+#[derive(Debug, Clone, Copy)]
+enum Through {
+    Top,
+    Products,
+    Bottom,
+}
+
+fn layer(parameters: &[f32], layer: Layer, x: &[f32], y: &mut Vec<f32>, rectify: bool) {
+    let (w, b) = layer.weights(parameters);
+    y.clear();
+    y.resize(x.len() / layer.inputs * layer.outputs, 0.0);
+    forward(x, w, b, layer.inputs, y);
+    if rectify {
+        y.iter_mut().for_each(|y| *y = y.max(0.0));
+    }
+}
+
+/// A correction within its bounds; NaN stays NaN, to be noticed.
+pub fn clamped(correction: f32) -> f32 {
+    correction.clamp(-MOST_CORRECTION, MOST_CORRECTION)
+}
+
+/// Scalar products of the dense vector and the fields' embeddings, in pairs.
+fn products(b: &[f32], rows: &[f32], dim: usize, places: &[u32], out: &mut [f32]) {
+    let embedding = |place: u32| &rows[place as usize * dim + DIRECT..(place as usize + 1) * dim];
+    let mut out = out.iter_mut();
+    for (i, &place) in places.iter().enumerate() {
+        let e = embedding(place);
+        let others = std::iter::once(b).chain(places[..i].iter().map(|&other| embedding(other)));
+        for (other, out) in others.zip(&mut out) {
+            *out = dot(e, other);
+        }
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 4];
+    let (a4, a_rest) = a.as_chunks::<4>();
+    let (b4, b_rest) = b.as_chunks::<4>();
+    for (a, b) in a4.iter().zip(b4) {
+        lanes.iter_mut().zip(a.iter().zip(b)).for_each(|(lane, (a, b))| *lane += a * b);
+    }
+    let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
+    (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]) + rest
+}
+
+/// Adds the gradients of the products to those of the dense vector and of the rows.
+fn products_back(
+    b: &[f32],
+    rows: &[f32],
+    dim: usize,
+    places: &[u32],
+    d_out: &[f32],
+    d_b: &mut [f32],
+    d_rows: &mut [f32],
+) {
+    let range = |place: u32| place as usize * dim + DIRECT..(place as usize + 1) * dim;
+    let mut d_out = d_out.iter();
+    for (i, &place) in places.iter().enumerate() {
+        for j in 0..=i {
+            let Some(&d) = d_out.next() else { return };
+            match j.checked_sub(1) {
+                None => {
+                    for ((d_row, d_b), (e, b)) in
+                        d_rows[range(place)].iter_mut().zip(&mut *d_b).zip(rows[range(place)].iter().zip(b))
+                    {
+                        *d_row += d * b;
+                        *d_b += d * e;
+                    }
+                }
+                Some(j) => {
+                    let other = places[j];
+                    for ((here, there), (e, o)) in
+                        range(place).zip(range(other)).zip(rows[range(place)].iter().zip(&rows[range(other)]))
+                    {
+                        d_rows[here] += d * o;
+                        d_rows[there] += d * e;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adam for the network's parameters.
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Adam {
+    pub steps: u64,
+    pub first: Vec<f32>,
+    pub second: Vec<f32>,
+}
+
+impl Adam {
+    pub fn new(parameters: usize) -> Self {
+        Self { steps: 0, first: vec![0.0; parameters], second: vec![0.0; parameters] }
+    }
+
+    /// One step along a gradient.
+    pub fn step(&mut self, rate: f32, parameters: &mut [f32], gradient: &[f32]) {
+        const B1: f32 = 0.9;
+        const B2: f32 = 0.999;
+        self.steps += 1;
+        let steps = self.steps.min(1 << 24) as i32;
+        let (c1, c2) = (1.0 / (1.0 - B1.powi(steps)), 1.0 / (1.0 - B2.powi(steps)));
+        let moments = self.first.iter_mut().zip(&mut self.second);
+        for ((w, g), (m, v)) in parameters.iter_mut().zip(gradient).zip(moments) {
+            *m = B1 * *m + (1.0 - B1) * g;
+            *v = B2 * *v + (1.0 - B2) * g * g;
+            *w -= rate * (*m * c1) / ((*v * c2).sqrt() + 1e-8);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "net/tests.rs"]
+mod tests;

@@ -1,0 +1,278 @@
+//! `admix values`: exposures of worlds with planted errors, through real processes, to days at corrected values.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use admix::settings::{Configuration as _, ValueSettings};
+use admix::sparse::{HostTable, file};
+use admix::values::ValueModel;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::decisions::synth;
+use super::logs::LogRows;
+use super::support::admix;
+
+const WORLD: &str = "requests = 4000\nqueue = 8\nregions = 3\nslots = 2\nages = 2\nusers = 300\nauction_ads = 40\n\
+                     contracts = 4\ncontracts_per_queue = 2.0\n[errors]\nad = 0.4\nad_region = 0.2\ntrain_days = 2\n";
+const CONFIG: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/configs/values.toml");
+
+/// Two days to learn from, one to validate on and one that is reported.
+struct Scene {
+    folder: TempDir,
+    days: Vec<PathBuf>,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let days = synth(folder.path(), WORLD, 4);
+        Self { folder, days }
+    }
+
+    fn command(&self, run: &str, sets: &[&str]) -> assert_cmd::Command {
+        let list = |days: &[PathBuf]| format!("{:?}", days.iter().map(|d| d.to_str().unwrap()).collect::<Vec<_>>());
+        let mut command = admix();
+        command.args(["values", "train", "--config", CONFIG, "--run-dir"]).arg(self.folder.path().join(run));
+        let days = [
+            format!("values.train={}", list(&self.days[..2])),
+            format!("values.validation={}", list(&self.days[2..3])),
+            "values.batch=256".into(),
+            "values.epochs=4".into(),
+            "values.patience=0".into(),
+            "values.refit=false".into(),
+            "table.max_rows=2000".into(),
+        ];
+        for set in days.iter().map(String::as_str).chain(sets.iter().copied()) {
+            command.args(["--set", set]);
+        }
+        command
+    }
+
+    /// Trains and returns the run directory.
+    fn train(&self, run: &str, sets: &[&str]) -> PathBuf {
+        self.command(run, sets).assert().success();
+        self.folder.path().join(run)
+    }
+}
+
+/// The bytes of a run's model, by file name.
+fn model(run: &Path) -> BTreeMap<String, Vec<u8>> {
+    let files = std::fs::read_dir(run.join("values")).unwrap().flatten();
+    files.map(|f| (f.file_name().into_string().unwrap(), std::fs::read(f.path()).unwrap())).collect()
+}
+
+fn json_lines(command: &mut assert_cmd::Command) -> Vec<Value> {
+    let output = command.assert().success().get_output().stdout.clone();
+    String::from_utf8(output).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn eval(day: &Path, arguments: &[&str]) -> Value {
+    let mut command = admix();
+    command.args(["eval", "--json", "--baselines", "auction-only", "--log"]).arg(day).args(arguments);
+    json_lines(&mut command).remove(0)
+}
+
+fn j(report: &Value) -> f64 {
+    let policies = report["policies"].as_array().unwrap();
+    policies.iter().find(|p| p["name"] == "auction-only").unwrap()["j"].as_f64().unwrap()
+}
+
+#[test]
+fn the_configuration_file_names_every_key_with_its_default() {
+    let days = ["values.train=[\"a\"]".to_owned(), "values.validation=[\"b\"]".to_owned()];
+    let mut loaded: ValueSettings = admix::settings::load(Path::new(CONFIG), &days).unwrap();
+    loaded.values.train.clear();
+    loaded.values.validation.clear();
+    assert_eq!(loaded, ValueSettings::default());
+    let written = std::fs::read_to_string(CONFIG).unwrap();
+    for key in ValueSettings::default().to_toml().lines().filter_map(|l| l.split_once(" = ").map(|(key, _)| key)) {
+        assert!(written.lines().any(|l| l.starts_with(&format!("{key} ="))), "{key} is not in configs/values.toml");
+    }
+}
+
+#[test]
+fn exposures_become_values_that_are_nearer_to_the_truth_and_earn_more() {
+    let scene = Scene::new();
+    let run = scene.train("run", &["values.epochs=12", "values.refit=true"]);
+    let reported = &scene.days[3];
+
+    let mut command = admix();
+    command.args(["values", "eval", "--json", "--values"]).arg(&run).arg("--log").arg(reported);
+    let report = &json_lines(&mut command)[0];
+    let figure = |path: &str| report.pointer(path).unwrap().as_f64().unwrap();
+    assert!(figure("/charge/deviance") < 0.97 * figure("/charge/deviance_logged"), "{report}");
+    assert!(figure("/exposures") > 3000.0 && figure("/joined/rows") == figure("/exposures"));
+    assert!(
+        figure("/click/log_loss") > 0.0 && !report["click"]["calibration"]["deciles"].as_array().unwrap().is_empty()
+    );
+
+    let values = ["--values", run.to_str().unwrap(), "--truth"];
+    let [logged, corrected, truth] =
+        [&["--truth"][..], &values, &["--told", "truth", "--truth"]].map(|arguments| eval(reported, arguments));
+    assert_eq!((&logged["told"], &logged["judged"]), (&"logged".into(), &"truth".into()));
+    assert!(corrected["told"].as_str().unwrap().starts_with("values:"));
+    assert!(j(&logged) < j(&corrected) && j(&corrected) < j(&truth), "{} {} {}", j(&logged), j(&corrected), j(&truth));
+    // Judged by the log, who is told the log earns more than who is told anything else.
+    let [by_log, corrected_by_log] = [&[][..], &values[..2]].map(|arguments| j(&eval(reported, arguments)));
+    assert!(by_log > corrected_by_log, "{by_log} {corrected_by_log}");
+
+    let out = scene.folder.path().join("rows.bin");
+    admix().args(["values", "dump", "--values"]).arg(&run).arg("--out").arg(&out).assert().success();
+    let (dumped, read) = (file::read(&out, 0, 1).unwrap(), ValueModel::read(&run).unwrap());
+    let rows = |table: &HostTable| -> Vec<(u64, Vec<u32>)> {
+        table.sorted().into_iter().map(|(id, record)| (id, table.record(record).to_vec())).collect()
+    };
+    assert_eq!(rows(&dumped), rows(&read.table));
+
+    // The plan is made at the values that are told.
+    let plan = |arguments: &[&str]| {
+        let mut command = admix();
+        command.args(["plan", "--json"]).args(&scene.days[..1]).args(arguments);
+        json_lines(&mut command).remove(0)["days"][0]["mean_best"].as_f64().unwrap()
+    };
+    assert!(plan(&[]) != plan(&values[..2]) && plan(&values[..2]) != plan(&["--told", "truth"]));
+}
+
+#[test]
+fn a_model_that_learns_nothing_changes_nothing() {
+    let scene = Scene::new();
+    let run = scene.train("run", &["values.rate=0", "table.rate=0", "values.epochs=1"]);
+    let told = ["--values", run.to_str().unwrap()];
+    let (logged, untrained) = (eval(&scene.days[3], &[]), eval(&scene.days[3], &told));
+    // One is summed up while it is replayed, the other is counted again at the judged values.
+    assert!((j(&logged) - j(&untrained)).abs() < 1e-9 * j(&logged).abs(), "{} {}", j(&logged), j(&untrained));
+    for figure in ["auction_impressions", "contract_impressions", "contracts"] {
+        assert_eq!(logged["policies"][0][figure], untrained["policies"][0][figure], "{figure}");
+    }
+    for figure in ["ub", "primal", "stake"] {
+        let [a, b] = [&logged, &untrained].map(|day| day["bound"][figure].as_f64().unwrap());
+        assert!((a - b).abs() < 1e-9 * a.abs(), "{figure}: {a} {b}");
+    }
+}
+
+#[test]
+fn the_cache_the_arenas_and_the_timing_change_no_bit() {
+    let scene = Scene::new();
+    let plain = model(&scene.train("plain", &["values.readers=2"]));
+    for (name, sets) in [
+        ("again", &["values.readers=2"][..]),
+        ("cached", &["values.readers=2", "table.cache_rows=300", "table.prefetch=2"]),
+        ("arenas", &["values.readers=2", "table.cache_rows=700", "table.prefetch=1", "table.devices=3"]),
+    ] {
+        let other = model(&scene.train(name, sets));
+        // The row file is named after its content.
+        assert!(plain == other, "{name}: {:?} {:?}", plain.keys(), other.keys());
+    }
+}
+
+#[test]
+fn killed_readers_and_trainers_change_no_bit() {
+    let scene = Scene::new();
+    let plain = model(&scene.train("plain", &["values.readers=2"]));
+    for (failpoint, sets) in [
+        ("reader.claimed@5=kill", &[][..]),
+        ("reader.committed@7=kill", &[]),
+        ("rank.update@40=kill", &["checkpoint.every_s=0.001"]),
+        ("rank.snapshot@15=kill", &["checkpoint.every_s=0.001"]),
+        ("rank.update@40=kill", &["checkpoint.every_s=0.001", "table.cache_rows=300"]),
+    ] {
+        let run = format!("{}-{}", failpoint.split('@').next().unwrap(), sets.len());
+        let sets = [&["values.readers=2"], sets].concat();
+        let mut command = scene.command(&run, &sets);
+        let assert = command.env("ADMIX_FAILPOINT", failpoint).assert().success();
+        let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+        assert!(said.contains("started again") || said.contains("went back"), "{failpoint}: nobody died: {said}");
+        assert!(plain == model(&scene.folder.path().join(&run)), "{failpoint}");
+    }
+}
+
+#[test]
+fn an_interrupted_run_goes_on_to_the_same_bytes() {
+    let scene = Scene::new();
+    let plain = model(&scene.train("plain", &[]));
+    let mut program = std::process::Command::new(scene.command("cut", &[]).get_program());
+    program.args(scene.command("cut", &[]).get_args());
+    let mut child = program.stderr(std::process::Stdio::null()).spawn().unwrap();
+    let metrics = scene.folder.path().join("cut/metrics.jsonl");
+    while !std::fs::read_to_string(&metrics).is_ok_and(|text| text.contains("\"kind\":\"values\"")) {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before anything was learned");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), nix::sys::signal::Signal::SIGINT).unwrap();
+    let code = child.wait().unwrap().code();
+    // It may have come to its end a moment before.
+    assert!(code == Some(130) || code == Some(0), "{code:?}");
+    scene.command("cut", &[]).arg("--resume").assert().success();
+    assert!(plain == model(&scene.folder.path().join("cut")));
+    let assert = scene.command("cut", &["values.dim=6"]).arg("--resume").assert().code(2);
+    let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    assert!(said.contains("another configuration"), "{said}");
+}
+
+#[test]
+fn what_cannot_be_learned_from_is_refused_by_name() {
+    let scene = Scene::new();
+    let refused = |sets: &[&str], code: i32, names: &[&str]| {
+        let run = tempfile::tempdir_in(scene.folder.path()).unwrap();
+        let name = run.path().file_name().unwrap().to_str().unwrap().to_owned();
+        let assert = scene.command(&name, sets).assert().code(code);
+        let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+        assert!(names.iter().all(|name| said.contains(name)), "{said}");
+    };
+    refused(&["values.fields=[\"ad\", \"regoin\"]"], 2, &["values.fields", "regoin", "region"]);
+    refused(&["values.fields=[]"], 2, &["values.fields"]);
+    refused(&["values.dim=2"], 2, &["values.dim"]);
+    refused(&["table.max_rows=50"], 1, &["table.max_rows", "50 rows"]);
+    refused(&["table.cache_rows=20"], 1, &["table.cache_rows", "values.batch"]);
+
+    let without = scene.folder.path().join("without");
+    let mut day = LogRows::read(&scene.days[0]);
+    day.requests.iter_mut().for_each(|row| row.user_id = None);
+    day.write(without.clone());
+    let list = format!("values.train=[{without:?}]");
+    refused(&[&list], 2, &["joined_exposure", "without"]);
+    std::fs::copy(scene.days[0].join("joined_exposure.tsv.zst"), without.join("joined_exposure.tsv.zst")).unwrap();
+    refused(&[&list, "values.fields=[\"ad\", \"user\"]"], 2, &["user_id", "without"]);
+}
+
+#[test]
+fn exposures_that_do_not_join_are_counted_by_what_is_wrong() {
+    let scene = Scene::new();
+    let path = scene.days[3].join("joined_exposure.tsv.zst");
+    let text = String::from_utf8(zstd::decode_all(std::fs::File::open(&path).unwrap()).unwrap()).unwrap();
+    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    let cells = |line: &str| line.split('\t').map(str::to_owned).collect::<Vec<_>>();
+    lines.push(lines[1].clone());
+    let mut stranger = cells(&lines[2]);
+    stranger[0] = "99".into();
+    lines.push(stranger.join("\t"));
+    let mut elsewhere = cells(&lines[3]);
+    elsewhere[3] = "123456".into();
+    lines[3] = elsewhere.join("\t");
+    let mut broken = cells(&lines[4]);
+    broken[5] = "much".into();
+    lines[4] = broken.join("\t");
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(scene.days[3].join("joined_exposure.tsv"), lines.join("\n") + "\n").unwrap();
+    let run = scene.train("run", &["values.epochs=1"]);
+    let mut command = admix();
+    command.args(["values", "eval", "--json", "--values"]).arg(&run).arg("--log").arg(&scene.days[3]);
+    let report = &json_lines(&mut command)[0];
+    for reason in ["repeated", "unknown_requests", "not_in_queue", "bad"] {
+        assert_eq!(report["joined"][reason], 1, "{reason}: {report}");
+    }
+}
+
+#[test]
+fn exposures_can_be_made_without_queues() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("world.toml");
+    std::fs::write(&config, WORLD).unwrap();
+    let out = folder.path().join("days");
+    let mut command = admix();
+    command.args(["data", "synth", "--exposures-only", "--days", "1", "--config"]).arg(&config).arg("--out").arg(&out);
+    command.assert().success();
+    let day = LogRows::read(&out.join("day-0"));
+    assert!(day.requests.len() > 3000 && day.requests.iter().all(|row| row.queue.len() == 1));
+}
