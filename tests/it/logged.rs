@@ -207,7 +207,7 @@ fn a_day_without_exposures_has_no_such_row_and_the_table_says_so() {
     };
     let (text, said) = run(&["--json"]);
     assert!(said.contains("logged needs a joined_exposure in") && said.contains("day-0"), "{said}");
-    let has: Vec<bool> = text.lines().map(|l| l.contains("\"logged\"")).collect();
+    let has: Vec<bool> = text.lines().map(|l| l.contains("\"name\":\"logged\"")).collect();
     assert_eq!(has, [false, true]);
     let share: f64 = {
         let report: Value = serde_json::from_str(text.lines().nth(1).unwrap()).unwrap();
