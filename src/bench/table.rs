@@ -36,7 +36,7 @@ pub struct TableBench {
     pub seconds: f64,
 }
 
-/// What was measured, on one thread.
+/// Figures of one run of the benchmark, on one thread.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct TableReport {
     pub rows: usize,

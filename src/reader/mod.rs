@@ -1,7 +1,7 @@
 //! The reader process: joins exposures to their requests and hands them to the trainer in blocks.
 //!
-//! Each of N readers takes every Nth exposure of each day. Its stream of blocks follows from the seed and its number alone, so a
-//! reader that died, or that goes on with an earlier run, makes the same blocks again and leaves out those that were handed over.
+//! Each of N readers takes every Nth exposure of each day. Its stream of blocks follows from the seed and its number alone. So
+//! the successor of a dead reader, or a reader of a resumed run, makes the same blocks again and skips those that were handed over.
 //! Exposures are shuffled within a window, which holds all days where they fit.
 //!
 //! May import: `run`, `values`, `shm`, `settings`.

@@ -2,8 +2,8 @@
 //!
 //! Main writes [`directory`] and creates [`segments`]; children find both by name. [`context`] loads what a run
 //! trains on, [`value_run`] what a run of values shares. [`metrics`] is the line-per-record file that all of them append to,
-//! [`flight`] what each notes for the case that it crashes. [`snapshot`] is what a run goes on from. [`leakage`] refuses a day
-//! that has two roles.
+//! [`flight`] records the last events of a process for the report of a crash. A run resumes from a [`snapshot`]. [`leakage`] refuses
+//! a day that has two roles.
 //!
 //! May import: `shm`, `policy`, `values`, `env`, `plan`, `log`, `settings`.
 

@@ -73,7 +73,7 @@ pub struct Values {
     pub patience: u64,
     /// Adam's rate for the networks.
     pub rate: f64,
-    /// What is left of all rates at the end of the last pass; they decay linearly.
+    /// Share of the initial rates that remains at the end of the last pass. Rates decay linearly.
     pub final_rate_share: f64,
     /// The most that an exposure weighs: its weight is 1 / propensity up to this, and 1 where no propensity is logged. At 1 all weigh
     /// alike.

@@ -20,7 +20,7 @@
 //! | `ring/` | [`SampleRing`], blocks of samples from one actor to one learner, with its [`Ledger`] |
 //! | `cell` | [`ParamCell`], the newest parameters, from one writer to many readers |
 //! | `halves` | [`Halves`], two halves through which snapshots reach the checkpointer |
-//! | `rows` | [`RowWriter`], [`RowReader`]: records found by id, from one writer to many readers |
+//! | `rows` | [`RowWriter`]: records found by id, with one writer |
 //! | `control` | [`Control`], stop flag, doorbells, heartbeats and statistics of the whole run |
 //! | `histogram` | [`Histogram`], a distribution among those statistics |
 //! | `flight` | [`FlightFile`], the last events of a process, in a mapped file that survives it |
@@ -58,6 +58,6 @@ pub use ring::{
     Balance, BlockInfo, Ledger, Overflow, ReadGuard, RegionView, RingReader, RingShape, RingView, RingWriter,
     SampleRing, State, WriteGuard,
 };
-pub use rows::{RowReader, RowShape, RowWriter};
+pub use rows::{RowShape, RowWriter};
 pub use segment::{Kind, Segment, check_space};
 pub use wait::{Doorbell, Woken};

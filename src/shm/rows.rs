@@ -1,8 +1,8 @@
-//! Memory of fixed-size records with an index from id to record: one writer, everyone else reads.
+//! Memory of fixed-size records with an index from id to record, which one process at a time works on.
 //!
-//! A table of embedding rows is the largest thing of a run, and there is one copy of it per machine. Its writer works on
-//! plain slices, guarded by `&mut`; other processes map the segment read-only, so that a stray write of theirs ends them
-//! instead of the table, and read records word by word. What the words mean is for `sparse`.
+//! A table of embedding rows is the largest thing of a run, and it outlives the process that works on it: main owns the segment, and
+//! a trainer that takes the place of a dead one takes its role. The holder of the role works on plain slices, guarded by `&mut`.
+//! What the words mean is for `sparse`.
 
 use std::mem::size_of;
 
@@ -46,22 +46,18 @@ struct Head {
     records: AtomicU64,
     slots: AtomicU64,
     parameters: [AtomicU64; PARAMETERS],
-    /// Records handed out so far, freed ones included.
+    /// Records handed out so far.
     used: AtomicU64,
-    /// First freed record, counted from 1; 0 = none.
-    freed: AtomicU64,
     /// Ids in the index.
     len: AtomicU64,
     /// Process that may write; 0 = none.
     writer: AtomicU64,
-    /// Odd while the writer inserts or removes ids; grows with every such change.
-    generation: AtomicU64,
 }
 
 // SAFETY: repr(C), atomics only.
 unsafe impl Shareable for Head {}
 
-/// A mapping of the memory; the writing and the reading role are made from it.
+/// A mapping of the memory; the writing role is made from it.
 struct Memory {
     segment: Segment,
     shape: RowShape,
@@ -182,44 +178,19 @@ impl RowWriter {
         self.len() == 0
     }
 
-    /// Begins a change of the index; readers in other processes try again until it is over.
-    pub fn begin_change(&mut self) {
-        let generation = &self.0.head().generation;
-        // Relaxed load: our own store. Release store, then a fence: no store of the change becomes visible before it.
-        generation.store(generation.load(Ordering::Relaxed) | 1, Ordering::Release);
-        std::sync::atomic::fence(Ordering::SeqCst);
-    }
-
-    /// Ends a change of the index after which it holds `len` ids.
-    pub fn end_change(&mut self, len: usize) {
-        let head = self.0.head();
-        head.len.store(len as u64, Ordering::Relaxed);
-        // Release: pairs with the Acquire in `RowReader::generation`; the change comes before.
-        head.generation.store((head.generation.load(Ordering::Relaxed) | 1) + 1, Ordering::Release);
+    /// Sets the number of ids in the index.
+    pub fn set_len(&mut self, len: usize) {
+        self.0.head().len.store(len as u64, Ordering::Relaxed);
     }
 
     /// Hands out a record that nobody has; `None` when there is none.
     pub fn allocate(&mut self) -> Option<u32> {
         let head = self.0.head();
-        let freed = head.freed.load(Ordering::Relaxed);
-        if freed > 0 {
-            let record = (freed - 1) as u32;
-            let next = self.record(record)[0];
-            self.0.head().freed.store(next.into(), Ordering::Relaxed);
-            return Some(record);
-        }
         let used = head.used.load(Ordering::Relaxed);
         (used < self.0.shape.records as u64).then(|| {
             head.used.store(used + 1, Ordering::Relaxed);
             used as u32
         })
-    }
-
-    /// Takes a record back.
-    pub fn free(&mut self, record: u32) {
-        let next = self.0.head().freed.load(Ordering::Relaxed) as u32;
-        self.record_mut(record)[0] = next;
-        self.0.head().freed.store(u64::from(record) + 1, Ordering::Relaxed);
     }
 
     pub fn record(&self, record: u32) -> &[u32] {
@@ -229,7 +200,7 @@ impl RowWriter {
     }
 
     pub fn record_mut(&mut self, record: u32) -> &mut [u32] {
-        // SAFETY: as above; readers in other processes load words and check the record's version.
+        // SAFETY: as above.
         let bytes = unsafe { self.0.segment.slice_mut(self.0.at(record), self.0.shape.words * size_of::<u32>()) };
         bytemuck::cast_slice_mut(bytes)
     }
@@ -240,49 +211,6 @@ impl Drop for RowWriter {
         let me = u64::from(std::process::id());
         // Release: pairs with the Acquire in `open`. It fails where main, which created the memory, never took the role.
         let _ = self.0.head().writer.compare_exchange(me, 0, Ordering::Release, Ordering::Relaxed);
-    }
-}
-
-/// The reading role, for any number of processes. A write through it is a fault.
-pub struct RowReader(Memory);
-
-impl RowReader {
-    /// Maps memory that main created, read-only.
-    ///
-    /// # Errors
-    /// When it is missing or not what this build makes.
-    pub fn open(name: &str) -> Result<Self, ShmError> {
-        Ok(Self(Memory::of(Segment::read_only(name, KIND, layout(), size_of::<Head>())?)?))
-    }
-
-    pub fn shape(&self) -> RowShape {
-        self.0.shape
-    }
-
-    pub fn parameters(&self) -> [u64; PARAMETERS] {
-        // Relaxed: constant since creation.
-        std::array::from_fn(|i| self.0.head().parameters[i].load(Ordering::Relaxed))
-    }
-
-    pub fn keys(&self) -> &[AtomicU64] {
-        self.0.keys()
-    }
-
-    pub fn offsets(&self) -> &[AtomicU32] {
-        self.0.offsets()
-    }
-
-    /// Even while the index stands still. Who looked something up and finds another number afterwards looks again.
-    pub fn generation(&self) -> u64 {
-        // Acquire: pairs with the Release in `end_change`.
-        self.0.head().generation.load(Ordering::Acquire)
-    }
-
-    /// Copies a record; the writer may be at it.
-    pub fn read(&self, record: u32, out: &mut [u32]) {
-        let words = self.0.segment.array::<AtomicU32>(self.0.at(record), self.0.shape.words);
-        // Relaxed: whether the copy is whole is told by the version in it.
-        out.iter_mut().zip(words).for_each(|(out, word)| *out = word.load(Ordering::Relaxed));
     }
 }
 
@@ -298,32 +226,27 @@ mod tests {
     const SHAPE: RowShape = RowShape { words: 3, records: 4, slots: 8 };
 
     #[test]
-    fn records_are_handed_out_once_and_again_after_they_were_freed() {
+    fn records_are_handed_out_once() {
         let mut rows = RowWriter::private(SHAPE, [0; PARAMETERS]).unwrap();
         let all: Vec<u32> = std::iter::from_fn(|| rows.allocate()).collect();
         assert_eq!(all, [0, 1, 2, 3]);
-        rows.free(1);
-        rows.free(3);
-        assert_eq!((rows.allocate(), rows.allocate(), rows.allocate()), (Some(3), Some(1), None));
+        assert_eq!(rows.allocate(), None);
     }
 
     #[test]
-    fn one_process_writes_and_others_see_it() {
+    fn one_process_writes_at_a_time_and_the_next_sees_it() {
         let name = unique_name("rows");
         let main = RowWriter::create(&name, SHAPE, [7; PARAMETERS]).unwrap();
         let mut writer = RowWriter::open(&name).unwrap();
         assert!(matches!(RowWriter::open(&name), Err(ShmError::RoleTaken { .. })));
-        let reader = RowReader::open(&name).unwrap();
-        assert_eq!(reader.parameters(), [7; PARAMETERS]);
         let record = writer.allocate().unwrap();
         writer.record_mut(record).copy_from_slice(&[1, 2, 3]);
-        let mut out = [0; 3];
-        reader.read(record, &mut out);
-        assert_eq!(out, [1, 2, 3]);
         // A process that died with the role leaves it to main to take it back.
         std::mem::forget(writer);
         main.recover();
-        drop(RowWriter::open(&name).unwrap());
+        let next = RowWriter::open(&name).unwrap();
+        assert_eq!((next.parameters(), next.record(record)), ([7; PARAMETERS], &[1, 2, 3][..]));
+        drop(next);
         RowWriter::open(&name).expect("given back");
     }
 }

@@ -53,7 +53,7 @@ pub struct Segment {
 
 enum Mapping {
     Shared(Shmem),
-    /// Of no file, or of one opened for reading: what is stored here stays here, if it may be stored at all.
+    /// Of no file, or of one opened for reading: what is stored here stays here.
     Private(MmapRaw),
 }
 
@@ -134,20 +134,6 @@ impl Segment {
         let mapping = Mapping::Private(mapping.map_err(failed)?.into());
         let segment = Self { name: "private memory".into(), mapping };
         segment.fill_header(kind, layout_hash, total);
-        Ok(segment)
-    }
-
-    /// As [`open`](Self::open), mapped read-only: a store through it is a fault of this process.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
-    pub fn read_only(name: &str, kind: Kind, layout_hash: u64, least: usize) -> Result<Self, ShmError> {
-        Self::check_file(name)?;
-        let mapped =
-            File::open(Path::new(SHM_DIR).join(name)).and_then(|file| MmapOptions::new().map_raw_read_only(&file));
-        let mapping = mapped.map_err(|source| ShmError::Os { name: name.into(), what: "map it", source })?;
-        let segment = Self { name: name.into(), mapping: Mapping::Private(mapping) };
-        segment.validate(kind, layout_hash, least)?;
         Ok(segment)
     }
 

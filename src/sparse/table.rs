@@ -1,12 +1,11 @@
 //! The rows of a machine: fixed-size records {row, optimiser state, version} in shared memory, found by id.
 //!
-//! One process writes: it inserts ids, updates and frees rows. A record's last word is its version, the number of updates that
-//! the row has seen. Everyone else maps the table read-only and copies records; for an id that is not there they compute the
-//! first value themselves, the same that the writer would insert.
+//! One process at a time has the table: it inserts ids and updates rows. A record's last word is its version, the number of updates
+//! that the row has seen. The first value of a row follows from seed and id, so an absent id reads as what would be inserted.
 
 use crate::settings::RowOptimizer;
 use crate::shm::rows::PARAMETERS;
-use crate::shm::{RowReader, RowShape, RowWriter, ShmError};
+use crate::shm::{RowShape, RowWriter, ShmError};
 
 use super::index::{Index, NO_ID, mix};
 
@@ -170,23 +169,10 @@ impl HostTable {
         let record = self.rows.allocate()?;
         let shape = self.shape;
         shape.first_value(id, self.rows.record_mut(record));
-        self.rows.begin_change();
         let inserted = self.index().insert(id, record);
-        self.rows.end_change(self.rows.len() + 1);
+        self.rows.set_len(self.rows.len() + 1);
         assert!(inserted, "the index has more slots than the table rows");
         Some(record)
-    }
-
-    /// Frees an id's row; false where there is none.
-    pub fn remove(&mut self, id: u64) -> bool {
-        self.rows.begin_change();
-        let removed = self.index().remove(id);
-        let len = self.rows.len() - usize::from(removed.is_some());
-        self.rows.end_change(len);
-        if let Some(record) = removed {
-            self.rows.free(record);
-        }
-        removed.is_some()
     }
 
     /// A record's words: row, state, version.
@@ -232,45 +218,6 @@ impl HostTable {
     }
 }
 
-/// The table as a process sees it that may not write.
-pub struct TableReader {
-    rows: RowReader,
-    shape: TableShape,
-}
-
-impl TableReader {
-    /// Maps the table that main created, read-only.
-    ///
-    /// # Errors
-    /// When it is missing or damaged.
-    pub fn open(name: &str) -> Result<Self, ShmError> {
-        let rows = RowReader::open(name)?;
-        let shape = TableShape::of_parameters(rows.parameters()).filter(|shape| shape.memory() == rows.shape());
-        Ok(Self { shape: shape.ok_or_else(|| contradiction(name))?, rows })
-    }
-
-    pub fn shape(&self) -> TableShape {
-        self.shape
-    }
-
-    /// Copies an id's record, or its first value where it has none.
-    pub fn read(&self, id: u64, out: &mut [u32]) {
-        loop {
-            let before = self.rows.generation();
-            match Index::new(self.rows.keys(), self.rows.offsets()).find(id) {
-                Some(record) => self.rows.read(record, out),
-                None => self.shape.first_value(id, out),
-            }
-            // Acquire fence: the loads above come before the second look at the generation.
-            std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
-            if before.is_multiple_of(2) && self.rows.generation() == before {
-                return;
-            }
-            std::thread::yield_now();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -289,29 +236,21 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_takes_no_more_and_a_freed_row_begins_anew() {
+    fn a_full_table_takes_no_more() {
         let mut table = HostTable::private(SHAPE).unwrap();
-        for id in 0..3 {
+        for id in [5, 1, 2] {
             let record = table.find_or_insert(id).unwrap();
             table.update(record, &[1.0; 4], 0.1);
         }
         assert_eq!((table.find_or_insert(9), table.len()), (None, 3));
-        assert!(table.remove(1) && !table.remove(1));
-        let record = table.find_or_insert(9).unwrap();
-        let mut first = vec![0; SHAPE.words()];
-        SHAPE.first_value(9, &mut first);
-        assert_eq!(table.record(record), first, "nothing of the row that was freed is left");
-        assert_eq!(table.sorted().iter().map(|(id, _)| *id).collect::<Vec<_>>(), [0, 2, 9]);
+        assert_eq!(table.sorted().iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 2, 5]);
     }
 
     #[test]
     fn a_table_of_one_row_works() {
         let mut table = HostTable::private(TableShape { max_rows: 1, ..SHAPE }).unwrap();
-        for id in [3, 4, 3] {
-            let record = table.find_or_insert(id).unwrap();
-            table.update(record, &[1.0; 4], 0.1);
-            assert_eq!(table.find_or_insert(id + 10), None);
-            assert!(table.remove(id));
-        }
+        let record = table.find_or_insert(3).unwrap();
+        table.update(record, &[1.0; 4], 0.1);
+        assert_eq!((table.find_or_insert(13), table.find(3)), (None, Some(record)));
     }
 }

@@ -1,8 +1,8 @@
 //! The main process of `admix values train`: joins and counts the exposures first, then runs readers and the trainer.
 //!
-//! A reader that dies is started again and goes on with the block that it had not handed over. A trainer that dies leaves the
-//! table between two states: everything goes back to the newest snapshot. Blocks are taken in a fixed order, so either way the run
-//! ends with the bytes that it would have ended with anyway.
+//! When a reader dies, main starts another, which begins with the first block that was not handed over. When the trainer dies, the
+//! table may be between two states, so the whole run returns to its newest snapshot. The trainer takes blocks in a fixed order:
+//! either way the run ends with the bytes of an undisturbed one.
 
 use std::time::{Duration, Instant};
 

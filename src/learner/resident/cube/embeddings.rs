@@ -1,7 +1,7 @@
 //! Embeddings of ids: rows that carry them, and gradients by their tables.
 //!
-//! A library's scatter walks through all rows of a batch with as many units as a table has numbers: on an H100 that alone took 23 of an
-//! update's 24 ms (4,096 steps, 30 contracts). Here every part of the rows has units of its own, and parts are summed with those of the layers.
+//! A library's scatter walks through all rows of a batch with as many units as a table has numbers: on an H100 that alone took 98 % of
+//! the time of an update's kernels (4,096 steps, 30 contracts). Here every part of the rows has units of its own, and parts are summed with those of the layers.
 
 use burn_cubecl::CubeRuntime;
 use cubecl::prelude::*;

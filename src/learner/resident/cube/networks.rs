@@ -24,8 +24,8 @@ const SIDE: usize = 16;
 const DEPTH: usize = 16;
 /// Results of a unit in each direction, at most.
 const EACH: usize = 4;
-/// Rows that a part of a sum over rows has at least, and the most parts there are: four for each multiprocessor of a large GPU, since a
-/// part by itself waits for memory most of the time.
+/// A sum over rows is cut into parts of at least [`PART`] rows, and into [`PARTS`] parts at most: four for each multiprocessor of a
+/// large GPU, because one cube alone mostly waits for memory.
 const PART: usize = 64;
 const PARTS: usize = 512;
 /// Columns, and units for each of them, of a cube that sums parts.
@@ -344,12 +344,12 @@ impl Layer {
 }
 
 /// Where rows of a segment lie: their features, and their ids.
-struct Fields {
+struct RowFields {
     features: Range<usize>,
     ids: Range<usize>,
 }
 
-impl Fields {
+impl RowFields {
     fn states(layout: &Layout) -> Self {
         Self { features: layout.states.clone(), ids: layout.state_ids.clone() }
     }
@@ -424,7 +424,7 @@ pub struct Passes<R: CubeRuntime> {
 fn inputs<R: CubeRuntime, B: BoolElement>(
     update: &Update<Cube<R, B>>,
     (flat, params): (&Flat, &Numbers<R>),
-    fields: Fields,
+    fields: RowFields,
 ) -> Inputs<R> {
     let segments = update.layout.segments(update.batch);
     let rows = segments * fields.features.len() / FEATURES;
@@ -440,17 +440,17 @@ fn inputs<R: CubeRuntime, B: BoolElement>(
 pub fn infer<R: CubeRuntime, B: BoolElement>(update: &Update<Cube<R, B>>) -> Passes<R> {
     let layout = update.layout;
     let Networks { actor_flat, critic_flat, actor, critic } = update.networks;
-    let through = |flat: &Flat, params: &Tensor<Cube<R, B>, 1>, fields: Fields| {
+    let through = |flat: &Flat, params: &Tensor<Cube<R, B>, 1>, fields: RowFields| {
         let params = Numbers::of(params);
         pass(flat, &params, inputs(update, (flat, &params), fields))
     };
     // Before each step and after each display: the two lie one behind the other.
-    let (states, after) = (Fields::states(layout), Fields::after(layout));
-    let both = Fields { features: states.features.start..after.features.end, ids: states.ids.start..after.ids.end };
+    let (states, after) = (RowFields::states(layout), RowFields::after(layout));
+    let both = RowFields { features: states.features.start..after.features.end, ids: states.ids.start..after.ids.end };
     Passes {
         critic: through(critic_flat, &critic.at.params, both),
-        last: through(critic_flat, &critic.at.follower, Fields::last(layout)),
-        actor: through(actor_flat, &actor.at.params, Fields::actor(layout)),
+        last: through(critic_flat, &critic.at.follower, RowFields::last(layout)),
+        actor: through(actor_flat, &actor.at.params, RowFields::actor(layout)),
     }
 }
 
@@ -539,10 +539,11 @@ pub fn back<R: CubeRuntime, B: BoolElement>(
     let (layout, batch) = (update.layout, Numbers::of(update.batch));
     let segments = layout.segments(update.batch);
     let Networks { actor_flat, critic_flat, actor, critic } = update.networks;
-    let ids = |fields: Fields| (&batch, segments * fields.ids.start);
-    let critic = gradients((critic_flat, &critic.at.params), &passes.critic, &by.states, ids(Fields::states(layout)));
+    let ids = |fields: RowFields| (&batch, segments * fields.ids.start);
+    let critic =
+        gradients((critic_flat, &critic.at.params), &passes.critic, &by.states, ids(RowFields::states(layout)));
     let actor = update
         .train_actor
-        .then(|| gradients((actor_flat, &actor.at.params), &passes.actor, &by.actor, ids(Fields::actor(layout))));
+        .then(|| gradients((actor_flat, &actor.at.params), &passes.actor, &by.actor, ids(RowFields::actor(layout))));
     (critic, actor)
 }
