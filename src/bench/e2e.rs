@@ -208,8 +208,12 @@ pub fn run(
 ) -> anyhow::Result<EndToEndReport> {
     let task = Task::new(config, sets, requests)?;
     // Counted from the learner's start; no other bound, so that the rates decay over this time.
-    let budget =
-        ["budget.max_updates=0".into(), "budget.max_samples=0".into(), format!("budget.max_seconds={seconds}")];
+    let budget = [
+        "budget.max_updates=0".into(),
+        "budget.max_samples=0".into(),
+        format!("budget.max_seconds={seconds}"),
+        "stop.patience=0".into(),
+    ];
     let mut run = task.start(&budget)?;
     let looks = watch(&mut run, &task.settings)?;
     let mut report = report(&task.settings, &looks, run.started)?;

@@ -116,7 +116,7 @@ impl Scene {
         let spec = world::spec(&day, settings);
         let days = [day];
         let dims = Dims::of(&days, &spec, settings);
-        Ok(Self { days, spec, device: Device::of(settings)?, dims })
+        Ok(Self { days, spec, device: Device::untried(&settings.run.device)?, dims })
     }
 
     /// A learner with a full pool, and the explorer that filled it.

@@ -86,7 +86,8 @@ impl Run {
     fn train(config: &Path, sets: &[String], seed: u64, serial: bool) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let run_dir = dir.path().join("run");
-        let mut command = train_command(config, sets, &run_dir)?;
+        let sets = [sets, &["stop.patience=0".into()]].concat();
+        let mut command = train_command(config, &sets, &run_dir)?;
         command.arg("--seed").arg(seed.to_string());
         if serial {
             command.arg("--serial");

@@ -6,6 +6,7 @@
 mod bench;
 mod child;
 mod data;
+mod device;
 mod eval;
 mod explain;
 mod export;

@@ -22,6 +22,7 @@ use crate::supervisor::prepare::{Origin, prepare};
 use crate::supervisor::resume::{self, Earlier};
 use crate::supervisor::{ExitReason, Outcome, parallel, serial};
 
+use super::device::{self, Choice};
 use super::{Exit, UsageError, eval, print_text};
 
 #[derive(Debug, Args)]
@@ -155,13 +156,13 @@ impl Train {
             sets.push("run.deterministic=true".into());
         }
         let settings: Settings = settings::load(&self.config, &sets)?;
-        let device = Device::of(&settings).map_err(|e| UsageError(e.to_string()))?;
         if settings.run.deterministic && settings.budget.max_updates == 0 && settings.budget.max_samples == 0 {
             return Err(UsageError(
                 "a lock-step run cannot end by wall time: set budget.max_updates or budget.max_samples".into(),
             )
             .into());
         }
+        let Choice { device, why } = device::choose(&settings)?;
         let plan = self.plan.as_deref().map(Plan::read).transpose().map_err(|e| UsageError(format!("{e:#}")))?;
         if self.require.is_some() && settings.data.test.is_empty() {
             return Err(
@@ -199,12 +200,8 @@ impl Train {
             say!("{how}");
             earlier
         });
-        if settings.run.device == "auto" && device == Device::Cpu {
-            match (Device::cpu_only(&settings), Device::idle_gpu()) {
-                (Some(what), _) => say!("{what} is learned on the CPU"),
-                (None, Some(missing)) => say!("learning on the CPU, though there is a GPU: {missing}"),
-                (None, None) => say!("no CUDA driver found: learning on the CPU"),
-            }
+        if let Some(why) = why {
+            say!("learning on the CPU: {why}");
         }
         let result = train(&settings, Given { plan, from }, earlier, device, mode, &directory, &interrupt);
         flight::end(&result);

@@ -1,23 +1,21 @@
 //! Which device the learner computes on.
 
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Once};
+use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::bail;
 use burn::backend::Flex;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorData};
 use burn_flex::FlexDevice;
-use cubecl::config::cache::CacheConfig;
-use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig as _};
 use libloading::Library;
-use twox_hash::XxHash3_64;
 
 use crate::env::DayModel;
-use crate::files::private_folder;
 use crate::policy::PolicySpec;
 use crate::settings::{Settings, Target};
 
+use super::agreement;
+use super::gpu::keep_kernels;
 use super::host::HostTrainer;
 use super::resident::ResidentTrainer;
 use super::trainer::Train;
@@ -33,11 +31,27 @@ pub enum Device {
 }
 
 impl Device {
-    /// Resolves `auto`, `cpu`, `cpu-resident`, `cuda` or `cuda:INDEX`.
+    /// Resolves `auto`, `cpu`, `cpu-resident`, `cuda` or `cuda:INDEX`, as every process of a run does. `auto` is a GPU only where it
+    /// is remembered to agree with the CPU ([`agreement`]); whoever starts a run compares them first.
+    ///
+    /// # Errors
+    /// As [`Device::untried`], and a GPU that is remembered to differ.
+    pub fn resolve(name: &str) -> anyhow::Result<Self> {
+        let device = Self::untried(name)?;
+        let Self::Cuda(index) = device else { return Ok(device) };
+        match agreement::remembered(index) {
+            Some(found) if found.holds() => Ok(device),
+            _ if name == "auto" => Ok(Self::Cpu),
+            Some(found) => bail!("device `{name}`: {found}; scripts/gpu-check says more, --device cpu works"),
+            None => Ok(device),
+        }
+    }
+
+    /// Returns the device that a name stands for, whether it is known to agree with the CPU or not.
     ///
     /// # Errors
     /// An unknown name, or CUDA where a driver, NVRTC or headers are missing.
-    pub fn resolve(name: &str) -> anyhow::Result<Self> {
+    pub fn untried(name: &str) -> anyhow::Result<Self> {
         match name {
             "cpu" => Ok(Self::Cpu),
             "cpu-resident" => Ok(Self::CpuResident),
@@ -158,40 +172,6 @@ fn try_out<B: Backend>(device: &B::Device) -> anyhow::Result<()> {
         "the GPU does not run what is compiled for it (found {found:?}); what failed is above. scripts/gpu-check says more, --device cpu works"
     );
     Ok(())
-}
-
-/// Keeps the kernels that a GPU needs where the next start finds them compiled: under `~/.cache/admix/kernels`, wherever the
-/// program is started, apart for each set of GPUs and driver, since one's kernels are not another's. To be called before a GPU is
-/// touched; a `cubecl.toml` in the current folder or above it still says all else.
-pub fn keep_kernels() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let cache = dirs::cache_dir().map(|cache| cache.join("admix").join("kernels"));
-        // What is found there is executed: nobody else may have put it there.
-        let folder = cache.and_then(|cache| private_folder(&cache, &gpus()).ok());
-        // What cannot be written to ends the process when the first kernel is compiled.
-        let writable = |f: &PathBuf| tempfile::tempfile_in(f).is_ok();
-        let Some(folder) = folder.filter(writable) else {
-            tracing::warn!("kernels are compiled at every start: there is no ~/.cache to keep them in");
-            return;
-        };
-        let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
-        config.compilation.cache = Some(CacheConfig::File(folder));
-        CubeClRuntimeConfig::set(config);
-    });
-}
-
-/// A name for what compiled kernels depend on: driver, GPUs, and where the compiler is looked for.
-fn gpus() -> String {
-    let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
-    let driver = read("/proc/driver/nvidia/version".into());
-    let listed = std::fs::read_dir("/proc/driver/nvidia/gpus").into_iter().flatten().flatten();
-    let information: Vec<String> = listed.map(|gpu| read(gpu.path().join("information"))).collect();
-    let mut models: Vec<&str> = information.iter().flat_map(|i| i.lines().find(|l| l.starts_with("Model"))).collect();
-    models.sort_unstable();
-    let compiler = ["CUDA_PATH", "LD_LIBRARY_PATH"].map(|name| std::env::var(name).unwrap_or_default());
-    let all = [&[driver.as_str()], &models[..], &[&compiler[0], &compiler[1]]].concat().join("\n");
-    format!("{}-{:016x}", env!("CARGO_PKG_VERSION"), XxHash3_64::oneshot(all.as_bytes()))
 }
 
 /// Sets the number of threads of the tensor operations; 0 = one per core. Only the first call of a process counts.

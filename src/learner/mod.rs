@@ -12,16 +12,19 @@
 //!
 //! - [`hindsight`]: losses of prices in hindsight, on the CPU alone.
 //! - [`calibration`]: whether the critic's distributions are right. [`dims`]: sizes of a batch. [`pool`]: replay pool of compact segments. [`core`]: pool, replay ratio and budget around the trainer, the same in every
-//!   mode. [`networks`], [`optimiser`]: parameters as flat tensors. [`device`]: which backend. [`process`]: the learner process. [`saver`]: its side of
+//!   mode. [`networks`], [`optimiser`]: parameters as flat tensors. [`device`]: which backend. [`agreement`], [`gpu`]: whether a GPU computes what the CPU does, and where that is
+//!   remembered. [`process`]: the learner process. [`saver`]: its side of
 //!   snapshots.
 //!
 //! May import: `run`, `shm`, `policy`, `env`, `plan`, `log`, `settings`.
 
+pub mod agreement;
 pub mod batch;
 pub mod calibration;
 pub mod core;
 pub mod device;
 pub mod dims;
+pub mod gpu;
 pub mod hindsight;
 mod host;
 mod kernels;

@@ -56,7 +56,8 @@ impl<B: Optimise> Networks<B> {
         let actor = spec.initial_actor(settings.run.seed);
         let epsilon = l.adam_epsilon;
         let critic_rates = Rates { learning: l.critic_rate, clip: l.critic_clip, epsilon, follow: l.target_rate };
-        let actor_rates = Rates { learning: l.actor_rate, clip: l.actor_clip, epsilon, follow: l.average_rate };
+        let actor_rates =
+            Rates { learning: settings.actor_rate(), clip: l.actor_clip, epsilon, follow: l.average_rate };
         Self {
             actor_flat: Flat::new(spec.actor_shape()),
             critic_flat: Flat::new(critic_shape),

@@ -8,6 +8,7 @@
 mod cores;
 mod delay;
 mod load;
+mod rate;
 mod sections;
 mod values;
 
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 pub use cores::{MOST_ACTORS, actors_for};
 pub use delay::FeedbackDelay;
 pub use load::{Configuration, SettingsError, load};
+pub use rate::ActorRate;
 pub use sections::*;
 pub use values::{RowOptimizer, Table, ValueRun, ValueSettings, ValueWatchdog, Values, WhenFull};
 
@@ -68,6 +70,11 @@ impl Settings {
     pub fn requests_per_step(&self) -> usize {
         let by_request = self.score_mode == ScoreMode::All || self.policy.traffic_embedding > 0;
         if by_request { 1 } else { self.episodes.requests_per_step }
+    }
+
+    /// Adam's rate for the actor.
+    pub fn actor_rate(&self) -> f64 {
+        self.learner.actor_rate.resolve(self.policy.warm_start)
     }
 
     /// Updates before the actor learns: none where its target needs no critic.
@@ -183,7 +190,7 @@ impl Settings {
             ("learner.anchor", l.anchor, 0.0, 1e6),
             ("learner.target_rate", l.target_rate, 1e-6, 1.0),
             ("learner.average_rate", l.average_rate, 1e-6, 1.0),
-            ("learner.actor_rate", l.actor_rate, 0.0, 1.0),
+            ("learner.actor_rate", self.actor_rate(), 0.0, 1.0),
             ("learner.critic_rate", l.critic_rate, 0.0, 1.0),
             ("learner.final_rate_share", l.final_rate_share, 0.0, 1.0),
             ("learner.adam_epsilon", l.adam_epsilon, 1e-12, 1.0),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::delay::FeedbackDelay;
+use super::rate::ActorRate;
 
 /// Which candidates the network scores.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -287,8 +288,8 @@ pub struct Learner {
     pub anchor: f64,
     /// Updates in which the critic learns alone.
     pub critic_head_start: u64,
-    /// Adam's rate for the actor.
-    pub actor_rate: f64,
+    /// Adam's rate for the actor. `"auto"`: 1e-4 with `policy.warm_start`, 1e-3 without.
+    pub actor_rate: ActorRate,
     /// Adam's rate for the critic.
     pub critic_rate: f64,
     /// What is left of both rates at the end of the budget; they decay linearly.
@@ -332,7 +333,7 @@ impl Default for Learner {
             samples_per_update: 512,
             anchor: 0.3,
             critic_head_start: 160,
-            actor_rate: 1e-3,
+            actor_rate: ActorRate::AUTO,
             critic_rate: 2e-3,
             final_rate_share: 0.1,
             adam_epsilon: 1e-8,
@@ -443,12 +444,18 @@ impl Default for Budget {
 }
 
 /// When a run counts as converged.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Stop {
     /// Evaluations without an improvement of the validation J after which training stops; 0 = never. Counted
     /// from the end of the critic's head start.
     pub patience: u64,
+}
+
+impl Default for Stop {
+    fn default() -> Self {
+        Self { patience: 8 }
+    }
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

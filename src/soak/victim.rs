@@ -63,6 +63,7 @@ impl<'a> Victim<'a> {
         let mut sets = task.sets().to_vec();
         sets.extend(SETS.map(str::to_owned));
         sets.push("budget.max_updates=1000000000".into());
+        sets.push("stop.patience=0".into());
         sets.push(format!("run.seed={seed}"));
         let mut roles: Vec<Role> = (0..task.settings.actors.count).map(Role::Actor).collect();
         roles.extend([Role::Learner, Role::Evaluator, Role::Checkpointer]);

@@ -53,6 +53,8 @@ write_every = 256
 every = 16
 [budget]
 max_updates = 64
+[stop]
+patience = 0
 [baselines]
 tuning_replays = 8
 [watchdog]

@@ -22,6 +22,7 @@ mod invariance;
 mod layers;
 mod leak;
 mod leakage;
+mod learns;
 mod logged;
 mod logs;
 mod lottery;

@@ -12,7 +12,7 @@ use admix::actor::Explorer;
 use admix::env::DayModel;
 use admix::learner::resident::ResidentTrainer;
 use admix::learner::trainer::UpdatePlan;
-use admix::learner::{Device, Learner, UpdateStats, device};
+use admix::learner::{Device, Learner, UpdateStats, gpu};
 use admix::policy::PolicySpec;
 use admix::bench::world::{self, WorldSize};
 use admix::settings::{Credit, Critic, ScoreMode, Settings};
@@ -248,7 +248,7 @@ fn report_threads(scene: &Scene) {
 }
 
 fn main() {
-    device::keep_kernels();
+    gpu::keep_kernels();
     let (day, _) = world::day(WORLD).expect("a day can be made");
     let days = [day];
     let cases = [

@@ -1,0 +1,72 @@
+//! A few updates on fixed data on a device and on the CPU.
+//!
+//! Each device computes in a process of its own, so that a driver that crashes or hangs takes nothing with it.
+
+use std::fs::File;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+
+use crate::learner::Device;
+use crate::learner::agreement::{Agreement, Losses};
+
+/// Updates that are compared, and requests of a step: the two ways in which a batch is made.
+const UPDATES: usize = 8;
+const REQUESTS: [usize; 2] = [1, 30];
+/// Kernels are compiled within seconds. What takes longer than this hangs.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Compares a device with the CPU. Both run this program.
+///
+/// # Errors
+/// A process that fails or does not end.
+pub fn compare(device: Device) -> anyhow::Result<Agreement> {
+    let mut worst: Option<Agreement> = None;
+    for requests in REQUESTS {
+        let [cpu, other] = [Device::Cpu, device].map(|device| losses(device, requests));
+        let found = Agreement::between(&cpu?, &other?, &format!("steps of {requests}"));
+        worst = Some(match worst {
+            Some(worst) => worst.and(found),
+            None => found,
+        });
+    }
+    worst.context("nothing was compared")
+}
+
+fn losses(device: Device, requests: usize) -> anyhow::Result<Vec<Losses>> {
+    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let (out, log) = (folder.path().join("losses.json"), folder.path().join("log"));
+    let mut child = Command::new("/proc/self/exe")
+        .args(["bench", "learner", "--json", "--threads", "0", "--device", &device.to_string()])
+        .args(["--losses", &UPDATES.to_string(), "--requests-per-step", &requests.to_string()])
+        .stdin(Stdio::null())
+        .stdout(File::create(&out)?)
+        .stderr(File::create(&log)?)
+        .spawn()
+        .context("cannot start a process on the device")?;
+    let began = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if began.elapsed() > PATIENCE {
+            child.kill()?;
+            child.wait()?;
+            anyhow::bail!("{UPDATES} updates on {device} did not end within {} s", PATIENCE.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    if !status.success() {
+        let log = std::fs::read_to_string(&log).unwrap_or_default();
+        let last = log.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+        anyhow::bail!("{UPDATES} updates on {device} failed ({status}): {last}");
+    }
+    #[derive(serde::Deserialize)]
+    struct Report {
+        losses: Vec<Losses>,
+    }
+    let report: Report =
+        serde_json::from_slice(&std::fs::read(&out)?).context("cannot read the losses of a process")?;
+    Ok(report.losses)
+}

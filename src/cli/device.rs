@@ -1,0 +1,89 @@
+//! Which device a training learns on: a GPU is trusted once its updates were seen to be the CPU's.
+
+use crate::bench;
+use crate::learner::Device;
+use crate::learner::agreement::{self, Agreement};
+use crate::settings::Settings;
+
+use super::UsageError;
+
+/// A device, and why it is the CPU where a GPU might be expected.
+#[derive(Debug)]
+pub struct Choice {
+    pub device: Device,
+    pub why: Option<String>,
+}
+
+/// Resolves `run.device`. A GPU that this program has not met before is compared with the CPU first, which takes seconds.
+///
+/// # Errors
+/// [`UsageError`] for an unknown name, for `cuda` without what it needs, and for a GPU named for what only the CPU learns; `cuda` also
+/// where the GPU does not agree with the CPU.
+pub fn choose(settings: &Settings) -> anyhow::Result<Choice> {
+    let name = settings.run.device.as_str();
+    let only = Device::cpu_only(settings);
+    let device = if only.is_some() { Device::of(settings) } else { Device::untried(name) };
+    let gpu = device.map_err(|e| UsageError(e.to_string()))?;
+    let Device::Cuda(index) = gpu else {
+        let why = (name == "auto").then(|| match (only, Device::idle_gpu()) {
+            (Some(what), _) => format!("{what} is learned there"),
+            (None, Some(missing)) => format!("though there is a GPU: {missing}"),
+            (None, None) => "no CUDA driver found".into(),
+        });
+        return Ok(Choice { device: gpu, why });
+    };
+    let found = match agreement::remembered(index) {
+        Some(known) => Ok(known),
+        None => {
+            say!("comparing a few updates on {gpu} with the CPU's, once for this program, driver and device ..");
+            bench::agreement::compare(gpu).and_then(|found| match agreement::remember(index, &found) {
+                Err(e) if name == "auto" => Err(e.context("agrees with the CPU, which other processes cannot know")),
+                _ => Ok(found),
+            })
+        }
+    };
+    decide(name == "auto", gpu, found)
+}
+
+fn decide(auto: bool, gpu: Device, found: anyhow::Result<Agreement>) -> anyhow::Result<Choice> {
+    let why = match found {
+        Ok(found) if found.holds() => return Ok(Choice { device: gpu, why: None }),
+        Ok(found) => found.to_string(),
+        Err(e) => format!("{e:#}"),
+    };
+    if auto {
+        return Ok(Choice { device: Device::Cpu, why: Some(format!("{gpu} is not used: {why}")) });
+    }
+    anyhow::bail!("{gpu} cannot be trusted: {why}; --device cpu works, scripts/gpu-check says more")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(difference: Option<f64>) -> anyhow::Result<Agreement> {
+        Ok(Agreement { difference, place: "steps of 1".into() })
+    }
+
+    /// No machine of the tests has a GPU: what follows from a comparison is checked here, the comparison itself with the CPU in its place.
+    #[test]
+    fn auto_takes_the_cpu_and_cuda_fails_where_a_gpu_computes_something_else() {
+        let gpu = Device::Cuda(0);
+        assert_eq!(decide(true, gpu, found(Some(1e-6))).unwrap().device, gpu);
+        assert_eq!(decide(false, gpu, found(Some(1e-6))).unwrap().device, gpu);
+        for wrong in [found(Some(0.02)), found(None), Err(anyhow::anyhow!("the driver crashed"))] {
+            let text = match &wrong {
+                Ok(found) => found.to_string(),
+                Err(e) => e.to_string(),
+            };
+            let again = match &wrong {
+                Ok(found) => Ok(found.clone()),
+                Err(e) => Err(anyhow::anyhow!("{e}")),
+            };
+            let choice = decide(true, gpu, wrong).unwrap();
+            assert_eq!(choice.device, Device::Cpu);
+            assert!(choice.why.unwrap().contains(&text));
+            assert!(decide(false, gpu, again).unwrap_err().to_string().contains(&text));
+        }
+    }
+}

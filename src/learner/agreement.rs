@@ -1,0 +1,127 @@
+//! Whether a GPU's updates agree with the CPU's: judged once for each program, driver and device, and remembered beside the compiled
+//! kernels.
+//!
+//! **Why.** A GPU that computes something else than the CPU trains a wrong policy and gives no sign of it. So nobody learns on one before a
+//! few updates on fixed data gave the CPU's losses.
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
+use twox_hash::XxHash3_64;
+
+use super::gpu::kernel_folder;
+
+/// Largest difference between two losses, relative to their size, at which two devices agree: ten times what a hundred updates are promised to
+/// keep within, and a tenth of what a product in a lower precision does.
+pub const TOLERANCE: f64 = 1e-3;
+
+/// Losses of one update: the critic's and the actor's.
+pub type Losses = [f64; 2];
+
+/// How a device's losses compare with the CPU's.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Agreement {
+    /// Largest difference over all losses, relative to the mean size of the CPU's; `None` if a loss is not finite or missing.
+    pub difference: Option<f64>,
+    /// Where it was found, for people.
+    pub place: String,
+}
+
+impl Agreement {
+    /// Compares losses of the same updates on the same data; `what` names the data.
+    pub fn between(cpu: &[Losses], gpu: &[Losses], what: &str) -> Self {
+        let mut worst = Self { difference: Some(0.0), place: what.into() };
+        if cpu.len() != gpu.len() || cpu.is_empty() {
+            return Self { difference: None, place: format!("{what}: {} updates instead of {}", gpu.len(), cpu.len()) };
+        }
+        for (i, name) in ["critic", "actor"].into_iter().enumerate() {
+            // A loss may go through zero: all are judged by their usual size.
+            let size = cpu.iter().map(|l| l[i].abs()).sum::<f64>() / cpu.len() as f64;
+            for (update, (a, b)) in cpu.iter().zip(gpu).enumerate() {
+                let difference = (a[i] - b[i]).abs() / size.max(1e-12);
+                let place =
+                    || format!("{what}: loss of the {name} at update {}: {} instead of {}", update + 1, b[i], a[i]);
+                if !difference.is_finite() {
+                    return Self { difference: None, place: place() };
+                }
+                if worst.difference.is_some_and(|d| difference > d) {
+                    worst = Self { difference: Some(difference), place: place() };
+                }
+            }
+        }
+        worst
+    }
+
+    /// The worse of two.
+    pub fn and(self, other: Self) -> Self {
+        let size = |a: &Self| a.difference.unwrap_or(f64::INFINITY);
+        if size(&other) > size(&self) { other } else { self }
+    }
+
+    /// Whether the difference is within [`TOLERANCE`].
+    pub fn holds(&self) -> bool {
+        self.difference.is_some_and(|d| d <= TOLERANCE)
+    }
+}
+
+impl std::fmt::Display for Agreement {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.difference {
+            Some(d) => {
+                write!(f, "its losses differ from the CPU's by {d:.1e} ({TOLERANCE:.0e} is allowed; {})", self.place)
+            }
+            None => write!(f, "its losses are not the CPU's ({})", self.place),
+        }
+    }
+}
+
+/// File that remembers the agreement of a GPU; `None` without a cache folder.
+fn memory(index: usize) -> Option<PathBuf> {
+    let program = std::fs::read("/proc/self/exe").ok()?;
+    Some(kernel_folder()?.join(format!("agreement-cuda-{index}-{:016x}.json", XxHash3_64::oneshot(&program))))
+}
+
+/// Returns what was found when this program, this driver and the GPU of this index met; `None` if they have not, or the memory cannot be read.
+pub fn remembered(index: usize) -> Option<Agreement> {
+    serde_json::from_slice(&std::fs::read(memory(index)?).ok()?).ok()
+}
+
+/// Remembers a GPU's agreement for the processes and starts to come.
+///
+/// # Errors
+/// No cache folder, or one that cannot be written.
+pub fn remember(index: usize, agreement: &Agreement) -> anyhow::Result<()> {
+    let path = memory(index).context("there is no ~/.cache to remember it in")?;
+    let folder = path.parent().context("a file has a folder")?;
+    let mut file =
+        tempfile::NamedTempFile::new_in(folder).with_context(|| format!("cannot write to {}", folder.display()))?;
+    serde_json::to_writer(&mut file, agreement)?;
+    file.persist(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_agree_up_to_the_tolerance_and_never_with_nan() {
+        let cpu = [[1.0, -0.5], [0.9, 0.5], [0.8, 1e-9]];
+        let mut gpu = cpu;
+        assert_eq!(Agreement::between(&cpu, &gpu, "x").difference, Some(0.0));
+        // The third of the actor's is small beside the others: it is judged by their size.
+        gpu[2][1] = 1e-5;
+        assert!(Agreement::between(&cpu, &gpu, "x").holds());
+        gpu[1][0] *= 1.01;
+        let off = Agreement::between(&cpu, &gpu, "steps of 30");
+        assert!(!off.holds());
+        assert!(off.to_string().contains("steps of 30: loss of the critic at update 2"), "{off}");
+        assert!(off.clone().and(Agreement::between(&cpu, &cpu, "x")) == off);
+        gpu[0][1] = f64::NAN;
+        let nan = Agreement::between(&cpu, &gpu, "x");
+        assert!(!nan.holds() && off.and(nan.clone()) == nan);
+        assert!(!Agreement::between(&cpu, &cpu[..2], "x").holds());
+        assert!(!Agreement::between(&[], &[], "x").holds());
+    }
+}
