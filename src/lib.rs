@@ -17,6 +17,7 @@
 //! | [`sparse`] | the table of embedding rows, its device cache and its file |
 //! | [`plan`], [`env`] | forecast, supply-demand graph, play probabilities, prices, bound; the replay environment, features, rewards |
 //! | [`log`], [`synth`] | input schemas, readers, checks, importers, the compiled log; the synthetic generator |
+//! | [`formulas`] | scalar formulas that host loops and kernels share |
 //! | [`shm`] | segments, sample ring, parameter cell, control block |
 //! | [`settings`] | the configuration tree |
 //! | [`files`], [`cancel`], [`awake`] | opening and reading what somebody else may have put there; cancellation of long computations; time awake |
@@ -42,6 +43,7 @@ pub mod evaluator;
 pub mod explain;
 pub mod export;
 pub mod files;
+pub mod formulas;
 pub mod inspect;
 pub mod learner;
 pub mod log;

@@ -102,7 +102,7 @@ enum Stage {
     /// same bytes
     #[command(after_help = "Example: admix bench ingest --requests-per-step 1")]
     Ingest {
-        /// auto, cpu, cuda, cuda:INDEX or cpu-resident
+        /// auto, cpu, cuda or cuda:INDEX
         #[arg(long, default_value = "auto")]
         device: String,
         /// Requests of a step
@@ -236,7 +236,7 @@ struct LearnerArguments {
     /// Threads of the tensor operations; 0 = one per core
     #[arg(long, default_value_t = 0)]
     threads: usize,
-    /// auto, cpu, cuda, cuda:INDEX or cpu-resident
+    /// auto, cpu, cuda or cuda:INDEX
     #[arg(long, default_value = "auto")]
     device: String,
     /// Print the losses of N updates instead, for comparing devices: the data depend on the other arguments alone

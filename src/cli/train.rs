@@ -60,7 +60,7 @@ pub struct Train {
         default_missing_value = "true"
     )]
     warm_start: Option<bool>,
-    /// auto, cpu, cuda, cuda:INDEX or cpu-resident (a GPU's way of working on the CPU, for checking); the same as --set run.device=..
+    /// auto, cpu, cuda or cuda:INDEX; the same as --set run.device=..
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
     /// Act, then train, in one process: the reference for the parallel run

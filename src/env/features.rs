@@ -3,12 +3,21 @@
 //! All are of order 1 and free of the day's size, so that a policy that learned on thinned days serves whole ones.
 //! Only what a policy may know enters: observed deliveries, the forecast, prices seen so far.
 
+use std::mem::offset_of;
+
+use bytemuck::{Pod, Zeroable};
+use cubecl::prelude::*;
+
+use crate::formulas::host::{at_least_0, demand_over_supply, done, inverse_root, log_ratio, needed_speed, pace_error};
 use crate::plan::Time;
 
 use super::episode::Episode;
 use super::known::KnownDay;
 use super::replay::Replay;
-use super::state::{State, decay, growth, market_gain, market_term};
+use super::state::{State, decay, growth, market_gain};
+
+/// Largest value of the feature `worth`.
+pub const WORTH_LIMIT: f32 = 4.0;
 
 /// Version of what networks see, counted up with every change; a policy of another one cannot be read.
 pub const FEATURE_VERSION: u32 = 2;
@@ -51,51 +60,102 @@ pub const FEATURE_NAMES: [&str; FEATURES] = [
     "is_auction",
 ];
 
-/// The system-wide features of a moment, the same for all contracts; and what the forecast volume is off by, as a factor.
+/// Defines features that are worked out before anybody asks for a row: a struct of one number each, which is uploaded as it is, and
+/// both ways of writing it to a row: on the host, and from an array to an array in a kernel. A feature that is added to one of the lists below is
+/// known to actors, learner, kernels and policy files.
+macro_rules! features {
+    ($(#[$doc:meta])* $struct:ident, $copy:ident { $($field:ident = $name:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Pod, Zeroable)]
+        #[repr(C)]
+        pub struct $struct {
+            $(pub $field: f32,)*
+        }
+
+        impl $struct {
+            /// Writes the features to a row.
+            #[inline]
+            pub fn write(&self, row: &mut [f32; FEATURES]) {
+                $(row[const { column($name) }] = self.$field;)*
+            }
+        }
+
+        /// Writes the features, which begin at `first` in an array, to the row that begins at `row`.
+        #[cube]
+        pub fn $copy(from: &Array<f32>, first: usize, to: &mut Array<f32>, row: usize) {
+            $(to[row + comptime!(const { column($name) })] =
+                from[first + comptime!(const { offset_of!($struct, $field) / size_of::<f32>() })];)*
+        }
+    };
+}
+
+features! {
+    /// System-wide features of a moment, the same for all contracts.
+    GeneralFeatures, copy_general {
+        traffic = "traffic_elapsed",
+        price = "log_price_level",
+        volume = "log_volume_level",
+        shortage = "shortage",
+        pressure = "log_pressure",
+        remaining_price = "log_remaining_price",
+        auction_worth = "mean_auction_worth",
+        contract_ctr = "mean_contract_ctr",
+        auction_ctr = "mean_auction_ctr",
+    }
+}
+
+features! {
+    /// A contract's features that stay the same over an episode.
+    TermsFeatures, copy_terms {
+        cap_slack = "cap_slack",
+        penalty = "log_penalty",
+        worth = "worth",
+        theta = "theta",
+        rate = "rate",
+        price = "training_price_share",
+    }
+}
+
+features! {
+    /// A contract's features that change with the moment and need no logarithm.
+    CourseFeatures, copy_course {
+        flight_state = "flight_state",
+        flight_left = "flight_left",
+        replanned = "replanned",
+    }
+}
+
+/// The system-wide features of a moment, and what the forecast volume is off by, as a factor.
 #[derive(Debug, Clone, Copy)]
 pub struct General {
     pub volume_ratio: f64,
-    pub traffic: f32,
-    pub price: f32,
-    pub volume: f32,
-    pub shortage: f32,
-    pub pressure: f32,
-    pub remaining_price: f32,
-    pub auction_worth: f32,
-    pub contract_ctr: f32,
-    pub auction_ctr: f32,
+    pub features: GeneralFeatures,
 }
 
-/// What of a contract's features stays the same over an episode, to be worked out once.
+/// What stays the same of a contract over an episode, to be worked out once.
 #[derive(Debug, Clone, Copy)]
 pub struct Terms {
     pub owed: f64,
     /// Gain of the controller's market term.
     pub market_gain: f64,
-    pub cap_slack: f32,
-    pub penalty: f32,
-    pub worth: f32,
-    pub theta: f32,
-    pub rate: f32,
-    pub price: f32,
+    pub features: TermsFeatures,
 }
 
-/// What of a contract's features changes with the moment, from curves and counters and without a logarithm.
+/// What of a contract changes with the moment, from curves and counters and without a logarithm.
 #[derive(Debug, Clone, Copy)]
 pub struct Course {
     pub planned: f64,
     pub supply_left: f64,
     /// Speed seen over the plan's.
     pub speed: f64,
-    /// -1 before the flight, 0 within it, 1 after it.
-    pub flight_state: f32,
-    pub flight: f64,
     /// The controller's term without the market's.
     pub controller: f64,
     /// Prices on its requests over the expected ones: within the memory, and since the start of the day.
     pub market: f64,
     pub day_market: f64,
+    /// What the newest plan adds to the logit of its bid.
     pub replanned: f32,
+    pub features: CourseFeatures,
 }
 
 /// The state at one request, computed once for all contracts.
@@ -131,41 +191,16 @@ pub struct ContractMoment {
 impl ContractMoment {
     #[inline]
     pub fn new(general: &General, terms: &Terms, course: &Course) -> Self {
-        let by_count = 0.0;
         let pacing = course.pacing(terms);
-        let row = [
-            by_count,
-            course.planned as f32,
-            by_count,
-            by_count,
-            by_count,
-            by_count,
-            by_count,
-            log_ratio(course.speed, 1.0, 3.0),
-            terms.cap_slack,
-            by_count,
-            course.flight_state,
-            general.traffic,
-            0.5 * pacing as f32,
-            course.flight.min(2.0) as f32,
-            general.price,
-            general.volume,
-            general.shortage,
-            general.pressure,
-            general.remaining_price,
-            general.auction_worth,
-            general.contract_ctr,
-            general.auction_ctr,
-            terms.penalty,
-            terms.worth,
-            terms.theta,
-            terms.rate,
-            terms.price,
-            course.replanned.clamp(-3.0, 3.0),
-            2.0 * log_ratio(course.market, 1.0, 1.0),
-            2.0 * log_ratio(course.day_market, 1.0, 1.0),
-            0.0,
-        ];
+        let mut row = [0.0; FEATURES];
+        row[const { column("planned_share") }] = course.planned as f32;
+        row[const { column("log_speed_against_plan") }] = log_ratio(course.speed, 1.0, 3.0);
+        row[const { column("pacing") }] = 0.5 * pacing as f32;
+        row[const { column("log_market_level") }] = 2.0 * log_ratio(course.market, 1.0, 1.0);
+        row[const { column("log_market_level_of_day") }] = 2.0 * log_ratio(course.day_market, 1.0, 1.0);
+        general.features.write(&mut row);
+        terms.features.write(&mut row);
+        course.features.write(&mut row);
         Self {
             row,
             owed: terms.owed,
@@ -176,6 +211,11 @@ impl ContractMoment {
         }
     }
 
+    /// Returns -1 before the flight, 0 within it, 1 after it.
+    pub fn flight_state(&self) -> f32 {
+        self.row[const { column("flight_state") }]
+    }
+
     /// Writes the features when `delivered` impressions are counted.
     ///
     /// The actor passes observed counts, the critic true ones, and more of them for "after display".
@@ -183,16 +223,17 @@ impl ContractMoment {
         let Self { row, owed, planned, supply_left, volume_ratio, .. } = *self;
         let out: &mut [f32; FEATURES] = out.try_into().expect("a row of FEATURES");
         let delivered = f64::from(delivered);
-        let remaining = (owed - delivered).max(0.0);
-        let done = if owed > 0.0 { delivered / owed } else { 1.0 };
+        let remaining = at_least_0(owed - delivered);
+        let done = done(delivered, owed);
         *out = row;
-        out[0] = done.min(2.0) as f32;
-        out[2] = (4.0 * (done - planned)).clamp(-2.0, 2.0) as f32;
-        out[3] = log_ratio(remaining + 0.1, supply_left + 0.1, 4.0);
-        out[4] = log_ratio(remaining + 0.1, supply_left * volume_ratio + 0.1, 4.0);
-        out[5] = (1.0 / (remaining + 1.0).sqrt()) as f32;
-        out[6] = log_ratio((1.0 - done).max(0.0) + 0.01, (1.0 - planned) + 0.01, 3.0);
-        out[9] = f32::from(delivered >= owed);
+        out[const { column("delivered_share") }] = done.min(2.0) as f32;
+        out[const { column("pace_error") }] = pace_error(done, planned) as f32;
+        out[const { column("log_remaining_demand_over_supply") }] = demand_over_supply(remaining, supply_left);
+        out[const { column("log_remaining_demand_over_supply_at_seen_volume") }] =
+            demand_over_supply(remaining, supply_left * volume_ratio);
+        out[const { column("inverse_root_remaining") }] = inverse_root(remaining) as f32;
+        out[const { column("log_needed_speed") }] = needed_speed(done, planned);
+        out[const { column("demand_met") }] = f32::from(delivered >= owed);
     }
 }
 
@@ -205,38 +246,26 @@ impl Terms {
     fn of(day: &KnownDay, episode: &Episode, warm: bool, j: usize) -> Self {
         let c = &day.contracts[j];
         let owed = f64::from(episode.owed[j]);
-        Self {
-            owed,
-            market_gain: market_gain(day, &day.pacing, episode, j),
+        let features = TermsFeatures {
             cap_slack: if owed > 0.0 { ((f64::from(episode.left[j]) - owed) / owed).min(2.0) as f32 } else { 2.0 },
             penalty: 0.5 * log_ratio(c.penalty.max(1e-2 * day.unit), day.unit, 4.0),
-            worth: (c.mean_click / day.unit).min(4.0) as f32,
+            worth: (c.mean_click / day.unit).min(f64::from(WORTH_LIMIT)) as f32,
             theta: (c.theta / f64::from(episode.supply_error[j])).min(1.0) as f32,
             rate: c.rate as f32,
             price: if warm && c.penalty > 0.0 { off_by(c.price / c.penalty, episode.start_error[j]) } else { 0.0 },
-        }
+        };
+        Self { owed, market_gain: market_gain(day, &day.pacing, episode, j), features }
     }
 }
 
 impl General {
     /// Writes the features of an auction ad; `worth` is in units of the mean best auction worth.
     pub fn auction(&self, worth: f32, out: &mut [f32]) {
+        let out: &mut [f32; FEATURES] = out.try_into().expect("a row of FEATURES");
         out.fill(0.0);
-        for (name, value) in [
-            ("traffic_elapsed", self.traffic),
-            ("log_price_level", self.price),
-            ("log_volume_level", self.volume),
-            ("shortage", self.shortage),
-            ("log_pressure", self.pressure),
-            ("log_remaining_price", self.remaining_price),
-            ("mean_auction_worth", self.auction_worth),
-            ("mean_contract_ctr", self.contract_ctr),
-            ("mean_auction_ctr", self.auction_ctr),
-            ("worth", worth.min(4.0)),
-            ("is_auction", 1.0),
-        ] {
-            out[position(name)] = value;
-        }
+        self.features.write(out);
+        out[const { column("worth") }] = worth.min(WORTH_LIMIT);
+        out[const { column("is_auction") }] = 1.0;
     }
 }
 
@@ -244,12 +273,8 @@ impl Course {
     /// The pacing controller's term, as [`State::pacing`].
     #[inline]
     pub fn pacing(&self, terms: &Terms) -> f64 {
-        self.controller + market_term(terms.market_gain, self.day_market)
+        self.controller + crate::formulas::host::market_term(terms.market_gain, self.day_market)
     }
-}
-
-fn log_ratio(a: f64, b: f64, limit: f32) -> f32 {
-    ((a / b) as f32).ln().clamp(-limit, limit)
 }
 
 /// A share whose logit is off by `error`.
@@ -269,8 +294,7 @@ impl<'a> Moment<'a> {
         let ratio = |seen: f64, expected: f64| {
             if expected > 0.0 { (seen / expected - 1.0).clamp(-2.0, 2.0) as f32 } else { 0.0 }
         };
-        let general = General {
-            volume_ratio,
+        let features = GeneralFeatures {
             traffic: (before / whole) as f32,
             price: 2.0 * log_ratio(level, 1.0, 1.0),
             volume: 2.0 * log_ratio(volume_ratio, 1.0, 1.0),
@@ -281,6 +305,7 @@ impl<'a> Moment<'a> {
             contract_ctr: ratio(state.contract_ctr(day.contract_pctr), day.contract_pctr),
             auction_ctr: ratio(state.auction_ctr(day.auction_pctr), day.auction_pctr),
         };
+        let general = General { volume_ratio, features };
         let hour = 3_600_000;
         Self {
             day,
@@ -319,22 +344,27 @@ impl<'a> Moment<'a> {
         // An hour of the plan's speed, for the same memory as the speed seen.
         let planned_speed = owed * (planned - c.pace.until(self.hour_ago) / pace);
         let prior = 0.02 * owed + 0.5;
+        let replanned = state.replanned[j];
         Course {
             planned,
             supply_left,
             speed: (state.speed(j, self.decay) + prior) / (planned_speed + prior),
-            flight_state: if self.offset >= c.end {
-                1.0
-            } else if self.offset >= c.start {
-                0.0
-            } else {
-                -1.0
-            },
-            flight: (c.end.saturating_sub(self.offset)) as f64 / (c.end - c.start).max(1) as f64,
             controller: state.controller(day, &day.pacing, episode, j, self.observed_until),
             market: state.market_level(day.unit, j, self.growth),
             day_market: state.day_market_level(day.unit, j),
-            replanned: state.replanned(j),
+            replanned,
+            features: CourseFeatures {
+                flight_state: if self.offset >= c.end {
+                    1.0
+                } else if self.offset >= c.start {
+                    0.0
+                } else {
+                    -1.0
+                },
+                flight_left: ((c.end.saturating_sub(self.offset)) as f64 / (c.end - c.start).max(1) as f64).min(2.0)
+                    as f32,
+                replanned: replanned.clamp(-3.0, 3.0),
+            },
         }
     }
 
@@ -344,10 +374,25 @@ impl<'a> Moment<'a> {
     }
 }
 
-/// Where a feature stands.
+/// Returns the column of a feature, as a constant: a name that is none does not compile.
 ///
 /// # Panics
 /// If there is no such feature.
-fn position(name: &str) -> usize {
-    FEATURE_NAMES.iter().position(|n| *n == name).expect("a feature's name")
+pub const fn column(name: &str) -> usize {
+    let mut column = 0;
+    while column < FEATURES {
+        if equal(FEATURE_NAMES[column].as_bytes(), name.as_bytes()) {
+            return column;
+        }
+        column += 1;
+    }
+    panic!("no feature has this name")
+}
+
+const fn equal(a: &[u8], b: &[u8]) -> bool {
+    let mut i = 0;
+    while i < a.len() && i < b.len() && a[i] == b[i] {
+        i += 1;
+    }
+    i == a.len() && i == b.len()
 }

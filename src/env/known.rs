@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::log::compiled::Contract;
 use crate::log::schema::DAY_MS;
 use crate::log::targeting::Targeting;
-use crate::plan::sample::Kind;
+use crate::plan::forecast::Kind;
 use crate::plan::{Forecast, GRID, Graph, Horizon, Hwm, PacingGains, Plan, Sample, Supply, VolumeModel};
 
 use super::day::Vocabulary;

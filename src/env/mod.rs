@@ -9,7 +9,7 @@
 //!
 //! What replay ignores: auction budgets, frequency caps, second-price charges, bidders that react.
 //!
-//! May import: `log`, `plan`, `settings`.
+//! May import: `log`, `plan`, `formulas`, `settings`.
 
 mod day;
 mod delay;
@@ -27,7 +27,10 @@ mod wander;
 pub use day::{DayModel, Vocabulary};
 pub use delay::Delay;
 pub use episode::{Episode, RowSampler};
-pub use features::{ContractMoment, Course, FEATURE_NAMES, FEATURE_VERSION, FEATURES, General, Moment, Terms};
+pub use features::{
+    ContractMoment, Course, CourseFeatures, FEATURE_NAMES, FEATURE_VERSION, FEATURES, General, GeneralFeatures, Moment,
+    Terms, TermsFeatures, WORTH_LIMIT, column, copy_course, copy_general, copy_terms,
+};
 pub use incoming::{Incoming, Visit};
 pub use known::{ContractModel, KnownDay};
 pub use lesson::Lesson;

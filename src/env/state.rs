@@ -33,12 +33,6 @@ pub(super) fn market_gain(day: &KnownDay, gains: &PacingGains, episode: &Episode
     if episode.owed[j] > 0.0 && day.contracts[j].pace.total() > 0.0 { gains.market } else { 0.0 }
 }
 
-/// The market's term at a price level of the day.
-#[inline]
-pub(super) fn market_term(gain: f64, level: f64) -> f64 {
-    gain * level.ln().clamp(-2.0, 2.0)
-}
-
 /// A display whose delivery has not been observed yet.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct Pending {
@@ -336,7 +330,10 @@ impl State {
     /// The market's term is not thinned: prices are seen on every request. `until` is [`Replay::observed_until`](super::Replay).
     pub fn pacing(&self, day: &KnownDay, gains: &PacingGains, episode: &Episode, j: usize, until: u64) -> f64 {
         self.controller(day, gains, episode, j, Time::at(until))
-            + market_term(market_gain(day, gains, episode, j), self.day_market_level(day.unit, j))
+            + crate::formulas::host::market_term(
+                market_gain(day, gains, episode, j),
+                self.day_market_level(day.unit, j),
+            )
     }
 
     /// [`State::pacing`] without the market's term.

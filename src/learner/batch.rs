@@ -2,6 +2,8 @@
 //! what happens ([`Witness`]); here the rows that the networks see ([`SegmentRows`]).
 
 use crate::env::{Choice, ContractMoment, DayModel, Delay, Episode, FEATURES, Moment, Replay, Segment, Terms, Weights};
+use crate::formulas::host as formulas;
+use crate::formulas::shared::{ahead, may_bid};
 use crate::log::Auction;
 use crate::policy::learned::{unit_owed, write_row};
 use crate::policy::{PolicySpec, lift};
@@ -91,15 +93,11 @@ pub struct SegmentRows {
     pub auction_rewards: Vec<f32>,
 }
 
-/// Potential value of a contract with so many impressions owed and left, and the scale of its loss, in the money of what an impression
-/// earns by the penalty averted and by its click.
-///
-/// The potential is what its remaining impressions could earn at most; the scale grows with the root of the demand that
-/// remains, as the noise of the return does where a step is a request, and alike in units of a step's requests.
+/// Returns the potential value of a contract with so many impressions owed and left, and the scale of its loss, in the money of what an
+/// impression earns by the penalty averted and by its click.
 pub fn potential((penalty, click): (f64, f64), (owed, left): (f32, f32), per_step: f64) -> (f64, f64) {
     let (owed, left) = (f64::from(owed.max(0.0)), f64::from(left.max(0.0)));
-    let stake = if owed > 0.0 { penalty + click } else { click };
-    (penalty * owed + click * left, stake * per_step * (0.5 + (left / per_step).sqrt()))
+    (formulas::potential(penalty, click, owed, left), formulas::loss_scale(penalty, click, owed, left, per_step))
 }
 
 /// [`potential`] of contract `j` with `delivered` counted, in units of the mean best auction worth; 0 once its flight is over.
@@ -254,7 +252,7 @@ impl Builder<'_> {
         let mut ids = Vec::new();
         self.spec.push_ids(replay.visit(), day.contracts[j].vocabulary, &mut ids);
         rows.actor_ids[actor_row * self.tables..(actor_row + 1) * self.tables].copy_from_slice(&ids);
-        let ahead = ahead(self.per_step, replay.episode.left[j] - delivered);
+        let ahead = ahead(self.per_step as f32, replay.episode.left[j] - delivered);
         let at = t * self.dims.eligible + slot;
         of.write(delivered + ahead, &mut rows.after[at * FEATURES..(at + 1) * FEATURES]);
         rows.after_ads[at] = day.contracts[j].vocabulary;
@@ -265,11 +263,6 @@ impl Builder<'_> {
             after_potential: potential_of(replay, &self.weights, self.per_step as f64, j, delivered + ahead).0,
         });
     }
-}
-
-/// Impressions by which the row after a display is further on, of a contract with so many left: a step's requests.
-pub fn ahead(per_step: usize, left: f32) -> f32 {
-    (per_step as f32).min(left.max(1.0))
 }
 
 /// Row of a candidate of the current request among its step's bidders: where a step is one request, its place among the candidates.
@@ -318,7 +311,7 @@ impl Witness for Builder<'_> {
             (self.rows.potential[at], self.rows.scale[at]) =
                 potential_of(replay, &self.weights, self.per_step as f64, j, delivered);
             // Later requests of a step may show what the first may not.
-            if self.per_step > 1 && replay.offset() < day.contracts[j].end && delivered < replay.episode.left[j] {
+            if self.per_step > 1 && may_bid(of.flight_state(), delivered, replay.episode.left[j]) {
                 self.bidder(replay, &of, (t, j), j);
             }
         }

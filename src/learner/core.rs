@@ -8,8 +8,9 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::env::{DayModel, Segment, State};
 use crate::policy::PolicySpec;
+use crate::policy::TrainerState;
 use crate::run::failpoint;
-use crate::run::snapshot::{RngState, TrainerState};
+use crate::run::snapshot::RngState;
 use crate::settings::Settings;
 
 use super::batch::Rebuild;

@@ -4,10 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::bail;
-use burn::backend::Flex;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorData};
-use burn_flex::FlexDevice;
+use cubecl::cuda::CudaRuntime;
 use libloading::Library;
 
 use crate::env::DayModel;
@@ -24,14 +23,12 @@ use super::trainer::Train;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Device {
     Cpu,
-    /// The CPU, worked with as if it were a GPU: slow, for checking what a GPU does.
-    CpuResident,
     /// Index of the GPU.
     Cuda(usize),
 }
 
 impl Device {
-    /// Resolves `auto`, `cpu`, `cpu-resident`, `cuda` or `cuda:INDEX`, as every process of a run does. `auto` is a GPU only where it
+    /// Resolves `auto`, `cpu`, `cuda` or `cuda:INDEX`, as every process of a run does. `auto` is a GPU only where it
     /// is remembered to agree with the CPU ([`agreement`]); whoever starts a run compares them first.
     ///
     /// # Errors
@@ -52,25 +49,27 @@ impl Device {
     /// # Errors
     /// An unknown name, or CUDA where a driver, NVRTC or headers are missing.
     pub fn untried(name: &str) -> anyhow::Result<Self> {
-        match name {
-            "cpu" => Ok(Self::Cpu),
-            "cpu-resident" => Ok(Self::CpuResident),
-            "auto" if missing().is_none() => Ok(Self::Cuda(0)),
-            "auto" => Ok(Self::Cpu),
-            _ => {
-                let index = match name.strip_prefix("cuda") {
-                    Some("") => Some(0),
-                    Some(rest) => rest.strip_prefix(':').and_then(|i| i.parse().ok()),
-                    None => None,
-                };
-                let Some(index) = index else {
-                    bail!("unknown device `{name}`; use auto, cpu, cuda, cuda:INDEX or cpu-resident");
-                };
-                if let Some(missing) = missing() {
-                    bail!("device `{name}`: {missing}; or use --device cpu");
-                }
-                Ok(Self::Cuda(index))
-            }
+        let gpu = Self::gpu(name)?;
+        match (gpu, missing()) {
+            (None, _) => Ok(Self::Cpu),
+            (Some(index), None) => Ok(Self::Cuda(index)),
+            (Some(_), Some(_)) if name == "auto" => Ok(Self::Cpu),
+            (Some(_), Some(missing)) => bail!("device `{name}`: {missing}; or use --device cpu"),
+        }
+    }
+
+    /// Index of the GPU that a name asks for, whether there is one or not.
+    fn gpu(name: &str) -> anyhow::Result<Option<usize>> {
+        let index = match name.strip_prefix("cuda") {
+            None if name == "cpu" => return Ok(None),
+            None if name == "auto" => Some(0),
+            None => None,
+            Some("") => Some(0),
+            Some(rest) => rest.strip_prefix(':').and_then(|i| i.parse().ok()),
+        };
+        match index {
+            Some(index) => Ok(Some(index)),
+            None => bail!("unknown device `{name}`; use auto, cpu, cuda or cuda:INDEX"),
         }
     }
 
@@ -84,7 +83,7 @@ impl Device {
             (None, _) | (Some(_), "cpu") => Self::resolve(name),
             (Some(_), "auto") => Ok(Self::Cpu),
             (Some(why), _) => {
-                Self::resolve(name)?;
+                Self::gpu(name)?;
                 bail!("device `{name}`: {why} is learned on the CPU alone; use --device cpu or auto")
             }
         }
@@ -117,12 +116,11 @@ impl Device {
     ) -> anyhow::Result<Box<dyn Train>> {
         Ok(match self {
             Self::Cpu => Box::new(HostTrainer::new(days, spec, settings)),
-            Self::CpuResident => Box::new(ResidentTrainer::<Flex>::new(days, spec, settings, FlexDevice)?),
             Self::Cuda(index) => {
                 keep_kernels();
                 let device = burn_cuda::CudaDevice { index };
                 try_out::<burn_cuda::Cuda>(&device)?;
-                Box::new(ResidentTrainer::<burn_cuda::Cuda>::new(days, spec, settings, device)?)
+                Box::new(ResidentTrainer::<CudaRuntime>::new(days, spec, settings, device)?)
             }
         })
     }
@@ -132,7 +130,6 @@ impl std::fmt::Display for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Cpu => f.write_str("cpu"),
-            Self::CpuResident => f.write_str("cpu-resident"),
             Self::Cuda(index) => write!(f, "cuda:{index}"),
         }
     }

@@ -11,10 +11,10 @@ use burn_flex::FlexDevice;
 use rayon::prelude::*;
 
 use crate::env::DayModel;
+use crate::learner::tensor_net::{Net, Rows};
+use crate::policy::TrainerState;
 use crate::policy::net::Shape;
-use crate::policy::tensor_net::{Net, Rows};
 use crate::policy::{Bids, PolicySpec};
-use crate::run::snapshot::TrainerState;
 use crate::settings::{Settings, Target};
 
 use super::batch::{Rebuild, SegmentRows};
@@ -22,8 +22,9 @@ use super::calibration::Calibration;
 use super::dims::Dims;
 use super::hindsight::{self, LessonRows};
 use super::loss::{Gradients, Losses, Outputs, support};
-use super::networks::{Networks, Norms, to_host};
+use super::networks::{Networks, Norms};
 use super::trainer::{Batch, Placed, Train, UpdatePlan, UpdateStats};
+use super::transfer::to_host;
 
 /// Parts that a batch is worked through in, in parallel where there are threads: small enough for a core's cache, enough for a
 /// few cores. A constant, so that results do not depend on the number of cores.

@@ -2,6 +2,8 @@
 
 use multiversion::multiversion;
 
+use crate::formulas::shared::{self as formulas, return_step};
+
 /// Replaces a row by its exponentials relative to the largest; returns their sum.
 pub fn exponentials(row: &mut [f32]) -> f32 {
     let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -20,8 +22,7 @@ pub fn softmax(row: &[f32]) -> (Vec<f32>, f32) {
     (weights, sum)
 }
 
-/// V-trace lambda-returns with ratios clipped at 1 and gamma 1 (Espeholt et al. 2018, section 4.1):
-/// `G_t = V_t + rho_t (r_t + V_{t+1} - V_t) + lambda rho_t (G_{t+1} - V_{t+1})`.
+/// Lambda-returns with ratios clipped at 1 ([`return_step`]).
 pub fn lambda_returns(
     len: usize,
     lambda: f32,
@@ -34,8 +35,7 @@ pub fn lambda_returns(
     let (mut next_value, mut next_return) = (last_value, last_value);
     for t in (0..len).rev() {
         let v = value(t);
-        let delta = reward(t) + next_value - v;
-        returns[t] = v + ratios[t] * (delta + lambda * (next_return - next_value));
+        returns[t] = return_step(v, reward(t), next_value, next_return, ratios[t], lambda);
         (next_value, next_return) = (v, returns[t]);
     }
     returns
@@ -64,11 +64,9 @@ pub fn quantile_huber(
         let mut slope = [0.0f32; LANES];
         let mut lane = |y: f32, l: usize| {
             let u = y - theta;
-            let side = if u < 0.0 { 1.0 - tau } else { tau };
-            let bounded = (u * inverse).clamp(-1.0, 1.0);
-            slope[l] += side * bounded;
-            // Equal to u^2 / (2 kappa) inside and |u| - kappa / 2 outside.
-            total[l] += side * (bounded * (u - half * bounded));
+            let (by_difference, loss) = formulas::quantile_huber(u, tau, inverse, half);
+            slope[l] += by_difference;
+            total[l] += loss;
         };
         for chunk in chunks {
             for (l, &y) in chunk.iter().enumerate() {

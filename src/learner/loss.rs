@@ -4,6 +4,7 @@
 //! remaining impressions could earn at most), so `Z_j = m_j z_j` and a contract that owes nothing is worth nothing. Losses
 //! are measured in units of the scale `s`.
 
+use crate::formulas::shared::{outlook, policy_gradient};
 use crate::policy::Bids;
 use crate::settings::{Credit, Critic, Learner, MOST_QUANTILES};
 
@@ -138,7 +139,7 @@ impl Losses<'_> {
                     m => m * self.mean(&out.after[at * q..(at + 1) * q]),
                 };
                 let output = f64::from(out.actor[t * actor_rows + slot] + b.lift);
-                (output, (after - values[t * n + b.contract as usize]) / b.ahead)
+                (output, outlook(after, values[t * n + b.contract as usize], b.ahead))
             })
             .collect();
         let mut ratios = vec![1.0; rows.len];
@@ -179,7 +180,7 @@ impl Losses<'_> {
                     None if self.score_auctions => k + s - offers.len(),
                     None => continue,
                 };
-                g.actor[t * actor_rows + row] -= weight * w / sum * (a - mean) * slopes[s];
+                g.actor[t * actor_rows + row] -= policy_gradient(weight * w / sum, *a, mean, slopes[s]);
             }
             g.actor_loss -= f64::from(mean);
             let ratio = contest.behaviour.map_or(1.0, |b| (scores[shown] / sum / b.max(1e-6)).min(1.0));

@@ -16,7 +16,7 @@
 //!   remembered. [`process`]: the learner process. [`saver`]: its side of
 //!   snapshots.
 //!
-//! May import: `run`, `shm`, `policy`, `env`, `plan`, `log`, `settings`.
+//! May import: `run`, `shm`, `policy`, `env`, `plan`, `log`, `formulas`, `settings`.
 
 pub mod agreement;
 pub mod batch;
@@ -35,7 +35,9 @@ pub mod pool;
 pub mod process;
 pub mod resident;
 mod saver;
+pub mod tensor_net;
 pub mod trainer;
+mod transfer;
 
 pub use self::core::{Learner, LearnerState, Publication};
 pub use device::Device;

@@ -1,19 +1,20 @@
 //! Both networks, their averages and their optimisers, as flat tensors on some device.
 
+use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
-use burn::tensor::{Tensor, TensorData};
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
 use crate::env::FEATURES;
+use crate::learner::tensor_net::Flat;
 use crate::policy::PolicySpec;
+use crate::policy::TrainerState;
 use crate::policy::net::{Shape, Table};
-use crate::policy::tensor_net::Flat;
-use crate::run::snapshot::TrainerState;
 use crate::settings::{Critic, Settings, Target};
 
 use super::dims::outputs;
 use super::optimiser::{Adam, Arrays, Optimise, Rates};
+use super::transfer::to_host;
 
 /// Everything that updates change.
 pub struct Networks<B: Backend> {
@@ -107,15 +108,4 @@ impl<B: Optimise> Networks<B> {
         self.critic.restore(&s.critic, &s.target, &s.critic_adam);
         Ok(())
     }
-}
-
-/// A flat tensor of numbers on the host.
-pub fn upload<B: Backend>(values: Vec<f32>, device: &B::Device) -> Tensor<B, 1> {
-    let len = values.len();
-    Tensor::from_data(TensorData::new(values, [len]), device)
-}
-
-/// Reads a tensor; waits for the device.
-pub fn to_host<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
-    tensor.into_data().into_vec().expect("networks compute in f32")
 }

@@ -4,9 +4,10 @@ use burn::backend::Flex;
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 
-use crate::run::snapshot::AdamState;
+use crate::formulas::shared::{AdamFactors, AdamParameter, adam, clip_factor};
+use crate::policy::AdamState;
 
-use super::networks::{to_host, upload};
+use super::transfer::{to_host, upload};
 
 const BETA1: f64 = 0.9;
 const BETA2: f64 = 0.999;
@@ -21,42 +22,29 @@ pub struct Arrays<B: Backend> {
     pub second: Tensor<B, 1>,
 }
 
-/// How a step is done, corrections for the number of steps in it.
-#[derive(Debug, Clone, Copy)]
-pub struct Step {
-    /// The gradient's norm is at most this.
-    pub clip: f64,
-    /// Learning rate over the correction of the first moment.
-    pub rate: f64,
-    /// Correction of the second moment.
-    pub correction: f64,
-    pub epsilon: f64,
-    /// Share of its way that the follower goes.
-    pub follow: f64,
-}
-
-impl Step {
-    /// Decay of the first and the second moment.
-    pub const DECAY: [f64; 2] = [BETA1, BETA2];
-}
-
-/// A backend that takes steps of Adam (Kingma and Ba 2015).
+/// A backend that takes steps of [`adam`].
 pub trait Optimise: Backend {
-    /// What a step makes of the arrays, and the gradient's norm before clipping, `[1]`, left on the device.
-    fn step(at: &Arrays<Self>, gradient: Tensor<Self, 1>, step: Step) -> (Arrays<Self>, Tensor<Self, 1>) {
+    /// Returns what a step makes of the arrays, and the gradient's norm before clipping, `[1]`, left on the device.
+    fn step(at: &Arrays<Self>, gradient: Tensor<Self, 1>, step: AdamFactors) -> (Arrays<Self>, Tensor<Self, 1>);
+}
+
+impl Optimise for Flex {
+    fn step(at: &Arrays<Self>, gradient: Tensor<Self, 1>, step: AdamFactors) -> (Arrays<Self>, Tensor<Self, 1>) {
         let norm = (gradient.clone() * gradient.clone()).sum().sqrt();
-        let factor = (norm.clone() + 1e-12).recip().mul_scalar(step.clip).clamp_max(1.0);
-        let gradient = gradient * factor;
-        let first = at.first.clone().mul_scalar(BETA1) + gradient.clone().mul_scalar(1.0 - BETA1);
-        let second = at.second.clone().mul_scalar(BETA2) + (gradient.clone() * gradient).mul_scalar(1.0 - BETA2);
-        let spread = second.clone().div_scalar(step.correction).sqrt().add_scalar(step.epsilon);
-        let params = at.params.clone() - first.clone().mul_scalar(step.rate) / spread;
-        let follower = at.follower.clone() + (params.clone() - at.follower.clone()).mul_scalar(step.follow);
-        (Arrays { params, follower, first, second }, norm)
+        let factor = clip_factor(to_host(norm.clone())[0], step.clip);
+        let [mut params, mut follower, mut first, mut second] =
+            [&at.params, &at.follower, &at.first, &at.second].map(|array| to_host(array.clone()));
+        for (i, g) in to_host(gradient).into_iter().enumerate() {
+            let old = AdamParameter { param: params[i], follower: follower[i], first: first[i], second: second[i] };
+            let new = adam(g * factor, &old, &step);
+            (params[i], follower[i], first[i], second[i]) = (new.param, new.follower, new.first, new.second);
+        }
+        let upload = |values| upload(values, &at.params.device());
+        let arrays =
+            Arrays { params: upload(params), follower: upload(follower), first: upload(first), second: upload(second) };
+        (arrays, norm)
     }
 }
-
-impl Optimise for Flex {}
 
 /// Parameters with their optimiser.
 #[derive(Debug, Clone)]
@@ -87,8 +75,18 @@ impl<B: Optimise> Adam<B> {
     pub fn step(&mut self, gradient: Tensor<B, 1>, factor: f64) -> Tensor<B, 1> {
         self.steps += 1;
         let Rates { learning, clip, epsilon, follow } = self.rates;
-        let [first, second] = Step::DECAY.map(|decay| 1.0 - decay.powi(self.steps));
-        let step = Step { clip, rate: factor * learning / first, correction: second, epsilon, follow };
+        let [first, second] = [BETA1, BETA2].map(|decay| 1.0 - decay.powi(self.steps));
+        let step = AdamFactors {
+            clip: clip as f32,
+            rate: (factor * learning / first) as f32,
+            correction: second as f32,
+            epsilon: epsilon as f32,
+            follow: follow as f32,
+            decay1: BETA1 as f32,
+            fresh1: (1.0 - BETA1) as f32,
+            decay2: BETA2 as f32,
+            fresh2: (1.0 - BETA2) as f32,
+        };
         let (at, norm) = B::step(&self.at, gradient, step);
         self.at = at;
         norm

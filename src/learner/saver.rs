@@ -9,9 +9,8 @@ use anyhow::Context as _;
 
 use crate::awake::Deadline;
 use crate::env::Block;
-use crate::run::snapshot::{
-    self, EvaluatorState, PoolBlock, PoolBlocks, Publications, RunState, Snapshot, TrainerState,
-};
+use crate::policy::TrainerState;
+use crate::run::snapshot::{self, EvaluatorState, PoolBlock, PoolBlocks, Publications, RunState, Snapshot};
 use crate::run::{RunDirectory, Segments};
 use crate::settings::Settings;
 use crate::shm::{ControlBlock, Halves, Ledger, Part, SampleRing, ShmError};

@@ -1,8 +1,8 @@
 //! What the rest of the learner asks of a trainer, wherever it computes.
 
 use crate::env::Segment;
+use crate::policy::TrainerState;
 use crate::run::failpoint;
-use crate::run::snapshot::TrainerState;
 
 use super::batch::{Rebuild, SegmentRows};
 use super::calibration::DECILES;

@@ -11,11 +11,12 @@ use crate::log::schema::{DAY_MS, InventoryRow};
 use crate::log::targeting::Targeting;
 use crate::log::{self, CompiledLog, inventory, table};
 
-use super::sample::Kind;
-
 /// Points of a day curve: quarters of an hour.
 pub const GRID: usize = 96;
 pub(super) const CELL_MS: f64 = DAY_MS as f64 / GRID as f64;
+
+/// Slot, region, gender and age of a request.
+pub type Kind = (u32, u32, u8, u8);
 
 /// Forecast page views of one kind of request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

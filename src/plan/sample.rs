@@ -12,15 +12,12 @@ use serde::{Deserialize, Serialize};
 use crate::log::targeting::Targeting;
 use crate::log::{CompiledLog, draw};
 
-use super::forecast::{GRID, cell};
+use super::forecast::{GRID, Kind, cell};
 
 /// Requests, and contract entries, that a sample holds at most, over all of its days.
 const MOST_REQUESTS: usize = 18_000;
 const MOST_ENTRIES: usize = 180_000;
 const SEED: u64 = 0x5A3B_1E00;
-
-/// Slot, region, gender and age of a request.
-pub type Kind = (u32, u32, u8, u8);
 
 /// Sampled requests, a list for each training day.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::env::outlook::{self, OUTLOOK_NAMES, WIDE};
 use crate::env::{ContractMoment, FEATURE_NAMES, FEATURES, KnownDay, Lesson, Moment, Replay, Terms, Visit, Vocabulary};
+use crate::formulas::host::{auction_factor, auction_slope, bid, bid_slope, sigmoid};
 use crate::plan::Horizon;
 use crate::settings::{self, ScoreMode};
 
@@ -122,10 +123,6 @@ impl PolicySpec {
     }
 }
 
-fn sigmoid(x: f64) -> f64 {
-    1.0 / (1.0 + (-x).exp())
-}
-
 fn logit(share: f64) -> f64 {
     (share / (1.0 - share)).ln()
 }
@@ -189,14 +186,14 @@ impl Bids {
     /// derivative by `output`, the network's output plus the lift.
     pub fn contract(&self, j: usize, output: f64, unit: f64) -> (f64, f64) {
         let share = sigmoid(self.base[j] + output);
-        let span = self.penalty[j] * unit - self.low[j];
-        (self.low[j] + span * share, span * share * (1.0 - share))
+        let (low, high) = (self.low[j], self.penalty[j]);
+        (bid(share, low, high, unit), bid_slope(share, low, high, unit))
     }
 
     /// The factor on an auction ad's worth and its derivative by the network's output.
     pub fn auction(output: f64) -> (f64, f64) {
         let share = sigmoid(output);
-        (2.0 * share, 2.0 * share * (1.0 - share))
+        (auction_factor(share), auction_slope(share))
     }
 }
 

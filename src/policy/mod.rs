@@ -1,13 +1,13 @@
 //! Policies: whoever scores the candidates of a request.
 //!
 //! Learned policies and baselines stand behind one trait and see the same information. [`net`] holds the
-//! networks' shape, flat parameters and the small kernel that actors and evaluation infer with; [`tensor_net`] is
-//! the same network in burn, for the learner. [`file`] is the policy file; [`stored`] is that or a baseline's. A learned bid is a start, which [`Replanner`] solves anew during
+//! networks' shape, flat parameters and the small kernel that actors and evaluation infer with; the learner has
+//! the same network in burn. [`file`] is the policy file; [`stored`] is that or a baseline's. A learned bid is a start, which [`Replanner`] solves anew during
 //! the day, plus a pacing controller's term, plus the network's output; [`Controller`] is the first two alone.
 //!
 //! [`informed`] is the reference that knows the process of a synthetic world.
 //!
-//! May import: `env`, `plan`, `log`, `synth`, `settings`.
+//! May import: `env`, `plan`, `log`, `synth`, `formulas`, `settings`.
 
 pub mod baselines;
 mod controller;
@@ -21,7 +21,7 @@ pub mod net;
 mod replanner;
 pub mod start;
 pub mod stored;
-pub mod tensor_net;
+mod trainer_state;
 pub mod tune;
 pub mod witness;
 
@@ -31,6 +31,7 @@ pub use decide::Decider;
 pub use hindsight::Teacher;
 pub use learned::{Bids, LearnedPolicy, PolicySpec, lift};
 pub use replanner::{Replanner, ReplannerState};
+pub use trainer_state::{AdamState, TrainerState};
 
 use crate::env::{Choice, Replay};
 

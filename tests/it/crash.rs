@@ -244,13 +244,6 @@ fn a_loss_that_is_not_finite_sends_the_learner_back_and_its_batch_is_kept() {
     one_roll_back(Run::start_failing("learner.loss@150=fail", &sets).wait().expect(0));
 }
 
-/// Where losses are read every 32nd update only.
-#[test]
-fn a_loss_that_is_not_finite_sends_a_learner_with_a_resident_pool_back_too() {
-    let sets = ["budget.max_updates=200", "checkpoint.every_s=0.05", "run.device=cpu-resident"];
-    one_roll_back(Run::start_failing("learner.loss@5=fail", &sets).wait().expect(0));
-}
-
 /// Publications are made at the start and every eighth update: this is the one after the last update.
 #[test]
 fn weights_that_are_seen_not_to_be_finite_at_the_very_end_send_the_learner_back_too() {

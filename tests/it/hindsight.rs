@@ -51,7 +51,7 @@ fn both_targets_learn_together() {
 
 #[test]
 fn a_gpu_that_is_named_for_prices_in_hindsight_is_refused() {
-    let ended = Run::start(&["learner.target=hindsight"], &["--device", "cpu-resident"]).wait();
+    let ended = Run::start(&["learner.target=hindsight"], &["--device", "cuda"]).wait();
     assert_eq!(ended.code, Some(2), "{}", ended.stderr);
     assert!(ended.stderr.contains("learner.target") && ended.stderr.contains("--device cpu"), "{}", ended.stderr);
 }

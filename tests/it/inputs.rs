@@ -546,7 +546,7 @@ fn a_bad_set_option_names_itself_and_what_would_be_right() {
         ("learner.threads=100000", &["`learner.threads` is 100000; must be at most 1024"]),
         ("learner.atoms=1000000000", &["`learner.atoms` is 1000000000; must be at most 1024"]),
         ("actors.count=65", &["`actors.count` is 65; must be at most 64"]),
-        ("run.device=abacus", &["unknown device `abacus`; use auto, cpu, cuda, cuda:INDEX or cpu-resident"]),
+        ("run.device=abacus", &["unknown device `abacus`; use auto, cpu, cuda or cuda:INDEX"]),
         ("data.train=[]", &["`data.train` names no log directory"]),
     ] {
         train(folder.path(), &config, &["--set", set]).expect(2, words);

@@ -254,8 +254,8 @@ fn the_policy_gradient_shows_the_contract_where_the_auction_is_cheap() {
         let values = [0.5 * (rewards[0] + rewards[1]), 0.5 * rewards[1]];
         let mut said = scene.said(&mut ChaCha8Rng::seed_from_u64(1));
         said.actor.fill(0.0);
-        for t in 0..2 {
-            said.states[t] = (values[t] / unit) as f32 / scene.rows.potential[t];
+        for ((said, value), potential) in said.states.iter_mut().zip(values).zip(&scene.rows.potential) {
+            *said = (value / unit) as f32 / potential;
         }
         // After a display nothing is owed: the critic's output is multiplied by 0.
         assert!(scene.rows.bidders.iter().flatten().all(|b| b.after_potential == 0.0));

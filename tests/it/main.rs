@@ -37,7 +37,6 @@ mod quickstart;
 mod refresh;
 mod replay;
 mod report;
-mod resident;
 mod resume;
 mod rings;
 mod score;

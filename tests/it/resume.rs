@@ -82,13 +82,12 @@ fn interrupted_lock_step_runs_end_like_uninterrupted_ones() {
 }
 
 #[test]
-fn so_they_do_with_delayed_feedback_other_critics_a_resident_pool_and_without_a_plan_in_the_bids() {
+fn so_they_do_with_delayed_feedback_other_critics_and_without_a_plan_in_the_bids() {
     for (seed, sets) in [
         (2, &["env.feedback_delay_s=600", "episodes.requests_per_step=3"][..]),
         (3, &["learner.critic=categorical", "policy.warm_start=false", "learner.pool=600"]),
         (4, &["score_mode=all", "actors.episodes=1"]),
-        (5, &["run.device=cpu-resident"]),
-        (6, &["learner.target=hindsight", "policy.outlook=true", "env.feedback_delay_s=600"]),
+        (5, &["learner.target=hindsight", "policy.outlook=true", "env.feedback_delay_s=600"]),
     ] {
         interrupted_like_uninterrupted(sets, seed, 2);
     }

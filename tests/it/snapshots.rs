@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use admix::policy::TrainerState;
 use admix::run::snapshot::files::{Disk, Files};
 use admix::run::snapshot::{
-    EvaluatorState, PoolBlock, Publications, RngState, RunState, SnapshotFolder, TrainerState, folder, newest,
+    EvaluatorState, PoolBlock, Publications, RngState, RunState, SnapshotFolder, folder, newest,
 };
 use admix::shm::Ledger;
 use rand::{RngExt as _, SeedableRng as _};

@@ -156,7 +156,7 @@ fn a_run_ends_when_its_time_is_up() {
 }
 
 #[test]
-fn every_critic_learns_with_every_credit() {
+fn every_critic_runs_with_every_credit() {
     for critic in ["quantile", "categorical", "scalar"] {
         for credit in ["contract", "total"] {
             let run = Run::start(&[&format!("learner.critic={critic}"), &format!("learner.credit={credit}")], &[]);

@@ -6,76 +6,67 @@
 //! has the same shapes, so that memory which one update gave back is what the next one takes.
 //!
 //! - [`record`]: a segment as it is uploaded. [`layout`]: the row of numbers that the device makes of it.
-//! - [`operations`]: what is asked of a backend, and all of it in tensor operations, with returns, losses and their gradients in
-//!   [`loss`]; so `cpu-resident`, which is slow, and what the kernels are tested against.
-//! - `cube`: the same as kernels of our own, a sixth of the launches. At batches of a few hundred steps a GPU waits for launches,
-//!   not for arithmetic.
+//! - `cube`: kernels of our own. At batches of a few hundred steps a GPU waits for launches, not for arithmetic; these are a sixth of
+//!   the launches that tensor operations take. `scripts/wgpu` holds them against the CPU's trainer.
 
 mod cube;
 mod layout;
-mod loss;
-mod operations;
 mod record;
 
 use std::sync::Arc;
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::Tensor;
+use burn_cubecl::CubeRuntime;
 use rayon::prelude::*;
 
 use crate::env::DayModel;
+use crate::policy::TrainerState;
 use crate::policy::{Bids, PolicySpec};
-use crate::run::snapshot::TrainerState;
 use crate::settings::Settings;
 
+use self::cube::{Constants, Cube, Gradients, Numbers, Update, Weights, gather, gradients, write};
 use self::layout::Layout;
-use self::loss::{TensorLosses, Weights};
-use self::operations::{Gradients, Resident, Update};
 use self::record::{Counts, Record};
 use super::batch::Rebuild;
 use super::dims::Dims;
-use super::networks::{Networks, Norms, to_host};
+use super::networks::{Networks, Norms};
 use super::trainer::{Batch, Placed, Train, UpdatePlan, UpdateStats};
+use super::transfer::to_host;
 
 /// The most segments that are uploaded at a time: more than a block has, and tens of megabytes.
 const UPLOAD: usize = 64;
 
-/// The longest segment: in tensor operations the weights of its returns are a square of its steps.
-const LONGEST: usize = 4096;
-
 /// [`Train`] with pool, batches and losses on the device.
-pub struct ResidentTrainer<B: Resident> {
+pub struct ResidentTrainer<R: CubeRuntime> {
     bids: Vec<Bids>,
     record: Record,
     layout: Layout,
-    losses: TensorLosses<B>,
-    networks: Networks<B>,
-    /// `[room width]`; taken out only while it is written to.
-    pool: Option<Tensor<B, 1>>,
+    losses: Constants<R>,
+    networks: Networks<Cube<R>>,
+    /// `[room width]`.
+    pool: Numbers<R>,
     /// `[S width]`: where each number of a batch comes from.
-    sources: Tensor<B, 1, Int>,
+    sources: Numbers<R>,
     /// By place.
     counts: Vec<Counts>,
 }
 
-impl<B: Resident> ResidentTrainer<B> {
+impl<R: CubeRuntime> ResidentTrainer<R> {
+    /// Makes a trainer with an empty pool.
+    ///
     /// # Errors
-    /// A pool with more numbers than a device can point at (a GPU may have less memory than that), or a segment longer than [`LONGEST`].
+    /// A pool with more numbers than a device can point at; a GPU may have less memory than that.
     pub fn new(
         days: &[DayModel],
         spec: &Arc<PolicySpec>,
         settings: &Settings,
-        device: B::Device,
+        device: R::Device,
     ) -> anyhow::Result<Self> {
         let dims = Dims::of(days, spec, settings);
         let l = &settings.learner;
         let networks = Networks::new(spec, settings, &device);
         let tables = (networks.actor_flat.shape.tables.len(), networks.critic_flat.shape.tables.len());
         let layout = Layout::new(dims, settings.requests_per_step(), tables.0, tables.1, l.credit);
-        anyhow::ensure!(
-            l.segment <= LONGEST,
-            "learner.segment = {} is more than the {LONGEST} steps that a GPU's returns are made for",
-            l.segment
-        );
         let numbers = dims.room * layout.width;
         let gigabytes = (numbers * size_of::<f32>()) as f64 * 1e-9;
         anyhow::ensure!(
@@ -86,22 +77,17 @@ impl<B: Resident> ResidentTrainer<B> {
             l.segment
         );
         tracing::info!("the replay pool takes {gigabytes:.2} GB on the device, for up to {} segments", dims.room);
-        let sources = layout.sources(dims.segments);
-        let len = sources.len();
+        let pool = Numbers::zeros(&device, numbers);
         Ok(Self {
-            pool: Some(Tensor::zeros([numbers], &device)),
-            sources: Tensor::from_data(TensorData::new(sources, [len]), &device),
+            sources: pool.upload(&layout.sources(dims.segments)),
+            losses: Constants::new(settings, &pool),
+            pool,
             counts: vec![Counts::default(); dims.room],
-            losses: TensorLosses::new(dims, settings, &device),
             bids: days.iter().map(|d| Bids::new(d, &spec.policy)).collect(),
             record: Record::new(dims, spec, settings),
             networks,
             layout,
         })
-    }
-
-    fn pool(&self) -> &Tensor<B, 1> {
-        self.pool.as_ref().expect("a pool is put back after it was written to")
     }
 
     /// Replays segments and writes them to their places.
@@ -117,12 +103,11 @@ impl<B: Resident> ResidentTrainer<B> {
         for (place, counts) in places.iter().zip(counts) {
             self.counts[*place] = counts;
         }
-        let pool = self.pool.take().expect("a pool is put back after it was written to");
-        self.pool = Some(B::write(pool, records, &places, (&self.record, &self.layout)));
+        write(&self.pool, records, &places, (&self.record, &self.layout));
     }
 }
 
-impl<B: Resident> Train for ResidentTrainer<B> {
+impl<R: CubeRuntime> Train for ResidentTrainer<R> {
     fn store(&mut self, placed: &[Placed], with: Rebuild) {
         for part in placed.chunks(UPLOAD) {
             self.upload(part, with);
@@ -137,8 +122,8 @@ impl<B: Resident> Train for ResidentTrainer<B> {
         let Batch::Places(places) = batch else { anyhow::bail!("a batch of another trainer") };
         let sum = |count: fn(&Counts) -> usize| places.iter().map(|p| count(&self.counts[*p])).sum::<usize>().max(1);
         let (pairs, requests) = (sum(|c| c.pairs), sum(|c| c.requests));
-        let batch = B::gather(self.pool(), places, &self.sources, self.layout.width);
-        let Gradients { critic, actor, sums } = B::gradients(Update {
+        let batch = gather(&self.pool, places, &self.sources, self.layout.width);
+        let Gradients { critic, actor, sums } = gradients(Update {
             layout: &self.layout,
             losses: &self.losses,
             networks: &self.networks,
@@ -164,8 +149,9 @@ impl<B: Resident> Train for ResidentTrainer<B> {
     }
 
     fn wait(&self) {
-        let ends = vec![self.pool().clone().slice(0..1), self.networks.critic.at.params.clone().slice(0..1)];
-        to_host(Tensor::cat(ends, 0));
+        // Both are read through one queue: what was launched before them is done.
+        self.pool.wait();
+        to_host(self.networks.critic.at.params.clone().slice(0..1));
     }
 
     fn actors(&self) -> (Vec<f32>, Vec<f32>) {

@@ -15,4 +15,4 @@ pub mod state;
 
 pub use folder::{Snapshot, SnapshotFolder, newest};
 pub use pool::{PoolBlock, PoolBlocks};
-pub use state::{AdamState, EvaluatorState, Publications, RngState, RunState, TrainerState};
+pub use state::{EvaluatorState, Publications, RngState, RunState};

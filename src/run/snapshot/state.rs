@@ -7,6 +7,7 @@ use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
+use crate::policy::TrainerState;
 use crate::shm::Ledger;
 
 /// A run between two updates.
@@ -35,25 +36,6 @@ pub struct RunState {
     pub ledger_before: Ledger,
     /// In lock-step, each actor as it was after its last block, serialised; else empty.
     pub explorers: Vec<Vec<u8>>,
-}
-
-/// Networks and optimisers, flat.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct TrainerState {
-    pub actor: Vec<f32>,
-    pub averaged: Vec<f32>,
-    pub critic: Vec<f32>,
-    pub target: Vec<f32>,
-    pub actor_adam: AdamState,
-    pub critic_adam: AdamState,
-}
-
-/// Adam's moments and its count of steps.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct AdamState {
-    pub first: Vec<f32>,
-    pub second: Vec<f32>,
-    pub steps: i32,
 }
 
 /// Where a random stream is.

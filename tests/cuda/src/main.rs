@@ -7,13 +7,14 @@
 use std::time::{Duration, Instant};
 
 use admix::actor::Explorer;
+use admix::bench::world::{self, WorldSize};
 use admix::env::{Block, DayModel};
 use admix::learner::resident::ResidentTrainer;
 use admix::learner::trainer::UpdatePlan;
 use admix::learner::{Device, Learner};
-use admix::bench::world::{self, WorldSize};
 use admix::settings::{Credit, Critic, ScoreMode, Settings};
-use burn_cuda::{Cuda, CudaDevice};
+use burn_cuda::CudaDevice;
+use cubecl::cuda::CudaRuntime;
 use libloading::{Library, Symbol};
 
 const WORLD: WorldSize = WorldSize { requests: 6_000, queue: 16, eligible: 8, contracts: 30 };
@@ -53,7 +54,7 @@ impl Driver {
 
 fn learner<'a>(days: &'a [DayModel], settings: &Settings) -> anyhow::Result<Learner<'a>> {
     let spec = world::spec(&days[0], settings);
-    let trainer = ResidentTrainer::<Cuda>::new(days, &spec, settings, CudaDevice { index: 0 })?;
+    let trainer = ResidentTrainer::<CudaRuntime>::new(days, &spec, settings, CudaDevice { index: 0 })?;
     let mut learner = Learner::new(days, spec.clone(), settings, Box::new(trainer));
     let mut explorer = Explorer::new(days, settings, spec.clone(), spec.initial_actor(1), 0, 0);
     while !learner.ready() {

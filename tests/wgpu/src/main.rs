@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use admix::actor::Explorer;
+use admix::bench::world::{self, WorldSize};
 use admix::env::DayModel;
 use admix::learner::resident::ResidentTrainer;
 use admix::learner::trainer::UpdatePlan;
 use admix::learner::{Device, Learner, UpdateStats, gpu};
 use admix::policy::PolicySpec;
-use admix::bench::world::{self, WorldSize};
 use admix::settings::{Credit, Critic, ScoreMode, Settings};
-use burn_wgpu::{Wgpu, WgpuDevice, WgpuRuntime};
+use burn_wgpu::{WgpuDevice, WgpuRuntime};
 use cubecl::Runtime as _;
 
 const TOLERANCE: f64 = 1e-4;
@@ -53,7 +53,8 @@ impl Scene<'_> {
 
     fn on_vulkan(&self) -> Learner<'_> {
         let device = WgpuDevice::default();
-        let trainer = ResidentTrainer::<Wgpu>::new(self.days, &self.spec, &self.settings, device).expect("a trainer");
+        let trainer =
+            ResidentTrainer::<WgpuRuntime>::new(self.days, &self.spec, &self.settings, device).expect("a trainer");
         Learner::new(self.days, self.spec.clone(), &self.settings, Box::new(trainer))
     }
 
@@ -189,6 +190,29 @@ fn check_variants(days: &[DayModel]) -> bool {
     true
 }
 
+/// A state goes from one device to the other and back as it is; weights that are not finite are found before anybody gets them; a pool that the
+/// device cannot point into is refused.
+fn check_states(days: &[DayModel]) -> bool {
+    let settings = settings(1, ScoreMode::Contract, Critic::Quantile);
+    let spec = world::spec(&days[0], &settings);
+    let scene = Scene { days, spec, settings };
+    let mut host = scene.on_the_host();
+    scene.updates(&mut host, 3);
+    let mut state = host.state();
+    let mut vulkan = scene.on_vulkan();
+    vulkan.restore(&state).expect("a state of the same networks");
+    let mut held = vulkan.state().trainer == state.trainer && vulkan.publication().is_ok();
+    state.trainer.averaged[3] = f32::NAN;
+    vulkan.restore(&state).expect("a state of the same networks");
+    held &= vulkan.publication().is_err();
+    let mut large = scene.settings.clone();
+    large.learner.pool = 1 << 24;
+    let refused = ResidentTrainer::<WgpuRuntime>::new(days, &scene.spec, &large, WgpuDevice::default()).err();
+    held &= refused.is_some_and(|e| e.to_string().contains("lower learner.pool"));
+    println!("states and refusals: {}", if held { "held" } else { "NOT HELD" });
+    held
+}
+
 /// The sizes that are trained with: many cubes in every direction.
 fn check_sizes() -> bool {
     let (day, _) = world::day(WorldSize { contracts: 30, ..WORLD }).expect("a day can be made");
@@ -258,7 +282,12 @@ fn main() {
         (30, ScoreMode::Contract, Critic::Quantile),
         (30, ScoreMode::Contract, Critic::Scalar),
     ];
-    let mut held = check_variants(&days) & check_sizes();
+    let mut held = check_states(&days) & check_variants(&days);
+    if std::env::args().any(|argument| argument == "--variants") {
+        println!("{}", if held { "held" } else { "NOT HELD" });
+        std::process::exit(i32::from(!held));
+    }
+    held &= check_sizes();
     for (per_step, mode, critic) in cases {
         let settings = settings(per_step, mode, critic);
         let spec = world::spec(&days[0], &settings);

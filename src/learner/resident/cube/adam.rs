@@ -1,28 +1,16 @@
 //! Steps of the optimiser: a norm in parts, then everything that a step changes in one launch.
 
 use burn::tensor::Tensor;
-use burn_cubecl::{BoolElement, CubeRuntime};
+use burn_cubecl::CubeRuntime;
 use cubecl::prelude::*;
 
-use super::super::super::optimiser::{Arrays, Optimise, Step};
+use crate::formulas::shared::{AdamFactors, AdamFactorsLaunch, AdamParameter, adam, clip_factor};
+
+use super::super::super::optimiser::{Arrays, Optimise};
 use super::{CUBE, Cube, Numbers};
 
 /// Parts of a sum of squares, each of a cube.
 const PARTS: usize = 64;
-
-/// What a step multiplies and adds.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-struct Factors {
-    clip: f32,
-    rate: f32,
-    correction: f32,
-    epsilon: f32,
-    follow: f32,
-    decay1: f32,
-    fresh1: f32,
-    decay2: f32,
-    fresh2: f32,
-}
 
 /// Each cube sums the squares of every [`PARTS`]th stretch of numbers.
 #[cube(launch_unchecked)]
@@ -62,7 +50,7 @@ fn step_kernel(
     new_first: &mut Array<f32>,
     new_second: &mut Array<f32>,
     norm_out: &mut Array<f32>,
-    by: Factors,
+    by: AdamFactors,
 ) {
     let i = ABSOLUTE_POS;
     if i >= gradient.len() {
@@ -76,39 +64,33 @@ fn step_kernel(
     if i == 0 {
         norm_out[0] = norm;
     }
-    let mut factor = by.clip / (norm + 1e-12);
-    if factor > 1.0 {
-        factor = f32::new(1.0);
-    }
-    let g = gradient[i] * factor;
-    let m = first[i] * by.decay1 + g * by.fresh1;
-    let v = second[i] * by.decay2 + g * g * by.fresh2;
-    let param = params[i] - m * by.rate / ((v / by.correction).sqrt() + by.epsilon);
-    new_first[i] = m;
-    new_second[i] = v;
-    new_params[i] = param;
-    new_follower[i] = follower[i] + (param - follower[i]) * by.follow;
+    let g = gradient[i] * clip_factor(norm, by.clip);
+    let old = AdamParameter { param: params[i], follower: follower[i], first: first[i], second: second[i] };
+    let new = adam(g, &old, &by);
+    new_first[i] = new.first;
+    new_second[i] = new.second;
+    new_params[i] = new.param;
+    new_follower[i] = new.follower;
 }
 
-impl<R: CubeRuntime, B: BoolElement> Optimise for Cube<R, B> {
-    fn step(at: &Arrays<Self>, gradient: Tensor<Self, 1>, step: Step) -> (Arrays<Self>, Tensor<Self, 1>) {
+impl<R: CubeRuntime> Optimise for Cube<R> {
+    fn step(at: &Arrays<Self>, gradient: Tensor<Self, 1>, step: AdamFactors) -> (Arrays<Self>, Tensor<Self, 1>) {
         let gradient = Numbers::of(&gradient);
         let old = [&at.params, &at.follower, &at.first, &at.second].map(|array| Numbers::of(array));
         assert!(old.iter().all(|array| array.len == gradient.len), "a gradient of other parameters");
         let new = [(); 4].map(|()| gradient.empty(gradient.len));
         let squares = gradient.empty(PARTS);
         let norm = gradient.empty(1);
-        let [decay1, decay2] = Step::DECAY;
-        let factors = FactorsLaunch::new(
-            step.clip as f32,
-            step.rate as f32,
-            step.correction as f32,
-            step.epsilon as f32,
-            step.follow as f32,
-            decay1 as f32,
-            (1.0 - decay1) as f32,
-            decay2 as f32,
-            (1.0 - decay2) as f32,
+        let factors = AdamFactorsLaunch::new(
+            step.clip,
+            step.rate,
+            step.correction,
+            step.epsilon,
+            step.follow,
+            step.decay1,
+            step.fresh1,
+            step.decay2,
+            step.fresh2,
         );
         let client = &gradient.client;
         let cubes = CubeCount::Static(PARTS as u32, 1, 1);

@@ -7,7 +7,7 @@ use burn_cubecl::CubeRuntime;
 use cubecl::prelude::*;
 
 use crate::env::FEATURES;
-use crate::policy::tensor_net::Flat;
+use crate::learner::tensor_net::Flat;
 
 use super::{CUBE, Numbers};
 

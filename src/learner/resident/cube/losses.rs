@@ -1,17 +1,21 @@
 //! From the networks' outputs to gradients by them: returns, the expected policy gradient, distributional losses.
 //!
-//! The mathematics is that of [`super::super::super::loss`], one unit for each number or request instead of a tensor operation for each term.
+//! The mathematics is that of [`crate::learner::loss`], one unit for each number or request.
 //! The total's credit is the contract's with all contracts as members of one return.
 
-use burn_cubecl::{BoolElement, CubeRuntime};
+use burn_cubecl::CubeRuntime;
 use cubecl::prelude::*;
 
-use crate::settings::Critic;
+use crate::formulas::device::{auction_factor, auction_slope, bid, bid_slope, sigmoid};
+use crate::formulas::shared::{outlook, policy_gradient, quantile_huber, return_step};
+use crate::learner::loss::support;
+use crate::settings::{Critic, Settings};
 
-use super::super::loss::NEVER;
-use super::super::operations::Update;
-use super::networks::Passes;
-use super::{Cube, Numbers};
+use super::networks::{ByOutputs, Passes};
+use super::{Numbers, Update};
+
+/// Score of what may not be shown: its exponential is nothing beside any other.
+const NEVER: f32 = -1e30;
 
 /// Sizes of a batch: `M` steps in all, `T` in a segment, `N` contracts, `K` bidders, `R` requests in a step, `A` auction ads, `Q` outputs of the critic.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -38,7 +42,7 @@ struct Places {
     shift: usize,
     low: usize,
     penalty: usize,
-    inverse_ahead: usize,
+    ahead: usize,
     spring: usize,
     unit: usize,
     click: usize,
@@ -52,22 +56,18 @@ struct Places {
     inverse_behaviour: usize,
 }
 
-/// What the losses of a run have in common.
+/// Constants of a launch.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-struct Constants {
+struct Factors {
     inverse_temperature: f32,
     lambda: f32,
-    kappa: f32,
+    inverse_kappa: f32,
+    half_kappa: f32,
     actor_weight: f32,
     critic_weight: f32,
     /// First atom, and the distance between two.
     lowest: f32,
     atom_step: f32,
-}
-
-#[cube]
-fn sigmoid(x: f32) -> f32 {
-    1.0f32 / (1.0f32 + (-x).exp())
 }
 
 /// Greatest of `len` numbers, and the sum of the others' exponentials beside it.
@@ -151,22 +151,21 @@ fn offer(
     bidder: usize,
     of: &Sizes,
     at: &Places,
-    by: &Constants,
+    by: &Factors,
     #[comptime] score_auctions: bool,
 ) -> Offer {
     let step = request / of.requests;
     let slot = step * of.bidders + bidder;
     let contest = request * of.bidders + bidder;
     let share = sigmoid(scores[step * rows(of, score_auctions) + bidder] + batch[at.shift + slot]);
-    let low = batch[at.low + slot];
-    let span = batch[at.penalty + slot] * batch[at.unit + contest] - low;
+    let (low, high, unit) = (batch[at.low + slot], batch[at.penalty + slot], batch[at.unit + contest]);
     let boost = batch[at.boost + contest];
     let mut score = f32::new(NEVER);
     let mut slope = 0.0f32;
     if boost >= 0.0 {
         let sharp = boost * by.inverse_temperature;
-        score = sharp * (low + span * share + batch[at.click + contest]);
-        slope = sharp * span * share * (1.0f32 - share);
+        score = sharp * (bid(share, low, high, unit) + batch[at.click + contest]);
+        slope = sharp * bid_slope(share, low, high, unit);
     }
     let mut contract = bidder;
     if of.requests == 1 {
@@ -174,7 +173,7 @@ fn offer(
     }
     let now = values[step * of.contracts + contract];
     let after = values[of.all * of.contracts + slot];
-    let advantage = batch[at.gain + contest] + (after - now) * batch[at.inverse_ahead + slot];
+    let advantage = batch[at.gain + contest] + outlook(after, now, batch[at.ahead + slot]);
     Offer { score, slope, advantage }
 }
 
@@ -187,7 +186,7 @@ fn auction(
     ad: usize,
     of: &Sizes,
     at: &Places,
-    by: &Constants,
+    by: &Factors,
     #[comptime] score_auctions: bool,
 ) -> Offer {
     let contest = request * of.auctions + ad;
@@ -199,8 +198,8 @@ fn auction(
         if comptime!(score_auctions) {
             let step = request / of.requests;
             let share = sigmoid(scores[step * rows(of, score_auctions) + of.bidders + ad]);
-            slope = score * 2.0f32 * share * (1.0f32 - share);
-            score *= 2.0f32 * share;
+            slope = score * auction_slope(share);
+            score *= auction_factor(share);
         }
     }
     Offer { score, slope, advantage: batch[at.auction_gain + contest] }
@@ -209,7 +208,7 @@ fn auction(
 /// Derivative of what is to be expected of a request by the output of one of its offers.
 #[cube]
 fn pull(offer: &Offer, top: f32, sum: f32, mean: f32) -> f32 {
-    (offer.score - top).exp() / sum * (offer.advantage - mean) * offer.slope
+    policy_gradient((offer.score - top).exp() / sum, offer.advantage, mean, offer.slope)
 }
 
 /// The actor's rows of a step.
@@ -237,7 +236,7 @@ fn contests_kernel(
     ratios: &mut Array<f32>,
     of: Sizes,
     at: Places,
-    by: Constants,
+    by: Factors,
     #[comptime] score_auctions: bool,
 ) {
     let request = ABSOLUTE_POS;
@@ -308,7 +307,7 @@ fn actor_kernel(
     gradient: &mut Array<f32>,
     of: Sizes,
     at: Places,
-    by: Constants,
+    by: Factors,
     #[comptime] score_auctions: bool,
 ) {
     let row = ABSOLUTE_POS;
@@ -348,7 +347,7 @@ fn returns_kernel(
     returns: &mut Array<f32>,
     of: Sizes,
     at: Places,
-    by: Constants,
+    by: Factors,
     #[comptime] total: bool,
 ) {
     let unit = ABSOLUTE_POS;
@@ -368,14 +367,15 @@ fn returns_kernel(
     for i in 0..members {
         last += values[beyond + i];
     }
-    let mut ahead = 0.0f32;
-    let mut next = 0.0f32;
+    let mut next_value = 0.0f32;
+    let mut next_return = 0.0f32;
     let behind = (segment + 1) * of.steps;
     let mut done = 0usize;
     while done < of.steps {
         let mut said = Array::<f32>::new(AT_ONCE);
         let mut gained = Array::<f32>::new(AT_ONCE);
         let mut corrected = Array::<f32>::new(AT_ONCE);
+        let mut ends = Array::<f32>::new(AT_ONCE);
         #[unroll]
         for i in 0..AT_ONCE {
             // Beyond the first step it is read again, so that no read waits for a condition.
@@ -384,7 +384,7 @@ fn returns_kernel(
                 step = behind - 1 - done - i;
             }
             let mut value = 0.0f32;
-            let mut reward = batch[at.ends + step] * last;
+            let mut reward = 0.0f32;
             if comptime!(total) {
                 for j in 0..of.contracts {
                     value += values[step * of.contracts + j];
@@ -403,14 +403,18 @@ fn returns_kernel(
             said[i] = value;
             gained[i] = reward;
             corrected[i] = ratio;
+            ends[i] = batch[at.ends + step];
         }
         #[unroll]
         for i in 0..AT_ONCE {
             if done + i < of.steps {
-                let delta = gained[i] + next - said[i];
-                ahead = corrected[i] * (delta + by.lambda * ahead);
-                returns[(behind - 1 - done - i) * credited + member] = said[i] + ahead;
-                next = said[i];
+                if ends[i] > 0.0 {
+                    next_value = last;
+                    next_return = last;
+                }
+                next_return = return_step(said[i], gained[i], next_value, next_return, corrected[i], by.lambda);
+                next_value = said[i];
+                returns[(behind - 1 - done - i) * credited + member] = next_return;
             }
         }
         done += AT_ONCE;
@@ -431,7 +435,7 @@ fn critic_kernel(
     losses: &mut Array<f32>,
     of: Sizes,
     at: Places,
-    by: Constants,
+    by: Factors,
     #[comptime] critic: Critic,
     #[comptime] total: bool,
     #[comptime] with_losses: bool,
@@ -475,19 +479,9 @@ fn critic_kernel(
                 target += last[(behind + i) * q + j] * batch[at.last_potential + behind + i];
             }
             let u = (target - said) * inverse;
-            let mut side = tau;
-            if u < 0.0 {
-                side = 1.0f32 - tau;
-            }
-            let mut bounded = u / by.kappa;
-            if bounded > 1.0 {
-                bounded = f32::new(1.0);
-            }
-            if bounded < -1.0 {
-                bounded = f32::new(-1.0);
-            }
-            slope += side * bounded;
-            loss += side * bounded * (u - 0.5f32 * by.kappa * bounded);
+            let (by_difference, term) = quantile_huber(u, tau, by.inverse_kappa, by.half_kappa);
+            slope += by_difference;
+            loss += term;
         }
         let pairs = 1.0f32 / f32::cast_from(q * q);
         slope *= pairs;
@@ -535,23 +529,35 @@ fn critic_kernel(
     }
 }
 
-/// Gradients by the networks' outputs.
-pub struct ByOutputs<R: CubeRuntime> {
-    /// Of the critic before each step.
-    pub states: Numbers<R>,
-    pub actor: Numbers<R>,
+/// Constants of the losses for one run.
+pub struct Constants<R: CubeRuntime> {
+    critic: Critic,
+    lambda: f32,
+    kappa: f32,
+    temperature: f32,
+    /// Quantile midpoints or atoms, `[Q]`; here and on the device.
+    atoms: Vec<f32>,
+    support: Numbers<R>,
+}
+
+impl<R: CubeRuntime> Constants<R> {
+    /// Takes the constants from the settings, and to the device where `beside` is.
+    pub fn new(settings: &Settings, beside: &Numbers<R>) -> Self {
+        let l = &settings.learner;
+        let atoms = support(l);
+        let support = Numbers { len: atoms.len(), ..beside.upload(bytemuck::cast_slice(&atoms)) };
+        let temperature = settings.policy.temperature as f32;
+        Self { critic: l.critic, lambda: l.lambda as f32, kappa: l.kappa as f32, temperature, atoms, support }
+    }
 }
 
 /// Gradients by the outputs, and where they are asked for the losses of critic and actor and the ratios, to be summed.
-pub fn gradients<R: CubeRuntime, B: BoolElement>(
-    update: &Update<Cube<R, B>>,
-    passes: &Passes<R>,
-) -> (ByOutputs<R>, Option<[Numbers<R>; 3]>) {
+pub fn gradients<R: CubeRuntime>(update: &Update<R>, passes: &Passes<R>) -> (ByOutputs<R>, Option<[Numbers<R>; 3]>) {
     let (layout, losses, weights) = (update.layout, update.losses, update.weights);
     let d = layout.dims;
-    let segments = layout.segments(update.batch);
+    let segments = update.segments();
     let all = segments * d.steps;
-    let batch = Numbers::of(update.batch);
+    let batch = update.batch;
     let sizes = || SizesLaunch::new(all, d.steps, d.contracts, d.eligible, layout.requests, d.auctions, d.outputs);
     let at = |field: &std::ops::Range<usize>| segments * field.start;
     let places = || {
@@ -566,7 +572,7 @@ pub fn gradients<R: CubeRuntime, B: BoolElement>(
             at(&layout.shift),
             at(&layout.low),
             at(&layout.penalty),
-            at(&layout.inverse_ahead),
+            at(&layout.ahead),
             at(&layout.spring),
             at(&layout.unit),
             at(&layout.click),
@@ -583,17 +589,18 @@ pub fn gradients<R: CubeRuntime, B: BoolElement>(
     let total = layout.by_total;
     let atoms = &losses.atoms;
     let constants = || {
-        ConstantsLaunch::new(
+        FactorsLaunch::new(
             1.0 / losses.temperature,
             losses.lambda,
-            losses.kappa,
+            1.0 / losses.kappa,
+            0.5 * losses.kappa,
             weights.actor,
             if total { weights.critic * d.contracts as f32 } else { weights.critic },
             atoms[0],
             (atoms[atoms.len() - 1] - atoms[0]) / (atoms.len() - 1).max(1) as f32,
         )
     };
-    let support = Numbers::of(&losses.support);
+    let support = &losses.support;
     let (critic, last, scores) = (&passes.critic.outputs, &passes.last.outputs, &passes.actor.outputs);
     let pairs = all * d.contracts;
     let bidders = all * d.eligible;

@@ -1,4 +1,4 @@
-//! What the trainer asks of a backend, as kernels of a GPU.
+//! What the resident trainer computes, as kernels of a GPU.
 //!
 //! **Why kernels of our own.** As tensor operations an update is two hundred launches, and the queue that they wait in is slower than
 //! the device at the batches that are trained with. Here it is about thirty: a layer is one launch with its bias and rectifier, the way
@@ -6,8 +6,8 @@
 //! precision, not rounded to the eleven bits of TF32 that a library may choose: that puts the losses of a hundred updates off by
 //! up to 1.5e-3, where the CPU's are repeated within 1e-4.
 //!
-//! Each function states what it does in [`super::operations`] and [`super::super::optimiser`], in plain tensor operations. Sizes and places are
-//! arguments of a launch, so that a kernel is compiled once for all networks and batches.
+//! Scalar formulas are those of the host ([`crate::learner::formulas`]); sizes and places are arguments of a launch, so that a kernel is
+//! compiled once for all networks and batches.
 //!
 //! - [`records`]: segments into the pool. [`pool`]: batches out of it. [`networks`]: there and back again, [`embeddings`] of ids with it. [`losses`]: from outputs to gradients. [`adam`]: the optimiser.
 
@@ -18,25 +18,29 @@ mod networks;
 mod pool;
 mod records;
 
-use burn::tensor::{Int, Shape, Tensor, TensorPrimitive};
+use burn::tensor::{Shape, Tensor, TensorPrimitive};
 use burn_cubecl::tensor::CubeTensor;
-use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime};
+use burn_cubecl::{CubeBackend, CubeRuntime};
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::ComputeClient;
 use cubecl::prelude::{ArrayArg, CubeCount, CubeDim};
 use cubecl::server::Handle;
 
+use super::super::networks::Networks;
 use super::layout::Layout;
-use super::operations::{Gradients, Resident, Update};
-use super::record::Record;
+
+pub use losses::Constants;
+pub use pool::gather;
+pub use records::write;
 
 /// Units of a cube where each works alone.
 const CUBE: u32 = 256;
 
-type Cube<R, B> = CubeBackend<R, f32, i32, B>;
+/// The backend of tensors beside the kernels.
+pub type Cube<R> = CubeBackend<R, f32, i32, u32>;
 
 /// Numbers one behind the other on the device.
-struct Numbers<R: CubeRuntime> {
+pub struct Numbers<R: CubeRuntime> {
     client: ComputeClient<R>,
     device: R::Device,
     handle: Handle,
@@ -50,13 +54,18 @@ impl<R: CubeRuntime> Clone for Numbers<R> {
 }
 
 impl<R: CubeRuntime> Numbers<R> {
-    fn of<B: BoolElement, const D: usize>(tensor: &Tensor<Cube<R, B>, D>) -> Self {
+    fn of<const D: usize>(tensor: &Tensor<Cube<R>, D>) -> Self {
         Self::of_primitive(tensor.clone().into_primitive().tensor())
     }
 
-    /// Whole numbers of 32 bits.
-    fn of_whole<B: BoolElement>(tensor: &Tensor<Cube<R, B>, 1, Int>) -> Self {
-        Self::of_primitive(tensor.clone().into_primitive())
+    /// Zeros on a device.
+    pub fn zeros(device: &R::Device, len: usize) -> Self {
+        Self::of(&Tensor::<Cube<R>, 1>::zeros([len], device))
+    }
+
+    /// Waits until everything that was launched before is done.
+    pub fn wait(&self) {
+        super::super::transfer::to_host(self.clone().flat().slice(0..1));
     }
 
     fn of_primitive(tensor: CubeTensor<R>) -> Self {
@@ -71,7 +80,7 @@ impl<R: CubeRuntime> Numbers<R> {
     }
 
     /// Uploaded beside these.
-    fn upload(&self, values: &[u32]) -> Self {
+    pub fn upload(&self, values: &[u32]) -> Self {
         self.with(self.client.create_from_slice(bytemuck::cast_slice(values)), values.len())
     }
 
@@ -79,14 +88,14 @@ impl<R: CubeRuntime> Numbers<R> {
         Self { client: self.client.clone(), device: self.device.clone(), handle, len }
     }
 
-    fn tensor<B: BoolElement, const D: usize>(self, shape: [usize; D]) -> Tensor<Cube<R, B>, D> {
+    fn tensor<const D: usize>(self, shape: [usize; D]) -> Tensor<Cube<R>, D> {
         let shape = Shape::from(shape);
         assert_eq!(shape.num_elements(), self.len, "a tensor of other numbers");
         let tensor = CubeTensor::new_contiguous(self.client, self.device, shape, self.handle, burn::tensor::DType::F32);
         Tensor::from_primitive(TensorPrimitive::Float(tensor))
     }
 
-    fn flat<B: BoolElement>(self) -> Tensor<Cube<R, B>, 1> {
+    fn flat(self) -> Tensor<Cube<R>, 1> {
         let len = self.len;
         self.tensor([len])
     }
@@ -107,32 +116,47 @@ fn whole(places: &[usize]) -> Vec<u32> {
     places.iter().map(|place| *place as u32).collect()
 }
 
-impl<R: CubeRuntime, B: BoolElement> Resident for Cube<R, B> {
-    fn write(
-        pool: Tensor<Self, 1>,
-        records: Vec<f32>,
-        places: &[usize],
-        layouts: (&Record, &Layout),
-    ) -> Tensor<Self, 1> {
-        records::write(&Numbers::of(&pool), records, places, layouts);
-        pool
-    }
+/// What gradients are multiplied by: one over the pairs of steps and contracts with something to learn, one over the requests.
+#[derive(Debug, Clone, Copy)]
+pub struct Weights {
+    pub critic: f32,
+    pub actor: f32,
+}
 
-    fn gather(
-        pool: &Tensor<Self, 1>,
-        places: &[usize],
-        sources: &Tensor<Self, 1, Int>,
-        width: usize,
-    ) -> Tensor<Self, 1> {
-        let batch = pool::gather(&Numbers::of(pool), places, &Numbers::of_whole(sources), width);
-        batch.flat()
-    }
+/// What gradients are worked out from.
+#[derive(Clone, Copy)]
+pub struct Update<'a, R: CubeRuntime> {
+    pub layout: &'a Layout,
+    pub losses: &'a Constants<R>,
+    pub networks: &'a Networks<Cube<R>>,
+    /// As [`gather`] returns it.
+    pub batch: &'a Numbers<R>,
+    pub weights: Weights,
+    pub train_actor: bool,
+    /// Whether losses are summed for somebody to read.
+    pub with_sums: bool,
+}
 
-    fn gradients(update: Update<Self>) -> Gradients<Self> {
-        let outputs = networks::infer(&update);
-        let (by, sums) = losses::gradients(&update, &outputs);
-        let (critic, actor) = networks::back(&update, &outputs, &by);
-        let sums = sums.map(|sums| sums.map(|terms: Numbers<R>| terms.flat::<B>().sum()));
-        Gradients { critic, actor, sums }
+impl<R: CubeRuntime> Update<'_, R> {
+    /// Segments of the batch.
+    fn segments(&self) -> usize {
+        self.batch.len / self.layout.width
     }
+}
+
+/// Gradients by the parameters, flat.
+pub struct Gradients<R: CubeRuntime> {
+    pub critic: Tensor<Cube<R>, 1>,
+    pub actor: Option<Tensor<Cube<R>, 1>>,
+    /// `[1]` each: losses of the critic and the actor, clipped importance ratios; where they were asked for.
+    pub sums: Option<[Tensor<Cube<R>, 1>; 3]>,
+}
+
+/// Infers a batch, works out its losses and goes back through the networks.
+pub fn gradients<R: CubeRuntime>(update: Update<R>) -> Gradients<R> {
+    let outputs = networks::infer(&update);
+    let (by, sums) = losses::gradients(&update, &outputs);
+    let (critic, actor) = networks::back(&update, &outputs, &by);
+    let sums = sums.map(|sums| sums.map(|terms: Numbers<R>| terms.flat().sum()));
+    Gradients { critic, actor, sums }
 }

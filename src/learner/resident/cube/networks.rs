@@ -6,17 +6,15 @@
 use std::ops::Range;
 
 use burn::tensor::Tensor;
-use burn_cubecl::{BoolElement, CubeRuntime};
+use burn_cubecl::CubeRuntime;
 use cubecl::prelude::*;
 
 use crate::env::FEATURES;
-use crate::policy::tensor_net::Flat;
+use crate::learner::tensor_net::Flat;
 
 use super::super::super::networks::Networks;
 use super::super::layout::Layout;
-use super::super::operations::Update;
-use super::losses::ByOutputs;
-use super::{Cube, Numbers, embeddings};
+use super::{Cube, Numbers, Update, embeddings};
 
 /// Units of a cube in each direction.
 const SIDE: usize = 16;
@@ -420,27 +418,30 @@ pub struct Passes<R: CubeRuntime> {
     pub actor: Pass<R>,
 }
 
+/// Gradients by the networks' outputs.
+pub struct ByOutputs<R: CubeRuntime> {
+    /// Of the critic before each step.
+    pub states: Numbers<R>,
+    pub actor: Numbers<R>,
+}
+
 /// The rows of a range of features as a network takes them.
-fn inputs<R: CubeRuntime, B: BoolElement>(
-    update: &Update<Cube<R, B>>,
-    (flat, params): (&Flat, &Numbers<R>),
-    fields: RowFields,
-) -> Inputs<R> {
-    let segments = update.layout.segments(update.batch);
+fn inputs<R: CubeRuntime>(update: &Update<R>, (flat, params): (&Flat, &Numbers<R>), fields: RowFields) -> Inputs<R> {
+    let segments = update.segments();
     let rows = segments * fields.features.len() / FEATURES;
-    let batch = Numbers::of(update.batch);
+    let batch = update.batch;
     let at = segments * fields.features.start;
     if flat.shape.tables.is_empty() {
-        return Inputs { numbers: batch, at, rows };
+        return Inputs { numbers: batch.clone(), at, rows };
     }
-    Inputs { numbers: embeddings::rows(flat, params, &batch, (at, segments * fields.ids.start), rows), at: 0, rows }
+    Inputs { numbers: embeddings::rows(flat, params, batch, (at, segments * fields.ids.start), rows), at: 0, rows }
 }
 
 /// Infers a batch.
-pub fn infer<R: CubeRuntime, B: BoolElement>(update: &Update<Cube<R, B>>) -> Passes<R> {
+pub fn infer<R: CubeRuntime>(update: &Update<R>) -> Passes<R> {
     let layout = update.layout;
     let Networks { actor_flat, critic_flat, actor, critic } = update.networks;
-    let through = |flat: &Flat, params: &Tensor<Cube<R, B>, 1>, fields: RowFields| {
+    let through = |flat: &Flat, params: &Tensor<Cube<R>, 1>, fields: RowFields| {
         let params = Numbers::of(params);
         pass(flat, &params, inputs(update, (flat, &params), fields))
     };
@@ -455,16 +456,16 @@ pub fn infer<R: CubeRuntime, B: BoolElement>(update: &Update<Cube<R, B>>) -> Pas
 }
 
 /// A gradient by the parameters of a network.
-type Gradient<R, B> = Tensor<Cube<R, B>, 1>;
+type Gradient<R> = Tensor<Cube<R>, 1>;
 
 /// Gradients by the parameters of a network; `by` are those by the outputs of the first rows of a pass, whose ids begin at `ids_at`
 /// of the batch.
-fn gradients<R: CubeRuntime, B: BoolElement>(
-    (flat, params): (&Flat, &Tensor<Cube<R, B>, 1>),
+fn gradients<R: CubeRuntime>(
+    (flat, params): (&Flat, &Tensor<Cube<R>, 1>),
     pass: &Pass<R>,
     by: &Numbers<R>,
     (batch, ids_at): (&Numbers<R>, usize),
-) -> Gradient<R, B> {
+) -> Gradient<R> {
     let net = Numbers::of(params);
     let layers = Layer::all(flat);
     let rows = by.len / flat.shape.outputs;
@@ -531,15 +532,15 @@ fn gradients<R: CubeRuntime, B: BoolElement>(
 }
 
 /// Gradients by the parameters of the critic, and of the actor where it learns.
-pub fn back<R: CubeRuntime, B: BoolElement>(
-    update: &Update<Cube<R, B>>,
+pub fn back<R: CubeRuntime>(
+    update: &Update<R>,
     passes: &Passes<R>,
     by: &ByOutputs<R>,
-) -> (Gradient<R, B>, Option<Gradient<R, B>>) {
-    let (layout, batch) = (update.layout, Numbers::of(update.batch));
-    let segments = layout.segments(update.batch);
+) -> (Gradient<R>, Option<Gradient<R>>) {
+    let (layout, batch) = (update.layout, update.batch);
+    let segments = update.segments();
     let Networks { actor_flat, critic_flat, actor, critic } = update.networks;
-    let ids = |fields: RowFields| (&batch, segments * fields.ids.start);
+    let ids = |fields: RowFields| (batch, segments * fields.ids.start);
     let critic =
         gradients((critic_flat, &critic.at.params), &passes.critic, &by.states, ids(RowFields::states(layout)));
     let actor = update

@@ -1,7 +1,7 @@
 //! Records into rows of the pool.
 //!
-//! The mathematics is that of [`Record::expand`](super::super::record::Record::expand), one unit for each contract, bidder or request of a
-//! step. A place had another segment before: every number of it is written.
+//! One unit for each contract, bidder or request of a step. Features and bids are the host's formulas, in single precision; features that the
+//! host works out are copied to their columns. A place had another segment before: every number of it is written.
 
 use std::mem::offset_of;
 
@@ -9,7 +9,12 @@ use burn_cubecl::CubeRuntime;
 use cubecl::bytes::Bytes;
 use cubecl::prelude::*;
 
-use crate::env::FEATURES;
+use crate::env::{FEATURES, WORTH_LIMIT, column, copy_course, copy_general, copy_terms};
+use crate::formulas::device::{
+    at_least_0, at_most, demand_over_supply, done, inverse_root, log_ratio, loss_scale, market_term, needed_speed,
+    pace_error, potential,
+};
+use crate::formulas::shared::{ahead, may_bid};
 
 use super::super::layout::{ABSENT, Layout};
 use super::super::record::{
@@ -19,23 +24,21 @@ use super::Numbers;
 
 /// Where a field of a record lies in its numbers.
 macro_rules! fields {
-    ($($name:ident = $record:ident.$field:ident),* $(,)?) => {
-        $(const $name: usize = offset_of!($record, $field) / size_of::<f32>();)*
+    ($($name:ident = $record:ident.$($field:ident).+),* $(,)?) => {
+        $(const $name: usize = offset_of!($record, $($field).+) / size_of::<f32>();)*
     };
 }
 
 fields!(
     VOLUME_RATIO = StepRecord.volume_ratio,
-    TRAFFIC = StepRecord.traffic,
-    PRICE = StepRecord.price,
+    GENERAL = StepRecord.features,
     ENDS = StepRecord.ends,
     AUCTION_REWARD = StepRecord.auction_reward,
     THERE = TermsRecord.there,
     OWED = TermsRecord.owed,
     LEFT = TermsRecord.left,
     MARKET_GAIN = TermsRecord.market_gain,
-    CAP_SLACK = TermsRecord.cap_slack,
-    PENALTY = TermsRecord.penalty,
+    CONSTANT = TermsRecord.features,
     START = TermsRecord.start,
     LOW = TermsRecord.low,
     HIGH = TermsRecord.high,
@@ -47,8 +50,8 @@ fields!(
     PLANNED = CourseRecord.planned,
     SUPPLY_LEFT = CourseRecord.supply_left,
     SPEED = CourseRecord.speed,
-    FLIGHT_STATE = CourseRecord.flight_state,
-    FLIGHT = CourseRecord.flight,
+    CHANGING = CourseRecord.features,
+    FLIGHT_STATE = CourseRecord.features.flight_state,
     CONTROLLER = CourseRecord.controller,
     MARKET = CourseRecord.market,
     DAY_MARKET = CourseRecord.day_market,
@@ -67,17 +70,36 @@ fields!(
     INVERSE_BEHAVIOUR = RequestRecord.inverse_behaviour,
 );
 
+/// Columns of features that are worked out here.
+macro_rules! columns {
+    ($($constant:ident = $name:literal),* $(,)?) => {
+        $(const $constant: usize = column($name);)*
+    };
+}
+
+columns!(
+    DELIVERED_SHARE = "delivered_share",
+    PLANNED_SHARE = "planned_share",
+    PACE_ERROR = "pace_error",
+    DEMAND_OVER_SUPPLY = "log_remaining_demand_over_supply",
+    DEMAND_OVER_SEEN = "log_remaining_demand_over_supply_at_seen_volume",
+    INVERSE_ROOT = "inverse_root_remaining",
+    NEEDED_SPEED = "log_needed_speed",
+    SPEED_AGAINST_PLAN = "log_speed_against_plan",
+    DEMAND_MET = "demand_met",
+    PACING = "pacing",
+    WORTH = "worth",
+    MARKET_LEVEL = "log_market_level",
+    MARKET_LEVEL_OF_DAY = "log_market_level_of_day",
+    IS_AUCTION = "is_auction",
+);
+
 const STEP: usize = size_of::<StepRecord>() / size_of::<f32>();
 const TERMS: usize = size_of::<TermsRecord>() / size_of::<f32>();
 const COURSE: usize = size_of::<CourseRecord>() / size_of::<f32>();
 const OFFER: usize = size_of::<OfferRecord>() / size_of::<f32>();
 const AUCTION: usize = size_of::<AuctionRecord>() / size_of::<f32>();
 const REQUEST: usize = size_of::<RequestRecord>() / size_of::<f32>();
-/// System-wide features beside each other, from the price level on, in a row and in a [`StepRecord`].
-const GENERAL: usize = 8;
-/// A contract's constant features beside each other, from the penalty on.
-const CONSTANT: usize = 5;
-
 /// `T` steps in a segment, `N` contracts, `K` bidders, `R` requests in a step, `Q` offers of a request, `A` auction ads, `F` tables of the actor.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Sizes {
@@ -129,7 +151,7 @@ struct To {
     shift: usize,
     low: usize,
     penalty: usize,
-    inverse_ahead: usize,
+    ahead: usize,
     spring: usize,
     unit: usize,
     click: usize,
@@ -153,46 +175,10 @@ struct With {
     score_auctions: bool,
 }
 
-#[cube]
-fn clamp(x: f32, limit: f32) -> f32 {
-    let mut clamped = x;
-    if clamped > limit {
-        clamped = limit;
-    }
-    if clamped < -limit {
-        clamped = -limit;
-    }
-    clamped
-}
-
-#[cube]
-fn at_least_0(x: f32) -> f32 {
-    let mut least = x;
-    if least < 0.0 {
-        least = 0.0f32;
-    }
-    least
-}
-
-#[cube]
-fn at_most(x: f32, limit: f32) -> f32 {
-    let mut most = x;
-    if most > limit {
-        most = limit;
-    }
-    most
-}
-
-#[cube]
-fn log_ratio(ratio: f32, limit: f32) -> f32 {
-    clamp(ratio.ln(), limit)
-}
-
 /// The pacing controller's term.
 #[cube]
 fn pacing(records: &Array<f32>, terms: usize, course: usize) -> f32 {
-    records[course + CONTROLLER]
-        + records[terms + MARKET_GAIN] * clamp(records[course + DAY_MARKET].ln(), f32::new(2.0))
+    records[course + CONTROLLER] + market_term(records[terms + MARKET_GAIN], records[course + DAY_MARKET])
 }
 
 #[cube]
@@ -202,7 +188,7 @@ fn zeros(pool: &mut Array<f32>, at: usize, #[comptime] len: usize) {
     }
 }
 
-/// Features of a contract with `delivered` counted, in the order of [`FEATURE_NAMES`](crate::env::FEATURE_NAMES).
+/// Features of a contract with `delivered` counted, in the columns of [`FEATURE_NAMES`](crate::env::FEATURE_NAMES).
 #[cube]
 fn features(
     records: &Array<f32>,
@@ -217,57 +203,43 @@ fn features(
     let planned = records[course + PLANNED];
     let supply_left = records[course + SUPPLY_LEFT];
     let remaining = at_least_0(owed - delivered);
-    let mut done = f32::new(1.0);
-    if owed > 0.0 {
-        done = delivered / owed;
-    }
+    let done = done(delivered, owed);
     let mut met = 0.0f32;
     if delivered >= owed {
         met = f32::new(1.0);
     }
-    pool[to] = at_most(done, f32::new(2.0));
-    pool[to + 1] = planned;
-    pool[to + 2] = clamp(4.0f32 * (done - planned), f32::new(2.0));
-    pool[to + 3] = log_ratio((remaining + 0.1) / (supply_left + 0.1), f32::new(4.0));
-    pool[to + 4] = log_ratio((remaining + 0.1) / (supply_left * records[step + VOLUME_RATIO] + 0.1), f32::new(4.0));
-    pool[to + 5] = 1.0f32 / (remaining + 1.0).sqrt();
-    pool[to + 6] = log_ratio((at_least_0(1.0f32 - done) + 0.01) / (1.0f32 - planned + 0.01), f32::new(3.0));
-    pool[to + 7] = log_ratio(records[course + SPEED], f32::new(3.0));
-    pool[to + 8] = records[terms + CAP_SLACK];
-    pool[to + 9] = met;
-    pool[to + 10] = records[course + FLIGHT_STATE];
-    pool[to + 11] = records[step + TRAFFIC];
-    pool[to + 12] = 0.5f32 * pacing(records, terms, course);
-    pool[to + 13] = at_most(records[course + FLIGHT], f32::new(2.0));
-    for i in 0..GENERAL {
-        pool[to + 14 + i] = records[step + PRICE + i];
-    }
-    for i in 0..CONSTANT {
-        pool[to + 22 + i] = records[terms + PENALTY + i];
-    }
-    pool[to + 27] = clamp(records[course + REPLANNED], f32::new(3.0));
-    pool[to + 28] = 2.0f32 * log_ratio(records[course + MARKET], f32::new(1.0));
-    pool[to + 29] = 2.0f32 * log_ratio(records[course + DAY_MARKET], f32::new(1.0));
-    pool[to + 30] = 0.0f32;
+    let one = f32::new(1.0);
+    pool[to + DELIVERED_SHARE] = at_most(done, f32::new(2.0));
+    pool[to + PLANNED_SHARE] = planned;
+    pool[to + PACE_ERROR] = pace_error(done, planned);
+    pool[to + DEMAND_OVER_SUPPLY] = demand_over_supply(remaining, supply_left);
+    pool[to + DEMAND_OVER_SEEN] = demand_over_supply(remaining, supply_left * records[step + VOLUME_RATIO]);
+    pool[to + INVERSE_ROOT] = inverse_root(remaining);
+    pool[to + NEEDED_SPEED] = needed_speed(done, planned);
+    pool[to + SPEED_AGAINST_PLAN] = log_ratio(records[course + SPEED], one, f32::new(3.0));
+    pool[to + DEMAND_MET] = met;
+    pool[to + PACING] = 0.5f32 * pacing(records, terms, course);
+    pool[to + MARKET_LEVEL] = 2.0f32 * log_ratio(records[course + MARKET], one, f32::new(1.0));
+    pool[to + MARKET_LEVEL_OF_DAY] = 2.0f32 * log_ratio(records[course + DAY_MARKET], one, f32::new(1.0));
+    pool[to + IS_AUCTION] = 0.0f32;
+    copy_general(records, step + GENERAL, pool, to);
+    copy_terms(records, terms + CONSTANT, pool, to);
+    copy_course(records, course + CHANGING, pool, to);
 }
 
-/// What the critic's output is multiplied by, and the scale of its loss.
+/// What the critic's output is multiplied by, and the scale of its loss; 0 once the flight is over.
 #[cube]
-fn potential(records: &Array<f32>, terms: usize, course: usize, delivered: f32, per_step: f32) -> (f32, f32) {
+fn stake(records: &Array<f32>, terms: usize, course: usize, delivered: f32, per_step: f32) -> (f32, f32) {
     let owed = at_least_0(records[terms + OWED] - delivered);
     let left = at_least_0(records[terms + LEFT] - delivered);
     let (averted, click) = (records[terms + AVERTED], records[terms + CLICK]);
-    let mut stake = click;
-    if owed > 0.0 {
-        stake += averted;
-    }
-    let mut potential = averted * owed + click * left;
-    let mut scale = stake * per_step * (0.5f32 + (left / per_step).sqrt());
+    let mut worth = potential(averted, click, owed, left);
+    let mut scale = loss_scale(averted, click, owed, left, per_step);
     if records[course + FLIGHT_STATE] > 0.0 {
-        potential = 0.0f32;
+        worth = 0.0f32;
         scale = 0.0f32;
     }
-    (potential, scale)
+    (worth, scale)
 }
 
 /// States and what follows each segment: one unit for each contract at each step and behind the last.
@@ -307,7 +279,7 @@ fn contracts_kernel(
     if records[step + VOLUME_RATIO] > 0.0 && records[terms + THERE] > 0.0 {
         let delivered = records[course + DELIVERED];
         features(records, pool, features_to, step, terms, course, delivered);
-        let (potential, scale) = potential(records, terms, course, delivered, f32::cast_from(of.requests));
+        let (potential, scale) = stake(records, terms, course, delivered, f32::cast_from(of.requests));
         worth = potential;
         if potential > 0.0 && scale > 0.0 {
             inverse_scale = 1.0f32 / scale;
@@ -384,8 +356,8 @@ fn bidders_kernel(
     } else {
         let terms = record + from.terms + slot * TERMS;
         let course = record + from.courses + (t * of.contracts + slot) * COURSE;
-        let flies = records[step + VOLUME_RATIO] > 0.0 && records[course + FLIGHT_STATE] < 1.0;
-        if flies && records[terms + THERE] > 0.0 && records[course + DELIVERED] < records[terms + LEFT] {
+        let there = records[step + VOLUME_RATIO] > 0.0 && records[terms + THERE] > 0.0;
+        if there && may_bid(records[course + FLIGHT_STATE], records[course + DELIVERED], records[terms + LEFT]) {
             bidder = slot + 1;
         }
     }
@@ -400,7 +372,7 @@ fn bidders_kernel(
     let mut shift = 0.0f32;
     let mut low = 0.0f32;
     let mut high = 0.0f32;
-    let mut inverse_ahead = 0.0f32;
+    let mut steps_ahead = f32::new(1.0);
     let mut after_potential = 0.0f32;
     let mut spring = 0.0f32;
     let mut ad = 0.0f32;
@@ -409,11 +381,7 @@ fn bidders_kernel(
         let terms = record + from.terms + j * TERMS;
         let course = record + from.courses + (t * of.contracts + j) * COURSE;
         let delivered = records[course + DELIVERED];
-        let mut ahead = records[terms + LEFT] - delivered;
-        if ahead < 1.0 {
-            ahead = f32::new(1.0);
-        }
-        ahead = at_most(ahead, f32::cast_from(of.requests));
+        let ahead = ahead(f32::cast_from(of.requests), records[terms + LEFT] - delivered);
         features(records, pool, actor_to, step, terms, course, records[course + OBSERVED]);
         features(records, pool, after_to, step, terms, course, delivered + ahead);
         contract = f32::cast_from(j);
@@ -423,8 +391,8 @@ fn bidders_kernel(
         }
         low = records[terms + LOW];
         high = records[terms + HIGH];
-        inverse_ahead = 1.0f32 / ahead;
-        let (potential, _scale) = potential(records, terms, course, delivered + ahead, f32::cast_from(of.requests));
+        steps_ahead = ahead;
+        let (potential, _scale) = stake(records, terms, course, delivered + ahead, f32::cast_from(of.requests));
         after_potential = potential;
         spring = records[record + from.spring];
         ad = records[terms + AD];
@@ -443,7 +411,7 @@ fn bidders_kernel(
     pool[row + to.shift + at] = shift;
     pool[row + to.low + at] = low;
     pool[row + to.penalty + at] = high;
-    pool[row + to.inverse_ahead + at] = inverse_ahead;
+    pool[row + to.ahead + at] = steps_ahead;
     pool[row + to.after_potential + at] = after_potential;
     pool[row + to.spring + at] = spring;
 }
@@ -518,12 +486,9 @@ fn requests_kernel(
                 let features = row + to.actor + actor_row * FEATURES;
                 zeros(pool, features, FEATURES);
                 if there {
-                    pool[features + 11] = records[step + TRAFFIC];
-                    for i in 0..GENERAL {
-                        pool[features + 14 + i] = records[step + PRICE + i];
-                    }
-                    pool[features + 23] = at_most(records[auction + AUCTION_WORTH], f32::new(4.0));
-                    pool[features + 30] = f32::new(1.0);
+                    copy_general(records, step + GENERAL, pool, features);
+                    pool[features + WORTH] = at_most(records[auction + AUCTION_WORTH], f32::new(WORTH_LIMIT));
+                    pool[features + IS_AUCTION] = f32::new(1.0);
                 }
                 let kinds = record + from.kinds + t * KINDS;
                 let to = row + to.actor_ids + actor_row * of.tables;
@@ -558,7 +523,7 @@ fn requests_kernel(
                 let terms = record + from.terms + j * TERMS;
                 let course = record + from.courses + (t * of.contracts + j) * COURSE;
                 let delivered = records[course + DELIVERED];
-                let (_potential, scale) = potential(records, terms, course, delivered, f32::cast_from(of.requests));
+                let (_potential, scale) = stake(records, terms, course, delivered, f32::cast_from(of.requests));
                 squares += scale * scale;
             }
             let mut inverse = 0.0f32;
@@ -638,7 +603,7 @@ pub fn write<R: CubeRuntime>(
             layout.shift.start,
             layout.low.start,
             layout.penalty.start,
-            layout.inverse_ahead.start,
+            layout.ahead.start,
             layout.spring.start,
             layout.unit.start,
             layout.click.start,

@@ -2,20 +2,19 @@
 //!
 //! **Why.** Ten million samples a second do not go to a device as rows: that is kilobytes a step, and the logarithms of thirty
 //! contracts. The host replays a segment and notes counters and points on curves ([`write`]); what follows from them for one contract
-//! at one count is worked out where the pool is ([`expand`], in plain form). A record that is all zeros is an empty segment.
+//! at one count is worked out where the pool is. A record that is all zeros is an empty segment.
 
-mod expand;
 mod write;
 
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::env::{Course, General, Terms};
+use crate::env::{CourseFeatures, GeneralFeatures, TermsFeatures};
+use crate::formulas::shared::may_bid;
 use crate::policy::PolicySpec;
 use crate::settings::{Credit, Settings};
 
-use super::super::batch::potential;
 use super::super::dims::Dims;
 
 /// Ids of a request, for the actor's tables of traffic.
@@ -26,15 +25,7 @@ pub const TRAFFIC: usize = 4;
 #[repr(C)]
 pub struct StepRecord {
     pub volume_ratio: f32,
-    pub traffic: f32,
-    pub price: f32,
-    pub volume: f32,
-    pub shortage: f32,
-    pub pressure: f32,
-    pub remaining_price: f32,
-    pub auction_worth: f32,
-    pub contract_ctr: f32,
-    pub auction_ctr: f32,
+    pub features: GeneralFeatures,
     /// 1 at the last step.
     pub ends: f32,
     pub auction_reward: f32,
@@ -49,12 +40,7 @@ pub struct TermsRecord {
     pub owed: f32,
     pub left: f32,
     pub market_gain: f32,
-    pub cap_slack: f32,
-    pub penalty: f32,
-    pub worth: f32,
-    pub theta: f32,
-    pub rate: f32,
-    pub price: f32,
+    pub features: TermsFeatures,
     /// Of the bid: where its logit starts, the lowest and the highest.
     pub start: f32,
     pub low: f32,
@@ -74,12 +60,11 @@ pub struct CourseRecord {
     pub planned: f32,
     pub supply_left: f32,
     pub speed: f32,
-    pub flight_state: f32,
-    pub flight: f32,
     pub controller: f32,
     pub market: f32,
     pub day_market: f32,
     pub replanned: f32,
+    pub features: CourseFeatures,
     /// What its displays in the step earned.
     pub reward: f32,
 }
@@ -196,66 +181,8 @@ impl Record {
 }
 
 impl TermsRecord {
-    /// [`potential`] with `delivered` counted; 0 once the flight is over.
-    fn potential(&self, course: &CourseRecord, delivered: f32, per_step: f64) -> (f32, f32) {
-        if course.flight_state > 0.0 {
-            return (0.0, 0.0);
-        }
-        let money = (f64::from(self.averted), f64::from(self.click));
-        let (potential, scale) = potential(money, (self.owed - delivered, self.left - delivered), per_step);
-        (potential as f32, scale as f32)
-    }
-
-    /// Whether it bids in a step of many requests: later ones may show what the first may not.
+    /// Whether it bids in a step of many requests ([`may_bid`]).
     fn bids(&self, course: &CourseRecord) -> bool {
-        self.there > 0.0 && course.flight_state < 1.0 && course.delivered < self.left
-    }
-}
-
-impl From<StepRecord> for General {
-    fn from(step: StepRecord) -> Self {
-        Self {
-            volume_ratio: step.volume_ratio.into(),
-            traffic: step.traffic,
-            price: step.price,
-            volume: step.volume,
-            shortage: step.shortage,
-            pressure: step.pressure,
-            remaining_price: step.remaining_price,
-            auction_worth: step.auction_worth,
-            contract_ctr: step.contract_ctr,
-            auction_ctr: step.auction_ctr,
-        }
-    }
-}
-
-impl From<TermsRecord> for Terms {
-    fn from(terms: TermsRecord) -> Self {
-        Self {
-            owed: terms.owed.into(),
-            market_gain: terms.market_gain.into(),
-            cap_slack: terms.cap_slack,
-            penalty: terms.penalty,
-            worth: terms.worth,
-            theta: terms.theta,
-            rate: terms.rate,
-            price: terms.price,
-        }
-    }
-}
-
-impl From<CourseRecord> for Course {
-    fn from(course: CourseRecord) -> Self {
-        Self {
-            planned: course.planned.into(),
-            supply_left: course.supply_left.into(),
-            speed: course.speed.into(),
-            flight_state: course.flight_state,
-            flight: course.flight.into(),
-            controller: course.controller.into(),
-            market: course.market.into(),
-            day_market: course.day_market.into(),
-            replanned: course.replanned,
-        }
+        self.there > 0.0 && may_bid(course.features.flight_state, course.delivered, self.left)
     }
 }

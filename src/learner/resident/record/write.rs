@@ -7,7 +7,7 @@ use bytemuck::{Pod, cast_slice, cast_slice_mut};
 use crate::env::{Moment, Replay, Segment, Terms, Visit, Weights};
 use crate::policy::{Bids, PolicySpec};
 
-use super::super::super::batch::{Decided, Rebuild, Witness, auction_offer, offer, replay, slot};
+use super::super::super::batch::{Decided, Rebuild, Witness, auction_offer, offer, potential, replay, slot};
 use super::super::super::dims::Dims;
 use super::{
     AuctionRecord, Counts, CourseRecord, OfferRecord, Record, RequestRecord, StepRecord, TRAFFIC, TermsRecord,
@@ -66,12 +66,7 @@ impl Writer<'_> {
                 owed: episode.owed[j],
                 left: episode.left[j],
                 market_gain: terms.market_gain as f32,
-                cap_slack: terms.cap_slack,
-                penalty: terms.penalty,
-                worth: terms.worth,
-                theta: terms.theta,
-                rate: terms.rate,
-                price: terms.price,
+                features: terms.features,
                 start: (start + f64::from(episode.start_error[j])) as f32,
                 low: (low / day.unit) as f32,
                 high: (high / day.unit) as f32,
@@ -90,20 +85,8 @@ impl Writer<'_> {
         let moment = Moment::new(replay);
         let (of, contracts) = (self.of, replay.day.contracts.len());
         let g = *moment.general();
-        self.part::<StepRecord>(&of.steps)[t] = StepRecord {
-            volume_ratio: g.volume_ratio as f32,
-            traffic: g.traffic,
-            price: g.price,
-            volume: g.volume,
-            shortage: g.shortage,
-            pressure: g.pressure,
-            remaining_price: g.remaining_price,
-            auction_worth: g.auction_worth,
-            contract_ctr: g.contract_ctr,
-            auction_ctr: g.auction_ctr,
-            ends: 0.0,
-            auction_reward: 0.0,
-        };
+        self.part::<StepRecord>(&of.steps)[t] =
+            StepRecord { volume_ratio: g.volume_ratio as f32, features: g.features, ends: 0.0, auction_reward: 0.0 };
         let to = &mut self.part::<CourseRecord>(&of.courses)[t * of.dims.contracts..][..contracts];
         for (j, to) in to.iter_mut().enumerate() {
             let course = moment.course(j);
@@ -113,12 +96,11 @@ impl Writer<'_> {
                 planned: course.planned as f32,
                 supply_left: course.supply_left as f32,
                 speed: course.speed as f32,
-                flight_state: course.flight_state,
-                flight: course.flight as f32,
                 controller: course.controller as f32,
                 market: course.market as f32,
                 day_market: course.day_market as f32,
                 replanned: course.replanned,
+                features: course.features,
                 reward: 0.0,
             };
         }
@@ -133,8 +115,9 @@ impl Witness for Writer<'_> {
         let courses: &[CourseRecord] = cast_slice(&self.out[of.courses.clone()]);
         let courses = &courses[t * of.dims.contracts..];
         let learns = |(terms, course): &(&TermsRecord, &CourseRecord)| {
-            let (_, scale) = terms.potential(course, course.delivered, 1.0);
-            scale > 0.0
+            let remain = (terms.owed - course.delivered, terms.left - course.delivered);
+            let (_, scale) = potential((terms.averted.into(), terms.click.into()), remain, 1.0);
+            course.features.flight_state < 1.0 && scale > 0.0
         };
         self.counts.pairs += terms.iter().zip(courses).filter(learns).count();
         if of.requests == 1 {

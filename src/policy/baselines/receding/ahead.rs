@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use crate::env::KnownDay;
 use crate::log::draw;
-use crate::plan::sample::{Kind, SampledContract};
+use crate::plan::forecast::Kind;
+use crate::plan::sample::SampledContract;
 use crate::plan::{GRID, Sample, VolumeModel};
 
 use super::CELL_MS;

@@ -9,7 +9,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::backend::Backend;
 use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData};
 
-use super::net::{Part, Shape};
+use crate::policy::net::{Part, Shape};
 
 /// Where the arrays of a shape lie in its flat parameters.
 #[derive(Debug, Clone)]
@@ -174,8 +174,8 @@ mod tests {
     use rand::{RngExt as _, SeedableRng as _};
     use rand_chacha::ChaCha8Rng;
 
-    use super::super::net::{HostNet, Table};
     use super::*;
+    use crate::policy::net::{HostNet, Table};
 
     /// Differences of the plain loops' outputs, in double precision's stead over steps that are wide for single precision: the
     /// gradient is right to the few digits that they have.

@@ -1,0 +1,137 @@
+//! Scalar formulas, each written once and compiled twice: for loops on the host and for kernels on a GPU.
+//!
+//! **Why twice.** `#[cube]` emits a function as plain Rust too, so that functions over `f32` serve both sides as they are ([`shared`]). What the
+//! host computes in double precision cannot: the arithmetic of cubecl's generic floats exists in kernels only. So [`host`] and [`device`] are
+//! one source file, included with `Real` as `f64` and as `f32`. (A macro cannot emit it: `#[cube]` and macro hygiene do not go together.)
+//!
+//! May import: nothing.
+
+/// For the host, in double precision.
+pub mod host {
+    /// Number that the host computes with.
+    pub type Real = f64;
+
+    include!("real.rs");
+}
+
+/// For kernels, in single precision.
+#[allow(clippy::unnecessary_cast, reason = "the host casts from double precision")]
+pub mod device {
+    /// Number that kernels compute with.
+    pub type Real = f32;
+
+    include!("real.rs");
+}
+
+/// Formulas that both sides compute in single precision.
+pub mod shared {
+    use cubecl::prelude::*;
+
+    /// Whether a contract bids in a step of many requests: later ones may show what the first may not. `flight_state` is -1 before the flight,
+    /// 0 within it, 1 after it.
+    #[cube]
+    pub fn may_bid(flight_state: f32, delivered: f32, left: f32) -> bool {
+        flight_state < 1.0 && delivered < left
+    }
+
+    /// Impressions by which the row after a display is further on, with so many left: a step's requests.
+    #[cube]
+    pub fn ahead(requests: f32, left: f32) -> f32 {
+        let mut ahead = left;
+        if ahead < 1.0 {
+            ahead = f32::new(1.0);
+        }
+        if ahead > requests {
+            ahead = requests;
+        }
+        ahead
+    }
+
+    /// What the next impression changes about what a contract still earns.
+    #[cube]
+    pub fn outlook(after: f32, now: f32, ahead: f32) -> f32 {
+        (after - now) / ahead
+    }
+
+    /// Derivative of what is expected of a request by the output of one of its offers; `probability` may carry a weight.
+    #[cube]
+    pub fn policy_gradient(probability: f32, advantage: f32, expected: f32, slope: f32) -> f32 {
+        probability * (advantage - expected) * slope
+    }
+
+    /// One step of V-trace lambda-returns with gamma 1 (Espeholt et al. 2018, section 4.1):
+    /// `G_t = V_t + rho_t (r_t + V_(t+1) - V_t + lambda (G_(t+1) - V_(t+1)))`.
+    #[cube]
+    pub fn return_step(value: f32, reward: f32, next_value: f32, next_return: f32, ratio: f32, lambda: f32) -> f32 {
+        let delta = reward + next_value - value;
+        value + ratio * (delta + lambda * (next_return - next_value))
+    }
+
+    /// Huber's loss of a difference between a target and the quantile `tau`, and its derivative by the difference (Dabney et al. 2018, equations
+    /// 9 and 10). The loss is `u^2 / (2 kappa)` within kappa and `|u| - kappa / 2` outside, weighted by the side.
+    #[cube]
+    #[inline(always)]
+    pub fn quantile_huber(u: f32, tau: f32, inverse_kappa: f32, half_kappa: f32) -> (f32, f32) {
+        let mut side = tau;
+        if u < 0.0 {
+            side = 1.0f32 - tau;
+        }
+        let mut bounded = u * inverse_kappa;
+        if bounded < -1.0 {
+            bounded = f32::new(-1.0);
+        }
+        if bounded > 1.0 {
+            bounded = f32::new(1.0);
+        }
+        (side * bounded, side * (bounded * (u - half_kappa * bounded)))
+    }
+
+    /// How a step of Adam is done.
+    #[derive(Debug, Clone, Copy, CubeType, CubeLaunch)]
+    pub struct AdamFactors {
+        /// The gradient's norm is at most this.
+        pub clip: f32,
+        /// Learning rate over the correction of the first moment.
+        pub rate: f32,
+        /// Correction of the second moment.
+        pub correction: f32,
+        pub epsilon: f32,
+        /// Share of its way to the parameter that the follower goes.
+        pub follow: f32,
+        /// What is kept of each moment, and what is new.
+        pub decay1: f32,
+        pub fresh1: f32,
+        pub decay2: f32,
+        pub fresh2: f32,
+    }
+
+    /// One parameter with what a step of Adam changes beside it.
+    #[derive(Debug, Clone, Copy, CubeType)]
+    pub struct AdamParameter {
+        pub param: f32,
+        pub follower: f32,
+        pub first: f32,
+        pub second: f32,
+    }
+
+    /// Factor that clips a gradient of this norm.
+    #[cube]
+    pub fn clip_factor(norm: f32, clip: f32) -> f32 {
+        let mut factor = 1.0f32 / (norm + 1e-12f32) * clip;
+        if factor > 1.0 {
+            factor = f32::new(1.0);
+        }
+        factor
+    }
+
+    /// One step of Adam (Kingma and Ba 2015) on a clipped gradient; the follower moves towards the parameter.
+    #[cube]
+    #[inline(always)]
+    pub fn adam(gradient: f32, old: &AdamParameter, by: &AdamFactors) -> AdamParameter {
+        let first = old.first * by.decay1 + gradient * by.fresh1;
+        let second = old.second * by.decay2 + gradient * gradient * by.fresh2;
+        let param = old.param - first * by.rate / ((second / by.correction).sqrt() + by.epsilon);
+        let follower = old.follower + (param - old.follower) * by.follow;
+        AdamParameter { param, follower, first, second }
+    }
+}
