@@ -93,12 +93,8 @@ pub fn remembered(index: usize) -> Option<Agreement> {
 /// No cache folder, or one that cannot be written.
 pub fn remember(index: usize, agreement: &Agreement) -> anyhow::Result<()> {
     let path = memory(index).context("there is no ~/.cache to remember it in")?;
-    let folder = path.parent().context("a file has a folder")?;
-    let mut file =
-        tempfile::NamedTempFile::new_in(folder).with_context(|| format!("cannot write to {}", folder.display()))?;
-    serde_json::to_writer(&mut file, agreement)?;
-    file.persist(&path).with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(())
+    crate::files::replace(&path, &serde_json::to_vec(agreement)?)
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 #[cfg(test)]

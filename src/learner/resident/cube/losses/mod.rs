@@ -1,0 +1,248 @@
+//! From the networks' outputs to gradients by them: returns, the expected policy gradient, distributional losses.
+//!
+//! The mathematics is that of [`crate::learner::loss`], one unit for each number or request.
+//! The total's credit is the contract's with all contracts as members of one return.
+
+mod actor;
+mod critic;
+
+use burn_cubecl::CubeRuntime;
+use cubecl::prelude::*;
+
+use crate::learner::loss::support;
+use crate::settings::{Critic, Settings};
+
+use super::networks::{ByOutputs, Passes};
+use super::{Numbers, Update};
+
+use actor::{actor_kernel, contests_kernel};
+use critic::{critic_kernel, returns_kernel, values_kernel};
+
+/// Sizes of a batch: `M` steps in all, `T` in a segment, `N` contracts, `K` bidders, `R` requests in a step, `A` auction ads, `Q` outputs of the critic.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct Sizes {
+    all: usize,
+    steps: usize,
+    contracts: usize,
+    bidders: usize,
+    requests: usize,
+    auctions: usize,
+    outputs: usize,
+}
+
+/// Where the fields of a batch begin.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct Places {
+    potential: usize,
+    last_potential: usize,
+    inverse_scale: usize,
+    rewards: usize,
+    auction_rewards: usize,
+    ends: usize,
+    contract: usize,
+    shift: usize,
+    low: usize,
+    penalty: usize,
+    ahead: usize,
+    spring: usize,
+    unit: usize,
+    click: usize,
+    gain: usize,
+    boost: usize,
+    auction_worth: usize,
+    auction_gain: usize,
+    auction_boost: usize,
+    active: usize,
+    shown: usize,
+    inverse_behaviour: usize,
+}
+
+/// Constants of a launch.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct Factors {
+    inverse_temperature: f32,
+    lambda: f32,
+    inverse_kappa: f32,
+    half_kappa: f32,
+    actor_weight: f32,
+    critic_weight: f32,
+    /// First atom, and the distance between two.
+    lowest: f32,
+    atom_step: f32,
+}
+
+/// Constants of the losses for one run.
+pub struct Constants<R: CubeRuntime> {
+    critic: Critic,
+    lambda: f32,
+    kappa: f32,
+    temperature: f32,
+    /// Quantile midpoints or atoms, `[Q]`; here and on the device.
+    atoms: Vec<f32>,
+    support: Numbers<R>,
+}
+
+impl<R: CubeRuntime> Constants<R> {
+    /// Takes the constants from the settings, and to the device where `beside` is.
+    pub fn new(settings: &Settings, beside: &Numbers<R>) -> Self {
+        let l = &settings.learner;
+        let atoms = support(l);
+        let support = Numbers { len: atoms.len(), ..beside.upload(bytemuck::cast_slice(&atoms)) };
+        let temperature = settings.policy.temperature as f32;
+        Self { critic: l.critic, lambda: l.lambda as f32, kappa: l.kappa as f32, temperature, atoms, support }
+    }
+}
+
+/// Gradients by the outputs, and where they are asked for the losses of critic and actor and the ratios, to be summed.
+pub fn gradients<R: CubeRuntime>(update: &Update<R>, passes: &Passes<R>) -> (ByOutputs<R>, Option<[Numbers<R>; 3]>) {
+    let (layout, losses, weights) = (update.layout, update.losses, update.weights);
+    let d = layout.dims;
+    let segments = update.segments();
+    let all = segments * d.steps;
+    let batch = update.batch;
+    let sizes = || SizesLaunch::new(all, d.steps, d.contracts, d.eligible, layout.requests, d.auctions, d.outputs);
+    let at = |field: &std::ops::Range<usize>| segments * field.start;
+    let places = || {
+        PlacesLaunch::new(
+            at(&layout.potential),
+            at(&layout.last_potential),
+            at(&layout.inverse_scale),
+            at(&layout.rewards),
+            at(&layout.auction_rewards),
+            at(&layout.ends),
+            at(&layout.contract),
+            at(&layout.shift),
+            at(&layout.low),
+            at(&layout.penalty),
+            at(&layout.ahead),
+            at(&layout.spring),
+            at(&layout.unit),
+            at(&layout.click),
+            at(&layout.gain),
+            at(&layout.boost),
+            at(&layout.auction_worth),
+            at(&layout.auction_gain),
+            at(&layout.auction_boost),
+            at(&layout.active),
+            at(&layout.shown),
+            at(&layout.inverse_behaviour),
+        )
+    };
+    let total = layout.by_total;
+    let atoms = &losses.atoms;
+    let constants = || {
+        FactorsLaunch::new(
+            1.0 / losses.temperature,
+            losses.lambda,
+            1.0 / losses.kappa,
+            0.5 * losses.kappa,
+            weights.actor,
+            if total { weights.critic * d.contracts as f32 } else { weights.critic },
+            atoms[0],
+            (atoms[atoms.len() - 1] - atoms[0]) / (atoms.len() - 1).max(1) as f32,
+        )
+    };
+    let support = &losses.support;
+    let (critic, last, scores) = (&passes.critic.outputs, &passes.last.outputs, &passes.actor.outputs);
+    let pairs = all * d.contracts;
+    let bidders = all * d.eligible;
+    let requests = all * layout.requests;
+    let credited = if total { 1 } else { d.contracts };
+    let values = batch.empty(pairs + bidders + segments * d.contracts);
+    assert_eq!(critic.len, (pairs + bidders) * d.outputs, "outputs for every row");
+    assert_eq!(last.len, segments * d.contracts * d.outputs, "outputs for every row");
+    assert_eq!(scores.len, all * d.actor_rows(), "outputs for every row");
+    let [tops, sums, means, actor_losses, ratios] = [(); 5].map(|()| batch.empty(requests));
+    let by = ByOutputs { states: batch.empty(pairs * d.outputs), actor: batch.empty(scores.len) };
+    let returns = batch.empty(all * credited);
+    let critic_losses = batch.empty(if update.with_sums { all * credited * d.outputs } else { 1 });
+    let client = &batch.client;
+    // SAFETY: the batch is laid out as the places say, outputs have the sizes that were asserted, results those that they were made
+    // with; units beyond them end.
+    unsafe {
+        let (count, dim) = batch.units(values.len);
+        values_kernel::launch_unchecked::<R>(
+            client,
+            count,
+            dim,
+            critic.arg(),
+            last.arg(),
+            batch.arg(),
+            support.arg(),
+            values.arg(),
+            sizes(),
+            places(),
+            losses.critic == Critic::Categorical,
+        );
+        let (count, dim) = batch.units(requests);
+        contests_kernel::launch_unchecked::<R>(
+            client,
+            count,
+            dim,
+            batch.arg(),
+            scores.arg(),
+            values.arg(),
+            tops.arg(),
+            sums.arg(),
+            means.arg(),
+            actor_losses.arg(),
+            ratios.arg(),
+            sizes(),
+            places(),
+            constants(),
+            d.score_auctions,
+        );
+        let (count, dim) = batch.units(by.actor.len);
+        actor_kernel::launch_unchecked::<R>(
+            client,
+            count,
+            dim,
+            batch.arg(),
+            scores.arg(),
+            values.arg(),
+            tops.arg(),
+            sums.arg(),
+            means.arg(),
+            by.actor.arg(),
+            sizes(),
+            places(),
+            constants(),
+            d.score_auctions,
+        );
+        let (count, dim) = batch.units(segments * credited);
+        returns_kernel::launch_unchecked::<R>(
+            client,
+            count,
+            dim,
+            batch.arg(),
+            values.arg(),
+            ratios.arg(),
+            returns.arg(),
+            sizes(),
+            places(),
+            constants(),
+            total,
+        );
+        let (count, dim) = batch.units(all * credited * d.outputs);
+        critic_kernel::launch_unchecked::<R>(
+            client,
+            count,
+            dim,
+            batch.arg(),
+            critic.arg(),
+            last.arg(),
+            values.arg(),
+            returns.arg(),
+            support.arg(),
+            by.states.arg(),
+            critic_losses.arg(),
+            sizes(),
+            places(),
+            constants(),
+            losses.critic,
+            total,
+            update.with_sums,
+        );
+    }
+    (by, update.with_sums.then_some([critic_losses, actor_losses, ratios]))
+}
