@@ -57,6 +57,7 @@ fn check(case: &Case, bug: Option<Bug>) -> Result<(), TestCaseError> {
             rows.ask(Arc::new(Block { ids: case.batches[asked].0.clone(), ..Block::default() }));
             asked += 1;
         }
+        prop_assert!(asked > n, "no room for batch {}", n);
         let shared = rows.shared.clone();
         let mut looked_up = rows.looked_up(|| ()).unwrap();
         let (_, batch, d_rows) = looked_up.parts();
