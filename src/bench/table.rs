@@ -1,24 +1,31 @@
-//! The value model's updates on one core, and how fast rows are found: ids by the exact discrete Zipf law.
+//! The value model's updates, with and without the row thread and the cache, and how fast rows are found: ids by the exact discrete
+//! Zipf law.
 //!
 //! One update is what training does with a block: unique ids, their rows, network forward and backward, the rows' optimiser, Adam. Blocks
 //! are made beforehand, the table is full before the clock starts.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use crate::rank::store::Store;
+use crate::rank::rows::{RowStep, Rows};
+use crate::rank::store::{BatchRows, Store};
 use crate::settings::{RowOptimizer, ValueSettings};
 use crate::sparse::table::DIRECT;
-use crate::sparse::{Counters, HostTable, Lookup, TableShape};
+use crate::sparse::{Cache, Counters, HostTable, Lookup, TableShape};
 use crate::values::Block;
-use crate::values::net::{Adam, Gradients, Net, NetShape};
+use crate::values::adam::Adam;
+use crate::values::net::{Net, NetShape};
 use crate::values::sample::{DENSE, Sample, Seen};
 
 const BATCHES: usize = 64;
+/// Updates before the clock starts.
+const WARM: u64 = 5;
+const HIDDEN: usize = 64;
 
 /// What to measure.
 #[derive(Debug, Clone)]
@@ -34,9 +41,21 @@ pub struct TableBench {
     pub cache_rows: usize,
     pub prefetch: usize,
     pub seconds: f64,
+    /// Accesses whose hits are counted, after three times as many; 0 = none.
+    pub accesses: usize,
 }
 
-/// Figures of one run of the benchmark, on one thread.
+/// How fast updates are in one form.
+#[derive(Debug, Clone, Copy, serde::Serialize)]
+pub struct Speed {
+    pub updates_per_s: f64,
+    pub samples_per_s: f64,
+    pub step_ms: f64,
+    /// Share of the time that the dense products waited for the row thread.
+    pub waited: f64,
+}
+
+/// Figures of one run of the benchmark.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct TableReport {
     pub rows: usize,
@@ -44,8 +63,12 @@ pub struct TableReport {
     pub fields: usize,
     pub dim: usize,
     pub zipf: f64,
-    pub updates_per_s: f64,
-    pub samples_per_s: f64,
+    /// On the flat table, all on one thread.
+    pub one_thread: Speed,
+    /// On the flat table, rows on a thread of their own.
+    pub row_thread: Speed,
+    /// With the cache over the table, rows on a thread of their own.
+    pub cached: Option<Speed>,
     /// Unique ids of a batch over all of its ids.
     pub unique_share: f64,
     /// Rows found and copied per second, at the same law and uniform.
@@ -53,32 +76,51 @@ pub struct TableReport {
     pub uniform_lookups_per_s: f64,
     pub table_bytes: u64,
     pub cache: Option<Counters>,
-    /// Rows asked for that were resident before their batch's prefetch was issued, over all.
-    pub hit_share: Option<f64>,
+    pub hits: Option<Hits>,
+}
+
+/// Hits of the cache, counted for every access: rows that were resident when their batch's prefetch was issued.
+#[derive(Debug, Clone, Copy, serde::Serialize)]
+pub struct Hits {
+    pub accesses: usize,
+    pub share: f64,
+    /// What a cache that held the most popular ids for ever would come to on the same draws.
+    pub ideal: f64,
 }
 
 impl fmt::Display for TableReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "table: {:.0} samples/s ({:.1} updates/s of {} x {} ids of {} floats, {} rows, Zipf {}); {:.2} of the ids unique; lookups \
-             {:.1} M/s, uniform {:.1} M/s; table {:.0} MB",
-            self.samples_per_s,
-            self.updates_per_s,
+            "table of {} rows ({:.0} MB), batches of {} x {} ids of {} floats, Zipf {}, {:.2} of the ids unique\n\
+             lookups: {:.1} M rows/s, uniform {:.1} M rows/s",
+            self.rows,
+            self.table_bytes as f64 * 1e-6,
             self.batch,
             self.fields,
             self.dim,
-            self.rows,
             self.zipf,
             self.unique_share,
             self.lookups_per_s * 1e-6,
             self.uniform_lookups_per_s * 1e-6,
-            self.table_bytes as f64 * 1e-6
         )?;
-        match self.hit_share {
-            Some(share) => write!(f, "; of unique rows {share:.3} resident"),
-            None => Ok(()),
+        let forms =
+            [("one thread", Some(self.one_thread)), ("row thread", Some(self.row_thread)), ("cached", self.cached)];
+        for (name, speed) in forms.into_iter().filter_map(|(name, speed)| Some((name, speed?))) {
+            write!(
+                f,
+                "\n{name:<10}  {:>8.2} ms a step, {:>8.0} samples/s, {:.2}x the step of the flat table; waits for rows {:.3} of the time",
+                speed.step_ms,
+                speed.samples_per_s,
+                speed.step_ms / self.row_thread.step_ms,
+                speed.waited
+            )?;
         }
+        if let Some(hits) = self.hits {
+            let Hits { accesses, share, ideal } = hits;
+            write!(f, "\nhits: {share:.3} of {accesses} accesses; the most popular rows alone {ideal:.3}")?;
+        }
+        Ok(())
     }
 }
 
@@ -119,59 +161,183 @@ pub fn run_table(bench: &TableBench) -> anyhow::Result<TableReport> {
         anyhow::ensure!(table.find_or_insert(id).is_some(), "the table is too small");
     }
     let zipf = Zipf::new(bench.rows, bench.zipf);
-    let blocks: Vec<Block> = (0..BATCHES).map(|_| block(bench, &zipf, &scattered, &mut rng)).collect();
+    let blocks: Vec<Arc<Block>> = (0..BATCHES).map(|_| Arc::new(block(bench, &zipf, &scattered, &mut rng))).collect();
 
     let lookups_per_s = lookups(&table, blocks.iter().flat_map(|b| b.ids.iter().copied()), bench.seconds / 4.0);
     let uniform: Vec<u64> = (0..1 << 20).map(|_| rng.random_range(0..bench.rows as u64)).collect();
     let uniform_lookups_per_s = lookups(&table, uniform.iter().copied(), bench.seconds / 4.0);
 
-    let mut settings = ValueSettings::default();
-    settings.table.cache_rows = bench.cache_rows;
-    let mut store = Store::new(table, &settings);
-    let net_shape = NetShape { fields: bench.fields, dim: shape.dim, hidden: 64 };
-    let mut parameters = net_shape.first_parameters(&mut rng);
-    let (mut net, mut adam, mut gradients) = (Net::new(net_shape), Adam::new(parameters.len()), Gradients::default());
-    let mut ahead = std::collections::VecDeque::new();
-    let (mut next, mut done, mut unique) = (0, 0u64, 0usize);
-    let mut spare: Vec<Lookup> = Vec::new();
-    let mut began = Instant::now();
-    while done < 5 || began.elapsed() < Duration::from_secs_f64(bench.seconds) {
-        if done == 5 {
-            began = Instant::now();
+    let table = Store::new(table, &ValueSettings::default());
+    let (one_thread, unique_share, table) = one_thread(bench, shape, table, &blocks)?;
+    let (row_thread, store) = on_row_thread(bench, shape, table, &blocks, 1)?;
+    let (mut cached, mut cache, mut hits) = (None, None, None);
+    if bench.cache_rows > 0 {
+        let mut table = store.into_table();
+        if bench.accesses > 0 {
+            hits = Some(count_hits(bench, &mut table, &zipf, &scattered, &mut rng)?);
         }
-        while ahead.len() < 1 + if bench.cache_rows > 0 { bench.prefetch } else { 0 } {
-            let mut lookup = spare.pop().unwrap_or_default();
-            store.find(&blocks[next % BATCHES].ids, &mut lookup);
-            let ticket = store.prefetch(&lookup)?;
-            ahead.push_back((next % BATCHES, lookup, ticket));
-            next += 1;
-        }
-        let Some((i, lookup, ticket)) = ahead.pop_front() else { break };
-        unique += lookup.unique.len();
-        let rows = store.gather(&lookup, ticket)?;
-        net.step(&parameters, rows, &lookup.inverse, &blocks[i], 1.0, &mut gradients);
-        store.update(&gradients.rows, 0.05);
-        adam.step(1e-3, &mut parameters, &gradients.parameters);
-        spare.push(lookup);
-        done += 1;
+        let mut settings = ValueSettings::default();
+        settings.table.cache_rows = bench.cache_rows;
+        let (speed, store) = on_row_thread(bench, shape, Store::new(table, &settings), &blocks, bench.prefetch)?;
+        (cached, cache) = (Some(speed), store.counters());
     }
-    let updates_per_s = (done - 5) as f64 / began.elapsed().as_secs_f64();
-    let cache = store.counters();
     Ok(TableReport {
         rows: bench.rows,
         batch: bench.batch,
         fields: bench.fields,
         dim: bench.dim,
         zipf: bench.zipf,
-        updates_per_s,
-        samples_per_s: updates_per_s * bench.batch as f64,
-        unique_share: unique as f64 / (done as usize * bench.batch * bench.fields) as f64,
+        one_thread,
+        row_thread,
+        cached,
+        unique_share,
         lookups_per_s,
         uniform_lookups_per_s,
         table_bytes: shape.footprint(),
         cache,
-        hit_share: cache.map(|c| c.hits as f64 / (c.hits + c.misses) as f64),
+        hits,
     })
+}
+
+/// The network of the benchmark.
+struct Dense {
+    net: Net,
+    parameters: Vec<f32>,
+    adam: Adam,
+    gradient: Vec<f32>,
+}
+
+impl Dense {
+    fn new(bench: &TableBench, shape: TableShape) -> Self {
+        let shape = NetShape { fields: bench.fields, dim: shape.dim, hidden: HIDDEN };
+        let parameters = shape.first_parameters(&mut ChaCha8Rng::seed_from_u64(2));
+        Self { net: Net::new(shape), adam: Adam::new(parameters.len()), parameters, gradient: vec![] }
+    }
+
+    fn interact(&mut self, block: &Block, rows: &BatchRows, d_rows: &mut Vec<f32>) {
+        self.net.above(&self.parameters, &rows.values, &rows.lookup.inverse);
+        self.net.losses(block, 1.0);
+        self.net.back_above(&self.parameters, &rows.values, &rows.lookup.inverse, &mut self.gradient, d_rows);
+    }
+
+    fn finish(&mut self, block: &Block) {
+        self.net.back_below(&self.parameters, &block.dense, &mut self.gradient);
+        self.adam.step(1e-3, &mut self.parameters, &self.gradient);
+    }
+}
+
+/// Counts updates once the first are over.
+struct Clock {
+    seconds: Duration,
+    done: u64,
+    began: Instant,
+    /// What the dense products had waited when the clock started.
+    waited: Duration,
+}
+
+impl Clock {
+    fn new(seconds: f64) -> Self {
+        Self { seconds: Duration::from_secs_f64(seconds), done: 0, began: Instant::now(), waited: Duration::ZERO }
+    }
+
+    fn runs(&mut self, waited: Duration) -> bool {
+        if self.done == WARM {
+            (self.began, self.waited) = (Instant::now(), waited);
+        }
+        self.done += 1;
+        self.done <= WARM + 1 || self.began.elapsed() < self.seconds
+    }
+
+    fn speed(&self, batch: usize, waited: Duration) -> Speed {
+        let seconds = self.began.elapsed().as_secs_f64();
+        let updates_per_s = (self.done - 1 - WARM) as f64 / seconds;
+        Speed {
+            updates_per_s,
+            samples_per_s: updates_per_s * batch as f64,
+            step_ms: 1e3 / updates_per_s,
+            waited: (waited - self.waited).as_secs_f64() / seconds,
+        }
+    }
+}
+
+/// Lookups, products and updates one after another; also the unique ids' share.
+fn one_thread(
+    bench: &TableBench,
+    shape: TableShape,
+    mut store: Store,
+    blocks: &[Arc<Block>],
+) -> anyhow::Result<(Speed, f64, Store)> {
+    let (mut dense, mut rows, mut d_rows) = (Dense::new(bench, shape), BatchRows::default(), vec![]);
+    let (mut clock, mut unique) = (Clock::new(bench.seconds), 0);
+    while clock.runs(Duration::ZERO) {
+        let block = &blocks[clock.done as usize % BATCHES];
+        store.find(&block.ids, &mut rows);
+        unique += rows.lookup.unique.len();
+        store.fetch(&mut rows)?;
+        store.gather(&mut rows);
+        dense.net.below(&dense.parameters, &block.dense);
+        dense.interact(block, &rows, &mut d_rows);
+        dense.finish(block);
+        store.update(&mut rows, &d_rows, 0.05);
+    }
+    let ids = (clock.done - 1) as usize * bench.batch * bench.fields;
+    Ok((clock.speed(bench.batch, Duration::ZERO), unique as f64 / ids as f64, store))
+}
+
+/// As training does it: rows on a thread of their own.
+fn on_row_thread(
+    bench: &TableBench,
+    shape: TableShape,
+    store: Store,
+    blocks: &[Arc<Block>],
+    ahead: usize,
+) -> anyhow::Result<(Speed, Store)> {
+    let mut dense = Dense::new(bench, shape);
+    let mut rows = Rows::start(store, None, ahead)?;
+    let (mut clock, mut asked) = (Clock::new(bench.seconds), 0);
+    while clock.runs(rows.waited()) {
+        while rows.has_room() {
+            asked += 1;
+            rows.ask(blocks[asked % BATCHES].clone());
+        }
+        let block = &blocks[clock.done as usize % BATCHES];
+        dense.net.below(&dense.parameters, &block.dense);
+        let mut looked_up = rows.looked_up(|| ())?;
+        let (_, batch, gradients) = looked_up.parts();
+        dense.interact(block, batch, gradients);
+        looked_up.ready(RowStep { rate: 0.05, passes: 1.0 });
+        dense.finish(block);
+    }
+    let speed = clock.speed(bench.batch, rows.waited());
+    Ok((speed, rows.end()))
+}
+
+/// Counts the cache's hits over `bench.accesses` accesses after three times as many.
+fn count_hits(
+    bench: &TableBench,
+    table: &mut HostTable,
+    zipf: &Zipf,
+    scattered: &[u64],
+    rng: &mut ChaCha8Rng,
+) -> anyhow::Result<Hits> {
+    let mut cache = Cache::new(table.shape(), bench.cache_rows, 1);
+    let (mut seen, mut hits, mut ideal) = (0, 0usize, 0usize);
+    let size = bench.batch * bench.fields;
+    while seen < 4 * bench.accesses {
+        let ranks: Vec<usize> = (0..size).map(|_| zipf.draw(rng)).collect();
+        let lookup = Lookup::of(&ranks.iter().map(|rank| scattered[*rank]).collect::<Vec<_>>());
+        if seen >= 3 * bench.accesses {
+            let resident: Vec<bool> = lookup.unique.iter().map(|id| cache.is_resident(*id)).collect();
+            hits += lookup.inverse.iter().filter(|place| resident[**place as usize]).count();
+            ideal += ranks.iter().filter(|rank| **rank < bench.cache_rows).count();
+        }
+        let ticket = cache.prefetch(table, &lookup.unique)?;
+        cache.release(ticket);
+        seen += size;
+    }
+    let accesses = seen - (3 * bench.accesses).div_ceil(size) * size;
+    let share = |count: usize| count as f64 / accesses as f64;
+    Ok(Hits { accesses, share: share(hits), ideal: share(ideal) })
 }
 
 fn block(bench: &TableBench, zipf: &Zipf, scattered: &[u64], rng: &mut ChaCha8Rng) -> Block {

@@ -136,7 +136,7 @@ enum Stage {
         #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
         alone: f64,
     },
-    /// Updates of the value model per second on one thread, and rows found per second in its table
+    /// Updates of the value model per second, with rows on the same thread, on one of their own and in a cache; rows found per second
     #[command(after_help = "Example: admix bench table --rows 1000000")]
     Table {
         #[arg(long, default_value_t = 1_000_000)]
@@ -159,6 +159,9 @@ enum Stage {
         prefetch: usize,
         #[arg(long, default_value_t = 5.0)]
         seconds: f64,
+        /// Accesses whose hits in the cache are counted, after three times as many to warm it; 0 = none
+        #[arg(long, default_value_t = 0)]
+        accesses: usize,
     },
     /// Planning a generated day: graph, HWM, SHALE, unavoidable shortage, beside one pass over all pairs
     #[command(after_help = "Example: admix bench plan --contracts 1000")]
@@ -292,7 +295,7 @@ impl Bench {
             Stage::Params { publications, words, readers } => {
                 self.print(&run_params(&ParamsBench { publications: *publications, words: *words, readers: *readers })?)
             }
-            &Stage::Table { rows, batch, fields, dim, zipf, cache_rows, prefetch, seconds } => {
+            &Stage::Table { rows, batch, fields, dim, zipf, cache_rows, prefetch, seconds, accesses } => {
                 let optimizer = RowOptimizer::RowwiseAdagrad;
                 self.print(&run_table(&TableBench {
                     rows,
@@ -304,6 +307,7 @@ impl Bench {
                     cache_rows,
                     prefetch,
                     seconds,
+                    accesses,
                 })?)
             }
             Stage::Speedup { config, sets, seeds } => self.print(&speedup::run(config, sets, *seeds)?),

@@ -1,4 +1,7 @@
-//! The rows of a batch, from the table itself or from the cache over it: the same numbers either way.
+//! The rows of batches, from the table itself or from the cache over it: the same numbers either way.
+//!
+//! A batch goes through four steps: its unique ids are found, their rows are fetched, gathered, and moved along their gradients. The
+//! first two may be done while earlier batches are under way; a gather comes after the update of the batch before.
 
 use crate::settings::{ValueSettings, WhenFull};
 use crate::sparse::cache::Counters;
@@ -12,95 +15,108 @@ pub struct Store {
     cache: Option<Cache>,
     when_full: WhenFull,
     finder: Finder,
-    /// The batch in hand: its rows, and where they lie. `None` for an id that the table has no room for.
-    rows: Vec<f32>,
-    records: Vec<Option<u32>>,
+    /// Memory for the first value of an id that the table has no room for.
+    first: Vec<u32>,
+}
+
+/// The rows of a batch; its memory serves one batch after another.
+#[derive(Debug, Default)]
+pub struct BatchRows {
+    pub lookup: Lookup,
+    /// The rows of the unique ids, `dim` floats each, once they are gathered.
+    pub values: Vec<f32>,
+    fetched: bool,
+    /// Where they lie in the cache, or in the table; `None` for an id that the table has no room for.
     ticket: Option<Ticket>,
+    records: Vec<Option<u32>>,
+}
+
+impl BatchRows {
+    pub fn is_fetched(&self) -> bool {
+        self.fetched
+    }
 }
 
 impl Store {
     pub fn new(table: HostTable, settings: &ValueSettings) -> Self {
         let t = &settings.table;
         let cache = (t.cache_rows > 0).then(|| Cache::new(table.shape(), t.cache_rows, t.devices));
-        Self {
-            table,
-            cache,
-            when_full: t.when_full,
-            finder: Finder::default(),
-            rows: vec![],
-            records: vec![],
-            ticket: None,
-        }
+        let first = vec![0; table.shape().words()];
+        Self { table, cache, when_full: t.when_full, finder: Finder::default(), first }
     }
 
     /// Finds the unique ids of a batch.
-    pub fn find(&mut self, ids: &[u64], lookup: &mut Lookup) {
-        self.finder.find(ids, lookup);
+    pub fn find(&mut self, ids: &[u64], batch: &mut BatchRows) {
+        self.finder.find(ids, &mut batch.lookup);
+        batch.fetched = false;
     }
 
-    /// Fetches the rows of a batch ahead into the cache and pins them; `None` while pinned rows leave no room, and where there is
-    /// no cache.
+    /// Inserts the ids that are new, and fetches and pins the batch's rows where there is a cache. False, and nothing has changed,
+    /// while pinned rows of earlier batches leave no room.
     ///
     /// # Errors
     /// A table without room, a batch larger than the cache.
-    pub fn prefetch(&mut self, lookup: &Lookup) -> Result<Option<Ticket>, CacheError> {
-        let Some(cache) = &mut self.cache else { return Ok(None) };
-        match cache.prefetch(&mut self.table, &lookup.unique) {
-            Ok(ticket) => Ok(Some(ticket)),
-            Err(CacheError::Stall) => Ok(None),
-            Err(e) => Err(e),
+    pub fn fetch(&mut self, batch: &mut BatchRows) -> anyhow::Result<bool> {
+        if batch.fetched {
+            return Ok(true);
         }
-    }
-
-    /// The rows of a batch, one after another; they stay at hand until [`update`](Self::update). `ticket` is what
-    /// [`prefetch`](Self::prefetch) gave.
-    ///
-    /// # Errors
-    /// As [`prefetch`](Self::prefetch).
-    pub fn gather(&mut self, lookup: &Lookup, ticket: Option<Ticket>) -> anyhow::Result<&[f32]> {
         if let Some(cache) = &mut self.cache {
-            let ticket = match ticket {
-                Some(ticket) => ticket,
-                None => cache.prefetch(&mut self.table, &lookup.unique)?,
-            };
-            cache.gather(&ticket, &mut self.rows);
-            self.ticket = Some(ticket);
-            return Ok(&self.rows);
-        }
-        let dim = self.table.shape().dim;
-        self.rows.clear();
-        self.records.clear();
-        let mut first = vec![0; self.table.shape().words()];
-        for &id in &lookup.unique {
-            let record = self.table.find_or_insert(id);
-            self.records.push(record);
-            match record {
-                Some(record) => self.rows.extend_from_slice(self.table.row(record)),
-                None if self.when_full == WhenFull::Error => {
+            match cache.prefetch(&mut self.table, &batch.lookup.unique) {
+                Ok(ticket) => batch.ticket = Some(ticket),
+                Err(CacheError::Stall) => return Ok(false),
+                Err(e) => return Err(e.into()),
+            }
+        } else {
+            batch.records.clear();
+            for &id in &batch.lookup.unique {
+                let record = self.table.find_or_insert(id);
+                if record.is_none() && self.when_full == WhenFull::Error {
                     return Err(TableError::Full { rows: self.table.len() }.into());
                 }
+                batch.records.push(record);
+            }
+        }
+        batch.fetched = true;
+        Ok(true)
+    }
+
+    /// Copies the rows of a fetched batch, one after another, into `batch.values`.
+    pub fn gather(&mut self, batch: &mut BatchRows) {
+        if let (Some(cache), Some(ticket)) = (&self.cache, &batch.ticket) {
+            cache.gather(ticket, &mut batch.values);
+            return;
+        }
+        let dim = self.table.shape().dim;
+        batch.values.clear();
+        for (&id, record) in batch.lookup.unique.iter().zip(&batch.records) {
+            match record {
+                Some(record) => batch.values.extend_from_slice(self.table.row(*record)),
                 None => {
-                    self.table.read(id, &mut first);
-                    self.rows.extend_from_slice(bytemuck::cast_slice(&first[..dim]));
+                    self.table.read(id, &mut self.first);
+                    batch.values.extend_from_slice(bytemuck::cast_slice(&self.first[..dim]));
                 }
             }
         }
-        Ok(&self.rows)
     }
 
     /// Adds to each row's gradient the row times `weight` of its place and version: the two direct elements' and the others'.
-    pub fn add_prior(&self, lookup: &Lookup, gradients: &mut [f32], weight: impl Fn(usize, u32) -> [f32; DIRECT + 1]) {
+    pub fn add_prior(
+        &self,
+        batch: &BatchRows,
+        gradients: &mut [f32],
+        weight: impl Fn(usize, u32) -> [f32; DIRECT + 1],
+    ) {
         let dim = self.table.shape().dim;
         let mut add = |i: usize, version: u32| {
             let weights = weight(i, version);
-            let rows = &self.rows[i * dim..(i + 1) * dim];
+            let rows = &batch.values[i * dim..(i + 1) * dim];
             let elements = gradients[i * dim..(i + 1) * dim].iter_mut().zip(rows);
             elements.enumerate().for_each(|(element, (g, w))| *g += weights[element.min(DIRECT)] * w);
         };
-        match (&self.cache, &self.ticket) {
+        match (&self.cache, &batch.ticket) {
             (Some(cache), Some(ticket)) => cache.versions(ticket).enumerate().for_each(|(i, v)| add(i, v)),
             _ => {
-                for (i, record) in self.records.iter().enumerate().take(lookup.unique.len()) {
+                for (i, record) in batch.records.iter().enumerate() {
                     if let Some(record) = record {
                         add(i, *self.table.record(*record).last().expect("a version"));
                     }
@@ -109,19 +125,28 @@ impl Store {
         }
     }
 
-    /// Moves the rows of the batch in hand along their gradients.
-    pub fn update(&mut self, gradients: &[f32], rate: f32) {
-        if let (Some(cache), Some(ticket)) = (&mut self.cache, self.ticket.take()) {
-            cache.update(&ticket, gradients, rate);
-            cache.release(ticket);
-            return;
-        }
-        let dim = self.table.shape().dim;
-        for (record, gradient) in self.records.iter().zip(gradients.chunks_exact(dim)) {
-            if let Some(record) = record {
-                self.table.update(*record, gradient, rate);
+    /// Moves the rows of a batch along their gradients, `dim` floats for each, and ends the batch.
+    pub fn update(&mut self, batch: &mut BatchRows, gradients: &[f32], rate: f32) {
+        if let (Some(cache), Some(ticket)) = (&mut self.cache, &batch.ticket) {
+            cache.update(ticket, gradients, rate);
+        } else {
+            let dim = self.table.shape().dim;
+            for (record, gradient) in batch.records.iter().zip(gradients.chunks_exact(dim)) {
+                if let Some(record) = record {
+                    self.table.update(*record, gradient, rate);
+                }
             }
         }
+        self.release(batch);
+    }
+
+    /// Ends a batch: its rows may be evicted.
+    pub fn release(&mut self, batch: &mut BatchRows) {
+        if let (Some(cache), Some(ticket)) = (&mut self.cache, batch.ticket.take()) {
+            cache.release(ticket);
+        }
+        batch.records.clear();
+        batch.fetched = false;
     }
 
     /// Takes everything that was changed to the table.
@@ -134,6 +159,11 @@ impl Store {
     /// The table; as of the last [`flush`](Self::flush) where there is a cache.
     pub fn table(&self) -> &HostTable {
         &self.table
+    }
+
+    /// Gives the table back, without what the cache holds.
+    pub fn into_table(self) -> HostTable {
+        self.table
     }
 
     pub fn counters(&self) -> Option<Counters> {

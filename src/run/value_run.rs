@@ -10,8 +10,8 @@ use crate::log::CompileOptions;
 use crate::settings::ValueSettings;
 use crate::shm::{Control, Ledger, RingShape, RunNames, SampleRing, ShmError, check_space};
 use crate::sparse::{HostTable, TableShape, file};
+use crate::values::adam::Adam;
 use crate::values::join::JoinCounts;
-use crate::values::net::Adam;
 use crate::values::prior::FieldSd;
 use crate::values::{Block, Fields};
 

@@ -20,6 +20,7 @@
 //! | `ring/` | [`SampleRing`], blocks of samples from one actor to one learner, with its [`Ledger`] |
 //! | `cell` | [`ParamCell`], the newest parameters, from one writer to many readers |
 //! | `halves` | [`Halves`], two halves through which snapshots reach the checkpointer |
+//! | `turns` | [`turns::Turns`], whose turn it is at slots that two parties work on |
 //! | `rows` | [`RowWriter`]: records found by id, with one writer |
 //! | `control` | [`Control`], stop flag, doorbells, heartbeats and statistics of the whole run |
 //! | `histogram` | [`Histogram`], a distribution among those statistics |
@@ -44,6 +45,7 @@ pub mod ring;
 pub mod rows;
 pub mod segment;
 pub(crate) mod sync;
+pub mod turns;
 pub mod wait;
 
 pub use cell::ParamCell;

@@ -138,6 +138,11 @@ impl Cache {
         self.arenas.iter().map(|arena| arena.pinned).sum()
     }
 
+    /// Whether an id's row is on its device.
+    pub fn is_resident(&self, id: u64) -> bool {
+        self.arenas[self.device(id)].resident.contains_key(&id)
+    }
+
     /// The device that owns an id.
     fn device(&self, id: u64) -> usize {
         // Other bits than those by which the host's index begins its search.

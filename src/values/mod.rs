@@ -10,7 +10,7 @@
 //! | [`sample`] | dense features, ids and outcome of an exposure; blocks of them |
 //! | [`join`] | exposures joined to their requests, with what does not join counted |
 //! | [`linear`] | products of small matrices |
-//! | [`net`] | the network: forward, backward, Adam |
+//! | [`net`], [`adam`] | the network, forward and backward; its optimiser |
 //! | [`model`] | the model with its rows, and its file |
 //! | [`prior`] | how far the ids of each field err, estimated from the exposures |
 //! | [`ratios`] | the simplest model: a ratio for each ad |
@@ -19,6 +19,7 @@
 //!
 //! May import: `sparse`, `log`, `shm`, `settings`.
 
+pub mod adam;
 pub mod fields;
 pub mod join;
 pub mod linear;

@@ -142,14 +142,6 @@ pub struct Net {
     transposed: Vec<f32>,
 }
 
-/// Gradients of a batch.
-#[derive(Debug, Default)]
-pub struct Gradients {
-    pub parameters: Vec<f32>,
-    /// `dim` floats for each unique id.
-    pub rows: Vec<f32>,
-}
-
 impl Net {
     pub fn new(shape: NetShape) -> Self {
         let empty = Vec::new;
@@ -172,11 +164,21 @@ impl Net {
     /// Computes the corrections (c, q) of samples: `dense` features, `rows` of the unique ids, and the place of each sample's
     /// `fields` ids among them.
     pub fn forward(&mut self, parameters: &[f32], dense: &[f32], rows: &[f32], inverse: &[u32]) -> &[f32] {
+        self.below(parameters, dense);
+        self.above(parameters, rows, inverse)
+    }
+
+    /// Computes the layers below the products from the dense features, which need no rows.
+    pub fn below(&mut self, parameters: &[f32], dense: &[f32]) {
+        layer(parameters, self.shape.layer(0), dense, &mut self.h0, true);
+        layer(parameters, self.shape.layer(1), &self.h0, &mut self.b, true);
+    }
+
+    /// Computes the corrections (c, q) of the samples that [`below`](Self::below) was called with last.
+    pub fn above(&mut self, parameters: &[f32], rows: &[f32], inverse: &[u32]) -> &[f32] {
         let shape = self.shape;
         let (k, fields, dim) = (shape.product(), shape.fields, shape.dim);
-        let n = dense.len() / DENSE;
-        layer(parameters, shape.layer(0), dense, &mut self.h0, true);
-        layer(parameters, shape.layer(1), &self.h0, &mut self.b, true);
+        let n = self.b.len() / k;
         let width = k + shape.pairs();
         self.top.clear();
         self.top.resize(n * width, 0.0);
@@ -198,28 +200,23 @@ impl Net {
         &self.out
     }
 
-    /// Computes the losses of a batch and their gradients: the mean over the samples. `dispersion` is the charges' variance over
-    /// their mean.
-    pub fn step(
+    /// Computes the gradients of the rows (`dim` floats for each unique id) and of the layers above the products, for the samples
+    /// that [`losses`](Self::losses) was called with last: the mean over the samples.
+    pub fn back_above(
         &mut self,
         parameters: &[f32],
         rows: &[f32],
         inverse: &[u32],
-        batch: &Block,
-        dispersion: f32,
-        gradients: &mut Gradients,
-    ) -> Losses {
+        gradient: &mut Vec<f32>,
+        d_rows: &mut Vec<f32>,
+    ) {
         let shape = self.shape;
-        self.forward(parameters, &batch.dense, rows, inverse);
-        let losses = self.losses(batch, dispersion);
-        let Gradients { parameters: d, rows: d_rows } = gradients;
-        d.clear();
-        d.resize(parameters.len(), 0.0);
+        gradient.clear();
+        gradient.resize(parameters.len(), 0.0);
         d_rows.clear();
         d_rows.resize(rows.len(), 0.0);
-
-        self.back(parameters, shape.layer(3), Through::Top, d);
-        self.back(parameters, shape.layer(2), Through::Products, d);
+        self.back(parameters, shape.layer(3), Through::Top, gradient);
+        self.back(parameters, shape.layer(2), Through::Products, gradient);
         let (k, fields, dim) = (shape.product(), shape.fields, shape.dim);
         let width = k + shape.pairs();
         self.d_b.clear();
@@ -236,14 +233,18 @@ impl Net {
                 d_row.iter_mut().zip(d_out).for_each(|(d, out)| *d += out);
             }
         }
-        self.back(parameters, shape.layer(1), Through::Bottom, d);
-        let below = shape.layer(0);
-        let (dw, db) = below.weights_mut(d);
-        backward_weights(&batch.dense, &self.d_h0, below.inputs, dw, db);
-        losses
     }
 
-    /// Losses of the samples that [`forward`](Self::forward) was called with last, and their gradients by the corrections.
+    /// Computes the gradients of the layers below the products, once [`back_above`](Self::back_above) has computed the others.
+    pub fn back_below(&mut self, parameters: &[f32], dense: &[f32], gradient: &mut [f32]) {
+        self.back(parameters, self.shape.layer(1), Through::Bottom, gradient);
+        let below = self.shape.layer(0);
+        let (dw, db) = below.weights_mut(gradient);
+        backward_weights(dense, &self.d_h0, below.inputs, dw, db);
+    }
+
+    /// Computes the losses of the samples that [`above`](Self::above) was called with last, and their gradients by the corrections.
+    /// `dispersion` is the charges' variance over their mean.
     pub fn losses(&mut self, batch: &Block, dispersion: f32) -> Losses {
         let mut losses = Losses::default();
         let scale = 1.0 / batch.len().max(1) as f32;
@@ -379,35 +380,6 @@ fn products_back(
                     }
                 }
             }
-        }
-    }
-}
-
-/// Adam for the network's parameters.
-#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct Adam {
-    pub steps: u64,
-    pub first: Vec<f32>,
-    pub second: Vec<f32>,
-}
-
-impl Adam {
-    pub fn new(parameters: usize) -> Self {
-        Self { steps: 0, first: vec![0.0; parameters], second: vec![0.0; parameters] }
-    }
-
-    /// One step along a gradient.
-    pub fn step(&mut self, rate: f32, parameters: &mut [f32], gradient: &[f32]) {
-        const B1: f32 = 0.9;
-        const B2: f32 = 0.999;
-        self.steps += 1;
-        let steps = self.steps.min(1 << 24) as i32;
-        let (c1, c2) = (1.0 / (1.0 - B1.powi(steps)), 1.0 / (1.0 - B2.powi(steps)));
-        let moments = self.first.iter_mut().zip(&mut self.second);
-        for ((w, g), (m, v)) in parameters.iter_mut().zip(gradient).zip(moments) {
-            *m = B1 * *m + (1.0 - B1) * g;
-            *v = B2 * *v + (1.0 - B2) * g * g;
-            *w -= rate * (*m * c1) / ((*v * c2).sqrt() + 1e-8);
         }
     }
 }

@@ -21,6 +21,7 @@
 mod explorer;
 mod literal;
 mod ours;
+mod rows;
 
 use explorer::Report;
 

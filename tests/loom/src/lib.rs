@@ -15,7 +15,7 @@
 //! | `plant` | | planted bugs: an ordering weakened, a store delayed or left out, a buffer used twice |
 //!
 //! The models are in `tests/`. **Covered:** the orderings by which live processes depend on each other in ring, cell,
-//! halves and doorbell; the ledger at the end; lost wake-ups; roles handed on; recovery of one side while the other one
+//! halves, turns and doorbell; the ledger at the end; lost wake-ups; roles handed on; recovery of one side while the other one
 //! goes on. **Not covered:** a kill between two stores, and the orderings that only what a killed process leaves depends
 //! on, `Account`'s above all (unit tests in `src/shm` visit each such state, single-threaded, with `crash`); more
 //! preemptions than the bound, more than three threads, timeouts, the system calls themselves; and a load that returns
@@ -34,5 +34,7 @@ pub mod pod;
 pub mod ring;
 pub mod segment;
 pub mod sync;
+#[path = "../../../src/shm/turns.rs"]
+pub mod turns;
 #[path = "../../../src/shm/wait.rs"]
 pub mod wait;

@@ -44,6 +44,7 @@ macro_rules! sources {
 sources!(
     "cell.rs",
     "halves.rs",
+    "turns.rs",
     "wait.rs",
     "ring/account.rs",
     "ring/ledger.rs",

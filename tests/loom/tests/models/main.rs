@@ -5,3 +5,4 @@ mod doorbell;
 mod halves;
 mod ring;
 mod support;
+mod turns;

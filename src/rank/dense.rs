@@ -1,0 +1,67 @@
+//! The dense part of an update: the network's products around the interaction with rows.
+
+use crate::run::value_run::ValueState;
+use crate::values::Block;
+use crate::values::net::{Losses, Net, NetShape};
+
+use super::NotFinite;
+use super::store::BatchRows;
+
+/// The network at work, with the gradient of its parameters.
+pub struct Dense {
+    pub net: Net,
+    gradient: Vec<f32>,
+    dispersion: f32,
+}
+
+impl Dense {
+    /// `dispersion` is the charges' variance over their mean.
+    pub fn new(shape: NetShape, dispersion: f32) -> Self {
+        Self { net: Net::new(shape), gradient: vec![], dispersion }
+    }
+
+    /// Computes what needs no rows: the products of the dense features.
+    pub fn begin(&mut self, state: &ValueState, block: &Block) {
+        self.net.below(&state.parameters, &block.dense);
+    }
+
+    /// Computes the losses of a batch and the gradients of its rows.
+    ///
+    /// # Errors
+    /// [`NotFinite`]; nothing has changed then.
+    pub fn interact(
+        &mut self,
+        state: &ValueState,
+        block: &Block,
+        rows: &BatchRows,
+        d_rows: &mut Vec<f32>,
+    ) -> Result<Losses, NotFinite> {
+        let inverse = &rows.lookup.inverse;
+        self.net.above(&state.parameters, &rows.values, inverse);
+        let losses = self.net.losses(block, self.dispersion);
+        self.net.back_above(&state.parameters, &rows.values, inverse, &mut self.gradient, d_rows);
+        if losses.total().is_finite() {
+            finite(state, d_rows)?;
+            return Ok(losses);
+        }
+        Err(NotFinite { update: state.updates })
+    }
+
+    /// Computes the rest of the parameters' gradient.
+    ///
+    /// # Errors
+    /// [`NotFinite`].
+    pub fn finish(&mut self, state: &ValueState, block: &Block) -> Result<(), NotFinite> {
+        self.net.back_below(&state.parameters, &block.dense, &mut self.gradient);
+        finite(state, &self.gradient)
+    }
+
+    /// Moves the parameters along their gradient.
+    pub fn apply(&self, state: &mut ValueState, rate: f32) {
+        state.adam.step(rate, &mut state.parameters, &self.gradient);
+    }
+}
+
+fn finite(state: &ValueState, gradient: &[f32]) -> Result<(), NotFinite> {
+    if gradient.iter().all(|g| g.is_finite()) { Ok(()) } else { Err(NotFinite { update: state.updates }) }
+}

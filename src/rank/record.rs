@@ -1,0 +1,32 @@
+//! What the trainer writes into `metrics.jsonl`.
+
+use serde::Serialize;
+
+use crate::sparse::cache::Counters;
+
+/// A record of training.
+#[derive(Serialize)]
+pub struct Training {
+    pub epoch: u64,
+    pub updates: u64,
+    pub samples: u64,
+    pub samples_per_s: f64,
+    pub rows: usize,
+    /// Means over the pass so far, per sample.
+    pub click: f64,
+    pub charge: f64,
+    /// Seconds that the trainer has waited for readers, and for the row thread.
+    pub wait_s: f64,
+    pub rows_wait_s: f64,
+    pub cache: Option<Counters>,
+}
+
+/// A record of an evaluation.
+#[derive(Serialize)]
+pub struct Evaluation {
+    pub epoch: u64,
+    pub updates: u64,
+    pub click: f64,
+    pub charge: f64,
+    pub best: bool,
+}
