@@ -1,6 +1,7 @@
 //! Benchmarks: each measures one stage with the code that training runs, as a figure for people and as JSON.
 
 pub mod actor;
+pub mod collectives;
 pub mod e2e;
 pub mod env;
 pub mod evaluate;

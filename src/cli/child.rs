@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use crate::bench::{params, ring};
+use crate::bench::{collectives, params, ring};
 use crate::run::{RunDirectory, flight};
 use crate::supervisor::children::{Role, bind_to_parent, name_this_process, queue_for_cores};
 use crate::{actor, checkpoint, evaluator, learner, rank, reader};
@@ -37,6 +37,11 @@ pub enum Child {
         name: String,
         last: u64,
         reader: usize,
+    },
+    BenchRank {
+        name: String,
+        rank: usize,
+        rounds: usize,
     },
 }
 
@@ -81,6 +86,7 @@ impl Child {
             Self::Checkpointer(run) => run.run(Role::Checkpointer, checkpoint::run)?,
             Self::BenchRingWriter { name, blocks } => ring::ring_writer(&name, blocks)?,
             Self::BenchParamsReader { name, last, reader } => params::params_reader(&name, last, reader)?,
+            Self::BenchRank { name, rank, rounds } => collectives::rank(&name, rank, rounds)?,
         }
         Ok(Exit::Done)
     }

@@ -8,6 +8,7 @@
 mod cores;
 mod delay;
 mod load;
+mod ranks;
 mod sections;
 mod values;
 
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 pub use cores::{MOST_ACTORS, actors_for};
 pub use delay::FeedbackDelay;
 pub use load::{Configuration, SettingsError, load};
+pub use ranks::SparseAverage;
 pub use sections::*;
 pub use values::{RowOptimizer, Table, ValueRun, ValueSettings, ValueWatchdog, Values, WhenFull};
 

@@ -21,6 +21,7 @@
 //! | `cell` | [`ParamCell`], the newest parameters, from one writer to many readers |
 //! | `halves` | [`Halves`], two halves through which snapshots reach the checkpointer |
 //! | `turns` | [`turns::Turns`], whose turn it is at slots that two parties work on |
+//! | `exchange` | [`Exchange`], means and bytes between the ranks of a machine |
 //! | `rows` | [`RowWriter`]: records found by id, with one writer |
 //! | `control` | [`Control`], stop flag, doorbells, heartbeats and statistics of the whole run |
 //! | `histogram` | [`Histogram`], a distribution among those statistics |
@@ -34,6 +35,7 @@ pub mod control;
 #[cfg(test)]
 mod crash;
 pub mod error;
+pub mod exchange;
 pub mod flight;
 mod futex;
 pub mod halves;
@@ -51,6 +53,7 @@ pub mod wait;
 pub use cell::ParamCell;
 pub use control::{Control, ControlBlock, Counter, Gauge, MAX_ACTORS, ProcessKind};
 pub use error::ShmError;
+pub use exchange::{Broken, Exchange, ExchangeShape, MAX_RANKS, Seat};
 pub use flight::{FlightFile, FlightLog, FlightRecord};
 pub use halves::{Complete, HalfShape, HalfState, Halves, HalvesView, Part};
 pub use histogram::{Distribution, Histogram};
