@@ -26,6 +26,12 @@ pub enum Child {
         run: RunArguments,
     },
     Trainer(RunArguments),
+    Rank {
+        #[arg(long)]
+        id: usize,
+        #[command(flatten)]
+        run: RunArguments,
+    },
     Learner(RunArguments),
     Evaluator(RunArguments),
     Checkpointer(RunArguments),
@@ -81,6 +87,9 @@ impl Child {
                 run.run(Role::Reader(id), |directory, names| reader::run(directory, names, id))?
             }
             Self::Trainer(run) => run.run(Role::Trainer, rank::run)?,
+            Self::Rank { id, run } => {
+                run.run(Role::Rank(id), |directory, names| rank::run_rank(directory, names, id))?
+            }
             Self::Learner(run) => run.run(Role::Learner, learner::process::run)?,
             Self::Evaluator(run) => run.run(Role::Evaluator, evaluator::process::run)?,
             Self::Checkpointer(run) => run.run(Role::Checkpointer, checkpoint::run)?,

@@ -54,7 +54,7 @@ pub fn capacity(rows: usize, dim: usize, fields: usize) -> usize {
 }
 
 /// Encodes a shard's gradients: of each of the `lookup`'s unique ids the field, the weights' sum and sum of squares, and `dim` floats
-/// of gradient. Rows stand in the order of their fields.
+/// of gradient. Rows stand in the order of their fields. The message is appended to `out`.
 pub fn encode(
     lookup: &Lookup,
     of_row: impl Fn(usize) -> (usize, f32, f32),
@@ -80,7 +80,6 @@ pub fn encode(
         order[*place as usize] = row as u32;
         *place += 1;
     }
-    out.clear();
     for number in [rows as u32, dim as u32, fields as u32].iter().chain(&counts) {
         out.extend_from_slice(&number.to_le_bytes());
     }

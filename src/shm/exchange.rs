@@ -144,6 +144,10 @@ struct Head {
     bytes: AtomicU64,
     /// Why the exchange is broken; 0 = it is not. The first cause stays.
     poison: AtomicU64,
+    /// Number of the newest rows that rank 0 has written for all.
+    published: AtomicU64,
+    /// Rung when `published` grows, and by whoever poisons the exchange.
+    news: Doorbell,
 }
 
 /// One rank; stored by itself.
@@ -162,9 +166,9 @@ struct Line {
     bell: Doorbell,
 }
 
-// SAFETY: repr(C), atomics only.
+// SAFETY: repr(C), atomics and structs of atomics only.
 unsafe impl Shareable for Head {}
-// SAFETY: repr(C), atomics and a struct of atomics only.
+// SAFETY: as above.
 unsafe impl Shareable for Line {}
 
 /// The exchange of a run, as main and every rank map it.
@@ -260,6 +264,7 @@ impl Exchange {
         for rank in 0..self.shape.ranks {
             self.line(rank).bell.ring();
         }
+        self.head().news.ring();
     }
 
     /// Whether the process of a rank that signed in is no more.
@@ -350,6 +355,24 @@ impl Seat {
         Ok(())
     }
 
+    /// Says that what the ranks share is written up to `generation`. Rank 0 does this.
+    pub fn publish(&self, generation: u64) {
+        let head = self.exchange.head();
+        // Release: pairs with the Acquire in `wait_published`; what was written comes before the number.
+        head.published.store(generation, Ordering::Release);
+        head.news.ring();
+    }
+
+    /// Waits until rank 0 has published `generation`.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    pub fn wait_published(&self, generation: u64) -> Result<(), Broken> {
+        let head = self.exchange.head();
+        // Acquire: pairs with the Release in `publish`.
+        self.wait_for(0, &head.news, Instant::now(), || head.published.load(Ordering::Acquire) >= generation)
+    }
+
     /// Puts what the others need into this rank's area.
     fn put(&self, values: &[f32], mine: &[u8]) {
         let (shape, segment) = (self.exchange.shape, &self.exchange.segment);
@@ -422,31 +445,36 @@ impl Seat {
 
     /// Waits until all others have reached `step`.
     fn wait(&self, step: u64) -> Result<(), Broken> {
-        let deadline = Instant::now().checked_add(self.timeout);
+        let begun = Instant::now();
         for rank in (0..self.ranks()).filter(|rank| *rank != self.rank) {
             let line = self.exchange.line(rank);
-            let mut patience = Patience::new(self.crowded);
-            loop {
-                let seen = line.bell.value();
-                // Acquire: pairs with the Release in `reach`.
-                if line.step.load(Ordering::Acquire) >= step {
-                    break;
-                }
-                if let Some(broken) = self.exchange.broken() {
-                    return Err(broken);
-                }
-                if patience.look_again() {
-                    continue;
-                }
-                let left = deadline.map_or(LOOK, |d| d.saturating_duration_since(Instant::now()));
-                if left.is_zero() {
-                    self.exchange.break_off(Broken::Late { rank });
-                } else if line.bell.wait(seen, left.min(LOOK)) == Woken::TimedOut && self.exchange.is_gone(rank) {
-                    self.exchange.break_off(Broken::Died { rank });
-                }
-            }
+            // Acquire: pairs with the Release in `reach`.
+            self.wait_for(rank, &line.bell, begun, || line.step.load(Ordering::Acquire) >= step)?;
         }
         Ok(())
+    }
+
+    /// Waits since `begun` for what `rank` is to do, which rings `bell`.
+    fn wait_for(&self, rank: usize, bell: &Doorbell, begun: Instant, is_done: impl Fn() -> bool) -> Result<(), Broken> {
+        let mut patience = Patience::new(self.crowded);
+        loop {
+            let seen = bell.value();
+            if is_done() {
+                return Ok(());
+            }
+            if let Some(broken) = self.exchange.broken() {
+                return Err(broken);
+            }
+            if patience.look_again() {
+                continue;
+            }
+            let left = self.timeout.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                self.exchange.break_off(Broken::Late { rank });
+            } else if bell.wait(seen, left.min(LOOK)) == Woken::TimedOut && self.exchange.is_gone(rank) {
+                self.exchange.break_off(Broken::Died { rank });
+            }
+        }
     }
 }
 
@@ -487,7 +515,13 @@ fn average_all(rank: usize, mine: &mut [f32], others: &[&[f32]], result: &mut [f
 }
 
 fn layout() -> u64 {
-    layout_hash(&[size_of::<Head>(), size_of::<Line>(), offset_of!(Line, pid), offset_of!(Line, bell)])
+    layout_hash(&[
+        size_of::<Head>(),
+        offset_of!(Head, news),
+        size_of::<Line>(),
+        offset_of!(Line, pid),
+        offset_of!(Line, bell),
+    ])
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@
 //! | `halves` | [`Halves`], two halves through which snapshots reach the checkpointer |
 //! | `turns` | [`turns::Turns`], whose turn it is at slots that two parties work on |
 //! | `exchange` | [`Exchange`], means and bytes between the ranks of a machine |
-//! | `rows` | [`RowWriter`]: records found by id, with one writer |
+//! | `rows` | [`RowWriter`], [`RowReader`]: records found by id, with one writer |
 //! | `control` | [`Control`], stop flag, doorbells, heartbeats and statistics of the whole run |
 //! | `histogram` | [`Histogram`], a distribution among those statistics |
 //! | `flight` | [`FlightFile`], the last events of a process, in a mapped file that survives it |
@@ -63,6 +63,6 @@ pub use ring::{
     Balance, BlockInfo, Ledger, Overflow, ReadGuard, RegionView, RingReader, RingShape, RingView, RingWriter,
     SampleRing, State, WriteGuard,
 };
-pub use rows::{RowShape, RowWriter};
+pub use rows::{RowReader, RowShape, RowWriter};
 pub use segment::{Kind, Segment, check_space};
 pub use wait::{Doorbell, Woken};

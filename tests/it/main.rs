@@ -34,6 +34,7 @@ mod nights;
 mod plan;
 mod plan_cache;
 mod quickstart;
+mod ranks;
 mod refresh;
 mod replay;
 mod report;

@@ -138,3 +138,25 @@ fn a_seat_has_one_process() {
     let _seat = exchange.join(1, PATIENT).unwrap();
     assert!(matches!(exchange.join(1, PATIENT), Err(ShmError::RoleTaken { .. })));
 }
+
+#[test]
+fn nobody_goes_on_before_rank_0_has_published() {
+    let exchange = exchange(2, 8, 8);
+    let (first, second) = (exchange.join(0, PATIENT).unwrap(), exchange.join(1, PATIENT).unwrap());
+    let written = std::sync::atomic::AtomicU64::new(0);
+    thread::scope(|s| {
+        s.spawn(|| {
+            for generation in 1..=500 {
+                written.store(generation, Ordering::Relaxed);
+                first.publish(generation);
+            }
+        });
+        for generation in 1..=500 {
+            second.wait_published(generation).unwrap();
+            assert!(written.load(Ordering::Relaxed) >= generation);
+        }
+    });
+    exchange.died(0);
+    assert_eq!(second.wait_published(501), Err(Broken::Died { rank: 0 }));
+    assert_eq!(second.wait_published(500), Ok(()), "what is published stays");
+}

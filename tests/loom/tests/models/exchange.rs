@@ -51,6 +51,29 @@ fn gathers() {
     other.join().unwrap();
 }
 
+/// Rank 0 writes what the other one reads behind the publication.
+fn publication() {
+    let (exchange, [first, second]) = exchange();
+    let written = Arc::new(loom::cell::UnsafeCell::new(0));
+    let shared = Written(written.clone());
+    let writer = thread::spawn(move || {
+        let shared = shared;
+        // SAFETY: the other rank reads behind the publication; loom checks it.
+        shared.0.with_mut(|written| unsafe { *written = 7 });
+        first.publish(1);
+    });
+    second.wait_published(1).unwrap();
+    // SAFETY: as above.
+    assert_eq!(written.with(|written| unsafe { *written }), 7);
+    writer.join().unwrap();
+    drop(exchange);
+}
+
+struct Written(Arc<loom::cell::UnsafeCell<u32>>);
+
+// SAFETY: what the model is about.
+unsafe impl Send for Written {}
+
 /// Main reaps a rank that never took part.
 fn a_dead_rank() {
     let (exchange, [mut first, _dead]) = exchange();
@@ -64,6 +87,7 @@ fn a_dead_rank() {
 fn all_ranks_get_the_same() {
     explore(1, two_rounds);
     explore(2, gathers);
+    explore(2, publication);
 }
 
 #[test]
@@ -81,6 +105,8 @@ fn planted_bugs_are_found() {
     for bug in [Plant::Weaken(vec![step], Ordering::Relaxed), Plant::Weaken(vec![seen], Ordering::Relaxed)] {
         caught(bug, 2, two_rounds, DAMAGE);
     }
+    let published = site("head.published.store(generation, Ordering::Release)");
+    caught(Plant::Weaken(vec![published], Ordering::Relaxed), 2, publication, DAMAGE);
     caught(Plant::OneBuffer, 2, two_rounds, DAMAGE);
     let poison = site("compare_exchange(0, cause.encode(), Ordering::Release, Ordering::Relaxed)");
     caught(Plant::Skip(poison), 2, a_dead_rank, &["deadlock", "Deadlock"]);
