@@ -2,6 +2,7 @@
 
 pub mod actor;
 pub mod agreement;
+pub mod collectives;
 pub mod e2e;
 pub mod env;
 pub mod evaluate;

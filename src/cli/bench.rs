@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
+use crate::bench::collectives::{self, CollectivesBench};
 use crate::bench::params::{ParamsBench, run_params};
 use crate::bench::ring::{RingBench, run_ring};
 use crate::bench::serve::ServeBench;
@@ -81,6 +82,21 @@ enum Stage {
         words: usize,
         #[arg(long, default_value_t = 2)]
         readers: usize,
+    },
+    /// All-reduce between ranks of this machine, beside MPI's own where it is installed
+    #[command(after_help = "Example: admix bench collectives --ranks 2 --ranks 4")]
+    Collectives {
+        /// Processes that take part; may be given several times
+        #[arg(long, default_values_t = [2, 4], value_parser = clap::value_parser!(u16).range(1..=64))]
+        ranks: Vec<u16>,
+        /// Bytes of the vector of floats
+        #[arg(long, default_value_t = 1 << 20)]
+        bytes: usize,
+        #[arg(long, default_value_t = 1000)]
+        rounds: usize,
+        /// Leave MPI out
+        #[arg(long)]
+        no_mpi: bool,
     },
     /// Whole training in processes beside the serial mode: time to the same validation share
     #[command(after_help = "Example: admix bench speedup --config configs/quickstart.toml --seeds 3")]
@@ -295,6 +311,12 @@ impl Bench {
             Stage::Params { publications, words, readers } => {
                 self.print(&run_params(&ParamsBench { publications: *publications, words: *words, readers: *readers })?)
             }
+            Stage::Collectives { ranks, bytes, rounds, no_mpi } => self.print(&collectives::run(&CollectivesBench {
+                ranks: ranks.iter().map(|ranks| usize::from(*ranks)).collect(),
+                bytes: *bytes,
+                rounds: *rounds,
+                mpi: !no_mpi,
+            })?),
             &Stage::Table { rows, batch, fields, dim, zipf, cache_rows, prefetch, seconds, accesses } => {
                 let optimizer = RowOptimizer::RowwiseAdagrad;
                 self.print(&run_table(&TableBench {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use crate::bench::{params, ring};
+use crate::bench::{collectives, params, ring};
 use crate::run::{RunDirectory, flight};
 use crate::supervisor::children::{Role, bind_to_parent, name_this_process, queue_for_cores};
 use crate::{actor, checkpoint, evaluator, learner, rank, reader};
@@ -26,6 +26,12 @@ pub enum Child {
         run: RunArguments,
     },
     Trainer(RunArguments),
+    Rank {
+        #[arg(long)]
+        id: usize,
+        #[command(flatten)]
+        run: RunArguments,
+    },
     Learner(RunArguments),
     Evaluator(RunArguments),
     Checkpointer(RunArguments),
@@ -37,6 +43,11 @@ pub enum Child {
         name: String,
         last: u64,
         reader: usize,
+    },
+    BenchRank {
+        name: String,
+        rank: usize,
+        rounds: usize,
     },
 }
 
@@ -76,11 +87,15 @@ impl Child {
                 run.run(Role::Reader(id), |directory, names| reader::run(directory, names, id))?
             }
             Self::Trainer(run) => run.run(Role::Trainer, rank::run)?,
+            Self::Rank { id, run } => {
+                run.run(Role::Rank(id), |directory, names| rank::run_rank(directory, names, id))?
+            }
             Self::Learner(run) => run.run(Role::Learner, learner::process::run)?,
             Self::Evaluator(run) => run.run(Role::Evaluator, evaluator::process::run)?,
             Self::Checkpointer(run) => run.run(Role::Checkpointer, checkpoint::run)?,
             Self::BenchRingWriter { name, blocks } => ring::ring_writer(&name, blocks)?,
             Self::BenchParamsReader { name, last, reader } => params::params_reader(&name, last, reader)?,
+            Self::BenchRank { name, rank, rounds } => collectives::rank(&name, rank, rounds)?,
         }
         Ok(Exit::Done)
     }

@@ -37,6 +37,7 @@ use crate::rank;
 use crate::run::leakage::Leak;
 use crate::run::{CannotSave, NotARunDirectory};
 use crate::settings::SettingsError;
+use crate::shm::Broken;
 use crate::sparse::file::RowFileError;
 use crate::supervisor::RunFailure;
 use crate::supervisor::interrupt::survive_file_size_limits;
@@ -202,6 +203,9 @@ fn exit_of(error: &anyhow::Error) -> Exit {
     }
     if error.chain().any(|cause| cause.is::<CannotSave>()) {
         return Exit::Run(RunFailure::CANNOT_SAVE);
+    }
+    if error.chain().any(|cause| cause.is::<Broken>()) {
+        return Exit::Run(RunFailure::RANK_LOST);
     }
     let usage = error.chain().any(|cause| {
         cause.is::<SettingsError>()

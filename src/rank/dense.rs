@@ -56,6 +56,12 @@ impl Dense {
         finite(state, &self.gradient)
     }
 
+    /// The gradient of the parameters; of zeroes, `parameters` of them, where no batch was computed.
+    pub fn gradient(&mut self, parameters: usize) -> &mut [f32] {
+        self.gradient.resize(parameters, 0.0);
+        &mut self.gradient
+    }
+
     /// Moves the parameters along their gradient.
     pub fn apply(&self, state: &mut ValueState, rate: f32) {
         state.adam.step(rate, &mut state.parameters, &self.gradient);

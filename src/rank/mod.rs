@@ -14,9 +14,10 @@
 //! | [`dense`] | the network's products and their gradients |
 //! | [`passes`], [`judge`] | the end of a pass: evaluation, the best model |
 //! | [`saver`] | snapshots |
+//! | [`together`] | a rank among others: the same updates, with gradients exchanged |
 //! | [`record`] | records in `metrics.jsonl` |
 //!
-//! May import: `run`, `values`, `sparse`, `shm`, `settings`.
+//! May import: `run`, `values`, `collective`, `sparse`, `shm`, `settings`.
 
 mod blocks;
 mod dense;
@@ -28,17 +29,18 @@ mod record;
 pub mod rows;
 mod saver;
 pub mod store;
+mod together;
 
 use std::time::{Duration, Instant};
 
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
-use crate::run::value_run::{Prepared, ValueSegments, ValueSnapshot, ValueState, table_name};
+use crate::run::value_run::{Prepared, ValueSegments, ValueSnapshot, ValueState, net_shape, table_name};
 use crate::run::{CannotSave, Metrics, RunDirectory, failpoint};
 use crate::settings::{Configuration as _, ValueSettings};
-use crate::shm::ProcessKind;
 use crate::shm::control::{MAX_PROCESSES, ProcessSlot, STOP_LEARNING};
+use crate::shm::{Control, ProcessKind};
 use crate::sparse::HostTable;
 use crate::values::Fields;
 use crate::values::net::{Losses, NetShape};
@@ -53,8 +55,13 @@ use rows::{RowStep, Rows};
 use saver::Saver;
 use store::Store;
 
-/// Where the trainer signs in.
+/// Where the trainer signs in: rank 0.
 pub const SLOT: usize = MAX_PROCESSES - 1;
+
+/// Where a rank signs in; evaluator and checkpointer of other runs have the slots in between.
+pub fn slot(rank: usize) -> usize {
+    if rank == 0 { SLOT } else { MAX_PROCESSES - 3 - rank }
+}
 
 /// A loss, gradient or parameter that is not finite.
 #[derive(Debug, thiserror::Error)]
@@ -69,24 +76,21 @@ pub struct NotFinite {
 /// [`NotFinite`], [`CannotSave`], a full table, and anything that keeps it from working.
 pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let settings = ValueSettings::read_resolved(&directory.config())?;
-    let segments = ValueSegments::open(prefix, 0..settings.values.readers)?;
+    if settings.values.ranks > 1 {
+        return together::run(&settings, directory, prefix, 0);
+    }
+    let segments = ValueSegments::open_for_rank(prefix, 0, settings.values.readers)?;
     let slot = &segments.control.processes[SLOT];
     slot.sign_in(ProcessKind::Learner);
     let mut table = HostTable::open(&table_name(prefix))?;
     let fields = Fields::parse(&settings.values.fields)?;
-    let shape = NetShape { fields: fields.len(), dim: settings.values.dim, hidden: settings.values.hidden };
+    let shape = net_shape(&settings, &fields);
     let snapshot = ValueSnapshot::newest(directory)?;
     let number = snapshot.as_ref().map_or(0, |s| s.number);
-    let state = match snapshot {
-        Some(snapshot) => {
-            snapshot.restore(&mut table)?;
-            snapshot.state
-        }
-        None => {
-            let mut rng = ChaCha8Rng::seed_from_u64(settings.run.seed);
-            ValueState::new(settings.values.readers, shape.first_parameters(&mut rng))
-        }
-    };
+    if let Some(snapshot) = &snapshot {
+        snapshot.restore(&mut table)?;
+    }
+    let state = snapshot.map_or_else(|| first_state(&settings, shape), |snapshot| snapshot.state);
     let prepared = Prepared::read(directory)?;
     let judge = Judge::open(&settings, &fields)?;
     let ahead = if settings.table.cache_rows > 0 { settings.table.prefetch } else { 1 };
@@ -108,6 +112,39 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
         state,
     };
     trainer.train()
+}
+
+/// Runs rank `rank` of several until training is over or the run stops.
+///
+/// # Errors
+/// As [`run`], and a rank that is gone ([`crate::shm::Broken`]).
+pub fn run_rank(directory: &RunDirectory, prefix: &str, rank: usize) -> anyhow::Result<()> {
+    together::run(&ValueSettings::read_resolved(&directory.config())?, directory, prefix, rank)
+}
+
+/// The state of a run that begins.
+fn first_state(settings: &ValueSettings, shape: NetShape) -> ValueState {
+    let mut rng = ChaCha8Rng::seed_from_u64(settings.run.seed);
+    ValueState::new(settings.values.readers, shape.first_parameters(&mut rng))
+}
+
+/// Tells main how evaluations went.
+fn report(control: &Control, state: &ValueState) {
+    let e = &control.evaluator;
+    e.evaluations.set(state.evaluations);
+    e.without_improvement.set(state.without_improvement);
+    e.best_benefit.set(state.best.unwrap_or(f64::NAN));
+    e.due.set(state.cursor.epoch);
+    control.learner.updates.set(state.updates);
+}
+
+/// Rates of rows and of the network after `state`: they decay over the passes. With the passes so far.
+fn step_of(settings: &ValueSettings, prepared: &Prepared, state: &ValueState) -> (RowStep, f32) {
+    let v = &settings.values;
+    let passes = state.samples as f64 / prepared.samples as f64;
+    let done = (passes / v.epochs as f64).min(1.0);
+    let rate = |first: f64| (first * (1.0 - done * (1.0 - v.final_rate_share))) as f32;
+    (RowStep { rate: rate(settings.table.rate), passes }, rate(v.rate))
 }
 
 struct Trainer<'a> {
@@ -184,13 +221,10 @@ impl Trainer<'_> {
         let (block, rows, gradients) = looked_up.parts();
         let losses = self.dense.interact(&self.state, block, rows, gradients)?;
         self.state.samples += block.len() as u64;
-        let v = &self.settings.values;
-        let passes = self.state.samples as f64 / self.prepared.samples as f64;
-        let done = (passes / v.epochs as f64).min(1.0);
-        let rate = |first: f64| (first * (1.0 - done * (1.0 - v.final_rate_share))) as f32;
-        looked_up.ready(RowStep { rate: rate(self.settings.table.rate), passes });
+        let (of_rows, rate) = step_of(self.settings, self.prepared, &self.state);
+        looked_up.ready(of_rows);
         self.dense.finish(&self.state, &batch.block)?;
-        self.dense.apply(&mut self.state, rate(v.rate));
+        self.dense.apply(&mut self.state, rate);
         self.state.updates += 1;
         self.sums.click += losses.click;
         self.sums.charge += losses.charge;
@@ -222,14 +256,8 @@ impl Trainer<'_> {
         self.saver.save(&self.state, &mut store)
     }
 
-    /// Tells main how evaluations went.
     fn report(&self) {
-        let e = &self.segments.control.evaluator;
-        e.evaluations.set(self.state.evaluations);
-        e.without_improvement.set(self.state.without_improvement);
-        e.best_benefit.set(self.state.best.unwrap_or(f64::NAN));
-        e.due.set(self.state.cursor.epoch);
-        self.segments.control.learner.updates.set(self.state.updates);
+        report(&self.segments.control, &self.state);
     }
 
     fn record(&mut self) {

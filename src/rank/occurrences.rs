@@ -32,6 +32,11 @@ impl Occurrences {
         self.places[place].0
     }
 
+    /// Field, sum of the weights and sum of their squares.
+    pub fn of(&self, place: usize) -> (usize, f32, f32) {
+        self.places[place]
+    }
+
     /// The mean weight of the place's samples, each counted by its weight.
     pub fn weight(&self, place: usize) -> f32 {
         let (_, sum, squares) = self.places[place];

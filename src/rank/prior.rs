@@ -2,6 +2,7 @@
 
 use crate::run::value_run::Prepared;
 use crate::settings::ValueSettings;
+use crate::sparse::table::DIRECT;
 
 use super::occurrences::Occurrences;
 use super::store::{BatchRows, Store};
@@ -23,16 +24,35 @@ impl RowPrior {
     /// Adds the prior's part to the gradients of a batch's rows: the mean over samples of these `weights`, after so many `passes` over
     /// the exposures. It is spread over the batches that hold a row; of a row's version, so many came in each pass.
     pub fn add(&mut self, store: &Store, batch: &BatchRows, weights: &[f32], passes: f64, gradients: &mut [f32]) {
-        let samples = weights.len() as f64;
-        let spread = |sd: f64| sd.powi(-2) / samples;
-        let of_fields: Vec<[f64; 2]> = self.direct.iter().map(|sds| sds.map(spread)).collect();
-        let rest = spread(self.rest);
+        let of_batch = self.of_batch(weights.len() as u64, passes);
         self.occurrences.count(&batch.lookup, weights, self.direct.len());
         let occurrences = &self.occurrences;
         store.add_prior(batch, gradients, |place, version| {
-            let share = (passes / f64::from(version + 1)).min(1.0) * f64::from(occurrences.weight(place));
-            let [charge, click] = of_fields[occurrences.field(place)];
-            [charge, click, rest].map(|precision| (precision * share) as f32)
+            of_batch.weights(occurrences.field(place), occurrences.weight(place), version)
         });
+    }
+
+    /// The prior as it applies to a batch of so many `samples`, after so many `passes`.
+    pub fn of_batch(&self, samples: u64, passes: f64) -> BatchPrior {
+        let spread = |sd: f64| sd.powi(-2) / samples as f64;
+        let direct = self.direct.iter().map(|sds| sds.map(spread)).collect();
+        BatchPrior { direct, rest: spread(self.rest), passes }
+    }
+}
+
+/// The prior's precisions, spread over a batch's samples.
+pub struct BatchPrior {
+    direct: Vec<[f64; 2]>,
+    rest: f64,
+    passes: f64,
+}
+
+impl BatchPrior {
+    /// By what a row of `field` is multiplied to get the prior's part of its gradient: the two direct elements, and the others.
+    /// `weight` is the mean weight of the row's samples, `version` the number of its updates.
+    pub fn weights(&self, field: usize, weight: f32, version: u32) -> [f32; DIRECT + 1] {
+        let share = (self.passes / f64::from(version + 1)).min(1.0) * f64::from(weight);
+        let [charge, click] = self.direct[field];
+        [charge, click, self.rest].map(|precision| (precision * share) as f32)
     }
 }

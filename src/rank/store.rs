@@ -161,6 +161,15 @@ impl Store {
         &self.table
     }
 
+    /// The table, to be worked on directly.
+    ///
+    /// # Panics
+    /// Where there is a cache, which would not know.
+    pub fn table_mut(&mut self) -> &mut HostTable {
+        assert!(self.cache.is_none());
+        &mut self.table
+    }
+
     /// Gives the table back, without what the cache holds.
     pub fn into_table(self) -> HostTable {
         self.table

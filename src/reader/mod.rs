@@ -2,7 +2,8 @@
 //!
 //! Each of N readers takes every Nth exposure of each day. Its stream of blocks follows from the seed and its number alone. So
 //! the successor of a dead reader, or a reader of a resumed run, makes the same blocks again and skips those that were handed over.
-//! Exposures are shuffled within a window, which holds all days where they fit.
+//! Exposures are shuffled within a window, which holds all days where they fit. With several ranks a block holds a batch of all of
+//! them: each exposure goes to the rank that the hash of its request names, and every rank gets a shard of every block.
 //!
 //! May import: `run`, `values`, `shm`, `settings`.
 
@@ -16,7 +17,8 @@ use crate::run::value_run::{ValueSegments, compile_options};
 use crate::run::{RunDirectory, failpoint};
 use crate::settings::{Configuration as _, ValueSettings};
 use crate::shm::control::{ProcessSlot, STOP_LEARNING};
-use crate::shm::{Control, Overflow, ProcessKind, RingWriter};
+use crate::shm::{Control, Overflow, ProcessKind, RingWriter, SampleRing};
+use crate::sparse::index::mix;
 use crate::values::join::{Share, join};
 use crate::values::{Block, Fields, Sample};
 
@@ -27,6 +29,7 @@ const NAP: Duration = Duration::from_millis(100);
 struct Window {
     samples: Vec<Sample>,
     ids: Vec<u64>,
+    requests: Vec<u64>,
 }
 
 /// Runs reader `id` until it has given all passes or the run stops.
@@ -35,17 +38,17 @@ struct Window {
 /// A log that cannot be used.
 pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<()> {
     let settings = ValueSettings::read_resolved(&directory.config())?;
-    let segments = ValueSegments::open(prefix, id..id + 1)?;
+    let segments = ValueSegments::open_for_reader(prefix, id, settings.values.ranks)?;
     let slot = &segments.control.processes[id];
     slot.sign_in(ProcessKind::Actor);
-    let mut writer = segments.rings[0].writer()?;
+    let mut writers = segments.rings.iter().map(SampleRing::writer).collect::<Result<Vec<_>, _>>()?;
     let mut stream = Stream {
         settings: &settings,
         fields: Fields::parse(&settings.values.fields)?,
         control: &segments.control,
         id,
         slot,
-        writer: &mut writer,
+        writers: &mut writers,
         // What was handed over, by this process's predecessors or before the snapshot.
         first: segments.control.actors[id].param_version.get(),
         next: 0,
@@ -59,7 +62,8 @@ struct Stream<'a> {
     control: &'a Control,
     id: usize,
     slot: &'a ProcessSlot,
-    writer: &'a mut RingWriter,
+    /// One for each rank.
+    writers: &'a mut [RingWriter],
     /// Blocks before this one were handed over.
     first: u64,
     /// Number of the next block.
@@ -97,6 +101,7 @@ impl Stream<'_> {
             self.slot.beat();
             window.samples.extend(joined.samples);
             window.ids.extend(joined.ids);
+            window.requests.extend(joined.requests);
             let last = day + 1 == v.train.len();
             if last && number == 0 && window.samples.len() <= v.shuffle {
                 let whole = whole.insert(window);
@@ -116,7 +121,8 @@ impl Stream<'_> {
     /// Shuffles a window and gives it in blocks; what makes no whole block is returned, unless it is the last of the pass. `None`
     /// when the run stops.
     fn give(&mut self, window: &Window, epoch: u64, number: u64, last: bool) -> anyhow::Result<Option<Window>> {
-        let (batch, fields) = (self.settings.values.batch, self.fields.len());
+        let (ranks, fields) = (self.settings.values.ranks, self.fields.len());
+        let batch = self.settings.values.batch * ranks;
         let mut order: Vec<usize> = (0..window.samples.len()).collect();
         order.shuffle(&mut self.rng(epoch, number));
         let whole = if last { order.len() } else { order.len() / batch * batch };
@@ -130,40 +136,47 @@ impl Stream<'_> {
                 continue;
             }
             let ends_epoch = last && b + 1 == blocks;
-            let mut block = Block { number, epoch, ends_epoch, ..Block::default() };
-            for &i in &order[b * batch..((b + 1) * batch).min(whole)] {
-                block.push(&window.samples[i], ids(i), self.settings.values.most_weight);
+            let samples = &order[b * batch..((b + 1) * batch).min(whole)];
+            let shard = Block { number, epoch, ends_epoch, whole: samples.len() as u64, ..Block::default() };
+            let mut shards = vec![Block { ranks: if ranks > 1 { ranks as u64 } else { 0 }, ..shard }; ranks];
+            for &i in samples {
+                let rank = (mix(window.requests[i]) % ranks as u64) as usize;
+                shards[rank].push(&window.samples[i], ids(i), self.settings.values.most_weight);
             }
-            if !self.hand_over(&block)? {
-                return Ok(None);
+            for (rank, shard) in shards.iter().enumerate() {
+                if !self.hand_over(rank, shard)? {
+                    return Ok(None);
+                }
             }
+            self.control.actors[self.id].param_version.set(number + 1);
         }
         let mut left = Window::default();
         for &i in &order[whole..] {
             left.samples.push(window.samples[i]);
             left.ids.extend_from_slice(ids(i));
+            left.requests.push(window.requests[i]);
         }
         Ok(Some(left))
     }
 
-    /// Waits for a region and writes a block into it; false when the run stops.
-    fn hand_over(&mut self, block: &Block) -> anyhow::Result<bool> {
+    /// Waits for a region of a rank's ring and writes its shard of a block into it; false when the run stops.
+    fn hand_over(&mut self, rank: usize, block: &Block) -> anyhow::Result<bool> {
+        let writer = &mut self.writers[rank];
         loop {
             self.slot.beat();
             if self.control.stop_level() >= STOP_LEARNING {
                 return Ok(false);
             }
-            let seen = self.writer.ring().space().value();
-            if let Some(mut region) = self.writer.claim(block.len() as u32, Overflow::Wait) {
+            let seen = writer.ring().space().value();
+            if let Some(mut region) = writer.claim(block.len() as u32, Overflow::Wait) {
                 failpoint::reached("reader.claimed");
                 let len = block.encode(region.payload())?;
                 region.commit(len, 0, &self.control.data);
                 failpoint::reached("reader.committed");
-                self.control.actors[self.id].param_version.set(block.number + 1);
                 self.control.actors[self.id].steps.add(block.len() as u64);
                 return Ok(true);
             }
-            self.writer.ring().space().wait(seen, NAP);
+            writer.ring().space().wait(seen, NAP);
         }
     }
 }

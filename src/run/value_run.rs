@@ -6,12 +6,14 @@ use std::path::PathBuf;
 use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
 
+use crate::collective::rows;
 use crate::log::CompileOptions;
 use crate::settings::ValueSettings;
-use crate::shm::{Control, Ledger, RingShape, RunNames, SampleRing, ShmError, check_space};
+use crate::shm::{Control, Exchange, ExchangeShape, Ledger, RingShape, RunNames, SampleRing, ShmError, check_space};
 use crate::sparse::{HostTable, TableShape, file};
 use crate::values::adam::Adam;
 use crate::values::join::JoinCounts;
+use crate::values::net::NetShape;
 use crate::values::prior::FieldSd;
 use crate::values::{Block, Fields};
 
@@ -25,7 +27,37 @@ const REGIONS: usize = 2;
 /// Handles to the shared memory of a run.
 pub struct ValueSegments {
     pub control: Control,
+    /// Of each reader one ring for each rank: reader by reader for main and a reader, those of one rank for that rank.
     pub rings: Vec<SampleRing>,
+    /// Of main, where there are several ranks.
+    pub exchange: Option<Exchange>,
+}
+
+/// Bytes before the gradients of rows in what a rank gives to the others.
+pub const RANK_HEADER: usize = 32;
+
+/// Name of the exchange's segment.
+pub fn exchange_name(prefix: &str) -> String {
+    format!("{prefix}-exchange")
+}
+
+/// Sizes of what the ranks exchange.
+fn exchange_shape(settings: &ValueSettings, fields: &Fields) -> ExchangeShape {
+    let v = &settings.values;
+    // Of a batch of all ranks each sample goes to a rank by a hash: ten standard deviations are never exceeded.
+    let spread = 10 * ((v.batch as f64).sqrt() as usize + 1);
+    let rows = (v.batch + spread).min(v.batch * v.ranks) * fields.len();
+    let words = net_shape(settings, fields).parameters();
+    ExchangeShape { ranks: v.ranks, words, bytes: RANK_HEADER + rows::capacity(rows, v.dim, fields.len()) }
+}
+
+pub fn net_shape(settings: &ValueSettings, fields: &Fields) -> NetShape {
+    NetShape { fields: fields.len(), dim: settings.values.dim, hidden: settings.values.hidden }
+}
+
+/// Name of the ring from a reader to a rank.
+fn ring_name(prefix: &str, reader: usize, rank: usize) -> String {
+    if rank == 0 { format!("{prefix}-ring{reader}") } else { format!("{prefix}-ring{reader}.{rank}") }
 }
 
 impl ValueSegments {
@@ -34,11 +66,15 @@ impl ValueSegments {
     /// # Errors
     /// Too little shared memory, with what to change.
     pub fn create(names: &RunNames, settings: &ValueSettings, fields: &Fields) -> anyhow::Result<(Self, HostTable)> {
-        let capacity = Block::capacity(settings.values.batch, fields);
+        // A shard may be the whole batch.
+        let ranks = settings.values.ranks;
+        let capacity = Block::capacity(settings.values.batch * ranks, fields);
         let shape = |i: usize| RingShape { actor: i as u32, regions: REGIONS, capacity };
         let (readers, table) = (settings.values.readers, table_shape(settings));
-        let rings = readers as u64 * SampleRing::footprint(shape(0));
-        check_space(Control::footprint() + rings + table.footprint()).with_context(|| {
+        let rings = (readers * ranks) as u64 * SampleRing::footprint(shape(0));
+        let shape_of_exchange = (ranks > 1).then(|| exchange_shape(settings, fields));
+        let exchange = shape_of_exchange.map_or(0, Exchange::footprint);
+        check_space(Control::footprint() + rings + exchange + table.footprint()).with_context(|| {
             format!(
                 "the table of {} rows takes {:.0} MiB of shared memory: lower table.max_rows, or give it more room",
                 table.max_rows,
@@ -47,21 +83,40 @@ impl ValueSegments {
         })?;
         let segments = Self {
             control: Control::create(&names.part("control"))?,
-            rings: (0..readers)
-                .map(|i| SampleRing::create(&names.part(&format!("ring{i}")), shape(i)))
+            rings: (0..readers * ranks)
+                .map(|i| (i / ranks, i % ranks))
+                .map(|(reader, rank)| SampleRing::create(&ring_name(&names.to_string(), reader, rank), shape(reader)))
                 .collect::<Result<_, _>>()?,
+            exchange: shape_of_exchange
+                .map(|shape| Exchange::create(&exchange_name(&names.to_string()), shape))
+                .transpose()?,
         };
         Ok((segments, HostTable::create(&names.part("table"), table)?))
     }
 
-    /// Opens what main created, with the rings of `readers`.
+    /// Opens what main created, with the rings from `reader` to each of `ranks`.
     ///
     /// # Errors
     /// A segment that is missing or of another build.
-    pub fn open(prefix: &str, readers: std::ops::Range<usize>) -> Result<Self, ShmError> {
+    pub fn open_for_reader(prefix: &str, reader: usize, ranks: usize) -> Result<Self, ShmError> {
+        Self::open(prefix, (0..ranks).map(|rank| (reader, rank)))
+    }
+
+    /// Opens what main created, with the rings from each of `readers` to `rank`.
+    ///
+    /// # Errors
+    /// A segment that is missing or of another build.
+    pub fn open_for_rank(prefix: &str, rank: usize, readers: usize) -> Result<Self, ShmError> {
+        Self::open(prefix, (0..readers).map(|reader| (reader, rank)))
+    }
+
+    fn open(prefix: &str, rings: impl Iterator<Item = (usize, usize)>) -> Result<Self, ShmError> {
         Ok(Self {
             control: Control::open(&format!("{prefix}-control"))?,
-            rings: readers.map(|i| SampleRing::open(&format!("{prefix}-ring{i}"))).collect::<Result<_, _>>()?,
+            rings: rings
+                .map(|(reader, rank)| SampleRing::open(&ring_name(prefix, reader, rank)))
+                .collect::<Result<_, _>>()?,
+            exchange: None,
         })
     }
 }

@@ -9,6 +9,7 @@ mod cores;
 mod delay;
 mod load;
 mod rate;
+mod ranks;
 mod sections;
 mod values;
 
@@ -18,6 +19,7 @@ pub use cores::{MOST_ACTORS, actors_for};
 pub use delay::FeedbackDelay;
 pub use load::{Configuration, SettingsError, load};
 pub use rate::ActorRate;
+pub use ranks::{MOST_RANKS, Ranks, SparseAverage};
 pub use sections::*;
 pub use values::{RowOptimizer, Table, ValueRun, ValueSettings, ValueWatchdog, Values, WhenFull};
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::load::Configuration;
-use super::{Checkpoint, SettingsError, Watchdog};
+use super::{Checkpoint, MOST_RANKS, Ranks, SettingsError, Watchdog};
 
 /// How a row moves along its gradient.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +28,7 @@ pub struct ValueSettings {
     pub run: ValueRun,
     pub values: Values,
     pub table: Table,
+    pub ranks: Ranks,
     pub checkpoint: Checkpoint,
     pub watchdog: ValueWatchdog,
 }
@@ -60,8 +61,10 @@ pub struct Values {
     pub dim: usize,
     /// Width of the hidden layers.
     pub hidden: usize,
-    /// Samples in a batch, and in one write of a reader.
+    /// Samples in a batch of one rank, and in one write of a reader for it.
     pub batch: usize,
+    /// Trainer processes, each with a copy of the networks; a batch of all has `ranks` times `batch` samples.
+    pub ranks: usize,
     /// Reader processes.
     pub readers: usize,
     /// Passes over the training exposures.
@@ -97,6 +100,7 @@ impl Default for Values {
             dim: 8,
             hidden: 32,
             batch: 1024,
+            ranks: 1,
             readers: 1,
             epochs: 8,
             shuffle: 1 << 20,
@@ -187,6 +191,7 @@ impl Configuration for ValueSettings {
             ("values.dim", v.dim, 3, 256),
             ("values.hidden", v.hidden, 1, 4096),
             ("values.batch", v.batch, 1, 1 << 20),
+            ("values.ranks", v.ranks, 1, MOST_RANKS),
             ("values.readers", v.readers, 1, super::MOST_ACTORS),
             ("values.shuffle", v.shuffle, 1, 1 << 28),
             ("table.max_rows", t.max_rows, 1, (1 << 32) - 2),
@@ -206,6 +211,7 @@ impl Configuration for ValueSettings {
             ("values.prior_sd", v.prior_sd, 1e-6, 1e6),
             ("table.rate", t.rate, 0.0, 10.0),
             ("checkpoint.every_s", self.checkpoint.every_s, 0.0, 1e9),
+            ("ranks.timeout_s", self.ranks.timeout_s, 1.0, 1e6),
             ("watchdog.silent_s", self.watchdog.silent_s, 0.0, 1e9),
             ("watchdog.stuck_s", self.watchdog.stuck_s, 0.0, 1e9),
             ("watchdog.grace_s", self.watchdog.grace_s, 0.0, 1e9),
@@ -219,6 +225,12 @@ impl Configuration for ValueSettings {
         }
         if t.when_full == WhenFull::Ignore && t.cache_rows > 0 {
             return bad("table.when_full", "= \"ignore\" goes with table.cache_rows = 0 alone".into());
+        }
+        if v.ranks > 1 && t.cache_rows > 0 {
+            return bad(
+                "table.cache_rows",
+                "must be 0 with values.ranks > 1: the ranks of a machine read one table".into(),
+            );
         }
         if self.checkpoint.keep == 0 {
             return bad("checkpoint.keep", "must be at least 1; checkpoint.every_s = 0 takes no snapshots".into());

@@ -6,6 +6,44 @@ use std::time::Duration;
 
 use super::sync::AtomicU32;
 
+/// How often somebody looks again before going to sleep, where everybody has a core: some tens of microseconds.
+const LOOKS: u32 = 1 << 11;
+/// The same where they share cores, which is given up each time.
+const YIELDS: u32 = 1 << 6;
+
+/// Passes the time of somebody who expects news within microseconds, less than falling asleep and being woken take. It has an end:
+/// then the futex.
+pub(super) struct Patience {
+    left: u32,
+    crowded: bool,
+}
+
+impl Patience {
+    /// Whether so many processes, each at work, share cores.
+    pub(super) fn is_crowded(processes: usize) -> bool {
+        // Of the machine, not of this process: each may be bound to a core of its own.
+        // SAFETY: it takes a number and returns one.
+        let cores = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+        usize::try_from(cores).is_ok_and(|cores| processes > cores)
+    }
+
+    pub(super) fn new(crowded: bool) -> Self {
+        Self { left: if crowded { YIELDS } else { LOOKS }, crowded }
+    }
+
+    /// Lets a moment pass; false when it is time to sleep.
+    pub(super) fn look_again(&mut self) -> bool {
+        let Some(left) = self.left.checked_sub(1) else { return false };
+        self.left = left;
+        if self.crowded {
+            std::thread::yield_now()
+        } else {
+            std::hint::spin_loop()
+        }
+        true
+    }
+}
+
 /// Sleeps on `word` as long as it is `expected`, at most `timeout`. The kernel compares under its own lock, so that a
 /// change followed by [`wake_all`] is not missed. May return early without a cause.
 ///

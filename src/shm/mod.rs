@@ -21,7 +21,8 @@
 //! | `cell` | [`ParamCell`], the newest parameters, from one writer to many readers |
 //! | `halves` | [`Halves`], two halves through which snapshots reach the checkpointer |
 //! | `turns` | [`turns::Turns`], whose turn it is at slots that two parties work on |
-//! | `rows` | [`RowWriter`]: records found by id, with one writer |
+//! | `exchange` | [`Exchange`], means and bytes between the ranks of a machine |
+//! | `rows` | [`RowWriter`], [`RowReader`]: records found by id, with one writer |
 //! | `control` | [`Control`], stop flag, doorbells, heartbeats and statistics of the whole run |
 //! | `histogram` | [`Histogram`], a distribution among those statistics |
 //! | `flight` | [`FlightFile`], the last events of a process, in a mapped file that survives it |
@@ -34,6 +35,7 @@ pub mod control;
 #[cfg(test)]
 mod crash;
 pub mod error;
+pub mod exchange;
 pub mod flight;
 mod futex;
 pub mod halves;
@@ -51,6 +53,7 @@ pub mod wait;
 pub use cell::ParamCell;
 pub use control::{Control, ControlBlock, Counter, Gauge, MAX_ACTORS, ProcessKind};
 pub use error::ShmError;
+pub use exchange::{Broken, Exchange, ExchangeShape, MAX_RANKS, Seat};
 pub use flight::{FlightFile, FlightLog, FlightRecord};
 pub use halves::{Complete, HalfShape, HalfState, Halves, HalvesView, Part};
 pub use histogram::{Distribution, Histogram};
@@ -60,6 +63,6 @@ pub use ring::{
     Balance, BlockInfo, Ledger, Overflow, ReadGuard, RegionView, RingReader, RingShape, RingView, RingWriter,
     SampleRing, State, WriteGuard,
 };
-pub use rows::{RowShape, RowWriter};
+pub use rows::{RowReader, RowShape, RowWriter};
 pub use segment::{Kind, Segment, check_space};
 pub use wait::{Doorbell, Woken};

@@ -1,8 +1,9 @@
-//! Memory of fixed-size records with an index from id to record, which one process at a time works on.
+//! Memory of fixed-size records with an index from id to record, which one process at a time writes.
 //!
 //! A table of embedding rows is the largest thing of a run, and it outlives the process that works on it: main owns the segment, and
 //! a trainer that takes the place of a dead one takes its role. The holder of the role works on plain slices, guarded by `&mut`.
-//! What the words mean is for `sparse`.
+//! Other ranks of the machine read ([`RowReader`]), word by word; that nothing is written meanwhile is for their protocol
+//! ([`super::exchange`]). What the words mean is for `sparse`.
 
 use std::mem::size_of;
 
@@ -57,7 +58,7 @@ struct Head {
 // SAFETY: repr(C), atomics only.
 unsafe impl Shareable for Head {}
 
-/// A mapping of the memory; the writing role is made from it.
+/// A mapping of the memory; the roles are made from it.
 struct Memory {
     segment: Segment,
     shape: RowShape,
@@ -88,6 +89,11 @@ impl Memory {
 
     fn offsets(&self) -> &[AtomicU32] {
         self.segment.array(self.shape.offsets_at(), self.shape.slots)
+    }
+
+    fn parameters(&self) -> [u64; PARAMETERS] {
+        // Relaxed: constant since creation.
+        std::array::from_fn(|i| self.head().parameters[i].load(Ordering::Relaxed))
     }
 
     fn at(&self, record: u32) -> usize {
@@ -157,8 +163,7 @@ impl RowWriter {
     }
 
     pub fn parameters(&self) -> [u64; PARAMETERS] {
-        // Relaxed: constant since creation.
-        std::array::from_fn(|i| self.0.head().parameters[i].load(Ordering::Relaxed))
+        self.0.parameters()
     }
 
     pub fn keys(&self) -> &[AtomicU64] {
@@ -214,6 +219,42 @@ impl Drop for RowWriter {
     }
 }
 
+/// The reading role, of any number of processes.
+pub struct RowReader(Memory);
+
+impl RowReader {
+    /// Opens memory that main created.
+    ///
+    /// # Errors
+    /// When it is missing or damaged.
+    pub fn open(name: &str) -> Result<Self, ShmError> {
+        Ok(Self(Memory::of(Segment::open(name, KIND, layout(), size_of::<Head>())?)?))
+    }
+
+    pub fn shape(&self) -> RowShape {
+        self.0.shape
+    }
+
+    pub fn parameters(&self) -> [u64; PARAMETERS] {
+        self.0.parameters()
+    }
+
+    pub fn keys(&self) -> &[AtomicU64] {
+        self.0.keys()
+    }
+
+    pub fn offsets(&self) -> &[AtomicU32] {
+        self.0.offsets()
+    }
+
+    /// Copies a record, as many of its words as `out` has. If the writer is at work on it, old and new words may be mixed.
+    pub fn read(&self, record: u32, out: &mut [u32]) {
+        let words = self.0.segment.array::<AtomicU32>(self.0.at(record), self.0.shape.words);
+        // Relaxed: whoever told the reader that the rows are there ordered them before.
+        out.iter_mut().zip(words).for_each(|(out, word)| *out = word.load(Ordering::Relaxed));
+    }
+}
+
 fn layout() -> u64 {
     layout_hash(&[size_of::<Head>(), PARAMETERS])
 }
@@ -246,6 +287,9 @@ mod tests {
         main.recover();
         let next = RowWriter::open(&name).unwrap();
         assert_eq!((next.parameters(), next.record(record)), ([7; PARAMETERS], &[1, 2, 3][..]));
+        let mut read = [0; 3];
+        RowReader::open(&name).unwrap().read(record, &mut read);
+        assert_eq!(read, [1, 2, 3]);
         drop(next);
         RowWriter::open(&name).expect("given back");
     }

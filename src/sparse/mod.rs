@@ -10,7 +10,7 @@
 //! |---|---|
 //! | [`optimiser`] | how a row moves along its gradient |
 //! | [`index`] | id to record, by linear probing |
-//! | [`table`] | [`HostTable`], the rows of a machine, with its one writer |
+//! | [`table`] | [`HostTable`], the rows of a machine, with its one writer; [`TableView`] of other ranks |
 //! | [`lookup`] | [`Lookup`], the unique ids of a batch and where each of its ids stands among them |
 //! | [`cache`] | [`Cache`], the rows that devices hold: prefetch, pins, eviction with write-back |
 //! | [`file`](mod@file) | the binary sparse-parameter file |
@@ -26,4 +26,4 @@ pub mod table;
 
 pub use cache::{Cache, CacheError, Counters, Ticket};
 pub use lookup::Lookup;
-pub use table::{HostTable, TableError, TableShape};
+pub use table::{HostTable, TableError, TableShape, TableView};

@@ -5,7 +5,7 @@
 
 use crate::settings::RowOptimizer;
 use crate::shm::rows::PARAMETERS;
-use crate::shm::{RowShape, RowWriter, ShmError};
+use crate::shm::{RowReader, RowShape, RowWriter, ShmError};
 
 use super::index::{Index, NO_ID, mix};
 
@@ -215,6 +215,36 @@ impl HostTable {
         let mut entries: Vec<(u64, u32)> = self.index().entries().collect();
         entries.sort_unstable();
         entries
+    }
+}
+
+/// The table as other ranks of the machine read it, between two publications of its writer.
+pub struct TableView {
+    rows: RowReader,
+    shape: TableShape,
+}
+
+impl TableView {
+    /// Opens the table that main created.
+    ///
+    /// # Errors
+    /// When it is missing or damaged.
+    pub fn open(name: &str) -> Result<Self, ShmError> {
+        let rows = RowReader::open(name)?;
+        let shape = TableShape::of_parameters(rows.parameters()).filter(|shape| shape.memory() == rows.shape());
+        Ok(Self { shape: shape.ok_or_else(|| contradiction(name))?, rows })
+    }
+
+    pub fn shape(&self) -> TableShape {
+        self.shape
+    }
+
+    /// Copies an id's record, or its first value where it has none.
+    pub fn read(&self, id: u64, out: &mut [u32]) {
+        match Index::new(self.rows.keys(), self.rows.offsets()).find(id) {
+            Some(record) => self.rows.read(record, out),
+            None => self.shape.first_value(id, out),
+        }
     }
 }
 

@@ -31,6 +31,8 @@ pub enum Role {
     /// Of a run of `admix values train`, like the trainer.
     Reader(usize),
     Trainer,
+    /// A trainer beside it, from 1.
+    Rank(usize),
 }
 
 impl Role {
@@ -43,6 +45,7 @@ impl Role {
             Self::Checkpointer => "checkpointer",
             Self::Reader(_) => "reader",
             Self::Trainer => "trainer",
+            Self::Rank(_) => "rank",
         }
     }
 
@@ -51,6 +54,7 @@ impl Role {
         match self {
             Self::Actor(id) | Self::Reader(id) => id,
             Self::Trainer => rank::SLOT,
+            Self::Rank(id) => rank::slot(id),
             Self::Learner => learner::process::SLOT,
             Self::Evaluator => evaluator::process::SLOT,
             Self::Checkpointer => checkpoint::SLOT,
@@ -63,6 +67,7 @@ impl std::fmt::Display for Role {
         match self {
             Self::Actor(id) => write!(f, "actor{id}"),
             Self::Reader(id) => write!(f, "reader{id}"),
+            Self::Rank(id) => write!(f, "rank{id}"),
             other => f.write_str(other.subcommand()),
         }
     }
@@ -111,7 +116,7 @@ fn spawn(role: Role, directory: &RunDirectory, prefix: &str) -> anyhow::Result<C
     let log = log_of(role, directory)?;
     let mut command = this_program();
     command.arg("child").arg(role.subcommand());
-    if let Role::Actor(id) | Role::Reader(id) = role {
+    if let Role::Actor(id) | Role::Reader(id) | Role::Rank(id) = role {
         command.arg("--id").arg(id.to_string());
     }
     command
@@ -243,7 +248,7 @@ const NICENESS: i32 = 10;
 /// Its threads share the work of an update, and all wait for the last of them: with an actor in its place for a while, one of them costs the update
 /// that while, and the other's core as well. Actors have time: what they are ahead is bounded by their rings.
 pub fn queue_for_cores(role: Role) {
-    if !matches!(role, Role::Learner | Role::Trainer)
+    if !matches!(role, Role::Learner | Role::Trainer | Role::Rank(_))
         && let Err(e) = rustix::process::nice(NICENESS)
     {
         tracing::debug!("priority stays as it is: {e}");

@@ -36,6 +36,8 @@ impl RunFailure {
     pub const NOT_FINITE: u8 = 24;
     /// What a process ends with that cannot write what the run has come to.
     pub const CANNOT_SAVE: u8 = 25;
+    /// What a rank ends with when another one is gone; main's own exit code is another.
+    pub const RANK_LOST: u8 = 26;
 
     /// The program's exit code.
     pub fn code(&self) -> u8 {

@@ -1,9 +1,10 @@
 //! The main process of `admix values train`: joins and counts the exposures first, then runs readers and the trainer.
 //!
 //! When a reader dies, main starts another, which begins with the first block that was not handed over. When the trainer dies, the
-//! table may be between two states, so the whole run returns to its newest snapshot. The trainer takes blocks in a fixed order:
-//! either way the run ends with the bytes of an undisturbed one.
+//! table may be between two states, so the whole run returns to its newest snapshot; so it does when one of several ranks dies, which
+//! are trainers of one model. Blocks are taken in a fixed order: either way the run ends with the bytes of an undisturbed one.
 
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -15,7 +16,7 @@ use crate::run::context::inputs_hash;
 use crate::run::leakage::Roles;
 use crate::run::value_run::{Prepared, ValueSegments, ValueSnapshot, compile_options};
 use crate::run::{Metrics, RunDirectory};
-use crate::settings::{Configuration as _, ValueSettings};
+use crate::settings::{Configuration as _, SparseAverage, ValueSettings};
 use crate::shm::control::{STOP_ALL, STOP_LEARNING, STOP_NOW};
 use crate::shm::{Ledger, RunNames, SampleRing, sweep};
 use crate::values::Fields;
@@ -31,6 +32,8 @@ use super::resume::Refused;
 const POLL: Duration = Duration::from_millis(20);
 const SHOW_EVERY: Duration = Duration::from_secs(10);
 const FINISH: Duration = Duration::from_secs(60);
+/// How long main looks for the rank that others lost.
+const BLAME: Duration = Duration::from_secs(2);
 
 /// What a finished run reports.
 #[derive(Debug, Clone, Serialize)]
@@ -112,12 +115,25 @@ pub fn check_resume(directory: &RunDirectory, settings: &ValueSettings, now: &Pr
     let then = ValueSettings::read_resolved(&directory.config())?;
     let free = |s: &ValueSettings| {
         let mut s = s.clone();
+        s.ranks.timeout_s = 0.0;
+        // The sum over all ranks does not depend on how many there are; the mean over those that hold a row does.
+        if s.ranks.sparse_average == SparseAverage::World {
+            (s.values.batch, s.values.ranks) = (s.values.batch * s.values.ranks, 1);
+        }
         (s.checkpoint, s.watchdog, s.values.epochs, s.values.patience) = Default::default();
         // The cache changes no number.
         (s.table.cache_rows, s.table.prefetch, s.table.devices) = Default::default();
         s
     };
     let refused = |why: &str| Refused { root: directory.root().to_owned(), why: why.to_owned() };
+    let (before, ranks) = (then.values.ranks, settings.values.ranks);
+    if before != ranks && free(&then) != free(settings) {
+        return Err(refused(&format!(
+            "values.ranks was {before} and is {ranks} now; set it back. Another number of ranks goes on with the same updates only with \
+             ranks.sparse_average = \"world\" and the same values.ranks x values.batch"
+        ))
+        .into());
+    }
     if free(&then) != free(settings) {
         return Err(refused(
             "the run has another configuration; go on with its own, or start a new run in another --run-dir",
@@ -175,7 +191,10 @@ pub fn train(
                 went_back <= settings.watchdog.max_restarts,
                 RunFailure::KeepsDying { process: "trainer".into(), times: went_back, log: directory.log("trainer") }
             );
-            tracing::warn!("the trainer died; all go back to the last snapshot");
+            tracing::warn!(
+                "{} died; all go back to the last snapshot",
+                if settings.values.ranks > 1 { "a rank" } else { "the trainer" }
+            );
             continue;
         };
         let ledger = segments.rings.iter().map(SampleRing::ledger);
@@ -211,6 +230,8 @@ struct Run<'a> {
     segments: &'a ValueSegments,
     prefix: String,
     trainer: Process,
+    /// Further ranks, from 1.
+    others: Vec<Process>,
     readers: Vec<Process>,
     metrics: Metrics,
     started: Instant,
@@ -234,12 +255,14 @@ impl<'a> Run<'a> {
     ) -> anyhow::Result<Self> {
         let trainer = Process::start(Role::Trainer, directory, &prefix)?;
         let readers = (0..settings.values.readers).map(|id| Process::start(Role::Reader(id), directory, &prefix));
+        let others = (1..settings.values.ranks).map(|rank| Process::start(Role::Rank(rank), directory, &prefix));
         let samples = segments.control.learner.samples_consumed.get();
         Ok(Self {
             settings,
             directory,
             segments,
             trainer,
+            others: others.collect::<Result<_, _>>()?,
             readers: readers.collect::<Result<_, _>>()?,
             metrics: Metrics::open(&directory.metrics())?,
             started: Instant::now(),
@@ -254,15 +277,25 @@ impl<'a> Run<'a> {
         let mut deadline = None;
         let mut progress = (0, Instant::now());
         loop {
+            if let Some((rank, status)) = self.fallen_rank()? {
+                return self.rank_died(rank, status);
+            }
             if let Some(status) = self.trainer.reap()? {
                 if !status.success() {
-                    return self.trainer_died(&status);
+                    return self.rank_died(0, status);
+                }
+                for other in &mut self.others {
+                    let status = other.finish(&mut Deadline::after(FINISH), interrupt)?;
+                    anyhow::ensure!(status.is_none_or(|status| status.success()), "{} failed at the end", other.role);
                 }
                 control.request_stop(STOP_ALL);
-                for (reader, ring) in self.readers.iter_mut().zip(&self.segments.rings) {
-                    ring.space().ring();
+                let ranks = self.settings.values.ranks;
+                for (reader, rings) in self.readers.iter_mut().zip(self.segments.rings.chunks(ranks)) {
+                    rings.iter().for_each(|ring| ring.space().ring());
                     reader.finish(&mut Deadline::after(FINISH), interrupt)?;
-                    ring.recover_writer(&control.data);
+                    for ring in rings {
+                        ring.recover_writer(&control.data);
+                    }
                 }
                 let done = interrupt.count() == 0;
                 let patience = self.settings.values.patience;
@@ -311,9 +344,44 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn trainer_died(&mut self, status: &std::process::ExitStatus) -> anyhow::Result<Ended> {
+    /// A rank other than the first that ended and should not have, with its status.
+    fn fallen_rank(&mut self) -> anyhow::Result<Option<(usize, ExitStatus)>> {
+        for (rank, other) in (1..).zip(&mut self.others) {
+            if let Some(status) = other.reap()? {
+                if !status.success() {
+                    return Ok(Some((rank, status)));
+                }
+                // It has ended well; the first one saves.
+                other.due = Some(Instant::now() + Duration::from_secs(u32::MAX.into()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The rank that is to blame for the end of `rank`: one that merely lost another says so by its status.
+    fn blame(&mut self, rank: usize, status: ExitStatus) -> anyhow::Result<(usize, ExitStatus)> {
+        let lost_another = |status: &ExitStatus| status.code() == Some(RunFailure::RANK_LOST.into());
+        if let Some(exchange) = &self.segments.exchange {
+            exchange.died(rank);
+        }
+        let begun = Instant::now();
+        while lost_another(&status) && begun.elapsed() < BLAME {
+            let ranks = std::iter::once(&mut self.trainer).chain(&mut self.others).enumerate();
+            for (rank, process) in ranks {
+                if let Some(status) = process.reap()?.filter(|status| !status.success() && !lost_another(status)) {
+                    return Ok((rank, status));
+                }
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok((rank, status))
+    }
+
+    fn rank_died(&mut self, rank: usize, status: ExitStatus) -> anyhow::Result<Ended> {
         self.segments.control.request_stop(STOP_NOW);
-        let log = self.directory.log("trainer");
+        let (rank, status) = self.blame(rank, status)?;
+        let role = if rank == 0 { Role::Trainer } else { Role::Rank(rank) };
+        let log = self.directory.log(&role.to_string());
         match status.code().and_then(|code| u8::try_from(code).ok()) {
             // In a fixed order the same would follow again.
             Some(RunFailure::NOT_FINITE) => Err(RunFailure::NotFinite { incidents: self.directory.logs() }.into()),
@@ -323,13 +391,13 @@ impl<'a> Run<'a> {
                 let said = std::fs::read_to_string(&log).unwrap_or_default();
                 let last = said.lines().rev().find(|line| line.starts_with("error:")).unwrap_or("error: see its log");
                 anyhow::bail!(
-                    "the trainer ended: {} (its log is {})",
+                    "the {role} process ended: {} (its log is {})",
                     last.trim_start_matches("error: "),
                     log.display()
                 )
             }
             _ => {
-                let record = Restart { process: "trainer".into(), status: status.to_string(), lost: 0 };
+                let record = Restart { process: role.to_string(), status: status.to_string(), lost: 0 };
                 self.metrics.append("restart", &record);
                 Ok(Ended::TrainerDied)
             }
@@ -340,7 +408,9 @@ impl<'a> Run<'a> {
         let control = &self.segments.control;
         for (id, reader) in self.readers.iter_mut().enumerate() {
             if let Some(status) = reader.reap()? {
-                let lost = self.segments.rings[id].recover_writer(&control.data);
+                let ranks = self.settings.values.ranks;
+                let rings = &self.segments.rings[id * ranks..(id + 1) * ranks];
+                let lost = rings.iter().map(|ring| ring.recover_writer(&control.data)).sum();
                 control.processes[id].clear();
                 // It has given all passes, or was asked to stop.
                 if status.success() || control.stop_level() > 0 {

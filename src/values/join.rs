@@ -80,6 +80,8 @@ pub struct Joined {
     pub samples: Vec<Sample>,
     /// `fields` ids of each sample.
     pub ids: Vec<u64>,
+    /// Request of each sample.
+    pub requests: Vec<u64>,
     /// Ad and slot of each sample, for reports.
     pub places: Vec<(u64, u32)>,
     pub counts: JoinCounts,
@@ -110,10 +112,11 @@ pub fn join(dir: &Path, options: CompileOptions, fields: &Fields, share: Share) 
     let mut exposed = vec![false; log.requests().len()];
     let mut table = Table::open(&path, exposure::COLUMNS)?;
     let mut row = table.row();
-    let mut joined = Joined { samples: vec![], ids: vec![], places: vec![], counts: JoinCounts::default(), log };
+    let mut joined =
+        Joined { samples: vec![], ids: vec![], requests: vec![], places: vec![], counts: JoinCounts::default(), log };
     let (mut first, mut queue) = (None, Vec::new());
     let mut usable = 0;
-    let Joined { log, samples, ids, places, counts } = &mut joined;
+    let Joined { log, samples, ids, requests, places, counts } = &mut joined;
     while table.read(&mut row)? {
         counts.rows += 1;
         let exposure = match exposure::parse(&row) {
@@ -156,6 +159,7 @@ pub fn join(dir: &Path, options: CompileOptions, fields: &Fields, share: Share) 
             weight: Sample::weight(exposure.propensity),
         });
         fields.ids(request, shown.ad_id, shown.ad_type, ids);
+        requests.push(request.request_id);
         places.push((shown.ad_id, request.slot_id));
     }
     if usable == 0 {

@@ -247,7 +247,7 @@ impl Net {
     /// `dispersion` is the charges' variance over their mean.
     pub fn losses(&mut self, batch: &Block, dispersion: f32) -> Losses {
         let mut losses = Losses::default();
-        let scale = 1.0 / batch.len().max(1) as f32;
+        let scale = batch.scale();
         self.d_out.clear();
         for (i, out) in self.out.chunks_exact(HEADS).enumerate() {
             let weight = batch.weight[i];

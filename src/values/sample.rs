@@ -77,6 +77,9 @@ pub struct Block {
     pub epoch: u64,
     /// Whether it is its reader's last of the pass.
     pub ends_epoch: bool,
+    /// Where it is a rank's shard: samples of the whole batch, and ranks that share them. 0 where it is the whole batch.
+    pub whole: u64,
+    pub ranks: u64,
     /// `fields` ids of each sample.
     pub ids: Vec<u64>,
     /// `DENSE` features of each sample.
@@ -97,6 +100,16 @@ impl Block {
 
     pub fn is_empty(&self) -> bool {
         self.weight.is_empty()
+    }
+
+    /// Samples of the whole batch.
+    pub fn whole(&self) -> u64 {
+        if self.ranks > 0 { self.whole } else { self.len() as u64 }
+    }
+
+    /// What sums over the samples are multiplied by, so that the mean over all shards is the mean over the whole batch.
+    pub fn scale(&self) -> f32 {
+        if self.ranks > 0 { self.ranks as f32 / self.whole.max(1) as f32 } else { 1.0 / self.len().max(1) as f32 }
     }
 
     pub fn clear(&mut self) {

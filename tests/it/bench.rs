@@ -46,6 +46,22 @@ fn nothing_is_torn_between_processes() {
 }
 
 #[test]
+fn all_ranks_average_to_the_same() {
+    let report =
+        bench("collectives", &["--ranks", "1", "--ranks", "3", "--bytes", "40000", "--rounds", "40", "--no-mpi"]);
+    let runs = report["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 2, "{report}");
+    for (run, ranks) in runs.iter().zip([1.0, 3.0]) {
+        assert_eq!(
+            (number(run, "ranks"), number(run, "bytes"), number(run, "wrong")),
+            (ranks, 40_000.0, 0.0),
+            "{report}"
+        );
+    }
+    assert_eq!(report["mpi_missing"], "left out");
+}
+
+#[test]
 fn the_benchmark_plans_what_it_says() {
     let report = bench("plan", &["--contracts", "60", "--nodes", "3000", "--runs", "1"]);
     let number = |name: &str| number(&report, name);

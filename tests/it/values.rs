@@ -13,24 +13,29 @@ use super::decisions::synth;
 use super::logs::LogRows;
 use super::support::admix;
 
-const WORLD: &str = "requests = 4000\nqueue = 8\nregions = 3\nslots = 2\nages = 2\nusers = 300\nauction_ads = 40\n\
+pub const WORLD: &str = "requests = 4000\nqueue = 8\nregions = 3\nslots = 2\nages = 2\nusers = 300\nauction_ads = 40\n\
                      contracts = 4\ncontracts_per_queue = 2.0\n[errors]\nad = 0.4\nad_region = 0.2\ntrain_days = 2\n";
 const CONFIG: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/configs/values.toml");
 
 /// Two days to learn from, one to validate on and one that is reported.
-struct Scene {
-    folder: TempDir,
-    days: Vec<PathBuf>,
+pub struct Scene {
+    pub folder: TempDir,
+    pub days: Vec<PathBuf>,
 }
 
 impl Scene {
     fn new() -> Self {
+        Self::of(WORLD)
+    }
+
+    /// Days of another world.
+    pub fn of(world: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let days = synth(folder.path(), WORLD, 4);
+        let days = synth(folder.path(), world, 4);
         Self { folder, days }
     }
 
-    fn command(&self, run: &str, sets: &[&str]) -> assert_cmd::Command {
+    pub fn command(&self, run: &str, sets: &[&str]) -> assert_cmd::Command {
         let list = |days: &[PathBuf]| format!("{:?}", days.iter().map(|d| d.to_str().unwrap()).collect::<Vec<_>>());
         let mut command = admix();
         command.args(["values", "train", "--config", CONFIG, "--run-dir"]).arg(self.folder.path().join(run));
@@ -50,14 +55,14 @@ impl Scene {
     }
 
     /// Trains and returns the run directory.
-    fn train(&self, run: &str, sets: &[&str]) -> PathBuf {
+    pub fn train(&self, run: &str, sets: &[&str]) -> PathBuf {
         self.command(run, sets).assert().success();
         self.folder.path().join(run)
     }
 }
 
 /// The bytes of a run's model, by file name.
-fn model(run: &Path) -> BTreeMap<String, Vec<u8>> {
+pub fn model(run: &Path) -> BTreeMap<String, Vec<u8>> {
     let files = std::fs::read_dir(run.join("values")).unwrap().flatten();
     files.map(|f| (f.file_name().into_string().unwrap(), std::fs::read(f.path()).unwrap())).collect()
 }

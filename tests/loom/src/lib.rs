@@ -10,12 +10,13 @@
 //! |---|---|---|
 //! | `sync` | the atomics | loom's, each asking `plant` whether it is to be wrong |
 //! | `segment` | mapped memory | objects on the heap, payload bytes with a race detector on each page |
+//! | `names` | `/proc` | the process lives |
 //! | `futex` | two system calls | a mutex and a condition variable of loom's; no timeouts, so that a wake-up that is lost is a deadlock |
 //! | `pod` | what may be shared | asks for `Default`: loom has to make each atomic itself |
 //! | `plant` | | planted bugs: an ordering weakened, a store delayed or left out, a buffer used twice |
 //!
 //! The models are in `tests/`. **Covered:** the orderings by which live processes depend on each other in ring, cell,
-//! halves, turns and doorbell; the ledger at the end; lost wake-ups; roles handed on; recovery of one side while the other one
+//! halves, turns, exchange and doorbell; the ledger at the end; lost wake-ups; roles handed on; recovery of one side while the other one
 //! goes on. **Not covered:** a kill between two stores, and the orderings that only what a killed process leaves depends
 //! on, `Account`'s above all (unit tests in `src/shm` visit each such state, single-threaded, with `crash`); more
 //! preemptions than the bound, more than three threads, timeouts, the system calls themselves; and a load that returns
@@ -25,9 +26,12 @@
 pub mod cell;
 #[path = "../../../src/shm/error.rs"]
 pub mod error;
+#[path = "../../../src/shm/exchange.rs"]
+pub mod exchange;
 mod futex;
 #[path = "../../../src/shm/halves.rs"]
 pub mod halves;
+mod names;
 pub mod plant;
 pub mod pod;
 #[path = "../../../src/shm/ring/mod.rs"]

@@ -43,6 +43,7 @@ macro_rules! sources {
 
 sources!(
     "cell.rs",
+    "exchange.rs",
     "halves.rs",
     "turns.rs",
     "wait.rs",

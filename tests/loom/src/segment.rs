@@ -28,8 +28,12 @@ pub struct Segment {
 
 struct Page {
     watch: loom::cell::UnsafeCell<()>,
-    bytes: UnsafeCell<[u8; PAGE]>,
+    bytes: UnsafeCell<Aligned>,
 }
+
+/// Floats may lie in it.
+#[repr(align(64))]
+struct Aligned([u8; PAGE]);
 
 // SAFETY: objects are behind a mutex and `Sync` themselves; the pages' bytes are handed out by unsafe functions only.
 unsafe impl Sync for Segment {}
@@ -40,7 +44,7 @@ impl Segment {
     /// # Errors
     /// Never; it has the signature of what it stands in for.
     pub fn create(name: &str, _: Kind, _: u64, body_len: usize) -> Result<Self, ShmError> {
-        let page = || Page { watch: loom::cell::UnsafeCell::new(()), bytes: UnsafeCell::new([0; PAGE]) };
+        let page = || Page { watch: loom::cell::UnsafeCell::new(()), bytes: UnsafeCell::new(Aligned([0; PAGE])) };
         let pages = (0..body_len.div_ceil(PAGE)).map(|_| page()).collect();
         Ok(Self { name: name.into(), objects: Mutex::default(), pages })
     }
@@ -98,7 +102,7 @@ impl Segment {
             page.watch.with(|_| ());
         }
         // SAFETY: the caller's promise.
-        unsafe { &(&*page.bytes.get())[start..start + len] }
+        unsafe { &(&*page.bytes.get()).0[start..start + len] }
     }
 
     /// # Safety
@@ -110,7 +114,7 @@ impl Segment {
             page.watch.with_mut(|_| ());
         }
         // SAFETY: the caller's promise.
-        unsafe { &mut (&mut *page.bytes.get())[start..start + len] }
+        unsafe { &mut (&mut *page.bytes.get()).0[start..start + len] }
     }
 
     /// A range of payload lies within one page: models are small.

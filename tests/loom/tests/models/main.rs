@@ -2,6 +2,7 @@
 
 mod cell;
 mod doorbell;
+mod exchange;
 mod halves;
 mod ring;
 mod support;

@@ -1,0 +1,162 @@
+use std::thread;
+
+use super::super::crash::{abandon, kill_after};
+use super::super::segment::tests::unique_name;
+use super::*;
+
+const PATIENT: Duration = Duration::from_secs(300);
+
+fn exchange(ranks: usize, words: usize, bytes: usize) -> Arc<Exchange> {
+    Arc::new(Exchange::create(&unique_name("exchange"), ExchangeShape { ranks, words, bytes }).unwrap())
+}
+
+/// What a rank gives: floats whose sum depends on the order of its terms, and bytes of its own length.
+fn floats(rank: usize, round: usize, words: usize) -> Vec<f32> {
+    (0..words).map(|i| ((i * 7 + rank * 13 + round) as f32).sin() * 10f32.powi((rank * 3 + i % 5) as i32)).collect()
+}
+
+fn bytes(rank: usize, round: usize) -> Vec<u8> {
+    vec![(rank * 16 + round) as u8; (rank * 5 + round * 3) % 40]
+}
+
+fn reference(ranks: usize, round: usize, words: usize) -> Vec<f32> {
+    let all: Vec<Vec<f32>> = (0..ranks).map(|rank| floats(rank, round, words)).collect();
+    let sum = |i: usize| all[1..].iter().fold(all[0][i], |sum, floats| sum + floats[i]);
+    (0..words).map(|i| sum(i) / ranks as f32).collect()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn every_rank_gets_the_same_mean_in_the_order_of_the_ranks_and_all_bytes() {
+    for (ranks, words) in [(1, 5), (2, 1), (2, 4099), (3, 2), (3, 5000), (4, 0), (5, 1024)] {
+        let exchange = exchange(ranks, words, 64);
+        thread::scope(|s| {
+            for rank in 0..ranks {
+                let mut seat = exchange.join(rank, PATIENT).unwrap();
+                s.spawn(move || {
+                    for round in 0..20 {
+                        let mut values = floats(rank, round, words);
+                        let mut read = Vec::new();
+                        let mine = bytes(rank, round);
+                        seat.exchange(&mut values, &mine, &mut |from, bytes| read.push((from, bytes.to_vec())))
+                            .unwrap();
+                        assert_eq!(
+                            bits(&values),
+                            bits(&reference(ranks, round, words)),
+                            "{ranks} ranks, {words} words"
+                        );
+                        let expected: Vec<_> = (0..ranks).map(|from| (from, bytes(from, round))).collect();
+                        assert_eq!(read, expected);
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_stops_at_any_store_is_an_error_in_all_others() {
+    const RANKS: usize = 3;
+    for step in 0.. {
+        let exchange = exchange(RANKS, 8, 8);
+        let over = thread::scope(|s| {
+            let victim = s.spawn(|| {
+                let mut seat = exchange.join(1, PATIENT).unwrap();
+                let done = kill_after(step, || {
+                    (0..2).for_each(|round| {
+                        seat.exchange(&mut floats(1, round, 8), &[1], &mut |_, _| {}).unwrap();
+                    });
+                });
+                abandon(seat);
+                // Main reaps it.
+                exchange.died(1);
+                done.is_some()
+            });
+            let others = [0, 2].map(|rank| {
+                let mut seat = exchange.join(rank, PATIENT).unwrap();
+                s.spawn(move || {
+                    for round in 0..3 {
+                        let mut values = floats(rank, round, 8);
+                        match seat.exchange(&mut values, &[rank as u8], &mut |_, _| {}) {
+                            Ok(()) => assert_eq!(bits(&values), bits(&reference(RANKS, round, 8))),
+                            Err(broken) => return (round, broken),
+                        }
+                    }
+                    panic!("three exchanges of a rank that makes two");
+                })
+            });
+            for other in others {
+                let (_, broken) = other.join().unwrap();
+                assert_eq!(broken, Broken::Died { rank: 1 }, "step {step}");
+            }
+            victim.join().unwrap()
+        });
+        if over {
+            assert!(step > 10, "every store was a step");
+            break;
+        }
+    }
+}
+
+#[test]
+fn who_does_not_come_in_time_is_named_and_the_exchange_stays_broken() {
+    let exchange = exchange(2, 8, 8);
+    let mut seat = exchange.join(0, Duration::from_millis(20)).unwrap();
+    let call = |seat: &mut Seat| seat.exchange(&mut [1.0], &[], &mut |_, _| {});
+    assert_eq!(call(&mut seat), Err(Broken::Late { rank: 1 }));
+    exchange.died(0);
+    assert_eq!(call(&mut seat), Err(Broken::Late { rank: 1 }), "the first cause stays");
+    let mut late = exchange.join(1, PATIENT).unwrap();
+    assert_eq!(call(&mut late), Err(Broken::Late { rank: 1 }));
+}
+
+#[test]
+fn calls_that_differ_and_calls_that_do_not_fit_are_refused() {
+    let exchange = exchange(2, 8, 8);
+    thread::scope(|s| {
+        let calls = [3, 4].map(|words| {
+            let mut seat = exchange.join(words - 3, PATIENT).unwrap();
+            s.spawn(move || seat.exchange(&mut vec![1.0; words], &[], &mut |_, _| {}))
+        });
+        for call in calls {
+            assert_eq!(call.join().unwrap(), Err(Broken::Differs { rank: 1 }));
+        }
+    });
+    let exchange = self::exchange(2, 8, 8);
+    let mut seat = exchange.join(0, PATIENT).unwrap();
+    assert!(matches!(seat.exchange(&mut [0.0; 9], &[], &mut |_, _| {}), Err(Broken::TooLong { words: 9, .. })));
+    assert!(matches!(seat.exchange(&mut [], &[0; 9], &mut |_, _| {}), Err(Broken::TooLong { bytes: 9, .. })));
+    assert_eq!(exchange.broken(), None, "the others may go on with a call that fits");
+}
+
+#[test]
+fn a_seat_has_one_process() {
+    let exchange = exchange(2, 8, 8);
+    let _seat = exchange.join(1, PATIENT).unwrap();
+    assert!(matches!(exchange.join(1, PATIENT), Err(ShmError::RoleTaken { .. })));
+}
+
+#[test]
+fn nobody_goes_on_before_rank_0_has_published() {
+    let exchange = exchange(2, 8, 8);
+    let (first, second) = (exchange.join(0, PATIENT).unwrap(), exchange.join(1, PATIENT).unwrap());
+    let written = std::sync::atomic::AtomicU64::new(0);
+    thread::scope(|s| {
+        s.spawn(|| {
+            for generation in 1..=500 {
+                written.store(generation, Ordering::Relaxed);
+                first.publish(generation);
+            }
+        });
+        for generation in 1..=500 {
+            second.wait_published(generation).unwrap();
+            assert!(written.load(Ordering::Relaxed) >= generation);
+        }
+    });
+    exchange.died(0);
+    assert_eq!(second.wait_published(501), Err(Broken::Died { rank: 0 }));
+    assert_eq!(second.wait_published(500), Ok(()), "what is published stays");
+}

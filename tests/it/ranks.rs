@@ -1,0 +1,172 @@
+//! `values.ranks`: several trainers of one model, through real processes.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use admix::sparse::file;
+use rand::{RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+
+use super::harness::PATIENCE;
+use super::support::admix;
+use super::values::{Scene, WORLD, model};
+
+/// A world whose exposures have propensities, so that samples weigh differently.
+fn scene() -> Scene {
+    Scene::of(WORLD)
+}
+
+/// The network's parameters and every row with its state, as numbers.
+fn numbers(scene: &Scene, run: &Path) -> (Vec<f32>, BTreeMap<u64, Vec<f32>>) {
+    let out = scene.folder.path().join("rows.bin");
+    let mut command = admix();
+    command.args(["values", "dump", "--values"]).arg(run).arg("--out").arg(&out).assert().success();
+    let table = file::read(&out, 0, 1).unwrap();
+    let floats = table.shape().floats();
+    let row = |record: u32| table.record(record)[..floats].iter().map(|word| f32::from_bits(*word)).collect();
+    let rows = table.sorted().into_iter().map(|(id, record)| (id, row(record))).collect();
+    let net = std::fs::read(out.with_extension("bin.safetensors")).unwrap();
+    let net = safetensors::SafeTensors::deserialize(&net).unwrap();
+    let mut tensors = net.tensors();
+    tensors.sort_by(|a, b| a.0.cmp(&b.0));
+    let of_tensor = |(_, tensor): &(String, safetensors::tensor::TensorView<'_>)| -> Vec<f32> {
+        tensor.data().chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+    };
+    (tensors.iter().flat_map(of_tensor).collect(), rows)
+}
+
+/// The largest difference between two models, relative to the largest number of each kind.
+fn difference(a: &(Vec<f32>, BTreeMap<u64, Vec<f32>>), b: &(Vec<f32>, BTreeMap<u64, Vec<f32>>)) -> f32 {
+    assert_eq!(a.0.len(), b.0.len());
+    assert!(a.1.keys().eq(b.1.keys()), "other rows");
+    let worst = |a: &[f32], b: &[f32]| {
+        let most = a.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        a.iter().zip(b).fold(0.0f32, |worst, (a, b)| worst.max((a - b).abs())) / most
+    };
+    let flat = |rows: &BTreeMap<u64, Vec<f32>>| rows.values().flatten().copied().collect::<Vec<f32>>();
+    worst(&a.0, &b.0).max(worst(&flat(&a.1), &flat(&b.1)))
+}
+
+#[test]
+fn ranks_with_a_part_of_the_batch_each_learn_what_one_learns_with_the_whole() {
+    let scene = scene();
+    let run = |name: &str, sets: &[&str]| numbers(&scene, &scene.train(name, &[&["values.epochs=1"], sets].concat()));
+    let world = "ranks.sparse_average=world";
+    let one = run("one", &["values.batch=512"]);
+    let two = run("two", &["values.batch=256", "values.ranks=2", world]);
+    let four = run("four", &["values.batch=128", "values.ranks=4", world]);
+    for (name, other) in [("two", &two), ("four", &four)] {
+        let worst = difference(&one, other);
+        assert!(worst < 2e-5, "{name}: {worst}");
+    }
+    // Another divisor is another model.
+    let occurrence = run("occurrence", &["values.batch=256", "values.ranks=2"]);
+    assert!(difference(&one, &occurrence) > 1e-3);
+}
+
+#[test]
+fn the_timing_and_killed_processes_change_no_bit() {
+    let scene = scene();
+    let sets = ["values.readers=2", "values.ranks=3", "values.batch=100"];
+    let plain = model(&scene.train("plain", &sets));
+    assert!(plain == model(&scene.train("again", &sets)));
+    for (i, failpoint) in [
+        "reader.claimed@40=kill",
+        "reader.committed@52=kill",
+        "other.update@20=kill",
+        "other.exchange@21=kill",
+        "rank.exchange@22=kill",
+        "rank.written@23=kill",
+        "rank.snapshot@9=kill",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let run = format!("killed{i}");
+        let mut command = scene.command(&run, &[&sets[..], &["checkpoint.every_s=0.001"]].concat());
+        let assert = command.env("ADMIX_FAILPOINT", failpoint).assert().success();
+        let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+        assert!(said.contains("started again") || said.contains("went back"), "{failpoint}: nobody died: {said}");
+        assert!(plain == model(&scene.folder.path().join(&run)), "{failpoint}");
+    }
+}
+
+/// Processes of a run by what they are called in lists.
+fn pids(main: u32, name: &str) -> Vec<i32> {
+    let children = std::fs::read_to_string(format!("/proc/{main}/task/{main}/children")).unwrap_or_default();
+    let is = |pid: &&str| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name);
+    children.split_whitespace().filter(is).map(|pid| pid.parse().unwrap()).collect()
+}
+
+#[test]
+fn ranks_killed_at_random_moments_hang_nobody_and_change_no_bit() {
+    let scene = scene();
+    let sets = ["values.ranks=2", "values.batch=128", "values.epochs=30", "checkpoint.every_s=0.02"];
+    let plain = model(&scene.train("plain", &sets));
+    let mut rng = ChaCha8Rng::seed_from_u64(5);
+    let mut program = std::process::Command::new(scene.command("killed", &sets).get_program());
+    program.args(scene.command("killed", &sets).get_args());
+    let mut child = program.stderr(std::process::Stdio::null()).spawn().unwrap();
+    let begun = std::time::Instant::now();
+    let mut kills = 0;
+    while child.try_wait().unwrap().is_none() {
+        assert!(begun.elapsed() < PATIENCE, "it hangs");
+        std::thread::sleep(Duration::from_millis(rng.random_range(20..400)));
+        let name = ["admix-rank1", "admix-trainer"][rng.random_range(0..2)];
+        if let Some(pid) = pids(child.id(), name).first().filter(|_| kills < 15) {
+            let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(*pid), nix::sys::signal::Signal::SIGKILL);
+            kills += 1;
+        }
+    }
+    assert!(child.wait().unwrap().success(), "after {kills} kills");
+    assert!(plain == model(&scene.folder.path().join("killed")), "after {kills} kills");
+}
+
+#[test]
+fn an_interrupted_run_goes_on_with_as_many_ranks_and_with_others_where_that_is_the_same() {
+    let scene = scene();
+    let sets = ["values.ranks=2", "values.batch=64", "values.epochs=60", "ranks.sparse_average=world"];
+    let interrupted = |run: &str| {
+        let mut program = std::process::Command::new(scene.command(run, &sets).get_program());
+        program.args(scene.command(run, &sets).get_args());
+        let mut child = program.stderr(std::process::Stdio::null()).spawn().unwrap();
+        let metrics = scene.folder.path().join(run).join("metrics.jsonl");
+        while !std::fs::read_to_string(&metrics).is_ok_and(|text| text.contains("\"kind\":\"evaluation\"")) {
+            assert!(child.try_wait().unwrap().is_none(), "it ended before anything was learned");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), nix::sys::signal::Signal::SIGINT)
+            .unwrap();
+        // It may have come to its end a moment before.
+        let code = child.wait().unwrap().code();
+        assert!(code == Some(130) || code == Some(0), "{code:?}");
+    };
+    let plain = model(&scene.train("plain", &sets));
+    interrupted("same");
+    scene.command("same", &sets).arg("--resume").assert().success();
+    assert!(plain == model(&scene.folder.path().join("same")));
+
+    interrupted("other");
+    let assert = scene.command("other", &[&sets[..], &["values.ranks=4"]].concat()).arg("--resume").assert().code(2);
+    let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    assert!(said.contains("values.ranks was 2 and is 4 now") && said.contains("world"), "{said}");
+    let four = [&sets[..], &["values.ranks=4", "values.batch=32"]].concat();
+    scene.command("other", &four).arg("--resume").assert().success();
+    let [plain, other] = ["plain", "other"].map(|run| numbers(&scene, &scene.folder.path().join(run)));
+    let worst = difference(&plain, &other);
+    assert!(worst < 0.05, "{worst}");
+}
+
+#[test]
+fn a_full_table_and_settings_that_do_not_go_together_are_named() {
+    let scene = scene();
+    let refused = |run: &str, sets: &[&str], code: i32, names: &[&str]| {
+        let assert = scene.command(run, &[&["values.ranks=2"], sets].concat()).assert().code(code);
+        let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+        assert!(names.iter().all(|name| said.contains(name)), "{said}");
+    };
+    refused("full", &["table.max_rows=50"], 1, &["table.max_rows", "50 rows"]);
+    refused("cached", &["table.cache_rows=300"], 2, &["table.cache_rows", "values.ranks"]);
+    refused("many", &["values.ranks=9"], 2, &["values.ranks", "8"]);
+}

@@ -1,0 +1,113 @@
+//! The exchange: every rank gets the same mean and all bytes, and nothing is overwritten while somebody reads it.
+
+use std::sync::Arc;
+
+use admix_loom::exchange::{Broken, Exchange, ExchangeShape, Seat};
+use admix_loom::plant::{Plant, Site};
+use admix_loom::sync::Ordering;
+use loom::thread;
+
+use super::support::{FOREVER, caught, explore};
+
+const WORDS: usize = 2;
+
+fn exchange() -> (Arc<Exchange>, [Seat; 2]) {
+    let exchange = Arc::new(Exchange::create("exchange", ExchangeShape { ranks: 2, words: WORDS, bytes: 4 }).unwrap());
+    let seats = [0, 1].map(|rank| exchange.join(rank, FOREVER).unwrap());
+    (exchange, seats)
+}
+
+fn take_part(mut seat: Seat, rounds: u8) {
+    let rank = seat.rank() as u8;
+    for round in 0..rounds {
+        let mut values = [f32::from(round * 10 + rank); WORDS];
+        let mut read = Vec::new();
+        seat.exchange(&mut values, &[round * 2 + rank], &mut |_, bytes| read.extend_from_slice(bytes)).unwrap();
+        assert_eq!(values, [f32::from(round * 10) + 0.5; WORDS], "a wrong mean");
+        assert_eq!(read, [round * 2, round * 2 + 1], "wrong bytes");
+    }
+}
+
+fn two_rounds() {
+    let (_exchange, [first, second]) = exchange();
+    let other = thread::spawn(move || take_part(second, 2));
+    take_part(first, 2);
+    other.join().unwrap();
+}
+
+/// Bytes alone: the ranks do not wait for each other at the end of a round.
+fn gathers() {
+    let (_exchange, [mut first, mut second]) = exchange();
+    let gather = |seat: &mut Seat| {
+        for round in 0..2u8 {
+            let mut read = Vec::new();
+            let mine = [round * 2 + seat.rank() as u8];
+            seat.exchange(&mut [], &mine, &mut |_, bytes| read.extend_from_slice(bytes)).unwrap();
+            assert_eq!(read, [round * 2, round * 2 + 1], "wrong bytes");
+        }
+    };
+    let other = thread::spawn(move || gather(&mut second));
+    gather(&mut first);
+    other.join().unwrap();
+}
+
+/// Rank 0 writes what the other one reads behind the publication.
+fn publication() {
+    let (exchange, [first, second]) = exchange();
+    let written = Arc::new(loom::cell::UnsafeCell::new(0));
+    let shared = Written(written.clone());
+    let writer = thread::spawn(move || {
+        let shared = shared;
+        // SAFETY: the other rank reads behind the publication; loom checks it.
+        shared.0.with_mut(|written| unsafe { *written = 7 });
+        first.publish(1);
+    });
+    second.wait_published(1).unwrap();
+    // SAFETY: as above.
+    assert_eq!(written.with(|written| unsafe { *written }), 7);
+    writer.join().unwrap();
+    drop(exchange);
+}
+
+struct Written(Arc<loom::cell::UnsafeCell<u32>>);
+
+// SAFETY: what the model is about.
+unsafe impl Send for Written {}
+
+/// Main reaps a rank that never took part.
+fn a_dead_rank() {
+    let (exchange, [mut first, _dead]) = exchange();
+    let main = thread::spawn(move || exchange.died(1));
+    let broken = first.exchange(&mut [1.0; WORDS], &[], &mut |_, _| {});
+    assert_eq!(broken, Err(Broken::Died { rank: 1 }));
+    main.join().unwrap();
+}
+
+#[test]
+fn all_ranks_get_the_same() {
+    explore(1, two_rounds);
+    explore(2, gathers);
+    explore(2, publication);
+}
+
+#[test]
+fn nobody_waits_for_the_dead() {
+    explore(3, a_dead_rank);
+}
+
+#[test]
+fn planted_bugs_are_found() {
+    const DAMAGE: &[&str] = &["Causality violation", "a wrong mean", "wrong bytes", "Differs"];
+    let site = |code| Site::find("exchange.rs", code);
+    let step = site("line.step.store(step, Ordering::Release)");
+    let seen = site("line.step.load(Ordering::Acquire)");
+    // The bell orders as well, as far as nobody saw the step before it was rung.
+    for bug in [Plant::Weaken(vec![step], Ordering::Relaxed), Plant::Weaken(vec![seen], Ordering::Relaxed)] {
+        caught(bug, 2, two_rounds, DAMAGE);
+    }
+    let published = site("head.published.store(generation, Ordering::Release)");
+    caught(Plant::Weaken(vec![published], Ordering::Relaxed), 2, publication, DAMAGE);
+    caught(Plant::OneBuffer, 2, two_rounds, DAMAGE);
+    let poison = site("compare_exchange(0, cause.encode(), Ordering::Release, Ordering::Relaxed)");
+    caught(Plant::Skip(poison), 2, a_dead_rank, &["deadlock", "Deadlock"]);
+}
