@@ -111,6 +111,12 @@ pub struct Check {
     /// Share of bad track rows above which a log is refused
     #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
     max_bad_share: f64,
+    /// Memory that compiling may take, MB, as data.memory_mb of your configuration has it
+    #[arg(long, value_name = "MB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(16..=1 << 20))]
+    memory: u32,
+    /// Read every table and every compiled block again, also where nothing says that they changed
+    #[arg(long)]
+    verify: bool,
     /// Seconds until a policy observes a delivery, as env.feedback_delay_s of your configuration has it
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     feedback_delay: f64,
@@ -177,7 +183,9 @@ impl Ipinyou {
 
 impl Check {
     fn run(self) -> anyhow::Result<Exit> {
-        let options = CompileOptions { max_bad_share: self.max_bad_share, ..CompileOptions::default() };
+        let memory = (self.memory as usize) << 20;
+        let (max_bad_share, verify) = (self.max_bad_share, self.verify);
+        let options = CompileOptions { max_bad_share, memory, verify, ..CompileOptions::default() };
         let mut exit = Exit::Done;
         let mut hourly = Vec::new();
         for dir in &self.dirs {

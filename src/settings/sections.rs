@@ -97,11 +97,14 @@ pub struct Data {
     pub values: PathBuf,
     /// Share of bad rows above which a log is refused.
     pub max_bad_share: f64,
+    /// Memory that compiling a log may take, MB (2^20 bytes); what is more is sorted on disk.
+    pub memory_mb: usize,
 }
 
 impl Default for Data {
     fn default() -> Self {
-        Self { train: vec![], validation: vec![], test: vec![], values: PathBuf::new(), max_bad_share: 0.01 }
+        let (max_bad_share, memory_mb) = (0.01, 1024);
+        Self { train: vec![], validation: vec![], test: vec![], values: PathBuf::new(), max_bad_share, memory_mb }
     }
 }
 

@@ -1,0 +1,130 @@
+//! Writes a compiled log request by request: a block is written as soon as it is full, so that memory does not grow with the day.
+
+use std::io::{Result, Seek, SeekFrom, Write};
+
+use bytemuck::Zeroable as _;
+use twox_hash::{XxHash3_64, XxHash3_128};
+
+use super::compile::Output;
+use super::compiled::{Auction, BLOCK, Entry, HEADER, Header, MAGIC, RECORD_SIZES, Request, Tail, VERSION};
+use super::requests::BlockMeta;
+
+/// A compiled log being written. Until [`LogWriter::finish`] its header is zero: half a file is never taken for a whole one.
+pub(super) struct LogWriter<W> {
+    to: W,
+    at: u64,
+    index: Vec<BlockMeta>,
+    requests: Vec<Request>,
+    entries: Vec<Entry>,
+    auctions: Vec<Auction>,
+    counts: [u64; 3],
+    content: XxHash3_128,
+}
+
+impl<W: Write + Seek> LogWriter<W> {
+    /// A writer that has yet to begin.
+    pub fn new(to: W) -> Self {
+        let content = XxHash3_128::new();
+        let (requests, entries, auctions) = (Vec::new(), Vec::new(), Vec::new());
+        Self { to, at: 0, index: Vec::new(), requests, entries, auctions, counts: [0; 3], content }
+    }
+
+    /// Appends a request, which is not earlier than the one before it.
+    pub fn push(&mut self, request: &Request, entries: &[Entry], auctions: &[Auction]) -> Result<()> {
+        let r = request;
+        let place = u64::from(r.slot_id) << 32 | u64::from(r.region);
+        self.content.write(bytemuck::cast_slice(&[r.request_id, r.ts_ms, place, auctions.len() as u64]));
+        for a in auctions {
+            self.content.write(bytemuck::cast_slice(&[a.ad_id, a.ecpm.to_bits()]));
+        }
+        // A block holds 4,096 queues of at most 512 entries: its own offsets always fit.
+        self.requests.push(Request {
+            block: u32::try_from(self.index.len()).expect("a day of less than 2^44 requests"),
+            entries_at: self.entries.len() as u32,
+            auctions_at: self.auctions.len() as u32,
+            entries: entries.len() as u16,
+            auctions: auctions.len() as u16,
+            ..*request
+        });
+        self.entries.extend_from_slice(entries);
+        self.auctions.extend_from_slice(auctions);
+        if self.requests.len() == BLOCK { self.end_block() } else { Ok(()) }
+    }
+
+    fn end_block(&mut self) -> Result<()> {
+        let (Some(first), Some(last)) = (self.requests.first(), self.requests.last()) else { return Ok(()) };
+        let parts: [&[u8]; 3] = [
+            bytemuck::cast_slice(&self.requests),
+            bytemuck::cast_slice(&self.entries),
+            bytemuck::cast_slice(&self.auctions),
+        ];
+        let mut checksum = XxHash3_64::new();
+        let counts = [self.requests.len(), self.entries.len(), self.auctions.len()];
+        let [requests, entries, auctions] = counts.map(|n| n as u32);
+        let widest = self.requests.iter().map(|r| u32::from(r.entries)).max().unwrap_or(0);
+        let mut bytes = 0;
+        for part in parts {
+            std::hash::Hasher::write(&mut checksum, part);
+            self.to.write_all(part)?;
+            bytes += part.len() as u64;
+        }
+        let checksum = std::hash::Hasher::finish(&checksum);
+        let (first_ms, last_ms) = (first.ts_ms, last.ts_ms);
+        self.index.push(BlockMeta { at: self.at, checksum, first_ms, last_ms, requests, entries, auctions, widest });
+        self.at += bytes;
+        self.counts.iter_mut().zip(counts).for_each(|(sum, n)| *sum += n as u64);
+        self.requests.clear();
+        self.entries.clear();
+        self.auctions.clear();
+        Ok(())
+    }
+
+    /// Writes the last block, the index, the tail and, last of all, the header. A tail that does not say what the day's content is
+    /// gets that of the requests written.
+    pub fn finish(mut self, tail: Tail, inputs: u128) -> Result<()> {
+        self.end_block()?;
+        let content = (self.counts[0] > 0).then(|| format!("{:032x}", self.content.finish_128()));
+        let tail = Tail { content: tail.content.or(content), ..tail };
+        let tail = serde_json::to_vec(&tail).expect("plain values serialise");
+        let index: &[u8] = bytemuck::cast_slice(&self.index);
+        let mut checksum = XxHash3_64::new();
+        for part in [index, &tail] {
+            std::hash::Hasher::write(&mut checksum, part);
+            self.to.write_all(part)?;
+        }
+        let [requests, entries, auctions] = self.counts;
+        let header = Header {
+            magic: MAGIC,
+            version: VERSION,
+            record_sizes: RECORD_SIZES,
+            inputs: [inputs as u64, (inputs >> 64) as u64],
+            checksum: std::hash::Hasher::finish(&checksum),
+            total_bytes: self.at + (index.len() + tail.len()) as u64,
+            requests,
+            entries,
+            auctions,
+            tail_bytes: tail.len() as u64,
+            blocks: self.index.len() as u64,
+            reserved: [0; 4],
+        };
+        self.to.seek(SeekFrom::Start(0))?;
+        self.to.write_all(bytemuck::bytes_of(&header))?;
+        self.to.flush()
+    }
+}
+
+impl<W: Output + ?Sized> LogWriter<&mut W> {
+    /// Begins a log, or begins it anew.
+    pub fn begin(&mut self) -> Result<()> {
+        self.to.restart()?;
+        self.to.write_all(bytemuck::bytes_of(&Header::zeroed()))?;
+        self.at = HEADER as u64;
+        self.index.clear();
+        self.requests.clear();
+        self.entries.clear();
+        self.auctions.clear();
+        self.counts = [0; 3];
+        self.content = XxHash3_128::new();
+        Ok(())
+    }
+}
