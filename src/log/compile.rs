@@ -77,7 +77,8 @@ pub fn open(dir: &Path, options: CompileOptions) -> Result<CompiledLog> {
 /// The compiled log at `path`, if it is of these inputs.
 fn reuse(dir: &Path, path: Option<&Path>, options: CompileOptions) -> Result<Option<CompiledLog>> {
     let Some(path) = path.filter(|path| path.is_file()) else { return Ok(None) };
-    let opened = CompiledLog::open(path).and_then(|log| if options.verify { log.verify().map(|()| log) } else { Ok(log) });
+    let opened =
+        CompiledLog::open(path).and_then(|log| if options.verify { log.verify().map(|()| log) } else { Ok(log) });
     match opened {
         Ok(log) if log.inputs() == hash_inputs(dir, options)? => {
             check_share(log.counts(), options, dir)?;
@@ -399,8 +400,7 @@ impl Taker for Compiler<'_> {
 
     fn begin(&mut self) -> Result<()> {
         let n = self.rules.contracts().len();
-        self.tally =
-            Tally { pctr_sum: vec![0.0; n], targeted: vec![0; n], present: vec![0; n], completed: 0 };
+        self.tally = Tally { pctr_sum: vec![0.0; n], targeted: vec![0; n], present: vec![0; n], completed: 0 };
         self.sorter.reset()?;
         self.writer.begin().map_err(|cause| LogError::NotKept { dir: self.dir.to_owned(), cause })
     }

@@ -25,6 +25,7 @@ mod quarantine;
 pub mod queue;
 pub mod raw;
 pub mod requests;
+pub mod sample;
 mod scan;
 pub mod schema;
 mod sorter;

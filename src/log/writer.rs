@@ -128,3 +128,63 @@ impl<W: Output + ?Sized> LogWriter<&mut W> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::super::CompiledLog;
+    use super::super::day::Day;
+    use super::*;
+
+    /// Offsets were counted in 32 bits for a whole day and wrapped silently.
+    #[test]
+    fn a_day_of_more_than_2_to_the_32_entries_is_read_back_right() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut sparse = file.reopen().unwrap();
+        let mut writer: LogWriter<&mut File> = LogWriter::new(&mut sparse);
+        writer.begin().unwrap();
+        let day = Day::of_timestamp(0);
+        let block = |writer: &mut LogWriter<&mut File>, number: u64| {
+            for i in 0..BLOCK as u64 {
+                let id = number * BLOCK as u64 + i;
+                let request = Request { request_id: id, ts_ms: number, ..bytemuck::Zeroable::zeroed() };
+                let auction = |k| Auction { ad_id: id + k, pctr: 0.5, ..bytemuck::Zeroable::zeroed() };
+                let auctions: Vec<Auction> = (0..id % 3).map(auction).collect();
+                writer.push(&request, &[], &auctions).unwrap();
+            }
+        };
+        block(&mut writer, 0);
+        // Blocks as full as they can be, which nobody reads: 2^32 entries and more.
+        let full = BlockMeta { auctions: (BLOCK * 512) as u32, first_ms: 1, last_ms: 1, ..writer.index[0] };
+        let bytes = size_of::<Request>() * BLOCK + size_of::<Auction>() * BLOCK * 512;
+        for _ in 0..2100 {
+            writer.index.push(BlockMeta { at: writer.at, ..full });
+            writer.at += bytes as u64;
+            writer.counts[0] += BLOCK as u64;
+            writer.counts[2] += u64::from(full.auctions);
+            // A hole of the file.
+            writer.to.seek(SeekFrom::Start(writer.at)).unwrap();
+        }
+        block(&mut writer, 2101);
+        let tail = Tail {
+            name: "large".into(),
+            day,
+            contracts: vec![],
+            counts: Default::default(),
+            contracts_declared: false,
+            content: None,
+        };
+        writer.finish(tail, 7).unwrap();
+        let log = CompiledLog::open(file.path()).unwrap();
+        assert!(log.entry_counts().1 > 1 << 32);
+        let rows = log.requests().len();
+        assert_eq!(rows, 2102 * BLOCK);
+        for row in (0..BLOCK).chain(rows - BLOCK..rows) {
+            let r = &log.requests()[row];
+            assert_eq!(r.request_id, row as u64);
+            let ids: Vec<u64> = log.auctions(r).iter().map(|a| a.ad_id).collect();
+            assert_eq!(ids, (0..row as u64 % 3).map(|k| row as u64 + k).collect::<Vec<_>>());
+        }
+    }
+}

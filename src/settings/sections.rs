@@ -160,6 +160,13 @@ pub struct Episodes {
     pub shock_sd: f64,
 }
 
+impl Episodes {
+    /// The share of a day of so many requests that an episode replays, and of its demands that it owes, before jitter.
+    pub fn share_of(&self, requests: usize, per_step: usize) -> f64 {
+        ((self.steps * per_step) as f64 / requests as f64).min(1.0)
+    }
+}
+
 impl Default for Episodes {
     fn default() -> Self {
         Self {

@@ -89,7 +89,7 @@ impl Ids {
         if self.spill.is_none() {
             self.held.par_sort_unstable();
             let held = std::mem::take(&mut self.held);
-            return Ok(self.find(held.into_iter().map(Ok))?);
+            return self.find(held.into_iter().map(Ok));
         }
         if !self.held.is_empty() {
             self.spill()?;

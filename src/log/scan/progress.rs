@@ -39,6 +39,11 @@ impl Progress {
         } else {
             String::new()
         };
-        tracing::info!("{}: {:.1} M rows, {:.0} k rows/s{left}", self.dir.display(), self.rows as f64 / 1e6, rate / 1e3);
+        tracing::info!(
+            "{}: {:.1} M rows, {:.0} k rows/s{left}",
+            self.dir.display(),
+            self.rows as f64 / 1e6,
+            rate / 1e3
+        );
     }
 }

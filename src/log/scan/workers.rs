@@ -90,7 +90,7 @@ pub fn run<G: Gather>(
         let batches = batches;
         scope.spawn(move || {
             loop {
-                let lump = match lumps.next() {
+                let lump = match lumps.take() {
                     Ok(Some(lump)) => lump,
                     Ok(None) => return,
                     Err(e) => return drop(to_taker.send(Err(e))),

@@ -7,9 +7,7 @@ use std::sync::atomic::Ordering;
 
 use super::parquet::ParquetRows;
 use super::text::{Line, read_line};
-use super::{
-    Column, Place, Row, Source, Table, damaged_row, json_row, long_row, read_error, split_tabs,
-};
+use super::{Column, Place, Row, Source, Table, damaged_row, json_row, long_row, read_error, split_tabs};
 use crate::log::error::Result;
 
 /// Bytes of text in a lump, about.
@@ -49,7 +47,11 @@ struct Layout {
 
 enum Content {
     /// Text of all lines, and of each its end in the text, its number, and whether it was cut.
-    Lines { json: bool, text: Vec<u8>, lines: Vec<(usize, u64, bool)> },
+    Lines {
+        json: bool,
+        text: Vec<u8>,
+        lines: Vec<(usize, u64, bool)>,
+    },
     Records(Vec<(u64, csv::ByteRecord)>),
     /// Number of a row group.
     Group(usize),
@@ -83,7 +85,7 @@ impl Lumps {
     ///
     /// # Errors
     /// A file that cannot be read on; a part that lacks a required column.
-    pub fn next(&mut self) -> Result<Option<Lump>> {
+    pub fn take(&mut self) -> Result<Option<Lump>> {
         loop {
             if let Some((content, before)) = self.content()? {
                 let (part, layout) = (self.table.part as u32, self.layout.clone());
