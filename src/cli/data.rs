@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 use crate::log::CompileOptions;
 use crate::log::check::check;
 use crate::log::import::{ImportReport, ipinyou, tencent2019};
+use crate::log::sample::{self, Sampling};
 use crate::log::wander::Wander;
 use crate::synth::{self, WorldSettings};
 
@@ -29,6 +30,35 @@ pub enum Data {
     #[command(after_help = "docs/formats.md has every column with its unit, and what each warning means.\n\n\
                             Example: admix data check logs/2026-01-05 logs/2026-01-06 --json | jq '.warnings[].name'")]
     Check(Check),
+    /// Write a smaller day: requests by the hash of their ids, demands and forecast scaled alike
+    #[command(
+        after_help = "A request is kept iff hash64(seed, request_id, 0) / 2^64 < rate (docs/large-days.md has the hash), so days and\n\
+                            tables sampled with one seed fit together. Contracts of which nothing is required any more are named.\n\n\
+                            Example: admix data sample logs/2026-01-05 --rate 0.01 --seed 7 --out sample/2026-01-05"
+    )]
+    Sample(Sample),
+}
+
+#[derive(Debug, Args)]
+pub struct Sample {
+    /// The log directory
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+    /// Share of the requests to keep, above 0 and up to 1
+    #[arg(long, value_name = "R")]
+    rate: f64,
+    /// Seed of the draw
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    seed: u64,
+    /// Where the smaller day goes
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Share of bad track rows above which the day is refused
+    #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
+    max_bad_share: f64,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -111,6 +141,12 @@ pub struct Check {
     /// Share of bad track rows above which a log is refused
     #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
     max_bad_share: f64,
+    /// Memory that compiling may take, MB, as data.memory_mb of your configuration has it
+    #[arg(long, value_name = "MB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(16..=1 << 20))]
+    memory: u32,
+    /// Read every table and every compiled block again, also where nothing says that they changed
+    #[arg(long)]
+    verify: bool,
     /// Seconds until a policy observes a delivery, as env.feedback_delay_s of your configuration has it
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     feedback_delay: f64,
@@ -126,6 +162,7 @@ impl Data {
             Self::Import(Import::Tencent2019(import)) => import.run(),
             Self::Import(Import::Ipinyou(import)) => import.run(),
             Self::Check(check) => check.run(),
+            Self::Sample(sample) => sample.run(),
         }
     }
 }
@@ -175,9 +212,28 @@ impl Ipinyou {
     }
 }
 
+impl Sample {
+    fn run(self) -> anyhow::Result<Exit> {
+        if !(self.rate > 0.0 && self.rate <= 1.0) {
+            return Err(UsageError(format!("--rate {}: must be above 0 and at most 1", self.rate)).into());
+        }
+        let options = CompileOptions { max_bad_share: self.max_bad_share, ..CompileOptions::default() };
+        let sampling = Sampling { rate: self.rate, seed: self.seed };
+        let report = sample::write(&self.dir, &self.out, sampling, options)?;
+        if self.json {
+            print_json(&report)?;
+        } else {
+            print_text(&report.to_string())?;
+        }
+        Ok(Exit::Done)
+    }
+}
+
 impl Check {
     fn run(self) -> anyhow::Result<Exit> {
-        let options = CompileOptions { max_bad_share: self.max_bad_share, ..CompileOptions::default() };
+        let memory = (self.memory as usize) << 20;
+        let (max_bad_share, verify) = (self.max_bad_share, self.verify);
+        let options = CompileOptions { max_bad_share, memory, verify, ..CompileOptions::default() };
         let mut exit = Exit::Done;
         let mut hourly = Vec::new();
         for dir in &self.dirs {

@@ -217,7 +217,9 @@ fn exit_of(error: &anyhow::Error) -> Exit {
             || cause.is::<RowFileError>()
             || cause.is::<NotARunDirectory>()
             || cause.is::<Leak>()
-            || cause.downcast_ref::<LogError>().is_some_and(|e| !matches!(e, LogError::Io { .. }))
+            || cause
+                .downcast_ref::<LogError>()
+                .is_some_and(|e| !matches!(e, LogError::Io { .. } | LogError::NotKept { .. }))
     });
     if usage { Exit::Usage } else { Exit::Failed }
 }

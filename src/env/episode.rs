@@ -86,12 +86,11 @@ impl Episode {
     /// A training episode of steps of `per_step` requests; the same seed and settings give the same episode.
     pub fn draw(day: &DayModel, settings: &Episodes, per_step: usize, seed: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let requests = day.log.requests().len() as f64;
         let volume = (settings.volume_jitter * normal(&mut rng)).exp();
         // No more requests can be replayed than were logged: more traffic than forecast means less demand then.
         let wander = Wander::draw(settings, &mut rng);
         let most = volume * wander.top();
-        let thinning = ((settings.steps * per_step) as f64 / requests).min(1.0).min(1.0 / most);
+        let thinning = settings.share_of(day.log.requests().len(), per_step).min(1.0 / most);
         let price = (settings.price_jitter * normal(&mut rng)).exp();
         let jump = if rng.random::<f64>() < settings.jump_share {
             let at = day.traffic.time_of_share(rng.random());

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::env::DayModel;
 use crate::log::schema::DAY_MS;
-use crate::plan::bound::Problem;
+use crate::plan::bound;
 use crate::plan::{Bound, GRID};
 use crate::policy::Shown;
 
@@ -128,26 +128,29 @@ impl DayMeasure {
     /// contract counts its click and its price in its hour, and what is left of the contract's part of `J + S` is spread in
     /// the same way. So no hour earns more than its bound, and delivering sooner or later than the bound does costs only what it
     /// displaces.
-    pub fn new(day: &DayModel, bound: &Bound, rate_seed: u64) -> Self {
-        let problem = Problem::of_day(&day.log, rate_seed);
+    pub fn new(day: &DayModel, at: &Bound, rate_seed: u64) -> Self {
         let hour_of = |row: usize| ((day.offset(row) / HOUR_MS) as usize).min(HOURS - 1);
         let mut hours: Vec<Option<f64>> = vec![None; HOURS];
-        for (row, value) in problem.values(&bound.prices).enumerate() {
-            *hours[hour_of(row)].get_or_insert(0.0) += value;
-        }
+        let mut takes = vec![[0u64; HOURS]; day.contracts.len()];
+        bound::visit(&day.log, rate_seed, 0..day.log.requests().len(), |row, best, passed| {
+            let hour = hour_of(row);
+            *hours[hour].get_or_insert(0.0) += bound::value(best, passed, &at.prices);
+            passed.iter().for_each(|&(contract, _)| takes[contract as usize][hour] += 1);
+        });
         let with_requests = hours.iter().flatten().count() as f64;
-        let mut terms = Vec::with_capacity(bound.prices.len());
-        for (j, (&price, c)) in bound.prices.iter().zip(&day.contracts).enumerate() {
-            let takes = problem.requests_of(j).count();
+        let mut terms = Vec::with_capacity(at.prices.len());
+        for (j, (&price, c)) in at.prices.iter().zip(&day.contracts).enumerate() {
+            let all: u64 = takes[j].iter().sum();
             let mut spread = [0.0; HOURS];
-            if takes > 0 {
-                problem.requests_of(j).for_each(|row| spread[hour_of(row)] += 1.0 / takes as f64);
+            if all > 0 {
+                spread = takes[j].map(|n| n as f64 / all as f64);
             } else {
                 let open = spread.iter_mut().zip(&hours).filter(|(_, hour)| hour.is_some());
                 open.for_each(|(share, _)| *share = 1.0 / with_requests);
             }
+            let rent = bound::rent(&day.log.contracts()[j], price);
             for (hour, share) in hours.iter_mut().zip(spread) {
-                hour.iter_mut().for_each(|bound| *bound += share * problem.rent(j, price));
+                hour.iter_mut().for_each(|bound| *bound += share * rent);
             }
             terms.push(Terms { penalty: c.penalty, owed: c.owed, price, hours: spread });
         }

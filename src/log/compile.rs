@@ -1,34 +1,46 @@
 //! Turns a log directory into a compiled log, or finds the one that is already there.
 //!
 //! A compiled log carries the content hash of its inputs and options; it is rebuilt when they change. It
-//! is kept where [`super::keep`] says.
+//! is kept where [`super::keep`] says. Compiling reads the tables once and takes the memory that it is given, whatever the size of
+//! the day.
 
-use std::io::Read as _;
+use std::io::{Cursor, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use twox_hash::XxHash3_128;
 
-use super::compiled::{self, Auction, CompiledLog, Contract, Counts, Entry, Request, Tail};
+use super::compiled::{self, CompiledLog, Contract, Counts, Request, Tail};
 use super::day::Day;
+use super::digest::{Digests, Stat};
 use super::error::{LogError, Result};
 use super::keep;
 use super::queue::{QueueRules, Showable};
 use super::raw::RawDay;
-use super::schema::{ControlRow, TrackRow};
+use super::scan::{Gather, Next, Scanned, Source, Taker};
+use super::schema::TrackRow;
+use super::sorter::{Queue, Queues, Sorter};
 use super::table;
+use super::writer::LogWriter;
 
-/// What changes the meaning of a compiled log.
+/// What changes the meaning of a compiled log, and what making one may take.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CompileOptions {
     /// Adds to each queue the eligible contracts missing from it, with `control.pctr`.
     pub complete_queues: bool,
     /// The share of bad track rows above which the log is refused.
     pub max_bad_share: f64,
+    /// Bytes that compiling may take, about.
+    pub memory: usize,
+    /// Reads inputs again whose hash is known, and all blocks of a compiled log.
+    pub verify: bool,
 }
+
+/// Bytes that compiling may take if nothing else is said.
+pub const MEMORY: usize = 1 << 30;
 
 impl Default for CompileOptions {
     fn default() -> Self {
-        Self { complete_queues: false, max_bad_share: 0.01 }
+        Self { complete_queues: false, max_bad_share: 0.01, memory: MEMORY, verify: false }
     }
 }
 
@@ -43,29 +55,115 @@ pub fn open(dir: &Path, options: CompileOptions) -> Result<CompiledLog> {
             reason: "is not a directory; name a log directory".into(),
         });
     }
-    let inputs = hash_inputs(dir, options)?;
     let name = if options.complete_queues { "completed.log" } else { "compiled.log" };
     let path = keep::folder(dir).map(|folder| folder.join(name));
-    if let Some(path) = path.as_ref().filter(|path| path.is_file()) {
-        match CompiledLog::open(path) {
-            Ok(log) if log.inputs() == inputs => {
-                check_share(log.counts(), options, dir)?;
-                return Ok(log);
+    if let Some(found) = reuse(dir, path.as_deref(), options)? {
+        return Ok(found);
+    }
+    // One process compiles; others that want the same day wait for it.
+    let _lock = path.as_ref().and_then(|path| keep::lock(path));
+    if let Some(found) = reuse(dir, path.as_deref(), options)? {
+        return Ok(found);
+    }
+    let before = stats(dir)?;
+    let log = write_or_hold(path, dir, options.memory, &mut |to| compile(dir, options, to))?;
+    if stats(dir)? != before {
+        let reason = "a table changed while it was read; run again once its writer has finished".into();
+        return Err(LogError::Format { path: dir.to_owned(), reason });
+    }
+    Ok(log)
+}
+
+/// The compiled log at `path`, if it is of these inputs.
+fn reuse(dir: &Path, path: Option<&Path>, options: CompileOptions) -> Result<Option<CompiledLog>> {
+    let Some(path) = path.filter(|path| path.is_file()) else { return Ok(None) };
+    let opened =
+        CompiledLog::open(path).and_then(|log| if options.verify { log.verify().map(|()| log) } else { Ok(log) });
+    match opened {
+        Ok(log) if log.inputs() == hash_inputs(dir, options)? => {
+            check_share(log.counts(), options, dir)?;
+            return Ok(Some(log));
+        }
+        Ok(_) => tracing::info!("{}: inputs changed, compiling again", dir.display()),
+        Err(e) => tracing::warn!("{e}; compiling again"),
+    }
+    // Nobody else has to find out.
+    let _ = std::fs::remove_file(path);
+    Ok(None)
+}
+
+/// Where a compiled log is written to.
+pub(super) trait Output: Write + Seek {
+    /// Forgets what was written.
+    fn restart(&mut self) -> std::io::Result<()>;
+}
+
+impl Output for std::fs::File {
+    fn restart(&mut self) -> std::io::Result<()> {
+        self.set_len(0)?;
+        self.rewind()
+    }
+}
+
+/// Writes a compiled log to `path` and opens it; where it cannot be written, it is made in memory, if it fits `memory` bytes.
+/// `write` may be called twice.
+pub(super) fn write_or_hold(
+    path: Option<PathBuf>,
+    dir: &Path,
+    memory: usize,
+    write: &mut dyn FnMut(&mut dyn Output) -> Result<()>,
+) -> Result<CompiledLog> {
+    let failed = |cause| LogError::NotKept { dir: dir.to_owned(), cause };
+    if let Some(path) = path {
+        let mut kept = || {
+            let mut file = keep::Unfinished::begin(path.parent().unwrap_or(Path::new("."))).map_err(failed)?;
+            write(file.file())?;
+            file.finish(&path, dir).map_err(failed)
+        };
+        match kept() {
+            Ok(()) => return CompiledLog::open(&path),
+            // A full disk: it is made each time.
+            Err(LogError::NotKept { cause, .. }) => {
+                tracing::warn!("{}: what is compiled cannot be kept: {cause}", dir.display());
             }
-            Ok(_) => tracing::info!("{}: inputs changed, compiling again", dir.display()),
-            Err(e) => tracing::warn!("{e}; compiling again"),
+            Err(e) => return Err(e),
         }
     }
-    let raw = RawDay::read(dir, options)?;
-    let bytes = compile(&raw, options, raw.inputs);
-    match path.map(|path| keep::replace(&path, &bytes, dir).map(|()| path)) {
-        Some(Ok(path)) => CompiledLog::open(&path),
-        // A full disk, or no place of one's own: it is compiled each time.
-        Some(Err(e)) => {
-            tracing::warn!("{}: what is compiled cannot be kept: {e}", dir.display());
-            CompiledLog::of_bytes(dir, &bytes)
+    let mut held = Held { bytes: Cursor::new(Vec::new()), most: memory as u64 };
+    write(&mut held)?;
+    CompiledLog::of_bytes(dir, held.bytes.get_ref())
+}
+
+/// A compiled log in memory, up to a limit.
+struct Held {
+    bytes: Cursor<Vec<u8>>,
+    most: u64,
+}
+
+impl Write for Held {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.bytes.position() + bytes.len() as u64 > self.most {
+            let what = format!("nor held in the {} MB of memory that it may take", self.most >> 20);
+            return Err(std::io::Error::new(std::io::ErrorKind::OutOfMemory, what));
         }
-        None => CompiledLog::of_bytes(dir, &bytes),
+        self.bytes.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Seek for Held {
+    fn seek(&mut self, to: SeekFrom) -> std::io::Result<u64> {
+        self.bytes.seek(to)
+    }
+}
+
+impl Output for Held {
+    fn restart(&mut self) -> std::io::Result<()> {
+        self.bytes = Cursor::new(Vec::new());
+        Ok(())
     }
 }
 
@@ -77,6 +175,30 @@ pub(super) fn name_of(dir: &Path) -> String {
         .unwrap_or_else(|| dir.display().to_string())
 }
 
+/// The files and tables that a compiled log is made from.
+fn inputs(dir: &Path) -> Result<Vec<PathBuf>> {
+    let files = [
+        Some(dir.join("day.toml")),
+        Some(dir.join(IMPORT_REPORT)),
+        table::find(dir, "track_log")?,
+        table::find(dir, "control")?,
+    ];
+    Ok(files.into_iter().flatten().filter(|path| path.exists()).collect())
+}
+
+/// What tells whether an input changes while it is read.
+fn stats(dir: &Path) -> Result<Vec<(PathBuf, Stat)>> {
+    let mut stats = Vec::new();
+    for table in inputs(dir)? {
+        for part in table::parts(&table)? {
+            let stat = Stat::of(&part)?;
+            stats.push((part, stat));
+        }
+    }
+    Ok(stats)
+}
+
+/// Identifies inputs and options of a compiled log.
 pub(super) fn hash_inputs(dir: &Path, options: CompileOptions) -> Result<u128> {
     // A day file that is too long to be one is refused before all of it is read.
     Day::read(dir)?;
@@ -84,45 +206,24 @@ pub(super) fn hash_inputs(dir: &Path, options: CompileOptions) -> Result<u128> {
     hasher.write(&compiled::VERSION.to_le_bytes());
     hasher.write(&[u8::from(options.complete_queues)]);
     hasher.write(name_of(dir).as_bytes());
-    let files = [
-        Some(dir.join("day.toml")),
-        Some(dir.join(IMPORT_REPORT)),
-        table::find(dir, "track_log")?,
-        table::find(dir, "control")?,
-    ];
-    for path in files.into_iter().flatten().filter(|p| p.exists()) {
-        hash_table(&mut hasher, &path)?;
+    let mut digests = Digests::of(dir, options.verify);
+    for path in inputs(dir)? {
+        digests.table(&mut hasher, &path)?;
     }
+    digests.keep();
     Ok(hasher.finish_128())
 }
 
-/// Adds a table's name and content to a hash: of a directory of part files, each part's path and content.
+/// Adds a table's name and content to a hash: of a directory of part files, each part's path and content. What is known of the
+/// files is not read again.
+///
+/// # Errors
+/// A file that cannot be read.
 pub fn hash_table(hasher: &mut XxHash3_128, path: &Path) -> Result<()> {
-    if path.is_dir() {
-        hasher.write(path.file_name().unwrap_or_default().as_encoded_bytes());
-        for part in table::parts(path)? {
-            let below = part.strip_prefix(path).unwrap_or(&part);
-            hasher.write(below.as_os_str().as_encoded_bytes());
-            hash_file(hasher, &part)?;
-        }
-        return Ok(());
-    }
-    hash_file(hasher, path)
-}
-
-/// Adds a file's name and content to a hash.
-fn hash_file(hasher: &mut XxHash3_128, path: &Path) -> Result<()> {
-    let mut file = std::fs::File::open(path).map_err(|e| LogError::io(path, e))?;
-    hasher.write(path.file_name().unwrap_or_default().as_encoded_bytes());
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        crate::cancel::point();
-        let n = file.read(&mut buffer).map_err(|e| LogError::io(path, e))?;
-        if n == 0 {
-            return Ok(());
-        }
-        hasher.write(&buffer[..n]);
-    }
+    let mut digests = Digests::of(path.parent().unwrap_or(Path::new(".")), false);
+    digests.table(hasher, path)?;
+    digests.keep();
+    Ok(())
 }
 
 /// Where the bad rows of a log are kept; `/dev/null` where nothing can be.
@@ -151,21 +252,6 @@ pub(super) fn check_share(counts: &Counts, options: CompileOptions, dir: &Path) 
     })
 }
 
-/// The bytes of a compiled log; `inputs` identifies what it is made from.
-pub(super) fn compile(raw: &RawDay, options: CompileOptions, inputs: u128) -> Vec<u8> {
-    let mut builder = Builder::new(&raw.contracts, options);
-    raw.rows.iter().for_each(|row| builder.push(row));
-    let tail = Tail {
-        name: raw.name.clone(),
-        day: raw.day.clone(),
-        contracts: builder.finish_contracts(),
-        counts: Counts { completed: builder.completed, ..raw.counts.clone() },
-        contracts_declared: raw.contracts_declared,
-        content: None,
-    };
-    compiled::encode(&builder.requests, &builder.entries, &builder.auctions, &tail, inputs)
-}
-
 /// Where an importer leaves its report.
 const IMPORT_REPORT: &str = "import.json";
 
@@ -176,76 +262,172 @@ pub(super) fn contracts_declared(dir: &Path) -> bool {
         .is_some_and(|report| report["contracts_declared"] == true)
 }
 
-/// Collects the arrays of a compiled log.
-struct Builder {
-    rules: QueueRules,
-    showable: Showable,
-    requests: Vec<Request>,
-    entries: Vec<Entry>,
-    auctions: Vec<Auction>,
-    pctr_sum: Vec<f64>,
-    targeted: Vec<u64>,
-    present: Vec<u64>,
-    completed: u64,
+/// Compiles a log directory in one pass; in further ones where the first finds repeated ids or rows far out of order.
+fn compile(dir: &Path, options: CompileOptions, to: &mut dyn Output) -> Result<()> {
+    let source = Source::open(dir, options)?;
+    std::thread::scope(|scope| {
+        // The tables are hashed while they are parsed: they come from the disk once.
+        let inputs = scope.spawn(|| hash_inputs(dir, options));
+        let mut compiler = Compiler::new(dir, &source.rules, options.memory, to)?;
+        let scanned = loop {
+            match source.scan(&mut compiler)? {
+                Some(scanned) => break scanned,
+                None => compiler.sorter.spill(dir)?,
+            }
+        };
+        compiler.drain()?;
+        let inputs = inputs.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        let Scanned { counts, .. } = scanned;
+        compiler.finish(name_of(dir), source.day.clone(), counts, contracts_declared(dir), inputs)
+    })
 }
 
-impl Builder {
-    fn new(rows: &[ControlRow], options: CompileOptions) -> Self {
-        Self {
-            rules: QueueRules::new(rows.to_vec(), options.complete_queues),
-            showable: Showable::default(),
-            requests: Vec::new(),
-            entries: Vec::new(),
-            auctions: Vec::new(),
-            pctr_sum: vec![0.0; rows.len()],
-            targeted: vec![0; rows.len()],
-            present: vec![0; rows.len()],
-            completed: 0,
-        }
+/// Compiles rows that are in memory, in time order; `inputs` identifies what they are.
+pub(super) fn compile_rows(raw: &RawDay, options: CompileOptions, inputs: u128, to: &mut dyn Output) -> Result<()> {
+    let rules = QueueRules::new(raw.contracts.clone(), options.complete_queues);
+    let mut compiler = Compiler::new(&raw.dir, &rules, options.memory, to)?;
+    compiler.begin()?;
+    for rows in raw.rows.chunks(1024) {
+        let mut batch = Compiled::default();
+        rows.iter().for_each(|row| batch.add(row, &rules));
+        compiler.take(batch, &vec![true; rows.len()])?;
     }
+    compiler.drain()?;
+    compiler.finish(raw.name.clone(), raw.day.clone(), raw.counts.clone(), raw.contracts_declared, inputs)
+}
 
-    fn push(&mut self, row: &TrackRow) {
-        self.rules.sort(row, &mut self.showable);
+/// What is compiled of a batch of rows.
+#[derive(Default)]
+struct Compiled {
+    queues: Queues,
+    /// Of each request, the entries that completing its queue added.
+    completed: Vec<u64>,
+    showable: Showable,
+    /// Per contract, the requests that it may be shown on by flight and targeting.
+    targeted: Vec<u64>,
+}
+
+impl Gather for Compiled {
+    fn push(&mut self, row: TrackRow, rules: &QueueRules) {
+        self.add(&row, rules);
+    }
+}
+
+impl Compiled {
+    fn add(&mut self, row: &TrackRow, rules: &QueueRules) {
+        rules.sort(row, &mut self.showable);
         let Showable { entries, auctions, best, completed } = &self.showable;
-        self.completed += completed;
-        for (i, targeted) in (0u32..).zip(&mut self.targeted) {
-            *targeted += u64::from(self.rules.may_show(i, row));
-        }
-        for e in entries {
-            self.present[e.contract as usize] += 1;
-            self.pctr_sum[e.contract as usize] += e.pctr;
-        }
-        self.requests.push(Request {
+        let request = Request {
             request_id: row.request_id,
             ts_ms: row.ts_ms,
             best: *best,
-            entries_at: self.entries.len() as u32,
-            auctions_at: self.auctions.len() as u32,
-            entries: entries.len() as u16,
-            auctions: auctions.len() as u16,
             slot_id: row.slot_id,
             region: row.region,
             user_id: row.user_id.unwrap_or(0),
             gender: row.gender,
             age: row.age,
             has_user: u8::from(row.user_id.is_some()),
-            padding: [0; 1],
-        });
-        self.entries.extend_from_slice(entries);
-        self.auctions.extend_from_slice(auctions);
+            ..bytemuck::Zeroable::zeroed()
+        };
+        self.targeted.resize(rules.contracts().len(), 0);
+        for (i, targeted) in (0u32..).zip(&mut self.targeted) {
+            *targeted += u64::from(rules.may_show_request(i, &request));
+        }
+        self.completed.push(*completed);
+        self.queues.push((&request, entries, auctions));
+    }
+}
+
+/// Takes batches of a pass and writes them in time order.
+struct Compiler<'a> {
+    dir: &'a Path,
+    rules: &'a QueueRules,
+    sorter: Sorter,
+    writer: LogWriter<&'a mut dyn Output>,
+    tally: Tally,
+}
+
+/// What is counted of the requests of a day.
+#[derive(Default)]
+struct Tally {
+    pctr_sum: Vec<f64>,
+    targeted: Vec<u64>,
+    present: Vec<u64>,
+    completed: u64,
+}
+
+impl<'a> Compiler<'a> {
+    fn new(dir: &'a Path, rules: &'a QueueRules, memory: usize, to: &'a mut dyn Output) -> Result<Self> {
+        let writer = LogWriter::new(to);
+        Ok(Self { dir, rules, sorter: Sorter::new(memory), writer, tally: Tally::default() })
     }
 
-    fn finish_contracts(&self) -> Vec<Contract> {
-        self.rules
-            .contracts()
-            .iter()
-            .enumerate()
-            .map(|(i, row)| {
-                let contract = Contract::before_the_day(row);
-                let (targeted, present) = (self.targeted[i], self.present[i]);
-                let mean_pctr = if present > 0 { self.pctr_sum[i] / present as f64 } else { contract.mean_pctr };
-                Contract { targeted, present, mean_pctr, ..contract }
-            })
-            .collect()
+    /// Writes what the sorter still holds.
+    fn drain(&mut self) -> Result<()> {
+        let Self { sorter, writer, tally, dir, .. } = self;
+        sorter.finish(&mut |queue| tally.write(queue, writer, dir))
+    }
+
+    fn finish(self, name: String, day: Day, counts: Counts, contracts_declared: bool, inputs: u128) -> Result<()> {
+        let Tally { pctr_sum, targeted, present, completed } = self.tally;
+        let contracts = self.rules.contracts().iter().enumerate().map(|(i, row)| {
+            let contract = Contract::before_the_day(row);
+            let (targeted, present) = (targeted[i], present[i]);
+            let mean_pctr = if present > 0 { pctr_sum[i] / present as f64 } else { contract.mean_pctr };
+            Contract { targeted, present, mean_pctr, ..contract }
+        });
+        let contracts = contracts.collect();
+        let counts = Counts { completed, ..counts };
+        let tail = Tail { name, day, contracts, counts, contracts_declared, content: None };
+        self.writer.finish(tail, inputs).map_err(|cause| LogError::NotKept { dir: self.dir.to_owned(), cause })
+    }
+}
+
+impl Tally {
+    fn write(&mut self, queue: Queue, writer: &mut LogWriter<&mut dyn Output>, dir: &Path) -> Result<()> {
+        let (request, entries, auctions) = queue;
+        for e in entries {
+            self.present[e.contract as usize] += 1;
+            self.pctr_sum[e.contract as usize] += e.pctr;
+        }
+        let failed = |cause| LogError::NotKept { dir: dir.to_owned(), cause };
+        writer.push(request, entries, auctions).map_err(failed)
+    }
+}
+
+impl Taker for Compiler<'_> {
+    type Gathered = Compiled;
+
+    fn begin(&mut self) -> Result<()> {
+        let n = self.rules.contracts().len();
+        self.tally = Tally { pctr_sum: vec![0.0; n], targeted: vec![0; n], present: vec![0; n], completed: 0 };
+        self.sorter.reset()?;
+        self.writer.begin().map_err(|cause| LogError::NotKept { dir: self.dir.to_owned(), cause })
+    }
+
+    fn take(&mut self, batch: Compiled, keep: &[bool]) -> Result<Next> {
+        let Self { sorter, writer, tally, rules, dir } = self;
+        for (sum, n) in tally.targeted.iter_mut().zip(&batch.targeted) {
+            *sum += n;
+        }
+        let mut out = |queue: Queue| tally.write(queue, writer, dir);
+        let mut dropped = Vec::new();
+        for (i, &kept) in keep.iter().enumerate() {
+            let queue = batch.queues.get(i);
+            if !kept {
+                dropped.push(i);
+            } else if sorter.push(queue, &mut out)? == Next::Again {
+                return Ok(Next::Again);
+            }
+        }
+        tally.completed += batch.completed.iter().sum::<u64>();
+        for i in dropped {
+            let request = batch.queues.get(i).0;
+            tally.completed -= batch.completed[i];
+            for (contract, targeted) in (0u32..).zip(&mut tally.targeted) {
+                *targeted -= u64::from(rules.may_show_request(contract, request));
+            }
+        }
+        Ok(Next::GoOn)
     }
 }

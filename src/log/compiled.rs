@@ -1,24 +1,31 @@
 //! The compiled log: one memory-mapped file per day.
 //!
-//! Layout: a 120-byte header, then the requests, the contract entries, the auction entries (fixed-size
-//! records, 8-byte aligned), then the contracts and the counts of the compilation as JSON. Opening one
-//! checks magic, version, lengths, the checksum of the body, every index and every figure in it, so that nothing
-//! that is read later can point outside or be what replay does not expect.
+//! Layout: a 120-byte header; blocks of [`BLOCK`] requests each (the last one may be shorter), every block with its requests, their
+//! contract entries and their auction entries (fixed-size records, 8-byte aligned); the index of the blocks; then the contracts and
+//! the counts of the compilation as JSON. Opening checks the header, the index and the tail. A block is checked when it is first
+//! touched: its checksum, every index and every figure in it, so that nothing that is read can point outside or be what replay does
+//! not expect. A small file is checked whole at opening, so that a damaged one is compiled again before anybody relies on it; a
+//! damaged block of a large file ends the process that touches it, with a message that names the file.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use bytemuck::{Pod, Zeroable};
 use memmap2::Mmap;
 use serde::{Deserialize, Serialize};
-use twox_hash::{XxHash3_64, XxHash3_128};
+use twox_hash::XxHash3_64;
 
 use super::day::Day;
 use super::error::{LogError, Result};
+use super::requests::{BlockMeta, Requests};
 use super::schema::{ControlRow, MAX_CLICK_VALUE, MAX_IMPRESSIONS, MAX_PENALTY};
 use super::targeting::Targeting;
 
-const MAGIC: [u8; 8] = *b"ADMIXLOG";
-pub const VERSION: u32 = 3;
+pub(super) const MAGIC: [u8; 8] = *b"ADMIXLOG";
+pub const VERSION: u32 = 4;
+/// Requests of a block.
+pub const BLOCK: usize = 4096;
+/// Bytes of a file up to which all blocks are checked at opening: that takes a hundredth of a second.
+const CHECKED_WHOLE: usize = 64 << 20;
 
 /// One request; its entries are runs of the two entry arrays.
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
@@ -28,17 +35,19 @@ pub struct Request {
     pub ts_ms: u64,
     /// The best worth among the auction entries that may be shown, minor units per impression; 0 if none.
     pub best: f64,
+    pub(super) user_id: u64,
+    /// Number of the block that it stands in; where its entries begin within the block's.
+    pub(super) block: u32,
     pub(super) entries_at: u32,
     pub(super) auctions_at: u32,
-    pub(super) entries: u16,
-    pub(super) auctions: u16,
     pub slot_id: u32,
     pub region: u32,
+    pub(super) entries: u16,
+    pub(super) auctions: u16,
     pub gender: u8,
     pub age: u8,
     pub(super) has_user: u8,
-    pub(super) padding: [u8; 1],
-    pub(super) user_id: u64,
+    pub(super) padding: [u8; 5],
 }
 
 impl Request {
@@ -165,83 +174,77 @@ pub(super) struct Tail {
     pub counts: Counts,
     /// Whether an importer declared auction ads to be contracts.
     pub contracts_declared: bool,
-    /// [`CompiledLog::content`] of the day as it was logged, where this one has other values.
+    /// [`CompiledLog::content`] of the day as it was logged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Header {
-    magic: [u8; 8],
-    version: u32,
-    record_sizes: u32,
-    inputs: [u64; 2],
-    body_checksum: u64,
-    total_bytes: u64,
-    requests: u64,
-    entries: u64,
-    auctions: u64,
-    tail_bytes: u64,
-    reserved: [u64; 5],
+pub(super) struct Header {
+    pub magic: [u8; 8],
+    pub version: u32,
+    pub record_sizes: u32,
+    pub inputs: [u64; 2],
+    /// Of the index and the tail.
+    pub checksum: u64,
+    pub total_bytes: u64,
+    pub requests: u64,
+    pub entries: u64,
+    pub auctions: u64,
+    pub tail_bytes: u64,
+    pub blocks: u64,
+    pub reserved: [u64; 4],
 }
 
-const HEADER: usize = size_of::<Header>();
-const RECORD_SIZES: u32 =
+pub(super) const HEADER: usize = size_of::<Header>();
+pub(super) const RECORD_SIZES: u32 =
     (size_of::<Request>() as u32) << 16 | (size_of::<Entry>() as u32) << 8 | size_of::<Auction>() as u32;
 
 /// A day of requests, mapped.
 #[derive(Debug)]
 pub struct CompiledLog {
-    path: PathBuf,
-    map: Mmap,
     header: Header,
     tail: Tail,
-}
-
-/// Serialises a compiled log; `inputs` identifies what it was compiled from.
-pub(super) fn encode(
-    requests: &[Request],
-    entries: &[Entry],
-    auctions: &[Auction],
-    tail: &Tail,
-    inputs: u128,
-) -> Vec<u8> {
-    let tail = serde_json::to_vec(tail).expect("plain values serialise");
-    let mut bytes = vec![0; HEADER];
-    bytes.extend_from_slice(bytemuck::cast_slice(requests));
-    bytes.extend_from_slice(bytemuck::cast_slice(entries));
-    bytes.extend_from_slice(bytemuck::cast_slice(auctions));
-    bytes.extend_from_slice(&tail);
-    let header = Header {
-        magic: MAGIC,
-        version: VERSION,
-        record_sizes: RECORD_SIZES,
-        inputs: [inputs as u64, (inputs >> 64) as u64],
-        body_checksum: XxHash3_64::oneshot(&bytes[HEADER..]),
-        total_bytes: bytes.len() as u64,
-        requests: requests.len() as u64,
-        entries: entries.len() as u64,
-        auctions: auctions.len() as u64,
-        tail_bytes: tail.len() as u64,
-        reserved: [0; 5],
-    };
-    bytes[..HEADER].copy_from_slice(bytemuck::bytes_of(&header));
-    bytes
+    requests: Requests,
 }
 
 impl CompiledLog {
-    /// Maps and checks a compiled log.
+    /// Maps a compiled log and checks its header, index and tail; of a small one, everything.
     ///
     /// # Errors
     /// Another magic or version, a length or checksum that does not fit, an index that points outside.
     pub fn open(path: &Path) -> Result<Self> {
-        Self::of_map(path, super::map::read_only(path).map_err(|e| LogError::io(path, e))?)
+        Self::open_checking(path, CHECKED_WHOLE)
+    }
+
+    /// As [`CompiledLog::open`]; blocks of files of more than `whole` bytes are checked when they are first touched.
+    ///
+    /// # Errors
+    /// As [`CompiledLog::open`].
+    pub fn open_checking(path: &Path, whole: usize) -> Result<Self> {
+        let map = super::map::read_only(path).map_err(|e| LogError::io(path, e))?;
+        let small = map.len() <= whole;
+        let log = Self::of_map(path, map)?;
+        if small {
+            log.verify()?;
+        }
+        Ok(log)
     }
 
     /// A compiled log that lies in memory alone; `path` stands for it in errors.
     pub(super) fn of_bytes(path: &Path, bytes: &[u8]) -> Result<Self> {
-        Self::of_map(path, super::map::in_memory(bytes).map_err(|e| LogError::io(path, e))?)
+        let log = Self::of_map(path, super::map::in_memory(bytes).map_err(|e| LogError::io(path, e))?)?;
+        log.verify()?;
+        Ok(log)
+    }
+
+    /// Checks every block that has not been checked yet.
+    ///
+    /// # Errors
+    /// The first block that is damaged.
+    pub fn verify(&self) -> Result<()> {
+        self.requests.verify().map_err(|reason| LogError::Compiled { path: self.path().to_owned(), reason })
     }
 
     fn of_map(path: &Path, map: Mmap) -> Result<Self> {
@@ -259,72 +262,26 @@ impl CompiledLog {
         if header.total_bytes != map.len() as u64 {
             return Err(broken(format!("{} of {} bytes are there", map.len(), header.total_bytes)));
         }
-        let wanted = [
-            (header.requests, size_of::<Request>()),
-            (header.entries, size_of::<Entry>()),
-            (header.auctions, size_of::<Auction>()),
-            (header.tail_bytes, 1),
-        ]
-        .into_iter()
-        .try_fold(HEADER as u64, |sum, (count, size)| {
-            count.checked_mul(size as u64).and_then(|bytes| sum.checked_add(bytes))
-        });
-        if wanted != Some(header.total_bytes) {
-            return Err(broken("its counts do not add up to its length".into()));
-        }
-        if XxHash3_64::oneshot(&map[HEADER..]) != header.body_checksum {
+        let index_bytes = header.blocks.checked_mul(size_of::<BlockMeta>() as u64);
+        let index_at = index_bytes
+            .and_then(|bytes| header.total_bytes.checked_sub(bytes)?.checked_sub(header.tail_bytes))
+            .filter(|at| *at >= HEADER as u64)
+            .ok_or_else(|| broken("its counts do not add up to its length".into()))? as usize;
+        if XxHash3_64::oneshot(&map[index_at..]) != header.checksum {
             return Err(broken("checksum mismatch, the file is damaged".into()));
         }
         let tail_at = map.len() - header.tail_bytes as usize;
         let tail: Tail = serde_json::from_slice(&map[tail_at..]).map_err(|e| broken(e.to_string()))?;
-        let log = Self { path: path.to_owned(), map, header, tail };
-        log.check_indices().and_then(|()| log.check_values()).map_err(broken)?;
-        Ok(log)
-    }
-
-    fn check_indices(&self) -> std::result::Result<(), String> {
-        let inside = |at: u32, n: u16, len: u64| u64::from(at) + u64::from(n) <= len;
-        let mut last = 0;
-        for r in self.requests() {
-            if !inside(r.entries_at, r.entries, self.header.entries)
-                || !inside(r.auctions_at, r.auctions, self.header.auctions)
-            {
-                return Err(format!("request {} points outside", r.request_id));
-            }
-            if r.ts_ms < last || !self.tail.day.contains(r.ts_ms) {
-                return Err(format!("request {} is out of order or outside the day", r.request_id));
-            }
-            last = r.ts_ms;
+        check_contracts(&tail.contracts).map_err(broken)?;
+        // The tail is of any length, so the index need not be aligned.
+        let index: Vec<BlockMeta> = bytemuck::pod_collect_to_vec(&map[index_at..tail_at]);
+        let requests =
+            Requests::new(path.to_owned(), map, index, index_at, tail.contracts.len(), &tail.day).map_err(broken)?;
+        let counts = (header.requests, header.entries, header.auctions);
+        if requests.counts() != counts {
+            return Err(broken("its counts are not those of its blocks".into()));
         }
-        let n = self.tail.contracts.len();
-        if self.all_entries().iter().any(|e| e.contract as usize >= n) {
-            return Err("an entry names a contract that is not there".into());
-        }
-        Ok(())
-    }
-
-    /// What replay takes for granted of the figures.
-    fn check_values(&self) -> std::result::Result<(), String> {
-        let amount = |v: f64| v.is_finite() && v >= 0.0;
-        let share = |v: f64| (0.0..=1.0).contains(&v);
-        if let Some(r) = self.requests().iter().find(|r| !amount(r.best) || r.gender > 2 || r.age > 9) {
-            return Err(format!("request {} holds impossible values", r.request_id));
-        }
-        let entries = self.all_entries().iter().map(|e| (e.ecpm, e.pctr, e.boost));
-        let mut all = entries.chain(self.all_auctions().iter().map(|a| (a.ecpm, a.pctr, a.boost)));
-        if !all.all(|(ecpm, pctr, boost)| amount(ecpm) && share(pctr) && amount(boost)) {
-            return Err("an entry holds impossible values".into());
-        }
-        let sound = |c: &Contract| {
-            (0.0..=MAX_PENALTY).contains(&c.penalty)
-                && (0.0..=MAX_CLICK_VALUE).contains(&c.click_value)
-                && c.required.max(c.cap) <= MAX_IMPRESSIONS
-                && [Some(c.rate), Some(c.mean_pctr), c.theta, c.pctr].into_iter().flatten().all(share)
-        };
-        match self.tail.contracts.iter().find(|c| !sound(c)) {
-            Some(c) => Err(format!("contract {} holds impossible values", c.ad_id)),
-            None => Ok(()),
-        }
+        Ok(Self { header, tail, requests })
     }
 
     /// Identifies the inputs and options that this was compiled from.
@@ -335,26 +292,11 @@ impl CompiledLog {
     /// Identifies the day's traffic by its requests and their auction ads, whatever the directory is called, however its files are
     /// written, whichever contracts it is replayed with and at whichever values; `None` for a day without requests.
     pub fn content(&self) -> Option<String> {
-        if self.tail.content.is_some() {
-            return self.tail.content.clone();
-        }
-        if self.requests().is_empty() {
-            return None;
-        }
-        let mut hasher = XxHash3_128::new();
-        for r in self.requests() {
-            let fields =
-                [r.request_id, r.ts_ms, u64::from(r.slot_id) << 32 | u64::from(r.region), u64::from(r.auctions)];
-            hasher.write(bytemuck::cast_slice(&fields));
-            for a in self.auctions(r) {
-                hasher.write(bytemuck::cast_slice(&[a.ad_id, a.ecpm.to_bits()]));
-            }
-        }
-        Some(format!("{:032x}", hasher.finish_128()))
+        self.tail.content.clone()
     }
 
     pub fn path(&self) -> &Path {
-        &self.path
+        self.requests.path()
     }
 
     /// The name of the log directory.
@@ -380,41 +322,47 @@ impl CompiledLog {
     }
 
     /// All requests in time order.
-    pub fn requests(&self) -> &[Request] {
-        let at = HEADER;
-        bytemuck::cast_slice(&self.map[at..at + self.header.requests as usize * size_of::<Request>()])
+    pub fn requests(&self) -> &Requests {
+        &self.requests
     }
 
-    fn all_entries(&self) -> &[Entry] {
-        let at = HEADER + self.header.requests as usize * size_of::<Request>();
-        bytemuck::cast_slice(&self.map[at..at + self.header.entries as usize * size_of::<Entry>()])
-    }
-
-    fn all_auctions(&self) -> &[Auction] {
-        let end = self.map.len() - self.header.tail_bytes as usize;
-        let at = end - self.header.auctions as usize * size_of::<Auction>();
-        bytemuck::cast_slice(&self.map[at..end])
-    }
-
-    /// The contract entries of a request.
+    /// The contract entries of a request of this log.
     pub fn entries(&self, request: &Request) -> &[Entry] {
-        let at = request.entries_at as usize;
-        &self.all_entries()[at..at + request.entries as usize]
+        self.requests.entries(request)
     }
 
-    /// The auction entries of a request, best score first.
+    /// The auction entries of a request of this log, best score first.
     pub fn auctions(&self, request: &Request) -> &[Auction] {
-        let at = request.auctions_at as usize;
-        &self.all_auctions()[at..at + request.auctions as usize]
+        self.requests.auctions(request)
     }
 
     /// The most contract entries that any request carries.
     pub fn widest(&self) -> usize {
-        self.requests().iter().map(|r| r.entries as usize).max().unwrap_or(0)
+        self.requests.widest()
+    }
+
+    /// Entries of all requests: of contracts, and of auction ads.
+    pub fn entry_counts(&self) -> (u64, u64) {
+        (self.header.entries, self.header.auctions)
     }
 
     /// `S = sum penalty * owed`, minor units.
     pub fn stake(&self) -> f64 {
         self.contracts().iter().map(|c| c.penalty * c.owed() as f64).sum()
+    }
+}
+
+/// What replay takes for granted of the contracts.
+fn check_contracts(contracts: &[Contract]) -> std::result::Result<(), String> {
+    let share = |v: f64| (0.0..=1.0).contains(&v);
+    let sound = |c: &Contract| {
+        (0.0..=MAX_PENALTY).contains(&c.penalty)
+            && (0.0..=MAX_CLICK_VALUE).contains(&c.click_value)
+            && c.required.max(c.cap) <= MAX_IMPRESSIONS
+            && [Some(c.rate), Some(c.mean_pctr), c.theta, c.pctr].into_iter().flatten().all(share)
+    };
+    match contracts.iter().find(|c| !sound(c)) {
+        Some(c) => Err(format!("contract {} holds impossible values", c.ad_id)),
+        None => Ok(()),
     }
 }

@@ -9,13 +9,14 @@ use std::path::Path;
 
 use twox_hash::XxHash3_128;
 
-use super::compile;
-use super::compiled::{self, Auction, CompiledLog, Contract, Entry, Request, Tail};
+use super::compile::{self, Output};
+use super::compiled::{Auction, CompiledLog, Contract, Entry, Request, Tail};
 use super::error::{BadValue, LogError, Result};
 use super::keep;
 use super::queue;
 use super::schema::{AdType, MAX_ECPM};
 use super::table::{self, Column, Row, Table, required};
+use super::writer::LogWriter;
 
 /// An entry of a request whose values are asked for.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -77,23 +78,18 @@ pub fn open(dir: &Path, log: &CompiledLog, key: u128, correct: &mut Correct) -> 
             Err(e) => tracing::warn!("{e}; correcting values again"),
         }
     }
-    let bytes = encode(log, inputs, correct)?;
-    match path.map(|path| keep::replace(&path, &bytes, dir).map(|()| path)) {
-        Some(Ok(path)) => CompiledLog::open(&path),
-        // A full disk, or no place of one's own: values are corrected each time.
-        Some(Err(e)) => {
-            tracing::warn!("{}: the corrected values cannot be kept: {e}", dir.display());
-            CompiledLog::of_bytes(dir, &bytes)
-        }
-        None => CompiledLog::of_bytes(dir, &bytes),
-    }
+    compile::write_or_hold(path, dir, compile::MEMORY, &mut |to| write(log, inputs, correct, to))
 }
 
-fn encode(log: &CompiledLog, inputs: u128, correct: &mut Correct) -> Result<Vec<u8>> {
-    let (mut requests, mut entries, mut auctions) = (Vec::new(), Vec::new(), Vec::new());
+fn write(log: &CompiledLog, inputs: u128, correct: &mut Correct, to: &mut dyn Output) -> Result<()> {
+    let failed = |cause| LogError::NotKept { dir: log.path().to_owned(), cause };
+    let mut writer = LogWriter::new(to);
+    writer.begin().map_err(failed)?;
     let (mut queue, mut values) = (Vec::new(), Vec::new());
+    let (mut entries, mut auctions) = (Vec::new(), Vec::new());
     let mut pctr_sum = vec![0.0; log.contracts().len()];
     for request in log.requests() {
+        crate::cancel::point();
         queue.clear();
         queue.extend(asked(log, request));
         values.clear();
@@ -108,19 +104,19 @@ fn encode(log: &CompiledLog, inputs: u128, correct: &mut Correct) -> Result<Vec<
                 return Err(LogError::Format { path: log.path().to_owned(), reason });
             }
         }
-        let (entries_at, auctions_at) = (entries.len() as u32, auctions.len() as u32);
         let of_auctions = log.auctions(request).len();
+        auctions.clear();
         for (a, &(ecpm, pctr)) in log.auctions(request).iter().zip(&values) {
             auctions.push(Auction { ecpm: ecpm.min(MAX_ECPM), pctr, ..*a });
         }
+        entries.clear();
         for (e, &(_, pctr)) in log.entries(request).iter().zip(&values[of_auctions..]) {
             entries.push(Entry { pctr, ..*e });
             pctr_sum[e.contract as usize] += pctr;
         }
-        let sorted = &mut auctions[auctions_at as usize..];
-        queue::sort_by_score(sorted);
-        let best = sorted.iter().map(Auction::worth).fold(0.0, f64::max);
-        requests.push(Request { best, entries_at, auctions_at, ..*request });
+        queue::sort_by_score(&mut auctions);
+        let best = auctions.iter().map(Auction::worth).fold(0.0, f64::max);
+        writer.push(&Request { best, ..*request }, &entries, &auctions).map_err(failed)?;
     }
     let contracts = log.contracts().iter().zip(pctr_sum).map(|(c, sum)| Contract {
         mean_pctr: if c.present > 0 { sum / c.present as f64 } else { c.mean_pctr },
@@ -134,7 +130,7 @@ fn encode(log: &CompiledLog, inputs: u128, correct: &mut Correct) -> Result<Vec<
         contracts_declared: log.contracts_declared(),
         content: log.content(),
     };
-    Ok(compiled::encode(&requests, &entries, &auctions, &tail, inputs))
+    writer.finish(tail, inputs).map_err(failed)
 }
 
 const COLUMNS: &[Column] = &[required("request_id"), required("ad_id"), required("charge"), required("pctr")];

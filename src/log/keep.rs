@@ -46,8 +46,56 @@ fn in_the_users_cache(dir: &Path) -> Option<PathBuf> {
     is_writable(&folder).then_some(folder)
 }
 
+/// Where temporary files lie that are made of the log directory `dir`.
+pub(super) fn scratch(dir: &Path) -> PathBuf {
+    folder(dir).unwrap_or_else(std::env::temp_dir)
+}
+
+/// Waits until nobody else makes files in the folder of `path`; until the lock is dropped, nobody else begins. `None` where the file
+/// system has no locks: two processes may do the same work then, and the last one's file stays.
+pub(super) fn lock(path: &Path) -> Option<std::fs::File> {
+    let folder = std::fs::File::open(path.parent()?).ok()?;
+    while folder.try_lock().is_err_and(|e| matches!(e, std::fs::TryLockError::WouldBlock)) {
+        crate::cancel::point();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    Some(folder)
+}
+
 fn is_writable(folder: &Path) -> bool {
     tempfile::tempfile_in(folder).is_ok()
+}
+
+/// A file that is derived from a log directory, being written under a temporary name of its own folder.
+pub struct Unfinished {
+    file: tempfile::NamedTempFile,
+}
+
+impl Unfinished {
+    /// Begins a file in `folder`. It is locked for as long as it is written, which tells it from what killed writers left.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn begin(folder: &Path) -> std::io::Result<Self> {
+        remove_unfinished(folder);
+        let file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(folder)?;
+        file.as_file().lock()?;
+        Ok(Self { file })
+    }
+
+    pub fn file(&mut self) -> &mut std::fs::File {
+        self.file.as_file_mut()
+    }
+
+    /// Renames the file into place; those may read it who may read the log directory `dir`.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn finish(self, path: &Path, dir: &Path) -> std::io::Result<()> {
+        as_private_as(self.file.as_file(), dir)?;
+        self.file.persist(path).map_err(|e| e.error)?;
+        Ok(())
+    }
 }
 
 /// Writes a file that is derived from the log directory `dir` under a temporary name of its own folder and renames it into place.
@@ -55,13 +103,9 @@ fn is_writable(folder: &Path) -> bool {
 /// # Errors
 /// What the file system says.
 pub fn replace(path: &Path, bytes: &[u8], dir: &Path) -> std::io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    remove_unfinished(folder);
-    let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(folder)?;
-    file.write_all(bytes)?;
-    as_private_as(file.as_file(), dir)?;
-    file.persist(path).map_err(|e| e.error)?;
-    Ok(())
+    let mut file = Unfinished::begin(path.parent().unwrap_or(Path::new(".")))?;
+    file.file().write_all(bytes)?;
+    file.finish(path, dir)
 }
 
 /// Lets those read a file who may read all tables of the log directory `dir`, and nobody else.
@@ -92,14 +136,17 @@ pub fn create_private(path: &Path) -> std::io::Result<std::fs::File> {
 }
 
 const UNFINISHED: &str = ".tmp";
-/// No file takes this long to write.
-const ABANDONED: std::time::Duration = std::time::Duration::from_secs(24 * 3600);
+/// A file that is younger may have a writer that has not locked it yet.
+const YOUNG: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// Removes what writers that were killed left here long ago.
+/// Removes what writers that were killed left here: nobody holds its lock.
 fn remove_unfinished(folder: &Path) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        let old = || entry.metadata().ok()?.modified().ok()?.elapsed().ok().filter(|age| *age > ABANDONED);
-        if entry.file_name().to_string_lossy().starts_with(UNFINISHED) && old().is_some() {
+        let old = || entry.metadata().ok()?.modified().ok()?.elapsed().ok().filter(|age| *age > YOUNG);
+        if entry.file_name().to_string_lossy().starts_with(UNFINISHED)
+            && old().is_some()
+            && std::fs::File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok())
+        {
             let _ = std::fs::remove_file(entry.path());
         }
     }
@@ -142,17 +189,22 @@ mod tests {
         assert_ne!(folder(dir.path()), Some(beside));
     }
 
+    /// What killed writers left stayed for a day: gigabytes, where a day is large.
     #[test]
-    fn what_killed_writers_left_goes_in_time() {
+    fn what_killed_writers_left_goes_and_what_is_being_written_stays() {
         let dir = log(0o644);
         let folder = folder(dir.path()).unwrap();
         let (old, new) = (folder.join(".tmpold"), folder.join(".tmpnew"));
         for path in [&old, &new] {
             std::fs::write(path, "half").unwrap();
         }
-        let file = std::fs::File::open(&old).unwrap();
-        file.set_modified(std::time::SystemTime::now() - 2 * ABANDONED).unwrap();
+        let before = |file: &std::fs::File| file.set_modified(std::time::SystemTime::now() - 2 * YOUNG).unwrap();
+        before(&std::fs::File::open(&old).unwrap());
+        let mut writer = Unfinished::begin(&folder).unwrap();
+        before(writer.file());
         replace(&folder.join("compiled.log"), b"derived", dir.path()).unwrap();
         assert!(!old.exists() && new.exists());
+        writer.finish(&folder.join("completed.log"), dir.path()).unwrap();
+        assert!(folder.join("completed.log").exists());
     }
 }

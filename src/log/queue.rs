@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use super::compiled::{Auction, Entry};
+use super::compiled::{Auction, Entry, Request};
 use super::error::BadValue;
 use super::schema::{AdType, ControlRow, TrackRow};
 
@@ -68,6 +68,12 @@ impl QueueRules {
     pub fn may_show(&self, contract: u32, row: &TrackRow) -> bool {
         let c = &self.contracts[contract as usize];
         (c.start_ms..c.end_ms).contains(&row.ts_ms) && c.targeting.matches(row.slot_id, row.region, row.gender, row.age)
+    }
+
+    /// As [`QueueRules::may_show`], of a request that is compiled.
+    pub(super) fn may_show_request(&self, contract: u32, r: &Request) -> bool {
+        let c = &self.contracts[contract as usize];
+        (c.start_ms..c.end_ms).contains(&r.ts_ms) && c.targeting.matches(r.slot_id, r.region, r.gender, r.age)
     }
 
     /// Finds what may be shown on a request that passed [`QueueRules::check`].

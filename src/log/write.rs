@@ -18,11 +18,20 @@ pub enum TableWriter {
 
 impl TableWriter {
     pub fn create(path: &Path) -> std::io::Result<Self> {
+        Self::create_at(path, 12)
+    }
+
+    /// As [`TableWriter::create`], with a compression of `.zst` that takes a tenth of the time.
+    pub fn create_quick(path: &Path) -> std::io::Result<Self> {
+        Self::create_at(path, 1)
+    }
+
+    fn create_at(path: &Path, level: i32) -> std::io::Result<Self> {
         let file = BufWriter::with_capacity(1 << 20, File::create(path)?);
         Ok(match path.extension().and_then(|e| e.to_str()) {
             // The builder leaves the time stamp zero: the same rows give the same bytes.
             Some("gz") => Self::Gzip(flate2::GzBuilder::new().write(file, flate2::Compression::new(6))),
-            Some("zst") => Self::Zstd(zstd::stream::write::Encoder::new(file, 12)?),
+            Some("zst") => Self::Zstd(zstd::stream::write::Encoder::new(file, level)?),
             _ => Self::Plain(file),
         })
     }

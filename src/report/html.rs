@@ -63,6 +63,7 @@ pub fn render(report: &RunReport, around: &Surroundings) -> String {
         text(&m["device"]),
         escape(&report.admix),
     );
+    samples(&mut page, m);
     verdict(&mut page, report);
     table(&mut page, report);
     charts::learning(&mut page, report, around);
@@ -74,6 +75,20 @@ pub fn render(report: &RunReport, around: &Surroundings) -> String {
     timing(&mut page, around);
     let _ = write!(page, "<details><summary>Configuration</summary><pre>{}</pre></details>", escape(&around.config));
     page
+}
+
+/// Which training days were replayed in part.
+fn samples(page: &mut String, manifest: &Value) {
+    for day in manifest["data"].as_array().into_iter().flatten() {
+        let Some(share) = day["replayed_share"].as_f64().filter(|share| *share < 1.0) else { continue };
+        let _ = write!(
+            page,
+            "<p>Training episodes replayed a random {:.1} % of the {} requests of {}, with demands scaled alike.</p>",
+            100.0 * share,
+            day["requests"],
+            text(&day["path"])
+        );
+    }
 }
 
 fn text(value: &Value) -> String {

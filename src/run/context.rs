@@ -125,7 +125,12 @@ pub fn episode_sample(plan: &Plan, log: &CompiledLog) -> Arc<Sample> {
 }
 
 pub fn compile_options(settings: &Settings) -> CompileOptions {
-    CompileOptions { complete_queues: settings.env.complete_queues, max_bad_share: settings.data.max_bad_share }
+    CompileOptions {
+        complete_queues: settings.env.complete_queues,
+        max_bad_share: settings.data.max_bad_share,
+        memory: settings.data.memory_mb << 20,
+        verify: false,
+    }
 }
 
 /// Opens the compiled logs of directories at the values that are told.

@@ -218,6 +218,7 @@ impl Settings {
             ("env.feedback_delay.log_sd", self.env.feedback_delay.log_sd, 0.0, 5.0),
             ("env.feedback_delay.max_s", self.env.feedback_delay.max_s, 0.0, 86_400.0),
             ("data.max_bad_share", self.data.max_bad_share, 0.0, 1.0),
+            ("data.memory_mb", self.data.memory_mb as f64, 16.0, 1_048_576.0),
             ("budget.max_seconds", self.budget.max_seconds, 0.0, 1e9),
             ("baselines.interval_s", self.baselines.interval_s, 1.0, 86_400.0),
         ] {

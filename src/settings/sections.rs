@@ -97,11 +97,14 @@ pub struct Data {
     pub values: PathBuf,
     /// Share of bad rows above which a log is refused.
     pub max_bad_share: f64,
+    /// Memory that compiling a log may take, MB (2^20 bytes); what is more is sorted on disk.
+    pub memory_mb: usize,
 }
 
 impl Default for Data {
     fn default() -> Self {
-        Self { train: vec![], validation: vec![], test: vec![], values: PathBuf::new(), max_bad_share: 0.01 }
+        let (max_bad_share, memory_mb) = (0.01, 1024);
+        Self { train: vec![], validation: vec![], test: vec![], values: PathBuf::new(), max_bad_share, memory_mb }
     }
 }
 
@@ -155,6 +158,13 @@ pub struct Episodes {
     pub price_noise: f64,
     /// Log-sd of the price shocks that last some hours in one region, up to two an episode.
     pub shock_sd: f64,
+}
+
+impl Episodes {
+    /// The share of a day of so many requests that an episode replays, and of its demands that it owes, before jitter.
+    pub fn share_of(&self, requests: usize, per_step: usize) -> f64 {
+        ((self.steps * per_step) as f64 / requests as f64).min(1.0)
+    }
 }
 
 impl Default for Episodes {

@@ -39,6 +39,9 @@ struct DataEntry {
     inputs: String,
     requests: u64,
     quarantined: u64,
+    /// Of a training day: the share of its requests that an episode replays, and of its demands that it owes, before jitter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replayed_share: Option<f64>,
 }
 
 fn now() -> String {
@@ -62,6 +65,8 @@ impl Manifest {
                     inputs: context::inputs_hash(dir, &log)?,
                     requests: log.requests().len() as u64,
                     quarantined: log.counts().quarantined,
+                    replayed_share: (role == "train")
+                        .then(|| settings.episodes.share_of(log.requests().len(), settings.requests_per_step())),
                 });
             }
         }

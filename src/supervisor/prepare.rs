@@ -199,6 +199,7 @@ pub fn prepare(settings: &Settings, given: Option<Plan>, from: Option<&Origin>) 
     let mut seen = Seen::default();
     logs.iter().for_each(|log| seen.add(log, Use::Train));
     validation.iter().for_each(|log| seen.add(log, Use::Validation));
+    announce_samples(settings, &logs);
     let mut plan = match given {
         Some(plan) => plan,
         None => {
@@ -229,6 +230,23 @@ pub fn prepare(settings: &Settings, given: Option<Plan>, from: Option<&Origin>) 
         }
     };
     Ok(Context { settings: settings.clone(), plan, spec: Arc::new(spec), inputs, start, told })
+}
+
+/// Says which training days are replayed in part.
+fn announce_samples(settings: &Settings, logs: &[CompiledLog]) {
+    for (dir, log) in settings.data.train.iter().zip(logs) {
+        let requests = log.requests().len();
+        let share = settings.episodes.share_of(requests, settings.requests_per_step());
+        if share < 1.0 {
+            say!(
+                "training: an episode replays a random {:.1} % of {} ({:.0} of {requests} requests), with demands scaled alike; \
+                 episodes.steps sets how many",
+                100.0 * share,
+                dir.display(),
+                share * requests as f64
+            );
+        }
+    }
 }
 
 /// A policy that a run starts from.

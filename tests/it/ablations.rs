@@ -126,6 +126,7 @@ const CHANGE: &[(&str, &str, &[&str])] = &[
 const KEEP: &[(&str, &str)] = &[
     ("data.test", "[\"DAYS/day-2\"]"),
     ("data.max_bad_share", "0.5"),
+    ("data.memory_mb", "64"),
     ("evaluate.every", "8"),
     ("stop.patience", "100"),
     ("learner.threads", "2"),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use admix::env::{DayModel, Delay};
 use admix::log::schema::{AdType, ControlRow, DAY_MS, QueueEntry, TrackRow};
 use admix::log::targeting::Targeting;
-use admix::plan::bound::Problem;
+use admix::plan::bound::{Problem, sampled_bound};
 use admix::plan::{Plan, hindsight_bound};
 use admix::policy::baselines::FixedPrices;
 use admix::policy::{ReplayOptions, replay_day};
@@ -294,5 +294,34 @@ fn the_bound_follows_the_rate_draws() {
         let options = ReplayOptions { rate_seed: seed, delay: Delay::fixed(0.0) };
         let j = replay_day(&day, &mut FixedPrices::oracle(&bound), options, &mut |_| {}).j;
         assert!(j <= bound.upper + 1e-9 * j.abs(), "seed {seed}");
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(60))]
+
+    /// The bound of a long day comes from the prices of a part of it, put into D over the whole.
+    #[test]
+    fn prices_of_a_part_of_the_day_prove_a_bound_of_all_of_it(world in world(), rate_seed in 0u64..9) {
+        let Loaded { plain, day, .. } = &world.load();
+        let n = day.log.requests().len();
+        let bound = sampled_bound(&day.log, rate_seed, 1.0, n.div_ceil(2));
+        let lambda: Vec<f64> = bound.prices.iter().map(|p| p.max(0.0)).collect();
+        let mu: Vec<f64> = bound.prices.iter().map(|p| (-p).max(0.0)).collect();
+        prop_assert!(close(bound.upper, dual(plain, rate_seed, &lambda, &mu)), "{} over all requests", bound.upper);
+        let full = hindsight_bound(&day.log, rate_seed);
+        prop_assert!(bound.upper >= full.upper - 1e-3 * (1.0 + full.upper.abs()), "{} < {}", bound.upper, full.upper);
+    }
+}
+
+/// Half of the requests of the sample's days prove what all prove, within 0.02 points.
+#[test]
+fn prices_of_half_the_requests_prove_nearly_the_same() {
+    for day in ["data/test-0", "data/test-1"] {
+        let log = open(&Path::new(env!("CARGO_MANIFEST_DIR")).join(day));
+        let full = hindsight_bound(&log, 0);
+        let half = sampled_bound(&log, 0, 1.0, log.requests().len() / 2);
+        let points = 100.0 * (half.upper - full.upper) / (full.upper + full.stake);
+        assert!((-0.001..0.1).contains(&points), "{day}: {points} points");
     }
 }

@@ -78,8 +78,21 @@ mod header {
     pub const ENTRIES: usize = 56;
     pub const AUCTIONS: usize = 64;
     pub const TAIL: usize = 72;
-    pub const RESERVED: std::ops::Range<usize> = 80..120;
+    pub const BLOCKS: usize = 80;
+    pub const RESERVED: std::ops::Range<usize> = 88..120;
     pub const END: usize = 120;
+}
+
+/// Byte offsets of the fields of a block's row in the index.
+mod block {
+    pub const AT: usize = 0;
+    pub const CHECKSUM: usize = 8;
+    pub const FIRST: usize = 16;
+    pub const LAST: usize = 24;
+    pub const REQUESTS: usize = 32;
+    pub const ENTRIES: usize = 36;
+    pub const AUCTIONS: usize = 40;
+    pub const BYTES: usize = 48;
 }
 
 const REQUEST_BYTES: usize = size_of::<Request>();
@@ -88,15 +101,41 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
+fn half(bytes: &[u8], at: usize) -> usize {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize
+}
+
 fn set(bytes: &mut [u8], at: usize, value: u64) {
     bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
 }
 
-/// Makes checksum and length fit the bytes, as one who forges a log would.
+/// Where the index begins, if the header points inside.
+fn index_at(bytes: &[u8]) -> Option<usize> {
+    let index = (word(bytes, header::BLOCKS) as usize).checked_mul(block::BYTES)?;
+    let at = bytes.len().checked_sub(word(bytes, header::TAIL) as usize)?.checked_sub(index)?;
+    (at >= header::END).then_some(at)
+}
+
+/// Makes checksums and length fit the bytes, as one who forges a log would.
 pub fn forge(bytes: &mut [u8]) {
-    let sum = XxHash3_64::oneshot(&bytes[header::END..]);
-    set(bytes, header::CHECKSUM, sum);
     set(bytes, header::TOTAL, bytes.len() as u64);
+    let Some(index) = index_at(bytes) else { return };
+    for i in 0..word(bytes, header::BLOCKS) as usize {
+        let row = index + i * block::BYTES;
+        let from = word(bytes, row + block::AT) as usize;
+        let records = [
+            (block::REQUESTS, REQUEST_BYTES),
+            (block::ENTRIES, size_of::<Entry>()),
+            (block::AUCTIONS, size_of::<Auction>()),
+        ];
+        let len: usize = records.iter().map(|&(at, size)| half(bytes, row + at) * size).sum();
+        if let Some(content) = from.checked_add(len).and_then(|end| bytes.get(from..end)) {
+            let sum = XxHash3_64::oneshot(content);
+            set(bytes, row + block::CHECKSUM, sum);
+        }
+    }
+    let sum = XxHash3_64::oneshot(&bytes[index..]);
+    set(bytes, header::CHECKSUM, sum);
 }
 
 /// Opens bytes as a compiled log; a panic is a failure of the test, an error must say which file and what to do.
@@ -259,6 +298,7 @@ fn counts_that_point_outside_are_refused_however_they_add_up() {
         (header::REQUESTS, REQUEST_BYTES),
         (header::ENTRIES, size_of::<Entry>()),
         (header::AUCTIONS, size_of::<Auction>()),
+        (header::BLOCKS, block::BYTES),
         (header::TAIL, 1),
     ];
     let mut forged: Vec<Vec<(usize, u64)>> = Vec::new();
@@ -274,13 +314,10 @@ fn counts_that_point_outside_are_refused_however_they_add_up() {
         forged.push(vec![(at, count(at).wrapping_add(1 << 63))]);
         forged.push(vec![(at, count(at).wrapping_add(1 << 59))]);
     }
-    // Right in sum: entries that were tail, tail that was auctions, everything tail.
-    forged.push(vec![(header::ENTRIES, count(header::ENTRIES) + 1), (header::TAIL, count(header::TAIL) - 32)]);
-    forged.push(vec![(header::AUCTIONS, count(header::AUCTIONS) - 1), (header::TAIL, count(header::TAIL) + 32)]);
-    forged.push(vec![
-        (header::REQUESTS, 0),
-        (header::TAIL, count(header::TAIL) + count(header::REQUESTS) * REQUEST_BYTES as u64),
-    ]);
+    // Right in sum: an index that was tail, a tail that was index.
+    let tail = count(header::TAIL);
+    forged.push(vec![(header::BLOCKS, 2), (header::TAIL, tail - block::BYTES as u64)]);
+    forged.push(vec![(header::BLOCKS, 0), (header::TAIL, tail + block::BYTES as u64)]);
     for edits in forged {
         let mut bytes = bytes.clone();
         for &(at, value) in &edits {
@@ -292,17 +329,45 @@ fn counts_that_point_outside_are_refused_however_they_add_up() {
 }
 
 #[test]
+fn blocks_that_point_outside_are_refused() {
+    let bytes = &COMPILED.0;
+    let row = index_at(bytes).unwrap();
+    let first = word(bytes, row + block::AT);
+    let edits: [(&str, usize, u64); 12] = [
+        ("a place in the header", block::AT, 0),
+        ("an odd place", block::AT, first + 1),
+        ("a place beyond the end", block::AT, bytes.len() as u64),
+        ("a place beyond all memory", block::AT, u64::MAX - 7),
+        ("a first request before the day", block::FIRST, 0),
+        ("a last request after the day", block::LAST, u64::MAX),
+        ("a first request after the last", block::FIRST, word(bytes, row + block::LAST) + 1),
+        ("no request", block::REQUESTS, word(bytes, row + block::REQUESTS) & !0xffff_ffff),
+        ("too many requests", block::REQUESTS, word(bytes, row + block::REQUESTS) | 0xffff_ffff),
+        ("more requests than a block has", block::REQUESTS, word(bytes, row + block::REQUESTS) & !0xffff_ffff | 4097),
+        ("too many entries", block::ENTRIES, word(bytes, row + block::ENTRIES) | 0xffff_ffff),
+        ("too many auction entries", block::AUCTIONS, word(bytes, row + block::AUCTIONS) | 0xffff_ffff),
+    ];
+    for (what, at, value) in edits {
+        let mut bytes = bytes.clone();
+        set(&mut bytes, row + at, value);
+        forge(&mut bytes);
+        assert!(open_bytes(&bytes).is_err(), "{what} was believed");
+    }
+}
+
+#[test]
 fn indices_and_times_that_point_outside_are_refused() {
     let bytes = &COMPILED.0;
     let requests = header::END;
     let entries = requests + word(bytes, header::REQUESTS) as usize * REQUEST_BYTES;
     let second = requests + REQUEST_BYTES;
-    // In front of a request's `entries_at` stand id, time and best; in front of an entry's contract, three numbers.
-    let edits: [(&str, usize, &[u8]); 7] = [
-        ("entries_at", second + 24, &u32::MAX.to_le_bytes()),
-        ("auctions_at", second + 28, &u32::MAX.to_le_bytes()),
-        ("entries", second + 32, &u16::MAX.to_le_bytes()),
-        ("auctions", second + 34, &u16::MAX.to_le_bytes()),
+    // In front of a request's `block` stand id, time, best and user; in front of an entry's contract, three numbers.
+    let edits: [(&str, usize, &[u8]); 8] = [
+        ("block", second + 32, &1u32.to_le_bytes()),
+        ("entries_at", second + 36, &u32::MAX.to_le_bytes()),
+        ("auctions_at", second + 40, &u32::MAX.to_le_bytes()),
+        ("entries", second + 52, &u16::MAX.to_le_bytes()),
+        ("auctions", second + 54, &u16::MAX.to_le_bytes()),
         ("a time before the day", requests + 8, &0u64.to_le_bytes()),
         ("a time after the day", requests + 8, &u64::MAX.to_le_bytes()),
         ("contract", entries + 24, &3u32.to_le_bytes()),
@@ -313,6 +378,25 @@ fn indices_and_times_that_point_outside_are_refused() {
         forge(&mut bytes);
         assert!(open_bytes(&bytes).is_err(), "{what} was believed");
     }
+}
+
+/// Blocks of a large log are checked when they are touched: what is damaged is never read, what is not can be.
+#[test]
+fn a_damaged_block_is_found_when_it_is_touched() {
+    let mut bytes = COMPILED.0.clone();
+    bytes[header::END + 3] ^= 4;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), &bytes).unwrap();
+    let log = CompiledLog::open_checking(file.path(), 0).expect("nothing was touched yet");
+    assert_eq!(log.requests().len(), COMPILED.1.0.len());
+    let touched = catch_unwind(AssertUnwindSafe(|| log.requests()[0].request_id)).unwrap_err();
+    let said = touched.downcast_ref::<String>().unwrap();
+    assert!(said.contains("checksum mismatch in block 0") && said.contains(file.path().to_str().unwrap()), "{said}");
+    let error = log.verify().unwrap_err().to_string();
+    assert!(error.contains("rebuilt"), "{error}");
+    std::fs::write(file.path(), &COMPILED.0).unwrap();
+    let log = CompiledLog::open_checking(file.path(), 0).unwrap();
+    assert_eq!(content(&log), COMPILED.1);
 }
 
 #[test]
@@ -390,7 +474,8 @@ fn many_may_open_a_directory_at_once() {
                 assert_eq!(&thread.join().unwrap(), expected);
             }
         });
-        assert_eq!(names(&dir.path().join(".admix")), ["compiled.log"], "nothing is left over");
+        let left = names(&dir.path().join(".admix"));
+        assert!(left.iter().all(|name| name == "compiled.log" || name == "inputs.json"), "{left:?} is left over");
     }
     let dir = written(&world);
     let children: Vec<_> = (0..6)
@@ -413,7 +498,8 @@ fn many_may_open_a_directory_at_once() {
         })
         .collect();
     assert_eq!(outputs.len(), 1, "all say the same");
-    assert_eq!(names(&dir.path().join(".admix")), ["compiled.log"]);
+    let left = names(&dir.path().join(".admix"));
+    assert!(left.iter().all(|name| name == "compiled.log" || name == "inputs.json"), "{left:?}");
 }
 
 /// The names in a folder, sorted.

@@ -20,6 +20,7 @@ mod inputs;
 mod inspect;
 mod interrupts;
 mod invariance;
+mod large_days;
 mod layers;
 mod leak;
 mod leakage;

@@ -42,7 +42,8 @@ fn plans(dirs: &[PathBuf], served: Option<&Path>, s: &Sections) -> (Plan, Plan) 
 
 fn plans_judged_on(validation: &[PathBuf], dirs: &[PathBuf], served: Option<&Path>, s: &Sections) -> (Plan, Plan) {
     let planning = || {
-        let options = CompileOptions { complete_queues: s.env.complete_queues, max_bad_share: 1.0 };
+        let options =
+            CompileOptions { complete_queues: s.env.complete_queues, max_bad_share: 1.0, ..CompileOptions::default() };
         let logs = dirs.iter().map(|dir| log::open(dir, options).unwrap()).collect();
         let Sections { env, episodes, baselines, policy } = s;
         let told = &Told::Logged;

@@ -8,6 +8,7 @@ mod codec;
 mod find;
 mod guard;
 mod json;
+mod lump;
 mod page;
 mod parquet;
 mod text;
@@ -16,12 +17,15 @@ mod value;
 use std::collections::HashSet;
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use super::error::{BadValue, LogError, Result, printable};
 use parquet::ParquetRows;
 use text::{CsvRows, Line, read_line};
 
 pub use find::{elsewhere, find, parts, require};
+pub use lump::{Lump, LumpReader, Lumps};
 pub use text::open;
 
 /// Bytes of a row; a queue of 512 entries takes 60 KB at most.
@@ -88,6 +92,8 @@ pub struct Table {
     line: u64,
     /// Header names that nobody asked for.
     pub unknown: Vec<String>,
+    /// Bytes of its files that were read.
+    read: Arc<AtomicU64>,
 }
 
 /// Where a row stands: in which of the table's files, and in which line; of Parquet, in which row.
@@ -107,6 +113,12 @@ pub struct Row {
     fault: Option<BadValue>,
 }
 
+impl Row {
+    fn new(columns: &'static [Column], positions: Vec<Option<usize>>) -> Self {
+        Self { place: Place::default(), cells: csv::ByteRecord::new(), positions, columns, fault: None }
+    }
+}
+
 /// An opened part: its rows, the positions of the wanted columns, its header.
 struct Part {
     source: Source,
@@ -115,7 +127,8 @@ struct Part {
 }
 
 impl Part {
-    fn open(path: &Path, columns: &'static [Column]) -> Result<Self> {
+    fn open(path: &Path, columns: &'static [Column], read: &Arc<AtomicU64>) -> Result<Self> {
+        let open = |path| text::open_counted(path, read.clone());
         let mut line = 0;
         let (source, header) = match find::Kind::of(path) {
             Some(find::Kind::Parquet) => {
@@ -181,8 +194,9 @@ impl Table {
     /// An unreadable file, a repeated column, or a missing required one.
     pub fn open(path: &Path, columns: &'static [Column]) -> Result<Self> {
         let parts = find::parts(path)?;
-        let part = Part::open(&parts[0], columns)?;
-        Self::begin(path, parts, part, columns)
+        let read = Arc::default();
+        let part = Part::open(&parts[0], columns, &read)?;
+        Self::begin(path, parts, part, columns, read)
     }
 
     /// Reads tab-separated text and its header; `path` stands for it in errors.
@@ -191,10 +205,16 @@ impl Table {
     /// As [`Table::open`].
     pub fn of_text(path: &Path, reader: Box<dyn BufRead + Send>, columns: &'static [Column]) -> Result<Self> {
         let part = Part::of_text(path, reader)?;
-        Self::begin(path, vec![path.to_owned()], part, columns)
+        Self::begin(path, vec![path.to_owned()], part, columns, Arc::default())
     }
 
-    fn begin(path: &Path, parts: Vec<PathBuf>, part: Part, columns: &'static [Column]) -> Result<Self> {
+    fn begin(
+        path: &Path,
+        parts: Vec<PathBuf>,
+        part: Part,
+        columns: &'static [Column],
+        read: Arc<AtomicU64>,
+    ) -> Result<Self> {
         let Part { source, header, line } = part;
         let mut table = Self {
             path: path.to_owned(),
@@ -206,6 +226,7 @@ impl Table {
             width: 0,
             line,
             unknown: vec![],
+            read,
         };
         table.match_header(header)?;
         Ok(table)
@@ -251,6 +272,16 @@ impl Table {
         self.parts.len() > 1 || self.parts[0] != self.path
     }
 
+    /// Bytes of all its files; 0 where that is not known.
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.metadata().map_or(0, |m| m.len())).sum()
+    }
+
+    /// What its parts are called in lists.
+    pub fn part_names(&self) -> Vec<String> {
+        (0..self.parts.len() as u32).map(|part| self.part_name(part)).collect()
+    }
+
     /// What a part is called in lists: its path from the log directory on.
     pub fn part_name(&self, part: u32) -> String {
         let path = &self.parts[part as usize];
@@ -260,13 +291,7 @@ impl Table {
 
     /// A row buffer that fits this table.
     pub fn row(&self) -> Row {
-        Row {
-            place: Place::default(),
-            cells: csv::ByteRecord::new(),
-            positions: self.positions.clone(),
-            columns: self.columns,
-            fault: None,
-        }
+        Row::new(self.columns, self.positions.clone())
     }
 
     /// Reads the next row into `row`; false at the end of the table.
@@ -275,18 +300,26 @@ impl Table {
     /// A file that cannot be read on: truncated or damaged; a part that lacks a required column.
     pub fn read(&mut self, row: &mut Row) -> Result<bool> {
         while !self.read_part(row)? {
-            if self.part + 1 == self.parts.len() {
+            if !self.next_part()? {
                 return Ok(false);
             }
-            self.part += 1;
-            let Part { source, header, line } = Part::open(self.here(), self.columns)?;
-            (self.source, self.line) = (source, line);
-            let known = self.unknown.len();
-            self.match_header(header)?;
-            self.warn_unknown(known);
         }
         row.place = Place { part: self.part as u32, line: self.line };
         row.positions.clone_from(&self.positions);
+        Ok(true)
+    }
+
+    /// Opens the next part; false where there is none.
+    fn next_part(&mut self) -> Result<bool> {
+        if self.part + 1 == self.parts.len() {
+            return Ok(false);
+        }
+        self.part += 1;
+        let Part { source, header, line } = Part::open(self.here(), self.columns, &self.read)?;
+        (self.source, self.line) = (source, line);
+        let known = self.unknown.len();
+        self.match_header(header)?;
+        self.warn_unknown(known);
         Ok(true)
     }
 
@@ -307,7 +340,7 @@ impl Table {
                 let line = read_line(&mut **reader, text, &mut self.line);
                 match line.map_err(|e| read_error(path, self.line, e))? {
                     Line::End => return Ok(false),
-                    Line::Whole => text.split(|b| *b == b'\t').for_each(|cell| row.cells.push_field(cell)),
+                    Line::Whole => split_tabs(text, &mut row.cells),
                     Line::TooLong => too_long = true,
                 }
             }
@@ -331,10 +364,7 @@ impl Table {
             }
             Source::Parquet(rows) => {
                 let more = rows.read(|cell| row.cells.push_field(cell));
-                let more = more.map_err(|e| LogError::Format {
-                    path: path.clone(),
-                    reason: format!("row {}: {e}; write the file again", self.line + 1),
-                })?;
+                let more = more.map_err(|e| damaged_row(path, self.line + 1, &e))?;
                 if !more {
                     return Ok(false);
                 }
@@ -342,15 +372,29 @@ impl Table {
             }
         }
         if too_long {
-            let rule = format!("at most {} MiB are read of a row", LONGEST_ROW >> 20);
-            row.fault = Some(BadValue::new("", "", "row_too_long", rule));
-        } else if matches!(self.source, Source::Tsv(..) | Source::Csv(_)) && row.cells.len() != self.width {
-            let (has, wants) = (row.cells.len(), self.width);
-            let rule = format!("the row has {has} cells, the header {wants}");
-            row.fault = Some(BadValue::new("", &has.to_string(), "wrong_width", rule));
+            row.fault = Some(long_row());
+        } else if matches!(self.source, Source::Tsv(..) | Source::Csv(_)) {
+            row.check_width(self.width);
         }
         Ok(true)
     }
+}
+
+fn split_tabs(text: &[u8], cells: &mut csv::ByteRecord) {
+    let mut from = 0;
+    for tab in memchr::memchr_iter(b'\t', text) {
+        cells.push_field(&text[from..tab]);
+        from = tab + 1;
+    }
+    cells.push_field(&text[from..]);
+}
+
+fn long_row() -> BadValue {
+    BadValue::new("", "", "row_too_long", format!("at most {} MiB are read of a row", LONGEST_ROW >> 20))
+}
+
+fn damaged_row(path: &Path, row: u64, why: &str) -> LogError {
+    LogError::Format { path: path.to_owned(), reason: format!("row {row}: {why}; write the file again") }
 }
 
 /// The wanted cells of a JSON object.
@@ -411,6 +455,14 @@ fn read_error(path: &Path, line: u64, source: std::io::Error) -> LogError {
 }
 
 impl Row {
+    fn check_width(&mut self, width: usize) {
+        let has = self.cells.len();
+        if has != width {
+            let rule = format!("the row has {has} cells, the header {width}");
+            self.fault = Some(BadValue::new("", &has.to_string(), "wrong_width", rule));
+        }
+    }
+
     /// # Errors
     /// A row that is no row of its table: of another width than the header, too long, or not JSON.
     pub fn check_shape(&self) -> std::result::Result<(), BadValue> {

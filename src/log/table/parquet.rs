@@ -30,6 +30,8 @@ pub struct ParquetRows {
     /// One for each wanted column; `None` where the file lacks it.
     cells: Vec<Option<Cell>>,
     group: usize,
+    /// The row group before which reading ends.
+    end: usize,
     /// Rows of the current row group that are not decoded yet, and decoded rows that are not given out yet.
     left: (usize, usize),
 }
@@ -63,7 +65,19 @@ impl ParquetRows {
         let header: Vec<String> = schema.root_schema().get_fields().iter().map(|f| f.name().to_owned()).collect();
         let cells = guarded(|| columns.iter().map(|column| cell(&schema, column)).collect::<Result<_, _>>());
         let cells = cells.map_err(broken)?;
-        Ok(Self { chunks, meta, header, cells, group: 0, left: (0, 0) })
+        let end = meta.num_row_groups();
+        Ok(Self { chunks, meta, header, cells, group: 0, end, left: (0, 0) })
+    }
+
+    /// Rows of a row group, and bytes of the file that it takes; `None` beyond the last.
+    pub fn group(&self, group: usize) -> Option<(u64, u64)> {
+        let group = (group < self.meta.num_row_groups()).then(|| self.meta.row_group(group))?;
+        Some((group.num_rows().max(0) as u64, group.compressed_size().max(0) as u64))
+    }
+
+    /// Begins with a row group and will end with it.
+    pub fn enter(&mut self, group: usize) {
+        (self.group, self.end, self.left) = (group, group + 1, (0, 0));
     }
 
     /// Gives the next row's cells to `cell`, in the order of the wanted columns; false at the end of the file.
@@ -101,7 +115,7 @@ impl ParquetRows {
             }
         }
         while self.left.0 == 0 {
-            if self.group == self.meta.num_row_groups() {
+            if self.group == self.end {
                 return Ok(ControlFlow::Break(()));
             }
             let group = self.meta.row_group(self.group);

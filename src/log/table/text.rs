@@ -4,20 +4,39 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Error, Read};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::LONGEST_ROW;
 use crate::log::error::{LogError, Result};
 
 /// Opens a text file, decompressing by its ending (`.gz`, `.zst`).
 pub fn open(path: &Path) -> Result<Box<dyn BufRead + Send>> {
-    let file = File::open(path).map_err(|e| LogError::io(path, e))?;
+    open_counted(path, Arc::default())
+}
+
+/// As [`open`]; adds the bytes of the file that are read to `read`.
+pub fn open_counted(path: &Path, read: Arc<AtomicU64>) -> Result<Box<dyn BufRead + Send>> {
+    let file = Counted { file: File::open(path).map_err(|e| LogError::io(path, e))?, read };
     let raw: Box<dyn Read + Send> = match path.extension().and_then(|e| e.to_str()) {
         Some("gz") => Box::new(flate2::read::MultiGzDecoder::new(BufReader::new(file))),
         Some("zst") => Box::new(zstd::stream::read::Decoder::new(file).map_err(|e| LogError::io(path, e))?),
         _ => Box::new(file),
     };
     Ok(Box::new(BufReader::with_capacity(1 << 18, raw)))
+}
+
+struct Counted {
+    file: File,
+    read: Arc<AtomicU64>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let n = self.file.read(buffer)?;
+        // Relaxed: it only tells how far reading is.
+        self.read.fetch_add(n as u64, Ordering::Relaxed);
+        Ok(n)
+    }
 }
 
 /// What stood at the reader's place.

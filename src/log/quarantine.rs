@@ -1,0 +1,85 @@
+//! Bad rows of a log, written down as they are met.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use super::compile::quarantine_path;
+use super::compiled::Counts;
+use super::error::{BadValue, LogError, Result};
+use super::keep;
+
+/// Bad rows that are listed; all are counted. A few kilobytes of Parquet can hold a hundred million of them.
+const LISTED: u64 = 10_000;
+
+/// The bad rows of one pass.
+pub struct Quarantine {
+    path: PathBuf,
+    file: Option<std::io::BufWriter<File>>,
+    pub counts: Counts,
+    first: Option<String>,
+}
+
+impl Quarantine {
+    /// Begins a list for the log directory `dir`. One of an earlier compilation is removed: it would speak of rows that may be mended
+    /// by now.
+    pub fn begin(dir: &Path) -> Self {
+        let path = quarantine_path(dir);
+        if path.is_file() {
+            let _ = std::fs::remove_file(&path);
+        }
+        Self { path, file: None, counts: Counts::default(), first: None }
+    }
+
+    /// Sets a row aside; `name` is that of its file, with whether its table has several.
+    ///
+    /// # Errors
+    /// A list that cannot be written.
+    pub fn set_aside(&mut self, (name, parted): (&str, bool), line: u64, bad: &BadValue) -> Result<()> {
+        let failed = |e| LogError::io(&self.path, e);
+        if self.file.is_none() {
+            let mut file = std::io::BufWriter::new(keep::create_private(&self.path).map_err(failed)?);
+            writeln!(file, "file\tline\tcolumn\tvalue\treason\trule").map_err(failed)?;
+            self.file = Some(file);
+        }
+        let clean = |s: &str| s.replace(['\t', '\n', '\r'], " ");
+        let file = self.file.as_mut().filter(|_| self.counts.quarantined <= LISTED);
+        if let Some(file) = file {
+            let (value, rule) = (clean(&bad.value), clean(&bad.rule));
+            match self.counts.quarantined {
+                LISTED => writeln!(file, "{name}\t{line}\t\t\tand_more\tthe first {LISTED} bad rows are listed"),
+                _ => writeln!(file, "{name}\t{line}\t{}\t{value}\t{}\t{rule}", bad.column, bad.reason),
+            }
+            .map_err(failed)?;
+        }
+        if self.first.is_none() {
+            let part = if parted { format!("{name}: ") } else { String::new() };
+            let BadValue { column, value, rule, .. } = bad;
+            self.first = Some(format!("{part}line {line}, column `{column}`: `{value}`: {rule}"));
+        }
+        self.counts.quarantined += 1;
+        *self.counts.reasons.entry(bad.reason.to_owned()).or_default() += 1;
+        Ok(())
+    }
+
+    /// Where the rows are listed.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The first bad row, as a message has it.
+    pub fn first(&self) -> Option<&str> {
+        self.first.as_deref()
+    }
+
+    /// Writes out what is still in memory.
+    ///
+    /// # Errors
+    /// A list that cannot be written.
+    pub fn finish(&mut self) -> Result<()> {
+        match &mut self.file {
+            Some(file) => file.flush().map_err(|e| LogError::io(&self.path, e)),
+            None => Ok(()),
+        }
+    }
+}

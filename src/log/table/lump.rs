@@ -1,0 +1,225 @@
+//! Rows of a table in lumps that any thread can parse: one thread unpacks the text and finds the ends of lines, or hands out row
+//! groups; the costly rest is done wherever a core is free.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::parquet::ParquetRows;
+use super::text::{Line, read_line};
+use super::{Column, Place, Row, Source, Table, damaged_row, json_row, long_row, read_error, split_tabs};
+use crate::log::error::Result;
+
+/// Bytes of text in a lump, about.
+const LUMP: usize = 1 << 20;
+/// Comma-separated rows in a lump.
+const RECORDS: usize = 1024;
+
+/// Rows that stand one after the other in one part of a table.
+pub struct Lump {
+    part: u32,
+    /// Rows before it in its part, of a Parquet file; 0 of others.
+    before: u64,
+    layout: Arc<Layout>,
+    content: Content,
+    bytes: u64,
+}
+
+impl Lump {
+    /// Number of its part.
+    pub fn part(&self) -> u32 {
+        self.part
+    }
+
+    /// Bytes of the table's files that were read for it.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// How the rows of a part are laid out.
+struct Layout {
+    path: PathBuf,
+    columns: &'static [Column],
+    positions: Vec<Option<usize>>,
+    width: usize,
+}
+
+enum Content {
+    /// Text of all lines, and of each its end in the text, its number, and whether it was cut.
+    Lines {
+        json: bool,
+        text: Vec<u8>,
+        lines: Vec<(usize, u64, bool)>,
+    },
+    Records(Vec<(u64, csv::ByteRecord)>),
+    /// Number of a row group.
+    Group(usize),
+}
+
+/// Takes the lumps of a table in their order.
+pub struct Lumps {
+    table: Table,
+    layout: Arc<Layout>,
+    /// The row group that comes next, and the rows before it.
+    group: (usize, u64),
+    /// Bytes that were read for earlier lumps.
+    read: u64,
+}
+
+impl Table {
+    /// The rows that have not been read yet, in lumps.
+    pub fn into_lumps(self) -> Lumps {
+        let layout = self.layout();
+        Lumps { table: self, layout, group: (0, 0), read: 0 }
+    }
+
+    fn layout(&self) -> Arc<Layout> {
+        let (path, positions) = (self.here().to_owned(), self.positions.clone());
+        Arc::new(Layout { path, columns: self.columns, positions, width: self.width })
+    }
+}
+
+impl Lumps {
+    /// The next lump; `None` at the end of the table.
+    ///
+    /// # Errors
+    /// A file that cannot be read on; a part that lacks a required column.
+    pub fn take(&mut self) -> Result<Option<Lump>> {
+        loop {
+            if let Some((content, before)) = self.content()? {
+                let (part, layout) = (self.table.part as u32, self.layout.clone());
+                // Relaxed: a counter of one thread.
+                let read = self.table.read.load(Ordering::Relaxed);
+                let bytes = read - std::mem::replace(&mut self.read, read);
+                return Ok(Some(Lump { part, before, layout, content, bytes }));
+            }
+            if !self.table.next_part()? {
+                return Ok(None);
+            }
+            self.layout = self.table.layout();
+            self.group = (0, 0);
+        }
+    }
+
+    fn content(&mut self) -> Result<Option<(Content, u64)>> {
+        let Table { source, parts, part, line: number, read, .. } = &mut self.table;
+        let path = &parts[*part];
+        let (reader, line, json, mut pending) = match source {
+            Source::Tsv(reader, line) => (reader, line, false, false),
+            Source::Json(reader, line, pending) => (reader, line, true, std::mem::take(pending)),
+            Source::Csv(rows) => {
+                let mut records = Vec::new();
+                while records.len() < RECORDS
+                    && let Some(line) = rows.read().map_err(|e| read_error(path, *number, e))?
+                {
+                    *number = line;
+                    records.push((line, std::mem::take(&mut rows.cells)));
+                }
+                return Ok((!records.is_empty()).then_some((Content::Records(records), 0)));
+            }
+            Source::Parquet(rows) => {
+                let (group, before) = self.group;
+                let Some((held, bytes)) = rows.group(group) else { return Ok(None) };
+                self.group = (group + 1, before + held);
+                read.fetch_add(bytes, Ordering::Relaxed);
+                return Ok(Some((Content::Group(group), before)));
+            }
+        };
+        let (mut text, mut lines) = (Vec::with_capacity(LUMP + (LUMP >> 4)), Vec::new());
+        while text.len() < LUMP {
+            let cut = if std::mem::take(&mut pending) {
+                false
+            } else {
+                match read_line(&mut **reader, line, number).map_err(|e| read_error(path, *number, e))? {
+                    Line::End => break,
+                    Line::Whole => false,
+                    Line::TooLong => true,
+                }
+            };
+            if !cut {
+                text.extend_from_slice(line);
+            }
+            lines.push((text.len(), *number, cut));
+        }
+        Ok((!lines.is_empty()).then_some((Content::Lines { json, text, lines }, 0)))
+    }
+}
+
+/// Reads the rows of lumps. It keeps the Parquet file open that it read last.
+#[derive(Default)]
+pub struct LumpReader {
+    parquet: Option<(PathBuf, Box<ParquetRows>)>,
+}
+
+impl LumpReader {
+    /// Gives each row of a lump to `each`, until it returns false.
+    ///
+    /// # Errors
+    /// A damaged Parquet file.
+    pub fn read(&mut self, lump: Lump, mut each: impl FnMut(&Row) -> bool) -> Result<()> {
+        let Lump { part, before, layout, content, .. } = lump;
+        let mut row = Row::new(layout.columns, layout.positions.clone());
+        let place = |line| Place { part, line };
+        match content {
+            Content::Lines { json, text, lines } => {
+                let mut from = 0;
+                for (end, number, cut) in lines {
+                    let line = &text[from..end];
+                    from = end;
+                    row.cells.clear();
+                    row.fault = None;
+                    row.place = place(number);
+                    if cut {
+                        row.fault = Some(long_row());
+                    } else if json {
+                        row.fault = json_row(line, layout.columns, &mut row.cells).err();
+                    } else {
+                        split_tabs(line, &mut row.cells);
+                        row.check_width(layout.width);
+                    }
+                    if !each(&row) {
+                        break;
+                    }
+                }
+            }
+            Content::Records(records) => {
+                for (number, cells) in records {
+                    row.cells = cells;
+                    row.fault = None;
+                    row.place = place(number);
+                    row.check_width(layout.width);
+                    if !each(&row) {
+                        break;
+                    }
+                }
+            }
+            Content::Group(group) => {
+                let rows = match &mut self.parquet {
+                    Some((path, rows)) if *path == layout.path => rows,
+                    other => {
+                        let rows = Box::new(ParquetRows::open(&layout.path, layout.columns)?);
+                        &mut other.insert((layout.path.clone(), rows)).1
+                    }
+                };
+                let mut number = before;
+                rows.enter(group);
+                loop {
+                    row.cells.clear();
+                    let more = rows.read(|cell| row.cells.push_field(cell));
+                    if !more.map_err(|e| damaged_row(&layout.path, number + 1, &e))? {
+                        break;
+                    }
+                    number += 1;
+                    row.place = place(number);
+                    if !each(&row) {
+                        // The reader stands in the middle of a group.
+                        self.parquet = None;
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,190 @@
+//! Writes a compiled log request by request: a block is written as soon as it is full, so that memory does not grow with the day.
+
+use std::io::{Result, Seek, SeekFrom, Write};
+
+use bytemuck::Zeroable as _;
+use twox_hash::{XxHash3_64, XxHash3_128};
+
+use super::compile::Output;
+use super::compiled::{Auction, BLOCK, Entry, HEADER, Header, MAGIC, RECORD_SIZES, Request, Tail, VERSION};
+use super::requests::BlockMeta;
+
+/// A compiled log being written. Until [`LogWriter::finish`] its header is zero: half a file is never taken for a whole one.
+pub(super) struct LogWriter<W> {
+    to: W,
+    at: u64,
+    index: Vec<BlockMeta>,
+    requests: Vec<Request>,
+    entries: Vec<Entry>,
+    auctions: Vec<Auction>,
+    counts: [u64; 3],
+    content: XxHash3_128,
+}
+
+impl<W: Write + Seek> LogWriter<W> {
+    /// A writer that has yet to begin.
+    pub fn new(to: W) -> Self {
+        let content = XxHash3_128::new();
+        let (requests, entries, auctions) = (Vec::new(), Vec::new(), Vec::new());
+        Self { to, at: 0, index: Vec::new(), requests, entries, auctions, counts: [0; 3], content }
+    }
+
+    /// Appends a request, which is not earlier than the one before it.
+    pub fn push(&mut self, request: &Request, entries: &[Entry], auctions: &[Auction]) -> Result<()> {
+        let r = request;
+        let place = u64::from(r.slot_id) << 32 | u64::from(r.region);
+        self.content.write(bytemuck::cast_slice(&[r.request_id, r.ts_ms, place, auctions.len() as u64]));
+        for a in auctions {
+            self.content.write(bytemuck::cast_slice(&[a.ad_id, a.ecpm.to_bits()]));
+        }
+        // A block holds 4,096 queues of at most 512 entries: its own offsets always fit.
+        self.requests.push(Request {
+            block: u32::try_from(self.index.len()).expect("a day of less than 2^44 requests"),
+            entries_at: self.entries.len() as u32,
+            auctions_at: self.auctions.len() as u32,
+            entries: entries.len() as u16,
+            auctions: auctions.len() as u16,
+            ..*request
+        });
+        self.entries.extend_from_slice(entries);
+        self.auctions.extend_from_slice(auctions);
+        if self.requests.len() == BLOCK { self.end_block() } else { Ok(()) }
+    }
+
+    fn end_block(&mut self) -> Result<()> {
+        let (Some(first), Some(last)) = (self.requests.first(), self.requests.last()) else { return Ok(()) };
+        let parts: [&[u8]; 3] = [
+            bytemuck::cast_slice(&self.requests),
+            bytemuck::cast_slice(&self.entries),
+            bytemuck::cast_slice(&self.auctions),
+        ];
+        let mut checksum = XxHash3_64::new();
+        let counts = [self.requests.len(), self.entries.len(), self.auctions.len()];
+        let [requests, entries, auctions] = counts.map(|n| n as u32);
+        let widest = self.requests.iter().map(|r| u32::from(r.entries)).max().unwrap_or(0);
+        let mut bytes = 0;
+        for part in parts {
+            std::hash::Hasher::write(&mut checksum, part);
+            self.to.write_all(part)?;
+            bytes += part.len() as u64;
+        }
+        let checksum = std::hash::Hasher::finish(&checksum);
+        let (first_ms, last_ms) = (first.ts_ms, last.ts_ms);
+        self.index.push(BlockMeta { at: self.at, checksum, first_ms, last_ms, requests, entries, auctions, widest });
+        self.at += bytes;
+        self.counts.iter_mut().zip(counts).for_each(|(sum, n)| *sum += n as u64);
+        self.requests.clear();
+        self.entries.clear();
+        self.auctions.clear();
+        Ok(())
+    }
+
+    /// Writes the last block, the index, the tail and, last of all, the header. A tail that does not say what the day's content is
+    /// gets that of the requests written.
+    pub fn finish(mut self, tail: Tail, inputs: u128) -> Result<()> {
+        self.end_block()?;
+        let content = (self.counts[0] > 0).then(|| format!("{:032x}", self.content.finish_128()));
+        let tail = Tail { content: tail.content.or(content), ..tail };
+        let tail = serde_json::to_vec(&tail).expect("plain values serialise");
+        let index: &[u8] = bytemuck::cast_slice(&self.index);
+        let mut checksum = XxHash3_64::new();
+        for part in [index, &tail] {
+            std::hash::Hasher::write(&mut checksum, part);
+            self.to.write_all(part)?;
+        }
+        let [requests, entries, auctions] = self.counts;
+        let header = Header {
+            magic: MAGIC,
+            version: VERSION,
+            record_sizes: RECORD_SIZES,
+            inputs: [inputs as u64, (inputs >> 64) as u64],
+            checksum: std::hash::Hasher::finish(&checksum),
+            total_bytes: self.at + (index.len() + tail.len()) as u64,
+            requests,
+            entries,
+            auctions,
+            tail_bytes: tail.len() as u64,
+            blocks: self.index.len() as u64,
+            reserved: [0; 4],
+        };
+        self.to.seek(SeekFrom::Start(0))?;
+        self.to.write_all(bytemuck::bytes_of(&header))?;
+        self.to.flush()
+    }
+}
+
+impl<W: Output + ?Sized> LogWriter<&mut W> {
+    /// Begins a log, or begins it anew.
+    pub fn begin(&mut self) -> Result<()> {
+        self.to.restart()?;
+        self.to.write_all(bytemuck::bytes_of(&Header::zeroed()))?;
+        self.at = HEADER as u64;
+        self.index.clear();
+        self.requests.clear();
+        self.entries.clear();
+        self.auctions.clear();
+        self.counts = [0; 3];
+        self.content = XxHash3_128::new();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::super::CompiledLog;
+    use super::super::day::Day;
+    use super::*;
+
+    /// Offsets were counted in 32 bits for a whole day and wrapped silently.
+    #[test]
+    fn a_day_of_more_than_2_to_the_32_entries_is_read_back_right() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut sparse = file.reopen().unwrap();
+        let mut writer: LogWriter<&mut File> = LogWriter::new(&mut sparse);
+        writer.begin().unwrap();
+        let day = Day::of_timestamp(0);
+        let block = |writer: &mut LogWriter<&mut File>, number: u64| {
+            for i in 0..BLOCK as u64 {
+                let id = number * BLOCK as u64 + i;
+                let request = Request { request_id: id, ts_ms: number, ..bytemuck::Zeroable::zeroed() };
+                let auction = |k| Auction { ad_id: id + k, pctr: 0.5, ..bytemuck::Zeroable::zeroed() };
+                let auctions: Vec<Auction> = (0..id % 3).map(auction).collect();
+                writer.push(&request, &[], &auctions).unwrap();
+            }
+        };
+        block(&mut writer, 0);
+        // Blocks as full as they can be, which nobody reads: 2^32 entries and more.
+        let full = BlockMeta { auctions: (BLOCK * 512) as u32, first_ms: 1, last_ms: 1, ..writer.index[0] };
+        let bytes = size_of::<Request>() * BLOCK + size_of::<Auction>() * BLOCK * 512;
+        for _ in 0..2100 {
+            writer.index.push(BlockMeta { at: writer.at, ..full });
+            writer.at += bytes as u64;
+            writer.counts[0] += BLOCK as u64;
+            writer.counts[2] += u64::from(full.auctions);
+            // A hole of the file.
+            writer.to.seek(SeekFrom::Start(writer.at)).unwrap();
+        }
+        block(&mut writer, 2101);
+        let tail = Tail {
+            name: "large".into(),
+            day,
+            contracts: vec![],
+            counts: Default::default(),
+            contracts_declared: false,
+            content: None,
+        };
+        writer.finish(tail, 7).unwrap();
+        let log = CompiledLog::open(file.path()).unwrap();
+        assert!(log.entry_counts().1 > 1 << 32);
+        let rows = log.requests().len();
+        assert_eq!(rows, 2102 * BLOCK);
+        for row in (0..BLOCK).chain(rows - BLOCK..rows) {
+            let r = &log.requests()[row];
+            assert_eq!(r.request_id, row as u64);
+            let ids: Vec<u64> = log.auctions(r).iter().map(|a| a.ad_id).collect();
+            assert_eq!(ids, (0..row as u64 % 3).map(|k| row as u64 + k).collect::<Vec<_>>());
+        }
+    }
+}
