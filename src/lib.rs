@@ -28,7 +28,7 @@
 macro_rules! say {
     ($($arg:tt)*) => {{
         use std::io::Write as _;
-        let _ = writeln!(std::io::stderr(), "{}", $crate::cli::plain(&format!($($arg)*)));
+        let _ = writeln!(std::io::stderr(), "{}", $crate::cli::output::plain(&format!($($arg)*)));
     }};
 }
 

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::actor::Explorer;
 use crate::env::Block;
+use crate::policy::start::initial_actor;
 use crate::run::segments::Sizes;
 use crate::settings::Settings;
 
@@ -46,7 +47,7 @@ pub fn run(size: WorldSize, settings: &Settings, seconds: f64) -> anyhow::Result
     let (day, _) = world::day(size)?;
     let spec = world::spec(&day, settings);
     let days = [day];
-    let actor = spec.initial_actor(1);
+    let actor = initial_actor(&spec, 1);
     let mut explorer = Explorer::new(&days, settings, spec.clone(), actor, 0, 0);
     explorer.block();
     let mut blocks: Vec<Block> = Vec::new();

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::actor::Explorer;
 use crate::learner::{Device, Learner, device};
+use crate::policy::start::initial_actor;
 use crate::settings::Settings;
 use crate::shm::{Counter, Distribution};
 use crate::supervisor::prepare::prepare;
@@ -230,7 +231,7 @@ fn learner_alone(settings: &Settings, seconds: f64) -> anyhow::Result<f64> {
     let (days, spec) = (context.training_days()?, &context.spec);
     let trainer = Device::of(settings)?.trainer(&days, spec, settings)?;
     let mut learner = Learner::new(&days, spec.clone(), settings, trainer);
-    let initial = spec.initial_actor(settings.run.seed);
+    let initial = initial_actor(spec, settings.run.seed);
     let mut explorer = Explorer::new(&days, settings, spec.clone(), initial, 0, 0);
     while learner.samples() < settings.learner.pool as u64 {
         learner.ingest(explorer.block().segments)?;

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+use crate::policy::start::initial_actor;
 use crate::policy::{LearnedPolicy, Policy, ReplayOptions, replay_day};
 use crate::settings::Settings;
 
@@ -44,7 +45,7 @@ pub fn run(size: WorldSize, settings: &Settings, seconds: f64) -> anyhow::Result
     day.sample = plan.sample.clone();
     let policy = |settings: &Settings| {
         let spec = world::spec(&day, settings);
-        let actor = spec.initial_actor(1);
+        let actor = initial_actor(&spec, 1);
         LearnedPolicy::new(spec, actor)
     };
     let mut fixed = settings.clone();

@@ -11,6 +11,7 @@ use crate::actor::Explorer;
 use crate::env::Block;
 use crate::learner::process::take_block;
 use crate::learner::{Device, Learner};
+use crate::policy::start::initial_actor;
 use crate::run::segments::Sizes;
 use crate::settings::Settings;
 use crate::shm::{Control, Overflow, RingShape, RunNames, SampleRing};
@@ -63,7 +64,7 @@ pub fn run(size: WorldSize, settings: &Settings, seconds: f64) -> anyhow::Result
     let (day, _) = world::day(size)?;
     let spec = world::spec(&day, settings);
     let days = [day];
-    let mut explorer = Explorer::new(&days, settings, spec.clone(), spec.initial_actor(1), 0, 0);
+    let mut explorer = Explorer::new(&days, settings, spec.clone(), initial_actor(&spec, 1), 0, 0);
     let blocks: Vec<Block> = (0..BLOCKS).map(|_| explorer.block()).collect();
     let device = Device::untried(&settings.run.device)?;
     let mut learner = Learner::new(&days, spec.clone(), settings, device.trainer(&days, &spec, settings)?);

@@ -12,6 +12,7 @@ use crate::env::Segment;
 use crate::learner::trainer::UpdatePlan;
 use crate::learner::{Device, Dims, Learner};
 use crate::policy::PolicySpec;
+use crate::policy::start::initial_actor;
 use crate::settings::Settings;
 
 use super::world::{self, WorldSize};
@@ -121,7 +122,7 @@ impl Scene {
 
     /// A learner with a full pool, and the explorer that filled it.
     fn learner(&self, settings: &Settings) -> anyhow::Result<(Learner<'_>, Explorer<'_>)> {
-        let mut explorer = Explorer::new(&self.days, settings, self.spec.clone(), self.spec.initial_actor(1), 0, 0);
+        let mut explorer = Explorer::new(&self.days, settings, self.spec.clone(), initial_actor(&self.spec, 1), 0, 0);
         let trainer = self.device.trainer(&self.days, &self.spec, settings)?;
         let mut learner = Learner::new(&self.days, self.spec.clone(), settings, trainer);
         while learner.samples() < settings.learner.pool as u64 {

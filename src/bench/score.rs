@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::log::schema::TrackRow;
 use crate::log::{CompileOptions, RawDay};
 use crate::policy::file::PolicyFile;
+use crate::policy::start::initial_actor;
 use crate::score::{DayFiles, Decision, Format, Requests, ScoreOptions, Scorer, ServedDay, ServedPolicy, stream};
 use crate::settings::Settings;
 
@@ -54,7 +55,7 @@ pub fn run(size: WorldSize, settings: &Settings) -> anyhow::Result<ScoreReport> 
     let dir = world::written(size)?;
     let (model, plan) = world::day(size)?;
     let spec = world::spec(&model, settings);
-    let actor = spec.initial_actor(1);
+    let actor = initial_actor(&spec, 1);
     let policy = ServedPolicy::of_file(PolicyFile { spec, plan, actor, updates: 0 }, "bench".into());
     let path = dir.path();
     let files = DayFiles { control: path.join("control.tsv"), inventory: None, day: Some(path.join("day.toml")) };

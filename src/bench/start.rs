@@ -8,7 +8,7 @@ use anyhow::ensure;
 use serde::Serialize;
 
 use super::watched::{Task, Watched, learner_is_there};
-use crate::evaluator;
+use crate::shm::Role;
 
 /// How often the run is looked at.
 const LOOK: Duration = Duration::from_micros(500);
@@ -96,7 +96,7 @@ fn watch(mut run: Watched, actors: usize) -> anyhow::Result<Start> {
             }
         };
         note(learner_is_there(control), &mut start.learner_s);
-        note(control.processes[evaluator::process::SLOT].pid().is_some(), &mut start.evaluator_s);
+        note(control.processes[Role::Evaluator.slot()].pid().is_some(), &mut start.evaluator_s);
         note((0..actors).all(|id| control.processes[id].pid().is_some()), &mut start.actors_s);
         note(control.learner.param_version.get() > 0, &mut start.parameters_s);
         let committed = inside.rings.iter().any(|ring| {

@@ -8,9 +8,8 @@ use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 
-use crate::learner;
 use crate::settings::Settings;
-use crate::shm::{Control, ProcessKind, RunNames, SampleRing, sweep};
+use crate::shm::{Control, Role, RunNames, SampleRing, sweep};
 use crate::supervisor::children::this_program;
 use crate::synth::{self, WorldSettings};
 
@@ -140,17 +139,11 @@ impl Drop for Watched {
 
 /// The processes of a run that have signed in: what they are called, and their ids.
 pub fn processes(control: &Control) -> Vec<(String, u32)> {
-    let name = |slot: usize, kind| match kind {
-        ProcessKind::Actor => format!("actor{slot}"),
-        ProcessKind::Learner => "learner".into(),
-        ProcessKind::Checkpointer => "checkpointer".into(),
-        ProcessKind::Evaluator => "evaluator".into(),
-    };
     let slots = control.processes.iter().enumerate();
-    slots.filter_map(|(i, slot)| Some((name(i, slot.kind()?), slot.pid()?))).collect()
+    slots.filter_map(|(i, slot)| Some((Role::of(slot.kind()?, i).to_string(), slot.pid()?))).collect()
 }
 
 /// Whether the learner of a run has signed in.
 pub fn learner_is_there(control: &Control) -> bool {
-    control.processes[learner::process::SLOT].pid().is_some()
+    control.processes[Role::Learner.slot()].pid().is_some()
 }

@@ -16,16 +16,14 @@ use crate::run::snapshot::pool::{self, PoolBlock, PoolBlocks};
 use crate::run::snapshot::{SnapshotFolder, newest};
 use crate::run::{RunDirectory, Segments, failpoint};
 use crate::settings::Settings;
-use crate::shm::control::{MAX_PROCESSES, STOP_ALL, STOP_NOW};
-use crate::shm::{Complete, ProcessKind};
+use crate::shm::control::{STOP_ALL, STOP_NOW};
+use crate::shm::{Complete, Role};
 
 const NAP: Duration = Duration::from_millis(100);
 /// Before a snapshot that the file system refused is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 /// Attempts at the last snapshot of a run that ends.
 const LAST_ATTEMPTS: u32 = 3;
-/// Where the checkpointer signs in.
-pub const SLOT: usize = MAX_PROCESSES - 3;
 
 /// Runs the checkpointer until the run stops and everything complete is on disk.
 ///
@@ -36,8 +34,8 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let segments = Segments::open(prefix, 0..0, true)?;
     let halves = segments.halves.as_ref().context("the run takes no snapshots")?;
     let control = &segments.control;
-    let slot = &control.processes[SLOT];
-    slot.sign_in(ProcessKind::Checkpointer);
+    let slot = &control.processes[Role::Checkpointer.slot()];
+    slot.sign_in(Role::Checkpointer.kind());
     let root = directory.checkpoints();
     let mut writer = Writer {
         folder: SnapshotFolder::new(&root, Disk),

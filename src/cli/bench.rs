@@ -15,7 +15,8 @@ use crate::bench::{actor, e2e, env, evaluate, ingest, learner, plan, score, spee
 use crate::learner::device;
 use crate::settings::{Critic, RowOptimizer, Settings};
 
-use super::{Exit, print_json, print_text};
+use super::exit::Exit;
+use super::output::{print_json, print_text};
 
 #[derive(Debug, Args)]
 #[command(after_help = "BENCHMARKS.md has figures with their commands.\n\nExample: admix bench actor --json")]

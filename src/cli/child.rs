@@ -6,10 +6,11 @@ use clap::{Args, Subcommand};
 
 use crate::bench::{collectives, params, ring};
 use crate::run::{RunDirectory, flight};
-use crate::supervisor::children::{Role, bind_to_parent, name_this_process, queue_for_cores};
+use crate::shm::Role;
+use crate::supervisor::children::{bind_to_parent, name_this_process, queue_for_cores};
 use crate::{actor, checkpoint, evaluator, learner, rank, reader};
 
-use super::Exit;
+use super::exit::Exit;
 
 #[derive(Debug, Subcommand)]
 pub enum Child {

@@ -11,7 +11,8 @@ use crate::log::sample::{self, Sampling};
 use crate::log::wander::Wander;
 use crate::synth::{self, WorldSettings};
 
-use super::{Exit, UsageError, print_json, print_text};
+use super::exit::{Exit, UsageError};
+use super::output::{print_json, print_text};
 
 #[derive(Debug, Subcommand)]
 pub enum Data {

@@ -5,7 +5,7 @@ use crate::learner::Device;
 use crate::learner::agreement::{self, Agreement};
 use crate::settings::Settings;
 
-use super::UsageError;
+use super::exit::UsageError;
 
 /// A device, and why it is the CPU where a GPU might be expected.
 #[derive(Debug)]

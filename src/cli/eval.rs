@@ -15,9 +15,10 @@ use crate::run::context::compile_options;
 use crate::settings::Settings;
 use crate::values::Told;
 
+use super::exit::{Exit, UsageError};
+use super::output::{print_json, print_text};
 use super::replayed::Replayed;
 use super::told::ToldArguments;
-use super::{Exit, UsageError, print_json, print_text};
 
 #[derive(Debug, Args)]
 #[command(

@@ -12,8 +12,9 @@ use crate::policy::baselines;
 use crate::run::context::compile_options;
 use crate::values::Told;
 
+use super::exit::{Exit, UsageError};
+use super::output::{print_json, print_text};
 use super::replayed::Replayed;
-use super::{Exit, UsageError, print_json, print_text};
 
 #[derive(Debug, Args)]
 #[command(

@@ -15,7 +15,8 @@ use crate::plan::{Forecast, Plan};
 use crate::policy::ReplayOptions;
 use crate::score::{self, DayFiles, ScoreOptions, Scorer, ServedDay, ServedPolicy};
 
-use super::{Exit, UsageError, print_json, print_text};
+use super::exit::{Exit, UsageError};
+use super::output::{print_json, print_text};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Exit codes: 0 written, 12 refused (nothing is written).\n\n\

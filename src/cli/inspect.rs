@@ -6,7 +6,8 @@ use clap::Args;
 
 use crate::inspect;
 
-use super::{Exit, UsageError, print_json, print_text};
+use super::exit::{Exit, UsageError};
+use super::output::{print_json, print_text};
 
 #[derive(Debug, Args)]
 #[command(

@@ -1,16 +1,18 @@
 //! The command line: clap structs and one file per subcommand.
 //!
 //! Arguments and TOML become settings here; commands get settings, never clap types. Data goes to stdout, logs and progress
-//! to stderr.
+//! to stderr. [`exit`] says how the program ends, [`output`] prints what it found.
 
 mod bench;
 mod child;
 mod data;
 mod device;
 mod eval;
+mod exit;
 mod explain;
 mod export;
 mod inspect;
+pub mod output;
 mod plan;
 mod pretrain;
 mod promote;
@@ -31,20 +33,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::learner::NotFinite;
-use crate::log::LogError;
-use crate::rank;
-use crate::run::leakage::Leak;
-use crate::run::{CannotSave, NotARunDirectory};
-use crate::settings::SettingsError;
-use crate::shm::Broken;
-use crate::sparse::file::RowFileError;
-use crate::supervisor::RunFailure;
 use crate::supervisor::interrupt::survive_file_size_limits;
-use crate::supervisor::prepare::Unfit;
-use crate::supervisor::resume::Refused;
-use crate::values::fields::FieldError;
-use crate::values::join::JoinError;
+use exit::exit_of;
 
 /// Trains the policy that decides, at each display request, whether a contract ad or an auction ad is shown.
 #[derive(Debug, Parser)]
@@ -109,44 +99,6 @@ enum Command {
     Child(child::Child),
 }
 
-/// How the program ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exit {
-    Done,
-    Failed,
-    /// Wrong usage or input.
-    Usage,
-    /// `train --require`: the policy is not as good as required.
-    VerdictNotReached,
-    /// `retrain`: what is served was kept.
-    Kept,
-    /// `retrain`: the newest day cannot be trusted.
-    Suspect,
-    Interrupted,
-    /// A training run that could not go on: [`RunFailure::code`].
-    Run(u8),
-}
-
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
-        Self::from(match exit {
-            Exit::Done => 0,
-            Exit::Failed => 1,
-            Exit::Usage => 2,
-            Exit::Kept => 10,
-            Exit::Suspect => 11,
-            Exit::VerdictNotReached => 12,
-            Exit::Interrupted => 130,
-            Exit::Run(code) => code,
-        })
-    }
-}
-
-/// An error in what the user gave: ends with [`Exit::Usage`].
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct UsageError(String);
-
 /// Parses the arguments and runs the command.
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -189,78 +141,5 @@ pub fn main() -> ExitCode {
             say!("error: {e:#}");
             exit_of(&e).into()
         }
-    }
-}
-
-fn exit_of(error: &anyhow::Error) -> Exit {
-    let failure = error.chain().find_map(|cause| cause.downcast_ref::<RunFailure>());
-    if let Some(failure) = failure {
-        return Exit::Run(failure.code());
-    }
-    // A child's last word to main.
-    if error.chain().any(|cause| cause.is::<NotFinite>() || cause.is::<rank::NotFinite>()) {
-        return Exit::Run(RunFailure::NOT_FINITE);
-    }
-    if error.chain().any(|cause| cause.is::<CannotSave>()) {
-        return Exit::Run(RunFailure::CANNOT_SAVE);
-    }
-    if error.chain().any(|cause| cause.is::<Broken>()) {
-        return Exit::Run(RunFailure::RANK_LOST);
-    }
-    let usage = error.chain().any(|cause| {
-        cause.is::<SettingsError>()
-            || cause.is::<UsageError>()
-            || cause.is::<Refused>()
-            || cause.is::<Unfit>()
-            || cause.is::<JoinError>()
-            || cause.is::<FieldError>()
-            || cause.is::<RowFileError>()
-            || cause.is::<NotARunDirectory>()
-            || cause.is::<Leak>()
-            || cause
-                .downcast_ref::<LogError>()
-                .is_some_and(|e| !matches!(e, LogError::Io { .. } | LogError::NotKept { .. }))
-    });
-    if usage { Exit::Usage } else { Exit::Failed }
-}
-
-/// A text without the control characters that a terminal obeys: what a log holds must not move the cursor or set the title of
-/// whoever reads about it.
-pub fn plain(text: &str) -> std::borrow::Cow<'_, str> {
-    let obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
-    if !text.contains(obeyed) {
-        return text.into();
-    }
-    let shown = |c: char| if obeyed(c) { c.escape_default().to_string() } else { c.to_string() };
-    text.chars().map(shown).collect::<String>().into()
-}
-
-/// Prints on stdout; a reader that went away (`| head`) ends the program quietly.
-fn print_text(text: &str) -> anyhow::Result<()> {
-    write_out(&plain(text))
-}
-
-fn write_out(text: &str) -> anyhow::Result<()> {
-    use std::io::Write as _;
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
-        done => Ok(done?),
-    }
-}
-
-/// Prints a line of JSON on stdout.
-fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    write_out(&format!("{}\n", serde_json::to_string(value)?))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::plain;
-
-    #[test]
-    fn what_a_terminal_would_obey_is_shown_instead() {
-        assert_eq!(plain("a\tb\nc é"), "a\tb\nc é");
-        assert_eq!(plain("\u{1b}]0;title\u{7}\r\u{9b}2J"), "\\u{1b}]0;title\\u{7}\\r\\u{9b}2J");
     }
 }

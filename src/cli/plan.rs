@@ -12,8 +12,9 @@ use crate::run::leakage::Roles;
 use crate::settings::{self, Settings};
 use crate::supervisor::prepare::Planning;
 
+use super::exit::Exit;
+use super::output::{print_json, print_text};
 use super::told::ToldArguments;
-use super::{Exit, print_json, print_text};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Example: admix plan day-0 day-1 day-2 --for day-3 --out plan.json")]

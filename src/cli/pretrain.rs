@@ -8,7 +8,7 @@ use clap::Args;
 use crate::pretrain::{self, Pretraining};
 use crate::synth::WorldSettings;
 
-use super::{Exit, UsageError};
+use super::exit::{Exit, UsageError};
 
 #[derive(Debug, Args)]
 #[command(after_help = "scripts/pretrain and scripts/pretrain-volume make the starts that come with this program.\n\n\

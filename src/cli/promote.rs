@@ -6,8 +6,9 @@ use clap::Args;
 
 use crate::retrain::{History, Job, Outcome};
 
+use super::exit::{Exit, UsageError};
+use super::output::{print_json, print_text};
 use super::retrain::{describe, line};
-use super::{Exit, UsageError, print_json, print_text};
 
 #[derive(Debug, Args)]
 #[command(

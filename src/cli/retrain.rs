@@ -7,7 +7,8 @@ use clap::Args;
 use crate::retrain::{self, Entry, Job, Outcome, Window};
 use crate::supervisor::interrupt::Interrupt;
 
-use super::{Exit, UsageError, print_json, print_text};
+use super::exit::{Exit, UsageError};
+use super::output::{print_json, print_text};
 
 #[derive(Debug, Args)]
 #[command(

@@ -10,8 +10,8 @@ use crate::files::replace;
 use crate::log::error::BadValue;
 use crate::score::{self, DayFiles, Format, Requests, ScoreOptions, Scorer, ServedDay, ServedPolicy};
 
+use super::exit::{Exit, UsageError};
 use super::replayed::Replayed;
-use super::{Exit, UsageError};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Example, a day of a log directory scored as `eval` decides it:\n\n    \

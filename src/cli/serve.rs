@@ -14,8 +14,8 @@ use crate::log::keep;
 use crate::score::ScoreOptions;
 use crate::serve::{Limits, ServeOptions, Server};
 
+use super::exit::{Exit, UsageError};
 use super::score::Served;
-use super::{Exit, UsageError};
 
 #[derive(Debug, Args)]
 #[command(

@@ -6,7 +6,8 @@ use clap::Args;
 
 use crate::soak;
 
-use super::{Exit, print_json, print_text};
+use super::exit::Exit;
+use super::output::{print_json, print_text};
 
 #[derive(Debug, Args)]
 #[command(

@@ -9,7 +9,8 @@ use crate::study::sweep::Ranking;
 use crate::study::{self, Done, End, Options, Shard, Sweep as Trials};
 use crate::supervisor::interrupt::Interrupt;
 
-use super::{Exit, UsageError, print_json, print_text};
+use super::exit::{Exit, UsageError};
+use super::output::{print_json, print_text};
 
 #[derive(Debug, Args)]
 #[command(

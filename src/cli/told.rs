@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use crate::settings::Data;
 use crate::values::{Table, Told};
 
-use super::UsageError;
+use super::exit::UsageError;
 
 /// What plan and policies see.
 #[derive(Debug, Args)]

@@ -23,7 +23,9 @@ use crate::supervisor::resume::{self, Earlier};
 use crate::supervisor::{ExitReason, Outcome, parallel, serial};
 
 use super::device::{self, Choice};
-use super::{Exit, UsageError, eval, print_text};
+use super::eval;
+use super::exit::{Exit, UsageError};
+use super::output::print_text;
 
 #[derive(Debug, Args)]
 #[command(
@@ -230,7 +232,7 @@ impl Train {
         interrupt.leave();
         let (report, reported) = report(&context, &directory)?;
         // A full disk must not make a finished run a failed one.
-        if let Err(e) = report.write(&directory) {
+        if let Err(e) = report::write(&report, &directory) {
             tracing::warn!("{e:#}");
         }
         if !reported.is_empty() {

@@ -20,7 +20,8 @@ use crate::values::prior::FieldSd;
 use crate::values::report::{self, Points, ValueReport};
 use crate::values::{Fields, ValueModel, model, ratios};
 
-use super::{Exit, UsageError, print_json, print_text};
+use super::exit::{Exit, UsageError};
+use super::output::{print_json, print_text};
 
 #[derive(Debug, Subcommand)]
 pub enum Values {

@@ -9,7 +9,8 @@ use clap::Args;
 use crate::supervisor::interrupt::Interrupt;
 use crate::watch::{Watched, render};
 
-use super::{Exit, UsageError, print_text};
+use super::exit::{Exit, UsageError};
+use super::output::print_text;
 
 const EVERY: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(50);

@@ -1,67 +1,15 @@
 //! A logged day: what is known of it before it begins, and the rows of its log.
 
-use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::sync::Arc;
-
-use serde::{Deserialize, Serialize};
 
 use crate::log::{self, CompiledLog, Request};
 use crate::plan::{Forecast, Plan};
 
 use super::incoming::{Incoming, Visit};
 use super::known::KnownDay;
-
-/// Indices of the ids that have an embedding; 0 stands for every other id.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Vocabulary {
-    pub ads: BTreeMap<u64, u32>,
-    pub slots: BTreeMap<u32, u32>,
-    pub regions: BTreeMap<u32, u32>,
-}
-
-impl Vocabulary {
-    /// The contracts, slots and regions of the training days; with `auctions`, also the auction ads that stand in at
-    /// least 100 queues.
-    pub fn of_days(logs: &[&CompiledLog], auctions: bool) -> Self {
-        let mut vocabulary = Self::default();
-        let mut counts = BTreeMap::<u64, u32>::new();
-        for log in logs {
-            for c in log.contracts() {
-                let next = vocabulary.ads.len() as u32 + 1;
-                vocabulary.ads.entry(c.ad_id).or_insert(next);
-            }
-            for r in log.requests() {
-                let next = vocabulary.slots.len() as u32 + 1;
-                vocabulary.slots.entry(r.slot_id).or_insert(next);
-                let next = vocabulary.regions.len() as u32 + 1;
-                vocabulary.regions.entry(r.region).or_insert(next);
-                if auctions {
-                    for a in log.auctions(r) {
-                        *counts.entry(a.ad_id).or_default() += 1;
-                    }
-                }
-            }
-        }
-        for (ad_id, _) in counts.into_iter().filter(|&(_, n)| n >= 100) {
-            let next = vocabulary.ads.len() as u32 + 1;
-            vocabulary.ads.entry(ad_id).or_insert(next);
-        }
-        vocabulary
-    }
-
-    pub fn ad(&self, id: u64) -> u32 {
-        self.ads.get(&id).copied().unwrap_or(0)
-    }
-
-    /// Indices of a request's slot and region.
-    pub fn place(&self, slot_id: u32, region: u32) -> [u16; 2] {
-        let index = |i: Option<&u32>| i.map_or(0, |&i| u16::try_from(i).unwrap_or(0));
-        [index(self.slots.get(&slot_id)), index(self.regions.get(&region))]
-    }
-}
+use super::vocabulary::Vocabulary;
 
 /// A logged day ready for replay. Shared by all replays of the process.
 #[derive(Debug)]

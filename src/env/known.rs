@@ -12,7 +12,7 @@ use crate::log::targeting::Targeting;
 use crate::plan::forecast::Kind;
 use crate::plan::{Forecast, GRID, Graph, Horizon, Hwm, PacingGains, Plan, Sample, Supply, VolumeModel};
 
-use super::day::Vocabulary;
+use super::vocabulary::Vocabulary;
 
 /// A contract with what the plan knows of it. Money is in minor units per impression.
 #[derive(Debug, Clone)]

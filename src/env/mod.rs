@@ -11,6 +11,7 @@
 //!
 //! May import: `log`, `plan`, `formulas`, `settings`.
 
+mod advice;
 mod day;
 mod delay;
 mod episode;
@@ -22,9 +23,12 @@ pub mod outlook;
 mod replay;
 mod segment;
 mod state;
+mod tracker;
+mod vocabulary;
 mod wander;
 
-pub use day::{DayModel, Vocabulary};
+pub use advice::{ADVICE_COLUMNS, Advice};
+pub use day::DayModel;
 pub use delay::Delay;
 pub use episode::{Episode, RowSampler};
 pub use features::{
@@ -37,3 +41,4 @@ pub use lesson::Lesson;
 pub use replay::{Candidate, Choice, Display, Replay, Weights};
 pub use segment::{BLOCK_FORMAT, Block, REPLAN_INTERVAL_S, Segment};
 pub use state::State;
+pub use vocabulary::Vocabulary;

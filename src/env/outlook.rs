@@ -4,14 +4,11 @@
 //! A planner has to commit to one memory and one forecast. The network sees the same day through several of them and learns from
 //! hindsight prices how much each is to be trusted. All features are free of the day's size and of its unit of money.
 
-use serde::{Deserialize, Serialize};
-
 use crate::log::schema::DAY_MS;
 
-use super::episode::Episode;
 use super::features::FEATURES;
-use super::known::KnownDay;
 use super::replay::Replay;
+use super::tracker::VOLUME_PRIOR;
 
 /// Features of a contract beyond the base row.
 pub const OUTLOOK: usize = 28;
@@ -48,124 +45,6 @@ pub const OUTLOOK_NAMES: [&str; OUTLOOK] = [
     "price_move_by_own_volume",
     "price_move_by_price_level",
 ];
-
-/// Columns that a replanner writes for each contract: what is added to the logit of the bid, then [`Advice`].
-pub const ADVICE_COLUMNS: usize = 5;
-
-/// What a replanner knows of a contract's price, beside where its bid starts.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Advice {
-    /// Logit of the price relative to the static one: at the volume and price levels seen, and at the forecast's.
-    pub seen: f32,
-    pub forecast: f32,
-    /// What a doubling of the volume by `e` moves the logit by.
-    pub by_volume: f32,
-    /// What the supply won grows by, as a share of the demand, when the price grows by `e`.
-    pub supply: f32,
-}
-
-/// Memories of the levels, milliseconds; after the last one come sums since midnight.
-const MEMORIES_MS: [f64; 2] = [600_000.0, 3_600_000.0];
-/// Requests by which a level leans on the forecast.
-const VOLUME_PRIOR: f64 = 10.0;
-
-/// Seen and expected amounts within each memory, and since midnight.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Level {
-    seen: [f32; 3],
-    expected: [f32; 3],
-}
-
-impl Level {
-    fn add(&mut self, decays: [f32; 2], seen: f64, expected: f64) {
-        for i in 0..3 {
-            let decay = decays.get(i).copied().unwrap_or(1.0);
-            self.seen[i] = self.seen[i] * decay + seen as f32;
-            self.expected[i] = self.expected[i] * decay + expected as f32;
-        }
-    }
-
-    /// Seen over expected within memory `i`, leaning on 1 by `prior`.
-    fn ratio(&self, i: usize, prior: f64) -> f64 {
-        (f64::from(self.seen[i]) + prior) / (f64::from(self.expected[i]) + prior)
-    }
-
-    fn is_finite(&self) -> bool {
-        self.seen.iter().chain(&self.expected).all(|v| v.is_finite())
-    }
-}
-
-/// Traffic and prices seen so far against the forecast, over several memories.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Tracker {
-    /// Requests of each contract, then of all, since the last update.
-    met: Vec<f32>,
-    volumes: Vec<Level>,
-    /// Best auction worth, and what was expected of the requests that came, since the last update.
-    worth: (f64, f64),
-    prices: Level,
-    /// Squared log-deviation of the hour's volume, summed over the updates, and their number.
-    wander: (f32, f32),
-}
-
-impl Tracker {
-    pub(super) fn new(contracts: usize) -> Self {
-        Self {
-            met: vec![0.0; contracts + 1],
-            volumes: vec![Level::default(); contracts + 1],
-            worth: (0.0, 0.0),
-            prices: Level::default(),
-            wander: (0.0, 0.0),
-        }
-    }
-
-    pub(super) fn fits(&self, contracts: usize) -> bool {
-        self.met.len() == contracts + 1
-            && self.volumes.len() == contracts + 1
-            && self.met.iter().all(|v| v.is_finite())
-            && self.volumes.iter().chain([&self.prices]).all(Level::is_finite)
-            && [self.worth.0, self.worth.1].iter().all(|v| v.is_finite())
-            && [self.wander.0, self.wander.1].iter().all(|v| v.is_finite())
-    }
-
-    /// Requests of all kinds within each memory and since midnight: `[seen, expected]`.
-    pub(super) fn volumes(&self) -> [[f64; 2]; 3] {
-        let all = self.volumes.last().copied().unwrap_or_default();
-        [0, 1, 2].map(|i| [f64::from(all.seen[i]), f64::from(all.expected[i])])
-    }
-
-    pub(super) fn arrive(&mut self, best: f64, expected: f64) {
-        if let Some(all) = self.met.last_mut() {
-            *all += 1.0;
-        }
-        self.worth.0 += best;
-        self.worth.1 += expected;
-    }
-
-    pub(super) fn meet(&mut self, j: usize) {
-        self.met[j] += 1.0;
-    }
-
-    /// Takes in what came from `since` to `until`, milliseconds from midnight.
-    pub(super) fn update(&mut self, day: &KnownDay, episode: &Episode, since: u64, until: u64) {
-        let decays = MEMORIES_MS.map(|memory| (-((until - since) as f64) / memory).exp() as f32);
-        let n = day.contracts.len();
-        let (from, to) = (crate::plan::Time::at(since), crate::plan::Time::at(until));
-        for (j, c) in day.contracts.iter().enumerate() {
-            let came = c.supply.until(to) - c.supply.until(from);
-            let expected = came * episode.thinning * f64::from(episode.supply_error[j]);
-            self.volumes[j].add(decays, self.met[j].into(), expected);
-        }
-        let expected = (day.traffic.until(to) - day.traffic.until(from)) * episode.thinning;
-        self.volumes[n].add(decays, self.met[n].into(), expected);
-        self.met.fill(0.0);
-        self.prices.add(decays, self.worth.0, self.worth.1);
-        self.worth = (0.0, 0.0);
-        let deviation = self.volumes[n].ratio(1, VOLUME_PRIOR).ln() as f32;
-        self.wander.0 += deviation * deviation;
-        self.wander.1 += 1.0;
-    }
-}
 
 fn log(x: f64, limit: f32) -> f32 {
     (x as f32).ln().clamp(-limit, limit)

@@ -6,9 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::{Deviation, PacingGains, Time};
 
+use super::advice::{ADVICE_COLUMNS, Advice};
 use super::episode::Episode;
 use super::known::KnownDay;
-use super::outlook::{ADVICE_COLUMNS, Advice, Tracker};
+use super::tracker::Tracker;
 
 /// Memory of the price level and of the delivery speed.
 const MEMORY_MS: f64 = 3_600_000.0;

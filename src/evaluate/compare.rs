@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex};
 
 use anyhow::bail;
-use serde::{Deserialize, Serialize};
 
 use crate::env::{DayModel, Delay, Replay, Vocabulary};
 use crate::plan::{Bound, Plan, hindsight_bound};
@@ -14,116 +13,19 @@ use crate::policy::{Policy, ReplayOptions, Shown, Totals, replay_day};
 use crate::settings::Settings;
 use crate::values::Told;
 
-use super::bootstrap::{Block, share_interval};
+use super::bootstrap::share_interval;
 use super::entry::{Entry, START};
-use super::familiar::{self, Seen, Unknown};
+use super::familiar;
 use super::logged::{self, Logged};
-use super::measure::{ContractDelivery, DayMeasure, Market, Meter};
+use super::measure::{DayMeasure, Meter};
+use super::report::{BoundReport, DayReport, Kind, PolicyReport};
 use super::{Judge, TestDay};
-
-/// What a policy is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Kind {
-    Baseline,
-    /// Chosen on the validation days of its run.
-    Trained,
-    /// What planner and controller do without anything learned.
-    Untrained,
-    /// Before its run's first update.
-    Start,
-    /// After its run's last update.
-    Last,
-    /// Knows the process that the day was drawn from.
-    Informed,
-    /// Knows the future.
-    Oracle,
-}
 
 /// A policy that takes part.
 pub struct Contender {
     pub name: String,
     pub kind: Kind,
     pub policy: Box<dyn Policy>,
-}
-
-/// One policy on one day. Money in minor units.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct PolicyReport {
-    pub name: String,
-    pub kind: Kind,
-    /// The row that this policy is the same as: the start of its run, where no update improved on that.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub equals: Option<String>,
-    pub j: f64,
-    pub share: Option<f64>,
-    pub gap: Option<f64>,
-    pub shortage_rate: f64,
-    pub auction_revenue: f64,
-    /// Minor units per 1,000 impressions.
-    pub mean_auction_ecpm: f64,
-    pub mean_contract_ctr: f64,
-    pub contract_impressions: u64,
-    pub auction_impressions: u64,
-    pub unfilled: u64,
-    /// 95 % block-bootstrap interval of the share over the hours of the day.
-    pub share_interval: Option<[f64; 2]>,
-    /// Means over the contracts, weighted by what they are owed.
-    pub curve_deviation: Option<f64>,
-    pub roughness: Option<f64>,
-    pub contracts: Vec<ContractDelivery>,
-    /// What the interval is made from.
-    #[serde(skip)]
-    pub blocks: Vec<Block>,
-    /// Impressions of each contract by quarter hour.
-    #[serde(skip)]
-    pub quarters: Vec<Vec<u32>>,
-    /// Mean bid of the contracts that won, by quarter hour, in units of eCPM.
-    #[serde(skip)]
-    pub bids: Vec<Option<f64>>,
-}
-
-/// The bound of a day.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct BoundReport {
-    /// The least upper bound found on any policy's J.
-    pub ub: f64,
-    /// J of serving with the prices that prove it.
-    pub primal: f64,
-    /// `S = sum penalty * owed`.
-    pub stake: f64,
-}
-
-/// All policies on one day.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct DayReport {
-    pub log: String,
-    /// The values that plan and policies saw, and those that everything here is counted with.
-    pub told: String,
-    pub judged: String,
-    /// What the day was put under, if anything.
-    pub stress: Option<String>,
-    pub requests: u64,
-    pub quarantined: u64,
-    /// Requests on which nothing could be shown whatever a policy did.
-    pub unfilled: u64,
-    pub rate_seed: u64,
-    /// Whether the importer declared auction ads to be contracts.
-    pub contracts_declared: bool,
-    /// Policies that were trained or chosen on the day.
-    #[serde(default)]
-    pub seen: Vec<Seen>,
-    /// Policies that the day is partly new to.
-    #[serde(default)]
-    pub unknown: Vec<Unknown>,
-    pub bound: BoundReport,
-    pub policies: Vec<PolicyReport>,
-    /// Planned share of each contract's delivery before every quarter hour and after the last; empty where nothing was forecast.
-    #[serde(skip)]
-    pub planned: Vec<Vec<f64>>,
-    /// The auction's prices over the day.
-    #[serde(skip)]
-    pub market: Market,
 }
 
 /// Shared between the policy under watch and whoever writes its decisions down.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::policy::file::PolicyFile;
 use crate::policy::stored::Stored;
 
-use super::Kind;
+use super::report::Kind;
 
 /// Suffixes of the rows beside a chosen policy.
 pub const START: &str = ":start";

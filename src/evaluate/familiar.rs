@@ -4,42 +4,16 @@
 use std::collections::{BTreeSet, HashSet};
 use std::fmt::Write as _;
 
-use serde::{Deserialize, Serialize};
-
 use crate::env::Vocabulary;
 use crate::log::CompiledLog;
 use crate::plan::{Plan, Use};
 
-use super::compare::DayReport;
+use super::report::{DayReport, Seen, Unknown};
 
 /// Name of the baselines' plan among the policies.
 pub const BASELINES: &str = "baselines";
 /// Share of a day's requests that may be of unknown kinds before it is told.
 const UNKNOWN_TRAFFIC: f64 = 0.01;
-
-/// A policy that was trained or chosen on the day.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Seen {
-    /// The policy's name, or `baselines`: the plan that they were tuned with.
-    pub policy: String,
-    pub used: Use,
-    /// What the day was called then.
-    pub log: String,
-}
-
-/// A policy that the day is partly new to.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Unknown {
-    /// The policy's name, or `baselines`.
-    pub policy: String,
-    /// The day's contracts that owe impressions, and those of them that no training day had.
-    pub contracts: usize,
-    pub unknown_contracts: usize,
-    /// Share of the owed impressions that the unknown ones owe.
-    pub owed_share: f64,
-    /// Share of the requests whose slot or region no training day had.
-    pub traffic_share: f64,
-}
 
 /// Tells whether `plan`, and whatever was trained with it, has used the day of this content.
 pub fn seen(policy: &str, plan: &Plan, content: Option<&str>) -> Option<Seen> {

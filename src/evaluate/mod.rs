@@ -1,7 +1,7 @@
 //! Evaluation of policies on whole days, beside the baselines and the bound.
 //!
 //! [`mod@compare`] replays any number of policies on a [`test_day`] for `eval`, `study` and the table at the end of `train`;
-//! [`entry`] says which rows a learned policy has and [`verdict`] whether it is worth deploying; [`logged`] computes the benefit of what the live system showed; [`stress`] alters a day; [`familiar`] says what a policy knows of the day already; [`measure`] computes the figures of a
+//! [`report`] is what it says of a day, [`entry`] says which rows a learned policy has and [`verdict`] whether it is worth deploying; [`logged`] computes the benefit of what the live system showed; [`stress`] alters a day; [`familiar`] says what a policy knows of the day already; [`measure`] computes the figures of a
 //! day and [`bootstrap`] their intervals; [`table`] renders them for people; [`decisions`] writes what was shown.
 //!
 //! May import: `policy`, `values`, `env`, `plan`, `log`, `settings`.
@@ -13,13 +13,15 @@ pub mod entry;
 pub mod familiar;
 pub mod logged;
 pub mod measure;
+pub mod report;
 pub mod stress;
 pub mod table;
 pub mod test_day;
 pub mod verdict;
 
-pub use compare::{Contender, DayReport, Kind, PolicyReport, compare, compare_day};
+pub use compare::{Contender, compare, compare_day};
 pub use entry::Entry;
+pub use report::{DayReport, Kind, PolicyReport};
 pub use stress::Stress;
 pub use test_day::{Judge, TestDay};
 pub use verdict::{Decision, Judgement, Verdict};

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use super::bootstrap::{Block, share_interval};
-use super::compare::{DayReport, Kind, PolicyReport};
 use super::familiar;
+use super::report::{DayReport, Kind, PolicyReport};
 
 /// Renders days as a table: one row per policy, shares day by day and their mean, and what the mean is made of.
 pub fn render(days: &[DayReport]) -> String {

@@ -10,8 +10,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::bootstrap::{Block, difference_interval};
-use super::compare::{DayReport, Kind, PolicyReport};
 use super::entry::UNTRAINED;
+use super::report::{DayReport, Kind, PolicyReport};
 
 /// Better, level or worse, by the paired interval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

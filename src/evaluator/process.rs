@@ -7,8 +7,8 @@ use nix::time::{ClockId, clock_gettime};
 
 use crate::policy::file::PolicyFile;
 use crate::run::{CannotSave, Context, Metrics, RunDirectory, Segments, unpack};
-use crate::shm::ProcessKind;
-use crate::shm::control::{EvaluatorStats, MAX_PROCESSES, STOP_ALL, STOP_NOW};
+use crate::shm::Role;
+use crate::shm::control::{EvaluatorStats, STOP_ALL, STOP_NOW};
 
 use super::judge::Judge;
 
@@ -18,8 +18,6 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The part of the machine's cores that evaluations may take over time: where cores are short, learning comes first. A low priority alone
 /// does not do: a core that has an evaluation to go on with never looks for a learner's thread that waits beside it.
 const SHARE: f64 = 1.0 / 16.0;
-/// Where the evaluator signs in.
-pub const SLOT: usize = MAX_PROCESSES - 2;
 
 /// Runs the evaluator until the run stops; the newest parameters are evaluated before it ends, unless the stop is
 /// hurried.
@@ -33,8 +31,8 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let segments = Segments::open(prefix, 0..0, false)?;
     let control = &segments.control;
     let stats = &control.evaluator;
-    let slot = &control.processes[SLOT];
-    slot.sign_in(ProcessKind::Evaluator);
+    let slot = &control.processes[Role::Evaluator.slot()];
+    slot.sign_in(Role::Evaluator.kind());
     let days = context.days(&settings.data.validation)?;
     let mut judge = Judge::new(days, context.spec.clone(), context.replay_options(), &mut || slot.beat());
     if stats.evaluations.get() > 0 {

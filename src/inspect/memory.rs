@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use crate::shm::control::{MAX_ACTORS, STOP_ALL, STOP_LEARNING, STOP_NOW};
 use crate::shm::{
-    Balance, Control, Distribution, Halves, HalvesView, Ledger, ParamCell, ProcessKind, RingView, RunNames, SampleRing,
-    ShmError, names,
+    Balance, Control, Distribution, Halves, HalvesView, Ledger, ParamCell, ProcessKind, RingView, Role, RunNames,
+    SampleRing, ShmError, names,
 };
 
 /// The shared memory of a run at a moment.
@@ -220,11 +220,5 @@ fn control_view(control: &Control, actors: usize) -> ControlView {
 }
 
 fn process_name(slot: usize, kind: Option<ProcessKind>) -> String {
-    match kind {
-        Some(ProcessKind::Actor) => format!("actor{slot}"),
-        Some(ProcessKind::Learner) => "learner".into(),
-        Some(ProcessKind::Evaluator) => "evaluator".into(),
-        Some(ProcessKind::Checkpointer) => "checkpointer".into(),
-        None => format!("slot{slot}"),
-    }
+    kind.map_or_else(|| format!("slot{slot}"), |kind| Role::of(kind, slot).to_string())
 }

@@ -10,6 +10,7 @@ use crate::learner::tensor_net::Flat;
 use crate::policy::PolicySpec;
 use crate::policy::TrainerState;
 use crate::policy::net::{Shape, Table};
+use crate::policy::start::initial_actor;
 use crate::settings::{Critic, Settings, Target};
 
 use super::dims::outputs;
@@ -54,7 +55,7 @@ impl<B: Optimise> Networks<B> {
         let level = l.critic == Critic::Categorical || l.target == Target::Hindsight;
         let bias = if level { 0.0 } else { 0.5 };
         let critic = critic_shape.initial(&mut rng, 0.1, bias);
-        let actor = spec.initial_actor(settings.run.seed);
+        let actor = initial_actor(spec, settings.run.seed);
         let epsilon = l.adam_epsilon;
         let critic_rates = Rates { learning: l.critic_rate, clip: l.critic_clip, epsilon, follow: l.target_rate };
         let actor_rates =

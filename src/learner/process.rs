@@ -10,8 +10,8 @@ use crate::policy::file::PolicyFile;
 use crate::run::snapshot::{Publications, Snapshot};
 use crate::run::{CannotSave, Context, Metrics, RunDirectory, Segments, flight, pack};
 use crate::settings::Settings;
-use crate::shm::control::{MAX_PROCESSES, STOP_NOW};
-use crate::shm::{Distribution, ProcessKind, RingReader, ShmError};
+use crate::shm::control::STOP_NOW;
+use crate::shm::{Distribution, RingReader, Role, ShmError};
 
 use super::core::Learner;
 use super::device::{self, Device};
@@ -21,8 +21,6 @@ use super::trainer::NotFinite;
 const NAP: Duration = Duration::from_millis(50);
 /// Updates between two records in the metrics.
 const RECORD_EVERY: u64 = 32;
-/// Where the learner signs in.
-pub const SLOT: usize = MAX_PROCESSES - 1;
 
 /// One record of the learner in `metrics.jsonl`.
 #[derive(Serialize)]
@@ -53,7 +51,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let settings = &context.settings;
     device::set_threads(settings.learner.threads);
     let segments = Segments::open(prefix, 0..settings.actors.count, settings.checkpoint.every_s > 0.0)?;
-    segments.control.processes[SLOT].sign_in(ProcessKind::Learner);
+    segments.control.processes[Role::Learner.slot()].sign_in(Role::Learner.kind());
     let days = context.training_days()?;
     let device = Device::of(settings)?;
     let trainer = device.trainer(&days, &context.spec, settings)?;
@@ -202,7 +200,7 @@ impl LearnerProcess<'_> {
         let done = learner.update(record || self.always_read)?;
         stats.compute_ns.add(working.elapsed().as_nanos() as u64);
         stats.updates.set(learner.updates());
-        self.segments.control.processes[SLOT].beat();
+        self.segments.control.processes[Role::Learner.slot()].beat();
         if let Some(did) = done.filter(|_| record) {
             let record = Record {
                 updates: learner.updates(),
@@ -367,7 +365,7 @@ impl Exchange<'_> {
         control.data.wait(seen, NAP);
         flight::waiting("samples");
         control.learner.wait_ns.add(waiting.elapsed().as_nanos() as u64);
-        control.processes[SLOT].beat();
+        control.processes[Role::Learner.slot()].beat();
         Ok(())
     }
 
@@ -385,7 +383,7 @@ impl Exchange<'_> {
                 return Ok(false);
             }
             control.data.wait(seen, NAP);
-            control.processes[SLOT].beat();
+            control.processes[Role::Learner.slot()].beat();
         }
         control.learner.wait_ns.add(waiting.elapsed().as_nanos() as u64);
         for ring in 0..self.readers.len() {
@@ -434,7 +432,7 @@ impl Exchange<'_> {
             }
             control.progress.wait(seen, NAP);
             flight::waiting("the evaluator");
-            control.processes[SLOT].beat();
+            control.processes[Role::Learner.slot()].beat();
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::policy::TrainerState;
 use crate::run::snapshot::{self, EvaluatorState, PoolBlock, PoolBlocks, Publications, RunState, Snapshot};
 use crate::run::{RunDirectory, Segments};
 use crate::settings::Settings;
-use crate::shm::{ControlBlock, Halves, Ledger, Part, SampleRing, ShmError};
+use crate::shm::{ControlBlock, Halves, Ledger, Part, Role, SampleRing, ShmError};
 
 use super::core::{Learner, LearnerState};
 
@@ -150,7 +150,7 @@ impl<'a> Saver<'a> {
                 return None;
             }
             self.halves.news().wait(seen, NAP);
-            self.segments.control.processes[super::process::SLOT].beat();
+            self.segments.control.processes[Role::Learner.slot()].beat();
         }
     }
 }
@@ -164,7 +164,7 @@ pub fn newest(directory: &RunDirectory, halves: &Halves, control: &ControlBlock)
             break;
         }
         halves.news().wait(seen, NAP);
-        control.processes[super::process::SLOT].beat();
+        control.processes[Role::Learner.slot()].beat();
     }
     snapshot::newest(&directory.checkpoints()).context("cannot read the snapshots")
 }

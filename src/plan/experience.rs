@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::log::{CompiledLog, draw};
 
-use super::Bound;
+use super::amount::is_amount;
+use super::bound::Bound;
 
 /// Hours of the day.
 const HOURS: usize = 24;
@@ -39,8 +40,8 @@ impl KnownContract {
 
     /// Whether every figure can be what it says.
     pub(super) fn is_sound(&self) -> bool {
-        super::is_amount(self.price_share.abs())
-            && [self.presence, self.pctr, self.market_ratio].iter().chain(&self.tilt).all(|&v| super::is_amount(v))
+        is_amount(self.price_share.abs())
+            && [self.presence, self.pctr, self.market_ratio].iter().chain(&self.tilt).all(|&v| is_amount(v))
     }
 }
 

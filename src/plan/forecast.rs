@@ -11,6 +11,8 @@ use crate::log::schema::{DAY_MS, InventoryRow};
 use crate::log::targeting::Targeting;
 use crate::log::{self, CompiledLog, inventory, table};
 
+use super::amount::is_amount;
+
 /// Points of a day curve: quarters of an hour.
 pub const GRID: usize = 96;
 pub(super) const CELL_MS: f64 = DAY_MS as f64 / GRID as f64;
@@ -128,8 +130,8 @@ impl Forecast {
     }
 
     pub(super) fn check(&self) -> anyhow::Result<()> {
-        if self.nodes.iter().any(|n| n.curve >= self.curves.len() || !super::is_amount(n.pv))
-            || self.curves.iter().any(|c| c.len() != GRID || !c.iter().all(|&share| super::is_amount(share)))
+        if self.nodes.iter().any(|n| n.curve >= self.curves.len() || !is_amount(n.pv))
+            || self.curves.iter().any(|c| c.len() != GRID || !c.iter().all(|&share| is_amount(share)))
         {
             bail!("the forecast is malformed; make the plan again");
         }

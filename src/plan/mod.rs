@@ -16,6 +16,7 @@
 //!
 //! May import: `log`.
 
+mod amount;
 pub mod bound;
 pub mod cache;
 mod experience;
@@ -40,6 +41,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::log::CompiledLog;
 use crate::log::compiled::Contract;
+use amount::is_amount;
 pub use bound::{Bound, hindsight_bound, weighted_bound};
 pub use experience::KnownContract;
 pub use forecast::{Forecast, GRID, Supply, Time};
@@ -114,11 +116,6 @@ pub struct PlannedDay {
     pub prices: BTreeMap<u64, f64>,
 }
 
-/// Whether this can be an amount that a plan states: what is summed and multiplied stays finite.
-fn is_amount(value: f64) -> bool {
-    (0.0..=1e15).contains(&value)
-}
-
 impl Plan {
     /// Plans from the training days; prices are those of each day's hindsight bound.
     ///
@@ -189,7 +186,9 @@ impl Plan {
 
     /// Plans the day that is to be served.
     pub fn serve(&mut self, ahead: &DayAhead) {
-        self.served = Some(ServedDay::of(ahead, self));
+        let forecast = ahead.forecast.as_ref().unwrap_or(&self.forecast);
+        let graph = self.graph(forecast, &ahead.contracts, ahead.day.start_ms);
+        self.served = Some(ServedDay::of(ahead, forecast, &graph));
     }
 
     /// The supply-demand graph of a day's contracts, with the training days' presence.

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::log::targeting::Targeting;
 use crate::log::{CompiledLog, draw};
 
+use super::amount::is_amount;
 use super::forecast::{GRID, Kind, cell};
 
 /// Requests, and contract entries, that a sample holds at most, over all of its days.
@@ -154,7 +155,7 @@ impl Sample {
                 && day.cells.iter().all(|&c| (c as usize) < GRID)
                 && day.kinds.iter().all(|&k| (k as usize) < self.kinds.len())
                 && day.contract.iter().all(|&c| (c as usize) < day.contracts.len())
-                && day.best.iter().chain(&day.pctr).all(|&v| super::is_amount(v.into()))
+                && day.best.iter().chain(&day.pctr).all(|&v| is_amount(v.into()))
         };
         if !self.days.iter().all(sound) {
             bail!("the plan's sample of requests is malformed; make the plan again");

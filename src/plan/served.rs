@@ -10,10 +10,12 @@ use crate::log::day::{self, Day};
 use crate::log::schema::DAY_MS;
 use crate::log::{CompiledLog, LogError, control, table};
 
+use super::amount::is_amount;
 use super::forecast::{Forecast, GRID};
+use super::graph::Graph;
 use super::hwm::Hwm;
 use super::shale::{Rounds, Shale};
-use super::{Plan, shortage};
+use super::shortage;
 
 /// A day before it begins: its contracts, and the forecast that came with it.
 #[derive(Debug, Clone)]
@@ -108,7 +110,7 @@ pub struct Allocation {
 impl Allocation {
     /// Whether the curve is one: of all quarter hours, and of amounts, which text need not hold.
     pub(super) fn is_sound(&self) -> bool {
-        self.curve.len() == GRID && self.curve.iter().all(|&v| super::is_amount(v.into()))
+        self.curve.len() == GRID && self.curve.iter().all(|&v| is_amount(v.into()))
     }
 
     /// What the unavoidable shortage costs, minor units.
@@ -130,13 +132,11 @@ impl Allocation {
 }
 
 impl ServedDay {
-    /// Plans a day ahead with the knowledge of a plan.
-    pub fn of(ahead: &DayAhead, plan: &Plan) -> Self {
-        let forecast = ahead.forecast.as_ref().unwrap_or(&plan.forecast);
-        let graph = plan.graph(forecast, &ahead.contracts, ahead.day.start_ms);
-        let hwm = Hwm::of(&graph);
-        let shale = Shale::of(&graph, &hwm.order, Rounds::default());
-        let missing = shortage::unavoidable(&graph, &hwm);
+    /// Plans a day ahead by its forecast; `graph` joins that with its contracts.
+    pub fn of(ahead: &DayAhead, forecast: &Forecast, graph: &Graph) -> Self {
+        let hwm = Hwm::of(graph);
+        let shale = Shale::of(graph, &hwm.order, Rounds::default());
+        let missing = shortage::unavoidable(graph, &hwm);
         let contention = graph.contention();
         let ranks = hwm.ranks();
         let curves = graph.curves(forecast, &hwm.flow);

@@ -3,6 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::amount::is_amount;
+
 /// Tuned parameters by baseline; the defaults are where tuning starts.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -26,8 +28,8 @@ impl Tuned {
         let steps = [self.pass_rate_step, self.dual_cold_step, self.dual_warm_step];
         let gains =
             [pid.proportional, pid.integral, pid.derivative, pacing.proportional, pacing.integral, pacing.market];
-        steps.iter().chain(&gains).all(|v| super::is_amount(v.abs()))
-            && [self.receding.interval_s, self.receding.memory_s].iter().all(|&v| super::is_amount(v) && v > 0.0)
+        steps.iter().chain(&gains).all(|v| is_amount(v.abs()))
+            && [self.receding.interval_s, self.receding.memory_s].iter().all(|&v| is_amount(v) && v > 0.0)
     }
 }
 

@@ -6,7 +6,8 @@ use crate::env::Replay;
 use crate::plan::{Horizon, PacingGains, Sample};
 use crate::settings;
 
-use super::learned::{Bids, lift, unit_owed};
+use super::bids::{Bids, lift};
+use super::learned::unit_owed;
 use super::{Policy, Replanner};
 
 /// Bids of the learned policy with a network whose output is 0; for tuning the gains.

@@ -15,7 +15,8 @@ use crate::env::FEATURE_VERSION;
 use crate::files;
 use crate::plan::Plan;
 
-use super::learned::{LearnedPolicy, PolicySpec};
+use super::learned::LearnedPolicy;
+use super::spec::PolicySpec;
 
 const FORMAT: &str = "admix-policy-1";
 

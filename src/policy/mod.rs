@@ -10,6 +10,7 @@
 //! May import: `env`, `plan`, `log`, `synth`, `formulas`, `settings`.
 
 pub mod baselines;
+mod bids;
 mod controller;
 pub mod day_replay;
 mod decide;
@@ -19,18 +20,21 @@ pub mod informed;
 pub mod learned;
 pub mod net;
 mod replanner;
+mod spec;
 pub mod start;
 pub mod stored;
 mod trainer_state;
 pub mod tune;
 pub mod witness;
 
+pub use bids::{Bids, lift};
 pub use controller::Controller;
 pub use day_replay::{ReplayOptions, Shown, Totals, replay_day, replay_episode};
 pub use decide::Decider;
 pub use hindsight::Teacher;
-pub use learned::{Bids, LearnedPolicy, PolicySpec, lift};
+pub use learned::LearnedPolicy;
 pub use replanner::{Replanner, ReplannerState};
+pub use spec::PolicySpec;
 pub use trainer_state::{AdamState, TrainerState};
 
 use crate::env::{Choice, Replay};

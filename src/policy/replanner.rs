@@ -7,13 +7,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::env::outlook::ADVICE_COLUMNS;
-use crate::env::{Replay, State};
+use crate::env::{ADVICE_COLUMNS, Replay, State};
 use crate::plan::{Horizon, Sample};
 use crate::settings;
 
 use super::baselines::{Receding, RecedingState};
-use super::learned::Bids;
+use super::bids::Bids;
 use super::{Done, Policy as _, Work};
 
 /// A replanner in the middle of a replay.

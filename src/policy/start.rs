@@ -1,12 +1,16 @@
-//! The start that comes with the program: bids learned once, from the prices in hindsight of many synthetic worlds.
+//! Where training starts: the start that comes with the program, bids learned once from the prices in hindsight of many synthetic
+//! worlds; else random weights.
 //!
-//! `scripts/pretrain` makes it. A policy of another version of the features cannot be read, so a change of what networks see comes with a
+//! `scripts/pretrain` makes the former. A policy of another version of the features cannot be read, so a change of what networks see comes with a
 //! new one.
 
 use std::sync::OnceLock;
 
-use super::PolicySpec;
+use rand::SeedableRng as _;
+use rand_chacha::ChaCha8Rng;
+
 use super::file::PolicyFile;
+use super::spec::PolicySpec;
 
 const BYTES: &[u8] = include_bytes!("../../configs/start.safetensors");
 
@@ -33,6 +37,17 @@ pub fn for_spec(spec: &PolicySpec) -> Option<Vec<f32>> {
     (shipped.spec.actor_shape() == spec.actor_shape()).then(|| shipped.actor.clone())
 }
 
+/// Returns the actor before training: [`for_spec`]'s, else one whose output is about zero, so that bids stand where `initial_bid` or
+/// the warm start puts them.
+pub fn initial_actor(spec: &PolicySpec, seed: u64) -> Vec<f32> {
+    if let Some(start) = for_spec(spec) {
+        return start;
+    }
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream(0xAC70);
+    spec.actor_shape().initial(&mut rng, 0.02, 0.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -44,7 +59,7 @@ mod tests {
         let mut spec = (*shipped.spec).clone();
         spec.policy.shipped_start = true;
         assert_eq!(for_spec(&spec).as_ref(), Some(&shipped.actor));
-        assert_eq!(spec.initial_actor(1), shipped.actor);
+        assert_eq!(initial_actor(&spec, 1), shipped.actor);
         let changes: [fn(&mut Policy); 5] = [
             |p| p.shipped_start = false,
             |p| p.hidden = 32,

@@ -1,6 +1,6 @@
 //! The lessons of one world.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rand::{RngExt as _, SeedableRng as _};
@@ -14,9 +14,7 @@ use crate::plan::{Plan, Tuned};
 use crate::policy::PolicySpec;
 use crate::policy::net::HostNet;
 use crate::settings::Settings;
-use crate::synth;
-
-use super::Pretraining;
+use crate::synth::{self, WorldSettings};
 
 /// Days of a world that are planned from, at most, and that are played.
 const PLANNED: u32 = 3;
@@ -28,15 +26,20 @@ const LONGEST_DELAY_S: f64 = 2700.0;
 
 /// A world to be played.
 pub struct World<'a> {
-    pub of: &'a Pretraining,
+    /// What it is drawn from.
+    pub world: &'a WorldSettings,
     pub seed: u64,
+    /// Episodes that are played.
+    pub episodes: usize,
+    /// Where it is written while it is needed.
+    pub scratch: &'a Path,
 }
 
 impl World<'_> {
     /// Makes the world, plans from one to three of its days and plays the days after them.
     pub fn play(&self, settings: &Settings, spec: &Arc<PolicySpec>) -> anyhow::Result<(LessonRows, Plan)> {
-        let folder = tempfile::tempdir_in(&self.of.scratch)?;
-        synth::generate(&self.of.world, folder.path(), PLANNED + PLAYED, self.seed, &|_| {})?;
+        let folder = tempfile::tempdir_in(self.scratch)?;
+        synth::generate(self.world, folder.path(), PLANNED + PLAYED, self.seed, &|_| {})?;
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
         let mut settings = settings.clone();
         settings.run.seed = self.seed;
@@ -62,7 +65,7 @@ impl World<'_> {
         let mut explorer = Explorer::new(&days, &settings, spec.clone(), start, 0, 0);
         let mut rows = LessonRows::default();
         let mut episodes = 0;
-        while episodes < self.of.episodes {
+        while episodes < self.episodes {
             let segment = explorer.segment();
             episodes += usize::from(segment.next.is_none());
             segment.lessons.iter().for_each(|lesson| rows.push(lesson));

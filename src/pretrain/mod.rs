@@ -100,7 +100,8 @@ impl Pretraining {
         let seeds: Vec<u64> = (0..self.worlds as u64).map(|i| self.first_seed + i).collect();
         let played: Vec<anyhow::Result<(LessonRows, Plan)>> = pool.install(|| {
             let play = |&seed: &u64| {
-                let played = World { of: self, seed }.play(settings, spec);
+                let Self { world, episodes, scratch, .. } = self;
+                let played = World { world, seed, episodes: *episodes, scratch }.play(settings, spec);
                 // Relaxed: the counter orders nothing else.
                 let done = done.fetch_add(1, Ordering::Relaxed) + 1;
                 if let Ok((rows, _)) = &played {

@@ -8,9 +8,10 @@ use crate::evaluate::Kind;
 use crate::learner::calibration::DECILES;
 use crate::plan::GRID;
 
-use super::html::{Mean, Surroundings, best_baseline, means};
+use super::content::{CHOSEN, RunReport};
+use super::means::{Mean, best_baseline, means};
+use super::surroundings::Surroundings;
 use super::svg::{self, Chart, escape};
-use super::{CHOSEN, RunReport};
 
 /// Contracts whose delivery is drawn, by what they are owed.
 const MOST_CONTRACTS: usize = 24;

@@ -1,44 +1,18 @@
 //! `report.html`: the report for people, one file that needs no network and no script.
 
 use std::fmt::Write as _;
-use std::path::Path;
 
 use serde_json::Value;
 
-use crate::evaluate::{DayReport, Decision, Kind, PolicyReport, familiar};
+use crate::evaluate::{DayReport, Decision, familiar};
 
 use super::charts;
+use super::content::{CHOSEN, RunReport};
+use super::means::{best_baseline, means};
+use super::surroundings::Surroundings;
 use super::svg::escape;
-use super::{CHOSEN, ReportedDay, RunReport};
 
 const STYLE: &str = include_str!("page.css");
-
-/// What else lies in the run directory.
-pub struct Surroundings {
-    pub name: String,
-    manifest: Value,
-    metrics: Vec<Value>,
-    config: String,
-}
-
-impl Surroundings {
-    /// Reads what is there of a run directory; what is not is left out of the page.
-    pub fn read(run: &Path) -> Self {
-        let text = |name: &str| std::fs::read_to_string(run.join(name)).unwrap_or_default();
-        let canonical = run.canonicalize().unwrap_or_else(|_| run.to_owned());
-        Self {
-            name: canonical.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
-            manifest: serde_json::from_str(&text("manifest.json")).unwrap_or_default(),
-            // A disk that was full for a while leaves part of a line.
-            metrics: text("metrics.jsonl").lines().filter_map(|line| serde_json::from_str(line).ok()).collect(),
-            config: text("config.toml"),
-        }
-    }
-
-    pub fn of_kind(&self, kind: &str) -> impl Iterator<Item = &Value> {
-        self.metrics.iter().filter(move |line| line["kind"] == kind)
-    }
-}
 
 /// Renders the page.
 pub fn render(report: &RunReport, around: &Surroundings) -> String {
@@ -95,12 +69,6 @@ fn text(value: &Value) -> String {
     escape(value.as_str().unwrap_or("-"))
 }
 
-/// The best baseline: of the verdict, else of the validation days.
-pub fn best_baseline(report: &RunReport) -> Option<&str> {
-    let judged = report.judgement.as_ref().map(|j| j.verdict.against.as_str());
-    judged.or(report.validation.best_baseline.as_deref())
-}
-
 fn verdict(page: &mut String, report: &RunReport) {
     let Some(judgement) = &report.judgement else {
         page.push_str("<p>There were no reported days (<code>data.test</code>), so there is no verdict.</p>");
@@ -116,47 +84,6 @@ fn verdict(page: &mut String, report: &RunReport) {
         let _ = write!(page, "<p>{}</p>", escape(sentence));
     }
     page.push_str("</div>");
-}
-
-/// A policy over all reported days.
-pub struct Mean {
-    pub name: String,
-    pub kind: Kind,
-    equals: bool,
-    pub share: Option<f64>,
-    j: f64,
-    pub shortage: f64,
-    pub revenue: f64,
-}
-
-/// Means over the days, best share first.
-pub fn means(days: &[ReportedDay]) -> Vec<Mean> {
-    let mut names: Vec<&PolicyReport> = Vec::new();
-    for p in days.iter().flat_map(|day| &day.report.policies) {
-        if names.iter().all(|known| known.name != p.name) {
-            names.push(p);
-        }
-    }
-    let mut all: Vec<Mean> = names
-        .into_iter()
-        .map(|first| {
-            let rows: Vec<&PolicyReport> =
-                days.iter().flat_map(|day| day.report.policies.iter().find(|p| p.name == first.name)).collect();
-            let mean = |f: fn(&PolicyReport) -> f64| rows.iter().map(|p| f(p)).sum::<f64>() / rows.len() as f64;
-            let shares: Vec<f64> = rows.iter().filter_map(|p| p.share).collect();
-            Mean {
-                name: first.name.clone(),
-                kind: first.kind,
-                equals: first.equals.is_some(),
-                share: (!shares.is_empty()).then(|| shares.iter().sum::<f64>() / shares.len() as f64),
-                j: mean(|p| p.j),
-                shortage: mean(|p| p.shortage_rate),
-                revenue: mean(|p| p.auction_revenue),
-            }
-        })
-        .collect();
-    all.sort_by(|a, b| b.share.unwrap_or(f64::MIN).total_cmp(&a.share.unwrap_or(f64::MIN)));
-    all
 }
 
 fn table(page: &mut String, report: &RunReport) {

@@ -1,12 +1,9 @@
-//! Day directories by their dates, and what each is for tonight.
+//! Day directories, and windows of days, by their dates.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use jiff::civil::Date;
-
-use super::config::Days;
-use super::window;
 
 /// A day directory, or a window of a day.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,8 +17,13 @@ pub struct DayDir {
 impl DayDir {
     /// Returns the date, for a window with the time that it begins at.
     pub fn label(&self) -> String {
-        self.minute.map_or_else(|| self.date.to_string(), |minute| window::label(self.date, minute))
+        self.minute.map_or_else(|| self.date.to_string(), |minute| window_label(self.date, minute))
     }
+}
+
+/// What a window is called, by its day and the minute of the day that it begins at.
+pub fn window_label(date: Date, minute: u64) -> String {
+    format!("{date}T{:02}-{:02}", minute / 60, minute % 60)
 }
 
 /// Parses the name of a day directory.
@@ -63,77 +65,9 @@ pub fn find(folder: &Path, pattern: &str) -> anyhow::Result<Vec<DayDir>> {
     Ok(days)
 }
 
-/// Tonight's days by role. The newest are held out: neither tonight's candidate nor an incumbent of an earlier night was
-/// trained on them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Roles {
-    pub train: Vec<DayDir>,
-    pub validation: Vec<DayDir>,
-    pub heldout: Vec<DayDir>,
-}
-
-impl Roles {
-    /// Fewer days than this cannot be split.
-    pub const LEAST: usize = 3;
-
-    /// Splits valid days, oldest first; `None` where there are too few. A third of few days is held out, and a quarter of the rest
-    /// chooses.
-    pub fn of(valid: &[DayDir], most: &Days) -> Option<Self> {
-        let n = valid.len();
-        if n < Self::LEAST {
-            return None;
-        }
-        let heldout = (n / 3).clamp(1, most.heldout);
-        let validation = ((n - heldout) / 4).clamp(1, most.validation);
-        let train = (n - heldout - validation).min(most.train);
-        let (rest, heldout) = valid.split_at(n - heldout);
-        let (rest, validation) = rest.split_at(rest.len() - validation);
-        Some(Self {
-            train: rest[rest.len() - train..].to_vec(),
-            validation: validation.to_vec(),
-            heldout: heldout.to_vec(),
-        })
-    }
-
-    /// Returns the directories of a role.
-    pub fn dirs(days: &[DayDir]) -> Vec<PathBuf> {
-        days.iter().map(|day| day.dir.clone()).collect()
-    }
-
-    /// Returns the labels of a role.
-    pub fn labels(days: &[DayDir]) -> Vec<String> {
-        days.iter().map(DayDir::label).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn days(n: i8) -> Vec<DayDir> {
-        (1..=n)
-            .map(|d| DayDir { date: Date::constant(2026, 11, d), minute: None, dir: format!("2026-11-{d:02}").into() })
-            .collect()
-    }
-
-    fn most() -> Days {
-        Days { dir: ".".into(), pattern: "%Y-%m-%d".into(), train: 7, validation: 2, heldout: 5, accept: vec![] }
-    }
-
-    #[test]
-    fn roles_are_disjoint_in_order_and_the_newest_days_are_held_out() {
-        assert_eq!(Roles::of(&days(2), &most()), None);
-        for n in 3..=28 {
-            let all = days(n);
-            let roles = Roles::of(&all, &most()).unwrap();
-            let joined = [roles.train.clone(), roles.validation.clone(), roles.heldout.clone()].concat();
-            assert_eq!(joined, all[all.len() - joined.len()..], "{n}");
-            assert!(!roles.train.is_empty() && !roles.validation.is_empty() && !roles.heldout.is_empty());
-            assert!(roles.train.len() <= 7 && roles.validation.len() <= 2 && roles.heldout.len() <= 5);
-        }
-        let many = Roles::of(&days(20), &most()).unwrap();
-        assert_eq!((many.train.len(), many.validation.len(), many.heldout.len()), (7, 2, 5));
-    }
 
     #[test]
     fn a_pattern_has_to_name_a_day() {

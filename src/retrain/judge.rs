@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::evaluate::{DayReport, verdict};
-use crate::study::summary;
+use crate::study::statistics;
 
 use super::config::Promote;
 
@@ -33,7 +33,7 @@ impl Comparison {
         let share = |day: &DayReport, name: &str| day.policies.iter().find(|p| p.name == name)?.share;
         let daily = days.iter().map(|day| Some(100.0 * (share(day, policy)? - share(day, against)?)));
         let daily = daily.collect::<Option<Vec<f64>>>()?;
-        let over_days = if days.len() >= ENOUGH_DAYS { summary::interval(&daily) } else { None };
+        let over_days = if days.len() >= ENOUGH_DAYS { statistics::interval(&daily) } else { None };
         let (interval, over) = match over_days {
             Some(interval) => (interval, format!("{} {unit}s", days.len())),
             None => (within.interval, format!("hours within {} {unit}(s)", days.len())),

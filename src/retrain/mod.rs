@@ -6,7 +6,7 @@
 //! a newest day that cannot be trusted keeps what is served. A candidate has to win by an interval, not by a mean. And the bar is
 //! not only the incumbent: where a tuned baseline is better than both, the baseline is promoted.
 //!
-//! [`config`] is the job's file; [`days`] finds the day directories and gives each its role; [`check`] says which can be used and
+//! [`config`] is the job's file; [`days`] finds the day directories and [`roles`] says what each is for; [`check`] says which can be used and
 //! how they drift; [`judge`] holds the rule; [`window`] cuts windows of a day, for the refresh during the day; [`history`] keeps what was promoted and when; [`night`] is one night from lock to
 //! entry.
 //!
@@ -18,6 +18,7 @@ pub mod days;
 pub mod history;
 pub mod judge;
 mod night;
+pub mod roles;
 pub mod window;
 
 pub use config::Job;

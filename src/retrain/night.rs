@@ -22,9 +22,10 @@ use crate::values::Told;
 
 use super::check::{self, Checked};
 use super::config::Job;
-use super::days::{self, DayDir, Roles};
+use super::days::{self, DayDir};
 use super::history::{Entry, History, Outcome};
 use super::judge::{self, CANDIDATE, Choice, INCUMBENT};
+use super::roles::Roles;
 use super::window::{self, Window};
 
 /// Taken where nothing can choose: on a single day every baseline would be judged on the day that it was tuned on.

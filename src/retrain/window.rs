@@ -20,7 +20,7 @@ use crate::log::{CompileOptions, RawDay};
 use crate::plan::forecast::Node;
 use crate::plan::{Forecast, GRID};
 
-use super::days::DayDir;
+use super::days::{DayDir, window_label};
 
 const MINUTE_MS: u64 = 60_000;
 /// Minutes of a cell of the forecast's grid.
@@ -89,7 +89,7 @@ impl Window {
                 let to = raw.rows.partition_point(|row| row.ts_ms < end);
                 let span = Span { day: &raw.day, start, end };
                 let minute = (start - raw.day.start_ms) / MINUTE_MS;
-                let dir = out.join(label(source.date, minute));
+                let dir = out.join(window_label(source.date, minute));
                 if span.write(&raw.rows[from..to], &raw.contracts, forecast, &dir)? {
                     windows.push(DayDir { date: source.date, minute: Some(minute), dir });
                 }
@@ -98,11 +98,6 @@ impl Window {
         }
         Ok(windows)
     }
-}
-
-/// What a window is called, by its day and the minute of the day that it begins at.
-pub fn label(date: Date, minute: u64) -> String {
-    format!("{date}T{:02}-{:02}", minute / 60, minute % 60)
 }
 
 /// A window of a day, Unix milliseconds, half open.

@@ -1,7 +1,6 @@
 //! The shared memory of a run: control block, parameter cell, one sample ring per actor, the halves of snapshots.
 
-use crate::env::outlook::ADVICE_COLUMNS;
-use crate::env::{DayModel, Delay, REPLAN_INTERVAL_S};
+use crate::env::{ADVICE_COLUMNS, DayModel, Delay, REPLAN_INTERVAL_S};
 use crate::log::schema::DAY_MS;
 use crate::policy::PolicySpec;
 use crate::settings::{self, Settings, Target};

@@ -18,9 +18,9 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::Limits;
 use super::api::ApiError;
 use super::engine::Engine;
+use super::options::Limits;
 
 /// How often the accepting loop looks whether it should stop.
 const POLL: Duration = Duration::from_millis(50);

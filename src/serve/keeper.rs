@@ -11,8 +11,8 @@ use crate::files::replace;
 use crate::policy::file::PolicyFile;
 use crate::score::{Scorer, ServedDay, ServedPolicy};
 
-use super::ServeOptions;
 use super::engine::{Engine, now_ms};
+use super::options::ServeOptions;
 
 /// How often it looks around.
 pub const INTERVAL: Duration = Duration::from_millis(200);

@@ -1,10 +1,9 @@
-//! From a TOML file and `--set` to valid [`Settings`].
+//! From a TOML file and `--set` to a valid [`Configuration`].
 
 use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 
-use super::Settings;
 use crate::files;
 
 /// What a resolved configuration has at most; one with a thousand days is a tenth of this.
@@ -56,15 +55,6 @@ pub trait Configuration: Default + serde::Serialize + serde::de::DeserializeOwne
             toml::from_str(&text).with_context(|| format!("{} is not a resolved configuration", path.display()))?;
         settings.validate().with_context(|| format!("{} cannot be used", path.display()))?;
         Ok(settings)
-    }
-}
-
-impl Configuration for Settings {
-    const PATHS: &'static [(&'static str, &'static str)] =
-        &[("data", "train"), ("data", "validation"), ("data", "test"), ("data", "values")];
-
-    fn validate(&self) -> Result<(), SettingsError> {
-        Self::validate(self)
     }
 }
 
@@ -224,6 +214,7 @@ fn unknown(place: String, key: &str, known: &[String]) -> SettingsError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::Settings;
 
     fn file(text: &str) -> tempfile::NamedTempFile {
         let file = tempfile::NamedTempFile::new().unwrap();

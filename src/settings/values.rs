@@ -4,8 +4,10 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::load::Configuration;
-use super::{Checkpoint, MOST_RANKS, Ranks, SettingsError, Watchdog};
+use super::cores::MOST_ACTORS;
+use super::load::{Configuration, SettingsError};
+use super::ranks::{MOST_RANKS, Ranks};
+use super::sections::{Checkpoint, Watchdog};
 
 /// How a row moves along its gradient.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -192,7 +194,7 @@ impl Configuration for ValueSettings {
             ("values.hidden", v.hidden, 1, 4096),
             ("values.batch", v.batch, 1, 1 << 20),
             ("values.ranks", v.ranks, 1, MOST_RANKS),
-            ("values.readers", v.readers, 1, super::MOST_ACTORS),
+            ("values.readers", v.readers, 1, MOST_ACTORS),
             ("values.shuffle", v.shuffle, 1, 1 << 28),
             ("table.max_rows", t.max_rows, 1, (1 << 32) - 2),
             ("table.cache_rows", t.cache_rows, 0, (1 << 32) - 2),

@@ -10,136 +10,24 @@ use std::ops::Deref;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use nix::time::{ClockId, clock_gettime};
-
+use super::counter::{Counter, Gauge};
 use super::error::ShmError;
 use super::histogram::Histogram;
 use super::lock;
 use super::names::SHM_DIR;
 use super::pod::Shareable;
+pub use super::process::{MAX_ACTORS, MAX_PROCESSES, ProcessKind, ProcessSlot};
 use super::segment::{Kind, Segment, layout_hash};
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 use super::wait::Doorbell;
 
 const KIND: Kind = Kind(3);
-/// Most actors that a run may have.
-pub const MAX_ACTORS: usize = 64;
-/// Slots for processes: the actors' come first, the others' follow.
-pub const MAX_PROCESSES: usize = MAX_ACTORS + 16;
 /// Stop level: actors and the learner finish what they are at and end.
 pub const STOP_LEARNING: u32 = 1;
 /// Stop level: nothing will be published any more; the evaluator looks at the newest parameters and ends.
 pub const STOP_ALL: u32 = 2;
 /// Stop level: everybody ends at once.
 pub const STOP_NOW: u32 = 3;
-
-/// A count that grows. Relaxed: a statistic orders nothing.
-#[repr(transparent)]
-#[derive(Default)]
-pub struct Counter(AtomicU64);
-
-impl Counter {
-    pub fn add(&self, n: u64) {
-        self.0.fetch_add(n, Ordering::Relaxed);
-    }
-
-    /// Raises the value to `n` if it is below.
-    pub fn raise(&self, n: u64) {
-        self.0.fetch_max(n, Ordering::Relaxed);
-    }
-
-    /// For a process that starts again from a checkpoint.
-    pub fn set(&self, n: u64) {
-        self.0.store(n, Ordering::Relaxed);
-    }
-
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// A number that moves both ways: the bits of an `f64`. Relaxed: a statistic orders nothing.
-#[repr(transparent)]
-pub struct Gauge(AtomicU64);
-
-impl Gauge {
-    pub fn set(&self, value: f64) {
-        self.0.store(value.to_bits(), Ordering::Relaxed);
-    }
-
-    pub fn get(&self) -> f64 {
-        f64::from_bits(self.0.load(Ordering::Relaxed))
-    }
-}
-
-/// What a process is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub enum ProcessKind {
-    Actor = 1,
-    Learner = 2,
-    Checkpointer = 3,
-    Evaluator = 4,
-}
-
-/// One process; stored by itself (and `clear`ed by main).
-#[repr(C, align(128))]
-pub struct ProcessSlot {
-    kind: AtomicU32,
-    pid: AtomicU32,
-    heartbeat_ms: AtomicU64,
-    incarnation: AtomicU64,
-}
-
-impl ProcessSlot {
-    /// Signs the calling process in; returns how often this slot was signed into, from 1.
-    pub fn sign_in(&self, kind: ProcessKind) -> u64 {
-        // Relaxed: pairs with the Release of the pid below.
-        let incarnation = self.incarnation.fetch_add(1, Ordering::Relaxed) + 1;
-        self.kind.store(kind as u32, Ordering::Relaxed);
-        self.beat();
-        // Release: pairs with the Acquire in `pid`.
-        self.pid.store(std::process::id(), Ordering::Release);
-        incarnation
-    }
-
-    /// Empties the slot of a dead process.
-    pub fn clear(&self) {
-        // Release: whoever sees 0 sees the rest of that process's stores that main saw.
-        self.pid.store(0, Ordering::Release);
-    }
-
-    /// Says that the process is alive and gets on.
-    pub fn beat(&self) {
-        self.heartbeat_ms.store(monotonic_ms(), Ordering::Relaxed);
-    }
-
-    /// When the last beat was, by a clock of the machine's; a number that changes with every beat some milliseconds later.
-    pub fn last_beat_ms(&self) -> u64 {
-        self.heartbeat_ms.load(Ordering::Relaxed)
-    }
-
-    /// Milliseconds since the last beat.
-    pub fn silent_ms(&self) -> u64 {
-        monotonic_ms().saturating_sub(self.heartbeat_ms.load(Ordering::Relaxed))
-    }
-
-    /// The process in this slot, if any.
-    pub fn pid(&self) -> Option<u32> {
-        // Acquire: pairs with the Release in `sign_in`; the other fields are this process's.
-        Some(self.pid.load(Ordering::Acquire)).filter(|pid| *pid != 0)
-    }
-
-    pub fn kind(&self) -> Option<ProcessKind> {
-        use ProcessKind::{Actor, Checkpointer, Evaluator, Learner};
-        let kind = self.kind.load(Ordering::Relaxed);
-        [Actor, Learner, Checkpointer, Evaluator].into_iter().find(|k| *k as u32 == kind)
-    }
-
-    pub fn incarnation(&self) -> u64 {
-        self.incarnation.load(Ordering::Relaxed)
-    }
-}
 
 /// Stored by one actor.
 #[repr(C, align(128))]
@@ -354,12 +242,6 @@ fn layout() -> u64 {
         size_of::<ActorStats>(),
         size_of::<ProcessSlot>(),
     ])
-}
-
-/// Milliseconds of the clock that all processes of a machine share and nobody sets.
-pub(super) fn monotonic_ms() -> u64 {
-    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has this clock");
-    time.tv_sec() as u64 * 1_000 + time.tv_nsec() as u64 / 1_000_000
 }
 
 #[cfg(test)]

@@ -42,8 +42,6 @@ pub enum ShmError {
     SnapshotTooLarge { needed: u64, capacity: u64 },
     #[error("snapshot {snapshot} in shared memory is damaged: {what}")]
     DamagedSnapshot { snapshot: u64, what: &'static str },
-    #[error("the ledger does not balance: {ledger}")]
-    Unbalanced { ledger: super::ring::Ledger },
 }
 
 fn mebibytes(bytes: u64) -> String {

@@ -21,8 +21,8 @@ use twox_hash::XxHash3_64;
 
 use crate::files;
 
-use super::control::monotonic_ms;
 use super::pod::Shareable;
+use super::process::monotonic_ms;
 use super::segment::layout_hash;
 use super::sync::{AtomicU64, Ordering};
 

@@ -3,7 +3,7 @@
 //! The bins are fixed, so that it lies in shared memory: 0, 1, 2-3, 4-7, .. each as wide as all before it together, and
 //! the last one open. Quantiles are known to a bin; within it, its values are taken to be equally frequent.
 
-use super::control::Counter;
+use super::counter::Counter;
 
 /// Number of bins; the last one holds everything from 2^20 on.
 const BINS: usize = 22;

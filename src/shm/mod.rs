@@ -24,6 +24,8 @@
 //! | `exchange` | [`Exchange`], means and bytes between the ranks of a machine |
 //! | `rows` | [`RowWriter`], [`RowReader`]: records found by id, with one writer |
 //! | `control` | [`Control`], stop flag, doorbells, heartbeats and statistics of the whole run |
+//! | `process` | [`Role`], the table of roles, and the slots that processes sign in to |
+//! | `counter` | [`Counter`] and [`Gauge`], the statistics that it is made of |
 //! | `histogram` | [`Histogram`], a distribution among those statistics |
 //! | `flight` | [`FlightFile`], the last events of a process, in a mapped file that survives it |
 //!
@@ -32,6 +34,7 @@
 
 pub mod cell;
 pub mod control;
+pub mod counter;
 #[cfg(test)]
 mod crash;
 pub mod error;
@@ -43,6 +46,7 @@ pub mod histogram;
 pub mod lock;
 pub mod names;
 pub mod pod;
+pub mod process;
 pub mod ring;
 pub mod rows;
 pub mod segment;
@@ -51,7 +55,8 @@ pub mod turns;
 pub mod wait;
 
 pub use cell::ParamCell;
-pub use control::{Control, ControlBlock, Counter, Gauge, MAX_ACTORS, ProcessKind};
+pub use control::{Control, ControlBlock};
+pub use counter::{Counter, Gauge};
 pub use error::ShmError;
 pub use exchange::{Broken, Exchange, ExchangeShape, MAX_RANKS, Seat};
 pub use flight::{FlightFile, FlightLog, FlightRecord};
@@ -59,9 +64,10 @@ pub use halves::{Complete, HalfShape, HalfState, Halves, HalvesView, Part};
 pub use histogram::{Distribution, Histogram};
 pub use names::{RunNames, sweep};
 pub use pod::Shareable;
+pub use process::{MAX_ACTORS, ProcessKind, Role};
 pub use ring::{
     Balance, BlockInfo, Ledger, Overflow, ReadGuard, RegionView, RingReader, RingShape, RingView, RingWriter,
-    SampleRing, State, WriteGuard,
+    SampleRing, State, Unbalanced, WriteGuard,
 };
 pub use rows::{RowReader, RowShape, RowWriter};
 pub use segment::{Kind, Segment, check_space};

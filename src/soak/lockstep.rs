@@ -11,11 +11,10 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::bench::watched::Task;
 
-use super::processes::{Member, await_orphans, children_of, nap, wait_until};
+use super::processes::{LOOK, Member, PATIENCE, await_orphans, children_of, nap, wait_until};
 use super::record::{Blow, BlowRecord};
 use super::storm::{Tally, choose, some};
 use super::victim::{SETS, launch};
-use super::{LOOK, PATIENCE};
 
 /// A lock-step run and how it ends undisturbed.
 pub struct LockStep<'a> {

@@ -18,7 +18,6 @@ pub mod storm;
 pub mod victim;
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use rand::SeedableRng as _;
@@ -31,9 +30,6 @@ use processes::nap;
 use record::{BlowRecord, Record, SoakReport};
 use victim::Victim;
 
-/// How long a recovery may take before it counts as a hang; on a machine with ten times more to do than it has cores, minutes.
-const PATIENCE: Duration = Duration::from_secs(600);
-const LOOK: Duration = Duration::from_millis(2);
 /// Blows between two sessions, each with a run directory of its own and an orderly end.
 const SESSION: u32 = 40;
 /// Blows to a lock-step run, at most: it has to come to its end as well.

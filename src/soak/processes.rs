@@ -9,7 +9,10 @@ use nix::unistd::Pid;
 
 use crate::shm::names::is_alive;
 
-use super::{LOOK, PATIENCE};
+/// How long a recovery may take before it counts as a hang; on a machine with ten times more to do than it has cores, minutes.
+pub const PATIENCE: Duration = Duration::from_secs(600);
+/// How often a condition that is waited for is looked at.
+pub const LOOK: Duration = Duration::from_millis(2);
 
 /// A process of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -12,11 +12,9 @@ use crate::bench::proc::usage;
 use crate::bench::watched::{Task, train_command};
 use crate::run::RunDirectory;
 use crate::shm::names::is_alive;
-use crate::shm::{Control, RunNames, SampleRing};
-use crate::supervisor::children::Role;
+use crate::shm::{Control, Role, RunNames, SampleRing};
 
-use super::processes::{Member, await_orphans, children_of, send, wait_until};
-use super::{LOOK, PATIENCE};
+use super::processes::{LOOK, Member, PATIENCE, await_orphans, children_of, send, wait_until};
 
 /// The settings of every run that is soaked: small networks, everything often.
 pub const SETS: [&str; 15] = [
@@ -66,7 +64,8 @@ impl<'a> Victim<'a> {
         sets.push("stop.patience=0".into());
         sets.push(format!("run.seed={seed}"));
         let mut roles: Vec<Role> = (0..task.settings.actors.count).map(Role::Actor).collect();
-        roles.extend([Role::Learner, Role::Evaluator, Role::Checkpointer]);
+        roles.push(Role::Learner);
+        roles.extend(Role::helpers(true));
         let main = launch(task, &sets, &run_dir, &[])?;
         let (main, control, rings) = opened(task, main, &run_dir)?;
         let mut victim = Self { task, sets, run_dir, main, control, rings, roles };

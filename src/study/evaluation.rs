@@ -1,12 +1,10 @@
 //! Replays everybody on the reported days.
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use anyhow::{Context as _, bail};
-use serde::Serialize;
 
 use crate::evaluate::{self, DayReport, Entry, Judge, PolicyReport, Stress, TestDay};
 use crate::log;
@@ -18,27 +16,10 @@ use crate::settings::Settings;
 use crate::supervisor::interrupt::Interrupt;
 use crate::values::Told;
 
-use super::config::{CHOSEN, Study};
-use super::frontier::{self, HindsightPoint};
-use super::learning::Curve;
-use super::paired;
-
-/// One policy on one day of one world. Money in minor units.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Row {
-    pub world: String,
-    /// Index of the day in its world.
-    pub day: usize,
-    pub log: String,
-    pub stress: String,
-    /// Of the training run; `null` for those that are not trained.
-    pub seed: Option<u64>,
-    /// Under the name of the variant, the baseline, or `oracle`.
-    #[serde(flatten)]
-    pub report: PolicyReport,
-    pub ub: f64,
-    pub stake: f64,
-}
+use super::config::Study;
+use super::found::Found;
+use super::frontier;
+use super::rows::{CALM, Row, Volatility};
 
 /// A world with what was made of its training days.
 pub struct Field {
@@ -65,71 +46,6 @@ impl Trained {
     pub fn read(study: &Study, variant: usize, seed: u64, dir: &Path) -> anyhow::Result<Self> {
         let entries = Entry::of_run(&format!("{}-{seed}", study.variants[variant].name), dir)?;
         Ok(Self { variant, seed, entries })
-    }
-}
-
-/// Whichever baseline was the best on a world's validation days, named before its reported days were replayed.
-pub const BEST_BASELINE: &str = "best-baseline";
-
-/// How far a day's hours stray from the other days of its world.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Volatility {
-    pub world: String,
-    pub day: usize,
-    /// Root mean square over the hours, of the logarithm of the volume.
-    pub volatility: f64,
-}
-
-/// No stress.
-pub const CALM: &str = "none";
-
-/// What evaluation found.
-#[derive(Debug, Default)]
-pub struct Found {
-    pub rows: Vec<Row>,
-    /// The baselines on the validation days.
-    pub validation: Vec<Row>,
-    /// Of the reported days.
-    pub volatility: Vec<Volatility>,
-    pub frontier: Vec<HindsightPoint>,
-}
-
-impl Found {
-    /// Adds [`BEST_BASELINE`]: of every world the rows of the baseline that was best on its validation days.
-    pub fn name_best_baseline(&mut self) {
-        let best = paired::best_baselines(&self.validation);
-        let is_best = |row: &&Row| best.get(&row.world).is_some_and(|name| *name == row.report.name);
-        let renamed = |r: &Row| Row {
-            report: PolicyReport {
-                name: BEST_BASELINE.into(),
-                equals: Some(r.report.name.clone()),
-                ..r.report.clone()
-            },
-            ..r.clone()
-        };
-        let rows: Vec<Row> = self.rows.iter().filter(is_best).map(renamed).collect();
-        self.rows.extend(rows);
-    }
-
-    /// Adds [`CHOSEN`]: of every world and seed the rows of the variant whose run was the best on its validation days, the first
-    /// of several.
-    pub fn choose(&mut self, curves: &[Curve]) {
-        let mut best: HashMap<(&str, u64), &Curve> = HashMap::new();
-        for curve in curves.iter().filter(|c| c.best_share.is_some()) {
-            let chosen = best.entry((&curve.world, curve.seed)).or_insert(curve);
-            if curve.best_share > chosen.best_share {
-                *chosen = curve;
-            }
-        }
-        let is_chosen = |row: &&Row| {
-            let run = row.seed.and_then(|seed| best.get(&(row.world.as_str(), seed)));
-            run.is_some_and(|run| run.variant == row.report.name)
-        };
-        let rows = self.rows.iter().filter(is_chosen);
-        let rows: Vec<Row> = rows
-            .map(|r| Row { report: PolicyReport { name: CHOSEN.into(), ..r.report.clone() }, ..r.clone() })
-            .collect();
-        self.rows.extend(rows);
     }
 }
 

@@ -15,13 +15,16 @@
 
 pub mod config;
 pub mod evaluation;
+pub mod found;
 pub mod frontier;
 pub mod jobs;
 pub mod learning;
 pub mod paired;
 pub mod report;
+pub mod rows;
 mod runs;
 pub mod shard;
+pub mod statistics;
 pub mod summary;
 pub mod sweep;
 mod worlds;

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::evaluation::{CALM, Row, Volatility};
-use super::summary::{interval, mean};
+use super::rows::{CALM, Row, Volatility};
+use super::statistics::{interval, mean};
 
 /// One policy against another, in points of share.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -5,9 +5,10 @@ use std::fmt::Write as _;
 use crate::evaluate::Kind;
 
 use super::config::{CHOSEN, Study};
-use super::evaluation::{BEST_BASELINE, CALM};
+use super::found::BEST_BASELINE;
 use super::learning::{Curve, MARKS};
 use super::paired::Difference;
+use super::rows::CALM;
 use super::summary::{FrontierPoint, PolicySummary, Summary};
 
 /// Renders a Markdown table with aligned columns; all but the first are to the right.

@@ -20,7 +20,7 @@ use super::Report;
 use super::config::{CHOSEN, Study};
 use super::learning::Curve;
 use super::report::table;
-use super::summary::{interval, mean};
+use super::statistics::{interval, mean};
 
 /// Trials of a sweep at most.
 const MOST: usize = 10_000;
@@ -314,7 +314,7 @@ impl Ranking {
         };
         let over = |name: &str| {
             let is_it = |d: &&super::paired::Difference| {
-                d.policy == name && d.against == super::evaluation::BEST_BASELINE && d.days == "all"
+                d.policy == name && d.against == super::found::BEST_BASELINE && d.days == "all"
             };
             let found = report.summary.differences.iter().find(is_it)?;
             Some(Estimate { mean: found.points, interval: found.interval })

@@ -17,61 +17,9 @@ use nix::unistd::{Pid, getppid};
 use crate::awake::Deadline;
 use crate::files;
 use crate::run::RunDirectory;
-use crate::{checkpoint, evaluator, learner, rank};
+use crate::shm::Role;
 
 use super::interrupt::Interrupt;
-
-/// What a child process does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
-    Actor(usize),
-    Learner,
-    Evaluator,
-    Checkpointer,
-    /// Of a run of `admix values train`, like the trainer.
-    Reader(usize),
-    Trainer,
-    /// A trainer beside it, from 1.
-    Rank(usize),
-}
-
-impl Role {
-    /// The hidden subcommand.
-    fn subcommand(self) -> &'static str {
-        match self {
-            Self::Actor(_) => "actor",
-            Self::Learner => "learner",
-            Self::Evaluator => "evaluator",
-            Self::Checkpointer => "checkpointer",
-            Self::Reader(_) => "reader",
-            Self::Trainer => "trainer",
-            Self::Rank(_) => "rank",
-        }
-    }
-
-    /// Where it signs in ([`crate::shm::ControlBlock::processes`]).
-    pub fn slot(self) -> usize {
-        match self {
-            Self::Actor(id) | Self::Reader(id) => id,
-            Self::Trainer => rank::SLOT,
-            Self::Rank(id) => rank::slot(id),
-            Self::Learner => learner::process::SLOT,
-            Self::Evaluator => evaluator::process::SLOT,
-            Self::Checkpointer => checkpoint::SLOT,
-        }
-    }
-}
-
-impl std::fmt::Display for Role {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Actor(id) => write!(f, "actor{id}"),
-            Self::Reader(id) => write!(f, "reader{id}"),
-            Self::Rank(id) => write!(f, "rank{id}"),
-            other => f.write_str(other.subcommand()),
-        }
-    }
-}
 
 /// A child process under watch.
 #[derive(Debug)]
@@ -115,8 +63,8 @@ const MEANT_FOR_MAIN: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 fn spawn(role: Role, directory: &RunDirectory, prefix: &str) -> anyhow::Result<Child> {
     let log = log_of(role, directory)?;
     let mut command = this_program();
-    command.arg("child").arg(role.subcommand());
-    if let Role::Actor(id) | Role::Reader(id) | Role::Rank(id) = role {
+    command.arg("child").arg(role.name());
+    if let Some(id) = role.id() {
         command.arg("--id").arg(id.to_string());
     }
     command

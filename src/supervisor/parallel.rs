@@ -15,9 +15,9 @@ use crate::run::snapshot::{self, Snapshot};
 use crate::run::{Metrics, RunDirectory, Segments, flight};
 use crate::settings::Settings;
 use crate::shm::control::{STOP_ALL, STOP_LEARNING, STOP_NOW};
-use crate::shm::{Ledger, SampleRing, sweep};
+use crate::shm::{Ledger, Role, SampleRing, sweep};
 
-use super::children::{Process, Role, without_huge_pages};
+use super::children::{Process, without_huge_pages};
 use super::failure::RunFailure;
 use super::interrupt::Interrupt;
 use super::progress::{Progress, Status};
@@ -186,10 +186,8 @@ impl<'a> Run<'a> {
         metrics.append(if snapshot.is_some() { "resume" } else { "start" }, &Status::default());
         let start = |role| Process::start(role, directory, &prefix);
         let learner = start(Role::Learner)?;
-        let mut helpers = vec![start(Role::Evaluator)?];
-        if segments.halves.is_some() {
-            helpers.push(start(Role::Checkpointer)?);
-        }
+        let helpers = Role::helpers(segments.halves.is_some());
+        let helpers = helpers.into_iter().map(start).collect::<Result<_, _>>()?;
         let actors = (0..settings.actors.count).map(|id| start(Role::Actor(id))).collect::<Result<_, _>>()?;
         Ok(Self {
             context,
@@ -315,7 +313,7 @@ impl<'a> Run<'a> {
         let samples = match role {
             Role::Actor(_) => format!(", {lost} samples lost with it"),
             Role::Learner => format!(", {lost} samples will be read again"),
-            Role::Evaluator | Role::Checkpointer | Role::Reader(_) | Role::Trainer | Role::Rank(_) => String::new(),
+            _ => String::new(),
         };
         tracing::warn!("{role} ended ({status}){samples}; starting another");
     }
@@ -452,11 +450,12 @@ impl<'a> Run<'a> {
             }
             if !ended.is_some_and(|status| status.success()) {
                 let missing = match helper.role {
-                    Role::Evaluator => "the last parameters may not have been evaluated",
-                    _ => "the last snapshot may not be on disk",
+                    Role::Evaluator => "; the last parameters may not have been evaluated",
+                    Role::Checkpointer => "; the last snapshot may not be on disk",
+                    _ => "",
                 };
                 let log = self.directory.log(&helper.role.to_string());
-                tracing::warn!("the {} did not end well; {missing} (see {})", helper.role, log.display());
+                tracing::warn!("the {} did not end well{missing} (see {})", helper.role, log.display());
             }
         }
         for ring in &self.segments.rings {

@@ -11,6 +11,7 @@ use crate::log::{CompileOptions, CompiledLog, LogError, table};
 use crate::plan::cache::{Key, Place};
 use crate::plan::{DayAhead, DayVolume, Forecast, Plan, Seen, Use, VolumeModel};
 use crate::policy::file::PolicyFile;
+use crate::policy::start::initial_actor;
 use crate::policy::{PolicySpec, ReplayOptions, tune};
 use crate::run::context::{Context, compile_options, inputs_hash, open_logs};
 use crate::run::leakage::{self, Roles};
@@ -221,7 +222,7 @@ pub fn prepare(settings: &Settings, given: Option<Plan>, from: Option<&Origin>) 
         plan.seen.extend(&origin.policy.plan.seen);
     }
     let spec = PolicySpec { score_mode: settings.score_mode, policy: settings.policy.clone(), vocabulary };
-    let initial = spec.initial_actor(settings.run.seed);
+    let initial = initial_actor(&spec, settings.run.seed);
     let start = match from {
         None => initial,
         Some(Origin { path, policy }) => {

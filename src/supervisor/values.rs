@@ -18,13 +18,13 @@ use crate::run::value_run::{Prepared, ValueSegments, ValueSnapshot, compile_opti
 use crate::run::{Metrics, RunDirectory};
 use crate::settings::{Configuration as _, SparseAverage, ValueSettings};
 use crate::shm::control::{STOP_ALL, STOP_LEARNING, STOP_NOW};
-use crate::shm::{Ledger, RunNames, SampleRing, sweep};
+use crate::shm::{Ledger, Role, RunNames, SampleRing, sweep};
 use crate::values::Fields;
 use crate::values::join::{JoinCounts, Share, join};
 use crate::values::prior::PriorEstimate;
 
 use super::ExitReason;
-use super::children::{Process, Role, without_huge_pages};
+use super::children::{Process, without_huge_pages};
 use super::failure::RunFailure;
 use super::interrupt::Interrupt;
 use super::resume::Refused;

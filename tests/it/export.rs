@@ -13,6 +13,7 @@ use admix::plan::Plan;
 use admix::policy::PolicySpec;
 use admix::policy::baselines::NAMES;
 use admix::policy::file::PolicyFile;
+use admix::policy::start::initial_actor;
 use admix::score::{DayFiles, Decision, ScoreOptions, Scorer, ServedDay, ServedPolicy};
 use admix::settings::{self, ScoreMode};
 use serde_json::Value;
@@ -26,7 +27,7 @@ fn untrained(folder: &Path, plan: &Path, day: &Path) -> String {
     let policy = settings::Policy { hidden: 8, ..settings::Policy::default() };
     let vocabulary = Vocabulary::of_days(&[&open(day)], false);
     let spec = PolicySpec { score_mode: ScoreMode::Contract, policy, vocabulary };
-    let actor = spec.initial_actor(3);
+    let actor = initial_actor(&spec, 3);
     let path = folder.join("untrained.safetensors");
     PolicyFile { spec: Arc::new(spec), plan: Plan::read(plan).unwrap(), actor, updates: 0 }.write(&path).unwrap();
     path.to_str().unwrap().to_owned()

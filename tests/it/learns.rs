@@ -12,6 +12,7 @@ use admix::learner::trainer::UpdatePlan;
 use admix::learner::{Device, Dims, Learner};
 use admix::log::schema::{AdType, ControlRow, DAY_MS, QueueEntry, TrackRow};
 use admix::log::targeting::Targeting;
+use admix::policy::start::initial_actor;
 use admix::policy::{Bids, PolicySpec};
 use admix::settings::{Credit, Critic, ScoreMode, Settings};
 use rand::{RngExt as _, SeedableRng as _};
@@ -137,7 +138,7 @@ fn gradients_by_the_outputs_are_the_differences_of_the_losses() {
         settings.episodes.requests_per_step = per_step;
         let (day, _) = world::day(WorldSize { requests: 400, queue: 6, eligible: 3, contracts: 4 }).unwrap();
         let scene = Scene::new(day, settings.clone(), |days, spec| {
-            let mut explorer = Explorer::new(days, &settings, spec.clone(), spec.initial_actor(1), 0, 0);
+            let mut explorer = Explorer::new(days, &settings, spec.clone(), initial_actor(spec, 1), 0, 0);
             let dims = Dims::of(days, spec, &settings);
             let mut rows =
                 SegmentRows::build(&explorer.segment(), Rebuild { days, spec, settings: &settings, dims: &dims });
@@ -162,7 +163,7 @@ fn the_anchor_pulls_outputs_towards_zero() {
     settings.episodes.requests_per_step = 3;
     let (day, _) = world::day(WorldSize { requests: 400, queue: 6, eligible: 3, contracts: 4 }).unwrap();
     let mut scene = Scene::new(day, settings.clone(), |days, spec| {
-        let mut explorer = Explorer::new(days, &settings, spec.clone(), spec.initial_actor(1), 0, 0);
+        let mut explorer = Explorer::new(days, &settings, spec.clone(), initial_actor(spec, 1), 0, 0);
         let dims = Dims::of(days, spec, &settings);
         SegmentRows::build(&explorer.segment(), Rebuild { days, spec, settings: &settings, dims: &dims })
     });
@@ -241,7 +242,7 @@ fn the_policy_gradient_shows_the_contract_where_the_auction_is_cheap() {
         let day = two_steps(auctions);
         let unit = day.unit;
         let scene = Scene::new(day, settings.clone(), |days, spec| {
-            let mut explorer = Explorer::new(days, &settings, spec.clone(), spec.initial_actor(1), 0, 0);
+            let mut explorer = Explorer::new(days, &settings, spec.clone(), initial_actor(spec, 1), 0, 0);
             let dims = Dims::of(days, spec, &settings);
             // An episode in which the contract was not shown first: it may be shown on both requests.
             let segment = std::iter::repeat_with(|| explorer.segment()).find(|s| s.len() == 2 && s.actions[0] == 1);
@@ -289,7 +290,7 @@ fn held_out(settings: &Settings, updates: usize) -> [f64; 2] {
         let trainer = Device::Cpu.trainer(&days, &spec, settings).unwrap();
         Learner::new(&days, spec.clone(), settings, trainer)
     };
-    let explorer = |id: u64| Explorer::new(&days, settings, spec.clone(), spec.initial_actor(1), id, 0);
+    let explorer = |id: u64| Explorer::new(&days, settings, spec.clone(), initial_actor(&spec, 1), id, 0);
     let mut trained = learner();
     let mut source = explorer(0);
     while trained.samples() < settings.learner.pool as u64 {

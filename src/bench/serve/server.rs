@@ -13,6 +13,7 @@ use crate::bench::world::{self, WorldSize};
 use crate::log::schema::TrackRow;
 use crate::log::{CompileOptions, RawDay};
 use crate::policy::file::PolicyFile;
+use crate::policy::start::initial_actor;
 use crate::settings::Settings;
 use crate::supervisor::children::this_program;
 
@@ -50,7 +51,7 @@ impl World {
             let path = folder.path().join(format!("policy-{seed}.safetensors"));
             // Another number of updates: the files must differ wherever the start is the one that comes with the program.
             let file =
-                PolicyFile { spec: spec.clone(), plan: plan.clone(), actor: spec.initial_actor(seed), updates: seed };
+                PolicyFile { spec: spec.clone(), plan: plan.clone(), actor: initial_actor(&spec, seed), updates: seed };
             file.write(&path)?;
             policies.push(path);
         }

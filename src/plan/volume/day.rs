@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::{Deviation, EDGES, SPANS};
 use crate::log::CompiledLog;
 use crate::log::schema::DAY_MS;
-use crate::plan::{Forecast, GRID};
+use crate::plan::forecast::{Forecast, GRID};
+
+use super::deviation::Deviation;
+use super::spans::{EDGES, SPANS};
 
 const MINUTES: usize = 1440;
 const MINUTE_MS: u64 = DAY_MS / MINUTES as u64;

@@ -10,57 +10,31 @@
 //! are averaged over them. A contract that is short in a thin course costs its penalty, which the mean volume does not show.
 
 mod day;
+mod deviation;
 mod moments;
+mod spans;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 pub use day::DayVolume;
+pub use deviation::Deviation;
 pub use moments::Moments;
 
-use super::GRID;
+use deviation::{INPUTS, MOST};
+use moments::Means;
+use spans::{SPANS, span_of};
 
-/// Edges of the spans of the time ahead, cells of the grid (quarters of an hour).
-const EDGES: [usize; SPANS + 1] = [0, 2, 6, 12, 24, GRID];
-const SPANS: usize = 5;
-/// Inputs of a regression.
-const INPUTS: usize = 7;
+use super::amount::is_amount;
+use super::forecast::GRID;
+
 /// Courses, as standard deviations of what is not foreseen.
 const COURSES: [f64; 3] = [-1.2, 0.0, 1.2];
 /// Days that what is shipped counts as, beside the days that were logged.
 const SHIPPED_DAYS: f64 = 9.0;
 /// Keeps the equations solvable; far below what one day adds.
 const RIDGE: f64 = 1e-4;
-/// Requests by which a ratio leans on the forecast.
-const PRIOR: f64 = 20.0;
-/// The largest logarithm of a ratio that is believed.
-const MOST: f64 = 2.0;
-
-/// A day's volume over its forecast so far, as logarithms: over ten minutes, an hour, and since midnight.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Deviation {
-    pub minutes: f64,
-    pub hour: f64,
-    pub day: f64,
-}
-
-impl Deviation {
-    /// From `[seen, expected]` requests over ten minutes, an hour and the day. A replay that is thinned to a share `thinning` of
-    /// the requests sees and expects that share.
-    pub fn of(levels: [[f64; 2]; 3], thinning: f64) -> Self {
-        let prior = PRIOR * thinning;
-        let [minutes, hour, day] =
-            levels.map(|[seen, expected]| ((seen + prior) / (expected + prior)).ln().clamp(-MOST, MOST));
-        Self { minutes, hour, day }
-    }
-
-    /// `bias`: what the other days deviate by. `elapsed`: share of the forecast traffic that is gone.
-    fn inputs(self, bias: f64, elapsed: f64) -> [f64; INPUTS] {
-        [1.0, bias, bias * elapsed, self.day, self.day * elapsed, self.minutes, self.hour]
-    }
-}
-
 /// What was learned of how volume deviates from its forecast. Logarithms of actual over forecast requests throughout.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -74,46 +48,6 @@ pub struct VolumeModel {
     spread: [f64; SPANS],
 }
 
-/// Ratios of several days, and their means shrunk by how few they are.
-struct Means {
-    bias: f64,
-    regions: BTreeMap<u32, f64>,
-}
-
-impl Means {
-    fn of<'a>(days: impl Iterator<Item = &'a DayVolume>) -> Self {
-        let (mut n, mut bias, mut regions) = (0.0, 0.0, BTreeMap::<u32, f64>::new());
-        for day in days {
-            n += 1.0;
-            bias += day.log_ratio();
-            for (region, log) in day.region_ratios() {
-                *regions.entry(region).or_default() += log;
-            }
-        }
-        let shrink = 1.0 / (n + 1.0);
-        regions.values_mut().for_each(|log| *log *= shrink);
-        Self { bias: bias * shrink, regions }
-    }
-}
-
-/// The squares of days that are each seen from the others.
-fn squares(days: &[DayVolume]) -> Moments {
-    let mut moments = Moments::default();
-    for (i, day) in days.iter().enumerate() {
-        let others = Means::of(days.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, other)| other));
-        moments.days += 1.0;
-        day.each_moment(|at| {
-            let inputs = at.deviation.inputs(others.bias, at.elapsed);
-            moments.spans[at.span].add(&inputs, at.log_ratio, at.weight);
-        });
-        for (region, log) in day.region_ratios() {
-            let expected = others.regions.get(&region).copied().unwrap_or(0.0);
-            moments.region.add(&[expected], log, day.region_share(region));
-        }
-    }
-    moments
-}
-
 impl VolumeModel {
     /// Learns from logged days, starting from what is shipped with the program.
     pub fn fit(days: &[DayVolume]) -> Self {
@@ -122,7 +56,7 @@ impl VolumeModel {
 
     /// Learns from logged days, starting from the squares of others.
     pub fn fit_from(start: &Moments, days: &[DayVolume]) -> Self {
-        let mut all = squares(days);
+        let mut all = Moments::of_days(days);
         all.add(start, SHIPPED_DAYS / start.days.max(1.0));
         let [region] = all.region.solve(RIDGE);
         let Means { bias, mut regions } = Means::of(days.iter());
@@ -153,13 +87,8 @@ impl VolumeModel {
     pub(super) fn is_sound(&self) -> bool {
         let figures =
             self.weights.iter().flatten().chain(&self.spread).chain(self.regions.values()).chain([&self.bias]);
-        figures.copied().all(|v| super::is_amount(v.abs()))
+        figures.copied().all(|v| is_amount(v.abs()))
     }
-}
-
-/// The span that lies so many cells ahead.
-fn span_of(ahead: usize) -> usize {
-    EDGES[1..].iter().position(|&end| ahead < end).unwrap_or(SPANS - 1)
 }
 
 #[cfg(test)]

@@ -1,11 +1,15 @@
 //! Normal equations: all that a regression needs to remember of the days that it has seen.
 
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
-use super::{INPUTS, SPANS};
 use crate::plan::transport::cholesky;
+
+use super::day::DayVolume;
+use super::deviation::INPUTS;
+use super::spans::SPANS;
 
 /// Weighted sums of products of the inputs, of inputs and label, and of the label's square.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -111,8 +115,21 @@ impl Moments {
     }
 
     /// Of days of one world, each seen from the others.
-    pub fn of_days(days: &[super::DayVolume]) -> Self {
-        super::squares(days)
+    pub fn of_days(days: &[DayVolume]) -> Self {
+        let mut moments = Self::default();
+        for (i, day) in days.iter().enumerate() {
+            let others = Means::of(days.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, other)| other));
+            moments.days += 1.0;
+            day.each_moment(|at| {
+                let inputs = at.deviation.inputs(others.bias, at.elapsed);
+                moments.spans[at.span].add(&inputs, at.log_ratio, at.weight);
+            });
+            for (region, log) in day.region_ratios() {
+                let expected = others.regions.get(&region).copied().unwrap_or(0.0);
+                moments.region.add(&[expected], log, day.region_share(region));
+            }
+        }
+        moments
     }
 
     /// Adds those of other days, weighed by a factor.
@@ -129,5 +146,27 @@ impl Moments {
 
     fn is_sound(&self) -> bool {
         self.version == VERSION && self.region.fits(1) && self.spans.iter().all(|span| span.fits(INPUTS))
+    }
+}
+
+/// Ratios of several days, and their means shrunk by how few they are.
+pub(super) struct Means {
+    pub bias: f64,
+    pub regions: BTreeMap<u32, f64>,
+}
+
+impl Means {
+    pub fn of<'a>(days: impl Iterator<Item = &'a DayVolume>) -> Self {
+        let (mut n, mut bias, mut regions) = (0.0, 0.0, BTreeMap::<u32, f64>::new());
+        for day in days {
+            n += 1.0;
+            bias += day.log_ratio();
+            for (region, log) in day.region_ratios() {
+                *regions.entry(region).or_default() += log;
+            }
+        }
+        let shrink = 1.0 / (n + 1.0);
+        regions.values_mut().for_each(|log| *log *= shrink);
+        Self { bias: bias * shrink, regions }
     }
 }

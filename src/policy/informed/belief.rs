@@ -5,8 +5,8 @@
 
 use crate::synth::{Truth, WorldSettings, group_of};
 
-use super::Normals;
 use super::gaussian::{Gaussian, Root};
+use super::normals::Normals;
 
 /// Milliseconds of a step, of which an hour is a multiple.
 pub const STEP_MS: u64 = 600_000;

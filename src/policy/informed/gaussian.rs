@@ -1,6 +1,6 @@
 //! A Gaussian belief about a few quantities of which sums are observed with noise: a Kalman filter without its matrices.
 
-use super::Normals;
+use super::normals::Normals;
 
 /// Mean and covariance, `[n]` and `[n, n]`.
 #[derive(Debug, Clone)]

@@ -11,19 +11,17 @@
 
 mod belief;
 mod gaussian;
+mod normals;
 mod pool;
 
 use std::sync::Arc;
-
-use rand::{RngExt as _, SeedableRng as _};
-use rand_chacha::ChaCha8Rng;
-use rand_distr::{Distribution as _, StandardNormal};
 
 use crate::env::Replay;
 use crate::plan::Transport;
 
 use super::Policy;
 use belief::{Belief, Course, STEP_MS, Seen};
+use normals::Normals;
 pub use pool::Known;
 use pool::Pool;
 
@@ -31,31 +29,10 @@ use pool::Pool;
 pub const NAME: &str = "informed";
 /// Courses of the rest of the day that each solution averages.
 pub const FUTURES: usize = 64;
-const SEED: u64 = 0x1F0A_3ED0_0000_0002;
 /// Smoothing of the dual, in units of its scale.
 const SMOOTHING: f64 = 0.01;
 /// Newton steps of a solution that starts from the last one's prices.
 const STEPS: usize = 2;
-
-/// Random numbers of one future: the same at every solution, so that prices move with what is learned and not with the draws.
-pub struct Normals(ChaCha8Rng);
-
-impl Normals {
-    fn new(stream: u64) -> Self {
-        let mut rng = ChaCha8Rng::seed_from_u64(SEED);
-        rng.set_stream(stream);
-        Self(rng)
-    }
-
-    fn next(&mut self) -> f64 {
-        StandardNormal.sample(&mut self.0)
-    }
-
-    /// An exponential waiting time.
-    fn wait(&mut self, mean: f64) -> f64 {
-        -mean * (1.0 - self.0.random::<f64>()).ln()
-    }
-}
 
 struct Future {
     rows: Vec<u32>,

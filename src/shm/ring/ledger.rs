@@ -2,11 +2,6 @@
 
 use std::fmt;
 
-use super::super::error::ShmError;
-use super::super::sync::Ordering;
-use super::SampleRing;
-use super::layout::{CONSUMED, DISCARDED, OVERWRITTEN, PRODUCED, State, TORN_BLOCKS, TORN_SAMPLES};
-
 /// The samples of one ring, exact to the last one whenever nobody is at work in it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Ledger {
@@ -26,37 +21,18 @@ pub struct Ledger {
     pub torn_blocks: u64,
 }
 
-impl SampleRing {
-    /// The ledger now. While the writer is in the middle of a block, that block is produced and nothing else.
-    pub fn ledger(&self) -> Ledger {
-        let head = self.head();
-        let unread = self.regions().iter().map(|region| {
-            // Acquire: pairs with the Release in `commit`, so that `samples` belongs to this phase.
-            match State::of(region.phase.load(Ordering::Acquire)) {
-                State::Readable | State::Reading => region.samples.load(Ordering::Relaxed),
-                State::Free | State::Writing => 0,
-            }
-        });
-        Ledger {
-            produced: head.writer.account.total(PRODUCED),
-            consumed: head.reader.total(CONSUMED),
-            overwritten: head.writer.account.total(OVERWRITTEN),
-            // Acquire: pairs with the Release in `recover_writer`.
-            lost: head.lost.load(Ordering::Acquire).saturating_add(head.reader.total(TORN_SAMPLES)),
-            unread: unread.fold(0, u64::saturating_add),
-            discarded: head.writer.account.total(DISCARDED),
-            torn_blocks: head.reader.total(TORN_BLOCKS),
-        }
-    }
-}
+/// A ledger in which samples are missing or counted twice.
+#[derive(Debug, thiserror::Error)]
+#[error("the ledger does not balance: {0}")]
+pub struct Unbalanced(pub Ledger);
 
 impl Ledger {
     /// Checks that every sample produced is accounted for, exactly once.
     ///
     /// # Errors
-    /// [`ShmError::Unbalanced`] with all figures.
-    pub fn balance(&self) -> Result<(), ShmError> {
-        if self.produced == self.accounted() { Ok(()) } else { Err(ShmError::Unbalanced { ledger: *self }) }
+    /// All figures, where they do not add up.
+    pub fn balance(&self) -> Result<(), Unbalanced> {
+        if self.produced == self.accounted() { Ok(()) } else { Err(Unbalanced(*self)) }
     }
 
     /// The ledger once the rings are gone: what was unread, or in a block under way, is lost.

@@ -45,7 +45,7 @@ use super::wait::Doorbell;
 use layout::{RegionHead, RingHead};
 
 pub use layout::{RingShape, State};
-pub use ledger::Ledger;
+pub use ledger::{Ledger, Unbalanced};
 pub use reader::{BlockInfo, ReadGuard, RingReader};
 pub use view::{Balance, RegionView, RingView};
 pub use writer::{Overflow, RingWriter, WriteGuard};

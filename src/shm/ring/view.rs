@@ -5,8 +5,9 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::super::sync::{AtomicU64, Ordering};
-use super::layout::State;
-use super::{Ledger, SampleRing};
+use super::SampleRing;
+use super::layout::{CONSUMED, DISCARDED, OVERWRITTEN, PRODUCED, State, TORN_BLOCKS, TORN_SAMPLES};
+use super::ledger::Ledger;
 
 /// How often a ring in use is looked at again until it stands still for the length of a look.
 const LOOKS: usize = 200;
@@ -55,6 +56,28 @@ pub enum Balance {
 }
 
 impl SampleRing {
+    /// The ledger now. While the writer is in the middle of a block, that block is produced and nothing else.
+    pub fn ledger(&self) -> Ledger {
+        let head = self.head();
+        let unread = self.regions().iter().map(|region| {
+            // Acquire: pairs with the Release in `commit`, so that `samples` belongs to this phase.
+            match State::of(region.phase.load(Ordering::Acquire)) {
+                State::Readable | State::Reading => region.samples.load(Ordering::Relaxed),
+                State::Free | State::Writing => 0,
+            }
+        });
+        Ledger {
+            produced: head.writer.account.total(PRODUCED),
+            consumed: head.reader.total(CONSUMED),
+            overwritten: head.writer.account.total(OVERWRITTEN),
+            // Acquire: pairs with the Release in `recover_writer`.
+            lost: head.lost.load(Ordering::Acquire).saturating_add(head.reader.total(TORN_SAMPLES)),
+            unread: unread.fold(0, u64::saturating_add),
+            discarded: head.writer.account.total(DISCARDED),
+            torn_blocks: head.reader.total(TORN_BLOCKS),
+        }
+    }
+
     /// Looks at the ring until two looks agree, so that the figures belong together; the last look if it never stands
     /// still. Stores nothing.
     pub fn view(&self) -> RingView {

@@ -12,6 +12,7 @@ use admix::env::{Block, DayModel};
 use admix::learner::resident::ResidentTrainer;
 use admix::learner::trainer::UpdatePlan;
 use admix::learner::{Device, Learner};
+use admix::policy::start::initial_actor;
 use admix::settings::{Credit, Critic, ScoreMode, Settings};
 use burn_cuda::CudaDevice;
 use cubecl::cuda::CudaRuntime;
@@ -56,7 +57,7 @@ fn learner<'a>(days: &'a [DayModel], settings: &Settings) -> anyhow::Result<Lear
     let spec = world::spec(&days[0], settings);
     let trainer = ResidentTrainer::<CudaRuntime>::new(days, &spec, settings, CudaDevice { index: 0 })?;
     let mut learner = Learner::new(days, spec.clone(), settings, Box::new(trainer));
-    let mut explorer = Explorer::new(days, settings, spec.clone(), spec.initial_actor(1), 0, 0);
+    let mut explorer = Explorer::new(days, settings, spec.clone(), initial_actor(&spec, 1), 0, 0);
     while !learner.ready() {
         learner.ingest(explorer.block().segments)?;
     }
@@ -72,7 +73,7 @@ fn update(learner: &mut Learner, read: bool) {
 /// Steps a second from decoded blocks into the pool.
 fn taken_in(days: &[DayModel], settings: &Settings, learner: &mut Learner) -> anyhow::Result<f64> {
     let spec = world::spec(&days[0], settings);
-    let mut explorer = Explorer::new(days, settings, spec.clone(), spec.initial_actor(1), 0, 0);
+    let mut explorer = Explorer::new(days, settings, spec.clone(), initial_actor(&spec, 1), 0, 0);
     let blocks: Vec<Block> = (0..BLOCKS).map(|_| explorer.block()).collect();
     let (mut steps, mut took) = (0, Duration::ZERO);
     for block in blocks.iter().cycle() {

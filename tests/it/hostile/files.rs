@@ -12,6 +12,7 @@ use admix::log::schema::{AdType, InventoryRow};
 use admix::log::{CompileOptions, CompiledLog, RawDay, write};
 use admix::plan::{DayAhead, Forecast, Plan, hindsight_bound};
 use admix::policy::file::PolicyFile;
+use admix::policy::start::initial_actor;
 use admix::policy::{PolicySpec, ReplayOptions, baselines, replay_day};
 use admix::settings::{ScoreMode, Settings};
 use admix::shm::{FlightFile, FlightLog};
@@ -112,7 +113,7 @@ fn policies() -> Vec<PolicyFile> {
             spec.policy.hidden = 4;
             spec.policy.ad_embedding = 2;
             spec.policy.traffic_embedding = if score_mode == ScoreMode::All { 3 } else { 0 };
-            let actor = spec.initial_actor(5);
+            let actor = initial_actor(&spec, 5);
             PolicyFile { spec: Arc::new(spec), plan: WORLD.plan.clone(), actor, updates: 7 }
         })
         .collect()
@@ -402,7 +403,7 @@ fn blocks_of_samples() {
     let days = [day_under(&WORLD.plan, &WORLD.day.vocabulary)];
     let vocabulary = (*WORLD.day.vocabulary).clone();
     let spec = Arc::new(PolicySpec { score_mode: settings.score_mode, policy: settings.policy.clone(), vocabulary });
-    let actor = spec.initial_actor(1);
+    let actor = initial_actor(&spec, 1);
     let mut explorer = Explorer::new(&days, &settings, spec.clone(), actor, 0, 0);
     let encode = |block: &Block| {
         let mut bytes = vec![0; 1 << 20];

@@ -15,6 +15,7 @@ use admix::learner::resident::ResidentTrainer;
 use admix::learner::trainer::UpdatePlan;
 use admix::learner::{Device, Learner, UpdateStats, gpu};
 use admix::policy::PolicySpec;
+use admix::policy::start::initial_actor;
 use admix::settings::{Credit, Critic, ScoreMode, Settings};
 use burn_wgpu::{WgpuDevice, WgpuRuntime};
 use cubecl::Runtime as _;
@@ -60,7 +61,7 @@ impl Scene<'_> {
 
     /// What so many updates did, a new block before each, and when each was read.
     fn updates(&self, learner: &mut Learner, updates: usize) -> Vec<(UpdateStats, Instant)> {
-        let actor = self.spec.initial_actor(1);
+        let actor = initial_actor(&self.spec, 1);
         let mut explorer = Explorer::new(self.days, &self.settings, self.spec.clone(), actor, 0, 0);
         let mut did = vec![];
         while did.len() < updates {

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 use crate::formulas::shared::{AdamFactors, AdamFactorsLaunch, AdamParameter, adam, clip_factor};
 
 use super::super::super::optimiser::{Arrays, Optimise};
-use super::{CUBE, Cube, Numbers};
+use super::numbers::{CUBE, Cube, Numbers};
 
 /// Parts of a sum of squares, each of a cube.
 const PARTS: usize = 64;

@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 use crate::env::FEATURES;
 use crate::learner::tensor_net::Flat;
 
-use super::{CUBE, Numbers};
+use super::numbers::{CUBE, Numbers};
 
 /// Some columns of rows, and where their numbers come from.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]

@@ -14,7 +14,9 @@ use crate::learner::tensor_net::Flat;
 
 use super::super::super::networks::Networks;
 use super::super::layout::Layout;
-use super::{Cube, Numbers, Update, embeddings};
+use super::embeddings;
+use super::numbers::{Cube, Numbers};
+use super::update::Update;
 
 /// Units of a cube in each direction.
 const SIDE: usize = 16;

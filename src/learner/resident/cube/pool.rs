@@ -3,7 +3,7 @@
 use burn_cubecl::CubeRuntime;
 use cubecl::prelude::*;
 
-use super::Numbers;
+use super::numbers::{Numbers, whole};
 
 /// One unit for each number of the batch.
 #[cube(launch_unchecked)]
@@ -21,7 +21,7 @@ pub fn gather<R: CubeRuntime>(pool: &Numbers<R>, places: &[usize], sources: &Num
     assert!(places.iter().all(|place| (place + 1) * width <= pool.len), "a place beyond the pool");
     assert_eq!(sources.len, places.len() * width, "sources of a batch of another size");
     let batch = pool.empty(sources.len);
-    let places = pool.upload(&super::whole(places));
+    let places = pool.upload(&whole(places));
     let (count, dim) = pool.units(batch.len);
     // SAFETY: sources are of as many rows as there are places, and every place is within the pool.
     unsafe {

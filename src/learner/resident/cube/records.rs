@@ -20,7 +20,7 @@ use super::super::layout::{ABSENT, Layout};
 use super::super::record::{
     AuctionRecord, CourseRecord, OfferRecord, Record, RequestRecord, StepRecord, TRAFFIC as KINDS, TermsRecord,
 };
-use super::Numbers;
+use super::numbers::{Numbers, whole};
 
 /// Where a field of a record lies in its numbers.
 macro_rules! fields {
@@ -545,7 +545,7 @@ pub fn write<R: CubeRuntime>(
     assert!(places.iter().all(|place| (place + 1) * layout.width <= pool.len), "a place beyond the pool");
     assert_eq!(records.len(), places.len() * record.width, "a place for each record");
     let (client, dims, segments) = (&pool.client, record.dims, places.len());
-    let places = pool.upload(&super::whole(places));
+    let places = pool.upload(&whole(places));
     let len = records.len();
     let records = pool.with(client.create(Bytes::from_elems(records)), len);
     let with = With {

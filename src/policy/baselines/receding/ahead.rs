@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 
 use crate::env::KnownDay;
 use crate::log::draw;
+use crate::log::schema::DAY_MS;
 use crate::plan::forecast::Kind;
 use crate::plan::sample::SampledContract;
 use crate::plan::{GRID, Sample, VolumeModel};
 
-use super::CELL_MS;
-
+/// Milliseconds of a cell of the forecast's grid.
+pub(super) const CELL_MS: u64 = DAY_MS / GRID as u64;
 /// Differs from any seed of rate draws in use.
 const SEED: u64 = 0x4EC3_D146_0000_0001;
 /// Rows that the sample's own frequency of a kind weighs against the forecast's.

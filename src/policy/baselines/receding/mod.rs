@@ -17,14 +17,12 @@ use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
 use crate::env::Replay;
-use crate::log::schema::DAY_MS;
 use crate::plan::{GRID, Horizon, Sample, Transport, VolumeModel};
 use crate::policy::{Done, Policy, Work, finite, pack, unpack};
 
 use super::clock::Clock;
-use ahead::Ahead;
+use ahead::{Ahead, CELL_MS};
 
-const CELL_MS: u64 = DAY_MS / GRID as u64;
 /// Requests that the expectation weighs against the price level seen.
 const PRICE_PRIOR: f64 = 50.0;
 /// Smoothing of the dual, in units of its scale.

@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use crate::formulas::shared::{quantile_huber, return_step};
 use crate::settings::Critic;
 
-use super::{Factors, Places, Sizes};
+use super::arguments::{Factors, Places, Sizes};
 
 /// Greatest of `len` numbers, and the sum of the others' exponentials beside it.
 #[cube]

@@ -4,94 +4,20 @@
 //! The total's credit is the contract's with all contracts as members of one return.
 
 mod actor;
+mod arguments;
 mod critic;
 
 use burn_cubecl::CubeRuntime;
-use cubecl::prelude::*;
 
-use crate::learner::loss::support;
-use crate::settings::{Critic, Settings};
+use crate::settings::Critic;
 
 use super::networks::{ByOutputs, Passes};
-use super::{Numbers, Update};
+use super::numbers::Numbers;
+use super::update::Update;
 
 use actor::{actor_kernel, contests_kernel};
+use arguments::{FactorsLaunch, PlacesLaunch, SizesLaunch};
 use critic::{critic_kernel, returns_kernel, values_kernel};
-
-/// Sizes of a batch: `M` steps in all, `T` in a segment, `N` contracts, `K` bidders, `R` requests in a step, `A` auction ads, `Q` outputs of the critic.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-struct Sizes {
-    all: usize,
-    steps: usize,
-    contracts: usize,
-    bidders: usize,
-    requests: usize,
-    auctions: usize,
-    outputs: usize,
-}
-
-/// Where the fields of a batch begin.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-struct Places {
-    potential: usize,
-    last_potential: usize,
-    inverse_scale: usize,
-    rewards: usize,
-    auction_rewards: usize,
-    ends: usize,
-    contract: usize,
-    shift: usize,
-    low: usize,
-    penalty: usize,
-    ahead: usize,
-    spring: usize,
-    unit: usize,
-    click: usize,
-    gain: usize,
-    boost: usize,
-    auction_worth: usize,
-    auction_gain: usize,
-    auction_boost: usize,
-    active: usize,
-    shown: usize,
-    inverse_behaviour: usize,
-}
-
-/// Constants of a launch.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-struct Factors {
-    inverse_temperature: f32,
-    lambda: f32,
-    inverse_kappa: f32,
-    half_kappa: f32,
-    actor_weight: f32,
-    critic_weight: f32,
-    /// First atom, and the distance between two.
-    lowest: f32,
-    atom_step: f32,
-}
-
-/// Constants of the losses for one run.
-pub struct Constants<R: CubeRuntime> {
-    critic: Critic,
-    lambda: f32,
-    kappa: f32,
-    temperature: f32,
-    /// Quantile midpoints or atoms, `[Q]`; here and on the device.
-    atoms: Vec<f32>,
-    support: Numbers<R>,
-}
-
-impl<R: CubeRuntime> Constants<R> {
-    /// Takes the constants from the settings, and to the device where `beside` is.
-    pub fn new(settings: &Settings, beside: &Numbers<R>) -> Self {
-        let l = &settings.learner;
-        let atoms = support(l);
-        let support = Numbers { len: atoms.len(), ..beside.upload(bytemuck::cast_slice(&atoms)) };
-        let temperature = settings.policy.temperature as f32;
-        Self { critic: l.critic, lambda: l.lambda as f32, kappa: l.kappa as f32, temperature, atoms, support }
-    }
-}
 
 /// Gradients by the outputs, and where they are asked for the losses of critic and actor and the ratios, to be summed.
 pub fn gradients<R: CubeRuntime>(update: &Update<R>, passes: &Passes<R>) -> (ByOutputs<R>, Option<[Numbers<R>; 3]>) {

@@ -1,0 +1,130 @@
+//! What a comparison says of a day: a row of figures for each policy, the bound, and what the policies know of the day already.
+
+use serde::{Deserialize, Serialize};
+
+use crate::plan::Use;
+
+use super::bootstrap::Block;
+use super::measure::{ContractDelivery, Market};
+
+/// What a policy is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    Baseline,
+    /// Chosen on the validation days of its run.
+    Trained,
+    /// What planner and controller do without anything learned.
+    Untrained,
+    /// Before its run's first update.
+    Start,
+    /// After its run's last update.
+    Last,
+    /// Knows the process that the day was drawn from.
+    Informed,
+    /// Knows the future.
+    Oracle,
+}
+
+/// A policy that was trained or chosen on the day.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    /// The policy's name, or `baselines`: the plan that they were tuned with.
+    pub policy: String,
+    pub used: Use,
+    /// What the day was called then.
+    pub log: String,
+}
+
+/// A policy that the day is partly new to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Unknown {
+    /// The policy's name, or `baselines`.
+    pub policy: String,
+    /// The day's contracts that owe impressions, and those of them that no training day had.
+    pub contracts: usize,
+    pub unknown_contracts: usize,
+    /// Share of the owed impressions that the unknown ones owe.
+    pub owed_share: f64,
+    /// Share of the requests whose slot or region no training day had.
+    pub traffic_share: f64,
+}
+
+/// One policy on one day. Money in minor units.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PolicyReport {
+    pub name: String,
+    pub kind: Kind,
+    /// The row that this policy is the same as: the start of its run, where no update improved on that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub equals: Option<String>,
+    pub j: f64,
+    pub share: Option<f64>,
+    pub gap: Option<f64>,
+    pub shortage_rate: f64,
+    pub auction_revenue: f64,
+    /// Minor units per 1,000 impressions.
+    pub mean_auction_ecpm: f64,
+    pub mean_contract_ctr: f64,
+    pub contract_impressions: u64,
+    pub auction_impressions: u64,
+    pub unfilled: u64,
+    /// 95 % block-bootstrap interval of the share over the hours of the day.
+    pub share_interval: Option<[f64; 2]>,
+    /// Means over the contracts, weighted by what they are owed.
+    pub curve_deviation: Option<f64>,
+    pub roughness: Option<f64>,
+    pub contracts: Vec<ContractDelivery>,
+    /// What the interval is made from.
+    #[serde(skip)]
+    pub blocks: Vec<Block>,
+    /// Impressions of each contract by quarter hour.
+    #[serde(skip)]
+    pub quarters: Vec<Vec<u32>>,
+    /// Mean bid of the contracts that won, by quarter hour, in units of eCPM.
+    #[serde(skip)]
+    pub bids: Vec<Option<f64>>,
+}
+
+/// The bound of a day.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct BoundReport {
+    /// The least upper bound found on any policy's J.
+    pub ub: f64,
+    /// J of serving with the prices that prove it.
+    pub primal: f64,
+    /// `S = sum penalty * owed`.
+    pub stake: f64,
+}
+
+/// All policies on one day.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DayReport {
+    pub log: String,
+    /// The values that plan and policies saw, and those that everything here is counted with.
+    pub told: String,
+    pub judged: String,
+    /// What the day was put under, if anything.
+    pub stress: Option<String>,
+    pub requests: u64,
+    pub quarantined: u64,
+    /// Requests on which nothing could be shown whatever a policy did.
+    pub unfilled: u64,
+    pub rate_seed: u64,
+    /// Whether the importer declared auction ads to be contracts.
+    pub contracts_declared: bool,
+    /// Policies that were trained or chosen on the day.
+    #[serde(default)]
+    pub seen: Vec<Seen>,
+    /// Policies that the day is partly new to.
+    #[serde(default)]
+    pub unknown: Vec<Unknown>,
+    pub bound: BoundReport,
+    pub policies: Vec<PolicyReport>,
+    /// Planned share of each contract's delivery before every quarter hour and after the last; empty where nothing was forecast.
+    #[serde(skip)]
+    pub planned: Vec<Vec<f64>>,
+    /// The auction's prices over the day.
+    #[serde(skip)]
+    pub market: Market,
+}

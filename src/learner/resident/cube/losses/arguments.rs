@@ -1,0 +1,56 @@
+//! What the kernels of the losses are told: sizes, places in a batch, constants.
+
+use cubecl::prelude::*;
+
+/// Sizes of a batch: `M` steps in all, `T` in a segment, `N` contracts, `K` bidders, `R` requests in a step, `A` auction ads, `Q` outputs of the critic.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub struct Sizes {
+    pub all: usize,
+    pub steps: usize,
+    pub contracts: usize,
+    pub bidders: usize,
+    pub requests: usize,
+    pub auctions: usize,
+    pub outputs: usize,
+}
+
+/// Where the fields of a batch begin.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub struct Places {
+    pub potential: usize,
+    pub last_potential: usize,
+    pub inverse_scale: usize,
+    pub rewards: usize,
+    pub auction_rewards: usize,
+    pub ends: usize,
+    pub contract: usize,
+    pub shift: usize,
+    pub low: usize,
+    pub penalty: usize,
+    pub ahead: usize,
+    pub spring: usize,
+    pub unit: usize,
+    pub click: usize,
+    pub gain: usize,
+    pub boost: usize,
+    pub auction_worth: usize,
+    pub auction_gain: usize,
+    pub auction_boost: usize,
+    pub active: usize,
+    pub shown: usize,
+    pub inverse_behaviour: usize,
+}
+
+/// Constants of a launch.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub struct Factors {
+    pub inverse_temperature: f32,
+    pub lambda: f32,
+    pub inverse_kappa: f32,
+    pub half_kappa: f32,
+    pub actor_weight: f32,
+    pub critic_weight: f32,
+    /// First atom, and the distance between two.
+    pub lowest: f32,
+    pub atom_step: f32,
+}

@@ -1,0 +1,92 @@
+//! Numbers on the device, as kernels take them.
+
+use burn::tensor::{Shape, Tensor, TensorPrimitive};
+use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{CubeBackend, CubeRuntime};
+use cubecl::calculate_cube_count_elemwise;
+use cubecl::client::ComputeClient;
+use cubecl::prelude::{ArrayArg, CubeCount, CubeDim};
+use cubecl::server::Handle;
+
+/// Units of a cube where each works alone.
+pub(super) const CUBE: u32 = 256;
+
+/// The backend of tensors beside the kernels.
+pub type Cube<R> = CubeBackend<R, f32, i32, u32>;
+
+/// Numbers one behind the other on the device.
+pub struct Numbers<R: CubeRuntime> {
+    pub(super) client: ComputeClient<R>,
+    pub(super) device: R::Device,
+    pub(super) handle: Handle,
+    pub(super) len: usize,
+}
+
+impl<R: CubeRuntime> Clone for Numbers<R> {
+    fn clone(&self) -> Self {
+        Self { client: self.client.clone(), device: self.device.clone(), handle: self.handle.clone(), len: self.len }
+    }
+}
+
+impl<R: CubeRuntime> Numbers<R> {
+    pub(super) fn of<const D: usize>(tensor: &Tensor<Cube<R>, D>) -> Self {
+        Self::of_primitive(tensor.clone().into_primitive().tensor())
+    }
+
+    /// Zeros on a device.
+    pub fn zeros(device: &R::Device, len: usize) -> Self {
+        Self::of(&Tensor::<Cube<R>, 1>::zeros([len], device))
+    }
+
+    /// Waits until everything that was launched before is done.
+    pub fn wait(&self) {
+        crate::learner::transfer::to_host(self.clone().flat().slice(0..1));
+    }
+
+    fn of_primitive(tensor: CubeTensor<R>) -> Self {
+        let tensor = burn_cubecl::kernel::into_contiguous(tensor);
+        let len = tensor.meta.shape().num_elements();
+        Self { client: tensor.client, device: tensor.device, handle: tensor.handle, len }
+    }
+
+    /// Uninitialised, beside these.
+    pub(super) fn empty(&self, len: usize) -> Self {
+        self.with(self.client.empty(len * size_of::<f32>()), len)
+    }
+
+    /// Uploaded beside these.
+    pub fn upload(&self, values: &[u32]) -> Self {
+        self.with(self.client.create_from_slice(bytemuck::cast_slice(values)), values.len())
+    }
+
+    pub(super) fn with(&self, handle: Handle, len: usize) -> Self {
+        Self { client: self.client.clone(), device: self.device.clone(), handle, len }
+    }
+
+    pub(super) fn tensor<const D: usize>(self, shape: [usize; D]) -> Tensor<Cube<R>, D> {
+        let shape = Shape::from(shape);
+        assert_eq!(shape.num_elements(), self.len, "a tensor of other numbers");
+        let tensor = CubeTensor::new_contiguous(self.client, self.device, shape, self.handle, burn::tensor::DType::F32);
+        Tensor::from_primitive(TensorPrimitive::Float(tensor))
+    }
+
+    pub(super) fn flat(self) -> Tensor<Cube<R>, 1> {
+        let len = self.len;
+        self.tensor([len])
+    }
+
+    pub(super) fn arg(&self) -> ArrayArg<R> {
+        // SAFETY: the handle was made for so many numbers, or comes with a tensor that has them.
+        unsafe { ArrayArg::from_raw_parts(self.handle.clone(), self.len) }
+    }
+
+    /// A launch of so many units, each of which works alone.
+    pub(super) fn units(&self, units: usize) -> (CubeCount, CubeDim) {
+        let dim = CubeDim::new_1d(CUBE);
+        (calculate_cube_count_elemwise(&self.client, units, dim), dim)
+    }
+}
+
+pub(super) fn whole(places: &[usize]) -> Vec<u32> {
+    places.iter().map(|place| *place as u32).collect()
+}

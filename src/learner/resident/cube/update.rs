@@ -1,0 +1,36 @@
+//! What an update works out gradients from.
+
+use burn_cubecl::CubeRuntime;
+
+use super::super::super::networks::Networks;
+use super::super::layout::Layout;
+use super::constants::Constants;
+use super::numbers::{Cube, Numbers};
+
+/// What gradients are multiplied by: one over the pairs of steps and contracts with something to learn, one over the requests.
+#[derive(Debug, Clone, Copy)]
+pub struct Weights {
+    pub critic: f32,
+    pub actor: f32,
+}
+
+/// What gradients are worked out from.
+#[derive(Clone, Copy)]
+pub struct Update<'a, R: CubeRuntime> {
+    pub layout: &'a Layout,
+    pub losses: &'a Constants<R>,
+    pub networks: &'a Networks<Cube<R>>,
+    /// As [`gather`](super::gather) returns it.
+    pub batch: &'a Numbers<R>,
+    pub weights: Weights,
+    pub train_actor: bool,
+    /// Whether losses are summed for somebody to read.
+    pub with_sums: bool,
+}
+
+impl<R: CubeRuntime> Update<'_, R> {
+    /// Segments of the batch.
+    pub(super) fn segments(&self) -> usize {
+        self.batch.len / self.layout.width
+    }
+}

@@ -1,0 +1,32 @@
+//! How far a day has strayed from its forecast, and what a regression sees of that.
+
+/// Inputs of a regression.
+pub(super) const INPUTS: usize = 7;
+/// Requests by which a ratio leans on the forecast.
+const PRIOR: f64 = 20.0;
+/// The largest logarithm of a ratio that is believed.
+pub(super) const MOST: f64 = 2.0;
+
+/// A day's volume over its forecast so far, as logarithms: over ten minutes, an hour, and since midnight.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Deviation {
+    pub minutes: f64,
+    pub hour: f64,
+    pub day: f64,
+}
+
+impl Deviation {
+    /// From `[seen, expected]` requests over ten minutes, an hour and the day. A replay that is thinned to a share `thinning` of
+    /// the requests sees and expects that share.
+    pub fn of(levels: [[f64; 2]; 3], thinning: f64) -> Self {
+        let prior = PRIOR * thinning;
+        let [minutes, hour, day] =
+            levels.map(|[seen, expected]| ((seen + prior) / (expected + prior)).ln().clamp(-MOST, MOST));
+        Self { minutes, hour, day }
+    }
+
+    /// `bias`: what the other days deviate by. `elapsed`: share of the forecast traffic that is gone.
+    pub(super) fn inputs(self, bias: f64, elapsed: f64) -> [f64; INPUTS] {
+        [1.0, bias, bias * elapsed, self.day, self.day * elapsed, self.minutes, self.hour]
+    }
+}

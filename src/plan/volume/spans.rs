@@ -1,0 +1,12 @@
+//! The spans of the time ahead, each with a regression of its own.
+
+use crate::plan::forecast::GRID;
+
+/// Edges of the spans of the time ahead, cells of the grid (quarters of an hour).
+pub(super) const EDGES: [usize; SPANS + 1] = [0, 2, 6, 12, 24, GRID];
+pub(super) const SPANS: usize = 5;
+
+/// The span that lies so many cells ahead.
+pub(super) fn span_of(ahead: usize) -> usize {
+    EDGES[1..].iter().position(|&end| ahead < end).unwrap_or(SPANS - 1)
+}

@@ -1,0 +1,181 @@
+//! The processes of a run, in one table: what each is called, where it signs in and when it is started.
+
+use nix::time::{ClockId, clock_gettime};
+
+use super::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// Most actors that a run may have.
+pub const MAX_ACTORS: usize = 64;
+/// Slots for processes: the actors' come first, the others' follow.
+pub const MAX_PROCESSES: usize = MAX_ACTORS + 16;
+
+/// A process of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    Actor(usize),
+    Learner,
+    Evaluator,
+    Checkpointer,
+    /// Of a run of `admix values train`, like the trainer.
+    Reader(usize),
+    Trainer,
+    /// A trainer beside it, from 1.
+    Rank(usize),
+}
+
+impl Role {
+    /// The table of roles: the name, which is the hidden subcommand, too; the slot of [`super::ControlBlock::processes`] that it signs
+    /// in to; what it says there that it is.
+    const fn row(self) -> (&'static str, usize, ProcessKind) {
+        match self {
+            Self::Actor(id) => ("actor", id, ProcessKind::Actor),
+            Self::Learner => ("learner", MAX_PROCESSES - 1, ProcessKind::Learner),
+            Self::Evaluator => ("evaluator", MAX_PROCESSES - 2, ProcessKind::Evaluator),
+            Self::Checkpointer => ("checkpointer", MAX_PROCESSES - 3, ProcessKind::Checkpointer),
+            Self::Reader(id) => ("reader", id, ProcessKind::Actor),
+            Self::Trainer => ("trainer", MAX_PROCESSES - 1, ProcessKind::Learner),
+            Self::Rank(id) => ("rank", MAX_PROCESSES - 3 - id, ProcessKind::Learner),
+        }
+    }
+
+    /// Returns the roles of a training run beside its actors and its learner; `saves` says whether it takes snapshots.
+    pub fn helpers(saves: bool) -> Vec<Self> {
+        let always = [Self::Evaluator];
+        always.into_iter().chain(saves.then_some(Self::Checkpointer)).collect()
+    }
+
+    /// Returns the role, in a training run, of the process that signed in to a slot.
+    pub fn of(kind: ProcessKind, slot: usize) -> Self {
+        match kind {
+            ProcessKind::Actor => Self::Actor(slot),
+            ProcessKind::Learner => Self::Learner,
+            ProcessKind::Checkpointer => Self::Checkpointer,
+            ProcessKind::Evaluator => Self::Evaluator,
+        }
+    }
+
+    pub const fn name(self) -> &'static str {
+        self.row().0
+    }
+
+    /// Where it signs in.
+    pub const fn slot(self) -> usize {
+        self.row().1
+    }
+
+    /// What it signs in as.
+    pub const fn kind(self) -> ProcessKind {
+        self.row().2
+    }
+
+    /// Its number, where there may be several of it.
+    pub fn id(self) -> Option<usize> {
+        match self {
+            Self::Actor(id) | Self::Reader(id) | Self::Rank(id) => Some(id),
+            _ => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Role {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())?;
+        self.id().map_or(Ok(()), |id| write!(f, "{id}"))
+    }
+}
+
+/// What a process says in its slot that it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum ProcessKind {
+    Actor = 1,
+    Learner = 2,
+    Checkpointer = 3,
+    Evaluator = 4,
+}
+
+impl ProcessKind {
+    const ALL: [Self; 4] = [Self::Actor, Self::Learner, Self::Checkpointer, Self::Evaluator];
+}
+
+/// One process; stored by itself (and `clear`ed by main).
+#[repr(C, align(128))]
+pub struct ProcessSlot {
+    kind: AtomicU32,
+    pid: AtomicU32,
+    heartbeat_ms: AtomicU64,
+    incarnation: AtomicU64,
+}
+
+impl ProcessSlot {
+    /// Signs the calling process in; returns how often this slot was signed into, from 1.
+    pub fn sign_in(&self, kind: ProcessKind) -> u64 {
+        // Relaxed: pairs with the Release of the pid below.
+        let incarnation = self.incarnation.fetch_add(1, Ordering::Relaxed) + 1;
+        self.kind.store(kind as u32, Ordering::Relaxed);
+        self.beat();
+        // Release: pairs with the Acquire in `pid`.
+        self.pid.store(std::process::id(), Ordering::Release);
+        incarnation
+    }
+
+    /// Empties the slot of a dead process.
+    pub fn clear(&self) {
+        // Release: whoever sees 0 sees the rest of that process's stores that main saw.
+        self.pid.store(0, Ordering::Release);
+    }
+
+    /// Says that the process is alive and gets on.
+    pub fn beat(&self) {
+        self.heartbeat_ms.store(monotonic_ms(), Ordering::Relaxed);
+    }
+
+    /// When the last beat was, by a clock of the machine's; a number that changes with every beat some milliseconds later.
+    pub fn last_beat_ms(&self) -> u64 {
+        self.heartbeat_ms.load(Ordering::Relaxed)
+    }
+
+    /// Milliseconds since the last beat.
+    pub fn silent_ms(&self) -> u64 {
+        monotonic_ms().saturating_sub(self.heartbeat_ms.load(Ordering::Relaxed))
+    }
+
+    /// The process in this slot, if any.
+    pub fn pid(&self) -> Option<u32> {
+        // Acquire: pairs with the Release in `sign_in`; the other fields are this process's.
+        Some(self.pid.load(Ordering::Acquire)).filter(|pid| *pid != 0)
+    }
+
+    pub fn kind(&self) -> Option<ProcessKind> {
+        let kind = self.kind.load(Ordering::Relaxed);
+        ProcessKind::ALL.into_iter().find(|k| *k as u32 == kind)
+    }
+
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation.load(Ordering::Relaxed)
+    }
+}
+
+/// Milliseconds of the clock that all processes of a machine share and nobody sets.
+pub(super) fn monotonic_ms() -> u64 {
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has this clock");
+    time.tv_sec() as u64 * 1_000 + time.tv_nsec() as u64 / 1_000_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_roles_of_a_training_run_share_a_slot() {
+        let mut roles: Vec<Role> = (0..MAX_ACTORS).map(Role::Actor).collect();
+        roles.push(Role::Learner);
+        roles.extend(Role::helpers(true));
+        for (i, role) in roles.iter().enumerate() {
+            assert!(role.slot() < MAX_PROCESSES);
+            assert_eq!(Role::of(role.kind(), role.slot()), *role);
+            assert!(roles[..i].iter().all(|other| other.slot() != role.slot()), "{role}");
+        }
+        assert!(ProcessKind::ALL.into_iter().all(|kind| Role::of(kind, 0).kind() == kind));
+    }
+}

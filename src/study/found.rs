@@ -1,0 +1,64 @@
+//! Everything that evaluation found, and the names that are given to the best of it.
+
+use std::collections::HashMap;
+
+use crate::evaluate::PolicyReport;
+
+use super::config::CHOSEN;
+use super::frontier::HindsightPoint;
+use super::learning::Curve;
+use super::paired;
+use super::rows::{Row, Volatility};
+
+/// Whichever baseline was the best on a world's validation days, named before its reported days were replayed.
+pub const BEST_BASELINE: &str = "best-baseline";
+
+/// What evaluation found.
+#[derive(Debug, Default)]
+pub struct Found {
+    pub rows: Vec<Row>,
+    /// The baselines on the validation days.
+    pub validation: Vec<Row>,
+    /// Of the reported days.
+    pub volatility: Vec<Volatility>,
+    pub frontier: Vec<HindsightPoint>,
+}
+
+impl Found {
+    /// Adds [`BEST_BASELINE`]: of every world the rows of the baseline that was best on its validation days.
+    pub fn name_best_baseline(&mut self) {
+        let best = paired::best_baselines(&self.validation);
+        let is_best = |row: &&Row| best.get(&row.world).is_some_and(|name| *name == row.report.name);
+        let renamed = |r: &Row| Row {
+            report: PolicyReport {
+                name: BEST_BASELINE.into(),
+                equals: Some(r.report.name.clone()),
+                ..r.report.clone()
+            },
+            ..r.clone()
+        };
+        let rows: Vec<Row> = self.rows.iter().filter(is_best).map(renamed).collect();
+        self.rows.extend(rows);
+    }
+
+    /// Adds [`CHOSEN`]: of every world and seed the rows of the variant whose run was the best on its validation days, the first
+    /// of several.
+    pub fn choose(&mut self, curves: &[Curve]) {
+        let mut best: HashMap<(&str, u64), &Curve> = HashMap::new();
+        for curve in curves.iter().filter(|c| c.best_share.is_some()) {
+            let chosen = best.entry((&curve.world, curve.seed)).or_insert(curve);
+            if curve.best_share > chosen.best_share {
+                *chosen = curve;
+            }
+        }
+        let is_chosen = |row: &&Row| {
+            let run = row.seed.and_then(|seed| best.get(&(row.world.as_str(), seed)));
+            run.is_some_and(|run| run.variant == row.report.name)
+        };
+        let rows = self.rows.iter().filter(is_chosen);
+        let rows: Vec<Row> = rows
+            .map(|r| Row { report: PolicyReport { name: CHOSEN.into(), ..r.report.clone() }, ..r.clone() })
+            .collect();
+        self.rows.extend(rows);
+    }
+}
