@@ -2,7 +2,8 @@
 //!
 //! Learned policies and baselines stand behind one trait and see the same information. [`net`] holds the
 //! networks' shape, flat parameters and the small kernel that actors and evaluation infer with; the learner has
-//! the same network in burn. [`file`] is the policy file; [`stored`] is that or a baseline's. A learned bid is a start, which [`Replanner`] solves anew during
+//! the same network in burn. [`PolicySpec`] says what a learned policy is made of, [`Bids`] turns outputs into bids; [`start`] is where
+//! training starts. [`file`] is the policy file; [`stored`] is that or a baseline's. A learned bid is a start, which [`Replanner`] solves anew during
 //! the day, plus a pacing controller's term, plus the network's output; [`Controller`] is the first two alone.
 //!
 //! [`informed`] is the reference that knows the process of a synthetic world.

@@ -3,8 +3,8 @@
 //! A claim about a policy needs several worlds, several seeds and days that nothing was chosen on. [`config`] is the
 //! study file and refuses days that are both trained and reported on; [`worlds`] generates what is synthetic; [`runs`]
 //! says which plans and training runs are missing and [`jobs`] executes them as processes of this program; then
-//! [`evaluation`] replays everybody on the reported days, without and under stress, [`frontier`] draws what could have
-//! been between shortage and revenue, [`summary`] takes means with intervals and [`paired`] differences, [`learning`] reads the
+//! [`evaluation`] replays everybody on the reported days, without and under stress, and gives [`rows`], which are [`found`] together; [`frontier`] draws what could have
+//! been between shortage and revenue, [`summary`] takes means with intervals and [`paired`] differences ([`statistics`]), [`learning`] reads the
 //! learning curves, and [`report`] renders the table.
 //!
 //! [`sweep`] makes the variants of a study from a grid or at random and ranks them; [`shard`] is a part of a study on one of many

@@ -5,7 +5,8 @@ use cubecl::prelude::*;
 use crate::formulas::device::{auction_factor, auction_slope, bid, bid_slope, sigmoid};
 use crate::formulas::shared::{outlook, policy_gradient};
 
-use super::arguments::{Factors, Places, Sizes};
+use super::super::constants::Factors;
+use super::arguments::{Places, Sizes};
 
 /// Score of what may not be shown: its exponential is nothing beside any other.
 const NEVER: f32 = -1e30;

@@ -1,4 +1,4 @@
-//! What the kernels of the losses are told: sizes, places in a batch, constants.
+//! What the kernels of the losses are told: sizes, and places in a batch.
 
 use cubecl::prelude::*;
 
@@ -39,18 +39,4 @@ pub struct Places {
     pub active: usize,
     pub shown: usize,
     pub inverse_behaviour: usize,
-}
-
-/// Constants of a launch.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub struct Factors {
-    pub inverse_temperature: f32,
-    pub lambda: f32,
-    pub inverse_kappa: f32,
-    pub half_kappa: f32,
-    pub actor_weight: f32,
-    pub critic_weight: f32,
-    /// First atom, and the distance between two.
-    pub lowest: f32,
-    pub atom_step: f32,
 }

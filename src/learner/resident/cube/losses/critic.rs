@@ -5,7 +5,8 @@ use cubecl::prelude::*;
 use crate::formulas::shared::{quantile_huber, return_step};
 use crate::settings::Critic;
 
-use super::arguments::{Factors, Places, Sizes};
+use super::super::constants::Factors;
+use super::arguments::{Places, Sizes};
 
 /// Greatest of `len` numbers, and the sum of the others' exponentials beside it.
 #[cube]

@@ -16,7 +16,7 @@ use super::numbers::Numbers;
 use super::update::Update;
 
 use actor::{actor_kernel, contests_kernel};
-use arguments::{FactorsLaunch, PlacesLaunch, SizesLaunch};
+use arguments::{PlacesLaunch, SizesLaunch};
 use critic::{critic_kernel, returns_kernel, values_kernel};
 
 /// Gradients by the outputs, and where they are asked for the losses of critic and actor and the ratios, to be summed.
@@ -55,19 +55,8 @@ pub fn gradients<R: CubeRuntime>(update: &Update<R>, passes: &Passes<R>) -> (ByO
         )
     };
     let total = layout.by_total;
-    let atoms = &losses.atoms;
-    let constants = || {
-        FactorsLaunch::new(
-            1.0 / losses.temperature,
-            losses.lambda,
-            1.0 / losses.kappa,
-            0.5 * losses.kappa,
-            weights.actor,
-            if total { weights.critic * d.contracts as f32 } else { weights.critic },
-            atoms[0],
-            (atoms[atoms.len() - 1] - atoms[0]) / (atoms.len() - 1).max(1) as f32,
-        )
-    };
+    let critic_weight = if total { weights.critic * d.contracts as f32 } else { weights.critic };
+    let constants = || losses.factors(weights.actor, critic_weight);
     let support = &losses.support;
     let (critic, last, scores) = (&passes.critic.outputs, &passes.last.outputs, &passes.actor.outputs);
     let pairs = all * d.contracts;
