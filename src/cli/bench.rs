@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use serde::Deserialize as _;
+use serde::de::value::StrDeserializer;
 
 use crate::bench::collectives::{self, CollectivesBench};
 use crate::bench::params::{ParamsBench, run_params};
@@ -276,13 +278,10 @@ fn nodes(text: &str) -> Result<usize, String> {
     if (1..=plan::MOST_NODES).contains(&nodes) { Ok(nodes) } else { Err(format!("use 1 to {}", plan::MOST_NODES)) }
 }
 
+/// By the name that the configuration has for it.
 fn critic(text: &str) -> Result<Critic, String> {
-    match text {
-        "quantile" => Ok(Critic::Quantile),
-        "categorical" => Ok(Critic::Categorical),
-        "scalar" => Ok(Critic::Scalar),
-        _ => Err("use quantile, categorical or scalar".into()),
-    }
+    let name = StrDeserializer::<serde::de::value::Error>::new(text);
+    Critic::deserialize(name).map_err(|unknown| unknown.to_string())
 }
 
 impl Bench {
