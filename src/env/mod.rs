@@ -7,6 +7,9 @@
 //! its requests arrive. A [`Segment`] of trajectory names rows
 //! of the compiled log and carries only what replay changed, so that the learner rebuilds states with this same code.
 //!
+//! [`Weights`] weighs the parts of the reward; [`Delay`] draws how late a delivery is observed; [`outlook`] holds the features of
+//! the outlook network, the others are in `features`.
+//!
 //! What replay ignores: auction budgets, frequency caps, second-price charges, bidders that react.
 //!
 //! May import: `log`, `plan`, `formulas`, `settings`.

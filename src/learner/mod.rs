@@ -11,7 +11,7 @@
 //!   learn, so that an update sends a few numbers and waits for nothing.
 //!
 //! - [`hindsight`]: losses of prices in hindsight, on the CPU alone.
-//! - [`calibration`]: whether the critic's distributions are right. [`dims`]: sizes of a batch. [`pool`]: replay pool of compact segments. [`core`]: pool, replay ratio and budget around the trainer, the same in every
+//! - [`calibration`]: whether the critic's distributions are right. [`dims`]: sizes of a batch. [`pool`]: replay pool of compact segments. [`core`]: pool, replay ratio, budget and the decay of learning rates around the trainer, the same in every
 //!   mode. [`networks`], [`optimiser`]: parameters as flat tensors. [`device`]: which backend. [`agreement`], [`gpu`]: whether a GPU computes what the CPU does, and where that is
 //!   remembered. [`process`]: the learner process. [`saver`]: its side of
 //!   snapshots.
