@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 
 use crate::score::{DayFiles, ScoreOptions, Scorer, ServedDay, ServedPolicy};
+use crate::values::ValueModel;
 
 pub use api::ApiError;
 pub use engine::Engine;
@@ -36,6 +37,8 @@ pub struct ServeOptions {
     pub policy: String,
     pub plan: Option<PathBuf>,
     pub files: DayFiles,
+    /// The model whose values policies are told; `None`: those of the requests.
+    pub values: Option<Arc<ValueModel>>,
     pub score: ScoreOptions,
     pub listen: SocketAddr,
     /// Where the counts are kept across restarts.
@@ -85,7 +88,7 @@ impl Server {
         let started = Instant::now();
         let now_ms = engine::now_ms();
         let policy = ServedPolicy::open(&options.policy, options.plan.as_deref())?;
-        let day = ServedDay::read(&options.files, now_ms)?;
+        let day = ServedDay::read(&options.files, now_ms)?.told(options.values.clone());
         options.score = ScoreOptions { exposures: true, stateless: false, ..options.score };
         let mut scorer = Scorer::new(&day, &policy, options.score)?;
         if !keeper::take_over(&mut scorer, &options.state)? {

@@ -8,8 +8,8 @@
 mod cores;
 mod delay;
 mod load;
-mod rate;
 mod ranks;
+mod rate;
 mod sections;
 mod values;
 
@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 pub use cores::{MOST_ACTORS, actors_for};
 pub use delay::FeedbackDelay;
 pub use load::{Configuration, SettingsError, load};
-pub use rate::ActorRate;
 pub use ranks::{MOST_RANKS, Ranks, SparseAverage};
+pub use rate::ActorRate;
 pub use sections::*;
 pub use values::{RowOptimizer, Table, ValueRun, ValueSettings, ValueWatchdog, Values, WhenFull};
 

@@ -91,6 +91,8 @@ pub struct Cache {
     /// Places of an arena.
     capacity: usize,
     prefetches: u64,
+    /// Rows that have changed since they were fetched or written back.
+    dirty: usize,
     counters: Counters,
     /// Rows wanted of each arena by the prefetch in hand, resident ones that nobody pins yet, and those to be fetched.
     wanted: Vec<[usize; 2]>,
@@ -122,6 +124,7 @@ impl Cache {
             arenas,
             capacity,
             prefetches: 0,
+            dirty: 0,
             counters: Counters::default(),
             wanted: vec![[0; 2]; devices],
             #[cfg(test)]
@@ -136,6 +139,11 @@ impl Cache {
     /// Rows that are pinned; 0 when no batch is in flight or prefetched.
     pub fn pinned(&self) -> usize {
         self.arenas.iter().map(|arena| arena.pinned).sum()
+    }
+
+    /// Rows that the host has not got yet.
+    pub fn dirty(&self) -> usize {
+        self.dirty
     }
 
     /// Whether an id's row is on its device.
@@ -245,6 +253,7 @@ impl Cache {
         let written = table.write(id, arena.record_mut(place, words));
         assert!(written, "a resident row has a place in the table");
         arena.places[place as usize].dirty = false;
+        self.dirty -= 1;
         self.counters.write_backs += 1;
         self.counters.bytes_down += 4 * words as u64;
     }
@@ -270,6 +279,7 @@ impl Cache {
         for (&(device, place), gradient) in ticket.rows.iter().zip(gradients.chunks_exact(shape.dim)) {
             let arena = &mut self.arenas[device as usize];
             shape.update(arena.record_mut(place, shape.words()), gradient, rate);
+            self.dirty += usize::from(!arena.places[place as usize].dirty);
             arena.places[place as usize].dirty = true;
             #[cfg(test)]
             if self.planted == Some(tests::Bug::ForgetsThatItChanged) {

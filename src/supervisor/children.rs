@@ -28,11 +28,12 @@ pub enum Role {
     Learner,
     Evaluator,
     Checkpointer,
-    /// Of a run of `admix values train`, like the trainer.
+    /// Of a run of `admix values train`, like those below.
     Reader(usize),
     Trainer,
     /// A trainer beside it, from 1.
     Rank(usize),
+    ValueCheckpointer,
 }
 
 impl Role {
@@ -46,6 +47,7 @@ impl Role {
             Self::Reader(_) => "reader",
             Self::Trainer => "trainer",
             Self::Rank(_) => "rank",
+            Self::ValueCheckpointer => "value-checkpointer",
         }
     }
 
@@ -57,7 +59,7 @@ impl Role {
             Self::Rank(id) => rank::slot(id),
             Self::Learner => learner::process::SLOT,
             Self::Evaluator => evaluator::process::SLOT,
-            Self::Checkpointer => checkpoint::SLOT,
+            Self::Checkpointer | Self::ValueCheckpointer => checkpoint::SLOT,
         }
     }
 }
@@ -68,6 +70,7 @@ impl std::fmt::Display for Role {
             Self::Actor(id) => write!(f, "actor{id}"),
             Self::Reader(id) => write!(f, "reader{id}"),
             Self::Rank(id) => write!(f, "rank{id}"),
+            Self::ValueCheckpointer => f.write_str("checkpointer"),
             other => f.write_str(other.subcommand()),
         }
     }

@@ -315,7 +315,12 @@ impl<'a> Run<'a> {
         let samples = match role {
             Role::Actor(_) => format!(", {lost} samples lost with it"),
             Role::Learner => format!(", {lost} samples will be read again"),
-            Role::Evaluator | Role::Checkpointer | Role::Reader(_) | Role::Trainer | Role::Rank(_) => String::new(),
+            Role::Evaluator
+            | Role::Checkpointer
+            | Role::Reader(_)
+            | Role::Trainer
+            | Role::Rank(_)
+            | Role::ValueCheckpointer => String::new(),
         };
         tracing::warn!("{role} ended ({status}){samples}; starting another");
     }

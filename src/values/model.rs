@@ -5,6 +5,8 @@
 //! replaced by rename, so that a folder always holds one whole model.
 
 use std::collections::HashMap;
+use std::fmt;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
@@ -137,16 +139,14 @@ impl ValueModel {
     }
 
     /// Makes what gives values, with memory of its own.
-    pub fn predictor(&self) -> Predictor<'_> {
-        Predictor {
-            model: self,
-            net: Net::new(self.shape()),
-            finder: Finder::default(),
-            lookup: Lookup::default(),
-            record: vec![0; self.table.shape().words()],
-            rows: Vec::new(),
-            dense: Vec::new(),
-        }
+    pub fn predictor(&self) -> Predictor<&Self> {
+        Predictor::of(self)
+    }
+}
+
+impl fmt::Debug for ValueModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ValueModel({}, {:016x})", self.folder.display(), self.key as u64)
     }
 }
 
@@ -192,8 +192,8 @@ impl Meta {
 }
 
 /// Gives values; of one thread.
-pub struct Predictor<'a> {
-    model: &'a ValueModel,
+pub struct Predictor<M> {
+    model: M,
     net: Net,
     finder: Finder,
     lookup: Lookup,
@@ -202,7 +202,20 @@ pub struct Predictor<'a> {
     dense: Vec<f32>,
 }
 
-impl Predictor<'_> {
+impl<M: Deref<Target = ValueModel>> Predictor<M> {
+    /// Makes what gives a model's values, with memory of its own.
+    pub fn of(model: M) -> Self {
+        Self {
+            net: Net::new(model.shape()),
+            finder: Finder::default(),
+            lookup: Lookup::default(),
+            record: vec![0; model.table.shape().words()],
+            rows: Vec::new(),
+            dense: Vec::new(),
+            model,
+        }
+    }
+
     /// Computes the log corrections of charge and click odds of samples, from their dense features and ids.
     pub fn corrections(&mut self, dense: &[f32], ids: &[u64]) -> Vec<[f32; 2]> {
         let dim = self.model.meta.dim;

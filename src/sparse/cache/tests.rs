@@ -100,8 +100,8 @@ fn check(case: &Case, bug: Option<Bug>) -> Result<Counters, TestCaseError> {
         if batch.updates {
             let gradients = gradient(step, &lookup.unique);
             cache.update(&ticket, &gradients, 0.1);
-            for (record, gradient) in records.iter().zip(gradients.chunks(3)) {
-                flat.update(*record, gradient, 0.1);
+            for ((id, record), gradient) in lookup.unique.iter().zip(&records).zip(gradients.chunks(3)) {
+                flat.update(*id, *record, gradient, 0.1);
             }
         }
         cache.release(ticket);
@@ -174,7 +174,7 @@ fn a_row_of_the_batch_before_is_not_fetched_again() {
     cache.gather(&second, &mut rows);
     let mut flat = HostTable::private(table.shape()).unwrap();
     let record = flat.find_or_insert(2).unwrap();
-    flat.update(record, &[1.0; 3], 0.1);
+    flat.update(2, record, &[1.0; 3], 0.1);
     assert_eq!(&rows[..3], flat.row(record), "the prefetched batch reads what the one before it has written");
 }
 
