@@ -33,9 +33,7 @@ mod together;
 
 use std::time::{Duration, Instant};
 
-use rand::SeedableRng as _;
-use rand_chacha::ChaCha8Rng;
-
+use crate::run::beginning::first_parameters;
 use crate::run::value_run::{Prepared, ValueHalves, ValueSegments, net_shape, table_name};
 use crate::run::value_snapshot::{ValueState, read_state};
 use crate::run::{Metrics, RunDirectory, failpoint};
@@ -132,10 +130,7 @@ fn state_of(
     halves: Option<&Halves>,
 ) -> anyhow::Result<ValueState> {
     match halves.map_or(0, Halves::committed) {
-        0 => {
-            let mut rng = ChaCha8Rng::seed_from_u64(settings.run.seed);
-            Ok(ValueState::new(settings.values.readers, shape.first_parameters(&mut rng)))
-        }
+        0 => Ok(ValueState::new(settings.values.readers, first_parameters(settings, shape)?)),
         number => read_state(directory, number),
     }
 }

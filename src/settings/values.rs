@@ -53,6 +53,8 @@ pub struct Values {
     pub train: Vec<PathBuf>,
     /// Log directories whose exposures choose the number of passes and end training; empty = all passes, the last is kept.
     pub validation: Vec<PathBuf>,
+    /// What the run begins with: the rows of a sparse-parameter file, or rows and network of another run; empty = nothing.
+    pub from: PathBuf,
     /// Share of bad rows above which a log is refused.
     pub max_bad_share: f64,
     /// Ids that have an embedding, and their crosses: `ad`, `slot`, `region`, `user`, `gender`, `age`, `type`, joined by `*`.
@@ -95,6 +97,7 @@ impl Default for Values {
         Self {
             train: vec![],
             validation: vec![],
+            from: PathBuf::new(),
             max_bad_share: 0.01,
             fields: ["ad", "slot", "region", "ad*slot", "ad*region"].map(String::from).to_vec(),
             dim: 8,
@@ -194,7 +197,8 @@ impl ValueSettings {
 }
 
 impl Configuration for ValueSettings {
-    const PATHS: &'static [(&'static str, &'static str)] = &[("values", "train"), ("values", "validation")];
+    const PATHS: &'static [(&'static str, &'static str)] =
+        &[("values", "train"), ("values", "validation"), ("values", "from")];
 
     fn validate(&self) -> Result<(), SettingsError> {
         let bad = |key: &str, why: String| Err(SettingsError::Value { key: key.into(), why });

@@ -7,8 +7,10 @@
 //!   nobody reads it.
 //! - A batch pins its rows from its prefetch to its release. A pinned row is never evicted, so a batch that is in flight or
 //!   prefetched never loses one, and a row that two batches share is fetched once.
-//! - The victim is the row that no batch has asked for the longest. If it was changed since it came, it is written back with its
-//!   optimiser state and version before its place is given away; a clean one is not.
+//! - The victim is the row that no batch has asked for the longest, among the rows that one batch alone has asked for while these take
+//!   more than a tenth of the places, among the others otherwise: ids that come once do not drive out those that come again. If the
+//!   victim was changed since it came, it is written back with its optimiser state and version before its place is given away; a clean
+//!   one is not.
 //! - An update happens in place. A prefetched batch that shares the row reads the updated value: it gathers later.
 //! - A prefetch takes all of its rows or none: where pinned rows leave no room it changes nothing, and is tried again after the
 //!   next release.
@@ -22,6 +24,8 @@ use serde::Serialize;
 use super::index::mix;
 use super::table::{HostTable, TableShape};
 
+/// One place in so many is for rows that one batch alone has asked for.
+const YOUNG_SHARE: usize = 10;
 /// Old entries that an arena's queue of victims may hold beside two for each place.
 const QUEUE_SLACK: usize = 1024;
 
@@ -59,8 +63,11 @@ struct Arena {
     places: Vec<Place>,
     resident: HashMap<u64, u32>,
     free: Vec<u32>,
-    /// Places by when they were asked for; an entry whose stamp is not its place's any more is old.
-    queue: VecDeque<(u32, u64)>,
+    /// Places by when they were asked for, of rows that one batch has asked for and of the others. An entry whose stamp is not its
+    /// place's any more is old.
+    queues: [VecDeque<(u32, u64)>; 2],
+    /// Rows that one batch alone has asked for since they came.
+    young: usize,
     /// Places with pins.
     pinned: usize,
     #[cfg(test)]
@@ -73,8 +80,10 @@ struct Place {
     /// Batches in flight or prefetched that need the row.
     pins: u32,
     dirty: bool,
-    /// Number of the prefetch that asked for it last.
+    /// Number of the prefetch that asked for it last; 0 = none yet.
     stamp: u64,
+    /// More than one has asked for it since it came.
+    again: bool,
 }
 
 /// A batch's rows on the devices, from its prefetch to its release.
@@ -113,7 +122,8 @@ impl Cache {
             places: vec![Place::default(); capacity],
             resident: HashMap::with_capacity(capacity),
             free: (0..capacity as u32).rev().collect(),
-            queue: VecDeque::new(),
+            queues: Default::default(),
+            young: 0,
             pinned: 0,
             #[cfg(test)]
             evicts_pinned: false,
@@ -234,7 +244,9 @@ impl Cache {
         if dirty {
             self.write_back(table, device, place);
         }
-        self.arenas[device].resident.remove(&id);
+        let arena = &mut self.arenas[device];
+        arena.resident.remove(&id);
+        arena.young -= usize::from(!arena.places[place as usize].again);
         self.counters.evictions += 1;
         place
     }
@@ -320,6 +332,11 @@ impl Arena {
         let place = &mut self.places[number as usize];
         self.pinned += usize::from(place.pins == 0);
         place.pins += 1;
+        if place.stamp == 0 {
+            self.young += 1;
+        } else if !std::mem::replace(&mut place.again, true) {
+            self.young -= 1;
+        }
         place.stamp = stamp;
     }
 
@@ -329,10 +346,11 @@ impl Arena {
         if place.pins == 0 {
             self.pinned -= 1;
             // Where it can be found as a victim; until now it could not be one.
-            self.queue.push_back((number, place.stamp));
-            if self.queue.len() > 2 * self.places.len() + QUEUE_SLACK {
+            let queue = &mut self.queues[usize::from(place.again)];
+            queue.push_back((number, place.stamp));
+            if queue.len() > 2 * self.places.len() + QUEUE_SLACK {
                 let places = &self.places;
-                self.queue.retain(|&(number, stamp)| {
+                queue.retain(|&(number, stamp)| {
                     let place = &places[number as usize];
                     place.pins == 0 && place.stamp == stamp
                 });
@@ -340,20 +358,27 @@ impl Arena {
         }
     }
 
-    /// The unpinned place that was asked for the longest ago. Room was checked: there is one.
+    /// The unpinned place whose row is missed the least. Room was checked: there is one.
     fn victim(&mut self) -> u32 {
-        loop {
-            let (number, stamp) = self.queue.pop_front().expect("an unpinned place");
-            let place = &self.places[number as usize];
-            // Pinned or asked for again since it was queued: it stands further back, or will.
+        let young_first = self.young > self.places.len() / YOUNG_SHARE;
+        let order = if young_first { [0, 1] } else { [1, 0] };
+        order.into_iter().find_map(|queue| self.oldest(queue)).expect("an unpinned place")
+    }
+
+    /// The unpinned place of a queue that was asked for the longest ago.
+    fn oldest(&mut self, queue: usize) -> Option<u32> {
+        while let Some((number, stamp)) = self.queues[queue].pop_front() {
             #[cfg(test)]
             if self.evicts_pinned {
-                return number;
+                return Some(number);
             }
+            // Else pinned or asked for again since it was queued: it stands further back, or will.
+            let place = &self.places[number as usize];
             if place.pins == 0 && place.stamp == stamp {
-                return number;
+                return Some(number);
             }
         }
+        None
     }
 }
 

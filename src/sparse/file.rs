@@ -260,7 +260,9 @@ pub fn load(path: &Path, table: &mut HostTable) -> Result<(), RowFileError> {
     }
     while let Some((id, words)) = rows.next()? {
         if !table.write(id, words) {
-            return Err(rows.bad(ROWS_AT, format!("the table has room for {} rows", shape.max_rows)));
+            return Err(
+                rows.bad(ROWS_AT, format!("the table has room for {} rows; raise table.max_rows", shape.max_rows))
+            );
         }
     }
     Ok(())

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::awake::Deadline;
 use crate::log;
+use crate::run::beginning::first_rows;
 use crate::run::context::inputs_hash;
 use crate::run::leakage::Roles;
 use crate::run::value_run::{Prepared, ValueHalves, ValueSegments, compile_options, create_table};
@@ -20,7 +21,7 @@ use crate::run::{Metrics, RunDirectory};
 use crate::settings::{Configuration as _, SparseAverage, ValueSettings};
 use crate::shm::control::{STOP_ALL, STOP_LEARNING, STOP_NOW};
 use crate::shm::{Ledger, RunNames, SampleRing, sweep};
-use crate::sparse::HostTable;
+use crate::sparse::{HostTable, file};
 use crate::values::Fields;
 use crate::values::join::{JoinCounts, Share, join};
 use crate::values::prior::PriorEstimate;
@@ -249,8 +250,13 @@ impl Rows {
         let mut table = create_table(names, settings, fields)?;
         let number = snapshot.as_ref().map_or(0, |snapshot| snapshot.number);
         remove_behind(&directory.checkpoints(), number)?;
-        if let Some(snapshot) = &snapshot {
-            snapshot.restore(&mut table)?;
+        match &snapshot {
+            Some(snapshot) => snapshot.restore(&mut table)?,
+            None => {
+                if let Some(rows) = first_rows(settings, &directory.checkpoints())? {
+                    file::load(&rows, &mut table)?;
+                }
+            }
         }
         Ok(Self { table, number, state: snapshot.map(|snapshot| snapshot.state) })
     }

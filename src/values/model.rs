@@ -108,10 +108,7 @@ impl ValueModel {
     /// # Errors
     /// No model there, or one that is damaged.
     pub fn read(dir: &Path) -> anyhow::Result<Self> {
-        let folder = [dir.join(REFIT).join("values"), dir.join("values"), dir.to_owned()]
-            .into_iter()
-            .find(|f| f.join(DENSE_FILE).is_file());
-        let folder = folder.with_context(|| {
+        let folder = Self::folder(dir).with_context(|| {
             format!("{} holds no value model; name a run directory of `admix values train`", dir.display())
         })?;
         let path = folder.join(DENSE_FILE);
@@ -124,14 +121,28 @@ impl ValueModel {
         Ok(Self { meta, folder, fields, parameters, table, key })
     }
 
+    /// The folder of the model in a run directory, or in a folder that holds one.
+    pub fn folder(dir: &Path) -> Option<PathBuf> {
+        let folders = [dir.join(REFIT).join("values"), dir.join("values"), dir.to_owned()];
+        folders.into_iter().find(|folder| folder.join(DENSE_FILE).is_file())
+    }
+
+    /// Reads the network of a model's folder, and what prediction needs beside the numbers.
+    ///
+    /// # Errors
+    /// No model there, or one that is damaged.
+    pub fn read_dense(folder: &Path) -> anyhow::Result<(Meta, Vec<f32>)> {
+        let path = folder.join(DENSE_FILE);
+        let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        parse(&bytes).with_context(|| format!("{} cannot be used", path.display()))
+    }
+
     /// Reads what prediction needs beside the numbers, from a model's folder.
     ///
     /// # Errors
     /// No model there, or one that is damaged.
     pub fn read_meta(folder: &Path) -> anyhow::Result<Meta> {
-        let path = folder.join(DENSE_FILE);
-        let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        Ok(parse(&bytes).with_context(|| format!("{} cannot be used", path.display()))?.0)
+        Ok(Self::read_dense(folder)?.0)
     }
 
     fn shape(&self) -> NetShape {

@@ -125,7 +125,7 @@ fn decisions_are_those_of_eval_on_ipinyou() {
 #[test]
 fn decisions_are_those_of_eval_at_the_values_of_a_model() {
     let scratch = tempfile::tempdir().unwrap();
-    let days = synth(scratch.path(), values::WORLD, 3);
+    let days = synth(scratch.path(), &format!("compress = \"none\"\n{}", values::WORLD), 3);
     let run = scratch.path().join("values");
     let train = format!("values.train={:?}", [days[0].to_str().unwrap()]);
     let mut command = admix();

@@ -212,8 +212,8 @@ fn a_run_that_is_killed_at_any_point_of_a_snapshot_changes_no_bit() {
         ("rank.snapshot.rows@20=kill", &["table.cache_rows=300", "table.devices=2"], "rows restored"),
         ("checkpoint.commit@5=fail", &[], ""),
         ("checkpoint.committed@20=kill", &[], "starting another"),
-        ("checkpoint.merged@2=kill", &[], "starting another"),
-        ("checkpoint.base@2=kill", &[], "starting another"),
+        ("checkpoint.merged@2=kill", &["watchdog.max_restarts=1000"], "starting another"),
+        ("checkpoint.base@2=kill", &["watchdog.max_restarts=1000"], "starting another"),
     ] {
         let run = format!("{}-{}", failpoint.split('@').next().unwrap(), sets.len());
         let mut command = scene.command(&run, &[&OFTEN, sets].concat());
@@ -274,6 +274,38 @@ fn a_loss_that_is_not_finite_goes_back_to_the_snapshot_and_ends_the_run_when_it_
     let mut command = scene.command("always", &OFTEN);
     command.env("ADMIX_FAILPOINT", "rank.loss@1=fail").assert().code(24);
     scene.command("diverges", &["table.optimizer=\"sgd\"", "table.rate=10", "values.epochs=2"]).assert().code(24);
+}
+
+#[test]
+fn a_run_begins_with_the_rows_of_a_file_or_with_another_run() {
+    let scene = Scene::new();
+    let first = scene.train("first", &["values.epochs=2"]);
+    let rows = scene.folder.path().join("rows.bin");
+    admix().args(["values", "dump", "--values"]).arg(&first).arg("--out").arg(&rows).assert().success();
+    let begun = |run: &str, from: &Path, sets: &[&str]| {
+        scene.command(run, sets).arg("--from").arg(from).assert().success();
+        scene.folder.path().join(run)
+    };
+    // It begins where the other one ended: at rates of 0 nothing moves.
+    let still = ["values.epochs=1", "values.rate=0", "table.rate=0"];
+    let embeddings = |run: &Path| {
+        let model = ValueModel::read(run).unwrap();
+        let rows = model.table.sorted().into_iter().map(|(id, record)| (id, model.table.row(record).to_vec()));
+        (model.parameters.clone(), rows.collect::<BTreeMap<_, _>>())
+    };
+    let [before, of_run, of_rows] =
+        [first.clone(), begun("of-run", &first, &still), begun("of-rows", &rows, &still)].map(|run| embeddings(&run));
+    assert!(before == of_run);
+    assert!(before.0 != of_rows.0 && before.1 == of_rows.1, "a row file has no network");
+
+    // Kills and snapshots do not lose what it began with.
+    let plain = model(&begun("plain", &first, &["checkpoint.every_s=0"]));
+    let mut command = scene.command("killed", &["checkpoint.every_s=0.001"]);
+    command.arg("--from").arg(&first).env("ADMIX_FAILPOINT", "rank.update@50=kill").assert().success();
+    assert!(plain == model(&scene.folder.path().join("killed")));
+    let assert = scene.command("other", &["values.hidden=5"]).arg("--from").arg(&first).assert().code(1);
+    let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    assert!(said.contains("values.from") && said.contains("values.hidden = 32"), "{said}");
 }
 
 #[test]

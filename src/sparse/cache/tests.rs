@@ -220,5 +220,20 @@ fn a_cache_that_never_evicts_keeps_no_history() {
         let ticket = cache.prefetch(&mut table, &l[0].unique).unwrap();
         cache.release(ticket);
     }
-    assert!(cache.arenas[0].queue.len() <= 2 * 4 + QUEUE_SLACK);
+    assert!(cache.arenas[0].queues.iter().all(|queue| queue.len() <= 2 * 4 + QUEUE_SLACK));
+}
+
+#[test]
+fn ids_that_come_once_do_not_drive_out_those_that_come_again() {
+    let (mut cache, mut table, _) = plain(&[], 20);
+    let mut ask = |cache: &mut Cache, ids: &[u64]| {
+        let ticket = cache.prefetch(&mut table, ids).unwrap();
+        cache.release(ticket);
+    };
+    ask(&mut cache, &[1, 2, 3]);
+    ask(&mut cache, &[1, 2, 3]);
+    // As many ids as the table has room for, twice as many as there are places.
+    (10..50).for_each(|id| ask(&mut cache, &[id]));
+    assert!([1, 2, 3].iter().all(|id| cache.is_resident(*id)));
+    assert_eq!(cache.arenas[0].young + 3, cache.arenas[0].resident.len());
 }
