@@ -11,12 +11,12 @@ use anyhow::Context as _;
 
 use crate::run::snapshot::files::Disk;
 use crate::run::snapshot::{SnapshotFolder, folder};
-use crate::run::value_run::{ValueHalves, ValueSegments, table_shape};
+use crate::run::value_run::{ValueHalves, table_shape};
 use crate::run::value_snapshot::{base_path, bases, delta_path};
 use crate::run::{RunDirectory, failpoint};
 use crate::settings::{Configuration as _, ValueSettings};
 use crate::shm::control::{STOP_ALL, STOP_NOW};
-use crate::shm::{Complete, ProcessKind};
+use crate::shm::{Complete, Control, ProcessKind};
 use crate::sparse::{TableShape, file, merge};
 
 use super::{LAST_ATTEMPTS, NAP, RETRY, SLOT};
@@ -31,9 +31,8 @@ const MERGING: &str = ".merging.rows";
 /// Anything that keeps it from working but a file system that refuses: that is told, counted and tried again.
 pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let settings = ValueSettings::read_resolved(&directory.config())?;
-    let segments = ValueSegments::open(prefix, 0..0)?;
+    let control = Control::open(&format!("{prefix}-control"))?;
     let halves = ValueHalves::open(prefix)?.context("the run takes no snapshots")?.halves;
-    let control = &segments.control;
     let slot = &control.processes[SLOT];
     slot.sign_in(ProcessKind::Checkpointer);
     let root = directory.checkpoints();

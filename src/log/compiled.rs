@@ -56,18 +56,13 @@ impl Request {
         Self {
             request_id: row.request_id,
             ts_ms: row.ts_ms,
-            best: 0.0,
-            entries_at: 0,
-            auctions_at: 0,
-            entries: 0,
-            auctions: 0,
             slot_id: row.slot_id,
             region: row.region,
             user_id: row.user_id.unwrap_or(0),
             gender: row.gender,
             age: row.age,
             has_user: u8::from(row.user_id.is_some()),
-            padding: [0; 1],
+            ..Self::zeroed()
         }
     }
 

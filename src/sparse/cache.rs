@@ -17,11 +17,11 @@
 //!
 //! On the CPU an arena is plain memory; the rules are the same for one on a GPU.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use serde::Serialize;
 
-use super::index::mix;
+use super::index::{IdMap, mix};
 use super::table::{HostTable, TableShape};
 
 /// One place in so many is for rows that one batch alone has asked for.
@@ -61,7 +61,7 @@ struct Arena {
     /// Words of all places.
     words: Vec<u32>,
     places: Vec<Place>,
-    resident: HashMap<u64, u32>,
+    resident: IdMap<u32>,
     free: Vec<u32>,
     /// Places by when they were asked for, of rows that one batch has asked for and of the others. An entry whose stamp is not its
     /// place's any more is old.
@@ -77,6 +77,8 @@ struct Arena {
 #[derive(Debug, Clone, Copy, Default)]
 struct Place {
     id: u64,
+    /// The row's record in the host table, where it stays.
+    record: u32,
     /// Batches in flight or prefetched that need the row.
     pins: u32,
     dirty: bool,
@@ -120,7 +122,7 @@ impl Cache {
         let arena = || Arena {
             words: vec![0; capacity * shape.words()],
             places: vec![Place::default(); capacity],
-            resident: HashMap::with_capacity(capacity),
+            resident: IdMap::with_capacity_and_hasher(capacity, Default::default()),
             free: (0..capacity as u32).rev().collect(),
             queues: Default::default(),
             young: 0,
@@ -200,7 +202,7 @@ impl Cache {
             };
             arena.record_mut(taken, self.shape.words()).copy_from_slice(table.record(record));
             self.counters.bytes_up += 4 * self.shape.words() as u64;
-            arena.places[taken as usize] = Place { id, ..Place::default() };
+            arena.places[taken as usize] = Place { id, record, ..Place::default() };
             arena.resident.insert(id, taken);
             arena.pin(taken, self.prefetches);
             *place = taken;
@@ -262,8 +264,7 @@ impl Cache {
             let old = table.find(id).map(|record| table.record(record)[state.clone()].to_vec()).unwrap_or_default();
             arena.record_mut(place, words)[state].copy_from_slice(&old);
         }
-        let written = table.write(id, arena.record_mut(place, words));
-        assert!(written, "a resident row has a place in the table");
+        table.write_record(id, arena.places[place as usize].record, arena.record_mut(place, words));
         arena.places[place as usize].dirty = false;
         self.dirty -= 1;
         self.counters.write_backs += 1;

@@ -203,9 +203,14 @@ impl HostTable {
     /// Replaces an id's record; false where there is no room for it.
     pub fn write(&mut self, id: u64, words: &[u32]) -> bool {
         let Some(record) = self.find_or_insert(id) else { return false };
+        self.write_record(id, record, words);
+        true
+    }
+
+    /// Replaces the record of an id that is there.
+    pub fn write_record(&mut self, id: u64, record: u32, words: &[u32]) {
         self.note(id, record, false);
         self.rows.record_mut(record).copy_from_slice(words);
-        true
     }
 
     /// Applies a gradient to an id's record.
