@@ -137,7 +137,7 @@ impl Keeper<'_> {
 /// The rows of a half, ids ascending.
 fn sorted(sparse: &[u8], words: usize) -> anyhow::Result<Vec<(u64, Vec<u32>)>> {
     let len = 8 + 4 * words;
-    anyhow::ensure!(sparse.len() % len == 0, "{} bytes are no rows of {len}", sparse.len());
+    anyhow::ensure!(sparse.len().is_multiple_of(len), "{} bytes are no rows of {len}", sparse.len());
     let mut rows: Vec<(u64, &[u8])> = sparse
         .chunks_exact(len)
         .map(|row| (u64::from_le_bytes(row[..8].try_into().expect("8 bytes")), &row[8..]))

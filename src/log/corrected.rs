@@ -117,7 +117,7 @@ impl Correction {
         row: &TrackRow,
         rules: &QueueRules,
         showable: &mut Showable,
-        correct: &mut dyn FnMut(&Request, &[Asked], &mut [(f64, f64)]),
+        mut correct: impl FnMut(&Request, &[Asked], &mut [(f64, f64)]),
     ) {
         let Showable { entries, auctions, best, .. } = showable;
         let ad_of = |contract: u32| rules.contracts()[contract as usize].ad_id;

@@ -102,10 +102,8 @@ impl ValueSnapshot {
                 if !deltas.clone().chain([number]).all(|n| numbers.contains(&n) && whole.snapshot(n)) {
                     continue;
                 }
-                if base > 0 || bases.contains(&0) {
-                    if !whole.base(base) {
-                        continue;
-                    }
+                if (base > 0 || bases.contains(&0)) && !whole.base(base) {
+                    continue;
                 }
                 let state = read_state(directory, number)?;
                 let base = Some(base_path(&root, base)).filter(|path| path.exists());

@@ -205,7 +205,7 @@ impl Scorer {
         self.rules.sort(request, &mut self.showable);
         if let Some(values) = &mut self.values {
             let start = self.day.start_ms;
-            self.correction.correct(request, &self.rules, &mut self.showable, &mut |request, queue, out| {
+            self.correction.correct(request, &self.rules, &mut self.showable, |request, queue, out| {
                 values.correct(request, start, queue, out);
             });
         }

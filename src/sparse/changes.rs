@@ -33,7 +33,7 @@ impl Changes {
     }
 
     /// Rows that have changed.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.log.len()
     }
 

@@ -148,7 +148,7 @@ impl RowFileReader {
     ///
     /// # Errors
     /// A file that cannot be read, ids out of order, a value that is not finite, a wrong checksum.
-    pub fn next(&mut self) -> Result<Option<(u64, &[u32])>, RowFileError> {
+    pub fn read(&mut self) -> Result<Option<(u64, &[u32])>, RowFileError> {
         if self.number == self.found.rows {
             if self.hasher.finish() != self.found.hash {
                 return Err(self.bad(HASH_AT, "the checksum is not that of the body: the file is damaged".into()));
@@ -179,7 +179,7 @@ impl RowFileReader {
         Ok(Some((id, &self.words)))
     }
 
-    /// The row that [`next`](Self::next) has read last, as it stands in the file.
+    /// The row that [`read`](Self::read) has read last, as it stands in the file.
     pub fn row(&self) -> &[u8] {
         &self.row
     }
@@ -258,7 +258,7 @@ pub fn load(path: &Path, table: &mut HostTable) -> Result<(), RowFileError> {
             format!("rows of {dim} floats for {optimizer:?}, the table has {} for {:?}", shape.dim, shape.optimizer);
         return Err(rows.bad(12, what));
     }
-    while let Some((id, words)) = rows.next()? {
+    while let Some((id, words)) = rows.read()? {
         if !table.write(id, words) {
             return Err(
                 rows.bad(ROWS_AT, format!("the table has room for {} rows; raise table.max_rows", shape.max_rows))
@@ -274,7 +274,7 @@ pub fn load(path: &Path, table: &mut HostTable) -> Result<(), RowFileError> {
 /// As [`read`].
 pub fn verify(path: &Path) -> Result<RowFile, RowFileError> {
     let mut rows = RowFileReader::open(path)?;
-    while rows.next()?.is_some() {}
+    while rows.read()?.is_some() {}
     Ok(rows.found)
 }
 

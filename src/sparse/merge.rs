@@ -16,7 +16,7 @@ struct Input {
 
 impl Input {
     fn advance(&mut self) -> anyhow::Result<()> {
-        self.next = self.rows.next()?.map(|(id, _)| id);
+        self.next = self.rows.read()?.map(|(id, _)| id);
         Ok(())
     }
 }
@@ -70,7 +70,7 @@ mod tests {
     fn read(path: &Path) -> Rows {
         let mut reader = RowFileReader::open(path).unwrap();
         let mut rows = Rows::new();
-        while let Some((id, words)) = reader.next().unwrap() {
+        while let Some((id, words)) = reader.read().unwrap() {
             rows.insert(id, words.to_vec());
         }
         rows

@@ -239,7 +239,7 @@ impl HostTable {
 
     /// Number of the rows that [`changed`](Self::changed) gives.
     pub fn changed_len(&self) -> usize {
-        self.changes.as_ref().map_or(0, Changes::len)
+        self.changes.as_ref().map_or(0, Changes::count)
     }
 
     /// Says that what has changed is in snapshot `number`.
