@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{BufReader, Cursor};
+use std::sync::Arc;
 use std::time::Instant;
 
 use serde::Serialize;
@@ -12,6 +13,7 @@ use crate::policy::file::PolicyFile;
 use crate::policy::start::initial_actor;
 use crate::score::{DayFiles, Decision, Format, Requests, ScoreOptions, Scorer, ServedDay, ServedPolicy, stream};
 use crate::settings::Settings;
+use crate::values::ValueModel;
 
 use super::world::{self, WorldSize};
 
@@ -21,6 +23,9 @@ pub struct ScoreReport {
     pub contracts_in_queue: usize,
     pub hidden: usize,
     pub requests: u64,
+    /// Whether values are a model's.
+    pub values: bool,
+    pub requests_per_second: f64,
     /// Of one request, without reading and writing it, microseconds.
     pub p50_us: f64,
     pub p99_us: f64,
@@ -36,13 +41,15 @@ impl fmt::Display for ScoreReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "score: {:.2} us a request of {} candidates, {} of them contracts (p99 {:.2} us, worst with its replanning {:.0} us); \
+            "score{}: {:.2} us a request of {} candidates, {} of them contracts (p99 {:.2} us, worst with its replanning {:.0} us); {:.0} requests/s, \
              {:.0} k candidates/s decided, {:.0} k from TSV to TSV, {:.0} k from JSON to JSON, on one core",
+            if self.values { " at corrected values" } else { "" },
             self.p50_us,
             self.queue,
             self.contracts_in_queue,
             self.p99_us,
             self.max_us,
+            self.requests_per_second,
             self.candidates_per_second / 1e3,
             self.tsv_candidates_per_second / 1e3,
             self.jsonl_candidates_per_second / 1e3
@@ -50,8 +57,8 @@ impl fmt::Display for ScoreReport {
     }
 }
 
-/// Scores a day of `size` with an untrained network of the default settings.
-pub fn run(size: WorldSize, settings: &Settings) -> anyhow::Result<ScoreReport> {
+/// Scores a day of `size` with an untrained network of the default settings, at the values of a model where one is given.
+pub fn run(size: WorldSize, settings: &Settings, values: Option<Arc<ValueModel>>) -> anyhow::Result<ScoreReport> {
     let dir = world::written(size)?;
     let (model, plan) = world::day(size)?;
     let spec = world::spec(&model, settings);
@@ -59,7 +66,8 @@ pub fn run(size: WorldSize, settings: &Settings) -> anyhow::Result<ScoreReport> 
     let policy = ServedPolicy::of_file(PolicyFile { spec, plan, actor, updates: 0 }, "bench".into());
     let path = dir.path();
     let files = DayFiles { control: path.join("control.tsv"), inventory: None, day: Some(path.join("day.toml")) };
-    let day = ServedDay::read(&files, 0)?;
+    let with_values = values.is_some();
+    let day = ServedDay::read(&files, 0)?.told(values);
     let rows = RawDay::read(path, CompileOptions::default())?.rows;
 
     let mut scorer = Scorer::new(&day, &policy, ScoreOptions::default())?;
@@ -94,6 +102,8 @@ pub fn run(size: WorldSize, settings: &Settings) -> anyhow::Result<ScoreReport> 
         contracts_in_queue: size.eligible,
         hidden: settings.policy.hidden,
         requests: rows.len() as u64,
+        values: with_values,
+        requests_per_second: rows.len() as f64 / elapsed,
         p50_us: quantile(0.5),
         p99_us: quantile(0.99),
         max_us: quantile(1.0),

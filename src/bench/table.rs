@@ -293,7 +293,7 @@ fn on_row_thread(
     ahead: usize,
 ) -> anyhow::Result<(Speed, Store)> {
     let mut dense = Dense::new(bench, shape);
-    let mut rows = Rows::start(store, None, ahead)?;
+    let mut rows = Rows::start(store, None, None, ahead)?;
     let (mut clock, mut asked) = (Clock::new(bench.seconds), 0);
     while clock.runs(rows.waited()) {
         while rows.has_room() {
@@ -305,7 +305,7 @@ fn on_row_thread(
         let mut looked_up = rows.looked_up(|| ())?;
         let (_, batch, gradients) = looked_up.parts();
         dense.interact(block, batch, gradients);
-        looked_up.ready(RowStep { rate: 0.05, passes: 1.0 });
+        looked_up.ready(RowStep { rate: 0.05, passes: 1.0, snapshot: None });
         dense.finish(block);
     }
     let speed = clock.speed(bench.batch, rows.waited());

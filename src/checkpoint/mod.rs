@@ -5,7 +5,11 @@
 //! then may the learner begin the next one. It may die anywhere: the half stays as it is until it is committed, and its
 //! successor starts from the newest snapshot on disk, which is what the half's changes are counted from.
 //!
-//! May import: `run`, `shm`, `settings`.
+//! [`rows`] is its sister in runs of `admix values train`.
+//!
+//! May import: `run`, `sparse`, `shm`, `settings`.
+
+pub mod rows;
 
 use std::time::{Duration, Instant};
 

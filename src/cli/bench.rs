@@ -1,6 +1,7 @@
 //! `admix bench`: one stage at a time.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -16,6 +17,7 @@ use crate::bench::world::WorldSize;
 use crate::bench::{actor, e2e, env, evaluate, ingest, learner, plan, score, speedup, start};
 use crate::learner::device;
 use crate::settings::{Critic, RowOptimizer, Settings};
+use crate::values::ValueModel;
 
 use super::exit::Exit;
 use super::output::{print_json, print_text};
@@ -43,7 +45,13 @@ enum Stage {
     Evaluate(Day),
     /// What scoring a request costs on one core, and candidates per second from text to text
     #[command(after_help = "Example: admix bench score --queue 16")]
-    Score(Day),
+    Score {
+        #[command(flatten)]
+        day: Day,
+        /// Decide at the values of a run of `admix values train`
+        #[arg(long, value_name = "RUN_DIR")]
+        values: Option<PathBuf>,
+    },
     /// A server in a process of its own, with the load generator beside it: an even load, policies swapped under it, hostile
     /// requests, kills and restarts
     #[command(after_help = "Example: admix bench serve --seconds 10 --swaps 100")]
@@ -290,7 +298,11 @@ impl Bench {
             Stage::Env(day) => self.print(&env::run(day.size(), day.seconds)?),
             Stage::Actor(day) => self.print(&actor::run(day.size(), &Settings::default(), day.seconds)?),
             Stage::Evaluate(day) => self.print(&evaluate::run(day.size(), &Settings::default(), day.seconds)?),
-            Stage::Score(day) => self.print(&score::run(day.size(), &Settings::default())?),
+            Stage::Score { day, values } => {
+                let read = |dir: &PathBuf| ValueModel::read(dir).map(Arc::new);
+                let values = values.as_ref().map(read).transpose()?;
+                self.print(&score::run(day.size(), &Settings::default(), values)?)
+            }
             Stage::Serve { day, rate, connections, swaps, hostile, kills } => {
                 let bench = ServeBench {
                     size: day.size(),

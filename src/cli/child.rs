@@ -33,6 +33,7 @@ pub enum Child {
         #[command(flatten)]
         run: RunArguments,
     },
+    ValueCheckpointer(RunArguments),
     Learner(RunArguments),
     Evaluator(RunArguments),
     Checkpointer(RunArguments),
@@ -91,6 +92,7 @@ impl Child {
             Self::Rank { id, run } => {
                 run.run(Role::Rank(id), |directory, names| rank::run_rank(directory, names, id))?
             }
+            Self::ValueCheckpointer(run) => run.run(Role::ValueCheckpointer, checkpoint::rows::run)?,
             Self::Learner(run) => run.run(Role::Learner, learner::process::run)?,
             Self::Evaluator(run) => run.run(Role::Evaluator, evaluator::process::run)?,
             Self::Checkpointer(run) => run.run(Role::Checkpointer, checkpoint::run)?,

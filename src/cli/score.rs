@@ -2,6 +2,7 @@
 
 use std::io::{BufReader, BufWriter, Read as _, Write as _};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
@@ -9,6 +10,7 @@ use clap::{Args, ValueEnum};
 use crate::files::replace;
 use crate::log::error::BadValue;
 use crate::score::{self, DayFiles, Format, Requests, ScoreOptions, Scorer, ServedDay, ServedPolicy};
+use crate::values::{Told, ValueModel};
 
 use super::exit::{Exit, UsageError};
 use super::replayed::Replayed;
@@ -62,6 +64,9 @@ pub struct Served {
     /// The day's date and time zone; default: UTC and the first request's date
     #[arg(long, value_name = "DAY.TOML")]
     pub day: Option<PathBuf>,
+    /// Tell the policy the values of a run of `admix values train` instead of those of the requests
+    #[arg(long, value_name = "RUN_DIR")]
+    pub values: Option<PathBuf>,
     #[command(flatten)]
     replayed: Replayed,
 }
@@ -81,6 +86,26 @@ impl Served {
             tracing::info!("the policy goes by the plan that it carries, as in `eval`; --plan is for baselines");
         }
         Ok(policy)
+    }
+
+    /// The model whose values the policy is told; says so where it was trained at others.
+    ///
+    /// # Errors
+    /// No model there, or one that is damaged.
+    pub fn told(&self) -> anyhow::Result<Option<Arc<ValueModel>>> {
+        let told = match &self.values {
+            Some(dir) => Told::model(dir).map_err(|e| UsageError(format!("{e:#}")))?,
+            None => Told::Logged,
+        };
+        if let Some(trained) = ServedPolicy::trained_at(&self.policy).filter(|trained| *trained != told.to_string()) {
+            tracing::warn!(
+                "the policy was trained at other values ({trained}) than it is told now ({told}); --values RUN_DIR tells it a model's"
+            );
+        }
+        Ok(match told {
+            Told::Model(model) => Some(model),
+            _ => None,
+        })
     }
 
     /// The files that say what is known of the day.
@@ -115,6 +140,7 @@ impl Score {
             FormatArgument::Jsonl => Format::Jsonl,
         };
         let policy = self.served.open()?;
+        let values = self.served.told()?;
         let exposures = match &self.exposures {
             Some(path) => score::exposures(path)?,
             None => vec![],
@@ -134,7 +160,7 @@ impl Score {
         };
         let mut requests = Requests::new(Box::new(BufReader::with_capacity(1 << 18, std::io::stdin())), format)?;
         let first = requests.first_time(&mut bad)?.unwrap_or(0);
-        let day = ServedDay::read(&self.served.files(), first)?;
+        let day = ServedDay::read(&self.served.files(), first)?.told(values);
         let options = ScoreOptions {
             stateless: self.stateless,
             exposures: self.exposures.is_some(),

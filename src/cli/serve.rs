@@ -74,6 +74,7 @@ impl Serve {
             policy: self.served.policy.clone(),
             plan: self.served.plan.clone(),
             files: self.served.files(),
+            values: self.served.told()?,
             score: ScoreOptions { confirm_within_s: self.confirm_within, ..self.served.options()? },
             listen: self.listen,
             state,

@@ -58,6 +58,9 @@ pub struct Train {
     /// Configuration file (TOML); configs/values.toml names every key
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
+    /// Begin with the rows of a file that `values dump` wrote, or with rows and network of another run; sets values.from
+    #[arg(long, value_name = "ROWS|RUN_DIR")]
+    from: Option<PathBuf>,
     /// Set a configuration key, for example --set table.rate=0.1; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
@@ -140,7 +143,10 @@ impl Train {
     }
 
     fn train(self) -> anyhow::Result<Exit> {
-        let settings: ValueSettings = settings::load(&self.config, &self.sets)?;
+        let mut settings: ValueSettings = settings::load(&self.config, &self.sets)?;
+        if let Some(from) = &self.from {
+            settings.values.from.clone_from(from);
+        }
         let fields = Fields::parse(&settings.values.fields)?;
         let interrupt = Interrupt::listen(settings.watchdog.grace_s)?;
         let directory = match (self.resume, &self.run_dir) {

@@ -317,18 +317,7 @@ impl Compiled {
     fn add(&mut self, row: &TrackRow, rules: &QueueRules) {
         rules.sort(row, &mut self.showable);
         let Showable { entries, auctions, best, completed } = &self.showable;
-        let request = Request {
-            request_id: row.request_id,
-            ts_ms: row.ts_ms,
-            best: *best,
-            slot_id: row.slot_id,
-            region: row.region,
-            user_id: row.user_id.unwrap_or(0),
-            gender: row.gender,
-            age: row.age,
-            has_user: u8::from(row.user_id.is_some()),
-            ..bytemuck::Zeroable::zeroed()
-        };
+        let request = Request { best: *best, ..Request::of_row(row) };
         self.targeted.resize(rules.contracts().len(), 0);
         for (i, targeted) in (0u32..).zip(&mut self.targeted) {
             *targeted += u64::from(rules.may_show_request(i, &request));

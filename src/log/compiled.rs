@@ -17,7 +17,7 @@ use twox_hash::XxHash3_64;
 use super::day::Day;
 use super::error::{LogError, Result};
 use super::requests::{BlockMeta, Requests};
-use super::schema::{ControlRow, MAX_CLICK_VALUE, MAX_IMPRESSIONS, MAX_PENALTY};
+use super::schema::{ControlRow, MAX_CLICK_VALUE, MAX_IMPRESSIONS, MAX_PENALTY, TrackRow};
 use super::targeting::Targeting;
 
 pub(super) const MAGIC: [u8; 8] = *b"ADMIXLOG";
@@ -51,6 +51,21 @@ pub struct Request {
 }
 
 impl Request {
+    /// A request of a stream, without what may be shown on it.
+    pub fn of_row(row: &TrackRow) -> Self {
+        Self {
+            request_id: row.request_id,
+            ts_ms: row.ts_ms,
+            slot_id: row.slot_id,
+            region: row.region,
+            user_id: row.user_id.unwrap_or(0),
+            gender: row.gender,
+            age: row.age,
+            has_user: u8::from(row.user_id.is_some()),
+            ..Self::zeroed()
+        }
+    }
+
     /// The user, where the log says who it was.
     pub fn user(&self) -> Option<u64> {
         (self.has_user != 0).then_some(self.user_id)

@@ -13,8 +13,8 @@ use super::compile::{self, Output};
 use super::compiled::{Auction, CompiledLog, Contract, Entry, Request, Tail};
 use super::error::{BadValue, LogError, Result};
 use super::keep;
-use super::queue;
-use super::schema::{AdType, MAX_ECPM};
+use super::queue::{self, QueueRules, Showable};
+use super::schema::{AdType, MAX_ECPM, TrackRow};
 use super::table::{self, Column, Row, Table, required};
 use super::writer::LogWriter;
 
@@ -33,7 +33,14 @@ pub struct Asked {
 
 /// The entries of a request that may be shown: auction ads in their order, then contracts in theirs.
 pub fn asked<'a>(log: &'a CompiledLog, request: &'a Request) -> impl Iterator<Item = Asked> + 'a {
-    let (auctions, entries) = (log.auctions(request), log.entries(request));
+    asked_of(log.auctions(request), log.entries(request), |contract| log.contracts()[contract as usize].ad_id)
+}
+
+fn asked_of<'a>(
+    auctions: &'a [Auction],
+    entries: &'a [Entry],
+    ad_of: impl Fn(u32) -> u64 + 'a,
+) -> impl Iterator<Item = Asked> + 'a {
     let length = (auctions.len() + entries.len()) as u32;
     let ecpms = move || auctions.iter().map(|a| a.ecpm).chain(entries.iter().map(|e| e.ecpm));
     let position = move |ecpm: f64| ecpms().filter(|&other| other > ecpm).count() as u32;
@@ -46,7 +53,7 @@ pub fn asked<'a>(log: &'a CompiledLog, request: &'a Request) -> impl Iterator<It
         length,
     };
     let of_entry = move |e: &Entry| Asked {
-        ad_id: log.contracts()[e.contract as usize].ad_id,
+        ad_id: ad_of(e.contract),
         ad_type: AdType::Contract,
         ecpm: e.ecpm,
         pctr: e.pctr,
@@ -59,6 +66,80 @@ pub fn asked<'a>(log: &'a CompiledLog, request: &'a Request) -> impl Iterator<It
 /// Gives the values of the entries of one request: called with the request and its entries, it replaces each pair of eCPM and
 /// click probability.
 pub type Correct<'a> = dyn FnMut(&Request, &[Asked], &mut [(f64, f64)]) -> Result<()> + 'a;
+
+/// Corrects one request after another; keeps its memory.
+#[derive(Default)]
+pub struct Correction {
+    queue: Vec<Asked>,
+    values: Vec<(f64, f64)>,
+}
+
+impl Correction {
+    /// Replaces the values of what may be shown on a request and puts the auction ads into the order that follows; returns the best
+    /// worth among them. `ad_of` says the ad of a contract.
+    ///
+    /// # Errors
+    /// Whatever `correct` returns, or a value that is none.
+    fn apply(
+        &mut self,
+        request: &Request,
+        auctions: &mut [Auction],
+        entries: &mut [Entry],
+        ad_of: impl Fn(u32) -> u64,
+        correct: &mut Correct,
+    ) -> std::result::Result<f64, CorrectionError> {
+        self.queue.clear();
+        self.queue.extend(asked_of(auctions, entries, ad_of));
+        self.values.clear();
+        self.values.extend(self.queue.iter().map(|a| (a.ecpm, a.pctr)));
+        correct(request, &self.queue, &mut self.values)?;
+        for (a, (ecpm, pctr)) in self.queue.iter().zip(&self.values) {
+            if !(0.0..=f64::MAX).contains(ecpm) || !(0.0..=1.0).contains(pctr) {
+                return Err(CorrectionError::NoValue(format!(
+                    "request {}, ad {}: corrected to an eCPM of {ecpm} and a click probability of {pctr}",
+                    request.request_id, a.ad_id
+                )));
+            }
+        }
+        for (a, &(ecpm, pctr)) in auctions.iter_mut().zip(&self.values) {
+            (a.ecpm, a.pctr) = (ecpm.min(MAX_ECPM), pctr);
+        }
+        for (e, &(_, pctr)) in entries.iter_mut().zip(&self.values[auctions.len()..]) {
+            e.pctr = pctr;
+        }
+        queue::sort_by_score(auctions);
+        Ok(auctions.iter().map(Auction::worth).fold(0.0, f64::max))
+    }
+
+    /// Corrects what may be shown on a request that comes from a stream. One whose corrected values are none keeps its own.
+    pub fn correct(
+        &mut self,
+        row: &TrackRow,
+        rules: &QueueRules,
+        showable: &mut Showable,
+        mut correct: impl FnMut(&Request, &[Asked], &mut [(f64, f64)]),
+    ) {
+        let Showable { entries, auctions, best, .. } = showable;
+        let ad_of = |contract: u32| rules.contracts()[contract as usize].ad_id;
+        let corrected = self.apply(&Request::of_row(row), auctions, entries, ad_of, &mut |request, queue, values| {
+            correct(request, queue, values);
+            Ok(())
+        });
+        match corrected {
+            Ok(corrected) => *best = corrected,
+            Err(e) => tracing::warn!("{e}; it is decided at its own values"),
+        }
+    }
+}
+
+/// Why a request has no corrected values.
+#[derive(Debug, thiserror::Error)]
+enum CorrectionError {
+    #[error("{0}")]
+    NoValue(String),
+    #[error(transparent)]
+    Log(#[from] LogError),
+}
 
 /// Opens the day of directory `dir` at corrected values, making the file first where there is none for this log and `key`. A
 /// contract's eCPM stays as logged: nobody pays it.
@@ -85,37 +166,23 @@ fn write(log: &CompiledLog, inputs: u128, correct: &mut Correct, to: &mut dyn Ou
     let failed = |cause| LogError::NotKept { dir: log.path().to_owned(), cause };
     let mut writer = LogWriter::new(to);
     writer.begin().map_err(failed)?;
-    let (mut queue, mut values) = (Vec::new(), Vec::new());
+    let mut correction = Correction::default();
     let (mut entries, mut auctions) = (Vec::new(), Vec::new());
     let mut pctr_sum = vec![0.0; log.contracts().len()];
     for request in log.requests() {
         crate::cancel::point();
-        queue.clear();
-        queue.extend(asked(log, request));
-        values.clear();
-        values.extend(queue.iter().map(|a| (a.ecpm, a.pctr)));
-        correct(request, &queue, &mut values)?;
-        for (a, (ecpm, pctr)) in queue.iter().zip(&values) {
-            if !(0.0..=f64::MAX).contains(ecpm) || !(0.0..=1.0).contains(pctr) {
-                let reason = format!(
-                    "request {}, ad {}: corrected to an eCPM of {ecpm} and a click probability of {pctr}",
-                    request.request_id, a.ad_id
-                );
-                return Err(LogError::Format { path: log.path().to_owned(), reason });
-            }
-        }
-        let of_auctions = log.auctions(request).len();
         auctions.clear();
-        for (a, &(ecpm, pctr)) in log.auctions(request).iter().zip(&values) {
-            auctions.push(Auction { ecpm: ecpm.min(MAX_ECPM), pctr, ..*a });
-        }
+        auctions.extend_from_slice(log.auctions(request));
         entries.clear();
-        for (e, &(_, pctr)) in log.entries(request).iter().zip(&values[of_auctions..]) {
-            entries.push(Entry { pctr, ..*e });
-            pctr_sum[e.contract as usize] += pctr;
+        entries.extend_from_slice(log.entries(request));
+        let ad_of = |contract: u32| log.contracts()[contract as usize].ad_id;
+        let best = correction.apply(request, &mut auctions, &mut entries, ad_of, correct).map_err(|e| match e {
+            CorrectionError::Log(e) => e,
+            CorrectionError::NoValue(reason) => LogError::Format { path: log.path().to_owned(), reason },
+        })?;
+        for e in &entries {
+            pctr_sum[e.contract as usize] += e.pctr;
         }
-        queue::sort_by_score(&mut auctions);
-        let best = auctions.iter().map(Auction::worth).fold(0.0, f64::max);
         writer.push(&Request { best, ..*request }, &entries, &auctions).map_err(failed)?;
     }
     let contracts = log.contracts().iter().zip(pctr_sum).map(|(c, sum)| Contract {

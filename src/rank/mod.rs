@@ -33,14 +33,13 @@ mod together;
 
 use std::time::{Duration, Instant};
 
-use rand::SeedableRng as _;
-use rand_chacha::ChaCha8Rng;
-
-use crate::run::value_run::{Prepared, ValueSegments, ValueSnapshot, ValueState, net_shape, table_name};
-use crate::run::{CannotSave, Metrics, RunDirectory, failpoint};
+use crate::run::beginning::first_parameters;
+use crate::run::value_run::{Prepared, ValueHalves, ValueSegments, net_shape, table_name};
+use crate::run::value_snapshot::{ValueState, read_state};
+use crate::run::{Metrics, RunDirectory, failpoint};
 use crate::settings::{Configuration as _, ValueSettings};
-use crate::shm::control::{MAX_PROCESSES, ProcessSlot, STOP_LEARNING};
-use crate::shm::{Control, ProcessKind};
+use crate::shm::control::{ProcessSlot, STOP_LEARNING};
+use crate::shm::{Control, Halves, Role};
 use crate::sparse::HostTable;
 use crate::values::Fields;
 use crate::values::net::{Losses, NetShape};
@@ -55,14 +54,6 @@ use rows::{RowStep, Rows};
 use saver::Saver;
 use store::Store;
 
-/// Where the trainer signs in: rank 0.
-pub const SLOT: usize = MAX_PROCESSES - 1;
-
-/// Where a rank signs in; evaluator and checkpointer of other runs have the slots in between.
-pub fn slot(rank: usize) -> usize {
-    if rank == 0 { SLOT } else { MAX_PROCESSES - 3 - rank }
-}
-
 /// A loss, gradient or parameter that is not finite.
 #[derive(Debug, thiserror::Error)]
 #[error("update {update}: a loss or gradient is not finite; lower table.rate and values.rate")]
@@ -73,34 +64,35 @@ pub struct NotFinite {
 /// Runs the trainer until training is over or the run stops, and saves.
 ///
 /// # Errors
-/// [`NotFinite`], [`CannotSave`], a full table, and anything that keeps it from working.
+/// [`NotFinite`], [`CannotSave`](crate::run::CannotSave), a full table, and anything that keeps it from working.
 pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let settings = ValueSettings::read_resolved(&directory.config())?;
     if settings.values.ranks > 1 {
         return together::run(&settings, directory, prefix, 0);
     }
     let segments = ValueSegments::open_for_rank(prefix, 0, settings.values.readers)?;
-    let slot = &segments.control.processes[SLOT];
-    slot.sign_in(ProcessKind::Learner);
+    let slot = &segments.control.processes[Role::Trainer.slot()];
+    slot.sign_in(Role::Trainer.kind());
     let mut table = HostTable::open(&table_name(prefix))?;
+    let (halves, undo) = ValueHalves::open(prefix)?.map(|of| (of.halves, of.undo)).unzip();
     let fields = Fields::parse(&settings.values.fields)?;
     let shape = net_shape(&settings, &fields);
-    let snapshot = ValueSnapshot::newest(directory)?;
-    let number = snapshot.as_ref().map_or(0, |s| s.number);
-    if let Some(snapshot) = &snapshot {
-        snapshot.restore(&mut table)?;
+    let state = state_of(&settings, directory, shape, halves.as_ref())?;
+    if let Some(undo) = undo {
+        table.track(undo);
     }
-    let state = snapshot.map_or_else(|| first_state(&settings, shape), |snapshot| snapshot.state);
     let prepared = Prepared::read(directory)?;
     let judge = Judge::open(&settings, &fields)?;
-    let ahead = if settings.table.cache_rows > 0 { settings.table.prefetch } else { 1 };
     let prior = RowPrior::new(&settings, &prepared);
+    let of_rows = ValueHalves::open(prefix)?.map(|of| of.halves);
+    let rows = Rows::start(Store::new(table, &settings), Some(prior), of_rows, settings.ahead())?;
     let mut trainer = Trainer {
         blocks: Blocks::open(&segments, slot, fields.len())?,
-        rows: Rows::start(Store::new(table, &settings), Some(prior), ahead)?,
+        rows,
+        halves: halves.as_ref(),
         dense: Dense::new(shape, prepared.dispersion),
         passes: Passes { settings: &settings, prepared: &prepared, directory, judge },
-        saver: Saver::new(directory, &segments, settings.checkpoint.clone(), number),
+        saver: Saver::new(&segments, halves.as_ref(), &settings),
         sums: Losses::default(),
         sums_samples: 0,
         metrics: Metrics::open(&directory.metrics())?,
@@ -122,10 +114,17 @@ pub fn run_rank(directory: &RunDirectory, prefix: &str, rank: usize) -> anyhow::
     together::run(&ValueSettings::read_resolved(&directory.config())?, directory, prefix, rank)
 }
 
-/// The state of a run that begins.
-fn first_state(settings: &ValueSettings, shape: NetShape) -> ValueState {
-    let mut rng = ChaCha8Rng::seed_from_u64(settings.run.seed);
-    ValueState::new(settings.values.readers, shape.first_parameters(&mut rng))
+/// The state that the run goes on from; main has seen to it that the table is as of the same snapshot.
+fn state_of(
+    settings: &ValueSettings,
+    directory: &RunDirectory,
+    shape: NetShape,
+    halves: Option<&Halves>,
+) -> anyhow::Result<ValueState> {
+    match halves.map_or(0, Halves::committed) {
+        0 => Ok(ValueState::new(settings.values.readers, first_parameters(settings, shape)?)),
+        number => read_state(directory, number),
+    }
 }
 
 /// Tells main how evaluations went.
@@ -144,7 +143,7 @@ fn step_of(settings: &ValueSettings, prepared: &Prepared, state: &ValueState) ->
     let passes = state.samples as f64 / prepared.samples as f64;
     let done = (passes / v.epochs as f64).min(1.0);
     let rate = |first: f64| (first * (1.0 - done * (1.0 - v.final_rate_share))) as f32;
-    (RowStep { rate: rate(settings.table.rate), passes }, rate(v.rate))
+    (RowStep { rate: rate(settings.table.rate), passes, snapshot: None }, rate(v.rate))
 }
 
 struct Trainer<'a> {
@@ -154,6 +153,7 @@ struct Trainer<'a> {
     slot: &'a ProcessSlot,
     blocks: Blocks<'a>,
     rows: Rows,
+    halves: Option<&'a Halves>,
     dense: Dense,
     passes: Passes<'a>,
     saver: Saver<'a>,
@@ -183,19 +183,10 @@ impl Trainer<'_> {
             if self.shown.0.elapsed() > Duration::from_secs(1) {
                 self.record();
             }
-            if self.saver.is_due() {
-                self.save().unwrap_or_else(|e| {
-                    self.saver.failed();
-                    tracing::warn!("a snapshot cannot be written, training goes on: {e:#}");
-                });
-            }
             failpoint::reached("rank.update");
         }
         self.record();
-        if self.saver.saves() {
-            self.save().map_err(CannotSave)?;
-        }
-        Ok(())
+        self.save()
     }
 
     /// Takes the batches that come next, and asks for their rows.
@@ -216,16 +207,21 @@ impl Trainer<'_> {
         }
         let begun = Instant::now();
         self.dense.begin(&self.state, &batch.block);
-        let slot = self.slot;
+        let (slot, changed) = (self.slot, self.rows.changed());
         let mut looked_up = self.rows.looked_up(|| slot.beat())?;
         let (block, rows, gradients) = looked_up.parts();
         let losses = self.dense.interact(&self.state, block, rows, gradients)?;
         self.state.samples += block.len() as u64;
-        let (of_rows, rate) = step_of(self.settings, self.prepared, &self.state);
-        looked_up.ready(of_rows);
+        let (step, rate) = step_of(self.settings, self.prepared, &self.state);
+        let snapshot = self.saver.begin(changed, || slot.beat());
+        let update = self.state.updates + 1;
+        looked_up.ready(RowStep { snapshot: snapshot.map(|number| (number, update)), ..step });
         self.dense.finish(&self.state, &batch.block)?;
         self.dense.apply(&mut self.state, rate);
-        self.state.updates += 1;
+        self.state.updates = update;
+        if let Some(number) = snapshot {
+            self.saver.write(number, &self.state)?;
+        }
         self.sums.click += losses.click;
         self.sums.charge += losses.charge;
         self.sums_samples += batch.block.len() as u64;
@@ -250,10 +246,14 @@ impl Trainer<'_> {
         Ok(())
     }
 
+    /// Takes the last snapshot.
     fn save(&mut self) -> anyhow::Result<()> {
         let slot = self.slot;
-        let mut store = self.rows.settle(|| slot.beat());
-        self.saver.save(&self.state, &mut store)
+        if let (Some(number), Some(halves)) = (self.saver.begin_last(|| slot.beat())?, self.halves) {
+            self.rows.settle(|| slot.beat()).snapshot(halves, number, self.state.updates)?;
+            self.saver.write(number, &self.state)?;
+        }
+        Ok(())
     }
 
     fn report(&self) {
@@ -269,6 +269,7 @@ impl Trainer<'_> {
             let store = self.rows.settle(|| slot.beat());
             (store.table().len(), store.counters())
         };
+        let (snapshot_wait, early_snapshots) = self.saver.cost();
         let record = Training {
             epoch: self.state.cursor.epoch,
             updates: self.state.updates,
@@ -279,6 +280,8 @@ impl Trainer<'_> {
             charge: self.sums.charge / n,
             wait_s: self.blocks.waited().as_secs_f64(),
             rows_wait_s: self.rows.waited().as_secs_f64(),
+            snapshot_wait_s: snapshot_wait.as_secs_f64(),
+            early_snapshots,
             cache,
         };
         self.metrics.append("values", &record);

@@ -1,6 +1,7 @@
 //! The end of a pass over the exposures: evaluation, the best model, the decision to end.
 
-use crate::run::value_run::{Prepared, ValueState};
+use crate::run::value_run::Prepared;
+use crate::run::value_snapshot::ValueState;
 use crate::run::{CannotSave, RunDirectory};
 use crate::settings::ValueSettings;
 use crate::sparse::HostTable;

@@ -18,6 +18,10 @@ pub struct Training {
     /// Seconds that the trainer has waited for readers, and for the row thread.
     pub wait_s: f64,
     pub rows_wait_s: f64,
+    /// Seconds that the trainer was held up by snapshots, and snapshots that began before their time because of
+    /// `table.snapshot_rows`.
+    pub snapshot_wait_s: f64,
+    pub early_snapshots: u64,
     pub cache: Option<Counters>,
 }
 

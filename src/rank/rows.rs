@@ -6,10 +6,12 @@
 //! slot is never contended, so its lock is only ever tried. What is computed does not depend on the timing.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::shm::Halves;
 use crate::shm::turns::{Party, Turn, Turns};
 use crate::values::Block;
 
@@ -25,6 +27,8 @@ pub struct RowStep {
     pub rate: f32,
     /// Passes over the exposures so far.
     pub passes: f64,
+    /// Number of the snapshot that is taken behind this update, and the update's.
+    pub snapshot: Option<(u64, u64)>,
 }
 
 /// A batch on its way through the row thread and back.
@@ -52,6 +56,8 @@ struct Shared {
     store: Mutex<Store>,
     /// Batches whose rows are fetched before their turn.
     ahead: u64,
+    /// Rows that had changed since the newest snapshot after the last update, at most.
+    changed: AtomicUsize,
 }
 
 impl Shared {
@@ -94,14 +100,15 @@ impl LookedUp<'_> {
 }
 
 impl Rows {
-    /// Starts the row thread, which fetches the rows of up to `ahead` batches before their turn.
+    /// Starts the row thread, which fetches the rows of up to `ahead` batches before their turn, and puts the rows of snapshots into
+    /// `halves`.
     ///
     /// # Errors
     /// No thread to be had.
-    pub fn start(store: Store, prior: Option<RowPrior>, ahead: usize) -> std::io::Result<Self> {
+    pub fn start(store: Store, prior: Option<RowPrior>, halves: Option<Halves>, ahead: usize) -> std::io::Result<Self> {
         Self::start_with(
             store,
-            prior,
+            (prior, halves),
             ahead,
             #[cfg(test)]
             None,
@@ -110,16 +117,23 @@ impl Rows {
 
     fn start_with(
         store: Store,
-        prior: Option<RowPrior>,
+        (prior, halves): (Option<RowPrior>, Option<Halves>),
         ahead: usize,
         #[cfg(test)] planted: Option<tests::Bug>,
     ) -> std::io::Result<Self> {
         // One batch that is updated, one that is computed, and those ahead.
         let slots = (0..2 + ahead.max(1)).map(|_| Mutex::default()).collect();
-        let shared = Arc::new(Shared { turns: Turns::default(), slots, store: Mutex::new(store), ahead: ahead as u64 });
+        let shared = Arc::new(Shared {
+            turns: Turns::default(),
+            slots,
+            changed: AtomicUsize::new(store.changed()),
+            store: Mutex::new(store),
+            ahead: ahead as u64,
+        });
         let worker = Worker {
             shared: shared.clone(),
             prior,
+            halves,
             stalled: false,
             #[cfg(test)]
             planted,
@@ -166,6 +180,11 @@ impl Rows {
         self.shared.store()
     }
 
+    /// Rows that had changed since the newest snapshot after the last update, at most.
+    pub fn changed(&self) -> usize {
+        self.shared.changed.load(Ordering::Relaxed)
+    }
+
     /// How long the trainer has waited for the row thread.
     pub fn waited(&self) -> Duration {
         self.waited
@@ -207,6 +226,7 @@ impl Drop for Rows {
 struct Worker {
     shared: Arc<Shared>,
     prior: Option<RowPrior>,
+    halves: Option<Halves>,
     /// The batch that comes next found no room in the cache; it is tried again after an update.
     stalled: bool,
     #[cfg(test)]
@@ -268,9 +288,14 @@ impl Worker {
                     prior.add(&store, rows, &block.weight, step.passes, gradients);
                 }
                 store.update(rows, gradients, step.rate);
+                if let (Some(halves), Some((number, update))) = (&self.halves, step.snapshot) {
+                    store.snapshot(halves, number, update).expect("a half holds all rows that may change");
+                }
             }
             None => store.release(rows),
         }
+        // Relaxed: published by the turn.
+        self.shared.changed.store(store.changed(), Ordering::Relaxed);
         drop((store, slot));
         self.stalled = false;
         self.shared.turns.pass(Turn::Updated);

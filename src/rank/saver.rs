@@ -1,67 +1,112 @@
-//! Snapshots of a run: when they are due, and how they are taken.
+//! Snapshots of a run: when one is begun, and its dense part.
+//!
+//! A snapshot is begun between two updates. The row thread copies the rows that have changed since the one before into a half of
+//! shared memory, the trainer the dense state; the checkpointer brings both to disk. Nobody waits for it, unless the rows that
+//! may change between two snapshots (`table.snapshot_rows`) come to their end while the one before is not on disk.
 
 use std::time::{Duration, Instant};
 
-use crate::run::value_run::{ValueSegments, ValueSnapshot, ValueState};
-use crate::run::{RunDirectory, failpoint};
-use crate::settings::Checkpoint;
-use crate::shm::Ledger;
+use crate::run::value_run::ValueSegments;
+use crate::run::value_snapshot::ValueState;
+use crate::run::{CannotSave, failpoint};
+use crate::settings::ValueSettings;
+use crate::shm::control::STOP_LEARNING;
+use crate::shm::{Halves, Ledger, Part};
 
-use super::store::Store;
+const NAP: Duration = Duration::from_millis(100);
+/// Failures of the checkpointer after which the last snapshot is given up.
+const LAST_FAILURES: u64 = 3;
 
-/// Takes the snapshots of a run.
+/// Begins the snapshots of a run.
 pub struct Saver<'a> {
-    directory: &'a RunDirectory,
     segments: &'a ValueSegments,
-    every: Option<Duration>,
-    keep: usize,
-    /// Number of the newest snapshot, and when the last one was taken.
-    number: u64,
+    halves: Option<&'a Halves>,
+    every: Duration,
+    /// Changed rows from which on a snapshot begins early.
+    most_rows: usize,
     taken: Instant,
+    early: u64,
+    waited: Duration,
 }
 
 impl<'a> Saver<'a> {
-    /// `number` is the snapshot that the run goes on from, 0 for none.
-    pub fn new(directory: &'a RunDirectory, segments: &'a ValueSegments, settings: Checkpoint, number: u64) -> Self {
-        let every = (settings.every_s > 0.0).then(|| Duration::from_secs_f64(settings.every_s));
-        Self { directory, segments, every, keep: settings.keep, number, taken: Instant::now() }
+    /// `halves` is `None` in a run that takes no snapshots.
+    pub fn new(segments: &'a ValueSegments, halves: Option<&'a Halves>, settings: &ValueSettings) -> Self {
+        let every = Duration::try_from_secs_f64(settings.checkpoint.every_s).unwrap_or(Duration::MAX);
+        // Beside what may change before the next update at which a snapshot can begin.
+        let most_rows = match settings.table.snapshot_rows {
+            most if most >= settings.table.max_rows => usize::MAX,
+            most => most.saturating_sub(settings.rows_in_flight()),
+        };
+        Self { segments, halves, every, most_rows, taken: Instant::now(), early: 0, waited: Duration::ZERO }
     }
 
-    /// Whether snapshots are taken at all.
-    pub fn saves(&self) -> bool {
-        self.every.is_some()
+    /// Whether a snapshot begins behind the update in hand: its number. `changed` rows have changed since the last one. Calls `look` now
+    /// and then while it waits for the checkpointer.
+    pub fn begin(&mut self, changed: usize, mut look: impl FnMut()) -> Option<u64> {
+        let halves = self.halves?;
+        let full = changed >= self.most_rows;
+        if !full && self.taken.elapsed() < self.every {
+            return None;
+        }
+        self.early += u64::from(full && self.taken.elapsed() < self.every);
+        let begun = Instant::now();
+        let number = loop {
+            let seen = halves.news().value();
+            let next = halves.next();
+            if next.is_some() || !full || self.segments.control.stop_level() >= STOP_LEARNING {
+                break next;
+            }
+            halves.news().wait(seen, NAP);
+            look();
+        };
+        self.waited += begun.elapsed();
+        if number.is_some() {
+            self.taken = Instant::now();
+        }
+        number
     }
 
-    pub fn is_due(&self) -> bool {
-        self.every.is_some_and(|every| self.taken.elapsed() > every)
-    }
-
-    /// Puts the next snapshot off after one that could not be written.
-    pub fn failed(&mut self) {
-        self.segments.control.checkpoint.failures.add(1);
-        self.taken = Instant::now();
-    }
-
-    /// Takes a snapshot between two updates.
+    /// Waits until the last snapshot of the run may begin; `None` in a run that takes none.
     ///
     /// # Errors
-    /// What the file system says; the snapshots that were there stay.
-    pub fn save(&mut self, state: &ValueState, store: &mut Store) -> anyhow::Result<()> {
+    /// The checkpointer cannot write the one before.
+    pub fn begin_last(&mut self, mut look: impl FnMut()) -> Result<Option<u64>, CannotSave> {
+        let Some(halves) = self.halves else { return Ok(None) };
+        let failures = &self.segments.control.checkpoint.failures;
+        let before = failures.get();
+        loop {
+            let seen = halves.news().value();
+            if let Some(number) = halves.next() {
+                return Ok(Some(number));
+            }
+            if failures.get() - before >= LAST_FAILURES {
+                return Err(CannotSave(anyhow::anyhow!("the snapshot before the last cannot be written")));
+            }
+            halves.news().wait(seen, NAP);
+            look();
+        }
+    }
+
+    /// Puts the dense part of snapshot `number` into its half.
+    ///
+    /// # Errors
+    /// A state that does not fit.
+    pub fn write(&mut self, number: u64, state: &ValueState) -> anyhow::Result<()> {
+        let Some(halves) = self.halves else { return Ok(()) };
         let begun = Instant::now();
-        store.flush();
         let mut state = state.clone();
         let now = self.segments.rings.iter().map(|ring| ring.ledger().closed());
         state.ledger = Ledger::sum(now.chain([state.ledger]));
-        let number = self.number + 1;
-        failpoint::reached("rank.snapshot");
-        let bytes = ValueSnapshot::write(self.directory, number, &state, store.table(), self.keep)?;
-        self.number = number;
-        let stats = &self.segments.control.checkpoint;
-        stats.snapshots.add(1);
-        stats.bytes.add(bytes);
-        stats.write_ns.add(begun.elapsed().as_nanos() as u64);
-        self.segments.control.learner.snapshot_ns.add(begun.elapsed().as_nanos() as u64);
-        self.taken = Instant::now();
+        failpoint::reached("rank.snapshot.dense");
+        halves.write(Part::Dense, number, state.updates, [&state.encode()?[..]])?;
+        self.waited += begun.elapsed();
+        self.segments.control.learner.snapshot_ns.set(self.waited.as_nanos() as u64);
         Ok(())
+    }
+
+    /// How long the trainer has been held up by snapshots, and how many began early.
+    pub fn cost(&self) -> (Duration, u64) {
+        (self.waited, self.early)
     }
 }

@@ -3,7 +3,9 @@
 //! A batch goes through four steps: its unique ids are found, their rows are fetched, gathered, and moved along their gradients. The
 //! first two may be done while earlier batches are under way; a gather comes after the update of the batch before.
 
+use crate::run::failpoint;
 use crate::settings::{ValueSettings, WhenFull};
+use crate::shm::{Halves, Part, ShmError};
 use crate::sparse::cache::Counters;
 use crate::sparse::lookup::Finder;
 use crate::sparse::table::DIRECT;
@@ -131,9 +133,10 @@ impl Store {
             cache.update(ticket, gradients, rate);
         } else {
             let dim = self.table.shape().dim;
-            for (record, gradient) in batch.records.iter().zip(gradients.chunks_exact(dim)) {
+            let rows = batch.lookup.unique.iter().zip(&batch.records);
+            for ((&id, record), gradient) in rows.zip(gradients.chunks_exact(dim)) {
                 if let Some(record) = record {
-                    self.table.update(*record, gradient, rate);
+                    self.table.update(id, *record, gradient, rate);
                 }
             }
         }
@@ -147,6 +150,29 @@ impl Store {
         }
         batch.records.clear();
         batch.fetched = false;
+    }
+
+    /// Rows that have changed since the newest snapshot, at most.
+    pub fn changed(&self) -> usize {
+        self.table.changed_len() + self.cache.as_ref().map_or(0, Cache::dirty)
+    }
+
+    /// Puts the rows that have changed since the newest snapshot, as they are after `update`, into the half of snapshot `number`.
+    ///
+    /// # Errors
+    /// More rows than the half holds.
+    pub fn snapshot(&mut self, halves: &Halves, number: u64, update: u64) -> Result<(), ShmError> {
+        failpoint::reached("rank.snapshot");
+        self.flush();
+        let changed: Vec<([u8; 8], u32)> =
+            self.table.changed().map(|(id, record)| (id.to_le_bytes(), record)).collect();
+        let pieces = changed
+            .iter()
+            .flat_map(|(id, record)| [&id[..], bytemuck::cast_slice::<u32, u8>(self.table.record(*record))]);
+        halves.write(Part::Sparse, number, update, pieces)?;
+        failpoint::reached("rank.snapshot.rows");
+        self.table.begin_changes(number);
+        Ok(())
     }
 
     /// Takes everything that was changed to the table.

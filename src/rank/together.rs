@@ -13,13 +13,12 @@ use anyhow::Context as _;
 use twox_hash::XxHash3_64;
 
 use crate::collective::rows::{Merger, RowGradients, encode};
-use crate::run::value_run::{
-    Prepared, RANK_HEADER, ValueSegments, ValueSnapshot, ValueState, exchange_name, net_shape, table_name,
-};
-use crate::run::{CannotSave, Metrics, RunDirectory, failpoint};
+use crate::run::value_run::{Prepared, RANK_HEADER, ValueHalves, ValueSegments, exchange_name, net_shape, table_name};
+use crate::run::value_snapshot::ValueState;
+use crate::run::{Metrics, RunDirectory, failpoint};
 use crate::settings::{ValueSettings, WhenFull};
 use crate::shm::control::{ProcessSlot, STOP_LEARNING};
-use crate::shm::{Exchange, ProcessKind, Seat};
+use crate::shm::{Exchange, Halves, ProcessKind, Seat};
 use crate::sparse::lookup::Finder;
 use crate::sparse::{HostTable, TableError, TableView};
 use crate::values::net::Losses;
@@ -35,7 +34,7 @@ use super::record::Training;
 use super::rows::RowStep;
 use super::saver::Saver;
 use super::store::{BatchRows, Store};
-use super::{first_state, report, slot, step_of};
+use super::{report, slot, state_of, step_of};
 
 /// Runs a rank until training is over or the run stops. Rank 0 saves.
 ///
@@ -49,25 +48,25 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
     let shape = net_shape(settings, &fields);
     let exchange = Arc::new(Exchange::open(&exchange_name(prefix))?);
     let seat = exchange.join(rank, Duration::from_secs_f64(settings.ranks.timeout_s))?;
-    let snapshot = ValueSnapshot::newest(directory)?;
-    let number = snapshot.as_ref().map_or(0, |s| s.number);
+    let (halves, undo) = ValueHalves::open(prefix)?.map(|of| (of.halves, of.undo)).unzip();
+    let state = state_of(settings, directory, shape, halves.as_ref())?;
     let prepared = Prepared::read(directory)?;
     let prior = RowPrior::new(settings, &prepared);
     let rows = if rank == 0 {
         let mut table = HostTable::open(&table_name(prefix))?;
-        if let Some(snapshot) = &snapshot {
-            snapshot.restore(&mut table)?;
+        if let Some(undo) = undo {
+            table.track(undo);
         }
         let passes = Passes { settings, prepared: &prepared, directory, judge: Judge::open(settings, &fields)? };
         let metrics = Metrics::open(&directory.metrics())?;
-        let saver = Saver::new(directory, &segments, settings.checkpoint.clone(), number);
+        let saver = Saver::new(&segments, halves.as_ref(), settings);
         let store = Store::new(table, settings);
         seat.publish(1);
-        Duty::First(Box::new(First { store, prior, passes, metrics, saver, merged: RowGradients::default() }))
+        let halves = halves.as_ref();
+        Duty::First(Box::new(First { store, prior, passes, metrics, saver, halves, merged: RowGradients::default() }))
     } else {
         Duty::Other(TableView::open(&table_name(prefix))?)
     };
-    let state = snapshot.map_or_else(|| first_state(settings, shape), |snapshot| snapshot.state);
     let mut member = Member {
         blocks: Blocks::open(&segments, slot, fields.len())?,
         dense: Dense::new(shape, prepared.dispersion),
@@ -108,6 +107,7 @@ struct First<'a> {
     passes: Passes<'a>,
     metrics: Metrics,
     saver: Saver<'a>,
+    halves: Option<&'a Halves>,
     merged: RowGradients,
 }
 
@@ -190,14 +190,15 @@ impl Member<'_> {
             if !self.update(next)? {
                 break;
             }
-            self.after_update();
+            self.after_update()?;
             failpoint::reached(if self.is_first() { "rank.update" } else { "other.update" });
         }
         self.record();
+        let slot = self.slot;
         if let Duty::First(first) = &mut self.duty
-            && first.saver.saves()
+            && let Some(number) = first.saver.begin_last(|| slot.beat())?
         {
-            first.saver.save(&self.state, &mut first.store).map_err(CannotSave)?;
+            first.save(number, &self.state)?;
         }
         Ok(())
     }
@@ -319,17 +320,17 @@ impl Member<'_> {
     }
 
     /// What rank 0 does between two updates.
-    fn after_update(&mut self) {
+    fn after_update(&mut self) -> anyhow::Result<()> {
         if self.shown.0.elapsed() > Duration::from_secs(1) {
             self.record();
         }
-        let Duty::First(first) = &mut self.duty else { return };
-        if first.saver.is_due() {
-            first.saver.save(&self.state, &mut first.store).unwrap_or_else(|e| {
-                first.saver.failed();
-                tracing::warn!("a snapshot cannot be written, training goes on: {e:#}");
-            });
+        let slot = self.slot;
+        if let Duty::First(first) = &mut self.duty
+            && let Some(number) = first.saver.begin(first.store.changed(), || slot.beat())
+        {
+            first.save(number, &self.state)?;
         }
+        Ok(())
     }
 
     /// Rank 0 evaluates, and says whether training is over.
@@ -373,6 +374,7 @@ impl Member<'_> {
         let Duty::First(first) = &mut self.duty else { return };
         let (then, before) = self.shown;
         let n = self.sums_samples.max(1) as f64;
+        let (snapshot_wait, early_snapshots) = first.saver.cost();
         let record = Training {
             epoch: self.state.cursor.epoch,
             updates: self.state.updates,
@@ -383,6 +385,8 @@ impl Member<'_> {
             charge: self.sums.charge / n,
             wait_s: self.blocks.waited().as_secs_f64(),
             rows_wait_s: self.exchanging.as_secs_f64(),
+            snapshot_wait_s: snapshot_wait.as_secs_f64(),
+            early_snapshots,
             cache: None,
         };
         first.metrics.append("values", &record);
@@ -391,6 +395,15 @@ impl Member<'_> {
 }
 
 impl First<'_> {
+    /// Puts snapshot `number` into its half.
+    fn save(&mut self, number: u64, state: &ValueState) -> anyhow::Result<()> {
+        if let Some(halves) = self.halves {
+            self.store.snapshot(halves, number, state.updates)?;
+            self.saver.write(number, state)?;
+        }
+        Ok(())
+    }
+
     /// Moves the rows of all ranks along their merged gradients, of a batch of `whole` samples.
     fn write(
         &mut self,
@@ -417,7 +430,7 @@ impl First<'_> {
             for (element, (g, w)) in gradient.iter_mut().zip(table.row(record)).enumerate() {
                 *g += weights[element.min(weights.len() - 1)] * w;
             }
-            table.update(record, gradient, step.rate);
+            table.update(self.merged.ids[row], record, gradient, step.rate);
         }
         Ok(())
     }

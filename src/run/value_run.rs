@@ -9,22 +9,23 @@ use serde::{Deserialize, Serialize};
 use crate::collective::rows;
 use crate::log::CompileOptions;
 use crate::settings::ValueSettings;
-use crate::shm::{Control, Exchange, ExchangeShape, Ledger, RingShape, RunNames, SampleRing, ShmError, check_space};
-use crate::sparse::{HostTable, TableShape, file};
-use crate::values::adam::Adam;
+use crate::shm::{
+    Control, Exchange, ExchangeShape, HalfShape, Halves, RingShape, RunNames, SampleRing, ShmError, UndoLog, UndoShape,
+    check_space,
+};
+use crate::sparse::{HostTable, TableShape};
 use crate::values::join::JoinCounts;
 use crate::values::net::NetShape;
 use crate::values::prior::FieldSd;
 use crate::values::{Block, Fields};
 
 use super::RunDirectory;
-use super::snapshot::files::Disk;
-use super::snapshot::{SnapshotFolder, folder};
+use super::value_snapshot::ValueState;
 
 /// Regions of a reader's ring: one is written while another is learned from.
 const REGIONS: usize = 2;
 
-/// Handles to the shared memory of a run.
+/// Handles to the shared memory of a run, but for its table.
 pub struct ValueSegments {
     pub control: Control,
     /// Of each reader one ring for each rank: reader by reader for main and a reader, those of one rank for that rank.
@@ -41,14 +42,18 @@ pub fn exchange_name(prefix: &str) -> String {
     format!("{prefix}-exchange")
 }
 
-/// Sizes of what the ranks exchange.
-fn exchange_shape(settings: &ValueSettings, fields: &Fields) -> ExchangeShape {
+/// Sizes of what the ranks exchange, where there are several.
+fn exchange_shape(settings: &ValueSettings, fields: &Fields) -> Option<ExchangeShape> {
+    if settings.values.ranks == 1 {
+        return None;
+    }
     let v = &settings.values;
     // Of a batch of all ranks each sample goes to a rank by a hash: ten standard deviations are never exceeded.
     let spread = 10 * ((v.batch as f64).sqrt() as usize + 1);
     let rows = (v.batch + spread).min(v.batch * v.ranks) * fields.len();
     let words = net_shape(settings, fields).parameters();
-    ExchangeShape { ranks: v.ranks, words, bytes: RANK_HEADER + rows::capacity(rows, v.dim, fields.len()) }
+    let bytes = RANK_HEADER + rows::capacity(rows, v.dim, fields.len());
+    Some(ExchangeShape { ranks: v.ranks, words, bytes })
 }
 
 pub fn net_shape(settings: &ValueSettings, fields: &Fields) -> NetShape {
@@ -60,38 +65,59 @@ fn ring_name(prefix: &str, reader: usize, rank: usize) -> String {
     if rank == 0 { format!("{prefix}-ring{reader}") } else { format!("{prefix}-ring{reader}.{rank}") }
 }
 
-impl ValueSegments {
-    /// Creates everything, the empty table included, after checking that there is room.
+/// What snapshots go through on their way to disk, and what undoes changes that are in none.
+pub struct ValueHalves {
+    pub halves: Halves,
+    pub undo: UndoLog,
+}
+
+impl ValueHalves {
+    /// Creates them for a run that goes on from snapshot `since`, 0 for none; `None` where it takes no snapshots.
     ///
     /// # Errors
-    /// Too little shared memory, with what to change.
-    pub fn create(names: &RunNames, settings: &ValueSettings, fields: &Fields) -> anyhow::Result<(Self, HostTable)> {
-        // A shard may be the whole batch.
-        let ranks = settings.values.ranks;
-        let capacity = Block::capacity(settings.values.batch * ranks, fields);
-        let shape = |i: usize| RingShape { actor: i as u32, regions: REGIONS, capacity };
-        let (readers, table) = (settings.values.readers, table_shape(settings));
-        let rings = (readers * ranks) as u64 * SampleRing::footprint(shape(0));
-        let shape_of_exchange = (ranks > 1).then(|| exchange_shape(settings, fields));
-        let exchange = shape_of_exchange.map_or(0, Exchange::footprint);
-        check_space(Control::footprint() + rings + exchange + table.footprint()).with_context(|| {
-            format!(
-                "the table of {} rows takes {:.0} MiB of shared memory: lower table.max_rows, or give it more room",
-                table.max_rows,
-                table.footprint() as f64 / f64::from(1 << 20)
-            )
-        })?;
-        let segments = Self {
-            control: Control::create(&names.part("control"))?,
-            rings: (0..readers * ranks)
-                .map(|i| (i / ranks, i % ranks))
-                .map(|(reader, rank)| SampleRing::create(&ring_name(&names.to_string(), reader, rank), shape(reader)))
-                .collect::<Result<_, _>>()?,
-            exchange: shape_of_exchange
-                .map(|shape| Exchange::create(&exchange_name(&names.to_string()), shape))
-                .transpose()?,
+    /// Too little shared memory.
+    pub fn create(
+        names: &RunNames,
+        settings: &ValueSettings,
+        fields: &Fields,
+        since: u64,
+    ) -> Result<Option<Self>, ShmError> {
+        let Some((halves, undo)) = halves_shape(settings, fields).zip(undo_shape(settings)) else { return Ok(None) };
+        let halves = Halves::create(&names.part("halves"), halves)?;
+        halves.commit(since);
+        Ok(Some(Self { halves, undo: UndoLog::create(&names.part("undo"), undo, since)? }))
+    }
+
+    /// Opens what main created; `None` where the run takes no snapshots.
+    ///
+    /// # Errors
+    /// A segment that is damaged or of another build.
+    pub fn open(prefix: &str) -> Result<Option<Self>, ShmError> {
+        match Halves::open(&format!("{prefix}-halves")) {
+            Err(ShmError::Missing { .. }) => Ok(None),
+            halves => Ok(Some(Self { halves: halves?, undo: UndoLog::open(&format!("{prefix}-undo"))? })),
+        }
+    }
+}
+
+impl ValueSegments {
+    /// Creates control block, rings, and what several ranks exchange through.
+    ///
+    /// # Errors
+    /// Too little shared memory.
+    pub fn create(names: &RunNames, settings: &ValueSettings, fields: &Fields) -> Result<Self, ShmError> {
+        let (prefix, ranks) = (names.to_string(), settings.values.ranks);
+        let ring = |i: usize| {
+            let (reader, rank) = (i / ranks, i % ranks);
+            SampleRing::create(&ring_name(&prefix, reader, rank), ring_shape(settings, fields, reader))
         };
-        Ok((segments, HostTable::create(&names.part("table"), table)?))
+        Ok(Self {
+            control: Control::create(&names.part("control"))?,
+            rings: (0..settings.values.readers * ranks).map(ring).collect::<Result<_, _>>()?,
+            exchange: exchange_shape(settings, fields)
+                .map(|shape| Exchange::create(&exchange_name(&prefix), shape))
+                .transpose()?,
+        })
     }
 
     /// Opens what main created, with the rings from `reader` to each of `ranks`.
@@ -119,6 +145,48 @@ impl ValueSegments {
             exchange: None,
         })
     }
+}
+
+/// Creates the empty table of a run, after checking that there is room for it and everything else.
+///
+/// # Errors
+/// Too little shared memory, with what to change.
+pub fn create_table(names: &RunNames, settings: &ValueSettings, fields: &Fields) -> anyhow::Result<HostTable> {
+    let table = table_shape(settings);
+    let rings = (settings.values.readers * settings.values.ranks) as u64;
+    let rings = rings * SampleRing::footprint(ring_shape(settings, fields, 0));
+    let exchange = exchange_shape(settings, fields).map_or(0, Exchange::footprint);
+    let halves = halves_shape(settings, fields).map_or(0, Halves::footprint);
+    let undo = undo_shape(settings).map_or(0, UndoLog::footprint);
+    check_space(Control::footprint() + rings + exchange + halves + undo + table.footprint()).with_context(|| {
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        format!(
+            "the table of {} rows takes {:.0} MiB of shared memory and its snapshots {:.0} MiB: lower table.max_rows or \
+             table.snapshot_rows, or give it more room",
+            table.max_rows,
+            mib(table.footprint()),
+            mib(halves + undo)
+        )
+    })?;
+    Ok(HostTable::create(&names.part("table"), table)?)
+}
+
+fn ring_shape(settings: &ValueSettings, fields: &Fields, reader: usize) -> RingShape {
+    // A shard may be the whole batch.
+    let capacity = Block::capacity(settings.values.batch * settings.values.ranks, fields);
+    RingShape { actor: reader as u32, regions: REGIONS, capacity }
+}
+
+fn halves_shape(settings: &ValueSettings, fields: &Fields) -> Option<HalfShape> {
+    let net = net_shape(settings, fields);
+    let row = size_of::<u64>() + size_of::<u32>() * table_shape(settings).words();
+    let dense = ValueState::most_bytes(settings.values.readers, net.parameters());
+    undo_shape(settings).map(|undo| HalfShape { dense, sparse: row * undo.entries })
+}
+
+fn undo_shape(settings: &ValueSettings) -> Option<UndoShape> {
+    let entries = settings.table.snapshot_rows.min(settings.table.max_rows);
+    (settings.checkpoint.every_s > 0.0).then(|| UndoShape { words: table_shape(settings).words(), entries })
 }
 
 /// Name of the table's segment.
@@ -183,7 +251,7 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    fn new(readers: usize) -> Self {
+    pub fn new(readers: usize) -> Self {
         Self { epoch: 0, turn: 0, positions: vec![0; readers], ended: vec![false; readers] }
     }
 
@@ -233,113 +301,5 @@ impl Cursor {
         self.epoch += 1;
         self.turn = 0;
         self.ended.fill(false);
-    }
-}
-
-/// A run between two updates, but for its table.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ValueState {
-    format: u32,
-    pub updates: u64,
-    pub samples: u64,
-    pub cursor: Cursor,
-    pub parameters: Vec<f32>,
-    pub adam: Adam,
-    /// Evaluations so far, those in a row that did not improve, and the best loss.
-    pub evaluations: u64,
-    pub without_improvement: u64,
-    pub best: Option<f64>,
-    /// Training is over: nothing is left but to say so.
-    pub finished: bool,
-    /// Where the samples of processes went that are gone.
-    pub ledger: Ledger,
-}
-
-impl ValueState {
-    const FORMAT: u32 = 1;
-
-    /// The state of a run that begins.
-    pub fn new(readers: usize, parameters: Vec<f32>) -> Self {
-        Self {
-            format: Self::FORMAT,
-            updates: 0,
-            samples: 0,
-            cursor: Cursor::new(readers),
-            adam: Adam::new(parameters.len()),
-            parameters,
-            evaluations: 0,
-            without_improvement: 0,
-            best: None,
-            finished: false,
-            ledger: Ledger::default(),
-        }
-    }
-}
-
-/// A snapshot on disk.
-pub struct ValueSnapshot {
-    pub number: u64,
-    pub state: ValueState,
-    path: PathBuf,
-}
-
-impl ValueSnapshot {
-    /// The newest whole snapshot of a run; damaged ones are passed over with a warning.
-    ///
-    /// # Errors
-    /// A folder that cannot be read.
-    pub fn newest(directory: &RunDirectory) -> anyhow::Result<Option<Self>> {
-        let root = directory.checkpoints();
-        for &number in folder::numbers(&root)?.iter().rev() {
-            let path = root.join(format!("{number:08}"));
-            match Self::read(path, number) {
-                Ok(snapshot) => return Ok(Some(snapshot)),
-                Err(e) => tracing::warn!("snapshot {number} is damaged and passed over: {e:#}"),
-            }
-        }
-        Ok(None)
-    }
-
-    fn read(path: PathBuf, number: u64) -> anyhow::Result<Self> {
-        let manifest = folder::verify(&path)?;
-        ensure!(manifest.snapshot == number, "its manifest is that of snapshot {}", manifest.snapshot);
-        let bytes = std::fs::read(path.join(folder::STATE))?;
-        let (state, _): (ValueState, usize) = bincode::serde::decode_from_slice(&bytes, bincode::config::standard())?;
-        ensure!(
-            state.format == ValueState::FORMAT,
-            "format {}, this program reads {}",
-            state.format,
-            ValueState::FORMAT
-        );
-        Ok(Self { number, state, path })
-    }
-
-    /// Reads the snapshot's rows into an empty table.
-    ///
-    /// # Errors
-    /// Rows that are damaged or do not fit.
-    pub fn restore(&self, table: &mut HostTable) -> anyhow::Result<()> {
-        Ok(file::load(&self.path.join(folder::POOL), table)?)
-    }
-
-    /// Writes a snapshot and removes older ones; returns the bytes written.
-    ///
-    /// # Errors
-    /// What the file system says; there is no such snapshot then.
-    pub fn write(
-        directory: &RunDirectory,
-        number: u64,
-        state: &ValueState,
-        table: &HostTable,
-        keep: usize,
-    ) -> anyhow::Result<u64> {
-        let root = directory.checkpoints();
-        let folder = SnapshotFolder::new(&root, Disk);
-        let mut rows = std::io::Cursor::new(Vec::new());
-        file::write_to(&mut rows, table)?;
-        let bytes = bincode::serde::encode_to_vec(state, bincode::config::standard())?;
-        let written = folder.commit(number, state.updates, &bytes, &[rows.get_ref()], None)?;
-        folder.prune(number, keep)?;
-        Ok(written)
     }
 }

@@ -1,13 +1,17 @@
 //! One policy that serves one day, request by request.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::env::{Choice, Episode, Incoming, Replay, State, Visit};
+use crate::log::corrected::Correction;
 use crate::log::day::Day;
 use crate::log::error::BadValue;
 use crate::log::schema::{AdType, ControlRow, TrackRow};
 use crate::log::{QueueRules, Showable};
 use crate::policy::{Decider, Policy};
+use crate::values::ValueModel;
+use crate::values::model::Predictor;
 
 use super::claims::Claims;
 use super::served::{ServedDay, ServedPolicy};
@@ -59,6 +63,9 @@ pub struct Scorer {
     pub(super) hands_out: bool,
     decider: Decider,
     showable: Showable,
+    correction: Correction,
+    /// What the policy is told instead of the values of the requests.
+    values: Option<Predictor<Arc<ValueModel>>>,
 }
 
 /// The largest score in magnitude that is stated: baselines rank contracts without regard to money.
@@ -70,7 +77,7 @@ impl Scorer {
     /// # Errors
     /// A policy that cannot begin the day.
     pub fn new(day: &ServedDay, policy: &ServedPolicy, options: ScoreOptions) -> anyhow::Result<Self> {
-        let known = std::sync::Arc::new(day.known(policy.plan(), policy.vocabulary()));
+        let known = Arc::new(day.known(policy.plan(), policy.vocabulary()));
         let episode = Episode::whole_day(&known, options.rate_seed);
         let state = State::new(vec![0.0; known.contracts.len()]);
         let replay = Replay::serve(known, episode, options.feedback_delay_s, state);
@@ -93,6 +100,8 @@ impl Scorer {
             hands_out: options.stateless,
             decider: Decider::default(),
             showable: Showable::default(),
+            correction: Correction::default(),
+            values: day.values.clone().map(Predictor::of),
         })
     }
 
@@ -194,6 +203,12 @@ impl Scorer {
 
     fn score(&mut self, request: &TrackRow, offset: u64, out: &mut Decision) -> Choice {
         self.rules.sort(request, &mut self.showable);
+        if let Some(values) = &mut self.values {
+            let start = self.day.start_ms;
+            self.correction.correct(request, &self.rules, &mut self.showable, |request, queue, out| {
+                values.correct(request, start, queue, out);
+            });
+        }
         let &TrackRow { request_id, slot_id, region, gender, age, .. } = request;
         let Showable { entries, auctions, best, .. } = &self.showable;
         let place = self.replay.day.vocabulary.place(slot_id, region);

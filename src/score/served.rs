@@ -16,6 +16,7 @@ use crate::policy::file::PolicyFile;
 use crate::policy::stored::{BaselineFile, Stored};
 use crate::policy::{Policy, baselines};
 use crate::settings::Settings;
+use crate::values::ValueModel;
 
 /// The files that say what is known of a day before it begins.
 #[derive(Debug, Clone)]
@@ -34,6 +35,8 @@ pub struct ServedDay {
     pub contracts: Vec<ControlRow>,
     /// `None`: the plan's.
     pub forecast: Option<Forecast>,
+    /// The values that the policy is told: those of the requests, or a model's.
+    pub values: Option<Arc<ValueModel>>,
 }
 
 impl ServedDay {
@@ -51,7 +54,13 @@ impl ServedDay {
             Some(path) => Some(Forecast::from_inventory(&inventory::read(path)?)),
             None => None,
         };
-        Ok(Self { day, contracts, forecast })
+        Ok(Self { day, contracts, forecast, values: None })
+    }
+
+    /// The same day, at which the policy is told the values of a model.
+    #[must_use]
+    pub fn told(self, values: Option<Arc<ValueModel>>) -> Self {
+        Self { values, ..self }
     }
 
     /// The day as a policy may know it.
@@ -99,6 +108,15 @@ impl ServedPolicy {
     /// A policy that is not read from a file; `version` tells it from others.
     pub fn of_file(file: PolicyFile, version: String) -> Self {
         Self { stored: Stored::Learned(file), version }
+    }
+
+    /// The values that a policy was trained at, where the manifest of its run says so.
+    pub fn trained_at(policy: &str) -> Option<String> {
+        let path = PolicyFile::locate(Path::new(policy));
+        let manifest =
+            path.ancestors().skip(1).take(2).map(|dir| dir.join("manifest.json")).find(|path| path.is_file())?;
+        let manifest: serde_json::Value = serde_json::from_slice(&std::fs::read(manifest).ok()?).ok()?;
+        Some(manifest["told"].as_str()?.to_owned())
     }
 
     /// The plan that it goes by.

@@ -54,7 +54,7 @@ impl Server {
         let started = Instant::now();
         let now_ms = engine::now_ms();
         let policy = ServedPolicy::open(&options.policy, options.plan.as_deref())?;
-        let day = ServedDay::read(&options.files, now_ms)?;
+        let day = ServedDay::read(&options.files, now_ms)?.told(options.values.clone());
         options.score = ScoreOptions { exposures: true, stateless: false, ..options.score };
         let mut scorer = Scorer::new(&day, &policy, options.score)?;
         if !keeper::take_over(&mut scorer, &options.state)? {

@@ -2,9 +2,11 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::score::{DayFiles, ScoreOptions};
+use crate::values::ValueModel;
 
 /// How to serve.
 #[derive(Debug, Clone)]
@@ -13,6 +15,8 @@ pub struct ServeOptions {
     pub policy: String,
     pub plan: Option<PathBuf>,
     pub files: DayFiles,
+    /// The model whose values policies are told; `None`: those of the requests.
+    pub values: Option<Arc<ValueModel>>,
     pub score: ScoreOptions,
     pub listen: SocketAddr,
     /// Where the counts are kept across restarts.

@@ -55,6 +55,8 @@ pub struct Values {
     pub train: Vec<PathBuf>,
     /// Log directories whose exposures choose the number of passes and end training; empty = all passes, the last is kept.
     pub validation: Vec<PathBuf>,
+    /// What the run begins with: the rows of a sparse-parameter file, or rows and network of another run; empty = nothing.
+    pub from: PathBuf,
     /// Share of bad rows above which a log is refused.
     pub max_bad_share: f64,
     /// Ids that have an embedding, and their crosses: `ad`, `slot`, `region`, `user`, `gender`, `age`, `type`, joined by `*`.
@@ -97,6 +99,7 @@ impl Default for Values {
         Self {
             train: vec![],
             validation: vec![],
+            from: PathBuf::new(),
             max_bad_share: 0.01,
             fields: ["ad", "slot", "region", "ad*slot", "ad*region"].map(String::from).to_vec(),
             dim: 8,
@@ -164,6 +167,8 @@ pub struct Table {
     pub prefetch: usize,
     /// Arenas that the cache is spread over.
     pub devices: usize,
+    /// Rows that may change between two snapshots; when they have, one begins early.
+    pub snapshot_rows: usize,
 }
 
 impl Default for Table {
@@ -176,12 +181,26 @@ impl Default for Table {
             cache_rows: 0,
             prefetch: 1,
             devices: 1,
+            snapshot_rows: 1 << 17,
         }
     }
 }
 
+impl ValueSettings {
+    /// Batches whose rows are fetched before their turn.
+    pub fn ahead(&self) -> usize {
+        if self.table.cache_rows > 0 { self.table.prefetch } else { 1 }
+    }
+
+    /// Rows that may change, or be inserted, before the next update at which a snapshot can begin.
+    pub fn rows_in_flight(&self) -> usize {
+        (4 + self.ahead().max(1)) * self.values.batch * self.values.ranks * self.values.fields.len()
+    }
+}
+
 impl Configuration for ValueSettings {
-    const PATHS: &'static [(&'static str, &'static str)] = &[("values", "train"), ("values", "validation")];
+    const PATHS: &'static [(&'static str, &'static str)] =
+        &[("values", "train"), ("values", "validation"), ("values", "from")];
 
     fn validate(&self) -> Result<(), SettingsError> {
         let bad = |key: &str, why: String| Err(SettingsError::Value { key: key.into(), why });
@@ -200,6 +219,7 @@ impl Configuration for ValueSettings {
             ("table.cache_rows", t.cache_rows, 0, (1 << 32) - 2),
             ("table.prefetch", t.prefetch, 0, 64),
             ("table.devices", t.devices, 1, 64),
+            ("table.snapshot_rows", t.snapshot_rows, 1, (1 << 32) - 2),
         ] {
             if !(low..=high).contains(&value) {
                 return bad(key, format!("is {value}; must lie within {low}..={high}"));
@@ -221,6 +241,14 @@ impl Configuration for ValueSettings {
             if !(low..=high).contains(&value) {
                 return bad(key, format!("is {value}; must lie within {low}..={high}"));
             }
+        }
+        let least = 2 * self.rows_in_flight();
+        if t.snapshot_rows < least.min(t.max_rows) && self.checkpoint.every_s > 0.0 {
+            let why = format!(
+                "is {}; the batches under way may change {least} rows: raise it, or lower values.batch",
+                t.snapshot_rows
+            );
+            return bad("table.snapshot_rows", why);
         }
         if v.epochs == 0 {
             return bad("values.epochs", "must be at least 1".into());

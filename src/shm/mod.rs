@@ -22,6 +22,7 @@
 //! | `halves` | [`Halves`], two halves through which snapshots reach the checkpointer |
 //! | `turns` | [`turns::Turns`], whose turn it is at slots that two parties work on |
 //! | `exchange` | [`Exchange`], means and bytes between the ranks of a machine |
+//! | `undo` | [`UndoLog`]: what records held before they changed, for a return to the newest snapshot |
 //! | `rows` | [`RowWriter`], [`RowReader`]: records found by id, with one writer |
 //! | `control` | [`Control`], stop flag, doorbells, heartbeats and statistics of the whole run |
 //! | `process` | [`Role`], the table of roles, and the slots that processes sign in to |
@@ -52,6 +53,7 @@ pub mod rows;
 pub mod segment;
 pub(crate) mod sync;
 pub mod turns;
+pub mod undo;
 pub mod wait;
 
 pub use cell::ParamCell;
@@ -71,4 +73,5 @@ pub use ring::{
 };
 pub use rows::{RowReader, RowShape, RowWriter};
 pub use segment::{Kind, Segment, check_space};
+pub use undo::{Undo, UndoLog, UndoShape};
 pub use wait::{Doorbell, Woken};

@@ -21,6 +21,7 @@ pub enum Role {
     Trainer,
     /// A trainer beside it, from 1.
     Rank(usize),
+    ValueCheckpointer,
 }
 
 impl Role {
@@ -35,6 +36,7 @@ impl Role {
             Self::Reader(id) => ("reader", id, ProcessKind::Actor),
             Self::Trainer => ("trainer", MAX_PROCESSES - 1, ProcessKind::Learner),
             Self::Rank(id) => ("rank", MAX_PROCESSES - 3 - id, ProcessKind::Learner),
+            Self::ValueCheckpointer => ("value-checkpointer", Self::Checkpointer.slot(), ProcessKind::Checkpointer),
         }
     }
 

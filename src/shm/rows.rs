@@ -198,6 +198,18 @@ impl RowWriter {
         })
     }
 
+    /// Hands out a record that a writer who died may have had, or not.
+    pub fn claim(&mut self, record: u32) {
+        let head = self.0.head();
+        let used = head.used.load(Ordering::Relaxed);
+        head.used.store(used.max(u64::from(record) + 1), Ordering::Relaxed);
+    }
+
+    /// Records handed out so far.
+    pub fn used(&self) -> usize {
+        self.0.head().used.load(Ordering::Relaxed) as usize
+    }
+
     pub fn record(&self, record: u32) -> &[u32] {
         // SAFETY: in bounds and aligned; this process alone writes, and it writes through `&mut self`.
         let bytes = unsafe { self.0.segment.slice(self.0.at(record), self.0.shape.words * size_of::<u32>()) };

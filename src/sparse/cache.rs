@@ -7,21 +7,25 @@
 //!   nobody reads it.
 //! - A batch pins its rows from its prefetch to its release. A pinned row is never evicted, so a batch that is in flight or
 //!   prefetched never loses one, and a row that two batches share is fetched once.
-//! - The victim is the row that no batch has asked for the longest. If it was changed since it came, it is written back with its
-//!   optimiser state and version before its place is given away; a clean one is not.
+//! - The victim is the row that no batch has asked for the longest, among the rows that one batch alone has asked for while these take
+//!   more than a tenth of the places, among the others otherwise: ids that come once do not drive out those that come again. If the
+//!   victim was changed since it came, it is written back with its optimiser state and version before its place is given away; a clean
+//!   one is not.
 //! - An update happens in place. A prefetched batch that shares the row reads the updated value: it gathers later.
 //! - A prefetch takes all of its rows or none: where pinned rows leave no room it changes nothing, and is tried again after the
 //!   next release.
 //!
 //! On the CPU an arena is plain memory; the rules are the same for one on a GPU.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use serde::Serialize;
 
-use super::index::mix;
+use super::index::{IdMap, mix};
 use super::table::{HostTable, TableShape};
 
+/// One place in so many is for rows that one batch alone has asked for.
+const YOUNG_SHARE: usize = 10;
 /// Old entries that an arena's queue of victims may hold beside two for each place.
 const QUEUE_SLACK: usize = 1024;
 
@@ -57,10 +61,13 @@ struct Arena {
     /// Words of all places.
     words: Vec<u32>,
     places: Vec<Place>,
-    resident: HashMap<u64, u32>,
+    resident: IdMap<u32>,
     free: Vec<u32>,
-    /// Places by when they were asked for; an entry whose stamp is not its place's any more is old.
-    queue: VecDeque<(u32, u64)>,
+    /// Places by when they were asked for, of rows that one batch has asked for and of the others. An entry whose stamp is not its
+    /// place's any more is old.
+    queues: [VecDeque<(u32, u64)>; 2],
+    /// Rows that one batch alone has asked for since they came.
+    young: usize,
     /// Places with pins.
     pinned: usize,
     #[cfg(test)]
@@ -70,11 +77,15 @@ struct Arena {
 #[derive(Debug, Clone, Copy, Default)]
 struct Place {
     id: u64,
+    /// The row's record in the host table, where it stays.
+    record: u32,
     /// Batches in flight or prefetched that need the row.
     pins: u32,
     dirty: bool,
-    /// Number of the prefetch that asked for it last.
+    /// Number of the prefetch that asked for it last; 0 = none yet.
     stamp: u64,
+    /// More than one has asked for it since it came.
+    again: bool,
 }
 
 /// A batch's rows on the devices, from its prefetch to its release.
@@ -91,6 +102,8 @@ pub struct Cache {
     /// Places of an arena.
     capacity: usize,
     prefetches: u64,
+    /// Rows that have changed since they were fetched or written back.
+    dirty: usize,
     counters: Counters,
     /// Rows wanted of each arena by the prefetch in hand, resident ones that nobody pins yet, and those to be fetched.
     wanted: Vec<[usize; 2]>,
@@ -109,9 +122,10 @@ impl Cache {
         let arena = || Arena {
             words: vec![0; capacity * shape.words()],
             places: vec![Place::default(); capacity],
-            resident: HashMap::with_capacity(capacity),
+            resident: IdMap::with_capacity_and_hasher(capacity, Default::default()),
             free: (0..capacity as u32).rev().collect(),
-            queue: VecDeque::new(),
+            queues: Default::default(),
+            young: 0,
             pinned: 0,
             #[cfg(test)]
             evicts_pinned: false,
@@ -122,6 +136,7 @@ impl Cache {
             arenas,
             capacity,
             prefetches: 0,
+            dirty: 0,
             counters: Counters::default(),
             wanted: vec![[0; 2]; devices],
             #[cfg(test)]
@@ -136,6 +151,11 @@ impl Cache {
     /// Rows that are pinned; 0 when no batch is in flight or prefetched.
     pub fn pinned(&self) -> usize {
         self.arenas.iter().map(|arena| arena.pinned).sum()
+    }
+
+    /// Rows that the host has not got yet.
+    pub fn dirty(&self) -> usize {
+        self.dirty
     }
 
     /// Whether an id's row is on its device.
@@ -182,7 +202,7 @@ impl Cache {
             };
             arena.record_mut(taken, self.shape.words()).copy_from_slice(table.record(record));
             self.counters.bytes_up += 4 * self.shape.words() as u64;
-            arena.places[taken as usize] = Place { id, ..Place::default() };
+            arena.places[taken as usize] = Place { id, record, ..Place::default() };
             arena.resident.insert(id, taken);
             arena.pin(taken, self.prefetches);
             *place = taken;
@@ -226,7 +246,9 @@ impl Cache {
         if dirty {
             self.write_back(table, device, place);
         }
-        self.arenas[device].resident.remove(&id);
+        let arena = &mut self.arenas[device];
+        arena.resident.remove(&id);
+        arena.young -= usize::from(!arena.places[place as usize].again);
         self.counters.evictions += 1;
         place
     }
@@ -242,9 +264,9 @@ impl Cache {
             let old = table.find(id).map(|record| table.record(record)[state.clone()].to_vec()).unwrap_or_default();
             arena.record_mut(place, words)[state].copy_from_slice(&old);
         }
-        let written = table.write(id, arena.record_mut(place, words));
-        assert!(written, "a resident row has a place in the table");
+        table.write_record(id, arena.places[place as usize].record, arena.record_mut(place, words));
         arena.places[place as usize].dirty = false;
+        self.dirty -= 1;
         self.counters.write_backs += 1;
         self.counters.bytes_down += 4 * words as u64;
     }
@@ -270,6 +292,7 @@ impl Cache {
         for (&(device, place), gradient) in ticket.rows.iter().zip(gradients.chunks_exact(shape.dim)) {
             let arena = &mut self.arenas[device as usize];
             shape.update(arena.record_mut(place, shape.words()), gradient, rate);
+            self.dirty += usize::from(!arena.places[place as usize].dirty);
             arena.places[place as usize].dirty = true;
             #[cfg(test)]
             if self.planted == Some(tests::Bug::ForgetsThatItChanged) {
@@ -310,6 +333,11 @@ impl Arena {
         let place = &mut self.places[number as usize];
         self.pinned += usize::from(place.pins == 0);
         place.pins += 1;
+        if place.stamp == 0 {
+            self.young += 1;
+        } else if !std::mem::replace(&mut place.again, true) {
+            self.young -= 1;
+        }
         place.stamp = stamp;
     }
 
@@ -319,10 +347,11 @@ impl Arena {
         if place.pins == 0 {
             self.pinned -= 1;
             // Where it can be found as a victim; until now it could not be one.
-            self.queue.push_back((number, place.stamp));
-            if self.queue.len() > 2 * self.places.len() + QUEUE_SLACK {
+            let queue = &mut self.queues[usize::from(place.again)];
+            queue.push_back((number, place.stamp));
+            if queue.len() > 2 * self.places.len() + QUEUE_SLACK {
                 let places = &self.places;
-                self.queue.retain(|&(number, stamp)| {
+                queue.retain(|&(number, stamp)| {
                     let place = &places[number as usize];
                     place.pins == 0 && place.stamp == stamp
                 });
@@ -330,20 +359,27 @@ impl Arena {
         }
     }
 
-    /// The unpinned place that was asked for the longest ago. Room was checked: there is one.
+    /// The unpinned place whose row is missed the least. Room was checked: there is one.
     fn victim(&mut self) -> u32 {
-        loop {
-            let (number, stamp) = self.queue.pop_front().expect("an unpinned place");
-            let place = &self.places[number as usize];
-            // Pinned or asked for again since it was queued: it stands further back, or will.
+        let young_first = self.young > self.places.len() / YOUNG_SHARE;
+        let order = if young_first { [0, 1] } else { [1, 0] };
+        order.into_iter().find_map(|queue| self.oldest(queue)).expect("an unpinned place")
+    }
+
+    /// The unpinned place of a queue that was asked for the longest ago.
+    fn oldest(&mut self, queue: usize) -> Option<u32> {
+        while let Some((number, stamp)) = self.queues[queue].pop_front() {
             #[cfg(test)]
             if self.evicts_pinned {
-                return number;
+                return Some(number);
             }
+            // Else pinned or asked for again since it was queued: it stands further back, or will.
+            let place = &self.places[number as usize];
             if place.pins == 0 && place.stamp == stamp {
-                return number;
+                return Some(number);
             }
         }
+        None
     }
 }
 

@@ -18,6 +18,7 @@ use super::table::{HostTable, TableShape};
 const MAGIC: &[u8; 8] = b"ADMXROWS";
 const VERSION: u32 = 1;
 const HEADER: usize = 8 + 4 * 4 + 8 + 8;
+const ROWS_AT: u64 = HEADER as u64 - 16;
 const HASH_AT: u64 = HEADER as u64 - 8;
 
 /// What the header of a file says.
@@ -43,37 +44,145 @@ pub enum RowFileError {
 /// What the file system says.
 pub fn write(path: &Path, table: &HostTable) -> Result<u64, RowFileError> {
     let failed = |source| RowFileError::Io { path: path.to_owned(), source };
-    let mut file = BufWriter::with_capacity(1 << 20, File::create(path).map_err(failed)?);
-    write_to(&mut file, table).and_then(|hash| file.flush().map(|()| hash)).map_err(failed)
+    let shape = table.shape();
+    let file = BufWriter::with_capacity(1 << 20, File::create(path).map_err(failed)?);
+    let rows = table.sorted().into_iter().map(|(id, record)| (id, table.record(record)));
+    write_to(file, shape.dim, shape.optimizer, rows).map_err(failed)
 }
 
-/// Writes a table's rows; returns the hash of the body.
+/// Writes rows, ids ascending: each with its record's words. Returns the hash of the body.
 ///
 /// # Errors
 /// What the writer says.
-pub fn write_to(out: &mut (impl Write + Seek), table: &HostTable) -> std::io::Result<u64> {
-    let shape = table.shape();
-    let entries = table.sorted();
-    out.write_all(MAGIC)?;
-    let state = shape.floats() - shape.dim;
-    for word in [VERSION, shape.dim as u32, shape.optimizer.code(), state as u32] {
-        out.write_all(&word.to_le_bytes())?;
+pub fn write_to<'a>(
+    out: impl Write + Seek,
+    dim: usize,
+    optimizer: RowOptimizer,
+    rows: impl Iterator<Item = (u64, &'a [u32])>,
+) -> std::io::Result<u64> {
+    let mut out = RowFileWriter::begin(out, dim, optimizer)?;
+    let mut bytes = Vec::new();
+    for (id, words) in rows {
+        bytes.clear();
+        bytes.extend_from_slice(&id.to_le_bytes());
+        words.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
+        out.push(&bytes)?;
     }
-    out.write_all(&(entries.len() as u64).to_le_bytes())?;
-    out.write_all(&[0; 8])?;
-    let mut hasher = XxHash3_64::new();
-    let mut row = Vec::new();
-    for (id, record) in entries {
-        row.clear();
-        row.extend_from_slice(&id.to_le_bytes());
-        table.record(record).iter().for_each(|word| row.extend_from_slice(&word.to_le_bytes()));
-        hasher.write(&row);
-        out.write_all(&row)?;
+    out.finish()
+}
+
+/// Writes a file row by row.
+pub struct RowFileWriter<W> {
+    out: W,
+    rows: u64,
+    hasher: XxHash3_64,
+}
+
+impl<W: Write + Seek> RowFileWriter<W> {
+    /// Writes a header that does not know the rows yet.
+    ///
+    /// # Errors
+    /// What the writer says, as below.
+    pub fn begin(mut out: W, dim: usize, optimizer: RowOptimizer) -> std::io::Result<Self> {
+        out.write_all(MAGIC)?;
+        for word in [VERSION, dim as u32, optimizer.code(), optimizer.state_floats(dim) as u32] {
+            out.write_all(&word.to_le_bytes())?;
+        }
+        out.write_all(&[0; 16])?;
+        Ok(Self { out, rows: 0, hasher: XxHash3_64::new() })
     }
-    let hash = hasher.finish();
-    out.seek(SeekFrom::Start(HASH_AT))?;
-    out.write_all(&hash.to_le_bytes())?;
-    Ok(hash)
+
+    /// Writes a row as it stands in files: id and record.
+    pub fn push(&mut self, row: &[u8]) -> std::io::Result<()> {
+        self.rows += 1;
+        self.hasher.write(row);
+        self.out.write_all(row)
+    }
+
+    /// Completes the header; returns the hash of the body.
+    pub fn finish(mut self) -> std::io::Result<u64> {
+        let hash = self.hasher.finish();
+        self.out.seek(SeekFrom::Start(ROWS_AT))?;
+        self.out.write_all(&self.rows.to_le_bytes())?;
+        self.out.write_all(&hash.to_le_bytes())?;
+        self.out.flush()?;
+        Ok(hash)
+    }
+}
+
+/// Reads a file row by row and checks every row, and the whole at its end.
+pub struct RowFileReader {
+    path: PathBuf,
+    file: BufReader<File>,
+    pub found: RowFile,
+    number: u64,
+    row: Vec<u8>,
+    words: Vec<u32>,
+    hasher: XxHash3_64,
+    last: Option<u64>,
+}
+
+impl RowFileReader {
+    /// # Errors
+    /// A file that cannot be read or is none of these.
+    pub fn open(path: &Path) -> Result<Self, RowFileError> {
+        let (found, file) = open(path)?;
+        let words = found.dim + found.optimizer.state_floats(found.dim) + 1;
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            found,
+            number: 0,
+            row: vec![0; 8 + 4 * words],
+            words: vec![0; words],
+            hasher: XxHash3_64::new(),
+            last: None,
+        })
+    }
+
+    fn bad(&self, offset: u64, what: String) -> RowFileError {
+        RowFileError::Bad { path: self.path.clone(), offset, what }
+    }
+
+    /// The next row: its id and its record's words; `None` behind the last.
+    ///
+    /// # Errors
+    /// A file that cannot be read, ids out of order, a value that is not finite, a wrong checksum.
+    pub fn read(&mut self) -> Result<Option<(u64, &[u32])>, RowFileError> {
+        if self.number == self.found.rows {
+            if self.hasher.finish() != self.found.hash {
+                return Err(self.bad(HASH_AT, "the checksum is not that of the body: the file is damaged".into()));
+            }
+            return Ok(None);
+        }
+        let at = HEADER as u64 + self.number * self.row.len() as u64;
+        let read = self.file.read_exact(&mut self.row);
+        read.map_err(|source| RowFileError::Io { path: self.path.clone(), source })?;
+        self.hasher.write(&self.row);
+        self.number += 1;
+        let id = u64::from_le_bytes(self.row[..8].try_into().expect("8 bytes"));
+        for (word, bytes) in self.words.iter_mut().zip(self.row[8..].chunks_exact(4)) {
+            *word = u32::from_le_bytes(bytes.try_into().expect("4 bytes"));
+        }
+        let floats = self.words.len() - 1;
+        if let Some(i) = self.words[..floats].iter().position(|word| !f32::from_bits(*word).is_finite()) {
+            return Err(self.bad(at + 8 + 4 * i as u64, format!("a value of id {id} is not finite")));
+        }
+        if id == NO_ID {
+            return Err(self.bad(at, format!("the id {id} means none")));
+        }
+        if let Some(last) = self.last.filter(|last| *last >= id) {
+            let what = if last == id { "stands twice".into() } else { format!("stands behind {last}") };
+            return Err(self.bad(at, format!("the id {id} {what}")));
+        }
+        self.last = Some(id);
+        Ok(Some((id, &self.words)))
+    }
+
+    /// The row that [`read`](Self::read) has read last, as it stands in the file.
+    pub fn row(&self) -> &[u8] {
+        &self.row
+    }
 }
 
 /// Reads a file's header.
@@ -136,50 +245,37 @@ pub fn read(path: &Path, max_rows: usize, seed: u64) -> anyhow::Result<HostTable
     Ok(table)
 }
 
-/// Reads a file into a table.
+/// Reads a file into a table; its rows take the place of those that are there.
 ///
 /// # Errors
 /// As [`read`], and a table of another shape or without room.
 pub fn load(path: &Path, table: &mut HostTable) -> Result<(), RowFileError> {
-    let (found, mut file) = open(path)?;
-    let io = |source| RowFileError::Io { path: path.to_owned(), source };
-    let bad = |offset: u64, what: String| RowFileError::Bad { path: path.to_owned(), offset, what };
+    let mut rows = RowFileReader::open(path)?;
     let shape = table.shape();
-    if (found.dim, found.optimizer) != (shape.dim, shape.optimizer) {
-        let what = format!(
-            "rows of {} floats for {:?}, the table has {} for {:?}",
-            found.dim, found.optimizer, shape.dim, shape.optimizer
-        );
-        return Err(bad(12, what));
+    let RowFile { dim, optimizer, .. } = rows.found;
+    if (dim, optimizer) != (shape.dim, shape.optimizer) {
+        let what =
+            format!("rows of {dim} floats for {optimizer:?}, the table has {} for {:?}", shape.dim, shape.optimizer);
+        return Err(rows.bad(12, what));
     }
-    let mut row = vec![0; 8 + 4 * shape.words()];
-    let mut words = vec![0; shape.words()];
-    let mut hasher = XxHash3_64::new();
-    for number in 0..found.rows {
-        let at = HEADER as u64 + number * row.len() as u64;
-        file.read_exact(&mut row).map_err(io)?;
-        hasher.write(&row);
-        let id = u64::from_le_bytes(row[..8].try_into().expect("8 bytes"));
-        for (word, bytes) in words.iter_mut().zip(row[8..].chunks_exact(4)) {
-            *word = u32::from_le_bytes(bytes.try_into().expect("4 bytes"));
+    while let Some((id, words)) = rows.read()? {
+        if !table.write(id, words) {
+            return Err(
+                rows.bad(ROWS_AT, format!("the table has room for {} rows; raise table.max_rows", shape.max_rows))
+            );
         }
-        if let Some(i) = words[..shape.floats()].iter().position(|word| !f32::from_bits(*word).is_finite()) {
-            return Err(bad(at + 8 + 4 * i as u64, format!("a value of id {id} is not finite")));
-        }
-        if id == NO_ID {
-            return Err(bad(at, format!("the id {id} means none")));
-        }
-        if table.find(id).is_some() {
-            return Err(bad(at, format!("the id {id} stands twice")));
-        }
-        if !table.write(id, &words) {
-            return Err(bad(at, format!("the table has room for {} rows", shape.max_rows)));
-        }
-    }
-    if hasher.finish() != found.hash {
-        return Err(bad(HASH_AT, "the checksum is not that of the body: the file is damaged".into()));
     }
     Ok(())
+}
+
+/// Checks a whole file.
+///
+/// # Errors
+/// As [`read`].
+pub fn verify(path: &Path) -> Result<RowFile, RowFileError> {
+    let mut rows = RowFileReader::open(path)?;
+    while rows.read()?.is_some() {}
+    Ok(rows.found)
 }
 
 #[cfg(test)]
@@ -192,7 +288,7 @@ mod tests {
         let mut table = HostTable::private(SHAPE).unwrap();
         for id in [7u64, 0, 1 << 63, 12] {
             let record = table.find_or_insert(id).unwrap();
-            table.update(record, &[0.5, -1.0, 2.0, id as f32 % 5.0], 0.1);
+            table.update(id, record, &[0.5, -1.0, 2.0, id as f32 % 5.0], 0.1);
         }
         table
     }

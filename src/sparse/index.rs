@@ -21,6 +21,27 @@ pub fn mix(id: u64) -> u64 {
     x ^ (x >> 31)
 }
 
+/// Hashes ids for maps: they are mixed, and nobody chooses them to collide.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct IdHasher(u64);
+
+impl std::hash::Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.0 = mix(self.0 ^ u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, id: u64) {
+        self.0 = mix(id);
+    }
+}
+
+/// A map by id.
+pub type IdMap<V> = std::collections::HashMap<u64, V, std::hash::BuildHasherDefault<IdHasher>>;
+
 impl<'a> Index<'a> {
     /// # Panics
     /// When the arrays differ in length or are empty.

@@ -11,16 +11,19 @@
 //! | [`optimiser`] | how a row moves along its gradient |
 //! | [`index`] | id to record, by linear probing |
 //! | [`table`] | [`HostTable`], the rows of a machine, with its one writer; [`TableView`] of other ranks |
+//! | [`changes`] | which rows have changed since the newest snapshot |
 //! | [`lookup`] | [`Lookup`], the unique ids of a batch and where each of its ids stands among them |
 //! | [`cache`] | [`Cache`], the rows that devices hold: prefetch, pins, eviction with write-back |
-//! | [`file`](mod@file) | the binary sparse-parameter file |
+//! | [`file`](mod@file), [`merge`] | the binary sparse-parameter file; several of them made one |
 //!
 //! May import: `shm`, `settings`.
 
 pub mod cache;
+pub mod changes;
 pub mod file;
 pub mod index;
 pub mod lookup;
+pub mod merge;
 pub mod optimiser;
 pub mod table;
 

@@ -5,8 +5,9 @@
 
 use crate::settings::RowOptimizer;
 use crate::shm::rows::PARAMETERS;
-use crate::shm::{RowReader, RowShape, RowWriter, ShmError};
+use crate::shm::{RowReader, RowShape, RowWriter, ShmError, UndoLog};
 
+use super::changes::Changes;
 use super::index::{Index, NO_ID, mix};
 
 /// Half the width of the interval that first values are drawn from.
@@ -104,6 +105,8 @@ fn contradiction(name: &str) -> ShmError {
 pub struct HostTable {
     rows: RowWriter,
     shape: TableShape,
+    /// Where changes since the newest snapshot are noted, if anywhere.
+    changes: Option<Changes>,
 }
 
 impl HostTable {
@@ -112,7 +115,7 @@ impl HostTable {
     /// # Errors
     /// When the name is taken or `/dev/shm` has no room.
     pub fn create(name: &str, shape: TableShape) -> Result<Self, ShmError> {
-        Ok(Self { rows: RowWriter::create(name, shape.memory(), shape.parameters())?, shape })
+        Ok(Self { rows: RowWriter::create(name, shape.memory(), shape.parameters())?, shape, changes: None })
     }
 
     /// An empty table of this process alone.
@@ -120,7 +123,7 @@ impl HostTable {
     /// # Errors
     /// When there is no memory left.
     pub fn private(shape: TableShape) -> Result<Self, ShmError> {
-        Ok(Self { rows: RowWriter::private(shape.memory(), shape.parameters())?, shape })
+        Ok(Self { rows: RowWriter::private(shape.memory(), shape.parameters())?, shape, changes: None })
     }
 
     /// Takes the writing role of the table that main created.
@@ -130,7 +133,7 @@ impl HostTable {
     pub fn open(name: &str) -> Result<Self, ShmError> {
         let rows = RowWriter::open(name)?;
         let shape = TableShape::of_parameters(rows.parameters()).filter(|shape| shape.memory() == rows.shape());
-        Ok(Self { shape: shape.ok_or_else(|| contradiction(name))?, rows })
+        Ok(Self { shape: shape.ok_or_else(|| contradiction(name))?, rows, changes: None })
     }
 
     /// Takes the role back from a process that died.
@@ -166,6 +169,10 @@ impl HostTable {
             return Some(record);
         }
         assert!(id != NO_ID, "the id {NO_ID:#x} means none");
+        let next = self.rows.used() as u32;
+        if self.rows.used() < self.shape.max_rows {
+            self.note(id, next, true);
+        }
         let record = self.rows.allocate()?;
         let shape = self.shape;
         shape.first_value(id, self.rows.record_mut(record));
@@ -178,10 +185,6 @@ impl HostTable {
     /// A record's words: row, state, version.
     pub fn record(&self, record: u32) -> &[u32] {
         self.rows.record(record)
-    }
-
-    pub fn record_mut(&mut self, record: u32) -> &mut [u32] {
-        self.rows.record_mut(record)
     }
 
     /// The floats of a record's row.
@@ -200,14 +203,79 @@ impl HostTable {
     /// Replaces an id's record; false where there is no room for it.
     pub fn write(&mut self, id: u64, words: &[u32]) -> bool {
         let Some(record) = self.find_or_insert(id) else { return false };
-        self.record_mut(record).copy_from_slice(words);
+        self.write_record(id, record, words);
         true
     }
 
-    /// Applies a gradient to a record.
-    pub fn update(&mut self, record: u32, gradient: &[f32], rate: f32) {
+    /// Replaces the record of an id that is there.
+    pub fn write_record(&mut self, id: u64, record: u32, words: &[u32]) {
+        self.note(id, record, false);
+        self.rows.record_mut(record).copy_from_slice(words);
+    }
+
+    /// Applies a gradient to an id's record.
+    pub fn update(&mut self, id: u64, record: u32, gradient: &[f32], rate: f32) {
+        self.note(id, record, false);
         let shape = self.shape;
         shape.update(self.rows.record_mut(record), gradient, rate);
+    }
+
+    /// Notes what a record holds before it changes.
+    fn note(&mut self, id: u64, record: u32, inserted: bool) {
+        if let Some(changes) = &mut self.changes {
+            changes.note(id, record, inserted, self.rows.record(record));
+        }
+    }
+
+    /// Notes from here on what changes since the snapshot that `log` begins with.
+    pub fn track(&mut self, log: UndoLog) {
+        self.changes = Some(Changes::new(log, self.shape.max_rows));
+    }
+
+    /// Rows that were inserted or changed since the newest snapshot: id and record number.
+    pub fn changed(&self) -> impl Iterator<Item = (u64, u32)> {
+        self.changes.iter().flat_map(Changes::rows)
+    }
+
+    /// Number of the rows that [`changed`](Self::changed) gives.
+    pub fn changed_len(&self) -> usize {
+        self.changes.as_ref().map_or(0, Changes::count)
+    }
+
+    /// Says that what has changed is in snapshot `number`.
+    pub fn begin_changes(&mut self, number: u64) {
+        if let Some(changes) = &mut self.changes {
+            changes.begin(number);
+        }
+    }
+
+    /// Returns the rows to snapshot `number`, from what a writer that died has noted; returns how many rows were put back. Ids that
+    /// were inserted since then stay, with a row at its first value. `None`, and nothing has changed, where the log goes back to
+    /// another snapshot.
+    pub fn roll_back(&mut self, log: &UndoLog, number: u64) -> Option<usize> {
+        let since = log.since();
+        let logs = match since {
+            _ if since == number => vec![number],
+            _ if since == number + 1 => vec![since, number],
+            // It was about to begin the log, and has changed nothing since the snapshot.
+            _ if since + 1 == number => vec![],
+            _ => return None,
+        };
+        let mut restored = 0;
+        for undo in logs.into_iter().flat_map(|since| log.entries(since)) {
+            restored += 1;
+            if !undo.inserted {
+                self.rows.record_mut(undo.record).copy_from_slice(undo.words);
+                continue;
+            }
+            self.rows.claim(undo.record);
+            self.shape.first_value(undo.id, self.rows.record_mut(undo.record));
+            if self.find(undo.id).is_none() {
+                assert!(self.index().insert(undo.id, undo.record), "the index has more slots than the table rows");
+            }
+        }
+        self.rows.set_len(self.rows.used());
+        Some(restored)
     }
 
     /// Every id with its record number, ids ascending: the order of files.
@@ -270,7 +338,7 @@ mod tests {
         let mut table = HostTable::private(SHAPE).unwrap();
         for id in [5, 1, 2] {
             let record = table.find_or_insert(id).unwrap();
-            table.update(record, &[1.0; 4], 0.1);
+            table.update(id, record, &[1.0; 4], 0.1);
         }
         assert_eq!((table.find_or_insert(9), table.len()), (None, 3));
         assert_eq!(table.sorted().iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 2, 5]);
@@ -280,7 +348,7 @@ mod tests {
     fn a_table_of_one_row_works() {
         let mut table = HostTable::private(TableShape { max_rows: 1, ..SHAPE }).unwrap();
         let record = table.find_or_insert(3).unwrap();
-        table.update(record, &[1.0; 4], 0.1);
+        table.update(3, record, &[1.0; 4], 0.1);
         assert_eq!((table.find_or_insert(13), table.find(3)), (None, Some(record)));
     }
 }

@@ -1,8 +1,8 @@
 //! The main process of `admix values train`: joins and counts the exposures first, then runs readers and the trainer.
 //!
-//! When a reader dies, main starts another, which begins with the first block that was not handed over. When the trainer dies, the
-//! table may be between two states, so the whole run returns to its newest snapshot; so it does when one of several ranks dies, which
-//! are trainers of one model. Blocks are taken in a fixed order: either way the run ends with the bytes of an undisturbed one.
+//! When a reader dies, main starts another, which begins with the first block that was not handed over. When the trainer dies, or
+//! one of several ranks, which are trainers of one model, then what has changed in the table since the newest snapshot is undone, and
+//! the whole run returns to it. Blocks are taken in a fixed order: either way the run ends with the bytes of an undisturbed one.
 
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
@@ -12,13 +12,16 @@ use serde::Serialize;
 
 use crate::awake::Deadline;
 use crate::log;
+use crate::run::beginning::first_rows;
 use crate::run::context::inputs_hash;
 use crate::run::leakage::Roles;
-use crate::run::value_run::{Prepared, ValueSegments, ValueSnapshot, compile_options};
+use crate::run::value_run::{Prepared, ValueHalves, ValueSegments, compile_options, create_table};
+use crate::run::value_snapshot::{ValueSnapshot, ValueState, read_state, remove_behind};
 use crate::run::{Metrics, RunDirectory};
 use crate::settings::{Configuration as _, SparseAverage, ValueSettings};
 use crate::shm::control::{STOP_ALL, STOP_LEARNING, STOP_NOW};
 use crate::shm::{Ledger, Role, RunNames, SampleRing, sweep};
+use crate::sparse::{HostTable, file};
 use crate::values::Fields;
 use crate::values::join::{JoinCounts, Share, join};
 use crate::values::prior::PriorEstimate;
@@ -121,8 +124,8 @@ pub fn check_resume(directory: &RunDirectory, settings: &ValueSettings, now: &Pr
             (s.values.batch, s.values.ranks) = (s.values.batch * s.values.ranks, 1);
         }
         (s.checkpoint, s.watchdog, s.values.epochs, s.values.patience) = Default::default();
-        // The cache changes no number.
-        (s.table.cache_rows, s.table.prefetch, s.table.devices) = Default::default();
+        // Cache and snapshots change no number.
+        (s.table.cache_rows, s.table.prefetch, s.table.devices, s.table.snapshot_rows) = Default::default();
         s
     };
     let refused = |why: &str| Refused { root: directory.root().to_owned(), why: why.to_owned() };
@@ -167,34 +170,43 @@ pub fn train(
     let names = RunNames::for_this_process(&directory.run_id())?;
     let started = Instant::now();
     let (mut went_back, mut reader_restarts, mut snapshots) = (0, 0, (0, 0));
+    // The update that was not finite, if the last attempt ended with one.
+    let mut not_finite = None;
+    let mut rows = Rows::load(&names, settings, fields, directory)?;
     loop {
-        let snapshot = ValueSnapshot::newest(directory)?;
-        let (segments, table) = ValueSegments::create(&names, settings, fields)?;
+        let halves = ValueHalves::create(&names, settings, fields, rows.number)?;
+        let segments = ValueSegments::create(&names, settings, fields)?;
         let mut before = Ledger::default();
-        if let Some(snapshot) = &snapshot {
-            before = snapshot.state.ledger;
+        if let Some(state) = &rows.state {
+            before = state.ledger;
             let l = &segments.control.learner;
-            l.updates.set(snapshot.state.updates);
-            l.samples_consumed.set(snapshot.state.samples);
-            for (actor, &position) in segments.control.actors.iter().zip(&snapshot.state.cursor.positions) {
+            l.updates.set(state.updates);
+            l.samples_consumed.set(state.samples);
+            for (actor, &position) in segments.control.actors.iter().zip(&state.cursor.positions) {
                 actor.param_version.set(position);
             }
         }
         let run = Run::start(settings, directory, &segments, names.to_string())?;
         let ended = run.watch(interrupt, &mut reader_restarts)?;
-        drop(table);
         let c = &segments.control.checkpoint;
         snapshots = (snapshots.0 + c.snapshots.get(), snapshots.1 + c.write_ns.get());
         let Ended::Well(reason) = ended else {
             went_back += 1;
+            if matches!(ended, Ended::NotFinite) {
+                let update = segments.control.learner.updates.get();
+                // In a fixed order the same follows again, unless it was the machine's doing.
+                anyhow::ensure!(
+                    not_finite.replace(update).is_none_or(|before| update > before),
+                    RunFailure::NotFinite { incidents: directory.logs() }
+                );
+                tracing::warn!("update {update} is not finite; once more from the newest snapshot");
+            }
             anyhow::ensure!(
                 went_back <= settings.watchdog.max_restarts,
                 RunFailure::KeepsDying { process: "trainer".into(), times: went_back, log: directory.log("trainer") }
             );
-            tracing::warn!(
-                "{} died; all go back to the last snapshot",
-                if settings.values.ranks > 1 { "a rank" } else { "the trainer" }
-            );
+            drop(segments);
+            rows = rows.go_back(&names, settings, fields, directory, halves)?;
             continue;
         };
         let ledger = segments.rings.iter().map(SampleRing::ledger);
@@ -218,10 +230,72 @@ pub fn train(
     }
 }
 
+/// The table of a run, and the snapshot that it is as of.
+struct Rows {
+    table: HostTable,
+    /// 0 and `None` at the beginning of a run.
+    number: u64,
+    state: Option<ValueState>,
+}
+
+impl Rows {
+    /// Reads the newest snapshot of a run into a new table.
+    fn load(
+        names: &RunNames,
+        settings: &ValueSettings,
+        fields: &Fields,
+        directory: &RunDirectory,
+    ) -> anyhow::Result<Self> {
+        let snapshot = ValueSnapshot::newest(directory)?;
+        let mut table = create_table(names, settings, fields)?;
+        let number = snapshot.as_ref().map_or(0, |snapshot| snapshot.number);
+        remove_behind(&directory.checkpoints(), number)?;
+        match &snapshot {
+            Some(snapshot) => snapshot.restore(&mut table)?,
+            None => {
+                if let Some(rows) = first_rows(settings, &directory.checkpoints())? {
+                    file::load(&rows, &mut table)?;
+                }
+            }
+        }
+        Ok(Self { table, number, state: snapshot.map(|snapshot| snapshot.state) })
+    }
+
+    /// Returns the table to the newest snapshot after the trainer's death, by undoing what has changed since.
+    fn go_back(
+        mut self,
+        names: &RunNames,
+        settings: &ValueSettings,
+        fields: &Fields,
+        directory: &RunDirectory,
+        halves: Option<ValueHalves>,
+    ) -> anyhow::Result<Self> {
+        let begun = Instant::now();
+        let who = if settings.values.ranks > 1 { "a rank" } else { "the trainer" };
+        self.table.recover();
+        if let Some(ValueHalves { halves, undo }) = halves {
+            let number = halves.complete();
+            let on_disk = halves.committed() == number;
+            if let Some(rows) = on_disk.then(|| self.table.roll_back(&undo, number)).flatten() {
+                let state = (number > 0).then(|| read_state(directory, number)).transpose()?;
+                tracing::warn!(
+                    "{who} died; all went back to snapshot {number}: {rows} rows restored in {:.3} s",
+                    begun.elapsed().as_secs_f64()
+                );
+                return Ok(Self { table: self.table, number, state });
+            }
+        }
+        tracing::warn!("{who} died; all went back to the newest snapshot on disk");
+        drop(self.table);
+        Self::load(names, settings, fields, directory)
+    }
+}
+
 /// How a set of processes ended.
 enum Ended {
     Well(ExitReason),
     TrainerDied,
+    NotFinite,
 }
 
 struct Run<'a> {
@@ -232,6 +306,8 @@ struct Run<'a> {
     trainer: Process,
     /// Further ranks, from 1.
     others: Vec<Process>,
+    /// `None` where no snapshots are taken.
+    checkpointer: Option<Process>,
     readers: Vec<Process>,
     metrics: Metrics,
     started: Instant,
@@ -254,6 +330,8 @@ impl<'a> Run<'a> {
         prefix: String,
     ) -> anyhow::Result<Self> {
         let trainer = Process::start(Role::Trainer, directory, &prefix)?;
+        let saves = settings.checkpoint.every_s > 0.0;
+        let checkpointer = saves.then(|| Process::start(Role::ValueCheckpointer, directory, &prefix)).transpose()?;
         let readers = (0..settings.values.readers).map(|id| Process::start(Role::Reader(id), directory, &prefix));
         let others = (1..settings.values.ranks).map(|rank| Process::start(Role::Rank(rank), directory, &prefix));
         let samples = segments.control.learner.samples_consumed.get();
@@ -263,6 +341,7 @@ impl<'a> Run<'a> {
             segments,
             trainer,
             others: others.collect::<Result<_, _>>()?,
+            checkpointer,
             readers: readers.collect::<Result<_, _>>()?,
             metrics: Metrics::open(&directory.metrics())?,
             started: Instant::now(),
@@ -278,18 +357,20 @@ impl<'a> Run<'a> {
         let mut progress = (0, Instant::now());
         loop {
             if let Some((rank, status)) = self.fallen_rank()? {
-                return self.rank_died(rank, status);
+                return self.rank_died(rank, status, interrupt);
             }
             if let Some(status) = self.trainer.reap()? {
                 if !status.success() {
-                    return self.rank_died(0, status);
+                    return self.rank_died(0, status, interrupt);
                 }
                 for other in &mut self.others {
                     let status = other.finish(&mut Deadline::after(FINISH), interrupt)?;
                     anyhow::ensure!(status.is_none_or(|status| status.success()), "{} failed at the end", other.role);
                 }
                 control.request_stop(STOP_ALL);
+                let saved = self.end_checkpointer(interrupt)?;
                 let ranks = self.settings.values.ranks;
+                anyhow::ensure!(saved, RunFailure::CannotSave { log: self.directory.log("checkpointer") });
                 for (reader, rings) in self.readers.iter_mut().zip(self.segments.rings.chunks(ranks)) {
                     rings.iter().for_each(|ring| ring.space().ring());
                     reader.finish(&mut Deadline::after(FINISH), interrupt)?;
@@ -323,6 +404,7 @@ impl<'a> Run<'a> {
                 }
             }
             self.mind_readers(restarts)?;
+            self.mind_checkpointer()?;
             self.show();
             let limits = &self.settings.watchdog;
             let slot = &control.processes[Role::Trainer.slot()];
@@ -377,14 +459,58 @@ impl<'a> Run<'a> {
         Ok((rank, status))
     }
 
-    fn rank_died(&mut self, rank: usize, status: ExitStatus) -> anyhow::Result<Ended> {
-        self.segments.control.request_stop(STOP_NOW);
+    /// Has the checkpointer bring to disk what is complete; false when it could not.
+    fn end_checkpointer(&mut self, interrupt: &Interrupt) -> anyhow::Result<bool> {
+        let Some(checkpointer) = &mut self.checkpointer else { return Ok(true) };
+        let mut deadline = Deadline::after(FINISH);
+        loop {
+            match checkpointer.finish(&mut deadline, interrupt)? {
+                Some(status) if status.success() => return Ok(true),
+                // It was killed; its successor does what is left. One that said why would say it again.
+                Some(status)
+                    if status.code().is_none() && checkpointer.restarts < self.settings.watchdog.max_restarts =>
+                {
+                    checkpointer.schedule_restart();
+                }
+                Some(_) => return Ok(false),
+                None => {}
+            }
+            while !checkpointer.restart_if_due(self.directory, &self.prefix)? {
+                std::thread::sleep(POLL);
+            }
+        }
+    }
+
+    /// Starts another checkpointer in the place of a dead one.
+    fn mind_checkpointer(&mut self) -> anyhow::Result<()> {
+        let Some(checkpointer) = &mut self.checkpointer else { return Ok(()) };
+        if let Some(status) = checkpointer.reap()? {
+            self.segments.control.processes[checkpointer.role.slot()].clear();
+            let (process, log) = (checkpointer.role.to_string(), self.directory.log("checkpointer"));
+            if checkpointer.restarts >= self.settings.watchdog.max_restarts {
+                return Err(RunFailure::KeepsDying { process, times: checkpointer.restarts + 1, log }.into());
+            }
+            tracing::warn!("{process} ended ({status}); starting another");
+            self.metrics.append("restart", &Restart { process, status: status.to_string(), lost: 0 });
+            checkpointer.schedule_restart();
+        }
+        checkpointer.restart_if_due(self.directory, &self.prefix)?;
+        Ok(())
+    }
+
+    fn rank_died(&mut self, rank: usize, status: ExitStatus, interrupt: &Interrupt) -> anyhow::Result<Ended> {
+        self.segments.control.request_stop(STOP_ALL);
         let (rank, status) = self.blame(rank, status)?;
+        // Nobody writes into a half any more; what is complete comes to disk.
+        for process in std::iter::once(&mut self.trainer).chain(&mut self.others) {
+            process.kill();
+            process.finish(&mut Deadline::after(FINISH), interrupt)?;
+        }
+        self.end_checkpointer(interrupt)?;
         let role = if rank == 0 { Role::Trainer } else { Role::Rank(rank) };
         let log = self.directory.log(&role.to_string());
         match status.code().and_then(|code| u8::try_from(code).ok()) {
-            // In a fixed order the same would follow again.
-            Some(RunFailure::NOT_FINITE) => Err(RunFailure::NotFinite { incidents: self.directory.logs() }.into()),
+            Some(RunFailure::NOT_FINITE) => Ok(Ended::NotFinite),
             Some(RunFailure::CANNOT_SAVE) => Err(RunFailure::CannotSave { log }.into()),
             // It said why: a full table, say. Only what was killed or broke is tried again.
             Some(1 | 2) => {

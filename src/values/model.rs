@@ -5,6 +5,8 @@
 //! replaced by rename, so that a folder always holds one whole model.
 
 use std::collections::HashMap;
+use std::fmt;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
@@ -106,10 +108,7 @@ impl ValueModel {
     /// # Errors
     /// No model there, or one that is damaged.
     pub fn read(dir: &Path) -> anyhow::Result<Self> {
-        let folder = [dir.join(REFIT).join("values"), dir.join("values"), dir.to_owned()]
-            .into_iter()
-            .find(|f| f.join(DENSE_FILE).is_file());
-        let folder = folder.with_context(|| {
+        let folder = Self::folder(dir).with_context(|| {
             format!("{} holds no value model; name a run directory of `admix values train`", dir.display())
         })?;
         let path = folder.join(DENSE_FILE);
@@ -122,14 +121,28 @@ impl ValueModel {
         Ok(Self { meta, folder, fields, parameters, table, key })
     }
 
+    /// The folder of the model in a run directory, or in a folder that holds one.
+    pub fn folder(dir: &Path) -> Option<PathBuf> {
+        let folders = [dir.join(REFIT).join("values"), dir.join("values"), dir.to_owned()];
+        folders.into_iter().find(|folder| folder.join(DENSE_FILE).is_file())
+    }
+
+    /// Reads the network of a model's folder, and what prediction needs beside the numbers.
+    ///
+    /// # Errors
+    /// No model there, or one that is damaged.
+    pub fn read_dense(folder: &Path) -> anyhow::Result<(Meta, Vec<f32>)> {
+        let path = folder.join(DENSE_FILE);
+        let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        parse(&bytes).with_context(|| format!("{} cannot be used", path.display()))
+    }
+
     /// Reads what prediction needs beside the numbers, from a model's folder.
     ///
     /// # Errors
     /// No model there, or one that is damaged.
     pub fn read_meta(folder: &Path) -> anyhow::Result<Meta> {
-        let path = folder.join(DENSE_FILE);
-        let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        Ok(parse(&bytes).with_context(|| format!("{} cannot be used", path.display()))?.0)
+        Ok(Self::read_dense(folder)?.0)
     }
 
     fn shape(&self) -> NetShape {
@@ -137,16 +150,14 @@ impl ValueModel {
     }
 
     /// Makes what gives values, with memory of its own.
-    pub fn predictor(&self) -> Predictor<'_> {
-        Predictor {
-            model: self,
-            net: Net::new(self.shape()),
-            finder: Finder::default(),
-            lookup: Lookup::default(),
-            record: vec![0; self.table.shape().words()],
-            rows: Vec::new(),
-            dense: Vec::new(),
-        }
+    pub fn predictor(&self) -> Predictor<&Self> {
+        Predictor::of(self)
+    }
+}
+
+impl fmt::Debug for ValueModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ValueModel({}, {:016x})", self.folder.display(), self.key as u64)
     }
 }
 
@@ -192,8 +203,8 @@ impl Meta {
 }
 
 /// Gives values; of one thread.
-pub struct Predictor<'a> {
-    model: &'a ValueModel,
+pub struct Predictor<M> {
+    model: M,
     net: Net,
     finder: Finder,
     lookup: Lookup,
@@ -202,7 +213,20 @@ pub struct Predictor<'a> {
     dense: Vec<f32>,
 }
 
-impl Predictor<'_> {
+impl<M: Deref<Target = ValueModel>> Predictor<M> {
+    /// Makes what gives a model's values, with memory of its own.
+    pub fn of(model: M) -> Self {
+        Self {
+            net: Net::new(model.shape()),
+            finder: Finder::default(),
+            lookup: Lookup::default(),
+            record: vec![0; model.table.shape().words()],
+            rows: Vec::new(),
+            dense: Vec::new(),
+            model,
+        }
+    }
+
     /// Computes the log corrections of charge and click odds of samples, from their dense features and ids.
     pub fn corrections(&mut self, dense: &[f32], ids: &[u64]) -> Vec<[f32; 2]> {
         let dim = self.model.meta.dim;

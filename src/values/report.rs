@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::join::{JoinCounts, Joined};
-use super::model::Predictor;
+use super::model::{Predictor, ValueModel};
 use super::net::{logistic, poisson};
 use super::sample::DENSE;
 
@@ -90,7 +90,7 @@ pub struct ValueReport {
 
 impl Points {
     /// The points of joined exposures: the logged prediction's, or those of a model.
-    pub fn of(joined: &Joined, fields: usize, predictor: Option<&mut Predictor>) -> Self {
+    pub fn of(joined: &Joined, fields: usize, predictor: Option<&mut Predictor<&ValueModel>>) -> Self {
         let mut corrections = vec![[0.0f32; 2]; joined.samples.len()];
         if let Some(predictor) = predictor {
             let mut dense = Vec::new();
@@ -228,7 +228,12 @@ fn calibration(points: &[Point]) -> Calibration {
 
 /// Compares a model with the logged predictions on one day; `learned` are the logged points of the model's training days, from
 /// which the simpler corrections are made.
-pub fn compare(joined: &Joined, fields: usize, predictor: &mut Predictor, learned: Option<&Points>) -> ValueReport {
+pub fn compare(
+    joined: &Joined,
+    fields: usize,
+    predictor: &mut Predictor<&ValueModel>,
+    learned: Option<&Points>,
+) -> ValueReport {
     let logged = Points::of(joined, fields, None);
     let model = Points::of(joined, fields, Some(predictor));
     let simple = |points: &[Point], prior| Simple::learn(points, prior);

@@ -13,6 +13,7 @@ use tempfile::TempDir;
 
 use super::decisions::{SMALL, TWISTED, decisions, evaluate, plan, policies, synth};
 use super::support::{admix, real_logs};
+use super::values;
 use super::worlds::{self, PlainLog};
 
 /// What was chosen on each request, by what `score` wrote.
@@ -35,7 +36,7 @@ fn chosen(tsv: &str) -> HashMap<u64, u64> {
     chosen
 }
 
-fn run(arguments: &[&str], input: &[u8]) -> (String, String) {
+fn run_score(arguments: &[&str], input: &[u8]) -> (String, String) {
     let output = admix().arg("score").args(arguments).write_stdin(input).assert().success();
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     (text(&output.get_output().stdout), text(&output.get_output().stderr))
@@ -69,7 +70,7 @@ fn agree(day: &Path, plan: &Path, learned: &[PathBuf], options: &[&str]) {
         let files = files(day);
         arguments.extend(files.iter().map(String::as_str));
         arguments.extend(options);
-        let scored = chosen(&run(&arguments, &input).0);
+        let scored = chosen(&run_score(&arguments, &input).0);
         let decided = decisions(&folder, &name);
         assert!(decided.len() > 300, "{} requests", decided.len());
         for (request, shown) in &decided {
@@ -118,6 +119,46 @@ fn decisions_are_those_of_eval_on_ipinyou() {
     let plan = plan(scratch.path(), &[out.join("weekday-0")]);
     let learned = policies(scratch.path(), &plan, &out.join("weekday-0"));
     agree(&out.join("weekday-2"), &plan, &learned, &["--feedback-delay", "120"]);
+}
+
+/// Also at the values of a model; and who serves a policy that was trained at other values is told so.
+#[test]
+fn decisions_are_those_of_eval_at_the_values_of_a_model() {
+    let scratch = tempfile::tempdir().unwrap();
+    let days = synth(scratch.path(), &format!("compress = \"none\"\n{}", values::WORLD), 3);
+    let run = scratch.path().join("values");
+    let train = format!("values.train={:?}", [days[0].to_str().unwrap()]);
+    let mut command = admix();
+    command.args(["values", "train", "--config", values::CONFIG, "--run-dir"]).arg(&run);
+    for set in [&train, "values.batch=256", "values.epochs=3", "table.max_rows=2000"] {
+        command.args(["--set", set]);
+    }
+    command.assert().success();
+    let plan = plan(scratch.path(), &days[..1]);
+    let learned = policies(scratch.path(), &plan, &days[0]);
+    let run = run.to_str().unwrap();
+    agree(&days[2], &plan, &learned, &["--values", run]);
+
+    let files = files(&days[2]);
+    let input = std::fs::read(days[2].join("track_log.tsv")).unwrap();
+    let decide = |policy: &str, told: &[&str]| {
+        let mut arguments = vec!["--policy", policy, "--plan", plan.to_str().unwrap()];
+        arguments.extend(files.iter().map(String::as_str));
+        arguments.extend(told);
+        run_score(&arguments, &input)
+    };
+    let policy = "baseline:auction-only";
+    assert!(
+        chosen(&decide(policy, &[]).0) != chosen(&decide(policy, &["--values", run]).0),
+        "the values change nothing"
+    );
+
+    let trained = scratch.path().join("trained");
+    std::fs::create_dir_all(trained.join("policy")).unwrap();
+    std::fs::copy(&learned[0], trained.join("policy/best.safetensors")).unwrap();
+    std::fs::write(trained.join("manifest.json"), r#"{"told":"logged"}"#).unwrap();
+    let warns = |told: &[&str]| decide(trained.to_str().unwrap(), told).1.contains("trained at other values (logged)");
+    assert!(!warns(&[]) && warns(&["--values", run]));
 }
 
 /// A day, its plan and random policies.
@@ -234,9 +275,9 @@ fn json_lines_give_the_scores_of_tsv() {
     arguments.extend(files(&setting.day));
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let tsv = std::fs::read(setting.day.join("track_log.tsv")).unwrap();
-    let (plain, _) = run(&arguments, &tsv);
+    let (plain, _) = run_score(&arguments, &tsv);
     let json = jsonl(&setting.rows()).unwrap();
-    let (objects, _) = run(&[arguments.as_slice(), &["--format", "jsonl"]].concat(), &json);
+    let (objects, _) = run_score(&[arguments.as_slice(), &["--format", "jsonl"]].concat(), &json);
     let mut rows = plain.lines().skip(1);
     for line in objects.lines() {
         let object: Value = serde_json::from_str(line).unwrap();
@@ -277,7 +318,7 @@ fn bad_lines_are_reported_and_skipped() {
         "[]".to_owned(),
         good(8, ts),
     ];
-    let (out, told) = run(&arguments, lines.join("\n").as_bytes());
+    let (out, told) = run_score(&arguments, lines.join("\n").as_bytes());
     let ids: Vec<u64> =
         out.lines().map(|l| serde_json::from_str::<Value>(l).unwrap()["request_id"].as_u64().unwrap()).collect();
     assert_eq!(ids, [1, 8]);

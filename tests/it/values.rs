@@ -15,7 +15,7 @@ use super::support::admix;
 
 pub const WORLD: &str = "requests = 4000\nqueue = 8\nregions = 3\nslots = 2\nages = 2\nusers = 300\nauction_ads = 40\n\
                      contracts = 4\ncontracts_per_queue = 2.0\n[errors]\nad = 0.4\nad_region = 0.2\ntrain_days = 2\n";
-const CONFIG: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/configs/values.toml");
+pub const CONFIG: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/configs/values.toml");
 
 /// Two days to learn from, one to validate on and one that is reported.
 pub struct Scene {
@@ -179,7 +179,6 @@ fn killed_readers_and_trainers_change_no_bit() {
         ("reader.claimed@5=kill", &[][..]),
         ("reader.committed@7=kill", &[]),
         ("rank.update@40=kill", &["checkpoint.every_s=0.001"]),
-        ("rank.snapshot@15=kill", &["checkpoint.every_s=0.001"]),
         ("rank.update@40=kill", &["checkpoint.every_s=0.001", "table.cache_rows=300"]),
     ] {
         let run = format!("{}-{}", failpoint.split('@').next().unwrap(), sets.len());
@@ -190,6 +189,123 @@ fn killed_readers_and_trainers_change_no_bit() {
         assert!(said.contains("started again") || said.contains("went back"), "{failpoint}: nobody died: {said}");
         assert!(plain == model(&scene.folder.path().join(&run)), "{failpoint}");
     }
+}
+
+/// Few rows may change between two snapshots: they follow one another whatever the clock says, and every one is waited for.
+const OFTEN: [&str; 5] = [
+    "values.batch=16",
+    "values.epochs=2",
+    "values.fields=[\"ad\", \"user\", \"user*slot\"]",
+    "table.max_rows=5000",
+    "table.snapshot_rows=480",
+];
+
+#[test]
+fn a_run_that_is_killed_at_any_point_of_a_snapshot_changes_no_bit() {
+    let scene = Scene::new();
+    let plain = model(&scene.train("plain", &[&OFTEN[..4], &["checkpoint.every_s=0"]].concat()));
+    for (failpoint, sets, said) in [
+        ("rank.snapshot@20=kill", &[][..], "rows restored"),
+        ("rank.snapshot.rows@20=kill", &[], "rows restored"),
+        ("rank.snapshot.dense@20=kill", &[], "rows restored"),
+        ("rank.update@150=kill", &["table.cache_rows=300"], "rows restored"),
+        ("rank.snapshot.rows@20=kill", &["table.cache_rows=300", "table.devices=2"], "rows restored"),
+        ("checkpoint.commit@5=fail", &[], ""),
+        ("checkpoint.committed@20=kill", &[], "starting another"),
+        ("checkpoint.merged@2=kill", &["watchdog.max_restarts=1000"], "starting another"),
+        ("checkpoint.base@2=kill", &["watchdog.max_restarts=1000"], "starting another"),
+    ] {
+        let run = format!("{}-{}", failpoint.split('@').next().unwrap(), sets.len());
+        let mut command = scene.command(&run, &[&OFTEN, sets].concat());
+        let assert = command.env("ADMIX_FAILPOINT", failpoint).assert().success();
+        let output = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+        assert!(output.contains(said), "{failpoint}: nobody died: {output}");
+        let run = scene.folder.path().join(&run);
+        assert!(plain == model(&run), "{failpoint}");
+        let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+        let early = |line: &str| serde_json::from_str::<Value>(line).unwrap()["early_snapshots"].as_u64();
+        assert!(metrics.lines().filter_map(early).any(|early| early > 0), "{failpoint}");
+    }
+}
+
+/// The newest delta, or the base, is torn: the run goes on from the snapshot before it, or begins anew.
+#[test]
+fn torn_snapshots_are_passed_over() {
+    let scene = Scene::new();
+    let plain = model(&scene.train("plain", &[&OFTEN[..4], &["checkpoint.every_s=0"]].concat()));
+    for torn in ["delta", "state", "base"] {
+        let mut command = scene.command(torn, &[&OFTEN[..], &["watchdog.max_restarts=0"]].concat());
+        command.env("ADMIX_FAILPOINT", "rank.update@300=kill").assert().failure();
+        let checkpoints = scene.folder.path().join(torn).join("checkpoints");
+        let mut names: Vec<String> = std::fs::read_dir(&checkpoints)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        let (bases, folders): (Vec<_>, Vec<_>) =
+            names.iter().filter(|name| !name.starts_with('.')).partition(|name| name.starts_with("base-"));
+        assert!(!bases.is_empty() && folders.len() > 1, "{names:?}");
+        let newest = checkpoints.join(folders.last().unwrap());
+        let path = match torn {
+            "delta" => newest.join("pool.bin"),
+            "state" => newest.join("state.bin"),
+            _ => checkpoints.join(bases.last().unwrap()),
+        };
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &bytes[..bytes.len() * 2 / 3]).unwrap();
+        let assert = scene.command(torn, &OFTEN).arg("--resume").assert().success();
+        let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+        assert!(said.contains("damaged"), "{torn}: {said}");
+        assert!(plain == model(&scene.folder.path().join(torn)), "{torn}");
+    }
+}
+
+#[test]
+fn a_loss_that_is_not_finite_goes_back_to_the_snapshot_and_ends_the_run_when_it_repeats() {
+    let scene = Scene::new();
+    let plain = model(&scene.train("plain", &[&OFTEN[..4], &["checkpoint.every_s=0"]].concat()));
+    let mut command = scene.command("once", &OFTEN);
+    let assert = command.env("ADMIX_FAILPOINT", "rank.loss@300=fail").assert().success();
+    let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    assert!(said.contains("is not finite; once more") && said.contains("rows restored"), "{said}");
+    assert!(plain == model(&scene.folder.path().join("once")));
+
+    // Each trainer meets it at its first update.
+    let mut command = scene.command("always", &OFTEN);
+    command.env("ADMIX_FAILPOINT", "rank.loss@1=fail").assert().code(24);
+    scene.command("diverges", &["table.optimizer=\"sgd\"", "table.rate=10", "values.epochs=2"]).assert().code(24);
+}
+
+#[test]
+fn a_run_begins_with_the_rows_of_a_file_or_with_another_run() {
+    let scene = Scene::new();
+    let first = scene.train("first", &["values.epochs=2"]);
+    let rows = scene.folder.path().join("rows.bin");
+    admix().args(["values", "dump", "--values"]).arg(&first).arg("--out").arg(&rows).assert().success();
+    let begun = |run: &str, from: &Path, sets: &[&str]| {
+        scene.command(run, sets).arg("--from").arg(from).assert().success();
+        scene.folder.path().join(run)
+    };
+    // It begins where the other one ended: at rates of 0 nothing moves.
+    let still = ["values.epochs=1", "values.rate=0", "table.rate=0"];
+    let embeddings = |run: &Path| {
+        let model = ValueModel::read(run).unwrap();
+        let rows = model.table.sorted().into_iter().map(|(id, record)| (id, model.table.row(record).to_vec()));
+        (model.parameters.clone(), rows.collect::<BTreeMap<_, _>>())
+    };
+    let [before, of_run, of_rows] =
+        [first.clone(), begun("of-run", &first, &still), begun("of-rows", &rows, &still)].map(|run| embeddings(&run));
+    assert!(before == of_run);
+    assert!(before.0 != of_rows.0 && before.1 == of_rows.1, "a row file has no network");
+
+    // Kills and snapshots do not lose what it began with.
+    let plain = model(&begun("plain", &first, &["checkpoint.every_s=0"]));
+    let mut command = scene.command("killed", &["checkpoint.every_s=0.001"]);
+    command.arg("--from").arg(&first).env("ADMIX_FAILPOINT", "rank.update@50=kill").assert().success();
+    assert!(plain == model(&scene.folder.path().join("killed")));
+    let assert = scene.command("other", &["values.hidden=5"]).arg("--from").arg(&first).assert().code(1);
+    let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    assert!(said.contains("values.from") && said.contains("values.hidden = 32"), "{said}");
 }
 
 #[test]

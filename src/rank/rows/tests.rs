@@ -49,7 +49,7 @@ fn check(case: &Case, bug: Option<Bug>) -> Result<(), TestCaseError> {
     let largest = case.batches.iter().map(|(ids, _)| unique(ids)).max().unwrap_or(0);
     settings.table.cache_rows = case.slack.map_or(0, |slack| largest + slack);
     let store = Store::new(HostTable::private(SHAPE).unwrap(), &settings);
-    let mut rows = Rows::start_with(store, None, case.ahead, bug).unwrap();
+    let mut rows = Rows::start_with(store, (None, None), case.ahead, bug).unwrap();
     let mut flat = HostTable::private(SHAPE).unwrap();
     let mut asked = 0;
     for (n, (ids, updates)) in case.batches.iter().enumerate() {
@@ -83,10 +83,10 @@ fn check(case: &Case, bug: Option<Bug>) -> Result<(), TestCaseError> {
             _ => {}
         }
         if *updates {
-            looked_up.ready(RowStep { rate: 0.1, passes: 1.0 });
+            looked_up.ready(RowStep { rate: 0.1, passes: 1.0, snapshot: None });
             for (&id, gradient) in Lookup::of(ids).unique.iter().zip(gradients(&expected).chunks(3)) {
                 let record = flat.find(id).unwrap();
-                flat.update(record, gradient, 0.1);
+                flat.update(id, record, gradient, 0.1);
             }
         } else {
             looked_up.release();
@@ -122,7 +122,7 @@ fn a_batch_larger_than_the_cache_is_told_when_its_turn_comes() {
     let mut settings = ValueSettings::default();
     settings.table.cache_rows = 2;
     let store = Store::new(HostTable::private(SHAPE).unwrap(), &settings);
-    let mut rows = Rows::start(store, None, 1).unwrap();
+    let mut rows = Rows::start(store, None, None, 1).unwrap();
     for ids in [vec![1, 2], vec![1, 2, 3]] {
         rows.ask(Arc::new(Block { ids, ..Block::default() }));
     }

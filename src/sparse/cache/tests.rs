@@ -100,8 +100,8 @@ fn check(case: &Case, bug: Option<Bug>) -> Result<Counters, TestCaseError> {
         if batch.updates {
             let gradients = gradient(step, &lookup.unique);
             cache.update(&ticket, &gradients, 0.1);
-            for (record, gradient) in records.iter().zip(gradients.chunks(3)) {
-                flat.update(*record, gradient, 0.1);
+            for ((id, record), gradient) in lookup.unique.iter().zip(&records).zip(gradients.chunks(3)) {
+                flat.update(*id, *record, gradient, 0.1);
             }
         }
         cache.release(ticket);
@@ -174,7 +174,7 @@ fn a_row_of_the_batch_before_is_not_fetched_again() {
     cache.gather(&second, &mut rows);
     let mut flat = HostTable::private(table.shape()).unwrap();
     let record = flat.find_or_insert(2).unwrap();
-    flat.update(record, &[1.0; 3], 0.1);
+    flat.update(2, record, &[1.0; 3], 0.1);
     assert_eq!(&rows[..3], flat.row(record), "the prefetched batch reads what the one before it has written");
 }
 
@@ -220,5 +220,20 @@ fn a_cache_that_never_evicts_keeps_no_history() {
         let ticket = cache.prefetch(&mut table, &l[0].unique).unwrap();
         cache.release(ticket);
     }
-    assert!(cache.arenas[0].queue.len() <= 2 * 4 + QUEUE_SLACK);
+    assert!(cache.arenas[0].queues.iter().all(|queue| queue.len() <= 2 * 4 + QUEUE_SLACK));
+}
+
+#[test]
+fn ids_that_come_once_do_not_drive_out_those_that_come_again() {
+    let (mut cache, mut table, _) = plain(&[], 20);
+    let mut ask = |cache: &mut Cache, ids: &[u64]| {
+        let ticket = cache.prefetch(&mut table, ids).unwrap();
+        cache.release(ticket);
+    };
+    ask(&mut cache, &[1, 2, 3]);
+    ask(&mut cache, &[1, 2, 3]);
+    // As many ids as the table has room for, twice as many as there are places.
+    (10..50).for_each(|id| ask(&mut cache, &[id]));
+    assert!([1, 2, 3].iter().all(|id| cache.is_resident(*id)));
+    assert_eq!(cache.arenas[0].young + 3, cache.arenas[0].resident.len());
 }

@@ -10,6 +10,8 @@
 //! one, `committed`: half n mod 2 may be overwritten with snapshot n only when n - 1 is on disk. A counter cannot lose a
 //! signal, and who waits for `committed` cannot overwrite what is being copied.
 //!
+//! Inside a trainer of values the learner and the table are two threads, and rows are also prefetched and evicted: [`rows`] explores that.
+//!
 //! What a restart needs depends on who owns the parts. With two owners, main takes back what one of them alone had called
 //! ready, and the checkpointer makes sure that both flags that it saw are of one generation of owners. `shm::halves` is
 //! used with one owner, the learner, and needs neither as long as the parts are always written in the same order.

@@ -1,0 +1,191 @@
+//! The checkpointer of a run of `admix values train`: one synced delta for each snapshot, merged into a base now and then.
+//!
+//! It never holds the table. A snapshot's rows are those that have changed since the one before; they are sorted and written as a delta.
+//! When deltas have grown to the size of the base, a thread merges them into a new one, row by row, and removes what it replaces.
+
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use anyhow::Context as _;
+
+use crate::run::snapshot::files::Disk;
+use crate::run::snapshot::{SnapshotFolder, folder};
+use crate::run::value_run::{ValueHalves, table_shape};
+use crate::run::value_snapshot::{base_path, bases, delta_path};
+use crate::run::{RunDirectory, failpoint};
+use crate::settings::{Configuration as _, ValueSettings};
+use crate::shm::control::{STOP_ALL, STOP_NOW};
+use crate::shm::{Complete, Control, Role};
+use crate::sparse::{TableShape, file, merge};
+
+use super::{LAST_ATTEMPTS, NAP, RETRY};
+
+/// Deltas after which a base is written however small they are.
+const MOST_DELTAS: u64 = 64;
+const MERGING: &str = ".merging.rows";
+
+/// Runs the checkpointer until the run stops and everything complete is on disk.
+///
+/// # Errors
+/// Anything that keeps it from working but a file system that refuses: that is told, counted and tried again.
+pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
+    let settings = ValueSettings::read_resolved(&directory.config())?;
+    let control = Control::open(&format!("{prefix}-control"))?;
+    let halves = ValueHalves::open(prefix)?.context("the run takes no snapshots")?.halves;
+    let slot = &control.processes[Role::ValueCheckpointer.slot()];
+    slot.sign_in(Role::ValueCheckpointer.kind());
+    let root = directory.checkpoints();
+    let mut keeper = Keeper {
+        folder: SnapshotFolder::new(&root, Disk),
+        root: &root,
+        shape: table_shape(&settings),
+        keep: settings.checkpoint.keep as u64,
+        merging: None,
+    };
+    // A predecessor may have died between the rename and saying so.
+    let complete = halves.complete();
+    if complete > halves.committed() && folder::verify(&root.join(format!("{complete:08}"))).is_ok() {
+        halves.commit(complete);
+    }
+    let mut last_attempts = 0;
+    loop {
+        let seen = halves.news().value();
+        let stopping = control.stop_level();
+        if stopping >= STOP_NOW {
+            return Ok(());
+        }
+        match halves.pending()? {
+            Some(complete) => {
+                let begun = Instant::now();
+                match keeper.commit(&complete) {
+                    Ok(bytes) => {
+                        halves.commit(complete.snapshot);
+                        let stats = &control.checkpoint;
+                        stats.snapshots.add(1);
+                        stats.bytes.add(bytes);
+                        stats.write_ns.add(begun.elapsed().as_nanos() as u64);
+                        keeper.merge_if_due(complete.snapshot);
+                    }
+                    Err(e) => {
+                        control.checkpoint.failures.add(1);
+                        halves.news().ring();
+                        tracing::warn!("snapshot {} cannot be written, training goes on: {e:#}", complete.snapshot);
+                        last_attempts += u32::from(stopping >= STOP_ALL);
+                        anyhow::ensure!(last_attempts < LAST_ATTEMPTS, "the last snapshot cannot be written");
+                        std::thread::sleep(RETRY);
+                    }
+                }
+            }
+            None if stopping >= STOP_ALL => return Ok(()),
+            None => {
+                halves.news().wait(seen, NAP);
+            }
+        }
+        slot.beat();
+    }
+}
+
+struct Keeper<'a> {
+    folder: SnapshotFolder<'a, Disk>,
+    root: &'a Path,
+    shape: TableShape,
+    keep: u64,
+    merging: Option<JoinHandle<anyhow::Result<()>>>,
+}
+
+impl Keeper<'_> {
+    /// Writes a delta; returns its bytes.
+    fn commit(&self, complete: &Complete<'_>) -> anyhow::Result<u64> {
+        let rows = sorted(complete.sparse, self.shape.words())?;
+        let mut delta = std::io::Cursor::new(Vec::with_capacity(complete.sparse.len() + 64));
+        file::write_to(
+            &mut delta,
+            self.shape.dim,
+            self.shape.optimizer,
+            rows.iter().map(|(id, words)| (*id, &words[..])),
+        )?;
+        anyhow::ensure!(!failpoint::reached("checkpoint.commit"), "made to fail");
+        let written =
+            self.folder.commit(complete.snapshot, complete.update, complete.dense, &[delta.get_ref()], None)?;
+        failpoint::reached("checkpoint.committed");
+        Ok(written)
+    }
+
+    /// Merges deltas into a new base on a thread of its own, if they have grown to the size of the base. The newest `keep` snapshots
+    /// stay apart.
+    fn merge_if_due(&mut self, newest: u64) {
+        if self.merging.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            return;
+        }
+        match self.merging.take().map(JoinHandle::join) {
+            Some(Ok(Err(e))) => tracing::warn!("deltas cannot be merged, they stay: {e:#}"),
+            Some(Err(_)) => tracing::warn!("deltas cannot be merged, they stay: the thread has panicked"),
+            _ => {}
+        }
+        let merge = Merge::due(self.root, newest, self.keep).unwrap_or_else(|e| {
+            tracing::warn!("deltas cannot be looked at, they stay: {e:#}");
+            None
+        });
+        if let Some(merge) = merge {
+            let thread = std::thread::Builder::new().name("merge".into()).spawn(move || merge.run());
+            self.merging = thread.inspect_err(|e| tracing::warn!("deltas cannot be merged, they stay: {e}")).ok();
+        }
+    }
+}
+
+/// The rows of a half, ids ascending.
+fn sorted(sparse: &[u8], words: usize) -> anyhow::Result<Vec<(u64, Vec<u32>)>> {
+    let len = 8 + 4 * words;
+    anyhow::ensure!(sparse.len().is_multiple_of(len), "{} bytes are no rows of {len}", sparse.len());
+    let mut rows: Vec<(u64, &[u8])> = sparse
+        .chunks_exact(len)
+        .map(|row| (u64::from_le_bytes(row[..8].try_into().expect("8 bytes")), &row[8..]))
+        .collect();
+    rows.sort_unstable_by_key(|(id, _)| *id);
+    let word = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().expect("4 bytes"));
+    Ok(rows.into_iter().map(|(id, row)| (id, row.chunks_exact(4).map(word).collect())).collect())
+}
+
+/// A base and the deltas that become the next one.
+struct Merge {
+    root: PathBuf,
+    files: Vec<PathBuf>,
+    /// The snapshot that the new base is of.
+    to: u64,
+}
+
+impl Merge {
+    fn due(root: &Path, newest: u64, keep: u64) -> anyhow::Result<Option<Self>> {
+        let bases = bases(root)?;
+        let from = bases.last().copied().unwrap_or(0);
+        let to = (newest + 1).saturating_sub(keep);
+        if to <= from {
+            return Ok(None);
+        }
+        let base = bases.last().map(|from| base_path(root, *from));
+        let deltas: Vec<PathBuf> = (from + 1..=to).map(|n| delta_path(root, n)).collect();
+        let len = |path: &PathBuf| path.metadata().map_or(0, |metadata| metadata.len());
+        let grown = deltas.iter().map(len).sum::<u64>() >= base.as_ref().map_or(0, len);
+        let due = deltas.len() as u64 >= MOST_DELTAS || (deltas.len() > 1 && grown);
+        let files = base.into_iter().chain(deltas).collect();
+        Ok(due.then(|| Self { root: root.to_owned(), files, to }))
+    }
+
+    fn run(self) -> anyhow::Result<()> {
+        let writing = self.root.join(MERGING);
+        merge::merge(&writing, &self.files)?;
+        failpoint::reached("checkpoint.merged");
+        std::fs::rename(&writing, base_path(&self.root, self.to))?;
+        std::fs::File::open(&self.root)?.sync_all()?;
+        failpoint::reached("checkpoint.base");
+        // The state of the base's snapshot stays, and what is behind it.
+        for number in folder::numbers(&self.root)?.into_iter().filter(|n| *n < self.to) {
+            std::fs::remove_dir_all(self.root.join(format!("{number:08}")))?;
+        }
+        for number in bases(&self.root)?.into_iter().filter(|n| *n < self.to) {
+            std::fs::remove_file(base_path(&self.root, number))?;
+        }
+        Ok(())
+    }
+}

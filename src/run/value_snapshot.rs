@@ -1,0 +1,206 @@
+//! Snapshots of a run of `admix values train`: a base that is written rarely, and what has changed since in each snapshot.
+//!
+//! ```text
+//! checkpoints/
+//!   base-00000010.rows   all rows as of snapshot 10: what the deltas up to it come to
+//!   00000010/            state of snapshot 10, and the rows that changed between 9 and 10
+//!   00000011/
+//! ```
+//!
+//! Snapshot n is the newest base b <= n with the rows of b + 1 to n over it, and the state of n. A run begins with an empty base 0, which
+//! has no file. A new base appears by one rename, and what it replaces is removed after that: base and complete deltas always exist.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::shm::Ledger;
+use crate::sparse::{HostTable, file};
+use crate::values::adam::Adam;
+
+use super::RunDirectory;
+use super::snapshot::folder;
+use super::value_run::Cursor;
+
+/// A run between two updates, but for its table.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ValueState {
+    format: u32,
+    pub updates: u64,
+    pub samples: u64,
+    pub cursor: Cursor,
+    pub parameters: Vec<f32>,
+    pub adam: Adam,
+    /// Evaluations so far, those in a row that did not improve, and the best loss.
+    pub evaluations: u64,
+    pub without_improvement: u64,
+    pub best: Option<f64>,
+    /// Training is over: nothing is left but to say so.
+    pub finished: bool,
+    /// Where the samples of processes went that are gone.
+    pub ledger: Ledger,
+}
+
+impl ValueState {
+    const FORMAT: u32 = 2;
+    /// Bytes that a state takes beside its parameters and its readers.
+    const REST: usize = 4096;
+
+    /// Bytes that an encoded state takes at most.
+    pub fn most_bytes(readers: usize, parameters: usize) -> usize {
+        Self::REST + 16 * readers + 3 * size_of::<f32>() * parameters
+    }
+
+    /// # Errors
+    /// None that can happen.
+    pub fn encode(&self) -> anyhow::Result<Vec<u8>> {
+        Ok(bincode::serde::encode_to_vec(self, bincode::config::standard())?)
+    }
+
+    /// The state of a run that begins.
+    pub fn new(readers: usize, parameters: Vec<f32>) -> Self {
+        Self {
+            format: Self::FORMAT,
+            updates: 0,
+            samples: 0,
+            cursor: Cursor::new(readers),
+            adam: Adam::new(parameters.len()),
+            parameters,
+            evaluations: 0,
+            without_improvement: 0,
+            best: None,
+            finished: false,
+            ledger: Ledger::default(),
+        }
+    }
+}
+
+/// A snapshot on disk.
+pub struct ValueSnapshot {
+    pub number: u64,
+    pub state: ValueState,
+    /// Its rows: files, of which the later count where they share a row.
+    rows: Vec<PathBuf>,
+}
+
+impl ValueSnapshot {
+    /// Finds the newest whole snapshot of a run; damaged ones are passed over with a warning.
+    ///
+    /// # Errors
+    /// A folder that cannot be read.
+    pub fn newest(directory: &RunDirectory) -> anyhow::Result<Option<Self>> {
+        let root = directory.checkpoints();
+        let (numbers, bases) = (folder::numbers(&root)?, bases(&root)?);
+        let mut whole = Checked { root: &root, found: BTreeMap::new() };
+        for &number in numbers.iter().rev() {
+            let candidates = bases.iter().rev().copied().filter(|base| *base <= number);
+            let implied = (!bases.contains(&0)).then_some(0);
+            for base in candidates.chain(implied) {
+                let deltas = base + 1..=number;
+                if !deltas.clone().chain([number]).all(|n| numbers.contains(&n) && whole.snapshot(n)) {
+                    continue;
+                }
+                if (base > 0 || bases.contains(&0)) && !whole.base(base) {
+                    continue;
+                }
+                let state = read_state(directory, number)?;
+                let base = Some(base_path(&root, base)).filter(|path| path.exists());
+                let rows = base.into_iter().chain(deltas.map(|n| delta_path(&root, n))).collect();
+                return Ok(Some(Self { number, state, rows }));
+            }
+            tracing::warn!("snapshot {number} is not whole and passed over");
+        }
+        Ok(None)
+    }
+
+    /// Reads the snapshot's rows into an empty table.
+    ///
+    /// # Errors
+    /// Rows that are damaged or do not fit.
+    pub fn restore(&self, table: &mut HostTable) -> anyhow::Result<()> {
+        Ok(self.rows.iter().try_for_each(|path| file::load(path, table))?)
+    }
+}
+
+/// What was found whole so far; what is not is told once.
+struct Checked<'a> {
+    root: &'a Path,
+    found: BTreeMap<PathBuf, bool>,
+}
+
+impl Checked<'_> {
+    fn check(&mut self, path: PathBuf, check: impl FnOnce(&Path) -> anyhow::Result<()>) -> bool {
+        *self.found.entry(path).or_insert_with_key(|path| {
+            check(path).inspect_err(|e| tracing::warn!("{} is damaged: {e:#}", path.display())).is_ok()
+        })
+    }
+
+    fn snapshot(&mut self, number: u64) -> bool {
+        self.check(self.root.join(format!("{number:08}")), |path| {
+            let manifest = folder::verify(path)?;
+            ensure!(manifest.snapshot == number, "its manifest is that of snapshot {}", manifest.snapshot);
+            Ok(())
+        })
+    }
+
+    fn base(&mut self, number: u64) -> bool {
+        self.check(base_path(self.root, number), |path| Ok(file::verify(path).map(|_| ())?))
+    }
+}
+
+/// Reads the state of snapshot `number`, whose files were found whole.
+///
+/// # Errors
+/// A state of another build.
+pub fn read_state(directory: &RunDirectory, number: u64) -> anyhow::Result<ValueState> {
+    let path = directory.checkpoints().join(format!("{number:08}")).join(folder::STATE);
+    let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let (state, _): (ValueState, usize) = bincode::serde::decode_from_slice(&bytes, bincode::config::standard())
+        .with_context(|| format!("{} is malformed", path.display()))?;
+    let (found, expected) = (state.format, ValueState::FORMAT);
+    ensure!(found == expected, "{}: format {found}, this program reads {expected}", path.display());
+    Ok(state)
+}
+
+/// The file of the rows that changed before snapshot `number`.
+pub fn delta_path(root: &Path, number: u64) -> PathBuf {
+    root.join(format!("{number:08}")).join(folder::POOL)
+}
+
+/// The file of all rows as of snapshot `number`.
+pub fn base_path(root: &Path, number: u64) -> PathBuf {
+    root.join(format!("base-{number:08}.rows"))
+}
+
+/// Numbers of the bases in a folder, ascending.
+///
+/// # Errors
+/// A folder that cannot be read.
+pub fn bases(root: &Path) -> anyhow::Result<Vec<u64>> {
+    let mut numbers = Vec::new();
+    if root.exists() {
+        for entry in std::fs::read_dir(root).with_context(|| format!("cannot read {}", root.display()))? {
+            let name = entry?.file_name();
+            let number = name.to_str().and_then(|name| name.strip_prefix("base-")?.strip_suffix(".rows")?.parse().ok());
+            numbers.extend(number.filter(|number| base_path(root, *number).file_name() == Some(name.as_os_str())));
+        }
+    }
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// Removes snapshots and bases behind `number`, which the run does not go on from.
+///
+/// # Errors
+/// What the file system says.
+pub fn remove_behind(root: &Path, number: u64) -> anyhow::Result<()> {
+    for behind in folder::numbers(root)?.into_iter().filter(|n| *n > number) {
+        std::fs::remove_dir_all(root.join(format!("{behind:08}")))?;
+    }
+    for behind in bases(root)?.into_iter().filter(|n| *n > number) {
+        std::fs::remove_file(base_path(root, behind))?;
+    }
+    Ok(())
+}
