@@ -18,7 +18,7 @@ use crate::run::value_snapshot::ValueState;
 use crate::run::{Metrics, RunDirectory, failpoint};
 use crate::settings::{ValueSettings, WhenFull};
 use crate::shm::control::{ProcessSlot, STOP_LEARNING};
-use crate::shm::{Exchange, Halves, ProcessKind, Seat};
+use crate::shm::{Exchange, Halves, Role, Seat};
 use crate::sparse::lookup::Finder;
 use crate::sparse::{HostTable, TableError, TableView};
 use crate::values::net::Losses;
@@ -34,7 +34,7 @@ use super::record::Training;
 use super::rows::RowStep;
 use super::saver::Saver;
 use super::store::{BatchRows, Store};
-use super::{report, slot, state_of, step_of};
+use super::{report, state_of, step_of};
 
 /// Runs a rank until training is over or the run stops. Rank 0 saves.
 ///
@@ -42,8 +42,9 @@ use super::{report, slot, state_of, step_of};
 /// What [`super::run`] fails with, and a rank that is gone ([`crate::shm::Broken`]).
 pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, rank: usize) -> anyhow::Result<()> {
     let segments = ValueSegments::open_for_rank(prefix, rank, settings.values.readers)?;
-    let slot = &segments.control.processes[slot(rank)];
-    slot.sign_in(ProcessKind::Learner);
+    let role = if rank == 0 { Role::Trainer } else { Role::Rank(rank) };
+    let slot = &segments.control.processes[role.slot()];
+    slot.sign_in(role.kind());
     let fields = Fields::parse(&settings.values.fields)?;
     let shape = net_shape(settings, &fields);
     let exchange = Arc::new(Exchange::open(&exchange_name(prefix))?);
