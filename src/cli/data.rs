@@ -83,6 +83,9 @@ pub struct Synth {
     /// Write queues that hold only what was shown: exposures to learn values from, in numbers that whole queues forbid
     #[arg(long)]
     exposures_only: bool,
+    /// Write track_log as Parquet, as `compress = "parquet"` of the world file does: for days of millions of requests
+    #[arg(long)]
+    parquet: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -181,6 +184,9 @@ impl Synth {
             world = world.like(&days).map_err(usage)?;
         }
         world.exposures_only |= self.exposures_only;
+        if self.parquet {
+            world.compress = synth::Compress::Parquet;
+        }
         let days = self.days.unwrap_or(world.days);
         let seed = self.seed.unwrap_or(world.seed);
         synth::generate(&world, &self.out, days, seed, &|done| say!("{done} of {days} days written"))?;

@@ -34,6 +34,7 @@ pub mod targeting;
 pub mod track;
 pub mod wander;
 pub mod write;
+pub mod write_parquet;
 mod writer;
 
 pub use compile::{CompileOptions, open};

@@ -19,6 +19,7 @@ use super::traffic::Arrival;
 use super::{Purpose, World, forecast, round, traffic};
 use crate::log::schema::{AdType, ControlRow, DAY_MS, DayFile, ExposureRow, MAX_ECPM, QueueEntry, TrackRow};
 use crate::log::write::{self, TableWriter};
+use crate::log::write_parquet::ParquetTrack;
 
 /// Part of the personal price variance that stays with the user; the rest belongs to the moment.
 const USER_SHARE: f64 = 0.5;
@@ -48,15 +49,20 @@ pub fn write_day(world: &World, day: u32, dir: &Path, posterior: Option<&Posteri
 
     let volume = traffic::volume(&world.audience, &conditions);
     let count = ((f64::from(settings.requests) * volume).round() as usize).max(1);
-    let mut rng = world.rng(Purpose::Traffic, day);
-    let arrivals = traffic::arrivals(&world.audience, &conditions, count, &mut rng)?;
+    let rng = world.rng(Purpose::Traffic, day);
+    let parquet = settings.compress == Compress::Parquet;
+    let create = if parquet { TableWriter::create_quick } else { TableWriter::create };
     let table = |name: &str, header: &str| -> Result<TableWriter> {
         let path = dir.join(format!("{name}.tsv{}", settings.compress.ending()));
-        let mut writer = TableWriter::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        let mut writer = create(&path).with_context(|| format!("cannot create {}", path.display()))?;
         writeln!(writer, "{header}")?;
         Ok(writer)
     };
-    let mut track = table("track_log", write::TRACK_HEADER)?;
+    let mut track = if parquet {
+        Track::Parquet(ParquetTrack::create(&dir.join(PARQUET))?)
+    } else {
+        Track::Text(table("track_log", write::TRACK_HEADER)?)
+    };
     let mut exposure = table("joined_exposure", write::EXPOSURE_HEADER)?;
     let mut queues = QueueBuilder::new(world, &conditions, &control, world.rng(Purpose::Queues, day));
     let mut live = Live::new(settings, &world.contracts, &control, midnight);
@@ -66,7 +72,9 @@ pub fn write_day(world: &World, day: u32, dir: &Path, posterior: Option<&Posteri
     let mut truth = errors.as_ref().map(|_| values("truth")).transpose()?;
     let mut known = posterior.map(|p| Ok::<_, anyhow::Error>((p, values("posterior")?))).transpose()?;
     let mut observations = Vec::new();
-    for (number, arrival) in (1..).zip(&arrivals) {
+    let mut number = 0;
+    traffic::each_arrival(&world.audience, &conditions, count, &rng, &mut |arrival| {
+        number += 1;
         let cell = &world.audience.cells[arrival.cell];
         let mut row = TrackRow {
             request_id: u64::from(day) * IDS_PER_DAY + number,
@@ -76,14 +84,13 @@ pub fn write_day(world: &World, day: u32, dir: &Path, posterior: Option<&Posteri
             gender: cell.gender,
             age: cell.age,
             user_id: Some(arrival.user as u64 + 1),
-            queue: queues.build(arrival),
+            queue: queues.build(&arrival),
         };
         let mut shown = live.show(&row, &mut live_rng);
         if settings.exposures_only {
-            let Some(shown) = &shown else { continue };
+            let Some(shown) = &shown else { return Ok(()) };
             row.queue.retain(|entry| entry.ad_id == shown.ad_id);
         }
-        write::track_row(&mut track, &row)?;
         if let Some(errors) = &mut errors {
             if let Some(shown) = &mut shown {
                 errors.bill(&row, shown);
@@ -104,13 +111,41 @@ pub fn write_day(world: &World, day: u32, dir: &Path, posterior: Option<&Posteri
         if let Some(shown) = &shown {
             write::exposure_row(&mut exposure, shown)?;
         }
-    }
+        track.push(row)
+    })?;
     track.finish()?;
     exposure.finish()?;
     for table in truth.into_iter().chain(known.map(|(_, table)| table)) {
         table.finish()?;
     }
     Ok(observations)
+}
+
+/// The name of a track log as Parquet.
+const PARQUET: &str = "track_log.parquet";
+
+/// The track log being written.
+enum Track {
+    Text(TableWriter),
+    Parquet(ParquetTrack),
+}
+
+impl Track {
+    fn push(&mut self, row: TrackRow) -> Result<()> {
+        match self {
+            Self::Text(writer) => write::track_row(writer, &row)?,
+            Self::Parquet(writer) => writer.push(row)?,
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<()> {
+        match self {
+            Self::Text(writer) => writer.finish()?,
+            Self::Parquet(writer) => writer.finish()?,
+        }
+        Ok(())
+    }
 }
 
 /// What an exposure of a training day tells the posterior.
@@ -137,8 +172,9 @@ fn observe(
 /// Removes tables that an earlier run left in another compression: two of a name would be ambiguous.
 fn remove_older(dir: &Path) -> Result<()> {
     for name in ["track_log", "joined_exposure", "truth", "posterior"] {
-        for compress in [Compress::Zst, Compress::Gz, Compress::None] {
-            let path = dir.join(format!("{name}.tsv{}", compress.ending()));
+        let texts = [Compress::Zst, Compress::Gz, Compress::None].map(|c| format!("{name}.tsv{}", c.ending()));
+        for file in texts.iter().map(String::as_str).chain([PARQUET]) {
+            let path = dir.join(file);
             match std::fs::remove_file(&path) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
                     return Err(e).with_context(|| format!("cannot replace {}", path.display()));

@@ -11,20 +11,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::log::schema::{DAY_MS, MAX_QUEUE};
 
-/// Compression of the two large tables of a day.
+/// How the large tables of a day are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Compress {
     Zst,
     Gz,
     None,
+    /// The track log as Parquet, the other tables as `.tsv.zst` that is packed quickly: for days of millions of requests.
+    Parquet,
 }
 
 impl Compress {
     /// What is appended to the name of a table.
     pub fn ending(self) -> &'static str {
         match self {
-            Self::Zst => ".zst",
+            Self::Zst | Self::Parquet => ".zst",
             Self::Gz => ".gz",
             Self::None => "",
         }
@@ -53,7 +55,7 @@ pub struct WorldSettings {
     pub days: u32,
     /// Date of day-0, `YYYY-MM-DD`; default 2026-01-05.
     pub start_date: String,
-    /// `zst` (default), `gz` or `none`, for track_log and joined_exposure.
+    /// `zst` (default), `gz` or `none`, for track_log and joined_exposure; `parquet` writes track_log as Parquet.
     pub compress: Compress,
 
     /// Mean requests per day; default 60,000.

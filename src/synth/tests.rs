@@ -285,3 +285,19 @@ fn small_contracts_ask_for_a_good_part_of_a_narrow_audience() {
     tightness.sort_by(f64::total_cmp);
     assert!((0.15..0.9).contains(&tightness[6]), "{tightness:?}");
 }
+
+/// A day in Parquet is the day in text; one that is drawn part by part is the one that is drawn at once.
+#[test]
+fn a_day_in_parquet_says_what_the_text_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = |compress| WorldSettings { compress, boost_share: 0.1, ..plain(20_000) };
+    let read = |compress, name: &str| {
+        let out = dir.path().join(name);
+        generate(&world(compress), &out, 1, 3, &|_| {}).unwrap();
+        let day = crate::log::RawDay::read(&out.join("day-0"), crate::log::CompileOptions::default()).unwrap();
+        (day.rows, std::fs::read(out.join("day-0/control.tsv")).unwrap())
+    };
+    assert!(read(Compress::Parquet, "parquet") == read(Compress::None, "text"));
+    // Written over each other, one track log stays.
+    assert!(read(Compress::None, "parquet") == read(Compress::Parquet, "text"));
+}

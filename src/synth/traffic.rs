@@ -8,6 +8,7 @@ use rand_distr::weighted::WeightedAliasIndex;
 
 use super::audience::{Audience, BIN_MS};
 use super::conditions::Conditions;
+use crate::log::schema::DAY_MS;
 
 /// One request before its queue is known.
 #[derive(Debug, Clone, Copy)]
@@ -18,6 +19,14 @@ pub struct Arrival {
     pub cell: usize,
     /// Index of the user.
     pub user: usize,
+}
+
+/// An arrival as it is held while a day is sorted.
+#[derive(Clone, Copy)]
+struct Packed {
+    ms: u32,
+    cell: u32,
+    user: u32,
 }
 
 /// Requests to expect of a day under its conditions, over those of a mean day.
@@ -42,6 +51,49 @@ pub fn volume(audience: &Audience, day: &Conditions) -> f64 {
 /// # Errors
 /// Only if the day's curve is degenerate.
 pub fn arrivals(audience: &Audience, day: &Conditions, count: usize, rng: &mut ChaCha8Rng) -> Result<Vec<Arrival>> {
+    let mut arrivals = Vec::with_capacity(count);
+    *rng = draw(audience, day, count, rng.clone(), 0..DAY_MS, &mut |arrival| arrivals.push(arrival))?;
+    Ok(arrivals)
+}
+
+/// Arrivals that are held at a time.
+const HELD: usize = 2_000_000;
+
+/// Gives the requests of a day to `each`, in the order of their times: those that [`arrivals`] draws, but a long day is drawn several
+/// times and sorted part by part, so that memory stays small.
+///
+/// # Errors
+/// As [`arrivals`], or what `each` returns.
+pub fn each_arrival(
+    audience: &Audience,
+    day: &Conditions,
+    count: usize,
+    rng: &ChaCha8Rng,
+    each: &mut dyn FnMut(Arrival) -> Result<()>,
+) -> Result<()> {
+    let parts = count.div_ceil(HELD).max(1) as u64;
+    for part in 0..parts {
+        let times = part * DAY_MS / parts..(part + 1) * DAY_MS / parts;
+        let mut outcome = Ok(());
+        draw(audience, day, count, rng.clone(), times, &mut |arrival| {
+            if outcome.is_ok() {
+                outcome = each(arrival);
+            }
+        })?;
+        outcome?;
+    }
+    Ok(())
+}
+
+/// Draws all requests of a day and gives those of some times out, sorted; the state of the stream after it.
+fn draw(
+    audience: &Audience,
+    day: &Conditions,
+    count: usize,
+    mut rng: ChaCha8Rng,
+    times: std::ops::Range<u64>,
+    each: &mut dyn FnMut(Arrival),
+) -> Result<ChaCha8Rng> {
     let bins = audience
         .curves
         .iter()
@@ -51,18 +103,25 @@ pub fn arrivals(audience: &Audience, day: &Conditions, count: usize, rng: &mut C
         })
         .collect::<Result<Vec<_>, _>>()?;
     let most = day.wander.volume.iter().copied().fold(0.0, f64::max);
-    let mut arrivals = Vec::with_capacity(count);
-    while arrivals.len() < count {
-        let (cell, user) = audience.pick(rng);
+    let (mut held, mut drawn) = (Vec::new(), 0);
+    while drawn < count {
+        let (cell, user) = audience.pick(&mut rng);
         let region = audience.cells[cell].region as usize - 1;
-        let bin = bins[region].sample(rng);
+        let bin = bins[region].sample(&mut rng);
         // Quiet hours turn requests away. A day that does not wander draws nothing for it.
         let kept = day.wander.volume[bin / 2] / most;
         if kept < 1.0 && rng.random::<f64>() >= kept {
             continue;
         }
-        arrivals.push(Arrival { ms: bin as u64 * BIN_MS + rng.random_range(0..BIN_MS), cell, user });
+        drawn += 1;
+        let ms = bin as u64 * BIN_MS + rng.random_range(0..BIN_MS);
+        if times.contains(&ms) {
+            held.push(Packed { ms: ms as u32, cell: cell as u32, user: user as u32 });
+        }
     }
-    arrivals.sort_by_key(|a| a.ms);
-    Ok(arrivals)
+    held.sort_by_key(|a| a.ms);
+    for Packed { ms, cell, user } in held {
+        each(Arrival { ms: ms.into(), cell: cell as usize, user: user as usize });
+    }
+    Ok(rng)
 }

@@ -4,7 +4,8 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use super::{BadValue, Gather, Lumps, Next, Result, Source};
-use crate::log::table::{Lump, LumpReader, Row};
+use crate::log::schema::TrackRow;
+use crate::log::table::{Lump, LumpReader};
 use crate::log::track;
 
 /// Rows of a batch.
@@ -48,10 +49,10 @@ impl<G: Gather> Parsed<G> {
         Self { part, rows: 0, bytes: 0, requests: Vec::new(), gathered: G::default(), bad: Vec::new() }
     }
 
-    fn push(&mut self, source: &Source, row: &Row) {
+    fn push(&mut self, source: &Source, line: u64, parsed: std::result::Result<TrackRow, BadValue>) {
         self.rows += 1;
-        let (before, line) = (self.requests.len(), row.place.line);
-        let parsed = track::parse(row).and_then(|request| {
+        let before = self.requests.len();
+        let parsed = parsed.and_then(|request| {
             if source.day.contains(request.ts_ms) {
                 return Ok(request);
             }
@@ -129,8 +130,8 @@ fn parse<G: Gather>(source: &Source, reader: &mut LumpReader, lump: Lump, out: &
     let bytes = lump.bytes();
     let mut batch = Parsed::new(part);
     let mut wanted = true;
-    let read = reader.read(lump, |row| {
-        batch.push(source, row);
+    let read = reader.read(lump, track::of_plain, track::parse, |place, parsed| {
+        batch.push(source, place.line, parsed);
         if batch.rows as usize == BATCH {
             wanted = out.send(Ok(std::mem::replace(&mut batch, Parsed::new(part)))).is_ok();
         }

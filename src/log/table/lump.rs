@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::parquet::ParquetRows;
+use super::parquet::{Outcome, ParquetRows, PlainRow};
 use super::text::{Line, read_line};
 use super::{Column, Place, Row, Source, Table, damaged_row, json_row, long_row, read_error, split_tabs};
-use crate::log::error::Result;
+use crate::log::error::{BadValue, Result};
 
 /// Bytes of text in a lump, about.
 const LUMP: usize = 1 << 20;
@@ -153,11 +153,18 @@ pub struct LumpReader {
 }
 
 impl LumpReader {
-    /// Gives each row of a lump to `each`, until it returns false.
+    /// Parses each row of a lump and gives the outcome to `each`, until that returns false. Rows of a Parquet file go to `plain` first,
+    /// as values; what that does not take goes to `parse`, as every other row, as text.
     ///
     /// # Errors
     /// A damaged Parquet file.
-    pub fn read(&mut self, lump: Lump, mut each: impl FnMut(&Row) -> bool) -> Result<()> {
+    pub fn read<T>(
+        &mut self,
+        lump: Lump,
+        plain: impl Fn(&PlainRow) -> Option<T>,
+        parse: impl Fn(&Row) -> Parsed<T>,
+        mut each: impl FnMut(Place, Parsed<T>) -> bool,
+    ) -> Result<()> {
         let Lump { part, before, layout, content, .. } = lump;
         let mut row = Row::new(layout.columns, layout.positions.clone());
         let place = |line| Place { part, line };
@@ -178,7 +185,7 @@ impl LumpReader {
                         split_tabs(line, &mut row.cells);
                         row.check_width(layout.width);
                     }
-                    if !each(&row) {
+                    if !each(row.place, parse(&row)) {
                         break;
                     }
                 }
@@ -189,7 +196,7 @@ impl LumpReader {
                     row.fault = None;
                     row.place = place(number);
                     row.check_width(layout.width);
-                    if !each(&row) {
+                    if !each(row.place, parse(&row)) {
                         break;
                     }
                 }
@@ -203,16 +210,27 @@ impl LumpReader {
                     }
                 };
                 let mut number = before;
+                let mut values = PlainRow::default();
                 rows.enter(group);
                 loop {
-                    row.cells.clear();
-                    let more = rows.read(|cell| row.cells.push_field(cell));
-                    if !more.map_err(|e| damaged_row(&layout.path, number + 1, &e))? {
-                        break;
-                    }
+                    let damaged = |why: String| damaged_row(&layout.path, number + 1, &why);
+                    let taken = match rows.read_plain(&mut values).map_err(damaged)? {
+                        Outcome::End => break,
+                        Outcome::Plain => plain(&values),
+                        Outcome::Text => None,
+                    };
+                    row.place = place(number + 1);
+                    let outcome = match taken {
+                        Some(value) => Ok(value),
+                        None => {
+                            rows.again();
+                            row.cells.clear();
+                            rows.read(|cell| row.cells.push_field(cell)).map_err(damaged)?;
+                            parse(&row)
+                        }
+                    };
                     number += 1;
-                    row.place = place(number);
-                    if !each(&row) {
+                    if !each(row.place, outcome) {
                         // The reader stands in the middle of a group.
                         self.parquet = None;
                         break;
@@ -223,3 +241,6 @@ impl LumpReader {
         Ok(())
     }
 }
+
+/// What a row says, or what is wrong with it.
+type Parsed<T> = std::result::Result<T, BadValue>;

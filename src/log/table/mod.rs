@@ -22,11 +22,13 @@ use std::sync::atomic::AtomicU64;
 
 use super::error::{BadValue, LogError, Result, printable};
 use parquet::ParquetRows;
+pub use parquet::PlainRow;
 use text::{CsvRows, Line, read_line};
 
 pub use find::{elsewhere, find, parts, require};
 pub use lump::{Lump, LumpReader, Lumps};
 pub use text::open;
+pub use value::Plain;
 
 /// Bytes of a row; a queue of 512 entries takes 60 KB at most.
 pub const LONGEST_ROW: usize = 4 << 20;

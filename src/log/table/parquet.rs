@@ -14,7 +14,7 @@ use parquet::schema::types::{SchemaDescriptor, Type};
 
 use super::guard::guarded;
 use super::page::Chunks;
-use super::value::Leaf;
+use super::value::{Leaf, Plain};
 use super::{Column, LONGEST_ROW, List, printable};
 use crate::log::error::LogError;
 
@@ -34,6 +34,28 @@ pub struct ParquetRows {
     end: usize,
     /// Rows of the current row group that are not decoded yet, and decoded rows that are not given out yet.
     left: (usize, usize),
+}
+
+/// The values of a row, where none needs text.
+#[derive(Debug, Default)]
+pub struct PlainRow {
+    /// One for each wanted column; null for one that the file lacks, and for the list.
+    pub cells: Vec<Plain>,
+    /// The fields of each entry of its list, in the order of the text; null beyond the last field.
+    pub list: Vec<[Plain; FIELDS]>,
+}
+
+/// Fields that an entry has at most.
+const FIELDS: usize = 6;
+/// Entries of a list that is read as plain values, at most: room for any queue.
+const MOST_PLAIN: usize = 512;
+
+/// What came of reading a row as plain values.
+pub enum Outcome {
+    End,
+    Plain,
+    /// A value needs text: after [`ParquetRows::again`].
+    Text,
 }
 
 /// A wanted column of the file.
@@ -103,6 +125,49 @@ impl ParquetRows {
             }
             Ok::<_, ParquetError>(true)
         })
+    }
+
+    /// Reads the next row into `row`, if all its values are plain.
+    ///
+    /// # Errors
+    /// A damaged file.
+    pub fn read_plain(&mut self, row: &mut PlainRow) -> Result<Outcome, String> {
+        if self.left.1 == 0 && guarded(|| self.fill())?.is_break() {
+            return Ok(Outcome::End);
+        }
+        let cells = &mut self.cells;
+        row.cells.clear();
+        row.list.clear();
+        let plain = guarded(|| {
+            let mut all = true;
+            // Rows are left as a whole: every column notes where this one begins, also where an earlier one failed.
+            for column in &mut *cells {
+                let (value, good) = match column {
+                    None => (Plain::Null, true),
+                    Some(Cell::One(leaf)) => {
+                        leaf.begin_row();
+                        leaf.plain()?.map_or((Plain::Null, false), |value| (value, true))
+                    }
+                    Some(Cell::List(list)) => (Plain::Null, list.next_plain(&mut row.list)?),
+                };
+                row.cells.push(value);
+                all &= good;
+            }
+            Ok::<_, ParquetError>(all)
+        })?;
+        self.left.1 -= 1;
+        Ok(if plain { Outcome::Plain } else { Outcome::Text })
+    }
+
+    /// Goes back to where the row began that [`ParquetRows::read_plain`] read last: [`ParquetRows::read`] gives it as text.
+    pub fn again(&mut self) {
+        self.left.1 += 1;
+        for column in self.cells.iter_mut().flatten() {
+            match column {
+                Cell::One(leaf) => leaf.rewind(),
+                Cell::List(list) => list.leaves.iter_mut().flatten().for_each(Leaf::rewind),
+            }
+        }
     }
 
     /// Decodes the next batch; breaks at the end of the file.
@@ -188,6 +253,27 @@ fn slot(field: &Type) -> i16 {
 }
 
 impl ListCell {
+    /// Reads the next row's list; false where a value needs text, or where the list has to be judged by the reader of text.
+    fn next_plain(&mut self, list: &mut Vec<[Plain; FIELDS]>) -> Result<bool> {
+        self.leaves.iter_mut().flatten().for_each(Leaf::begin_row);
+        let mut lengths = self.leaves.iter().flatten().map(|leaf| leaf.entries(self.slot));
+        let n = lengths.next().unwrap_or(0);
+        if lengths.any(|other| other != n) || n == 0 || n > MOST_PLAIN || self.leaves.len() > FIELDS {
+            return Ok(false);
+        }
+        list.resize(n, [Plain::Null; FIELDS]);
+        for (f, leaf) in self.leaves.iter_mut().enumerate() {
+            let Some(leaf) = leaf else { continue };
+            for entry in &mut *list {
+                match leaf.plain()? {
+                    Some(value) => entry[f] = value,
+                    None => return Ok(false),
+                }
+            }
+        }
+        Ok(true)
+    }
+
     /// Writes the next row's list as text: fields joined by commas, entries by the column's separator.
     fn next(&mut self, text: &mut Vec<u8>) -> Result<()> {
         let mut lengths = self.leaves.iter().flatten().map(|leaf| leaf.entries(self.slot));

@@ -34,6 +34,15 @@ enum Values {
     Fixed(Vec<FixedLenByteArray>),
 }
 
+/// A value that means the same to a table's parsers without a detour by text.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Plain {
+    Null,
+    Whole(u64),
+    Real(f64),
+    Letter(u8),
+}
+
 /// A leaf column.
 pub struct Leaf {
     column: usize,
@@ -45,6 +54,8 @@ pub struct Leaf {
     values: Values,
     /// The next level and the next value of the batch.
     at: (usize, usize),
+    /// Those of the row that is being read.
+    began: (usize, usize),
 }
 
 impl Leaf {
@@ -66,7 +77,17 @@ impl Leaf {
         };
         let form = form(&descr)?;
         let (def, rep) = (vec![], vec![]);
-        Ok(Self { column, form, max_def: descr.max_def_level(), reader: None, def, rep, values, at: (0, 0) })
+        Ok(Self {
+            column,
+            form,
+            max_def: descr.max_def_level(),
+            reader: None,
+            def,
+            rep,
+            values,
+            at: (0, 0),
+            began: (0, 0),
+        })
     }
 
     /// Begins with a row group.
@@ -111,6 +132,44 @@ impl Leaf {
     /// Passes over one level that holds no value: an empty list.
     pub fn pass(&mut self) {
         self.at.0 += 1;
+    }
+
+    /// Notes that a row begins here.
+    pub fn begin_row(&mut self) {
+        self.began = self.at;
+    }
+
+    /// Goes back to where the row began.
+    pub fn rewind(&mut self) {
+        self.at = self.began;
+    }
+
+    /// The next value, if it needs no text.
+    pub fn plain(&mut self) -> Result<Option<Plain>> {
+        let (level, value) = self.at;
+        self.at.0 += 1;
+        if self.max_def > 0 && self.def.get(level) != Some(&self.max_def) {
+            return Ok(Some(Plain::Null));
+        }
+        self.at.1 += 1;
+        let missing = || ParquetError::EOF("fewer values than rows".into());
+        let whole = |v: i64| u64::try_from(v).ok().map(Plain::Whole);
+        Ok(match (&self.values, self.form) {
+            (Values::Int32(v), Form::Unsigned) => {
+                Some(Plain::Whole((*v.get(value).ok_or_else(missing)? as u32).into()))
+            }
+            (Values::Int64(v), Form::Unsigned) => Some(Plain::Whole(*v.get(value).ok_or_else(missing)? as u64)),
+            (Values::Int32(v), Form::Plain) => whole((*v.get(value).ok_or_else(missing)?).into()),
+            (Values::Int64(v), Form::Plain) => whole(*v.get(value).ok_or_else(missing)?),
+            (Values::Int64(v), Form::Time(unit)) => whole(v.get(value).ok_or_else(missing)?.div_euclid(unit)),
+            (Values::Float(v), Form::Plain) => Some(Plain::Real((*v.get(value).ok_or_else(missing)?).into())),
+            (Values::Double(v), Form::Plain) => Some(Plain::Real(*v.get(value).ok_or_else(missing)?)),
+            (Values::Bytes(v), Form::Plain) => match v.get(value).ok_or_else(missing)?.data() {
+                [letter] => Some(Plain::Letter(*letter)),
+                _ => None,
+            },
+            _ => None,
+        })
     }
 
     /// Appends the next value to `text`; nothing where it is null.
