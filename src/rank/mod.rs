@@ -14,7 +14,8 @@
 //! | [`dense`] | the network's products and their gradients |
 //! | [`passes`], [`judge`] | the end of a pass: evaluation, the best model |
 //! | [`saver`] | snapshots |
-//! | [`together`] | a rank among others: the same updates, with gradients exchanged |
+//! | [`together`], [`overlapped`] | a rank among others: in step, and overlapped |
+//! | [`merged`] | the rows of a machine, moved along the gradients of all ranks |
 //! | [`record`] | records in `metrics.jsonl` |
 //!
 //! May import: `run`, `values`, `collective`, `sparse`, `shm`, `settings`.
@@ -22,7 +23,9 @@
 mod blocks;
 mod dense;
 pub mod judge;
+mod merged;
 mod occurrences;
+mod overlapped;
 mod passes;
 mod prior;
 mod record;

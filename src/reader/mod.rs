@@ -15,8 +15,8 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::run::value_run::{ValueSegments, compile_options};
 use crate::run::{RunDirectory, failpoint};
-use crate::settings::{Configuration as _, ValueSettings};
-use crate::shm::control::{ProcessSlot, STOP_LEARNING};
+use crate::settings::{Configuration as _, RankSync, ValueSettings};
+use crate::shm::control::{ProcessSlot, STOP_ALL, STOP_LEARNING};
 use crate::shm::{Control, Overflow, ProcessKind, RingWriter, SampleRing};
 use crate::sparse::index::mix;
 use crate::values::join::{Share, join};
@@ -49,6 +49,11 @@ pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<
         id,
         slot,
         writers: &mut writers,
+        stops_at: if settings.values.ranks > 1 && settings.ranks.sync == RankSync::Overlap {
+            STOP_ALL
+        } else {
+            STOP_LEARNING
+        },
         // What was handed over, by this process's predecessors or before the snapshot.
         first: segments.control.actors[id].param_version.get(),
         next: 0,
@@ -64,6 +69,8 @@ struct Stream<'a> {
     slot: &'a ProcessSlot,
     /// One for each rank.
     writers: &'a mut [RingWriter],
+    /// Ranks that overlap need blocks until they have met.
+    stops_at: u32,
     /// Blocks before this one were handed over.
     first: u64,
     /// Number of the next block.
@@ -164,7 +171,7 @@ impl Stream<'_> {
         let writer = &mut self.writers[rank];
         loop {
             self.slot.beat();
-            if self.control.stop_level() >= STOP_LEARNING {
+            if self.control.stop_level() >= self.stops_at {
                 return Ok(false);
             }
             let seen = writer.ring().space().value();

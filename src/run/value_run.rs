@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::collective::rows;
 use crate::log::CompileOptions;
-use crate::settings::ValueSettings;
+use crate::settings::{RankSync, ValueSettings};
 use crate::shm::{
-    Control, Exchange, ExchangeShape, HalfShape, Halves, RingShape, RunNames, SampleRing, ShmError, UndoLog, UndoShape,
-    check_space,
+    Control, Exchange, ExchangeShape, HalfShape, Halves, ParamCell, RingShape, RunNames, SampleRing, ShmError, UndoLog,
+    UndoShape, check_space,
 };
 use crate::sparse::{HostTable, TableShape};
 use crate::values::join::JoinCounts;
@@ -30,9 +30,75 @@ pub struct ValueSegments {
     pub control: Control,
     /// Of each reader one ring for each rank: reader by reader for main and a reader, those of one rank for that rank.
     pub rings: Vec<SampleRing>,
-    /// Of main, where there are several ranks.
+    /// Of main, where there are several ranks, and where they overlap.
     pub exchange: Option<Exchange>,
+    pub overlap: Option<RankSegments>,
 }
+
+/// Iterations whose gradients a rank keeps for the others.
+pub const KEPT_GRADIENTS: usize = 4;
+
+/// What ranks that overlap share beside their exchange.
+pub struct RankSegments {
+    /// Of each rank the gradients of its last iterations; iteration i lies in cell i mod [`KEPT_GRADIENTS`].
+    gradients: Vec<ParamCell>,
+    /// Of each rank the gradients of rows, on their way to rank 0.
+    pub rows: Vec<SampleRing>,
+}
+
+impl RankSegments {
+    fn names(prefix: &str, ranks: usize) -> (impl Iterator<Item = String>, impl Iterator<Item = String>) {
+        let cell = move |i: usize| format!("gradient{}.{}", i / KEPT_GRADIENTS, i % KEPT_GRADIENTS);
+        let cells = (0..ranks * KEPT_GRADIENTS).map(move |i| format!("{prefix}-{}", cell(i)));
+        (cells, (0..ranks).map(move |rank| format!("{prefix}-rows{rank}")))
+    }
+
+    fn ring(shape: ExchangeShape, rank: usize) -> RingShape {
+        RingShape { actor: rank as u32, regions: KEPT_GRADIENTS, capacity: shape.bytes }
+    }
+
+    fn footprint(shape: ExchangeShape) -> u64 {
+        let cells = (shape.ranks * KEPT_GRADIENTS) as u64 * ParamCell::footprint(shape.words / STATE_PARTS);
+        cells + shape.ranks as u64 * SampleRing::footprint(Self::ring(shape, 0))
+    }
+
+    fn create(prefix: &str, shape: ExchangeShape) -> Result<Self, ShmError> {
+        let (cells, rings) = Self::names(prefix, shape.ranks);
+        Ok(Self {
+            gradients: cells
+                .map(|name| ParamCell::create(&name, shape.words / STATE_PARTS))
+                .collect::<Result<_, _>>()?,
+            rows: rings
+                .enumerate()
+                .map(|(rank, name)| SampleRing::create(&name, Self::ring(shape, rank)))
+                .collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Opens what main created.
+    ///
+    /// # Errors
+    /// A segment that is missing or of another build.
+    pub fn open(prefix: &str, ranks: usize) -> Result<Self, ShmError> {
+        let (cells, rings) = Self::names(prefix, ranks);
+        Ok(Self {
+            gradients: cells.map(|name| ParamCell::open(&name)).collect::<Result<_, _>>()?,
+            rows: rings.map(|name| SampleRing::open(&name)).collect::<Result<_, _>>()?,
+        })
+    }
+
+    pub fn ranks(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// The cell for a rank's gradient of an iteration.
+    pub fn gradient(&self, rank: usize, iteration: u64) -> &ParamCell {
+        &self.gradients[rank * KEPT_GRADIENTS + (iteration % KEPT_GRADIENTS as u64) as usize]
+    }
+}
+
+/// Parameters and their two moments: what ranks that overlap average at the end of a period.
+const STATE_PARTS: usize = 3;
 
 /// Bytes before the gradients of rows in what a rank gives to the others.
 pub const RANK_HEADER: usize = 32;
@@ -51,9 +117,15 @@ fn exchange_shape(settings: &ValueSettings, fields: &Fields) -> Option<ExchangeS
     // Of a batch of all ranks each sample goes to a rank by a hash: ten standard deviations are never exceeded.
     let spread = 10 * ((v.batch as f64).sqrt() as usize + 1);
     let rows = (v.batch + spread).min(v.batch * v.ranks) * fields.len();
-    let words = net_shape(settings, fields).parameters();
+    let parts = if settings.ranks.sync == RankSync::Overlap { STATE_PARTS } else { 1 };
+    let words = parts * net_shape(settings, fields).parameters();
     let bytes = RANK_HEADER + rows::capacity(rows, v.dim, fields.len());
     Some(ExchangeShape { ranks: v.ranks, words, bytes })
+}
+
+/// Sizes of the exchange where ranks overlap.
+fn overlap_shape(settings: &ValueSettings, fields: &Fields) -> Option<ExchangeShape> {
+    exchange_shape(settings, fields).filter(|_| settings.ranks.sync == RankSync::Overlap)
 }
 
 pub fn net_shape(settings: &ValueSettings, fields: &Fields) -> NetShape {
@@ -117,6 +189,7 @@ impl ValueSegments {
             exchange: exchange_shape(settings, fields)
                 .map(|shape| Exchange::create(&exchange_name(&prefix), shape))
                 .transpose()?,
+            overlap: overlap_shape(settings, fields).map(|shape| RankSegments::create(&prefix, shape)).transpose()?,
         })
     }
 
@@ -143,6 +216,7 @@ impl ValueSegments {
                 .map(|(reader, rank)| SampleRing::open(&ring_name(prefix, reader, rank)))
                 .collect::<Result<_, _>>()?,
             exchange: None,
+            overlap: None,
         })
     }
 }
@@ -155,7 +229,8 @@ pub fn create_table(names: &RunNames, settings: &ValueSettings, fields: &Fields)
     let table = table_shape(settings);
     let rings = (settings.values.readers * settings.values.ranks) as u64;
     let rings = rings * SampleRing::footprint(ring_shape(settings, fields, 0));
-    let exchange = exchange_shape(settings, fields).map_or(0, Exchange::footprint);
+    let exchange = exchange_shape(settings, fields).map_or(0, Exchange::footprint)
+        + overlap_shape(settings, fields).map_or(0, RankSegments::footprint);
     let halves = halves_shape(settings, fields).map_or(0, Halves::footprint);
     let undo = undo_shape(settings).map_or(0, UndoLog::footprint);
     check_space(Control::footprint() + rings + exchange + halves + undo + table.footprint()).with_context(|| {

@@ -8,6 +8,13 @@ pub const MOST_RANKS: usize = 8;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Ranks {
+    pub sync: RankSync,
+    /// Iterations of a period in `overlap`; at its end parameters are averaged.
+    pub period: u64,
+    /// Ranks whose gradients make a global one in `overlap`; 0 = all.
+    pub quorum: usize,
+    /// Whether each rank records in `overlap` what it used when, in RUN_DIR/trace.
+    pub trace: bool,
     pub sparse_average: SparseAverage,
     /// Seconds after which a rank that is alive and does not take part in an exchange is given up. Rank 0 evaluates and saves while
     /// the others wait.
@@ -16,8 +23,26 @@ pub struct Ranks {
 
 impl Default for Ranks {
     fn default() -> Self {
-        Self { sparse_average: SparseAverage::default(), timeout_s: 600.0 }
+        Self {
+            sync: RankSync::default(),
+            period: 16,
+            quorum: 0,
+            trace: false,
+            sparse_average: SparseAverage::default(),
+            timeout_s: 600.0,
+        }
     }
+}
+
+/// Whether ranks wait for each other.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RankSync {
+    /// In every update: the result depends on the seed and the number of ranks alone.
+    #[default]
+    Step,
+    /// At the end of a period only; gradients of others are used when they come.
+    Overlap,
 }
 
 /// By what the summed gradient of a row is divided.

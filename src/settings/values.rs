@@ -256,6 +256,16 @@ impl Configuration for ValueSettings {
         if t.when_full == WhenFull::Ignore && t.cache_rows > 0 {
             return bad("table.when_full", "= \"ignore\" goes with table.cache_rows = 0 alone".into());
         }
+        let r = &self.ranks;
+        if !(1..=1 << 20).contains(&r.period) {
+            return bad("ranks.period", format!("is {}; must lie within 1..={}", r.period, 1 << 20));
+        }
+        if r.quorum > v.ranks {
+            return bad(
+                "ranks.quorum",
+                format!("is {}; there are {} ranks (values.ranks), 0 = all", r.quorum, v.ranks),
+            );
+        }
         if v.ranks > 1 && t.cache_rows > 0 {
             return bad(
                 "table.cache_rows",

@@ -26,7 +26,7 @@ use super::futex::Patience;
 use super::names::start_time;
 use super::pod::Shareable;
 use super::segment::{Kind, Segment, layout_hash};
-use super::sync::{AtomicU32, AtomicU64, Ordering};
+use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
 use super::wait::{Doorbell, Woken};
 
 const KIND: Kind = Kind(7);
@@ -144,7 +144,7 @@ struct Head {
     bytes: AtomicU64,
     /// Why the exchange is broken; 0 = it is not. The first cause stays.
     poison: AtomicU64,
-    /// Number of the newest rows that rank 0 has written for all.
+    /// Twice the number of the newest rows that rank 0 has written for all; odd while it writes the next ones.
     published: AtomicU64,
     /// Rung when `published` grows, and by whoever poisons the exchange.
     news: Doorbell,
@@ -251,6 +251,35 @@ impl Exchange {
         self.break_off(Broken::Died { rank });
     }
 
+    /// Says that what the ranks share is written up to `generation`. Rank 0 does this.
+    pub fn publish(&self, generation: u64) {
+        let head = self.head();
+        // Release: pairs with the Acquire in `wait_published` and `read_shared`; what was written comes before the number.
+        head.published.store(2 * generation, Ordering::Release);
+        head.news.ring();
+    }
+
+    /// Says that rank 0 begins to change what the ranks share, by atomic words: who reads meanwhile reads again.
+    pub fn begin_write(&self) {
+        let head = self.head();
+        // Relaxed: rank 0's own store.
+        let published = head.published.load(Ordering::Relaxed);
+        head.published.store(published | 1, Ordering::Relaxed);
+        // Release fence: pairs with the Acquire fence in `read_shared`. Who reads any of what is written sees the odd number.
+        fence(Ordering::Release);
+    }
+
+    /// The newest generation that is published.
+    pub fn published(&self) -> u64 {
+        // Acquire: pairs with the Release in `publish`.
+        self.head().published.load(Ordering::Acquire) / 2
+    }
+
+    /// Rung at every publication; other news of the ranks may ring it as well.
+    pub fn news(&self) -> &Doorbell {
+        &self.head().news
+    }
+
     /// Why the exchange is broken, if it is.
     pub fn broken(&self) -> Option<Broken> {
         // Acquire: pairs with the Release in `break_off`.
@@ -355,14 +384,6 @@ impl Seat {
         Ok(())
     }
 
-    /// Says that what the ranks share is written up to `generation`. Rank 0 does this.
-    pub fn publish(&self, generation: u64) {
-        let head = self.exchange.head();
-        // Release: pairs with the Acquire in `wait_published`; what was written comes before the number.
-        head.published.store(generation, Ordering::Release);
-        head.news.ring();
-    }
-
     /// Waits until rank 0 has published `generation`.
     ///
     /// # Errors
@@ -370,7 +391,30 @@ impl Seat {
     pub fn wait_published(&self, generation: u64) -> Result<(), Broken> {
         let head = self.exchange.head();
         // Acquire: pairs with the Release in `publish`.
-        self.wait_for(0, &head.news, Instant::now(), || head.published.load(Ordering::Acquire) >= generation)
+        self.wait_for(0, &head.news, Instant::now(), || head.published.load(Ordering::Acquire) >= 2 * generation)
+    }
+
+    /// Reads what the ranks share, by atomic words: again where rank 0 wrote meanwhile. Returns the generation that was read.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    pub fn read_shared(&self, mut read: impl FnMut()) -> Result<u64, Broken> {
+        let head = self.exchange.head();
+        let begun = Instant::now();
+        let mut seen = 0;
+        loop {
+            self.wait_for(0, &head.news, begun, || {
+                // Acquire: pairs with the Release in `publish`.
+                seen = head.published.load(Ordering::Acquire);
+                seen % 2 == 0
+            })?;
+            read();
+            // Acquire fence: pairs with the Release fence in `begin_write`; keeps the check after the reads.
+            fence(Ordering::Acquire);
+            if head.published.load(Ordering::Relaxed) == seen {
+                return Ok(seen / 2);
+            }
+        }
     }
 
     /// Puts what the others need into this rank's area.
@@ -455,7 +499,13 @@ impl Seat {
     }
 
     /// Waits since `begun` for what `rank` is to do, which rings `bell`.
-    fn wait_for(&self, rank: usize, bell: &Doorbell, begun: Instant, is_done: impl Fn() -> bool) -> Result<(), Broken> {
+    fn wait_for(
+        &self,
+        rank: usize,
+        bell: &Doorbell,
+        begun: Instant,
+        mut is_done: impl FnMut() -> bool,
+    ) -> Result<(), Broken> {
         let mut patience = Patience::new(self.crowded);
         loop {
             let seen = bell.value();

@@ -216,6 +216,13 @@ impl RowWriter {
         bytemuck::cast_slice(bytes)
     }
 
+    /// Replaces a record by atomic words: other processes may be reading it.
+    pub fn store(&mut self, record: u32, words: &[u32]) {
+        let shared = self.0.segment.array::<AtomicU32>(self.0.at(record), self.0.shape.words);
+        // Relaxed: whoever publishes the rows orders them.
+        shared.iter().zip(words).for_each(|(shared, word)| shared.store(*word, Ordering::Relaxed));
+    }
+
     pub fn record_mut(&mut self, record: u32) -> &mut [u32] {
         // SAFETY: as above.
         let bytes = unsafe { self.0.segment.slice_mut(self.0.at(record), self.0.shape.words * size_of::<u32>()) };

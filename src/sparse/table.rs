@@ -220,6 +220,15 @@ impl HostTable {
         shape.update(self.rows.record_mut(record), gradient, rate);
     }
 
+    /// Applies a gradient to an id's record that other processes may be reading; `scratch` is memory for its words.
+    pub fn update_shared(&mut self, id: u64, record: u32, gradient: &[f32], rate: f32, scratch: &mut Vec<u32>) {
+        self.note(id, record, false);
+        scratch.clear();
+        scratch.extend_from_slice(self.rows.record(record));
+        self.shape.update(scratch, gradient, rate);
+        self.rows.store(record, scratch);
+    }
+
     /// Notes what a record holds before it changes.
     fn note(&mut self, id: u64, record: u32, inserted: bool) {
         if let Some(changes) = &mut self.changes {

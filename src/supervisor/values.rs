@@ -18,7 +18,7 @@ use crate::run::leakage::Roles;
 use crate::run::value_run::{Prepared, ValueHalves, ValueSegments, compile_options, create_table};
 use crate::run::value_snapshot::{ValueSnapshot, ValueState, read_state, remove_behind};
 use crate::run::{Metrics, RunDirectory};
-use crate::settings::{Configuration as _, SparseAverage, ValueSettings};
+use crate::settings::{Configuration as _, RankSync, SparseAverage, ValueSettings};
 use crate::shm::control::{STOP_ALL, STOP_LEARNING, STOP_NOW};
 use crate::shm::{Ledger, Role, RunNames, SampleRing, sweep};
 use crate::sparse::{HostTable, file};
@@ -120,7 +120,7 @@ pub fn check_resume(directory: &RunDirectory, settings: &ValueSettings, now: &Pr
         let mut s = s.clone();
         s.ranks.timeout_s = 0.0;
         // The sum over all ranks does not depend on how many there are; the mean over those that hold a row does.
-        if s.ranks.sparse_average == SparseAverage::World {
+        if s.ranks.sparse_average == SparseAverage::World && s.ranks.sync == RankSync::Step {
             (s.values.batch, s.values.ranks) = (s.values.batch * s.values.ranks, 1);
         }
         (s.checkpoint, s.watchdog, s.values.epochs, s.values.patience) = Default::default();

@@ -126,7 +126,7 @@ fn ranks_killed_at_random_moments_hang_nobody_and_change_no_bit() {
 #[test]
 fn an_interrupted_run_goes_on_with_as_many_ranks_and_with_others_where_that_is_the_same() {
     let scene = scene();
-    let sets = ["values.ranks=2", "values.batch=64", "values.epochs=60", "ranks.sparse_average=world"];
+    let sets = ["values.ranks=2", "values.batch=64", "values.epochs=30", "ranks.sparse_average=world"];
     let interrupted = |run: &str| {
         let mut program = std::process::Command::new(scene.command(run, &sets).get_program());
         program.args(scene.command(run, &sets).get_args());
@@ -169,4 +169,94 @@ fn a_full_table_and_settings_that_do_not_go_together_are_named() {
     refused("full", &["table.max_rows=50"], 1, &["table.max_rows", "50 rows"]);
     refused("cached", &["table.cache_rows=300"], 2, &["table.cache_rows", "values.ranks"]);
     refused("many", &["values.ranks=9"], 2, &["values.ranks", "8"]);
+}
+
+/// What is wrong with the trace of a rank, whose periods have `period` iterations at most.
+fn wrong(text: &str, ranks: u64, period: u64) -> Option<String> {
+    let mut newest: Option<(u64, u64)> = None;
+    let (mut last, mut generation) = (None, 0);
+    for line in text.lines() {
+        let record: serde_json::Value = serde_json::from_str(line).unwrap();
+        let number = |key: &str| record[key].as_u64().unwrap();
+        let here = (number("period"), number("iteration"));
+        if here.1 >= period || last.is_some_and(|last| here != next(last, here)) {
+            return Some(format!("{here:?} after {last:?}"));
+        }
+        if number("generation") < generation {
+            return Some(format!("rows {} after {generation}", number("generation")));
+        }
+        generation = number("generation");
+        if let Some(global) = record["global"].as_array() {
+            let (j, members) = (global[0].as_u64().unwrap(), global[1].as_u64().unwrap());
+            if j > here.1 || newest.is_some_and(|(of, used)| of == here.0 && j <= used) || members != (1 << ranks) - 1 {
+                return Some(format!("{global:?} in {here:?} after {newest:?}"));
+            }
+            newest = Some((here.0, j));
+        }
+        last = Some(here);
+    }
+    last.is_none().then(|| "nothing".into())
+}
+
+/// What follows an iteration: the next one, or the first of the next period.
+fn next(last: (u64, u64), here: (u64, u64)) -> (u64, u64) {
+    if here.1 == 0 { (last.0 + 1, 0) } else { (last.0, last.1 + 1) }
+}
+
+#[test]
+fn ranks_that_overlap_learn_as_well_as_in_step() {
+    let scene = scene();
+    let sets = ["values.ranks=2", "values.batch=128", "values.epochs=6"];
+    let in_step = scene.train("step", &sets);
+    let overlapped =
+        scene.train("overlap", &[&sets[..], &["ranks.sync=overlap", "ranks.period=5", "ranks.trace=true"]].concat());
+    let loss = |run: &Path| -> f64 {
+        let manifest = std::fs::read(run.join("manifest.json")).unwrap();
+        serde_json::from_slice::<serde_json::Value>(&manifest).unwrap()["outcome"]["best_loss"].as_f64().unwrap()
+    };
+    let (a, b) = (loss(&in_step), loss(&overlapped));
+    assert!((a - b).abs() < 0.02 * a, "{a} {b}");
+    for rank in 0..2 {
+        let text = std::fs::read_to_string(overlapped.join(format!("trace/rank{rank}.jsonl"))).unwrap();
+        assert_eq!(wrong(&text, 2, 5), None);
+        // Used twice, and used before it was there.
+        let record = |iteration: u64, j: u64| {
+            format!("{{\"period\":0,\"iteration\":{iteration},\"global\":[{j},3],\"generation\":0}}\n")
+        };
+        assert!(wrong(&(record(0, 0) + &record(1, 0)), 2, 5).is_some() && wrong(&record(0, 1), 2, 5).is_some());
+    }
+}
+
+#[test]
+fn ranks_that_overlap_survive_kills_and_interrupts() {
+    let scene = scene();
+    let sets =
+        ["values.ranks=2", "values.batch=128", "ranks.sync=overlap", "ranks.period=4", "checkpoint.every_s=0.001"];
+    for (i, failpoint) in
+        ["other.update@20=kill", "other.exchange@5=kill", "rank.written@21=kill", "reader.claimed@40=kill"]
+            .into_iter()
+            .enumerate()
+    {
+        let mut command = scene.command(&format!("killed{i}"), &sets);
+        let assert = command.env("ADMIX_FAILPOINT", failpoint).assert().success();
+        let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+        assert!(said.contains("started again") || said.contains("went back"), "{failpoint}: nobody died: {said}");
+    }
+    let assert = scene.command("full", &[&sets[..], &["table.max_rows=50"]].concat()).assert().code(1);
+    let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    assert!(said.contains("table.max_rows") && said.contains("50 rows"), "{said}");
+
+    let long = [&sets[..], &["values.epochs=60"]].concat();
+    let mut program = std::process::Command::new(scene.command("cut", &long).get_program());
+    program.args(scene.command("cut", &long).get_args());
+    let mut child = program.stderr(std::process::Stdio::null()).spawn().unwrap();
+    let metrics = scene.folder.path().join("cut/metrics.jsonl");
+    while !std::fs::read_to_string(&metrics).is_ok_and(|text| text.contains("\"kind\":\"evaluation\"")) {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before anything was learned");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), nix::sys::signal::Signal::SIGINT).unwrap();
+    let code = child.wait().unwrap().code();
+    assert!(code == Some(130) || code == Some(0), "{code:?}");
+    scene.command("cut", &long).arg("--resume").assert().success();
 }

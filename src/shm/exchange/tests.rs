@@ -142,13 +142,13 @@ fn a_seat_has_one_process() {
 #[test]
 fn nobody_goes_on_before_rank_0_has_published() {
     let exchange = exchange(2, 8, 8);
-    let (first, second) = (exchange.join(0, PATIENT).unwrap(), exchange.join(1, PATIENT).unwrap());
+    let second = exchange.join(1, PATIENT).unwrap();
     let written = std::sync::atomic::AtomicU64::new(0);
     thread::scope(|s| {
         s.spawn(|| {
             for generation in 1..=500 {
                 written.store(generation, Ordering::Relaxed);
-                first.publish(generation);
+                exchange.publish(generation);
             }
         });
         for generation in 1..=500 {
@@ -159,4 +159,29 @@ fn nobody_goes_on_before_rank_0_has_published() {
     exchange.died(0);
     assert_eq!(second.wait_published(501), Err(Broken::Died { rank: 0 }));
     assert_eq!(second.wait_published(500), Ok(()), "what is published stays");
+}
+
+#[test]
+fn what_is_read_while_it_is_written_is_read_again() {
+    let exchange = exchange(2, 8, 8);
+    let reader = exchange.join(1, PATIENT).unwrap();
+    let words: [AtomicU64; 64] = std::array::from_fn(|_| AtomicU64::default());
+    thread::scope(|s| {
+        s.spawn(|| {
+            for generation in 1..=20_000 {
+                exchange.begin_write();
+                words.iter().for_each(|word| word.store(generation, Ordering::Relaxed));
+                exchange.publish(generation);
+            }
+        });
+        loop {
+            let mut seen = [0; 64];
+            let read = || seen.iter_mut().zip(&words).for_each(|(seen, word)| *seen = word.load(Ordering::Relaxed));
+            let generation = reader.read_shared(read).unwrap();
+            assert_eq!(seen, [generation; 64]);
+            if generation == 20_000 {
+                break;
+            }
+        }
+    });
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use admix_loom::exchange::{Broken, Exchange, ExchangeShape, Seat};
 use admix_loom::plant::{Plant, Site};
-use admix_loom::sync::Ordering;
+use admix_loom::sync::{AtomicU64, Ordering};
 use loom::thread;
 
 use super::support::{FOREVER, caught, explore};
@@ -53,26 +53,44 @@ fn gathers() {
 
 /// Rank 0 writes what the other one reads behind the publication.
 fn publication() {
-    let (exchange, [first, second]) = exchange();
-    let written = Arc::new(loom::cell::UnsafeCell::new(0));
-    let shared = Written(written.clone());
+    let (exchange, [_, second]) = exchange();
+    let written = Written(Arc::new(loom::cell::UnsafeCell::new(0)));
+    let shared = Written(written.0.clone());
+    let publishing = exchange.clone();
     let writer = thread::spawn(move || {
         let shared = shared;
         // SAFETY: the other rank reads behind the publication; loom checks it.
         shared.0.with_mut(|written| unsafe { *written = 7 });
-        first.publish(1);
+        publishing.publish(1);
     });
     second.wait_published(1).unwrap();
     // SAFETY: as above.
-    assert_eq!(written.with(|written| unsafe { *written }), 7);
+    assert_eq!(written.0.with(|written| unsafe { *written }), 7);
     writer.join().unwrap();
-    drop(exchange);
 }
 
 struct Written(Arc<loom::cell::UnsafeCell<u32>>);
 
 // SAFETY: what the model is about.
 unsafe impl Send for Written {}
+
+/// Rank 0 changes two words while the other one reads them.
+fn writing() {
+    let (exchange, [_, second]) = exchange();
+    let words: Arc<[AtomicU64; 2]> = Arc::new(Default::default());
+    let (publishing, written) = (exchange.clone(), words.clone());
+    let writer = thread::spawn(move || {
+        publishing.begin_write();
+        written.iter().for_each(|word| word.store(1, Ordering::Relaxed));
+        publishing.publish(1);
+    });
+    let mut read = [0; 2];
+    let generation = second
+        .read_shared(|| read.iter_mut().zip(&*words).for_each(|(read, word)| *read = word.load(Ordering::Relaxed)))
+        .unwrap();
+    assert_eq!(read, [generation; 2], "wrong words");
+    writer.join().unwrap();
+}
 
 /// Main reaps a rank that never took part.
 fn a_dead_rank() {
@@ -88,6 +106,7 @@ fn all_ranks_get_the_same() {
     explore(1, two_rounds);
     explore(2, gathers);
     explore(2, publication);
+    explore(2, writing);
 }
 
 #[test]
@@ -105,8 +124,11 @@ fn planted_bugs_are_found() {
     for bug in [Plant::Weaken(vec![step], Ordering::Relaxed), Plant::Weaken(vec![seen], Ordering::Relaxed)] {
         caught(bug, 2, two_rounds, DAMAGE);
     }
-    let published = site("head.published.store(generation, Ordering::Release)");
+    let published = site("head.published.store(2 * generation, Ordering::Release)");
     caught(Plant::Weaken(vec![published], Ordering::Relaxed), 2, publication, DAMAGE);
+    for fence in ["fence(Ordering::Release);", "fence(Ordering::Acquire);"] {
+        caught(Plant::Weaken(vec![site(fence)], Ordering::Relaxed), 2, writing, &["wrong words"]);
+    }
     caught(Plant::OneBuffer, 2, two_rounds, DAMAGE);
     let poison = site("compare_exchange(0, cause.encode(), Ordering::Release, Ordering::Relaxed)");
     caught(Plant::Skip(poison), 2, a_dead_rank, &["deadlock", "Deadlock"]);

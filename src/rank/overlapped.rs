@@ -1,0 +1,399 @@
+//! Overlapped training: within a period no rank waits for another.
+//!
+//! The rule by which a rank moves its parameters is in [`crate::collective::overlap`]. Here is what runs beside it. Gradients of the
+//! last few iterations lie in parameter cells, which a rank publishes and the others read without waiting. Gradients of rows go to rank
+//! 0 through a ring for each rank; a thread of rank 0 applies them in the order of iterations and ranks and publishes generations, and
+//! readers take the newest. At the end of a period, of a pass, and when the run stops, the ranks meet: their parameters and moments
+//! are averaged, all rows are written, and rank 0 evaluates and saves.
+//!
+//! What was used when depends on the timing; `ranks.trace` records it in `RUN_DIR/trace`.
+
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use serde::Serialize;
+
+use crate::collective::overlap::{Global, Overlap, Used, choose, mean};
+use crate::run::value_run::{KEPT_GRADIENTS, Prepared, RANK_HEADER, RankSegments};
+use crate::run::value_snapshot::ValueState;
+use crate::run::{RunDirectory, failpoint};
+use crate::settings::ValueSettings;
+use crate::shm::control::STOP_LEARNING;
+use crate::shm::{Exchange, Overflow, RingReader, RingWriter, SampleRing};
+
+use super::merged::MergedRows;
+use super::step_of;
+use super::together::{Member, Said, hash};
+
+const NAP: Duration = Duration::from_millis(100);
+
+/// An iteration in the trace.
+#[derive(Serialize)]
+struct Record {
+    #[serde(flatten)]
+    used: Used,
+    /// Generation of the rows that were read.
+    generation: u64,
+}
+
+/// A rank that trains overlapped.
+pub struct Overlapped<'m, 'a> {
+    member: &'m mut Member<'a>,
+    rank: usize,
+    rule: Overlap,
+    segments: RankSegments,
+    rows_out: RingWriter,
+    /// Of rank 0: the thread that writes rows.
+    writer: Option<Writer>,
+    /// Iterations since this process began; and those before this period.
+    done: u64,
+    before: u64,
+    /// Hash of the parameters that all had at the beginning of the period.
+    agreed: u64,
+    /// Losses of this rank in this period.
+    click: f64,
+    charge: f64,
+    trace: Option<BufWriter<File>>,
+}
+
+impl<'m, 'a> Overlapped<'m, 'a> {
+    /// Opens what the ranks share.
+    ///
+    /// # Errors
+    /// A segment that is missing, or in use.
+    pub fn open(prefix: &str, directory: &RunDirectory, member: &'m mut Member<'a>) -> anyhow::Result<Self> {
+        let rank = member.seat.rank();
+        let segments = RankSegments::open(prefix, member.settings.values.ranks)?;
+        let writer = match &member.first {
+            Some(first) => Some(Writer::start(
+                first.rows.clone(),
+                segments.rows.iter().map(SampleRing::reader).collect::<Result<_, _>>()?,
+                member.exchange.clone(),
+                member.settings.clone(),
+                member.prepared.clone(),
+                member.state.clone(),
+            )?),
+            None => None,
+        };
+        let trace = member.settings.ranks.trace.then(|| -> anyhow::Result<_> {
+            let folder = directory.root().join("trace");
+            std::fs::create_dir_all(&folder)?;
+            Ok(BufWriter::new(File::create(folder.join(format!("rank{rank}.jsonl")))?))
+        });
+        Ok(Self {
+            rank,
+            rule: Overlap::new(rank, member.settings.ranks.period),
+            rows_out: segments.rows[rank].writer()?,
+            segments,
+            writer,
+            done: 0,
+            before: 0,
+            agreed: hash(&member.state.parameters),
+            click: 0.0,
+            charge: 0.0,
+            trace: trace.transpose()?,
+            member,
+        })
+    }
+
+    /// Trains until training is over or the run stops.
+    ///
+    /// # Errors
+    /// As [`super::run`].
+    pub fn train(mut self) -> anyhow::Result<()> {
+        let result = self.run();
+        // That the exchange broke is what followed.
+        match self.writer.as_ref().and_then(Writer::failure) {
+            Some(error) => Err(error),
+            None => result,
+        }
+    }
+
+    fn run(&mut self) -> anyhow::Result<()> {
+        self.member.report();
+        while !self.member.state.finished {
+            if self.member.state.cursor.pass_ended() {
+                let stops = self.meet()?;
+                self.member.end_pass()?;
+                if stops {
+                    break;
+                }
+                continue;
+            }
+            if self.rule.period_ended() && self.meet()? {
+                break;
+            }
+            // Readers give blocks until the ranks have met.
+            let batch = match self.member.blocks.next() {
+                Some(batch) => batch,
+                None => {
+                    self.member.blocks.take(&self.member.state.cursor)?;
+                    continue;
+                }
+            };
+            if batch.block.whole() == 0 {
+                self.member.state.cursor = batch.after;
+                continue;
+            }
+            self.iterate(batch)?;
+            failpoint::reached(if self.member.is_first() { "rank.update" } else { "other.update" });
+        }
+        Ok(())
+    }
+
+    fn iterate(&mut self, batch: super::blocks::Batch) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let member = &mut *self.member;
+        let (block, whole) = (&batch.block, batch.block.whole());
+        member.before_rows(block);
+        let (generation, losses) = member.compute(block)?;
+        self.click += losses.click;
+        self.charge += losses.charge;
+        self.done += 1;
+        let said = Said { stops: false, parameters: 0, click: 0.0, charge: 0.0 };
+        said.encode(&mut member.message);
+        member.encode_rows(block);
+        give_rows(member, &mut self.rows_out, self.done, whole)?;
+        let gradient = member.dense.gradient(member.state.parameters.len());
+        let bell = member.exchange.news();
+        self.segments.gradient(self.rank, self.done).publish(self.done, bytemuck::cast_slice(gradient), bell)?;
+        let global =
+            pull(&self.segments, &self.rule, member.settings.ranks.quorum, self.rank, self.before, self.done, gradient);
+        let used = self.rule.direction(gradient, global.as_ref())?;
+        member.state.cursor = batch.after;
+        member.state.samples += whole;
+        member.sums_samples += whole;
+        let (_, rate) = step_of(member.settings, member.prepared, &member.state);
+        member.dense.apply(&mut member.state, rate);
+        member.state.updates += 1;
+        member.tell_updates(begun);
+        if let Some(trace) = &mut self.trace {
+            serde_json::to_writer(&mut *trace, &Record { used, generation })?;
+            trace.write_all(b"\n")?;
+        }
+        Ok(())
+    }
+
+    /// Ends a period with all ranks; true when the run stops.
+    fn meet(&mut self) -> anyhow::Result<bool> {
+        let member = &mut *self.member;
+        let begun = Instant::now();
+        let stops = member.is_first() && member.segments.control.stop_level() >= STOP_LEARNING;
+        let said = Said { stops, parameters: self.agreed, click: self.click, charge: self.charge };
+        said.encode(&mut member.message);
+        let ValueState { parameters, adam, .. } = &mut member.state;
+        let mut all = [&parameters[..], &adam.first, &adam.second].concat();
+        let mut heard = Vec::new();
+        failpoint::reached(if member.first.is_some() { "rank.exchange" } else { "other.exchange" });
+        member.seat.exchange(&mut all, &member.message, &mut |_, message| heard.extend(Said::decode(message)))?;
+        ensure!(heard.len() == member.seat.ranks(), "a rank said nothing at the end of a period");
+        Said::agree(&heard)?;
+        let n = parameters.len();
+        parameters.copy_from_slice(&all[..n]);
+        adam.first.copy_from_slice(&all[n..2 * n]);
+        adam.second.copy_from_slice(&all[2 * n..]);
+        self.agreed = hash(parameters);
+        if let Some(writer) = &mut self.writer {
+            writer.finish(self.done, &member.exchange, || member.slot.beat())?;
+        }
+        member.seat.wait_published(self.done)?;
+        member.exchanging += begun.elapsed();
+        member.sums.click += heard.iter().map(|said| said.click).sum::<f64>();
+        member.sums.charge += heard.iter().map(|said| said.charge).sum::<f64>();
+        (self.click, self.charge) = (0.0, 0.0);
+        self.before = self.done;
+        self.rule.next_period();
+        if let Some(trace) = &mut self.trace {
+            trace.flush()?;
+        }
+        member.after_update()?;
+        Ok(heard.iter().any(|said| said.stops))
+    }
+}
+
+/// Hands the gradients of iteration `number`'s rows to rank 0; waits only while its ring is full.
+fn give_rows(member: &Member<'_>, out: &mut RingWriter, number: u64, whole: u64) -> anyhow::Result<()> {
+    loop {
+        let seen = out.ring().space().value();
+        if let Some(mut region) = out.claim(1, Overflow::Wait) {
+            let message = &member.message[RANK_HEADER..];
+            let payload = region.payload();
+            ensure!(8 + message.len() <= payload.len(), "{} bytes of row gradients", message.len());
+            payload[..8].copy_from_slice(&whole.to_le_bytes());
+            payload[8..8 + message.len()].copy_from_slice(message);
+            region.commit(8 + message.len(), number, member.exchange.news());
+            return Ok(());
+        }
+        if let Some(broken) = member.exchange.broken() {
+            return Err(broken.into());
+        }
+        member.slot.beat();
+        out.ring().space().wait(seen, NAP);
+    }
+}
+
+/// The newest global gradient that has arrived and may be used, if there is one. Iterations are counted from 1 over all periods there;
+/// `before` of them were before this period, `done` is the one whose own gradient is at hand.
+fn pull(
+    segments: &RankSegments,
+    rule: &Overlap,
+    quorum: usize,
+    rank: usize,
+    before: u64,
+    done: u64,
+    own: &[f32],
+) -> Option<Global> {
+    let ranks = segments.ranks();
+    let quorum = if quorum == 0 { ranks } else { quorum.min(ranks) };
+    let (period, _) = rule.position();
+    // Of each rank the newest iterations of this period that are kept, counted within it.
+    let newest = |rank: usize| (0..KEPT_GRADIENTS as u64).map(|i| segments.gradient(rank, i).version()).max();
+    let given: Vec<_> = (0..ranks)
+        .map(|rank| {
+            let end = newest(rank).unwrap_or(0).min(done).max(before) - before;
+            end.saturating_sub(KEPT_GRADIENTS as u64)..end
+        })
+        .collect();
+    let (iteration, members) = choose(&given, quorum, |iteration| rule.may_use(period, iteration))?;
+    let number = before + iteration + 1;
+    let mut gradients: Vec<Vec<f32>> = Vec::new();
+    let mut there = 0u64;
+    for member in (0..ranks).filter(|member| members >> member & 1 == 1) {
+        let mut words = Vec::new();
+        let found = if member == rank && number == done {
+            own.to_vec()
+        } else {
+            // Its writer may have come round to the cell again.
+            if segments.gradient(member, number).read(&mut words) != Some(number) {
+                continue;
+            }
+            bytemuck::cast_slice(&words).to_vec()
+        };
+        there |= 1 << member;
+        gradients.push(found);
+    }
+    let enough = there.count_ones() as usize >= quorum;
+    enough.then(|| Global { period, iteration, ranks: there, mean: mean(gradients.iter().map(|g| &g[..])) })
+}
+
+/// The thread of rank 0 that writes rows.
+struct Writer {
+    shared: Arc<WriterState>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct WriterState {
+    ends: std::sync::atomic::AtomicBool,
+    failed: Mutex<Option<anyhow::Error>>,
+}
+
+impl Writer {
+    fn start(
+        rows: Arc<Mutex<MergedRows>>,
+        rings: Vec<RingReader>,
+        exchange: Arc<Exchange>,
+        settings: ValueSettings,
+        prepared: Prepared,
+        state: ValueState,
+    ) -> std::io::Result<Self> {
+        let shared = Arc::new(WriterState::default());
+        let mut work = Work { rows, rings, exchange, settings, prepared, state, shared: shared.clone() };
+        let thread = std::thread::Builder::new().name("rows".into()).spawn(move || {
+            if let Err(error) = work.run() {
+                *work.shared.failed.lock().expect("nobody panics with it") = Some(error);
+                // Whoever reads rows would wait for them.
+                work.exchange.died(0);
+            }
+        })?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// What the thread failed with, once.
+    fn failure(&self) -> Option<anyhow::Error> {
+        self.shared.failed.lock().expect("nobody panics with it").take()
+    }
+
+    /// Waits until the rows of `iterations` are written.
+    fn finish(&mut self, iterations: u64, exchange: &Exchange, beat: impl Fn()) -> anyhow::Result<()> {
+        loop {
+            let seen = exchange.news().value();
+            if exchange.published() >= iterations {
+                return Ok(());
+            }
+            if let Some(error) = self.failure() {
+                return Err(error);
+            }
+            ensure!(!self.thread.as_ref().is_none_or(JoinHandle::is_finished), "the thread that writes rows has ended");
+            beat();
+            exchange.news().wait(seen, NAP);
+        }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.shared.ends.store(true, std::sync::atomic::Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It looks at least every nap; what it failed with was told.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Work {
+    rows: Arc<Mutex<MergedRows>>,
+    rings: Vec<RingReader>,
+    exchange: Arc<Exchange>,
+    settings: ValueSettings,
+    prepared: Prepared,
+    /// As far as rates depend on it: updates and samples behind each iteration.
+    state: ValueState,
+    shared: Arc<WriterState>,
+}
+
+impl Work {
+    fn run(&mut self) -> anyhow::Result<()> {
+        for iteration in 1.. {
+            let Some(whole) = self.collect(iteration)? else { return Ok(()) };
+            self.state.samples += whole;
+            let (step, _) = step_of(&self.settings, &self.prepared, &self.state);
+            let mut rows = self.rows.lock().expect("whoever reads the table works");
+            self.exchange.begin_write();
+            rows.write(&self.settings, step, whole)?;
+            drop(rows);
+            failpoint::reached("rank.written");
+            self.exchange.publish(iteration);
+        }
+        Ok(())
+    }
+
+    /// Takes the gradients of an iteration from all ranks, in their order; `None` at the end. Returns the samples of the batch.
+    fn collect(&mut self, iteration: u64) -> anyhow::Result<Option<u64>> {
+        self.rows.lock().expect("whoever reads the table works").begin();
+        let mut whole = 0;
+        for (rank, ring) in self.rings.iter_mut().enumerate() {
+            loop {
+                let seen = self.exchange.news().value();
+                if let Some(guard) = ring.take()? {
+                    let (payload, number) = (guard.payload(), guard.info().param_version);
+                    ensure!(number == iteration, "rank {rank} gave rows of iteration {number}, not {iteration}");
+                    let (samples, message) = payload.split_at_checked(8).context("an empty message")?;
+                    whole = u64::from_le_bytes(samples.try_into()?);
+                    self.rows.lock().expect("whoever reads the table works").add(message, self.settings.values.dim)?;
+                    guard.release();
+                    break;
+                }
+                if self.shared.ends.load(std::sync::atomic::Ordering::Relaxed) {
+                    return Ok(None);
+                }
+                self.exchange.news().wait(seen, NAP);
+            }
+        }
+        Ok(Some(whole))
+    }
+}
