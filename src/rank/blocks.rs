@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::run::value_run::{Cursor, ValueSegments};
+use crate::run::value_cursor::Cursor;
+use crate::run::value_run::ValueSegments;
 use crate::shm::control::ProcessSlot;
 use crate::shm::{Control, RingReader, SampleRing, ShmError};
 use crate::values::Block;

@@ -22,7 +22,7 @@ use crate::values::adam::Adam;
 
 use super::RunDirectory;
 use super::snapshot::folder;
-use super::value_run::Cursor;
+use super::value_cursor::Cursor;
 
 /// A run between two updates, but for its table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
