@@ -61,7 +61,7 @@ pub fn exit_of(error: &anyhow::Error) -> Exit {
         return Exit::Run(failure.code());
     }
     // A child's last word to main.
-    if error.chain().any(|cause| cause.is::<NotFinite>() || cause.is::<rank::NotFinite>()) {
+    if error.chain().any(|cause| cause.is::<NotFinite>() || cause.is::<rank::dense::NotFinite>()) {
         return Exit::Run(RunFailure::NOT_FINITE);
     }
     if error.chain().any(|cause| cause.is::<CannotSave>()) {

@@ -5,8 +5,14 @@ use crate::run::value_snapshot::ValueState;
 use crate::values::Block;
 use crate::values::net::{Losses, Net, NetShape};
 
-use super::NotFinite;
 use super::store::BatchRows;
+
+/// A loss, gradient or parameter that is not finite.
+#[derive(Debug, thiserror::Error)]
+#[error("update {update}: a loss or gradient is not finite; lower table.rate and values.rate")]
+pub struct NotFinite {
+    update: u64,
+}
 
 /// The network at work, with the gradient of its parameters.
 pub struct Dense {

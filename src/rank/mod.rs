@@ -13,6 +13,7 @@
 //! | [`prior`], [`occurrences`] | the prior's part of the gradients of rows |
 //! | [`dense`] | the network's products and their gradients |
 //! | [`passes`], [`judge`] | the end of a pass: evaluation, the best model |
+//! | [`progress`] | where training begins and stands: its first state, the rates of an update, what main is told |
 //! | [`saver`] | snapshots |
 //! | [`together`], [`overlapped`] | a rank among others: in step, and overlapped |
 //! | [`merged`] | the rows of a machine, moved along the gradients of all ranks |
@@ -21,13 +22,14 @@
 //! May import: `run`, `values`, `collective`, `sparse`, `shm`, `settings`.
 
 mod blocks;
-mod dense;
+pub mod dense;
 pub mod judge;
 mod merged;
 mod occurrences;
 mod overlapped;
 mod passes;
 mod prior;
+mod progress;
 mod record;
 pub mod rows;
 mod saver;
@@ -36,38 +38,31 @@ mod together;
 
 use std::time::{Duration, Instant};
 
-use crate::run::beginning::first_parameters;
 use crate::run::value_run::{Prepared, ValueHalves, ValueSegments, net_shape, table_name};
-use crate::run::value_snapshot::{ValueState, read_state};
+use crate::run::value_snapshot::ValueState;
 use crate::run::{Metrics, RunDirectory, failpoint};
 use crate::settings::{Configuration as _, ValueSettings};
 use crate::shm::control::{ProcessSlot, STOP_LEARNING};
-use crate::shm::{Control, Halves, Role};
+use crate::shm::{Halves, Role};
 use crate::sparse::HostTable;
 use crate::values::Fields;
-use crate::values::net::{Losses, NetShape};
+use crate::values::net::Losses;
 
 use blocks::{Batch, Blocks};
 use dense::Dense;
 use judge::Judge;
 use passes::Passes;
 use prior::RowPrior;
+use progress::{report, state_of, step_of};
 use record::Training;
 use rows::{RowStep, Rows};
 use saver::Saver;
 use store::Store;
 
-/// A loss, gradient or parameter that is not finite.
-#[derive(Debug, thiserror::Error)]
-#[error("update {update}: a loss or gradient is not finite; lower table.rate and values.rate")]
-pub struct NotFinite {
-    update: u64,
-}
-
 /// Runs the trainer until training is over or the run stops, and saves.
 ///
 /// # Errors
-/// [`NotFinite`], [`CannotSave`](crate::run::CannotSave), a full table, and anything that keeps it from working.
+/// [`dense::NotFinite`], [`CannotSave`](crate::run::CannotSave), a full table, and anything that keeps it from working.
 pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let settings = ValueSettings::read_resolved(&directory.config())?;
     if settings.values.ranks > 1 {
@@ -115,38 +110,6 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
 /// As [`run`], and a rank that is gone ([`crate::shm::Broken`]).
 pub fn run_rank(directory: &RunDirectory, prefix: &str, rank: usize) -> anyhow::Result<()> {
     together::run(&ValueSettings::read_resolved(&directory.config())?, directory, prefix, rank)
-}
-
-/// The state that the run goes on from; main has seen to it that the table is as of the same snapshot.
-fn state_of(
-    settings: &ValueSettings,
-    directory: &RunDirectory,
-    shape: NetShape,
-    halves: Option<&Halves>,
-) -> anyhow::Result<ValueState> {
-    match halves.map_or(0, Halves::committed) {
-        0 => Ok(ValueState::new(settings.values.readers, first_parameters(settings, shape)?)),
-        number => read_state(directory, number),
-    }
-}
-
-/// Tells main how evaluations went.
-fn report(control: &Control, state: &ValueState) {
-    let e = &control.evaluator;
-    e.evaluations.set(state.evaluations);
-    e.without_improvement.set(state.without_improvement);
-    e.best_benefit.set(state.best.unwrap_or(f64::NAN));
-    e.due.set(state.cursor.epoch);
-    control.learner.updates.set(state.updates);
-}
-
-/// Rates of rows and of the network after `state`: they decay over the passes. With the passes so far.
-fn step_of(settings: &ValueSettings, prepared: &Prepared, state: &ValueState) -> (RowStep, f32) {
-    let v = &settings.values;
-    let passes = state.samples as f64 / prepared.samples as f64;
-    let done = (passes / v.epochs as f64).min(1.0);
-    let rate = |first: f64| (first * (1.0 - done * (1.0 - v.final_rate_share))) as f32;
-    (RowStep { rate: rate(settings.table.rate), passes, snapshot: None }, rate(v.rate))
 }
 
 struct Trainer<'a> {

@@ -26,7 +26,7 @@ use crate::shm::control::STOP_LEARNING;
 use crate::shm::{Exchange, Overflow, RingReader, RingWriter, SampleRing};
 
 use super::merged::MergedRows;
-use super::step_of;
+use super::progress::step_of;
 use super::together::{Member, Said, hash};
 
 const NAP: Duration = Duration::from_millis(100);

@@ -34,10 +34,10 @@ use super::occurrences::Occurrences;
 use super::overlapped::Overlapped;
 use super::passes::Passes;
 use super::prior::RowPrior;
+use super::progress::{report, state_of, step_of};
 use super::record::Training;
 use super::saver::Saver;
 use super::store::{BatchRows, Store};
-use super::{report, state_of, step_of};
 
 /// Runs a rank until training is over or the run stops. Rank 0 saves.
 ///

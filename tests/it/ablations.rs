@@ -130,7 +130,8 @@ const KEEP: &[(&str, &str)] = &[
     ("evaluate.every", "8"),
     ("stop.patience", "100"),
     ("learner.threads", "2"),
-    ("budget.max_seconds", "1e6"),
+    // So long that what has passed of it at the first update is less than a rounding of the rate, however busy the machine is.
+    ("budget.max_seconds", "1e9"),
     // Rings are between processes; in one process there are none.
     ("actors.regions", "3"),
     ("actors.overflow", "overwrite"),
