@@ -161,6 +161,9 @@ impl Score {
         let mut requests = Requests::new(Box::new(BufReader::with_capacity(1 << 18, std::io::stdin())), format)?;
         let first = requests.first_time(&mut bad)?.unwrap_or(0);
         let day = ServedDay::read(&self.served.files(), first)?.told(values);
+        if let Some(new) = day.new_to(&policy) {
+            tracing::warn!("{new}");
+        }
         let options = ScoreOptions {
             stateless: self.stateless,
             exposures: self.exposures.is_some(),

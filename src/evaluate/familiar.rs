@@ -15,6 +15,47 @@ pub const BASELINES: &str = "baselines";
 /// Share of a day's requests that may be of unknown kinds before it is told.
 const UNKNOWN_TRAFFIC: f64 = 0.01;
 
+/// A day's contracts that no training day had.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NewContracts {
+    /// Contracts that owe impressions, and those of them that are unknown.
+    pub contracts: usize,
+    pub unknown: usize,
+    /// Share of the owed impressions that the unknown ones owe.
+    pub owed_share: f64,
+}
+
+impl NewContracts {
+    /// Counts them among contracts with what each owes.
+    pub fn among(plan: &Plan, vocabulary: &Vocabulary, contracts: impl Iterator<Item = (u64, u64)>) -> Self {
+        let is_new = |id: u64| !plan.contracts.contains_key(&id) && !vocabulary.ads.contains_key(&id);
+        let (mut found, mut all, mut new) = (Self { contracts: 0, unknown: 0, owed_share: 0.0 }, 0, 0);
+        for (id, owed) in contracts.filter(|(_, owed)| *owed > 0) {
+            found.contracts += 1;
+            all += owed;
+            if is_new(id) {
+                found.unknown += 1;
+                new += owed;
+            }
+        }
+        found.owed_share = if all > 0 { new as f64 / all as f64 } else { 0.0 };
+        found
+    }
+}
+
+impl std::fmt::Display for NewContracts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} of {} contracts are unknown to the policy ({:.0} % of the owed impressions): no training day had them, and \
+             it has no price of theirs to start from",
+            self.unknown,
+            self.contracts,
+            100.0 * self.owed_share
+        )
+    }
+}
+
 /// Tells whether `plan`, and whatever was trained with it, has used the day of this content.
 pub fn seen(policy: &str, plan: &Plan, content: Option<&str>) -> Option<Seen> {
     let day = plan.seen.of(content?)?;
@@ -27,18 +68,15 @@ pub fn unknown(policy: &str, plan: &Plan, vocabulary: &Vocabulary, log: &Compile
     if plan.forecast.nodes.is_empty() {
         return None;
     }
-    let owing: Vec<_> = log.contracts().iter().filter(|c| c.owed() > 0).collect();
-    let is_new = |id: u64| !plan.contracts.contains_key(&id) && !vocabulary.ads.contains_key(&id);
-    let new: Vec<_> = owing.iter().filter(|c| is_new(c.ad_id)).collect();
-    let all: u64 = owing.iter().map(|c| c.owed()).sum();
+    let new = NewContracts::among(plan, vocabulary, log.contracts().iter().map(|c| (c.ad_id, c.owed())));
     let slots: HashSet<u32> = plan.forecast.nodes.iter().map(|n| n.slot_id).collect();
     let regions: HashSet<u32> = plan.forecast.nodes.iter().map(|n| n.region).collect();
     let strange = log.requests().iter().filter(|r| !slots.contains(&r.slot_id) || !regions.contains(&r.region)).count();
     let found = Unknown {
         policy: policy.to_owned(),
-        contracts: owing.len(),
-        unknown_contracts: new.len(),
-        owed_share: if all > 0 { new.iter().map(|c| c.owed()).sum::<u64>() as f64 / all as f64 } else { 0.0 },
+        contracts: new.contracts,
+        unknown_contracts: new.unknown,
+        owed_share: new.owed_share,
         traffic_share: strange as f64 / log.requests().len().max(1) as f64,
     };
     (found.unknown_contracts > 0 || found.traffic_share > UNKNOWN_TRAFFIC).then_some(found)

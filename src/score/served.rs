@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use twox_hash::XxHash3_64;
 
 use crate::env::{KnownDay, Vocabulary};
+use crate::evaluate::familiar::NewContracts;
 use crate::log::compiled::Contract;
 use crate::log::day::Day;
 use crate::log::schema::ControlRow;
@@ -61,6 +62,14 @@ impl ServedDay {
     #[must_use]
     pub fn told(self, values: Option<Arc<ValueModel>>) -> Self {
         Self { values, ..self }
+    }
+
+    /// Counts the contracts that are new to a policy; `None` where none is, or where its plan knows no world.
+    pub fn new_to(&self, policy: &ServedPolicy) -> Option<NewContracts> {
+        let plan = policy.plan();
+        let owed = self.contracts.iter().map(|c| (c.ad_id, c.required.saturating_sub(c.delivered0)));
+        let new = NewContracts::among(plan, &policy.vocabulary(), owed);
+        (new.unknown > 0 && !plan.forecast.nodes.is_empty()).then_some(new)
     }
 
     /// The day as a policy may know it.

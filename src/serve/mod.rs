@@ -55,6 +55,9 @@ impl Server {
         let now_ms = engine::now_ms();
         let policy = ServedPolicy::open(&options.policy, options.plan.as_deref())?;
         let day = ServedDay::read(&options.files, now_ms)?.told(options.values.clone());
+        if let Some(new) = day.new_to(&policy) {
+            tracing::warn!("{new}");
+        }
         options.score = ScoreOptions { exposures: true, stateless: false, ..options.score };
         let mut scorer = Scorer::new(&day, &policy, options.score)?;
         if !keeper::take_over(&mut scorer, &options.state)? {

@@ -328,6 +328,34 @@ fn bad_lines_are_reported_and_skipped() {
     assert!(told.contains("10 of 12 lines were skipped"), "{told}");
 }
 
+/// The name of an ad of the control table is changed: nobody planned for it.
+#[test]
+fn contracts_that_no_training_day_had_are_told() {
+    let setting = setting();
+    let learned = setting.learned[0].to_str().unwrap();
+    let run = |control: &Path| {
+        let arguments = ["--policy", learned, "--control", control.to_str().unwrap()];
+        run_score(&arguments, &std::fs::read(setting.day.join("track_log.tsv")).unwrap()[..0]).1
+    };
+    let known = setting.day.join("control.tsv");
+    assert!(!run(&known).contains("unknown to the policy"));
+    let text = std::fs::read_to_string(&known).unwrap();
+    let id = setting.served().contracts[0].ad_id.to_string();
+    let renamed: Vec<String> = text
+        .lines()
+        .map(|line| {
+            line.split('\t').map(|cell| if cell == id { "987654" } else { cell }).collect::<Vec<_>>().join("\t")
+        })
+        .collect();
+    let path = setting.scratch.path().join("renamed.tsv");
+    std::fs::write(&path, renamed.join("\n") + "\n").unwrap();
+    let told = run(&path);
+    assert!(
+        told.contains(&format!("1 of {} contracts are unknown to the policy", setting.served().contracts.len())),
+        "{told}"
+    );
+}
+
 #[test]
 fn exposures_confirm_correct_and_take_back() {
     let setting = setting();
