@@ -319,7 +319,7 @@ fn an_interrupted_study_goes_on_with_the_runs_that_it_lacks() {
     let study = STUDY
         .replace(
             "config =",
-            "set = [\"budget.max_updates=0\", \"budget.max_seconds=15\", \"run.deterministic=false\"]\nconfig =",
+            "set = [\"budget.max_updates=0\", \"budget.max_seconds=15\", \"stop.patience=0\", \"run.deterministic=false\"]\nconfig =",
         )
         .replace("seeds = [1, 2]", "seeds = [1]")
         .replace("\n[[variant]]\nname = \"cold\"\nset = [\"policy.warm_start=false\"]\n", "");
