@@ -16,23 +16,16 @@ pub struct Tuned {
     /// which its price moves when the whole of its demand is missing.
     pub dual_cold_step: f64,
     pub dual_warm_step: f64,
-    /// Share of the penalty that a contract bids.
-    #[serde(default = "half")]
-    pub penalty_share: f64,
     pub receding: Horizon,
     /// Of the controller under the learned policy's bids.
     pub pacing: PacingGains,
-}
-
-fn half() -> f64 {
-    0.5
 }
 
 impl Tuned {
     /// Whether every figure can be used.
     pub(super) fn is_sound(&self) -> bool {
         let (pid, pacing) = (self.pid, self.pacing);
-        let steps = [self.pass_rate_step, self.dual_cold_step, self.dual_warm_step, self.penalty_share];
+        let steps = [self.pass_rate_step, self.dual_cold_step, self.dual_warm_step];
         let gains =
             [pid.proportional, pid.integral, pid.derivative, pacing.proportional, pacing.integral, pacing.market];
         steps.iter().chain(&gains).all(|v| is_amount(v.abs()))
@@ -47,7 +40,6 @@ impl Default for Tuned {
             pass_rate_step: 0.1,
             dual_cold_step: 5.0,
             dual_warm_step: 5.0,
-            penalty_share: half(),
             receding: Horizon::default(),
             pacing: PacingGains::default(),
         }

@@ -19,7 +19,7 @@ use crate::env::{DayModel, Episode};
 use crate::plan::{Horizon, PacingGains, PidGains, Sample, Tuned};
 use crate::settings;
 
-use super::baselines::{DualDescent, PassRate, PenaltyShare, Pid, Receding};
+use super::baselines::{DualDescent, PassRate, Pid, Receding};
 use super::{Controller, Policy, ReplayOptions, replay_episode};
 
 const START_FACTORS: [f64; 2] = [0.8, 1.25];
@@ -149,8 +149,6 @@ impl Bench<'_> {
                 |s, factor| step(s, factor).into_iter().filter(|s| *s <= 0.5).collect(),
                 |s, _| Box::new(PassRate::new(s, interval)),
             ),
-            penalty_share: self
-                .climb(start.penalty_share, budget / 2, &plain, step, |s, _| Box::new(PenaltyShare::new(s))),
             dual_cold_step: self
                 .climb(start.dual_cold_step, budget / 2, &plain, step, |s, _| Box::new(DualDescent::cold(s, interval))),
             dual_warm_step: self.climb(start.dual_warm_step, budget / 2, &off, step, |s, (_, factor)| {

@@ -5,7 +5,6 @@ mod dearest;
 mod dual_descent;
 mod lottery;
 mod pass_rate;
-mod penalty_share;
 mod pid;
 mod prices;
 mod random;
@@ -16,7 +15,6 @@ pub use dearest::Dearest;
 pub use dual_descent::DualDescent;
 pub use lottery::{ShaleLottery, ThetaLottery};
 pub use pass_rate::PassRate;
-pub use penalty_share::PenaltyShare;
 pub use pid::Pid;
 pub use prices::FixedPrices;
 pub use random::Random;
@@ -26,7 +24,7 @@ pub use simple::{AuctionOnly, ContractFirst};
 use crate::plan::{Plan, Tuned};
 
 /// Names of the baselines, in the order of the table.
-pub const NAMES: [&str; 13] = [
+pub const NAMES: [&str; 12] = [
     "random",
     "auction-only",
     "contract-first",
@@ -34,7 +32,6 @@ pub const NAMES: [&str; 13] = [
     "theta-lottery",
     "shale",
     "pass-rate",
-    "penalty-share",
     "static-prices",
     "pid",
     "dual-descent-cold",
@@ -90,7 +87,6 @@ pub fn named(name: &str, plan: Option<&Plan>, interval_s: f64) -> Result<Box<dyn
             Box::new(ShaleLottery::default())
         }
         "pass-rate" => Box::new(PassRate::new(tuned()?.pass_rate_step, interval_s)),
-        "penalty-share" => Box::new(PenaltyShare::new(tuned()?.penalty_share)),
         "static-prices" => {
             planned()?;
             Box::new(FixedPrices::training_days())
