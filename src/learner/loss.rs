@@ -300,9 +300,8 @@ impl Losses<'_> {
         match self.settings.critic {
             Critic::Scalar => {
                 let u = (returns - m * z[0]) / s;
-                let factor = self.settings.scalar_weight as f32;
-                gradient[0] = -weight * factor * u * m / s;
-                0.5 * factor * u * u
+                gradient[0] = -weight * u * m / s;
+                0.5 * u * u
             }
             Critic::Huber => {
                 let u = (returns - m * z[0]) / s;

@@ -190,7 +190,6 @@ impl Settings {
             ("learner.lesson_every_s", l.lesson_every_s, 60.0, 86_400.0),
             ("learner.kappa", l.kappa, 1e-6, 1e6),
             ("learner.anchor", l.anchor, 0.0, 1e6),
-            ("learner.scalar_weight", l.scalar_weight, 0.0, 1e6),
             ("learner.target_rate", l.target_rate, 1e-6, 1.0),
             ("learner.average_rate", l.average_rate, 1e-6, 1.0),
             ("learner.actor_rate", self.actor_rate(), 0.0, 1.0),

@@ -326,8 +326,6 @@ pub struct Learner {
     pub kappa: f64,
     /// Atoms of the categorical critic.
     pub atoms: usize,
-    /// Factor on the scalar critic's loss.
-    pub scalar_weight: f64,
     /// Threads that work on a batch; 0 = as many as there are cores, and one in serial mode.
     pub threads: usize,
 }
@@ -360,7 +358,6 @@ impl Default for Learner {
             quantiles: 16,
             kappa: 0.2,
             atoms: 51,
-            scalar_weight: 1.0,
             threads: 0,
         }
     }

@@ -98,7 +98,6 @@ const CHANGE: &[(&str, &str, &[&str])] = &[
     ("learner.pool", "256", &[]),
     ("learner.samples_per_update", "32", &[]),
     ("learner.anchor", "3", &[]),
-    ("learner.scalar_weight", "3", &["learner.critic=scalar"]),
     ("learner.critic_head_start", "8", &[]),
     ("learner.actor_rate", "3e-3", &[]),
     ("learner.critic_rate", "5e-3", &[]),

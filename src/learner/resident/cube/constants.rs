@@ -13,7 +13,6 @@ use super::numbers::Numbers;
 pub struct Factors {
     pub inverse_temperature: f32,
     pub lambda: f32,
-    pub scalar_weight: f32,
     pub inverse_kappa: f32,
     pub half_kappa: f32,
     pub actor_weight: f32,
@@ -27,7 +26,6 @@ pub struct Factors {
 pub struct Constants<R: CubeRuntime> {
     pub(super) critic: Critic,
     lambda: f32,
-    scalar_weight: f32,
     kappa: f32,
     temperature: f32,
     /// Quantile midpoints or atoms, `[Q]`; here and on the device.
@@ -42,8 +40,7 @@ impl<R: CubeRuntime> Constants<R> {
         let atoms = support(l);
         let support = Numbers { len: atoms.len(), ..beside.upload(bytemuck::cast_slice(&atoms)) };
         let temperature = settings.policy.temperature as f32;
-        let (lambda, scalar_weight, kappa) = (l.lambda as f32, l.scalar_weight as f32, l.kappa as f32);
-        Self { critic: l.critic, lambda, scalar_weight, kappa, temperature, atoms, support }
+        Self { critic: l.critic, lambda: l.lambda as f32, kappa: l.kappa as f32, temperature, atoms, support }
     }
 
     /// Returns what a launch takes of them; the weights are those of each gradient.
@@ -52,7 +49,6 @@ impl<R: CubeRuntime> Constants<R> {
         FactorsLaunch::new(
             1.0 / self.temperature,
             self.lambda,
-            self.scalar_weight,
             1.0 / self.kappa,
             0.5 * self.kappa,
             actor_weight,

@@ -202,9 +202,8 @@ pub(super) fn critic_kernel(
     let mut slope = 0.0f32;
     let mut loss = 0.0f32;
     if comptime!(critic == Critic::Scalar) {
-        let u = (returns[pair] - said) * inverse;
-        slope = by.scalar_weight * u;
-        loss = 0.5f32 * slope * u;
+        slope = (returns[pair] - said) * inverse;
+        loss = 0.5f32 * slope * slope;
     }
     if comptime!(critic == Critic::Huber) {
         let u = (returns[pair] - said) * inverse;
