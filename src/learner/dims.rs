@@ -65,6 +65,6 @@ pub fn outputs(settings: &settings::Learner) -> usize {
     match settings.critic {
         Critic::Quantile => settings.quantiles,
         Critic::Categorical => settings.atoms,
-        Critic::Scalar | Critic::Huber => 1,
+        Critic::Scalar => 1,
     }
 }

@@ -81,7 +81,7 @@ pub fn support(settings: &Learner) -> Vec<f32> {
             let n = settings.atoms;
             (0..n).map(|i| ATOMS.0 + (ATOMS.1 - ATOMS.0) * i as f32 / (n - 1) as f32).collect()
         }
-        Critic::Scalar | Critic::Huber => vec![0.5],
+        Critic::Scalar => vec![0.5],
     }
 }
 
@@ -89,7 +89,7 @@ impl Losses<'_> {
     /// Mean of the fraction that an output row stands for.
     fn mean(&self, row: &[f32]) -> f32 {
         match self.settings.critic {
-            Critic::Quantile | Critic::Scalar | Critic::Huber => row.iter().sum::<f32>() / row.len() as f32,
+            Critic::Quantile | Critic::Scalar => row.iter().sum::<f32>() / row.len() as f32,
             Critic::Categorical => {
                 let (weights, sum) = softmax(row);
                 weights.iter().zip(&self.support).map(|(w, a)| w * a).sum::<f32>() / sum
@@ -302,12 +302,6 @@ impl Losses<'_> {
                 let u = (returns - m * z[0]) / s;
                 gradient[0] = -weight * u * m / s;
                 0.5 * u * u
-            }
-            Critic::Huber => {
-                let u = (returns - m * z[0]) / s;
-                let bounded = u.clamp(-1.0, 1.0);
-                gradient[0] = -weight * bounded * m / s;
-                bounded * (u - 0.5 * bounded)
             }
             Critic::Quantile => {
                 let mut targets = [0.0f32; MOST_QUANTILES];

@@ -29,8 +29,6 @@ pub enum Critic {
     Categorical,
     /// The mean alone, fitted with the squared error.
     Scalar,
-    /// The mean alone, fitted with the absolute error beyond a unit.
-    Huber,
 }
 
 /// What the learner learns bids from.

@@ -205,17 +205,6 @@ pub(super) fn critic_kernel(
         slope = (returns[pair] - said) * inverse;
         loss = 0.5f32 * slope * slope;
     }
-    if comptime!(critic == Critic::Huber) {
-        let u = (returns[pair] - said) * inverse;
-        slope = u;
-        if slope < -1.0 {
-            slope = f32::new(-1.0);
-        }
-        if slope > 1.0 {
-            slope = f32::new(1.0);
-        }
-        loss = slope * (u - 0.5f32 * slope);
-    }
     if comptime!(critic == Critic::Quantile) {
         let tau = support[output];
         for j in 0..q {
