@@ -9,7 +9,7 @@
 //! | [`inspect`], [`watch`], [`explain`], [`score`], [`export`], [`serve`], [`pretrain`], [`bench`], [`study`], [`soak`], [`retrain`] | what stands beside training: a look at a run, a run on one screen, a decision explained, requests scored as they come, the dictionary of a feature server, a server, a start for many worlds, benchmarks, worlds x seeds x policies and sweeps of settings, kills on purpose, the nightly job |
 //! | [`report`], [`runs`] | what a run came to, kept in its directory; runs side by side |
 //! | [`supervisor`] | the main process: prepare, spawn, watch, restart, stop; the serial mode |
-//! | [`actor`], [`learner`], [`checkpoint`], [`evaluator`], [`pulse`]; [`reader`], [`rank`] | one folder per process role: of policies, and of values |
+//! | [`actor`], [`learner`], [`checkpoint`], [`evaluator`]; [`reader`], [`rank`] | one folder per process role: of policies, and of values |
 //! | [`run`] | what every process of a run opens; snapshots |
 //! | [`evaluate`] | policies compared on whole days, for `eval`, `study` and the report of a run |
 //! | [`policy`] | networks, the policy file, baselines, the teacher of prices in hindsight |
@@ -52,7 +52,6 @@ pub mod log;
 pub mod plan;
 pub mod policy;
 pub mod pretrain;
-pub mod pulse;
 pub mod rank;
 pub mod reader;
 pub mod report;

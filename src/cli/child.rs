@@ -8,7 +8,7 @@ use crate::bench::{collectives, params, ring};
 use crate::run::{RunDirectory, flight};
 use crate::shm::Role;
 use crate::supervisor::children::{bind_to_parent, name_this_process, queue_for_cores};
-use crate::{actor, checkpoint, evaluator, learner, pulse, rank, reader};
+use crate::{actor, checkpoint, evaluator, learner, rank, reader};
 
 use super::exit::Exit;
 
@@ -36,7 +36,6 @@ pub enum Child {
     Learner(RunArguments),
     Evaluator(RunArguments),
     Checkpointer(RunArguments),
-    Pulse(RunArguments),
     BenchRingWriter {
         name: String,
         blocks: u64,
@@ -95,7 +94,6 @@ impl Child {
             Self::Learner(run) => run.run(Role::Learner, learner::process::run)?,
             Self::Evaluator(run) => run.run(Role::Evaluator, evaluator::process::run)?,
             Self::Checkpointer(run) => run.run(Role::Checkpointer, checkpoint::run)?,
-            Self::Pulse(run) => run.run(Role::Pulse, pulse::run)?,
             Self::BenchRingWriter { name, blocks } => ring::ring_writer(&name, blocks)?,
             Self::BenchParamsReader { name, last, reader } => params::params_reader(&name, last, reader)?,
             Self::BenchRank { name, rank, rounds } => collectives::rank(&name, rank, rounds)?,

@@ -16,7 +16,6 @@ pub enum Role {
     Learner,
     Evaluator,
     Checkpointer,
-    Pulse,
     /// Of a run of `admix values train`, like the trainer.
     Reader(usize),
     Trainer,
@@ -33,7 +32,6 @@ impl Role {
             Self::Learner => ("learner", MAX_PROCESSES - 1, ProcessKind::Learner),
             Self::Evaluator => ("evaluator", MAX_PROCESSES - 2, ProcessKind::Evaluator),
             Self::Checkpointer => ("checkpointer", MAX_PROCESSES - 3, ProcessKind::Checkpointer),
-            Self::Pulse => ("pulse", MAX_ACTORS, ProcessKind::Pulse),
             Self::Reader(id) => ("reader", id, ProcessKind::Actor),
             Self::Trainer => ("trainer", MAX_PROCESSES - 1, ProcessKind::Learner),
             Self::Rank(id) => ("rank", MAX_PROCESSES - 3 - id, ProcessKind::Learner),
@@ -42,7 +40,7 @@ impl Role {
 
     /// Returns the roles of a training run beside its actors and its learner; `saves` says whether it takes snapshots.
     pub fn helpers(saves: bool) -> Vec<Self> {
-        let always = [Self::Evaluator, Self::Pulse];
+        let always = [Self::Evaluator];
         always.into_iter().chain(saves.then_some(Self::Checkpointer)).collect()
     }
 
@@ -53,7 +51,6 @@ impl Role {
             ProcessKind::Learner => Self::Learner,
             ProcessKind::Checkpointer => Self::Checkpointer,
             ProcessKind::Evaluator => Self::Evaluator,
-            ProcessKind::Pulse => Self::Pulse,
         }
     }
 
@@ -95,11 +92,10 @@ pub enum ProcessKind {
     Learner = 2,
     Checkpointer = 3,
     Evaluator = 4,
-    Pulse = 5,
 }
 
 impl ProcessKind {
-    const ALL: [Self; 5] = [Self::Actor, Self::Learner, Self::Checkpointer, Self::Evaluator, Self::Pulse];
+    const ALL: [Self; 4] = [Self::Actor, Self::Learner, Self::Checkpointer, Self::Evaluator];
 }
 
 /// One process; stored by itself (and `clear`ed by main).
