@@ -1,7 +1,6 @@
 //! What can be had without learning; each sees exactly what a learned policy sees, with the same feedback delay.
 
 mod clock;
-mod dearest;
 mod dual_descent;
 mod lottery;
 mod pass_rate;
@@ -11,7 +10,6 @@ mod random;
 mod receding;
 mod simple;
 
-pub use dearest::Dearest;
 pub use dual_descent::DualDescent;
 pub use lottery::{ShaleLottery, ThetaLottery};
 pub use pass_rate::PassRate;
@@ -24,11 +22,10 @@ pub use simple::{AuctionOnly, ContractFirst};
 use crate::plan::{Plan, Tuned};
 
 /// Names of the baselines, in the order of the table.
-pub const NAMES: [&str; 12] = [
+pub const NAMES: [&str; 11] = [
     "random",
     "auction-only",
     "contract-first",
-    "dearest-first",
     "theta-lottery",
     "shale",
     "pass-rate",
@@ -77,7 +74,6 @@ pub fn named(name: &str, plan: Option<&Plan>, interval_s: f64) -> Result<Box<dyn
         "random" => Box::new(Random::new(RANDOM_SEED)),
         "auction-only" => Box::new(AuctionOnly),
         "contract-first" => Box::new(ContractFirst),
-        "dearest-first" => Box::new(Dearest),
         "theta-lottery" => {
             planned()?;
             Box::new(ThetaLottery::default())
