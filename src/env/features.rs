@@ -20,10 +20,10 @@ use super::state::{State, decay, growth, market_gain};
 pub const WORTH_LIMIT: f32 = 4.0;
 
 /// Version of what networks see, counted up with every change; a policy of another one cannot be read.
-pub const FEATURE_VERSION: u32 = 3;
+pub const FEATURE_VERSION: u32 = 2;
 
 /// Width of a feature row.
-pub const FEATURES: usize = 32;
+pub const FEATURES: usize = 31;
 
 /// Names of the features, in order; stored in the policy file.
 pub const FEATURE_NAMES: [&str; FEATURES] = [
@@ -58,7 +58,6 @@ pub const FEATURE_NAMES: [&str; FEATURES] = [
     "log_market_level",
     "log_market_level_of_day",
     "is_auction",
-    "minute_of_hour",
 ];
 
 /// Defines features that are worked out before anybody asks for a row: a struct of one number each, which is uploaded as it is, and
@@ -102,7 +101,6 @@ features! {
         auction_worth = "mean_auction_worth",
         contract_ctr = "mean_contract_ctr",
         auction_ctr = "mean_auction_ctr",
-        minute = "minute_of_hour",
     }
 }
 
@@ -306,7 +304,6 @@ impl<'a> Moment<'a> {
             auction_worth: ratio(state.auction_worth(day.unit), day.unit),
             contract_ctr: ratio(state.contract_ctr(day.contract_pctr), day.contract_pctr),
             auction_ctr: ratio(state.auction_ctr(day.auction_pctr), day.auction_pctr),
-            minute: (offset / 60_000 % 60) as f32 / 60.0,
         };
         let general = General { volume_ratio, features };
         let hour = 3_600_000;
