@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::harness::PATIENCE;
 use super::support::admix;
-use super::values::{Scene, WORLD, model};
+use super::values::{MANY_DEATHS, Scene, WORLD, model};
 
 /// A world whose exposures have propensities, so that samples weigh differently.
 fn scene() -> Scene {
@@ -84,7 +84,7 @@ fn the_timing_and_killed_processes_change_no_bit() {
     .enumerate()
     {
         let run = format!("killed{i}");
-        let mut command = scene.command(&run, &[&sets[..], &["checkpoint.every_s=0.001"]].concat());
+        let mut command = scene.command(&run, &[&sets[..], &["checkpoint.every_s=0.001", MANY_DEATHS]].concat());
         let assert = command.env("ADMIX_FAILPOINT", failpoint).assert().success();
         let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
         assert!(said.contains("started again") || said.contains("went back"), "{failpoint}: nobody died: {said}");
@@ -230,8 +230,14 @@ fn ranks_that_overlap_learn_as_well_as_in_step() {
 #[test]
 fn ranks_that_overlap_survive_kills_and_interrupts() {
     let scene = scene();
-    let sets =
-        ["values.ranks=2", "values.batch=128", "ranks.sync=overlap", "ranks.period=4", "checkpoint.every_s=0.001"];
+    let sets = [
+        "values.ranks=2",
+        "values.batch=128",
+        "ranks.sync=overlap",
+        "ranks.period=4",
+        "checkpoint.every_s=0.001",
+        MANY_DEATHS,
+    ];
     for (i, failpoint) in
         ["other.update@20=kill", "other.exchange@5=kill", "rank.written@21=kill", "reader.claimed@40=kill"]
             .into_iter()
