@@ -14,7 +14,7 @@ use crate::learner::agreement::{Agreement, Losses};
 /// Updates that are compared, and requests of a step: the two ways in which a batch is made.
 const UPDATES: usize = 8;
 const REQUESTS: [usize; 2] = [1, 30];
-/// Kernels are compiled within seconds. What takes longer than this hangs.
+/// Limit on the time of one process. Compiling the kernels takes seconds, so a process beyond this hangs.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Compares a device with the CPU. Both run this program.

@@ -20,8 +20,8 @@ use crate::run::snapshot::pool::{self, PoolBlock, PoolBlocks};
 use crate::run::snapshot::{SnapshotFolder, newest};
 use crate::run::{RunDirectory, Segments, failpoint};
 use crate::settings::Settings;
-use crate::shm::control::{STOP_ALL, STOP_NOW};
-use crate::shm::{Complete, Role};
+use crate::shm::control::{ProcessSlot, STOP_ALL, STOP_NOW};
+use crate::shm::{Complete, Control, Halves, Role, ShmError};
 
 const NAP: Duration = Duration::from_millis(100);
 /// Before a snapshot that the file system refused is tried again.
@@ -52,6 +52,26 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
         // A predecessor may have died between the rename and saying so.
         halves.commit(base.number);
     }
+    serve(control, slot, halves, &mut writer)
+}
+
+/// Who writes complete snapshots to disk.
+trait Keeper {
+    /// Writes a snapshot; returns its bytes.
+    fn commit(&mut self, complete: &Complete<'_>) -> anyhow::Result<u64>;
+
+    /// Drops what snapshot `number`, which is on disk, replaces.
+    fn committed(&mut self, number: u64);
+
+    /// Goes on behind a half that is damaged, if that is possible.
+    ///
+    /// # Errors
+    /// `error`, where it is not.
+    fn damaged(&mut self, halves: &Halves, error: ShmError) -> anyhow::Result<()>;
+}
+
+/// Writes what is complete until the run stops and everything complete is on disk.
+fn serve(control: &Control, slot: &ProcessSlot, halves: &Halves, keeper: &mut impl Keeper) -> anyhow::Result<()> {
     let mut last_attempts = 0;
     loop {
         let seen = halves.news().value();
@@ -62,19 +82,19 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
         match halves.pending() {
             Ok(Some(complete)) => {
                 let begun = Instant::now();
-                match writer.commit(&complete) {
+                match keeper.commit(&complete) {
                     Ok(bytes) => {
                         halves.commit(complete.snapshot);
                         let stats = &control.checkpoint;
                         stats.snapshots.add(1);
                         stats.bytes.add(bytes);
                         stats.write_ns.add(begun.elapsed().as_nanos() as u64);
-                        if let Err(e) = writer.folder.prune(complete.snapshot, writer.keep) {
-                            tracing::warn!("an old snapshot cannot be removed: {e:#}");
-                        }
+                        keeper.committed(complete.snapshot);
                     }
                     Err(e) => {
                         control.checkpoint.failures.add(1);
+                        // Whoever waits for the snapshot looks at the failures.
+                        halves.news().ring();
                         tracing::warn!("snapshot {} cannot be written, training goes on: {e:#}", complete.snapshot);
                         last_attempts += u32::from(stopping >= STOP_ALL);
                         anyhow::ensure!(last_attempts < LAST_ATTEMPTS, "the last snapshot cannot be written");
@@ -87,12 +107,8 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
                 halves.news().wait(seen, NAP);
             }
             Err(e) => {
-                // Only broken memory or a stray write gets here. The next snapshot will be whole again, with the pool as it is
-                // from here on.
-                tracing::error!("{e}");
                 control.checkpoint.failures.add(1);
-                writer.pool.clear();
-                halves.commit(halves.complete());
+                keeper.damaged(halves, e)?;
             }
         }
         slot.beat();
@@ -107,7 +123,7 @@ struct Writer<'a> {
     pool: PoolBlocks,
 }
 
-impl Writer<'_> {
+impl Keeper for Writer<'_> {
     fn commit(&mut self, complete: &Complete<'_>) -> anyhow::Result<u64> {
         let mut pool = self.pool.clone();
         pool.extend(pool::parse(complete.sparse)?)?;
@@ -121,5 +137,18 @@ impl Writer<'_> {
         drop(pieces);
         self.pool = pool;
         Ok(bytes)
+    }
+    fn committed(&mut self, number: u64) {
+        if let Err(e) = self.folder.prune(number, self.keep) {
+            tracing::warn!("an old snapshot cannot be removed: {e:#}");
+        }
+    }
+
+    /// Only broken memory or a stray write gets here. The next snapshot will be whole again, with the pool as it is from here on.
+    fn damaged(&mut self, halves: &Halves, error: ShmError) -> anyhow::Result<()> {
+        tracing::error!("{error}");
+        self.pool.clear();
+        halves.commit(halves.complete());
+        Ok(())
     }
 }

@@ -5,7 +5,6 @@
 
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
-use std::time::Instant;
 
 use anyhow::Context as _;
 
@@ -15,11 +14,10 @@ use crate::run::value_run::{ValueHalves, table_shape};
 use crate::run::value_snapshot::{base_path, bases, delta_path};
 use crate::run::{RunDirectory, failpoint};
 use crate::settings::{Configuration as _, ValueSettings};
-use crate::shm::control::{STOP_ALL, STOP_NOW};
-use crate::shm::{Complete, Control, Role};
+use crate::shm::{Complete, Control, Halves, Role, ShmError};
 use crate::sparse::{TableShape, file, merge};
 
-use super::{LAST_ATTEMPTS, NAP, RETRY};
+use super::{Keeper, serve};
 
 /// Deltas after which a base is written however small they are.
 const MOST_DELTAS: u64 = 64;
@@ -36,7 +34,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let slot = &control.processes[Role::ValueCheckpointer.slot()];
     slot.sign_in(Role::ValueCheckpointer.kind());
     let root = directory.checkpoints();
-    let mut keeper = Keeper {
+    let mut deltas = Deltas {
         folder: SnapshotFolder::new(&root, Disk),
         root: &root,
         shape: table_shape(&settings),
@@ -48,45 +46,10 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     if complete > halves.committed() && folder::verify(&root.join(format!("{complete:08}"))).is_ok() {
         halves.commit(complete);
     }
-    let mut last_attempts = 0;
-    loop {
-        let seen = halves.news().value();
-        let stopping = control.stop_level();
-        if stopping >= STOP_NOW {
-            return Ok(());
-        }
-        match halves.pending()? {
-            Some(complete) => {
-                let begun = Instant::now();
-                match keeper.commit(&complete) {
-                    Ok(bytes) => {
-                        halves.commit(complete.snapshot);
-                        let stats = &control.checkpoint;
-                        stats.snapshots.add(1);
-                        stats.bytes.add(bytes);
-                        stats.write_ns.add(begun.elapsed().as_nanos() as u64);
-                        keeper.merge_if_due(complete.snapshot);
-                    }
-                    Err(e) => {
-                        control.checkpoint.failures.add(1);
-                        halves.news().ring();
-                        tracing::warn!("snapshot {} cannot be written, training goes on: {e:#}", complete.snapshot);
-                        last_attempts += u32::from(stopping >= STOP_ALL);
-                        anyhow::ensure!(last_attempts < LAST_ATTEMPTS, "the last snapshot cannot be written");
-                        std::thread::sleep(RETRY);
-                    }
-                }
-            }
-            None if stopping >= STOP_ALL => return Ok(()),
-            None => {
-                halves.news().wait(seen, NAP);
-            }
-        }
-        slot.beat();
-    }
+    serve(&control, slot, &halves, &mut deltas)
 }
 
-struct Keeper<'a> {
+struct Deltas<'a> {
     folder: SnapshotFolder<'a, Disk>,
     root: &'a Path,
     shape: TableShape,
@@ -94,9 +57,8 @@ struct Keeper<'a> {
     merging: Option<JoinHandle<anyhow::Result<()>>>,
 }
 
-impl Keeper<'_> {
-    /// Writes a delta; returns its bytes.
-    fn commit(&self, complete: &Complete<'_>) -> anyhow::Result<u64> {
+impl Keeper for Deltas<'_> {
+    fn commit(&mut self, complete: &Complete<'_>) -> anyhow::Result<u64> {
         let rows = sorted(complete.sparse, self.shape.words())?;
         let mut delta = std::io::Cursor::new(Vec::with_capacity(complete.sparse.len() + 64));
         file::write_to(
@@ -112,6 +74,17 @@ impl Keeper<'_> {
         Ok(written)
     }
 
+    fn committed(&mut self, number: u64) {
+        self.merge_if_due(number);
+    }
+
+    /// The rows of a delta that is lost would be missing from all that follow.
+    fn damaged(&mut self, _: &Halves, error: ShmError) -> anyhow::Result<()> {
+        Err(error.into())
+    }
+}
+
+impl Deltas<'_> {
     /// Merges deltas into a new base on a thread of its own, if they have grown to the size of the base. The newest `keep` snapshots
     /// stay apart.
     fn merge_if_due(&mut self, newest: u64) {

@@ -98,7 +98,7 @@ pub mod shared {
         pub epsilon: f32,
         /// Share of its way to the parameter that the follower goes.
         pub follow: f32,
-        /// What is kept of each moment, and what is new.
+        /// Weights of the old value and of the gradient in each moment.
         pub decay1: f32,
         pub fresh1: f32,
         pub decay2: f32,

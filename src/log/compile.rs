@@ -15,10 +15,11 @@ use super::digest::{Digests, Stat};
 use super::error::{LogError, Result};
 use super::keep;
 use super::queue::{QueueRules, Showable};
+use super::queue_buffer::{Queue, QueueBuffer};
 use super::raw::RawDay;
 use super::scan::{Gather, Next, Scanned, Source, Taker};
 use super::schema::TrackRow;
-use super::sorter::{Queue, Queues, Sorter};
+use super::sorter::Sorter;
 use super::table;
 use super::writer::LogWriter;
 
@@ -214,8 +215,7 @@ pub(super) fn hash_inputs(dir: &Path, options: CompileOptions) -> Result<u128> {
     Ok(hasher.finish_128())
 }
 
-/// Adds a table's name and content to a hash: of a directory of part files, each part's path and content. What is known of the
-/// files is not read again.
+/// Adds a table to a hash as [`Digests::table`] does. Files whose hash is remembered are not read.
 ///
 /// # Errors
 /// A file that cannot be read.
@@ -299,7 +299,7 @@ pub(super) fn compile_rows(raw: &RawDay, options: CompileOptions, inputs: u128, 
 /// What is compiled of a batch of rows.
 #[derive(Default)]
 struct Compiled {
-    queues: Queues,
+    queues: QueueBuffer,
     /// Of each request, the entries that completing its queue added.
     completed: Vec<u64>,
     showable: Showable,

@@ -96,7 +96,7 @@ impl Digests {
         Ok(hash)
     }
 
-    /// Adds a table's name and content to a hash: of a directory of part files, each part's path and content.
+    /// Adds the name of a table and the hash of its content to a hash. A directory counts by the path and content of each part file.
     ///
     /// # Errors
     /// A file that cannot be read.

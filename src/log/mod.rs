@@ -23,6 +23,7 @@ pub mod keep;
 mod map;
 mod quarantine;
 pub mod queue;
+mod queue_buffer;
 pub mod raw;
 pub mod requests;
 pub mod sample;

@@ -13,63 +13,14 @@ use std::path::Path;
 use super::compiled::{Auction, Entry, Request};
 use super::error::{LogError, Result};
 use super::keep;
+use super::queue_buffer::{Queue, QueueBuffer};
 use super::scan::Next;
-
-/// Requests with their entries, offsets counted from the first.
-#[derive(Debug, Default)]
-pub struct Queues {
-    pub requests: Vec<Request>,
-    pub entries: Vec<Entry>,
-    pub auctions: Vec<Auction>,
-}
-
-/// A request with its entries.
-pub type Queue<'a> = (&'a Request, &'a [Entry], &'a [Auction]);
-
-impl Queues {
-    pub fn push(&mut self, (request, entries, auctions): Queue) {
-        self.requests.push(Request {
-            entries_at: self.entries.len() as u32,
-            auctions_at: self.auctions.len() as u32,
-            entries: entries.len() as u16,
-            auctions: auctions.len() as u16,
-            ..*request
-        });
-        self.entries.extend_from_slice(entries);
-        self.auctions.extend_from_slice(auctions);
-    }
-
-    pub fn get(&self, i: usize) -> Queue<'_> {
-        let r = &self.requests[i];
-        let (e, a) = (r.entries_at as usize, r.auctions_at as usize);
-        (r, &self.entries[e..e + usize::from(r.entries)], &self.auctions[a..a + usize::from(r.auctions)])
-    }
-
-    fn bytes(&self) -> usize {
-        size_of_val(&*self.requests) + size_of_val(&*self.entries) + size_of_val(&*self.auctions)
-    }
-
-    /// The places of the requests in time order.
-    fn order(&self) -> Vec<u32> {
-        let mut order: Vec<u32> = (0..self.requests.len() as u32).collect();
-        if !self.requests.is_sorted_by_key(|r| r.ts_ms) {
-            order.sort_by_key(|&i| self.requests[i as usize].ts_ms);
-        }
-        order
-    }
-
-    fn clear(&mut self) {
-        self.requests.clear();
-        self.entries.clear();
-        self.auctions.clear();
-    }
-}
 
 /// Takes each request in time order.
 pub type Out<'a> = dyn FnMut(Queue) -> Result<()> + 'a;
 
 pub struct Sorter {
-    held: Queues,
+    held: QueueBuffer,
     /// Bytes that are held at most, about.
     most: usize,
     /// The latest time that was given out.
@@ -82,7 +33,7 @@ impl Sorter {
     pub fn new(memory: usize) -> Self {
         // Offsets of entries are u32, also of a limit beyond reason.
         let most = (memory / 8).clamp(1 << 16, 32 << 30);
-        Self { held: Queues::default(), most, given_ms: 0, spill: None }
+        Self { held: QueueBuffer::default(), most, given_ms: 0, spill: None }
     }
 
     /// Drops what is held, before a new pass.
@@ -136,7 +87,7 @@ impl Sorter {
             out(self.held.get(i as usize))?;
             self.given_ms = self.held.requests[i as usize].ts_ms;
         }
-        let mut rest = Queues::default();
+        let mut rest = QueueBuffer::default();
         // In the order of the table: equal times stay as they were.
         let mut later = later.to_vec();
         later.sort_unstable();
@@ -154,7 +105,7 @@ impl Sorter {
             None => self.held.order().into_iter().try_for_each(|i| out(self.held.get(i as usize)))?,
             Some(spill) => {
                 spill.add(&self.held)?;
-                self.held = Queues::default();
+                self.held = QueueBuffer::default();
                 spill.merge(out)?;
             }
         }
@@ -189,7 +140,7 @@ impl Spill {
     }
 
     /// Writes a sorted run.
-    fn add(&mut self, held: &Queues) -> Result<()> {
+    fn add(&mut self, held: &QueueBuffer) -> Result<()> {
         let from = self.end;
         let mut piece = Vec::with_capacity(2 * PIECE);
         for i in held.order() {

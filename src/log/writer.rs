@@ -7,6 +7,7 @@ use twox_hash::{XxHash3_64, XxHash3_128};
 
 use super::compile::Output;
 use super::compiled::{Auction, BLOCK, Entry, HEADER, Header, MAGIC, RECORD_SIZES, Request, Tail, VERSION};
+use super::queue_buffer::QueueBuffer;
 use super::requests::BlockMeta;
 
 /// A compiled log being written. Until [`LogWriter::finish`] its header is zero: half a file is never taken for a whole one.
@@ -14,9 +15,8 @@ pub(super) struct LogWriter<W> {
     to: W,
     at: u64,
     index: Vec<BlockMeta>,
-    requests: Vec<Request>,
-    entries: Vec<Entry>,
-    auctions: Vec<Auction>,
+    /// The block that is being filled.
+    block: QueueBuffer,
     counts: [u64; 3],
     content: XxHash3_128,
 }
@@ -25,8 +25,7 @@ impl<W: Write + Seek> LogWriter<W> {
     /// A writer that has yet to begin.
     pub fn new(to: W) -> Self {
         let content = XxHash3_128::new();
-        let (requests, entries, auctions) = (Vec::new(), Vec::new(), Vec::new());
-        Self { to, at: 0, index: Vec::new(), requests, entries, auctions, counts: [0; 3], content }
+        Self { to, at: 0, index: Vec::new(), block: QueueBuffer::default(), counts: [0; 3], content }
     }
 
     /// Appends a request, which is not earlier than the one before it.
@@ -38,30 +37,20 @@ impl<W: Write + Seek> LogWriter<W> {
             self.content.write(bytemuck::cast_slice(&[a.ad_id, a.ecpm.to_bits()]));
         }
         // A block holds 4,096 queues of at most 512 entries: its own offsets always fit.
-        self.requests.push(Request {
-            block: u32::try_from(self.index.len()).expect("a day of less than 2^44 requests"),
-            entries_at: self.entries.len() as u32,
-            auctions_at: self.auctions.len() as u32,
-            entries: entries.len() as u16,
-            auctions: auctions.len() as u16,
-            ..*request
-        });
-        self.entries.extend_from_slice(entries);
-        self.auctions.extend_from_slice(auctions);
-        if self.requests.len() == BLOCK { self.end_block() } else { Ok(()) }
+        let block = u32::try_from(self.index.len()).expect("a day of less than 2^44 requests");
+        self.block.push((&Request { block, ..*request }, entries, auctions));
+        if self.block.requests.len() == BLOCK { self.end_block() } else { Ok(()) }
     }
 
     fn end_block(&mut self) -> Result<()> {
-        let (Some(first), Some(last)) = (self.requests.first(), self.requests.last()) else { return Ok(()) };
-        let parts: [&[u8]; 3] = [
-            bytemuck::cast_slice(&self.requests),
-            bytemuck::cast_slice(&self.entries),
-            bytemuck::cast_slice(&self.auctions),
-        ];
+        let QueueBuffer { requests, entries, auctions } = &self.block;
+        let (Some(first), Some(last)) = (requests.first(), requests.last()) else { return Ok(()) };
+        let parts: [&[u8]; 3] =
+            [bytemuck::cast_slice(requests), bytemuck::cast_slice(entries), bytemuck::cast_slice(auctions)];
         let mut checksum = XxHash3_64::new();
-        let counts = [self.requests.len(), self.entries.len(), self.auctions.len()];
+        let counts = [requests.len(), entries.len(), auctions.len()];
+        let widest = requests.iter().map(|r| u32::from(r.entries)).max().unwrap_or(0);
         let [requests, entries, auctions] = counts.map(|n| n as u32);
-        let widest = self.requests.iter().map(|r| u32::from(r.entries)).max().unwrap_or(0);
         let mut bytes = 0;
         for part in parts {
             std::hash::Hasher::write(&mut checksum, part);
@@ -73,9 +62,7 @@ impl<W: Write + Seek> LogWriter<W> {
         self.index.push(BlockMeta { at: self.at, checksum, first_ms, last_ms, requests, entries, auctions, widest });
         self.at += bytes;
         self.counts.iter_mut().zip(counts).for_each(|(sum, n)| *sum += n as u64);
-        self.requests.clear();
-        self.entries.clear();
-        self.auctions.clear();
+        self.block.clear();
         Ok(())
     }
 
@@ -120,9 +107,7 @@ impl<W: Output + ?Sized> LogWriter<&mut W> {
         self.to.write_all(bytemuck::bytes_of(&Header::zeroed()))?;
         self.at = HEADER as u64;
         self.index.clear();
-        self.requests.clear();
-        self.entries.clear();
-        self.auctions.clear();
+        self.block.clear();
         self.counts = [0; 3];
         self.content = XxHash3_128::new();
         Ok(())

@@ -16,6 +16,7 @@
 //! | [`progress`] | where training begins and stands: its first state, the rates of an update, what main is told |
 //! | [`saver`] | snapshots |
 //! | [`together`], [`overlapped`] | a rank among others: in step, and overlapped |
+//! | [`writer`] | the thread of rank 0 that writes rows while ranks overlap |
 //! | [`merged`] | the rows of a machine, moved along the gradients of all ranks |
 //! | [`record`] | records in `metrics.jsonl` |
 //!
@@ -35,6 +36,7 @@ pub mod rows;
 mod saver;
 pub mod store;
 mod together;
+mod writer;
 
 use std::time::{Duration, Instant};
 

@@ -2,32 +2,28 @@
 //!
 //! The rule by which a rank moves its parameters is in [`crate::collective::overlap`]. Here is what runs beside it. Gradients of the
 //! last few iterations lie in parameter cells, which a rank publishes and the others read without waiting. Gradients of rows go to rank
-//! 0 through a ring for each rank; a thread of rank 0 applies them in the order of iterations and ranks and publishes generations, and
-//! readers take the newest. At the end of a period, of a pass, and when the run stops, the ranks meet: their parameters and moments
+//! 0 through a ring for each rank, where [`super::writer`] applies them and publishes generations; readers take the newest. At the end of a period, of a pass, and when the run stops, the ranks meet: their parameters and moments
 //! are averaged, all rows are written, and rank 0 evaluates and saves.
 //!
 //! What was used when depends on the timing; `ranks.trace` records it in `RUN_DIR/trace`.
 
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 use serde::Serialize;
 
 use crate::collective::overlap::{Global, Overlap, Used, choose, mean};
-use crate::run::value_run::{KEPT_GRADIENTS, Prepared, RANK_HEADER, RankSegments};
+use crate::run::value_run::{KEPT_GRADIENTS, RANK_HEADER, RankSegments};
 use crate::run::value_snapshot::ValueState;
 use crate::run::{RunDirectory, failpoint};
-use crate::settings::ValueSettings;
 use crate::shm::control::STOP_LEARNING;
-use crate::shm::{Exchange, Overflow, RingReader, RingWriter, SampleRing};
+use crate::shm::{Overflow, RingWriter, SampleRing};
 
-use super::merged::MergedRows;
 use super::progress::step_of;
 use super::together::{Member, Said, hash};
+use super::writer::{Work, Writer};
 
 const NAP: Duration = Duration::from_millis(100);
 
@@ -69,14 +65,14 @@ impl<'m, 'a> Overlapped<'m, 'a> {
         let rank = member.seat.rank();
         let segments = RankSegments::open(prefix, member.settings.values.ranks)?;
         let writer = match &member.first {
-            Some(first) => Some(Writer::start(
-                first.rows.clone(),
-                segments.rows.iter().map(SampleRing::reader).collect::<Result<_, _>>()?,
-                member.exchange.clone(),
-                member.settings.clone(),
-                member.prepared.clone(),
-                member.state.clone(),
-            )?),
+            Some(first) => Some(Writer::start(Work {
+                rows: first.rows.clone(),
+                rings: segments.rows.iter().map(SampleRing::reader).collect::<Result<_, _>>()?,
+                exchange: member.exchange.clone(),
+                settings: member.settings.clone(),
+                prepared: member.prepared.clone(),
+                state: member.state.clone(),
+            })?),
             None => None,
         };
         let trace = member.settings.ranks.trace.then(|| -> anyhow::Result<_> {
@@ -278,122 +274,4 @@ fn pull(
     }
     let enough = there.count_ones() as usize >= quorum;
     enough.then(|| Global { period, iteration, ranks: there, mean: mean(gradients.iter().map(|g| &g[..])) })
-}
-
-/// The thread of rank 0 that writes rows.
-struct Writer {
-    shared: Arc<WriterState>,
-    thread: Option<JoinHandle<()>>,
-}
-
-#[derive(Default)]
-struct WriterState {
-    ends: std::sync::atomic::AtomicBool,
-    failed: Mutex<Option<anyhow::Error>>,
-}
-
-impl Writer {
-    fn start(
-        rows: Arc<Mutex<MergedRows>>,
-        rings: Vec<RingReader>,
-        exchange: Arc<Exchange>,
-        settings: ValueSettings,
-        prepared: Prepared,
-        state: ValueState,
-    ) -> std::io::Result<Self> {
-        let shared = Arc::new(WriterState::default());
-        let mut work = Work { rows, rings, exchange, settings, prepared, state, shared: shared.clone() };
-        let thread = std::thread::Builder::new().name("rows".into()).spawn(move || {
-            if let Err(error) = work.run() {
-                *work.shared.failed.lock().expect("nobody panics with it") = Some(error);
-                // Whoever reads rows would wait for them.
-                work.exchange.died(0);
-            }
-        })?;
-        Ok(Self { shared, thread: Some(thread) })
-    }
-
-    /// What the thread failed with, once.
-    fn failure(&self) -> Option<anyhow::Error> {
-        self.shared.failed.lock().expect("nobody panics with it").take()
-    }
-
-    /// Waits until the rows of `iterations` are written.
-    fn finish(&mut self, iterations: u64, exchange: &Exchange, beat: impl Fn()) -> anyhow::Result<()> {
-        loop {
-            let seen = exchange.news().value();
-            if exchange.published() >= iterations {
-                return Ok(());
-            }
-            if let Some(error) = self.failure() {
-                return Err(error);
-            }
-            ensure!(!self.thread.as_ref().is_none_or(JoinHandle::is_finished), "the thread that writes rows has ended");
-            beat();
-            exchange.news().wait(seen, NAP);
-        }
-    }
-}
-
-impl Drop for Writer {
-    fn drop(&mut self) {
-        self.shared.ends.store(true, std::sync::atomic::Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            // It looks at least every nap; what it failed with was told.
-            let _ = thread.join();
-        }
-    }
-}
-
-struct Work {
-    rows: Arc<Mutex<MergedRows>>,
-    rings: Vec<RingReader>,
-    exchange: Arc<Exchange>,
-    settings: ValueSettings,
-    prepared: Prepared,
-    /// As far as rates depend on it: updates and samples behind each iteration.
-    state: ValueState,
-    shared: Arc<WriterState>,
-}
-
-impl Work {
-    fn run(&mut self) -> anyhow::Result<()> {
-        for iteration in 1.. {
-            let Some(whole) = self.collect(iteration)? else { return Ok(()) };
-            self.state.samples += whole;
-            let (step, _) = step_of(&self.settings, &self.prepared, &self.state);
-            let mut rows = self.rows.lock().expect("whoever reads the table works");
-            self.exchange.begin_write();
-            rows.write(&self.settings, step, whole)?;
-            drop(rows);
-            failpoint::reached("rank.written");
-            self.exchange.publish(iteration);
-        }
-        Ok(())
-    }
-
-    /// Takes the gradients of an iteration from all ranks, in their order; `None` at the end. Returns the samples of the batch.
-    fn collect(&mut self, iteration: u64) -> anyhow::Result<Option<u64>> {
-        self.rows.lock().expect("whoever reads the table works").begin();
-        let mut whole = 0;
-        for (rank, ring) in self.rings.iter_mut().enumerate() {
-            loop {
-                let seen = self.exchange.news().value();
-                if let Some(guard) = ring.take()? {
-                    let (payload, number) = (guard.payload(), guard.info().param_version);
-                    ensure!(number == iteration, "rank {rank} gave rows of iteration {number}, not {iteration}");
-                    let (samples, message) = payload.split_at_checked(8).context("an empty message")?;
-                    whole = u64::from_le_bytes(samples.try_into()?);
-                    self.rows.lock().expect("whoever reads the table works").add(message, self.settings.values.dim)?;
-                    guard.release();
-                    break;
-                }
-                if self.shared.ends.load(std::sync::atomic::Ordering::Relaxed) {
-                    return Ok(None);
-                }
-                self.exchange.news().wait(seen, NAP);
-            }
-        }
-        Ok(Some(whole))
-    }
 }

@@ -171,7 +171,7 @@ fn a_full_table_and_settings_that_do_not_go_together_are_named() {
     refused("many", &["values.ranks=9"], 2, &["values.ranks", "8"]);
 }
 
-/// What is wrong with the trace of a rank, whose periods have `period` iterations at most.
+/// Returns the first error of the trace of a rank whose periods have `period` iterations at most.
 fn wrong(text: &str, ranks: u64, period: u64) -> Option<String> {
     let mut newest: Option<(u64, u64)> = None;
     let (mut last, mut generation) = (None, 0);

@@ -29,7 +29,7 @@ pub struct CollectivesBench {
     pub mpi: bool,
 }
 
-/// What was measured between so many ranks.
+/// Measurements for one number of ranks.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct RanksReport {
     pub ranks: usize,

@@ -112,7 +112,7 @@ impl World {
     }
 }
 
-/// What is wrong with a trace: a gradient used twice, an older one after a newer, one from the future or another period.
+/// Returns the first error of a trace: a gradient used twice, an older one after a newer, one from the future or another period.
 fn wrong(trace: &[Used]) -> Option<String> {
     let mut used: Option<(u64, u64)> = None;
     for record in trace {

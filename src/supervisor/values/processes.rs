@@ -1,36 +1,20 @@
-//! The main process of `admix values train`: joins and counts the exposures first, then runs readers and the trainer.
-//!
-//! When a reader dies, main starts another, which begins with the first block that was not handed over. When the trainer dies, or
-//! one of several ranks, which are trainers of one model, then what has changed in the table since the newest snapshot is undone, and
-//! the whole run returns to it. Blocks are taken in a fixed order: either way the run ends with the bytes of an undisturbed one.
+//! The processes of a value training: started together, watched, replaced where one can be without the others.
 
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
 use serde::Serialize;
 
 use crate::awake::Deadline;
-use crate::log;
-use crate::run::beginning::first_rows;
-use crate::run::context::inputs_hash;
-use crate::run::leakage::Roles;
-use crate::run::value_run::{Prepared, ValueHalves, ValueSegments, compile_options, create_table};
-use crate::run::value_snapshot::{ValueSnapshot, ValueState, read_state, remove_behind};
+use crate::run::value_run::ValueSegments;
 use crate::run::{Metrics, RunDirectory};
-use crate::settings::{Configuration as _, RankSync, SparseAverage, ValueSettings};
+use crate::settings::ValueSettings;
+use crate::shm::Role;
 use crate::shm::control::{STOP_ALL, STOP_LEARNING, STOP_NOW};
-use crate::shm::{Ledger, Role, RunNames, SampleRing, sweep};
-use crate::sparse::{HostTable, file};
-use crate::values::Fields;
-use crate::values::join::{JoinCounts, Share, join};
-use crate::values::prior::PriorEstimate;
-
-use super::ExitReason;
-use super::children::{Process, without_huge_pages};
-use super::failure::RunFailure;
-use super::interrupt::Interrupt;
-use super::resume::Refused;
+use crate::supervisor::ExitReason;
+use crate::supervisor::children::Process;
+use crate::supervisor::failure::RunFailure;
+use crate::supervisor::interrupt::Interrupt;
 
 const POLL: Duration = Duration::from_millis(20);
 const SHOW_EVERY: Duration = Duration::from_secs(10);
@@ -38,267 +22,14 @@ const FINISH: Duration = Duration::from_secs(60);
 /// How long main looks for the rank that others lost.
 const BLAME: Duration = Duration::from_secs(2);
 
-/// What a finished run reports.
-#[derive(Debug, Clone, Serialize)]
-pub struct ValueOutcome {
-    pub reason: ExitReason,
-    pub updates: u64,
-    pub samples: u64,
-    pub passes: u64,
-    pub seconds: f64,
-    /// Loss of the best model on the validation days: click plus charge over its dispersion, per exposure.
-    pub best_loss: f64,
-    pub reader_restarts: u32,
-    /// Times that everything went back to a snapshot.
-    pub went_back: u32,
-    pub snapshots: u64,
-    pub snapshot_s: f64,
-    pub ledger: Ledger,
-}
-
-/// Joins all exposures once: counts what is wrong with them, and measures how charges scatter.
-///
-/// # Errors
-/// A day that cannot be used, or that is trained on and validated on ([`crate::run::leakage::Leak`]).
-pub fn prepare(settings: &ValueSettings, fields: &Fields) -> anyhow::Result<Prepared> {
-    let mut prepared = Prepared {
-        samples: 0,
-        dispersion: 1.0,
-        prior: vec![[settings.values.prior_sd as f32; 2]; fields.len()],
-        train: JoinCounts::default(),
-        validation: JoinCounts::default(),
-        inputs: Default::default(),
-    };
-    let (mut scatter, mut charges) = (0.0, 0u64);
-    let v = &settings.values;
-    let mut prior = PriorEstimate::new(fields.len(), v.train.len());
-    let mut roles = Roles::default();
-    for (dir, training) in v.train.iter().map(|d| (d, true)).chain(v.validation.iter().map(|d| (d, false))) {
-        let joined = join(dir, compile_options(settings), fields, Share::ALL)?;
-        if let Some(complaint) = joined.counts.complaint() {
-            tracing::warn!("{}: {complaint}", joined.log.name());
-        }
-        roles.add(if training { "values.train" } else { "values.validation" }, dir, &joined.log)?;
-        let mut hash = inputs_hash(dir, &joined.log)?;
-        if let Some(path) = log::table::find(dir, "joined_exposure")? {
-            let mut hasher = twox_hash::XxHash3_128::new();
-            log::compile::hash_table(&mut hasher, &path)?;
-            hash += &format!("-{:032x}", hasher.finish_128());
-        }
-        prepared.inputs.insert(dir.clone(), hash);
-        if !training {
-            prepared.validation.add(&joined.counts);
-            continue;
-        }
-        prepared.samples += joined.samples.len() as u64;
-        prepared.train.add(&joined.counts);
-        if v.learn_prior {
-            prior.add(&joined);
-        }
-        for s in joined.samples.iter().filter(|s| s.auction && s.seen.charge > 0.0) {
-            let (expected, charged) = (f64::from(s.seen.charge), f64::from(s.charged));
-            scatter += (charged - expected).powi(2) / expected;
-            charges += 1;
-        }
-    }
-    if charges > 0 && scatter > 0.0 {
-        prepared.dispersion = (scatter / charges as f64) as f32;
-    }
-    if v.learn_prior {
-        prepared.prior = prior.finish(v.prior_sd);
-    }
-    Ok(prepared)
-}
-
-/// Checks that a run may go on under these settings and inputs.
-///
-/// # Errors
-/// [`Refused`], with what differs.
-pub fn check_resume(directory: &RunDirectory, settings: &ValueSettings, now: &Prepared) -> anyhow::Result<()> {
-    let then = ValueSettings::read_resolved(&directory.config())?;
-    let free = |s: &ValueSettings| {
-        let mut s = s.clone();
-        s.ranks.timeout_s = 0.0;
-        // The sum over all ranks does not depend on how many there are; the mean over those that hold a row does.
-        if s.ranks.sparse_average == SparseAverage::World && s.ranks.sync == RankSync::Step {
-            (s.values.batch, s.values.ranks) = (s.values.batch * s.values.ranks, 1);
-        }
-        (s.checkpoint, s.watchdog, s.values.epochs, s.values.patience) = Default::default();
-        // Cache and snapshots change no number.
-        (s.table.cache_rows, s.table.prefetch, s.table.devices, s.table.snapshot_rows) = Default::default();
-        s
-    };
-    let refused = |why: &str| Refused { root: directory.root().to_owned(), why: why.to_owned() };
-    let (before, ranks) = (then.values.ranks, settings.values.ranks);
-    if before != ranks && free(&then) != free(settings) {
-        return Err(refused(&format!(
-            "values.ranks was {before} and is {ranks} now; set it back. Another number of ranks goes on with the same updates only with \
-             ranks.sparse_average = \"world\" and the same values.ranks x values.batch"
-        ))
-        .into());
-    }
-    if free(&then) != free(settings) {
-        return Err(refused(
-            "the run has another configuration; go on with its own, or start a new run in another --run-dir",
-        )
-        .into());
-    }
-    if then.values.epochs != settings.values.epochs {
-        return Err(refused("values.epochs has changed, and the rates decay over it; set it back").into());
-    }
-    if Prepared::read(directory)?.inputs != now.inputs {
-        return Err(refused("a log has changed since the run began; put it back, or start a new run").into());
-    }
-    Ok(())
-}
-
-/// Trains until the trainer ends, and reports. Goes on from the newest snapshot in the run directory, if there is one.
-///
-/// # Errors
-/// [`RunFailure`], or no room for the table.
-pub fn train(
-    settings: &ValueSettings,
-    fields: &Fields,
-    directory: &RunDirectory,
-    interrupt: &Interrupt,
-) -> anyhow::Result<ValueOutcome> {
-    let removed = sweep();
-    if !removed.is_empty() {
-        tracing::info!("removed shared memory that dead runs left: {}", removed.join(", "));
-    }
-    without_huge_pages();
-    let names = RunNames::for_this_process(&directory.run_id())?;
-    let started = Instant::now();
-    let (mut went_back, mut reader_restarts, mut snapshots) = (0, 0, (0, 0));
-    // The update that was not finite, if the last attempt ended with one.
-    let mut not_finite = None;
-    let mut rows = Rows::load(&names, settings, fields, directory)?;
-    loop {
-        let halves = ValueHalves::create(&names, settings, fields, rows.number)?;
-        let segments = ValueSegments::create(&names, settings, fields)?;
-        let mut before = Ledger::default();
-        if let Some(state) = &rows.state {
-            before = state.ledger;
-            let l = &segments.control.learner;
-            l.updates.set(state.updates);
-            l.samples_consumed.set(state.samples);
-            for (actor, &position) in segments.control.actors.iter().zip(&state.cursor.positions) {
-                actor.param_version.set(position);
-            }
-        }
-        let run = Run::start(settings, directory, &segments, names.to_string())?;
-        let ended = run.watch(interrupt, &mut reader_restarts)?;
-        let c = &segments.control.checkpoint;
-        snapshots = (snapshots.0 + c.snapshots.get(), snapshots.1 + c.write_ns.get());
-        let Ended::Well(reason) = ended else {
-            went_back += 1;
-            if matches!(ended, Ended::NotFinite) {
-                let update = segments.control.learner.updates.get();
-                // In a fixed order the same follows again, unless it was the machine's doing.
-                anyhow::ensure!(
-                    not_finite.replace(update).is_none_or(|before| update > before),
-                    RunFailure::NotFinite { incidents: directory.logs() }
-                );
-                tracing::warn!("update {update} is not finite; once more from the newest snapshot");
-            }
-            anyhow::ensure!(
-                went_back <= settings.watchdog.max_restarts,
-                RunFailure::KeepsDying { process: "trainer".into(), times: went_back, log: directory.log("trainer") }
-            );
-            drop(segments);
-            rows = rows.go_back(&names, settings, fields, directory, halves)?;
-            continue;
-        };
-        let ledger = segments.rings.iter().map(SampleRing::ledger);
-        for ledger in ledger.clone() {
-            ledger.balance().context("samples are unaccounted for")?;
-        }
-        let control = &segments.control;
-        return Ok(ValueOutcome {
-            reason,
-            updates: control.learner.updates.get(),
-            samples: control.learner.samples_consumed.get(),
-            passes: control.evaluator.due.get(),
-            seconds: started.elapsed().as_secs_f64(),
-            best_loss: control.evaluator.best_benefit.get(),
-            reader_restarts,
-            went_back,
-            snapshots: snapshots.0,
-            snapshot_s: snapshots.1 as f64 * 1e-9,
-            ledger: Ledger::sum(ledger.chain([before])),
-        });
-    }
-}
-
-/// The table of a run, and the snapshot that it is as of.
-struct Rows {
-    table: HostTable,
-    /// 0 and `None` at the beginning of a run.
-    number: u64,
-    state: Option<ValueState>,
-}
-
-impl Rows {
-    /// Reads the newest snapshot of a run into a new table.
-    fn load(
-        names: &RunNames,
-        settings: &ValueSettings,
-        fields: &Fields,
-        directory: &RunDirectory,
-    ) -> anyhow::Result<Self> {
-        let snapshot = ValueSnapshot::newest(directory)?;
-        let mut table = create_table(names, settings, fields)?;
-        let number = snapshot.as_ref().map_or(0, |snapshot| snapshot.number);
-        remove_behind(&directory.checkpoints(), number)?;
-        match &snapshot {
-            Some(snapshot) => snapshot.restore(&mut table)?,
-            None => {
-                if let Some(rows) = first_rows(settings, &directory.checkpoints())? {
-                    file::load(&rows, &mut table)?;
-                }
-            }
-        }
-        Ok(Self { table, number, state: snapshot.map(|snapshot| snapshot.state) })
-    }
-
-    /// Returns the table to the newest snapshot after the trainer's death, by undoing what has changed since.
-    fn go_back(
-        mut self,
-        names: &RunNames,
-        settings: &ValueSettings,
-        fields: &Fields,
-        directory: &RunDirectory,
-        halves: Option<ValueHalves>,
-    ) -> anyhow::Result<Self> {
-        let begun = Instant::now();
-        let who = if settings.values.ranks > 1 { "a rank" } else { "the trainer" };
-        self.table.recover();
-        if let Some(ValueHalves { halves, undo }) = halves {
-            let number = halves.complete();
-            let on_disk = halves.committed() == number;
-            if let Some(rows) = on_disk.then(|| self.table.roll_back(&undo, number)).flatten() {
-                let state = (number > 0).then(|| read_state(directory, number)).transpose()?;
-                tracing::warn!(
-                    "{who} died; all went back to snapshot {number}: {rows} rows restored in {:.3} s",
-                    begun.elapsed().as_secs_f64()
-                );
-                return Ok(Self { table: self.table, number, state });
-            }
-        }
-        tracing::warn!("{who} died; all went back to the newest snapshot on disk");
-        drop(self.table);
-        Self::load(names, settings, fields, directory)
-    }
-}
-
 /// How a set of processes ended.
-enum Ended {
+pub enum Ended {
     Well(ExitReason),
     TrainerDied,
     NotFinite,
 }
 
-struct Run<'a> {
+pub struct Run<'a> {
     settings: &'a ValueSettings,
     directory: &'a RunDirectory,
     segments: &'a ValueSegments,
@@ -323,7 +54,7 @@ struct Restart {
 }
 
 impl<'a> Run<'a> {
-    fn start(
+    pub fn start(
         settings: &'a ValueSettings,
         directory: &'a RunDirectory,
         segments: &'a ValueSegments,
@@ -351,7 +82,7 @@ impl<'a> Run<'a> {
     }
 
     /// Watches over the processes until the trainer ends.
-    fn watch(mut self, interrupt: &Interrupt, restarts: &mut u32) -> anyhow::Result<Ended> {
+    pub fn watch(mut self, interrupt: &Interrupt, restarts: &mut u32) -> anyhow::Result<Ended> {
         let control = &self.segments.control;
         let mut deadline = None;
         let mut progress = (0, Instant::now());

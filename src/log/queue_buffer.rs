@@ -1,0 +1,53 @@
+//! Requests with their queues in memory: what the sorter holds, and the block that the writer fills.
+
+use super::compiled::{Auction, Entry, Request};
+
+/// Requests with their entries, offsets counted from the first.
+#[derive(Debug, Default)]
+pub struct QueueBuffer {
+    pub requests: Vec<Request>,
+    pub entries: Vec<Entry>,
+    pub auctions: Vec<Auction>,
+}
+
+/// A request with its entries.
+pub type Queue<'a> = (&'a Request, &'a [Entry], &'a [Auction]);
+
+impl QueueBuffer {
+    pub fn push(&mut self, (request, entries, auctions): Queue) {
+        self.requests.push(Request {
+            entries_at: self.entries.len() as u32,
+            auctions_at: self.auctions.len() as u32,
+            entries: entries.len() as u16,
+            auctions: auctions.len() as u16,
+            ..*request
+        });
+        self.entries.extend_from_slice(entries);
+        self.auctions.extend_from_slice(auctions);
+    }
+
+    pub fn get(&self, i: usize) -> Queue<'_> {
+        let r = &self.requests[i];
+        let (e, a) = (r.entries_at as usize, r.auctions_at as usize);
+        (r, &self.entries[e..e + usize::from(r.entries)], &self.auctions[a..a + usize::from(r.auctions)])
+    }
+
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.requests) + size_of_val(&*self.entries) + size_of_val(&*self.auctions)
+    }
+
+    /// The places of the requests in time order.
+    pub fn order(&self) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..self.requests.len() as u32).collect();
+        if !self.requests.is_sorted_by_key(|r| r.ts_ms) {
+            order.sort_by_key(|&i| self.requests[i as usize].ts_ms);
+        }
+        order
+    }
+
+    pub fn clear(&mut self) {
+        self.requests.clear();
+        self.entries.clear();
+        self.auctions.clear();
+    }
+}

@@ -1,0 +1,73 @@
+//! The table of a value training across the lives of its trainers.
+
+use std::time::Instant;
+
+use crate::run::RunDirectory;
+use crate::run::beginning::first_rows;
+use crate::run::value_run::{ValueHalves, create_table};
+use crate::run::value_snapshot::{ValueSnapshot, ValueState, read_state, remove_behind};
+use crate::settings::ValueSettings;
+use crate::shm::RunNames;
+use crate::sparse::{HostTable, file};
+use crate::values::Fields;
+
+/// The table of a run, and the snapshot that it is as of.
+pub struct Rows {
+    table: HostTable,
+    /// 0 and `None` at the beginning of a run.
+    pub number: u64,
+    pub state: Option<ValueState>,
+}
+
+impl Rows {
+    /// Reads the newest snapshot of a run into a new table.
+    pub fn load(
+        names: &RunNames,
+        settings: &ValueSettings,
+        fields: &Fields,
+        directory: &RunDirectory,
+    ) -> anyhow::Result<Self> {
+        let snapshot = ValueSnapshot::newest(directory)?;
+        let mut table = create_table(names, settings, fields)?;
+        let number = snapshot.as_ref().map_or(0, |snapshot| snapshot.number);
+        remove_behind(&directory.checkpoints(), number)?;
+        match &snapshot {
+            Some(snapshot) => snapshot.restore(&mut table)?,
+            None => {
+                if let Some(rows) = first_rows(settings, &directory.checkpoints())? {
+                    file::load(&rows, &mut table)?;
+                }
+            }
+        }
+        Ok(Self { table, number, state: snapshot.map(|snapshot| snapshot.state) })
+    }
+
+    /// Returns the table to the newest snapshot after the trainer's death, by undoing what has changed since.
+    pub fn go_back(
+        mut self,
+        names: &RunNames,
+        settings: &ValueSettings,
+        fields: &Fields,
+        directory: &RunDirectory,
+        halves: Option<ValueHalves>,
+    ) -> anyhow::Result<Self> {
+        let begun = Instant::now();
+        let who = if settings.values.ranks > 1 { "a rank" } else { "the trainer" };
+        self.table.recover();
+        if let Some(ValueHalves { halves, undo }) = halves {
+            let number = halves.complete();
+            let on_disk = halves.committed() == number;
+            if let Some(rows) = on_disk.then(|| self.table.roll_back(&undo, number)).flatten() {
+                let state = (number > 0).then(|| read_state(directory, number)).transpose()?;
+                tracing::warn!(
+                    "{who} died; all went back to snapshot {number}: {rows} rows restored in {:.3} s",
+                    begun.elapsed().as_secs_f64()
+                );
+                return Ok(Self { table: self.table, number, state });
+            }
+        }
+        tracing::warn!("{who} died; all went back to the newest snapshot on disk");
+        drop(self.table);
+        Self::load(names, settings, fields, directory)
+    }
+}
