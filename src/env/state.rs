@@ -265,11 +265,6 @@ impl State {
         }
     }
 
-    /// Displays whose delivery has not been observed yet.
-    pub fn unobserved(&self) -> usize {
-        self.pending.len()
-    }
-
     /// Takes the traffic before a time of the day to have been as forecast, for a state that begins there.
     pub fn expect_traffic(&mut self, day: &KnownDay, episode: &Episode, offset: u64) {
         self.requests = (day.traffic.before(offset) * episode.thinning).round() as u32;

@@ -357,7 +357,8 @@ impl CompiledLog {
     }
 
     /// Entries of all requests: of contracts, and of auction ads.
-    pub fn entry_counts(&self) -> (u64, u64) {
+    #[cfg(test)]
+    pub(super) fn entry_counts(&self) -> (u64, u64) {
         (self.header.entries, self.header.auctions)
     }
 

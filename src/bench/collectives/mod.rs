@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
-use crate::collective::Transport as _;
 use crate::shm::{Control, Exchange, ExchangeShape, RunNames, Seat};
 
 /// After this long a rank that does not take part is given up.
@@ -172,9 +171,9 @@ fn take_part(seat: &mut Seat, words: usize, rounds: usize) -> anyhow::Result<Rou
     let mean = (ranks - 1) as f32 / 2.0;
     for round in 0..rounds + rounds / 4 {
         values.iter_mut().enumerate().for_each(|(i, value)| *value = (rank + i % 7) as f32);
-        seat.barrier()?;
+        seat.exchange(&mut [], &[], &mut |_, _| {})?;
         let begun = Instant::now();
-        seat.mean(&mut values)?;
+        seat.exchange(&mut values, &[], &mut |_, _| {})?;
         let seconds = begun.elapsed().as_secs_f64();
         if round >= rounds / 4 {
             found.seconds.push(seconds);
