@@ -58,12 +58,13 @@ pub fn open(dir: &Path, options: CompileOptions) -> Result<CompiledLog> {
     }
     let name = if options.complete_queues { "completed.log" } else { "compiled.log" };
     let path = keep::folder(dir).map(|folder| folder.join(name));
-    if let Some(found) = reuse(dir, path.as_deref(), options)? {
+    if let Some(found) = reuse(dir, path.as_deref(), options, false)? {
         return Ok(found);
     }
     // One process compiles; others that want the same day wait for it.
     let _lock = path.as_ref().and_then(|path| keep::lock(path));
-    if let Some(found) = reuse(dir, path.as_deref(), options)? {
+    path.as_deref().and_then(Path::parent).inspect(|folder| keep::remove_unfinished(folder));
+    if let Some(found) = reuse(dir, path.as_deref(), options, true)? {
         return Ok(found);
     }
     let before = stats(dir)?;
@@ -75,8 +76,9 @@ pub fn open(dir: &Path, options: CompileOptions) -> Result<CompiledLog> {
     Ok(log)
 }
 
-/// The compiled log at `path`, if it is of these inputs.
-fn reuse(dir: &Path, path: Option<&Path>, options: CompileOptions) -> Result<Option<CompiledLog>> {
+/// The compiled log at `path`, if it is of these inputs. With `locked`, nobody else makes another one meanwhile: one that is of no use
+/// is removed then.
+fn reuse(dir: &Path, path: Option<&Path>, options: CompileOptions, locked: bool) -> Result<Option<CompiledLog>> {
     let Some(path) = path.filter(|path| path.is_file()) else { return Ok(None) };
     let opened =
         CompiledLog::open(path).and_then(|log| if options.verify { log.verify().map(|()| log) } else { Ok(log) });
@@ -85,8 +87,9 @@ fn reuse(dir: &Path, path: Option<&Path>, options: CompileOptions) -> Result<Opt
             check_share(log.counts(), options, dir)?;
             return Ok(Some(log));
         }
-        Ok(_) => tracing::info!("{}: inputs changed, compiling again", dir.display()),
-        Err(e) => tracing::warn!("{e}; compiling again"),
+        Ok(_) if locked => tracing::info!("{}: inputs changed, compiling again", dir.display()),
+        Err(e) if locked => tracing::warn!("{e}; compiling again"),
+        Ok(_) | Err(_) => return Ok(None),
     }
     // Nobody else has to find out.
     let _ = std::fs::remove_file(path);
@@ -144,7 +147,7 @@ struct Held {
 impl Write for Held {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         if self.bytes.position() + bytes.len() as u64 > self.most {
-            let what = format!("nor held in the {} MB of memory that it may take", self.most >> 20);
+            let what = format!("it takes more than the {} MB of memory that it may", self.most >> 20);
             return Err(std::io::Error::new(std::io::ErrorKind::OutOfMemory, what));
         }
         self.bytes.write(bytes)

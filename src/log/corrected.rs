@@ -159,11 +159,11 @@ pub fn open(dir: &Path, log: &CompiledLog, key: u128, correct: &mut Correct) -> 
             Err(e) => tracing::warn!("{e}; correcting values again"),
         }
     }
-    compile::write_or_hold(path, dir, compile::MEMORY, &mut |to| write(log, inputs, correct, to))
+    compile::write_or_hold(path, dir, compile::MEMORY, &mut |to| write(dir, log, inputs, correct, to))
 }
 
-fn write(log: &CompiledLog, inputs: u128, correct: &mut Correct, to: &mut dyn Output) -> Result<()> {
-    let failed = |cause| LogError::NotKept { dir: log.path().to_owned(), cause };
+fn write(dir: &Path, log: &CompiledLog, inputs: u128, correct: &mut Correct, to: &mut dyn Output) -> Result<()> {
+    let failed = |cause| LogError::NotKept { dir: dir.to_owned(), cause };
     let mut writer = LogWriter::new(to);
     writer.begin().map_err(failed)?;
     let mut correction = Correction::default();
@@ -200,7 +200,8 @@ fn write(log: &CompiledLog, inputs: u128, correct: &mut Correct, to: &mut dyn Ou
     writer.finish(tail, inputs).map_err(failed)
 }
 
-const COLUMNS: &[Column] = &[required("request_id"), required("ad_id"), required("charge"), required("pctr")];
+pub(super) const COLUMNS: &[Column] =
+    &[required("request_id"), required("ad_id"), required("charge"), required("pctr")];
 
 type TableRow = ((u64, u64), (f64, f64));
 

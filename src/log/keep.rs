@@ -55,11 +55,16 @@ pub(super) fn scratch(dir: &Path) -> PathBuf {
 /// system has no locks: two processes may do the same work then, and the last one's file stays.
 pub(super) fn lock(path: &Path) -> Option<std::fs::File> {
     let folder = std::fs::File::open(path.parent()?).ok()?;
-    while folder.try_lock().is_err_and(|e| matches!(e, std::fs::TryLockError::WouldBlock)) {
-        crate::cancel::point();
-        std::thread::sleep(std::time::Duration::from_millis(20));
+    loop {
+        match folder.try_lock() {
+            Ok(()) => return Some(folder),
+            Err(std::fs::TryLockError::WouldBlock) => {
+                crate::cancel::point();
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+            Err(std::fs::TryLockError::Error(_)) => return None,
+        }
     }
-    Some(folder)
 }
 
 fn is_writable(folder: &Path) -> bool {
@@ -79,7 +84,8 @@ impl Unfinished {
     pub fn begin(folder: &Path) -> std::io::Result<Self> {
         remove_unfinished(folder);
         let file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(folder)?;
-        file.as_file().lock()?;
+        // Where the file system has no locks, nothing is told apart, and nothing is removed: `remove_unfinished` cannot lock either.
+        let _ = file.as_file().lock();
         Ok(Self { file })
     }
 
@@ -140,7 +146,7 @@ const UNFINISHED: &str = ".tmp";
 const YOUNG: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// Removes what writers that were killed left here: nobody holds its lock.
-fn remove_unfinished(folder: &Path) {
+pub(super) fn remove_unfinished(folder: &Path) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let old = || entry.metadata().ok()?.modified().ok()?.elapsed().ok().filter(|age| *age > YOUNG);
         if entry.file_name().to_string_lossy().starts_with(UNFINISHED)

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::compile::quarantine_path;
 use super::compiled::Counts;
-use super::error::{BadValue, LogError, Result};
+use super::error::BadValue;
 use super::keep;
 
 /// Bad rows that are listed; all are counted. A few kilobytes of Parquet can hold a hundred million of them.
@@ -16,6 +16,8 @@ const LISTED: u64 = 10_000;
 pub struct Quarantine {
     path: PathBuf,
     file: Option<std::io::BufWriter<File>>,
+    /// Whether the list can be written.
+    lists: bool,
     pub counts: Counts,
     first: Option<String>,
 }
@@ -28,29 +30,14 @@ impl Quarantine {
         if path.is_file() {
             let _ = std::fs::remove_file(&path);
         }
-        Self { path, file: None, counts: Counts::default(), first: None }
+        Self { path, file: None, lists: true, counts: Counts::default(), first: None }
     }
 
     /// Sets a row aside; `name` is that of its file, with whether its table has several.
-    ///
-    /// # Errors
-    /// A list that cannot be written.
-    pub fn set_aside(&mut self, (name, parted): (&str, bool), line: u64, bad: &BadValue) -> Result<()> {
-        let failed = |e| LogError::io(&self.path, e);
-        if self.file.is_none() {
-            let mut file = std::io::BufWriter::new(keep::create_private(&self.path).map_err(failed)?);
-            writeln!(file, "file\tline\tcolumn\tvalue\treason\trule").map_err(failed)?;
-            self.file = Some(file);
-        }
-        let clean = |s: &str| s.replace(['\t', '\n', '\r'], " ");
-        let file = self.file.as_mut().filter(|_| self.counts.quarantined <= LISTED);
-        if let Some(file) = file {
-            let (value, rule) = (clean(&bad.value), clean(&bad.rule));
-            match self.counts.quarantined {
-                LISTED => writeln!(file, "{name}\t{line}\t\t\tand_more\tthe first {LISTED} bad rows are listed"),
-                _ => writeln!(file, "{name}\t{line}\t{}\t{value}\t{}\t{rule}", bad.column, bad.reason),
-            }
-            .map_err(failed)?;
+    pub fn set_aside(&mut self, (name, parted): (&str, bool), line: u64, bad: &BadValue) {
+        if self.lists && self.counts.quarantined <= LISTED {
+            let listed = self.list(name, line, bad);
+            self.told(listed);
         }
         if self.first.is_none() {
             let part = if parted { format!("{name}: ") } else { String::new() };
@@ -59,7 +46,31 @@ impl Quarantine {
         }
         self.counts.quarantined += 1;
         *self.counts.reasons.entry(bad.reason.to_owned()).or_default() += 1;
-        Ok(())
+    }
+
+    fn list(&mut self, name: &str, line: u64, bad: &BadValue) -> std::io::Result<()> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            None => {
+                let mut file = std::io::BufWriter::new(keep::create_private(&self.path)?);
+                writeln!(file, "file\tline\tcolumn\tvalue\treason\trule")?;
+                self.file.insert(file)
+            }
+        };
+        let clean = |s: &str| s.replace(['\t', '\n', '\r'], " ");
+        let (value, rule) = (clean(&bad.value), clean(&bad.rule));
+        match self.counts.quarantined {
+            LISTED => writeln!(file, "{name}\t{line}\t\t\tand_more\tthe first {LISTED} bad rows are listed"),
+            _ => writeln!(file, "{name}\t{line}\t{}\t{value}\t{}\t{rule}", bad.column, bad.reason),
+        }
+    }
+
+    /// Says once that the list cannot be written: a full disk does not make a day unusable.
+    fn told(&mut self, written: std::io::Result<()>) {
+        if let Err(e) = written {
+            tracing::warn!("{}: bad rows are counted and not listed: {e}", self.path.display());
+            self.lists = false;
+        }
     }
 
     /// Where the rows are listed.
@@ -73,13 +84,10 @@ impl Quarantine {
     }
 
     /// Writes out what is still in memory.
-    ///
-    /// # Errors
-    /// A list that cannot be written.
-    pub fn finish(&mut self) -> Result<()> {
-        match &mut self.file {
-            Some(file) => file.flush().map_err(|e| LogError::io(&self.path, e)),
-            None => Ok(()),
+    pub fn finish(&mut self) {
+        if let Some(file) = self.file.as_mut().filter(|_| self.lists) {
+            let written = file.flush();
+            self.told(written);
         }
     }
 }

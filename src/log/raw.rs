@@ -27,9 +27,9 @@ pub struct RawDay {
     pub(super) contracts_declared: bool,
 }
 
-/// The rows of a pass.
+/// The rows of a batch, or of a pass.
 #[derive(Default)]
-struct Rows(Vec<TrackRow>);
+pub(super) struct Rows(pub Vec<TrackRow>);
 
 impl Gather for Rows {
     fn push(&mut self, row: TrackRow, _: &QueueRules) {

@@ -13,12 +13,13 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::compile::CompileOptions;
+use super::corrected;
 use super::draw;
 use super::error::{LogError, Result};
-use super::queue::QueueRules;
-use super::scan::{Gather, Next, Source, Taker};
-use super::schema::{AdType, ControlRow, DayFile, InventoryRow, TrackRow};
-use super::table::{self, Column, Table, required};
+use super::raw::Rows;
+use super::scan::{Next, Source, Taker};
+use super::schema::{AdType, ControlRow, DayFile, InventoryRow};
+use super::table::{self, Table};
 use super::write::{self, TableWriter};
 use super::{exposure, inventory};
 
@@ -111,25 +112,36 @@ impl std::fmt::Display for SampleReport {
     }
 }
 
-const VALUES: &[Column] = &[required("request_id"), required("ad_id"), required("charge"), required("pctr")];
-
 /// Writes a sample of the log directory `dir` to `out`: `day.toml`, track_log, control, inventory, joined_exposure and the tables of a
-/// synthetic world's values, whichever there are. Rows stay in their order. Texts are written as `.tsv.zst`, whatever they were.
+/// synthetic world's values, whichever there are. Rows stay in their order. Texts are written as `.tsv.zst`, whatever they were. The
+/// directory is made beside `out` and renamed into place, so that part of a sample is never taken for a day.
 ///
 /// # Errors
-/// What makes the day unusable, an `out` that holds a log already, or files that cannot be written.
+/// What makes the day unusable, an `out` that holds anything already, or files that cannot be written.
 pub fn write(dir: &Path, out: &Path, sampling: Sampling, options: CompileOptions) -> Result<SampleReport> {
+    if std::fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) {
+        let reason = "holds something already; name another directory, or remove it".into();
+        return Err(LogError::Format { path: out.to_owned(), reason });
+    }
+    let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let failed = |e| LogError::io(out, e);
+    std::fs::create_dir_all(parent).map_err(failed)?;
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    let begun = tempfile::Builder::new().prefix(".sample-").permissions(mode).tempdir_in(parent).map_err(failed)?;
+    let report = write_to(dir, begun.path(), sampling, options)?;
+    std::fs::rename(begun.path(), out).map_err(failed)?;
+    // There is nothing to remove any more.
+    let _ = begun.keep();
+    Ok(SampleReport { directory: out.to_owned(), ..report })
+}
+
+fn write_to(dir: &Path, out: &Path, sampling: Sampling, options: CompileOptions) -> Result<SampleReport> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |e| LogError::Io { path, cause: e }
     };
     let source = Source::open(dir, CompileOptions { complete_queues: false, ..options })?;
-    std::fs::create_dir_all(out).map_err(failed(out))?;
-    if table::find(out, "track_log")?.is_some() {
-        let reason = "holds a track_log already; name another directory, or remove it".into();
-        return Err(LogError::Format { path: out.to_owned(), reason });
-    }
-    let mut report = SampleReport { directory: out.to_owned(), ..SampleReport::default() };
+    let mut report = SampleReport::default();
     let (mut contracts, mut left_out) = (Vec::new(), HashSet::new());
     for row in source.rules.contracts() {
         match sampling.contract(row) {
@@ -198,16 +210,6 @@ struct Thin<'a> {
     emptied: u64,
 }
 
-/// The rows of a batch.
-#[derive(Default)]
-struct Rows(Vec<TrackRow>);
-
-impl Gather for Rows {
-    fn push(&mut self, row: TrackRow, _: &QueueRules) {
-        self.0.push(row);
-    }
-}
-
 impl Taker for Thin<'_> {
     type Gathered = Rows;
 
@@ -267,7 +269,7 @@ fn exposures(from: &Path, to: &Path, sampling: Sampling, left_out: &HashSet<u64>
 /// Copies the values of entries that are kept, as they are written.
 fn values(from: &Path, to: &Path, sampling: Sampling, left_out: &HashSet<u64>) -> Result<()> {
     let failed = |e| LogError::Io { path: to.to_owned(), cause: e };
-    let mut table = Table::open(from, VALUES)?;
+    let mut table = Table::open(from, corrected::COLUMNS)?;
     let mut writer = TableWriter::create_quick(to).map_err(failed)?;
     writeln!(writer, "{}", write::TRUTH_HEADER).map_err(failed)?;
     let mut row = table.row();

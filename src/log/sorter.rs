@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::compiled::{Auction, Entry, Request};
 use super::error::{LogError, Result};
@@ -32,7 +32,7 @@ impl Sorter {
     /// Holds requests in an eighth of `memory` bytes, about.
     pub fn new(memory: usize) -> Self {
         // Offsets of entries are u32, also of a limit beyond reason.
-        let most = (memory / 8).clamp(1 << 16, 32 << 30);
+        let most = (memory / 8).clamp(1 << 10, 32 << 30);
         Self { held: QueueBuffer::default(), most, given_ms: 0, spill: None }
     }
 
@@ -116,7 +116,9 @@ impl Sorter {
 
 /// Sorted runs in an unnamed file: pieces of packed records, each after its packed length.
 struct Spill {
-    folder: std::path::PathBuf,
+    /// The log directory, and where the file lies.
+    dir: PathBuf,
+    folder: PathBuf,
     file: File,
     end: u64,
     /// First and one past the last byte of each run.
@@ -129,8 +131,8 @@ const PIECE: usize = 1 << 16;
 impl Spill {
     fn new(dir: &Path) -> Result<Self> {
         let folder = keep::scratch(dir);
-        let file = tempfile::tempfile_in(&folder).map_err(|e| LogError::io(&folder, e))?;
-        Ok(Self { folder, file, end: 0, runs: Vec::new() })
+        let file = tempfile::tempfile_in(&folder).map_err(|cause| LogError::NotKept { dir: dir.to_owned(), cause })?;
+        Ok(Self { dir: dir.to_owned(), folder, file, end: 0, runs: Vec::new() })
     }
 
     fn reset(&mut self) -> Result<()> {
@@ -166,7 +168,7 @@ impl Spill {
         self.file
             .write_all_at(bytemuck::cast_slice(&lengths), self.end)
             .and_then(|()| self.file.write_all_at(&packed, self.end + 8))
-            .map_err(|e| LogError::io(&self.folder, e))?;
+            .map_err(|cause| LogError::NotKept { dir: self.dir.clone(), cause })?;
         self.end += 8 + packed.len() as u64;
         piece.clear();
         Ok(())

@@ -12,8 +12,8 @@ use crate::run::context::{Context, compile_options, inputs_hash, open_logs};
 use crate::run::snapshot::{self, Snapshot};
 use crate::settings::Settings;
 
-/// Keys that may differ: they say when a run ends and how it is watched, not what it is.
-const MAY_DIFFER: [&str; 4] = ["budget.", "stop.", "checkpoint.", "watchdog."];
+/// Keys that may differ: they say when a run ends, how it is watched, and what memory it may take, not what it is.
+const MAY_DIFFER: [&str; 5] = ["budget.", "stop.", "checkpoint.", "watchdog.", "data.memory_mb"];
 
 /// What a run that goes on was.
 #[derive(Debug)]

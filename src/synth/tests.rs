@@ -286,7 +286,7 @@ fn small_contracts_ask_for_a_good_part_of_a_narrow_audience() {
     assert!((0.15..0.9).contains(&tightness[6]), "{tightness:?}");
 }
 
-/// A day in Parquet is the day in text; one that is drawn part by part is the one that is drawn at once.
+/// A day in Parquet is the day in text.
 #[test]
 fn a_day_in_parquet_says_what_the_text_says() {
     let dir = tempfile::tempdir().unwrap();

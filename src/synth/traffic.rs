@@ -71,7 +71,17 @@ pub fn each_arrival(
     rng: &ChaCha8Rng,
     each: &mut dyn FnMut(Arrival) -> Result<()>,
 ) -> Result<()> {
-    let parts = count.div_ceil(HELD).max(1) as u64;
+    in_parts(audience, day, count, rng, count.div_ceil(HELD).max(1) as u64, each)
+}
+
+fn in_parts(
+    audience: &Audience,
+    day: &Conditions,
+    count: usize,
+    rng: &ChaCha8Rng,
+    parts: u64,
+    each: &mut dyn FnMut(Arrival) -> Result<()>,
+) -> Result<()> {
     for part in 0..parts {
         let times = part * DAY_MS / parts..(part + 1) * DAY_MS / parts;
         let mut outcome = Ok(());
@@ -124,4 +134,30 @@ fn draw(
         each(Arrival { ms: ms.into(), cell: cell as usize, user: user as usize });
     }
     Ok(rng)
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::SeedableRng as _;
+
+    use super::*;
+    use crate::synth::settings::WorldSettings;
+
+    #[test]
+    fn a_day_that_is_drawn_part_by_part_is_the_one_that_is_drawn_at_once() {
+        let audience = Audience::draw(&WorldSettings::default(), &mut ChaCha8Rng::seed_from_u64(1)).unwrap();
+        let rng = ChaCha8Rng::seed_from_u64(7);
+        let drawn = |parts| {
+            let mut all = Vec::new();
+            let each = &mut |a: Arrival| {
+                all.push((a.ms, a.cell, a.user));
+                Ok(())
+            };
+            in_parts(&audience, &Conditions::expected(), 5_000, &rng, parts, each).unwrap();
+            all
+        };
+        let whole = drawn(1);
+        assert_eq!(whole.len(), 5_000);
+        assert!([2, 7, 1_000].into_iter().all(|parts| drawn(parts) == whole));
+    }
 }

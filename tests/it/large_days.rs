@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use admix::log::sample::{self, Sampling};
 use admix::log::{self, CompileOptions, CompiledLog, RawDay, write};
@@ -122,19 +123,29 @@ fn a_disk_that_fills_up_ends_clearly_or_not_at_all() {
     let dir = large(40_000, false);
     // It fits memory: compiled each time, with a warning.
     let output = check_within(dir.path(), 4096, "--json");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && said.contains("cannot be kept"), "{said}");
+    assert!(output.status.success() && said(&output).contains("cannot be kept"), "{}", said(&output));
     let left: Vec<_> = std::fs::read_dir(dir.path().join(".admix")).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(left.iter().all(|name| name == "inputs.json"), "{left:?}");
     // It fits neither.
     let output = check_within(dir.path(), 4096, "--json --memory 16");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success(), "{said}");
+    assert!(!output.status.success());
     for word in ["can be neither written nor held", "16 MB", "Make room"] {
-        assert!(said.contains(word), "{word} in {said}");
+        assert!(said(&output).contains(word), "{word} in {}", said(&output));
     }
     assert!(!compiled(dir.path()).exists());
     assert!(check(dir.path(), &["--memory", "16"]).status.success(), "with room it goes on");
+
+    // A bad row that cannot be listed is counted; rows in no order need room to be sorted.
+    let dir = large(500, false);
+    let track = dir.path().join("track_log.tsv");
+    let text = std::fs::read_to_string(&track).unwrap().replacen("\t1\t2\t", "\t1\t77\t", 1);
+    std::fs::write(&track, text).unwrap();
+    let output = check_within(dir.path(), 0, "--json");
+    assert!(output.status.success() && said(&output).contains("counted and not listed"), "{}", said(&output));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["quarantined"], 1, "{report}");
+    let output = check_within(large(40_000, true).path(), 64, "--json --memory 16");
+    assert!(!output.status.success() && said(&output).contains("Make room"), "{}", said(&output));
 }
 
 #[test]
@@ -146,18 +157,60 @@ fn verify_reads_again_what_is_known() {
     damaged[200] ^= 1;
     std::fs::write(compiled(dir.path()), &damaged).unwrap();
     let output = check(dir.path(), &["--verify"]);
-    assert!(output.status.success() && String::from_utf8_lossy(&output.stderr).contains("compiling again"));
+    assert!(output.status.success() && said(&output).contains("compiling again"));
     assert!(std::fs::read(compiled(dir.path())).unwrap() == whole);
+
+    // A wrong hash beside the right times is believed, and read again only with --verify. Files are remembered once they are settled.
+    std::thread::sleep(Duration::from_millis(3_100));
+    assert!(check(dir.path(), &[]).status.success());
+    let known = dir.path().join(".admix/inputs.json");
+    let plant = || {
+        let mut hashes: serde_json::Value = serde_json::from_slice(&std::fs::read(&known).unwrap()).unwrap();
+        assert!(falsify(&mut hashes), "nothing is remembered: {hashes}");
+        std::fs::write(&known, hashes.to_string()).unwrap();
+    };
+    plant();
+    assert!(!said(&check(dir.path(), &["--verify"])).contains("compiling again"));
+    plant();
+    assert!(said(&check(dir.path(), &[])).contains("inputs changed, compiling again"));
+}
+
+fn said(output: &std::process::Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Puts a wrong one in place of every hash.
+fn falsify(value: &mut serde_json::Value) -> bool {
+    match value {
+        serde_json::Value::Object(map) => map
+            .iter_mut()
+            .map(|(key, value)| {
+                if key != "xxh3" {
+                    return falsify(value);
+                }
+                *value = "0".repeat(value.as_str().unwrap().len()).into();
+                true
+            })
+            .fold(false, |found, more| found | more),
+        _ => false,
+    }
 }
 
 /// Another writer in the same directory is waited for, and its log is used.
 #[test]
 fn one_process_compiles_and_others_use_what_it_made() {
-    let dir = large(8_000, false);
+    let dir = large(2_000, false);
+    let folder = log::keep::folder(dir.path()).unwrap();
+    let lock = std::fs::File::open(&folder).unwrap();
+    lock.lock().unwrap();
     let program = admix().get_program().to_owned();
     let start =
         || Command::new(&program).args(["data", "check"]).arg(dir.path()).stdout(Stdio::null()).spawn().unwrap();
     let children: Vec<_> = (0..4).map(|_| start()).collect();
+    // Compiling takes a tenth of that.
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(!compiled(dir.path()).exists(), "somebody did not wait");
+    lock.unlock().unwrap();
     for mut child in children {
         assert!(child.wait().unwrap().success());
     }
@@ -236,6 +289,15 @@ fn a_sample_of_a_world_with_exposures_and_a_forecast_fits_together() {
         assert_eq!(small_day["exposure"][field], whole["exposure"][field], "{field}: {small_day}");
     }
     assert_eq!(small_day["exposure"]["rows"], report["exposures"]);
+    // What fails leaves nothing behind that a second call would stumble over.
+    let sampled = |rate: &str, to: &Path| {
+        admix().args(["data", "sample", DAY, "--rate", rate, "--out"]).arg(to).output().unwrap().status.code()
+    };
+    let twice = out.path().join("twice");
+    assert_eq!(sampled("0.0000001", &twice), Some(2));
+    assert!(!twice.exists() && sampled("0.5", &twice) == Some(0));
+    let names: Vec<_> = std::fs::read_dir(out.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names.len(), 2, "{names:?}");
     // Everything of it again.
     let again = admix().args(["data", "sample", DAY, "--rate", "1", "--out"]).arg(&small).output().unwrap();
     assert_eq!(again.status.code(), Some(2), "an output directory that holds a log is left alone");

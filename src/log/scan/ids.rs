@@ -50,7 +50,7 @@ impl Repeated {
 impl Ids {
     /// Takes an eighth of `memory` bytes; what is more is spilled to where things derived from `dir` are kept.
     pub fn new(dir: &Path, memory: usize) -> Self {
-        let most = (memory / 8 / size_of::<Id>()).max(1024);
+        let most = (memory / 8 / size_of::<Id>()).max(4);
         let (held, runs) = (Vec::new(), Vec::new());
         Self { dir: dir.to_owned(), held, most, ascending: true, last: None, rows: 0, spill: None, runs }
     }

@@ -141,7 +141,7 @@ impl Source {
         if done == Next::Again {
             return Ok(None);
         }
-        pass.quarantine.finish()?;
+        pass.quarantine.finish();
         let found = ids.map(Ids::finish).transpose()?.flatten();
         Ok(Some((pass, found)))
     }
@@ -159,10 +159,10 @@ fn first_day(track_path: &Path, dir: &Path, options: CompileOptions) -> Result<D
         quarantine.counts.rows += 1;
         match track::parse(&row) {
             Ok(request) => return Ok(Day::of_timestamp(request.ts_ms)),
-            Err(bad) => quarantine.set_aside(names.of(row.place.part), row.place.line, &bad)?,
+            Err(bad) => quarantine.set_aside(names.of(row.place.part), row.place.line, &bad),
         }
     }
-    quarantine.finish()?;
+    quarantine.finish();
     check_share(&quarantine.counts, options, dir)?;
     Err(LogError::Empty { path: track_path.to_owned() })
 }
@@ -204,7 +204,7 @@ impl Pass {
         let mut bad = batch.bad.iter().peekable();
         for i in 0..=batch.requests.len() {
             while let Some(b) = bad.next_if(|b| b.before == i && !b.parsed) {
-                self.quarantine.set_aside(self.names.of(batch.part), b.line, &b.why)?;
+                self.quarantine.set_aside(self.names.of(batch.part), b.line, &b.why);
             }
             let Some(r) = batch.requests.get(i) else { break };
             let unknown = bad.next_if(|b| b.before == i && b.parsed);
@@ -213,7 +213,7 @@ impl Pass {
             if known.is_some_and(|known| known.holds(number)) {
                 let why =
                     BadValue::new("request_id", &r.id.to_string(), "duplicate_request", "stands twice in the file");
-                self.quarantine.set_aside(self.names.of(batch.part), r.line, &why)?;
+                self.quarantine.set_aside(self.names.of(batch.part), r.line, &why);
                 if unknown.is_none() {
                     keep.push(false);
                 }
@@ -225,7 +225,7 @@ impl Pass {
             self.quarantine.counts.out_of_order += u64::from(r.ts_ms < self.latest);
             self.latest = self.latest.max(r.ts_ms);
             match unknown {
-                Some(b) => self.quarantine.set_aside(self.names.of(batch.part), b.line, &b.why)?,
+                Some(b) => self.quarantine.set_aside(self.names.of(batch.part), b.line, &b.why),
                 None => {
                     keep.push(true);
                     self.good += 1;

@@ -8,9 +8,10 @@ use crate::log::schema::TrackRow;
 use crate::log::table::{Lump, LumpReader};
 use crate::log::track;
 
-/// Rows of a batch.
+/// Rows of a batch, and entries of their queues, at most but for the last row's.
 const BATCH: usize = 1024;
-/// Bytes of a batch, about: queues of 16.
+const ENTRIES: usize = 16 * BATCH;
+/// Bytes of a batch, about.
 const BATCH_BYTES: usize = 1 << 20;
 
 /// Rows of one part that stand one after the other, parsed.
@@ -25,6 +26,8 @@ pub struct Parsed<G> {
     /// What was gathered of the good ones.
     pub gathered: G,
     pub bad: Vec<Bad>,
+    /// Entries of the queues that were gathered.
+    entries: usize,
 }
 
 /// What the order of rows and the uniqueness of ids are judged by.
@@ -46,7 +49,7 @@ pub struct Bad {
 
 impl<G: Gather> Parsed<G> {
     fn new(part: u32) -> Self {
-        Self { part, rows: 0, bytes: 0, requests: Vec::new(), gathered: G::default(), bad: Vec::new() }
+        Self { part, rows: 0, bytes: 0, requests: Vec::new(), gathered: G::default(), bad: Vec::new(), entries: 0 }
     }
 
     fn push(&mut self, source: &Source, line: u64, parsed: std::result::Result<TrackRow, BadValue>) {
@@ -65,7 +68,10 @@ impl<G: Gather> Parsed<G> {
                 self.requests.push(Seen { id: request.request_id, ts_ms: request.ts_ms, line });
                 match source.rules.check(&request) {
                     Err(why) => self.bad.push(Bad { before, line, why, parsed: true }),
-                    Ok(()) => self.gathered.push(request, &source.rules),
+                    Ok(()) => {
+                        self.entries += request.queue.len();
+                        self.gathered.push(request, &source.rules);
+                    }
                 }
             }
         }
@@ -132,7 +138,7 @@ fn parse<G: Gather>(source: &Source, reader: &mut LumpReader, lump: Lump, out: &
     let mut wanted = true;
     let read = reader.read(lump, track::of_plain, track::parse, |place, parsed| {
         batch.push(source, place.line, parsed);
-        if batch.rows as usize == BATCH {
+        if batch.rows as usize == BATCH || batch.entries >= ENTRIES {
             wanted = out.send(Ok(std::mem::replace(&mut batch, Parsed::new(part)))).is_ok();
         }
         wanted

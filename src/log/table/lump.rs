@@ -12,7 +12,7 @@ use crate::log::error::{BadValue, Result};
 
 /// Bytes of text in a lump, about.
 const LUMP: usize = 1 << 20;
-/// Comma-separated rows in a lump.
+/// Comma-separated rows in a lump, at most.
 const RECORDS: usize = 1024;
 
 /// Rows that stand one after the other in one part of a table.
@@ -109,11 +109,13 @@ impl Lumps {
             Source::Tsv(reader, line) => (reader, line, false, false),
             Source::Json(reader, line, pending) => (reader, line, true, std::mem::take(pending)),
             Source::Csv(rows) => {
-                let mut records = Vec::new();
+                let (mut records, mut bytes) = (Vec::new(), 0);
                 while records.len() < RECORDS
+                    && bytes < LUMP
                     && let Some(line) = rows.read().map_err(|e| read_error(path, *number, e))?
                 {
                     *number = line;
+                    bytes += rows.cells.as_slice().len();
                     records.push((line, std::mem::take(&mut rows.cells)));
                 }
                 return Ok((!records.is_empty()).then_some((Content::Records(records), 0)));
