@@ -49,9 +49,14 @@ pub enum Misuse {
     UsedBefore { iteration: u64, used: u64 },
     #[error("a global gradient of iteration {iteration} in iteration {now}")]
     Future { iteration: u64, now: u64 },
+    #[error("a global gradient of iteration {iteration}, where own ones are kept from {oldest} on")]
+    TooLate { iteration: u64, oldest: u64 },
     #[error("the period has ended after {iterations} iterations")]
     PeriodEnded { iterations: u64 },
 }
+
+/// Own gradients that wait for a global one, at most: older global gradients come too late.
+const WAITING: usize = 64;
 
 /// Where a rank stands in its period.
 #[derive(Debug, Clone)]
@@ -90,7 +95,14 @@ impl Overlap {
     /// Whether a global gradient of this period and iteration may be used in the iteration that comes next, or in the one whose own
     /// gradient is at hand.
     pub fn may_use(&self, period: u64, iteration: u64) -> bool {
-        period == self.period && iteration <= self.next && self.used.is_none_or(|used| iteration > used)
+        period == self.period
+            && (self.oldest()..=self.next).contains(&iteration)
+            && self.used.is_none_or(|used| iteration > used)
+    }
+
+    /// The oldest iteration whose own gradient is there, or comes next.
+    fn oldest(&self) -> u64 {
+        self.own.front().map_or(self.next, |(iteration, _)| *iteration)
     }
 
     /// Ends iteration i: takes its own gradient, and turns it into the direction to move along, using `global` if there is one.
@@ -107,6 +119,9 @@ impl Overlap {
         }
         if let Some(global) = global {
             self.check(global)?;
+        }
+        if self.own.len() == WAITING && global.is_none() {
+            self.own.pop_front();
         }
         self.own.push_back((now, gradient.to_vec()));
         if let Some(global) = global {
@@ -131,6 +146,7 @@ impl Overlap {
         }
         match self.used {
             Some(used) if iteration <= used => Err(Misuse::UsedBefore { iteration, used }),
+            _ if iteration < self.oldest() => Err(Misuse::TooLate { iteration, oldest: self.oldest() }),
             _ => Ok(()),
         }
     }
@@ -178,7 +194,8 @@ pub fn mean<'a>(gradients: impl IntoIterator<Item = &'a [f32]>) -> Vec<f32> {
 /// iterations of the period are there, as a range.
 pub fn choose(given: &[std::ops::Range<u64>], quorum: usize, allowed: impl Fn(u64) -> bool) -> Option<(u64, u64)> {
     let newest = given.iter().map(|range| range.end).max()?;
-    (0..newest).rev().find_map(|iteration| {
+    let oldest = given.iter().map(|range| range.start).min()?;
+    (oldest..newest).rev().find_map(|iteration| {
         let holders = given.iter().enumerate().filter(|(_, range)| range.contains(&iteration));
         let ranks = holders.fold(0u64, |ranks, (rank, _)| ranks | 1 << rank);
         (ranks.count_ones() as usize >= quorum.max(1) && allowed(iteration)).then_some((iteration, ranks))

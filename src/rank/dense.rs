@@ -63,7 +63,7 @@ impl Dense {
         finite(state, &self.gradient)
     }
 
-    /// The gradient of the parameters; of zeroes, `parameters` of them, where no batch was computed.
+    /// The gradient of the last batch by the parameters; `parameters` zeroes before the first one.
     pub fn gradient(&mut self, parameters: usize) -> &mut [f32] {
         self.gradient.resize(parameters, 0.0);
         &mut self.gradient

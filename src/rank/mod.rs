@@ -84,7 +84,8 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let prepared = Prepared::read(directory)?;
     let judge = Judge::open(&settings, &fields)?;
     let prior = RowPrior::new(&settings, &prepared);
-    let of_rows = ValueHalves::open(prefix)?.map(|of| of.halves);
+    // The row thread has a handle of its own.
+    let of_rows = halves.is_some().then(|| ValueHalves::open(prefix)).transpose()?.flatten().map(|of| of.halves);
     let rows = Rows::start(Store::new(table, &settings), Some(prior), of_rows, settings.ahead())?;
     let mut trainer = Trainer {
         blocks: Blocks::open(&segments, slot, fields.len())?,

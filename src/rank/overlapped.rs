@@ -15,9 +15,10 @@ use anyhow::ensure;
 use serde::Serialize;
 
 use crate::collective::overlap::{Global, Overlap, Used, choose, mean};
-use crate::run::value_run::{KEPT_GRADIENTS, RANK_HEADER, RankSegments};
+use crate::run::value_run::{RANK_HEADER, RankSegments};
 use crate::run::value_snapshot::ValueState;
 use crate::run::{RunDirectory, failpoint};
+use crate::settings::KEPT_GRADIENTS;
 use crate::shm::control::STOP_LEARNING;
 use crate::shm::{Overflow, RingWriter, SampleRing};
 
@@ -247,31 +248,30 @@ fn pull(
     let quorum = if quorum == 0 { ranks } else { quorum.min(ranks) };
     let (period, _) = rule.position();
     // Of each rank the newest iterations of this period that are kept, counted within it.
-    let newest = |rank: usize| (0..KEPT_GRADIENTS as u64).map(|i| segments.gradient(rank, i).version()).max();
-    let given: Vec<_> = (0..ranks)
+    let kept = KEPT_GRADIENTS as u64;
+    let within = |number: u64| number.max(before) - before;
+    let mut given: Vec<_> = (0..ranks)
         .map(|rank| {
-            let end = newest(rank).unwrap_or(0).min(done).max(before) - before;
-            end.saturating_sub(KEPT_GRADIENTS as u64)..end
+            let newest = (0..kept).map(|i| segments.gradient(rank, i).version()).max().unwrap_or(0);
+            within(newest.saturating_sub(kept))..within(newest.min(done))
         })
         .collect();
-    let (iteration, members) = choose(&given, quorum, |iteration| rule.may_use(period, iteration))?;
-    let number = before + iteration + 1;
-    let mut gradients: Vec<Vec<f32>> = Vec::new();
-    let mut there = 0u64;
-    for member in (0..ranks).filter(|member| members >> member & 1 == 1) {
-        let mut words = Vec::new();
-        let found = if member == rank && number == done {
-            own.to_vec()
-        } else {
-            // Its writer may have come round to the cell again.
-            if segments.gradient(member, number).read(&mut words) != Some(number) {
-                continue;
+    let mut words = Vec::new();
+    'next: loop {
+        let (iteration, members) = choose(&given, quorum, |iteration| rule.may_use(period, iteration))?;
+        let number = before + iteration + 1;
+        let mut gradients: Vec<Vec<f32>> = Vec::new();
+        for member in (0..ranks).filter(|member| members >> member & 1 == 1) {
+            if member == rank && number == done {
+                gradients.push(own.to_vec());
+            } else if segments.gradient(member, number).read(&mut words) == Some(number) {
+                gradients.push(bytemuck::cast_slice(&words).to_vec());
+            } else {
+                // Its writer has come round to the cell again.
+                given[member].start = iteration + 1;
+                continue 'next;
             }
-            bytemuck::cast_slice(&words).to_vec()
-        };
-        there |= 1 << member;
-        gradients.push(found);
+        }
+        return Some(Global { period, iteration, ranks: members, mean: mean(gradients.iter().map(|g| &g[..])) });
     }
-    let enough = there.count_ones() as usize >= quorum;
-    enough.then(|| Global { period, iteration, ranks: there, mean: mean(gradients.iter().map(|g| &g[..])) })
 }

@@ -3,7 +3,7 @@
 use crate::run::RunDirectory;
 use crate::run::beginning::first_parameters;
 use crate::run::value_run::Prepared;
-use crate::run::value_snapshot::{ValueState, read_state};
+use crate::run::value_snapshot::{ValueSnapshot, ValueState, read_state};
 use crate::settings::ValueSettings;
 use crate::shm::{Control, Halves};
 use crate::values::net::NetShape;
@@ -17,9 +17,15 @@ pub fn state_of(
     shape: NetShape,
     halves: Option<&Halves>,
 ) -> anyhow::Result<ValueState> {
-    match halves.map_or(0, Halves::committed) {
-        0 => Ok(ValueState::new(settings.values.readers, first_parameters(settings, shape)?)),
-        number => read_state(directory, number),
+    let state = match halves.map(Halves::committed) {
+        Some(0) => None,
+        Some(number) => Some(read_state(directory, number)?),
+        // No snapshots are taken; there may be some of before.
+        None => ValueSnapshot::newest(directory)?.map(|snapshot| snapshot.state),
+    };
+    match state {
+        Some(state) => Ok(state),
+        None => Ok(ValueState::new(settings.values.readers, first_parameters(settings, shape)?)),
     }
 }
 

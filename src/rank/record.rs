@@ -15,7 +15,7 @@ pub struct Training {
     /// Means over the pass so far, per sample.
     pub click: f64,
     pub charge: f64,
-    /// Seconds that the trainer has waited for readers, and for the row thread.
+    /// Seconds that the trainer has waited for readers; and for the row thread or, with several ranks, in exchanges and for rows.
     pub wait_s: f64,
     pub rows_wait_s: f64,
     /// Seconds that the trainer was held up by snapshots, and snapshots that began before their time because of

@@ -3,12 +3,13 @@
 //! It takes the gradients of rows of all ranks from their rings, applies them in the order of iterations and ranks, and publishes
 //! generations.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, anyhow, ensure};
 
 use crate::run::failpoint;
 use crate::run::value_run::Prepared;
@@ -43,7 +44,9 @@ impl Writer {
         let shared = Arc::<Shared>::default();
         let with = shared.clone();
         let thread = std::thread::Builder::new().name("rows".into()).spawn(move || {
-            if let Err(error) = work.run(&with) {
+            let ended = catch_unwind(AssertUnwindSafe(|| work.run(&with)));
+            let ended = ended.unwrap_or_else(|_| Err(anyhow!("the thread that writes rows has panicked; see above")));
+            if let Err(error) = ended {
                 *with.failed.lock().expect("nobody panics with it") = Some(error);
                 // Whoever reads rows would wait for them.
                 work.exchange.died(0);

@@ -5,7 +5,7 @@
 //! Exposures are shuffled within a window, which holds all days where they fit. With several ranks a block holds a batch of all of
 //! them: each exposure goes to the rank that the hash of its request names, and every rank gets a shard of every block.
 //!
-//! May import: `run`, `values`, `shm`, `settings`.
+//! May import: `run`, `values`, `sparse`, `shm`, `settings`.
 
 use std::time::Duration;
 

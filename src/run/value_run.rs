@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::collective::rows;
 use crate::log::CompileOptions;
-use crate::settings::{RankSync, ValueSettings};
+use crate::settings::{KEPT_GRADIENTS, RankSync, ValueSettings};
 use crate::shm::{
     Control, Exchange, ExchangeShape, HalfShape, Halves, ParamCell, RingShape, RunNames, SampleRing, ShmError, UndoLog,
     UndoShape, check_space,
@@ -35,9 +35,6 @@ pub struct ValueSegments {
     pub overlap: Option<RankSegments>,
 }
 
-/// Iterations whose gradients a rank keeps for the others.
-pub const KEPT_GRADIENTS: usize = 4;
-
 /// What ranks that overlap share beside their exchange.
 pub struct RankSegments {
     /// Of each rank the gradients of its last iterations; iteration i lies in cell i mod [`KEPT_GRADIENTS`].
@@ -54,7 +51,7 @@ impl RankSegments {
     }
 
     fn ring(shape: ExchangeShape, rank: usize) -> RingShape {
-        RingShape { actor: rank as u32, regions: KEPT_GRADIENTS, capacity: shape.bytes }
+        RingShape { actor: rank as u32, regions: KEPT_GRADIENTS / 2, capacity: shape.bytes }
     }
 
     fn footprint(shape: ExchangeShape) -> u64 {

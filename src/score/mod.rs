@@ -21,7 +21,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! May import: `policy`, `plan`, `env`, `log`.
+//! May import: `evaluate`, `policy`, `values`, `plan`, `env`, `log`, `settings`.
 
 mod claims;
 mod counting;

@@ -5,7 +5,7 @@
 //! rows for tomorrow's training are written on the journal's. The lock on the [`crate::score::Scorer`] is held for single decisions and for
 //! copies of counters alone.
 //!
-//! May import: `score`, `export`, `policy`, `log`.
+//! May import: `score`, `export`, `policy`, `values`, `log`.
 
 mod api;
 mod engine;

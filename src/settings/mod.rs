@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 pub use cores::{MOST_ACTORS, actors_for};
 pub use delay::FeedbackDelay;
 pub use load::{Configuration, SettingsError, load};
-pub use ranks::{MOST_RANKS, RankSync, Ranks, SparseAverage};
+pub use ranks::{KEPT_GRADIENTS, MOST_RANKS, RankSync, Ranks, SparseAverage};
 pub use rate::ActorRate;
 pub use sections::*;
 pub use values::{RowOptimizer, Table, ValueRun, ValueSettings, ValueWatchdog, Values, WhenFull};

@@ -5,6 +5,10 @@ use serde::{Deserialize, Serialize};
 /// Most ranks of a run.
 pub const MOST_RANKS: usize = 8;
 
+/// Iterations whose gradients are kept where ranks overlap. Twice as many as a rank may be ahead of rank 0's writing of rows, so
+/// that ranks of different speed still find iterations that all of them have.
+pub const KEPT_GRADIENTS: usize = 8;
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Ranks {
@@ -29,7 +33,7 @@ impl Default for Ranks {
             quorum: 0,
             trace: false,
             sparse_average: SparseAverage::default(),
-            timeout_s: 600.0,
+            timeout_s: 100.0,
         }
     }
 }

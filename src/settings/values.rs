@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cores::MOST_ACTORS;
 use super::load::{Configuration, SettingsError};
-use super::ranks::{MOST_RANKS, Ranks};
+use super::ranks::{KEPT_GRADIENTS, MOST_RANKS, RankSync, Ranks};
 use super::sections::{Checkpoint, Watchdog};
 
 /// How a row moves along its gradient.
@@ -194,7 +194,11 @@ impl ValueSettings {
 
     /// Rows that may change, or be inserted, before the next update at which a snapshot can begin.
     pub fn rows_in_flight(&self) -> usize {
-        (4 + self.ahead().max(1)) * self.values.batch * self.values.ranks * self.values.fields.len()
+        let batches = match self.ranks.sync {
+            RankSync::Overlap if self.values.ranks > 1 => self.ranks.period as usize + KEPT_GRADIENTS,
+            _ => 4 + self.ahead().max(1),
+        };
+        batches * self.values.batch * self.values.ranks * self.values.fields.len()
     }
 }
 
@@ -245,7 +249,7 @@ impl Configuration for ValueSettings {
         let least = 2 * self.rows_in_flight();
         if t.snapshot_rows < least.min(t.max_rows) && self.checkpoint.every_s > 0.0 {
             let why = format!(
-                "is {}; the batches under way may change {least} rows: raise it, or lower values.batch",
+                "is {}; the batches under way may change {least} rows: raise it, or lower values.batch (or ranks.period, if ranks overlap)",
                 t.snapshot_rows
             );
             return bad("table.snapshot_rows", why);
@@ -257,6 +261,14 @@ impl Configuration for ValueSettings {
             return bad("table.when_full", "= \"ignore\" goes with table.cache_rows = 0 alone".into());
         }
         let r = &self.ranks;
+        let silent = self.watchdog.silent_s;
+        if v.ranks > 1 && silent > 0.0 && r.timeout_s >= silent {
+            let why = format!(
+                "is {}; must be less than watchdog.silent_s = {silent}, or the wrong rank is blamed",
+                r.timeout_s
+            );
+            return bad("ranks.timeout_s", why);
+        }
         if !(1..=1 << 20).contains(&r.period) {
             return bad("ranks.period", format!("is {}; must lie within 1..={}", r.period, 1 << 20));
         }

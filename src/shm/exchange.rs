@@ -49,8 +49,6 @@ pub enum Broken {
     Differs { rank: usize },
     #[error("{words} floats and {bytes} bytes do not fit into an exchange for {most_words} and {most_bytes}")]
     TooLong { words: usize, bytes: usize, most_words: usize, most_bytes: usize },
-    #[error("the transport failed with code {code}")]
-    Transport { code: i32 },
 }
 
 impl Broken {
@@ -59,7 +57,7 @@ impl Broken {
             Self::Died { rank } => (1, rank),
             Self::Late { rank } => (2, rank),
             Self::Differs { rank } => (3, rank),
-            Self::TooLong { .. } | Self::Transport { .. } => unreachable!("told to the caller alone"),
+            Self::TooLong { .. } => unreachable!("told to the caller alone"),
         };
         cause << 32 | rank as u64
     }

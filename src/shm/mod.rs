@@ -1,4 +1,5 @@
-//! Everything that the processes of a run share in memory, and all `unsafe` of the project but for the file map and what a GPU needs.
+//! Everything that the processes of a run share in memory, and nearly all `unsafe` of the project; CONTRIBUTING.md lists
+//! the rest.
 //!
 //! **Why shared memory.** An actor produces blocks of half a megabyte and the learner publishes its
 //! parameters to every process; a pipe would copy each of them twice through the kernel and would block
@@ -15,8 +16,8 @@
 //! | `segment` | [`Segment`], a named mapping with a validated header; space is checked and reserved first |
 //! | `lock` | locks that tell whether a process lives |
 //! | `names` | [`RunNames`], the names of a run's segments, and [`sweep`] for those of dead runs |
-//! | `wait` | [`Doorbell`], sleeping until another process has news, never a spin |
-//! | `futex` | the two system calls under it |
+//! | `wait` | [`Doorbell`], sleeping until another process has news |
+//! | `futex` | the two system calls under it, and how long an exchange looks before it sleeps |
 //! | `ring/` | [`SampleRing`], blocks of samples from one actor to one learner, with its [`Ledger`] |
 //! | `cell` | [`ParamCell`], the newest parameters, from one writer to many readers |
 //! | `halves` | [`Halves`], two halves through which snapshots reach the checkpointer |

@@ -180,4 +180,16 @@ mod tests {
         }
         assert!(ProcessKind::ALL.into_iter().all(|kind| Role::of(kind, 0).kind() == kind));
     }
+
+    #[test]
+    fn no_two_roles_of_a_value_training_share_a_slot() {
+        let mut roles: Vec<Role> = (0..MAX_ACTORS).map(Role::Reader).collect();
+        // As many ranks as there may be at most (`settings::MOST_RANKS`), and some more.
+        roles.extend((1..=12).map(Role::Rank));
+        roles.extend([Role::Trainer, Role::ValueCheckpointer]);
+        let mut slots: Vec<usize> = roles.iter().map(|role| role.slot()).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        assert!(slots.len() == roles.len() && slots.iter().all(|slot| *slot < MAX_PROCESSES));
+    }
 }

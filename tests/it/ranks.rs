@@ -123,6 +123,29 @@ fn ranks_killed_at_random_moments_hang_nobody_and_change_no_bit() {
     assert!(plain == model(&scene.folder.path().join("killed")), "after {kills} kills");
 }
 
+/// A rank that hangs is given up by the others, and named; the run ends with the same bytes.
+#[test]
+fn a_rank_that_hangs_is_given_up() {
+    let scene = scene();
+    let sets = ["values.ranks=2", "values.batch=128", "values.epochs=30", "ranks.timeout_s=1"];
+    let plain = model(&scene.train("plain", &sets));
+    let mut program = std::process::Command::new(scene.command("hung", &sets).get_program());
+    program.args(scene.command("hung", &sets).get_args());
+    let mut child = program.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let begun = std::time::Instant::now();
+    let hung = loop {
+        assert!(begun.elapsed() < PATIENCE && child.try_wait().unwrap().is_none(), "no rank to stop");
+        if let Some(pid) = pids(child.id(), "admix-rank1").first() {
+            break nix::unistd::Pid::from_raw(*pid);
+        }
+    };
+    nix::sys::signal::kill(hung, nix::sys::signal::Signal::SIGSTOP).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(ended.status.success() && said.contains("went back"), "{said}");
+    assert!(plain == model(&scene.folder.path().join("hung")));
+}
+
 #[test]
 fn an_interrupted_run_goes_on_with_as_many_ranks_and_with_others_where_that_is_the_same() {
     let scene = scene();
