@@ -78,7 +78,8 @@ fn the_timing_and_killed_processes_change_no_bit() {
         "other.exchange@21=kill",
         "rank.exchange@22=kill",
         "rank.written@23=kill",
-        "rank.snapshot@9=kill",
+        // How many snapshots there are depends on the checkpointer's speed; two are certain.
+        "rank.snapshot@2=kill",
     ]
     .into_iter()
     .enumerate()
