@@ -62,28 +62,54 @@ pub mod shared {
     /// One step of V-trace lambda-returns with gamma 1 (Espeholt et al. 2018, section 4.1):
     /// `G_t = V_t + rho_t (r_t + V_(t+1) - V_t + lambda (G_(t+1) - V_(t+1)))`.
     #[cube]
-    pub fn return_step(value: f32, reward: f32, next_value: f32, next_return: f32, ratio: f32, lambda: f32) -> f32 {
+    pub fn return_step(
+        value: f32,
+        reward: f32,
+        next_value: f32,
+        next_return: f32,
+        ratio: f32,
+        by: &LossFactors,
+    ) -> f32 {
         let delta = reward + next_value - value;
-        value + ratio * (delta + lambda * (next_return - next_value))
+        value + ratio * (delta + by.lambda * (next_return - next_value))
+    }
+
+    /// Constants of the losses that the settings give.
+    #[derive(Debug, Clone, Copy, CubeType, CubeLaunch)]
+    pub struct LossFactors {
+        /// Of the softmax over a request's offers, in units of the mean best auction worth.
+        pub temperature: f32,
+        /// Of the lambda-returns.
+        pub lambda: f32,
+        /// Of the quantile Huber loss: `1 / kappa` and `kappa / 2`.
+        pub inverse_kappa: f32,
+        pub half_kappa: f32,
+    }
+
+    /// Squared loss of a difference between the return and its estimate, and its derivative by the difference.
+    #[cube]
+    #[inline(always)]
+    pub fn scalar_loss(u: f32) -> (f32, f32) {
+        (u, 0.5f32 * u * u)
     }
 
     /// Huber's loss of a difference between a target and the quantile `tau`, and its derivative by the difference (Dabney et al. 2018, equations
     /// 9 and 10). The loss is `u^2 / (2 kappa)` within kappa and `|u| - kappa / 2` outside, weighted by the side.
     #[cube]
     #[inline(always)]
-    pub fn quantile_huber(u: f32, tau: f32, inverse_kappa: f32, half_kappa: f32) -> (f32, f32) {
+    pub fn quantile_huber(u: f32, tau: f32, by: &LossFactors) -> (f32, f32) {
         let mut side = tau;
         if u < 0.0 {
             side = 1.0f32 - tau;
         }
-        let mut bounded = u * inverse_kappa;
+        let mut bounded = u * by.inverse_kappa;
         if bounded < -1.0 {
             bounded = f32::new(-1.0);
         }
         if bounded > 1.0 {
             bounded = f32::new(1.0);
         }
-        (side * bounded, side * (bounded * (u - half_kappa * bounded)))
+        (side * bounded, side * (bounded * (u - by.half_kappa * bounded)))
     }
 
     /// How a step of Adam is done.

@@ -5,6 +5,7 @@
 //! becomes the label's mean given the row, plus `hedge` times the spread that the critic sees.
 
 use crate::env::{Lesson, Segment};
+use crate::formulas::shared::LossFactors;
 
 use super::kernels::quantile_huber;
 
@@ -98,7 +99,7 @@ pub fn bids(rows: &LessonRows, outputs: &[f32], aims: &[f32], anchor: f32, gradi
 ///
 /// # Shapes
 /// - outputs, gradient: `[M, Q]`, levels: `[Q]`
-pub fn distribution(rows: &LessonRows, outputs: &[f32], levels: &[f32], kappa: f32, gradient: &mut [f32]) -> f64 {
+pub fn distribution(rows: &LessonRows, outputs: &[f32], levels: &[f32], by: &LossFactors, gradient: &mut [f32]) -> f64 {
     let (q, per_weight) = (levels.len(), rows.per_weight());
     let mut shares = vec![0.0; q];
     let mut loss = 0.0;
@@ -107,7 +108,7 @@ pub fn distribution(rows: &LessonRows, outputs: &[f32], levels: &[f32], kappa: f
             *share = sigmoid(rows.starts[i] + output);
         }
         let weight = rows.weights[i] * per_weight;
-        let row = quantile_huber(&shares, &rows.labels[i..=i], levels, 1.0, kappa, weight, gradient);
+        let row = quantile_huber(&shares, &rows.labels[i..=i], levels, 1.0, by, weight, gradient);
         loss += f64::from(weight * row);
         for (g, share) in gradient.iter_mut().zip(&shares) {
             *g *= share * (1.0 - share);
@@ -162,6 +163,10 @@ mod tests {
             .collect()
     }
 
+    fn turning_at(kappa: f32) -> LossFactors {
+        LossFactors { temperature: 1.0, lambda: 1.0, inverse_kappa: 1.0 / kappa, half_kappa: 0.5 * kappa }
+    }
+
     #[test]
     fn the_gradient_of_the_bids_is_the_slope_of_their_loss() {
         let rows = rows();
@@ -180,7 +185,7 @@ mod tests {
         let levels = [0.1, 0.5, 0.9];
         let outputs: Vec<f32> = (0..12).map(|i| (i * 5 % 7) as f32 * 0.4 - 1.1).collect();
         let mut gradient = [0.0; 12];
-        let at = |o: &[f32], g: &mut [f32]| distribution(&rows, o, &levels, 0.2, g);
+        let at = |o: &[f32], g: &mut [f32]| distribution(&rows, o, &levels, &turning_at(0.2), g);
         at(&outputs, &mut gradient);
         let expected = slopes(&outputs, |o| at(o, &mut [0.0; 12]));
         assert!(gradient.iter().any(|g| g.abs() > 1e-3));
@@ -199,7 +204,7 @@ mod tests {
             let rows =
                 LessonRows { starts: vec![0.0], labels: vec![label], weights: vec![1.0], ..LessonRows::default() };
             let mut gradient = [0.0; 3];
-            distribution(&rows, &outputs, &levels, 0.005, &mut gradient);
+            distribution(&rows, &outputs, &levels, &turning_at(0.005), &mut gradient);
             let rate = 8.0 / (1.0 + step as f32 / 2000.0);
             outputs.iter_mut().zip(gradient).for_each(|(o, g)| *o -= rate * g);
         }

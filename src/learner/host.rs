@@ -11,6 +11,7 @@ use burn_flex::FlexDevice;
 use rayon::prelude::*;
 
 use crate::env::DayModel;
+use crate::learner::factors::loss_factors;
 use crate::learner::tensor_net::{Net, Rows};
 use crate::policy::TrainerState;
 use crate::policy::net::Shape;
@@ -164,7 +165,8 @@ impl HostTrainer {
             let pass = net.pass(&Rows::<Flex>::upload(shape, rows.features.clone(), &ids, &self.device));
             let outputs = to_host(pass.outputs.clone());
             let mut gradient = vec![0.0; outputs.len()];
-            critic_loss = hindsight::distribution(rows, &outputs, &support(l), l.kappa as f32, &mut gradient);
+            critic_loss =
+                hindsight::distribution(rows, &outputs, &support(l), &loss_factors(&self.settings), &mut gradient);
             aims = hindsight::aims(rows, &outputs, l.hedge as f32);
             let by = column(gradient, shape.outputs);
             critic_gradient = Some(critic_flat.join(net.gradients(pass, by)));
@@ -242,7 +244,7 @@ impl Train for HostTrainer {
         let losses = Losses {
             settings: &self.settings.learner,
             dims: self.dims,
-            temperature: self.settings.policy.temperature as f32,
+            factors: loss_factors(&self.settings),
             bids: &self.bids,
             support: support(&self.settings.learner),
             score_auctions: self.dims.score_auctions,

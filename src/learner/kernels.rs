@@ -2,7 +2,7 @@
 
 use multiversion::multiversion;
 
-use crate::formulas::shared::{self as formulas, return_step};
+use crate::formulas::shared::{self as formulas, LossFactors, return_step};
 
 /// Replaces a row by its exponentials relative to the largest; returns their sum.
 pub fn exponentials(row: &mut [f32]) -> f32 {
@@ -25,7 +25,7 @@ pub fn softmax(row: &[f32]) -> (Vec<f32>, f32) {
 /// Lambda-returns with ratios clipped at 1 ([`return_step`]).
 pub fn lambda_returns(
     len: usize,
-    lambda: f32,
+    by: &LossFactors,
     ratios: &[f32],
     reward: impl Fn(usize) -> f32,
     value: impl Fn(usize) -> f32,
@@ -35,7 +35,7 @@ pub fn lambda_returns(
     let (mut next_value, mut next_return) = (last_value, last_value);
     for t in (0..len).rev() {
         let v = value(t);
-        returns[t] = return_step(v, reward(t), next_value, next_return, ratios[t], lambda);
+        returns[t] = return_step(v, reward(t), next_value, next_return, ratios[t], by);
         (next_value, next_return) = (v, returns[t]);
     }
     returns
@@ -49,14 +49,12 @@ pub fn quantile_huber(
     targets: &[f32],
     taus: &[f32],
     factor: f32,
-    kappa: f32,
+    by: &LossFactors,
     weight: f32,
     gradient: &mut [f32],
 ) -> f32 {
     const LANES: usize = 16;
     let mean = 1.0 / (z.len() * targets.len()) as f32;
-    let inverse = 1.0 / kappa;
-    let half = 0.5 * kappa;
     let (chunks, rest) = targets.as_chunks::<LANES>();
     let mut total = [0.0f32; LANES];
     for ((z, &tau), d) in z.iter().zip(taus).zip(gradient) {
@@ -64,7 +62,7 @@ pub fn quantile_huber(
         let mut slope = [0.0f32; LANES];
         let mut lane = |y: f32, l: usize| {
             let u = y - theta;
-            let (by_difference, loss) = formulas::quantile_huber(u, tau, inverse, half);
+            let (by_difference, loss) = formulas::quantile_huber(u, tau, by);
             slope[l] += by_difference;
             total[l] += loss;
         };
@@ -100,13 +98,15 @@ pub fn project(atoms: &[f32], values: impl Iterator<Item = (f32, f32)>) -> Vec<f
 mod tests {
     use super::*;
 
+    const FACTORS: LossFactors = LossFactors { temperature: 1.0, lambda: 1.0, inverse_kappa: 5.0, half_kappa: 0.1 };
+
     #[test]
     fn quantile_gradient_is_the_slope_of_the_loss() {
         let taus: Vec<f32> = (0..20).map(|i| (i as f32 + 0.5) / 20.0).collect();
         let targets: Vec<f32> = (0..20).map(|i| ((i * 7 % 13) as f32 - 6.0) * 0.11).collect();
         let z: Vec<f32> = (0..20).map(|i| (i as f32 - 9.0) * 0.07).collect();
         let mut gradient = vec![0.0; 20];
-        let at = |z: &[f32], g: &mut [f32]| quantile_huber(z, &targets, &taus, 1.7, 0.2, 1.0, g);
+        let at = |z: &[f32], g: &mut [f32]| quantile_huber(z, &targets, &taus, 1.7, &FACTORS, 1.0, g);
         at(&z, &mut gradient);
         for i in 0..20 {
             let mut moved = z.clone();
@@ -123,12 +123,12 @@ mod tests {
     #[test]
     fn returns_without_correction_are_sums_of_rewards() {
         let rewards = [1.0, 0.0, -0.5, 2.0];
-        let returns = lambda_returns(4, 1.0, &[1.0; 4], |t| rewards[t], |t| 10.0 * t as f32, 3.0);
+        let returns = lambda_returns(4, &FACTORS, &[1.0; 4], |t| rewards[t], |t| 10.0 * t as f32, 3.0);
         for (got, want) in returns.iter().zip([5.5, 4.5, 4.5, 5.0]) {
             assert!((got - want).abs() < 1e-5, "{returns:?}");
         }
         // With ratio 0 nothing is learned from what was done.
-        assert_eq!(lambda_returns(2, 1.0, &[0.0; 2], |_| 9.0, |t| t as f32, 3.0), [0.0, 1.0]);
+        assert_eq!(lambda_returns(2, &FACTORS, &[0.0; 2], |_| 9.0, |t| t as f32, 3.0), [0.0, 1.0]);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! remaining impressions could earn at most), so `Z_j = m_j z_j` and a contract that owes nothing is worth nothing. Losses
 //! are measured in units of the scale `s`.
 
-use crate::formulas::shared::{outlook, policy_gradient};
+use crate::formulas::shared::{LossFactors, outlook, policy_gradient, scalar_loss};
 use crate::policy::Bids;
 use crate::settings::{Credit, Critic, Learner, MOST_QUANTILES};
 
@@ -44,8 +44,7 @@ pub struct Gradients {
 pub struct Losses<'a> {
     pub settings: &'a Learner,
     pub dims: Dims,
-    /// In units of the mean best auction worth.
-    pub temperature: f32,
+    pub factors: LossFactors,
     /// Bid rule of each training day, and its money unit.
     pub bids: &'a [(Bids, f64)],
     /// Quantile midpoints, or the atoms' values.
@@ -158,8 +157,8 @@ impl Losses<'_> {
                 let (output, change) = outlook[t * k + o.slot];
                 let (bid, slope) = bids.contract(bidder.contract as usize, output, f64::from(o.unit));
                 let worth = (bid / unit) as f32 + o.click;
-                scores.push(o.boost * worth / self.temperature);
-                slopes.push(o.boost * (slope / unit) as f32 / self.temperature);
+                scores.push(o.boost * worth / self.factors.temperature);
+                slopes.push(o.boost * (slope / unit) as f32 / self.factors.temperature);
                 advantages.push(o.gain + change);
             }
             for (i, o) in rows.auctions[contest.auctions.0..contest.auctions.1].iter().enumerate() {
@@ -168,8 +167,8 @@ impl Losses<'_> {
                 } else {
                     (1.0, 0.0)
                 };
-                scores.push(o.boost * o.worth * factor as f32 / self.temperature);
-                slopes.push(o.boost * o.worth * slope as f32 / self.temperature);
+                scores.push(o.boost * o.worth * factor as f32 / self.factors.temperature);
+                slopes.push(o.boost * o.worth * slope as f32 / self.factors.temperature);
                 advantages.push(o.gain);
             }
             let sum = exponentials(&mut scores);
@@ -215,8 +214,7 @@ impl Losses<'_> {
                     let last_value = if m_last == 0.0 { 0.0 } else { m_last * self.mean(last) };
                     let reward = |t: usize| rows.rewards[t * n + j];
                     let value = |t: usize| values[t * n + j];
-                    let returns =
-                        lambda_returns(rows.len, self.settings.lambda as f32, ratios, reward, value, last_value);
+                    let returns = lambda_returns(rows.len, &self.factors, ratios, reward, value, last_value);
                     for (t, &target) in returns.iter().enumerate() {
                         let at = t * n + j;
                         let (m, s) = (rows.potential[at], rows.scale[at]);
@@ -265,7 +263,7 @@ impl Losses<'_> {
         let totals: Vec<f32> = values.chunks_exact(n).map(|v| v.iter().sum()).collect();
         let returns = lambda_returns(
             rows.len,
-            self.settings.lambda as f32,
+            &self.factors,
             ratios,
             |t| rows.auction_rewards[t] + rows.rewards[t * n..(t + 1) * n].iter().sum::<f32>(),
             |t| totals[t],
@@ -299,9 +297,9 @@ impl Losses<'_> {
         let Aim { returns, scale: s, potential: m, last, last_potential: m_last, last_value } = *aim;
         match self.settings.critic {
             Critic::Scalar => {
-                let u = (returns - m * z[0]) / s;
-                gradient[0] = -weight * u * m / s;
-                0.5 * u * u
+                let (slope, loss) = scalar_loss((returns - m * z[0]) / s);
+                gradient[0] = -weight * slope * m / s;
+                loss
             }
             Critic::Quantile => {
                 let mut targets = [0.0f32; MOST_QUANTILES];
@@ -309,7 +307,7 @@ impl Losses<'_> {
                 for (y, l) in targets.iter_mut().zip(last) {
                     *y = (returns + m_last * l - last_value) / s;
                 }
-                quantile_huber(z, targets, &self.support, m / s, self.settings.kappa as f32, weight, gradient)
+                quantile_huber(z, targets, &self.support, m / s, &self.factors, weight, gradient)
             }
             Critic::Categorical => {
                 let (weights, sum) = softmax(last);

@@ -24,6 +24,7 @@ pub mod calibration;
 pub mod core;
 pub mod device;
 pub mod dims;
+pub mod factors;
 pub mod gpu;
 pub mod hindsight;
 mod host;

@@ -322,8 +322,8 @@ impl Compiled {
         let Showable { entries, auctions, best, completed } = &self.showable;
         let request = Request { best: *best, ..Request::of_row(row) };
         self.targeted.resize(rules.contracts().len(), 0);
-        for (i, targeted) in (0u32..).zip(&mut self.targeted) {
-            *targeted += u64::from(rules.may_show_request(i, &request));
+        for i in rules.wanting(&request) {
+            self.targeted[i] += 1;
         }
         self.completed.push(*completed);
         self.queues.push((&request, entries, auctions));
@@ -416,8 +416,8 @@ impl Taker for Compiler<'_> {
         for i in dropped {
             let request = batch.queues.get(i).0;
             tally.completed -= batch.completed[i];
-            for (contract, targeted) in (0u32..).zip(&mut tally.targeted) {
-                *targeted -= u64::from(rules.may_show_request(contract, request));
+            for i in rules.wanting(request) {
+                tally.targeted[i] -= 1;
             }
         }
         Ok(Next::GoOn)

@@ -7,12 +7,14 @@ use std::collections::HashMap;
 use super::compiled::{Auction, Entry, Request};
 use super::error::BadValue;
 use super::schema::{AdType, ControlRow, TrackRow};
+use super::targeting::TargetingIndex;
 
 /// The contracts of a day, looked up by ad id.
 #[derive(Debug, Clone)]
 pub struct QueueRules {
     contracts: Vec<ControlRow>,
     index: HashMap<u64, u32>,
+    targeting: TargetingIndex,
     complete: bool,
 }
 
@@ -32,7 +34,8 @@ impl QueueRules {
     /// Rules of a day's contracts; `complete` adds to each queue the eligible contracts missing from it.
     pub fn new(contracts: Vec<ControlRow>, complete: bool) -> Self {
         let index = (0u32..).zip(&contracts).map(|(i, c)| (c.ad_id, i)).collect();
-        Self { contracts, index, complete }
+        let targeting = TargetingIndex::new(contracts.iter().map(|c| &c.targeting));
+        Self { contracts, index, targeting, complete }
     }
 
     pub fn contracts(&self) -> &[ControlRow] {
@@ -70,10 +73,11 @@ impl QueueRules {
         (c.start_ms..c.end_ms).contains(&row.ts_ms) && c.targeting.matches(row.slot_id, row.region, row.gender, row.age)
     }
 
-    /// As [`QueueRules::may_show`], of a request that is compiled.
-    pub(super) fn may_show_request(&self, contract: u32, r: &Request) -> bool {
-        let c = &self.contracts[contract as usize];
-        (c.start_ms..c.end_ms).contains(&r.ts_ms) && c.targeting.matches(r.slot_id, r.region, r.gender, r.age)
+    /// Places of the contracts that may be shown on a compiled request by their flights and targeting, ascending.
+    pub(super) fn wanting(&self, r: &Request) -> impl Iterator<Item = usize> + '_ {
+        let ts_ms = r.ts_ms;
+        let matching = self.targeting.matching(r.slot_id, r.region, r.gender, r.age);
+        matching.filter(move |&i| (self.contracts[i].start_ms..self.contracts[i].end_ms).contains(&ts_ms))
     }
 
     /// Finds what may be shown on a request that passed [`QueueRules::check`].
@@ -95,12 +99,13 @@ impl QueueRules {
             }
         }
         if self.complete {
-            for (i, c) in (0u32..).zip(&self.contracts) {
-                if self.may_show(i, row) && row.queue.iter().all(|e| e.ad_id != c.ad_id) {
+            for i in self.wanting(&Request::of_row(row)) {
+                let c = &self.contracts[i];
+                if row.queue.iter().all(|e| e.ad_id != c.ad_id) {
                     *completed += 1;
                     let pctr = c.pctr.unwrap_or(0.0);
                     let ecpm = c.click_value * pctr * 1000.0;
-                    entries.push(Entry { pctr, ecpm, boost: 1.0, contract: i, padding: 0 });
+                    entries.push(Entry { pctr, ecpm, boost: 1.0, contract: i as u32, padding: 0 });
                 }
             }
         }

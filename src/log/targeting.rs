@@ -1,5 +1,6 @@
 //! Which requests a contract wants: `region:1,3|gender:1|age:2,3|slot:7`, AND across names, OR within.
 
+use std::collections::HashMap;
 use std::fmt;
 
 /// Allowed values per attribute; an empty list allows everything.
@@ -49,6 +50,69 @@ impl Targeting {
     }
 }
 
+/// Finds which of many contracts want a request, without asking each of them.
+///
+/// Contracts are bits. Each attribute has the set of contracts that take any value and, for every value that somebody names, the set that takes it;
+/// who wants a request is in the sets of all four of its values.
+#[derive(Debug, Clone, Default)]
+pub struct TargetingIndex {
+    words: usize,
+    attributes: [Allowed; 4],
+}
+
+/// Sets of contracts by an attribute's value.
+#[derive(Debug, Clone, Default)]
+struct Allowed {
+    any: Vec<u64>,
+    /// What is allowed where the value is named, those of `any` included.
+    named: HashMap<u32, Vec<u64>>,
+}
+
+impl Allowed {
+    fn of<'a>(lists: impl Iterator<Item = &'a [u32]> + Clone, words: usize) -> Self {
+        let mut any = vec![0; words];
+        for (j, list) in lists.clone().enumerate() {
+            if list.is_empty() {
+                any[j / 64] |= 1 << (j % 64);
+            }
+        }
+        let mut named = HashMap::<u32, Vec<u64>>::new();
+        for (j, list) in lists.enumerate() {
+            for &value in list {
+                named.entry(value).or_insert_with(|| any.clone())[j / 64] |= 1 << (j % 64);
+            }
+        }
+        Self { any, named }
+    }
+
+    fn of_value(&self, value: u32) -> &[u64] {
+        self.named.get(&value).unwrap_or(&self.any)
+    }
+}
+
+impl TargetingIndex {
+    /// Returns the index of contracts, which are numbered in the order in which they come.
+    pub fn new<'a>(contracts: impl ExactSizeIterator<Item = &'a Targeting> + Clone) -> Self {
+        let words = contracts.len().div_ceil(64);
+        let by = |list: fn(&Targeting) -> &[u32]| Allowed::of(contracts.clone().map(list), words);
+        Self { words, attributes: [by(|t| &t.slot), by(|t| &t.region), by(|t| &t.gender), by(|t| &t.age)] }
+    }
+
+    /// Numbers of the contracts that want a request with these attributes, ascending.
+    pub fn matching(&self, slot: u32, region: u32, gender: u8, age: u8) -> impl Iterator<Item = usize> + '_ {
+        let values = [slot, region, gender.into(), age.into()];
+        let [a, b, c, d] = std::array::from_fn(|i| self.attributes[i].of_value(values[i]));
+        (0..self.words).flat_map(move |w| {
+            let mut bits = a[w] & b[w] & c[w] & d[w];
+            std::iter::from_fn(move || {
+                let bit = bits.trailing_zeros() as usize;
+                // Clears the lowest bit; none is left where there was none.
+                (bits != 0).then(|| bits &= bits - 1).map(|()| 64 * w + bit)
+            })
+        })
+    }
+}
+
 impl fmt::Display for Targeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut first = true;
@@ -80,6 +144,26 @@ mod tests {
         assert!(t.matches(9, 3, 1, 0) && t.matches(9, 1, 1, 5));
         assert!(!t.matches(9, 2, 1, 0) && !t.matches(9, 1, 2, 0));
         assert!(Targeting::parse("").unwrap().matches(1, 2, 0, 9));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn the_index_finds_who_matches(
+            lists in proptest::collection::vec(proptest::collection::vec(proptest::collection::vec(0u32..5, 0..3), 4), 0..200),
+            asked in proptest::collection::vec((0u32..6, 0u32..6, 0u8..6, 0u8..6), 20),
+        ) {
+            let targeting = |l: &Vec<Vec<u32>>| {
+                let [region, gender, age, slot] = std::array::from_fn(|i| l[i].clone());
+                Targeting { region, gender, age, slot }
+            };
+            let all: Vec<Targeting> = lists.iter().map(targeting).collect();
+            let index = TargetingIndex::new(all.iter());
+            for (slot, region, gender, age) in asked {
+                let found: Vec<usize> = index.matching(slot, region, gender, age).collect();
+                let want: Vec<usize> = (0..all.len()).filter(|&j| all[j].matches(slot, region, gender, age)).collect();
+                proptest::prop_assert_eq!(found, want);
+            }
+        }
     }
 
     #[test]

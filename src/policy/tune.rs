@@ -4,7 +4,8 @@
 //! episode with the learner's own jumps, shocks, feedback delays and errors of demand, price and volume. On the days that prices
 //! come from, a controller that does nothing would look best; so each training day is judged with the sample of the other ones,
 //! and what starts from the training days' prices with them 20 % too low on some days and 25 % too high on others. What has one
-//! parameter needs half of the budget; so does the receding horizon, because one of its replays costs as much as ten others.
+//! parameter needs half of the budget; so does the receding horizon, because one of its replays costs as much as ten others. Those costs
+//! grow with the contracts: beyond [`USUAL_CONTRACTS`] whatever solves prices again gets fewer replays in proportion.
 //!
 //! A single training day follows its own forecast to the request, and a controller that trusts it would look best. Where there
 //! are validation days, these alone judge then.
@@ -24,16 +25,23 @@ use super::{Controller, Policy, ReplayOptions, replay_episode};
 
 const START_FACTORS: [f64; 2] = [0.8, 1.25];
 
+/// Contracts of a day up to which solving its prices again and again costs no more than the other replays together.
+pub const USUAL_CONTRACTS: usize = 500;
+
 /// Replays of a day that tuning one baseline may cost, and how many all of them have cost so far.
 #[derive(Debug)]
 pub struct Budget {
     replays: usize,
+    /// For what solves prices again and again.
+    solving: usize,
     done: AtomicUsize,
 }
 
 impl Budget {
-    pub fn of(replays: usize) -> Self {
-        Self { replays, done: AtomicUsize::new(0) }
+    /// Of days with so many contracts at most.
+    pub fn of(replays: usize, contracts: usize) -> Self {
+        let solving = replays * USUAL_CONTRACTS / contracts.max(USUAL_CONTRACTS);
+        Self { replays, solving, done: AtomicUsize::new(0) }
     }
 
     /// Replays done, for whoever shows progress.
@@ -43,7 +51,7 @@ impl Budget {
 
     /// The most replays that [`all`] makes; searches that find nothing better end earlier.
     pub fn most(&self) -> usize {
-        2 * self.replays + 4 * (self.replays / 2)
+        self.replays + 3 * (self.replays / 2) + self.solving + self.solving / 2
     }
 }
 
@@ -109,54 +117,70 @@ impl Bench<'_> {
     /// `several`: whether starting prices come from several training days.
     fn tune(&self, several: bool) -> Tuned {
         let Terms { interval_s: interval, policy, .. } = self.terms;
-        let budget = self.terms.budget.replays;
+        let Budget { replays: budget, solving, .. } = *self.terms.budget;
         let start = Tuned::default();
         let judges = 0..self.judges.len();
         let plain: Vec<Trial> = judges.clone().map(|d| (d, 1.0)).collect();
         let off: Vec<Trial> = judges.map(|d| (d, START_FACTORS[d % START_FACTORS.len()])).collect();
         let sample = |day: usize| self.judges[day].sample.clone();
         let step = |s: f64, factor: f64| vec![s * factor, s / factor];
-        let receding = self.climb(
-            start.receding,
-            budget / 2,
-            &off,
-            |horizon, factor| {
-                let mut near = horizon_neighbours(horizon, factor);
-                near.retain(|h| h.interval_s >= interval);
-                near
-            },
-            |horizon, (day, factor)| Box::new(Receding::new(sample(day), horizon).expecting_prices_off_by(factor)),
-        );
-        let controlled = |gains, (day, factor): Trial| -> Box<dyn Policy> {
-            let controller = Controller::new(policy, gains, receding).starting_off_by(factor);
-            Box::new(controller.expecting(sample(day)))
+        let receding = || {
+            self.climb(
+                start.receding,
+                solving / 2,
+                &off,
+                |horizon, factor| {
+                    let mut near = horizon_neighbours(horizon, factor);
+                    near.retain(|h| h.interval_s >= interval);
+                    near
+                },
+                |horizon, (day, factor)| Box::new(Receding::new(sample(day), horizon).expecting_prices_off_by(factor)),
+            )
         };
         // Replanned prices are off by what the other days do not tell, no more, and may need no controller at all.
-        let pacing = if policy.replans() && several {
-            self.climb(PacingGains::NONE, budget, &plain, pacing_neighbours, controlled)
-        } else {
-            self.climb(start.pacing, budget, &off, pacing_neighbours, controlled)
+        let pacing = |receding| {
+            let controlled = |gains, (day, factor): Trial| -> Box<dyn Policy> {
+                let controller = Controller::new(policy, gains, receding).starting_off_by(factor);
+                Box::new(controller.expecting(sample(day)))
+            };
+            if policy.replans() && several {
+                self.climb(PacingGains::NONE, solving, &plain, pacing_neighbours, controlled)
+            } else {
+                self.climb(start.pacing, solving, &off, pacing_neighbours, controlled)
+            }
         };
-        Tuned {
-            pid: self.climb(start.pid, budget, &off, pid_neighbours, |gains, (_, factor)| {
+        let pid = || {
+            self.climb(start.pid, budget, &off, pid_neighbours, |gains, (_, factor)| {
                 Box::new(Pid::new(gains, interval).starting_off_by(factor))
-            }),
-            // Above one half a rate would jump between its bounds.
-            pass_rate_step: self.climb(
+            })
+        };
+        // Above one half a rate would jump between its bounds.
+        let pass_rate = || {
+            self.climb(
                 start.pass_rate_step,
                 budget / 2,
                 &plain,
                 |s, factor| step(s, factor).into_iter().filter(|s| *s <= 0.5).collect(),
                 |s, _| Box::new(PassRate::new(s, interval)),
-            ),
-            dual_cold_step: self
-                .climb(start.dual_cold_step, budget / 2, &plain, step, |s, _| Box::new(DualDescent::cold(s, interval))),
-            dual_warm_step: self.climb(start.dual_warm_step, budget / 2, &off, step, |s, (_, factor)| {
+            )
+        };
+        let cold = || {
+            self.climb(start.dual_cold_step, budget / 2, &plain, step, |s, _| Box::new(DualDescent::cold(s, interval)))
+        };
+        let warm = || {
+            self.climb(start.dual_warm_step, budget / 2, &off, step, |s, (_, factor)| {
                 Box::new(DualDescent::warm(s, interval).starting_off_by(factor))
-            }),
-            receding,
-            pacing,
-        }
+            })
+        };
+        // Beside one another: a search of few days leaves cores idle. Only the controller waits for another's result.
+        let ((receding, pacing), ((pid, pass_rate_step), (dual_cold_step, dual_warm_step))) = rayon::join(
+            || {
+                let receding = receding();
+                (receding, pacing(receding))
+            },
+            || rayon::join(|| rayon::join(pid, pass_rate), || rayon::join(cold, warm)),
+        );
+        Tuned { pid, pass_rate_step, dual_cold_step, dual_warm_step, receding, pacing }
     }
 
     /// The setting with the highest J summed over the trials: a pattern search from a sound start, which moves to a neighbour at
@@ -241,4 +265,17 @@ fn horizon_neighbours(best: Horizon, factor: f64) -> Vec<Horizon> {
         Horizon { interval_s: best.interval_s / factor, ..best },
         Horizon { interval_s: best.interval_s * factor, ..best },
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 5,000 contracts took minutes: each replay of the receding horizon solves thousands of prices 144 times.
+    #[test]
+    fn replays_that_solve_prices_are_fewer_with_many_contracts() {
+        let most = |contracts| Budget::of(48, contracts).most();
+        assert_eq!((most(0), most(500), most(1000)), (192, 192, 156));
+        assert_eq!(Budget::of(48, 5000).solving, 4);
+    }
 }

@@ -5,8 +5,10 @@
 //!
 //! May import: nothing of the project.
 
+mod bounds;
 mod cores;
 mod delay;
+mod learner;
 mod load;
 mod ranks;
 mod rate;
@@ -15,16 +17,16 @@ mod values;
 
 use serde::{Deserialize, Serialize};
 
+use bounds::{bad, count, within};
+
 pub use cores::{MOST_ACTORS, actors_for};
 pub use delay::FeedbackDelay;
+pub use learner::{Credit, Critic, Learner, MOST_QUANTILES, Target};
 pub use load::{Configuration, SettingsError, load};
 pub use ranks::{KEPT_GRADIENTS, MOST_RANKS, RankSync, Ranks, SparseAverage};
 pub use rate::ActorRate;
 pub use sections::*;
 pub use values::{RowOptimizer, Table, ValueRun, ValueSettings, ValueWatchdog, Values, WhenFull};
-
-/// The most quantiles of a critic; the losses have a buffer of so many on the stack.
-pub const MOST_QUANTILES: usize = 256;
 
 /// Everything that a run can be told.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -94,8 +96,6 @@ impl Settings {
     /// # Errors
     /// The first key whose value cannot be used, and what to set instead.
     pub fn validate(&self) -> Result<(), SettingsError> {
-        let bad = |key: &str, why: String| Err(SettingsError::Value { key: key.into(), why });
-        let l = &self.learner;
         if self.data.train.is_empty() {
             return bad("data.train", "names no log directory; list at least one".into());
         }
@@ -105,34 +105,17 @@ impl Settings {
                 "names no log directory; the best parameters are chosen on it, so list at least one".into(),
             );
         }
+        self.learner.validate()?;
         for (key, value, most) in [
             ("actors.count", self.actors.count, MOST_ACTORS),
             ("actors.write_every", self.actors.write_every, 1 << 30),
             ("actors.episodes", self.actors.episodes, 1 << 20),
-            ("learner.segment", l.segment, 1 << 20),
-            ("learner.batch", l.batch, 1 << 24),
-            ("learner.pool", l.pool, 1 << 32),
-            ("learner.publish_every", l.publish_every as usize, usize::MAX),
-            ("learner.quantiles", l.quantiles, MOST_QUANTILES),
-            ("learner.critic_hidden", l.critic_hidden, 1 << 16),
-            ("learner.samples_per_update", l.samples_per_update, 1 << 30),
             ("policy.hidden", self.policy.hidden, 1 << 16),
             ("episodes.steps", self.episodes.steps, 1 << 30),
             ("episodes.requests_per_step", self.episodes.requests_per_step, 4096),
             ("evaluate.every", self.evaluate.every as usize, usize::MAX),
         ] {
-            if value == 0 {
-                return bad(key, "must be at least 1".into());
-            }
-            if value > most {
-                return bad(key, format!("is {value}; must be at most {most}"));
-            }
-        }
-        // 0 threads are as many as there are cores.
-        for (key, value, most) in [("learner.threads", l.threads, 1024), ("learner.atoms", l.atoms, 1024)] {
-            if value > most {
-                return bad(key, format!("is {value}; must be at most {most}"));
-            }
+            count(key, value, most)?;
         }
         let (c, w) = (&self.checkpoint, &self.watchdog);
         for (key, seconds) in [
@@ -154,50 +137,10 @@ impl Settings {
         if self.actors.regions > 64 {
             return bad("actors.regions", format!("is {}; at most 64", self.actors.regions));
         }
-        if !l.batch.is_multiple_of(l.segment) {
-            return bad(
-                "learner.batch",
-                format!("is {}; must be a multiple of learner.segment = {}", l.batch, l.segment),
-            );
-        }
-        if l.pool < l.batch || l.pool < l.segment {
-            return bad("learner.pool", format!("is {}; must hold at least one batch of {}", l.pool, l.batch));
-        }
-        if l.critic == Critic::Categorical && l.credit == Credit::Total {
-            return bad(
-                "learner.credit",
-                "= \"total\" sums quantiles and cannot sum atoms; use learner.critic = \"quantile\" or \"scalar\""
-                    .into(),
-            );
-        }
-        if l.target == Target::Hindsight && l.critic != Critic::Quantile {
-            return bad("learner.critic", "must be \"quantile\" with learner.target = \"hindsight\"".into());
-        }
-        if l.target == Target::Both && l.hedge != 0.0 {
-            return bad(
-                "learner.hedge",
-                "needs learner.target = \"hindsight\": with \"both\" the critic learns the return".into(),
-            );
-        }
-        if l.critic == Critic::Categorical && l.atoms < 3 {
-            return bad("learner.atoms", "must be at least 3".into());
-        }
         for (key, value, low, high) in [
             ("policy.temperature", self.policy.temperature, 1e-4, 1e3),
             ("policy.initial_bid", self.policy.initial_bid, 0.001, 0.999),
-            ("learner.lambda", l.lambda, 0.0, 1.0),
-            ("learner.hedge", l.hedge, -4.0, 4.0),
-            ("learner.lesson_every_s", l.lesson_every_s, 60.0, 86_400.0),
-            ("learner.kappa", l.kappa, 1e-6, 1e6),
-            ("learner.anchor", l.anchor, 0.0, 1e6),
-            ("learner.target_rate", l.target_rate, 1e-6, 1.0),
-            ("learner.average_rate", l.average_rate, 1e-6, 1.0),
             ("learner.actor_rate", self.actor_rate(), 0.0, 1.0),
-            ("learner.critic_rate", l.critic_rate, 0.0, 1.0),
-            ("learner.final_rate_share", l.final_rate_share, 0.0, 1.0),
-            ("learner.adam_epsilon", l.adam_epsilon, 1e-12, 1.0),
-            ("learner.actor_clip", l.actor_clip, 1e-6, 1e9),
-            ("learner.critic_clip", l.critic_clip, 1e-6, 1e9),
             ("reward.auction", self.reward.auction, 0.0, 1e6),
             ("reward.contract_ctr", self.reward.contract_ctr, 0.0, 1e6),
             ("reward.contract_delivery", self.reward.contract_delivery, 0.0, 1e6),
@@ -222,9 +165,7 @@ impl Settings {
             ("budget.max_seconds", self.budget.max_seconds, 0.0, 1e9),
             ("baselines.interval_s", self.baselines.interval_s, 1.0, 86_400.0),
         ] {
-            if !(low..=high).contains(&value) {
-                return bad(key, format!("is {value}; must lie within {low}..={high}"));
-            }
+            within(key, value, low, high)?;
         }
         if self.env.feedback_delay.is_drawn() && self.env.feedback_delay.max_s <= 0.0 {
             return bad(

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::delay::FeedbackDelay;
-use super::rate::ActorRate;
 
 /// Which candidates the network scores.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,43 +15,6 @@ pub enum ScoreMode {
     Contract,
     /// The network scores both.
     All,
-}
-
-/// What the critic learns of the return.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Critic {
-    /// Quantiles, fitted with the quantile Huber loss.
-    #[default]
-    Quantile,
-    /// Probabilities of fixed atoms, fitted with the cross-entropy to the projected target.
-    Categorical,
-    /// The mean alone, fitted with the squared error.
-    Scalar,
-}
-
-/// What the learner learns bids from.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Target {
-    /// The return of what the actors did.
-    #[default]
-    Return,
-    /// The prices that the rest of each episode justifies in hindsight; the critic learns their distribution.
-    Hindsight,
-    /// Both: the critic learns the return, the bids follow it and the prices in hindsight.
-    Both,
-}
-
-/// Whose return the critic learns.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Credit {
-    /// One return for each contract, from its own rewards.
-    #[default]
-    Contract,
-    /// One return for the whole episode, the sum over the contracts.
-    Total,
 }
 
 /// What an actor does when the learner has not taken its earlier writes.
@@ -274,95 +236,6 @@ impl Policy {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Learner {
-    pub target: Target,
-    /// Seconds of log time between two states of an episode whose prices are solved in hindsight.
-    pub lesson_every_s: f64,
-    /// Standard deviations of the price in hindsight, as the critic sees it, that bids are held above its mean.
-    pub hedge: f64,
-    pub critic: Critic,
-    pub credit: Credit,
-    /// Updates between two publications of the parameters (m).
-    pub publish_every: u64,
-    /// States in a batch.
-    pub batch: usize,
-    /// Steps in a trajectory segment.
-    pub segment: usize,
-    /// Steps that the replay pool holds; fewer where episodes begin so late in short days that their segments are short.
-    pub pool: usize,
-    /// New samples per update, the replay ratio's inverse times the batch.
-    pub samples_per_update: usize,
-    /// Pull of the bids towards where they start (the controller's, if it takes part): the weight of half the squared network
-    /// output beside the expected advantage. A critic is never quite right, and bids that are nearly right
-    /// should move only where it is sure.
-    pub anchor: f64,
-    /// Updates in which the critic learns alone.
-    pub critic_head_start: u64,
-    /// Adam's rate for the actor. `"auto"`: 1e-4 with `policy.warm_start`, 1e-3 without.
-    pub actor_rate: ActorRate,
-    /// Adam's rate for the critic.
-    pub critic_rate: f64,
-    /// What is left of both rates at the end of the budget; they decay linearly.
-    pub final_rate_share: f64,
-    /// Adam's epsilon.
-    pub adam_epsilon: f64,
-    /// Global gradient norm that the actor is clipped to.
-    pub actor_clip: f64,
-    /// Global gradient norm that the critic is clipped to.
-    pub critic_clip: f64,
-    /// Step of the target critic towards the critic, per update.
-    pub target_rate: f64,
-    /// Step of the averaged actor towards the actor, per update.
-    pub average_rate: f64,
-    /// Lambda of the returns.
-    pub lambda: f64,
-    /// Width of the critic's two hidden layers.
-    pub critic_hidden: usize,
-    /// Quantiles of the quantile critic.
-    pub quantiles: usize,
-    /// Where the quantile Huber loss turns from square to linear.
-    pub kappa: f64,
-    /// Atoms of the categorical critic.
-    pub atoms: usize,
-    /// Threads that work on a batch; 0 = as many as there are cores, and one in serial mode.
-    pub threads: usize,
-}
-
-impl Default for Learner {
-    fn default() -> Self {
-        Self {
-            target: Target::Return,
-            lesson_every_s: 1800.0,
-            hedge: 0.0,
-            critic: Critic::Quantile,
-            credit: Credit::Contract,
-            publish_every: 8,
-            batch: 512,
-            segment: 64,
-            pool: 32_000,
-            samples_per_update: 512,
-            anchor: 0.3,
-            critic_head_start: 160,
-            actor_rate: ActorRate::AUTO,
-            critic_rate: 2e-3,
-            final_rate_share: 0.1,
-            adam_epsilon: 1e-8,
-            actor_clip: 1.0,
-            critic_clip: 10.0,
-            target_rate: 0.1,
-            average_rate: 0.01,
-            lambda: 0.99,
-            critic_hidden: 32,
-            quantiles: 16,
-            kappa: 0.2,
-            atoms: 51,
-            threads: 0,
-        }
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
 pub struct Actors {
     /// Actor processes (N). A number, or `"auto"`: five for every eight cores of the machine ([`actors_for`](super::actors_for)),
     /// resolved when the settings are loaded, so that the run's `config.toml` holds the number. Without the key it is 2 on every
@@ -478,8 +351,8 @@ pub struct Serial {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Baselines {
-    /// Replays of a training day that tuning one baseline may cost: the PID controller; pass rates and dual descent, with one
-    /// parameter each, have half of it, the slower receding horizon a quarter.
+    /// Replays of a training day that tuning one baseline may cost: the PID controller, or the controller under the learned bids; pass rates
+    /// and dual descent, with one parameter each, and the slower receding horizon have half of it.
     pub tuning_replays: usize,
     /// Seconds of log time between two steps of a controller: PID, dual descent, pass rates.
     pub interval_s: f64,

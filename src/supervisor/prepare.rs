@@ -100,7 +100,14 @@ impl Planning<'_> {
         };
         let (days, judges) = (models(dirs, logs)?, models(self.validation, judges)?);
         let options = ReplayOptions { rate_seed: env.rate_seed, delay: Delay::from(env) };
-        let budget = tune::Budget::of(baselines.tuning_replays);
+        let contracts = days.iter().chain(&judges).map(|day| day.contracts.len()).max().unwrap_or(0);
+        let budget = tune::Budget::of(baselines.tuning_replays, contracts);
+        if contracts > tune::USUAL_CONTRACTS {
+            let share = 100 * tune::USUAL_CONTRACTS / contracts;
+            say!(
+                "planning: {contracts} contracts: receding horizon and controller are tuned with {share} % of their replays"
+            );
+        }
         let terms =
             tune::Terms { options, interval_s: baselines.interval_s, budget: &budget, episodes, per_step, policy };
         let delayed = options.delay.most_s() > 0.0;

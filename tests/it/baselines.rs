@@ -274,7 +274,7 @@ fn tuning_improves_on_its_start_repeats_itself_and_keeps_its_budget() {
     let days: Vec<DayModel> = days.into_iter().map(|d| d.day).collect();
     let tuned = |budget| {
         let policy = admix::settings::Policy { replan: false, ..admix::settings::Policy::default() };
-        tune::all(&days, &[], &sample, terms(&tune::Budget::of(budget), &still(), &policy)).unwrap()
+        tune::all(&days, &[], &sample, terms(&tune::Budget::of(budget, 0), &still(), &policy)).unwrap()
     };
     assert_eq!(tuned(0), Tuned::default(), "nothing is tried");
     let found = tuned(96);
@@ -309,8 +309,9 @@ fn of_a_single_training_day_the_controller_is_judged_on_the_validation_days() {
     let day = [days.remove(0).day];
     let policy = admix::settings::Policy { warm_start: false, ..admix::settings::Policy::default() };
     let still = still();
-    let tuned =
-        |judges: &[DayModel]| tune::all(&day, judges, &sample, terms(&tune::Budget::of(48), &still, &policy)).unwrap();
+    let tuned = |judges: &[DayModel]| {
+        tune::all(&day, judges, &sample, terms(&tune::Budget::of(48, 0), &still, &policy)).unwrap()
+    };
     let (by_itself, by_others) = (tuned(&[]), tuned(&judges));
     assert_ne!(by_itself.pacing, by_others.pacing);
     let worth = |gains| -> f64 {
@@ -391,7 +392,7 @@ fn every_baseline_bears_degenerate_days() {
                 &[],
                 &plan.sample,
                 terms(
-                    &tune::Budget::of(16),
+                    &tune::Budget::of(16, 0),
                     &admix::settings::Episodes::default(),
                     &admix::settings::Policy { replan: false, ..admix::settings::Policy::default() },
                 ),

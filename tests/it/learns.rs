@@ -7,6 +7,7 @@ use admix::actor::Explorer;
 use admix::bench::world::{self, WorldSize};
 use admix::env::DayModel;
 use admix::learner::batch::{Rebuild, SegmentRows};
+use admix::learner::factors::loss_factors;
 use admix::learner::loss::{Gradients, Losses, Outputs, support};
 use admix::learner::trainer::UpdatePlan;
 use admix::learner::{Device, Dims, Learner};
@@ -76,7 +77,7 @@ impl Scene {
         let losses = Losses {
             settings: learner,
             dims: self.dims,
-            temperature: self.settings.policy.temperature as f32,
+            factors: loss_factors(&self.settings),
             bids: &self.bids,
             support: support(learner),
             score_auctions: self.dims.score_auctions,

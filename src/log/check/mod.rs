@@ -15,6 +15,7 @@ use super::compile::{self, CompileOptions};
 use super::error::Result;
 use super::exposure::{self, ExposureReport};
 use super::table;
+use super::targeting::TargetingIndex;
 use super::wander::Hourly;
 use super::{CompiledLog, inventory};
 pub use ranges::{Range, Ranges};
@@ -114,12 +115,13 @@ fn contracts(log: &CompiledLog, warnings: &mut Vec<Warning>) -> Vec<ContractRepo
     let n = log.contracts().len();
     let mut targeted = vec![[0u64; 24]; n];
     let mut present = vec![[0u64; 24]; n];
+    let wanting = TargetingIndex::new(log.contracts().iter().map(|c| &c.targeting));
     for r in log.requests() {
         let hour = ((r.ts_ms - log.day().start_ms) / 3_600_000).min(23) as usize;
-        for (c, counts) in log.contracts().iter().zip(&mut targeted) {
-            let in_flight = (c.start_ms..c.end_ms).contains(&r.ts_ms);
-            if in_flight && c.targeting.matches(r.slot_id, r.region, r.gender, r.age) {
-                counts[hour] += 1;
+        for j in wanting.matching(r.slot_id, r.region, r.gender, r.age) {
+            let c = &log.contracts()[j];
+            if (c.start_ms..c.end_ms).contains(&r.ts_ms) {
+                targeted[j][hour] += 1;
             }
         }
         for e in log.entries(r) {

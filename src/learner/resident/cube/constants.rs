@@ -3,31 +3,25 @@
 use burn_cubecl::CubeRuntime;
 use cubecl::prelude::*;
 
+use crate::formulas::shared::{LossFactors, LossFactorsLaunch};
+use crate::learner::factors::{launched, loss_factors};
 use crate::learner::loss::support;
 use crate::settings::{Critic, Settings};
 
 use super::numbers::Numbers;
 
-/// Constants of a launch.
+/// Range of the categorical critic's atoms.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub struct Factors {
-    pub inverse_temperature: f32,
-    pub lambda: f32,
-    pub inverse_kappa: f32,
-    pub half_kappa: f32,
-    pub actor_weight: f32,
-    pub critic_weight: f32,
-    /// First atom, and the distance between two.
+pub struct Atoms {
     pub lowest: f32,
-    pub atom_step: f32,
+    /// Distance between two.
+    pub step: f32,
 }
 
 /// Constants of the losses for one run.
 pub struct Constants<R: CubeRuntime> {
     pub(super) critic: Critic,
-    lambda: f32,
-    kappa: f32,
-    temperature: f32,
+    factors: LossFactors,
     /// Quantile midpoints or atoms, `[Q]`; here and on the device.
     atoms: Vec<f32>,
     pub(super) support: Numbers<R>,
@@ -39,22 +33,17 @@ impl<R: CubeRuntime> Constants<R> {
         let l = &settings.learner;
         let atoms = support(l);
         let support = Numbers { len: atoms.len(), ..beside.upload(bytemuck::cast_slice(&atoms)) };
-        let temperature = settings.policy.temperature as f32;
-        Self { critic: l.critic, lambda: l.lambda as f32, kappa: l.kappa as f32, temperature, atoms, support }
+        Self { critic: l.critic, factors: loss_factors(settings), atoms, support }
     }
 
-    /// Returns what a launch takes of them; the weights are those of each gradient.
-    pub(super) fn factors(&self, actor_weight: f32, critic_weight: f32) -> FactorsLaunch<R> {
+    /// Returns the factors as a launch takes them.
+    pub(super) fn factors(&self) -> LossFactorsLaunch<R> {
+        launched(self.factors)
+    }
+
+    /// Returns the range of the atoms as a launch takes it.
+    pub(super) fn atoms(&self) -> AtomsLaunch<R> {
         let atoms = &self.atoms;
-        FactorsLaunch::new(
-            1.0 / self.temperature,
-            self.lambda,
-            1.0 / self.kappa,
-            0.5 * self.kappa,
-            actor_weight,
-            critic_weight,
-            atoms[0],
-            (atoms[atoms.len() - 1] - atoms[0]) / (atoms.len() - 1).max(1) as f32,
-        )
+        AtomsLaunch::new(atoms[0], (atoms[atoms.len() - 1] - atoms[0]) / (atoms.len() - 1).max(1) as f32)
     }
 }

@@ -2,10 +2,12 @@
 //! by the day's forecast.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::env::KnownDay;
 use crate::log::draw;
 use crate::log::schema::DAY_MS;
+use crate::log::targeting::TargetingIndex;
 use crate::plan::forecast::Kind;
 use crate::plan::sample::SampledContract;
 use crate::plan::{GRID, Sample, VolumeModel};
@@ -18,8 +20,25 @@ const SEED: u64 = 0x4EC3_D146_0000_0001;
 const KIND_PRIOR: f64 = 3.0;
 const FITTING_ROUNDS: usize = 3;
 
+/// What days are expected to bring, as computed last: tuning, actors and evaluations replay the same days again and again.
+static REMEMBERED: Mutex<Vec<Remembered>> = Mutex::new(vec![]);
+/// Days that are remembered at most.
+const MOST_REMEMBERED: usize = 16;
+
+struct Remembered {
+    sample: Weak<Sample>,
+    day: Weak<KnownDay>,
+    ahead: Arc<Ahead>,
+}
+
+impl Remembered {
+    fn is_of(&self, sample: &Arc<Sample>, day: &Arc<KnownDay>) -> bool {
+        std::ptr::eq(self.sample.as_ptr(), Arc::as_ptr(sample)) && std::ptr::eq(self.day.as_ptr(), Arc::as_ptr(day))
+    }
+}
+
 /// What a day is expected to bring.
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub(super) struct Ahead {
     /// In time order.
     pub rows: Vec<Row>,
@@ -28,6 +47,7 @@ pub(super) struct Ahead {
 }
 
 /// A sampled request as this day may bring it.
+#[derive(Clone)]
 pub(super) struct Row {
     pub cell: usize,
     kind: Kind,
@@ -40,9 +60,26 @@ pub(super) struct Row {
 }
 
 impl Ahead {
-    /// By the day's forecast and the sample.
-    pub fn of(sample: &Sample, day: &KnownDay) -> Self {
+    /// By the day's forecast and the sample; remembered while both are in use.
+    pub fn of(sample: &Arc<Sample>, day: &Arc<KnownDay>) -> Arc<Self> {
+        let remembered = || REMEMBERED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = remembered().iter().find(|known| known.is_of(sample, day)) {
+            return known.ahead.clone();
+        }
+        let ahead = Arc::new(Self::new(sample, day));
+        let mut all = remembered();
+        // A weak pointer keeps its address from being used again.
+        all.retain(|known| known.sample.strong_count() > 0 && known.day.strong_count() > 0);
+        if all.len() == MOST_REMEMBERED {
+            all.remove(0);
+        }
+        all.push(Remembered { sample: Arc::downgrade(sample), day: Arc::downgrade(day), ahead: ahead.clone() });
+        ahead
+    }
+
+    fn new(sample: &Sample, day: &KnownDay) -> Self {
         let contracts = &day.contracts;
+        let wanting = TargetingIndex::new(contracts.iter().map(|c| &c.targeting));
         let index: BTreeMap<u64, u32> = contracts.iter().zip(0..).map(|(c, j)| (c.ad_id, j)).collect();
         let mut all = Self::default();
         for sampled in &sample.days {
@@ -56,13 +93,14 @@ impl Ahead {
             for (i, row) in (0u64..).zip(sample.rows(sampled)) {
                 let (slot, region, gender, age) = row.kind;
                 let from = all.entries.len();
-                for (j, c) in (0u32..).zip(contracts) {
-                    let middle = row.cell as u64 * CELL_MS + CELL_MS / 2;
-                    let wanted = (c.start..c.end).contains(&middle) && c.targeting.matches(slot, region, gender, age);
-                    if !wanted || !draw::passes(SEED, i, c.ad_id, c.rate) {
+                let middle = row.cell as u64 * CELL_MS + CELL_MS / 2;
+                for j in wanting.matching(slot, region, gender, age) {
+                    let c = &contracts[j];
+                    if !(c.start..c.end).contains(&middle) || !draw::passes(SEED, i, c.ad_id, c.rate) {
                         continue;
                     }
-                    let place = place[j as usize];
+                    let place = place[j];
+                    let j = j as u32;
                     if let Some(at) = place.and_then(|(at, _)| row.contracts.binary_search(&at).ok()) {
                         all.entries.push((j, c.click_value * f64::from(row.pctr[at])));
                         continue;

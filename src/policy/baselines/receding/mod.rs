@@ -346,11 +346,10 @@ impl Task {
 impl Policy for Receding {
     fn begin(&mut self, replay: &Replay) {
         self.volume = replay.day.volume.clone().filter(|_| self.foresees);
-        let mut ahead = Ahead::of(&self.sample, &replay.day);
+        self.ahead = Ahead::of(&self.sample, &replay.day);
         if let Some(model) = &self.volume {
-            ahead.correct(model);
+            Arc::make_mut(&mut self.ahead).correct(model);
         }
-        self.ahead = Arc::new(ahead);
         self.courses.clear();
         let penalty = replay.day.contracts.iter().map(|c| c.penalty).collect();
         self.transport = Some(Transport::new(vec![], vec![], penalty));

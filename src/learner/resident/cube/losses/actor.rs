@@ -3,9 +3,8 @@
 use cubecl::prelude::*;
 
 use crate::formulas::device::{auction_factor, auction_slope, bid, bid_slope, sigmoid};
-use crate::formulas::shared::{outlook, policy_gradient};
+use crate::formulas::shared::{LossFactors, outlook, policy_gradient};
 
-use super::super::constants::Factors;
 use super::arguments::{Places, Sizes};
 
 /// Score of what may not be shown: its exponential is nothing beside any other.
@@ -31,7 +30,7 @@ fn offer(
     bidder: usize,
     of: &Sizes,
     at: &Places,
-    by: &Factors,
+    by: &LossFactors,
     #[comptime] score_auctions: bool,
 ) -> Offer {
     let step = request / of.requests;
@@ -43,7 +42,7 @@ fn offer(
     let mut score = f32::new(NEVER);
     let mut slope = 0.0f32;
     if boost >= 0.0 {
-        let sharp = boost * by.inverse_temperature;
+        let sharp = boost / by.temperature;
         score = sharp * (bid(share, low, high, unit) + batch[at.click + contest]);
         slope = sharp * bid_slope(share, low, high, unit);
     }
@@ -66,7 +65,7 @@ fn auction(
     ad: usize,
     of: &Sizes,
     at: &Places,
-    by: &Factors,
+    by: &LossFactors,
     #[comptime] score_auctions: bool,
 ) -> Offer {
     let contest = request * of.auctions + ad;
@@ -74,7 +73,7 @@ fn auction(
     let mut score = f32::new(NEVER);
     let mut slope = 0.0f32;
     if boost >= 0.0 {
-        score = boost * by.inverse_temperature * batch[at.auction_worth + contest];
+        score = boost / by.temperature * batch[at.auction_worth + contest];
         if comptime!(score_auctions) {
             let step = request / of.requests;
             let share = sigmoid(scores[step * rows(of, score_auctions) + of.bidders + ad]);
@@ -116,7 +115,7 @@ pub(super) fn contests_kernel(
     ratios: &mut Array<f32>,
     of: Sizes,
     at: Places,
-    by: Factors,
+    by: LossFactors,
     #[comptime] score_auctions: bool,
 ) {
     let request = ABSOLUTE_POS;
@@ -187,7 +186,8 @@ pub(super) fn actor_kernel(
     gradient: &mut Array<f32>,
     of: Sizes,
     at: Places,
-    by: Factors,
+    by: LossFactors,
+    scale: f32,
     #[comptime] score_auctions: bool,
 ) {
     let row = ABSOLUTE_POS;
@@ -212,5 +212,5 @@ pub(super) fn actor_kernel(
     if bidder < of.bidders {
         spring = batch[at.spring + step * of.bidders + bidder] * scores[row];
     }
-    gradient[row] = by.actor_weight * (spring - sum);
+    gradient[row] = scale * (spring - sum);
 }

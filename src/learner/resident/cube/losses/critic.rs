@@ -2,10 +2,10 @@
 
 use cubecl::prelude::*;
 
-use crate::formulas::shared::{quantile_huber, return_step};
+use crate::formulas::shared::{LossFactors, quantile_huber, return_step, scalar_loss};
 use crate::settings::Critic;
 
-use super::super::constants::Factors;
+use super::super::constants::Atoms;
 use super::arguments::{Places, Sizes};
 
 /// Greatest of `len` numbers, and the sum of the others' exponentials beside it.
@@ -81,7 +81,7 @@ pub(super) fn returns_kernel(
     returns: &mut Array<f32>,
     of: Sizes,
     at: Places,
-    by: Factors,
+    by: LossFactors,
     #[comptime] total: bool,
 ) {
     let unit = ABSOLUTE_POS;
@@ -146,7 +146,7 @@ pub(super) fn returns_kernel(
                     next_value = last;
                     next_return = last;
                 }
-                next_return = return_step(said[i], gained[i], next_value, next_return, corrected[i], by.lambda);
+                next_return = return_step(said[i], gained[i], next_value, next_return, corrected[i], &by);
                 next_value = said[i];
                 returns[(behind - 1 - done - i) * credited + member] = next_return;
             }
@@ -169,7 +169,9 @@ pub(super) fn critic_kernel(
     losses: &mut Array<f32>,
     of: Sizes,
     at: Places,
-    by: Factors,
+    by: LossFactors,
+    atoms: Atoms,
+    scale: f32,
     #[comptime] critic: Critic,
     #[comptime] total: bool,
     #[comptime] with_losses: bool,
@@ -202,8 +204,9 @@ pub(super) fn critic_kernel(
     let mut slope = 0.0f32;
     let mut loss = 0.0f32;
     if comptime!(critic == Critic::Scalar) {
-        slope = (returns[pair] - said) * inverse;
-        loss = 0.5f32 * slope * slope;
+        let (by_difference, term) = scalar_loss((returns[pair] - said) * inverse);
+        slope = by_difference;
+        loss = term;
     }
     if comptime!(critic == Critic::Quantile) {
         let tau = support[output];
@@ -213,7 +216,7 @@ pub(super) fn critic_kernel(
                 target += last[(behind + i) * q + j] * batch[at.last_potential + behind + i];
             }
             let u = (target - said) * inverse;
-            let (by_difference, term) = quantile_huber(u, tau, by.inverse_kappa, by.half_kappa);
+            let (by_difference, term) = quantile_huber(u, tau, &by);
             slope += by_difference;
             loss += term;
         }
@@ -234,7 +237,7 @@ pub(super) fn critic_kernel(
         let mut projected = 0.0f32;
         for j in 0..q {
             let moved = (support[j] * batch[at.last_potential + behind] + shift) / potential;
-            let mut place = (moved - by.lowest) / by.atom_step;
+            let mut place = (moved - atoms.lowest) / atoms.step;
             if place < 0.0 {
                 place = 0.0f32;
             }
@@ -251,10 +254,10 @@ pub(super) fn critic_kernel(
             certain = f32::new(1e-12);
         }
         loss = -projected * certain.ln() * learns;
-        gradient[row * q + output] = (own - projected) * learns * by.critic_weight;
+        gradient[row * q + output] = (own - projected) * learns * scale;
     } else {
         for i in 0..members {
-            gradient[(row + i) * q + output] = -by.critic_weight * inverse * batch[at.potential + row + i] * slope;
+            gradient[(row + i) * q + output] = -scale * inverse * batch[at.potential + row + i] * slope;
         }
     }
     if comptime!(with_losses) {

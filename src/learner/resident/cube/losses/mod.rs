@@ -56,7 +56,6 @@ pub fn gradients<R: CubeRuntime>(update: &Update<R>, passes: &Passes<R>) -> (ByO
     };
     let total = layout.by_total;
     let critic_weight = if total { weights.critic * d.contracts as f32 } else { weights.critic };
-    let constants = || losses.factors(weights.actor, critic_weight);
     let support = &losses.support;
     let (critic, last, scores) = (&passes.critic.outputs, &passes.last.outputs, &passes.actor.outputs);
     let pairs = all * d.contracts;
@@ -104,7 +103,7 @@ pub fn gradients<R: CubeRuntime>(update: &Update<R>, passes: &Passes<R>) -> (ByO
             ratios.arg(),
             sizes(),
             places(),
-            constants(),
+            losses.factors(),
             d.score_auctions,
         );
         let (count, dim) = batch.units(by.actor.len);
@@ -121,7 +120,8 @@ pub fn gradients<R: CubeRuntime>(update: &Update<R>, passes: &Passes<R>) -> (ByO
             by.actor.arg(),
             sizes(),
             places(),
-            constants(),
+            losses.factors(),
+            weights.actor,
             d.score_auctions,
         );
         let (count, dim) = batch.units(segments * credited);
@@ -135,7 +135,7 @@ pub fn gradients<R: CubeRuntime>(update: &Update<R>, passes: &Passes<R>) -> (ByO
             returns.arg(),
             sizes(),
             places(),
-            constants(),
+            losses.factors(),
             total,
         );
         let (count, dim) = batch.units(all * credited * d.outputs);
@@ -153,7 +153,9 @@ pub fn gradients<R: CubeRuntime>(update: &Update<R>, passes: &Passes<R>) -> (ByO
             critic_losses.arg(),
             sizes(),
             places(),
-            constants(),
+            losses.factors(),
+            losses.atoms(),
+            critic_weight,
             losses.critic,
             total,
             update.with_sums,

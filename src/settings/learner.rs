@@ -1,0 +1,207 @@
+//! The learner's section: what is learned, from what, and how.
+
+use serde::{Deserialize, Serialize};
+
+use super::bounds::{bad, count, within};
+use super::load::SettingsError;
+use super::rate::ActorRate;
+
+/// The most quantiles of a critic; the losses have a buffer of so many on the stack.
+pub const MOST_QUANTILES: usize = 256;
+
+/// What the learner learns bids from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Target {
+    /// The return of what the actors did.
+    #[default]
+    Return,
+    /// The prices that the rest of each episode justifies in hindsight; the critic learns their distribution.
+    Hindsight,
+    /// Both: the critic learns the return, the bids follow it and the prices in hindsight.
+    Both,
+}
+
+/// What the critic learns of the return.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Critic {
+    /// Quantiles, fitted with the quantile Huber loss.
+    #[default]
+    Quantile,
+    /// Probabilities of fixed atoms, fitted with the cross-entropy to the projected target.
+    Categorical,
+    /// The mean alone, fitted with the squared error.
+    Scalar,
+}
+
+/// Whose return the critic learns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Credit {
+    /// One return for each contract, from its own rewards.
+    #[default]
+    Contract,
+    /// One return for the whole episode, the sum over the contracts.
+    Total,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Learner {
+    pub target: Target,
+    /// Seconds of log time between two states of an episode whose prices are solved in hindsight.
+    pub lesson_every_s: f64,
+    /// Standard deviations of the price in hindsight, as the critic sees it, that bids are held above its mean.
+    pub hedge: f64,
+    pub critic: Critic,
+    pub credit: Credit,
+    /// Updates between two publications of the parameters (m).
+    pub publish_every: u64,
+    /// States in a batch.
+    pub batch: usize,
+    /// Steps in a trajectory segment.
+    pub segment: usize,
+    /// Steps that the replay pool holds; fewer where episodes begin so late in short days that their segments are short.
+    pub pool: usize,
+    /// New samples per update, the replay ratio's inverse times the batch.
+    pub samples_per_update: usize,
+    /// Pull of the bids towards where they start (the controller's, if it takes part): the weight of half the squared network
+    /// output beside the expected advantage. A critic is never quite right, and bids that are nearly right
+    /// should move only where it is sure.
+    pub anchor: f64,
+    /// Updates in which the critic learns alone.
+    pub critic_head_start: u64,
+    /// Adam's rate for the actor. `"auto"`: 1e-4 with `policy.warm_start`, 1e-3 without.
+    pub actor_rate: ActorRate,
+    /// Adam's rate for the critic.
+    pub critic_rate: f64,
+    /// What is left of both rates at the end of the budget; they decay linearly.
+    pub final_rate_share: f64,
+    /// Adam's epsilon.
+    pub adam_epsilon: f64,
+    /// Global gradient norm that the actor is clipped to.
+    pub actor_clip: f64,
+    /// Global gradient norm that the critic is clipped to.
+    pub critic_clip: f64,
+    /// Step of the target critic towards the critic, per update.
+    pub target_rate: f64,
+    /// Step of the averaged actor towards the actor, per update.
+    pub average_rate: f64,
+    /// Lambda of the returns.
+    pub lambda: f64,
+    /// Width of the critic's two hidden layers.
+    pub critic_hidden: usize,
+    /// Quantiles of the quantile critic.
+    pub quantiles: usize,
+    /// Where the quantile Huber loss turns from square to linear.
+    pub kappa: f64,
+    /// Atoms of the categorical critic.
+    pub atoms: usize,
+    /// Threads that work on a batch; 0 = as many as there are cores, and one in serial mode.
+    pub threads: usize,
+}
+
+impl Default for Learner {
+    fn default() -> Self {
+        Self {
+            target: Target::Return,
+            lesson_every_s: 1800.0,
+            hedge: 0.0,
+            critic: Critic::Quantile,
+            credit: Credit::Contract,
+            publish_every: 8,
+            batch: 512,
+            segment: 64,
+            pool: 32_000,
+            samples_per_update: 512,
+            anchor: 0.3,
+            critic_head_start: 160,
+            actor_rate: ActorRate::AUTO,
+            critic_rate: 2e-3,
+            final_rate_share: 0.1,
+            adam_epsilon: 1e-8,
+            actor_clip: 1.0,
+            critic_clip: 10.0,
+            target_rate: 0.1,
+            average_rate: 0.01,
+            lambda: 0.99,
+            critic_hidden: 32,
+            quantiles: 16,
+            kappa: 0.2,
+            atoms: 51,
+            threads: 0,
+        }
+    }
+}
+
+impl Learner {
+    /// Checks the section by itself.
+    ///
+    /// # Errors
+    /// The first key whose value cannot be used, and what to set instead.
+    pub(super) fn validate(&self) -> Result<(), SettingsError> {
+        for (key, value, most) in [
+            ("learner.segment", self.segment, 1 << 20),
+            ("learner.batch", self.batch, 1 << 24),
+            ("learner.pool", self.pool, 1 << 32),
+            ("learner.publish_every", self.publish_every as usize, usize::MAX),
+            ("learner.quantiles", self.quantiles, MOST_QUANTILES),
+            ("learner.critic_hidden", self.critic_hidden, 1 << 16),
+            ("learner.samples_per_update", self.samples_per_update, 1 << 30),
+        ] {
+            count(key, value, most)?;
+        }
+        // 0 threads are as many as there are cores.
+        for (key, value, most) in [("learner.threads", self.threads, 1024), ("learner.atoms", self.atoms, 1024)] {
+            if value > most {
+                return bad(key, format!("is {value}; must be at most {most}"));
+            }
+        }
+        if !self.batch.is_multiple_of(self.segment) {
+            return bad(
+                "learner.batch",
+                format!("is {}; must be a multiple of learner.segment = {}", self.batch, self.segment),
+            );
+        }
+        if self.pool < self.batch || self.pool < self.segment {
+            return bad("learner.pool", format!("is {}; must hold at least one batch of {}", self.pool, self.batch));
+        }
+        if self.critic == Critic::Categorical && self.credit == Credit::Total {
+            return bad(
+                "learner.credit",
+                "= \"total\" sums quantiles and cannot sum atoms; use learner.critic = \"quantile\" or \"scalar\""
+                    .into(),
+            );
+        }
+        if self.target == Target::Hindsight && self.critic != Critic::Quantile {
+            return bad("learner.critic", "must be \"quantile\" with learner.target = \"hindsight\"".into());
+        }
+        if self.target == Target::Both && self.hedge != 0.0 {
+            return bad(
+                "learner.hedge",
+                "needs learner.target = \"hindsight\": with \"both\" the critic learns the return".into(),
+            );
+        }
+        if self.critic == Critic::Categorical && self.atoms < 3 {
+            return bad("learner.atoms", "must be at least 3".into());
+        }
+        for (key, value, low, high) in [
+            ("learner.lambda", self.lambda, 0.0, 1.0),
+            ("learner.hedge", self.hedge, -4.0, 4.0),
+            ("learner.lesson_every_s", self.lesson_every_s, 60.0, 86_400.0),
+            ("learner.kappa", self.kappa, 1e-6, 1e6),
+            ("learner.anchor", self.anchor, 0.0, 1e6),
+            ("learner.target_rate", self.target_rate, 1e-6, 1.0),
+            ("learner.average_rate", self.average_rate, 1e-6, 1.0),
+            ("learner.critic_rate", self.critic_rate, 0.0, 1.0),
+            ("learner.final_rate_share", self.final_rate_share, 0.0, 1.0),
+            ("learner.adam_epsilon", self.adam_epsilon, 1e-12, 1.0),
+            ("learner.actor_clip", self.actor_clip, 1e-6, 1e9),
+            ("learner.critic_clip", self.critic_clip, 1e-6, 1e9),
+        ] {
+            within(key, value, low, high)?;
+        }
+        Ok(())
+    }
+}
