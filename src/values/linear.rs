@@ -1,84 +1,179 @@
-//! Products of a batch with small matrices, sample by sample, the inner loop over outputs.
+//! Products of a batch with small matrices.
 //!
-//! Rows of a few dozen floats are too short for a general product to pay. Four samples share each pass over the weights, so that a
-//! weight is loaded once for four of them.
+//! Matrices of a few dozen rows and columns are too small for a general product to pay. A tile of samples and [`LANES`] columns keeps its sums in
+//! registers while it runs along the inputs; the loops are written so that the compiler turns each run of [`LANES`] into one vector. Sums are formed in
+//! the same order on every processor, without fused multiply-adds, so that every processor gives the same bits.
 
 use multiversion::multiversion;
 
-/// Samples that share a pass over the weights.
-const TILE: usize = 4;
+/// Rows of a tile: samples in [`forward`], inputs in [`backward_weights`].
+const TILE: usize = 8;
+/// Rows of a tile where fewer than [`TILE`] are left.
+const SMALL: usize = 4;
+/// Columns of a tile.
+const LANES: usize = 16;
 
-/// `y = x w + b` for `n` samples: `x` is n x `inputs`, `w` is `inputs` x `outputs`, `b` has `outputs`.
+/// Computes `y = x w + b` for `n` samples: `x` is n x `inputs`, `w` is `inputs` x `outputs`, `b` has `outputs`.
 #[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma"))]
 pub fn forward(x: &[f32], w: &[f32], b: &[f32], inputs: usize, y: &mut [f32]) {
     let outputs = b.len();
+    // Padded with zeros to whole runs of lanes; the first row is `b`.
+    let padded = outputs.next_multiple_of(LANES);
+    let mut wide = vec![0.0; (inputs + 1) * padded];
+    for (wide, w) in wide.chunks_exact_mut(padded).zip(std::iter::once(b).chain(w.chunks_exact(outputs))) {
+        wide[..outputs].copy_from_slice(w);
+    }
+    let (b, w) = wide.split_at(padded);
     for (x, y) in x.chunks(TILE * inputs).zip(y.chunks_mut(TILE * outputs)) {
-        y.chunks_exact_mut(outputs).for_each(|y| y.copy_from_slice(b));
-        if y.len() == TILE * outputs {
-            let (y0, rest) = y.split_at_mut(outputs);
-            let (y1, rest) = rest.split_at_mut(outputs);
-            let (y2, y3) = rest.split_at_mut(outputs);
-            for (i, w) in w.chunks_exact(outputs).enumerate() {
-                let x = [x[i], x[inputs + i], x[2 * inputs + i], x[3 * inputs + i]];
-                for ((((w, y0), y1), y2), y3) in w.iter().zip(&mut *y0).zip(&mut *y1).zip(&mut *y2).zip(&mut *y3) {
-                    *y0 += x[0] * w;
-                    *y1 += x[1] * w;
-                    *y2 += x[2] * w;
-                    *y3 += x[3] * w;
-                }
-            }
-        } else {
+        if x.len() < TILE * inputs {
             for (x, y) in x.chunks_exact(inputs).zip(y.chunks_exact_mut(outputs)) {
-                for (x, w) in x.iter().zip(w.chunks_exact(outputs)) {
+                y.copy_from_slice(&b[..outputs]);
+                for (x, w) in x.iter().zip(w.chunks_exact(padded)) {
                     y.iter_mut().zip(w).for_each(|(y, w)| *y += x * w);
                 }
             }
+            continue;
+        }
+        let x: [&[f32]; TILE] = std::array::from_fn(|s| &x[s * inputs..][..inputs]);
+        for o in (0..padded).step_by(LANES) {
+            let mut sums = [[0.0f32; LANES]; TILE];
+            sums.iter_mut().for_each(|sum| sum.copy_from_slice(&b[o..o + LANES]));
+            for (i, w) in w.chunks_exact(padded).enumerate() {
+                let w = &w[o..o + LANES];
+                for (sum, x) in sums.iter_mut().zip(x) {
+                    let x = x[i];
+                    for (sum, w) in sum.iter_mut().zip(w) {
+                        *sum += x * w;
+                    }
+                }
+            }
+            if o + LANES <= outputs {
+                for (y, sum) in y.chunks_exact_mut(outputs).zip(sums) {
+                    y[o..o + LANES].copy_from_slice(&sum);
+                }
+            } else {
+                // A copy: sums that are read at a length which the compiler does not know would lie in memory all along.
+                let kept = sums;
+                for (y, sum) in y.chunks_exact_mut(outputs).zip(&kept) {
+                    y[o..].iter_mut().zip(sum).for_each(|(y, sum)| *y = *sum);
+                }
+            }
         }
     }
 }
 
-/// Adds to `dw` and `db` what the gradient `dy` of the outputs says of the weights.
+/// Sums over the samples of the products of `$tile` numbers of `a`, from `$i` on, with [`LANES`] numbers of `b`, from `$o` on. A macro: the compiler
+/// keeps the sums of a function that it puts in place in memory.
+macro_rules! outer {
+    ($tile:expr, $a:expr, $i:expr, $b:expr, $o:expr) => {{
+        let mut sums = [[0.0f32; LANES]; $tile];
+        for (a, b) in $a.zip($b) {
+            let b = &b[$o..$o + LANES];
+            for (sum, k) in sums.iter_mut().zip($i..) {
+                let a = a[k];
+                for (sum, b) in sum.iter_mut().zip(b) {
+                    *sum += a * b;
+                }
+            }
+        }
+        sums
+    }};
+}
+
+/// Adds the gradients of the weights and of `b` to `dw` and `db`: `dw += x^T dy`, and `db` the sum of `dy` over the samples.
 #[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma"))]
 pub fn backward_weights(x: &[f32], dy: &[f32], inputs: usize, dw: &mut [f32], db: &mut [f32]) {
     let outputs = db.len();
-    for (x, dy) in x.chunks(TILE * inputs).zip(dy.chunks(TILE * outputs)) {
-        for dy in dy.chunks_exact(outputs) {
-            db.iter_mut().zip(dy).for_each(|(db, dy)| *db += dy);
+    for dy in dy.chunks_exact(outputs) {
+        db.iter_mut().zip(dy).for_each(|(db, dy)| *db += dy);
+    }
+    let (x, dy) = (x.chunks_exact(inputs), dy.chunks_exact(outputs));
+    let add = |dw: &mut [f32], sums: [f32; LANES]| dw.iter_mut().zip(sums).for_each(|(dw, sum)| *dw += sum);
+    let whole = outputs / LANES * LANES;
+    for o in (0..whole).step_by(LANES) {
+        let mut i = 0;
+        while i < inputs {
+            let rows = dw[i * outputs..].chunks_exact_mut(outputs);
+            if i + TILE <= inputs {
+                let sums = outer!(TILE, x.clone(), i, dy.clone(), o);
+                rows.zip(sums).for_each(|(dw, sums)| add(&mut dw[o..o + LANES], sums));
+                i += TILE;
+            } else if i + SMALL <= inputs {
+                let sums = outer!(SMALL, x.clone(), i, dy.clone(), o);
+                rows.zip(sums).for_each(|(dw, sums)| add(&mut dw[o..o + LANES], sums));
+                i += SMALL;
+            } else {
+                let sums = outer!(1, x.clone(), i, dy.clone(), o);
+                rows.zip(sums).for_each(|(dw, sums)| add(&mut dw[o..o + LANES], sums));
+                i += 1;
+            }
         }
-        if dy.len() == TILE * outputs {
-            let (d0, rest) = dy.split_at(outputs);
-            let (d1, rest) = rest.split_at(outputs);
-            let (d2, d3) = rest.split_at(outputs);
-            for (i, dw) in dw.chunks_exact_mut(outputs).enumerate() {
-                let x = [x[i], x[inputs + i], x[2 * inputs + i], x[3 * inputs + i]];
-                for ((((dw, d0), d1), d2), d3) in dw.iter_mut().zip(d0).zip(d1).zip(d2).zip(d3) {
-                    *dw += (x[0] * d0 + x[1] * d1) + (x[2] * d2 + x[3] * d3);
-                }
-            }
-        } else {
-            for (x, dy) in x.chunks_exact(inputs).zip(dy.chunks_exact(outputs)) {
-                for (x, dw) in x.iter().zip(dw.chunks_exact_mut(outputs)) {
-                    dw.iter_mut().zip(dy).for_each(|(dw, dy)| *dw += x * dy);
-                }
-            }
+    }
+    // Outputs that fill no lanes: runs of inputs do, and what is left goes one by one.
+    for o in whole..outputs {
+        let filled = inputs / LANES * LANES;
+        for i in (0..filled).step_by(LANES) {
+            let [sums] = outer!(1, dy.clone(), o, x.clone(), i);
+            dw[i * outputs..].chunks_exact_mut(outputs).zip(sums).for_each(|(dw, sum)| dw[o] += sum);
+        }
+        for i in filled..inputs {
+            dw[i * outputs + o] += x.clone().zip(dy.clone()).map(|(x, dy)| x[i] * dy[o]).sum::<f32>();
         }
     }
 }
 
-/// `dx = dy w^T` for each sample; `wt` is the transposed matrix, `outputs` x `inputs`.
-#[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma"))]
+/// Computes `dx = dy w^T` for each sample; `wt` is the transposed matrix, `outputs` x `inputs`.
 pub fn backward_inputs(dy: &[f32], wt: &[f32], outputs: usize, inputs: usize, dx: &mut [f32]) {
-    for (dy, dx) in dy.chunks_exact(outputs).zip(dx.chunks_exact_mut(inputs)) {
-        dx.fill(0.0);
-        for (dy, w) in dy.iter().zip(wt.chunks_exact(inputs)) {
-            dx.iter_mut().zip(w).for_each(|(dx, w)| *dx += dy * w);
-        }
-    }
+    forward(dy, wt, &vec![0.0; inputs], outputs, dx);
 }
 
-/// The transpose of a `rows` x `columns` matrix.
+/// Writes the transpose of a `rows` x `columns` matrix to `out`.
 pub fn transpose(w: &[f32], columns: usize, out: &mut Vec<f32>) {
     let rows = w.len() / columns;
     out.clear();
     out.extend((0..columns).flat_map(|c| (0..rows).map(move |r| w[r * columns + c])));
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::{RngExt as _, SeedableRng as _};
+    use rand_chacha::ChaCha8Rng;
+
+    use super::*;
+
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
+        /// Whole numbers: every order of summation gives the same bits.
+        #[test]
+        fn products_of_all_shapes_are_those_of_plain_loops(
+            n in 1usize..40, inputs in 1usize..70, outputs in 1usize..70, seed in 0u64..u64::MAX,
+        ) {
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            let mut whole = |len: usize| (0..len).map(|_| rng.random_range(-9i8..=9).into()).collect::<Vec<f32>>();
+            let (x, w, b, dy) = (whole(n * inputs), whole(inputs * outputs), whole(outputs), whole(n * outputs));
+            let (mut dw, mut db) = (whole(w.len()), whole(outputs));
+            let (mut y, mut dx, mut wt) = (whole(n * outputs), whole(n * inputs), vec![]);
+            let (mut expected_y, mut expected_dx) = (vec![0.0; y.len()], vec![0.0; dx.len()]);
+            let (mut expected_dw, mut expected_db) = (dw.clone(), db.clone());
+            for s in 0..n {
+                for o in 0..outputs {
+                    let along: f32 = (0..inputs).map(|i| x[s * inputs + i] * w[i * outputs + o]).sum();
+                    expected_y[s * outputs + o] = b[o] + along;
+                    expected_db[o] += dy[s * outputs + o];
+                    for i in 0..inputs {
+                        expected_dw[i * outputs + o] += x[s * inputs + i] * dy[s * outputs + o];
+                        expected_dx[s * inputs + i] += dy[s * outputs + o] * w[i * outputs + o];
+                    }
+                }
+            }
+            forward(&x, &w, &b, inputs, &mut y);
+            backward_weights(&x, &dy, inputs, &mut dw, &mut db);
+            transpose(&w, outputs, &mut wt);
+            backward_inputs(&dy, &wt, outputs, inputs, &mut dx);
+            proptest::prop_assert_eq!(y, expected_y);
+            proptest::prop_assert_eq!(dx, expected_dx);
+            proptest::prop_assert_eq!(dw, expected_dw);
+            proptest::prop_assert_eq!(db, expected_db);
+        }
+    }
 }

@@ -26,6 +26,7 @@ pub mod linear;
 pub mod model;
 pub mod net;
 pub mod prior;
+mod products;
 pub mod ratios;
 pub mod report;
 pub mod sample;

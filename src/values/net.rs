@@ -16,6 +16,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::sparse::table::DIRECT;
 
 use super::linear::{backward_inputs, backward_weights, forward, transpose};
+use super::products;
 use super::sample::{Block, DENSE};
 
 /// Corrections beyond this say that something is wrong, not what an impression is worth.
@@ -60,7 +61,7 @@ impl NetShape {
     }
 
     fn pairs(&self) -> usize {
-        (self.fields + 1) * self.fields / 2
+        products::pairs(self.fields)
     }
 
     /// Names, inputs and outputs of the layers, in their order.
@@ -182,13 +183,7 @@ impl Net {
         let width = k + shape.pairs();
         self.top.clear();
         self.top.resize(n * width, 0.0);
-        for ((top, b), places) in
-            self.top.chunks_exact_mut(width).zip(self.b.chunks_exact(k)).zip(inverse.chunks_exact(fields))
-        {
-            let (head, pairs) = top.split_at_mut(k);
-            head.copy_from_slice(b);
-            products(b, rows, dim, places, pairs);
-        }
+        products::forward(&self.b, rows, dim, inverse, fields, &mut self.top);
         layer(parameters, shape.layer(2), &self.top, &mut self.h1, true);
         layer(parameters, shape.layer(3), &self.h1, &mut self.out, false);
         for (out, places) in self.out.chunks_exact_mut(HEADS).zip(inverse.chunks_exact(fields)) {
@@ -217,17 +212,11 @@ impl Net {
         d_rows.resize(rows.len(), 0.0);
         self.back(parameters, shape.layer(3), Through::Top, gradient);
         self.back(parameters, shape.layer(2), Through::Products, gradient);
-        let (k, fields, dim) = (shape.product(), shape.fields, shape.dim);
-        let width = k + shape.pairs();
+        let (fields, dim) = (shape.fields, shape.dim);
         self.d_b.clear();
         self.d_b.resize(self.b.len(), 0.0);
-        let samples = self.d_top.chunks_exact(width).zip(self.b.chunks_exact(k)).zip(self.d_b.chunks_exact_mut(k));
-        for (((d_top, b), d_b), (places, d_out)) in
-            samples.zip(inverse.chunks_exact(fields).zip(self.d_out.chunks_exact(HEADS)))
-        {
-            let (d_head, d_pairs) = d_top.split_at(k);
-            d_b.copy_from_slice(d_head);
-            products_back(b, rows, dim, places, d_pairs, d_b, d_rows);
+        products::backward(&self.b, rows, dim, inverse, &self.d_top, &mut self.d_b, d_rows);
+        for (places, d_out) in inverse.chunks_exact(fields).zip(self.d_out.chunks_exact(HEADS)) {
             for &place in places {
                 let d_row = &mut d_rows[place as usize * dim..][..DIRECT];
                 d_row.iter_mut().zip(d_out).for_each(|(d, out)| *d += out);
@@ -320,68 +309,6 @@ fn layer(parameters: &[f32], layer: Layer, x: &[f32], y: &mut Vec<f32>, rectify:
 /// A correction within its bounds; NaN stays NaN, to be noticed.
 pub fn clamped(correction: f32) -> f32 {
     correction.clamp(-MOST_CORRECTION, MOST_CORRECTION)
-}
-
-/// Scalar products of the dense vector and the fields' embeddings, in pairs.
-fn products(b: &[f32], rows: &[f32], dim: usize, places: &[u32], out: &mut [f32]) {
-    let embedding = |place: u32| &rows[place as usize * dim + DIRECT..(place as usize + 1) * dim];
-    let mut out = out.iter_mut();
-    for (i, &place) in places.iter().enumerate() {
-        let e = embedding(place);
-        let others = std::iter::once(b).chain(places[..i].iter().map(|&other| embedding(other)));
-        for (other, out) in others.zip(&mut out) {
-            *out = dot(e, other);
-        }
-    }
-}
-
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut lanes = [0.0f32; 4];
-    let (a4, a_rest) = a.as_chunks::<4>();
-    let (b4, b_rest) = b.as_chunks::<4>();
-    for (a, b) in a4.iter().zip(b4) {
-        lanes.iter_mut().zip(a.iter().zip(b)).for_each(|(lane, (a, b))| *lane += a * b);
-    }
-    let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
-    (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]) + rest
-}
-
-/// Adds the gradients of the products to those of the dense vector and of the rows.
-fn products_back(
-    b: &[f32],
-    rows: &[f32],
-    dim: usize,
-    places: &[u32],
-    d_out: &[f32],
-    d_b: &mut [f32],
-    d_rows: &mut [f32],
-) {
-    let range = |place: u32| place as usize * dim + DIRECT..(place as usize + 1) * dim;
-    let mut d_out = d_out.iter();
-    for (i, &place) in places.iter().enumerate() {
-        for j in 0..=i {
-            let Some(&d) = d_out.next() else { return };
-            match j.checked_sub(1) {
-                None => {
-                    for ((d_row, d_b), (e, b)) in
-                        d_rows[range(place)].iter_mut().zip(&mut *d_b).zip(rows[range(place)].iter().zip(b))
-                    {
-                        *d_row += d * b;
-                        *d_b += d * e;
-                    }
-                }
-                Some(j) => {
-                    let other = places[j];
-                    for ((here, there), (e, o)) in
-                        range(place).zip(range(other)).zip(rows[range(place)].iter().zip(&rows[range(other)]))
-                    {
-                        d_rows[here] += d * o;
-                        d_rows[there] += d * e;
-                    }
-                }
-            }
-        }
-    }
 }
 
 #[cfg(test)]
