@@ -1,16 +1,13 @@
 //! Random changes that a training episode makes to a logged day, all drawn from one seed.
 //!
 //! A step is a run of requests that share the networks' outputs (`episodes.requests_per_step`), and an episode has about a
-//! thousand
-//! steps. A day with more requests than that is replayed as a Bernoulli sample, with demands scaled by the same factor. Noise
-//! falls with the
-//! number of requests: on a day thinned to a thousand requests a contract owes a dozen impressions, and the best policy there
-//! is not the best
-//! one on the whole day. The fractional last unit of a demand pays its fraction.
+//! thousand steps. A day with more requests than that is replayed as a Bernoulli sample, with demands scaled by the same
+//! factor. Noise falls with the number of requests: on a day thinned to a thousand requests a contract owes a dozen
+//! impressions, and the best policy there is not the best one on the whole day. The fractional last unit of a demand pays its
+//! fraction.
 //!
 //! Demands, prices, traffic, the forecast and the starting prices are multiplied by random factors, prices jump, and regions
-//! have shocks,
-//! because the day to be served differs from the training days. A [`super::Segment`] carries only the seed.
+//! have shocks, because the day to be served differs from the training days. A [`super::Segment`] carries only the seed.
 
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
@@ -40,9 +37,8 @@ pub struct Episode {
     /// Start of the episode, milliseconds from midnight.
     pub start: u64,
     /// Factor on auction prices, and the jump: its time and a further factor from then on. The jump is not an `Option`:
-    /// compilers multiply by its
-    /// content before they test whether it is present, and uninitialised bytes may be a denormal number, which costs more than
-    /// the rest of a request.
+    /// compilers multiply by its content before they test whether it is present, and uninitialised bytes may be a denormal
+    /// number, which costs more than the rest of a request.
     price: f64,
     jump: (u64, f64),
     shocks: Vec<Shock>,
@@ -194,8 +190,7 @@ impl Episode {
 }
 
 /// Iterator over the rows of an episode: each row of the log is kept with probability `keep` times the volume of its hour as a
-/// share of the
-/// busiest hour's.
+/// share of the busiest hour's.
 #[derive(Debug, Clone)]
 pub struct RowSampler<'a> {
     rng: ChaCha8Rng,

@@ -61,9 +61,8 @@ pub const FEATURE_NAMES: [&str; FEATURES] = [
 ];
 
 /// Defines features that are computed before a row is requested: a struct of `f32` fields, which is uploaded as it is, and two
-/// functions that
-/// write it to a row, one on the host and one from array to array in a kernel. A feature added to one of the lists below is
-/// known to actors, learner, kernels and policy files.
+/// functions that write it to a row, one on the host and one from array to array in a kernel. A feature added to one of the
+/// lists below is known to actors, learner, kernels and policy files.
 macro_rules! features {
     ($(#[$doc:meta])* $struct:ident, $copy:ident { $($field:ident = $name:literal,)* }) => {
         $(#[$doc])*

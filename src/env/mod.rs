@@ -1,15 +1,11 @@
 //! The log-replay environment.
 //!
 //! For each request, replay computes the state of every candidate, scores them, shows one ad and updates the counters.
-//! Delivered counts, speeds,
-//! shortages and means come from the replay itself, never from the log's future. Training episodes are jittered and, on large
-//! days,
-//! thinned ([`Episode`]); each of their steps is a run of requests that share the networks' outputs. Evaluation replays whole
-//! days, request by
-//! request. Both run through [`Replay`], and so does a day that is served live, for which only a [`KnownDay`] exists before
-//! its requests arrive. A [`Segment`] of a trajectory names rows of the compiled log and carries only what replay changed; the
-//! learner
-//! rebuilds the states with this same code.
+//! Delivered counts, speeds, shortages and means come from the replay itself, never from the log's future. Training episodes
+//! are jittered and, on large days, thinned ([`Episode`]); each of their steps is a run of requests that share the networks'
+//! outputs. Evaluation replays whole days, request by request. Both run through [`Replay`], and so does a day that is served
+//! live, for which only a [`KnownDay`] exists before its requests arrive. A [`Segment`] of a trajectory names rows of the
+//! compiled log and carries only what replay changed; the learner rebuilds the states with this same code.
 //!
 //! [`Weights`] weighs the parts of the reward. [`Delay`] draws the feedback delay. [`outlook`] holds the features of
 //! the outlook network, `features` the others.

@@ -2,8 +2,7 @@
 //! traffic against the forecast with several time constants, and the displays that are not yet confirmed.
 //!
 //! A planner has to commit to one time constant and one forecast. The network sees the same day through several of them and
-//! learns from
-//! hindsight prices how far to trust each. All features are independent of the day's size and of its unit of money.
+//! learns from hindsight prices how far to trust each. All features are independent of the day's size and of its unit of money.
 
 use crate::log::schema::DAY_MS;
 
@@ -56,8 +55,7 @@ fn logit(share: f64) -> f64 {
 }
 
 /// Writes the outlook features of contract `j` at the current request, `[OUTLOOK]`. Unconfirmed displays count as delivered,
-/// because the
-/// policy knows what it showed.
+/// because the policy knows what it showed.
 pub fn write(replay: &Replay, j: usize, out: &mut [f32]) {
     let out: &mut [f32; OUTLOOK] = out.try_into().expect("a row of OUTLOOK");
     let Replay { day, episode, state, .. } = replay;

@@ -321,9 +321,8 @@ impl State {
     }
 
     /// Returns the pacing controller's term for contract `j`, which is added to the logit of its bid: gains times the pace
-    /// error (planned
-    /// minus observed share) and its sum. Gains scale with the square root of the thinning, because the noise of the error
-    /// grows as the thinning falls.
+    /// error (planned minus observed share) and its sum. Gains scale with the square root of the thinning, because the noise of
+    /// the error grows as the thinning falls.
     ///
     /// The market term is not scaled, because prices are seen on every request. `until` is
     /// [`Replay::observed_until`](super::Replay).

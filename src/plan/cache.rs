@@ -1,9 +1,8 @@
 //! Finished plans, kept beside the compiled logs that they were made from.
 //!
-//! Tuning the baselines replays the training days a few hundred times, so a plan that the same program made from the same inputs
-//! is reused. The key is a hash of everything that a plan depends on, which the caller feeds ([`Key`]). The file
-//! contains the plan's JSON, so a new plan and a cached one are equal to the
-//! last bit.
+//! Tuning the baselines replays the training days a few hundred times, so a plan that the same program made from the same
+//! inputs is reused. The key is a hash of everything that a plan depends on, which the caller feeds ([`Key`]). The file
+//! contains the plan's JSON, so a new plan and a cached one are equal to the last bit.
 //!
 //! Nothing here is an error: if a file is missing, damaged or another program's, the plan is made again; if nothing can be
 //! kept, it is made each time.

@@ -1,8 +1,7 @@
 //! Knowledge available before the day: forecast supply, the contracts' demands, prices of requests.
 //!
-//! The plan is made from the training days and the forecast of the day to be served. The main
-//! process makes it first, it is stored in the run directory, and every policy file contains it, because
-//! serving needs the same knowledge.
+//! The plan is made from the training days and the forecast of the day to be served. The main process makes it first, it is
+//! stored in the run directory, and every policy file contains it, because serving needs the same knowledge.
 //!
 //! - [`forecast`]: traffic and supply curves. [`bound`]: dual prices and the hindsight bound.
 //! - [`KnownContract`]: statistics of a contract on the training days.
@@ -197,8 +196,8 @@ impl Plan {
     }
 
     /// Returns the sample of the planned days without a training day's own requests, because planning from them would be too
-    /// easy. The day is
-    /// found by its content, else by its date (a window of a planned day), else by its name. Another day leaves the whole sample.
+    /// easy. The day is found by its content, else by its date (a window of a planned day), else by its name. Another day
+    /// leaves the whole sample.
     pub fn sample_without(&self, log: &CompiledLog) -> Sample {
         let content = log.content();
         let find = |is_it: &dyn Fn(&PlannedDay) -> bool| self.days.iter().position(is_it);

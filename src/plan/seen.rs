@@ -1,8 +1,8 @@
 //! Record of the days that a plan, and policies trained or chosen with it, have used.
 //!
-//! A policy that is judged on one of its training days looks better than it serves. Directories are copied and renamed, so
-//! days are
-//! identified by their content. The record is part of the plan because every policy file contains the plan, also a baseline's.
+//! A policy that is judged on one of its training days looks better than it serves. Directories are copied and renamed, so days
+//! are identified by their content. The record is part of the plan because every policy file contains the plan, also a
+//! baseline's.
 
 use serde::{Deserialize, Serialize};
 

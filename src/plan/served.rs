@@ -119,8 +119,7 @@ impl Allocation {
     }
 
     /// Returns the end of the quarter hour by which 99 % of the planned impressions are delivered, minutes from midnight;
-    /// `None` if
-    /// nothing is planned.
+    /// `None` if nothing is planned.
     pub fn done_by(&self) -> Option<u32> {
         let whole: f64 = self.curve.iter().map(|&n| f64::from(n)).sum();
         let mut sum = 0.0;

@@ -1,11 +1,10 @@
 //! Over-booked contracts: the exact shortage that no allocation can avoid, by flow on the supply-demand graph.
 //!
 //! The sets of contracts that can be delivered together form a polymatroid, so one flow does both: it delivers as many
-//! impressions as
-//! possible, and it misses those with the cheapest penalty, as the total benefit requires. **Attribution**: if contracts share
-//! a shortage, the one with the lower penalty goes short first, entirely if need be; among equal penalties the allocation order of
-//! [`Hwm`] decides (the scarcer contract is served first). Auction prices are not considered: an impression that sells
-//! for more in the auction is given up by choice, not missing.
+//! impressions as possible, and it misses those with the cheapest penalty, as the total benefit requires. **Attribution**: if
+//! contracts share a shortage, the one with the lower penalty goes short first, entirely if need be; among equal penalties the
+//! allocation order of [`Hwm`] decides (the scarcer contract is served first). Auction prices are not considered: an impression
+//! that sells for more in the auction is given up by choice, not missing.
 //!
 //! Method: start from HWM's plan; Dinic's blocking flows (1970) from all short contracts to spare supply; then, in order of
 //! falling penalty, from each short contract to contracts with a lower penalty, which give up impressions. If neither
@@ -107,8 +106,7 @@ impl<'a> Transport<'a> {
     }
 
     /// Computes the levels of everything that the sources reach, up to the first level with spare supply or a contract that
-    /// gives up;
-    /// returns false if there is none.
+    /// gives up; returns false if there is none.
     fn search(&mut self, sources: &[usize], penalty: f64) -> bool {
         self.contract_level.fill(UNREACHED);
         self.group_level.fill(UNREACHED);

@@ -13,8 +13,7 @@ pub struct Tuned {
     /// Relative change of a pass rate in one step of the throttle.
     pub pass_rate_step: f64,
     /// Step size of dual descent from half the penalty, and from the training days' prices: the price change, as a share of a
-    /// contract's
-    /// stake, if its whole demand is missing.
+    /// contract's stake, if its whole demand is missing.
     pub dual_cold_step: f64,
     pub dual_warm_step: f64,
     pub receding: Horizon,

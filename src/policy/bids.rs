@@ -9,8 +9,7 @@ fn logit(share: f64) -> f64 {
 }
 
 /// Returns the terms added to the logit of contract `j`'s bid before the network on the current request: the newest plan, the
-/// controller's
-/// term `pacing` if the settings want one, and the episode's error of the start.
+/// controller's term `pacing` if the settings want one, and the episode's error of the start.
 pub fn lift(policy: &settings::Policy, replay: &Replay, j: usize, pacing: f64) -> f64 {
     let start = f64::from(replay.episode.start_error[j] + replay.state.replanned(j));
     if policy.pacing { start + pacing } else { start }
@@ -18,10 +17,10 @@ pub fn lift(policy: &settings::Policy, replay: &Replay, j: usize, pacing: f64) -
 
 /// Converts network outputs to scores, for one day. Money in minor units per impression.
 ///
-/// A contract's bid is `low + (penalty - low) * sigmoid(base + lift + f)` for an impression that is still owed in full, plus the
-/// worth of the predicted click. `base` is the start, [`lift`] is added before the network's output `f`, and `low` is 0 unless
-/// negative bids
-/// are allowed. A fractional last unit counts with its fraction. An auction ad's score is its worth times `2 sigmoid(f)`.
+/// A contract's bid is `low + (penalty - low) * sigmoid(base + lift + f)` for an impression that is still owed in full, plus
+/// the worth of the predicted click. `base` is the start, [`lift`] is added before the network's output `f`, and `low` is 0
+/// unless negative bids are allowed. A fractional last unit counts with its fraction. An auction ad's score is its worth times
+/// `2 sigmoid(f)`.
 #[derive(Debug, Clone)]
 pub struct Bids {
     base: Vec<f64>,

@@ -69,8 +69,7 @@ impl Teacher {
     }
 
     /// Returns the lesson of the current request: the features that `policy` sees of every contract that can still use
-    /// impressions, with its
-    /// hindsight price. `None` if there is no such contract.
+    /// impressions, with its hindsight price. `None` if there is no such contract.
     pub fn lesson(
         &mut self,
         policy: &mut LearnedPolicy,

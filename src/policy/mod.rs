@@ -116,8 +116,7 @@ pub trait Policy: Send {
     }
 
     /// Returns the features of the last scored request, a row of [`crate::env::FEATURES`] for each of [`Replay::candidates`];
-    /// empty for
-    /// policies that compute none.
+    /// empty for policies that compute none.
     fn features(&self) -> &[f32] {
         &[]
     }

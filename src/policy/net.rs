@@ -171,8 +171,7 @@ const LANES: usize = 16;
 const ROWS: usize = 4;
 
 /// Computes `out = x w + b`, rectified if `relu`. Tiles of 4 rows by 16 outputs stay in registers. A tile with fewer rows
-/// repeats the last
-/// one, which costs nothing: the four sums overlap in the latency of one addition.
+/// repeats the last one, which costs nothing: the four sums overlap in the latency of one addition.
 #[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
 fn dense(x: &[f32], w: &[f32], b: &[f32], inputs: usize, outputs: usize, relu: bool, out: &mut [f32]) {
     let rows = out.len() / outputs;

@@ -67,8 +67,7 @@ impl PolicySpec {
     }
 
     /// Returns, for each embedding table, the rows of this spec and of `other` that stand for the same id; row 0 stands for
-    /// unknown
-    /// ids in both.
+    /// unknown ids in both.
     pub fn embedding_rows(&self, other: &Self) -> Vec<(String, Vec<(u32, u32)>)> {
         fn shared<K: Ord>(own: &BTreeMap<K, u32>, other: &BTreeMap<K, u32>) -> Vec<(u32, u32)> {
             let both = own.iter().filter_map(|(id, &row)| Some((row, *other.get(id)?)));

@@ -2,8 +2,7 @@
 //! worlds, or random weights.
 //!
 //! `scripts/pretrain` makes the former. A policy of another feature version cannot be read, so a change of the features comes
-//! with a
-//! new one.
+//! with a new one.
 
 use std::sync::OnceLock;
 

@@ -1,8 +1,7 @@
 //! Policy files that can be served: a learned policy, or a baseline with the plan that tuned it.
 //!
 //! A nightly job promotes the best policy, and on some nights that is a baseline. Its file takes the place of a learned
-//! policy's and
-//! is read by the same commands, so that serving does not depend on the kind.
+//! policy's and is read by the same commands, so that serving does not depend on the kind.
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -1,15 +1,12 @@
 //! Tunes the baselines, and the controller under the learned bids, within a stated budget of replays.
 //!
 //! They get the same data as the learner: the training days and the validation days, which choose its parameters, each as one
-//! jittered
-//! episode with the learner's own jumps, shocks, feedback delays and errors of demand, price and volume. On the days that prices
-//! come from, a controller that does nothing would look best. So each training day is judged with the sample of the other days,
-//! and baselines that start from the training days' prices are judged with these 20 % too low on some days and 25 % too high
-//! on others. A
-//! baseline with one parameter needs half of the budget; so does the receding horizon, because one of its replays costs as
-//! much as ten others.
-//! These costs grow with the contracts: beyond [`USUAL_CONTRACTS`] baselines that solve prices repeatedly get fewer replays in
-//! proportion.
+//! jittered episode with the learner's own jumps, shocks, feedback delays and errors of demand, price and volume. On the days
+//! that prices come from, a controller that does nothing would look best. So each training day is judged with the sample of the
+//! other days, and baselines that start from the training days' prices are judged with these 20 % too low on some days and 25 %
+//! too high on others. A baseline with one parameter needs half of the budget; so does the receding horizon, because one of its
+//! replays costs as much as ten others. These costs grow with the contracts: beyond [`USUAL_CONTRACTS`] baselines that solve
+//! prices repeatedly get fewer replays in proportion.
 //!
 //! A single training day follows its own forecast exactly, and a controller that trusts it would look best. In that case, only
 //! the validation days judge, if there are any.
@@ -188,8 +185,7 @@ impl Bench<'_> {
     }
 
     /// Returns the setting with the highest J summed over the trials: a pattern search from a robust start, which moves to a
-    /// neighbour at
-    /// some factor while that improves J, then reduces the factor.
+    /// neighbour at some factor while that improves J, then reduces the factor.
     fn climb<S: Copy + Sync>(
         &self,
         start: S,

@@ -1,8 +1,7 @@
 //! Observation of a policy: the scores of every candidate of a request, and the ad shown.
 //!
 //! A witness wraps the policy in a replay and changes nothing. `eval --decisions` uses it to record the bid and the runner-up
-//! of every
-//! request, `explain` the whole queue of one.
+//! of every request, `explain` the whole queue of one.
 
 use crate::env::{FEATURE_NAMES, FEATURES, Replay};
 use crate::log::schema::AdType;
@@ -45,8 +44,7 @@ pub struct Ranking {
 /// Receiver of the scores.
 pub trait Watcher: Send {
     /// Called after a request was scored, with its candidates, best first. `features` has a row of [`FEATURE_NAMES`] for each
-    /// contract
-    /// candidate of [`Replay::candidates`], if the policy computes features.
+    /// contract candidate of [`Replay::candidates`], if the policy computes features.
     fn see(&mut self, replay: &Replay, ranked: &[Scored], features: &[f32]);
 
     /// Whether it wants to see a request.

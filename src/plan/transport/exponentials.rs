@@ -5,8 +5,7 @@ use multiversion::multiversion;
 /// Replaces each of `x`, from -700 to 0, by `exp(x)`, with a relative error of at most `4 * EPSILON`.
 ///
 /// The C library's function takes one number at a time, which was a quarter of the time of replanning. This one is vectorised
-/// and gives
-/// the same bits on every processor.
+/// and gives the same bits on every processor.
 #[multiversion(targets = "simd")]
 pub fn exponentials(x: &mut [f64]) {
     /// Adding it to a small number rounds that to an integer, which then is in the lowest bits, plus the exponent bias.

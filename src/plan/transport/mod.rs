@@ -1,8 +1,7 @@
 //! The transport problem between weighted requests and contracts, and its dual.
 //!
 //! A request of weight `w` stands for `w` equal ones. [`super::bound`] minimises the dual of a whole logged day, with all
-//! weights 1;
-//! the receding-horizon baseline that of a sample of the requests still to come.
+//! weights 1; the receding-horizon baseline that of a sample of the requests still to come.
 
 mod exponentials;
 mod solve;
@@ -82,16 +81,14 @@ impl Transport {
     }
 
     /// Does up to `steps` damped Newton steps on the dual with every maximum replaced by `smoothing * log(sum(exp(. /
-    /// smoothing)))`;
-    /// prices at an active bound stay there. Ends early if no step improves; returns the number of steps.
+    /// smoothing)))`; prices at an active bound stay there. Ends early if no step improves; returns the number of steps.
     pub fn descend(&mut self, prices: &mut [f64], smoothing: f64, steps: usize) -> usize {
         self.newton(prices, smoothing, steps, 0.0)
     }
 
     /// Does the same for prices that need not be exact: the first step that moves no price by more than half of the smoothing
-    /// is the
-    /// last, and is taken without a line search. Within that distance second derivatives change by less than a factor of `e`, so a
-    /// full Newton step descends, and the remaining error is of second order.
+    /// is the last, and is taken without a line search. Within that distance second derivatives change by less than a factor of
+    /// `e`, so a full Newton step descends, and the remaining error is of second order.
     pub fn follow(&mut self, prices: &mut [f64], smoothing: f64, steps: usize) -> usize {
         self.newton(prices, smoothing, steps, 0.5 * smoothing)
     }
@@ -140,9 +137,8 @@ impl Transport {
                 free.push(j);
             }
         }
-        // If a price is so far off that no request is in doubt, its second derivative is 0. The damping then limits its step
-        // to half the
-        // typical size of a price.
+        // If a price is so far off that no request is in doubt, its second derivative is 0. The damping then limits its step to
+        // half the typical size of a price.
         let reach = 0.5 * self.scale(prices).max(1e-12);
         let damping = |j: usize, diagonal: f64| 1e-9 * diagonal.abs() + gradient[j].abs() / reach;
         self.solve(smoothing, &free, &gradient, damping, INEXACT)
@@ -190,9 +186,8 @@ impl Transport {
     }
 
     /// Returns the sensitivity of the prices at a minimum of the dual smoothed by `smoothing`: the derivative of each price by
-    /// the log of
-    /// all demands, minor units; and the derivative of each contract's supply, as a share of its demand, by the log of its own
-    /// price. Prices at a bound do not move.
+    /// the log of all demands, minor units; and the derivative of each contract's supply, as a share of its demand, by the log
+    /// of its own price. Prices at a bound do not move.
     pub fn sensitivity(&mut self, prices: &[f64], smoothing: f64) -> (Vec<f64>, Vec<f64>) {
         self.smoothed(prices, smoothing);
         let n = prices.len();

@@ -3,9 +3,8 @@
 const CONJUGATE_STEPS: usize = 50;
 
 /// Solves `A x = b` by conjugate gradients with the diagonal as preconditioner, until the residual is `tolerance` of the
-/// initial one, in the
-/// norm of the preconditioner. `product` writes `A v` for a symmetric, positive definite `A`; if `b` is 0 because an unknown
-/// is fixed, `x` stays 0.
+/// initial one, in the norm of the preconditioner. `product` writes `A v` for a symmetric, positive definite `A`; if `b` is 0
+/// because an unknown is fixed, `x` stays 0.
 pub fn conjugate_gradients(
     product: impl Fn(&[f64], &mut Vec<f64>),
     diagonal: &[f64],

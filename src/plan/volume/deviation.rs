@@ -17,8 +17,7 @@ pub struct Deviation {
 
 impl Deviation {
     /// Computes the deviation from `[seen, expected]` requests over ten minutes, an hour and the day. A replay that is thinned
-    /// to a share
-    /// `thinning` of the requests sees and expects that share.
+    /// to a share `thinning` of the requests sees and expects that share.
     pub fn of(levels: [[f64; 2]; 3], thinning: f64) -> Self {
         let prior = PRIOR * thinning;
         let [minutes, hour, day] =

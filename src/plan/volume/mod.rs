@@ -1,16 +1,14 @@
 //! Forecast of the remaining traffic during a day.
 //!
-//! A forecast has errors that repeat, and a day deviates from it and reverts. A planner that extrapolates the day's volume so far
-//! mistakes a busy hour for a busy day; one that trusts the forecast learns nothing from the day. [`VolumeModel`]
-//! learns the balance by ridge regression on logged days: the logarithm of actual over forecast traffic, in five spans of the time
+//! A forecast has errors that repeat, and a day deviates from it and reverts. A planner that extrapolates the day's volume so
+//! far mistakes a busy hour for a busy day; one that trusts the forecast learns nothing from the day. [`VolumeModel`] learns
+//! the balance by ridge regression on logged days: the logarithm of actual over forecast traffic, in five spans of the time
 //! ahead, given the same ratio over ten minutes, an hour and the day so far, and over the other days. Every label is a count,
-//! known
-//! once the day is over, so a few days are enough to correct the shipped moments of many worlds ([`Moments::shipped`]).
+//! known once the day is over, so a few days are enough to correct the shipped moments of many worlds ([`Moments::shipped`]).
 //!
 //! The remaining uncertainty is part of the result: [`VolumeModel::courses`] returns several courses of the rest of the day,
-//! and prices
-//! are averaged over them. A contract that is short in a course with little traffic costs its penalty, which the mean volume
-//! does not show.
+//! and prices are averaged over them. A contract that is short in a course with little traffic costs its penalty, which the
+//! mean volume does not show.
 
 mod day;
 mod deviation;
@@ -75,8 +73,7 @@ impl VolumeModel {
     }
 
     /// Returns courses of the rest of the day: factors on the forecast by cell of the grid, from the cell `now` on. They are
-    /// equally
-    /// likely. `elapsed`: share of the forecast traffic before now.
+    /// equally likely. `elapsed`: share of the forecast traffic before now.
     pub fn courses(&self, deviation: Deviation, elapsed: f64, now: usize) -> Vec<[f64; GRID]> {
         let inputs = deviation.inputs(self.bias, elapsed.clamp(0.0, 1.0));
         let expected = self.weights.map(|weights| weights.iter().zip(inputs).map(|(w, x)| w * x).sum::<f64>());

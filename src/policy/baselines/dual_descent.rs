@@ -1,11 +1,10 @@
 //! Online dual descent on the contracts' prices.
 //!
 //! Balseiro, Lu, Mirrokni: "The best of many worlds: dual mirror descent for online allocation problems", Operations Research
-//! 71(1), 2023, with the Euclidean mirror map: the price moves against a subgradient of the dual, which is an interval's delivery
-//! minus its target, and is projected on the interval that contains the optimal price. In the paper a budget is to be
+//! 71(1), 2023, with the Euclidean mirror map: the price moves against a subgradient of the dual, which is an interval's
+//! delivery minus its target, and is projected on the interval that contains the optimal price. In the paper a budget is to be
 //! used up; here a demand is to be met, so the price rises if delivery is short. The paper's constant target per request
-//! becomes the
-//! planned share of the forecast supply.
+//! becomes the planned share of the forecast supply.
 
 use anyhow::ensure;
 

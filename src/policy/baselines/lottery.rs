@@ -1,12 +1,10 @@
 //! Lotteries: planned play probabilities, drawn on each request. The classical way to serve a plan.
 //!
 //! The contracts in a queue that still owe impressions are processed in the plan's allocation order. Each takes its share of
-//! the request
-//! from the remainder of the earlier ones; the best auction ad gets the rest. The draw of a contract is a hash of seed,
-//! request and
-//! ad, so that it can be repeated and does not depend on the order of the queue: contract j with share `x_j` wins iff
-//! `hash < x_j / (1 - shares before it)`, which happens with probability `x_j`. The seed is derived from that of the rate draws.
-//! A contract that owes nothing competes with its click worth. If no auction ad may be shown, the first contract in
+//! the request from the remainder of the earlier ones; the best auction ad gets the rest. The draw of a contract is a hash of
+//! seed, request and ad, so that it can be repeated and does not depend on the order of the queue: contract j with share `x_j`
+//! wins iff `hash < x_j / (1 - shares before it)`, which happens with probability `x_j`. The seed is derived from that of the
+//! rate draws. A contract that owes nothing competes with its click worth. If no auction ad may be shown, the first contract in
 //! the order is shown.
 
 use crate::env::Replay;

@@ -4,9 +4,8 @@ use crate::env::Replay;
 use crate::log::draw::hash64;
 use crate::policy::Policy;
 
-/// Shows a uniformly random one of the contracts that may be shown and the best auction ad. The draw is a hash of seed,
-/// request and
-/// ad, so it does not depend on the order of the queue.
+/// Shows a uniformly random one of the contracts that may be shown and the best auction ad. The draw is a hash of seed, request
+/// and ad, so it does not depend on the order of the queue.
 pub struct Random {
     seed: u64,
 }

@@ -1,17 +1,13 @@
 //! The reference policy that knows the process: the value of the best possible forecast.
 //!
 //! It knows the process from which a synthetic world draws its days, and of a day what any policy has observed. Every ten
-//! minutes it draws
-//! [`FUTURES`] courses of the rest of the day from the process given these observations, solves each with hindsight, and bids
-//! the mean of the
-//! hindsight prices. It is no upper bound, because the mean price need not be the best bid. It estimates the value of knowing
-//! the process,
-//! and so what a learner may hope for. The day's own future is not used: typical requests come from streams of their own
-//! ([`crate::synth::Truth`]).
+//! minutes it draws [`FUTURES`] courses of the rest of the day from the process given these observations, solves each with
+//! hindsight, and bids the mean of the hindsight prices. It is no upper bound, because the mean price need not be the best bid.
+//! It estimates the value of knowing the process, and so what a learner may hope for. The day's own future is not used: typical
+//! requests come from streams of their own ([`crate::synth::Truth`]).
 //!
 //! Its process is that of worlds with random drift and noise. It does not include the regional shocks of `shock_min` and
-//! `shock_max`, which
-//! last some hours and end at once, nor a `jump`.
+//! `shock_max`, which last some hours and end at once, nor a `jump`.
 
 mod belief;
 mod gaussian;

@@ -1,8 +1,7 @@
 //! Typical requests of the world; each future holds a part of them.
 //!
 //! An even sample would contain only a handful of requests of a narrow contract, and its price would depend on chance. So
-//! requests of
-//! narrow contracts are held more often and weigh less.
+//! requests of narrow contracts are held more often and weigh less.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,6 +1,5 @@
 //! The expected requests of a day: the sampled requests of the training days with the day's own contracts in their queues,
-//! weighted
-//! by the day's forecast.
+//! weighted by the day's forecast.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};

@@ -1,9 +1,8 @@
 //! Receding horizon: prices are solved repeatedly on the rest of the day.
 //!
 //! The rest of the day is a sample of the training days' requests ([`Sample`]) with the day's own contracts in their queues,
-//! weighted by
-//! the day's forecast in time and by kind of request, times the volume seen so far over the forecast; their auction worth is
-//! scaled by the price level seen so far over the expected one. A contract's remaining demand is its demand minus the
+//! weighted by the day's forecast in time and by kind of request, times the volume seen so far over the forecast; their auction
+//! worth is scaled by the price level seen so far over the expected one. A contract's remaining demand is its demand minus the
 //! deliveries observed. The prices minimise the smoothed dual of that problem, starting from the last ones: the certainty
 //! equivalent of the day's remaining bound.
 //!
@@ -287,8 +286,7 @@ impl Receding {
     }
 
     /// Returns the current price problem, with expected prices scaled by `level` and requests by the factors of each course;
-    /// `None` while
-    /// an earlier task is out.
+    /// `None` while an earlier task is out.
     fn task(&mut self, replay: &Replay, level: f64, volumes: Vec<[f64; GRID]>) -> Option<Task> {
         let transport = self.transport.take()?;
         let counted = if self.predicts { &replay.state.delivered } else { &replay.state.observed };
