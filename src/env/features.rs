@@ -284,7 +284,7 @@ fn off_by(share: f64, error: f32) -> f32 {
 }
 
 impl<'a> Moment<'a> {
-    /// The state at the current request of a replay.
+    /// Computes the moment of a replay's current request.
     pub fn new(replay: &'a Replay) -> Self {
         let (day, episode, state, offset) = (&*replay.day, &replay.episode, &replay.state, replay.offset());
         let whole = day.traffic.total().max(1e-9);

@@ -25,7 +25,7 @@ pub struct Candidate {
     pub boost: f64,
 }
 
-/// What is shown on a request.
+/// Ad shown on a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
     /// Index into [`Replay::candidates`].

@@ -38,7 +38,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Whether the node serves a contract: one that it lists, or one that targets it if it lists none.
+    /// Whether the node may serve a contract: one that it lists, or one that targets it if it lists none.
     pub fn serves(&self, ad_id: u64, targeting: &Targeting) -> bool {
         if self.ad_ids.is_empty() {
             targeting.matches(self.slot_id, self.region, self.gender, self.age)

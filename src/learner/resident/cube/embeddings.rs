@@ -125,7 +125,7 @@ pub fn rows<R: CubeRuntime>(
     out
 }
 
-/// Adds the gradients by the tables to each part of `parts`; `by` are those by the embeddings, `[rows, inputs - FEATURES]`.
+/// Writes the gradients by the tables to each part of `parts`; `by` are those by the embeddings, `[rows, inputs - FEATURES]`.
 pub fn gradients<R: CubeRuntime>(
     flat: &Flat,
     (batch, ids_at): (&Numbers<R>, usize),

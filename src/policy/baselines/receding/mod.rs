@@ -123,7 +123,7 @@ struct PriceLevel {
 }
 
 impl PriceLevel {
-    /// Counts the current request, and the requests since the last call, which were not scored because they had no auction ad.
+    /// Counts the current request, and the unscored requests since the last call, which had no auction ad.
     fn see(&mut self, replay: &Replay, memory_ms: f64, factor: f64) {
         let offset = replay.offset();
         let decay = (-(offset.saturating_sub(self.at) as f64) / memory_ms).exp();
