@@ -1,4 +1,4 @@
-//! Replays training episodes with the raw actor and records what it did.
+//! Replays training episodes with the raw actor and records its actions.
 
 use std::iter::Peekable;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::plan::Horizon;
 use crate::policy::{LearnedPolicy, Policy as _, PolicySpec, Replanner, Teacher};
 use crate::settings::{Settings, Target};
 
-/// An episode under way.
+/// An episode in progress.
 pub(super) struct Runner<'a> {
     pub day: usize,
     /// Whether it replays the whole day, whatever its seed says.
@@ -25,13 +25,13 @@ pub(super) struct Runner<'a> {
     pub lessons: Option<Lessons>,
 }
 
-/// The teacher of an episode, and when it teaches next: milliseconds from midnight.
+/// Teacher of an episode, and the time of its next lesson, milliseconds from midnight.
 pub(super) struct Lessons {
     pub teacher: Teacher,
     pub next: u64,
 }
 
-/// A segment under way.
+/// A segment in progress.
 pub(super) struct Recording {
     runner: usize,
     start: State,
@@ -42,7 +42,7 @@ pub(super) struct Recording {
     lessons: Vec<Lesson>,
 }
 
-/// Explores with a softmax over scores. Several episodes run side by side, a segment of each in turn, so that
+/// Explores with a softmax over scores. Several episodes run in rotation, one segment each, so that
 /// neighbouring samples do not all come from one hour of one day.
 pub struct Explorer<'a> {
     pub(super) days: &'a [DayModel],
@@ -58,7 +58,7 @@ pub struct Explorer<'a> {
 }
 
 impl<'a> Explorer<'a> {
-    /// An explorer with its own random stream: `id` is the actor, `incarnation` how often it was started before.
+    /// Creates an explorer with its own random stream: `id` is the actor, `incarnation` the number of earlier starts.
     pub fn new(
         days: &'a [DayModel],
         settings: &Settings,
@@ -83,7 +83,7 @@ impl<'a> Explorer<'a> {
         }
     }
 
-    /// Takes newer parameters of the raw actor.
+    /// Sets newer parameters of the raw actor.
     pub fn set_params(&mut self, actor: &[f32]) {
         self.policy.set_params(actor);
     }
@@ -198,7 +198,7 @@ impl<'a> Explorer<'a> {
         }
     }
 
-    /// A new episode with at least one step; a start near the end of a short day can have none.
+    /// Draws a new episode with at least one step; a start near the end of a short day can have none.
     fn episode(&mut self) -> Runner<'a> {
         let mut tries = 0;
         loop {
@@ -207,7 +207,7 @@ impl<'a> Explorer<'a> {
             let mut episode =
                 Episode::draw(model, &self.settings.episodes, self.settings.requests_per_step(), self.rng.random());
             tries += 1;
-            // Only a day of hardly any requests gets there.
+            // Only a day with hardly any requests gets there.
             let whole = tries > 50;
             if whole {
                 episode.replay_all();
@@ -219,7 +219,7 @@ impl<'a> Explorer<'a> {
             if rows.peek().is_some() {
                 let replanner = self.policy.replanner(&replay, horizon(model));
                 let teaches = self.settings.learner.target != Target::Return;
-                // Not at the same times of the day in every episode.
+                // Lesson times differ between episodes.
                 let first = (1000.0 * self.settings.learner.lesson_every_s * self.rng.random::<f64>()) as u64;
                 let lessons =
                     teaches.then(|| Lessons { teacher: Teacher::default(), next: replay.episode.start + first });
@@ -229,12 +229,12 @@ impl<'a> Explorer<'a> {
     }
 }
 
-/// How often a training episode of this day is planned anew.
+/// Returns the planning horizon of a training episode of this day.
 pub(super) fn horizon(day: &DayModel) -> Horizon {
     Horizon { interval_s: day.horizon.interval_s.max(REPLAN_INTERVAL_S), ..day.horizon }
 }
 
-/// Draws what is shown from the softmax over the scores.
+/// Draws the action from the softmax over the scores; returns it with its probability.
 fn explore(
     policy: &mut LearnedPolicy,
     replay: &Replay,

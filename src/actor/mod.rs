@@ -1,7 +1,8 @@
-//! Actors: explore the environment with their own copy of the policy and hand samples over.
+//! Actors: explore the environment with their own copy of the policy and send samples to the learner.
 //!
 //! [`Explorer`] is the exploration itself, the same in every mode; [`process`] is the actor process around it: its
-//! own ring region, newer parameters, its ledger. [`resume`] is an explorer between two blocks, for lock-step runs that go on.
+//! own ring region, newer parameters, its ledger. [`resume`] is the state of an explorer between two blocks, for resuming
+//! lock-step runs.
 //!
 //! May import: `run`, `shm`, `policy`, `env`, `plan`, `log`, `settings`.
 

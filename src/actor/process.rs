@@ -1,4 +1,4 @@
-//! The actor process: pulls parameters, explores, hands blocks over.
+//! The actor process: reads parameters, explores, writes blocks to its ring.
 
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,13 @@ use crate::shm::ProcessKind;
 
 use super::Explorer;
 
-/// How long to sleep before looking again at the stop flag.
+/// Maximum sleep between two checks of the stop flag.
 const NAP: Duration = Duration::from_millis(100);
 
 /// Runs actor `id` until the run stops.
 ///
 /// # Errors
-/// Anything that keeps it from working; main starts it again.
+/// On any failure; main starts it again.
 pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<()> {
     let context = Context::load(directory)?;
     let settings = &context.settings;
@@ -29,8 +29,8 @@ pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<
     let actor_len = context.spec.actor_shape().len();
     let initial = context.start.clone();
     let lock_step = settings.run.deterministic;
-    // A run that goes on draws other episodes than it began with. In lock-step it draws the same ones: where its snapshot
-    // ends, or from the beginning where no round had ended before the snapshot.
+    // A resumed run draws other episodes than before. In lock-step it draws the same ones: from the end of its
+    // snapshot, or from the beginning if no round had ended before the snapshot.
     let start = if lock_step { 0 } else { incarnation - 1 + control.resumed_from.get() * 4096 };
     let start = start & u64::from(u32::MAX);
     let mut explorer = Explorer::new(&days, settings, context.spec.clone(), initial, id as u64, start);
@@ -46,7 +46,7 @@ pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<
     }
     while control.stop_level() == 0 {
         let waiting = Instant::now();
-        // In lock-step the round's publication is the starting signal; else any first one will do.
+        // In lock-step the round's publication is the start signal; otherwise any first one is enough.
         let wanted = if lock_step { round + 1 } else { 1 };
         loop {
             let seen = control.params.value();

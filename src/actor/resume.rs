@@ -1,7 +1,7 @@
-//! An explorer between two blocks, in serialised form.
+//! Serialised state of an explorer between two blocks.
 //!
-//! In lock-step a resumed run goes on as if it had never stopped, so every actor's random stream and the episodes that it is in
-//! the middle of travel with its blocks and lie in every snapshot. What a day and an episode's seed determine is made again.
+//! In lock-step a resumed run continues as if it had never stopped, so every actor's random stream and its unfinished episodes
+//! are part of its blocks and of every snapshot. Everything that follows from a day and an episode's seed is recomputed.
 
 use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
@@ -25,19 +25,19 @@ struct RunnerState {
     episode: u64,
     /// Whether it replays the whole day, whatever its seed says.
     whole: bool,
-    /// The row to be decided next.
+    /// Row to be decided next.
     next: u64,
     state: State,
     replanner: Option<ReplannerState>,
-    /// The teacher's last prices, and when it teaches next.
+    /// The teacher's last prices, and the time of its next lesson.
     lessons: Option<(Vec<f64>, u64)>,
 }
 
 impl<'a> Explorer<'a> {
-    /// The explorer as it is between two blocks.
+    /// Serialises the explorer between two blocks.
     ///
     /// # Errors
-    /// Within a segment: what is under way is not part of the form.
+    /// Within a segment, because a segment in progress is not serialised.
     pub fn save(&self) -> anyhow::Result<Vec<u8>> {
         ensure!(self.recording.is_none(), "an explorer within a segment cannot be saved");
         let runner = |runner: &Runner| {
@@ -60,10 +60,10 @@ impl<'a> Explorer<'a> {
         Ok(bincode::serde::encode_to_vec(&state, bincode::config::standard())?)
     }
 
-    /// Goes on from where an explorer of the same settings was saved.
+    /// Resumes from the saved state of an explorer with the same settings.
     ///
     /// # Errors
-    /// Bytes that are no explorer, or one of other days or settings.
+    /// If the bytes are not an explorer, or one of other days or settings.
     pub fn resume(&mut self, saved: &[u8]) -> anyhow::Result<()> {
         const LIMIT: usize = 1 << 28;
         let config = bincode::config::standard().with_limit::<LIMIT>();

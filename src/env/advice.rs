@@ -1,16 +1,16 @@
-//! What a replanner writes into the state for each contract.
+//! Output of a replanner for each contract, stored in the state.
 
-/// Columns that a replanner writes for each contract: what is added to the logit of the bid, then [`Advice`].
+/// Number of columns that a replanner writes for each contract: the addition to the logit of the bid, then [`Advice`].
 pub const ADVICE_COLUMNS: usize = 5;
 
-/// What a replanner knows of a contract's price, beside where its bid starts.
+/// A replanner's information on a contract's price, besides the start of its bid.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Advice {
-    /// Logit of the price relative to the static one: at the volume and price levels seen, and at the forecast's.
+    /// Logits of the price relative to the static one: at the volume and price levels seen, and at the forecast levels.
     pub seen: f32,
     pub forecast: f32,
-    /// What a doubling of the volume by `e` moves the logit by.
+    /// Derivative of the logit by the log of the volume.
     pub by_volume: f32,
-    /// What the supply won grows by, as a share of the demand, when the price grows by `e`.
+    /// Log of 0.1 plus the derivative of the supply won, as a share of the demand, by the log of the price.
     pub supply: f32,
 }

@@ -1,4 +1,4 @@
-//! A logged day: what is known of it before it begins, and the rows of its log.
+//! A logged day: the information known before it begins, and the rows of its log.
 
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
@@ -11,12 +11,12 @@ use super::incoming::{Incoming, Visit};
 use super::known::KnownDay;
 use super::vocabulary::Vocabulary;
 
-/// A logged day ready for replay. Shared by all replays of the process.
+/// A logged day ready for replay, shared by all replays of the process.
 #[derive(Debug)]
 pub struct DayModel {
     pub log: Arc<CompiledLog>,
     pub known: Arc<KnownDay>,
-    /// Slot and region indices of each request would cost a look-up a step; they are resolved once.
+    /// Slot and region indices of each request, resolved once to save a look-up per step.
     places: Vec<[u16; 2]>,
 }
 
@@ -24,7 +24,7 @@ impl DayModel {
     /// Joins a day's log with its forecast (its `inventory`, else the plan's) and the plan.
     ///
     /// # Errors
-    /// A malformed inventory.
+    /// If the inventory is malformed.
     pub fn new(dir: &Path, log: CompiledLog, plan: &Plan, vocabulary: Arc<Vocabulary>) -> Result<Self, log::LogError> {
         let own = Forecast::of_directory(dir)?;
         Ok(Self::with_forecast(log, own.as_ref().unwrap_or(&plan.forecast), plan, vocabulary))
@@ -43,12 +43,12 @@ impl DayModel {
         Self { log, known: Arc::new(known), places }
     }
 
-    /// Milliseconds from midnight of a row.
+    /// Returns the time of a row, milliseconds from midnight.
     pub fn offset(&self, row: usize) -> u64 {
         self.log.requests()[row].ts_ms - self.known.start_ms
     }
 
-    /// The request at `row` as replay takes it.
+    /// Returns the request at `row` in the form that replay takes.
     pub fn incoming(&self, row: usize) -> Incoming<'_> {
         let request = &self.log.requests()[row];
         let &Request { request_id, slot_id, region, gender, age, best, .. } = request;
@@ -66,7 +66,7 @@ impl Deref for DayModel {
     }
 }
 
-/// Changes what is known; a replay under way keeps what it began with.
+/// Changes the known part of the day; a replay in progress keeps the old one.
 impl DerefMut for DayModel {
     fn deref_mut(&mut self) -> &mut KnownDay {
         Arc::make_mut(&mut self.known)

@@ -1,4 +1,4 @@
-//! How long a delivery stays unobserved: the same for all displays of a day, and on some platforms another one every day.
+//! Feedback delay: the time until a delivery is observed. It is the same for all displays of a day and can vary from day to day.
 
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
@@ -7,7 +7,7 @@ use rand_distr::{Distribution as _, StandardNormal};
 use crate::log::draw;
 use crate::settings::{Env, FeedbackDelay};
 
-/// What a drawn delay is drawn for: days and episodes must not share their draws.
+/// Hash keys of the draws, so that days and episodes do not share them.
 const DAY: u64 = 1;
 const EPISODE: u64 = 2;
 
@@ -26,22 +26,22 @@ impl From<&Env> for Delay {
 }
 
 impl Delay {
-    /// So many seconds on every day.
+    /// Returns a delay of `seconds` on every day.
     pub const fn fixed(seconds: f64) -> Self {
         Self { fixed_s: seconds, drawn: FeedbackDelay::NONE, seed: 0 }
     }
 
-    /// Seconds on a whole day that is replayed; `start_ms` is when it begins, Unix milliseconds.
+    /// Returns the delay of a whole day that is replayed, seconds; `start_ms` is the start of the day, Unix milliseconds.
     pub fn on_day(&self, start_ms: u64) -> f64 {
         self.draw(DAY, start_ms)
     }
 
-    /// Seconds in a training episode.
+    /// Returns the delay of a training episode, seconds.
     pub fn in_episode(&self, seed: u64) -> f64 {
         self.draw(EPISODE, seed)
     }
 
-    /// The most seconds that it can be.
+    /// Returns the longest possible delay, seconds.
     pub fn most_s(&self) -> f64 {
         if self.drawn.is_drawn() { self.drawn.max_s } else { self.fixed_s }
     }

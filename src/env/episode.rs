@@ -1,12 +1,13 @@
-//! What a training episode changes about a logged day, all drawn from one seed.
+//! Random changes that a training episode makes to a logged day, all drawn from one seed.
 //!
-//! A step is a run of requests that share the networks' outputs (`episodes.requests_per_step`), and an episode about a thousand
-//! steps: a day with more requests than that is replayed as a Bernoulli sample with demands scaled alike. The more requests, the
-//! less noise: what is best on a day thinned to a thousand requests, where a contract owes a dozen impressions, is not best
-//! on the whole day. The fractional last unit of a demand pays its fraction.
+//! A step is a run of requests that share the networks' outputs (`episodes.requests_per_step`), and an episode has about a
+//! thousand steps. A day with more requests than that is replayed as a Bernoulli sample, with demands scaled by the same
+//! factor. Noise falls with the number of requests: on a day thinned to a thousand requests a contract owes a dozen
+//! impressions, and the best policy there is not the best one on the whole day. The fractional last unit of a demand pays its
+//! fraction.
 //!
-//! Demands, prices, traffic, the forecast and the starting prices are off by random factors, prices jump, and regions have shocks:
-//! the day to come is not one of the training days. The seed is all that a [`super::Segment`] carries of this.
+//! Demands, prices, traffic, the forecast and the starting prices are multiplied by random factors, prices jump, and regions
+//! have shocks, because the day to be served differs from the training days. A [`super::Segment`] carries only the seed.
 
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
@@ -18,7 +19,7 @@ use super::day::DayModel;
 use super::known::KnownDay;
 use super::wander::Wander;
 
-/// One draw of how a day is replayed.
+/// One draw of the random changes to a day.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Episode {
     pub seed: u64,
@@ -26,24 +27,25 @@ pub struct Episode {
     pub thinning: f64,
     /// Share of the logged requests that is replayed in the busiest hour: the thinning times the volume factor.
     pub keep: f64,
-    /// Impressions owed and left, scaled; fractional.
+    /// Impressions owed and cap left per contract, scaled; fractional.
     pub owed: Vec<f32>,
     pub left: Vec<f32>,
-    /// What each contract's starting bid is off by, in its logit, and its forecast supply, as a factor.
+    /// Errors per contract: added to the logit of the starting bid, and a factor on the forecast supply.
     pub start_error: Vec<f32>,
     pub supply_error: Vec<f32>,
     pub rate_seed: u64,
-    /// Milliseconds from midnight.
+    /// Start of the episode, milliseconds from midnight.
     pub start: u64,
-    /// Factor on auction prices, and from when on another one. Not an `Option`: compilers multiply by what is in it before they
-    /// look whether anything is, and bytes that nobody wrote may be a denormal number, which costs more than all else of a request.
+    /// Factor on auction prices, and the jump: its time and a further factor from then on. The jump is not an `Option`:
+    /// compilers multiply by its content before they test whether it is present, and uninitialised bytes may be a denormal
+    /// number, which costs more than the rest of a request.
     price: f64,
     jump: (u64, f64),
     shocks: Vec<Shock>,
     wander: Wander,
 }
 
-/// A region's prices are another for some hours.
+/// A factor on a region's prices for some hours.
 #[derive(Debug, Clone, PartialEq)]
 struct Shock {
     region: u32,
@@ -52,11 +54,11 @@ struct Shock {
     factor: f64,
 }
 
-/// Prices that do not jump.
+/// Jump of an episode whose prices do not jump.
 const NEVER: (u64, f64) = (u64::MAX, 1.0);
-/// The most regional shocks of an episode.
+/// Maximum number of regional shocks of an episode.
 const MOST_SHOCKS: u32 = 2;
-/// Hours that a shock lasts.
+/// Duration of a shock, hours.
 const SHOCK_HOURS: std::ops::Range<f64> = 1.0..5.0;
 
 fn normal(rng: &mut ChaCha8Rng) -> f64 {
@@ -64,7 +66,7 @@ fn normal(rng: &mut ChaCha8Rng) -> f64 {
 }
 
 impl Episode {
-    /// The whole day as it was logged.
+    /// Returns the whole day as it was logged.
     pub fn whole_day(day: &KnownDay, rate_seed: u64) -> Self {
         Self {
             seed: 0,
@@ -83,11 +85,11 @@ impl Episode {
         }
     }
 
-    /// A training episode of steps of `per_step` requests; the same seed and settings give the same episode.
+    /// Draws a training episode with steps of `per_step` requests; the same seed and settings give the same episode.
     pub fn draw(day: &DayModel, settings: &Episodes, per_step: usize, seed: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let volume = (settings.volume_jitter * normal(&mut rng)).exp();
-        // No more requests can be replayed than were logged: more traffic than forecast means less demand then.
+        // Replay cannot exceed the logged requests, so traffic above the forecast is replayed as lower demand instead.
         let wander = Wander::draw(settings, &mut rng);
         let most = volume * wander.top();
         let thinning = settings.share_of(day.log.requests().len(), per_step).min(1.0 / most);
@@ -142,14 +144,14 @@ impl Episode {
         }
     }
 
-    /// Replays every row of the day from its start.
+    /// Makes the episode replay every row of the day from its start.
     pub fn replay_all(&mut self) {
         self.keep = 1.0;
         self.wander = Wander::NONE;
         self.start = 0;
     }
 
-    /// Factor on a region's auction worth at a time of the day.
+    /// Returns the factor on a region's auction worth at a time of the day.
     pub fn price_factor(&self, region: u32, offset: u64) -> f64 {
         let mut factor = self.price * self.wander.price(region, offset);
         let (at, jump) = self.jump;
@@ -162,12 +164,12 @@ impl Episode {
         factor
     }
 
-    /// `S` of this episode's demands, minor units.
+    /// Returns `S` for this episode's demands, minor units.
     pub fn stake(&self, day: &KnownDay) -> f64 {
         day.contracts.iter().zip(&self.owed).map(|(c, &o)| c.penalty * f64::from(o)).sum()
     }
 
-    /// Delivered counts for a start within the day, drawn around the plan.
+    /// Draws the delivered counts of an episode that starts within the day, around the plan.
     pub fn draw_delivered(&self, day: &KnownDay, spread: f64) -> Vec<f32> {
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed ^ 0x00DE_11FE_2ED0);
         day.contracts
@@ -187,13 +189,13 @@ impl Episode {
     }
 }
 
-/// Walks the rows of an episode: each row of the log with probability `keep`, times the volume of its hour as a share of the
-/// busiest one's.
+/// Iterator over the rows of an episode: each row of the log is kept with probability `keep` times the volume of its hour as a
+/// share of the busiest hour's.
 #[derive(Debug, Clone)]
 pub struct RowSampler<'a> {
     rng: ChaCha8Rng,
     day: &'a DayModel,
-    /// `None` where the hours are as logged.
+    /// `None` if the hourly volume is as logged.
     wander: Option<Box<Wander>>,
     keep: f64,
     next: usize,
@@ -212,7 +214,7 @@ impl<'a> RowSampler<'a> {
         sampler
     }
 
-    /// Rows left out before the next one: geometric, so that a step costs one draw whatever the thinning.
+    /// Draws the number of rows to skip before the next one: geometric, so that a step costs one draw at any thinning.
     fn gap(&mut self) -> usize {
         if self.keep >= 1.0 {
             return 0;

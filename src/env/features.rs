@@ -1,7 +1,7 @@
-//! What the networks see of a contract at a moment, and of an auction ad.
+//! Network inputs of a contract at a moment, and of an auction ad.
 //!
-//! All are of order 1 and free of the day's size, so that a policy that learned on thinned days serves whole ones.
-//! Only what a policy may know enters: observed deliveries, the forecast, prices seen so far.
+//! All features are of order 1 and independent of the day's size, so that a policy trained on thinned days serves whole ones.
+//! They use only what a policy may know: observed deliveries, the forecast, prices seen so far.
 
 use std::mem::offset_of;
 
@@ -19,7 +19,7 @@ use super::state::{State, decay, growth, market_gain};
 /// Largest value of the feature `worth`.
 pub const WORTH_LIMIT: f32 = 4.0;
 
-/// Version of what networks see, counted up with every change; a policy of another one cannot be read.
+/// Version of the feature rows, incremented with every change; a policy of another version cannot be read.
 pub const FEATURE_VERSION: u32 = 2;
 
 /// Width of a feature row.
@@ -60,9 +60,9 @@ pub const FEATURE_NAMES: [&str; FEATURES] = [
     "is_auction",
 ];
 
-/// Defines features that are worked out before anybody asks for a row: a struct of one number each, which is uploaded as it is, and
-/// both ways of writing it to a row: on the host, and from an array to an array in a kernel. A feature that is added to one of the lists below is
-/// known to actors, learner, kernels and policy files.
+/// Defines features that are computed before a row is requested: a struct of `f32` fields, which is uploaded as it is, and two
+/// functions that write it to a row, one on the host and one from array to array in a kernel. A feature added to one of the
+/// lists below is known to actors, learner, kernels and policy files.
 macro_rules! features {
     ($(#[$doc:meta])* $struct:ident, $copy:ident { $($field:ident = $name:literal,)* }) => {
         $(#[$doc])*
@@ -105,7 +105,7 @@ features! {
 }
 
 features! {
-    /// A contract's features that stay the same over an episode.
+    /// A contract's features that are constant over an episode.
     TermsFeatures, copy_terms {
         cap_slack = "cap_slack",
         penalty = "log_penalty",
@@ -125,14 +125,14 @@ features! {
     }
 }
 
-/// The system-wide features of a moment, and what the forecast volume is off by, as a factor.
+/// System-wide features of a moment, and the ratio of the observed to the forecast volume.
 #[derive(Debug, Clone, Copy)]
 pub struct General {
     pub volume_ratio: f64,
     pub features: GeneralFeatures,
 }
 
-/// What stays the same of a contract over an episode, to be worked out once.
+/// Values of a contract that are constant over an episode, computed once.
 #[derive(Debug, Clone, Copy)]
 pub struct Terms {
     pub owed: f64,
@@ -141,19 +141,19 @@ pub struct Terms {
     pub features: TermsFeatures,
 }
 
-/// What of a contract changes with the moment, from curves and counters and without a logarithm.
+/// Values of a contract that change with the moment, computed from curves and counters without a logarithm.
 #[derive(Debug, Clone, Copy)]
 pub struct Course {
     pub planned: f64,
     pub supply_left: f64,
-    /// Speed seen over the plan's.
+    /// Observed delivery speed over the plan's.
     pub speed: f64,
-    /// The controller's term without the market's.
+    /// The pacing controller's term without the market term.
     pub controller: f64,
-    /// Prices on its requests over the expected ones: within the memory, and since the start of the day.
+    /// Prices on its requests over the expected ones: decaying, and since the start of the day.
     pub market: f64,
     pub day_market: f64,
-    /// What the newest plan adds to the logit of its bid.
+    /// The replanner's addition to the logit of its bid.
     pub replanned: f32,
     pub features: CourseFeatures,
 }
@@ -165,20 +165,20 @@ pub struct Moment<'a> {
     episode: &'a Episode,
     state: &'a State,
     offset: u64,
-    /// Now, an hour ago, and when what is observed by now was delivered.
+    /// Now, an hour ago, and the time before which deliveries are observed by now.
     now: Time,
     hour_ago: Time,
     observed_until: Time,
-    /// Of sums over the memory.
+    /// Factors of the decaying sums.
     growth: f64,
     decay: f64,
     general: General,
 }
 
-/// A contract at one request, whatever it has delivered.
+/// A contract at one request, before its delivered count is applied.
 #[derive(Debug, Clone, Copy)]
 pub struct ContractMoment {
-    /// Features, but for those that go by the count.
+    /// Features, except for those that depend on the count.
     row: [f32; FEATURES],
     owed: f64,
     planned: f64,
@@ -211,14 +211,14 @@ impl ContractMoment {
         }
     }
 
-    /// Returns -1 before the flight, 0 within it, 1 after it.
+    /// Returns -1 before the flight, 0 within it and 1 after it.
     pub fn flight_state(&self) -> f32 {
         self.row[const { column("flight_state") }]
     }
 
-    /// Writes the features when `delivered` impressions are counted.
+    /// Writes the features for a count of `delivered` impressions.
     ///
-    /// The actor passes observed counts, the critic true ones, and more of them for "after display".
+    /// The actor passes observed counts. The critic passes true ones, and higher ones for the state after a display.
     pub fn write(&self, delivered: f32, out: &mut [f32]) {
         let Self { row, owed, planned, supply_left, volume_ratio, .. } = *self;
         let out: &mut [f32; FEATURES] = out.try_into().expect("a row of FEATURES");
@@ -238,7 +238,7 @@ impl ContractMoment {
 }
 
 impl Terms {
-    /// Of every contract of a day; `warm` shows the training days' prices to the networks.
+    /// Returns the terms of every contract of a day; `warm` shows the training days' prices to the networks.
     pub fn all(day: &KnownDay, episode: &Episode, warm: bool) -> Vec<Self> {
         (0..day.contracts.len()).map(|j| Self::of(day, episode, warm, j)).collect()
     }
@@ -270,21 +270,21 @@ impl General {
 }
 
 impl Course {
-    /// The pacing controller's term, as [`State::pacing`].
+    /// Returns the pacing controller's term, as [`State::pacing`] does.
     #[inline]
     pub fn pacing(&self, terms: &Terms) -> f64 {
         self.controller + crate::formulas::host::market_term(terms.market_gain, self.day_market)
     }
 }
 
-/// A share whose logit is off by `error`.
+/// Shifts the logit of a share by `error`.
 fn off_by(share: f64, error: f32) -> f32 {
     let odds = share / (1.0 - share).max(1e-9) * f64::from(error).exp();
     if error == 0.0 { share as f32 } else { (odds / (1.0 + odds)) as f32 }
 }
 
 impl<'a> Moment<'a> {
-    /// The state at the current request of a replay.
+    /// Computes the moment of a replay's current request.
     pub fn new(replay: &'a Replay) -> Self {
         let (day, episode, state, offset) = (&*replay.day, &replay.episode, &replay.state, replay.offset());
         let whole = day.traffic.total().max(1e-9);
@@ -321,17 +321,17 @@ impl<'a> Moment<'a> {
         }
     }
 
-    /// The part that all contracts have in common.
+    /// Returns the part that all contracts have in common.
     pub fn general(&self) -> &General {
         &self.general
     }
 
-    /// What does not depend on how much contract `j` has delivered, for those who look at several counts.
+    /// Returns the part of contract `j` that does not depend on its delivered count, for callers that try several counts.
     pub fn of(&self, j: usize, terms: &Terms) -> ContractMoment {
         ContractMoment::new(&self.general, terms, &self.course(j))
     }
 
-    /// Where contract `j` is on its way.
+    /// Computes the current course of contract `j`.
     #[inline]
     pub fn course(&self, j: usize) -> Course {
         let Self { day, episode, state, .. } = *self;
@@ -341,7 +341,7 @@ impl<'a> Moment<'a> {
         let planned = c.pace.until(self.now) / pace;
         let supply_error = f64::from(episode.supply_error[j]);
         let supply_left = (c.supply.total() - c.supply.until(self.now)) * episode.thinning * supply_error;
-        // An hour of the plan's speed, for the same memory as the speed seen.
+        // An hour of the plan's speed, to match the time constant of the observed speed.
         let planned_speed = owed * (planned - c.pace.until(self.hour_ago) / pace);
         let prior = 0.02 * owed + 0.5;
         let replanned = state.replanned[j];
@@ -374,7 +374,7 @@ impl<'a> Moment<'a> {
     }
 }
 
-/// Returns the column of a feature, as a constant: a name that is none does not compile.
+/// Returns the column of a feature, as a constant: an unknown name does not compile.
 ///
 /// # Panics
 /// If there is no such feature.

@@ -1,8 +1,8 @@
-//! A request on its way into the engine, from a compiled log or from a live stream.
+//! A request as the engine receives it, from a compiled log or from a live stream.
 
 use crate::log::{Auction, Entry};
 
-/// What is known of a request beside its queue.
+/// A request without its queue.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Visit {
     pub request_id: u64,
@@ -12,17 +12,17 @@ pub struct Visit {
     pub region: u32,
     pub gender: u8,
     pub age: u8,
-    /// The best worth among the auction entries that may be shown, minor units per impression; 0 if none.
+    /// Best worth among the auction entries that may be shown, minor units per impression; 0 if none.
     pub best: f64,
     /// Indices of its slot and region in the vocabulary.
     pub place: [u16; 2],
 }
 
-/// A request with the entries of its queue that may be shown by the log's own static rules.
+/// A request with the entries of its queue that the log's static rules allow.
 #[derive(Debug, Clone, Copy)]
 pub struct Incoming<'a> {
     pub visit: Visit,
-    /// Contract entries; they name contracts of the day.
+    /// Contract entries, each of a contract of the day.
     pub entries: &'a [Entry],
     /// Auction entries, best score first.
     pub auctions: &'a [Auction],

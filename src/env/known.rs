@@ -1,6 +1,6 @@
-//! What may be known of a day before its first request: contracts, curves, prices and forecast.
+//! Information on a day that is available before its first request: contracts, curves, prices and forecast.
 //!
-//! Replay and serving share it: a logged day ([`super::DayModel`]) adds the rows of its log, a server adds the requests that
+//! Replay and serving share it. A logged day ([`super::DayModel`]) adds the rows of its log, a server adds the requests that
 //! arrive. Nothing here comes from the day's own traffic.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use crate::plan::{Forecast, GRID, Graph, Horizon, Hwm, PacingGains, Plan, Sample
 
 use super::vocabulary::Vocabulary;
 
-/// A contract with what the plan knows of it. Money is in minor units per impression.
+/// A contract with the plan's information on it. Money is in minor units per impression.
 #[derive(Debug, Clone)]
 pub struct ContractModel {
     pub ad_id: u64,
@@ -24,20 +24,20 @@ pub struct ContractModel {
     pub click_value: f64,
     /// Mean worth of an impression's predicted clicks.
     pub mean_click: f64,
-    /// What one impression can be worth: penalty + mean click worth.
+    /// Largest value of one impression: penalty + mean click worth.
     pub stake: f64,
-    /// Forecast requests that it may use, cumulative over the day.
+    /// Forecast requests on which it may be shown, cumulative over the day.
     pub supply: Supply,
-    /// The supply weighed by when the training days' prices would have used it: the curve that delivery is paced along.
+    /// The supply weighted by when the training days' prices would have used it: the curve along which delivery is paced.
     pub pace: Supply,
     /// Expected best auction worth on its requests over that of all requests.
     pub market_ratio: f64,
-    /// The training days' price.
+    /// Price from the training days.
     pub price: f64,
-    /// Play probability on requests in whose queue it stands: the control table's, else HWM's on the day's forecast.
+    /// Play probability on requests with the contract in their queue: the control table's, else HWM's on the day's forecast.
     pub theta: f64,
     pub rate: f64,
-    /// Share of the targeted requests in flight in whose queue it should stand.
+    /// Share of the targeted requests in flight whose queue should contain it.
     pub presence: f64,
     /// Flight, milliseconds from midnight.
     pub start: u64,
@@ -48,7 +48,7 @@ pub struct ContractModel {
 }
 
 impl ContractModel {
-    /// The share of its demand that should be delivered before `offset`, by the forecast supply; `None` without supply.
+    /// Returns the share of its demand that should be delivered before `offset` by the forecast supply; `None` without supply.
     pub fn planned_share(&self, offset: u64) -> Option<f64> {
         let total = self.supply.total();
         (total > 0.0).then(|| self.supply.before(offset) / total)
@@ -58,13 +58,13 @@ impl ContractModel {
 /// A day as policies may know it before it begins. Money is in minor units per impression.
 #[derive(Debug, Clone)]
 pub struct KnownDay {
-    /// The local midnight that the day starts at, Unix milliseconds.
+    /// Local midnight at which the day starts, Unix milliseconds.
     pub start_ms: u64,
     pub contracts: Vec<ContractModel>,
     pub traffic: Supply,
     /// Forecast page views of the day by kind of request.
     pub kinds: BTreeMap<Kind, f64>,
-    /// Forecast supply and contracts joined.
+    /// Graph that joins forecast supply and contracts.
     pub graph: Graph,
     /// Contracts in HWM's allocation order.
     pub order: Vec<u32>,
@@ -72,12 +72,12 @@ pub struct KnownDay {
     pub price_by_hour: Vec<f64>,
     /// The unit of money.
     pub unit: f64,
-    /// Expected best auction worth over the traffic from each grid point on.
+    /// Expected best auction worth over the traffic from each grid point to the end of the day.
     remaining_price: Vec<f64>,
-    /// What the training days let expect of the requests to come, and how a policy looks ahead with it.
+    /// Sample of the training days' requests, as the market to expect, and the planning horizon that a policy uses with it.
     pub sample: Arc<Sample>,
     pub horizon: Horizon,
-    /// The learned deviation of traffic from its forecast. Policies that forecast the volume to come use it.
+    /// Learned deviation of traffic from its forecast, used by policies that forecast the remaining volume.
     pub volume: Option<Arc<VolumeModel>>,
     /// Gains of the pacing controller on whole days.
     pub pacing: PacingGains,
@@ -154,7 +154,7 @@ impl KnownDay {
         }
     }
 
-    /// Expected best auction worth over the traffic still to come.
+    /// Returns the expected best auction worth over the traffic still to come.
     pub fn remaining_price(&self, offset: u64) -> f64 {
         let i = (offset as usize * GRID / DAY_MS as usize).min(GRID - 1);
         self.remaining_price[i]

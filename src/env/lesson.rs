@@ -1,10 +1,10 @@
-//! What an actor learns in hindsight about a state it visited.
+//! Hindsight labels for a state that an actor visited.
 
 use serde::{Deserialize, Serialize};
 
-/// Contracts that wanted impressions at a moment: what was seen of each, and what its price should have been.
+/// Contracts that could use impressions at a moment: the features of each, and the price that hindsight finds right.
 ///
-/// Self-contained, so that the learner replays nothing and lessons of many worlds mix in one batch.
+/// Self-contained, so that the learner replays nothing and one batch can mix lessons of many worlds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Lesson {
     /// `[contracts, features]` of the actor's network.
@@ -20,7 +20,7 @@ pub struct Lesson {
 }
 
 impl Lesson {
-    /// Contracts.
+    /// Returns the number of contracts.
     pub fn len(&self) -> usize {
         self.labels.len()
     }
@@ -29,7 +29,7 @@ impl Lesson {
         self.labels.is_empty()
     }
 
-    /// Whether a network with rows of `features` numbers and so many `tables` can learn from it.
+    /// Whether a network with rows of `features` numbers and `tables` embedding tables can learn from it.
     pub fn fits(&self, features: usize, tables: usize) -> bool {
         let n = self.len();
         self.features.len() == n * features

@@ -1,16 +1,16 @@
 //! The log-replay environment.
 //!
-//! A request arrives -> state of every candidate -> scores -> one ad shown -> counters move -> next request. Delivered counts, speeds,
-//! shortages and means are the replay's own, never the log's future. Training episodes are jittered and, where a day is large,
-//! thinned ([`Episode`]); their steps are runs of requests that share the networks' outputs. Evaluation replays whole days, request by
-//! request; both run through [`Replay`], and so does a day that is served live, of which a [`KnownDay`] is all that there is before
-//! its requests arrive. A [`Segment`] of trajectory names rows
-//! of the compiled log and carries only what replay changed, so that the learner rebuilds states with this same code.
+//! For each request, replay computes the state of every candidate, scores them, shows one ad and updates the counters.
+//! Delivered counts, speeds, shortages and means come from the replay itself, never from the log's future. Training episodes
+//! are jittered and, on large days, thinned ([`Episode`]); each of their steps is a run of requests that share the networks'
+//! outputs. Evaluation replays whole days, request by request. Both run through [`Replay`], and so does a day that is served
+//! live, for which only a [`KnownDay`] exists before its requests arrive. A [`Segment`] of a trajectory names rows of the
+//! compiled log and carries only what replay changed; the learner rebuilds the states with this same code.
 //!
-//! [`Weights`] weighs the parts of the reward; [`Delay`] draws how late a delivery is observed; [`outlook`] holds the features of
-//! the outlook network, the others are in `features`.
+//! [`Weights`] weighs the parts of the reward. [`Delay`] draws the feedback delay. [`outlook`] holds the features of
+//! the outlook network, `features` the others.
 //!
-//! What replay ignores: auction budgets, frequency caps, second-price charges, bidders that react.
+//! Not modelled: auction budgets, frequency caps, second-price charges, bidders that react.
 //!
 //! May import: `log`, `plan`, `formulas`, `settings`.
 

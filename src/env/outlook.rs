@@ -1,8 +1,8 @@
-//! What the outlook network sees of a contract beyond the rows of [`super::features`]: what several planners would bid, how much
-//! traffic came against the forecast over several memories, and what is shown but not yet confirmed.
+//! Inputs of the outlook network for a contract beyond the rows of [`super::features`]: the bids of several planners, the
+//! traffic against the forecast with several time constants, and the displays that are not yet confirmed.
 //!
-//! A planner has to commit to one memory and one forecast. The network sees the same day through several of them and learns from
-//! hindsight prices how much each is to be trusted. All features are free of the day's size and of its unit of money.
+//! A planner has to commit to one time constant and one forecast. The network sees the same day through several of them and
+//! learns from hindsight prices how far to trust each. All features are independent of the day's size and of its unit of money.
 
 use crate::log::schema::DAY_MS;
 
@@ -54,8 +54,8 @@ fn logit(share: f64) -> f64 {
     (share / (1.0 - share)).ln()
 }
 
-/// Writes the outlook features of contract `j` at the current request, `[OUTLOOK]`. Displays under way count as delivered: the
-/// policy knows what it showed.
+/// Writes the outlook features of contract `j` at the current request, `[OUTLOOK]`. Unconfirmed displays count as delivered,
+/// because the policy knows what it showed.
 pub fn write(replay: &Replay, j: usize, out: &mut [f32]) {
     let out: &mut [f32; OUTLOOK] = out.try_into().expect("a row of OUTLOOK");
     let Replay { day, episode, state, .. } = replay;

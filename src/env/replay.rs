@@ -1,4 +1,4 @@
-//! The step engine: a request arrives, something is shown, counters move.
+//! The step engine: takes in a request, shows an ad and updates the counters.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub struct Candidate {
     pub boost: f64,
 }
 
-/// What is shown on a request.
+/// Ad shown on a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
     /// Index into [`Replay::candidates`].
@@ -36,7 +36,7 @@ pub enum Choice {
     Nothing,
 }
 
-/// Weights of the reward's parts; J uses 1 for each.
+/// Weights of the reward's parts; all are 1 in J.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Weights {
     pub auction: f64,
@@ -54,24 +54,24 @@ impl From<&Reward> for Weights {
     }
 }
 
-/// What one display earned, minor units.
+/// Earnings of one display, minor units.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Display {
     pub auction: f64,
     pub click: f64,
     /// Penalty averted.
     pub delivery: f64,
-    /// The best auction worth that could have been shown.
+    /// Best auction worth that could have been shown.
     pub best: f64,
 }
 
 impl Display {
-    /// The absolute dense reward; its sum over a day minus `S` is J.
+    /// Returns the absolute dense reward; its sum over a day minus `S` is J.
     pub fn absolute(&self, w: &Weights) -> f64 {
         w.auction * self.auction + w.click * self.click + w.delivery * self.delivery
     }
 
-    /// The relative dense reward; its sum over a day is `J + S - sum_i b_i`.
+    /// Returns the relative dense reward; its sum over a day is `J + S - sum_i b_i`.
     pub fn relative(&self, w: &Weights) -> f64 {
         self.absolute(w) - w.auction * self.best
     }
@@ -87,15 +87,15 @@ pub struct Replay<'a> {
     visit: Visit,
     factor: f64,
     candidates: Vec<Candidate>,
-    /// Borrowed from a log, or owned where requests come from a stream.
+    /// Borrowed from a log, or owned if requests come from a stream.
     auctions: Cow<'a, [Auction]>,
 }
 
 impl<'a> Replay<'a> {
-    /// A replay that starts at the episode's start; what came before it is taken in as traffic, its deliveries drawn
+    /// Starts a replay at the episode's start. Rows before it count as traffic only, and their deliveries are drawn
     /// around the plan with `spread`.
     ///
-    /// `delay_s` is the feedback delay in seconds. `rows` walks the episode's rows and is left at the first one to
+    /// `delay_s` is the feedback delay in seconds. `rows` iterates over the episode's rows and is left at the first one to
     /// be decided.
     pub fn start(
         day: &'a DayModel,
@@ -117,12 +117,12 @@ impl<'a> Replay<'a> {
         replay
     }
 
-    /// A replay that goes on from a recorded state.
+    /// Resumes a replay from a recorded state.
     pub fn resume(day: &DayModel, episode: Episode, delay_s: f64, state: State) -> Self {
         Self::serve(day.known.clone(), episode, delay_s, state)
     }
 
-    /// A day that is served from a state on; its requests need no log.
+    /// Serves a day from a state on; its requests need no log.
     pub fn serve(day: Arc<KnownDay>, episode: Episode, delay_s: f64, state: State) -> Self {
         Self {
             day,
@@ -142,7 +142,7 @@ impl<'a> Replay<'a> {
         self.meet(incoming.visit, incoming.entries);
     }
 
-    /// [`Replay::arrive`] for a request whose queue does not outlive the call.
+    /// Does [`Replay::arrive`] for a request whose queue does not outlive the call.
     pub fn arrive_copied(&mut self, incoming: Incoming) {
         match &mut self.auctions {
             Cow::Owned(auctions) => {
@@ -179,47 +179,47 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// The contracts that may be shown on the current request.
+    /// Returns the contracts that may be shown on the current request.
     pub fn candidates(&self) -> &[Candidate] {
         &self.candidates
     }
 
-    /// The auction ads that may be shown on the current request, best score first, at logged prices.
+    /// Returns the auction ads that may be shown on the current request, best score first, at logged prices.
     pub fn auctions(&self) -> &[Auction] {
         &self.auctions
     }
 
-    /// Worth of an auction ad under this episode's prices, minor units per impression.
+    /// Returns the worth of an auction ad under this episode's prices, minor units per impression.
     pub fn worth(&self, auction: &Auction) -> f64 {
         auction.worth() * self.factor
     }
 
-    /// The best auction worth of the current request; 0 if none.
+    /// Returns the best auction worth of the current request; 0 if none.
     pub fn best(&self) -> f64 {
         self.visit.best * self.factor
     }
 
-    /// The current request.
+    /// Returns the current request.
     pub fn visit(&self) -> &Visit {
         &self.visit
     }
 
-    /// Milliseconds from midnight, within the day.
+    /// Returns the time of the current request, milliseconds from midnight, within the day.
     pub fn offset(&self) -> u64 {
         self.visit.offset.min(DAY_MS - 1)
     }
 
-    /// The offset before which deliveries are observed by now: what was planned by then is what observed counts compare with.
+    /// Returns the offset before which deliveries are observed by now. Observed counts compare with the plan up to it.
     pub fn observed_until(&self) -> u64 {
         self.offset().saturating_sub(self.delay)
     }
 
-    /// Delay of the feedback, milliseconds.
+    /// Returns the feedback delay, milliseconds.
     pub fn delay_ms(&self) -> u64 {
         self.delay
     }
 
-    /// What showing contract candidate `i` would earn now.
+    /// Returns the earnings of showing contract candidate `i` now.
     pub fn gain(&self, i: usize) -> Display {
         let c = &self.candidates[i];
         let j = c.contract as usize;
@@ -232,21 +232,22 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Sets the time without a request, for what a policy works out before the first one arrives.
+    /// Sets the time without a request, for computations of a policy before the first one arrives.
     pub fn set_time(&mut self, offset: u64) {
         self.visit = Visit { offset, ..Visit::default() };
         self.candidates.clear();
         self.auctions = Cow::Borrowed(&[]);
     }
 
-    /// Chooses an ad whose display is confirmed later ([`State::confirm`]): the cap counts it, policies do not observe it yet.
+    /// Claims an ad whose display is confirmed later ([`State::confirm`]): it counts for the cap, and policies do not observe
+    /// it yet.
     pub fn claim(&mut self, choice: Choice) {
         if let Choice::Contract(i) = choice {
             self.state.delivered[self.candidates[i].contract as usize] += 1.0;
         }
     }
 
-    /// Shows one ad: counters move.
+    /// Shows one ad and updates the counters.
     pub fn show(&mut self, choice: Choice) -> Display {
         match choice {
             Choice::Contract(i) => {

@@ -1,14 +1,14 @@
-//! What an actor hands over: runs of consecutive steps, compact.
+//! Compact runs of consecutive steps that an actor sends to the learner.
 //!
-//! A segment names rows of the compiled log, which both sides map, and the seed of its episode; it carries the
-//! counters at its first step and what was done. The learner replays it to rebuild every state.
+//! A segment names rows of the compiled log, which both processes map, and the seed of its episode. It carries the
+//! counters at its first step and the actions. The learner replays it to rebuild every state.
 
 use serde::{Deserialize, Serialize};
 
 use super::lesson::Lesson;
 use super::state::State;
 
-/// Least seconds of log time between two plans of a training episode: solving costs as much as a thousand requests.
+/// Minimum seconds of log time between two plans of a training episode: solving costs as much as a thousand requests.
 pub const REPLAN_INTERVAL_S: f64 = 3600.0;
 
 /// Version of the serialised form.
@@ -23,28 +23,29 @@ pub struct Segment {
     pub episode: u64,
     /// Counters before the first row arrives.
     pub start: State,
-    /// Requests of a step; the last step of an episode may have fewer.
+    /// Requests per step; the last step of an episode may have fewer.
     pub per_step: u16,
     /// Rows of the compiled log, in order.
     pub rows: Vec<u32>,
-    /// What was shown on each: index of the candidate, then of the scored auction ads; [`Segment::NOTHING`] if nothing.
+    /// Action on each row: index of the candidate or, after the candidates, of the scored auction ad; [`Segment::NOTHING`] if
+    /// nothing was shown.
     pub actions: Vec<u16>,
-    /// Where [`State::replan`] changed, as an index into `rows`, and to what.
+    /// Changes of the plan: an index into `rows` and the columns for [`State::replan`].
     pub replans: Vec<(u32, Vec<f32>)>,
-    /// Probability with which it was chosen; empty for steps of more than one request, which are not corrected for
-    /// what another policy would have done.
+    /// Probability of each action; empty for steps of more than one request, which have no off-policy
+    /// correction.
     pub probabilities: Vec<f32>,
-    /// What hindsight teaches about states of the segment; empty where the learner's target is the return alone.
+    /// Hindsight labels for states of the segment; empty if the learner's target is the return alone.
     pub lessons: Vec<Lesson>,
-    /// The row after the last one; `None` where the episode ended.
+    /// Row after the last one; `None` if the episode ended.
     pub next: Option<u32>,
 }
 
 impl Segment {
-    /// The action where nothing could be shown.
+    /// Action of a row on which nothing could be shown.
     pub const NOTHING: u16 = u16::MAX;
 
-    /// Steps.
+    /// Returns the number of steps.
     pub fn len(&self) -> usize {
         self.rows.len().div_ceil(usize::from(self.per_step.max(1)))
     }
@@ -59,7 +60,7 @@ impl Segment {
 pub struct Block {
     pub format: u32,
     pub segments: Vec<Segment>,
-    /// In lock-step, the actor as it is after this block, serialised: a run goes on from there. Else empty.
+    /// In lock-step, the serialised actor after this block, from which a run resumes; empty otherwise.
     pub explorer: Vec<u8>,
 }
 
@@ -68,7 +69,7 @@ impl Block {
         self.segments.iter().map(Segment::len).sum()
     }
 
-    /// The serialised block.
+    /// Serialises the block.
     pub fn to_bytes(&self) -> anyhow::Result<Vec<u8>> {
         Ok(bincode::serde::encode_to_vec(self, bincode::config::standard())?)
     }
@@ -76,7 +77,7 @@ impl Block {
     /// Serialises into `out` and returns the length.
     ///
     /// # Errors
-    /// A block that does not fit.
+    /// If the block does not fit.
     pub fn encode(&self, out: &mut [u8]) -> anyhow::Result<usize> {
         Ok(bincode::serde::encode_into_slice(self, out, bincode::config::standard())?)
     }
@@ -84,9 +85,9 @@ impl Block {
     /// Reads a serialised block.
     ///
     /// # Errors
-    /// Bytes that are no block, that go on after it, or a block of another format.
+    /// If the bytes are not a block, if bytes follow it, or if the format differs.
     pub fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
-        // Whatever a length field says, serde reserves no more than a mebibyte ahead of what it has read.
+        // Whatever a length field says, serde reserves at most a mebibyte ahead of what it has read.
         const LIMIT: usize = 1 << 28;
         let config = bincode::config::standard().with_limit::<LIMIT>();
         let (block, read): (Self, usize) = bincode::serde::decode_from_slice(bytes, config)?;

@@ -1,4 +1,4 @@
-//! What replay itself changes: counters, and what a policy has observed of them.
+//! Counters that replay changes, and the part of them that a policy has observed.
 
 use std::collections::VecDeque;
 
@@ -11,24 +11,24 @@ use super::episode::Episode;
 use super::known::KnownDay;
 use super::tracker::Tracker;
 
-/// Memory of the price level and of the delivery speed.
+/// Time constant of the decaying sums: price level and delivery speed.
 const MEMORY_MS: f64 = 3_600_000.0;
-/// Requests that the expectation weighs against the price level seen.
+/// Weight of the expected price in the price level, requests.
 const PRICE_PRIOR: f64 = 5.0;
-/// How often the sums over all contracts are made anew.
+/// Interval at which the sums over all contracts are recomputed.
 const REFRESH_MS: u64 = 60_000;
 
-/// What sums over the memory are kept times at a moment.
+/// Returns the factor by which decaying sums are stored at a moment.
 pub(super) fn growth(offset: u64) -> f64 {
     (offset as f64 / MEMORY_MS).exp()
 }
 
-/// What takes that away again.
+/// Returns the inverse of [`growth`].
 pub(super) fn decay(offset: u64) -> f64 {
     (-(offset as f64) / MEMORY_MS).exp()
 }
 
-/// Gain of the pacing controller's market term for contract `j`: none where nothing is paced.
+/// Returns the gain of the pacing controller's market term for contract `j`; 0 if nothing is paced.
 #[inline]
 pub(super) fn market_gain(day: &KnownDay, gains: &PacingGains, episode: &Episode, j: usize) -> f64 {
     if episode.owed[j] > 0.0 && day.contracts[j].pace.total() > 0.0 { gains.market } else { 0.0 }
@@ -38,7 +38,7 @@ pub(super) fn market_gain(day: &KnownDay, gains: &PacingGains, episode: &Episode
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct Pending {
     due: u64,
-    /// `None`: an auction ad.
+    /// `None` for an auction ad.
     contract: Option<u32>,
     pctr: f32,
     worth: f32,
@@ -46,24 +46,24 @@ struct Pending {
 
 /// Counters of one replay. Money in minor units per impression, times in milliseconds from midnight.
 ///
-/// Decaying sums are kept times `exp(t / hour)`, so that a step adds without touching the rest.
+/// Decaying sums are stored times `exp(t / hour)`, so that a step adds to one entry without decaying the others.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct State {
-    /// True deliveries; caps and rewards go by them.
+    /// True deliveries; caps and rewards use them.
     pub delivered: Vec<f32>,
     /// Deliveries that policies have observed.
     pub observed: Vec<f32>,
     speed: Vec<f32>,
-    /// Pace error summed over the planned share: the controller's memory.
+    /// Sum of the pace error over the planned share: the controller's integral term.
     integral: Vec<f32>,
-    /// Best auction worth on each contract's requests, seen and expected: within the memory, and since the start.
+    /// Sums of the best auction worth on each contract's requests, seen and expected: decaying, and since the start.
     market_seen: Vec<f32>,
     market_expected: Vec<f32>,
     day_market_seen: Vec<f32>,
     day_market_expected: Vec<f32>,
-    /// What replanning adds to the logit of each contract's bid; where a replanner advises, [`ADVICE_COLUMNS`] times as many.
+    /// Additions of the replanner to the logit of each contract's bid; with a replanner that advises, [`ADVICE_COLUMNS`] columns.
     pub replanned: Vec<f32>,
-    /// Traffic and prices over several memories.
+    /// Traffic and prices with several time constants.
     pub(super) tracker: Tracker,
     pending: VecDeque<Pending>,
     price_seen: f64,
@@ -81,7 +81,7 @@ pub struct State {
 }
 
 impl State {
-    /// The state before the first request of an episode, with what was delivered before its start.
+    /// Creates the state before the first request of an episode, from the counts delivered before its start.
     pub fn new(delivered: Vec<f32>) -> Self {
         let contracts = delivered.len();
         Self {
@@ -110,8 +110,8 @@ impl State {
         }
     }
 
-    /// Whether this can be a state of a day of so many contracts: as long as they are many, naming none but them, and of
-    /// finite numbers.
+    /// Whether this can be a state of a day with `contracts` contracts: columns have that length, indices are in range and all
+    /// numbers are finite.
     pub fn fits(&self, contracts: usize) -> bool {
         [
             &self.delivered,
@@ -136,38 +136,38 @@ impl State {
             })
     }
 
-    /// Whether this can be what a replanner wrote of so many contracts.
+    /// Whether this can be the output of a replanner for `contracts` contracts.
     pub fn fits_replanned(replanned: &[f32], contracts: usize) -> bool {
         [contracts, ADVICE_COLUMNS * contracts].contains(&replanned.len()) && replanned.iter().all(|v| v.is_finite())
     }
 
-    /// Takes what a replanner wrote: what is added to the logit of each contract's bid, then the columns of [`Advice`].
+    /// Stores the output of a replanner: the additions to the logit of each contract's bid, then the columns of [`Advice`].
     pub fn replan(&mut self, columns: &[f32]) {
         self.replanned.clear();
         self.replanned.extend_from_slice(columns);
     }
 
-    /// Forgets what a replanner wrote.
+    /// Clears the output of the replanner.
     pub fn forget_plan(&mut self) {
         self.replanned = vec![0.0; self.delivered.len()];
     }
 
-    /// Takes over what a replanner wrote to another state of the same day.
+    /// Takes the replanner's output from another state of the same day.
     pub fn adopt_plan(&mut self, other: &mut Self) {
         self.replanned = std::mem::take(&mut other.replanned);
     }
 
-    /// Exchanges what replanners wrote with another state of the same day.
+    /// Swaps the replanner's output with another state of the same day.
     pub fn swap_plan(&mut self, other: &mut Self) {
         std::mem::swap(&mut self.replanned, &mut other.replanned);
     }
 
-    /// What replanning adds to the logit of contract `j`'s bid.
+    /// Returns the replanner's addition to the logit of contract `j`'s bid.
     pub fn replanned(&self, j: usize) -> f32 {
         self.replanned[j]
     }
 
-    /// What a replanner said of contract `j` beside that; zeros where it does not advise.
+    /// Returns the replanner's advice on contract `j`; zeros if it does not advise.
     pub fn advice(&self, j: usize) -> Advice {
         let n = self.delivered.len();
         if self.replanned.len() == n {
@@ -177,7 +177,7 @@ impl State {
         Advice { seen, forecast, by_volume, supply }
     }
 
-    /// A request arrives: deliveries that are due become observed, traffic and prices are taken in. Returns the
+    /// Takes in a request: deliveries that are due become observed, and traffic and prices are counted. Returns the
     /// [`growth`] of the moment, for [`State::meet`].
     pub(super) fn arrive(&mut self, day: &KnownDay, episode: &Episode, offset: u64, delay: u64, best: f64) -> f64 {
         while self.pending.front().is_some_and(|p| p.due <= offset) {
@@ -197,7 +197,7 @@ impl State {
         weight
     }
 
-    /// The request that arrived is one of contract `j`'s; `weight` is what [`State::arrive`] returned.
+    /// Counts the current request for contract `j`; `weight` is the value that [`State::arrive`] returned.
     pub(super) fn meet(&mut self, day: &KnownDay, j: usize, offset: u64, weight: f64, best: f64) {
         let hour = (offset / 3_600_000).min(23) as usize;
         let expected = day.price_by_hour[hour] * day.contracts[j].market_ratio;
@@ -210,7 +210,7 @@ impl State {
 
     fn refresh(&mut self, day: &KnownDay, episode: &Episode, offset: u64, delay: u64) {
         let (mut planned, mut short, mut owed, mut covered) = (0.0, 0.0, 0.0, 0.0);
-        // What is observed by now was delivered before.
+        // Deliveries observed by now were made before this time.
         let until = Time::at(offset.saturating_sub(delay));
         let since = Time::at(self.refreshed.unwrap_or(offset).saturating_sub(delay));
         for (j, c) in day.contracts.iter().enumerate() {
@@ -234,7 +234,7 @@ impl State {
         self.refreshed = Some(offset);
     }
 
-    /// An ad is shown; its delivery is observed `delay` milliseconds later.
+    /// Counts a display whose delivery is observed `delay` milliseconds later.
     pub(super) fn show(&mut self, contract: Option<usize>, offset: u64, delay: u64, pctr: f64, worth: f64) {
         if let Some(j) = contract {
             self.delivered[j] += 1.0;
@@ -252,20 +252,20 @@ impl State {
         }
     }
 
-    /// A display is confirmed at a time of the day: policies observe it. The true count is not touched.
+    /// Confirms a display at a time of the day: policies observe it. The true count does not change.
     pub fn confirm(&mut self, contract: Option<usize>, offset: u64, pctr: f64, worth: f64) {
         let contract = contract.map(|j| j as u32);
         self.observe(Pending { due: offset, contract, pctr: pctr as f32, worth: worth as f32 }, offset);
     }
 
-    /// Takes every display whose delivery has not been observed yet as observed.
+    /// Marks every display as observed.
     pub fn observe_all(&mut self) {
         while let Some(p) = self.pending.pop_front() {
             self.observe(p, p.due);
         }
     }
 
-    /// Takes the traffic before a time of the day to have been as forecast, for a state that begins there.
+    /// Assumes that traffic before a time of the day was as forecast, for a state that begins there.
     pub fn expect_traffic(&mut self, day: &KnownDay, episode: &Episode, offset: u64) {
         self.requests = (day.traffic.before(offset) * episode.thinning).round() as u32;
     }
@@ -286,44 +286,46 @@ impl State {
         }
     }
 
-    /// Observed price level over the expected one, within the memory; 1 before anything is seen.
+    /// Returns the decaying observed price level over the expected one; 1 before any request.
     pub fn price_level(&self, unit: f64, offset: u64) -> f64 {
         let prior = PRICE_PRIOR * unit * growth(offset);
         (self.price_seen + prior) / (self.price_expected + prior)
     }
 
-    /// Observed price level on contract `j`'s requests over the expected one, within the memory; `growth` is that of the moment.
+    /// Returns the decaying observed price level on contract `j`'s requests over the expected one; `growth` is that of the moment.
     pub fn market_level(&self, unit: f64, j: usize, growth: f64) -> f64 {
         let prior = PRICE_PRIOR * unit * growth;
         (f64::from(self.market_seen[j]) + prior) / (f64::from(self.market_expected[j]) + prior)
     }
 
-    /// The same since the start of the day.
+    /// Returns the same ratio since the start of the day.
     pub fn day_market_level(&self, unit: f64, j: usize) -> f64 {
         let prior = PRICE_PRIOR * unit;
         (f64::from(self.day_market_seen[j]) + prior) / (f64::from(self.day_market_expected[j]) + prior)
     }
 
-    /// Requests so far over those forecast, leaning on the forecast at first.
+    /// Returns the requests so far over those forecast, shrunk to 1 by a prior.
     pub fn volume_level(&self, day: &KnownDay, episode: &Episode, offset: u64) -> f64 {
         let prior = 0.02 * day.traffic.total().max(1e-9) * episode.thinning;
         (f64::from(self.requests) + prior) / (day.traffic.before(offset) * episode.thinning + prior)
     }
 
-    /// What the day's volume deviates from its forecast by, over several memories; as of the last minute that has ended.
+    /// Returns the deviation of the day's volume from its forecast with several time constants, as of the last refresh.
     pub fn deviation(&self, episode: &Episode) -> Deviation {
         Deviation::of(self.tracker.volumes(), episode.thinning)
     }
 
-    /// Observed deliveries of contract `j` within the memory, about an hour's worth; `decay` is that of the moment.
+    /// Returns the observed deliveries of contract `j` in the decaying sum, about an hour's worth; `decay` is that of the moment.
     pub fn speed(&self, j: usize, decay: f64) -> f64 {
         f64::from(self.speed[j]) * decay
     }
 
-    /// The pacing controller's term for contract `j`, to be added to the logit of its bid: gains times the pace error (planned
-    /// minus observed share) and its sum. Gains fall with the root of the thinning, as the noise of the error grows.
+    /// Returns the pacing controller's term for contract `j`, which is added to the logit of its bid: gains times the pace
+    /// error (planned minus observed share) and its sum. Gains scale with the square root of the thinning, because the noise of
+    /// the error grows as the thinning falls.
     ///
-    /// The market's term is not thinned: prices are seen on every request. `until` is [`Replay::observed_until`](super::Replay).
+    /// The market term is not scaled, because prices are seen on every request. `until` is
+    /// [`Replay::observed_until`](super::Replay).
     pub fn pacing(&self, day: &KnownDay, gains: &PacingGains, episode: &Episode, j: usize, until: u64) -> f64 {
         self.controller(day, gains, episode, j, Time::at(until))
             + crate::formulas::host::market_term(
@@ -332,7 +334,7 @@ impl State {
             )
     }
 
-    /// [`State::pacing`] without the market's term.
+    /// Returns [`State::pacing`] without the market term.
     #[inline]
     pub(super) fn controller(
         &self,
@@ -352,27 +354,27 @@ impl State {
         (episode.thinning.sqrt() * term).clamp(-6.0, 6.0)
     }
 
-    /// Shortage against the plan so far, as a share of what was planned.
+    /// Returns the shortage against the plan so far, as a share of the planned deliveries.
     pub fn shortage(&self) -> f32 {
         self.shortage
     }
 
-    /// What all contracts still owe over the traffic still expected.
+    /// Returns the demand that all contracts still owe over the traffic still expected.
     pub fn pressure(&self) -> f32 {
         self.pressure
     }
 
-    /// Mean predicted click probability of the contract ads shown, leaning on `expected`.
+    /// Returns the mean predicted click probability of the contract ads shown, shrunk to `expected`.
     pub fn contract_ctr(&self, expected: f64) -> f64 {
         (f64::from(self.contract_pctr) + 10.0 * expected) / (f64::from(self.contract_shows) + 10.0)
     }
 
-    /// Mean predicted click probability of the auction ads shown, leaning on `expected`.
+    /// Returns the mean predicted click probability of the auction ads shown, shrunk to `expected`.
     pub fn auction_ctr(&self, expected: f64) -> f64 {
         (f64::from(self.auction_pctr) + 10.0 * expected) / (f64::from(self.auction_shows) + 10.0)
     }
 
-    /// Mean worth of the auction ads shown, leaning on `expected`.
+    /// Returns the mean worth of the auction ads shown, shrunk to `expected`.
     pub fn auction_worth(&self, expected: f64) -> f64 {
         (f64::from(self.auction_worth) + 10.0 * expected) / (f64::from(self.auction_shows) + 10.0)
     }

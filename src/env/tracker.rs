@@ -1,4 +1,4 @@
-//! Traffic and prices of a replay so far against the forecast, over several memories.
+//! Traffic and prices of a replay so far against the forecast, with several time constants.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,12 +7,12 @@ use crate::plan::Time;
 use super::episode::Episode;
 use super::known::KnownDay;
 
-/// Memories of the levels, milliseconds; after the last one come sums since midnight.
+/// Time constants of the decaying sums, milliseconds; the sums after them run since midnight.
 const MEMORIES_MS: [f64; 2] = [600_000.0, 3_600_000.0];
-/// Requests by which a level leans on the forecast.
+/// Weight of the forecast in a level, requests.
 pub(super) const VOLUME_PRIOR: f64 = 10.0;
 
-/// Seen and expected amounts within each memory, and since midnight.
+/// Seen and expected amounts: one decaying sum per time constant, and the sum since midnight.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Level {
     seen: [f32; 3],
@@ -28,7 +28,7 @@ impl Level {
         }
     }
 
-    /// Seen over expected within memory `i`, leaning on 1 by `prior`.
+    /// Returns seen over expected for sum `i`, shrunk to 1 with weight `prior`.
     pub(super) fn ratio(&self, i: usize, prior: f64) -> f64 {
         (f64::from(self.seen[i]) + prior) / (f64::from(self.expected[i]) + prior)
     }
@@ -38,16 +38,16 @@ impl Level {
     }
 }
 
-/// Traffic and prices seen so far against the forecast, over several memories.
+/// Traffic and prices seen so far against the forecast, with several time constants.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Tracker {
     /// Requests of each contract, then of all, since the last update.
     met: Vec<f32>,
     pub(super) volumes: Vec<Level>,
-    /// Best auction worth, and what was expected of the requests that came, since the last update.
+    /// Best auction worth, and its expectation on the requests that arrived, since the last update.
     worth: (f64, f64),
     pub(super) prices: Level,
-    /// Squared log-deviation of the hour's volume, summed over the updates, and their number.
+    /// Sum over the updates of the squared log-deviation of the hour's volume, and the number of updates.
     pub(super) wander: (f32, f32),
 }
 
@@ -71,7 +71,7 @@ impl Tracker {
             && [self.wander.0, self.wander.1].iter().all(|v| v.is_finite())
     }
 
-    /// Requests of all kinds within each memory and since midnight: `[seen, expected]`.
+    /// Returns the requests of all kinds, one pair per decaying sum and one since midnight: `[seen, expected]`.
     pub(super) fn volumes(&self) -> [[f64; 2]; 3] {
         let all = self.volumes.last().copied().unwrap_or_default();
         [0, 1, 2].map(|i| [f64::from(all.seen[i]), f64::from(all.expected[i])])
@@ -89,7 +89,7 @@ impl Tracker {
         self.met[j] += 1.0;
     }
 
-    /// Takes in what came from `since` to `until`, milliseconds from midnight.
+    /// Adds the requests that arrived from `since` to `until`, milliseconds from midnight.
     pub(super) fn update(&mut self, day: &KnownDay, episode: &Episode, since: u64, until: u64) {
         let decays = MEMORIES_MS.map(|memory| (-((until - since) as f64) / memory).exp() as f32);
         let n = day.contracts.len();

@@ -1,4 +1,4 @@
-//! Which ids have an embedding of their own, and at which row.
+//! Embedding rows of ids.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::log::CompiledLog;
 
-/// Indices of the ids that have an embedding; 0 stands for every other id.
+/// Embedding indices of ids; 0 stands for every id without one.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Vocabulary {
@@ -16,7 +16,7 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// The contracts, slots and regions of the training days; with `auctions`, also the auction ads that stand in at
+    /// Collects the contracts, slots and regions of the training days; with `auctions`, also the auction ads that appear in at
     /// least 100 queues.
     pub fn of_days(logs: &[&CompiledLog], auctions: bool) -> Self {
         let mut vocabulary = Self::default();
@@ -49,7 +49,7 @@ impl Vocabulary {
         self.ads.get(&id).copied().unwrap_or(0)
     }
 
-    /// Indices of a request's slot and region.
+    /// Returns the indices of a request's slot and region.
     pub fn place(&self, slot_id: u32, region: u32) -> [u16; 2] {
         let index = |i: Option<&u32>| i.map_or(0, |&i| u16::try_from(i).unwrap_or(0));
         [index(self.slots.get(&slot_id)), index(self.regions.get(&region))]

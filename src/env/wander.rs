@@ -1,8 +1,8 @@
-//! How the hours of a training episode stray from those that were logged: volume by thinning, prices by region group.
+//! Random deviation of a training episode's hours from the logged ones: volume by thinning, prices by region group.
 //!
-//! A logged day has one course, and a policy that sees it again and again learns it by heart. Each episode gives it another one: an
-//! autoregressive path over the hours, whose size and memory are drawn too, so that the futures of a state are as uncertain as
-//! those of a day to come.
+//! A policy that sees the same logged day again and again memorises it. Each episode therefore draws an autoregressive path
+//! over the hours, whose size and correlation are drawn too, so that the future of a state is as uncertain as on a day to
+//! come.
 
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
@@ -12,7 +12,7 @@ use crate::log::schema::DAY_MS;
 use crate::settings::Episodes;
 
 const HOURS: usize = 24;
-/// Groups of regions whose prices stray together.
+/// Number of region groups; the prices of a group deviate together.
 const GROUPS: usize = 4;
 /// Range of the correlation of an hour's deviation with that of the hour before.
 const CORRELATIONS: std::ops::Range<f64> = 0.3..0.8;
@@ -21,16 +21,16 @@ const CORRELATIONS: std::ops::Range<f64> = 0.3..0.8;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Wander {
     volume: [f64; HOURS],
-    /// Of the hour with the most volume.
+    /// Largest hourly volume factor.
     top: f64,
     prices: [[f64; HOURS]; GROUPS],
 }
 
 impl Wander {
-    /// As logged.
+    /// No deviation from the log.
     pub const NONE: Self = Self { volume: [1.0; HOURS], top: 1.0, prices: [[1.0; HOURS]; GROUPS] };
 
-    /// Draws an episode's paths; the settings name the largest log-sd of each, 0 for none.
+    /// Draws an episode's paths; the settings give the largest log-sd of each, 0 for none.
     pub fn draw(settings: &Episodes, rng: &mut ChaCha8Rng) -> Self {
         let mut wander = Self::NONE;
         if settings.volume_noise > 0.0 {
@@ -43,17 +43,17 @@ impl Wander {
         wander
     }
 
-    /// Factor on the volume of the busiest hour.
+    /// Returns the volume factor of the busiest hour.
     pub fn top(&self) -> f64 {
         self.top
     }
 
-    /// Volume at a time, milliseconds from midnight, as a share of the busiest hour's.
+    /// Returns the volume at a time, milliseconds from midnight, as a share of the busiest hour's.
     pub fn volume_share(&self, offset: u64) -> f64 {
         self.volume[hour(offset)] / self.top
     }
 
-    /// Factor on a region's auction worth at a time.
+    /// Returns the factor on a region's auction worth at a time.
     pub fn price(&self, region: u32, offset: u64) -> f64 {
         self.prices[region as usize % GROUPS][hour(offset)]
     }
@@ -63,7 +63,7 @@ fn hour(offset: u64) -> usize {
     (offset.min(DAY_MS - 1) * HOURS as u64 / DAY_MS) as usize
 }
 
-/// A stationary path with mean factor 1, of a log-sd up to `most`.
+/// Draws a stationary path with mean factor 1 and a log-sd of up to `most`.
 fn path(most: f64, rng: &mut ChaCha8Rng) -> [f64; HOURS] {
     let sd = most * rng.random::<f64>();
     let correlation = rng.random_range(CORRELATIONS);
@@ -96,7 +96,7 @@ mod tests {
             n += 24.0;
         }
         assert!((sum / n - 1.0).abs() < 0.02, "mean factor {}", sum / n);
-        // The sd is uniform up to 0.4: its mean square is 0.16 / 3, and the correlation's mean 0.55.
+        // The sd is uniform up to 0.4: its mean square is 0.16 / 3, and the mean of the correlation is 0.55.
         let sd = (squares / n).sqrt();
         assert!((sd - 0.233).abs() < 0.015, "sd {sd}");
         assert!((together / squares - 0.55).abs() < 0.05, "correlation {}", together / squares);

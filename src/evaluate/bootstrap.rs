@@ -1,9 +1,9 @@
-//! How sure a share is: a block bootstrap over the hours of the day.
+//! Confidence intervals of shares: a block bootstrap over the hours of the day.
 //!
-//! Requests of one hour share its prices and its traffic; hours are taken as the blocks. What a policy earned in each hour is
-//! set beside what the bound allots to it ([`super::measure::DayMeasure`] says how), hours are drawn with replacement, and the
-//! share is worked out anew. Draws come from one fixed seed, so that the same evaluation gives the same interval, and
-//! policies see the same draws.
+//! Requests of one hour share its prices and its traffic, so hours are the blocks. The earnings of a policy in each hour are
+//! compared with the bound's part of that hour (as defined in [`super::measure::DayMeasure`]), hours are drawn with
+//! replacement, and the share is computed again. Draws come from one fixed seed, so that the same evaluation gives the same
+//! interval, and policies see the same draws.
 
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
@@ -11,14 +11,14 @@ use rand_chacha::ChaCha8Rng;
 const SEED: u64 = 95;
 const REPLICATES: usize = 1000;
 
-/// What one block contributed to `J + S` and to `UB + S`, minor units.
+/// Contribution of one block to `J + S` and to `UB + S`, minor units.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Block {
     pub earned: f64,
     pub bound: f64,
 }
 
-/// The 95 % percentile interval of the mean over days of the share; blocks are drawn within their day. `None` where a day
+/// Returns the 95 % percentile interval of the mean over days of the share; blocks are drawn within their day. `None` if a day
 /// has nothing at stake.
 pub fn share_interval(days: &[&[Block]]) -> Option<[f64; 2]> {
     let at_stake = |blocks: &&[Block]| blocks.iter().map(|b| b.bound).sum::<f64>() != 0.0;
@@ -31,8 +31,8 @@ pub fn share_interval(days: &[&[Block]]) -> Option<[f64; 2]> {
     })
 }
 
-/// The 95 % percentile interval of the mean over days of the difference between two policies' shares. The same hours are
-/// drawn for both. `None` where a day has nothing at stake, or the two were not measured by the same hours.
+/// Returns the 95 % percentile interval of the mean over days of the difference between two policies' shares. The same hours are
+/// drawn for both. `None` if a day has nothing at stake, or the two policies do not have the same hours.
 pub fn difference_interval(days: &[(&[Block], &[Block])]) -> Option<[f64; 2]> {
     let comparable = |(a, b): &(&[Block], &[Block])| {
         a.len() == b.len()
@@ -49,7 +49,7 @@ pub fn difference_interval(days: &[(&[Block], &[Block])]) -> Option<[f64; 2]> {
     })
 }
 
-/// The 95 % interval of the mean over `days` of what `draw` makes of a day.
+/// Returns the 95 % interval of the mean over `days` of the values of `draw`.
 fn percentiles(days: usize, draw: impl Fn(usize, &mut ChaCha8Rng) -> f64) -> Option<[f64; 2]> {
     if days == 0 {
         return None;
@@ -64,7 +64,7 @@ fn percentiles(days: usize, draw: impl Fn(usize, &mut ChaCha8Rng) -> f64) -> Opt
     Some([at(0.025)?, at(0.975)?])
 }
 
-/// The share that blocks add up to.
+/// Returns the share of the sum of blocks.
 fn share(blocks: impl Iterator<Item = Block>) -> f64 {
     let (earned, bound) = blocks.fold((0.0, 0.0), |(e, b), block| (e + block.earned, b + block.bound));
     earned / bound

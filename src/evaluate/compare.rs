@@ -1,4 +1,4 @@
-//! Replays policies side by side on a day, beside the hindsight bound.
+//! Replays several policies on a day and compares them with the hindsight bound.
 
 use std::sync::{Arc, Mutex};
 
@@ -21,14 +21,14 @@ use super::measure::{DayMeasure, Meter};
 use super::report::{BoundReport, DayReport, Kind, PolicyReport};
 use super::{Judge, TestDay};
 
-/// A policy that takes part.
+/// A policy in a comparison.
 pub struct Contender {
     pub name: String,
     pub kind: Kind,
     pub policy: Box<dyn Policy>,
 }
 
-/// Shared between the policy under watch and whoever writes its decisions down.
+/// Shared between the observed policy and the writer of its decisions.
 #[derive(Clone, Default)]
 struct SharedNewest(Arc<Mutex<Newest>>);
 
@@ -38,23 +38,23 @@ impl Watcher for SharedNewest {
     }
 }
 
-/// Who is replayed.
+/// A policy to be replayed.
 struct Entrant<'a> {
     name: &'a str,
     kind: Kind,
     policy: &'a mut dyn Policy,
 }
 
-/// A day whose bound is known; replays one policy after the other on it.
+/// A day with its bound, on which policies are replayed one after the other.
 struct Comparison {
     bound: Bound,
     measure: DayMeasure,
-    /// The day at the values that it is judged by, where policies are told others.
+    /// The day with the values that J is counted with, if policies see other values.
     judged: Option<DayModel>,
 }
 
 impl Comparison {
-    /// `day` gives the curves that deliveries are measured against.
+    /// `day` provides the curves that deliveries are measured against.
     fn new(day: &DayModel, judged: Option<DayModel>, rate_seed: u64) -> Self {
         let judge = judged.as_ref().unwrap_or(day);
         let bound = hindsight_bound(&judge.log, rate_seed);
@@ -62,7 +62,7 @@ impl Comparison {
         Self { bound, measure, judged }
     }
 
-    /// Replays a policy on the day; `day` may carry another plan's knowledge of the same log.
+    /// Replays a policy on the day; `day` may contain another plan's knowledge of the same log.
     fn replay(
         &self,
         day: &DayModel,
@@ -95,7 +95,7 @@ impl Comparison {
         Ok(self.row(name, kind, &totals, meter))
     }
 
-    /// The row of a policy, from its sums and what the meter saw.
+    /// Returns the row of a policy, from its sums and the meter.
     fn row(&self, name: &str, kind: Kind, totals: &Totals, meter: Meter) -> PolicyReport {
         let share = self.bound.share(totals.j);
         let (blocks, delivery) = (meter.blocks(), meter.delivery());
@@ -123,7 +123,7 @@ impl Comparison {
         }
     }
 
-    /// The row of what the live system showed on the day.
+    /// Returns the row of the ads that the live system showed on the day.
     fn logged(
         &self,
         day: &DayModel,
@@ -133,7 +133,8 @@ impl Comparison {
         self.recount(self.judged.as_ref().unwrap_or(day), logged::NAME, Kind::Baseline, logged, &[], watch)
     }
 
-    /// The row of what was shown, counted at the values of `day`; `rankings` are those of the decisions, request by request, or empty.
+    /// Returns the row of the ads shown, counted at the values of `day`; `rankings` are those of the decisions, request by
+    /// request, or empty.
     fn recount(
         &self,
         day: &DayModel,
@@ -153,7 +154,7 @@ impl Comparison {
         Ok(self.row(name, kind, &totals, meter))
     }
 
-    /// Replays contenders and the oracle, and sums up the day.
+    /// Replays contenders and the oracle, and builds the day's report.
     fn report(
         &self,
         day: &DayModel,
@@ -162,7 +163,7 @@ impl Comparison {
         watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
     ) -> anyhow::Result<DayReport> {
         let mut policies = Vec::new();
-        // The oracle knows the day; delayed feedback takes nothing from it, nor from who predicts it.
+        // No delay: the oracle knows the day, and a policy that predicts deliveries sees no delay.
         let prompt = ReplayOptions { delay: Delay::fixed(0.0), ..options };
         for c in contenders {
             let options = if c.name.ends_with(baselines::PREDICTING) { prompt } else { options };
@@ -194,14 +195,14 @@ impl Comparison {
     }
 }
 
-/// Replays the named baselines, trained policies and the oracle on a day; `watch` sees each decision with the policy's
+/// Replays the named baselines, trained policies and the oracle on a day; `watch` is called with each decision and the policy's
 /// name.
 ///
-/// Each trained policy is given its own plan's knowledge; baselines get `plan`. Without one, those that need it are left
+/// Each trained policy gets its own plan's knowledge; baselines get `plan`. Without one, baselines that need it are left
 /// out with a warning.
 ///
 /// # Errors
-/// Two policies of one name, and whatever `watch` returns.
+/// If two policies have one name, and any error of `watch`.
 pub fn compare(
     day: &TestDay,
     policies: &[Entry],
@@ -211,7 +212,7 @@ pub fn compare(
     watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
 ) -> anyhow::Result<DayReport> {
     let options = day.options(&settings.env);
-    // Without any plan the day itself only serves as a money unit for policies that need no knowledge.
+    // Without any plan the day itself only provides a money unit for policies that need no knowledge.
     let bare;
     let base_plan = match plan {
         Some(plan) => plan,
@@ -265,7 +266,7 @@ pub fn compare(
         if report.policies.iter().any(|p| p.name == *name) {
             bail!("two policies are called `{name}`; rename a run directory or file");
         }
-        // What stands beside a chosen policy comes from the same run.
+        // The rows beside a chosen policy come from the same run.
         if matches!(kind, Kind::Trained | Kind::Baseline) {
             report.seen.extend(familiar::seen(name, policy.plan(), day.content()));
             report.unknown.extend(familiar::unknown(name, policy.plan(), &policy.vocabulary(), day.log()));
@@ -280,10 +281,10 @@ pub fn compare(
     Ok(report)
 }
 
-/// Replays every contender and the oracle on a day; `watch` sees each decision with the policy's name.
+/// Replays every contender and the oracle on a day; `watch` is called with each decision and the policy's name.
 ///
 /// # Errors
-/// Whatever `watch` returns.
+/// Any error of `watch`.
 pub fn compare_day(
     day: &DayModel,
     contenders: &mut [Contender],
@@ -293,7 +294,7 @@ pub fn compare_day(
     Comparison::new(day, None, options.rate_seed).report(day, contenders, options, watch)
 }
 
-/// Requests without an auction ad and without a contract whose draw passed.
+/// Counts the requests without an auction ad and without a contract whose draw passed.
 fn unfillable(day: &DayModel, rate_seed: u64) -> u64 {
     let log = &day.log;
     let none = |r: &&crate::log::Request| {

@@ -1,4 +1,4 @@
-//! Decision files: what each policy showed on each request.
+//! Decision files: the ad that each policy showed on each request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -11,10 +11,10 @@ use crate::log::schema::AdType;
 use crate::policy::Shown;
 use crate::policy::witness::Ranking;
 
-/// Writes `DIR/<log name>/decisions.<policy>.tsv`, a row per request.
+/// Writer of `DIR/<log name>/decisions.<policy>.tsv`, a row per request.
 pub struct DecisionWriter {
     folder: PathBuf,
-    /// The day's midnight.
+    /// Midnight of the day, Unix milliseconds.
     start_ms: u64,
     files: BTreeMap<String, BufWriter<File>>,
     paths: BTreeSet<PathBuf>,
@@ -60,10 +60,10 @@ impl DecisionWriter {
         Ok(())
     }
 
-    /// Ends the files.
+    /// Flushes the files.
     ///
     /// # Errors
-    /// A disk that did not take the last rows.
+    /// If the disk did not accept the last rows.
     pub fn finish(self) -> anyhow::Result<()> {
         for (_, mut file) in self.files {
             file.flush()?;

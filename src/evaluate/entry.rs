@@ -1,8 +1,8 @@
-//! Learned policies as they enter a comparison: the chosen one beside what it came from.
+//! Rows of learned policies in a comparison: the chosen policy and its references.
 //!
-//! A share says little by itself: most of it is what planner and controller reach without learning. Each learned policy is
-//! therefore replayed together with `NAME:untrained` (its own planner and controller under a zero network, without the learned volume), and a run's with
-//! `NAME:start` and `NAME:last` too, so that a reader sees what learning added and whether it lasted.
+//! Most of a share comes from planner and controller without learning. Each learned policy is therefore replayed together with
+//! `NAME:untrained` (its own planner and controller under a zero network, without the learned volume), and a run's policy also
+//! with `NAME:start` and `NAME:last`, so that the table shows what learning added and whether it lasted.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::policy::stored::Stored;
 
 use super::report::Kind;
 
-/// Suffixes of the rows beside a chosen policy.
+/// Suffixes of the reference rows of a chosen policy.
 pub const START: &str = ":start";
 pub const UNTRAINED: &str = ":untrained";
 pub const LAST: &str = ":last";
@@ -22,7 +22,7 @@ pub struct Entry {
     pub name: String,
     pub kind: Kind,
     pub policy: Stored,
-    /// The chosen policy has the weights that its run started from.
+    /// Whether the chosen policy has the weights that its run started from.
     pub is_start: bool,
 }
 
@@ -31,7 +31,7 @@ impl Entry {
         Self { name, kind, policy: Stored::Learned(file), is_start: false }
     }
 
-    /// Takes a policy alone, under any name.
+    /// Creates the entry of one policy, under any name.
     pub fn stored(name: &str, kind: Kind, policy: Stored) -> Self {
         Self { name: name.to_owned(), kind, policy, is_start: false }
     }
@@ -45,11 +45,11 @@ impl Entry {
         ]
     }
 
-    /// Reads the policies of a run directory: chosen, start, untrained and last. A run that an older program made has no start,
-    /// one that was killed no last.
+    /// Reads the policies of a run directory: chosen, start, untrained and last. A run of an older program has no start,
+    /// a killed one no last.
     ///
     /// # Errors
-    /// A policy that cannot be read, or no chosen one.
+    /// If a policy cannot be read, or there is no chosen one.
     pub fn of_run(name: &str, dir: &Path) -> anyhow::Result<Vec<Self>> {
         let chosen = PolicyFile::read(dir)?;
         let mut entries = Self::of_file(name, chosen.clone());
@@ -68,10 +68,10 @@ impl Entry {
         Ok(entries)
     }
 
-    /// Reads what `path` names, a run directory or a policy file.
+    /// Reads the policies of `path`, a run directory or a policy file.
     ///
     /// # Errors
-    /// A policy that cannot be read.
+    /// If a policy cannot be read.
     pub fn read(name: &str, path: &Path) -> anyhow::Result<Vec<Self>> {
         if path.is_dir() {
             return Self::of_run(name, path);
@@ -83,8 +83,8 @@ impl Entry {
     }
 }
 
-/// Names policies after their run directories or files: by the last component of the path, and where that is not enough, by as
-/// many more as tell them apart.
+/// Names policies after their run directories or files: by the last component of the path, and if that is ambiguous, by as
+/// many more as make them unique.
 pub fn names_of(paths: &[PathBuf]) -> Vec<String> {
     let parts: Vec<Vec<String>> = paths
         .iter()

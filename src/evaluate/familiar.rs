@@ -1,5 +1,5 @@
-//! What a policy knows of a day before it is replayed: the day itself, which makes its figures too good, or too little of the day's
-//! contracts and traffic, which makes them say little of the policy.
+//! A policy's prior knowledge of a test day: it may have used the day itself, which makes its results too good, or know too few
+//! of the day's contracts and much of its traffic, so that its results say little.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fmt::Write as _;
@@ -12,21 +12,21 @@ use super::report::{DayReport, Seen, Unknown};
 
 /// Name of the baselines' plan among the policies.
 pub const BASELINES: &str = "baselines";
-/// Share of a day's requests that may be of unknown kinds before it is told.
+/// Share of requests of unknown kinds above which a report mentions them.
 const UNKNOWN_TRAFFIC: f64 = 0.01;
 
-/// A day's contracts that no training day had.
+/// Contracts of a day that no training day had.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NewContracts {
-    /// Contracts that owe impressions, and those of them that are unknown.
+    /// Number of contracts that owe impressions, and of the unknown ones among them.
     pub contracts: usize,
     pub unknown: usize,
-    /// Share of the owed impressions that the unknown ones owe.
+    /// Share of the unknown ones in the owed impressions.
     pub owed_share: f64,
 }
 
 impl NewContracts {
-    /// Counts them among contracts with what each owes.
+    /// Counts them among contracts, given with the impressions that each owes.
     pub fn among(plan: &Plan, vocabulary: &Vocabulary, contracts: impl Iterator<Item = (u64, u64)>) -> Self {
         let is_new = |id: u64| !plan.contracts.contains_key(&id) && !vocabulary.ads.contains_key(&id);
         let (mut found, mut all, mut new) = (Self { contracts: 0, unknown: 0, owed_share: 0.0 }, 0, 0);
@@ -56,15 +56,15 @@ impl std::fmt::Display for NewContracts {
     }
 }
 
-/// Tells whether `plan`, and whatever was trained with it, has used the day of this content.
+/// Returns the use that `plan`, and any policy trained with it, made of the day with this content.
 pub fn seen(policy: &str, plan: &Plan, content: Option<&str>) -> Option<Seen> {
     let day = plan.seen.of(content?)?;
     Some(Seen { policy: policy.to_owned(), used: day.used, log: day.log.clone() })
 }
 
-/// Says how much of a day is new to a policy; `None` where nothing that matters is.
+/// Returns the parts of a day that are new to a policy; `None` if they do not matter.
 pub fn unknown(policy: &str, plan: &Plan, vocabulary: &Vocabulary, log: &CompiledLog) -> Option<Unknown> {
-    // A plan without forecast knows no world: there is nothing to compare.
+    // A plan without a forecast has nothing to compare with.
     if plan.forecast.nodes.is_empty() {
         return None;
     }
@@ -82,12 +82,12 @@ pub fn unknown(policy: &str, plan: &Plan, vocabulary: &Vocabulary, log: &Compile
     (found.unknown_contracts > 0 || found.traffic_share > UNKNOWN_TRAFFIC).then_some(found)
 }
 
-/// Names reported days by what they are to the policies.
+/// Returns the heading of reported days, which depends on whether policies used them.
 pub fn heading(days: &[DayReport]) -> &'static str {
     if days.iter().any(|day| !day.seen.is_empty()) { "Reported days" } else { "Days that were not trained on" }
 }
 
-/// Says above a table what its reader has to know of these days first; empty where there is nothing.
+/// Returns warnings about these days to be printed above a table; empty if there are none.
 pub fn title(days: &[DayReport]) -> String {
     let mut text = String::new();
     for day in days {
@@ -102,7 +102,7 @@ pub fn title(days: &[DayReport]) -> String {
             };
             let _ = writeln!(text, "{} is {what} of {}: {means}.", day.log, names.join(", "));
         }
-        // Policies of one run know the same.
+        // Policies of one run have the same knowledge.
         let same = |a: &Unknown, b: &Unknown| {
             Unknown { policy: String::new(), ..a.clone() } == Unknown { policy: String::new(), ..b.clone() }
         };

@@ -1,8 +1,8 @@
-//! What the live system really showed on a day, judged like a policy.
+//! The ads that the live system showed on a day, evaluated like a policy.
 //!
-//! Impressions come from `joined_exposure`, joined to the log by request; J is that of the formats under the log's predicted
-//! values, not under what was charged and clicked. The live system drew its own rates: where a contract's rate is below 1, it may
-//! have shown what the evaluation's seed would not have let in.
+//! Impressions come from `joined_exposure`, joined to the log by request; J is computed from the log's predicted
+//! values, not from actual charges and clicks. The live system drew its own rates: if a contract's rate is below 1, it may
+//! have shown an ad that the evaluation's seed would not have let in.
 
 use std::path::Path;
 
@@ -12,19 +12,20 @@ use crate::log::table;
 use crate::log::{CompiledLog, exposure};
 use crate::policy::{Shown, Totals};
 
-/// The name of its row.
+/// Name of its row.
 pub const NAME: &str = "logged";
 
-/// What was shown on each request of a log.
+/// The ad shown on each request of a log.
 pub struct Logged {
     pub shown: Vec<Option<(u64, AdType)>>,
 }
 
 impl Logged {
-    /// Reads and joins the exposures of log directory `dir`; `None` where it has none. What does not join is warned of.
+    /// Reads and joins the exposures of log directory `dir`; `None` if it has none. Logs a warning about exposures that do not
+    /// join.
     ///
     /// # Errors
-    /// An unreadable table.
+    /// If the table is unreadable.
     pub fn read(dir: &Path, log: &CompiledLog) -> anyhow::Result<Option<Self>> {
         let Some(path) = table::find(dir, "joined_exposure")? else { return Ok(None) };
         let exposures = exposure::join(&path, log)?;
@@ -45,10 +46,10 @@ impl Logged {
         Ok(Some(Self { shown: exposures.shown }))
     }
 
-    /// Sums of what was shown; `watch` sees each impression.
+    /// Sums the ads shown; `watch` is called with each impression.
     ///
     /// # Errors
-    /// Whatever `watch` returns.
+    /// Any error of `watch`.
     pub fn replay(&self, day: &DayModel, watch: &mut dyn FnMut(Shown) -> anyhow::Result<()>) -> anyhow::Result<Totals> {
         let mut totals = Totals::default();
         let mut delivered = vec![0.0; day.contracts.len()];

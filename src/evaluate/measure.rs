@@ -1,6 +1,6 @@
-//! How a policy's day went beyond its sums: delivery against the planned curves, and what each hour contributed.
+//! Measurements of a policy's day beyond its sums: delivery against the planned curves, and the contribution of each hour.
 //!
-//! Every policy of a day is held against the same curves, those of the plan that the comparison was made with. A contract's
+//! Every policy of a day is compared with the same curves, those of the comparison's plan. A contract's
 //! planned curve is its cumulative forecast supply as a share of the whole: delivered / owed would follow it if
 //! a fixed share of its requests were shown.
 
@@ -18,16 +18,16 @@ const HOUR_MS: u64 = 3_600_000;
 const QUARTER_MS: u64 = DAY_MS / GRID as u64;
 const HOURS: usize = (DAY_MS / HOUR_MS) as usize;
 
-/// How one contract was delivered.
+/// Delivery of one contract.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ContractDelivery {
     pub ad_id: u64,
-    /// Impressions owed when the log starts, and shown.
+    /// Impressions owed at the start of the log, and shown.
     pub owed: u64,
     pub delivered: u64,
-    /// Delivered over owed; `null` where nothing was owed.
+    /// Delivered over owed; `null` if nothing was owed.
     pub rate: Option<f64>,
-    /// Mean over the quarter hours of the flight of |delivered / owed - planned share|, at their ends; `null` where nothing
+    /// Mean over the quarter hours of the flight of |delivered / owed - planned share|, at their ends; `null` if nothing
     /// was owed or no supply was forecast.
     pub curve_deviation: Option<f64>,
     /// Mean over the quarter hours of the flight but the first of |change of delivery from the one before - planned
@@ -35,7 +35,7 @@ pub struct ContractDelivery {
     pub roughness: Option<f64>,
 }
 
-/// What all contracts of a day make of it: means weighted by what is owed.
+/// Delivery over all contracts of a day: means weighted by the impressions owed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Delivery {
     pub curve_deviation: Option<f64>,
@@ -43,17 +43,17 @@ pub struct Delivery {
     pub contracts: Vec<ContractDelivery>,
 }
 
-/// A contract's flight in quarter hours and what was to be delivered by when.
+/// A contract's flight in quarter hours, and its planned delivery curve.
 struct Curve {
     ad_id: u64,
     owed: u64,
     /// First quarter hour of the flight, and the one after its last.
     flight: std::ops::Range<usize>,
-    /// Planned share before each quarter hour and after the last; `None` where no supply was forecast.
+    /// Planned share before each quarter hour and after the last; `None` if no supply was forecast.
     planned: Option<Vec<f64>>,
 }
 
-/// A contract's part of the bound beside its requests, and the hours that it is spread over.
+/// A contract's own term of the bound, and its distribution over the hours.
 struct Terms {
     penalty: f64,
     owed: f64,
@@ -63,7 +63,7 @@ struct Terms {
 }
 
 impl Terms {
-    /// What the contract adds to `J + S` when each of its `delivered` impressions has been credited with the price.
+    /// Returns the contract's addition to `J + S` when each of its `delivered` impressions has been credited with the price.
     fn earned(&self, delivered: f64) -> f64 {
         self.penalty * delivered.min(self.owed) - self.price * delivered
     }
@@ -72,9 +72,9 @@ impl Terms {
 /// The auction's prices over a day, in units of eCPM: the mean of the best auction ad by quarter hour.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Market {
-    /// What the plan expected; constant within an hour.
+    /// Prices that the plan expected; constant within an hour.
     pub expected: Vec<f64>,
-    /// What came; `null` where no request came.
+    /// Actual prices; `null` if no request arrived.
     pub seen: Vec<Option<f64>>,
 }
 
@@ -89,7 +89,7 @@ impl Market {
     }
 }
 
-/// A mean of what is added.
+/// Mean of the added values.
 #[derive(Debug, Clone, Copy, Default)]
 struct Mean {
     sum: f64,
@@ -111,7 +111,7 @@ fn quarter(offset: u64) -> usize {
     ((offset / QUARTER_MS) as usize).min(GRID - 1)
 }
 
-/// What a day is measured against, the same for every policy.
+/// Reference of a day's measurements, the same for every policy.
 pub struct DayMeasure {
     market: Market,
     /// `UB + S` by hour; `None` for hours without a request.
@@ -121,13 +121,13 @@ pub struct DayMeasure {
 }
 
 impl DayMeasure {
-    /// Takes the day's curves and spreads its bound over the hours; they sum to `UB + S`.
+    /// Computes the day's curves and distributes its bound over the hours; the parts sum to `UB + S`.
     ///
-    /// A request brings what it is worth at the bound's prices to its hour; what a contract adds beside that is spread over the
-    /// requests that it may take (evenly over the hours where there are none). A policy is credited alike: an impression of a
-    /// contract counts its click and its price in its hour, and what is left of the contract's part of `J + S` is spread in
-    /// the same way. So no hour earns more than its bound, and delivering sooner or later than the bound does costs only what it
-    /// displaces.
+    /// The value of a request at the bound's prices counts in its hour; a contract's own term is distributed over the requests
+    /// that may show it (evenly over the hours if there are none). A policy is credited in the same way: an impression of a
+    /// contract counts its click and its price in its hour, and the rest of the contract's part of `J + S` is distributed as
+    /// above. So no hour earns more than its bound, and delivering sooner or later than the bound does costs only the displaced
+    /// auction ads.
     pub fn new(day: &DayModel, at: &Bound, rate_seed: u64) -> Self {
         let hour_of = |row: usize| ((day.offset(row) / HOUR_MS) as usize).min(HOURS - 1);
         let mut hours: Vec<Option<f64>> = vec![None; HOURS];
@@ -173,17 +173,18 @@ impl DayMeasure {
         Self { market: Market::of(day), hours, terms, curves }
     }
 
-    /// The planned share of each contract's delivery before every quarter hour and after the last; empty where no supply was forecast.
+    /// Returns the planned share of each contract's delivery before every quarter hour and after the last; empty if no supply
+    /// was forecast.
     pub fn planned(&self) -> Vec<Vec<f64>> {
         self.curves.iter().map(|curve| curve.planned.clone().unwrap_or_default()).collect()
     }
 
-    /// The auction's prices over the day.
+    /// Returns the auction's prices over the day.
     pub fn market(&self) -> &Market {
         &self.market
     }
 
-    /// A meter for one replay of the day.
+    /// Creates a meter for one replay of the day.
     pub fn meter(&self) -> Meter<'_> {
         Meter {
             measure: self,
@@ -194,18 +195,18 @@ impl DayMeasure {
     }
 }
 
-/// Takes in the decisions of one replay.
+/// Records the decisions of one replay.
 pub struct Meter<'a> {
     measure: &'a DayMeasure,
-    /// Worth of what was shown and the price of each contract impression, by hour.
+    /// Worth of the ads shown plus the price of each contract impression, by hour.
     credited: Vec<f64>,
     /// Impressions of each contract by quarter hour.
     shown: Vec<[u32; GRID]>,
-    /// With which contracts won, by quarter hour, in units of eCPM.
+    /// Bids of the contracts that won, by quarter hour, in units of eCPM.
     bids: [Mean; GRID],
 }
 
-/// Bids above this say "before anything else" and are no prices, eCPM.
+/// Bids above this mean "before anything else" and are no prices, eCPM.
 const LARGEST_BID: f64 = 1e9;
 
 impl Meter<'_> {
@@ -220,12 +221,12 @@ impl Meter<'_> {
         }
     }
 
-    /// Mean bid with which contracts won, by quarter hour, in units of eCPM; `None` where none was shown or no bid is a price.
+    /// Returns the mean winning bid of contracts by quarter hour, in units of eCPM; `None` if none was shown or no bid is a price.
     pub fn bids(&self) -> Vec<Option<f64>> {
         self.bids.iter().map(Mean::value).collect()
     }
 
-    /// What each hour with requests contributed to `J + S` and to `UB + S`.
+    /// Returns the contribution of each hour with requests to `J + S` and to `UB + S`.
     pub fn blocks(&self) -> Vec<Block> {
         let mut earned = self.credited.clone();
         for (terms, shown) in self.measure.terms.iter().zip(&self.shown) {
@@ -236,7 +237,7 @@ impl Meter<'_> {
         hours.filter_map(|(bound, earned)| Some(Block { earned, bound: (*bound)? })).collect()
     }
 
-    /// Impressions of each contract by quarter hour.
+    /// Returns the impressions of each contract by quarter hour.
     pub fn quarters(&self) -> Vec<Vec<u32>> {
         self.shown.iter().map(|shown| shown.to_vec()).collect()
     }
@@ -270,7 +271,7 @@ impl Curve {
             sum / self.flight.len() as f64
         });
         let roughness = known.filter(|_| self.flight.len() > 1).map(|planned| {
-            // As shares of what is owed; the whole plan over the quarter hours of the flight is 1.
+            // In shares of the owed impressions; the whole plan over the quarter hours of the flight is 1.
             let share = |q: usize| f64::from(shown[q]) / owed;
             let plan = |q: usize| planned[q + 1] - planned[q];
             let change = |q: usize| ((share(q) - share(q - 1)) - (plan(q) - plan(q - 1))).abs();

@@ -1,8 +1,10 @@
-//! Evaluation of policies on whole days, beside the baselines and the bound.
+//! Evaluation of policies on whole days, compared with the baselines and the bound.
 //!
 //! [`mod@compare`] replays any number of policies on a [`test_day`] for `eval`, `study` and the table at the end of `train`;
-//! [`report`] is what it says of a day, [`entry`] says which rows a learned policy has and [`verdict`] whether it is worth deploying; [`logged`] computes the benefit of what the live system showed; [`stress`] alters a day; [`familiar`] says what a policy knows of the day already; [`measure`] computes the figures of a
-//! day and [`bootstrap`] their intervals; [`table`] renders them for people; [`decisions`] writes what was shown.
+//! [`report`] is its result for a day, [`entry`] determines the rows of a learned policy and [`verdict`] whether it is worth
+//! deploying; [`logged`] computes the benefit of the ads that the live system showed; [`stress`] alters a day; [`familiar`]
+//! finds out which days a policy has used; [`measure`] computes the measurements of a day and [`bootstrap`] their intervals;
+//! [`table`] renders them as text; [`decisions`] writes the ads shown.
 //!
 //! May import: `policy`, `values`, `env`, `plan`, `log`, `settings`.
 

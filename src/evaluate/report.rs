@@ -1,4 +1,4 @@
-//! What a comparison says of a day: a row of figures for each policy, the bound, and what the policies know of the day already.
+//! Result of a comparison on a day: a row for each policy, the bound, and the policies' prior knowledge of the day.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,18 +7,18 @@ use crate::plan::Use;
 use super::bootstrap::Block;
 use super::measure::{ContractDelivery, Market};
 
-/// What a policy is.
+/// Kind of a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
     Baseline,
     /// Chosen on the validation days of its run.
     Trained,
-    /// What planner and controller do without anything learned.
+    /// Planner and controller without learned parts.
     Untrained,
-    /// Before its run's first update.
+    /// The policy before its run's first update.
     Start,
-    /// After its run's last update.
+    /// The policy after its run's last update.
     Last,
     /// Knows the process that the day was drawn from.
     Informed,
@@ -32,19 +32,19 @@ pub struct Seen {
     /// The policy's name, or `baselines`: the plan that they were tuned with.
     pub policy: String,
     pub used: Use,
-    /// What the day was called then.
+    /// Name of the day at that time.
     pub log: String,
 }
 
-/// A policy that the day is partly new to.
+/// A policy to which the day is partly new.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Unknown {
     /// The policy's name, or `baselines`.
     pub policy: String,
-    /// The day's contracts that owe impressions, and those of them that no training day had.
+    /// Number of the day's contracts that owe impressions, and of those among them that no training day had.
     pub contracts: usize,
     pub unknown_contracts: usize,
-    /// Share of the owed impressions that the unknown ones owe.
+    /// Share of the unknown ones in the owed impressions.
     pub owed_share: f64,
     /// Share of the requests whose slot or region no training day had.
     pub traffic_share: f64,
@@ -55,7 +55,7 @@ pub struct Unknown {
 pub struct PolicyReport {
     pub name: String,
     pub kind: Kind,
-    /// The row that this policy is the same as: the start of its run, where no update improved on that.
+    /// Row with the same policy: the start of its run, if no update improved on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub equals: Option<String>,
     pub j: f64,
@@ -71,11 +71,11 @@ pub struct PolicyReport {
     pub unfilled: u64,
     /// 95 % block-bootstrap interval of the share over the hours of the day.
     pub share_interval: Option<[f64; 2]>,
-    /// Means over the contracts, weighted by what they are owed.
+    /// Means over the contracts, weighted by the impressions owed.
     pub curve_deviation: Option<f64>,
     pub roughness: Option<f64>,
     pub contracts: Vec<ContractDelivery>,
-    /// What the interval is made from.
+    /// Blocks that the interval is computed from.
     #[serde(skip)]
     pub blocks: Vec<Block>,
     /// Impressions of each contract by quarter hour.
@@ -89,7 +89,7 @@ pub struct PolicyReport {
 /// The bound of a day.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct BoundReport {
-    /// The least upper bound found on any policy's J.
+    /// Lowest upper bound found on any policy's J.
     pub ub: f64,
     /// J of serving with the prices that prove it.
     pub primal: f64,
@@ -101,14 +101,14 @@ pub struct BoundReport {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DayReport {
     pub log: String,
-    /// The values that plan and policies saw, and those that everything here is counted with.
+    /// Values that plan and policies saw, and values that everything here is counted with.
     pub told: String,
     pub judged: String,
-    /// What the day was put under, if anything.
+    /// Stress on the day, if any.
     pub stress: Option<String>,
     pub requests: u64,
     pub quarantined: u64,
-    /// Requests on which nothing could be shown whatever a policy did.
+    /// Requests on which no policy could show anything.
     pub unfilled: u64,
     pub rate_seed: u64,
     /// Whether the importer declared auction ads to be contracts.
@@ -116,12 +116,12 @@ pub struct DayReport {
     /// Policies that were trained or chosen on the day.
     #[serde(default)]
     pub seen: Vec<Seen>,
-    /// Policies that the day is partly new to.
+    /// Policies to which the day is partly new.
     #[serde(default)]
     pub unknown: Vec<Unknown>,
     pub bound: BoundReport,
     pub policies: Vec<PolicyReport>,
-    /// Planned share of each contract's delivery before every quarter hour and after the last; empty where nothing was forecast.
+    /// Planned share of each contract's delivery before every quarter hour and after the last; empty if nothing was forecast.
     #[serde(skip)]
     pub planned: Vec<Vec<f64>>,
     /// The auction's prices over the day.

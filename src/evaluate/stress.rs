@@ -1,8 +1,8 @@
-//! Stresses: days that go otherwise than the plan expects.
+//! Stresses: days that deviate from the plan's expectation.
 //!
 //! A stress alters a day's rows before they are compiled, so that bound, caps, features and every policy see one consistent
-//! day, or what is forecast of it, or when feedback arrives. Altered logs are compiled in memory only. All draws come from
-//! the seed, the day and what is altered, so that every policy meets the same.
+//! day; or it alters the forecast, or the feedback delay. Altered logs are compiled in memory only. All draws are determined by
+//! the seed, the day and the altered part, so that every policy sees the same.
 //!
 //! In text, parts joined by `+`:
 //!
@@ -17,8 +17,8 @@
 //! | `flights=0.5` | half of the contracts join or end within the day (a fair coin says which), owing in proportion to the requests left to them |
 //! | `newcomers=0.2` | a fifth of the contracts, at least one, gets an id that no training day has seen |
 //!
-//! Contracts that join or end do so by their control row, which policies may read: the day is unlike the training days,
-//! not a surprise within itself.
+//! Contracts that join or end do so by their control row, which policies may read: the day differs from the training days,
+//! without surprises during the day.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,12 +34,12 @@ use crate::log::{RawDay, draw};
 use crate::plan::Forecast;
 
 const HOUR_MS: f64 = 3_600_000.0;
-/// Set in the ids of contracts that pass for new ones.
+/// Bit set in the ids of contracts that are renamed to new ones.
 const NEW_ID: u64 = 1 << 62;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Part {
-    /// The hour is `None` where it is drawn.
+    /// The hour is `None` if it is drawn.
     Prices {
         factor: f64,
         hour: Option<f64>,
@@ -67,7 +67,7 @@ enum Part {
     },
 }
 
-/// What a day is put under.
+/// A stress on a day.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stress {
     text: String,
@@ -79,7 +79,7 @@ impl FromStr for Stress {
     type Err = String;
 
     /// # Errors
-    /// Says which part is malformed, and what it should look like.
+    /// If a part is malformed; the error names it and the expected form.
     fn from_str(text: &str) -> Result<Self, String> {
         let parts = text.split('+').map(part).collect::<Result<_, _>>()?;
         Ok(Self { text: text.to_owned(), seed: 0, parts })
@@ -126,12 +126,12 @@ fn log_normal(rng: &mut ChaCha8Rng, log_sd: f64) -> f64 {
 }
 
 impl Stress {
-    /// The same stress with other draws.
+    /// Returns the same stress with other draws.
     pub fn seeded(self, seed: u64) -> Self {
         Self { seed, ..self }
     }
 
-    /// What tells an altered log from others.
+    /// Returns a text that distinguishes an altered log from others.
     pub(super) fn identity(&self) -> String {
         format!("{}#{}", self.text, self.seed)
     }
@@ -171,8 +171,8 @@ impl Stress {
         }
     }
 
-    /// What is forecast in place of `forecast`. A node's error follows from what it is, not from its place, so that forecasts
-    /// of the same nodes err alike.
+    /// Returns the altered forecast. A node's error depends on its attributes, not on its position, so that forecasts
+    /// of the same nodes have the same errors.
     pub(super) fn forecast(&self, forecast: &Forecast) -> Forecast {
         let mut forecast = forecast.clone();
         for (i, part) in self.parts.iter().enumerate() {
@@ -192,7 +192,7 @@ impl Stress {
         forecast
     }
 
-    /// Seconds until a policy observes a delivery, if the stress says so.
+    /// Returns the seconds until a policy observes a delivery, if the stress sets them.
     pub(super) fn feedback_delay_s(&self) -> Option<f64> {
         let delay = |p: &Part| if let Part::Delay { seconds } = p { Some(*seconds) } else { None };
         self.parts.iter().rev().find_map(delay)
@@ -210,7 +210,7 @@ fn raise_prices(rows: &mut [TrackRow], factor: f64, from_ms: u64) {
 fn scale_demand(c: &mut ControlRow, factor: f64) {
     let scaled = |n: u64| (n as f64 * factor).round() as u64;
     c.required = scaled(c.required).max(1);
-    // What was delivered before the day stays so.
+    // Deliveries before the day do not change.
     c.cap = scaled(c.cap).max(c.required).max(c.delivered0);
 }
 

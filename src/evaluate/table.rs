@@ -1,4 +1,4 @@
-//! The table of an evaluation, for people.
+//! The table of an evaluation, as text.
 
 use std::fmt::Write as _;
 
@@ -6,16 +6,16 @@ use super::bootstrap::{Block, share_interval};
 use super::familiar;
 use super::report::{DayReport, Kind, PolicyReport};
 
-/// Renders days as a table: one row per policy, shares day by day and their mean, and what the mean is made of.
+/// Renders days as a table: one row per policy, with shares day by day, their mean, and its components.
 pub fn render(days: &[DayReport]) -> String {
     let mut text = familiar::title(days);
     if days.is_empty() {
         return text;
     }
     let percent = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), |s| format!("{:.2}", 100.0 * s));
-    // Small days need their minor units' decimals.
+    // Small days need decimals of minor units.
     let decimals = if days.iter().any(|d| d.bound.ub.abs() < 1000.0) { 2 } else { 0 };
-    // A day can lack a row that others have: what was really shown is not logged everywhere.
+    // A day can lack a row that others have: the ads shown live are not logged everywhere.
     let mut names: Vec<&PolicyReport> = Vec::new();
     for p in days.iter().flat_map(|d| &d.policies) {
         if names.iter().all(|known| known.name != p.name) {
@@ -98,7 +98,7 @@ pub fn render(days: &[DayReport]) -> String {
     text
 }
 
-/// A row's name in the table.
+/// Returns a row's name in the table.
 fn label(policy: &PolicyReport) -> String {
     match (policy.kind, &policy.equals) {
         (Kind::Trained, Some(_)) => format!("{} * = start", policy.name),

@@ -1,7 +1,7 @@
-//! A logged day as it is evaluated: the log and its own forecast, before any plan's knowledge is joined to it.
+//! A logged day for evaluation: the log and its own forecast, without any plan's knowledge.
 //!
-//! Baselines and trained policies may come with different plans; all of them are judged on this one day, which may be put
-//! under a [`Stress`].
+//! Baselines and trained policies may have different plans; all of them are evaluated on this one day, with or without
+//! a [`Stress`].
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use crate::values::{Table, Told};
 use super::logged::Logged;
 use super::stress::Stress;
 
-/// The values that J, S, the bound and shares are counted with.
+/// Values that J, S, the bound and shares are counted with.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Judge {
     #[default]
     Logged,
-    /// Of a synthetic world.
+    /// The true values of a synthetic world.
     Truth,
 }
 
@@ -40,25 +40,25 @@ impl std::fmt::Display for Judge {
 #[derive(Debug)]
 pub struct TestDay {
     dir: PathBuf,
-    /// At the values that plan and policies see.
+    /// The log at the values that plan and policies see.
     log: Arc<CompiledLog>,
-    /// At the values that J, S, the bound and shares are counted with.
+    /// The log at the values that J, S, the bound and shares are counted with.
     judged: Arc<CompiledLog>,
     told: Told,
     judge: Judge,
-    /// Of the day as it was logged.
+    /// Content of the day as it was logged.
     content: Option<String>,
-    /// The day's own forecast; plans have another for days without one.
+    /// The day's own forecast; plans provide another for days without one.
     forecast: Option<Forecast>,
     stress: Option<Stress>,
     known: Option<Arc<Known>>,
 }
 
 impl TestDay {
-    /// Opens a log directory, under `stress` if there is one. A day that a stress alters is told and judged as logged.
+    /// Opens a log directory, under `stress` if there is one. A stress that alters the log can only be used with logged values.
     ///
     /// # Errors
-    /// A log or an inventory that cannot be used.
+    /// If a log or an inventory cannot be used.
     pub fn open(
         dir: &Path,
         options: CompileOptions,
@@ -95,7 +95,7 @@ impl TestDay {
         Ok(Self { dir, log, judged, told: told.clone(), judge, content, forecast, stress, known: None })
     }
 
-    /// The log directory.
+    /// Returns the log directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -104,7 +104,7 @@ impl TestDay {
         &self.log
     }
 
-    /// The day at the values that it is judged by; the same log where it is told at them.
+    /// Returns the log at the values that J is counted with; the same log if policies see those values.
     pub fn judged(&self) -> &Arc<CompiledLog> {
         &self.judged
     }
@@ -117,7 +117,7 @@ impl TestDay {
         self.judge
     }
 
-    /// Identifies the day as it was logged: [`CompiledLog::content`].
+    /// Returns the identity of the day as it was logged: [`CompiledLog::content`].
     pub fn content(&self) -> Option<&str> {
         self.content.as_deref()
     }
@@ -126,10 +126,10 @@ impl TestDay {
         self.stress.as_ref()
     }
 
-    /// What the live system showed; `None` where no `joined_exposure` says so, or where the log is not what it saw.
+    /// Returns the ads that the live system showed; `None` without `joined_exposure`, or if the stress alters the log.
     ///
     /// # Errors
-    /// An unreadable table.
+    /// If the table is unreadable.
     pub fn logged(&self) -> anyhow::Result<Option<Logged>> {
         match &self.stress {
             Some(stress) if stress.alters_log() => Ok(None),
@@ -137,17 +137,17 @@ impl TestDay {
         }
     }
 
-    /// The day as it is judged, with what `plan` knows.
+    /// Returns the day at the values that J is counted with, with `plan`'s knowledge.
     pub fn judged_model(&self, plan: &Plan) -> DayModel {
         let forecast = self.forecast.as_ref().unwrap_or(&plan.forecast);
         DayModel::with_forecast(self.judged.clone(), forecast, plan, Arc::default())
     }
 
-    /// What is true of the synthetic world that the day is one of; `None` where no world file lies beside it, or where the log is
-    /// not what the world drew.
+    /// Returns the truth of the synthetic world of the day; `None` if there is no world file beside it, or if the log is
+    /// altered.
     ///
     /// # Errors
-    /// A world file that cannot be used.
+    /// If a world file cannot be used.
     pub fn known(&self) -> anyhow::Result<Option<Arc<Known>>> {
         if let Some(known) = &self.known {
             return Ok(Some(known.clone()));
@@ -158,19 +158,19 @@ impl TestDay {
         Truth::beside(&self.dir)?.map(|truth| Known::of(truth).map(Arc::new)).transpose()
     }
 
-    /// The day with what another day of its world made known already.
+    /// Reuses the truth that was loaded for another day of the same world.
     pub fn sharing(self, known: Option<Arc<Known>>) -> Self {
         Self { known, ..self }
     }
 
-    /// The day as a policy that was planned with `plan` may know it.
+    /// Returns the day as a policy that was planned with `plan` may know it.
     pub fn model(&self, plan: &Plan, vocabulary: Arc<Vocabulary>) -> DayModel {
         let forecast = self.forecast.as_ref().unwrap_or(&plan.forecast);
         let wrong = self.stress.as_ref().map(|stress| stress.forecast(forecast));
         DayModel::with_forecast(self.log.clone(), wrong.as_ref().unwrap_or(forecast), plan, vocabulary)
     }
 
-    /// How the day is replayed.
+    /// Returns the options for replaying the day.
     pub fn options(&self, env: &Env) -> ReplayOptions {
         let told = self.stress.as_ref().and_then(Stress::feedback_delay_s);
         ReplayOptions { rate_seed: env.rate_seed, delay: told.map_or_else(|| Delay::from(env), Delay::fixed) }

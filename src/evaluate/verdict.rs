@@ -1,11 +1,11 @@
-//! Whether a learned policy is worth deploying, judged by paired differences.
+//! Decision whether a learned policy is worth deploying, by paired differences.
 //!
 //! Two policies on one day meet the same requests and the same prices, so the difference of their shares varies far less than
-//! either share. Hours of all reported days are resampled jointly for both, which says how sure the difference is *within these
-//! days*; other days, worlds and seeds are what `admix study` is for.
+//! either share. Hours of all reported days are resampled jointly for both, which gives the uncertainty of the difference
+//! *within these days*; for other days, worlds and seeds use `admix study`.
 //!
-//! The opponent is the baseline with the best mean on the validation days, named before a reported day is opened: the best of many
-//! baselines on the reported days themselves is partly luck, and stands beside it for information.
+//! The opponent is the baseline with the best mean on the validation days, determined before a reported day is opened: the best
+//! of many baselines on the reported days themselves is partly luck, and is reported for information.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +13,7 @@ use super::bootstrap::{Block, difference_interval};
 use super::entry::UNTRAINED;
 use super::report::{DayReport, Kind, PolicyReport};
 
-/// Better, level or worse, by the paired interval.
+/// Result of a comparison by the paired interval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Decision {
@@ -35,7 +35,7 @@ impl Decision {
     }
 }
 
-/// What `--json` prints; differences in points of share (percent of the bound).
+/// Output of `--json`; differences in points of share (percent of the bound).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
     pub policy: String,
@@ -48,24 +48,24 @@ pub struct Verdict {
     pub over_untrained_interval: [f64; 2],
 }
 
-/// How the best baseline was named.
+/// Days that determined the best baseline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ChosenOn {
-    /// On the run's validation days, before a reported day was opened.
+    /// The run's validation days, before a reported day was opened.
     Validation,
-    /// On the reported days, because nothing says which was best before.
+    /// The reported days, because no earlier choice is known.
     Hindsight,
 }
 
-/// What a verdict rests on.
+/// Basis of a verdict.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Basis {
     pub best_baseline_by: ChosenOn,
-    /// The baseline that did best on the reported days, and how far the policy is above it, in points.
+    /// The baseline that was best on the reported days, and the policy's difference from it, in points.
     pub best_in_hindsight: String,
     pub over_best_in_hindsight: f64,
-    /// The chosen policy is what its run started from: no update improved on it.
+    /// Whether the chosen policy is the start of its run: no update improved on it.
     pub chosen_is_start: bool,
     /// Hours of these days were resampled; other days differ by more.
     pub interval_within: String,
@@ -89,13 +89,13 @@ fn row<'a>(day: &'a DayReport, name: &str) -> Option<&'a PolicyReport> {
     day.policies.iter().find(|p| p.name == name)
 }
 
-/// Returns the mean share of `name` over the days that have it; `None` where none has.
+/// Returns the mean share of `name` over the days that have it; `None` if none has.
 pub fn mean_share(days: &[DayReport], name: &str) -> Option<f64> {
     let shares: Vec<f64> = days.iter().filter_map(|day| row(day, name)?.share).collect();
     (!shares.is_empty()).then(|| shares.iter().sum::<f64>() / shares.len() as f64)
 }
 
-/// Returns the difference of two policies over the days that have both; `None` where no day has, or nothing is at stake.
+/// Returns the difference of two policies over the days that have both; `None` if there is none, or nothing is at stake.
 pub fn paired(days: &[DayReport], policy: &str, against: &str) -> Option<Paired> {
     let both: Vec<(&PolicyReport, &PolicyReport)> =
         days.iter().filter_map(|day| Some((row(day, policy)?, row(day, against)?))).collect();
@@ -119,8 +119,8 @@ pub fn best_baseline(days: &[DayReport]) -> Option<String> {
     best.map(|(_, name)| name.to_owned())
 }
 
-/// Judges `policy` on reported days against `named`, the baseline that was best on the validation days; where that is unknown or
-/// did not take part, against the best in hindsight. `None` without a baseline, an untrained row or anything at stake.
+/// Judges `policy` on reported days against `named`, the best baseline on the validation days; if that is unknown or
+/// has no row, against the best in hindsight. `None` without a baseline, an untrained row or anything at stake.
 pub fn judge(days: &[DayReport], policy: &str, named: Option<&str>) -> Option<Judgement> {
     let hindsight = best_baseline(days)?;
     let (against, by) = match named.filter(|name| mean_share(days, name).is_some()) {
@@ -151,7 +151,7 @@ pub fn judge(days: &[DayReport], policy: &str, named: Option<&str>) -> Option<Ju
 }
 
 impl Judgement {
-    /// Says the verdict in words.
+    /// Returns the verdict in words.
     pub fn sentences(&self) -> String {
         let Self { verdict: v, basis } = self;
         let stated = |difference: f64, [low, high]: [f64; 2]| {

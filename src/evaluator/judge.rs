@@ -1,4 +1,4 @@
-//! Scores parameters on the validation days and keeps the best.
+//! Scores parameters on the validation days and tracks the best.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub struct Judge {
     without_improvement: u64,
 }
 
-/// Over all validation days.
+/// Sums over all validation days.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
     j: f64,
@@ -39,11 +39,11 @@ impl Sums {
 /// One evaluation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Evaluation {
-    /// Updates of the learner that the parameters come from.
+    /// Number of learner updates behind the parameters.
     pub updates: u64,
     /// Total benefit over all validation days, minor units.
     pub j: f64,
-    /// Share of the bound that is reached, over all validation days; `None` where nothing was at stake.
+    /// Share of the bound over all validation days; `None` if nothing was at stake.
     pub share: Option<f64>,
     pub shortage_rate: f64,
     pub auction_revenue: f64,
@@ -54,7 +54,7 @@ pub struct Evaluation {
 }
 
 impl Judge {
-    /// `alive` is called now and then.
+    /// `alive` is called from time to time.
     pub fn new(days: Vec<DayModel>, spec: Arc<PolicySpec>, options: ReplayOptions, alive: &mut impl FnMut()) -> Self {
         let actor = vec![0.0; spec.actor_shape().len()];
         let days = days
@@ -68,13 +68,13 @@ impl Judge {
         Self { days, policy: LearnedPolicy::new(spec, actor), options, best: None, without_improvement: 0 }
     }
 
-    /// Continues after a restart: what was best, and for how long.
+    /// Resumes after a restart with the best benefit and the number of evaluations since.
     pub fn resume(&mut self, best: f64, without_improvement: u64) {
         self.best = Some(best);
         self.without_improvement = without_improvement;
     }
 
-    /// Takes a policy of the run as the best so far if it is better than that: its J and share then.
+    /// Makes a policy of the run the best so far if its benefit is higher; returns its J and share in that case.
     pub fn adopt(&mut self, actor: &[f32]) -> Option<(f64, Option<f64>)> {
         if actor.len() != self.policy.spec().actor_shape().len() {
             return None;
@@ -109,7 +109,7 @@ impl Judge {
     }
 
     /// Evaluates the averaged actor of an update; one that is not `counted` towards convergence can still be the best.
-    /// `alive` is called now and then.
+    /// `alive` is called from time to time.
     pub fn evaluate(&mut self, updates: u64, actor: &[f32], counted: bool, alive: &mut impl FnMut()) -> Evaluation {
         let sums = self.replay(actor, alive);
         let j = sums.j;

@@ -13,17 +13,17 @@ use crate::shm::control::{EvaluatorStats, STOP_ALL, STOP_NOW};
 use super::judge::Judge;
 
 const NAP: Duration = Duration::from_millis(100);
-/// Before a policy that the file system refused is written again.
+/// Interval between attempts to write a policy that the file system refused.
 const RETRY: Duration = Duration::from_secs(1);
-/// The part of the machine's cores that evaluations may take over time: where cores are short, learning comes first. A low priority alone
-/// does not do: a core that has an evaluation to go on with never looks for a learner's thread that waits beside it.
+/// Share of the machine's cores that evaluations may use over time: if cores are short, learning comes first. A low priority alone
+/// is not enough: a core that is busy with an evaluation does not look for a waiting learner thread.
 const SHARE: f64 = 1.0 / 16.0;
 
 /// Runs the evaluator until the run stops; the newest parameters are evaluated before it ends, unless the stop is
-/// hurried.
+/// immediate.
 ///
 /// # Errors
-/// Anything that keeps it from evaluating; main starts it again.
+/// On any failure; main starts it again.
 pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let context = Context::load(directory)?;
     let settings = &context.settings;
@@ -38,12 +38,12 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     if stats.evaluations.get() > 0 {
         judge.resume(stats.best_benefit.get(), stats.without_improvement.get());
     }
-    // In lock-step a run that goes on finds again what it had found after its snapshot.
+    // In lock-step a resumed run reproduces the results after its snapshot.
     if !settings.run.deterministic
         && let Ok(best) = PolicyFile::read(&directory.best())
         && let Some((j, share)) = judge.adopt(&best.actor)
     {
-        // Found after the snapshot that the run goes on from, or before it was started over.
+        // Found after the snapshot from which the run resumes, or before the evaluator was restarted.
         stats.best_benefit.set(j);
         stats.best_share.set(share.unwrap_or(f64::NAN));
         tracing::info!("the best policy of this run so far stays the one to beat");
@@ -73,7 +73,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
                 let (working, cpu) = (Instant::now(), cpu_time()?);
                 let evaluation = judge.evaluate(updates, &averaged, counted, &mut || slot.beat());
                 stats.compute_ns.add(working.elapsed().as_nanos() as u64);
-                // In lock-step the learner waits for it.
+                // In lock-step the learner waits for the evaluation.
                 if !settings.run.deterministic {
                     rested = working + (cpu_time()? - cpu).div_f64(SHARE * cores);
                 }
@@ -108,18 +108,19 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     }
 }
 
-/// What this process has taken of the cores so far.
+/// Returns the CPU time of this process so far.
 fn cpu_time() -> anyhow::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).context("cannot read the process's CPU time")?.into())
 }
 
-/// The best policy so far while it is not on disk. Only what is there counts as the best of the run: snapshots link the file.
+/// Best policy so far that is not on disk yet. Only a policy on disk counts as the best of the run, because snapshots link the
+/// file.
 struct Unsaved {
     file: PolicyFile,
     j: f64,
     share: Option<f64>,
     version: u64,
-    /// When the file system refused it last.
+    /// Time of the last refusal by the file system.
     refused: Option<Instant>,
 }
 
@@ -133,7 +134,7 @@ impl Unsaved {
     }
 }
 
-/// Writes the best policy, if there is one to write; a refusal is told and tried again.
+/// Writes the best policy if one is unsaved; a refusal is logged once and retried.
 fn save(unsaved: &mut Option<Unsaved>, directory: &RunDirectory, stats: &EvaluatorStats) {
     let Some(best) = unsaved else { return };
     if best.refused.is_some_and(|at| at.elapsed() < RETRY) {

@@ -1,7 +1,7 @@
-//! Why an ad was shown: one request of a replayed day, with what every policy saw and bid there.
+//! Explanation of why an ad was shown: one request of a replayed day, with the inputs and bids of every policy.
 //!
-//! The day is replayed up to the request, because what a policy bids depends on all that it has shown before. Each policy comes to
-//! the request by its own way, so that the answer for a baseline is what *it* would have shown there, with its own deliveries.
+//! The day is replayed up to the request, because a policy's bids depend on everything that it has shown before. Each policy
+//! replays the day by itself, so a baseline's answer is based on its own deliveries.
 //!
 //! May import: `evaluate`, `policy`, `env`, `plan`, `log`, `settings`.
 
@@ -22,35 +22,35 @@ use crate::settings::Settings;
 
 pub use text::render;
 
-/// A candidate as a policy saw it. Money in eCPM units, minor units per 1,000 impressions.
+/// A candidate as a policy scored it. Money in eCPM units, minor units per 1,000 impressions.
 #[derive(Debug, Clone, Serialize)]
 pub struct Candidate {
     pub ad_id: u64,
     /// `C` or `A`.
     #[serde(rename = "type")]
     pub kind: &'static str,
-    /// The score before the platform's boost: a contract's bid, or an auction ad's eCPM.
+    /// Score before the platform's boost: a contract's bid, or an auction ad's eCPM.
     pub bid: f64,
     pub boost: f64,
     pub ecpm: f64,
-    /// Only for contracts.
+    /// For contracts only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub contract: Option<ContractState>,
-    /// Only for contracts of a learned policy.
+    /// For contracts of a learned policy only.
     #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
     pub features: serde_json::Map<String, serde_json::Value>,
 }
 
-/// How a contract stood when the request came.
+/// State of a contract at the request.
 #[derive(Debug, Clone, Serialize)]
 pub struct ContractState {
     pub owed: f64,
-    /// Impressions shown, and those that the policy had been told of.
+    /// Impressions shown, and those that the policy had observed.
     pub delivered: f64,
     pub observed: f64,
-    /// Share of the delivery that was planned by then; `null` where nothing was forecast.
+    /// Share of the delivery planned by then; `null` if nothing was forecast.
     pub planned: Option<f64>,
-    /// Planned less observed, in impressions; positive: it lags behind.
+    /// Planned minus observed, in impressions; positive if it lags behind.
     pub lag: Option<f64>,
     /// The training days' price, and the worth of the predicted click, in eCPM units.
     pub price: f64,
@@ -59,17 +59,17 @@ pub struct ContractState {
     pub penalty: f64,
 }
 
-/// One policy at the request.
+/// One policy's view of the request.
 #[derive(Debug, Clone, Serialize)]
 pub struct View {
     pub policy: String,
     /// Best first; the first one was shown.
     pub candidates: Vec<Candidate>,
-    /// The best auction ad's eCPM: what a contract ad displaces.
+    /// The best auction ad's eCPM, which a contract ad displaces.
     pub price: f64,
 }
 
-/// The answer.
+/// Explanation of one request.
 #[derive(Debug, Clone, Serialize)]
 pub struct Explanation {
     pub log: String,
@@ -80,11 +80,11 @@ pub struct Explanation {
     pub region: u32,
     pub gender: u8,
     pub age: u8,
-    /// The policy that was asked about first, then the others.
+    /// The requested policy first, then the others.
     pub views: Vec<View>,
 }
 
-/// Waits for one request.
+/// Watcher that waits for one request.
 struct Ear {
     request_id: u64,
     heard: Option<View>,
@@ -142,7 +142,7 @@ impl ContractState {
 /// Explains a request of a day: the policies `entries`, then the named baselines under `plan`.
 ///
 /// # Errors
-/// A request that is not on the day, or on which nothing could be shown.
+/// If the request is not on the day, or nothing could be shown on it.
 pub fn explain(
     day: &TestDay,
     request_id: u64,

@@ -1,10 +1,10 @@
-//! An explanation for people.
+//! Renders an explanation as text.
 
 use std::fmt::Write as _;
 
 use super::{Candidate, Explanation};
 
-/// Renders an explanation: the whole queue under the first policy, with features, and what the others would have shown.
+/// Renders an explanation: the whole queue under the first policy, with features, and the choices of the others.
 pub fn render(e: &Explanation) -> String {
     let seconds = e.offset_ms / 1000;
     let mut text = format!(

@@ -1,14 +1,14 @@
-//! Buckets of predicted click probability (`pac_bucket`, predicted ad click): eight to a doubling, so that a feature server finds
-//! one with a logarithm.
+//! Buckets of predicted click probability (`pac_bucket`, predicted ad click): eight per doubling, so that a feature server
+//! computes the bucket with a logarithm.
 
-/// The least click probability that is told from 0.
+/// Lowest click probability that is distinguished from 0.
 const LEAST: f64 = 1e-6;
 const PER_DOUBLING: f64 = 8.0;
 
-/// Number of buckets: 0 for click probabilities up to a millionth, then 8 for each doubling up to 1.
+/// Number of buckets: bucket 0 for click probabilities up to a millionth, then 8 for each doubling up to 1.
 pub const BUCKETS: u32 = 161;
 
-/// The bucket of a click probability: `0` up to a millionth, else `1 + floor(8 log2(pctr / 1e-6))`.
+/// Returns the bucket of a click probability: `0` up to a millionth, else `1 + floor(8 log2(pctr / 1e-6))`.
 pub fn bucket_of(pctr: f64) -> u32 {
     if pctr <= LEAST {
         return 0;
@@ -17,7 +17,7 @@ pub fn bucket_of(pctr: f64) -> u32 {
     (1 + doublings as u32).min(BUCKETS - 1)
 }
 
-/// The click probability that a bucket's scores are computed at: its geometric middle; 0 for bucket 0.
+/// Returns the click probability at which a bucket's scores are computed: its geometric mean; 0 for bucket 0.
 pub fn pctr_of(bucket: u32) -> f64 {
     if bucket == 0 { 0.0 } else { (LEAST * ((f64::from(bucket) - 0.5) / PER_DOUBLING).exp2()).min(1.0) }
 }

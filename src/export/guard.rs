@@ -1,4 +1,4 @@
-//! What a dictionary would have earned on a held-out day.
+//! Check of a dictionary by its benefit on a held-out day.
 
 use std::collections::HashMap;
 
@@ -12,10 +12,10 @@ use crate::score::ServedPolicy;
 
 use super::bucket::{bucket_of, pctr_of};
 
-/// The least share of a held-out day's contract entries whose exact key a dictionary has to hold.
+/// Minimum share of a held-out day's contract entries whose exact key a dictionary must contain.
 const LEAST_COVERAGE: f64 = 0.95;
 
-/// A held-out day, as the policy that is exported knows it and as the baseline does.
+/// A held-out day, with the knowledge of the exported policy and of the baseline.
 pub struct Held<'a> {
     pub policy: &'a ServedPolicy,
     pub day: &'a DayModel,
@@ -23,26 +23,26 @@ pub struct Held<'a> {
     pub baseline_plan: &'a Plan,
 }
 
-/// What the held-out day says. J in minor units, shares in 0..=1, losses in points of share.
+/// Results on the held-out day. J in minor units, shares in 0..=1, losses in points of share.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Guard {
     pub log: String,
     pub ttl_s: f64,
     pub j_policy: f64,
-    /// Scores by bucket, of the moment.
+    /// J with current scores by bucket.
     pub j_bucketed: f64,
-    /// Scores by bucket, each as old as a dictionary that is exported anew every `ttl_s`.
+    /// J with scores by bucket that are as old as in a dictionary that is exported every `ttl_s`.
     pub j_dictionary: f64,
-    /// Serving the planned play probabilities.
+    /// J of serving the planned play probabilities.
     pub j_theta: f64,
     pub share_policy: Option<f64>,
     pub loss_bucketing: Option<f64>,
     pub loss_dictionary: Option<f64>,
-    /// Share of the day's contract entries whose exact key the dictionary holds.
+    /// Share of the day's contract entries whose exact key the dictionary contains.
     pub coverage: f64,
 }
 
-/// Why a dictionary is not written.
+/// Reason why a dictionary is not written.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     #[error(
@@ -65,7 +65,7 @@ impl Guard {
     /// Replays the held-out day under the policy, its dictionary and the planned play probabilities.
     ///
     /// # Errors
-    /// A plan without what the baseline needs.
+    /// If the plan lacks a part that the baseline needs.
     pub fn measure(
         held: &Held,
         ttl_s: f64,
@@ -98,7 +98,7 @@ impl Guard {
     }
 
     /// # Errors
-    /// What speaks against the dictionary.
+    /// The reason against the dictionary.
     pub fn check(&self) -> Result<(), Refusal> {
         let log = self.log.clone();
         if self.coverage < LEAST_COVERAGE {
@@ -111,7 +111,7 @@ impl Guard {
     }
 }
 
-/// Share of a log's contract entries whose ad, slot and bucket are keys; 1 where it has none.
+/// Returns the share of a log's contract entries whose ad, slot and bucket are keys; 1 if it has none.
 fn coverage(log: &CompiledLog, has: impl Fn(u64, u32, u32) -> bool) -> f64 {
     let (mut entries, mut covered) = (0u64, 0u64);
     for r in log.requests() {
@@ -124,12 +124,12 @@ fn coverage(log: &CompiledLog, has: impl Fn(u64, u32, u32) -> bool) -> f64 {
     if entries == 0 { 1.0 } else { covered as f64 / entries as f64 }
 }
 
-/// A policy whose contract scores go by the bucket of the click probability and stand for a time, as in a dictionary.
+/// A policy whose contract scores depend on the bucket of the click probability and stay constant for a time, as in a dictionary.
 struct Bucketed {
     policy: Box<dyn Policy>,
     ttl_ms: u64,
     until: u64,
-    /// By contract, place of the slot and bucket.
+    /// Scores by contract, slot index and bucket.
     scores: HashMap<(u32, u16, u32), f64>,
 }
 
@@ -146,7 +146,7 @@ impl Policy for Bucketed {
     }
 
     fn score(&mut self, replay: &Replay, contracts: &mut [f64], auctions: &mut [f64]) {
-        // What the live policy says of auction ads has no place in a dictionary: they keep their worth.
+        // A dictionary has no scores of auction ads, so they keep their worth.
         let mut live = auctions.to_vec();
         self.policy.score(replay, contracts, &mut live);
         if replay.offset() >= self.until {
@@ -155,7 +155,7 @@ impl Policy for Bucketed {
         }
         for (score, c) in contracts.iter_mut().zip(replay.candidates()) {
             let bucket = bucket_of(c.pctr);
-            // Within a bucket a score moves with the worth of the click.
+            // Scores are computed at the middle of the bucket, where the click has another worth.
             let click = replay.day.contracts[c.contract as usize].click_value * pctr_of(bucket);
             let at_middle = *score - c.click + click;
             *score = *self.scores.entry((c.contract, replay.visit().place[0], bucket)).or_insert(at_middle);
@@ -171,7 +171,7 @@ impl Policy for Bucketed {
     }
 }
 
-/// An auction ad at the price that the plan expects, which leaves the price level as it is.
+/// Returns an auction ad at the price that the plan expects, which leaves the price level unchanged.
 pub(super) fn at_expected_price(worth: f64) -> Auction {
     Auction { ad_id: u64::MAX, ecpm: 1000.0 * worth, pctr: 0.0, boost: 1.0 }
 }

@@ -1,4 +1,4 @@
-//! The entries of a dictionary.
+//! Entries of a dictionary.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -16,10 +16,10 @@ use crate::score::{Decision, Scorer, ServedDay};
 use super::bucket::{bucket_of, pctr_of};
 use super::guard::Refusal;
 
-/// Request ids that are tried for one whose queue a contract enters.
+/// Number of request ids tried to find one whose queue a contract enters.
 const DRAWS: u64 = 100_000;
 
-/// What an entry is looked up by; `None` is written `*` and matches everything. First the exact key is looked up, then the ad in
+/// Look-up key of an entry; `None` is written `*` and matches everything. The exact key is looked up first, then the ad in
 /// the slot, then the ad.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
@@ -28,11 +28,11 @@ pub struct Key {
     pub pac_bucket: Option<u32>,
 }
 
-/// An entry.
+/// An entry of a dictionary.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Row {
     pub key: Key,
-    /// In units of eCPM.
+    /// Score in units of eCPM.
     pub score: f64,
     /// Planned play probability, and probability of entering a queue.
     pub theta: f64,
@@ -41,10 +41,10 @@ pub struct Row {
     pub valid_from_ms: u64,
 }
 
-/// The request that an entry's score is computed on: the contract at a click probability, for a viewer that it is targeted at,
-/// beside an auction ad at the price that the plan expects of the hour.
+/// Returns the request on which an entry's score is computed: the contract at a click probability, for a viewer that it targets,
+/// with an auction ad at the price that the plan expects for the hour.
 ///
-/// `rate_seed` draws whether the contract enters a queue: the request's id is the first that it enters.
+/// `rate_seed` draws whether the contract enters a queue: the request's id is the first one that it enters.
 pub fn probe(contract: &ControlRow, (slot_id, pctr): (u32, f64), ts_ms: u64, worth: f64, rate_seed: u64) -> TrackRow {
     let first = |list: &[u32]| list.first().copied().unwrap_or(0);
     let entry = |ad_id, ad_type, ecpm, pctr| QueueEntry { ad_id, ad_type, ecpm, pctr, filter: 0, boost: 1.0 };
@@ -64,8 +64,8 @@ pub fn probe(contract: &ControlRow, (slot_id, pctr): (u32, f64), ts_ms: u64, wor
     }
 }
 
-/// The keys that what is known before the day calls for: of each contract the slots that it may serve by the forecast and the
-/// training days, and the buckets between the least and the greatest click probability that the training days gave it.
+/// Returns the keys needed according to the information before the day: for each contract the slots that it may serve by the
+/// forecast and the training days, and the buckets between its lowest and highest click probability on the training days.
 fn keys(day: &ServedDay, plan: &Plan) -> BTreeMap<u64, (BTreeSet<u32>, BTreeSet<u32>)> {
     let forecast = day.forecast.as_ref().unwrap_or(&plan.forecast);
     let mut keys: BTreeMap<u64, (BTreeSet<u32>, BTreeSet<u32>)> = BTreeMap::new();
@@ -92,16 +92,17 @@ fn keys(day: &ServedDay, plan: &Plan) -> BTreeMap<u64, (BTreeSet<u32>, BTreeSet<
     }
     for (_, buckets) in keys.values_mut() {
         if let (Some(&least), Some(&most)) = (buckets.first(), buckets.last()) {
-            // A sample does not hold the extremes of a day.
+            // A sample does not contain the extremes of a day.
             buckets.extend(least.saturating_sub(2)..=(most + 2).min(super::BUCKETS - 1));
         }
     }
     keys
 }
 
-/// The entries at a scorer's state from `ts_ms` on, for contracts that may be shown within `ttl_s` and are not at their cap.
+/// Returns the entries at a scorer's state from `ts_ms` on, for contracts that may be shown within `ttl_s` and are not at
+/// their cap.
 ///
-/// `scorer` is stateless, so that every entry is scored at the same state.
+/// `scorer` is stateless, so every entry is scored at the same state.
 ///
 /// # Errors
 /// [`Refusal::NotFinite`].
@@ -147,13 +148,13 @@ pub fn entries(scorer: &mut Scorer, day: &ServedDay, plan: &Plan, ts_ms: u64, tt
     Ok(rows)
 }
 
-/// An entry at the moment's state of a scorer that serves.
+/// An entry at the current state of a serving scorer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LiveEntry {
     pub ad_id: u64,
     pub slot_id: Option<u32>,
     pub pac_bucket: Option<u32>,
-    /// In units of eCPM.
+    /// Score in units of eCPM.
     pub score: f64,
     pub score_kind: &'static str,
     pub theta: f64,
@@ -162,8 +163,8 @@ pub struct LiveEntry {
     pub model_version: String,
 }
 
-/// Scores a key at the moment's state, which does not move; `None` for an ad that is no contract, out of flight, at its cap or
-/// without a finite score.
+/// Scores a key at the current state, which does not change; `None` if the ad is not a contract, is out of flight or at its
+/// cap, or has no finite score.
 pub fn live(scorer: &mut Scorer, ad_id: u64, slot_id: Option<u32>, bucket: Option<u32>) -> Option<LiveEntry> {
     let j = scorer.contracts().iter().position(|c| c.ad_id == ad_id)?;
     let (known, time_ms) = (scorer.replay().day.clone(), scorer.time_ms());
@@ -192,7 +193,7 @@ pub fn live(scorer: &mut Scorer, ad_id: u64, slot_id: Option<u32>, bucket: Optio
 /// Writes a dictionary by rename.
 ///
 /// # Errors
-/// A file that cannot be written.
+/// If the file cannot be written.
 pub fn write(path: &Path, rows: &[Row], ttl_s: f64, version: &str) -> anyhow::Result<()> {
     let mut text =
         "ad_id\tslot_id\tpac_bucket\tscore\tscore_kind\ttheta\trate\tvalid_from_ms\tttl_s\tmodel_version\n".to_owned();

@@ -1,14 +1,15 @@
 //! Scalar formulas, each written once and compiled twice: for loops on the host and for kernels on a GPU.
 //!
-//! **Why twice.** `#[cube]` emits a function as plain Rust too, so that functions over `f32` serve both sides as they are ([`shared`]). What the
-//! host computes in double precision cannot: the arithmetic of cubecl's generic floats exists in kernels only. So [`host`] and [`device`] are
-//! one source file, included with `Real` as `f64` and as `f32`. (A macro cannot emit it: `#[cube]` and macro hygiene do not go together.)
+//! **Why twice.** `#[cube]` also emits a function as plain Rust, so functions over `f32` serve both sides unchanged
+//! ([`shared`]). Functions that the host computes in double precision cannot: the arithmetic of cubecl's generic floats exists
+//! in kernels only. So [`host`] and [`device`] are one source file, included with `Real` as `f64` and as `f32`. (A macro cannot
+//! emit it: `#[cube]` and macro hygiene do not go together.)
 //!
 //! May import: nothing.
 
 /// For the host, in double precision.
 pub mod host {
-    /// Number that the host computes with.
+    /// Number type of the host.
     pub type Real = f64;
 
     include!("real.rs");
@@ -27,14 +28,14 @@ pub mod device {
 pub mod shared {
     use cubecl::prelude::*;
 
-    /// Whether a contract bids in a step of many requests: later ones may show what the first may not. `flight_state` is -1 before the flight,
-    /// 0 within it, 1 after it.
+    /// Whether a contract bids in a step of many requests, because a later request may show it even if the first may not.
+    /// `flight_state` is -1 before the flight, 0 within it, 1 after it.
     #[cube]
     pub fn may_bid(flight_state: f32, delivered: f32, left: f32) -> bool {
         flight_state < 1.0 && delivered < left
     }
 
-    /// Impressions by which the row after a display is further on, with so many left: a step's requests.
+    /// Returns the number of impressions by which the row after a display is ahead: a step's requests, at most `left`, at least 1.
     #[cube]
     pub fn ahead(requests: f32, left: f32) -> f32 {
         let mut ahead = left;
@@ -47,19 +48,20 @@ pub mod shared {
         ahead
     }
 
-    /// What the next impression changes about what a contract still earns.
+    /// Returns the change of a contract's expected future earnings by the next impression.
     #[cube]
     pub fn outlook(after: f32, now: f32, ahead: f32) -> f32 {
         (after - now) / ahead
     }
 
-    /// Derivative of what is expected of a request by the output of one of its offers; `probability` may carry a weight.
+    /// Returns the derivative of a request's expected value by the output of one of its offers; `probability` may include a
+    /// weight.
     #[cube]
     pub fn policy_gradient(probability: f32, advantage: f32, expected: f32, slope: f32) -> f32 {
         probability * (advantage - expected) * slope
     }
 
-    /// One step of V-trace lambda-returns with gamma 1 (Espeholt et al. 2018, section 4.1):
+    /// Computes one step of V-trace lambda-returns with gamma 1 (Espeholt et al. 2018, section 4.1):
     /// `G_t = V_t + rho_t (r_t + V_(t+1) - V_t + lambda (G_(t+1) - V_(t+1)))`.
     #[cube]
     pub fn return_step(
@@ -74,27 +76,28 @@ pub mod shared {
         value + ratio * (delta + by.lambda * (next_return - next_value))
     }
 
-    /// Constants of the losses that the settings give.
+    /// Constants of the losses, from the settings.
     #[derive(Debug, Clone, Copy, CubeType, CubeLaunch)]
     pub struct LossFactors {
-        /// Of the softmax over a request's offers, in units of the mean best auction worth.
+        /// Temperature of the softmax over a request's offers, in units of the mean best auction worth.
         pub temperature: f32,
-        /// Of the lambda-returns.
+        /// Lambda of the lambda-returns.
         pub lambda: f32,
-        /// Of the quantile Huber loss: `1 / kappa` and `kappa / 2`.
+        /// Constants of the quantile Huber loss: `1 / kappa` and `kappa / 2`.
         pub inverse_kappa: f32,
         pub half_kappa: f32,
     }
 
-    /// Squared loss of a difference between the return and its estimate, and its derivative by the difference.
+    /// Returns the derivative of the squared loss of a difference between the return and its estimate, and the loss.
     #[cube]
     #[inline(always)]
     pub fn scalar_loss(u: f32) -> (f32, f32) {
         (u, 0.5f32 * u * u)
     }
 
-    /// Huber's loss of a difference between a target and the quantile `tau`, and its derivative by the difference (Dabney et al. 2018, equations
-    /// 9 and 10). The loss is `u^2 / (2 kappa)` within kappa and `|u| - kappa / 2` outside, weighted by the side.
+    /// Returns the derivative of Huber's loss of a difference between a target and the quantile `tau`, and the loss (Dabney et
+    /// al. 2018, equations 9 and 10). The loss is `u^2 / (2 kappa)` within kappa and `|u| - kappa / 2` outside, weighted by the
+    /// side.
     #[cube]
     #[inline(always)]
     pub fn quantile_huber(u: f32, tau: f32, by: &LossFactors) -> (f32, f32) {
@@ -112,17 +115,17 @@ pub mod shared {
         (side * bounded, side * (bounded * (u - by.half_kappa * bounded)))
     }
 
-    /// How a step of Adam is done.
+    /// Constants of a step of Adam.
     #[derive(Debug, Clone, Copy, CubeType, CubeLaunch)]
     pub struct AdamFactors {
-        /// The gradient's norm is at most this.
+        /// Maximum norm of the gradient.
         pub clip: f32,
         /// Learning rate over the correction of the first moment.
         pub rate: f32,
         /// Correction of the second moment.
         pub correction: f32,
         pub epsilon: f32,
-        /// Share of its way to the parameter that the follower goes.
+        /// Rate of the exponential moving average that follows the parameter.
         pub follow: f32,
         /// Weights of the old value and of the gradient in each moment.
         pub decay1: f32,
@@ -131,7 +134,7 @@ pub mod shared {
         pub fresh2: f32,
     }
 
-    /// One parameter with what a step of Adam changes beside it.
+    /// A parameter with its optimiser state.
     #[derive(Debug, Clone, Copy, CubeType)]
     pub struct AdamParameter {
         pub param: f32,
@@ -140,7 +143,7 @@ pub mod shared {
         pub second: f32,
     }
 
-    /// Factor that clips a gradient of this norm.
+    /// Returns the factor that clips a gradient of this norm.
     #[cube]
     pub fn clip_factor(norm: f32, clip: f32) -> f32 {
         let mut factor = 1.0f32 / (norm + 1e-12f32) * clip;
@@ -150,7 +153,7 @@ pub mod shared {
         factor
     }
 
-    /// One step of Adam (Kingma and Ba 2015) on a clipped gradient; the follower moves towards the parameter.
+    /// Does one step of Adam (Kingma and Ba 2015) on a clipped gradient; the follower moves towards the parameter.
     #[cube]
     #[inline(always)]
     pub fn adam(gradient: f32, old: &AdamParameter, by: &AdamFactors) -> AdamParameter {

@@ -1,5 +1,5 @@
-// Included twice by mod.rs, with `Real` as `f64` and as `f32`. A variable that changes starts with `Real::new`, as kernels want it; literals that
-// single precision cannot hold stand in expressions only, so that the host has them in full.
+// Included twice by mod.rs, with `Real` as `f64` and as `f32`. Kernels require that a mutable variable starts with `Real::new`.
+// Literals that single precision cannot represent are used in expressions only, so that the host keeps their full precision.
 
 use cubecl::prelude::*;
 
@@ -17,7 +17,7 @@ pub fn clamp(x: Real, limit: Real) -> Real {
     clamped
 }
 
-/// Logarithm of a ratio, limited to `-limit..=limit`.
+/// Returns the logarithm of a ratio, limited to `-limit..=limit`.
 #[cube]
 #[inline]
 pub fn log_ratio(a: Real, b: Real, limit: f32) -> f32 {
@@ -31,7 +31,7 @@ pub fn log_ratio(a: Real, b: Real, limit: f32) -> f32 {
     log
 }
 
-/// A number, or 0 where it is negative.
+/// Returns a number, or 0 if it is negative.
 #[cube]
 #[inline]
 pub fn at_least_0(x: Real) -> Real {
@@ -42,7 +42,7 @@ pub fn at_least_0(x: Real) -> Real {
     least
 }
 
-/// The smaller of a number and its limit.
+/// Returns the smaller of a number and its limit.
 #[cube]
 #[inline]
 pub fn at_most(x: Real, limit: Real) -> Real {
@@ -53,7 +53,7 @@ pub fn at_most(x: Real, limit: Real) -> Real {
     most
 }
 
-/// Share of what is owed that is delivered; 1 of nothing.
+/// Returns the delivered share of the demand; 1 if nothing is owed.
 #[cube]
 #[inline]
 pub fn done(delivered: Real, owed: Real) -> Real {
@@ -64,50 +64,50 @@ pub fn done(delivered: Real, owed: Real) -> Real {
     done
 }
 
-/// Feature `pace_error`: how far delivery is ahead of the plan.
+/// Returns the feature `pace_error`: the delivered minus the planned share, scaled.
 #[cube]
 #[inline]
 pub fn pace_error(done: Real, planned: Real) -> Real {
     clamp(Real::new(4.0) * (done - planned), Real::new(2.0))
 }
 
-/// Features `log_remaining_demand_over_supply` and the same at the volume seen.
+/// Returns the feature `log_remaining_demand_over_supply`, or the same at the volume seen.
 #[cube]
 #[inline]
 pub fn demand_over_supply(remaining: Real, supply: Real) -> f32 {
     log_ratio(remaining + 0.1, supply + 0.1, f32::new(4.0))
 }
 
-/// Feature `inverse_root_remaining`.
+/// Returns the feature `inverse_root_remaining`.
 #[cube]
 #[inline]
 pub fn inverse_root(remaining: Real) -> Real {
     Real::new(1.0) / (remaining + 1.0).sqrt()
 }
 
-/// Feature `log_needed_speed`: the speed that is needed from now on over the plan's.
+/// Returns the feature `log_needed_speed`: the speed needed from now on over the plan's.
 #[cube]
 #[inline]
 pub fn needed_speed(done: Real, planned: Real) -> f32 {
     log_ratio(at_least_0(Real::new(1.0) - done) + 0.01, Real::new(1.0) - planned + 0.01, f32::new(3.0))
 }
 
-/// The market's term of the pacing controller at a price level of the day.
+/// Returns the market term of the pacing controller at a price level of the day.
 #[cube]
 #[inline]
 pub fn market_term(gain: Real, level: Real) -> Real {
     gain * clamp(level.ln(), Real::new(2.0))
 }
 
-/// What the remaining impressions of a contract could earn at most: by the penalty averted while it is owed, and by clicks.
+/// Returns the maximum earnings of a contract's remaining impressions: penalty averted while owed, and clicks.
 #[cube]
 #[inline]
 pub fn potential(averted: Real, click: Real, owed: Real, left: Real) -> Real {
     averted * owed + click * left
 }
 
-/// Unit of the critic's loss. It grows with the root of the demand that remains, as the noise of the return does where a step is one
-/// request, and alike in units of a step's requests.
+/// Returns the unit of the critic's loss. It grows with the root of the remaining impressions, as the noise of the return does
+/// if a step is one request; with longer steps, impressions count in units of a step's requests.
 #[cube]
 #[inline]
 pub fn loss_scale(averted: Real, click: Real, owed: Real, left: Real, per_step: Real) -> Real {
@@ -118,36 +118,36 @@ pub fn loss_scale(averted: Real, click: Real, owed: Real, left: Real, per_step: 
     stake * per_step * (0.5 + (left / per_step).sqrt())
 }
 
-/// The logistic function.
+/// Returns the logistic function.
 #[cube]
 #[inline]
 pub fn sigmoid(x: Real) -> Real {
     Real::new(1.0) / (Real::new(1.0) + (-x).exp())
 }
 
-/// A contract's bid without its click worth, at this share of the way from the lowest bid to the highest; `unit` of the next impression
-/// is still owed.
+/// Returns a contract's bid without its click worth, at a `share` of the way from the lowest bid to the highest; `unit` of the
+/// next impression is still owed.
 #[cube]
 #[inline]
 pub fn bid(share: Real, low: Real, high: Real, unit: Real) -> Real {
     low + (high * unit - low) * share
 }
 
-/// Derivative of [`bid`] by the logit of the share.
+/// Returns the derivative of [`bid`] by the logit of the share.
 #[cube]
 #[inline]
 pub fn bid_slope(share: Real, low: Real, high: Real, unit: Real) -> Real {
     (high * unit - low) * share * (Real::new(1.0) - share)
 }
 
-/// Factor on an auction ad's worth where auction ads are scored.
+/// Returns the factor on an auction ad's worth if auction ads are scored.
 #[cube]
 #[inline]
 pub fn auction_factor(share: Real) -> Real {
     Real::new(2.0) * share
 }
 
-/// Derivative of [`auction_factor`] by the logit of the share.
+/// Returns the derivative of [`auction_factor`] by the logit of the share.
 #[cube]
 #[inline]
 pub fn auction_slope(share: Real) -> Real {

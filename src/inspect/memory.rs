@@ -1,4 +1,4 @@
-//! What the shared memory of a run says.
+//! Reads the shared memory of a run.
 
 use serde::Serialize;
 
@@ -8,29 +8,29 @@ use crate::shm::{
     SampleRing, ShmError, names,
 };
 
-/// The shared memory of a run at a moment.
+/// The shared memory of a run at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Memory {
     /// Common part of the segments' names in `/dev/shm`.
     pub names: String,
     pub main_pid: u32,
-    /// Whether the main process that made it is still there; else it is what a killed run left.
+    /// Whether the main process that created it is alive; otherwise it is left over from a killed run.
     pub main_alive: bool,
     pub control: Option<ControlView>,
     pub params: Option<ParamsView>,
-    /// Where snapshots wait for the checkpointer; `None` where none are taken.
+    /// Snapshots waiting for the checkpointer; `None` if none are taken.
     pub snapshots: Option<HalvesView>,
     pub rings: Vec<RingView>,
-    /// The sum over the rings.
+    /// Sum over the rings.
     pub ledger: Ledger,
     pub balance: Balance,
 }
 
-/// What the control block says.
+/// Content of the control block.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ControlView {
     pub stop_level: u32,
-    /// The level in words.
+    /// The stop level in words.
     pub stop: &'static str,
     pub processes: Vec<ProcessView>,
     pub learner: LearnerView,
@@ -39,16 +39,16 @@ pub struct ControlView {
     pub actors: Vec<ActorView>,
 }
 
-/// One process that signed in.
+/// A process that signed in.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ProcessView {
     pub name: String,
-    /// `None`: its slot was emptied after its death.
+    /// `None` if its slot was cleared after its death.
     pub pid: Option<u32>,
     pub alive: bool,
-    /// How often a process signed in here.
+    /// Number of processes that have signed in to this slot.
     pub incarnation: u64,
-    /// Milliseconds since it last said that it gets on.
+    /// Milliseconds since its last heartbeat.
     pub silent_ms: u64,
 }
 
@@ -75,13 +75,13 @@ pub struct EvaluatorView {
     pub best_version: Option<u64>,
 }
 
-/// What the present processes have saved.
+/// Snapshots saved by the present processes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CheckpointView {
     pub snapshots: u64,
     pub bytes: u64,
     pub write_s: f64,
-    /// Attempts that the file system refused.
+    /// Number of attempts that the file system refused.
     pub failures: u64,
 }
 
@@ -89,24 +89,24 @@ pub struct CheckpointView {
 pub struct ActorView {
     pub id: usize,
     pub steps: u64,
-    /// Version that it plays with.
+    /// Version of its current parameters.
     pub param_version: u64,
     pub compute_s: f64,
     pub wait_s: f64,
 }
 
-/// What the parameter cell says.
+/// Content of the parameter cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct ParamsView {
     pub version: u64,
-    /// Words that a publication may have.
+    /// Maximum length of a publication, words.
     pub capacity: usize,
-    /// Copies with a wrong checksum: anything but 0 is a bug or broken memory.
+    /// Number of copies with a wrong checksum: any value but 0 is a bug or broken memory.
     pub torn: u64,
 }
 
 impl Memory {
-    /// Looks at the segments of a run; what cannot be opened becomes a note.
+    /// Reads the segments of a run; each one that cannot be opened adds a note.
     pub fn look(run: &RunNames, notes: &mut Vec<String>) -> Self {
         let main_alive = run.is_alive();
         let control = Control::observe(&run.part("control")).map_err(|e| notes.push(e.to_string())).ok();

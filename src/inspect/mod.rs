@@ -1,10 +1,10 @@
-//! A look at a run, alive or dead, from its directory and its shared memory alone.
+//! Inspection of a run, alive or dead, from its directory and its shared memory alone.
 //!
-//! Nothing here disturbs a run: files and segments are opened for reading, maps are private, no role is taken and no lock
-//! waited for. Nor does anything here trust what it finds: a file that is damaged, or of another version, becomes a
+//! It does not disturb a run: files and segments are opened for reading, maps are private, no role is taken and no lock
+//! is waited for. It does not trust its input either: a file that is damaged, or of another version, becomes a
 //! note and the rest is shown.
 //!
-//! - [`memory`]: what the shared memory says. [`record`]: what the run directory says. [`text`]: both for people.
+//! - [`memory`]: reads the shared memory. [`record`]: reads the run directory. [`text`]: renders both as text.
 //!
 //! May import: `run`, `shm`.
 
@@ -23,43 +23,43 @@ use crate::shm::RunNames;
 use memory::Memory;
 use record::Manifest;
 
-/// How a run stands.
+/// State of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// A main process has the run directory.
+    /// A main process holds the run directory.
     Alive,
-    /// It ended in order; the manifest has the outcome.
+    /// It ended in order; the manifest contains the outcome.
     Ended,
-    /// It ended with an error, which the manifest has.
+    /// It ended with an error, which the manifest contains.
     Failed,
-    /// No end was written: it was killed, or the machine went down.
+    /// No end was recorded: it was killed, or the machine went down.
     Killed,
 }
 
-/// What is seen of a run.
+/// Inspected content of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Inspection {
     pub run_dir: PathBuf,
     pub state: State,
-    /// `None`: the run had not begun to train.
+    /// `None` if the run had not begun to train.
     pub manifest: Option<Manifest>,
-    /// `None`: there is none, as in serial mode and after an end in order.
+    /// `None` if there is none, as in serial mode and after an end in order.
     pub memory: Option<Memory>,
     /// The last records of `metrics.jsonl`.
     pub metrics: Vec<serde_json::Value>,
     /// Names in `checkpoints/`.
     pub checkpoints: Vec<String>,
-    /// The last events of every process, by time.
+    /// The last events of every process, sorted by time.
     pub events: Vec<Event>,
-    /// What could not be read, and why.
+    /// Parts that could not be read, with the reason.
     pub notes: Vec<String>,
 }
 
-/// Looks at the run in `dir`, with at most `events` events of each process.
+/// Inspects the run in `dir`, with at most `events` events of each process.
 ///
 /// # Errors
-/// A directory that no run has made, or that cannot be read at all.
+/// If the directory was not created by a run, or cannot be read at all.
 pub fn inspect(dir: &Path, events: usize) -> anyhow::Result<Inspection> {
     let directory = RunDirectory::inspect(dir)?;
     let mut notes = Vec::new();
@@ -94,7 +94,7 @@ pub fn inspect(dir: &Path, events: usize) -> anyhow::Result<Inspection> {
     })
 }
 
-/// The shared memory of the run: of the main process that is alive, else of the last one that was killed.
+/// Returns the shared memory of the run: of the main process that is alive, else of the last one that was killed.
 fn newest_memory(directory: &RunDirectory, notes: &mut Vec<String>) -> Option<Memory> {
     let of_owner = || Ok::<_, anyhow::Error>(RunNames::of_run(&directory.run_id(), directory.owner()?)?);
     let found = match of_owner() {

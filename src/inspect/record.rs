@@ -1,4 +1,4 @@
-//! What the run directory says: manifest, metrics, checkpoints, flight recordings. Reads are bounded.
+//! Reads the run directory: manifest, metrics, checkpoints, flight recordings. Reads are bounded.
 
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::Path;
@@ -10,15 +10,15 @@ use crate::files;
 use crate::run::RunDirectory;
 use crate::run::flight::{self, Event};
 
-/// A manifest is some kilobytes; more than this is none.
+/// Maximum size of a manifest, which has some kilobytes.
 const MOST_MANIFEST: u64 = 4 << 20;
-/// Of `metrics.jsonl`, the bytes at its end that are looked at, and the records that are shown.
+/// Bytes read from the end of `metrics.jsonl`, and number of records shown.
 const METRICS_TAIL: u64 = 256 << 10;
 const METRICS_LINES: usize = 5;
-/// Processes, and checkpoints, that are shown at most.
+/// Maximum number of processes, and of checkpoints, shown.
 const MOST_FILES: usize = 1000;
 
-/// What `manifest.json` says of the whole run.
+/// Content of `manifest.json` on the whole run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     pub admix: String,
@@ -29,18 +29,18 @@ pub struct Manifest {
     pub started: String,
     pub ended: Option<String>,
     pub outcome: Option<Value>,
-    /// Why the run failed, if it did.
+    /// Reason of the run's failure, if any.
     pub failure: Option<String>,
 }
 
 impl Manifest {
-    /// Whether a run of this mode, still training, has shared memory.
+    /// Whether a run of this mode has shared memory: one that is still training, not in serial mode.
     pub fn uses_memory(&self) -> bool {
         self.mode != "serial" && self.ended.is_none()
     }
 }
 
-/// The manifest; `None` where there is none (yet).
+/// Reads the manifest; `None` if there is none (yet).
 pub fn manifest(directory: &RunDirectory, notes: &mut Vec<String>) -> Option<Manifest> {
     let path = directory.manifest();
     let bytes = match files::read(&path, MOST_MANIFEST) {
@@ -50,7 +50,7 @@ pub fn manifest(directory: &RunDirectory, notes: &mut Vec<String>) -> Option<Man
     serde_json::from_slice(&bytes).map_err(|e| notes.push(format!("{}: {e}", path.display()))).ok()
 }
 
-/// The last records of `metrics.jsonl`, oldest first.
+/// Returns the last records of `metrics.jsonl`, oldest first.
 pub fn metrics(directory: &RunDirectory, notes: &mut Vec<String>) -> Vec<Value> {
     let path = directory.metrics();
     let tail = || -> std::io::Result<Vec<u8>> {
@@ -70,7 +70,7 @@ pub fn metrics(directory: &RunDirectory, notes: &mut Vec<String>) -> Vec<Value> 
     };
     let mut damaged = 0;
     let mut records = Vec::new();
-    // From the end; the first line of a tail may be half a one, and the last is half a one after a crash.
+    // From the end; the first line of a tail may be cut, and so may the last one after a crash.
     for line in bytes.split(|&b| b == b'\n').rev().filter(|line| !line.is_empty()) {
         match serde_json::from_slice::<Value>(line) {
             Ok(record) if record.is_object() => records.push(record),
@@ -87,7 +87,7 @@ pub fn metrics(directory: &RunDirectory, notes: &mut Vec<String>) -> Vec<Value> 
     records
 }
 
-/// The names of what lies in a folder, sorted; empty where there is none.
+/// Returns the names in a folder, sorted; empty if there is no folder.
 fn listing(folder: &Path, notes: &mut Vec<String>) -> Vec<String> {
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -103,12 +103,12 @@ fn listing(folder: &Path, notes: &mut Vec<String>) -> Vec<String> {
     names
 }
 
-/// The names of what lies in `checkpoints/`.
+/// Returns the names in `checkpoints/`.
 pub fn checkpoints(directory: &RunDirectory, notes: &mut Vec<String>) -> Vec<String> {
     listing(&directory.checkpoints(), notes)
 }
 
-/// The last `most` events of every process, merged by time.
+/// Returns the last `most` events of every process, merged by time.
 pub fn events(directory: &RunDirectory, most: usize, notes: &mut Vec<String>) -> Vec<Event> {
     let folder = directory.flight();
     let mut events = Vec::new();

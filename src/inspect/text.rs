@@ -1,4 +1,4 @@
-//! A look at a run, for people.
+//! Renders an inspection as text.
 
 use std::fmt::Write as _;
 
@@ -9,10 +9,10 @@ use crate::shm::{Balance, HalfState, HalvesView, RingView};
 use super::memory::{ControlView, Memory};
 use super::{Inspection, State};
 
-/// Characters of a metrics record that are shown.
+/// Maximum number of characters shown of a metrics record.
 const RECORD_CHARS: usize = 220;
 
-/// The text that `admix inspect` prints.
+/// Returns the text that `admix inspect` prints.
 pub fn render(seen: &Inspection) -> String {
     let mut out = String::new();
     header(&mut out, seen);
@@ -204,7 +204,7 @@ fn control_block(out: &mut String, control: &ControlView) {
     }
 }
 
-/// A record's kind and plain fields, cut to a line.
+/// Returns a record's kind and plain fields, cut to a line.
 fn one_record(record: &Value) -> String {
     let mut line = String::new();
     if let Some(time) = record["time"].as_f64() {
@@ -226,12 +226,12 @@ fn one_record(record: &Value) -> String {
     line.chars().take(RECORD_CHARS).chain("..".chars()).collect()
 }
 
-/// Without anything that a terminal would obey.
+/// Replaces control characters, which a terminal would obey.
 fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// `HH:MM:SS.mmm`, UTC.
+/// Returns `HH:MM:SS.mmm`, UTC.
 fn clock(time_ms: u64) -> String {
     let (s, ms) = (time_ms / 1000 % 86_400, time_ms % 1000);
     format!("{:02}:{:02}:{:02}.{ms:03}", s / 3600, s / 60 % 60, s % 60)

@@ -1,8 +1,8 @@
-//! Whether a GPU's updates agree with the CPU's: judged once for each program, driver and device, and remembered beside the compiled
+//! Comparison of a GPU's updates with the CPU's: made once for each program, driver and device, and stored beside the compiled
 //! kernels.
 //!
-//! **Why.** A GPU that computes something else than the CPU trains a wrong policy and gives no sign of it. So nobody learns on one before a
-//! few updates on fixed data gave the CPU's losses.
+//! **Why.** A GPU that computes other results than the CPU trains a wrong policy without any sign. So a GPU is not used before a
+//! few updates on fixed data have given the CPU's losses.
 
 use std::path::PathBuf;
 
@@ -12,19 +12,19 @@ use twox_hash::XxHash3_64;
 
 use super::gpu::kernel_folder;
 
-/// Largest difference between two losses, relative to their size, at which two devices agree: ten times what a hundred updates are promised to
-/// keep within, and a tenth of what a product in a lower precision does.
+/// Largest relative difference between two losses at which two devices agree: ten times the bound promised for a hundred
+/// updates, and a tenth of the error of a product in a lower precision.
 pub const TOLERANCE: f64 = 1e-3;
 
 /// Losses of one update: the critic's and the actor's.
 pub type Losses = [f64; 2];
 
-/// How a device's losses compare with the CPU's.
+/// Difference between a device's losses and the CPU's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Agreement {
     /// Largest difference over all losses, relative to the mean size of the CPU's; `None` if a loss is not finite or missing.
     pub difference: Option<f64>,
-    /// Where it was found, for people.
+    /// Update and loss with the largest difference, for messages.
     pub place: String,
 }
 
@@ -36,7 +36,7 @@ impl Agreement {
             return Self { difference: None, place: format!("{what}: {} updates instead of {}", gpu.len(), cpu.len()) };
         }
         for (i, name) in ["critic", "actor"].into_iter().enumerate() {
-            // A loss may go through zero: all are judged by their usual size.
+            // A loss may cross zero, so differences are relative to the mean size.
             let size = cpu.iter().map(|l| l[i].abs()).sum::<f64>() / cpu.len() as f64;
             for (update, (a, b)) in cpu.iter().zip(gpu).enumerate() {
                 let difference = (a[i] - b[i]).abs() / size.max(1e-12);
@@ -53,7 +53,7 @@ impl Agreement {
         worst
     }
 
-    /// The worse of two.
+    /// Returns the worse of two.
     pub fn and(self, other: Self) -> Self {
         let size = |a: &Self| a.difference.unwrap_or(f64::INFINITY);
         if size(&other) > size(&self) { other } else { self }
@@ -76,21 +76,22 @@ impl std::fmt::Display for Agreement {
     }
 }
 
-/// File that remembers the agreement of a GPU; `None` without a cache folder.
+/// Returns the file that stores the agreement of a GPU; `None` without a cache folder.
 fn memory(index: usize) -> Option<PathBuf> {
     let program = std::fs::read("/proc/self/exe").ok()?;
     Some(kernel_folder()?.join(format!("agreement-cuda-{index}-{:016x}.json", XxHash3_64::oneshot(&program))))
 }
 
-/// Returns what was found when this program, this driver and the GPU of this index met; `None` if they have not, or the memory cannot be read.
+/// Returns the stored agreement of this program, this driver and the GPU of this index; `None` if there is none or it cannot
+/// be read.
 pub fn remembered(index: usize) -> Option<Agreement> {
     serde_json::from_slice(&std::fs::read(memory(index)?).ok()?).ok()
 }
 
-/// Remembers a GPU's agreement for the processes and starts to come.
+/// Stores a GPU's agreement for later processes and starts.
 ///
 /// # Errors
-/// No cache folder, or one that cannot be written.
+/// If there is no cache folder, or it cannot be written.
 pub fn remember(index: usize, agreement: &Agreement) -> anyhow::Result<()> {
     let path = memory(index).context("there is no ~/.cache to remember it in")?;
     crate::files::replace(&path, &serde_json::to_vec(agreement)?)
@@ -106,7 +107,7 @@ mod tests {
         let cpu = [[1.0, -0.5], [0.9, 0.5], [0.8, 1e-9]];
         let mut gpu = cpu;
         assert_eq!(Agreement::between(&cpu, &gpu, "x").difference, Some(0.0));
-        // The third of the actor's is small beside the others: it is judged by their size.
+        // The third loss of the actor is small beside the others: the difference is relative to their mean size.
         gpu[2][1] = 1e-5;
         assert!(Agreement::between(&cpu, &gpu, "x").holds());
         gpu[1][0] *= 1.01;

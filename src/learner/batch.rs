@@ -1,5 +1,5 @@
-//! From compact segments to what is learned from: each is replayed with the environment's own code ([`replay`]), and somebody notes
-//! what happens ([`Witness`]); here the rows that the networks see ([`SegmentRows`]).
+//! Converts compact segments to training rows: each segment is replayed with the environment's own code ([`replay`]), and a
+//! [`Witness`] records the replay; here the rows that the networks take ([`SegmentRows`]).
 
 use crate::env::{Choice, ContractMoment, DayModel, Delay, Episode, FEATURES, Moment, Replay, Segment, Terms, Weights};
 use crate::formulas::host as formulas;
@@ -16,43 +16,43 @@ use super::dims::Dims;
 pub struct Bidder {
     /// Index into the day's contracts.
     pub contract: u32,
-    /// What is added to the network's output.
+    /// Sum added to the network's output.
     pub lift: f32,
-    /// Impressions by which the row after the display is further on.
+    /// Number of impressions by which the row after the display is ahead.
     pub ahead: f32,
-    /// What the critic's output is multiplied by there.
+    /// Factor on the critic's output for that row.
     pub after_potential: f32,
 }
 
-/// A request of a step: a contest between the contracts and auction ads that it may show.
+/// A request of a step: a choice between the contracts and auction ads that it may show.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Contest {
     pub step: usize,
-    /// Index of the first of its [`Offer`]s, and behind the last.
+    /// Range of its [`Offer`]s: first index and end.
     pub offers: (usize, usize),
-    /// The same of its [`AuctionOffer`]s.
+    /// Range of its [`AuctionOffer`]s: first index and end.
     pub auctions: (usize, usize),
-    /// What was shown, counted over the offers, then over the auction ads; `None` if nothing.
+    /// Index of what was shown, counted over the offers, then over the auction ads; `None` if nothing.
     pub shown: Option<usize>,
-    /// Probability with which the actor chose it, where the step's return is corrected for it.
+    /// Probability of the action, if the step's return is corrected for it.
     pub behaviour: Option<f32>,
 }
 
-/// What showing a contract on a request comes to. Money in units of the mean best auction worth.
+/// Result of showing a contract on a request. Money in units of the mean best auction worth.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Offer {
     /// Row among the step's [`Bidder`]s.
     pub slot: usize,
     /// Relative reward of showing it.
     pub gain: f32,
-    /// How much of the next impression is observed as owed.
+    /// Part of the next impression that is observed as owed.
     pub unit: f32,
     /// Worth of the predicted click.
     pub click: f32,
     pub boost: f32,
 }
 
-/// What showing an auction ad on a request comes to.
+/// Result of showing an auction ad on a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AuctionOffer {
     pub worth: f32,
@@ -71,36 +71,37 @@ pub struct SegmentRows {
     /// `[N, FEATURES]` after the last step.
     pub last: Vec<f32>,
     pub last_ads: Vec<u32>,
-    /// `[T, K (+ A), features]` of the actor, at observed counts, with the ids of the actor's tables.
+    /// `[T, K (+ A), features]`: the actor's rows, at observed counts, and the ids for the actor's tables.
     pub actor: Vec<f32>,
     pub actor_ids: Vec<u32>,
     /// `[T, K, FEATURES]` with [`Bidder::ahead`] more delivered.
     pub after: Vec<f32>,
     pub after_ads: Vec<u32>,
-    /// `[T, N]`: what the critic's output is multiplied by, and the scale of its loss; 0 = nothing to learn.
+    /// `[T, N]`: factor on the critic's output, and the scale of its loss; 0 = nothing to learn.
     pub potential: Vec<f32>,
     pub scale: Vec<f32>,
-    /// `[N]`; all 0 where the episode ended.
+    /// `[N]`; all 0 if the episode ended.
     pub last_potential: Vec<f32>,
     /// `[T, K]`.
     pub bidders: Vec<Option<Bidder>>,
     pub contests: Vec<Contest>,
     pub offers: Vec<Offer>,
     pub auctions: Vec<AuctionOffer>,
-    /// `[T, N]`: relative reward that each contract's displays earned in the step.
+    /// `[T, N]`: relative reward of each contract's displays in the step.
     pub rewards: Vec<f32>,
-    /// `[T]`: relative reward of the auction ads shown; 0 where the best was.
+    /// `[T]`: relative reward of the auction ads shown; 0 if each was the best.
     pub auction_rewards: Vec<f32>,
 }
 
-/// Returns the potential value of a contract with so many impressions owed and left, and the scale of its loss, in the money of what an
-/// impression earns by the penalty averted and by its click.
+/// Returns the potential value of a contract with `owed` and `left` impressions, and the scale of its loss, in the money of its
+/// `penalty` averted and `click` worth per impression.
 pub fn potential((penalty, click): (f64, f64), (owed, left): (f32, f32), per_step: f64) -> (f64, f64) {
     let (owed, left) = (f64::from(owed.max(0.0)), f64::from(left.max(0.0)));
     (formulas::potential(penalty, click, owed, left), formulas::loss_scale(penalty, click, owed, left, per_step))
 }
 
-/// [`potential`] of contract `j` with `delivered` counted, in units of the mean best auction worth; 0 once its flight is over.
+/// Returns the [`potential`] of contract `j` with `delivered` counted, in units of the mean best auction worth; 0 after its
+/// flight.
 fn potential_of(replay: &Replay, w: &Weights, per_step: f64, j: usize, delivered: f32) -> (f32, f32) {
     let c = &replay.day.contracts[j];
     if replay.offset() >= c.end {
@@ -111,7 +112,7 @@ fn potential_of(replay: &Replay, w: &Weights, per_step: f64, j: usize, delivered
     ((potential / replay.day.unit) as f32, (scale / replay.day.unit) as f32)
 }
 
-/// What segments are rebuilt with.
+/// Inputs for rebuilding segments.
 #[derive(Debug, Clone, Copy)]
 pub struct Rebuild<'a> {
     pub days: &'a [DayModel],
@@ -120,24 +121,24 @@ pub struct Rebuild<'a> {
     pub dims: &'a Dims,
 }
 
-/// What was done on a request.
+/// Recorded action on a request.
 #[derive(Debug, Clone, Copy)]
 pub struct Decided {
-    /// Counted over the candidates, then over the auction ads; `None` if nothing.
+    /// Index over the candidates, then over the auction ads; `None` if nothing was shown.
     pub shown: Option<usize>,
-    /// Probability with which the actor chose it, where the step's return is corrected for it.
+    /// Probability of the action, if the step's return is corrected for it.
     pub behaviour: Option<f32>,
 }
 
-/// Looks on while a segment is replayed.
+/// Observer of a segment's replay.
 pub trait Witness {
-    /// The first request of step `t` has arrived.
+    /// Called when the first request of step `t` has arrived.
     fn step(&mut self, replay: &Replay, t: usize);
-    /// A request of step `t` has arrived, and this will be done on it.
+    /// Called when a request of step `t` has arrived, before the action.
     fn request(&mut self, replay: &Replay, t: usize, decided: Decided);
-    /// It has been done, and earned so much relative to the best auction ad, on a contract or not.
+    /// Called after the action, with its reward relative to the best auction ad and its contract, if any.
     fn earned(&mut self, t: usize, contract: Option<usize>, reward: f32);
-    /// The request after the last step has arrived; not called where the episode ended.
+    /// Called when the request after the last step has arrived; not called if the episode ended.
     fn last(&mut self, replay: &Replay);
 }
 
@@ -162,7 +163,7 @@ pub fn replay(segment: &Segment, with: Rebuild, witness: &mut impl Witness) {
         }
         let candidates = replay.candidates().len();
         let ads = candidates + replay.auctions().len().min(dims.auctions);
-        // Only what no actor wrote names a candidate that is not there.
+        // An index beyond the queue can only come from a damaged segment.
         let shown = Some(usize::from(segment.actions[at])).filter(|shown| *shown < ads);
         witness.request(&replay, t, Decided { shown, behaviour: segment.probabilities.get(at).copied() });
         let (choice, contract) = match shown {
@@ -179,7 +180,7 @@ pub fn replay(segment: &Segment, with: Rebuild, witness: &mut impl Witness) {
     }
 }
 
-/// Writes down rows.
+/// Witness that builds the rows.
 struct Builder<'a> {
     rows: SegmentRows,
     spec: &'a PolicySpec,
@@ -203,7 +204,7 @@ impl SegmentRows {
         builder.rows
     }
 
-    /// Steps and contracts with something to learn.
+    /// Returns the number of pairs of step and contract with something to learn.
     pub fn pairs(&self) -> usize {
         self.scale.iter().filter(|scale| **scale > 0.0).count()
     }
@@ -265,12 +266,13 @@ impl Builder<'_> {
     }
 }
 
-/// Row of a candidate of the current request among its step's bidders: where a step is one request, its place among the candidates.
+/// Returns the row of a candidate of the current request among its step's bidders: its index among the candidates if a step is
+/// one request, else its contract.
 pub fn slot(replay: &Replay, per_step: usize, candidate: usize) -> usize {
     if per_step == 1 { candidate } else { replay.candidates()[candidate].contract as usize }
 }
 
-/// What showing a candidate of the current request comes to.
+/// Returns the result of showing a candidate of the current request.
 pub fn offer(replay: &Replay, policy: &Policy, w: &Weights, per_step: usize, candidate: usize) -> Offer {
     let unit = replay.day.unit;
     let c = &replay.candidates()[candidate];
@@ -284,7 +286,7 @@ pub fn offer(replay: &Replay, policy: &Policy, w: &Weights, per_step: usize, can
     }
 }
 
-/// What showing an auction ad on the current request comes to.
+/// Returns the result of showing an auction ad on the current request.
 pub fn auction_offer(replay: &Replay, w: &Weights, ad: &Auction) -> AuctionOffer {
     let (unit, worth) = (replay.day.unit, replay.worth(ad));
     AuctionOffer {
@@ -310,7 +312,7 @@ impl Witness for Builder<'_> {
             self.rows.state_ads[at] = day.contracts[j].vocabulary;
             (self.rows.potential[at], self.rows.scale[at]) =
                 potential_of(replay, &self.weights, self.per_step as f64, j, delivered);
-            // Later requests of a step may show what the first may not.
+            // Later requests of a step may show a contract that the first may not.
             if self.per_step > 1 && may_bid(of.flight_state(), delivered, replay.episode.left[j]) {
                 self.bidder(replay, &of, (t, j), j);
             }

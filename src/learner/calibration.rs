@@ -1,9 +1,9 @@
-//! How honest the critic's distributions are: how often what came lies below what they call their deciles.
+//! Calibration of the critic's distributions: how often returns fall below the predicted deciles.
 //!
-//! Of a calibrated critic, a tenth of all returns lies below the first decile of what it said, half below the median. The figures go
+//! For a calibrated critic, a tenth of all returns lies below the first predicted decile, half below the median. The shares go
 //! into the learner's records and from there into the report of a run.
 
-/// Deciles of a distribution, but for its ends.
+/// Number of deciles of a distribution, without its ends.
 pub const DECILES: usize = 9;
 
 /// Counts of targets below the critic's deciles.
@@ -14,7 +14,7 @@ pub struct Calibration {
 }
 
 impl Calibration {
-    /// Takes in a distribution as its quantiles at `(i + 0.5) / n`, and what came of it, in the same unit.
+    /// Counts a distribution, given as its quantiles at `(i + 0.5) / n`, and its outcome, in the same unit.
     pub fn see(&mut self, quantiles: &[f32], came: f32) {
         self.seen += 1;
         for (d, below) in self.below.iter_mut().enumerate() {
@@ -22,7 +22,7 @@ impl Calibration {
         }
     }
 
-    /// Adds counts up.
+    /// Adds counts.
     pub fn sum<'a>(all: impl Iterator<Item = &'a Self>) -> Self {
         all.fold(Self::default(), |mut sum, one| {
             sum.seen += one.seen;
@@ -31,13 +31,13 @@ impl Calibration {
         })
     }
 
-    /// The share that came below each decile; `None` where nothing was seen.
+    /// Returns the share of outcomes below each decile; `None` if nothing was counted.
     pub fn shares(&self) -> Option<[f64; DECILES]> {
         (self.seen > 0).then(|| self.below.map(|below| f64::from(below) / f64::from(self.seen)))
     }
 }
 
-/// Decile `d + 1` of ten, between the two quantiles beside it.
+/// Returns decile `d + 1` of ten, interpolated between the two nearest quantiles.
 fn decile(quantiles: &[f32], d: usize) -> f32 {
     let last = quantiles.len() - 1;
     let at = ((d + 1) as f32 / 10.0 * quantiles.len() as f32 - 0.5).clamp(0.0, last as f32);

@@ -1,4 +1,4 @@
-//! Pool, replay ratio and budget around the trainer; the same in every mode.
+//! Replay pool, replay ratio and budget around the trainer, the same in every mode.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,7 +18,7 @@ use super::dims::Dims;
 use super::pool::Pool;
 use super::trainer::{Batch, NotFinite, Train, UpdatePlan, UpdateStats};
 
-/// Parameters as they are published: the actor that explores and the averaged one, flat.
+/// Published parameters: the actor that explores and the averaged one, flat.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Publication {
     pub updates: u64,
@@ -26,7 +26,7 @@ pub struct Publication {
     pub averaged: Vec<f32>,
 }
 
-/// What a learner goes on from, besides the pool.
+/// State of a learner without its pool, for resuming.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LearnerState {
     pub updates: u64,
@@ -37,7 +37,7 @@ pub struct LearnerState {
     pub rng: RngState,
 }
 
-/// The learner without its surroundings.
+/// The learner without processes and shared memory.
 pub struct Learner<'a> {
     days: &'a [DayModel],
     settings: Settings,
@@ -46,7 +46,7 @@ pub struct Learner<'a> {
     dims: Dims,
     pool: Pool,
     rng: ChaCha8Rng,
-    /// The stream as it was before the last batch.
+    /// State of `rng` before the last batch.
     drawn_from: ChaCha8Rng,
     started: Instant,
     /// Seconds of learning before `started`.
@@ -76,10 +76,10 @@ impl<'a> Learner<'a> {
         }
     }
 
-    /// Puts the actor and its average at the parameters that the run starts from.
+    /// Sets the actor and its average to the initial parameters of the run.
     ///
     /// # Errors
-    /// An actor of another shape.
+    /// If the actor has another shape.
     pub fn start_from(&mut self, actor: &[f32]) -> anyhow::Result<()> {
         let mut state = self.trainer.state();
         state.actor = actor.to_vec();
@@ -87,12 +87,12 @@ impl<'a> Learner<'a> {
         self.trainer.restore(&state)
     }
 
-    /// Updates done.
+    /// Returns the number of updates done.
     pub fn updates(&self) -> u64 {
         self.updates
     }
 
-    /// Samples taken in.
+    /// Returns the number of samples taken in.
     pub fn samples(&self) -> u64 {
         self.samples
     }
@@ -100,7 +100,7 @@ impl<'a> Learner<'a> {
     /// Takes in new segments.
     ///
     /// # Errors
-    /// A segment that does not fit the training days: written by another run or damaged.
+    /// If a segment does not fit the training days: it was written by another run or is damaged.
     pub fn ingest(&mut self, segments: Vec<Segment>) -> anyhow::Result<()> {
         self.samples += segments.iter().map(|s| s.len() as u64).sum::<u64>();
         self.refill(segments)
@@ -129,13 +129,13 @@ impl<'a> Learner<'a> {
         Ok(())
     }
 
-    /// Whether the pool holds two batches, or half of the steps that it can hold, or as many segments as it can.
+    /// Whether the pool holds two batches, or half of its capacity of steps, or its maximum number of segments.
     pub fn ready(&self) -> bool {
         let enough = (2 * self.settings.learner.batch).min(self.settings.learner.pool / 2);
         self.pool.steps() >= enough || self.pool.out_of_room()
     }
 
-    /// Updates that the samples taken in so far pay for and that are not done yet; none before the pool is ready.
+    /// Returns the number of updates that the samples so far allow and that are not done yet; none before the pool is ready.
     pub fn updates_due(&self) -> u64 {
         if !self.ready() {
             return 0;
@@ -143,11 +143,11 @@ impl<'a> Learner<'a> {
         (self.samples / self.settings.learner.samples_per_update as u64).saturating_sub(self.updates)
     }
 
-    /// The part of the budget that is spent, 0..=1; whichever bound is nearest.
+    /// Returns the share of the budget that is spent, 0..=1, for the bound that is nearest.
     pub fn progress(&self) -> f64 {
         let b = &self.settings.budget;
         let part = |done: f64, most: f64| if most > 0.0 { done / most } else { 0.0 };
-        // Wall time cannot be repeated: lock-step runs go by counts alone.
+        // Wall time is not reproducible: lock-step runs use counts alone.
         let seconds = if self.settings.run.deterministic { 0.0 } else { self.elapsed_s() };
         part(self.updates as f64, b.max_updates as f64)
             .max(part(self.samples as f64, b.max_samples as f64))
@@ -159,7 +159,7 @@ impl<'a> Learner<'a> {
         self.elapsed_s + self.started.elapsed().as_secs_f64()
     }
 
-    /// All that it goes on from, but for the pool.
+    /// Returns the state for resuming, without the pool.
     pub fn state(&self) -> LearnerState {
         LearnerState {
             updates: self.updates,
@@ -170,10 +170,10 @@ impl<'a> Learner<'a> {
         }
     }
 
-    /// Goes on from a state, with an empty pool to be filled by [`Learner::refill`].
+    /// Resumes from a state, with an empty pool to be filled by [`Learner::refill`].
     ///
     /// # Errors
-    /// A state of other networks.
+    /// If the state is of other networks.
     pub fn restore(&mut self, state: &LearnerState) -> anyhow::Result<()> {
         self.trainer.restore(&state.trainer)?;
         self.pool = Pool::new(self.settings.learner.pool, self.dims.room);
@@ -188,7 +188,7 @@ impl<'a> Learner<'a> {
     /// Takes in segments that were counted before.
     ///
     /// # Errors
-    /// A segment that does not fit the training days.
+    /// If a segment does not fit the training days.
     pub fn refill(&mut self, segments: Vec<Segment>) -> anyhow::Result<()> {
         segments.iter().try_for_each(|segment| self.check(segment))?;
         let count = segments.len();
@@ -200,16 +200,16 @@ impl<'a> Learner<'a> {
         Ok(())
     }
 
-    /// Draws other batches from now on: those that led to a loss that is not finite would do so again.
+    /// Draws other batches from now on, because the same ones would lead to the same loss that is not finite.
     pub fn draw_differently(&mut self, rollback: u32) {
         self.rng.set_stream(2 << 48 | u64::from(rollback));
         self.rng.set_word_pos(0);
     }
 
-    /// One update on freshly drawn segments; what it did, where it is to be read, which waits for the device.
+    /// Does one update on newly drawn segments; returns its statistics if `read`, which waits for the device.
     ///
     /// # Errors
-    /// [`NotFinite`], after which the networks are to be restored.
+    /// [`NotFinite`], after which the networks must be restored.
     pub fn update(&mut self, read: bool) -> anyhow::Result<Option<UpdateStats>> {
         let batch = self.batch();
         let l = &self.settings.learner;
@@ -218,7 +218,7 @@ impl<'a> Learner<'a> {
         self.update_on(&batch, UpdatePlan { rate, train_actor, read })
     }
 
-    /// One update on a batch that this learner made.
+    /// Does one update on a batch that this learner made.
     ///
     /// # Errors
     /// As [`Learner::update`].
@@ -228,7 +228,7 @@ impl<'a> Learner<'a> {
         Ok(stats)
     }
 
-    /// Waits until the device has done all that it was told.
+    /// Waits until the device has finished all work.
     pub fn wait(&self) {
         self.trainer.wait();
     }
@@ -241,16 +241,16 @@ impl<'a> Learner<'a> {
         trainer.batch(&drawn, Rebuild { days, spec, settings, dims })
     }
 
-    /// The segments of the last batch, for whoever looks into what went wrong with it.
+    /// Returns the segments of the last batch, for diagnosis.
     pub fn last_batch(&self) -> Vec<Segment> {
         let drawn = self.pool.sample(self.dims.segments, &mut self.drawn_from.clone());
         drawn.into_iter().map(|(_, segment)| segment.clone()).collect()
     }
 
-    /// The newest parameters.
+    /// Returns the newest parameters.
     ///
     /// # Errors
-    /// [`NotFinite`]: nobody should get them. What an update led to is not always read before.
+    /// [`NotFinite`], because such parameters must not be used; the result of an update is not always read before.
     pub fn publication(&self) -> Result<Publication, NotFinite> {
         let (mut raw, averaged) = self.trainer.actors();
         if failpoint::reached("learner.weights") {

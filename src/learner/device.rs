@@ -1,4 +1,4 @@
-//! Which device the learner computes on.
+//! Device that the learner computes on.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,11 +28,11 @@ pub enum Device {
 }
 
 impl Device {
-    /// Resolves `auto`, `cpu`, `cuda` or `cuda:INDEX`, as every process of a run does. `auto` is a GPU only where it
-    /// is remembered to agree with the CPU ([`agreement`]); whoever starts a run compares them first.
+    /// Resolves `auto`, `cpu`, `cuda` or `cuda:INDEX`, as every process of a run does. `auto` is a GPU only if its stored
+    /// comparison agrees with the CPU ([`agreement`]); the process that starts a run makes the comparison first.
     ///
     /// # Errors
-    /// As [`Device::untried`], and a GPU that is remembered to differ.
+    /// As [`Device::untried`], and if the GPU's stored comparison differs from the CPU.
     pub fn resolve(name: &str) -> anyhow::Result<Self> {
         let device = Self::untried(name)?;
         let Self::Cuda(index) = device else { return Ok(device) };
@@ -44,10 +44,10 @@ impl Device {
         }
     }
 
-    /// Returns the device that a name stands for, whether it is known to agree with the CPU or not.
+    /// Returns the device of a name without regard to its agreement with the CPU.
     ///
     /// # Errors
-    /// An unknown name, or CUDA where a driver, NVRTC or headers are missing.
+    /// If the name is unknown, or names CUDA and a driver, NVRTC or headers are missing.
     pub fn untried(name: &str) -> anyhow::Result<Self> {
         let gpu = Self::gpu(name)?;
         match (gpu, missing()) {
@@ -58,7 +58,7 @@ impl Device {
         }
     }
 
-    /// Index of the GPU that a name asks for, whether there is one or not.
+    /// Returns the index of the GPU that a name asks for, whether it exists or not.
     fn gpu(name: &str) -> anyhow::Result<Option<usize>> {
         let index = match name.strip_prefix("cuda") {
             None if name == "cpu" => return Ok(None),
@@ -73,10 +73,10 @@ impl Device {
         }
     }
 
-    /// The device that a run's settings ask for. `auto` is the CPU where they ask for what a GPU does not do.
+    /// Returns the device that a run's settings ask for. `auto` is the CPU if the settings need a feature that GPUs lack.
     ///
     /// # Errors
-    /// As [`Device::resolve`]; or a GPU named for what it does not do, with the reason.
+    /// As [`Device::resolve`]; or if a GPU is named and the settings need a feature that it lacks, with the reason.
     pub fn of(settings: &Settings) -> anyhow::Result<Self> {
         let name = settings.run.device.as_str();
         match (Self::cpu_only(settings), name) {
@@ -89,7 +89,7 @@ impl Device {
         }
     }
 
-    /// What in the settings only the CPU can learn, if anything.
+    /// Returns the setting that only the CPU can learn, if any.
     pub fn cpu_only(settings: &Settings) -> Option<&'static str> {
         match (settings.learner.target, settings.policy.outlook) {
             (Target::Hindsight, _) => Some("learner.target = \"hindsight\""),
@@ -99,7 +99,7 @@ impl Device {
         }
     }
 
-    /// Why a GPU that this machine has is not used by `auto`; `None` where it has none or uses it.
+    /// Returns the reason why `auto` does not use the GPU of this machine; `None` if there is no GPU or it is used.
     pub fn idle_gpu() -> Option<&'static str> {
         missing().filter(|_| Path::new("/dev/nvidiactl").exists())
     }
@@ -107,7 +107,7 @@ impl Device {
     /// Builds the trainer on this device.
     ///
     /// # Errors
-    /// A replay pool, or a segment, that is too large for the device; a GPU that does not work.
+    /// If the replay pool or a segment is too large for the device, or the GPU does not work.
     pub fn trainer(
         self,
         days: &[DayModel],
@@ -135,7 +135,7 @@ impl std::fmt::Display for Device {
     }
 }
 
-/// What is missing for a GPU to be used, and what to do about it; found out before burn looks for it, which panics.
+/// Returns the missing requirement of using a GPU, and its remedy; checked before burn looks for it, which panics.
 fn missing() -> Option<&'static str> {
     if !Path::new("/dev/nvidiactl").exists() || !loads(&["libcuda.so.1", "libcuda.so"]) {
         return Some("no usable CUDA driver on this machine (no /dev/nvidiactl or no libcuda.so.1)");
@@ -153,13 +153,13 @@ fn missing() -> Option<&'static str> {
     )
 }
 
-/// Whether one of these libraries is there.
+/// Whether one of these libraries can be loaded.
 fn loads(names: &[&str]) -> bool {
-    // SAFETY: these are NVIDIA's, which do nothing when they are loaded.
+    // SAFETY: these are NVIDIA's libraries; loading them has no side effects.
     names.iter().any(|name| unsafe { Library::new(name) }.is_ok())
 }
 
-/// Lets a GPU work something out: a kernel that fails is told of on its own thread only, and leaves memory as it was.
+/// Runs a small computation on a GPU: a failing kernel is reported on its own thread only, and leaves memory unchanged.
 fn try_out<B: Backend>(device: &B::Device) -> anyhow::Result<()> {
     let numbers = [1.0f32, 2.0, 3.0];
     let doubled = Tensor::<B, 1>::from_data(TensorData::from(numbers), device).mul_scalar(2.0);

@@ -8,20 +8,20 @@ use crate::settings::{self, Critic, ScoreMode, Settings};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dims {
     pub segments: usize,
-    /// The most segments in the replay pool: a quarter more than its steps need where episodes are whole days.
+    /// Maximum number of segments in the replay pool: a quarter more than its steps need if episodes are whole days.
     pub room: usize,
     /// Steps in a segment.
     pub steps: usize,
-    /// The most contracts of a training day.
+    /// Maximum number of contracts of a training day.
     pub contracts: usize,
-    /// The most contracts that the requests of a step may show.
+    /// Maximum number of contracts that the requests of a step may show.
     pub eligible: usize,
-    /// The most contracts that one request may show.
+    /// Maximum number of contracts that one request may show.
     pub offers: usize,
-    /// Auction ads of a queue that take part in the choice.
+    /// Number of auction ads of a queue that are part of the choice.
     pub auctions: usize,
     pub score_auctions: bool,
-    /// Outputs of the critic.
+    /// Number of outputs of the critic.
     pub outputs: usize,
 }
 
@@ -43,13 +43,13 @@ impl Dims {
         }
     }
 
-    /// Rows of the actor for one step.
+    /// Returns the number of the actor's rows per step.
     pub fn actor_rows(&self) -> usize {
         self.eligible + if self.score_auctions { self.auctions } else { 0 }
     }
 }
 
-/// Segments that `learner.pool` steps come in, from the day with the shortest ones.
+/// Returns the number of segments that hold `learner.pool` steps, for the day with the shortest ones.
 fn room(days: &[DayModel], settings: &Settings) -> usize {
     let l = &settings.learner;
     let segments = |day: &DayModel| {
@@ -60,7 +60,7 @@ fn room(days: &[DayModel], settings: &Settings) -> usize {
     (days.iter().map(segments).max().unwrap_or(0) * 5 / 4).max(1)
 }
 
-/// Outputs of the critic for one row: quantiles, atoms, or the mean alone.
+/// Returns the number of the critic's outputs for one row: quantiles, atoms, or the mean alone.
 pub fn outputs(settings: &settings::Learner) -> usize {
     match settings.critic {
         Critic::Quantile => settings.quantiles,

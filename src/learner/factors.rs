@@ -1,4 +1,4 @@
-//! Constants of the losses from the settings: the one step between a key and the formulas that use it, on the host and in kernels.
+//! Constants of the losses: the only conversion from settings to the formulas that use them, on the host and in kernels.
 
 use cubecl::Runtime;
 
@@ -16,7 +16,7 @@ pub fn loss_factors(settings: &Settings) -> LossFactors {
     }
 }
 
-/// Returns the constants as a kernel's launch takes them.
+/// Returns the constants as a kernel's launch argument.
 pub fn launched<R: Runtime>(by: LossFactors) -> LossFactorsLaunch<R> {
     let LossFactors { temperature, lambda, inverse_kappa, half_kappa } = by;
     LossFactorsLaunch::new(temperature, lambda, inverse_kappa, half_kappa)

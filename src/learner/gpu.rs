@@ -1,4 +1,4 @@
-//! Where what is known about this machine's GPUs is kept: compiled kernels, and whether they agree with the CPU.
+//! Cache of this machine's GPUs: compiled kernels, and the comparisons with the CPU.
 
 use std::path::PathBuf;
 use std::sync::Once;
@@ -9,16 +9,16 @@ use twox_hash::XxHash3_64;
 
 use crate::files::private_folder;
 
-/// Returns the folder of what is known about this machine's GPUs: `~/.cache/admix/kernels`, wherever the program is started, apart for
-/// each set of GPUs and driver, since one's kernels are not another's. `None` where it cannot be written, or where others could write:
-/// what is found there is executed.
+/// Returns the cache folder of this machine's GPUs: `~/.cache/admix/kernels`, wherever the program is started, with a subfolder
+/// for each set of GPUs and driver, because kernels are specific to them. `None` if it is not writable, or if others could
+/// write there, because its content is executed.
 pub(super) fn kernel_folder() -> Option<PathBuf> {
     let cache = dirs::cache_dir()?.join("admix").join("kernels");
     private_folder(&cache, &gpus()).ok().filter(|folder| tempfile::tempfile_in(folder).is_ok())
 }
 
-/// Keeps compiled kernels where the next start finds them. To be called before a GPU is touched; a `cubecl.toml` in the current folder
-/// or above it still says all else.
+/// Stores compiled kernels for the next start. Must be called before a GPU is used; a `cubecl.toml` in the current folder
+/// or above it still determines all other options.
 pub fn keep_kernels() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -33,7 +33,7 @@ pub fn keep_kernels() {
     });
 }
 
-/// Returns a name for what compiled kernels depend on: driver, GPUs, and where the compiler is looked for.
+/// Returns a name for everything that compiled kernels depend on: driver, GPUs, and the compiler's search path.
 fn gpus() -> String {
     let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
     let driver = read("/proc/driver/nvidia/version".into());

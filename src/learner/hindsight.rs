@@ -1,8 +1,8 @@
-//! Losses of prices in hindsight, and their gradients by the networks' outputs.
+//! Losses of hindsight prices, and their gradients by the networks' outputs.
 //!
-//! Both networks see the same rows. The critic learns the distribution of a row's label by quantile regression, as shares of the
-//! penalty on the same logit scale as bids; there is no bootstrapping. The bid is fitted to the label by squared error, so that it
-//! becomes the label's mean given the row, plus `hedge` times the spread that the critic sees.
+//! Both networks take the same rows. The critic learns the distribution of a row's label by quantile regression, as shares of the
+//! penalty on the same logit scale as bids, without bootstrapping. The bid is fitted to the label by squared error, so that it
+//! becomes the label's mean given the row, plus `hedge` times the standard deviation of the critic's distribution.
 
 use crate::env::{Lesson, Segment};
 use crate::formulas::shared::LossFactors;
@@ -47,7 +47,7 @@ impl LessonRows {
         self.weights.extend(other.weights);
     }
 
-    /// Returns some of the rows; `width` is that of the features and of the ids.
+    /// Returns some of the rows; the widths are those of the features and of the ids.
     pub fn select(&self, which: &[usize], (features, tables): (usize, usize)) -> Self {
         let rows = |all: &[f32]| which.iter().map(|&i| all[i]).collect();
         Self {
@@ -59,7 +59,7 @@ impl LessonRows {
         }
     }
 
-    /// Rows.
+    /// Returns the number of rows.
     pub fn len(&self) -> usize {
         self.labels.len()
     }
@@ -77,8 +77,8 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// Half the squared distance of bids from `aims`, in shares of the penalty, plus `anchor` times half the squared outputs, as a
-/// weighted mean over the rows; writes the gradient by the actor's outputs.
+/// Computes half the squared distance of bids from `aims`, in shares of the penalty, plus `anchor` times half the squared
+/// outputs, as a weighted mean over the rows; writes the gradient by the actor's outputs.
 ///
 /// # Shapes
 /// - outputs, aims, gradient: `[M]`
@@ -94,8 +94,8 @@ pub fn bids(rows: &LessonRows, outputs: &[f32], aims: &[f32], anchor: f32, gradi
     loss
 }
 
-/// Quantile Huber loss of the critic's distribution of the labels, as a weighted mean over the rows; writes the gradient by its
-/// outputs.
+/// Computes the quantile Huber loss of the critic's distribution of the labels, as a weighted mean over the rows; writes the
+/// gradient by its outputs.
 ///
 /// # Shapes
 /// - outputs, gradient: `[M, Q]`, levels: `[Q]`
@@ -117,7 +117,7 @@ pub fn distribution(rows: &LessonRows, outputs: &[f32], levels: &[f32], by: &Los
     loss
 }
 
-/// Where bids are to go: the labels, plus `hedge` standard deviations of the critic's distribution, within the penalty.
+/// Returns the targets of bids: the labels, plus `hedge` standard deviations of the critic's distribution, within the penalty.
 ///
 /// # Shapes
 /// - outputs: `[M, Q]`; result: `[M]`

@@ -1,7 +1,7 @@
-//! The trainer of the CPU: batches are rebuilt for every update, networks are burn's, losses closed forms of our own.
+//! The trainer of the CPU: batches are rebuilt for every update, networks run in burn, losses are closed forms.
 //!
-//! The losses cost one pass over the outputs here, where tensor operations take a dozen over `[.., quantiles, quantiles]`; and a
-//! batch is worked through in shards that each fit a core's cache.
+//! Here the losses take one pass over the outputs, where tensor operations take a dozen over `[.., quantiles, quantiles]`. A
+//! batch is processed in shards that each fit a core's cache.
 
 use std::sync::Arc;
 
@@ -27,11 +27,11 @@ use super::networks::{Networks, Norms};
 use super::trainer::{Batch, Placed, Train, UpdatePlan, UpdateStats};
 use super::transfer::to_host;
 
-/// Parts that a batch is worked through in, in parallel where there are threads: small enough for a core's cache, enough for a
+/// Number of shards of a batch, processed in parallel if there are threads: small enough for a core's cache, enough for a
 /// few cores. A constant, so that results do not depend on the number of cores.
 const SHARDS: usize = 4;
 
-/// What a part of a batch gives: gradients and sums.
+/// Results of one shard of a batch: gradients and sums.
 struct Shard {
     critic_gradient: Tensor<Flex, 1>,
     actor_gradient: Option<Tensor<Flex, 1>>,
@@ -62,7 +62,7 @@ impl HostTrainer {
         }
     }
 
-    /// Infers, works out the losses and goes back through the networks for a part of the batch.
+    /// Infers a part of the batch, computes its losses and back-propagates them.
     fn shard(
         &self,
         batch: &[SegmentRows],
@@ -133,10 +133,10 @@ impl HostTrainer {
     }
 }
 
-/// What `learner.anchor` is divided by beside squared shares of the penalty, which are that much smaller than advantages.
+/// Divisor of `learner.anchor` for squared shares of the penalty, which are that much smaller than advantages.
 const ANCHOR_UNITS: f64 = 30.0;
 
-/// What the lessons of a batch give.
+/// Results of the lessons of a batch.
 struct Taught {
     critic_gradient: Option<Tensor<Flex, 1>>,
     actor_gradient: Tensor<Flex, 1>,
@@ -145,7 +145,7 @@ struct Taught {
 }
 
 impl HostTrainer {
-    /// Gradients of the losses of prices in hindsight; of the critic only where it learns their distribution.
+    /// Computes the gradients of the losses of hindsight prices; those of the critic only if it learns their distribution.
     fn learn_from(&self, rows: &LessonRows) -> Taught {
         let Networks { actor_flat, critic_flat, actor, critic } = &self.networks;
         let l = &self.settings.learner;
@@ -156,7 +156,7 @@ impl HostTrainer {
         let (mut critic_gradient, mut critic_loss) = (None, 0.0);
         if l.target == Target::Hindsight {
             let shape = &critic_flat.shape;
-            // Of the actor's tables the first one is that of the ads.
+            // The first of the actor's tables is that of the ads.
             let ids: Vec<u32> = match (shape.tables.len(), actor_flat.shape.tables.len()) {
                 (0, _) | (_, 0) => vec![],
                 (_, tables) => rows.ids.iter().step_by(tables).copied().collect(),
@@ -181,7 +181,7 @@ impl HostTrainer {
         Taught { critic_gradient, actor_gradient, critic_loss, actor_loss }
     }
 
-    /// A step from lessons alone; none where the batch's segments hold no lesson.
+    /// Does a step from lessons alone; no step if the batch's segments have no lesson.
     fn step_from(&mut self, taught: Option<Taught>, plan: UpdatePlan) -> anyhow::Result<Option<UpdateStats>> {
         let Some(Taught { critic_gradient: Some(critic), actor_gradient, critic_loss, actor_loss }) = taught else {
             return Ok(plan.read.then(UpdateStats::default));
@@ -216,7 +216,7 @@ fn join<T: Copy + Send + Sync>(batch: &[SegmentRows], part: impl Fn(&SegmentRows
 }
 
 impl Train for HostTrainer {
-    /// Nothing: segments stay compact until they are drawn.
+    /// Does nothing: segments stay compact until they are drawn.
     fn store(&mut self, _: &[Placed], _: Rebuild) {}
 
     fn batch(&self, drawn: &[Placed], with: Rebuild) -> Batch {
@@ -264,7 +264,7 @@ impl Train for HostTrainer {
         .check_losses()?;
         let (critic, actor): (Vec<_>, Vec<_>) =
             shards.into_iter().map(|s| (s.critic_gradient, s.actor_gradient)).unzip();
-        // Of the shards, in their order.
+        // Sums the shards in their order.
         let total = |gradients: Vec<Tensor<Flex, 1>>| gradients.into_iter().reduce(|a, b| a + b);
         let critic = total(critic).expect("a batch has a shard");
         let mut actor: Vec<Tensor<Flex, 1>> = actor.into_iter().flatten().collect();
@@ -272,7 +272,7 @@ impl Train for HostTrainer {
         self.step(critic, total(actor), stats, plan)
     }
 
-    /// Nothing: what returns is done.
+    /// Does nothing: an update is complete when it returns.
     fn wait(&self) {}
 
     fn actors(&self) -> (Vec<f32>, Vec<f32>) {

@@ -15,14 +15,14 @@ pub fn exponentials(row: &mut [f32]) -> f32 {
     sum
 }
 
-/// Exponentials relative to the largest, and their sum.
+/// Returns the exponentials relative to the largest, and their sum.
 pub fn softmax(row: &[f32]) -> (Vec<f32>, f32) {
     let mut weights = row.to_vec();
     let sum = exponentials(&mut weights);
     (weights, sum)
 }
 
-/// Lambda-returns with ratios clipped at 1 ([`return_step`]).
+/// Computes lambda-returns with ratios clipped at 1 ([`return_step`]).
 pub fn lambda_returns(
     len: usize,
     by: &LossFactors,
@@ -41,8 +41,8 @@ pub fn lambda_returns(
     returns
 }
 
-/// Quantile Huber loss of `theta_q = factor * z_q` against target quantiles (Dabney et al. 2018, equations 9 and 10), averaged
-/// over both; the gradient by `z` times `weight` goes to `gradient`.
+/// Computes the quantile Huber loss of `theta_q = factor * z_q` against target quantiles (Dabney et al. 2018, equations 9 and
+/// 10), averaged over both; writes the gradient by `z` times `weight` to `gradient`.
 #[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
 pub fn quantile_huber(
     z: &[f32],
@@ -127,7 +127,7 @@ mod tests {
         for (got, want) in returns.iter().zip([5.5, 4.5, 4.5, 5.0]) {
             assert!((got - want).abs() < 1e-5, "{returns:?}");
         }
-        // With ratio 0 nothing is learned from what was done.
+        // With ratio 0 nothing is learned from the action.
         assert_eq!(lambda_returns(2, &FACTORS, &[0.0; 2], |_| 9.0, |t| t as f32, 3.0), [0.0, 1.0]);
     }
 

@@ -1,8 +1,8 @@
 //! Returns, losses, and their gradients by the networks' outputs; one segment at a time, on the host.
 //!
-//! Notation: step `t`, contract `j`, quantile `q`. The critic's output `z` is a fraction of the potential `m` (what the
-//! remaining impressions could earn at most), so `Z_j = m_j z_j` and a contract that owes nothing is worth nothing. Losses
-//! are measured in units of the scale `s`.
+//! Notation: step `t`, contract `j`, quantile `q`. The critic's output `z` is a fraction of the potential `m` (the maximum
+//! earnings of the remaining impressions), so `Z_j = m_j z_j` and a contract that owes nothing is worth nothing. Losses are
+//! measured in units of the scale `s`.
 
 use crate::formulas::shared::{LossFactors, outlook, policy_gradient, scalar_loss};
 use crate::policy::Bids;
@@ -13,7 +13,7 @@ use super::calibration::Calibration;
 use super::dims::Dims;
 use super::kernels::{exponentials, lambda_returns, project, quantile_huber, softmax};
 
-/// What the networks said of one segment.
+/// Outputs of the networks for one segment.
 pub struct Outputs<'a> {
     /// `[T, N, Q]`
     pub states: &'a [f32],
@@ -25,7 +25,7 @@ pub struct Outputs<'a> {
     pub actor: &'a [f32],
 }
 
-/// Gradients by the outputs, and what they were made from. Sums, not means.
+/// Gradients by the outputs, and statistics. Sums, not means.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub struct Gradients {
     /// `[T, N, Q]`
@@ -36,7 +36,7 @@ pub struct Gradients {
     pub actor_loss: f64,
     /// Sum of the clipped importance ratios.
     pub ratios: f64,
-    /// Of a critic of quantiles that credits by contract.
+    /// Filled for a critic of quantiles that credits by contract.
     pub calibration: Calibration,
 }
 
@@ -52,15 +52,15 @@ pub struct Losses<'a> {
     pub score_auctions: bool,
 }
 
-/// What an output row is to be fitted to. Money in units of the mean best auction worth.
+/// Target of an output row. Money in units of the mean best auction worth.
 struct Aim<'a> {
     /// The lambda-return.
     returns: f32,
     /// Unit of the loss.
     scale: f32,
-    /// What the row is multiplied by to be money.
+    /// Factor that converts the row to money.
     potential: f32,
-    /// The target critic's row at the segment's end, what that is multiplied by, and its mean in money.
+    /// The target critic's row at the segment's end, the factor that converts it to money, and its mean in money.
     last: &'a [f32],
     last_potential: f32,
     last_value: f32,
@@ -69,7 +69,7 @@ struct Aim<'a> {
 /// Range of the categorical critic's atoms, as fractions of the potential.
 const ATOMS: (f32, f32) = (-1.0, 1.5);
 
-/// The quantile midpoints or the atoms that a critic's outputs stand for.
+/// Returns the quantile midpoints or the atoms of a critic's outputs.
 pub fn support(settings: &Learner) -> Vec<f32> {
     match settings.critic {
         Critic::Quantile => {
@@ -85,7 +85,7 @@ pub fn support(settings: &Learner) -> Vec<f32> {
 }
 
 impl Losses<'_> {
-    /// Mean of the fraction that an output row stands for.
+    /// Returns the mean of the fraction that an output row represents.
     fn mean(&self, row: &[f32]) -> f32 {
         match self.settings.critic {
             Critic::Quantile | Critic::Scalar => row.iter().sum::<f32>() / row.len() as f32,
@@ -96,7 +96,7 @@ impl Losses<'_> {
         }
     }
 
-    /// Losses and gradients of a segment.
+    /// Computes the losses and gradients of a segment.
     ///
     /// `critic_weight` and `actor_weight` scale the gradients: one over the number of pairs and of requests in the batch.
     pub fn segment(&self, rows: &SegmentRows, out: &Outputs, critic_weight: f32, actor_weight: f32) -> Gradients {
@@ -117,15 +117,15 @@ impl Losses<'_> {
         g
     }
 
-    /// The expected policy gradient `- sum_c pi_c A_c` of every request, and the importance ratios of the steps.
+    /// Computes the expected policy gradient `- sum_c pi_c A_c` of every request; returns the importance ratios of the steps.
     ///
-    /// The advantage of showing contract c is its relative reward plus what the next impression changes about what the
-    /// contract still earns, `E[Z_c]` some impressions further on minus `E[Z_c]` now, per impression.
+    /// The advantage of showing contract c is its relative reward plus the change by the next impression in the contract's future
+    /// earnings: `E[Z_c]` some impressions ahead minus `E[Z_c]` now, per impression.
     fn actor(&self, rows: &SegmentRows, out: &Outputs, values: &[f32], weight: f32, g: &mut Gradients) -> Vec<f32> {
         let Dims { contracts: n, eligible: k, outputs: q, .. } = self.dims;
         let (bids, unit) = &self.bids[rows.day];
         let actor_rows = self.dims.actor_rows();
-        // By bidder: what is added to the logit, and what the next impression changes.
+        // By bidder: the sum added to the logit, and the change by the next impression.
         let outlook: Vec<(f64, f32)> = rows
             .bidders
             .iter()
@@ -186,7 +186,7 @@ impl Losses<'_> {
             g.ratios += f64::from(ratio);
             ratios[t] = ratio;
         }
-        // The anchor: a spring between the learned bids and those of the controller, on every row alike.
+        // The anchor: an L2 penalty on the outputs, towards the controller's bids, with the same weight on every row.
         let rows_used = rows.bidders.iter().flatten().count().max(1);
         let spring = self.settings.anchor as f32 * weight * rows.contests.len() as f32 / rows_used as f32;
         for (at, _) in rows.bidders.iter().enumerate().filter(|(_, b)| b.is_some()) {
@@ -227,7 +227,7 @@ impl Losses<'_> {
                         let loss = self.fit(&out.states[row.clone()], &aim, weight, &mut g.states[row.clone()]);
                         g.critic_loss += f64::from(loss);
                         if self.settings.critic == Critic::Quantile {
-                            // One of the target distribution's quantiles, each in turn.
+                            // Outcome: one of the target distribution's quantiles, in rotation.
                             let came = target + m_last * last[at % q] - last_value;
                             g.calibration.see(&out.states[row], came / m);
                         }
@@ -238,7 +238,7 @@ impl Losses<'_> {
         }
     }
 
-    /// One return for the whole: `Z = sum_j Z_j`, quantile by quantile.
+    /// Fits one return for all contracts: `Z = sum_j Z_j`, quantile by quantile.
     fn total_credit(
         &self,
         rows: &SegmentRows,
@@ -290,9 +290,9 @@ impl Losses<'_> {
         }
     }
 
-    /// Loss of one output row against the target distribution, and its gradient times `weight` into `gradient`.
+    /// Computes the loss of one output row against the target distribution, and writes its gradient times `weight` to `gradient`.
     ///
-    /// The target is the lambda-return plus the spread that the target critic sees at the segment's end.
+    /// The target is the lambda-return plus the spread of the target critic's distribution at the segment's end.
     fn fit(&self, z: &[f32], aim: &Aim, weight: f32, gradient: &mut [f32]) -> f32 {
         let Aim { returns, scale: s, potential: m, last, last_potential: m_last, last_value } = *aim;
         match self.settings.critic {

@@ -1,20 +1,22 @@
 //! The learner: an actor-critic with a distributional critic, fed by the actors' segments.
 //!
-//! An update works on the states of a few segments ([`batch`]): a row for each contract and step, and each request of a step as a
-//! contest between the bids that share those rows. It infers both networks, works out returns, losses and their gradients by the
-//! networks' outputs, and sends those back through the networks. There are two ways to do that, behind one interface
+//! An update processes the states of a few segments ([`batch`]): a row for each contract and step, and each request of a step as a
+//! choice between the bids that share those rows. It infers both networks, computes returns, losses and their gradients by the
+//! networks' outputs, and back-propagates those. There are two implementations behind one interface
 //! ([`trainer`]), and they agree to rounding:
 //!
-//! - [`host`], on the CPU: compact segments are rebuilt for each batch, and the losses are closed forms of our own ([`loss`],
+//! - [`host`], on the CPU: compact segments are rebuilt for each batch, and the losses are closed forms ([`loss`],
 //!   [`kernels`]), one pass over the outputs instead of a dozen tensor operations over `[.., quantiles, quantiles]`.
-//! - [`resident`], on a GPU: segments are replayed once and stay on the device, where kernels of our own make rows of them, gather batches, infer and
-//!   learn, so that an update sends a few numbers and waits for nothing.
+//! - [`resident`], on a GPU: segments are replayed once and stay on the device, where the project's own kernels make rows of
+//!   them, gather batches, infer and learn, so that an update sends a few numbers and waits for nothing.
 //!
-//! - [`hindsight`]: losses of prices in hindsight, on the CPU alone.
-//! - [`calibration`]: whether the critic's distributions are right. [`dims`]: sizes of a batch. [`pool`]: replay pool of compact segments. [`core`]: pool, replay ratio, budget and the decay of learning rates around the trainer, the same in every
-//!   mode. [`networks`], [`optimiser`]: parameters as flat tensors. [`device`]: which backend. [`agreement`], [`gpu`]: whether a GPU computes what the CPU does, and where that is
-//!   remembered. [`process`]: the learner process. [`saver`]: its side of
-//!   snapshots.
+//! The other modules:
+//!
+//! - [`hindsight`]: losses of hindsight prices, on the CPU alone. [`calibration`]: calibration of the critic's distributions.
+//! - [`dims`]: sizes of a batch. [`pool`]: replay pool of compact segments. [`core`]: pool, replay ratio, budget and the decay of
+//!   learning rates around the trainer, the same in every mode. [`networks`], [`optimiser`]: parameters as flat tensors.
+//! - [`device`]: choice of the backend. [`agreement`], [`gpu`]: comparison of a GPU with the CPU, and its cache.
+//! - [`process`]: the learner process. [`saver`]: its side of snapshots.
 //!
 //! May import: `run`, `shm`, `policy`, `env`, `plan`, `log`, `formulas`, `settings`.
 

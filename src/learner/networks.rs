@@ -1,4 +1,4 @@
-//! Both networks, their averages and their optimisers, as flat tensors on some device.
+//! Both networks, their moving averages and their optimisers, as flat tensors on a device.
 
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
@@ -17,41 +17,41 @@ use super::dims::outputs;
 use super::optimiser::{Adam, Arrays, Optimise, Rates};
 use super::transfer::to_host;
 
-/// Everything that updates change.
+/// All state that updates change.
 pub struct Networks<B: Backend> {
     pub actor_flat: Flat,
     pub critic_flat: Flat,
-    /// Followed by the averaged actor.
+    /// Its follower is the averaged actor.
     pub actor: Adam<B>,
-    /// Followed by the target critic.
+    /// Its follower is the target critic.
     pub critic: Adam<B>,
 }
 
-/// Norms of the gradients before clipping, `[1]` each, left on the device; the actor's is zero where it did not learn.
+/// Norms of the gradients before clipping, `[1]` each, left on the device; the actor's is zero if it did not learn.
 pub struct Norms<B: Backend> {
     pub critic: Tensor<B, 1>,
     pub actor: Tensor<B, 1>,
 }
 
-/// Shape of the critic's network.
+/// Returns the shape of the critic's network.
 pub fn critic_shape(spec: &PolicySpec, settings: &Settings) -> Shape {
     let tables = match spec.policy.ad_embedding {
         0 => vec![],
         width => vec![Table { rows: spec.vocabulary.ads.len() + 1, width }],
     };
-    // Of the return it learns from rows of its own; of prices in hindsight, from what the actor sees.
+    // With returns it learns from its own rows; with hindsight prices, from the actor's rows.
     let features = if settings.learner.target == Target::Hindsight { spec.features() } else { FEATURES };
     Shape { features, tables, hidden: settings.learner.critic_hidden, outputs: outputs(&settings.learner) }
 }
 
 impl<B: Optimise> Networks<B> {
-    /// The networks before training.
+    /// Creates the networks before training.
     pub fn new(spec: &PolicySpec, settings: &Settings, device: &B::Device) -> Self {
         let l = &settings.learner;
         let critic_shape = critic_shape(spec, settings);
         let mut rng = ChaCha8Rng::seed_from_u64(settings.run.seed);
         rng.set_stream(0xC717);
-        // A fraction of one half leaves the advantage at the worth of half a penalty. Logits start level, prices where bids do.
+        // A fraction of one half makes the initial advantage half a penalty. Logits start at 0, prices at the start of the bids.
         let level = l.critic == Critic::Categorical || l.target == Target::Hindsight;
         let bias = if level { 0.0 } else { 0.5 };
         let critic = critic_shape.initial(&mut rng, 0.1, bias);
@@ -68,7 +68,7 @@ impl<B: Optimise> Networks<B> {
         }
     }
 
-    /// One step of the optimisers and the averages; `rate` is a factor on both learning rates.
+    /// Does one step of the optimisers and the averages; `rate` is a factor on both learning rates.
     pub fn step(&mut self, critic_gradient: Tensor<B, 1>, actor_gradient: Option<Tensor<B, 1>>, rate: f64) -> Norms<B> {
         let critic = self.critic.step(critic_gradient, rate);
         let actor = match actor_gradient {
@@ -78,7 +78,7 @@ impl<B: Optimise> Networks<B> {
         Norms { critic, actor }
     }
 
-    /// The actor and the averaged one, in one read.
+    /// Returns the actor and the averaged one, in one read.
     pub fn actors(&self) -> (Vec<f32>, Vec<f32>) {
         let Arrays { params, follower, .. } = &self.actor.at;
         let mut raw = to_host(Tensor::cat(vec![params.clone(), follower.clone()], 0));
@@ -99,7 +99,7 @@ impl<B: Optimise> Networks<B> {
     }
 
     /// # Errors
-    /// A state of other networks.
+    /// If the state is of other networks.
     pub fn restore(&mut self, s: &TrainerState) -> anyhow::Result<()> {
         let fit = |flat: &Flat, params: [&Vec<f32>; 4]| params.iter().all(|p| p.len() == flat.shape.len());
         let fits = fit(&self.actor_flat, [&s.actor, &s.averaged, &s.actor_adam.first, &s.actor_adam.second])

@@ -1,4 +1,5 @@
-//! Adam over one flat parameter tensor, with the gradient clipped by its global norm, and a copy that follows slowly.
+//! Adam over one flat parameter tensor, with the gradient clipped by its global norm, and an exponential moving average of the
+//! parameters.
 
 use burn::backend::Flex;
 use burn::tensor::Tensor;
@@ -12,19 +13,19 @@ use super::transfer::{to_host, upload};
 const BETA1: f64 = 0.9;
 const BETA2: f64 = 0.999;
 
-/// What a step of the optimiser changes, flat tensors of one length.
+/// Arrays that a step of the optimiser changes, flat tensors of one length.
 #[derive(Debug, Clone)]
 pub struct Arrays<B: Backend> {
     pub params: Tensor<B, 1>,
-    /// Moves towards the parameters after each step: a target critic, an averaged actor.
+    /// Moving average of the parameters: a target critic, an averaged actor.
     pub follower: Tensor<B, 1>,
     pub first: Tensor<B, 1>,
     pub second: Tensor<B, 1>,
 }
 
-/// A backend that takes steps of [`adam`].
+/// A backend that does steps of [`adam`].
 pub trait Optimise: Backend {
-    /// Returns what a step makes of the arrays, and the gradient's norm before clipping, `[1]`, left on the device.
+    /// Returns the arrays after a step, and the gradient's norm before clipping, `[1]`, left on the device.
     fn step(at: &Arrays<Self>, gradient: Tensor<Self, 1>, step: AdamFactors) -> (Arrays<Self>, Tensor<Self, 1>);
 }
 
@@ -54,7 +55,7 @@ pub struct Adam<B: Backend> {
     rates: Rates,
 }
 
-/// What stays the same over a run.
+/// Hyperparameters that are constant over a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Rates {
     pub learning: f64,
@@ -71,7 +72,7 @@ impl<B: Optimise> Adam<B> {
         Self { at: Arrays { params, follower, first, second }, steps: 0, rates }
     }
 
-    /// One step with `factor` on the learning rate; the gradient's norm before clipping, `[1]`, left on the device.
+    /// Does one step with `factor` on the learning rate; returns the gradient's norm before clipping, `[1]`, left on the device.
     pub fn step(&mut self, gradient: Tensor<B, 1>, factor: f64) -> Tensor<B, 1> {
         self.steps += 1;
         let Rates { learning, clip, epsilon, follow } = self.rates;
@@ -92,13 +93,13 @@ impl<B: Optimise> Adam<B> {
         norm
     }
 
-    /// The moments and the count of steps, on the host.
+    /// Returns the moments and the step count, on the host.
     pub fn state(&self) -> AdamState {
         let Arrays { first, second, .. } = &self.at;
         AdamState { first: to_host(first.clone()), second: to_host(second.clone()), steps: self.steps }
     }
 
-    /// Goes on from a state for as many parameters.
+    /// Restores a state of the same number of parameters.
     pub fn restore(&mut self, params: &[f32], follower: &[f32], state: &AdamState) {
         let device = self.at.params.device();
         let upload = |values: &[f32]| upload(values.to_vec(), &device);

@@ -1,4 +1,4 @@
-//! The replay pool: the newest segments, as compact as they came, each with a place of its own.
+//! The replay pool: the newest segments in compact form, each with a fixed place.
 
 use std::collections::VecDeque;
 
@@ -16,12 +16,12 @@ pub struct Pool {
     steps: usize,
     capacity: usize,
     room: usize,
-    /// Segments that were ever pushed. The places go round with it.
+    /// Segments ever pushed; places are assigned in rotation by this count.
     pushed: usize,
 }
 
 impl Pool {
-    /// A pool of at most `capacity` steps and `room` segments.
+    /// Creates a pool of at most `capacity` steps and `room` segments.
     pub fn new(capacity: usize, room: usize) -> Self {
         Self { segments: VecDeque::new(), steps: 0, capacity, room, pushed: 0 }
     }
@@ -37,12 +37,12 @@ impl Pool {
         }
     }
 
-    /// Whether the next segment displaces another though there are steps to spare.
+    /// Whether the next segment displaces another although steps are to spare.
     pub fn out_of_room(&self) -> bool {
         self.segments.len() >= self.room
     }
 
-    /// The newest segments that are left of the last `count` pushed, oldest first.
+    /// Returns those of the last `count` pushed segments that are still in the pool, oldest first.
     pub fn newest(&self, count: usize) -> Vec<Placed<'_>> {
         let len = self.segments.len();
         (len - count.min(len)..len).map(|at| self.placed(at)).collect()
@@ -95,7 +95,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Against a list of places that remembers what was written to each.
+        /// Compares with a list that records what was written to each place.
         #[test]
         fn a_place_holds_its_segment_until_the_pool_lets_go_of_it(lens in proptest::collection::vec(1usize..5, 1..60), room in 1usize..8) {
             let mut pool = Pool::new(12, room);

@@ -28,7 +28,7 @@ pub struct Record {
     pub updates: u64,
     pub samples: u64,
     pub progress: f64,
-    /// Of all blocks taken in so far, in updates.
+    /// Policy lag of all blocks taken in so far, updates.
     pub policy_lag: Distribution,
     #[serde(flatten)]
     pub stats: super::UpdateStats,
@@ -45,7 +45,7 @@ struct Restored {
 /// Runs the learner until the budget is spent, the policy converged, or the run is stopped.
 ///
 /// # Errors
-/// [`NotFinite`] if a loss is not finite again and again; anything else that keeps it from learning, and main starts another.
+/// [`NotFinite`] if losses are repeatedly not finite; any other failure of learning, after which main starts another learner.
 pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let context = Context::load(directory)?;
     let settings = &context.settings;
@@ -84,7 +84,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
         process.learn(&mut learner)?;
         match process.end(&mut learner) {
             Ok(()) => break,
-            // Seen only now: what updates lead to is not always read at once.
+            // Detected only now, because updates are not always read at once.
             Err(e) => process.roll_back(&mut learner, &e.downcast::<NotFinite>()?)?,
         }
     }
@@ -106,12 +106,12 @@ struct LearnerProcess<'a> {
     always_read: bool,
     metrics: Metrics,
     exchange: Exchange<'a>,
-    /// Times that training went back because a loss was not finite.
+    /// Number of rollbacks because a loss was not finite.
     rollbacks: u32,
 }
 
 impl LearnerProcess<'_> {
-    /// Begins, or goes on from a snapshot.
+    /// Starts a new training, or resumes from a snapshot.
     fn start(&mut self, learner: &mut Learner, snapshot: Option<Snapshot>) -> anyhow::Result<()> {
         let control = &self.segments.control;
         let stats = &control.learner;
@@ -134,7 +134,7 @@ impl LearnerProcess<'_> {
             .halves
             .as_ref()
             .map(|halves| Saver::new(self.segments, halves, self.settings, snapshot.as_ref()));
-        // The rings know what was consumed, by a learner before this one too, killed wherever it was.
+        // The rings' ledgers count what was consumed, also by an earlier learner, whenever it was killed.
         let before = self.exchange.saver.as_ref().map_or(0, |saver| saver.ledger_before().consumed);
         let consumed = before + self.segments.rings.iter().map(|ring| ring.ledger().consumed).sum::<u64>();
         stats.rolled_back.set(consumed.saturating_sub(learner.samples()));
@@ -145,7 +145,7 @@ impl LearnerProcess<'_> {
             self.exchange.publications.skip_to(self.segments.params.version());
             self.exchange.publish(learner)?;
         }
-        // Also of the version that a stopped run did not wait for.
+        // Also waits for the version that a stopped run did not wait for.
         let evaluator = &control.evaluator;
         let awaited =
             evaluator.progress() == 0 || learner.updates() / self.settings.evaluate.every > evaluator.due.get();
@@ -172,7 +172,7 @@ impl LearnerProcess<'_> {
             } else if learner.updates_due() == 0 {
                 self.exchange.take_one(learner)?;
             }
-            // A round is ended as it was begun: what a stop cuts short could not be gone on with.
+            // A round in lock-step is always completed: a run cannot resume within one.
             while learner.updates_due() > 0 && learner.progress() < 1.0 && (lock_step || control.stop_level() == 0) {
                 if let Err(e) = self.update(learner) {
                     self.roll_back(learner, &e.downcast::<NotFinite>()?)?;
@@ -217,10 +217,10 @@ impl LearnerProcess<'_> {
         Ok(())
     }
 
-    /// Keeps the last batch before figures were seen not to be finite and goes back to the newest snapshot, so many times. On the CPU
-    /// that batch led to them; on a GPU, where not every update is read, one of the batches before it may have.
+    /// Stores the last batch before a figure was found not to be finite and restores the newest snapshot, up to a maximum
+    /// number of times. On the CPU that batch is the cause; on a GPU, where not every update is read, it may be an earlier one.
     fn roll_back(&mut self, learner: &mut Learner, error: &NotFinite) -> anyhow::Result<()> {
-        // In lock-step the same would follow again.
+        // In lock-step the same would happen again.
         let may = !self.settings.run.deterministic && self.rollbacks < self.settings.watchdog.max_rollbacks;
         let Some(halves) = self.segments.halves.as_ref().filter(|_| may) else {
             return Err((*error).into());
@@ -235,7 +235,7 @@ impl LearnerProcess<'_> {
         );
         match saver::newest(self.directory, halves, &self.segments.control)? {
             Some(snapshot) => self.start(learner, Some(snapshot)),
-            // It failed before the first snapshot: nothing is worth keeping, and another learner begins anew.
+            // It failed before the first snapshot: there is nothing to keep, and another learner starts from scratch.
             None => Err(anyhow::anyhow!("{error}, and there is no snapshot to go back to")),
         }
     }
@@ -248,7 +248,7 @@ impl LearnerProcess<'_> {
         Ok(path.display().to_string())
     }
 
-    /// Saves and publishes what was learned.
+    /// Saves and publishes the final state.
     fn end(&mut self, learner: &mut Learner) -> anyhow::Result<()> {
         let control = &self.segments.control;
         if control.stop_level() < STOP_NOW {
@@ -269,13 +269,13 @@ struct Exchange<'a> {
     readers: Vec<RingReader>,
     next: usize,
     publications: Publications,
-    /// `None` where no snapshots are taken.
+    /// `None` if no snapshots are taken.
     saver: Option<Saver<'a>>,
-    /// In lock-step, each actor as it was after its last block.
+    /// In lock-step, each actor's state after its last block.
     explorers: Vec<Vec<u8>>,
 }
 
-/// Why a block could not be taken.
+/// Reason why a block could not be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum TakeError {
     /// Damaged in shared memory; its region is free again.
@@ -286,16 +286,16 @@ pub enum TakeError {
     Malformed(anyhow::Error),
 }
 
-/// A block out of a ring.
+/// A block taken from a ring.
 pub struct Taken {
     pub block: Block,
-    /// As it was handed over; empty unless they were wanted.
+    /// Serialised form; empty unless requested.
     pub bytes: Vec<u8>,
-    /// Of the parameters that played it.
+    /// Version of the parameters that played it.
     pub version: u64,
 }
 
-/// Takes the oldest block out of a ring; `None` where there is none.
+/// Takes the oldest block from a ring; `None` if there is none.
 pub fn take_block(reader: &mut RingReader, with_bytes: bool) -> Result<Option<Taken>, TakeError> {
     let Some(guard) = reader.take().map_err(TakeError::Torn)? else { return Ok(None) };
     let block = Block::decode(guard.payload()).context("a block of samples cannot be read");
@@ -312,7 +312,7 @@ impl Exchange<'_> {
         self.publish_again(learner)
     }
 
-    /// Publishes both actors as the newest version, which readers of this shared memory have not seen.
+    /// Publishes both actors again as the newest version, which readers of this shared memory have not seen.
     fn publish_again(&mut self, learner: &Learner) -> anyhow::Result<()> {
         let stats = &self.segments.control.learner;
         let working = Instant::now();
@@ -334,7 +334,7 @@ impl Exchange<'_> {
         self.saver.as_mut().map_or(Ok(()), |saver| saver.save_if_due(learner, around))
     }
 
-    /// Whether the snapshot is on disk, where any are taken.
+    /// Takes the last snapshot; returns false if it is not on disk although snapshots are taken.
     fn save_finally(&mut self, learner: &Learner, rollbacks: u32) -> anyhow::Result<bool> {
         let around = Surroundings { publications: &self.publications, explorers: &self.explorers, rollbacks };
         self.saver.as_mut().map_or(Ok(true), |saver| saver.save_finally(learner, around))
@@ -350,7 +350,7 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// Takes one readable block from the rings in turn, or waits a little.
+    /// Takes one readable block, from the rings in rotation, or waits a little.
     fn take_one(&mut self, learner: &mut Learner) -> anyhow::Result<()> {
         let control = &self.segments.control;
         let waiting = Instant::now();
@@ -369,10 +369,10 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// Takes exactly one block of every actor, in order; false if the run was stopped before all were there.
+    /// Takes exactly one block of every actor, in order; returns false if the run was stopped before all were there.
     fn take_round(&mut self, learner: &mut Learner) -> anyhow::Result<bool> {
         let control = &self.segments.control;
-        // All or none: half a round could not be gone on with.
+        // All or none: a run cannot resume within a round.
         let waiting = Instant::now();
         loop {
             let seen = control.data.value();
@@ -398,7 +398,7 @@ impl Exchange<'_> {
             Ok(Some(taken)) => taken,
             Ok(None) => return Ok(false),
             Err(TakeError::Torn(e)) => {
-                // Counted in the ledger by the ring; the samples are lost, the run is not.
+                // The ring counts it in the ledger; the samples are lost, and the run continues.
                 tracing::error!("actor {ring}: {e}");
                 return Ok(false);
             }
@@ -421,7 +421,7 @@ impl Exchange<'_> {
         Ok(true)
     }
 
-    /// Waits until the evaluator is done with everything published.
+    /// Waits until the evaluator has evaluated everything published.
     fn await_evaluation(&self) {
         let control = &self.segments.control;
         let version = self.publications.version();

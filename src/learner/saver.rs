@@ -1,7 +1,7 @@
-//! The learner's side of snapshots: what is put into shared memory and when, and where a new learner goes on.
+//! The learner's side of snapshots: writing them to shared memory, and restoring a new learner.
 //!
-//! A snapshot costs the learner one pass over the networks and a copy of the blocks that came since the last one. While the
-//! last one is not on disk it waits with the next, never with an update.
+//! A snapshot costs the learner one pass over the networks and a copy of the blocks since the last one. Until the
+//! last one is on disk, the next one is postponed, but no update.
 
 use std::time::{Duration, Instant};
 
@@ -18,8 +18,8 @@ use crate::shm::{ControlBlock, Halves, Ledger, Part, Role, SampleRing, ShmError}
 use super::core::{Learner, LearnerState};
 
 const NAP: Duration = Duration::from_millis(20);
-/// How long the checkpointer may take for a snapshot that somebody waits for: long, as it may be starved on a busy machine; who
-/// stops a run waits no longer than `watchdog.grace_s`.
+/// Maximum time for the checkpointer to write a snapshot that is waited for: long, because it may be starved on a busy machine;
+/// a user who stops a run waits no longer than `watchdog.grace_s`.
 const COMMIT: Duration = Duration::from_secs(60);
 
 /// Takes snapshots of a learner.
@@ -30,23 +30,23 @@ pub struct Saver<'a> {
     last: Instant,
     /// Blocks since the last snapshot.
     journal: PoolBlocks,
-    /// Blocks that the learner took in.
+    /// Number of blocks that the learner took in.
     blocks: u64,
     ledger_before: Ledger,
     incomplete: bool,
 }
 
-/// What goes into a snapshot beside the learner.
+/// Parts of a snapshot besides the learner.
 #[derive(Debug, Clone, Copy)]
 pub struct Surroundings<'a> {
     pub publications: &'a Publications,
-    /// In lock-step, each actor as it was after its last block.
+    /// In lock-step, each actor's state after its last block.
     pub explorers: &'a [Vec<u8>],
     pub rollbacks: u32,
 }
 
 impl<'a> Saver<'a> {
-    /// Goes on after `from`, if the learner does.
+    /// Creates a saver that continues after `from`, if the learner does.
     pub fn new(segments: &'a Segments, halves: &'a Halves, settings: &Settings, from: Option<&Snapshot>) -> Self {
         Self {
             segments,
@@ -63,22 +63,22 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Where samples went in the processes of this run before the present ones.
+    /// Returns the ledger of the earlier processes of this run.
     pub fn ledger_before(&self) -> Ledger {
         self.ledger_before
     }
 
-    /// Notes a block that the learner took in.
+    /// Records a block that the learner took in.
     pub fn note(&mut self, samples: u32, bytes: Vec<u8>) -> anyhow::Result<()> {
         self.journal.extend(vec![PoolBlock { index: self.blocks, samples, bytes }])?;
         self.blocks += 1;
         Ok(())
     }
 
-    /// Takes a snapshot if one is due and may be begun.
+    /// Takes a snapshot if one is due and may begin.
     ///
     /// # Errors
-    /// [`super::NotFinite`]: the networks are not to be kept.
+    /// [`super::NotFinite`], because such networks must not be kept.
     pub fn save_if_due(&mut self, learner: &Learner, around: Surroundings<'_>) -> anyhow::Result<()> {
         if self.last.elapsed() < self.every {
             return Ok(());
@@ -89,7 +89,7 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Takes a snapshot now and waits until it is on disk; whether it is.
+    /// Takes a snapshot now and waits until it is on disk; returns whether it is.
     pub fn save_finally(&mut self, learner: &Learner, around: Surroundings<'_>) -> anyhow::Result<bool> {
         let Some(number) = self.wait_for(|halves| halves.next()) else { return Ok(false) };
         self.save(number, learner, around)?;
@@ -155,7 +155,7 @@ impl<'a> Saver<'a> {
     }
 }
 
-/// The snapshot to go on from: the newest on disk, once the checkpointer has written what is complete.
+/// Returns the newest snapshot on disk, after the checkpointer has written the complete ones.
 pub fn newest(directory: &RunDirectory, halves: &Halves, control: &ControlBlock) -> anyhow::Result<Option<Snapshot>> {
     let mut deadline = Deadline::after(COMMIT);
     loop {
@@ -169,10 +169,10 @@ pub fn newest(directory: &RunDirectory, halves: &Halves, control: &ControlBlock)
     snapshot::newest(&directory.checkpoints()).context("cannot read the snapshots")
 }
 
-/// Puts a learner where a snapshot was taken.
+/// Restores a learner from a snapshot.
 ///
 /// # Errors
-/// A snapshot of other days or networks.
+/// If the snapshot is of other days or networks.
 pub fn restore(learner: &mut Learner, snapshot: &Snapshot) -> anyhow::Result<()> {
     let s = &snapshot.state;
     learner.restore(&LearnerState {
@@ -197,7 +197,7 @@ fn check_finite(trainer: &TrainerState) -> Result<(), super::NotFinite> {
 fn evaluator_state(control: &ControlBlock) -> EvaluatorState {
     let e = &control.evaluator;
     EvaluatorState {
-        // First: what is stored after it is at least as new.
+        // First, so that all fields read after it are at least as new.
         progress: e.progress(),
         due: e.due.get(),
         evaluations: e.evaluations.get(),

@@ -1,9 +1,9 @@
 //! The same network in burn, for the learner; parameters are one flat tensor.
 //!
-//! A pass cuts the flat tensor into arrays; their gradients are joined into one flat gradient, so that clipping, Adam and averaging
-//! are a few operations on one array instead of a chain per layer. The way back is written out: the losses give gradients by the
-//! outputs in closed form, and what leads from there to the parameters is a dozen operations, where a graph that records the
-//! way forward costs more of them and every operation a node.
+//! A pass cuts the flat tensor into arrays; their gradients are joined into one flat gradient, so that clipping, Adam and
+//! averaging are a few operations on one array instead of a chain per layer. The backward pass is explicit: the losses give
+//! gradients by the outputs in closed form, and from there to the parameters it takes a dozen operations; automatic
+//! differentiation would need more of them, and a graph node for every operation.
 
 use burn::tensor::activation::relu;
 use burn::tensor::backend::Backend;
@@ -11,7 +11,7 @@ use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData};
 
 use crate::policy::net::{Part, Shape};
 
-/// Where the arrays of a shape lie in its flat parameters.
+/// Positions of a shape's arrays in its flat parameters.
 #[derive(Debug, Clone)]
 pub struct Flat {
     pub shape: Shape,
@@ -42,7 +42,7 @@ pub struct Net<B: Backend> {
     features: usize,
 }
 
-/// Rows on their way through a network, `[rows, width]` each: what the way back needs.
+/// Activations of rows in a network, `[rows, width]` each, for the backward pass.
 pub struct Pass<B: Backend> {
     ids: Vec<Tensor<B, 1, Int>>,
     inputs: Tensor<B, 2>,
@@ -79,18 +79,18 @@ impl<B: Backend> Rows<B> {
 }
 
 impl<B: Backend> Net<B> {
-    /// Embedding tables.
+    /// Returns the embedding tables.
     fn tables(&self) -> &[Tensor<B, 2>] {
         &self.arrays[..self.arrays.len() - 6]
     }
 
-    /// Weights and bias of each layer.
+    /// Returns weights and bias of each layer.
     fn layers(&self) -> [&[Tensor<B, 2>]; 3] {
         let layers = &self.arrays[self.tables().len()..];
         [&layers[..2], &layers[2..4], &layers[4..]]
     }
 
-    /// Features and embeddings of rows, side by side.
+    /// Concatenates features and embeddings of rows.
     ///
     /// # Shapes
     /// - result: `[rows, inputs]`
@@ -103,7 +103,7 @@ impl<B: Backend> Net<B> {
         Tensor::cat(std::iter::once(features).chain(embedded).collect(), 1)
     }
 
-    /// Gradients by the tables, from those by what they gave.
+    /// Returns the gradients by the tables, from those by the embeddings.
     ///
     /// # Shapes
     /// - ids: `[rows]` each, by: `[rows, inputs - features]`; result: that of the tables.
@@ -127,7 +127,7 @@ impl<B: Backend> Net<B> {
         self.pass(rows).outputs
     }
 
-    /// Infers rows that it will go back from.
+    /// Infers rows and keeps the activations for the backward pass.
     pub fn pass(&self, rows: &Rows<B>) -> Pass<B> {
         let inputs = self.inputs(rows);
         let dense = |x: &Tensor<B, 2>, layer: &[Tensor<B, 2>]| x.clone().matmul(layer[0].clone()) + layer[1].clone();
@@ -138,7 +138,7 @@ impl<B: Backend> Net<B> {
         Pass { ids: rows.ids.clone(), inputs, first, second, outputs }
     }
 
-    /// Gradients by the arrays, of a sum whose gradient by the outputs of `pass` is `by`.
+    /// Returns the gradients by the arrays, of a sum whose gradient by the outputs of `pass` is `by`.
     ///
     /// # Shapes
     /// - by: `[rows, outputs]`; result: that of the arrays.
@@ -147,7 +147,7 @@ impl<B: Backend> Net<B> {
         let [l1, l2, l3] = self.layers();
         let by_layer =
             |x: &Tensor<B, 2>, by: &Tensor<B, 2>| [x.clone().transpose().matmul(by.clone()), by.clone().sum_dim(0)];
-        // Through the weights, and through the rectifier where it let something pass.
+        // Back-propagates through the weights, and through the rectifier where it was open.
         let through = |by: Tensor<B, 2>, weights: &Tensor<B, 2>, rectified: &Tensor<B, 2>| {
             by.matmul(weights.clone().transpose()).mask_fill(rectified.clone().equal_elem(0.0), 0.0)
         };
@@ -158,7 +158,7 @@ impl<B: Backend> Net<B> {
         let first = by_layer(&inputs, &by);
         let mut gradients = Vec::new();
         if !ids.is_empty() {
-            // Features are given: nobody asks for the gradient by them.
+            // Features are constants: no gradient by them is needed.
             let weights = l1[0].clone().slice(self.features..l1[0].dims()[0]);
             gradients = self.by_tables(ids, &by.matmul(weights.transpose()));
         }
@@ -177,8 +177,8 @@ mod tests {
     use super::*;
     use crate::policy::net::{HostNet, Table};
 
-    /// Differences of the plain loops' outputs, in double precision's stead over steps that are wide for single precision: the
-    /// gradient is right to the few digits that they have.
+    /// Differences of the plain loops' outputs in single precision need wide steps, so the gradient is compared to few digits
+    /// only.
     #[test]
     fn gradients_are_what_differences_say() {
         let mut rng = ChaCha8Rng::seed_from_u64(7);

@@ -1,4 +1,4 @@
-//! What the rest of the learner asks of a trainer, wherever it computes.
+//! Interface of a trainer, on any device.
 
 use crate::env::Segment;
 use crate::policy::TrainerState;
@@ -8,7 +8,7 @@ use super::batch::{Rebuild, SegmentRows};
 use super::calibration::DECILES;
 use super::hindsight::LessonRows;
 
-/// What an update did.
+/// Statistics of an update.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
 pub struct UpdateStats {
     /// Mean critic loss over states and contracts with something at stake.
@@ -19,14 +19,14 @@ pub struct UpdateStats {
     pub ratio: f64,
     pub critic_norm: f64,
     pub actor_norm: f64,
-    /// Shares of the returns that came below each decile of the critic's distributions; not where a GPU works out the losses.
+    /// Shares of the returns below each decile of the critic's distributions; `None` if a GPU computes the losses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub calibration: Option<[f64; DECILES]>,
 }
 
 impl UpdateStats {
     /// # Errors
-    /// A loss that is not finite.
+    /// If a loss is not finite.
     pub fn check_losses(mut self) -> Result<Self, NotFinite> {
         if failpoint::reached("learner.loss") {
             self.critic_loss = f64::NAN;
@@ -35,13 +35,13 @@ impl UpdateStats {
     }
 
     /// # Errors
-    /// The norm of a gradient that is not finite.
+    /// If the norm of a gradient is not finite.
     pub fn check_norms(self) -> Result<Self, NotFinite> {
         NotFinite::unless("a gradient", self.critic_norm, self.actor_norm).map(|()| self)
     }
 }
 
-/// An update that cannot be used: what it left of the networks is to be thrown away.
+/// An update that cannot be used: the networks after it must be discarded.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[error("{what} is not finite (critic {critic}, actor {actor}); lower learner.critic_rate and learner.actor_rate")]
 pub struct NotFinite {
@@ -56,7 +56,7 @@ impl NotFinite {
     }
 
     /// # Errors
-    /// Weights that are not finite.
+    /// If a weight is not finite.
     pub fn unless_weights<'a>(
         mut critic: impl Iterator<Item = &'a f32>,
         mut actor: impl Iterator<Item = &'a f32>,
@@ -66,49 +66,50 @@ impl NotFinite {
     }
 }
 
-/// How an update is to be done.
+/// Options of an update.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct UpdatePlan {
     /// Factor on both learning rates.
     pub rate: f64,
     /// Whether the actor learns too.
     pub train_actor: bool,
-    /// Whether to read what the update did, which waits for the device.
+    /// Whether to read the statistics, which waits for the device.
     pub read: bool,
 }
 
-/// A segment in its place in the pool.
+/// A segment with its place in the pool.
 pub type Placed<'a> = (usize, &'a Segment);
 
-/// What an update is made on, as the trainer that made it wants it.
+/// Data of an update, in the form of the trainer that made it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Batch {
-    /// Rebuilt from compact segments for this update, where the target is the return; and their lessons.
+    /// Rows rebuilt from compact segments for this update, if the target is the return; and their lessons.
     Rows(Vec<SegmentRows>, LessonRows),
-    /// Places of a pool that the trainer holds.
+    /// Places in a pool that the trainer holds.
     Places(Vec<usize>),
 }
 
 /// The networks and their optimisers on some device.
 pub trait Train {
-    /// Takes in segments that came into the pool, in the place of what was there before.
+    /// Stores segments that entered the pool, replacing the former content of their places.
     fn store(&mut self, placed: &[Placed], with: Rebuild);
     /// Makes a batch of segments that are in the pool.
     fn batch(&self, drawn: &[Placed], with: Rebuild) -> Batch;
-    /// One update; what it did, where the plan asks for it.
+    /// Does one update; returns its statistics if the plan asks for them.
     ///
     /// # Errors
-    /// [`NotFinite`]: a loss, or the norm of a gradient, where it was read. What computes on the host reads its losses always.
+    /// [`NotFinite`] if a loss or the norm of a gradient is not finite and was read. A trainer on the host always reads its
+    /// losses.
     fn update(&mut self, batch: &Batch, plan: UpdatePlan) -> anyhow::Result<Option<UpdateStats>>;
-    /// Waits until the device has done all that it was told.
+    /// Waits until the device has finished all work.
     fn wait(&self);
-    /// The actor that explores and the averaged one that is evaluated and served, flat.
+    /// Returns the actor that explores and the averaged one that is evaluated and served, flat.
     fn actors(&self) -> (Vec<f32>, Vec<f32>);
-    /// All that an update changes, on the host.
+    /// Returns everything that an update changes, on the host.
     fn state(&self) -> TrainerState;
-    /// Goes on from a state.
+    /// Restores a state.
     ///
     /// # Errors
-    /// A state of other networks.
+    /// If the state is of other networks.
     fn restore(&mut self, state: &TrainerState) -> anyhow::Result<()>;
 }

@@ -1,4 +1,4 @@
-//! Numbers to a device and back.
+//! Transfers numbers to a device and back.
 
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorData};

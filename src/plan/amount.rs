@@ -1,6 +1,6 @@
-//! What a number of a plan has to be, whoever wrote the file.
+//! Validation of the numbers in a plan, whatever program wrote the file.
 
-/// Whether this can be an amount that a plan states: what is summed and multiplied stays finite.
+/// Whether this can be an amount in a plan: small enough that sums and products stay finite.
 pub(super) fn is_amount(value: f64) -> bool {
     (0.0..=1e15).contains(&value)
 }

@@ -1,11 +1,11 @@
-//! The hindsight bound: the best that anyone could have earned on a day, from its dual prices.
+//! The hindsight bound: the highest total benefit that any policy could have reached on a day, from its dual prices.
 //!
-//! One effective price `p_j = lambda_j - mu_j` per contract covers both forms of the bound: for `p >= 0`, `mu = 0`
-//! and for `p < 0`, `lambda = 0` is never worse, as `owed <= left`. So
-//! `D(p) = sum_i max(0, b_i, max_j(click_ij + p_j)) - sum_j (p_j >= 0 ? p_j owed_j : p_j left_j)` with `p_j <= penalty_j`,
-//! convex in each price. Exact coordinate steps (the price of a contract is an order statistic of what its requests
-//! cost otherwise) come close and then stall in a corner of the piecewise linear D; Newton steps on a smoothed D lead out of
-//! it, and as the smoothing goes, to a minimum whose prices also serve well.
+//! One effective price `p_j = lambda_j - mu_j` per contract covers both forms of the bound: for `p >= 0`, `mu = 0` and for `p <
+//! 0`, `lambda = 0` is never worse, as `owed <= left`. So `D(p) = sum_i max(0, b_i, max_j(click_ij + p_j)) - sum_j (p_j >= 0 ?
+//! p_j owed_j : p_j left_j)` with `p_j <= penalty_j`, convex in each price. Exact coordinate steps (the optimal price of a
+//! contract is an order statistic of the other values of its requests) come close and then stall in a corner of the piecewise
+//! linear D. Newton steps on a smoothed D lead out of it and, as the smoothing decreases, to a minimum whose prices also serve
+//! well.
 
 use rayon::prelude::*;
 
@@ -17,7 +17,7 @@ use super::transport::Transport;
 /// Prices and the bound that they prove.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bound {
-    /// The least D found, minor units: no policy earns more.
+    /// Lowest D found, minor units: no policy earns more.
     pub upper: f64,
     /// `S = sum penalty * owed`, minor units.
     pub stake: f64,
@@ -26,37 +26,38 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// The part of the bound that total benefit `j` reaches; `None` where nothing was at stake.
+    /// Returns the share of the bound that total benefit `j` reaches; `None` if nothing was at stake.
     pub fn share(&self, j: f64) -> Option<f64> {
         let whole = self.upper + self.stake;
         (whole != 0.0).then(|| (j + self.stake) / whole)
     }
 }
 
-/// Contracts above which few sweeps are made.
+/// Number of contracts above which few sweeps are made.
 const MANY: usize = 256;
 
-/// Requests of a day up to which D is minimised over all of them; of a longer day, over as many, evenly spread over its time. Any
-/// prices prove a bound: those of the sample are put into D over the whole day. What the sample's prices are off by enters D
-/// squared, which leaves 0.01 points of `UB + S`.
+/// Requests of a day up to which D is minimised over all of them; on a longer day, over this many, evenly spread over its time.
+/// Any prices prove a bound: the sample's prices are inserted into D over the whole day. Their error enters D to second order,
+/// which leaves 0.01 points of `UB + S`.
 const SAMPLED: usize = 400_000;
-/// Requests that one thread takes at a time when D is summed over a whole day.
+/// Requests per parallel task when D is summed over a whole day.
 const PIECE: usize = 1 << 16;
 
-/// A day as the transport problem sees it.
+/// A day as a transport problem.
 pub struct Problem {
     transport: Transport,
-    /// Per contract: the requests that it may take, as (request, own click worth).
+    /// Per contract: the requests on which it may be shown, as (request, own click worth).
     takes: Vec<Vec<(u32, f64)>>,
 }
 
 impl Problem {
-    /// The problem of a whole day under one seed of rate draws.
+    /// Creates the problem of a whole day under one seed of rate draws.
     pub fn of_day(log: &CompiledLog, rate_seed: u64) -> Self {
         Self::of_rows(log, rate_seed, 0..log.requests().len(), 1.0)
     }
 
-    /// The problem of `wanted` requests, one of each of as many stretches of the day, with demands that are less by the same share.
+    /// Creates the problem of `wanted` requests, one from each of as many stretches of the day, with demands scaled by the
+    /// same share.
     fn of_sample(log: &CompiledLog, rate_seed: u64, wanted: usize) -> Self {
         let len = log.requests().len();
         let rows = (0..wanted).map(|i| {
@@ -87,12 +88,12 @@ impl Problem {
         Self { transport, takes }
     }
 
-    /// `D(prices)`, minor units. Prices above the penalty are not allowed.
+    /// Returns `D(prices)`, minor units. Prices above the penalty are not allowed.
     pub fn dual(&self, prices: &[f64]) -> f64 {
         self.transport.dual(prices)
     }
 
-    /// Sets price `j` to a minimiser of D along it.
+    /// Sets price `j` to a minimiser of D along that coordinate.
     fn coordinate_step(&self, j: usize, prices: &mut [f64], costs: &mut Vec<f64>) {
         let t = &self.transport;
         costs.clear();
@@ -116,13 +117,14 @@ impl Problem {
         prices[j] = price.min(t.penalty[j]);
     }
 
-    /// Minimises D: coordinate sweeps to a standstill, then Newton steps on the smoothed dual with the smoothing taken away
-    /// little by little, then sweeps again.
+    /// Minimises D: coordinate sweeps until they stall, then Newton steps on the smoothed dual with decreasing
+    /// smoothing, then sweeps again.
     fn minimise(&mut self) -> (f64, Vec<f64>) {
         let t = &self.transport;
         let start: Vec<f64> = t.penalty.iter().map(|p| 0.5 * p).collect();
         let mut best = (t.dual(&start), start);
-        // A sweep's cost grows with the square of a queue's contracts; of many contracts, Newton steps do the most of it anyway.
+        // A sweep's cost grows with the square of a queue's contracts; with many contracts, Newton steps make most of the
+        // progress anyway.
         let (first, last) = if best.1.len() > MANY { (2, 1) } else { (40, 4) };
         self.sweep(&mut best, first);
         if best.1.is_empty() {
@@ -143,7 +145,7 @@ impl Problem {
         best
     }
 
-    /// Coordinate sweeps from the best prices until they stand still, `most` at most; keeps what is better.
+    /// Does at most `most` coordinate sweeps from the best prices, until they stall; keeps improvements.
     fn sweep(&self, best: &mut (f64, Vec<f64>), most: usize) {
         let mut prices = best.1.clone();
         let mut costs = Vec::new();
@@ -165,10 +167,10 @@ impl Problem {
     }
 }
 
-/// A price at which exactly `wanted` of the requests with these costs are taken: midway between two order statistics.
+/// Returns a price at which exactly `wanted` of the requests with these costs are taken: midway between two order statistics.
 fn order_price(costs: &mut [f64], wanted: usize) -> f64 {
     if wanted >= costs.len() {
-        // All are taken at any price above the dearest, none if there are none; the penalty bounds it.
+        // All are taken at any price above the highest cost, or there are none; the penalty bounds the price.
         return f64::INFINITY;
     }
     let (below, at, _) = costs.select_nth_unstable_by(wanted, f64::total_cmp);
@@ -183,13 +185,13 @@ pub fn hindsight_bound(log: &CompiledLog, rate_seed: u64) -> Bound {
     weighted_bound(log, rate_seed, 1.0)
 }
 
-/// The same with every penalty times `delivery`: its prices serve at another point of the frontier between shortage and
+/// Does the same with every penalty times `delivery`: its prices lie at another point of the frontier between shortage and
 /// auction revenue. Bound and stake are those of the scaled penalties.
 pub fn weighted_bound(log: &CompiledLog, rate_seed: u64, delivery: f64) -> Bound {
     sampled_bound(log, rate_seed, delivery, SAMPLED)
 }
 
-/// As [`weighted_bound`], minimised over at most `most` requests.
+/// Does [`weighted_bound`], minimised over at most `most` requests.
 pub fn sampled_bound(log: &CompiledLog, rate_seed: u64, delivery: f64, most: usize) -> Bound {
     let len = log.requests().len();
     let stake = delivery * log.stake();
@@ -212,10 +214,10 @@ pub fn sampled_bound(log: &CompiledLog, rate_seed: u64, delivery: f64, most: usi
     Bound { upper, stake, prices }
 }
 
-/// Seed of the requests that the bound of a long day is minimised over.
+/// Seed of the sample of a long day's requests.
 const SAMPLE_SEED: u64 = 0x0b0d_d001;
 
-/// D at these prices over all requests of a day.
+/// Returns D at these prices over all requests of a day.
 fn dual_of_day(log: &CompiledLog, rate_seed: u64, prices: &[f64]) -> f64 {
     let rows = log.requests().len();
     let pieces = (0..rows.div_ceil(PIECE)).into_par_iter().map(|i| {
@@ -226,12 +228,12 @@ fn dual_of_day(log: &CompiledLog, rate_seed: u64, prices: &[f64]) -> f64 {
         });
         sum
     });
-    // Summed in order, so that the sum is the same however the threads ran.
+    // Summed in order, so that the sum does not depend on the schedule of the threads.
     let requests: f64 = pieces.collect::<Vec<f64>>().iter().sum();
     requests - log.contracts().iter().zip(prices).map(|(c, &price)| takings(c, price)).sum::<f64>()
 }
 
-/// Gives the rows of a day with the best auction worth and the contracts that pass the rate draw, with their click worths.
+/// Calls `each` for rows of a day with the best auction worth and the contracts that pass the rate draw, with their click worths.
 pub fn visit(
     log: &CompiledLog,
     rate_seed: u64,
@@ -255,12 +257,12 @@ fn passing(log: &CompiledLog, rate_seed: u64, request: &Request, passed: &mut Ve
     }
 }
 
-/// What a request is worth at these prices, `max(0, b, max_j(click_j + p_j))`, minor units.
+/// Returns the value of a request at these prices, `max(0, b, max_j(click_j + p_j))`, minor units.
 pub fn value(best: f64, passed: &[(u32, f64)], prices: &[f64]) -> f64 {
     passed.iter().map(|&(j, click)| click + prices[j as usize]).fold(best.max(0.0), f64::max)
 }
 
-/// What a contract adds to `D + S` beside its requests: `penalty owed - (p >= 0 ? p owed : p left)`.
+/// Returns a contract's own term of `D + S`, without its requests: `penalty owed - (p >= 0 ? p owed : p left)`.
 pub fn rent(c: &Contract, price: f64) -> f64 {
     c.penalty * c.owed() as f64 - takings(c, price)
 }

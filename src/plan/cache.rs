@@ -1,11 +1,10 @@
 //! Finished plans, kept beside the compiled logs that they were made from.
 //!
-//! Tuning the baselines replays the training days a few hundred times; a plan that was made once from the same inputs, by the same
-//! program, is taken instead. The key is a hash of everything that a plan depends on; whoever plans feeds it ([`Key`]). What is
-//! kept is the plan's JSON: a plan means what its file says, and a plan that was made and one that was found are the same to the
-//! last bit.
+//! Tuning the baselines replays the training days a few hundred times, so a plan that the same program made from the same
+//! inputs is reused. The key is a hash of everything that a plan depends on, which the caller feeds ([`Key`]). The file
+//! contains the plan's JSON, so a new plan and a cached one are equal to the last bit.
 //!
-//! Nothing here is an error: a file that is missing, damaged or another program's is a plan to be made, and where none can be
+//! Nothing here is an error: if a file is missing, damaged or another program's, the plan is made again; if nothing can be
 //! kept, it is made each time.
 
 use std::io::Read as _;
@@ -21,22 +20,22 @@ use crate::log::{CompiledLog, LogError, keep};
 use super::{FORMAT, Plan};
 
 const MAGIC: [u8; 8] = *b"ADMIXPLN";
-/// Magic, checksum of all that follows, key.
+/// Magic, checksum of the rest, key.
 const HEADER: usize = 8 + 8 + 16;
-/// Plans kept in one folder; the ones that were used longest ago go first.
+/// Number of plans kept in one folder; the least recently used ones are removed first.
 const KEPT: usize = 8;
 
-/// A hash of what a plan depends on, under way.
+/// Hash of a plan's inputs, in progress.
 pub struct Key(XxHash3_128);
 
 impl Key {
-    /// Begins with the program itself: its content, because versions stand still while code changes. `None` where it cannot be
+    /// Begins with the content of the program itself, because code changes without a new version. `None` if it cannot be
     /// read.
     pub fn of_this_program() -> Option<Self> {
         let mut hasher = XxHash3_128::new();
         hasher.write(&FORMAT.to_le_bytes());
         hasher.write(env!("CARGO_PKG_VERSION").as_bytes());
-        // The link leads to the file that was started, even if another one has its name by now.
+        // The link leads to the file that was started, even if its name now belongs to another one.
         let mut file = std::fs::File::open("/proc/self/exe").ok()?;
         let mut buffer = vec![0; 1 << 20];
         loop {
@@ -48,7 +47,7 @@ impl Key {
         Some(Self(hasher))
     }
 
-    /// Adds a text with its length, so that two texts are not one.
+    /// Adds a text with its length, so that two texts differ from their concatenation.
     pub fn text(&mut self, text: &str) {
         self.0.write(&(text.len() as u64).to_le_bytes());
         self.0.write(text.as_bytes());
@@ -59,10 +58,10 @@ impl Key {
         self.0.write(&log.inputs().to_le_bytes());
     }
 
-    /// Adds a file with its name; that there is none is something else than an empty one.
+    /// Adds a file with its name; a missing file differs from an empty one.
     ///
     /// # Errors
-    /// A file that cannot be read.
+    /// If the file cannot be read.
     pub fn file(&mut self, path: Option<&Path>) -> Result<(), LogError> {
         match path.filter(|path| path.exists()) {
             Some(path) => {
@@ -77,7 +76,7 @@ impl Key {
     }
 }
 
-/// Where one plan is kept.
+/// Location of one cached plan.
 #[derive(Debug, Clone)]
 pub struct Place {
     path: PathBuf,
@@ -87,14 +86,14 @@ pub struct Place {
 }
 
 impl Place {
-    /// The place of the plan of `key` beside what is compiled from the log directory `dir`; `None` where nothing can be kept.
+    /// Returns the place of the plan of `key` beside the compiled form of the log directory `dir`; `None` if nothing can be kept.
     pub fn beside(dir: &Path, key: &Key) -> Option<Self> {
         let key = key.0.finish_128();
         let folder = keep::folder(dir)?;
         Some(Self { path: folder.join(format!("plan-{key:032x}")), dir: dir.to_owned(), key })
     }
 
-    /// The place of what is known of the same plan at an earlier stage of planning.
+    /// Returns the place of the same plan at an earlier stage of planning.
     pub fn stage(&self, stage: &str) -> Self {
         let mut key = XxHash3_128::new();
         key.write(&self.key.to_le_bytes());
@@ -103,7 +102,7 @@ impl Place {
         Self { path: self.path.with_file_name(format!("plan-{key:032x}")), dir: self.dir.clone(), key }
     }
 
-    /// Forgets what is kept there.
+    /// Removes the cached plan.
     pub fn remove(&self) {
         let _ = std::fs::remove_file(&self.path);
     }
@@ -112,7 +111,7 @@ impl Place {
         &self.path
     }
 
-    /// The plan that is kept there, if it is whole and that of the key.
+    /// Returns the cached plan if it is complete and has this key.
     pub fn read(&self) -> Option<Plan> {
         let bytes = files::read(&self.path, files::MOST).ok()?;
         let plan = self.decode(&bytes).and_then(|json| {
@@ -122,13 +121,13 @@ impl Place {
         if plan.is_none() {
             tracing::warn!("{}: damaged or not a plan of this key; planning again", self.path.display());
         }
-        // Used just now: the last to go. It does not matter whether that can be noted.
+        // Marks it as recently used, so that it is removed last. A failure does not matter.
         let file = std::fs::File::open(&self.path);
         let _ = file.and_then(|file| file.set_modified(SystemTime::now()));
         plan
     }
 
-    /// Keeps a plan's JSON; that it cannot be kept is said where debug messages are wanted.
+    /// Stores a plan's JSON; a failure is logged at debug level only.
     pub fn write(&self, json: &[u8]) {
         if let Err(e) = keep::replace(&self.path, &self.encode(json), &self.dir) {
             tracing::debug!("the plan cannot be kept in {}: {e}", self.path.display());
@@ -228,7 +227,7 @@ mod tests {
         let places: Vec<Place> = (0..KEPT + 3).map(|i| place(folder.path(), &i.to_string())).collect();
         for (i, place) in places.iter().enumerate() {
             place.write(b"{}");
-            // Times of a second each: file systems may round them.
+            // Times a second apart, because file systems may round them.
             let time = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1000 + i as u64);
             std::fs::File::open(place.path()).unwrap().set_modified(time).unwrap();
         }

@@ -1,4 +1,4 @@
-//! What the training days say of each contract: its price, its presence in the queues, and when it is best delivered.
+//! Statistics of each contract on the training days: its price, its presence in the queues, and the hours that suit its delivery.
 
 use std::collections::BTreeMap;
 
@@ -11,34 +11,34 @@ use super::bound::Bound;
 
 /// Hours of the day.
 const HOURS: usize = 24;
-/// Impressions that the contracts' common habit weighs against a contract's own, per hour.
+/// Weight of the common tilt of all contracts against a contract's own, impressions per hour.
 const PRIOR_IMPRESSIONS: f64 = 100.0;
-/// Requests that the day's mean weighs against those that a contract was seen on.
+/// Weight of the day's mean against a contract's own requests, requests.
 const PRIOR_REQUESTS: f64 = 50.0;
 
-/// What the training days say of one contract.
+/// Statistics of one contract on the training days.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KnownContract {
-    /// Mean dual price, as a share of the penalty (or minor units per impression where the penalty is 0).
+    /// Mean dual price, as a share of the penalty (or minor units per impression if the penalty is 0).
     pub price_share: f64,
-    /// Share of the targeted requests in flight in whose queue the contract stands.
+    /// Share of the targeted requests in flight whose queue contains the contract.
     pub presence: f64,
     /// Mean predicted click probability of its entries.
     pub pctr: f64,
     /// Mean best auction worth on its requests over that of all requests.
     pub market_ratio: f64,
-    /// Impressions over requests by local hour when the day's dual prices are bid, over the whole day's: above 1
-    /// where attention is cheap.
+    /// Impressions over requests by local hour when the day's dual prices are bid, relative to the whole day's: above 1
+    /// in hours with low auction prices.
     pub tilt: [f64; HOURS],
 }
 
 impl KnownContract {
-    /// Nothing is known: half the penalty, in every queue, no hour better than another.
+    /// No knowledge: half the penalty, in every queue, all hours equal.
     pub const NOTHING: Self =
         Self { price_share: 0.5, presence: 1.0, pctr: 0.0, market_ratio: 1.0, tilt: [1.0; HOURS] };
 
-    /// Whether every figure can be what it says.
+    /// Whether every figure is valid.
     pub(super) fn is_sound(&self) -> bool {
         is_amount(self.price_share.abs())
             && [self.presence, self.pctr, self.market_ratio].iter().chain(&self.tilt).all(|&v| is_amount(v))
@@ -53,14 +53,14 @@ struct Sums {
     presence: f64,
     pctr: f64,
     requests: f64,
-    /// Best auction worth on its requests over the day's mean, summed.
+    /// Sum of the best auction worth on its requests over the day's mean.
     market: f64,
-    /// Impressions when dual prices are bid, and those to expect if no hour were better than another.
+    /// Impressions when dual prices are bid, and the number to expect if all hours were equal.
     shown: [f64; HOURS],
     expected: [f64; HOURS],
 }
 
-/// Learns every contract of the training days, and the mean of them for those never seen.
+/// Computes the statistics of every contract of the training days, and their mean for contracts never seen.
 pub fn learn(days: &[(&CompiledLog, &Bound)], rate_seed: u64) -> (BTreeMap<u64, KnownContract>, KnownContract) {
     let mut sums = BTreeMap::<u64, Sums>::new();
     for (log, bound) in days {
@@ -72,7 +72,7 @@ pub fn learn(days: &[(&CompiledLog, &Bound)], rate_seed: u64) -> (BTreeMap<u64, 
     for s in sums.values() {
         common.add(s);
     }
-    // A habit is what repeats: of a single day nothing is known to.
+    // A tilt by hour has to repeat; a single day cannot show that.
     let habits = days.len() > 1;
     let tilt_of = |shown: f64, expected: f64, prior: f64| {
         if habits { (shown + PRIOR_IMPRESSIONS * prior) / (expected + PRIOR_IMPRESSIONS) } else { 1.0 }
@@ -120,7 +120,7 @@ impl Sums {
     }
 }
 
-/// One day's sums of each of its contracts; the dual prices are served to see where they show what.
+/// Returns one day's sums for each of its contracts; the dual prices are served to see in which hours they show it.
 fn of_day(log: &CompiledLog, bound: &Bound, rate_seed: u64) -> Vec<Sums> {
     let contracts = log.contracts();
     let mut sums: Vec<Sums> = contracts

@@ -1,4 +1,4 @@
-//! Forecast traffic, and the supply that it holds for each contract.
+//! Forecast traffic, and each contract's supply in it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -38,7 +38,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Whether a contract stands among the node's own, or is targeted at it where the node names none.
+    /// Whether the node may serve a contract: one that it lists, or one that targets it if it lists none.
     pub fn serves(&self, ad_id: u64, targeting: &Targeting) -> bool {
         if self.ad_ids.is_empty() {
             targeting.matches(self.slot_id, self.region, self.gender, self.age)
@@ -64,10 +64,10 @@ pub struct Supply {
 }
 
 impl Forecast {
-    /// The inventory of a log directory; `None` where there is none.
+    /// Reads the inventory of a log directory; `None` if there is none.
     ///
     /// # Errors
-    /// A malformed inventory.
+    /// If the inventory is malformed.
     pub fn of_directory(dir: &Path) -> Result<Option<Self>, log::LogError> {
         Ok(match table::find(dir, "inventory")? {
             Some(path) => Some(Self::from_inventory(&inventory::read(&path)?)),
@@ -75,7 +75,7 @@ impl Forecast {
         })
     }
 
-    /// From an inventory table. Equal curves are kept once.
+    /// Converts an inventory table. Equal curves are stored once.
     pub fn from_inventory(rows: &[InventoryRow]) -> Self {
         let mut curves = Vec::new();
         let mut known: HashMap<Vec<u64>, usize> = HashMap::new();
@@ -99,7 +99,7 @@ impl Forecast {
         Self { nodes, curves }
     }
 
-    /// The mean of logged days: a node for each kind of request seen, one common curve.
+    /// Averages logged days: a node for each kind of request seen, one common curve.
     pub fn from_logs(logs: &[&CompiledLog]) -> Self {
         let mut counts = BTreeMap::<Kind, f64>::new();
         let mut curve = vec![0.0; GRID];
@@ -138,7 +138,7 @@ impl Forecast {
         Ok(())
     }
 
-    /// Supply of all requests.
+    /// Returns the supply of all requests.
     pub fn traffic(&self) -> Supply {
         let mut cells = vec![0.0; GRID];
         for node in &self.nodes {
@@ -147,7 +147,7 @@ impl Forecast {
         Supply::from_cells(&cells)
     }
 
-    /// Page views of the day by kind of request.
+    /// Returns the page views of the day by kind of request.
     pub fn by_kind(&self) -> BTreeMap<Kind, f64> {
         let mut kinds = BTreeMap::new();
         for node in &self.nodes {
@@ -156,7 +156,7 @@ impl Forecast {
         kinds
     }
 
-    /// Supply that a contract may use: matching nodes within its flight, times its presence in the queues.
+    /// Returns the supply of a contract: matching nodes within its flight, times its presence in the queues and its rate.
     pub fn supply(&self, contract: &Contract, day_start_ms: u64, presence: f64) -> Supply {
         let mut cells = vec![0.0; GRID];
         for node in &self.nodes {
@@ -174,7 +174,7 @@ impl Forecast {
     }
 }
 
-/// The cell of the grid that holds a time of the day.
+/// Returns the cell of the grid that contains a time of the day.
 pub fn cell(offset_ms: u64) -> usize {
     ((offset_ms as f64 / CELL_MS) as usize).min(GRID - 1)
 }
@@ -185,7 +185,7 @@ pub(super) fn add(cells: &mut [f64], pv: f64, curve: &[f64]) {
     }
 }
 
-/// A time of the day on the grid, for those who look at many curves there.
+/// A time of the day on the grid, computed once for look-ups in many curves.
 #[derive(Debug, Clone, Copy)]
 pub struct Time {
     cell: usize,
@@ -213,31 +213,31 @@ impl Supply {
         Self { cumulative }
     }
 
-    /// The same supply with each hour weighed by a factor.
+    /// Returns the same supply with each hour weighted by a factor.
     pub fn tilted(&self, by_hour: &[f64; 24]) -> Self {
         let cells: Vec<f64> =
             self.cumulative.windows(2).enumerate().map(|(i, c)| (c[1] - c[0]) * by_hour[i * 24 / GRID]).collect();
         Self::from_cells(&cells)
     }
 
-    /// Requests before `offset_ms` of the day.
+    /// Returns the requests before `offset_ms` of the day.
     pub fn before(&self, offset_ms: u64) -> f64 {
         self.until(Time::at(offset_ms))
     }
 
-    /// Requests before a time of the day.
+    /// Returns the requests before a time of the day.
     #[inline]
     pub fn until(&self, time: Time) -> f64 {
         let (low, high) = (self.cumulative[time.cell], self.cumulative[time.cell + 1]);
         low + (high - low) * time.within
     }
 
-    /// Requests of the whole day.
+    /// Returns the requests of the whole day.
     pub fn total(&self) -> f64 {
         self.cumulative[GRID]
     }
 
-    /// The offset from midnight, milliseconds, before which `share` of the day's requests lie.
+    /// Returns the offset from midnight, milliseconds, before which `share` of the day's requests lie.
     pub fn time_of_share(&self, share: f64) -> u64 {
         let wanted = share.clamp(0.0, 1.0) * self.total();
         let i = self.cumulative.partition_point(|&c| c <= wanted).clamp(1, GRID) - 1;

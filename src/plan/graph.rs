@@ -1,19 +1,19 @@
 //! The supply-demand graph of a day that is to be served: forecast supply on one side, contracts on the other.
 //!
-//! **Flights.** Supply is split in time where a flight starts or ends: a node's page views before the border and after
-//! it are two kinds of supply, and a contract is joined only to those that lie wholly within its flight. Only the borders
-//! of contracts that the node may serve split it. A border within a quarter hour takes its part of that quarter's page views.
+//! **Flights.** Supply is split in time where a flight starts or ends: a node's page views before and after the border
+//! are two kinds of supply, and a contract is joined only to those that lie wholly within its flight. Only the borders
+//! of contracts that the node may serve split it. A border within a quarter hour splits that quarter's page views in proportion.
 //!
 //! **Merging.** Nodes that may serve the same contracts are one *kind*; a kind within one stretch of the day is a *group*,
-//! and the plan treats all page views of a group alike. Nothing is lost: in HWM, SHALE and the transport problem a node
-//! counts only by its size and by whom it may serve. Node curves may differ within a kind; they are kept for the
+//! and the plan treats all page views of a group alike. Nothing is lost: in HWM, SHALE and the transport problem only a node's
+//! size and its contracts matter. Node curves may differ within a kind; they are kept for the
 //! contracts' day curves.
 //!
-//! **Presence and rate.** A contract stands in the queue of only a share of the page views that it targets: presence (of the
+//! **Presence and rate.** A contract is in the queue of only a share of the page views that it targets: presence (of the
 //! training days) times rate. That share, [`Terms::limit`], bounds what it may take of a group. Play probabilities
-//! ("theta") are conditional on standing in the queue: a contract with theta 1 takes `limit` of the page views.
+//! ("theta") are conditional on being in the queue: a contract with theta 1 takes `limit` of the page views.
 //!
-//! Edges are stored twice in compressed rows, by group and by contract; figures of an edge live in the contracts' order.
+//! Edges are stored twice in compressed rows, by group and by contract; values of an edge are stored in the contracts' order.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -23,7 +23,7 @@ use crate::log::targeting::Targeting;
 
 use super::forecast::{CELL_MS, Forecast, GRID, add};
 
-/// What a contract asks for.
+/// Demand side of a contract.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Terms {
     pub ad_id: u64,
@@ -31,16 +31,16 @@ pub struct Terms {
     pub demand: f64,
     /// Minor units per missing impression.
     pub penalty: f64,
-    /// The most that it can take of a group: presence times rate, in [0, 1].
+    /// Largest share of a group that it can take: presence times rate, in [0, 1].
     pub limit: f64,
-    /// Forecast page views in whose queue it stands.
+    /// Forecast page views whose queue contains it.
     pub supply: f64,
-    /// The play probability that the control table prescribes.
+    /// Play probability that the control table prescribes.
     pub given: Option<f64>,
 }
 
 impl Terms {
-    /// Demand over supply, at most 1: the play probability that spreads the contract evenly over all that it may use.
+    /// Returns demand over supply, at most 1: the play probability that spreads the contract evenly over its supply.
     pub fn even(&self) -> f64 {
         if self.demand <= 0.0 {
             0.0
@@ -56,12 +56,12 @@ impl Terms {
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Group {
     kind: u32,
-    /// First and last moment, in cells of the grid.
+    /// Start and end, in cells of the grid.
     from: f64,
     to: f64,
 }
 
-/// The graph. Groups and contracts are counted from 0, contracts in the order that they were given in.
+/// The graph. Groups and contracts are numbered from 0, contracts in the given order.
 #[derive(Debug, Clone)]
 pub struct Graph {
     terms: Vec<Terms>,
@@ -69,7 +69,7 @@ pub struct Graph {
     supply: Vec<f64>,
     groups: Vec<Group>,
     group_starts: Vec<u32>,
-    /// By group: contract, and the edge's place in the contracts' order.
+    /// By group: contract, and the edge's index in the contracts' order.
     by_group: Vec<(u32, u32)>,
     contract_starts: Vec<u32>,
     /// By contract: group.
@@ -83,7 +83,7 @@ pub struct Graph {
 impl Graph {
     /// Joins a forecast with the contracts of a day that starts at `day_start_ms` (Unix milliseconds).
     ///
-    /// `presence` says of a contract in what share of the page views that it targets it stands in the queue.
+    /// `presence` returns the share of its targeted page views whose queue contains a contract.
     pub fn new(
         forecast: &Forecast,
         contracts: &[Contract],
@@ -136,7 +136,7 @@ impl Graph {
                 let supply = at(&cumulative, to) - at(&cumulative, from);
                 let flying = able.iter().filter(|&&(_, start, end)| start <= from && to <= end);
                 let before = graph.by_group.len();
-                // The places among the contracts' edges are known when all groups are.
+                // The indices in the contracts' order are known only when all groups are.
                 graph.by_group.extend(flying.map(|&(j, ..)| (j, 0)));
                 if supply <= 0.0 || graph.by_group.len() == before {
                     graph.by_group.truncate(before);
@@ -152,7 +152,7 @@ impl Graph {
         graph
     }
 
-    /// Lays the edges out by contract, and sums what each contract may use.
+    /// Builds the edges by contract, and sums each contract's supply.
     fn transpose(&mut self) {
         let mut starts = vec![0u32; self.terms.len() + 1];
         for &(j, _) in &self.by_group {
@@ -175,42 +175,42 @@ impl Graph {
         self.contract_starts = starts;
     }
 
-    /// What the contracts ask for.
+    /// Returns the demand side of each contract.
     pub fn terms(&self) -> &[Terms] {
         &self.terms
     }
 
-    /// Page views of each group.
+    /// Returns the page views of each group.
     pub fn supply(&self) -> &[f64] {
         &self.supply
     }
 
-    /// Contracts joined to a group, each with the edge's place in the contracts' order.
+    /// Returns the contracts joined to a group, each with the edge's index in the contracts' order.
     pub fn contracts_of(&self, group: usize) -> &[(u32, u32)] {
         &self.by_group[self.group_starts[group] as usize..self.group_starts[group + 1] as usize]
     }
 
-    /// Groups joined to a contract.
+    /// Returns the groups joined to a contract.
     pub fn groups_of(&self, contract: usize) -> &[u32] {
         &self.by_contract[self.edges_of(contract)]
     }
 
-    /// The group at an edge.
+    /// Returns the group at an edge.
     pub fn group_of(&self, edge: usize) -> usize {
         self.by_contract[edge] as usize
     }
 
-    /// Where a contract's edges lie.
+    /// Returns the range of a contract's edges.
     pub fn edges_of(&self, contract: usize) -> Range<usize> {
         self.contract_starts[contract] as usize..self.contract_starts[contract + 1] as usize
     }
 
-    /// All edges.
+    /// Returns the number of edges.
     pub fn edges(&self) -> usize {
         self.by_contract.len()
     }
 
-    /// Edges that there would be without merging: node within a stretch of the day, and contract.
+    /// Returns the number of edges without merging: node within a stretch of the day, and contract.
     pub fn unmerged_edges(&self) -> u64 {
         self.unmerged
     }
@@ -219,7 +219,7 @@ impl Graph {
         &self.nodes[self.kind_starts[kind as usize] as usize..self.kind_starts[kind as usize + 1] as usize]
     }
 
-    /// Page views of a kind before each grid point; `forecast` is the one that the graph was made from.
+    /// Returns the page views of a kind before each grid point; `forecast` is the one that the graph was made from.
     fn cumulative(&self, forecast: &Forecast, kind: u32) -> [f64; GRID + 1] {
         let mut sums = [0.0; GRID + 1];
         for &node in self.nodes_of(kind) {
@@ -232,13 +232,13 @@ impl Graph {
         sums
     }
 
-    /// How often the page views that each contract may use are booked, when every contract spreads evenly: 1 where all of
-    /// them are just sold, more where contracts stand in each other's way. The mean over the contract's supply.
+    /// Returns, per contract, how often its page views are booked when every contract spreads evenly: 1 if all of
+    /// them are just sold, more if contracts compete for them. The mean over the contract's supply.
     pub fn contention(&self) -> Vec<f64> {
         let mut booked = vec![0.0; self.terms.len()];
         for (g, supply) in self.supply.iter().enumerate() {
             let contracts = self.contracts_of(g);
-            // Not `even`: what is asked for beyond all supply is booked too.
+            // Not `even`: demand beyond all supply is booked too.
             let load: f64 = contracts
                 .iter()
                 .map(|&(j, _)| &self.terms[j as usize])
@@ -251,7 +251,7 @@ impl Graph {
         booked.iter().zip(&self.terms).map(|(b, t)| if t.supply > 0.0 { b / t.supply } else { 0.0 }).collect()
     }
 
-    /// The day curve of each contract, impressions in each of [`GRID`] quarter hours, `flow` impressions on each edge.
+    /// Returns the day curve of each contract, impressions in each of [`GRID`] quarter hours, for `flow` impressions on each edge.
     ///
     /// `forecast` is the one that the graph was made from: within a group, impressions follow the page views.
     pub fn curves(&self, forecast: &Forecast, flow: &[f64]) -> Vec<[f32; GRID]> {
@@ -291,7 +291,7 @@ fn place(edges: usize) -> u32 {
     u32::try_from(edges).expect("the graph has more than four billion edges; merge forecast nodes first")
 }
 
-/// Forecast nodes by the set of contracts that they may serve, flights aside.
+/// Forecast nodes grouped by the set of contracts that they may serve, ignoring flights.
 struct Kinds {
     eligible: Vec<Vec<u32>>,
     starts: Vec<u32>,
@@ -351,10 +351,10 @@ fn contains(set: &[u64], j: usize) -> bool {
     set[j / 64] >> (j % 64) & 1 == 1
 }
 
-/// The contracts that want each value of one attribute, as bit sets.
+/// Contracts that accept each value of one attribute, as bit sets.
 struct Wanted {
     by_value: HashMap<u32, Vec<u64>>,
-    /// For a value that nobody names.
+    /// Contracts that accept a value that no targeting names.
     others: Vec<u64>,
 }
 

@@ -1,9 +1,9 @@
 //! High Water Mark: one play probability per contract (Chen et al., "Ad serving using a compact allocation plan", 2012).
 //!
-//! Contracts are taken in allocation order, the scarcest first (least supply). Each gets the probability `theta` with which
-//! the supply that is left gives it its demand: `sum over its groups g of min(left_g, limit * theta * supply_g) = demand`;
-//! 1 where no probability is enough. Then its impressions are taken out of what is left. When serving, contracts are
-//! asked in the same order and each takes its share of the request until the whole request is taken.
+//! Contracts are processed in allocation order, the scarcest first (least supply). Each gets the probability `theta` with which
+//! the remaining supply meets its demand: `sum over its groups g of min(left_g, limit * theta * supply_g) = demand`;
+//! 1 if no probability is enough. Then its impressions are subtracted from the remaining supply. When serving, contracts are
+//! processed in the same order and each takes its share of the request until the whole request is taken.
 
 use super::graph::{Graph, Terms};
 
@@ -12,7 +12,7 @@ use super::graph::{Graph, Terms};
 pub struct Hwm {
     /// Contracts in allocation order.
     pub order: Vec<u32>,
-    /// Play probability of each contract on requests in whose queue it stands.
+    /// Play probability of each contract on requests whose queue contains it.
     pub theta: Vec<f64>,
     /// Planned impressions of each contract.
     pub planned: Vec<f64>,
@@ -21,7 +21,7 @@ pub struct Hwm {
 }
 
 impl Hwm {
-    /// Plans the contracts of a graph. A probability that the control table prescribes is kept.
+    /// Plans the contracts of a graph. A probability prescribed by the control table is kept.
     pub fn of(graph: &Graph) -> Self {
         let terms = graph.terms();
         let order = scarcest_first(terms);
@@ -47,7 +47,7 @@ impl Hwm {
         plan
     }
 
-    /// Place of each contract in the allocation order.
+    /// Returns the rank of each contract in the allocation order.
     pub fn ranks(&self) -> Vec<u32> {
         let mut ranks = vec![0; self.order.len()];
         for (rank, &j) in (0..).zip(&self.order) {
@@ -57,7 +57,7 @@ impl Hwm {
     }
 }
 
-/// Least supply first; of equal ones the larger demand, then the lower ad id.
+/// Sorts by supply, least first; ties go to the larger demand, then to the lower ad id.
 fn scarcest_first(terms: &[Terms]) -> Vec<u32> {
     let mut order: Vec<u32> = (0..terms.len() as u32).collect();
     order.sort_by(|&a, &b| {
@@ -69,8 +69,8 @@ fn scarcest_first(terms: &[Terms]) -> Vec<u32> {
 
 /// Solves `sum min(left, limit * theta * supply) = demand` by Newton steps.
 ///
-/// The sum is concave and piecewise linear in theta, so each step stays below the solution and takes in at least one
-/// more used-up group; a handful of steps is the rule.
+/// The sum is concave and piecewise linear in theta, so each step stays below the solution and passes at least one
+/// more exhausted group; usually a handful of steps is enough.
 fn play_probability(graph: &Graph, j: usize, left: &[f64]) -> f64 {
     let Terms { demand, limit, .. } = graph.terms()[j];
     if demand <= 0.0 {
@@ -87,7 +87,7 @@ fn play_probability(graph: &Graph, j: usize, left: &[f64]) -> f64 {
                 slope += width;
             }
         }
-        // Nothing is left to grow into: also a contract without supply.
+        // No group has supply left, or the contract has no supply at all.
         if slope <= 0.0 {
             return 1.0;
         }

@@ -1,18 +1,17 @@
-//! What can be known before the day: forecast supply, what the contracts owe, what attention costs.
+//! Knowledge available before the day: forecast supply, the contracts' demands, prices of requests.
 //!
-//! The plan is made from the training days and the forecast of the day that is served; it is the main
-//! process's first act, is stored in the run directory and travels inside the policy file, because
-//! serving needs the same knowledge.
+//! The plan is made from the training days and the forecast of the day to be served. The main process makes it first, it is
+//! stored in the run directory, and every policy file contains it, because serving needs the same knowledge.
 //!
 //! - [`forecast`]: traffic and supply curves. [`bound`]: dual prices and the hindsight bound.
-//! - [`KnownContract`]: what the training days say of a contract.
+//! - [`KnownContract`]: statistics of a contract on the training days.
 //! - [`transport`]: the dual of the transport problem that the bound and the receding horizon share. [`sample`]: requests of the
-//!   training days. [`tuned`]: what tuning found.
+//!   training days. [`tuned`]: results of tuning.
 //! - [`graph`]: supply and contracts joined; on it [`hwm`] and [`shale`] choose play probabilities, and [`shortage`] finds the
-//!   over-booked contracts. [`served`]: all of that for the day that is to be served.
-//! - [`volume`]: what was learned of how traffic deviates from its forecast.
-//! - [`cache`]: finished plans, kept for the next start. [`seen`]: the days that a plan knows, by their content.
-//! - [`Plan`]: the training days' knowledge, and what tuning made of it.
+//!   over-booked contracts. [`served`]: all of that for the day to be served.
+//! - [`volume`]: the learned deviation of traffic from its forecast.
+//! - [`cache`]: finished plans, kept for the next start. [`seen`]: the days used for a plan, by their content.
+//! - [`Plan`]: all knowledge from the training days, and the results of tuning.
 //!
 //! May import: `log`.
 
@@ -62,10 +61,10 @@ const FORMAT: u32 = 2;
 #[serde(deny_unknown_fields)]
 pub struct Plan {
     pub format: u32,
-    /// Mean best auction worth of a request, minor units per impression: the unit of prices everywhere. Of
-    /// contract entries' click worth and penalties where no day has an auction.
+    /// Mean best auction worth of a request, minor units per impression: the unit of prices everywhere. If
+    /// no day has an auction, the mean over the contracts of the larger of penalty and click worth.
     pub price_unit: f64,
-    /// The same by local hour, 24 values.
+    /// Mean best auction worth by local hour, 24 values.
     pub price_by_hour: Vec<f64>,
     /// Mean predicted click probability of the best auction entry.
     pub auction_pctr: f64,
@@ -75,26 +74,26 @@ pub struct Plan {
     pub contracts: BTreeMap<u64, KnownContract>,
     /// Mean over the contracts, for those never seen.
     pub unseen: KnownContract,
-    /// Requests of the training days, for those who look ahead.
+    /// Sample of the training days' requests, for policies that look ahead.
     pub sample: Arc<Sample>,
-    /// What tuning found for the baselines; `None` before it.
+    /// Results of tuning the baselines; `None` before it.
     pub tuned: Option<Tuned>,
-    /// Of baselines that predict deliveries instead of waiting for them; `None` where the planned delay is 0.
+    /// Tuned parameters of baselines that predict deliveries instead of waiting for them; `None` if the planned delay is 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tuned_predicting: Option<Tuned>,
-    /// What was learned of how traffic deviates from its forecast; `None` before that.
+    /// Learned deviation of traffic from its forecast; `None` before it is learned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume: Option<Arc<VolumeModel>>,
     pub days: Vec<PlannedDay>,
-    /// Days that this plan, and whatever is trained with it, has seen; empty in files of older programs.
+    /// Days used for this plan and for policies trained with it; empty in files of older programs.
     #[serde(default)]
     pub seen: Seen,
-    /// The day that is to be served; `None` until [`Plan::serve`].
+    /// Day to be served; `None` until [`Plan::serve`].
     #[serde(default)]
     pub served: Option<ServedDay>,
 }
 
-/// A training day as it was planned from.
+/// A training day behind the plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlannedDay {
@@ -120,7 +119,7 @@ impl Plan {
     /// Plans from the training days; prices are those of each day's hindsight bound.
     ///
     /// # Errors
-    /// No training day.
+    /// If there is no training day.
     pub fn from_days(logs: &[&CompiledLog], rate_seed: u64) -> anyhow::Result<Self> {
         if logs.is_empty() {
             bail!("a plan needs at least one training day");
@@ -162,7 +161,7 @@ impl Plan {
         let price_unit = if total > 0.0 { total / requests as f64 } else { contract_unit(logs) };
         let price_by_hour = (0..24)
             .map(|h| {
-                // A thin hour leans on the whole day's mean: 50 requests' worth of it.
+                // An hour with few requests is shrunk to the whole day's mean, with the weight of 50 requests.
                 (hour_sum[h] + 50.0 * price_unit) / (hour_n[h] as f64 + 50.0)
             })
             .collect();
@@ -184,20 +183,21 @@ impl Plan {
         })
     }
 
-    /// Plans the day that is to be served.
+    /// Plans the day to be served.
     pub fn serve(&mut self, ahead: &DayAhead) {
         let forecast = ahead.forecast.as_ref().unwrap_or(&self.forecast);
         let graph = self.graph(forecast, &ahead.contracts, ahead.day.start_ms);
         self.served = Some(ServedDay::of(ahead, forecast, &graph));
     }
 
-    /// The supply-demand graph of a day's contracts, with the training days' presence.
+    /// Returns the supply-demand graph of a day's contracts, with the training days' presence.
     pub fn graph(&self, forecast: &Forecast, contracts: &[Contract], day_start_ms: u64) -> Graph {
         Graph::new(forecast, contracts, day_start_ms, |c| self.known(c.ad_id).presence)
     }
 
-    /// Returns the sample of the planned days without a training day's own, which is too easy to plan from: found by its content,
-    /// else by its date (a window of a planned day), else by its name. A day that was not planned from leaves all of it.
+    /// Returns the sample of the planned days without a training day's own requests, because planning from them would be too
+    /// easy. The day is found by its content, else by its date (a window of a planned day), else by its name. Another day
+    /// leaves the whole sample.
     pub fn sample_without(&self, log: &CompiledLog) -> Sample {
         let content = log.content();
         let find = |is_it: &dyn Fn(&PlannedDay) -> bool| self.days.iter().position(is_it);
@@ -207,23 +207,23 @@ impl Plan {
         own.map_or_else(|| (*self.sample).clone(), |day| self.sample.without(day))
     }
 
-    /// What is known of a contract, or the mean where it is new.
+    /// Returns the statistics of a contract, or the mean if it is new.
     pub fn known(&self, ad_id: u64) -> KnownContract {
         self.contracts.get(&ad_id).copied().unwrap_or(self.unseen)
     }
 
-    /// The click probability to expect of a contract: the training days', else the control table's.
+    /// Returns the expected click probability of a contract: the training days', else the control table's.
     pub fn pctr(&self, contract: &Contract) -> f64 {
         self.contracts.get(&contract.ad_id).map(|known| known.pctr).or(contract.pctr).unwrap_or(self.unseen.pctr)
     }
 
-    /// The training days' price of a contract, minor units per impression.
+    /// Returns the training days' price of a contract, minor units per impression.
     pub fn static_price(&self, ad_id: u64, penalty: f64) -> f64 {
         let share = self.known(ad_id).price_share;
         if penalty > 0.0 { share * penalty } else { share }
     }
 
-    /// A plan that knows nothing, for policies that need no plan.
+    /// Returns a plan without knowledge, for policies that need no plan.
     pub fn empty() -> Self {
         Self {
             format: FORMAT,
@@ -243,7 +243,7 @@ impl Plan {
         }
     }
 
-    /// The plan's unit of money alone, for those who must know nothing of the days that it was made from.
+    /// Returns the plan's unit of money alone, for policies that must not know its training days.
     pub fn unit_only(self) -> Self {
         Self { price_unit: self.price_unit, price_by_hour: vec![self.price_unit; 24], ..Self::empty() }
     }
@@ -251,7 +251,7 @@ impl Plan {
     /// Reads a plan file.
     ///
     /// # Errors
-    /// An unreadable file, one that is no plan, or a plan of another format.
+    /// If the file is unreadable, is not a plan, or has another format.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let text = crate::files::read(path, crate::files::MOST)
             .with_context(|| format!("cannot read the plan {}", path.display()))?;
@@ -264,7 +264,7 @@ impl Plan {
     /// Checks what parsing cannot.
     ///
     /// # Errors
-    /// Another format, a wrong length, or a number that is not finite.
+    /// If the format differs, a length is wrong, or a number is not finite.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.format != FORMAT {
             bail!("plan format {}, this program reads {FORMAT}; make the plan again", self.format);
@@ -302,7 +302,7 @@ impl Plan {
     }
 }
 
-/// A money unit for days without auctions.
+/// Returns a money unit for days without auctions.
 fn contract_unit(logs: &[&CompiledLog]) -> f64 {
     let worths: Vec<f64> = logs
         .iter()

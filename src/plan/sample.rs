@@ -1,8 +1,8 @@
-//! A sample of the training days' requests with what stood in their queues: what is still to come on another day, as far as it
-//! can be known.
+//! A sample of the training days' requests with their queues, as the forecast of another day's
+//! requests.
 //!
-//! Bounded in size, so that it travels with every plan and policy file. Stratified in time: one request, drawn by hash, of each
-//! run of equally many.
+//! Bounded in size, because every plan and policy file contains it. Stratified in time: one request, drawn by hash, from each
+//! of many stretches with equal numbers of requests.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::log::{CompiledLog, draw};
 use super::amount::is_amount;
 use super::forecast::{GRID, Kind, cell};
 
-/// Requests, and contract entries, that a sample holds at most, over all of its days.
+/// Maximum number of requests and of contract entries in a sample, over all of its days.
 const MOST_REQUESTS: usize = 18_000;
 const MOST_ENTRIES: usize = 180_000;
 const SEED: u64 = 0x5A3B_1E00;
@@ -29,18 +29,18 @@ pub struct Sample {
     pub days: Vec<SampledDay>,
 }
 
-/// The sample of one training day, column by column.
+/// Sample of one training day, stored by column.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SampledDay {
-    /// The contracts that its queues could hold.
+    /// Contracts that its queues could contain.
     pub contracts: Vec<SampledContract>,
     /// Per request, in time order: the cell of the forecast's grid, and the index of the kind.
     pub cells: Vec<u8>,
     pub kinds: Vec<u32>,
     /// The best auction worth, minor units per impression.
     pub best: Vec<f32>,
-    /// Contract entries of the request.
+    /// Number of contract entries of the request.
     pub entries: Vec<u16>,
     /// Per entry, request by request: index into `contracts`, ascending, and predicted click probability.
     pub contract: Vec<u32>,
@@ -52,7 +52,7 @@ pub struct SampledDay {
 #[serde(deny_unknown_fields)]
 pub struct SampledContract {
     pub ad_id: u64,
-    /// Flight, cells of the forecast's grid: those that it covers whole.
+    /// Flight, cells of the forecast's grid that it covers completely.
     pub cells: (u8, u8),
     pub targeting: Targeting,
 }
@@ -69,7 +69,7 @@ pub struct SampledRow<'a> {
 }
 
 impl Sample {
-    /// Draws from logged days; the same days give the same sample.
+    /// Draws a sample from logged days; the same days give the same sample.
     pub fn of_days(logs: &[&CompiledLog]) -> Self {
         let mut kinds = BTreeMap::<Kind, u32>::new();
         let share = |most: usize| most / logs.len().max(1);
@@ -95,7 +95,7 @@ impl Sample {
         Self { kinds: by_index.into_iter().map(|(_, kind)| kind).collect(), days }
     }
 
-    /// The sample without one of its days, for judging on that day; the whole sample where there is no other.
+    /// Returns the sample without one of its days, for judging on that day; the whole sample if there is no other.
     pub fn without(&self, day: usize) -> Self {
         let mut rest = self.clone();
         if rest.days.len() > 1 {
@@ -104,7 +104,7 @@ impl Sample {
         rest
     }
 
-    /// Its days with at most `requests` requests in all, evenly spread: cheaper to solve, as many episodes must.
+    /// Returns the sample thinned evenly to about `requests` requests, because solving it is cheaper; for many episodes.
     pub fn at_most(&self, requests: usize) -> Self {
         let held: usize = self.days.iter().map(|day| day.cells.len()).sum();
         let every = held.div_ceil(requests.max(1)).max(1);
@@ -128,7 +128,7 @@ impl Sample {
         Self { kinds: self.kinds.clone(), days: days.collect() }
     }
 
-    /// The requests of one of its days.
+    /// Returns the requests of one of its days.
     pub fn rows<'a>(&'a self, day: &'a SampledDay) -> impl Iterator<Item = SampledRow<'a>> {
         let mut at = 0;
         (0..day.cells.len()).map(move |i| {
@@ -195,14 +195,14 @@ impl SampledDay {
     }
 }
 
-/// The cells `first..end` that lie whole within `start..end`, milliseconds from midnight.
+/// Returns the cells `first..end` that lie completely within `start..end`, milliseconds from midnight.
 fn covered(start: u64, end: u64) -> (u8, u8) {
     let width = crate::log::schema::DAY_MS / GRID as u64;
     let limit = |cells: u64| cells.min(GRID as u64) as u8;
     (limit(start.div_ceil(width)), limit(end / width))
 }
 
-/// Four significant digits: enough for a sample, and short as text.
+/// Rounds to four significant digits: enough for a sample, and short as text.
 fn short(value: f64) -> f32 {
     // Below this the scale would overflow.
     if value.abs() < 1e-30 {

@@ -1,16 +1,17 @@
-//! Which days a plan, and whatever was trained or chosen with it, has seen.
+//! Record of the days that a plan, and policies trained or chosen with it, have used.
 //!
-//! A policy that is judged on a day it was trained on looks better than it serves. Directories are copied and renamed, so days are
-//! recognised by their content. The record is part of the plan because the plan is in every policy file, also in a baseline's.
+//! A policy that is judged on one of its training days looks better than it serves. Directories are copied and renamed, so days
+//! are identified by their content. The record is part of the plan because every policy file contains the plan, also a
+//! baseline's.
 
 use serde::{Deserialize, Serialize};
 
 use crate::log::CompiledLog;
 
-/// Days that are remembered, the newest ones: a policy that is trained on from night to night sees a day more each time.
+/// Maximum number of days kept, the newest ones: a policy that is retrained every night uses one more day each time.
 const MOST: usize = 1000;
 
-/// What a day was used for; the later one weighs more.
+/// Use of a day; of two uses, the later variant is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Use {
@@ -45,7 +46,7 @@ impl Seen {
         }
     }
 
-    /// Adds what another plan has seen.
+    /// Adds the days of another plan.
     pub fn extend(&mut self, other: &Self) {
         other.0.iter().for_each(|day| self.add_day(day.clone()));
     }
@@ -62,7 +63,7 @@ impl Seen {
         }
     }
 
-    /// Returns the use that was made of the day of this content.
+    /// Returns the record of the day with this content.
     pub fn of(&self, content: &str) -> Option<&SeenDay> {
         self.0.iter().find(|day| day.content == content)
     }

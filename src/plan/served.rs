@@ -1,4 +1,4 @@
-//! The day that is to be served: what its directory announces, and what is planned for it.
+//! The day to be served: its announced contracts and forecast, and its plan.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,17 +23,17 @@ pub struct DayAhead {
     pub name: String,
     pub day: Day,
     pub contracts: Vec<Contract>,
-    /// `None`: the plan's.
+    /// `None` for the plan's.
     pub forecast: Option<Forecast>,
 }
 
 impl DayAhead {
-    /// Reads `control` and `inventory` of a log directory; its `track_log` is never opened and need not be there.
+    /// Reads `control` and `inventory` of a log directory; its `track_log` is never opened and may be missing.
     ///
-    /// Without a `day.toml` it is taken for the day after `last`.
+    /// Without a `day.toml`, the date is that of the day after `last`.
     ///
     /// # Errors
-    /// No directory, no `control`, or a malformed file.
+    /// If the directory or `control` is missing, or a file is malformed.
     pub fn read(dir: &Path, last: &Day) -> Result<Self, LogError> {
         if !dir.is_dir() {
             let reason = "is not a directory; name the log directory of the day to be served".into();
@@ -55,7 +55,7 @@ impl DayAhead {
         })
     }
 
-    /// The contracts of a logged day, as if it were to be served again.
+    /// Returns the contracts of a logged day, as if it were to be served again.
     pub fn again(log: &CompiledLog) -> Self {
         Self {
             name: log.name().to_owned(),
@@ -66,11 +66,11 @@ impl DayAhead {
     }
 }
 
-/// The plan of the day that is to be served.
+/// The plan of the day to be served.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServedDay {
-    /// Directory that names the contracts.
+    /// Directory that contains the contracts.
     pub log: String,
     pub date: String,
     /// Whether the forecast is the day's own inventory; else it is the training days' estimate.
@@ -81,25 +81,25 @@ pub struct ServedDay {
     pub contracts: BTreeMap<u64, Allocation>,
 }
 
-/// What is planned for one contract.
+/// The plan for one contract.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Allocation {
-    /// Place in the allocation order, from 0: the scarcest first.
+    /// Rank in the allocation order, from 0: the scarcest first.
     pub rank: u32,
     /// Impressions owed.
     pub demand: f64,
-    /// Forecast page views in whose queue it stands: targeted, in flight, times presence and rate.
+    /// Forecast page views whose queue contains it: targeted, in flight, times presence and rate.
     pub supply: f64,
-    /// How often that supply is booked when every contract spreads evenly ([`super::Graph::contention`]).
+    /// Number of times that supply is booked when every contract spreads evenly ([`super::Graph::contention`]).
     pub contention: f64,
     /// Play probability by [`Hwm`].
     pub theta_hwm: f64,
-    /// Play probability by [`Shale`] on a request that nobody else wants.
+    /// Play probability by [`Shale`] on a request without other contracts.
     pub theta_shale: f64,
     /// Impressions that HWM plans to deliver.
     pub planned: f64,
-    /// Impressions that nobody can deliver under the forecast; see [`shortage`] for how it is shared.
+    /// Impressions that cannot be delivered under the forecast; [`shortage`] explains how contracts share them.
     pub unavoidable_shortage: f64,
     /// Minor units per missing impression.
     pub penalty: f64,
@@ -108,18 +108,18 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// Whether the curve is one: of all quarter hours, and of amounts, which text need not hold.
+    /// Whether the curve has all quarter hours and valid amounts, which parsing does not guarantee.
     pub(super) fn is_sound(&self) -> bool {
         self.curve.len() == GRID && self.curve.iter().all(|&v| is_amount(v.into()))
     }
 
-    /// What the unavoidable shortage costs, minor units.
+    /// Returns the cost of the unavoidable shortage, minor units.
     pub fn unavoidable_cost(&self) -> f64 {
         self.unavoidable_shortage * self.penalty
     }
 
-    /// The end of the quarter hour by which 99 % of the planned impressions are delivered, minutes from midnight; `None` where
-    /// nothing is planned.
+    /// Returns the end of the quarter hour by which 99 % of the planned impressions are delivered, minutes from midnight;
+    /// `None` if nothing is planned.
     pub fn done_by(&self) -> Option<u32> {
         let whole: f64 = self.curve.iter().map(|&n| f64::from(n)).sum();
         let mut sum = 0.0;
@@ -132,7 +132,7 @@ impl Allocation {
 }
 
 impl ServedDay {
-    /// Plans a day ahead by its forecast; `graph` joins that with its contracts.
+    /// Plans a day from its forecast; `graph` joins the forecast with the day's contracts.
     pub fn of(ahead: &DayAhead, forecast: &Forecast, graph: &Graph) -> Self {
         let hwm = Hwm::of(graph);
         let shale = Shale::of(graph, &hwm.order, Rounds::default());
@@ -169,7 +169,7 @@ impl ServedDay {
         }
     }
 
-    /// Contracts with an unavoidable shortage, the costliest first.
+    /// Returns the contracts with an unavoidable shortage, the costliest first.
     pub fn over_booked(&self) -> Vec<(u64, &Allocation)> {
         let mut short: Vec<(u64, &Allocation)> =
             self.contracts.iter().filter(|(_, a)| a.unavoidable_shortage > 0.0).map(|(&id, a)| (id, a)).collect();

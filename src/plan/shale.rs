@@ -11,26 +11,26 @@
 //!
 //! With prices alpha of the demands and beta of the groups the solution is `x_ij = t_j (1 + (alpha_j - beta_i) / V)`, kept within
 //! [0, 1]; `0 <= alpha_j <= penalty_j`, below the penalty only if the demand is met; `beta_i > 0` only if the group is sold out.
-//! (The paper has limit 1, for which `x <= 1` follows from the groups; else it is a constraint of its own.)
+//! (The paper has limit 1, for which `x <= 1` follows from the groups; otherwise it is a separate constraint.)
 //!
-//! Stage one takes turns: all beta given alpha, all alpha given beta. It can be stopped at any time, and stage two makes of
-//! any alpha a plan that serves: contracts in allocation order take `min(left, x(zeta_j - beta_i))`, with `zeta_j` chosen so
-//! that the demand is met from what is left. Who serves needs `t`, alpha and zeta of each contract: beta of a request
+//! Stage one alternates: all beta given alpha, all alpha given beta. It can be stopped at any time. Stage two turns
+//! any alpha into a plan that serves: contracts in allocation order take `min(left, x(zeta_j - beta_i))`, with `zeta_j` chosen so
+//! that the remaining supply meets the demand. Serving needs `t`, alpha and zeta of each contract; the beta of a request
 //! follows from the alphas of the contracts in its queue.
 
 use super::graph::Graph;
 
-/// When stage one ends.
+/// Stopping rule of stage one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rounds {
-    /// The most rounds.
+    /// Maximum number of rounds.
     pub most: usize,
-    /// Or when no alpha moves by more than this share of V.
+    /// Largest change of an alpha at which stage one stops, as a share of V.
     pub tolerance: f64,
 }
 
 impl Default for Rounds {
-    /// Later rounds change little: stage two makes up for what stage one left undone.
+    /// Later rounds change little: stage two corrects the remaining errors of stage one.
     fn default() -> Self {
         Self { most: 20, tolerance: 1e-4 }
     }
@@ -39,34 +39,34 @@ impl Default for Rounds {
 /// V over the mean penalty: an even spread is worth a tenth of delivery.
 const SPREAD_SHARE: f64 = 0.1;
 
-/// What serving needs of a contract. Prices in minor units per impression.
+/// Values of a contract that serving needs. Prices in minor units per impression.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Share {
-    /// The play probability of an even spread.
+    /// Play probability of an even spread.
     pub even: f64,
     pub alpha: f64,
     pub zeta: f64,
 }
 
 impl Share {
-    /// Play probability at a price, [0, 1]: `t (1 + price / V)`.
+    /// Returns the play probability at a price, [0, 1]: `t (1 + price / V)`.
     fn at(&self, price: f64, spread: f64) -> f64 {
         (self.even * (1.0 + price / spread)).clamp(0.0, 1.0)
     }
 
-    /// The play probability where the request's price is `beta`.
+    /// Returns the play probability if the request's price is `beta`.
     pub fn play(&self, beta: f64, spread: f64) -> f64 {
         self.at(self.zeta - beta, spread)
     }
 
-    /// What it wants of a group, or of a request, of which it can take `limit`.
+    /// Returns the share that it wants of a group, or of a request, of which it can take `limit`.
     pub fn wanted(&self, limit: f64, spread: f64) -> Wanted {
         let most = limit * self.even;
         Wanted { at_zero: most * (1.0 + self.alpha / spread), slope: most / spread, limit }
     }
 }
 
-/// A contract's share of a group as a line in the group's price: `at_zero - slope * beta`, kept within [0, limit].
+/// A contract's share of a group as a linear function of the group's price: `at_zero - slope * beta`, clamped to [0, limit].
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Wanted {
     at_zero: f64,
@@ -82,7 +82,7 @@ pub struct Shale {
     pub shares: Vec<Share>,
     /// Price of each group.
     pub beta: Vec<f64>,
-    /// Rounds of stage one.
+    /// Number of rounds of stage one.
     pub rounds: usize,
     /// Planned impressions of each contract.
     pub planned: Vec<f64>,
@@ -119,7 +119,7 @@ impl Shale {
         plan
     }
 
-    /// The play probability of a contract on a request that nobody else wants.
+    /// Returns the play probability of a contract on a request without other contracts.
     pub fn theta(&self, j: usize) -> f64 {
         self.shares[j].play(0.0, self.spread)
     }
@@ -133,9 +133,9 @@ impl Shale {
         }
     }
 
-    /// Sets every alpha; returns the largest move.
+    /// Sets every alpha; returns the largest change.
     fn price_demands(&mut self, graph: &Graph) -> f64 {
-        // Side by side: each contract picks its groups from all over.
+        // One array, because each contract accesses groups in irregular order.
         let groups: Vec<(f64, f64)> = graph.supply().iter().copied().zip(self.beta.iter().copied()).collect();
         let mut moved: f64 = 0.0;
         for (j, (share, terms)) in self.shares.iter_mut().zip(graph.terms()).enumerate() {
@@ -161,7 +161,7 @@ impl Shale {
         moved
     }
 
-    /// Stage two.
+    /// Does stage two.
     fn serve(&mut self, graph: &Graph, order: &[u32]) {
         let mut left = graph.supply().to_vec();
         for &j in order {
@@ -173,7 +173,7 @@ impl Shale {
                 continue;
             }
             let slope = share.even / spread;
-            // At a zeta: each group's impressions, and how many of them another zeta would change.
+            // Impressions of each group at a zeta, and the number of them that depends on zeta.
             let take = |zeta: f64, g: usize| {
                 let width = terms.limit * graph.supply()[g];
                 let x = share.even + slope * (zeta - beta[g]);
@@ -190,7 +190,7 @@ impl Shale {
                 }
                 (sum - terms.demand, slope * steep)
             };
-            // Where every probability is 1 there is no more to be had.
+            // At this zeta every probability is 1.
             let dearest = graph.groups_of(j).iter().map(|&g| beta[g as usize]).fold(0.0, f64::max);
             let most = dearest + spread * (1.0 / share.even.max(1e-12) - 1.0);
             let zeta = root(missing, -spread, most, share.alpha, 1e-12 * terms.demand);
@@ -205,7 +205,7 @@ impl Shale {
     }
 }
 
-/// The price at which contracts just share out a group, or a request: the sum of what they want is 1; 0 where they want less
+/// Returns the price at which contracts just share a group, or a request: the sum of their shares is 1; 0 if they want less
 /// than all of it. `guess` only saves time.
 pub fn price_of(wanted: impl Iterator<Item = Wanted> + Clone, guess: f64) -> f64 {
     let unsold = |beta: f64| {
@@ -217,22 +217,22 @@ pub fn price_of(wanted: impl Iterator<Item = Wanted> + Clone, guess: f64) -> f64
         }
         (1.0 - sum, slope)
     };
-    // Most groups are not sold out: settled in one look.
+    // Most groups are not sold out; one evaluation is enough for them.
     if guess == 0.0 && unsold(0.0).0 >= 0.0 {
         return 0.0;
     }
-    // Where nobody wants anything.
+    // Price at which no contract wants a share.
     let high = wanted.clone().filter(|w| w.slope > 0.0).map(|w| w.at_zero / w.slope).fold(0.0, f64::max);
     root(unsold, 0.0, high, guess, 1e-13)
 }
 
-/// Where an increasing, piecewise linear function is 0 within `low..=high`; the nearer end where it is 0 nowhere there.
+/// Returns the zero of an increasing, piecewise linear function within `low..=high`, or the nearer end if it has none there.
 ///
-/// Newton steps, exact as soon as they meet the right piece; halving where they leave the bracket or the piece is flat.
-/// `f` gives value and slope.
+/// Newton steps, exact as soon as they reach the right piece; bisection if they leave the bracket or the piece is flat.
+/// `f` returns value and slope.
 fn root(f: impl Fn(f64) -> (f64, f64), low: f64, high: f64, guess: f64, tolerance: f64) -> f64 {
     let (mut below, mut above) = (low, high);
-    // Until an end has been tried it may itself be the answer.
+    // An end that has not been tried may be the answer.
     let (mut low_tried, mut high_tried) = (false, false);
     let mut x = guess.clamp(low, high);
     for _ in 0..200 {

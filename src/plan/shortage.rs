@@ -1,19 +1,19 @@
-//! Over-booked contracts: what goes missing whatever anyone does, exactly, by flow on the supply-demand graph.
+//! Over-booked contracts: the exact shortage that no allocation can avoid, by flow on the supply-demand graph.
 //!
-//! Which contracts can be delivered together is a polymatroid, so one flow does both: it delivers as many impressions as
-//! can be, and it misses those with the cheapest penalty, as the total benefit asks. **Attribution**: where contracts share
-//! a shortage the cheaper penalty goes short first, entirely if need be; among equal penalties the allocation order of
-//! [`Hwm`] decides (the scarcer contract was served first). Auction prices have no say: an impression that is sold
-//! dearer on the auction is given up by choice, not because it is missing.
+//! The sets of contracts that can be delivered together form a polymatroid, so one flow does both: it delivers as many
+//! impressions as possible, and it misses those with the cheapest penalty, as the total benefit requires. **Attribution**: if
+//! contracts share a shortage, the one with the lower penalty goes short first, entirely if need be; among equal penalties the
+//! allocation order of [`Hwm`] decides (the scarcer contract is served first). Auction prices are not considered: an impression
+//! that sells for more in the auction is given up by choice, not missing.
 //!
-//! Method: start from what HWM plans; Dinic's blocking flows (1970) from all short contracts to supply that is left; then, the
-//! dearest penalty first, from each short contract to contracts of a cheaper penalty, which give up theirs. Where neither is
-//! left the reached supply is closed: nobody later can get more out of it.
+//! Method: start from HWM's plan; Dinic's blocking flows (1970) from all short contracts to spare supply; then, in order of
+//! falling penalty, from each short contract to contracts with a lower penalty, which give up impressions. If neither
+//! is possible, the reached supply is closed: no later contract can get more out of it.
 
 use super::graph::Graph;
 use super::hwm::Hwm;
 
-/// Impressions of each contract that no allocation of the forecast supply can deliver.
+/// Returns the impressions of each contract that no allocation of the forecast supply can deliver.
 pub fn unavoidable(graph: &Graph, start: &Hwm) -> Vec<f64> {
     let mut transport = Transport::from_plan(graph, start);
     let short = |t: &Transport| (0..t.missing.len()).filter(|&j| t.missing[j] > t.tiny).collect::<Vec<_>>();
@@ -38,31 +38,31 @@ pub fn unavoidable(graph: &Graph, start: &Hwm) -> Vec<f64> {
             transport.deliver(j, penalty);
         }
     }
-    // What is left by rounding is no shortage.
+    // A remainder from rounding is no shortage.
     let rounded = |(j, &missing): (usize, &f64)| if missing > 1e-9 * graph.terms()[j].demand { missing } else { 0.0 };
     transport.missing.iter().enumerate().map(rounded).collect()
 }
 
 const UNREACHED: u32 = u32::MAX;
 
-/// A flow from groups to contracts and the search for more.
+/// A flow from groups to contracts and the search for augmenting paths.
 struct Transport<'a> {
     graph: &'a Graph,
     /// Impressions on each edge.
     flow: Vec<f64>,
-    /// Page views of each group that nobody takes.
+    /// Page views of each group that no contract takes.
     spare: Vec<f64>,
     /// Impressions that each contract lacks.
     missing: Vec<f64>,
-    /// Groups out of which nobody gets more.
+    /// Groups that cannot give more to any contract.
     closed: Vec<bool>,
     /// Distance from the sources: contracts even, groups odd.
     contract_level: Vec<u32>,
     group_level: Vec<u32>,
-    /// The next edge to try in this round of blocking flows.
+    /// Next edge to try in this round of blocking flows.
     contract_next: Vec<usize>,
     group_next: Vec<usize>,
-    /// Page views that do not count.
+    /// Page views below which an amount counts as 0.
     tiny: f64,
 }
 
@@ -105,8 +105,8 @@ impl<'a> Transport<'a> {
         self.graph.terms()[j].penalty < penalty
     }
 
-    /// Levels of all that the sources reach, up to the first level with spare supply or a contract that gives up; false where
-    /// there is none.
+    /// Computes the levels of everything that the sources reach, up to the first level with spare supply or a contract that
+    /// gives up; returns false if there is none.
     fn search(&mut self, sources: &[usize], penalty: f64) -> bool {
         self.contract_level.fill(UNREACHED);
         self.group_level.fill(UNREACHED);
@@ -150,14 +150,14 @@ impl<'a> Transport<'a> {
         false
     }
 
-    /// Closes what the last search reached.
+    /// Closes the groups that the last search reached.
     fn close_reached(&mut self) {
         for (closed, level) in self.closed.iter_mut().zip(&self.group_level) {
             *closed |= *level != UNREACHED;
         }
     }
 
-    /// Gives a short contract what can be had along the levels of the last search.
+    /// Delivers impressions to a short contract along the levels of the last search.
     fn deliver(&mut self, j: usize, penalty: f64) {
         let got = self.find(j, self.missing[j], penalty);
         self.missing[j] -= got;

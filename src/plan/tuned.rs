@@ -1,23 +1,23 @@
-//! What tuning on the training days found for the baselines that have something to tune, and for the controller under the learned
+//! Results of tuning on the training days, for the baselines with parameters and for the controller under the learned
 //! bids.
 
 use serde::{Deserialize, Serialize};
 
 use super::amount::is_amount;
 
-/// Tuned parameters by baseline; the defaults are where tuning starts.
+/// Tuned parameters by baseline; tuning starts from the defaults.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tuned {
     pub pid: PidGains,
     /// Relative change of a pass rate in one step of the throttle.
     pub pass_rate_step: f64,
-    /// Step size of dual descent from half the penalty, and from the training days' prices: the share of a contract's stake by
-    /// which its price moves when the whole of its demand is missing.
+    /// Step size of dual descent from half the penalty, and from the training days' prices: the price change, as a share of a
+    /// contract's stake, if its whole demand is missing.
     pub dual_cold_step: f64,
     pub dual_warm_step: f64,
     pub receding: Horizon,
-    /// Of the controller under the learned policy's bids.
+    /// Gains of the controller under the learned policy's bids.
     pub pacing: PacingGains,
 }
 
@@ -56,7 +56,7 @@ pub struct PidGains {
 }
 
 impl Default for PidGains {
-    /// Sound gains for a day of some thousand requests, where tuning starts.
+    /// Robust gains for a day of some thousand requests; tuning starts from them.
     fn default() -> Self {
         Self { proportional: 10.0, integral: 30.0, derivative: 0.0 }
     }
@@ -66,11 +66,11 @@ impl Default for PidGains {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PacingGains {
-    /// On the planned minus the observed share of the demand.
+    /// Gain on the planned minus the observed share of the demand.
     pub proportional: f64,
-    /// On its sum over the planned share.
+    /// Gain on the sum of that error over the planned share.
     pub integral: f64,
-    /// On the logarithm of the price level seen on the contract's requests over the expected one.
+    /// Gain on the logarithm of the price level seen on the contract's requests over the expected one.
     pub market: f64,
 }
 
@@ -80,19 +80,19 @@ impl PacingGains {
 }
 
 impl Default for PacingGains {
-    /// Sound gains for a day of some thousand requests, where tuning starts.
+    /// Robust gains for a day of some thousand requests; tuning starts from them.
     fn default() -> Self {
         Self { proportional: 10.0, integral: 30.0, market: 0.25 }
     }
 }
 
-/// How the receding-horizon baseline looks ahead. Seconds of log time.
+/// Settings of the receding-horizon baseline. Seconds of log time.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Horizon {
-    /// Between two solutions.
+    /// Interval between two solutions.
     pub interval_s: f64,
-    /// After which what was seen of the price level counts `1 / e`.
+    /// Time constant of the observed price level.
     pub memory_s: f64,
 }
 

@@ -1,4 +1,4 @@
-//! From network outputs to bids: where a bid starts, what lifts it, what it comes to.
+//! Conversion of network outputs to bids.
 
 use crate::env::{KnownDay, Replay};
 use crate::formulas::host::{auction_factor, auction_slope, bid, bid_slope, sigmoid};
@@ -8,18 +8,19 @@ fn logit(share: f64) -> f64 {
     (share / (1.0 - share)).ln()
 }
 
-/// What is added to the logit of contract `j`'s bid before the network on the current request: the newest plan, the controller's term
-/// `pacing` where the settings want one, and the episode's error of the start.
+/// Returns the terms added to the logit of contract `j`'s bid before the network on the current request: the newest plan, the
+/// controller's term `pacing` if the settings want one, and the episode's error of the start.
 pub fn lift(policy: &settings::Policy, replay: &Replay, j: usize, pacing: f64) -> f64 {
     let start = f64::from(replay.episode.start_error[j] + replay.state.replanned(j));
     if policy.pacing { start + pacing } else { start }
 }
 
-/// How network outputs become scores, for one day. Money in minor units per impression.
+/// Converts network outputs to scores, for one day. Money in minor units per impression.
 ///
-/// A contract's bid is `low + (penalty - low) * sigmoid(base + lift + f)` for an impression that is still owed in full, plus the
-/// worth of the predicted click: `base` is the start, [`lift`] what is added before the network's output `f`; `low` is 0 unless negative bids are allowed. Of a fractional last unit the
-/// fraction counts. An auction ad's score is its worth times `2 sigmoid(f)`.
+/// A contract's bid is `low + (penalty - low) * sigmoid(base + lift + f)` for an impression that is still owed in full, plus
+/// the worth of the predicted click. `base` is the start, [`lift`] is added before the network's output `f`, and `low` is 0
+/// unless negative bids are allowed. A fractional last unit counts with its fraction. An auction ad's score is its worth times
+/// `2 sigmoid(f)`.
 #[derive(Debug, Clone)]
 pub struct Bids {
     base: Vec<f64>,
@@ -42,18 +43,18 @@ impl Bids {
         bids
     }
 
-    /// Of contract `j`: the start of the logit, the lowest bid and the highest.
+    /// Returns the base logit of contract `j`, the lowest bid and the highest.
     pub fn terms(&self, j: usize) -> (f64, f64, f64) {
         (self.base[j], self.low[j], self.penalty[j])
     }
 
-    /// What moves the logit of contract `j`'s starting bid to a price, minor units per impression.
+    /// Returns the offset from the base logit of contract `j` to the logit of a price, minor units per impression.
     pub fn offset_of_price(&self, j: usize, price: f64) -> f64 {
         let span = self.penalty[j] - self.low[j];
         if span > 0.0 { logit(((price - self.low[j]) / span).clamp(0.02, 0.98)) - self.base[j] } else { 0.0 }
     }
 
-    /// What the logit of contract `j`'s bid moves by with its price.
+    /// Returns the derivative of the logit of contract `j`'s bid by its price.
     pub fn slope_of_price(&self, j: usize, price: f64) -> f64 {
         let span = self.penalty[j] - self.low[j];
         if span <= 0.0 {
@@ -63,7 +64,7 @@ impl Bids {
         1.0 / (span * share * (1.0 - share))
     }
 
-    /// The bid of contract `j` without its click worth when `unit` of the next impression is still owed, and its
+    /// Returns the bid of contract `j` without its click worth when `unit` of the next impression is still owed, and its
     /// derivative by `output`, the network's output plus the lift.
     pub fn contract(&self, j: usize, output: f64, unit: f64) -> (f64, f64) {
         let share = sigmoid(self.base[j] + output);
@@ -71,7 +72,7 @@ impl Bids {
         (bid(share, low, high, unit), bid_slope(share, low, high, unit))
     }
 
-    /// The factor on an auction ad's worth and its derivative by the network's output.
+    /// Returns the factor on an auction ad's worth and its derivative by the network's output.
     pub fn auction(output: f64) -> (f64, f64) {
         let share = sigmoid(output);
         (auction_factor(share), auction_slope(share))

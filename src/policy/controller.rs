@@ -1,4 +1,4 @@
-//! The learned policy before it has learned: its starting bids and the pacing controller alone.
+//! The learned policy without its network: its starting bids and the pacing controller alone.
 
 use std::sync::Arc;
 
@@ -15,9 +15,9 @@ pub struct Controller {
     settings: settings::Policy,
     gains: PacingGains,
     horizon: Horizon,
-    /// Error of every starting bid, in its logit.
+    /// Error of every starting bid, added to its logit.
     start_error: f64,
-    /// What it plans from, where that is not what the day says.
+    /// Sample to plan from instead of the day's own.
     sample: Option<Arc<Sample>>,
     bids: Option<Bids>,
     replanner: Option<Replanner>,
@@ -28,13 +28,13 @@ impl Controller {
         Self { settings: settings.clone(), gains, horizon, start_error: 0.0, sample: None, bids: None, replanner: None }
     }
 
-    /// The controller with another idea of what is to come.
+    /// Returns the controller with another sample of the expected requests.
     pub fn expecting(mut self, sample: Arc<Sample>) -> Self {
         self.sample = Some(sample);
         self
     }
 
-    /// The controller with its starting bids off by a factor.
+    /// Returns the controller with the odds of its starting bids multiplied by a factor.
     pub fn starting_off_by(mut self, factor: f64) -> Self {
         self.start_error = factor.ln();
         self

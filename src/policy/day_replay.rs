@@ -1,4 +1,4 @@
-//! Replays a whole day under a policy and adds up what it earned.
+//! Replays a whole day under a policy and sums its earnings.
 
 use serde::Serialize;
 
@@ -10,27 +10,27 @@ use super::Policy;
 use super::decide::Decider;
 use super::witness::Ranking;
 
-/// How whole days are replayed, the same for every policy.
+/// Options for replaying whole days, the same for every policy.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ReplayOptions {
     pub rate_seed: u64,
-    /// Until a policy observes a delivery.
+    /// Feedback delay until a policy observes a delivery.
     pub delay: Delay,
 }
 
-/// What was shown on a request.
+/// The ad shown on a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shown {
     pub request_id: u64,
-    /// `None`: nothing could be shown.
+    /// `None` if nothing could be shown.
     pub ad: Option<(u64, AdType)>,
     /// Index into the day's contracts, if it is one.
     pub contract: Option<usize>,
     /// Milliseconds from midnight.
     pub offset: u64,
-    /// What the auction ad or the predicted click is worth, minor units; its sum over a day, less penalties, is J.
+    /// Worth of the auction ad or of the predicted click, minor units; its sum over a day, less penalties, is J.
     pub worth: f64,
-    /// The bid of what was shown and the runner-up, where a comparison looks for them.
+    /// Bid of the ad shown and the runner-up, if a comparison asks for them.
     pub ranking: Option<Ranking>,
 }
 
@@ -41,7 +41,7 @@ pub struct Totals {
     pub j: f64,
     pub auction_revenue: f64,
     pub click_worth: f64,
-    /// Penalty for what stayed owed.
+    /// Penalty for impressions still owed.
     pub penalty: f64,
     /// Impressions missing, and owed, over all contracts.
     pub missing: f64,
@@ -54,12 +54,12 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Missing over owed; 0 without contracts.
+    /// Returns missing over owed; 0 without contracts.
     pub fn shortage_rate(&self) -> f64 {
         if self.owed > 0.0 { self.missing / self.owed } else { 0.0 }
     }
 
-    /// Mean eCPM of the auction ads shown, minor units per 1,000 impressions.
+    /// Returns the mean eCPM of the auction ads shown, minor units per 1,000 impressions.
     pub fn mean_auction_ecpm(&self) -> f64 {
         if self.auction_impressions == 0 {
             0.0
@@ -68,13 +68,13 @@ impl Totals {
         }
     }
 
-    /// Mean predicted click probability of the contract ads shown.
+    /// Returns the mean predicted click probability of the contract ads shown.
     pub fn mean_contract_ctr(&self) -> f64 {
         if self.contract_impressions == 0 { 0.0 } else { self.contract_pctr / self.contract_impressions as f64 }
     }
 }
 
-/// Replays the whole of `day`; `watch` sees every decision.
+/// Replays the whole of `day`; `watch` is called with every decision.
 pub fn replay_day(
     day: &DayModel,
     policy: &mut dyn Policy,

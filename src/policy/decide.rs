@@ -1,21 +1,21 @@
-//! One decision: a request has arrived, the policy scores it, one ad is chosen. Whole-day replay and serving share it.
+//! One decision: the policy scores the current request and one ad is chosen. Whole-day replay and serving share it.
 
 use crate::env::{Choice, Replay};
 
 use super::{Policy, choose};
 
-/// Scores of the current request, minor units per impression before boosts; buffers are kept from request to request.
+/// Scores of the current request, minor units per impression before boosts; the buffers are reused.
 #[derive(Debug, Default)]
 pub struct Decider {
-    /// Of each of [`Replay::candidates`].
+    /// Scores of [`Replay::candidates`].
     pub contracts: Vec<f64>,
-    /// Of the first of [`Replay::auctions`]: as many as [`Policy::auction_candidates`] says, all of them where the policy does
-    /// without boosts.
+    /// Scores of the first of [`Replay::auctions`]: [`Policy::auction_candidates`] of them, or all if the policy ignores
+    /// boosts.
     pub auctions: Vec<f64>,
 }
 
 impl Decider {
-    /// Lets the policy plan anew where it is due and score the current request, and chooses; counters do not move.
+    /// Lets the policy replan if it is due and score the current request, and chooses; counters do not change.
     pub fn decide(&mut self, replay: &mut Replay, policy: &mut dyn Policy) -> Choice {
         if let Some(offsets) = policy.replan(replay) {
             replay.state.replan(offsets);

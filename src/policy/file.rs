@@ -1,4 +1,4 @@
-//! The policy file: safetensors with the actor's weights and, in its metadata, all that scoring needs but the
+//! The policy file: safetensors with the actor's weights. Its metadata hold everything else that scoring needs, except the
 //! state. Readable from Python with the `safetensors` package alone.
 
 use std::collections::HashMap;
@@ -20,19 +20,19 @@ use super::spec::PolicySpec;
 
 const FORMAT: &str = "admix-policy-1";
 
-/// A policy as it is stored.
+/// A learned policy as it is stored.
 #[derive(Debug, Clone)]
 pub struct PolicyFile {
     pub spec: Arc<PolicySpec>,
     pub plan: Plan,
     /// The averaged actor, flat.
     pub actor: Vec<f32>,
-    /// Updates of the learner that it comes from.
+    /// Number of learner updates behind it.
     pub updates: u64,
 }
 
 impl PolicyFile {
-    /// The bytes of the file; the same policy gives the same bytes.
+    /// Encodes the file; the same policy gives the same bytes.
     pub fn encode(&self) -> anyhow::Result<Vec<u8>> {
         let shape = self.spec.actor_shape();
         let arrays: Vec<(String, Vec<usize>, &[u8])> = shape
@@ -59,16 +59,16 @@ impl PolicyFile {
         Ok(safetensors::serialize(views, Some(metadata))?)
     }
 
-    /// Writes the file by rename, so that a reader never sees half of one.
+    /// Writes the file by rename, so that a reader never sees a partial file.
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
         let bytes = self.encode()?;
         replace(path, &bytes).with_context(|| format!("cannot write the policy {}", path.display()))
     }
 
-    /// Reads a policy: a file, or a run directory, which means its best policy.
+    /// Reads a policy from a file, or the best policy of a run directory.
     ///
     /// # Errors
-    /// An unreadable file, one that is no policy, or a policy of another version.
+    /// If the file is unreadable, is not a policy, or has another version.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let path = Self::locate(path);
         let bytes =
@@ -76,7 +76,7 @@ impl PolicyFile {
         Self::decode(&bytes).with_context(|| format!("{} is not a usable policy", path.display()))
     }
 
-    /// The file that a path means: of a run directory, its best policy.
+    /// Returns the file that a path means: for a run directory, its best policy.
     pub fn locate(path: &Path) -> PathBuf {
         if path.is_dir() { path.join("policy").join("best.safetensors") } else { path.to_owned() }
     }
@@ -84,7 +84,7 @@ impl PolicyFile {
     /// Reads the bytes of a policy file.
     ///
     /// # Errors
-    /// Bytes that are no policy, or a policy of another version.
+    /// If the bytes are not a policy, or have another version.
     pub fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
         let (_, header) = SafeTensors::read_metadata(bytes)?;
         let text = header.metadata().as_ref().and_then(|m| m.get("admix"));
@@ -113,13 +113,13 @@ impl PolicyFile {
     /// Reads the actor of a policy file whose spec is known, without its plan.
     ///
     /// # Errors
-    /// An unreadable file, or an actor of another shape.
+    /// If the file is unreadable, or the actor has another shape.
     pub fn read_actor(path: &Path, spec: &PolicySpec) -> anyhow::Result<Vec<f32>> {
         let bytes = std::fs::read(path).with_context(|| format!("cannot read the policy {}", path.display()))?;
         decode_actor(&bytes, spec).with_context(|| format!("{} is not a usable policy", path.display()))
     }
 
-    /// The policy that serves.
+    /// Returns the policy, ready to serve.
     pub fn policy(&self) -> LearnedPolicy {
         LearnedPolicy::new(self.spec.clone(), self.actor.clone())
     }
@@ -132,7 +132,7 @@ impl PolicyFile {
         Self { spec: Arc::new(spec), actor: vec![0.0; self.actor.len()], updates: 0, plan: self.plan.clone() }
     }
 
-    /// Tells whether two policies have the same weights, to the rounding of a running average.
+    /// Whether two policies have the same weights, to the rounding of a running average.
     pub fn has_weights_of(&self, other: &Self) -> bool {
         let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-6 * a.abs().max(1.0);
         self.actor.len() == other.actor.len() && self.actor.iter().zip(&other.actor).all(near)
@@ -140,10 +140,10 @@ impl PolicyFile {
 
     /// Returns this policy's actor as the starting parameters of a run with `spec`.
     ///
-    /// Embedding rows follow their ids; rows of ids that this policy did not know stay as in `initial`.
+    /// Embedding rows are matched by id; rows of ids that this policy did not know keep their value in `initial`.
     ///
     /// # Errors
-    /// A network of another shape, or another score mode.
+    /// If the network has another shape, or the score mode differs.
     pub fn start_for(&self, spec: &PolicySpec, initial: Vec<f32>) -> anyhow::Result<Vec<f32>> {
         let (own, wanted) = (&self.spec.policy, &spec.policy);
         let widths = [
@@ -181,22 +181,22 @@ impl PolicyFile {
     }
 }
 
-/// Replaces a file by rename, on disk before its name is, and readable by whoever serves.
+/// Replaces a file by rename. The content is synced to disk before the rename, and everyone may read it.
 ///
 /// # Errors
-/// A folder that does not take it; the old file stays.
+/// If the folder does not accept it; the old file stays.
 pub fn replace(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let folder = path.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
     file.write_all(bytes)?;
-    // Temporary files are the owner's alone.
+    // Temporary files are readable by the owner only.
     file.as_file().set_permissions(Permissions::from_mode(0o644))?;
     file.as_file().sync_all()?;
     file.persist(path)?;
     Ok(())
 }
 
-/// Reads the actor's arrays, in the order and with the shapes that `spec` says.
+/// Reads the actor's arrays, in the order and with the shapes of `spec`.
 fn decode_actor(bytes: &[u8], spec: &PolicySpec) -> anyhow::Result<Vec<f32>> {
     let tensors = SafeTensors::deserialize(bytes)?;
     let mut actor = Vec::new();

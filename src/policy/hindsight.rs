@@ -1,7 +1,7 @@
-//! The teacher: what each contract's price should have been, once the rest of the episode is known.
+//! The teacher: finds the price that each contract should have had, once the rest of the episode is known.
 //!
-//! Requests do not depend on what is shown, so an actor can know the future of its own episode. At a visited state the dual of
-//! the *rest of that very episode* gives each contract's price. Its mean over episodes, given what could be seen, is the marginal
+//! Requests do not depend on the ads shown, so an actor can know the future of its own episode. At a visited state the dual of
+//! the *rest of that very episode* gives each contract's price. Its mean over episodes, given the observations, is the marginal
 //! value of one more owed impression under the perfect-information relaxation: a label without noise from bootstrapping
 //! ("hindsight learning", Sinclair et al., ICML 2023).
 
@@ -11,9 +11,9 @@ use crate::plan::Transport;
 
 use super::LearnedPolicy;
 
-/// Requests of the rest of an episode that a price is solved from; more are thinned evenly, each with more weight.
+/// Maximum number of requests that a solution uses; more are thinned evenly, with higher weights.
 const MOST_ROWS: usize = 12_000;
-/// Smoothing of the dual in units of its scale, from the first look to the last; prices that were solved before begin further on.
+/// Smoothing of the dual at each stage, in units of its scale. Known prices start at stage `KNOWN_FROM`.
 const SMOOTHINGS: [f64; 5] = [0.16, 0.06, 0.025, 0.01, 0.004];
 const KNOWN_FROM: usize = 2;
 const STEPS: usize = 3;
@@ -25,17 +25,17 @@ pub struct Teacher {
 }
 
 impl Teacher {
-    /// A teacher that goes on from earlier prices; empty: from none.
+    /// Creates a teacher that starts from earlier prices; empty for none.
     pub fn from_prices(prices: Vec<f64>) -> Self {
         Self { prices }
     }
 
-    /// The last prices, minor units per impression; empty before the first.
+    /// Returns the last prices, minor units per impression; empty before the first.
     pub fn prices(&self) -> &[f64] {
         &self.prices
     }
 
-    /// The prices that minimise the dual of the rest of the episode: `rows` of its day, from the current request on.
+    /// Returns the prices that minimise the dual of the rest of the episode: `rows` of its day, from the current request on.
     pub fn solve(&mut self, replay: &Replay, day: &DayModel, rows: impl Iterator<Item = usize> + Clone) -> &[f64] {
         let (episode, state) = (&replay.episode, &replay.state);
         let remaining = |demand: &[f32]| -> Vec<f64> {
@@ -68,8 +68,8 @@ impl Teacher {
         &self.prices
     }
 
-    /// The lesson of the current request: what `policy` sees of every contract that still wants impressions, with its price in
-    /// hindsight. `None` where there is no such contract.
+    /// Returns the lesson of the current request: the features that `policy` sees of every contract that can still use
+    /// impressions, with its hindsight price. `None` if there is no such contract.
     pub fn lesson(
         &mut self,
         policy: &mut LearnedPolicy,
@@ -87,7 +87,7 @@ impl Teacher {
             let c = &replay.day.contracts[j];
             lesson.labels.push(((prices[j] / c.penalty) as f32).clamp(0.0, 1.0));
             let remaining = f64::from(replay.episode.owed[j] - replay.state.delivered[j]);
-            // What a wrong price costs grows with what it is the price of.
+            // The cost of a wrong price grows with the value of the remaining demand.
             let stake =
                 c.penalty / replay.day.unit * remaining / (replay.episode.thinning * replay.day.traffic.total());
             lesson.weights.push((100.0 * stake).sqrt().clamp(0.05, 2.0) as f32);
@@ -96,7 +96,7 @@ impl Teacher {
     }
 }
 
-/// Whether contract `j` still owes impressions that it can deliver: a price matters, and is known.
+/// Whether contract `j` still owes impressions that it can deliver, so that its price matters and is known.
 fn wants(replay: &Replay, j: usize) -> bool {
     let c = &replay.day.contracts[j];
     c.penalty > 0.0 && replay.offset() < c.end && replay.state.delivered[j] < replay.episode.owed[j]

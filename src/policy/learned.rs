@@ -1,4 +1,4 @@
-//! The learned policy: what its network sees, and its scores.
+//! The learned policy: its network inputs and its scores.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub struct LearnedPolicy {
     ids: Vec<u32>,
     outputs: Vec<f32>,
     lifts: Vec<f64>,
-    /// What is added to the logit of each contract's bid until the next [`LearnedPolicy::hold`].
+    /// Terms added to the logit of each contract's bid until the next [`LearnedPolicy::hold`].
     held: Option<Vec<f64>>,
     replanner: Option<Replanner>,
 }
@@ -48,12 +48,12 @@ impl LearnedPolicy {
         &self.spec
     }
 
-    /// Takes newer parameters.
+    /// Sets newer parameters.
     pub fn set_params(&mut self, actor: &[f32]) {
         self.net.set_params(actor);
     }
 
-    /// Goes on with a replay that this or another policy had begun, with its plan.
+    /// Resumes a replay that this or another policy had begun, with its plan.
     pub fn resume(&mut self, replay: &Replay, replanner: Option<Replanner>) {
         self.held = None;
         self.bids = Some(Bids::new(&replay.day, &self.spec.policy));
@@ -61,13 +61,13 @@ impl LearnedPolicy {
         self.replanner = replanner;
     }
 
-    /// Gives the plan of the replay under way back.
+    /// Returns the plan of the current replay.
     pub fn pause(&mut self) -> Option<Replanner> {
         self.replanner.take()
     }
 
-    /// The planner of a replay that begins, where the settings want one. One that advises always looks ahead in the same way: its
-    /// prices are what the network has learned to read.
+    /// Creates the planner of a replay that begins, if the settings want one. An advising planner always uses the default memory,
+    /// because the network was trained on its prices.
     pub fn replanner(&self, replay: &Replay, horizon: Horizon) -> Option<Replanner> {
         let Horizon { memory_s, .. } = Horizon::default();
         let horizon = if self.spec.policy.outlook { Horizon { memory_s, ..horizon } } else { horizon };
@@ -77,7 +77,7 @@ impl LearnedPolicy {
             .then(|| Replanner::begin(replay, replay.day.sample.clone(), horizon, &self.spec.policy))
     }
 
-    /// Works out every contract's bid at the current request and holds it for the requests to come. For policies whose
+    /// Computes every contract's bid at the current request and holds it for the next requests. For policies whose
     /// outputs do not depend on the request.
     pub fn hold(&mut self, replay: &Replay) {
         self.infer(replay, 0..replay.day.contracts.len());
@@ -85,7 +85,7 @@ impl LearnedPolicy {
         self.held = Some(held.collect());
     }
 
-    /// What the network sees of contracts at the current request, and where their bids start; no labels yet.
+    /// Returns the network inputs of contracts at the current request and the starts of their bids, without labels.
     pub fn look(&mut self, replay: &Replay, contracts: &[usize]) -> Lesson {
         self.see(replay, contracts.iter().copied());
         let bids = self.bids.as_ref().expect("begin() came first");
@@ -122,19 +122,19 @@ impl LearnedPolicy {
     }
 }
 
-/// How many of contract `j`'s impressions count as delivered: those that are observed, or, with the outlook, also those under
-/// way.
+/// Returns the number of contract `j`'s impressions that count as delivered: the observed ones and, with the outlook, also the
+/// unconfirmed ones.
 fn counted(policy: &settings::Policy, replay: &Replay, j: usize) -> f32 {
     let state = &replay.state;
     if policy.outlook { state.delivered[j] } else { state.observed[j] }
 }
 
-/// How much of contract `j`'s next impression is owed, as far as the policy knows.
+/// Returns the part of contract `j`'s next impression that is owed, as far as the policy knows.
 pub fn unit_owed(policy: &settings::Policy, replay: &Replay, j: usize) -> f64 {
     f64::from((replay.episode.owed[j] - counted(policy, replay, j)).clamp(0.0, 1.0))
 }
 
-/// Writes the row that the actor sees of contract `j`.
+/// Writes the actor's input row for contract `j`.
 pub fn write_row(policy: &settings::Policy, replay: &Replay, of: &ContractMoment, j: usize, out: &mut [f32]) {
     let (base, beyond) = out.split_at_mut(FEATURES);
     of.write(counted(policy, replay, j), base);

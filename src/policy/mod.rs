@@ -1,10 +1,11 @@
-//! Policies: whoever scores the candidates of a request.
+//! Policies, which score the candidates of a request.
 //!
-//! Learned policies and baselines stand behind one trait and see the same information. [`net`] holds the
-//! networks' shape, flat parameters and the small kernel that actors and evaluation infer with; the learner has
-//! the same network in burn. [`PolicySpec`] says what a learned policy is made of, [`Bids`] turns outputs into bids; [`start`] is where
-//! training starts. [`file`] is the policy file; [`stored`] is that or a baseline's. A learned bid is a start, which [`Replanner`] solves anew during
-//! the day, plus a pacing controller's term, plus the network's output; [`Controller`] is the first two alone.
+//! Learned policies and baselines implement one trait and see the same information. [`net`] holds the
+//! networks' shape, flat parameters and the small kernel for inference in actors and evaluation; the learner has
+//! the same network in burn. [`PolicySpec`] describes a learned policy, [`Bids`] converts outputs to bids, [`start`] provides the
+//! initial parameters. [`file`] is the policy file; [`stored`] is that or a baseline's. A learned bid is the sum of a start, which
+//! [`Replanner`] solves repeatedly during the day, a pacing controller's term and the network's output; [`Controller`] is the
+//! first two alone.
 //!
 //! [`informed`] is the reference that knows the process of a synthetic world.
 //!
@@ -40,18 +41,18 @@ pub use trainer_state::{AdamState, TrainerState};
 
 use crate::env::{Choice, Replay};
 
-/// A long computation of a policy, to be done anywhere.
+/// A long computation of a policy, to be run on any thread.
 pub type Work = Box<dyn FnOnce() -> Done + Send>;
 
-/// What a [`Work`] comes to; only the policy that handed it out knows what it is.
+/// Result of a [`Work`]; its type is known only to the policy that handed out the work.
 pub type Done = Box<dyn std::any::Any + Send>;
 
-/// A policy's own state in serialised form.
+/// Serialises a policy's own state.
 fn pack(state: &impl serde::Serialize) -> Vec<u8> {
     bincode::serde::encode_to_vec(state, bincode::config::standard()).expect("plain values serialise")
 }
 
-/// Reads what [`pack`] wrote.
+/// Reads the bytes of [`pack`].
 fn unpack<T: serde::de::DeserializeOwned>(saved: &[u8]) -> anyhow::Result<T> {
     const LIMIT: usize = 1 << 26;
     let config = bincode::config::standard().with_limit::<LIMIT>();
@@ -60,48 +61,48 @@ fn unpack<T: serde::de::DeserializeOwned>(saved: &[u8]) -> anyhow::Result<T> {
     Ok(state)
 }
 
-/// Whether so many finite numbers are there.
+/// Whether `numbers` has one finite number per contract.
 fn finite(numbers: &[f64], contracts: usize) -> bool {
     numbers.len() == contracts && numbers.iter().all(|v| v.is_finite())
 }
 
 /// Scores the candidates of a request; the highest score is shown.
 pub trait Policy: Send {
-    /// A whole day begins.
+    /// Begins a whole day.
     fn begin(&mut self, replay: &Replay);
 
     /// Scores the current request's candidates, minor units per impression.
     ///
-    /// `contracts` has a place for each of [`Replay::candidates`]; `auctions`, for the first
+    /// `contracts` has an entry for each of [`Replay::candidates`]. `auctions`, for the first
     /// [`Policy::auction_candidates`] of [`Replay::auctions`], holds their worth, which is their score unless the
-    /// policy writes another. Boosts are multiplied on afterwards.
+    /// policy overwrites it. Boosts are multiplied afterwards.
     fn score(&mut self, replay: &Replay, contracts: &mut [f64], auctions: &mut [f64]);
 
-    /// Called at every request before it is scored: what is to be added to the logits of the contracts' bids from now on
-    /// ([`crate::env::State::replan`]), where that changes.
+    /// Called at every request before it is scored; returns new additions to the logits of the contracts' bids
+    /// ([`crate::env::State::replan`]) if they change.
     fn replan(&mut self, _: &Replay) -> Option<&[f32]> {
         None
     }
 
-    /// What the policy goes on from in the middle of a day beside [`crate::env::State`]; empty where it keeps nothing.
+    /// Returns the policy's state in the middle of a day besides [`crate::env::State`]; empty if there is none.
     fn save(&self) -> Vec<u8> {
         Vec::new()
     }
 
-    /// Goes on from what [`Policy::save`] gave, in a day that it has begun.
+    /// Resumes from the bytes of [`Policy::save`], in a day that the policy has begun.
     ///
     /// # Errors
-    /// Bytes that such a policy did not write for this day.
+    /// If such a policy did not write the bytes for this day.
     fn load(&mut self, _: &Replay, saved: &[u8]) -> anyhow::Result<()> {
         anyhow::ensure!(saved.is_empty(), "the saved state is another kind of policy's");
         Ok(())
     }
 
-    /// Whether long computations are handed out as [`Work`] from now on instead of being done within [`Policy::score`] and
-    /// [`Policy::replan`]; the policy decides by its last results until the work comes back.
+    /// Sets whether long computations are handed out as [`Work`] instead of being done within [`Policy::score`] and
+    /// [`Policy::replan`]; the policy uses its last results until the work is finished.
     fn hand_out(&mut self, _: bool) {}
 
-    /// The work that came up since the last call, if any.
+    /// Returns the work that came up since the last call, if any.
     fn take_work(&mut self) -> Option<Work> {
         None
     }
@@ -109,13 +110,13 @@ pub trait Policy: Send {
     /// Takes the result of its work.
     fn finish_work(&mut self, _: Done) {}
 
-    /// Auction ads of a queue, best first, that are scored; the rest score less than these.
+    /// Number of auction ads of a queue, best first, that are scored; the rest score less than these.
     fn auction_candidates(&self) -> usize {
         1
     }
 
-    /// Features of the request that was scored last, a row of [`crate::env::FEATURES`] for each of [`Replay::candidates`]; empty for
-    /// policies that compute none.
+    /// Returns the features of the last scored request, a row of [`crate::env::FEATURES`] for each of [`Replay::candidates`];
+    /// empty for policies that compute none.
     fn features(&self) -> &[f32] {
         &[]
     }
@@ -126,7 +127,7 @@ pub trait Policy: Send {
     }
 }
 
-/// Chooses what is shown from the scores: the highest; of equal ones the higher eCPM, then the lower ad id.
+/// Chooses the ad with the highest score; ties go to the higher eCPM, then to the lower ad id.
 ///
 /// Candidates of a kind are taken in their order in `contracts` and `auctions`; slices may be shorter than the queue.
 pub fn choose(replay: &Replay, contracts: &[f64], auctions: &[f64], boosted: bool) -> Choice {

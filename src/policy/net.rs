@@ -1,8 +1,8 @@
 //! The networks' shape, and inference on the host.
 //!
-//! Parameters are one flat vector, so that publishing, averaging, saving and the optimiser see one array. Actors and
+//! Parameters are one flat vector, so that publishing, averaging, saving and the optimiser handle one array. Actors and
 //! evaluation infer a handful of rows at a time, where a tensor library's overhead outweighs the arithmetic; this
-//! kernel does them without allocation. Each output is summed in the order of the inputs whatever the vector width,
+//! kernel does it without allocation. Each output is summed in the order of the inputs whatever the vector width,
 //! so every processor gives the same bits.
 
 use multiversion::multiversion;
@@ -10,7 +10,7 @@ use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-/// An embedding table: `rows` ids, `width` numbers each; id 0 is every unknown one.
+/// An embedding table: `rows` ids, `width` numbers each; id 0 stands for every unknown id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Table {
     pub rows: usize,
@@ -45,12 +45,12 @@ impl Part {
 }
 
 impl Shape {
-    /// Width of the first layer's input.
+    /// Returns the width of the first layer's input.
     pub fn inputs(&self) -> usize {
         self.features + self.tables.iter().map(|t| t.width).sum::<usize>()
     }
 
-    /// The arrays of the flat vector, in order. Biases are rows of one.
+    /// Returns the arrays of the flat vector, in order. A bias has one row.
     pub fn parts(&self) -> Vec<Part> {
         let (i, h, o) = (self.inputs(), self.hidden, self.outputs);
         let mut at = 0;
@@ -71,7 +71,7 @@ impl Shape {
         parts
     }
 
-    /// Length of the flat parameters.
+    /// Returns the length of the flat parameters.
     pub fn len(&self) -> usize {
         self.parts().last().map_or(0, |p| p.range().end)
     }
@@ -80,8 +80,8 @@ impl Shape {
         self.len() == 0
     }
 
-    /// Initial parameters: He-uniform weights, the last layer's scaled by `last`, small embeddings, zero biases but
-    /// for `output_bias` of the last.
+    /// Draws initial parameters: He-uniform weights, the last layer's scaled by `last`; small embeddings; zero biases, except
+    /// for `output_bias` of the last layer.
     pub fn initial(&self, rng: &mut ChaCha8Rng, last: f32, output_bias: f32) -> Vec<f32> {
         let mut params = vec![0.0; self.len()];
         for part in self.parts() {
@@ -116,7 +116,7 @@ pub struct HostNet {
 
 impl HostNet {
     /// # Panics
-    /// If `params` is not as long as the shape says.
+    /// If the length of `params` does not match the shape.
     pub fn new(shape: Shape, params: Vec<f32>) -> Self {
         assert_eq!(params.len(), shape.len(), "parameters fit the shape");
         Self { parts: shape.parts(), shape, params, input: vec![], first: vec![], second: vec![] }
@@ -127,7 +127,7 @@ impl HostNet {
     }
 
     /// # Panics
-    /// If `params` is not as long as the shape says.
+    /// If the length of `params` does not match the shape.
     pub fn set_params(&mut self, params: &[f32]) {
         self.params.copy_from_slice(params);
     }
@@ -170,8 +170,8 @@ impl HostNet {
 const LANES: usize = 16;
 const ROWS: usize = 4;
 
-/// `out = x w + b`, rectified where `relu`. Tiles of 4 rows by 16 outputs stay in registers; where rows run out, a tile has the last one
-/// several times, which costs nothing: four sums are under way while the first is being added to.
+/// Computes `out = x w + b`, rectified if `relu`. Tiles of 4 rows by 16 outputs stay in registers. A tile with fewer rows
+/// repeats the last one, which costs nothing: the four sums overlap in the latency of one addition.
 #[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
 fn dense(x: &[f32], w: &[f32], b: &[f32], inputs: usize, outputs: usize, relu: bool, out: &mut [f32]) {
     let rows = out.len() / outputs;

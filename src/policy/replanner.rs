@@ -1,4 +1,4 @@
-//! Starting bids that are solved again and again: what is left of the day, as the receding horizon sees it.
+//! Starting bids that are solved repeatedly on the rest of the day, by the receding horizon.
 //!
 //! The prices become part of the state ([`crate::env::State::replan`]), so that the learner, which rebuilds states from
 //! recorded segments, need not solve anything.
@@ -15,7 +15,7 @@ use super::baselines::{Receding, RecedingState};
 use super::bids::Bids;
 use super::{Done, Policy as _, Work};
 
-/// A replanner in the middle of a replay.
+/// State of a replanner in the middle of a replay.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReplannerState {
     receding: RecedingState,
@@ -23,13 +23,13 @@ pub struct ReplannerState {
 }
 
 impl ReplannerState {
-    /// Whether this can be a replanner's state on a day of so many contracts.
+    /// Whether this can be a replanner's state on a day with `contracts` contracts.
     pub fn fits(&self, contracts: usize) -> bool {
         self.receding.fits(contracts) && State::fits_replanned(&self.offsets, contracts)
     }
 }
 
-/// Solves prices and turns them into what is added to the logits of bids.
+/// Solves prices and converts them to additions to the logits of bids.
 pub struct Replanner {
     receding: Receding,
     offsets: Vec<f32>,
@@ -37,8 +37,8 @@ pub struct Replanner {
 }
 
 impl Replanner {
-    /// For a replay that begins; `sample` says what is to come, `horizon` how often to look.
-    /// With `settings.outlook` it also says what it would do if the forecast were right, and predicts deliveries.
+    /// Creates a replanner at the start of a replay; `sample` holds the expected requests, `horizon` the interval and memory.
+    /// With `settings.outlook` it also advises on the prices if the forecast were right, and predicts deliveries.
     pub fn begin(replay: &Replay, sample: Arc<Sample>, horizon: Horizon, settings: &settings::Policy) -> Self {
         let advises = settings.outlook;
         let mut receding = Receding::new(sample, horizon);
@@ -53,12 +53,12 @@ impl Replanner {
         Self { receding, offsets: vec![0.0; columns * replay.day.contracts.len()], advises }
     }
 
-    /// What it goes on from.
+    /// Returns the state from which [`Replanner::resume`] continues.
     pub fn state(&self) -> ReplannerState {
         ReplannerState { receding: self.receding.state(), offsets: self.offsets.clone() }
     }
 
-    /// Goes on with a replay that it had begun.
+    /// Resumes a replay that it had begun.
     pub fn resume(
         replay: &Replay,
         sample: Arc<Sample>,
@@ -71,18 +71,18 @@ impl Replanner {
         replanner
     }
 
-    /// Goes on from a state of the replay that it has begun.
+    /// Loads a state of the replay that it has begun.
     pub fn load(&mut self, state: ReplannerState) {
         self.receding.resume(state.receding);
         self.offsets = state.offsets;
     }
 
-    /// Whether prices are handed out as [`Work`] instead of being solved in line.
+    /// Sets whether prices are handed out as [`Work`] instead of being solved in line.
     pub fn hand_out(&mut self, on: bool) {
         self.receding.hand_out(on);
     }
 
-    /// Prices that are to be solved elsewhere.
+    /// Returns prices to be solved elsewhere.
     pub fn take_work(&mut self) -> Option<Work> {
         self.receding.take_work()
     }
@@ -92,7 +92,7 @@ impl Replanner {
         self.receding.finish_work(done);
     }
 
-    /// Takes in the current request; where prices were solved, the new columns of [`crate::env::State::replan`].
+    /// Takes in the current request; if prices were solved, returns the new columns of [`crate::env::State::replan`].
     pub fn advance(&mut self, replay: &Replay, bids: &Bids) -> Option<&[f32]> {
         if !self.receding.advance(replay) {
             return None;
@@ -101,7 +101,7 @@ impl Replanner {
         for (j, (offset, &price)) in self.offsets.iter_mut().zip(self.receding.prices()).enumerate() {
             *offset = bids.offset_of_price(j, price) as f32;
         }
-        // While a solution is under way elsewhere, the last advice beyond the price stands.
+        // While a solution is computed elsewhere, the last advice beyond the price stays.
         if self.advises
             && let Some(opinion) = self.receding.second_opinion(replay)
         {
@@ -126,5 +126,5 @@ impl Replanner {
     }
 }
 
-/// Share of the price at the forecast's levels in where an advised bid starts; the rest is the price at the levels seen.
+/// Weight of the price at forecast levels in the start of an advised bid; the rest is the price at the levels seen.
 const FORECAST_SHARE: f32 = 0.5;

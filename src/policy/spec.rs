@@ -1,4 +1,4 @@
-//! What a learned policy is made of, beside its weights and its plan: settings, vocabulary, and the shape of the network they give.
+//! Description of a learned policy besides its weights and its plan: settings, vocabulary, and the resulting shape of the network.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::settings::{self, ScoreMode};
 
 use super::net::{Shape, Table};
 
-/// Everything about a learned policy but its weights and its plan.
+/// Everything about a learned policy except its weights and its plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicySpec {
@@ -22,14 +22,14 @@ pub struct PolicySpec {
 /// Rows of the embeddings of gender and age.
 const GENDERS: u32 = 3;
 const AGES: u32 = 10;
-/// Nothing of a network is wider.
+/// Maximum width of a network.
 const WIDEST: usize = 1 << 14;
 
 impl PolicySpec {
-    /// Checks what parsing cannot. Comes first: the shape of what this refuses cannot be worked out.
+    /// Checks what parsing cannot. Must come first: the shape of a spec that fails this cannot be computed.
     ///
     /// # Errors
-    /// A network without hidden units, or larger than any that this program writes.
+    /// If the network has no hidden units, or is larger than any that this program writes.
     pub fn check(&self) -> anyhow::Result<()> {
         let p = &self.policy;
         anyhow::ensure!(p.hidden > 0, "its network has no hidden units");
@@ -39,18 +39,18 @@ impl PolicySpec {
         Ok(())
     }
 
-    /// Width of the rows that the actor sees.
+    /// Returns the width of the actor's input rows.
     pub fn features(&self) -> usize {
         if self.policy.outlook { WIDE } else { FEATURES }
     }
 
-    /// Names of what the actor sees, in order.
+    /// Returns the names of the actor's inputs, in order.
     pub fn feature_names(&self) -> Vec<&'static str> {
         let beyond: &[&str] = if self.policy.outlook { &OUTLOOK_NAMES } else { &[] };
         FEATURE_NAMES.iter().chain(beyond).copied().collect()
     }
 
-    /// Shape of the actor's network.
+    /// Returns the shape of the actor's network.
     pub fn actor_shape(&self) -> Shape {
         let mut tables = Vec::new();
         if self.policy.ad_embedding > 0 {
@@ -66,8 +66,8 @@ impl PolicySpec {
         Shape { features: self.features(), tables, hidden: self.policy.hidden, outputs: 1 }
     }
 
-    /// Returns, of each embedding table, the rows of this spec and of `other` that stand for the same id; row 0 stands for unknown
-    /// ids in both.
+    /// Returns, for each embedding table, the rows of this spec and of `other` that stand for the same id; row 0 stands for
+    /// unknown ids in both.
     pub fn embedding_rows(&self, other: &Self) -> Vec<(String, Vec<(u32, u32)>)> {
         fn shared<K: Ord>(own: &BTreeMap<K, u32>, other: &BTreeMap<K, u32>) -> Vec<(u32, u32)> {
             let both = own.iter().filter_map(|(id, &row)| Some((row, *other.get(id)?)));
@@ -86,7 +86,7 @@ impl PolicySpec {
         tables.into_iter().enumerate().map(|(k, rows)| (format!("embedding{k}"), rows)).collect()
     }
 
-    /// Auction ads of a queue that are scored.
+    /// Returns the number of auction ads of a queue that are scored.
     pub fn auction_candidates(&self) -> usize {
         match self.score_mode {
             ScoreMode::Contract => 1,
@@ -94,7 +94,7 @@ impl PolicySpec {
         }
     }
 
-    /// Writes the ids that the actor's tables look up, for an ad on a request.
+    /// Appends the ids that the actor's tables look up, for an ad on a request.
     pub fn push_ids(&self, visit: &Visit, ad: u32, ids: &mut Vec<u32>) {
         if self.policy.ad_embedding > 0 {
             ids.push(ad);

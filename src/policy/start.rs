@@ -1,8 +1,8 @@
-//! Where training starts: the start that comes with the program, bids learned once from the prices in hindsight of many synthetic
-//! worlds; else random weights.
+//! Initial parameters: the shipped start, which learned bids once from the hindsight prices of many synthetic
+//! worlds, or random weights.
 //!
-//! `scripts/pretrain` makes the former. A policy of another version of the features cannot be read, so a change of what networks see comes with a
-//! new one.
+//! `scripts/pretrain` makes the former. A policy of another feature version cannot be read, so a change of the features comes
+//! with a new one.
 
 use std::sync::OnceLock;
 
@@ -14,10 +14,10 @@ use super::spec::PolicySpec;
 
 const BYTES: &[u8] = include_bytes!("../../configs/start.safetensors");
 
-/// The policy that comes with the program.
+/// Returns the policy that ships with the program.
 ///
 /// # Errors
-/// One of another version of the features.
+/// If it has another feature version.
 pub fn shipped() -> anyhow::Result<&'static PolicyFile> {
     static SHIPPED: OnceLock<PolicyFile> = OnceLock::new();
     if let Some(file) = SHIPPED.get() {
@@ -27,7 +27,7 @@ pub fn shipped() -> anyhow::Result<&'static PolicyFile> {
     Ok(SHIPPED.get_or_init(|| file))
 }
 
-/// The parameters to start from under `spec`; `None` where its settings want none, or a network of another kind.
+/// Returns the shipped parameters for `spec`; `None` if its settings do not want them or its network differs.
 pub fn for_spec(spec: &PolicySpec) -> Option<Vec<f32>> {
     let p = &spec.policy;
     if !(p.shipped_start && p.outlook && p.replans()) || p.pacing {
@@ -37,8 +37,8 @@ pub fn for_spec(spec: &PolicySpec) -> Option<Vec<f32>> {
     (shipped.spec.actor_shape() == spec.actor_shape()).then(|| shipped.actor.clone())
 }
 
-/// Returns the actor before training: [`for_spec`]'s, else one whose output is about zero, so that bids stand where `initial_bid` or
-/// the warm start puts them.
+/// Returns the actor before training: [`for_spec`]'s, or one whose output is about zero, so that bids start at `initial_bid` or
+/// at the warm start.
 pub fn initial_actor(spec: &PolicySpec, seed: u64) -> Vec<f32> {
     if let Some(start) = for_spec(spec) {
         return start;

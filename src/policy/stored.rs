@@ -1,7 +1,7 @@
-//! Whatever can be served from a file: a learned policy, or a baseline with the plan that tuned it.
+//! Policy files that can be served: a learned policy, or a baseline with the plan that tuned it.
 //!
-//! A nightly job promotes what was best, and some nights that is a baseline. Its file stands where a learned policy's would and
-//! is read by the same commands, so that whoever serves need not know which it is.
+//! A nightly job promotes the best policy, and on some nights that is a baseline. Its file takes the place of a learned
+//! policy's and is read by the same commands, so that serving does not depend on the kind.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -18,7 +18,7 @@ use super::file::{self, PolicyFile};
 
 const FORMAT: &str = "admix-baseline-1";
 
-/// A baseline with all that it needs.
+/// A baseline with everything that it needs.
 #[derive(Debug, Clone)]
 pub struct BaselineFile {
     /// One of [`baselines::NAMES`].
@@ -29,20 +29,20 @@ pub struct BaselineFile {
 }
 
 impl BaselineFile {
-    /// Takes a baseline with its plan.
+    /// Creates the file of a baseline with its plan.
     ///
     /// # Errors
-    /// An unknown name, or a plan without what the baseline needs.
+    /// If the name is unknown, or the plan lacks a part that the baseline needs.
     pub fn new(name: &str, interval_s: f64, plan: Plan) -> anyhow::Result<Self> {
         let file = Self { name: name.to_owned(), interval_s, plan };
         file.policy()?;
         Ok(file)
     }
 
-    /// Encodes the file: safetensors without tensors, all in its metadata. The same baseline gives the same bytes.
+    /// Encodes the file: safetensors without tensors, all data in its metadata. The same baseline gives the same bytes.
     ///
     /// # Errors
-    /// A plan with a number that is not finite.
+    /// If the plan has a number that is not finite.
     pub fn encode(&self) -> anyhow::Result<Vec<u8>> {
         let head = serde_json::json!({
             "format": FORMAT, "baseline": self.name, "interval_s": self.interval_s, "plan": &self.plan
@@ -55,7 +55,7 @@ impl BaselineFile {
     /// Writes the file by rename.
     ///
     /// # Errors
-    /// A disk that does not take it.
+    /// If the disk does not accept it.
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
         let bytes = self.encode()?;
         file::replace(path, &bytes).with_context(|| format!("cannot write the policy {}", path.display()))
@@ -64,13 +64,13 @@ impl BaselineFile {
     /// Returns the baseline, ready to serve.
     ///
     /// # Errors
-    /// An unknown name, or a plan without what the baseline needs.
+    /// If the name is unknown, or the plan lacks a part that the baseline needs.
     pub fn policy(&self) -> anyhow::Result<Box<dyn Policy>> {
         baselines::named(&self.name, Some(&self.plan), self.interval_s).map_err(anyhow::Error::msg)
     }
 }
 
-/// What a policy file holds.
+/// Content of a policy file.
 #[derive(Debug, Clone)]
 pub enum Stored {
     Learned(PolicyFile),
@@ -78,17 +78,17 @@ pub enum Stored {
 }
 
 impl Stored {
-    /// Reads a file, or a run directory, which means its best policy.
+    /// Reads a file, or the best policy of a run directory.
     ///
     /// # Errors
-    /// An unreadable file, one that is no policy, or a policy of another version.
+    /// If the file is unreadable, is not a policy, or has another version.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let path = PolicyFile::locate(path);
         let bytes = std::fs::read(&path).with_context(|| format!("cannot read the policy {}", path.display()))?;
         Self::decode(&bytes).with_context(|| format!("{} is not a usable policy", path.display()))
     }
 
-    /// Decodes what a policy file holds.
+    /// Decodes the bytes of a policy file.
     ///
     /// # Errors
     /// As [`Stored::read`].
@@ -134,7 +134,7 @@ impl Stored {
         }
     }
 
-    /// Says what it is: `learned`, or the baseline's name.
+    /// Returns `learned`, or the baseline's name.
     pub fn title(&self) -> &str {
         match self {
             Self::Learned(_) => "learned",

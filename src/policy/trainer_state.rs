@@ -1,4 +1,4 @@
-//! What training changes, as flat vectors on the host: what snapshots keep and any trainer restores.
+//! State that training changes, as flat vectors on the host: kept by snapshots and restored by any trainer.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +13,7 @@ pub struct TrainerState {
     pub critic_adam: AdamState,
 }
 
-/// Adam's moments and its count of steps.
+/// Adam's moments and step count.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct AdamState {
     pub first: Vec<f32>,

@@ -1,14 +1,15 @@
 //! Tunes the baselines, and the controller under the learned bids, within a stated budget of replays.
 //!
-//! They get what the learner gets: the training days and the validation days, which choose its parameters, each as one jittered
-//! episode with the learner's own jumps, shocks, feedback delays and errors of demand, price and volume. On the days that prices
-//! come from, a controller that does nothing would look best; so each training day is judged with the sample of the other ones,
-//! and what starts from the training days' prices with them 20 % too low on some days and 25 % too high on others. What has one
-//! parameter needs half of the budget; so does the receding horizon, because one of its replays costs as much as ten others. Those costs
-//! grow with the contracts: beyond [`USUAL_CONTRACTS`] whatever solves prices again gets fewer replays in proportion.
+//! They get the same data as the learner: the training days and the validation days, which choose its parameters, each as one
+//! jittered episode with the learner's own jumps, shocks, feedback delays and errors of demand, price and volume. On the days
+//! that prices come from, a controller that does nothing would look best. So each training day is judged with the sample of the
+//! other days, and baselines that start from the training days' prices are judged with these 20 % too low on some days and 25 %
+//! too high on others. A baseline with one parameter needs half of the budget; so does the receding horizon, because one of its
+//! replays costs as much as ten others. These costs grow with the contracts: beyond [`USUAL_CONTRACTS`] baselines that solve
+//! prices repeatedly get fewer replays in proportion.
 //!
-//! A single training day follows its own forecast to the request, and a controller that trusts it would look best. Where there
-//! are validation days, these alone judge then.
+//! A single training day follows its own forecast exactly, and a controller that trusts it would look best. In that case, only
+//! the validation days judge, if there are any.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,59 +26,59 @@ use super::{Controller, Policy, ReplayOptions, replay_episode};
 
 const START_FACTORS: [f64; 2] = [0.8, 1.25];
 
-/// Contracts of a day up to which solving its prices again and again costs no more than the other replays together.
+/// Number of contracts up to which solving a day's prices repeatedly costs no more than the other replays together.
 pub const USUAL_CONTRACTS: usize = 500;
 
-/// Replays of a day that tuning one baseline may cost, and how many all of them have cost so far.
+/// Replays of a day that tuning one baseline may cost, and the number that all of them have cost so far.
 #[derive(Debug)]
 pub struct Budget {
     replays: usize,
-    /// For what solves prices again and again.
+    /// Budget of baselines that solve prices repeatedly.
     solving: usize,
     done: AtomicUsize,
 }
 
 impl Budget {
-    /// Of days with so many contracts at most.
+    /// Creates the budget for days with at most `contracts` contracts.
     pub fn of(replays: usize, contracts: usize) -> Self {
         let solving = replays * USUAL_CONTRACTS / contracts.max(USUAL_CONTRACTS);
         Self { replays, solving, done: AtomicUsize::new(0) }
     }
 
-    /// Replays done, for whoever shows progress.
+    /// Returns the number of replays done, for progress displays.
     pub fn done(&self) -> &AtomicUsize {
         &self.done
     }
 
-    /// The most replays that [`all`] makes; searches that find nothing better end earlier.
+    /// Returns the maximum number of replays of [`all`]; searches without improvement end earlier.
     pub fn most(&self) -> usize {
         self.replays + 3 * (self.replays / 2) + self.solving + self.solving / 2
     }
 }
 
-/// What tuning judges with beside the days.
+/// Settings of tuning besides the days.
 #[derive(Debug, Clone, Copy)]
 pub struct Terms<'a> {
     pub options: ReplayOptions,
     /// Seconds of log time between two steps of a controller.
     pub interval_s: f64,
     pub budget: &'a Budget,
-    /// How the days are jittered, and the requests of a step, which say how far they are thinned.
+    /// Jitter of the days, and the requests per step, which determine the thinning.
     pub episodes: &'a settings::Episodes,
     pub per_step: usize,
     pub policy: &'a settings::Policy,
 }
 
-/// Tunes all baselines on training `days` and on `judges`, validation days, of which there may be none. `sample` is that of the
+/// Tunes all baselines on training `days` and on `judges`, the validation days, which may be empty. `sample` is that of the
 /// training days, in their order.
 ///
 /// # Errors
-/// No threads to work with.
+/// If threads cannot be started.
 pub fn all(days: &[DayModel], judges: &[DayModel], sample: &Sample, terms: Terms) -> anyhow::Result<Tuned> {
-    // A pool of its own: the process's common one is for the learner, which sets its size.
+    // A pool of its own: the global one belongs to the learner, which sets its size.
     let pool = rayon::ThreadPoolBuilder::new().build().context("cannot start threads to tune the baselines")?;
     let whole = Arc::new(sample.clone());
-    // Of an only day there are no others.
+    // A single day has no others to plan from.
     let without = |d| if days.len() > 1 { Arc::new(sample.without(d)) } else { whole.clone() };
     let trained = days.iter().enumerate().map(|(d, day)| (day, without(d)));
     let judging = judges.iter().map(|day| (day, whole.clone()));
@@ -85,7 +86,7 @@ pub fn all(days: &[DayModel], judges: &[DayModel], sample: &Sample, terms: Terms
         (1, 1..) => judging.collect(),
         _ => trained.chain(judging).collect(),
     };
-    // Whole days, whose start is not off by itself: what starts off is judged by `START_FACTORS`.
+    // Whole days without an error of the start: `START_FACTORS` tests such errors.
     let jitter = settings::Episodes { mid_day_share: 0.0, start_error: 0.0, ..terms.episodes.clone() };
     let draw = |(i, (day, sample)): (usize, (_, Arc<Sample>))| {
         let episode = Episode::draw(day, &jitter, terms.per_step, SEED + i as u64);
@@ -95,17 +96,17 @@ pub fn all(days: &[DayModel], judges: &[DayModel], sample: &Sample, terms: Terms
     Ok(pool.install(|| bench.tune(days.len() > 1)))
 }
 
-/// Seed of the first day's episode; differs from any that is trained on.
+/// Seed of the first day's episode; differs from any seed in training.
 const SEED: u64 = 0x7A3E_0000_0000_0001;
 
-/// A day as it is judged on, and what is known of the requests to come on it.
+/// An episode that settings are evaluated on, and the sample to plan it from.
 struct Judge<'a> {
     day: &'a DayModel,
     sample: Arc<Sample>,
     episode: Episode,
 }
 
-/// A judge, as an index, and a factor on the starting prices.
+/// Index of a judge, and a factor on the starting prices.
 type Trial = (usize, f64);
 
 struct Bench<'a> {
@@ -137,7 +138,7 @@ impl Bench<'_> {
                 |horizon, (day, factor)| Box::new(Receding::new(sample(day), horizon).expecting_prices_off_by(factor)),
             )
         };
-        // Replanned prices are off by what the other days do not tell, no more, and may need no controller at all.
+        // The error of replanned prices is only what the other days do not predict; they may need no controller at all.
         let pacing = |receding| {
             let controlled = |gains, (day, factor): Trial| -> Box<dyn Policy> {
                 let controller = Controller::new(policy, gains, receding).starting_off_by(factor);
@@ -172,7 +173,7 @@ impl Bench<'_> {
                 Box::new(DualDescent::warm(s, interval).starting_off_by(factor))
             })
         };
-        // Beside one another: a search of few days leaves cores idle. Only the controller waits for another's result.
+        // In parallel: a search over few days leaves cores idle. Only the controller depends on another result.
         let ((receding, pacing), ((pid, pass_rate_step), (dual_cold_step, dual_warm_step))) = rayon::join(
             || {
                 let receding = receding();
@@ -183,8 +184,8 @@ impl Bench<'_> {
         Tuned { pid, pass_rate_step, dual_cold_step, dual_warm_step, receding, pacing }
     }
 
-    /// The setting with the highest J summed over the trials: a pattern search from a sound start, which moves to a neighbour at
-    /// some factor while that helps and then comes closer.
+    /// Returns the setting with the highest J summed over the trials: a pattern search from a robust start, which moves to a
+    /// neighbour at some factor while that improves J, then reduces the factor.
     fn climb<S: Copy + Sync>(
         &self,
         start: S,
@@ -198,11 +199,11 @@ impl Bench<'_> {
                 let Judge { day, episode, .. } = &self.judges[trial.0];
                 let delay_s = self.terms.options.delay.in_episode(episode.seed);
                 let j = replay_episode(day, episode.clone(), delay_s, &mut *make(setting, trial), &mut |_| {}).j;
-                // Relaxed: a lone counter.
+                // Relaxed: a counter that orders nothing else.
                 self.terms.budget.done.fetch_add(1, Ordering::Relaxed);
                 j
             };
-            // Summed in order, so that the sum is the same however the threads ran.
+            // Summed in order, so that the sum does not depend on the schedule of the threads.
             trials.par_iter().map(replay).collect::<Vec<f64>>().iter().sum()
         };
         let mut left = (budget / trials.len().max(1)).max(1) - 1;
@@ -243,7 +244,7 @@ fn pid_neighbours(best: PidGains, factor: f64) -> Vec<PidGains> {
     ]
 }
 
-/// A gain of 0 cannot be multiplied: it starts at a small one.
+/// A gain of 0 cannot be multiplied, so it starts at a small one.
 fn pacing_neighbours(best: PacingGains, factor: f64) -> Vec<PacingGains> {
     let more = |gain: f64, least: f64| (gain * factor).max(least);
     let less = |gain: f64, least: f64| if gain > least { gain / factor } else { 0.0 };
@@ -271,7 +272,7 @@ fn horizon_neighbours(best: Horizon, factor: f64) -> Vec<Horizon> {
 mod tests {
     use super::*;
 
-    /// 5,000 contracts took minutes: each replay of the receding horizon solves thousands of prices 144 times.
+    /// With 5,000 contracts tuning took minutes: each replay of the receding horizon solves thousands of prices 144 times.
     #[test]
     fn replays_that_solve_prices_are_fewer_with_many_contracts() {
         let most = |contracts| Budget::of(48, contracts).most();

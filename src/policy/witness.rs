@@ -1,7 +1,7 @@
-//! Looks over a policy's shoulder: what every candidate of a request scored, beside what was shown.
+//! Observation of a policy: the scores of every candidate of a request, and the ad shown.
 //!
-//! A witness stands between the replay and the policy and changes nothing. `eval --decisions` notes the bid and the runner-up of every
-//! request through it, `explain` the whole queue of one.
+//! A witness wraps the policy in a replay and changes nothing. `eval --decisions` uses it to record the bid and the runner-up
+//! of every request, `explain` the whole queue of one.
 
 use crate::env::{FEATURE_NAMES, FEATURES, Replay};
 use crate::log::schema::AdType;
@@ -15,36 +15,36 @@ pub struct Scored {
     pub kind: AdType,
     /// Index into the day's contracts, if it is one.
     pub contract: Option<usize>,
-    /// Before the platform's boost.
+    /// Score before the platform's boost.
     pub score: f64,
     pub boost: f64,
     pub ecpm: f64,
-    /// What showing it earns at once: the auction's worth, or the predicted click's.
+    /// Immediate earnings of showing it: the auction's worth, or the predicted click's.
     pub worth: f64,
 }
 
 impl Scored {
-    /// What the ranking goes by.
+    /// Returns the value that the ranking is sorted by.
     pub fn rank(&self) -> f64 {
         self.score * self.boost
     }
 }
 
-/// The shown candidate's bid and the next one.
+/// Bid of the shown candidate, and the runner-up.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ranking {
     /// Score with boost, minor units per impression.
     pub bid: f64,
     /// Worth of the best auction ad of the request.
     pub price: f64,
-    /// What would have been shown instead, and its score with boost.
+    /// Runner-up and its score with boost.
     pub runner_up: Option<(u64, AdType, f64)>,
 }
 
-/// Whoever wants to know what was scored.
+/// Receiver of the scores.
 pub trait Watcher: Send {
-    /// A request was scored: its candidates, best first. `features` has a row of [`FEATURE_NAMES`] for each contract candidate of
-    /// [`Replay::candidates`], where the policy computes any.
+    /// Called after a request was scored, with its candidates, best first. `features` has a row of [`FEATURE_NAMES`] for each
+    /// contract candidate of [`Replay::candidates`], if the policy computes features.
     fn see(&mut self, replay: &Replay, ranked: &[Scored], features: &[f32]);
 
     /// Whether it wants to see a request.
@@ -53,7 +53,7 @@ pub trait Watcher: Send {
     }
 }
 
-/// A policy under a watcher's eyes.
+/// A policy whose scores go to a watcher.
 pub struct Witness<'a> {
     pub policy: &'a mut dyn Policy,
     pub watcher: &'a mut dyn Watcher,
@@ -102,7 +102,7 @@ fn rank(replay: &Replay, contracts: &[f64], auctions: &[f64], policy: &dyn Polic
     ranked.clear();
     let boosted = policy.boosted();
     let boost = |boost: f64| if boosted { boost } else { 1.0 };
-    // Where a policy writes scores of its own, the others score less than these by what it promises, not by their worth.
+    // If a policy writes its own scores, the ads beyond them score less by [`Policy::auction_candidates`], whatever their worth.
     let own = auctions.iter().zip(replay.auctions()).any(|(&score, a)| score != replay.worth(a));
     let all = if own && boosted { auctions.len() } else { usize::MAX };
     for (i, a) in replay.auctions().iter().enumerate().take(all) {
@@ -138,7 +138,7 @@ pub struct Newest {
 }
 
 impl Newest {
-    /// Returns the ranking of a request that was just scored; `None` where nothing was to be scored.
+    /// Returns the ranking of a request that was just scored; `None` if nothing was scored.
     pub fn of(&self, request_id: u64) -> Option<Ranking> {
         self.ranking.filter(|_| self.request_id == request_id)
     }
@@ -155,7 +155,7 @@ impl Watcher for Newest {
     }
 }
 
-/// Names the features of a row.
+/// Pairs the features of a row with their names.
 pub fn named_features(row: &[f32]) -> impl Iterator<Item = (&'static str, f32)> {
     FEATURE_NAMES.into_iter().zip(row.iter().copied()).take(FEATURES)
 }

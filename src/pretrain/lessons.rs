@@ -1,4 +1,4 @@
-//! The lessons of one world.
+//! Lessons of one world.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,27 +16,27 @@ use crate::policy::net::HostNet;
 use crate::settings::Settings;
 use crate::synth::{self, WorldSettings};
 
-/// Days of a world that are planned from, at most, and that are played.
+/// Maximum number of a world's days to plan from, and number of days to play.
 const PLANNED: u32 = 3;
 const PLAYED: u32 = 4;
-/// Requests of the plan's sample that episodes solve their prices from.
+/// Number of requests of the plan's sample from which episodes solve their prices.
 const SAMPLE: usize = 4000;
-/// Longest feedback delay of a world, seconds; two worlds in five have none.
+/// Longest feedback delay of a world, seconds; two worlds in five have no delay.
 const LONGEST_DELAY_S: f64 = 2700.0;
 
 /// A world to be played.
 pub struct World<'a> {
-    /// What it is drawn from.
+    /// World file that it is drawn from.
     pub world: &'a WorldSettings,
     pub seed: u64,
-    /// Episodes that are played.
+    /// Number of episodes to play.
     pub episodes: usize,
-    /// Where it is written while it is needed.
+    /// Folder for the world's temporary files.
     pub scratch: &'a Path,
 }
 
 impl World<'_> {
-    /// Makes the world, plans from one to three of its days and plays the days after them.
+    /// Generates the world, plans from one to three of its days and plays the days after them.
     pub fn play(&self, settings: &Settings, spec: &Arc<PolicySpec>) -> anyhow::Result<(LessonRows, Plan)> {
         let folder = tempfile::tempdir_in(self.scratch)?;
         synth::generate(self.world, folder.path(), PLANNED + PLAYED, self.seed, &|_| {})?;
@@ -52,7 +52,7 @@ impl World<'_> {
         let options = CompileOptions::default();
         let logs = training.iter().map(|dir| log::open(dir, options)).collect::<Result<Vec<_>, _>>()?;
         let mut plan = Plan::from_days(&logs.iter().collect::<Vec<_>>(), settings.env.rate_seed)?;
-        // Nothing that is tuned takes part.
+        // Nothing tuned is used.
         plan.tuned = Some(Tuned::default());
         let vocabulary = Arc::new(Vocabulary::default());
         let mut days = Vec::new();
@@ -74,7 +74,7 @@ impl World<'_> {
     }
 }
 
-/// The loss of bids on rows.
+/// Returns the loss of bids on rows.
 pub fn loss(spec: &PolicySpec, actor: &[f32], rows: &LessonRows) -> f64 {
     let mut outputs = vec![0.0; rows.len()];
     HostNet::new(spec.actor_shape(), actor.to_vec()).forward(&rows.features, &rows.ids, &mut outputs);

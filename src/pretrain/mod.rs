@@ -1,8 +1,9 @@
-//! Pretraining: one start for the bids of every world.
+//! Pretraining: one start of the bids for all worlds.
 //!
-//! What the network sees is free of a world's size and money, so lessons of many worlds mix. Each world is drawn from a world file
-//! with a seed of its own, planned from its first days, and played on the days after them, which no plan knows; the prices in
-//! hindsight of all worlds are then learned in one regression. Training on a user's days starts from the result.
+//! The network's inputs are independent of a world's size and money, so lessons of many worlds can be mixed. Each world is
+//! drawn from a world file with its own seed, planned from its first days, and played on the days after them, which no plan
+//! knows. The hindsight prices of all worlds are then learned in one regression. Training on a user's days starts from the
+//! result.
 
 mod lessons;
 pub mod volume;
@@ -31,41 +32,41 @@ use crate::synth::WorldSettings;
 
 use lessons::World;
 
-/// Rows in an update.
+/// Number of rows in an update.
 const BATCH: usize = 1024;
-/// One world in so many is not learned from: its loss is what the progress shows.
+/// One world in this many is held out; the progress shows its loss.
 const HELD_OUT: usize = 10;
-/// Sd of what is added to every feature when it is learned from: hundreds of worlds are few, and what is read off a small
-/// difference of one feature does not carry over to another world.
+/// Sd of the noise added to every feature in training: hundreds of worlds are few, and a fit to a small
+/// difference of one feature does not generalise to another world.
 const NOISE: f32 = 0.5;
-/// Random stream of the order in which rows are learned from.
+/// Random stream of the order of the rows in training.
 const SHUFFLE: u64 = 0x5FFE << 32;
 
-/// What to pretrain on.
+/// Parameters of a pretraining.
 #[derive(Debug, Clone)]
 pub struct Pretraining {
     pub world: WorldSettings,
-    /// Seeds of the worlds: so many from the first one on.
+    /// First seed of the worlds; the others follow it.
     pub first_seed: u64,
     pub worlds: usize,
-    /// Episodes that are played in each world.
+    /// Number of episodes played in each world.
     pub episodes: usize,
-    /// Times that the regression goes through all rows.
+    /// Number of passes of the regression over all rows.
     pub epochs: usize,
-    /// Where worlds are written while they are needed.
+    /// Folder for the worlds' temporary files.
     pub scratch: PathBuf,
-    /// Worlds that are played side by side.
+    /// Number of worlds played in parallel.
     pub threads: usize,
 }
 
-/// The settings of the network that is pretrained: the outlook over a planner, without a controller.
+/// Returns the settings of the pretrained network: the outlook over a planner, without a controller.
 pub fn settings() -> Settings {
     let mut settings = Settings::default();
     settings.policy.outlook = true;
     settings.policy.pacing = false;
     settings.policy.shipped_start = false;
     settings.learner.target = Target::Hindsight;
-    // The worlds wander by themselves; episodes add what one day does not show twice.
+    // The worlds have their own random drift; episodes add the variation that a single day lacks.
     let e = &mut settings.episodes;
     (e.start_error, e.shock_sd, e.jump_share) = (0.0, 0.0, 0.15);
     (e.demand_jitter, e.price_jitter, e.volume_jitter, e.supply_error) = (0.08, 0.08, 0.08, 0.08);
@@ -78,7 +79,7 @@ impl Pretraining {
     /// Plays the worlds and learns from them.
     ///
     /// # Errors
-    /// A world that cannot be made, or no room for it.
+    /// If a world cannot be generated, or there is no room for it.
     pub fn run(&self) -> anyhow::Result<PolicyFile> {
         let settings = settings();
         let spec = Arc::new(PolicySpec {
@@ -88,11 +89,11 @@ impl Pretraining {
         });
         let (rows, held_out, plan) = self.play(&settings, &spec)?;
         let trainer = self.fit(&settings, &spec, &rows, &held_out)?;
-        // What serves knows a user's days; of these worlds nothing but the weights is kept.
+        // A serving policy knows a user's days; of these worlds only the weights are kept.
         Ok(PolicyFile { spec, plan: plan.unit_only(), actor: trainer.actors().1, updates: 0 })
     }
 
-    /// The rows of all worlds to learn from, in the order of their seeds, those held out, and some plan.
+    /// Returns the training rows of all worlds, in the order of their seeds, the held-out rows, and one plan.
     fn play(&self, settings: &Settings, spec: &Arc<PolicySpec>) -> anyhow::Result<(LessonRows, LessonRows, Plan)> {
         let started = Instant::now();
         let done = AtomicUsize::new(0);

@@ -1,4 +1,4 @@
-//! What the planner's volume model starts from: how volume deviates from its forecast in many worlds.
+//! Shipped moments of the planner's volume model: the deviation of volume from its forecast in many worlds.
 
 use std::path::Path;
 
@@ -9,14 +9,15 @@ use crate::plan::volume::Moments;
 use crate::plan::{DayVolume, Forecast};
 use crate::synth::{self, WorldSettings};
 
-/// Days of a world; each is seen from as many others as its group holds, as users have few days and many.
+/// Days of a world. Each day is predicted from the others of its group; group sizes vary because users have few days or many.
 const DAYS: u32 = 6;
 const GROUPS: [usize; 3] = [6, 3, 2];
 
-/// Draws `worlds` worlds, with seeds from `first_seed` on, and gathers their moments. Worlds are written to `scratch` one at a time.
+/// Generates `worlds` worlds, with seeds from `first_seed` on, and sums their moments. Worlds are written to `scratch` one at
+/// a time.
 ///
 /// # Errors
-/// A world that cannot be made, or no room for it.
+/// If a world cannot be generated, or there is no room for it.
 pub fn moments(world: &WorldSettings, first_seed: u64, worlds: usize, scratch: &Path) -> anyhow::Result<Moments> {
     let mut all = Moments::default();
     for seed in (first_seed..).take(worlds) {

@@ -1,13 +1,13 @@
-//! Bounds of values, and the errors of those beyond.
+//! Checks of value bounds, and their errors.
 
 use super::load::SettingsError;
 
-/// The error of a value that cannot be used.
+/// Returns the error of a value that cannot be used.
 pub(super) fn bad<T>(key: &str, why: String) -> Result<T, SettingsError> {
     Err(SettingsError::Value { key: key.into(), why })
 }
 
-/// Checks a number of things of which there is at least one.
+/// Checks that a count is from 1 to `most`.
 pub(super) fn count(key: &str, value: usize, most: usize) -> Result<(), SettingsError> {
     match value {
         0 => bad(key, "must be at least 1".into()),
@@ -16,7 +16,7 @@ pub(super) fn count(key: &str, value: usize, most: usize) -> Result<(), Settings
     }
 }
 
-/// Checks a number with bounds.
+/// Checks that a number is within bounds.
 pub(super) fn within(key: &str, value: f64, low: f64, high: f64) -> Result<(), SettingsError> {
     if (low..=high).contains(&value) {
         return Ok(());

@@ -1,23 +1,23 @@
-//! `actors.count = "auto"`: as many actors as leave the learner its cores.
+//! `actors.count = "auto"`: the number of actors that leaves enough cores to the learner.
 
 use std::fmt;
 
 use serde::Deserializer;
 use serde::de::{Error, Unexpected, Visitor};
 
-/// Most actors that a run may have.
+/// Maximum number of actors of a run.
 pub const MOST_ACTORS: usize = 64;
 
-/// Actors for a number of cores: five of eight, rounded up.
+/// Returns the number of actors for a number of cores: five of eight, rounded up.
 ///
-/// With the default recipe the actors need from 1.0 (days of 60,000 requests) to 3.6 times (10,000) the CPU time of the learner for
-/// the samples of its updates (`admix bench e2e`): shared like this, all cores are at work, and the evaluator takes a little
-/// of both.
+/// With the default recipe the actors need from 1.0 (days of 60,000 requests) to 3.6 times (10,000) the CPU time of the learner
+/// for the samples of its updates (`admix bench e2e`). With this split all cores are busy, and the evaluator takes a little
+/// from both.
 pub fn actors_for(cores: usize) -> usize {
     (cores * 5).div_ceil(8).clamp(1, MOST_ACTORS)
 }
 
-/// Reads a number of actors, or `"auto"`, which is resolved here and now: what is written down again is a number.
+/// Reads a number of actors, or `"auto"`, which is resolved immediately: the resolved configuration contains a number.
 pub fn number_or_auto<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
     deserializer.deserialize_any(NumberOrAuto)
 }

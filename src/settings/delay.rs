@@ -1,21 +1,21 @@
-//! A feedback delay that is drawn.
+//! A random feedback delay.
 
 use serde::{Deserialize, Serialize};
 
-/// A delay drawn for every episode and every replayed day: log-normal, cut at a maximum. Seconds.
+/// A delay drawn for every episode and every replayed day: log-normal, capped at a maximum. Seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FeedbackDelay {
-    /// 0 = not drawn; `env.feedback_delay_s` is the delay then.
+    /// 0 = not drawn; `env.feedback_delay_s` applies then.
     pub median_s: f64,
-    /// Standard deviation of its logarithm.
+    /// Standard deviation of the delay's logarithm.
     pub log_sd: f64,
-    /// The most that it can be.
+    /// Longest possible delay.
     pub max_s: f64,
 }
 
 impl FeedbackDelay {
-    /// Not drawn.
+    /// No drawn delay.
     pub const NONE: Self = Self { median_s: 0.0, log_sd: 0.0, max_s: 0.0 };
 
     pub fn is_drawn(&self) -> bool {

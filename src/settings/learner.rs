@@ -1,4 +1,4 @@
-//! The learner's section: what is learned, from what, and how.
+//! The learner's section: target, data and method of learning.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,23 +6,23 @@ use super::bounds::{bad, count, within};
 use super::load::SettingsError;
 use super::rate::ActorRate;
 
-/// The most quantiles of a critic; the losses have a buffer of so many on the stack.
+/// Maximum number of quantiles of a critic; the losses have a buffer of this size on the stack.
 pub const MOST_QUANTILES: usize = 256;
 
-/// What the learner learns bids from.
+/// Target that bids are learned from.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Target {
-    /// The return of what the actors did.
+    /// The return of the actors' actions.
     #[default]
     Return,
-    /// The prices that the rest of each episode justifies in hindsight; the critic learns their distribution.
+    /// Hindsight prices of the rest of each episode; the critic learns their distribution.
     Hindsight,
-    /// Both: the critic learns the return, the bids follow it and the prices in hindsight.
+    /// Both: the critic learns the return, the bids follow it and the hindsight prices.
     Both,
 }
 
-/// What the critic learns of the return.
+/// Form of the critic's estimate of the return.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Critic {
@@ -35,7 +35,7 @@ pub enum Critic {
     Scalar,
 }
 
-/// Whose return the critic learns.
+/// Decomposition of the return that the critic learns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Credit {
@@ -50,9 +50,9 @@ pub enum Credit {
 #[serde(default, deny_unknown_fields)]
 pub struct Learner {
     pub target: Target,
-    /// Seconds of log time between two states of an episode whose prices are solved in hindsight.
+    /// Seconds of log time between two states of an episode for which hindsight prices are solved.
     pub lesson_every_s: f64,
-    /// Standard deviations of the price in hindsight, as the critic sees it, that bids are held above its mean.
+    /// Standard deviations of the hindsight price, as the critic predicts it, by which bids exceed its mean.
     pub hedge: f64,
     pub critic: Critic,
     pub credit: Credit,
@@ -62,31 +62,31 @@ pub struct Learner {
     pub batch: usize,
     /// Steps in a trajectory segment.
     pub segment: usize,
-    /// Steps that the replay pool holds; fewer where episodes begin so late in short days that their segments are short.
+    /// Capacity of the replay pool, steps; fewer if episodes begin so late in short days that their segments are short.
     pub pool: usize,
     /// New samples per update, the replay ratio's inverse times the batch.
     pub samples_per_update: usize,
-    /// Pull of the bids towards where they start (the controller's, if it takes part): the weight of half the squared network
-    /// output beside the expected advantage. A critic is never quite right, and bids that are nearly right
-    /// should move only where it is sure.
+    /// L2 penalty of the bids towards their start (the controller's bid, if it takes part): the weight of half the squared network
+    /// output relative to the expected advantage. The critic is never exact, and bids that are nearly right
+    /// should move only where it is certain.
     pub anchor: f64,
-    /// Updates in which the critic learns alone.
+    /// Updates in which only the critic learns.
     pub critic_head_start: u64,
     /// Adam's rate for the actor. `"auto"`: 1e-4 with `policy.warm_start`, 1e-3 without.
     pub actor_rate: ActorRate,
     /// Adam's rate for the critic.
     pub critic_rate: f64,
-    /// What is left of both rates at the end of the budget; they decay linearly.
+    /// Share of both rates that remains at the end of the budget; they decay linearly.
     pub final_rate_share: f64,
     /// Adam's epsilon.
     pub adam_epsilon: f64,
-    /// Global gradient norm that the actor is clipped to.
+    /// Maximum global gradient norm of the actor.
     pub actor_clip: f64,
-    /// Global gradient norm that the critic is clipped to.
+    /// Maximum global gradient norm of the critic.
     pub critic_clip: f64,
-    /// Step of the target critic towards the critic, per update.
+    /// Update rate of the target critic towards the critic, per update.
     pub target_rate: f64,
-    /// Step of the averaged actor towards the actor, per update.
+    /// Update rate of the averaged actor towards the actor, per update.
     pub average_rate: f64,
     /// Lambda of the returns.
     pub lambda: f64,
@@ -94,11 +94,11 @@ pub struct Learner {
     pub critic_hidden: usize,
     /// Quantiles of the quantile critic.
     pub quantiles: usize,
-    /// Where the quantile Huber loss turns from square to linear.
+    /// Difference at which the quantile Huber loss changes from quadratic to linear.
     pub kappa: f64,
     /// Atoms of the categorical critic.
     pub atoms: usize,
-    /// Threads that work on a batch; 0 = as many as there are cores, and one in serial mode.
+    /// Threads for a batch; 0 = one per core, and one in serial mode.
     pub threads: usize,
 }
 
@@ -139,7 +139,7 @@ impl Learner {
     /// Checks the section by itself.
     ///
     /// # Errors
-    /// The first key whose value cannot be used, and what to set instead.
+    /// The first key whose value cannot be used, with a valid alternative.
     pub(super) fn validate(&self) -> Result<(), SettingsError> {
         for (key, value, most) in [
             ("learner.segment", self.segment, 1 << 20),
@@ -152,7 +152,7 @@ impl Learner {
         ] {
             count(key, value, most)?;
         }
-        // 0 threads are as many as there are cores.
+        // 0 threads mean one per core.
         for (key, value, most) in [("learner.threads", self.threads, 1024), ("learner.atoms", self.atoms, 1024)] {
             if value > most {
                 return bad(key, format!("is {value}; must be at most {most}"));

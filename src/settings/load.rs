@@ -1,4 +1,4 @@
-//! From a TOML file and `--set` to a valid [`Configuration`].
+//! Loads a valid [`Configuration`] from a TOML file and `--set`.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use toml::{Table, Value};
 
 use crate::files;
 
-/// What a resolved configuration has at most; one with a thousand days is a tenth of this.
+/// Maximum size of a resolved configuration; one with a thousand days has a tenth of this.
 const CONFIG_BYTES: u64 = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
@@ -27,16 +27,16 @@ pub enum SettingsError {
 
 /// A configuration that can be loaded from a TOML file and `--set`.
 pub trait Configuration: Default + serde::Serialize + serde::de::DeserializeOwned {
-    /// Sections and keys that name files or directories.
+    /// Sections and keys whose values are files or directories.
     const PATHS: &'static [(&'static str, &'static str)];
 
     /// Checks what the types cannot.
     ///
     /// # Errors
-    /// The first key whose value cannot be used, and what to set instead.
+    /// The first key whose value cannot be used, with a valid alternative.
     fn validate(&self) -> Result<(), SettingsError>;
 
-    /// The fully resolved configuration as TOML; loading it gives the same one.
+    /// Returns the fully resolved configuration as TOML; loading it gives the same one.
     fn to_toml(&self) -> String {
         toml::to_string_pretty(self).expect("settings are plain values")
     }
@@ -44,7 +44,7 @@ pub trait Configuration: Default + serde::Serialize + serde::de::DeserializeOwne
     /// Reads a resolved configuration that a run wrote.
     ///
     /// # Errors
-    /// An unreadable file, a configuration of another version, or a value that cannot be used.
+    /// If the file is unreadable, is a configuration of another version, or has a value that cannot be used.
     fn read_resolved(path: &Path) -> anyhow::Result<Self> {
         use anyhow::Context as _;
 
@@ -60,8 +60,8 @@ pub trait Configuration: Default + serde::Serialize + serde::de::DeserializeOwne
 
 /// Loads a configuration: the defaults, then the file, then each `key=value` of `sets`.
 ///
-/// Log directories are looked for beside the configuration file first, then in the current directory; those
-/// of `sets` in the current directory.
+/// Relative log directories in the file are resolved against the file's folder first, then against the current directory; those
+/// of `sets` against the current directory.
 ///
 /// # Errors
 /// An unreadable file, a syntax error with its line, an unknown key with the nearest one, a value of the wrong
@@ -75,7 +75,7 @@ pub fn load<C: Configuration>(path: &Path, sets: &[String]) -> Result<C, Setting
         Some(line) => format!("{}: line {line}", path.display()),
         None => path.display().to_string(),
     })?;
-    // The table knows no lines; the text does, and says them in an error.
+    // Errors of the table have no line numbers; errors of the text do.
     toml::from_str::<C>(&text).map_err(|e| SettingsError::Syntax { path: path.to_owned(), reason: e.to_string() })?;
     let folder = path.parent().unwrap_or(Path::new(""));
     for (section, key) in C::PATHS {
@@ -94,7 +94,7 @@ pub fn load<C: Configuration>(path: &Path, sets: &[String]) -> Result<C, Setting
     Ok(settings)
 }
 
-/// The line of a configuration in which `key`, a dotted path, stands first.
+/// Returns the first line of a configuration that contains `key`, a dotted path.
 fn line_of(text: &str, key: &str) -> Option<usize> {
     let mut section = String::new();
     let position = text.lines().position(|line| {
@@ -111,7 +111,7 @@ fn line_of(text: &str, key: &str) -> Option<usize> {
     position.map(|i| i + 1)
 }
 
-/// Settings of a table that has the right keys.
+/// Converts a table whose keys have been checked to settings.
 fn shape<C: Configuration>(table: &Table) -> Result<C, String> {
     Value::Table(table.clone()).try_into().map_err(|e: toml::de::Error| e.to_string().trim().replace('\n', " "))
 }
@@ -122,7 +122,7 @@ fn apply<C: Configuration>(table: &mut Table, set: &str, known: &[String]) -> Re
     if !known.iter().any(|k| k == key) {
         return Err(unknown(format!("--set {set}"), key, known));
     }
-    // What is not TOML is a bare string: --set learner.critic=scalar.
+    // A value that is not TOML is a bare string: --set learner.critic=scalar.
     let mut value = toml::from_str::<Table>(&format!("v = {value}"))
         .ok()
         .and_then(|mut t| t.remove("v"))
@@ -143,7 +143,7 @@ fn apply<C: Configuration>(table: &mut Table, set: &str, known: &[String]) -> Re
     Ok(())
 }
 
-/// Makes a path, or those of a list, absolute where they exist; others stay, to be named in the error of whoever opens them.
+/// Makes a path, or those of a list, absolute if they exist; others stay unchanged, and opening them names them in an error.
 fn resolve(list: &mut Value, folder: Option<&Path>) {
     let items = match list {
         Value::Array(items) => items.as_mut_slice(),
@@ -165,7 +165,7 @@ fn resolve(list: &mut Value, folder: Option<&Path>) {
     }
 }
 
-/// Every key of the configuration, sections included, as dotted paths.
+/// Returns every key of the configuration, sections included, as dotted paths.
 fn known_keys<C: Configuration>() -> Vec<String> {
     fn walk(table: &Table, prefix: &str, keys: &mut Vec<String>) {
         for (key, value) in table {
@@ -265,7 +265,7 @@ mod tests {
         }
     }
 
-    /// NaN passed for a weight of the reward, and what was learned was NaN; nor did such a configuration equal its own copy.
+    /// NaN was accepted as a reward weight and gave NaN parameters; such a configuration also differed from its own copy.
     #[test]
     fn every_key_that_is_a_number_refuses_what_is_not_finite() {
         let f = file(DAYS);

@@ -28,7 +28,7 @@ pub use rate::ActorRate;
 pub use sections::*;
 pub use values::{RowOptimizer, Table, ValueRun, ValueSettings, ValueWatchdog, Values, WhenFull};
 
-/// Everything that a run can be told.
+/// All settings of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
@@ -52,7 +52,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The fully resolved configuration as TOML; loading it gives the same settings.
+    /// Returns the fully resolved configuration as TOML; loading it gives the same settings.
     pub fn to_toml(&self) -> String {
         Configuration::to_toml(self)
     }
@@ -60,33 +60,33 @@ impl Settings {
     /// Reads a resolved configuration that a run wrote.
     ///
     /// # Errors
-    /// An unreadable file, a configuration of another version, or a value that cannot be used.
+    /// If the file is unreadable, is a configuration of another version, or has a value that cannot be used.
     pub fn read_resolved(path: &std::path::Path) -> anyhow::Result<Self> {
         <Self as Configuration>::read_resolved(path)
     }
 
-    /// Segments in one write of an actor: `actors.write_every` rounded to whole segments.
+    /// Returns the number of segments in one write of an actor: `actors.write_every` rounded to whole segments.
     pub fn block_segments(&self) -> usize {
         ((self.actors.write_every as f64 / self.learner.segment as f64).round() as usize).max(1)
     }
 
-    /// Requests of a step: 1 where the network's outputs depend on the request.
+    /// Returns the number of requests per step: 1 if the network's outputs depend on the request.
     pub fn requests_per_step(&self) -> usize {
         let by_request = self.score_mode == ScoreMode::All || self.policy.traffic_embedding > 0;
         if by_request { 1 } else { self.episodes.requests_per_step }
     }
 
-    /// Adam's rate for the actor.
+    /// Returns Adam's rate for the actor.
     pub fn actor_rate(&self) -> f64 {
         self.learner.actor_rate.resolve(self.policy.warm_start)
     }
 
-    /// Updates before the actor learns: none where its target needs no critic.
+    /// Returns the number of updates before the actor learns: 0 if its target needs no critic.
     pub fn head_start(&self) -> u64 {
         if self.learner.target == Target::Hindsight { 0 } else { self.learner.critic_head_start }
     }
 
-    /// Segments in one batch.
+    /// Returns the number of segments in one batch.
     pub fn batch_segments(&self) -> usize {
         self.learner.batch / self.learner.segment
     }
@@ -94,7 +94,7 @@ impl Settings {
     /// Checks what the types cannot.
     ///
     /// # Errors
-    /// The first key whose value cannot be used, and what to set instead.
+    /// The first key whose value cannot be used, with a valid alternative.
     pub fn validate(&self) -> Result<(), SettingsError> {
         if self.data.train.is_empty() {
             return bad("data.train", "names no log directory; list at least one".into());

@@ -1,12 +1,12 @@
-//! How the ranks of a training work together.
+//! Synchronisation of the ranks of a training.
 
 use serde::{Deserialize, Serialize};
 
-/// Most ranks of a run.
+/// Maximum number of ranks of a run.
 pub const MOST_RANKS: usize = 8;
 
-/// Iterations whose gradients are kept where ranks overlap. Twice as many as a rank may be ahead of rank 0's writing of rows, so
-/// that ranks of different speed still find iterations that all of them have.
+/// Number of iterations whose gradients are kept if ranks overlap. Twice the distance that a rank may be ahead of rank 0's
+/// writing of rows, so that ranks of different speed still find iterations that all of them have.
 pub const KEPT_GRADIENTS: usize = 8;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -15,13 +15,13 @@ pub struct Ranks {
     pub sync: RankSync,
     /// Iterations of a period in `overlap`; at its end parameters are averaged.
     pub period: u64,
-    /// Ranks whose gradients make a global one in `overlap`; 0 = all.
+    /// Number of ranks whose gradients make up a global one in `overlap`; 0 = all.
     pub quorum: usize,
-    /// Whether each rank records in `overlap` what it used when, in RUN_DIR/trace.
+    /// Whether each rank in `overlap` records which gradients it used and when, in RUN_DIR/trace.
     pub trace: bool,
     pub sparse_average: SparseAverage,
-    /// Seconds after which a rank that is alive and does not take part in an exchange is given up. Rank 0 evaluates and saves while
-    /// the others wait.
+    /// Seconds after which a rank that is alive but does not take part in an exchange counts as failed. The other ranks wait
+    /// while rank 0 evaluates and saves.
     pub timeout_s: f64,
 }
 
@@ -38,24 +38,24 @@ impl Default for Ranks {
     }
 }
 
-/// Whether ranks wait for each other.
+/// Points at which ranks wait for each other.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RankSync {
-    /// In every update: the result depends on the seed and the number of ranks alone.
+    /// In every update: the result depends only on the seed and the number of ranks.
     #[default]
     Step,
-    /// At the end of a period only; gradients of others are used when they come.
+    /// Only at the end of a period; gradients of other ranks are used when they arrive.
     Overlap,
 }
 
-/// By what the summed gradient of a row is divided.
+/// Divisor of the summed gradient of a row.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SparseAverage {
     /// The number of ranks in which the row occurs: a rare row learns as fast as with one rank.
     #[default]
     Occurrence,
-    /// The number of all ranks: what one rank with the whole batch would compute.
+    /// The number of all ranks: the result of one rank with the whole batch.
     World,
 }

@@ -1,11 +1,11 @@
-//! `learner.actor_rate = "auto"`: a rate that suits where the bids start.
+//! `learner.actor_rate = "auto"`: a rate that suits the start of the bids.
 
 use serde::{Deserialize, Serialize};
 
-/// Where bids start from a plan's prices. Ten times as much moved them away from prices that were already nearly right: in eight
-/// volatile worlds the last parameters then lost what the planner had won (BENCHMARKS.md).
+/// Rate for bids that start from a plan's prices. A ten times higher rate moved them away from prices that were already nearly
+/// right: in eight volatile worlds the last parameters then lost the planner's gains (BENCHMARKS.md).
 const FROM_A_PLAN: f64 = 1e-4;
-/// Where bids have to be found.
+/// Rate for bids without a starting price.
 const FROM_NOTHING: f64 = 1e-3;
 
 /// Adam's rate for the actor.
@@ -25,7 +25,7 @@ pub enum Auto {
 impl ActorRate {
     pub const AUTO: Self = Self::Auto(Auto::Auto);
 
-    /// Returns the rate for bids that start from a plan's prices (`warm`), or do not.
+    /// Returns the rate for bids that start from a plan's prices (`warm`) or not.
     pub fn resolve(self, warm: bool) -> f64 {
         match self {
             Self::Fixed(rate) => rate,

@@ -1,4 +1,4 @@
-//! One struct per section of the configuration file, with every default.
+//! Sections of the configuration file with their defaults, one struct each.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ pub enum ScoreMode {
     All,
 }
 
-/// What an actor does when the learner has not taken its earlier writes.
+/// Behaviour of an actor when its ring has no free region.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Overflow {
@@ -48,18 +48,18 @@ impl Default for Run {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Data {
-    /// Log directories that are trained on.
+    /// Log directories to train on.
     pub train: Vec<PathBuf>,
-    /// Log directories that choose the best parameters.
+    /// Log directories for choosing the best parameters.
     pub validation: Vec<PathBuf>,
-    /// Log directories that the final table reports; may be empty.
+    /// Log directories reported in the final table; may be empty.
     pub test: Vec<PathBuf>,
-    /// Run directory of `admix values train` at whose values the days are planned, trained and judged while training; empty = the
+    /// Run directory of `admix values train` whose values are used for planning, training and validation; empty = the
     /// logged values.
     pub values: PathBuf,
     /// Share of bad rows above which a log is refused.
     pub max_bad_share: f64,
-    /// Memory that compiling a log may take, MB (2^20 bytes); what is more is sorted on disk.
+    /// Memory limit for compiling a log, MB (2^20 bytes); the rest is sorted on disk.
     pub memory_mb: usize,
 }
 
@@ -73,27 +73,27 @@ impl Default for Data {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Env {
-    /// Seconds until a policy observes a delivery; caps and rewards go by the true counts at once.
+    /// Seconds until a policy observes a delivery; caps and rewards use the true counts at once.
     pub feedback_delay_s: f64,
     /// Seed of the rate draws in evaluation; training draws anew each episode.
     pub rate_seed: u64,
     /// Add to each queue the eligible contracts missing from it, with `control.pctr`.
     pub complete_queues: bool,
-    /// Seed of the delays that are drawn.
+    /// Seed of the drawn delays.
     pub delay_seed: u64,
     /// A delay drawn for every training episode and every whole day, in place of `feedback_delay_s`.
     pub feedback_delay: FeedbackDelay,
 }
 
-/// How training episodes differ from the logged days.
+/// Differences of training episodes from the logged days.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Episodes {
-    /// Steps of a whole-day episode. A day with more than `steps * requests_per_step` requests is thinned to that many,
-    /// demands alike.
+    /// Steps of a whole-day episode. A day with more than `steps * requests_per_step` requests is thinned to that number, and its
+    /// demands by the same factor.
     pub steps: usize,
     /// Consecutive requests of a step. They share the networks' outputs, as requests share a bid in serving, and each has its
-    /// own auction. Where outputs depend on the request (`score_mode = "all"`, `policy.traffic_embedding`) it is 1.
+    /// own auction. If outputs depend on the request (`score_mode = "all"`, `policy.traffic_embedding`) it is 1.
     pub requests_per_step: usize,
     /// Log-sd of each contract's demand.
     pub demand_jitter: f64,
@@ -103,10 +103,10 @@ pub struct Episodes {
     pub volume_jitter: f64,
     /// Share of the episodes that start at a random point of the forecast traffic.
     pub mid_day_share: f64,
-    /// Sd of the delivered share around the plan in such a start.
+    /// Sd of the delivered share around the plan at such a start.
     pub start_spread: f64,
-    /// Sd of the error of each contract's starting bid, in its logit: the training days' prices are not those of the
-    /// day to come.
+    /// Sd of the error of each contract's starting bid, added to its logit: the training days' prices differ from those of the
+    /// served day.
     pub start_error: f64,
     /// Log-sd of the error of each contract's forecast supply.
     pub supply_error: f64,
@@ -114,16 +114,16 @@ pub struct Episodes {
     pub jump_share: f64,
     /// Log-sd of such a jump.
     pub jump_sd: f64,
-    /// Largest log-sd of the volume's deviation by the hour; each episode draws its own, and how long deviations last.
+    /// Largest log-sd of the volume's hourly deviation; each episode draws its own sd and correlation.
     pub volume_noise: f64,
-    /// Largest log-sd of the price's deviation by the hour, by group of regions.
+    /// Largest log-sd of the price's hourly deviation, by group of regions.
     pub price_noise: f64,
-    /// Log-sd of the price shocks that last some hours in one region, up to two an episode.
+    /// Log-sd of the price shocks that last some hours in one region, at most two per episode.
     pub shock_sd: f64,
 }
 
 impl Episodes {
-    /// The share of a day of so many requests that an episode replays, and of its demands that it owes, before jitter.
+    /// Returns the share of a day with `requests` requests, and of its demands, that an episode replays, before jitter.
     pub fn share_of(&self, requests: usize, per_step: usize) -> f64 {
         ((self.steps * per_step) as f64 / requests as f64).min(1.0)
     }
@@ -172,33 +172,33 @@ pub struct Policy {
     pub hidden: usize,
     /// Width of the ad id embedding, in the actor and the critic; 0 = none.
     pub ad_embedding: usize,
-    /// Width of the embeddings of slot, region, gender and age that the actor sees; 0 = none.
+    /// Width of the actor's embeddings of slot, region, gender and age; 0 = none.
     pub traffic_embedding: usize,
     /// Softmax temperature of exploration, in units of the mean best auction worth.
     pub temperature: f64,
-    /// Where bids start, as a share of the penalty.
+    /// Start of the bids, as a share of the penalty.
     pub initial_bid: f64,
     /// Start from the training days' prices instead.
     pub warm_start: bool,
-    /// With the warm start: solve the starting prices again and again on what is left of the day, as the receding-horizon baseline
+    /// With the warm start: solve the starting prices repeatedly on the rest of the day, as the receding-horizon baseline
     /// does.
     pub replan: bool,
-    /// With the planner, and without the outlook: plan for the volume to come that was learned from logged days, in several courses,
-    /// instead of taking the volume so far for it.
+    /// With the planner, and without the outlook: plan for the volume forecast learned from logged days, in several courses,
+    /// instead of extrapolating the volume so far.
     pub volume_model: bool,
-    /// Add the tuned pacing controller's term to every bid, with gains that fall with the root of the thinning: the network then
-    /// learns what to do beyond pacing, and what it learns on thinned days carries over to whole ones.
+    /// Add the tuned pacing controller's term to every bid, with gains that fall with the square root of the thinning: the
+    /// network then learns corrections to pacing, which carry over from thinned days to whole ones.
     pub pacing: bool,
-    /// Show the network, beside the base features, what the planner would do at the levels seen and at the forecast's, traffic and
-    /// prices over several memories, and displays under way, which it then counts as delivered.
+    /// Extend the network's inputs by the planner's prices at the levels seen and at the forecast levels, traffic and prices
+    /// with several time constants, and unconfirmed displays, which then count as delivered.
     pub outlook: bool,
-    /// With the outlook over a planner, and without the controller: start from the network that comes with the program, where it has
+    /// With the outlook over a planner, and without the controller: start from the network that ships with the program, if it has
     /// this shape.
     pub shipped_start: bool,
-    /// Let the bid fall below the worth of the predicted click, down to minus the penalty or the mean best auction
+    /// Allow bids below the worth of the predicted click, down to minus the penalty or the mean best auction
     /// worth, whichever is larger.
     pub negative_bids: bool,
-    /// Auction ads of a queue that are scored in `score_mode = "all"`; the rest are worth less than these.
+    /// Number of auction ads of a queue that are scored in `score_mode = "all"`; the rest score less than these.
     pub auction_candidates: usize,
 }
 
@@ -228,7 +228,7 @@ impl Policy {
         self.warm_start && self.replan
     }
 
-    /// Whether the planner plans for the volume that was learned. The network of the outlook has learned to read one that does not.
+    /// Whether the planner uses the learned volume. The network of the outlook was trained on a planner that does not.
     pub fn foresees_volume(&self) -> bool {
         self.replans() && self.volume_model && !self.outlook
     }
@@ -238,18 +238,18 @@ impl Policy {
 #[serde(default, deny_unknown_fields)]
 pub struct Actors {
     /// Actor processes (N). A number, or `"auto"`: five for every eight cores of the machine ([`actors_for`](super::actors_for)),
-    /// resolved when the settings are loaded, so that the run's `config.toml` holds the number. Without the key it is 2 on every
-    /// machine: the number of actors takes part in what is learned, and one configuration should mean one thing.
+    /// resolved when the settings are loaded, so that the run's `config.toml` contains the number. The default is 2 on every
+    /// machine: the number of actors affects what is learned, and one configuration should give one result.
     #[serde(deserialize_with = "super::cores::number_or_auto")]
     pub count: usize,
     /// Samples in one write (k); rounded to whole segments.
     pub write_every: usize,
-    /// Regions of an actor's ring.
+    /// Number of regions of an actor's ring.
     pub regions: usize,
     pub overflow: Overflow,
-    /// Episodes that an actor replays side by side.
+    /// Number of episodes that an actor replays in rotation.
     pub episodes: usize,
-    /// Times that one actor is started again before the run ends with an error.
+    /// Number of times that one actor is restarted before the run ends with an error.
     pub max_restarts: u32,
 }
 
@@ -262,8 +262,9 @@ impl Default for Actors {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Evaluate {
-    /// Updates between two evaluations on the validation days. Fewer where an evaluation takes longer, or evaluations have had their
-    /// sixteenth of the machine's cores: the next one takes the newest parameters then. In lock-step always as many.
+    /// Updates between two evaluations on the validation days. Evaluations are less frequent if they take longer, or have used
+    /// their sixteenth of the machine's cores; the next one then takes the newest parameters. In lock-step the interval is
+    /// exact.
     pub every: u64,
 }
 
@@ -273,13 +274,13 @@ impl Default for Evaluate {
     }
 }
 
-/// Snapshots of the whole run, from which it goes on after whatever happened.
+/// Snapshots of the whole run, from which it resumes after any failure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Checkpoint {
     /// Seconds between two snapshots; 0 = none, and nothing to resume from.
     pub every_s: f64,
-    /// Snapshots that are kept on disk.
+    /// Number of snapshots kept on disk.
     pub keep: usize,
 }
 
@@ -289,19 +290,19 @@ impl Default for Checkpoint {
     }
 }
 
-/// When main stops believing in a process, or in the run.
+/// Limits after which main replaces a process or ends the run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Watchdog {
-    /// Seconds without a sign of life after which a process is killed and replaced; 0 = never.
+    /// Seconds without a heartbeat after which a process is killed and replaced; 0 = never.
     pub silent_s: f64,
     /// Seconds without a new sample and without an update after which the run ends; 0 = never.
     pub stuck_s: f64,
-    /// Seconds that an interrupted run may take to save and end; then its processes are killed.
+    /// Seconds that an interrupted run may take to save and end; after that its processes are killed.
     pub grace_s: f64,
-    /// Times that the learner, the evaluator or the checkpointer is started again before the run ends with an error.
+    /// Number of times that the learner, the evaluator or the checkpointer is restarted before the run ends with an error.
     pub max_restarts: u32,
-    /// Times that the learner goes back to the last snapshot because a loss was not finite.
+    /// Number of times that the learner rolls back to the last snapshot because a loss was not finite.
     pub max_rollbacks: u32,
 }
 
@@ -311,7 +312,7 @@ impl Default for Watchdog {
     }
 }
 
-/// The run ends at the first bound that it meets; 0 = unbounded. The learning rates decay over the same.
+/// The run ends at the first bound that it reaches; 0 = unbounded. The learning rates decay over the same bounds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Budget {
@@ -326,7 +327,7 @@ impl Default for Budget {
     }
 }
 
-/// When a run counts as converged.
+/// Convergence criterion of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Stop {
@@ -351,8 +352,8 @@ pub struct Serial {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Baselines {
-    /// Replays of a training day that tuning one baseline may cost: the PID controller, or the controller under the learned bids; pass rates
-    /// and dual descent, with one parameter each, and the slower receding horizon have half of it.
+    /// Maximum number of replays of a training day for tuning one baseline: the PID controller, or the controller under the
+    /// learned bids; pass rates and dual descent, with one parameter each, and the slower receding horizon get half of it.
     pub tuning_replays: usize,
     /// Seconds of log time between two steps of a controller: PID, dual descent, pass rates.
     pub interval_s: f64,

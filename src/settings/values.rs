@@ -1,4 +1,4 @@
-//! What `admix values train` can be told: the value model, its table of embedding rows, and the run.
+//! Settings of `admix values train`: the value model, its table of embedding rows, and the run.
 
 use std::path::PathBuf;
 
@@ -9,21 +9,22 @@ use super::load::{Configuration, SettingsError};
 use super::ranks::{KEPT_GRADIENTS, MOST_RANKS, RankSync, Ranks};
 use super::sections::{Checkpoint, Watchdog};
 
-/// How a row moves along its gradient.
+/// Optimiser of the embedding rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RowOptimizer {
     Sgd,
-    /// A sum of squared gradients for each element: charges and clicks, whose gradients differ a hundredfold, each move at their own rate.
+    /// A sum of squared gradients per element: charges and clicks, whose gradients differ a hundredfold, each get their own rate.
     #[default]
     Adagrad,
     /// One sum for the whole row: at the default width three fifths of the memory of `Adagrad`.
     RowwiseAdagrad,
-    /// Adam whose moments stand still while the row is not in a batch. Dense Adam would let them decay and move the row all the while.
+    /// Adam whose moments change only when the row is in a batch. Dense Adam would let them decay and move the row in every
+    /// update.
     LazyAdam,
 }
 
-/// Everything that a run of `admix values train` can be told.
+/// All settings of a run of `admix values train`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ValueSettings {
@@ -51,15 +52,15 @@ impl Default for ValueRun {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Values {
-    /// Log directories whose exposures are learned from.
+    /// Log directories with the training exposures.
     pub train: Vec<PathBuf>,
-    /// Log directories whose exposures choose the number of passes and end training; empty = all passes, the last is kept.
+    /// Log directories whose exposures choose the number of passes and end training; empty = all passes, and the last is kept.
     pub validation: Vec<PathBuf>,
-    /// What the run begins with: the rows of a sparse-parameter file, or rows and network of another run; empty = nothing.
+    /// Start of the run: the rows of a sparse-parameter file, or rows and network of another run; empty = none.
     pub from: PathBuf,
     /// Share of bad rows above which a log is refused.
     pub max_bad_share: f64,
-    /// Ids that have an embedding, and their crosses: `ad`, `slot`, `region`, `user`, `gender`, `age`, `type`, joined by `*`.
+    /// Ids with an embedding, and their crosses: `ad`, `slot`, `region`, `user`, `gender`, `age`, `type`, joined by `*`.
     pub fields: Vec<String>,
     /// Width of a row: one weight for each of the two heads, the rest for pairwise products.
     pub dim: usize,
@@ -67,7 +68,7 @@ pub struct Values {
     pub hidden: usize,
     /// Samples in a batch of one rank, and in one write of a reader for it.
     pub batch: usize,
-    /// Trainer processes, each with a copy of the networks; a batch of all has `ranks` times `batch` samples.
+    /// Trainer processes, each with a copy of the networks; a global batch has `ranks` times `batch` samples.
     pub ranks: usize,
     /// Reader processes.
     pub readers: usize,
@@ -75,22 +76,22 @@ pub struct Values {
     pub epochs: u64,
     /// Samples that a reader shuffles at a time.
     pub shuffle: usize,
-    /// Evaluations on the validation days without an improvement after which training stops; 0 = never. There is one after
-    /// each pass.
+    /// Evaluations on the validation days without an improvement after which training stops; 0 = never. There is one evaluation
+    /// after each pass.
     pub patience: u64,
     /// Adam's rate for the networks.
     pub rate: f64,
     /// Share of the initial rates that remains at the end of the last pass. Rates decay linearly.
     pub final_rate_share: f64,
-    /// The most that an exposure weighs: its weight is 1 / propensity up to this, and 1 where no propensity is logged. At 1 all weigh
-    /// alike.
+    /// Maximum weight of an exposure: the weight is 1 / propensity up to this, and 1 if no propensity is logged. At 1 all
+    /// exposures have equal weight.
     pub most_weight: f64,
     /// Standard deviation of the Gaussian prior on each element of a row: rare ids stay near 0.
     pub prior_sd: f64,
-    /// Whether the prior of each field's direct weights is estimated from the exposures, which a field that tells nothing shows
-    /// nothing in; `prior_sd` is where the estimate starts from.
+    /// Whether the prior of each field's direct weights is estimated from the exposures, so that the weights of an
+    /// uninformative field shrink to 0; the estimate starts from `prior_sd`.
     pub learn_prior: bool,
-    /// Whether, once the number of passes is chosen, the model is learned once more from training and validation days together.
+    /// Whether the model is trained once more on training and validation days together, after the number of passes is chosen.
     pub refit: bool,
 }
 
@@ -120,17 +121,17 @@ impl Default for Values {
     }
 }
 
-/// When main stops believing in a process, or in the run.
+/// Limits after which main replaces a process or ends the run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ValueWatchdog {
-    /// Seconds without a sign of life after which the trainer is killed and replaced; 0 = never.
+    /// Seconds without a heartbeat after which the trainer is killed and replaced; 0 = never.
     pub silent_s: f64,
     /// Seconds without a new sample and without an update after which the run ends; 0 = never.
     pub stuck_s: f64,
-    /// Seconds that an interrupted run may take to save and end; then its processes are killed.
+    /// Seconds that an interrupted run may take to save and end; after that its processes are killed.
     pub grace_s: f64,
-    /// Times that a process is started again before the run ends with an error.
+    /// Number of times that a process is restarted before the run ends with an error.
     pub max_restarts: u32,
 }
 
@@ -141,33 +142,33 @@ impl Default for ValueWatchdog {
     }
 }
 
-/// What happens when the table has no room for another row.
+/// Behaviour when the table has no room for another row.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WhenFull {
-    /// The run ends and says how many rows it needs.
+    /// The run ends with an error that states the number of rows needed.
     #[default]
     Error,
-    /// An id without a row is read at its first value and learns nothing.
+    /// An id without a row is read at its initial value and learns nothing.
     Ignore,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Table {
-    /// Rows that the table has room for.
+    /// Capacity of the table, rows.
     pub max_rows: usize,
     pub when_full: WhenFull,
     pub optimizer: RowOptimizer,
     /// Rate of the rows' optimiser.
     pub rate: f64,
-    /// Rows of the device cache; 0 = none, the CPU works on the table itself.
+    /// Rows of the device cache; 0 = none, and the CPU uses the table itself.
     pub cache_rows: usize,
-    /// Batches whose rows are fetched ahead into the cache.
+    /// Number of batches whose rows are prefetched into the cache.
     pub prefetch: usize,
-    /// Arenas that the cache is spread over.
+    /// Number of arenas over which the cache is distributed.
     pub devices: usize,
-    /// Rows that may change between two snapshots; when they have, one begins early.
+    /// Number of changed rows since the last snapshot at which the next one begins early.
     pub snapshot_rows: usize,
 }
 
@@ -187,12 +188,12 @@ impl Default for Table {
 }
 
 impl ValueSettings {
-    /// Batches whose rows are fetched before their turn.
+    /// Returns the number of batches whose rows are fetched before their turn.
     pub fn ahead(&self) -> usize {
         if self.table.cache_rows > 0 { self.table.prefetch } else { 1 }
     }
 
-    /// Rows that may change, or be inserted, before the next update at which a snapshot can begin.
+    /// Returns the number of rows that may change, or be inserted, before the next update at which a snapshot can begin.
     pub fn rows_in_flight(&self) -> usize {
         let batches = match self.ranks.sync {
             RankSync::Overlap if self.values.ranks > 1 => self.ranks.period as usize + KEPT_GRADIENTS,

@@ -1,7 +1,7 @@
-//! A run on one terminal screen, live or finished: how far it is, its validation curve, its processes, lag, ledger and delivery.
+//! A run on one terminal screen, live or finished: progress, validation curve, processes, lag, ledger and delivery.
 //!
-//! It reads what `inspect` reads and disturbs a run as little: files and shared memory are opened for reading. The screen is text
-//! of a fixed size, 80 x 24 if nothing else is known, so that it works over any ssh connection and in a pipe.
+//! It reads the same sources as `inspect`, with as little disturbance: files and shared memory are opened for reading. The
+//! screen is text of a fixed size, by default 80 x 24, so that it works over any ssh connection and in a pipe.
 //!
 //! May import: `inspect`, `report`, `run`, `shm`.
 
@@ -22,32 +22,33 @@ pub struct Point {
     pub updates: u64,
     /// Percent of the bound.
     pub share: f64,
-    /// Percent of what was owed.
+    /// Percent of the impressions owed.
     pub shortage: f64,
     pub revenue: f64,
 }
 
-/// All that the screen shows.
+/// Content of the screen.
 #[derive(Debug)]
 pub struct Watched {
     pub seen: Inspection,
     pub curve: Vec<Point>,
     /// The newest `run` record.
     pub run: Option<Value>,
-    /// Updates that end the run; 0 = other bounds do.
+    /// Number of updates that end the run; 0 = other bounds do.
     pub max_updates: u64,
     pub report: Option<RunReport>,
     pub restarts: usize,
 }
 
 impl Watched {
-    /// Looks at the run in `dir`.
+    /// Reads the run in `dir`.
     ///
     /// # Errors
-    /// A directory that is no run.
+    /// If the directory is not a run.
     pub fn look(dir: &Path) -> anyhow::Result<Self> {
         let seen = inspect::inspect(dir, 1)?;
-        // Whole, unlike what `inspect` reads of it: the curve begins with its first line. Lines that are no records were cut short.
+        // The whole file, unlike `inspect`, because the curve begins with its first line. Lines that are not records were cut
+        // short.
         let text = std::fs::read_to_string(dir.join("metrics.jsonl")).unwrap_or_default();
         let lines: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         let of_kind = |kind: &'static str| lines.iter().filter(move |line| line["kind"] == kind);
@@ -67,24 +68,24 @@ impl Watched {
             run: of_kind("run").next_back().cloned(),
             restarts: of_kind("restart").count(),
             max_updates: budget.and_then(|n| u64::try_from(n).ok()).unwrap_or(0),
-            // A report of another version of the program is none here.
+            // A report of another version of the program is ignored.
             report: RunReport::read(dir).unwrap_or(None),
             seen,
         })
     }
 
-    /// Tells whether anything will change.
+    /// Whether nothing will change any more.
     pub fn is_over(&self) -> bool {
         self.seen.state != State::Alive
     }
 
-    /// Validation share of a row of the report, percent.
+    /// Returns the validation share of a row of the report, percent.
     fn validated(&self, name: &str) -> Option<f64> {
         let report = self.report.as_ref()?;
         report.validation.policies.iter().find(|p| p.name == name)?.share.map(|share| 100.0 * share)
     }
 
-    /// Validation share before the first update, percent.
+    /// Returns the validation share before the first update, percent.
     fn start(&self) -> Option<f64> {
         self.validated(&format!("{CHOSEN}:start")).or(self.curve.first().filter(|p| p.updates == 0).map(|p| p.share))
     }

@@ -6,7 +6,7 @@ use crate::inspect::State;
 
 use super::Watched;
 
-/// Lines of the curve where there are 24 in all.
+/// Minimum number of lines of the curve, used on a screen of 24 lines.
 const LEAST_CURVE: usize = 4;
 
 /// Renders the screen: at most `height` lines of at most `width` characters.
@@ -42,7 +42,7 @@ fn title(watched: &Watched, width: usize) -> String {
     format!("{:room$}  {right}", name.chars().take(room).collect::<String>())
 }
 
-/// A figure with a thousands' unit.
+/// Formats a figure with a suffix for thousands or millions.
 fn short(value: f64) -> String {
     match value.abs() {
         v if v >= 1e7 => format!("{:.0}M", value / 1e6),
@@ -81,7 +81,7 @@ fn progress(watched: &Watched) -> String {
     line
 }
 
-/// The validation curve with its scale; `-` is the start.
+/// Draws the validation curve with its scale; `-` is the start.
 fn curve(watched: &Watched, width: usize, height: usize) -> Vec<String> {
     let points = &watched.curve;
     let (Some(first), Some(last)) = (points.first(), points.last()) else {
@@ -151,7 +151,7 @@ fn figures(watched: &Watched) -> Vec<String> {
     lines
 }
 
-/// A line a process: whether it lives, and where its time went.
+/// Returns one line per process: whether it is alive, and its times computing, copying and waiting.
 fn processes(watched: &Watched) -> Vec<String> {
     let timing = watched.run.as_ref().and_then(|run| run["processes"].as_array()).map_or(&[][..], Vec::as_slice);
     let control = watched.seen.memory.as_ref().and_then(|memory| memory.control.as_ref());

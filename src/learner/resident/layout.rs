@@ -1,4 +1,4 @@
-//! A segment as one row of numbers in the pool, so that a batch is one gather.
+//! Layout of a segment as one row of numbers in the pool, so that a batch is one gather.
 
 use std::ops::Range;
 
@@ -7,10 +7,10 @@ use crate::settings::Credit;
 
 use super::super::dims::Dims;
 
-/// Where each field of a segment lies in its row. `T` steps, `N` contracts, `K` bidders, `R` requests in a step, `A` auction ads.
+/// Position of each field of a segment in its row. `T` steps, `N` contracts, `K` bidders, `R` requests in a step, `A` auction ads.
 ///
-/// What is worked on together lies together: the critic's rows before and after a display, and what its outputs are multiplied by.
-/// Whole numbers (ids, slots) are kept as `f32`, which is exact below 2^24. What a request may not show has boost [`ABSENT`].
+/// Fields that are processed together are adjacent: the critic's rows before and after a display, and the factors on its outputs.
+/// Integers (ids, slots) are stored as `f32`, which is exact below 2^24. An ad that a request may not show has boost [`ABSENT`].
 #[derive(Debug, Clone)]
 pub struct Layout {
     pub dims: Dims,
@@ -53,11 +53,11 @@ pub struct Layout {
     pub inverse_behaviour: Range<usize>,
 }
 
-/// Boost of what may not be shown; real ones are positive.
+/// Boost of an ad that may not be shown; real boosts are positive.
 pub const ABSENT: f32 = -1.0;
 
 impl Layout {
-    /// The layout of a run's segments; `requests` of them make a step.
+    /// Creates the layout of a run's segments with `requests` requests per step.
     pub fn new(dims: Dims, requests: usize, actor_tables: usize, critic_tables: usize, credit: Credit) -> Self {
         let Dims { steps: t, contracts: n, eligible: k, auctions: a, .. } = dims;
         let by_total = credit == Credit::Total;
@@ -113,8 +113,8 @@ impl Layout {
         layout
     }
 
-    /// Where each number of a batch comes from, in its `segments` rows one behind the other. A batch is laid out field by field, each
-    /// of all its segments.
+    /// Returns the source index of each number of a batch in its `segments` concatenated rows. A batch is laid out field by
+    /// field, each with all its segments.
     pub fn sources(&self, segments: usize) -> Vec<u32> {
         let mut sources = vec![0; segments * self.width];
         for field in &self.fields {

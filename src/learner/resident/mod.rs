@@ -1,13 +1,13 @@
-//! The trainer of a GPU: the replay pool lives where the networks are.
+//! The trainer of a GPU: the replay pool is on the same device as the networks.
 //!
-//! A segment is replayed once, when it comes into the pool, and goes to the device with its block in one upload. An update sends the
-//! places that it drew and nothing else: it gathers the batch, infers, works out the losses and steps the optimisers on the
-//! device, and waits for it only where somebody wants to know what it did, for publications and for snapshots. A batch always
-//! has the same shapes, so that memory which one update gave back is what the next one takes.
+//! A segment is replayed once, when it enters the pool, and is uploaded together with its block. An update sends only the drawn
+//! places: it gathers the batch, infers, computes the losses and steps the optimisers on the device, and waits for it only if
+//! its statistics are read, for publications and for snapshots. A batch always has the same shapes, so that an update reuses
+//! the memory freed by the last one.
 //!
-//! - [`record`]: a segment as it is uploaded. [`layout`]: the row of numbers that the device makes of it.
-//! - `cube`: kernels of our own. At batches of a few hundred steps a GPU waits for launches, not for arithmetic; these are a sixth of
-//!   the launches that tensor operations take. `scripts/wgpu` holds them against the CPU's trainer.
+//! - [`record`]: a segment as it is uploaded. [`layout`]: the row of numbers that the device expands it to.
+//! - `cube`: the kernels. At batches of a few hundred steps a GPU waits for launches, not for arithmetic; these are a sixth of
+//!   the launches of tensor operations. `scripts/wgpu` compares them with the CPU's trainer.
 
 mod cube;
 mod layout;
@@ -33,7 +33,7 @@ use super::networks::{Networks, Norms};
 use super::trainer::{Batch, Placed, Train, UpdatePlan, UpdateStats};
 use super::transfer::to_host;
 
-/// The most segments that are uploaded at a time: more than a block has, and tens of megabytes.
+/// Maximum number of segments in one upload: more than a block has, and tens of megabytes.
 const UPLOAD: usize = 64;
 
 /// [`Train`] with pool, batches and losses on the device.
@@ -45,17 +45,17 @@ pub struct ResidentTrainer<R: CubeRuntime> {
     networks: Networks<Cube<R>>,
     /// `[room width]`.
     pool: Numbers<R>,
-    /// `[S width]`: where each number of a batch comes from.
+    /// `[S width]`: source index of each number of a batch.
     sources: Numbers<R>,
     /// By place.
     counts: Vec<Counts>,
 }
 
 impl<R: CubeRuntime> ResidentTrainer<R> {
-    /// Makes a trainer with an empty pool.
+    /// Creates a trainer with an empty pool.
     ///
     /// # Errors
-    /// A pool with more numbers than a device can point at; a GPU may have less memory than that.
+    /// If the pool has more numbers than a device can index; a GPU may have less memory than that.
     pub fn new(
         days: &[DayModel],
         spec: &Arc<PolicySpec>,
@@ -149,7 +149,7 @@ impl<R: CubeRuntime> Train for ResidentTrainer<R> {
     }
 
     fn wait(&self) {
-        // Both are read through one queue: what was launched before them is done.
+        // Both are read through one queue, so everything launched before them is done.
         self.pool.wait();
         to_host(self.networks.critic.at.params.clone().slice(0..1));
     }

@@ -1,7 +1,7 @@
 //! The transport problem between weighted requests and contracts, and its dual.
 //!
-//! A request of weight `w` stands for `w` alike. [`super::bound`] minimises the dual of a whole logged day, where each weighs 1;
-//! the receding-horizon baseline that of a sample of what is still to come.
+//! A request of weight `w` stands for `w` equal ones. [`super::bound`] minimises the dual of a whole logged day, with all
+//! weights 1; the receding-horizon baseline that of a sample of the requests still to come.
 
 mod exponentials;
 mod solve;
@@ -10,35 +10,35 @@ use exponentials::exponentials;
 pub(super) use solve::cholesky;
 use solve::conjugate_gradients;
 
-/// Unknowns above which conjugate gradients take over from Cholesky, whose cost grows with their cube, and the curvature is
-/// no longer made as a matrix.
+/// Number of unknowns above which conjugate gradients replace Cholesky, whose cost grows with their cube, and the Hessian is
+/// not built as a matrix.
 const DIRECT: usize = 256;
 
-/// Requests with the contracts that may take them, and what the contracts want.
+/// Requests with the contracts that may take them, and the contracts' demands.
 #[derive(Debug, Clone)]
 pub struct Transport {
-    /// Per request: the best auction worth, how many it stands for, and where its entries start.
+    /// Per request: the best auction worth, its weight, and the start of its entries.
     pub(super) best: Vec<f64>,
     weight: Vec<f64>,
     starts: Vec<u32>,
     /// Per entry: contract and worth of the predicted click.
     entries: Vec<(u32, f64)>,
-    /// Impressions owed and still allowed, and minor units per missing one.
+    /// Per contract: impressions owed and still allowed, and the penalty per missing impression, minor units.
     pub(super) owed: Vec<f64>,
     pub(super) left: Vec<f64>,
     pub(super) penalty: Vec<f64>,
-    /// Of the prices looked at last.
+    /// Of the prices evaluated last.
     doubt: Doubt,
 }
 
 impl Transport {
-    /// A problem without requests; `owed <= left` for each contract.
+    /// Creates a problem without requests; `owed <= left` for each contract.
     pub fn new(owed: Vec<f64>, left: Vec<f64>, penalty: Vec<f64>) -> Self {
         let doubt = Doubt::default();
         Self { best: vec![], weight: vec![], starts: vec![0], entries: vec![], owed, left, penalty, doubt }
     }
 
-    /// Takes all requests out again and states what the contracts want now.
+    /// Removes all requests and sets the contracts' demands.
     pub fn restate(&mut self, owed: Vec<f64>, left: Vec<f64>) {
         self.best.clear();
         self.weight.clear();
@@ -47,7 +47,7 @@ impl Transport {
         (self.owed, self.left) = (owed, left);
     }
 
-    /// Adds a request that stands for `weight` alike, with the contracts that may take it and the worth of their clicks.
+    /// Adds a request that stands for `weight` equal ones, with the contracts that may take it and the worth of their clicks.
     pub fn push(&mut self, best: f64, weight: f64, entries: impl IntoIterator<Item = (u32, f64)>) {
         self.best.push(best);
         self.weight.push(weight);
@@ -59,7 +59,7 @@ impl Transport {
         &self.entries[self.starts[i] as usize..self.starts[i + 1] as usize]
     }
 
-    /// The size of a price here: the mean best auction worth plus the mean price. What smoothing is measured in.
+    /// Returns the typical size of a price: the mean best auction worth plus the mean price. Unit of the smoothing.
     pub fn scale(&self, prices: &[f64]) -> f64 {
         let weight: f64 = self.weight.iter().sum();
         let worth: f64 = self.best.iter().zip(&self.weight).map(|(b, w)| b * w).sum();
@@ -68,27 +68,27 @@ impl Transport {
         mean(worth, weight) + mean(price, prices.len() as f64)
     }
 
-    /// `D(prices)`, minor units. Prices above the penalty are not allowed.
+    /// Returns `D(prices)`, minor units. Prices above the penalty are not allowed.
     pub fn dual(&self, prices: &[f64]) -> f64 {
         let paid: f64 = (0..self.best.len()).map(|i| self.weight[i] * self.value(i, prices)).sum();
         paid - self.revenue(prices)
     }
 
-    /// What one of request `i`'s kind is worth at these prices: the best of nothing, the auction and its contracts.
+    /// Returns the value of one request of row `i` at these prices: the maximum of nothing, the auction and its contracts.
     pub(super) fn value(&self, i: usize, prices: &[f64]) -> f64 {
         let value = |&(j, click): &(u32, f64)| click + prices[j as usize];
         self.entries_of(i).iter().map(value).fold(self.best[i].max(0.0), f64::max)
     }
 
-    /// Up to `steps` damped Newton steps on the dual with every maximum replaced by `smoothing * log(sum(exp(. / smoothing)))`;
-    /// prices at a bound that the gradient presses against stay there. Ends early where no step improves; the steps taken.
+    /// Does up to `steps` damped Newton steps on the dual with every maximum replaced by `smoothing * log(sum(exp(. /
+    /// smoothing)))`; prices at an active bound stay there. Ends early if no step improves; returns the number of steps.
     pub fn descend(&mut self, prices: &mut [f64], smoothing: f64, steps: usize) -> usize {
         self.newton(prices, smoothing, steps, 0.0)
     }
 
-    /// The same for prices that need not be exact: the first step that moves no price by more than half of the smoothing is the
-    /// last, and is taken without a look at where it leads. Within that reach curvatures change by less than a factor of `e`, so a
-    /// full Newton step is one downhill, and what it leaves is of second order.
+    /// Does the same for prices that need not be exact: the first step that moves no price by more than half of the smoothing
+    /// is the last, and is taken without a line search. Within that distance second derivatives change by less than a factor of
+    /// `e`, so a full Newton step descends, and the remaining error is of second order.
     pub fn follow(&mut self, prices: &mut [f64], smoothing: f64, steps: usize) -> usize {
         self.newton(prices, smoothing, steps, 0.5 * smoothing)
     }
@@ -102,7 +102,7 @@ impl Transport {
                 prices.copy_from_slice(&self.moved(prices, &step, 1.0));
                 return taken + 1;
             }
-            // The trial that improves leaves its doubts: the next step is made of them.
+            // The successful trial leaves its `doubt`, from which the next step is computed.
             let mut lengths = (0..12).map(|halvings| 0.5f64.powi(halvings));
             let improved = lengths.find_map(|length| {
                 let moved = self.moved(prices, &step, length);
@@ -116,7 +116,7 @@ impl Transport {
         steps
     }
 
-    /// The Newton step from `prices`, which were the last to be looked at; to be subtracted.
+    /// Returns the Newton step from `prices`, which must be the ones evaluated last; to be subtracted.
     fn newton_step(&self, prices: &[f64], smoothing: f64) -> Vec<f64> {
         let n = prices.len();
         let mut gradient = self.served();
@@ -137,15 +137,15 @@ impl Transport {
                 free.push(j);
             }
         }
-        // Where a price is so far off that no request is in doubt, there is no curvature: such a step goes no further than a price
-        // can be off.
+        // If a price is so far off that no request is in doubt, its second derivative is 0. The damping then limits its step to
+        // half the typical size of a price.
         let reach = 0.5 * self.scale(prices).max(1e-12);
         let damping = |j: usize, diagonal: f64| 1e-9 * diagonal.abs() + gradient[j].abs() / reach;
         self.solve(smoothing, &free, &gradient, damping, INEXACT)
     }
 
-    /// Solves the smoothed dual's curvature, with `damping(contract, diagonal)` added to its diagonal, for `target` over the `free`
-    /// contracts; the others stay at 0. `[contracts]`. Of more than [`DIRECT`] of them the residual is left at `tolerance`.
+    /// Solves the smoothed dual's Hessian, with `damping(contract, diagonal)` added to its diagonal, for `target` over the `free`
+    /// contracts; the others stay at 0. `[contracts]`. With more than [`DIRECT`] of them, up to a residual of `tolerance`.
     fn solve(
         &self,
         smoothing: f64,
@@ -185,9 +185,9 @@ impl Transport {
         solution
     }
 
-    /// How the prices answer to the demand, at a minimum of the dual smoothed by `smoothing`: what each moves by, minor units, when
-    /// all demands grow by one part in `e`; and what each contract's supply grows by, as a share of its demand, when its own
-    /// price grows by one part in `e`. Prices at a bound do not move.
+    /// Returns the sensitivity of the prices at a minimum of the dual smoothed by `smoothing`: the derivative of each price by
+    /// the log of all demands, minor units; and the derivative of each contract's supply, as a share of its demand, by the log
+    /// of its own price. Prices at a bound do not move.
     pub fn sensitivity(&mut self, prices: &[f64], smoothing: f64) -> (Vec<f64>, Vec<f64>) {
         self.smoothed(prices, smoothing);
         let n = prices.len();
@@ -196,12 +196,13 @@ impl Transport {
         let scale = self.scale(prices).max(1e-12);
         let free: Vec<usize> =
             (0..n).filter(|&j| prices[j] > 0.0 && prices[j] < self.penalty[j] && self.owed[j] > 0.0).collect();
-        // Where no request is near its price, a contract's price would move beyond all that the smoothing knows of.
+        // Without a request near its price, a contract's price would move beyond the range of the smoothing; the damping
+        // prevents that.
         let moves = self.solve(smoothing, &free, &self.owed, |j, _| 0.1 * self.owed[j] / scale, 1e-5);
         (moves, own)
     }
 
-    /// Prices after a step of `length`.
+    /// Returns the prices after a step of `length`.
     fn moved(&self, prices: &[f64], step: &[f64], length: f64) -> Vec<f64> {
         let one = |(j, (price, step)): (usize, (&f64, &f64))| {
             let p = (price - length * step).min(self.penalty[j]);
@@ -211,7 +212,7 @@ impl Transport {
         prices.iter().zip(step).enumerate().map(one).collect()
     }
 
-    /// The smoothed dual; leaves what is in doubt at these prices.
+    /// Returns the smoothed dual; stores the requests in doubt at these prices.
     fn smoothed(&mut self, prices: &[f64], smoothing: f64) -> f64 {
         let mut doubt = std::mem::take(&mut self.doubt);
         doubt.clear(prices.len(), self.best.len() + self.entries.len());
@@ -225,7 +226,7 @@ impl Transport {
             let worth = |&(j, click): &(u32, f64)| click + prices[j as usize];
             let top = entries.iter().map(worth).fold(floor, |top, worth| if worth > top { worth } else { top });
             sum += weight * top;
-            // Each is written, and counts if it is near: without a branch that no processor can foresee.
+            // Each candidate is written, and counts only if it is near: this avoids an unpredictable branch.
             let mut to = from;
             let mut candidate = |j, worth: f64| {
                 let below = top - worth;
@@ -254,7 +255,7 @@ impl Transport {
         sum + smoothing * above - self.revenue(prices)
     }
 
-    /// Impressions served to each contract: the gradient of the smoothed dual without its revenue.
+    /// Returns the impressions served to each contract: the gradient of the smoothed dual without its revenue.
     fn served(&self) -> Vec<f64> {
         let mut served = self.doubt.sure.clone();
         self.doubt.each(|i, candidates, weights, per_total| {
@@ -265,8 +266,8 @@ impl Transport {
         served
     }
 
-    /// The matrix of second derivatives of the smoothed dual, `[m, m]` over the contracts that have a `place` below `m`; the
-    /// lower half of it.
+    /// Returns the Hessian of the smoothed dual, `[m, m]` over the contracts that have a `place` below `m`; only the
+    /// lower half is set.
     fn curvature(&self, smoothing: f64, place: &[usize], m: usize) -> Vec<f64> {
         let mut curvature = vec![0.0; m * m];
         self.doubt.each(|i, candidates, weights, per_total| {
@@ -291,7 +292,7 @@ impl Transport {
         curvature
     }
 
-    /// The second derivative of the smoothed dual by each contract's own price.
+    /// Returns the diagonal of the Hessian of the smoothed dual.
     fn diagonal(&self, smoothing: f64) -> Vec<f64> {
         let mut diagonal = vec![0.0; self.owed.len()];
         self.doubt.each(|i, candidates, weights, per_total| {
@@ -303,18 +304,18 @@ impl Transport {
         diagonal
     }
 
-    /// What the prices earn from the demands: `sum_j (p_j >= 0 ? p_j owed_j : p_j left_j)`.
+    /// Returns the revenue of the prices from the demands: `sum_j (p_j >= 0 ? p_j owed_j : p_j left_j)`.
     fn revenue(&self, prices: &[f64]) -> f64 {
         prices.iter().enumerate().map(|(j, &p)| if p >= 0.0 { p * self.owed[j] } else { p * self.left[j] }).sum()
     }
 }
 
-/// How far a Newton step is solved for: an inexact one leads downhill too, and the next one is made of other curvatures.
+/// Relative residual of a Newton step: an inexact step descends too, and the next one has another Hessian.
 const INEXACT: f64 = 0.03;
 
-/// The second derivatives as what they do to a direction, without their matrix: for 70,000 contracts it would be 39 GB.
+/// The Hessian as an operator on a direction, without its matrix, which would take 39 GB for 70,000 contracts.
 struct Curvature {
-    /// Per request in doubt: weight over smoothing, and where its contracts end.
+    /// Per request in doubt: weight over smoothing, and the end of its contracts.
     requests: Vec<(f64, u32)>,
     /// Contract, and the share of the request that it gets.
     shares: Vec<(u32, f64)>,
@@ -333,7 +334,7 @@ impl Curvature {
         Self { requests, shares }
     }
 
-    /// Adds the second derivatives times `direction` to `image`.
+    /// Adds the Hessian times `direction` to `image`.
     fn add(&self, direction: &[f64], image: &mut [f64]) {
         let mut from = 0;
         for &(weight, to) in &self.requests {
@@ -347,27 +348,27 @@ impl Curvature {
     }
 }
 
-/// What lies this many smoothings below the best candidate of a request carries no weight: `exp(-20)` of a request is less
-/// than the rounding of a sum over a day of them.
+/// Distance below the best candidate of a request, in smoothings, beyond which a candidate has no weight: `exp(-20)` of a request
+/// is less than the rounding of a sum over a day of them.
 const NEGLIGIBLE: f64 = 20.0;
-/// Showing no contract, among candidates.
+/// Candidate that stands for showing no contract.
 const NOBODY: u32 = u32::MAX;
 
-/// What the smoothed dual found at some prices: which requests are in doubt, between whom, and who takes the others.
+/// Result of evaluating the smoothed dual: the requests in doubt with their candidates, and the total of the others.
 #[derive(Debug, Clone, Default)]
 struct Doubt {
-    /// Requests with several candidates that count, and where theirs end.
+    /// Requests with several candidates that count, and the end of their candidates.
     requests: Vec<(u32, u32)>,
     /// Contract, or [`NOBODY`], and weight of each candidate, request by request; the best one's weight is 1.
-    /// What comes after the last request's is of no meaning.
+    /// Contents beyond the last request are undefined.
     candidates: Vec<u32>,
     weights: Vec<f64>,
-    /// Per contract: the weight of the requests that it takes beyond doubt.
+    /// Per contract: the weight of the requests that it takes without doubt.
     sure: Vec<f64>,
 }
 
 impl Doubt {
-    /// Each request with its candidates, their weights, and one over the sum of these.
+    /// Calls `body` for each request with its candidates, their weights, and one over the sum of these.
     fn each(&self, mut body: impl FnMut(usize, &[u32], &[f64], f64)) {
         let mut from = 0;
         for &(i, to) in &self.requests {
@@ -378,7 +379,7 @@ impl Doubt {
         }
     }
 
-    /// Makes room for so many candidates.
+    /// Resets it, with room for `candidates` candidates.
     fn clear(&mut self, contracts: usize, candidates: usize) {
         self.requests.clear();
         self.candidates.resize(candidates, NOBODY);
@@ -392,7 +393,8 @@ impl Doubt {
 mod tests {
     use super::*;
 
-    /// The curvature was a matrix of contracts by contracts: 5,000 took minutes, and 70,000 ended with an allocation of 39 GB.
+    /// The Hessian was a matrix of contracts by contracts: 5,000 contracts took minutes, and 70,000 ended with an allocation
+    /// of 39 GB.
     #[test]
     fn the_curvature_times_a_direction_needs_no_matrix() {
         let hash = |i: u64, k: u64| crate::log::draw::hash64(3, i, k) as f64 / u64::MAX as f64;
@@ -419,7 +421,7 @@ mod tests {
         }
     }
 
-    /// Many contracts are solved to the same bound as few: the two ways of a Newton step lead to the same place.
+    /// Many contracts reach the same bound as few: both solvers of a Newton step lead to the same optimum.
     #[test]
     fn more_contracts_than_a_matrix_is_made_for_are_priced() {
         let hash = |i: u64, k: u64| crate::log::draw::hash64(5, i, k) as f64 / u64::MAX as f64;
@@ -451,7 +453,7 @@ mod tests {
         }
     }
 
-    /// Steps in one go are the same steps, to the last bit: what is kept of a trial is what would be worked out again.
+    /// Several steps in one call equal single steps, to the last bit: the kept state of a trial equals its recomputation.
     #[test]
     fn several_steps_are_single_steps() {
         let hash = |i: u64, k: u64| crate::log::draw::hash64(7, i, k) as f64 / u64::MAX as f64;
@@ -476,7 +478,7 @@ mod tests {
         }
     }
 
-    /// Where nothing moves far, following is descending, to what the smoothing blurs anyway; and it looks once instead of twice.
+    /// For small moves `follow` ends where `descend` does, within the smoothing, and evaluates the dual once instead of twice.
     #[test]
     fn following_ends_where_descending_does() {
         let hash = |i: u64, k: u64| crate::log::draw::hash64(11, i, k) as f64 / u64::MAX as f64;

@@ -1,9 +1,10 @@
-//! The two ways to solve the equations of a Newton step.
+//! The two solvers for the equations of a Newton step.
 
 const CONJUGATE_STEPS: usize = 50;
 
-/// Conjugate gradients with the diagonal as preconditioner, until the residual is `tolerance` of what it was, in the norm of the
-/// preconditioner. `product` writes `A v` for a symmetric, positive `A`; where `b` is 0 because an unknown is fixed, `x` stays 0.
+/// Solves `A x = b` by conjugate gradients with the diagonal as preconditioner, until the residual is `tolerance` of the
+/// initial one, in the norm of the preconditioner. `product` writes `A v` for a symmetric, positive definite `A`; if `b` is 0
+/// because an unknown is fixed, `x` stays 0.
 pub fn conjugate_gradients(
     product: impl Fn(&[f64], &mut Vec<f64>),
     diagonal: &[f64],
@@ -41,7 +42,7 @@ pub fn conjugate_gradients(
     }
 }
 
-/// Solves `A x = b` for a symmetric, positive `A`, `[m, m]`, of which the lower half is read.
+/// Solves `A x = b` for a symmetric, positive definite `A`, `[m, m]`; only the lower half is read.
 pub fn cholesky(matrix: &[f64], b: &[f64]) -> Vec<f64> {
     let m = b.len();
     let mut l = vec![0.0; m * m];

@@ -1,4 +1,4 @@
-//! A logged day's traffic beside its forecast.
+//! A logged day's traffic against its forecast.
 
 use std::collections::BTreeMap;
 
@@ -13,39 +13,39 @@ const MINUTES: usize = 1440;
 const MINUTE_MS: u64 = DAY_MS / MINUTES as u64;
 /// Minutes of a cell of the grid.
 const CELL: usize = MINUTES / GRID;
-/// Minutes between two moments that are learned from.
+/// Minutes between two moments of the training data.
 const EVERY: usize = 30;
-/// Memories of what was seen, minutes; those of the counters that replay keeps ([`crate::env::State`]).
+/// Time constants of the observed counts, minutes; those of the counters that replay keeps ([`crate::env::State`]).
 const MEMORIES: [f64; 2] = [10.0, 60.0];
-/// Forecast requests that a span must hold to be learned from.
+/// Minimum forecast requests of a span in the training data.
 const LEAST: f64 = 20.0;
-/// Requests by which a region's ratio leans on the forecast.
+/// Weight of the forecast in a region's ratio, requests.
 const REGION_PRIOR: f64 = 5.0;
 
 /// Requests of a day, actual and forecast.
 #[derive(Debug, Clone)]
 pub struct DayVolume {
-    /// Before each minute, and after the last.
+    /// Cumulative requests before each minute, and after the last.
     seen: Vec<f64>,
     expected: Vec<f64>,
-    /// Of each region: actual and forecast.
+    /// Actual and forecast requests of each region.
     regions: BTreeMap<u32, (f64, f64)>,
 }
 
-/// One moment of a day and one span of what followed.
+/// One moment of a day and one span after it.
 pub(super) struct Moment {
     pub deviation: Deviation,
-    /// Share of the forecast traffic that was gone.
+    /// Share of the forecast traffic before the moment.
     pub elapsed: f64,
     pub span: usize,
-    /// Of the requests of the span, actual over forecast.
+    /// Logarithm of actual over forecast requests of the span.
     pub log_ratio: f64,
-    /// Share of the day's forecast traffic that lies in the span.
+    /// Share of the day's forecast traffic in the span.
     pub weight: f64,
 }
 
 impl DayVolume {
-    /// Counts a log beside the forecast that was made for it.
+    /// Counts a log against the forecast that was made for it.
     pub fn of(log: &CompiledLog, forecast: &Forecast) -> Self {
         let traffic = forecast.traffic();
         let mut regions = BTreeMap::<u32, (f64, f64)>::new();
@@ -65,12 +65,12 @@ impl DayVolume {
         Self { seen, expected, regions }
     }
 
-    /// Of all requests of the day, actual over forecast, as a logarithm.
+    /// Returns the logarithm of actual over forecast requests of the day.
     pub(super) fn log_ratio(&self) -> f64 {
         ((self.seen[MINUTES] + 1.0) / (self.expected[MINUTES] + 1.0)).ln()
     }
 
-    /// The same of each region, beyond that of all requests.
+    /// Returns the same ratio of each region, relative to that of all requests.
     pub(super) fn region_ratios(&self) -> impl Iterator<Item = (u32, f64)> {
         let all = self.log_ratio().exp();
         self.regions.iter().map(move |(&region, (seen, expected))| {
@@ -78,12 +78,12 @@ impl DayVolume {
         })
     }
 
-    /// A region's share of the forecast.
+    /// Returns a region's share of the forecast.
     pub(super) fn region_share(&self, region: u32) -> f64 {
         self.regions.get(&region).map_or(0.0, |(_, expected)| expected / self.expected[MINUTES].max(1e-9))
     }
 
-    /// Visits every half hour of the day with each span after it.
+    /// Calls `visit` for every half hour of the day with each span after it.
     pub(super) fn each_moment(&self, mut visit: impl FnMut(Moment)) {
         let total = self.expected[MINUTES].max(1e-9);
         let mut recent = [[0.0; 2]; 2];
@@ -114,7 +114,7 @@ impl DayVolume {
 
 #[cfg(test)]
 impl DayVolume {
-    /// A day of a flat forecast, of which each minute brings a factor.
+    /// Creates a day with a flat forecast; `factor` returns the ratio of actual to forecast requests of each minute.
     pub(super) fn of_rates(requests: f64, factor: impl Fn(usize) -> f64) -> Self {
         let each = requests / MINUTES as f64;
         let (mut seen, mut expected) = (vec![0.0], vec![0.0]);

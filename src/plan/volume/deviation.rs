@@ -1,10 +1,10 @@
-//! How far a day has strayed from its forecast, and what a regression sees of that.
+//! Deviation of a day from its forecast, and the inputs that a regression derives from it.
 
-/// Inputs of a regression.
+/// Number of inputs of a regression.
 pub(super) const INPUTS: usize = 7;
-/// Requests by which a ratio leans on the forecast.
+/// Weight of the forecast in a ratio, requests.
 const PRIOR: f64 = 20.0;
-/// The largest logarithm of a ratio that is believed.
+/// Limit of the logarithm of a ratio.
 pub(super) const MOST: f64 = 2.0;
 
 /// A day's volume over its forecast so far, as logarithms: over ten minutes, an hour, and since midnight.
@@ -16,8 +16,8 @@ pub struct Deviation {
 }
 
 impl Deviation {
-    /// From `[seen, expected]` requests over ten minutes, an hour and the day. A replay that is thinned to a share `thinning` of
-    /// the requests sees and expects that share.
+    /// Computes the deviation from `[seen, expected]` requests over ten minutes, an hour and the day. A replay that is thinned
+    /// to a share `thinning` of the requests sees and expects that share.
     pub fn of(levels: [[f64; 2]; 3], thinning: f64) -> Self {
         let prior = PRIOR * thinning;
         let [minutes, hour, day] =
@@ -25,7 +25,7 @@ impl Deviation {
         Self { minutes, hour, day }
     }
 
-    /// `bias`: what the other days deviate by. `elapsed`: share of the forecast traffic that is gone.
+    /// Returns the inputs. `bias`: mean deviation of the other days. `elapsed`: share of the forecast traffic before now.
     pub(super) fn inputs(self, bias: f64, elapsed: f64) -> [f64; INPUTS] {
         [1.0, bias, bias * elapsed, self.day, self.day * elapsed, self.minutes, self.hour]
     }

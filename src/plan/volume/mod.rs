@@ -1,13 +1,14 @@
-//! How much traffic is still to come: what a planner needs to know and a forecast cannot tell.
+//! Forecast of the remaining traffic during a day.
 //!
-//! A forecast is wrong in ways that repeat, and a day strays from it and returns. A planner that takes the day's volume so far for
-//! the volume to come mistakes a busy hour for a busy day; one that trusts the forecast learns nothing from the day. [`VolumeModel`]
-//! learns the middle by ridge regression on logged days: the logarithm of actual over forecast traffic, in five spans of the time
-//! ahead, given the same ratio over ten minutes, an hour and the day so far, and over the other days. Every label is a count, known
-//! once the day is over, so a few days are enough to correct what many worlds have taught before ([`Moments::shipped`]).
+//! A forecast has errors that repeat, and a day deviates from it and reverts. A planner that extrapolates the day's volume so
+//! far mistakes a busy hour for a busy day; one that trusts the forecast learns nothing from the day. [`VolumeModel`] learns
+//! the balance by ridge regression on logged days: the logarithm of actual over forecast traffic, in five spans of the time
+//! ahead, given the same ratio over ten minutes, an hour and the day so far, and over the other days. Every label is a count,
+//! known once the day is over, so a few days are enough to correct the shipped moments of many worlds ([`Moments::shipped`]).
 //!
-//! What stays unknown is part of the answer: [`VolumeModel::courses`] gives several courses of the rest of the day, and prices
-//! are averaged over them. A contract that is short in a thin course costs its penalty, which the mean volume does not show.
+//! The remaining uncertainty is part of the result: [`VolumeModel::courses`] returns several courses of the rest of the day,
+//! and prices are averaged over them. A contract that is short in a course with little traffic costs its penalty, which the
+//! mean volume does not show.
 
 mod day;
 mod deviation;
@@ -29,32 +30,32 @@ use spans::{SPANS, span_of};
 use super::amount::is_amount;
 use super::forecast::GRID;
 
-/// Courses, as standard deviations of what is not foreseen.
+/// Courses, in standard deviations of the forecast error.
 const COURSES: [f64; 3] = [-1.2, 0.0, 1.2];
-/// Days that what is shipped counts as, beside the days that were logged.
+/// Number of days that the shipped moments count as, beside the logged days.
 const SHIPPED_DAYS: f64 = 9.0;
-/// Keeps the equations solvable; far below what one day adds.
+/// Keeps the equations solvable; far below the contribution of one day.
 const RIDGE: f64 = 1e-4;
-/// What was learned of how volume deviates from its forecast. Logarithms of actual over forecast requests throughout.
+/// Learned deviation of volume from its forecast. Logarithms of actual over forecast requests throughout.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeModel {
-    /// Of all requests, the mean over the logged days, shrunk.
+    /// Mean over the logged days for all requests, shrunk.
     bias: f64,
-    /// Of each region beyond that.
+    /// Deviation of each region relative to that.
     regions: BTreeMap<u32, f64>,
-    /// Of each span of the time ahead: weights of the inputs, and the standard deviation of what they do not foresee.
+    /// Per span of the time ahead: weights of the inputs, and the standard deviation of the residual.
     weights: [[f64; INPUTS]; SPANS],
     spread: [f64; SPANS],
 }
 
 impl VolumeModel {
-    /// Learns from logged days, starting from what is shipped with the program.
+    /// Fits the model to logged days, starting from the moments shipped with the program.
     pub fn fit(days: &[DayVolume]) -> Self {
         Self::fit_from(Moments::shipped(), days)
     }
 
-    /// Learns from logged days, starting from the squares of others.
+    /// Fits the model to logged days, starting from the moments of other days.
     pub fn fit_from(start: &Moments, days: &[DayVolume]) -> Self {
         let mut all = Moments::of_days(days);
         all.add(start, SHIPPED_DAYS / start.days.max(1.0));
@@ -66,13 +67,13 @@ impl VolumeModel {
         Self { bias, regions, weights, spread }
     }
 
-    /// Factor on the forecast of a region, beyond what all requests deviate by.
+    /// Returns the factor on the forecast of a region, relative to the deviation of all requests.
     pub fn region_factor(&self, region: u32) -> f64 {
         self.regions.get(&region).map_or(1.0, |log| log.exp())
     }
 
-    /// Courses of the rest of the day: factors on the forecast by cell of the grid, from the cell `now` on. They are equally
-    /// likely. `elapsed`: share of the forecast traffic that is gone.
+    /// Returns courses of the rest of the day: factors on the forecast by cell of the grid, from the cell `now` on. They are
+    /// equally likely. `elapsed`: share of the forecast traffic before now.
     pub fn courses(&self, deviation: Deviation, elapsed: f64, now: usize) -> Vec<[f64; GRID]> {
         let inputs = deviation.inputs(self.bias, elapsed.clamp(0.0, 1.0));
         let expected = self.weights.map(|weights| weights.iter().zip(inputs).map(|(w, x)| w * x).sum::<f64>());

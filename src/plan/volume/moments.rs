@@ -1,4 +1,4 @@
-//! Normal equations: all that a regression needs to remember of the days that it has seen.
+//! Normal equations: the sufficient statistics of a regression on the days seen.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -46,7 +46,7 @@ impl Squares {
         self.weight += factor * other.weight;
     }
 
-    /// The weights of least squared error, with `ridge` of the whole weight added to each input's square.
+    /// Returns the weights of least squared error, with `ridge` of the whole weight added to each input's square.
     pub fn solve<const N: usize>(&self, ridge: f64) -> [f64; N] {
         let mut inputs = self.inputs.clone();
         for i in 0..N {
@@ -56,7 +56,7 @@ impl Squares {
         std::array::from_fn(|i| weights[i])
     }
 
-    /// The mean squared error of weights.
+    /// Returns the mean squared error of weights.
     pub fn mean_square(&self, weights: &[f64]) -> f64 {
         let n = weights.len();
         let mut sum = self.square;
@@ -74,18 +74,18 @@ impl Squares {
     }
 }
 
-/// What many days taught of how volume deviates from its forecast, before it is solved for weights.
+/// Training data of many days for the deviation of volume from its forecast, as moments.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Moments {
     version: u32,
-    /// How many days they are of.
+    /// Number of days.
     pub(super) days: f64,
     pub(super) spans: [Squares; SPANS],
     pub(super) region: Squares,
 }
 
-/// Goes up when the inputs change.
+/// Incremented when the inputs change.
 const VERSION: u32 = 1;
 const SHIPPED: &str = include_str!("../../../configs/volume.json");
 
@@ -101,10 +101,10 @@ impl Default for Moments {
 }
 
 impl Moments {
-    /// What comes with the program; `scripts/pretrain-volume` makes it.
+    /// Returns the moments that ship with the program; `scripts/pretrain-volume` makes them.
     ///
     /// # Panics
-    /// It is of another version: a unit test looks.
+    /// If they have another version, which a unit test excludes.
     pub fn shipped() -> &'static Self {
         static PARSED: OnceLock<Moments> = OnceLock::new();
         PARSED.get_or_init(|| {
@@ -114,7 +114,7 @@ impl Moments {
         })
     }
 
-    /// Of days of one world, each seen from the others.
+    /// Computes the moments of days of one world; each day's inputs use the means of the other days.
     pub fn of_days(days: &[DayVolume]) -> Self {
         let mut moments = Self::default();
         for (i, day) in days.iter().enumerate() {
@@ -132,14 +132,14 @@ impl Moments {
         moments
     }
 
-    /// Adds those of other days, weighed by a factor.
+    /// Adds the moments of other days, weighted by a factor.
     pub fn add(&mut self, other: &Self, factor: f64) {
         self.days += factor * other.days;
         self.spans.iter_mut().zip(&other.spans).for_each(|(own, more)| own.merge(more, factor));
         self.region.merge(&other.region, factor);
     }
 
-    /// How many days they are of.
+    /// Returns the number of days.
     pub fn days(&self) -> f64 {
         self.days
     }
@@ -149,7 +149,7 @@ impl Moments {
     }
 }
 
-/// Ratios of several days, and their means shrunk by how few they are.
+/// Means of the log ratios of several days, shrunk according to their number.
 pub(super) struct Means {
     pub bias: f64,
     pub regions: BTreeMap<u32, f64>,

@@ -1,4 +1,4 @@
-//! The spans of the time ahead, each with a regression of its own.
+//! Spans of the time ahead, each with its own regression.
 
 use crate::plan::forecast::GRID;
 
@@ -6,7 +6,7 @@ use crate::plan::forecast::GRID;
 pub(super) const EDGES: [usize; SPANS + 1] = [0, 2, 6, 12, 24, GRID];
 pub(super) const SPANS: usize = 5;
 
-/// The span that lies so many cells ahead.
+/// Returns the span of a cell that lies `ahead` cells in the future.
 pub(super) fn span_of(ahead: usize) -> usize {
     EDGES[1..].iter().position(|&end| ahead < end).unwrap_or(SPANS - 1)
 }

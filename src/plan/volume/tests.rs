@@ -1,6 +1,6 @@
 use super::*;
 
-/// Days whose volume strays from a flat forecast of `requests` by an AR(1) path over the hours, times `bias`.
+/// Generates days whose volume deviates from a flat forecast of 100,000 requests by an AR(1) path over the hours, times `bias`.
 fn days(number: u64, sd: f64, correlation: f64, bias: f64) -> Vec<DayVolume> {
     let uniform = |day: u64, k: u64| crate::log::draw::hash64(77, day, k) as f64 / u64::MAX as f64;
     // A sum of twelve uniforms is nearly normal.
@@ -26,25 +26,25 @@ fn the_shipped_moments_are_of_this_version() {
     assert!(Moments::shipped().days() >= 50.0);
     let model = VolumeModel::fit(&[]);
     assert!(model.is_sound());
-    // Deviations of ten minutes matter now and fade; what is not foreseen grows.
+    // Deviations of ten minutes matter now and fade; the residual grows.
     assert!(model.weights[0][5] > 0.5 && model.weights[4][5] < 0.3, "{:?}", model.weights);
     assert!(model.spread[0] < model.spread[2], "{:?}", model.spread);
 }
 
-/// Of an hour's deviation, what the correlation says is left after some hours.
+/// The regression finds the share of an hour's deviation that remains some hours later, as the correlation predicts.
 #[test]
 fn the_regression_recovers_a_planted_process() {
     for correlation in [0.3f64, 0.7] {
         let model = VolumeModel::fit_from(&start(), &days(300, 0.3, correlation, 1.0));
         let shift = -0.045;
-        // An hour has just ended in which twice as many came; the day was usual before, and by now is a little above.
+        // The last hour had twice the requests; the day was as usual before, and is now a little above.
         let high = Deviation { minutes: 0.6, hour: 0.4, day: 0.05 };
         let usual = Deviation { minutes: shift, hour: shift, day: shift };
         let gain = |ahead: usize| {
             let [a, b] = [high, usual].map(|d| model.courses(d, 0.5, 48)[1][48 + ahead].ln());
             a - b
         };
-        // Spans of 0.5 to 1.5 h and 1.5 to 3 h ahead: the hour after the one under way, and the two after that.
+        // Spans of 0.5 to 1.5 h and 1.5 to 3 h ahead: the next hour, and the two after it.
         let (next, later, evening) = (gain(4), gain(10), gain(40));
         assert!(next > later && later > evening - 0.05, "{next} {later} {evening}");
         assert!((next / 0.6 - correlation).abs() < 0.25, "{correlation}: {next}");

@@ -1,4 +1,4 @@
-//! When a controller steps: at the first request, and then each interval of log time.
+//! Step times of a controller: at the first request, then once per interval of log time.
 
 pub struct Clock {
     interval_ms: u64,
@@ -10,7 +10,7 @@ impl Clock {
         Self { interval_ms: (interval_s * 1000.0).max(1.0) as u64, next: 0 }
     }
 
-    /// Log time of the next step, milliseconds from midnight.
+    /// Returns the log time of the next step, milliseconds from midnight.
     pub fn next(&self) -> u64 {
         self.next
     }
@@ -23,7 +23,7 @@ impl Clock {
         self.next = 0;
     }
 
-    /// Whether a step is due at this time, which then counts as made.
+    /// Whether a step is due at this time; if so, schedules the next one.
     pub fn due(&mut self, offset: u64) -> bool {
         let due = offset >= self.next;
         if due {

@@ -1,10 +1,10 @@
 //! Online dual descent on the contracts' prices.
 //!
 //! Balseiro, Lu, Mirrokni: "The best of many worlds: dual mirror descent for online allocation problems", Operations Research
-//! 71(1), 2023, with the Euclidean mirror map: the price moves against a subgradient of the dual, which is what an interval
-//! delivered minus what it should have, and is projected on the interval in which an optimal price lies. There a budget is to be
-//! used up; here a demand is to be met, so the price rises where delivery is short. Their constant target a request becomes the
-//! planned share of the forecast supply.
+//! 71(1), 2023, with the Euclidean mirror map: the price moves against a subgradient of the dual, which is an interval's
+//! delivery minus its target, and is projected on the interval that contains the optimal price. In the paper a budget is to be
+//! used up; here a demand is to be met, so the price rises if delivery is short. The paper's constant target per request
+//! becomes the planned share of the forecast supply.
 
 use anyhow::ensure;
 
@@ -13,12 +13,12 @@ use crate::policy::{Policy, finite, pack, unpack};
 
 use super::clock::Clock;
 
-/// Where prices start.
+/// Initial prices.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Start {
-    /// At half the penalty: without knowledge of any day.
+    /// Half the penalty: without knowledge of any day.
     Cold,
-    /// At the training days' prices times a factor, which tuning sets off by some.
+    /// The training days' prices times a factor, with which tuning introduces an error.
     Warm(f64),
 }
 
@@ -33,8 +33,8 @@ pub struct DualDescent {
 }
 
 impl DualDescent {
-    /// Starts at half the penalty. `step`: the share of a contract's stake by which its price moves when the whole of its demand is
-    /// missing; `interval_s`: seconds of log time between two steps.
+    /// Starts at half the penalty. `step` is the price change, as a share of a contract's stake, if its whole demand is
+    /// missing; `interval_s` is the log time between two steps, seconds.
     pub fn cold(step: f64, interval_s: f64) -> Self {
         Self { start: Start::Cold, step, clock: Clock::new(interval_s), prices: vec![], last: vec![] }
     }
@@ -44,12 +44,12 @@ impl DualDescent {
         Self { start: Start::Warm(1.0), ..Self::cold(step, interval_s) }
     }
 
-    /// The warm start with its prices off by a factor.
+    /// Returns the warm start with its prices multiplied by a factor.
     pub fn starting_off_by(self, factor: f64) -> Self {
         Self { start: Start::Warm(factor), ..self }
     }
 
-    /// The prices now, minor units per impression.
+    /// Returns the current prices, minor units per impression.
     pub fn prices(&self) -> &[f64] {
         &self.prices
     }
@@ -61,7 +61,7 @@ impl DualDescent {
             let delivered = f64::from(replay.state.observed[j]) / owed;
             let (planned_before, delivered_before) = std::mem::replace(&mut self.last[j], (planned, delivered));
             let short = (planned - planned_before) - (delivered - delivered_before);
-            // A price below minus the click's worth keeps a contract out as well as any lower one.
+            // Minus the click's worth keeps a contract out as well as any lower price.
             self.prices[j] = (self.prices[j] + self.step * c.stake * short).clamp(-c.mean_click, c.penalty);
         }
     }

@@ -1,25 +1,25 @@
 //! Lotteries: planned play probabilities, drawn on each request. The classical way to serve a plan.
 //!
-//! The contracts in a queue that still owe are asked in the plan's allocation order. Each takes its share of the request out of
-//! what the earlier ones left of it; the best auction ad has the rest. The draw of a contract is a hash of seed, request and
-//! ad, so that it can be repeated and does not depend on the order of the queue: contract j with share `x_j` wins iff
-//! `hash < x_j / (1 - shares before it)`, which happens with probability `x_j`. The seed follows from that of the rate draws.
-//! A contract that owes nothing competes with its click worth; where no auction ad may be shown, the first contract in
-//! the order is.
+//! The contracts in a queue that still owe impressions are processed in the plan's allocation order. Each takes its share of
+//! the request from the remainder of the earlier ones; the best auction ad gets the rest. The draw of a contract is a hash of
+//! seed, request and ad, so that it can be repeated and does not depend on the order of the queue: contract j with share `x_j`
+//! wins iff `hash < x_j / (1 - shares before it)`, which happens with probability `x_j`. The seed is derived from that of the
+//! rate draws. A contract that owes nothing competes with its click worth. If no auction ad may be shown, the first contract in
+//! the order is shown.
 
 use crate::env::Replay;
 use crate::log::draw;
 use crate::plan::shale::{Rounds, Shale, price_of};
 use crate::policy::Policy;
 
-/// Keeps these draws apart from the rate draws, which use the same hash.
+/// Separates these draws from the rate draws, which use the same hash.
 const STREAM: u64 = 0x7E7A_1077;
 
-/// The draw that both policies share.
+/// Draw that both policies share.
 #[derive(Default)]
 struct Lottery {
     seed: u64,
-    /// Place of each contract in the allocation order.
+    /// Rank of each contract in the allocation order.
     ranks: Vec<u32>,
     /// Candidates of the current request that still owe, as (rank, candidate).
     queue: Vec<(u32, usize)>,
@@ -34,7 +34,7 @@ impl Lottery {
         }
     }
 
-    /// Lines up the candidates that still owe, in allocation order.
+    /// Collects the candidates that still owe impressions, in allocation order.
     fn line_up(&mut self, replay: &Replay) {
         self.queue.clear();
         for (i, c) in replay.candidates().iter().enumerate() {
@@ -46,7 +46,7 @@ impl Lottery {
         self.queue.sort_unstable();
     }
 
-    /// Draws, and writes scores under which the drawn one is shown; `share` is a contract's share of the request.
+    /// Draws, and writes scores that make the winner the highest; `share` is a contract's share of the request.
     fn draw(&self, replay: &Replay, share: impl Fn(usize) -> f64, contracts: &mut [f64], auctions: &[f64]) {
         let request = replay.visit().request_id;
         let mut left = 1.0;
@@ -93,7 +93,7 @@ impl Policy for ThetaLottery {
     }
 }
 
-/// Serves SHALE's plan: the price of the request follows from who stands in its queue, the shares from that price.
+/// Serves SHALE's plan: the price of the request follows from the contracts in its queue, the shares from that price.
 #[derive(Default)]
 pub struct ShaleLottery {
     lottery: Lottery,
@@ -109,7 +109,7 @@ impl Policy for ShaleLottery {
     fn score(&mut self, replay: &Replay, contracts: &mut [f64], auctions: &mut [f64]) {
         let Some(plan) = &self.plan else { return };
         self.lottery.line_up(replay);
-        // All of them stand in this queue: no limits.
+        // No limits, because each of them is in this queue.
         let wanted = self.lottery.queue.iter().map(|&(_, i)| {
             let j = replay.candidates()[i].contract as usize;
             plan.shares[j].wanted(1.0, plan.spread)

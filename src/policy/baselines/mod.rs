@@ -1,4 +1,4 @@
-//! What can be had without learning; each sees exactly what a learned policy sees, with the same feedback delay.
+//! Policies without learning. Each sees exactly what a learned policy sees, with the same feedback delay.
 
 mod clock;
 mod dual_descent;
@@ -36,15 +36,15 @@ pub const NAMES: [&str; 11] = [
     "receding-horizon",
 ];
 
-/// Ends the name of a baseline that counts what it has shown as delivered before that is observed: a Smith predictor. Where
-/// every display is confirmed in the end, as in replay, it is the baseline without delay, tuned without delay.
+/// Suffix of a baseline that counts its displays as delivered before they are observed: a Smith predictor. If
+/// every display is confirmed in the end, as in replay, it equals the baseline without delay, tuned without delay.
 pub const PREDICTING: &str = "-predicting";
 
 /// Names of the baselines that can predict.
 pub const PREDICTORS: [&str; 4] =
     ["pid-predicting", "dual-descent-cold-predicting", "dual-descent-warm-predicting", "receding-horizon-predicting"];
 
-/// Every name, predicting ones last.
+/// Returns every name, predicting ones last.
 pub fn known() -> Vec<&'static str> {
     NAMES.into_iter().chain(PREDICTORS).collect()
 }
@@ -52,12 +52,12 @@ pub fn known() -> Vec<&'static str> {
 /// Seed of the random baseline's draws.
 const RANDOM_SEED: u64 = 0x4A4D_0000_0000_0001;
 
-/// The baseline called `name`, for a day planned with `plan`; an error says what it lacks.
+/// Returns the baseline called `name`, for a day planned with `plan`.
 ///
 /// `interval_s`: seconds of log time between two steps of a controller.
 ///
 /// # Errors
-/// An unknown name, or a plan without what the baseline needs.
+/// If the name is unknown, or the plan lacks a part that the baseline needs; the error names it.
 pub fn named(name: &str, plan: Option<&Plan>, interval_s: f64) -> Result<Box<dyn super::Policy>, String> {
     let (name, predicts) = match name.strip_suffix(PREDICTING).filter(|_| PREDICTORS.contains(&name)) {
         Some(name) => (name, true),
@@ -66,7 +66,7 @@ pub fn named(name: &str, plan: Option<&Plan>, interval_s: f64) -> Result<Box<dyn
     let planned = || plan.ok_or_else(|| format!("{name} needs a plan: give --plan or a trained --policy"));
     let tuned = || -> Result<Tuned, String> {
         let plan = planned()?;
-        // A plan that was made for no delay is one for predicting too.
+        // A plan that was made for no delay is also one for predicting.
         let tuned = if predicts { plan.tuned_predicting.or(plan.tuned) } else { plan.tuned };
         tuned.ok_or_else(|| format!("{name} needs a tuned plan; make the plan again"))
     };

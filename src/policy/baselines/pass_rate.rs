@@ -1,9 +1,9 @@
 //! Probabilistic throttling: a contract takes part in a share of its requests, and the share is adjusted so that delivery follows
 //! the planned curve.
 //!
-//! Agarwal, Ghosh, Wei, You: "Budget pacing for targeted online advertisements at LinkedIn", KDD 2014: where delivery is ahead of
-//! the curve, the pass-through rate is multiplied by `1 - step`, else by `1 + step`. A contract that passes goes before the
-//! auction; of several, the one with the most at stake. It knows nothing of what the auction would have paid.
+//! Agarwal, Ghosh, Wei, You: "Budget pacing for targeted online advertisements at LinkedIn", KDD 2014: if delivery is ahead of
+//! the curve, the pass-through rate is multiplied by `1 - step`, else by `1 + step`. A contract that passes ranks before the
+//! auction; of several, the one with the highest stake ranks first. It does not use auction prices.
 
 use anyhow::ensure;
 
@@ -13,10 +13,10 @@ use crate::policy::{Policy, finite, pack, unpack};
 
 use super::clock::Clock;
 
-/// Differs from any seed of rate draws in use, which are hashed alike.
+/// Differs from any seed in use for rate draws, which use the same hash.
 const SEED: u64 = 0x9A55_4A7E_0000_0001;
 const LEAST: f64 = 1e-3;
-/// Far above, and far below, the score of any auction ad.
+/// Score far above any auction ad's, or far below when negated.
 const FAR: f64 = 1e12;
 
 pub struct PassRate {

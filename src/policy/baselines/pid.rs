@@ -39,7 +39,7 @@ impl Pid {
         }
     }
 
-    /// The controller with its starting prices off by a factor.
+    /// Returns the controller with its starting prices multiplied by a factor.
     pub fn starting_off_by(mut self, factor: f64) -> Self {
         self.start_factor = factor;
         self

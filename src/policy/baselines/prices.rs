@@ -1,4 +1,4 @@
-//! A fixed price per contract: the training days' mean, or the day's own (the oracle).
+//! A fixed price per contract: the training days' mean, or the day's own optimum (the oracle).
 
 use crate::env::Replay;
 use crate::plan::Bound;
@@ -6,7 +6,7 @@ use crate::policy::Policy;
 
 /// Bids a fixed price per owed impression plus the worth of the predicted click.
 pub struct FixedPrices {
-    /// `None`: the training days' prices of the day's contracts.
+    /// `None` for the training days' prices of the day's contracts.
     given: Option<Vec<f64>>,
     prices: Vec<f64>,
 }
@@ -16,7 +16,7 @@ impl FixedPrices {
         Self { given: None, prices: vec![] }
     }
 
-    /// Serves with the prices that minimise the day's own bound; knows the future.
+    /// Serves with the prices that minimise the day's own bound, and so knows the future.
     pub fn oracle(bound: &Bound) -> Self {
         Self { given: Some(bound.prices.clone()), prices: vec![] }
     }

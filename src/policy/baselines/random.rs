@@ -1,22 +1,22 @@
-//! Any of what may be shown, alike.
+//! A uniformly random choice.
 
 use crate::env::Replay;
 use crate::log::draw::hash64;
 use crate::policy::Policy;
 
-/// Shows a uniformly random one of the contracts that may be shown and the best auction ad. The draw is a hash of seed, request and
-/// ad: the order of the queue means nothing.
+/// Shows a uniformly random one of the contracts that may be shown and the best auction ad. The draw is a hash of seed, request
+/// and ad, so it does not depend on the order of the queue.
 pub struct Random {
     seed: u64,
 }
 
 impl Random {
-    /// `seed` should differ from the seed of the rate draws, which is hashed alike.
+    /// `seed` should differ from the seed of the rate draws, which use the same hash.
     pub fn new(seed: u64) -> Self {
         Self { seed }
     }
 
-    /// A number in [1, 2), divided by the boost that will be multiplied on: a platform's support must not weigh the draw.
+    /// Returns a number in [1, 2), divided by the boost that multiplies it later: a platform's boost must not bias the draw.
     fn draw(&self, request_id: u64, ad_id: u64, boost: f64) -> f64 {
         (1.0 + hash64(self.seed, request_id, ad_id) as f64 / 18_446_744_073_709_551_616.0) / boost
     }

@@ -1,9 +1,9 @@
-//! The two ends: never a contract, and contracts before anything.
+//! The two extremes: never a contract, and contracts before everything else.
 
 use crate::env::Replay;
 use crate::policy::Policy;
 
-/// Shows a contract only where no auction ad may be shown.
+/// Shows a contract only if no auction ad may be shown.
 pub struct AuctionOnly;
 
 impl Policy for AuctionOnly {
@@ -14,7 +14,7 @@ impl Policy for AuctionOnly {
     }
 }
 
-/// Shows a contract that still owes before any auction ad, the one whose demand presses most on its remaining supply.
+/// Shows a contract that still owes before any auction ad: the one with the highest remaining demand over its remaining supply.
 pub struct ContractFirst;
 
 impl Policy for ContractFirst {

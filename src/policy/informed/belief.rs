@@ -1,30 +1,30 @@
-//! What can be known of a day's departures from what is expected, by whoever knows the process that they are drawn from.
+//! Belief about a day's deviations from the expectation, for a policy that knows the process that draws them.
 //!
-//! The logarithms of volume and prices are sums of parts that move by themselves: levels of the day, hourly noise, shocks of regions.
-//! What a step of ten minutes shows of them updates a Gaussian belief about the parts, from which futures are drawn.
+//! The logarithms of volume and prices are sums of independent parts: levels of the day, hourly noise, shocks of regions.
+//! The observations of each ten-minute step update a Gaussian belief about the parts, from which futures are drawn.
 
 use crate::synth::{Truth, WorldSettings, group_of};
 
 use super::gaussian::{Gaussian, Root};
 use super::normals::Normals;
 
-/// Milliseconds of a step, of which an hour is a multiple.
+/// Length of a step, milliseconds; divides an hour.
 pub const STEP_MS: u64 = 600_000;
 const HOUR_MS: u64 = 3_600_000;
-/// Parts of the volume: the day's level, hourly noise, and hourly noise that moves requests between hours.
+/// Indices of the volume's parts: the day's level, hourly noise, and hourly noise that moves requests between hours.
 const VOLUME: [usize; 3] = [0, 1, 2];
-/// Parts of prices that all regions share, before those of groups and regions.
+/// Number of price parts that all regions share, before those of groups and regions.
 const SHARED: usize = 2;
 
-/// What one step showed.
+/// Observations of one step.
 #[derive(Debug, Clone, Default)]
 pub struct Seen {
     pub requests: f64,
-    /// By region from 0: price residuals in the logarithm, summed, and their number.
+    /// By region from 0: sum and number of the price residuals, in the logarithm.
     pub prices: Vec<(f64, f64)>,
 }
 
-/// The belief at the end of a step.
+/// Belief at the end of a step.
 pub struct Belief {
     settings: WorldSettings,
     volume: Gaussian,
@@ -41,13 +41,13 @@ pub struct Course {
     pub prices: Vec<[f64; 48]>,
 }
 
-/// An hourly part: its standard deviation, and its correlation after an hour.
+/// Advances an hourly part with the given standard deviation and correlation after an hour.
 fn hourly(belief: &mut Gaussian, i: usize, sd: f64, correlation: f64) {
     belief.decay(i, correlation, sd * sd * (1.0 - correlation * correlation));
 }
 
 impl Belief {
-    /// Before the day's first request.
+    /// Creates the belief before the day's first request.
     pub fn new(truth: &Truth) -> Self {
         let s = truth.settings().clone();
         let (groups, regions) = (s.price_groups as usize, s.regions as usize);
@@ -59,17 +59,17 @@ impl Belief {
         Self { volume: Gaussian::new(&volume), prices: Gaussian::new(&variances), groups, regions, settings: s }
     }
 
-    /// The parts that a region's price is made of.
+    /// Returns the indices of the parts that sum to a region's price.
     fn parts(&self, region: usize) -> [usize; 4] {
         [0, 1, SHARED + group_of(region as u32 + 1, self.groups), SHARED + self.groups + region]
     }
 
-    /// The mean of hourly noise is that of the factor, not of its logarithm.
+    /// Returns the mean of the logarithm of the hourly noise, whose factor has mean 1.
     fn shift(&self) -> f64 {
         -self.settings.volume_noise.powi(2) / 2.0
     }
 
-    /// Takes in a step of which `expected` requests were the mean, and goes on to its end at `end` milliseconds. `noise`: the
+    /// Observes a step with a mean of `expected` requests and advances to its end at `end` milliseconds. `noise` is the
     /// variance of one request's price residual.
     pub fn advance(&mut self, seen: &Seen, expected: f64, noise: f64, end: u64) {
         self.volume.observe_count(&VOLUME, self.shift(), expected, seen.requests);
@@ -92,17 +92,17 @@ impl Belief {
         }
     }
 
-    /// What courses are drawn from, now.
+    /// Returns the roots for drawing courses from the current belief.
     pub fn roots(&self) -> [Root; 2] {
         [self.volume.root(), self.prices.root()]
     }
 
-    /// Draws the rest of the day from `now` on. The same `normals` give alike courses at alike times.
+    /// Draws the rest of the day from `now` on. The same `normals` give similar courses at similar times.
     pub fn draw(&self, roots: &[Root; 2], now: u64, normals: &mut Normals) -> Course {
         let s = &self.settings;
         let mut volume = roots[0].draw(normals);
         let mut prices = roots[1].draw(normals);
-        // All hours' noise is drawn, so that an hour's is the same whenever it is looked at.
+        // Noise is drawn for all hours, so that an hour's noise does not depend on `now`.
         let series = 3 + self.groups;
         let noise: Vec<f64> = (0..24 * series).map(|_| normals.next()).collect();
         let shocks = self.shocks(normals);
@@ -140,7 +140,7 @@ impl Belief {
         course
     }
 
-    /// A day's shocks: region from 0, hour, size.
+    /// Draws a day's shocks: region from 0, hour, size.
     fn shocks(&self, normals: &mut Normals) -> Vec<(usize, f64, f64)> {
         let s = &self.settings;
         let mut shocks = Vec::new();

@@ -1,4 +1,4 @@
-//! A Gaussian belief about a few quantities of which sums are observed with noise: a Kalman filter without its matrices.
+//! A Gaussian belief about a few quantities whose sums are observed with noise: a Kalman filter for scalar observations.
 
 use super::normals::Normals;
 
@@ -10,7 +10,7 @@ pub struct Gaussian {
 }
 
 impl Gaussian {
-    /// Independent quantities with mean 0.
+    /// Creates a belief about independent quantities with mean 0.
     pub fn new(variances: &[f64]) -> Self {
         let n = variances.len();
         let mut cov = vec![0.0; n * n];
@@ -20,7 +20,7 @@ impl Gaussian {
         Self { mean: vec![0.0; n], cov }
     }
 
-    /// Quantity `i` becomes `factor` times itself plus noise.
+    /// Replaces quantity `i` by `factor` times itself plus noise of variance `noise`.
     pub fn decay(&mut self, i: usize, factor: f64, noise: f64) {
         let n = self.mean.len();
         self.mean[i] *= factor;
@@ -31,14 +31,14 @@ impl Gaussian {
         self.cov[i * n + i] += noise;
     }
 
-    /// Mean and variance of a sum.
+    /// Returns mean and variance of a sum.
     pub fn sum(&self, parts: &[usize]) -> (f64, f64) {
         let n = self.mean.len();
         let variance = parts.iter().flat_map(|i| parts.iter().map(move |k| self.cov[i * n + k])).sum();
         (parts.iter().map(|&i| self.mean[i]).sum(), variance)
     }
 
-    /// The sum of `parts` was seen to be `value`, with noise of this variance.
+    /// Updates on an observation `value` of the sum of `parts` with noise of this variance.
     pub fn observe(&mut self, parts: &[usize], value: f64, variance: f64) {
         let n = self.mean.len();
         let (expected, own) = self.sum(parts);
@@ -55,13 +55,13 @@ impl Gaussian {
         }
     }
 
-    /// A count was seen of which `base * exp(sum of parts + shift)` is the mean: the Gaussian nearest to what is then known.
+    /// Updates on a count with mean `base * exp(sum of parts + shift)`, by the Laplace approximation of the posterior.
     pub fn observe_count(&mut self, parts: &[usize], shift: f64, base: f64, count: f64) {
         let (mean, variance) = self.sum(parts);
         if base <= 0.0 || variance <= 0.0 {
             return;
         }
-        // The mode of the posterior, by Newton's method: it is concave.
+        // Mode of the posterior, by Newton's method: the log-density is concave.
         let mut z = mean;
         for _ in 0..20 {
             let rate = base * (z + shift).exp();
@@ -75,7 +75,7 @@ impl Gaussian {
         self.observe(parts, z + (count - rate) / rate, 1.0 / rate);
     }
 
-    /// The lower triangle that turns standard normals into this belief.
+    /// Returns the Cholesky factor, which maps standard normals to this belief.
     pub fn root(&self) -> Root {
         let n = self.mean.len();
         let mut lower = vec![0.0; n * n];
@@ -85,7 +85,7 @@ impl Gaussian {
                 let rest = self.cov[i * n + k] - sum;
                 lower[i * n + k] = match k == i {
                     true => rest.max(0.0).sqrt(),
-                    // What is known exactly varies with nothing.
+                    // An exactly known quantity has no covariance.
                     false if lower[k * n + k] < 1e-12 => 0.0,
                     false => rest / lower[k * n + k],
                 };
@@ -95,7 +95,7 @@ impl Gaussian {
     }
 }
 
-/// A belief that can be drawn from.
+/// A belief in the form that draws need.
 pub struct Root {
     mean: Vec<f64>,
     lower: Vec<f64>,

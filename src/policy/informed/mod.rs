@@ -1,13 +1,13 @@
-//! The reference that knows the process: what could be won by foreseeing as well as can be.
+//! The reference policy that knows the process: the value of the best possible forecast.
 //!
-//! It knows what a synthetic world draws its days from, and of a day what any policy has observed. Every ten minutes it draws
-//! [`FUTURES`] courses of the rest of the day from the process given that, solves each with hindsight, and bids the mean of the
-//! hindsight prices. It is no upper bound, as the mean price need not be the best bid; it says what knowing the process is worth, and so what
-//! a learner may hope for. The day's own future takes no part: typical requests come from streams of their own
-//! ([`crate::synth::Truth`]).
+//! It knows the process from which a synthetic world draws its days, and of a day what any policy has observed. Every ten
+//! minutes it draws [`FUTURES`] courses of the rest of the day from the process given these observations, solves each with
+//! hindsight, and bids the mean of the hindsight prices. It is no upper bound, because the mean price need not be the best bid.
+//! It estimates the value of knowing the process, and so what a learner may hope for. The day's own future is not used: typical
+//! requests come from streams of their own ([`crate::synth::Truth`]).
 //!
-//! Its process is that of worlds that wander. The regional shocks of `shock_min` and `shock_max`, which last some hours and end at
-//! once, and a `jump` are not part of it.
+//! Its process is that of worlds with random drift and noise. It does not include the regional shocks of `shock_min` and
+//! `shock_max`, which last some hours and end at once, nor a `jump`.
 
 mod belief;
 mod gaussian;
@@ -27,7 +27,7 @@ use pool::Pool;
 
 /// The policy's name in tables.
 pub const NAME: &str = "informed";
-/// Courses of the rest of the day that each solution averages.
+/// Number of courses of the rest of the day that each solution averages.
 pub const FUTURES: usize = 64;
 /// Smoothing of the dual, in units of its scale.
 const SMOOTHING: f64 = 0.01;
@@ -41,12 +41,12 @@ struct Future {
     prices: Vec<f64>,
 }
 
-/// What it knows of the day that is being replayed.
+/// State of the day that is being replayed.
 struct Today {
     belief: Belief,
     pool: Pool,
     futures: Vec<Future>,
-    /// The step under way, and when it ends, milliseconds from midnight.
+    /// The current step, and its end, milliseconds from midnight.
     seen: Seen,
     end: u64,
 }
@@ -80,7 +80,7 @@ impl Today {
         Self { belief: Belief::new(&known.truth), pool, futures, seen, end: STEP_MS }
     }
 
-    /// Closes the steps that end by `offset`; whether there were any.
+    /// Closes the steps that end by `offset`; returns whether there were any.
     fn close(&mut self, known: &Known, offset: u64) -> bool {
         let mut closed = false;
         while offset >= self.end {
@@ -106,7 +106,7 @@ impl Today {
         }
     }
 
-    /// The mean of the futures' hindsight prices.
+    /// Returns the mean of the futures' hindsight prices.
     fn solve(&mut self, replay: &Replay, from: u64, first: bool) -> Vec<f64> {
         let remaining = |demand: &[f32]| -> Vec<f64> {
             demand.iter().zip(&replay.state.delivered).map(|(&d, &o)| f64::from(d - o).max(0.0)).collect()
@@ -137,7 +137,7 @@ impl Future {
             transport.push(price * row.best, volume * row.weight, wanted);
         }
         let smoothing = SMOOTHING * transport.scale(prices).max(1e-9);
-        // The first prices may be far off: a coarse look first.
+        // The first prices may be far off, so smoothing starts coarse.
         let coarse: &[f64] = if first { &[16.0, 4.0, 1.0, 1.0] } else { &[1.0] };
         for factor in coarse {
             transport.follow(prices, factor * smoothing, STEPS);

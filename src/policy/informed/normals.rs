@@ -1,4 +1,4 @@
-//! The random numbers that futures are drawn with.
+//! Random numbers for drawing futures.
 
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
@@ -6,7 +6,7 @@ use rand_distr::{Distribution as _, StandardNormal};
 
 const SEED: u64 = 0x1F0A_3ED0_0000_0002;
 
-/// Random numbers of one future: the same at every solution, so that prices move with what is learned and not with the draws.
+/// Random numbers of one future: the same at every solution, so that prices change with the observations and not with the draws.
 pub struct Normals(ChaCha8Rng);
 
 impl Normals {
@@ -20,7 +20,7 @@ impl Normals {
         StandardNormal.sample(&mut self.0)
     }
 
-    /// An exponential waiting time.
+    /// Draws an exponential waiting time.
     pub(super) fn wait(&mut self, mean: f64) -> f64 {
         -mean * (1.0 - self.0.random::<f64>()).ln()
     }

@@ -1,7 +1,7 @@
-//! The requests that futures are made of: typical ones of the world, of which each future holds a part.
+//! Typical requests of the world; each future holds a part of them.
 //!
-//! A narrow contract would stand in a handful of an even sample's requests, and its price would be that sample's luck. So requests of
-//! narrow contracts are held more often and weigh less.
+//! An even sample would contain only a handful of requests of a narrow contract, and its price would depend on chance. So
+//! requests of narrow contracts are held more often and weigh less.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,19 +12,19 @@ use crate::env::KnownDay;
 use crate::log::draw;
 use crate::synth::{Truth, Typical};
 
-/// Requests of the world that are drawn in all.
+/// Number of requests drawn from the world.
 const DRAWN: usize = 24_000;
-/// Of these, how many a future holds evenly, and at least of each contract.
+/// Expected number that a future holds of all requests, and of each contract's at least.
 const EVENLY: f64 = 5000.0;
 const OF_EACH: f64 = 250.0;
-/// Differs from any seed of a world in use.
+/// Differs from any seed in use for a world.
 const SEED: u64 = 0x1F0A_3ED0_0000_0001;
 
-/// A world as the reference knows it, made once for all of its days.
+/// A world as the reference knows it, built once for all of its days.
 pub struct Known {
     pub truth: Truth,
     typical: Vec<Typical>,
-    /// Mean price residual by number of auction ads, beyond what is usual; the last stands for more.
+    /// Mean price residual by number of auction ads; the last entry also stands for higher numbers.
     base: Vec<f64>,
     /// Variance of one request's residual.
     pub noise: f64,
@@ -40,7 +40,7 @@ impl fmt::Debug for Known {
 
 impl Known {
     /// # Errors
-    /// A degenerate world.
+    /// If the world is degenerate.
     pub fn of(truth: Truth) -> Result<Self> {
         let typical = truth.typical(DRAWN, SEED)?;
         let most = typical.iter().map(|t| t.auctions).max().unwrap_or(0);
@@ -60,7 +60,7 @@ impl Known {
         Ok(Self { truth, typical, base, noise: squares / f64::max(n, 1.0), by_bin })
     }
 
-    /// How far a request's best auction worth lies from what is usual, in the logarithm; `None` where nothing is.
+    /// Returns the log of a request's best auction worth over its usual value; `None` if the request has none.
     pub fn residual(&self, kind: (u32, u32, u8, u8), ms: u64, best: f64, auctions: usize) -> Option<f64> {
         let usual = self.truth.usual(kind, ms).filter(|_| best > 0.0)?;
         Some(best.ln() - usual - self.base[auctions.min(self.base.len() - 1)])
@@ -73,15 +73,15 @@ pub struct Row {
     /// From 0.
     pub region: usize,
     pub best: f64,
-    /// Of [`Pool::entries`].
+    /// Range within [`Pool::entries`].
     pub entries: std::ops::Range<usize>,
-    /// Probability of being held by a future.
+    /// Probability that a future holds it.
     held: f64,
-    /// Requests of a mean day that it stands for in a future that holds it.
+    /// Number of a mean day's requests that it stands for in a future that holds it.
     pub weight: f64,
 }
 
-/// The world's typical requests as one day's contracts see them, in time order.
+/// The world's typical requests with the contracts of one day, in time order.
 #[derive(Default)]
 pub struct Pool {
     pub rows: Vec<Row>,
@@ -118,7 +118,7 @@ impl Pool {
         pool
     }
 
-    /// The rows that future `k` holds.
+    /// Returns the rows that future `k` holds.
     pub fn held(&self, k: u64) -> Vec<u32> {
         let rows = (0u32..).zip(&self.rows);
         rows.filter(|(i, row)| draw::passes(SEED ^ k, u64::from(*i), k, row.held)).map(|(i, _)| i).collect()

@@ -1,4 +1,4 @@
-//! Steps of the optimiser: a norm in parts, then everything that a step changes in one launch.
+//! Steps of the optimiser: the norm in parts, then all arrays in one launch.
 
 use burn::tensor::Tensor;
 use burn_cubecl::CubeRuntime;
@@ -9,10 +9,10 @@ use crate::formulas::shared::{AdamFactors, AdamFactorsLaunch, AdamParameter, ada
 use super::super::super::optimiser::{Arrays, Optimise};
 use super::numbers::{CUBE, Cube, Numbers};
 
-/// Parts of a sum of squares, each of a cube.
+/// Number of parts of a sum of squares, one cube each.
 const PARTS: usize = 64;
 
-/// Each cube sums the squares of every [`PARTS`]th stretch of numbers.
+/// Sums the squares of every [`PARTS`]th stretch of numbers in each cube.
 #[cube(launch_unchecked)]
 fn squares_kernel(gradient: &Array<f32>, parts: &mut Array<f32>) {
     let unit = UNIT_POS as usize;
@@ -35,7 +35,7 @@ fn squares_kernel(gradient: &Array<f32>, parts: &mut Array<f32>) {
     }
 }
 
-/// One unit for each parameter.
+/// Does a step, with one unit for each parameter.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments, reason = "a launch has no other way to name its arrays")]
 fn step_kernel(

@@ -1,4 +1,4 @@
-//! What the losses take from the settings.
+//! Constants that the losses take from the settings.
 
 use burn_cubecl::CubeRuntime;
 use cubecl::prelude::*;
@@ -14,7 +14,7 @@ use super::numbers::Numbers;
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub struct Atoms {
     pub lowest: f32,
-    /// Distance between two.
+    /// Distance between two atoms.
     pub step: f32,
 }
 
@@ -22,13 +22,13 @@ pub struct Atoms {
 pub struct Constants<R: CubeRuntime> {
     pub(super) critic: Critic,
     factors: LossFactors,
-    /// Quantile midpoints or atoms, `[Q]`; here and on the device.
+    /// Quantile midpoints or atoms, `[Q]`, on the host; `support` is the copy on the device.
     atoms: Vec<f32>,
     pub(super) support: Numbers<R>,
 }
 
 impl<R: CubeRuntime> Constants<R> {
-    /// Takes the constants from the settings, and to the device where `beside` is.
+    /// Reads the constants from the settings and uploads them to the device of `beside`.
     pub fn new(settings: &Settings, beside: &Numbers<R>) -> Self {
         let l = &settings.learner;
         let atoms = support(l);
@@ -36,12 +36,12 @@ impl<R: CubeRuntime> Constants<R> {
         Self { critic: l.critic, factors: loss_factors(settings), atoms, support }
     }
 
-    /// Returns the factors as a launch takes them.
+    /// Returns the factors as a launch argument.
     pub(super) fn factors(&self) -> LossFactorsLaunch<R> {
         launched(self.factors)
     }
 
-    /// Returns the range of the atoms as a launch takes it.
+    /// Returns the range of the atoms as a launch argument.
     pub(super) fn atoms(&self) -> AtomsLaunch<R> {
         let atoms = &self.atoms;
         AtomsLaunch::new(atoms[0], (atoms[atoms.len() - 1] - atoms[0]) / (atoms.len() - 1).max(1) as f32)

@@ -1,7 +1,8 @@
-//! Embeddings of ids: rows that carry them, and gradients by their tables.
+//! Embeddings of ids: rows with embedded ids, and gradients by the tables.
 //!
-//! A library's scatter walks through all rows of a batch with as many units as a table has numbers: on an H100 that alone took 98 % of
-//! the time of an update's kernels (4,096 steps, 30 contracts). Here every part of the rows has units of its own, and parts are summed with those of the layers.
+//! A library's scatter loops over all rows of a batch with as many units as a table has numbers: on an H100 that alone took 98
+//! % of the time of an update's kernels (4,096 steps, 30 contracts). Here every part of the rows has its own units, and the
+//! parts are summed together with those of the layers.
 
 use burn_cubecl::CubeRuntime;
 use cubecl::prelude::*;
@@ -11,23 +12,23 @@ use crate::learner::tensor_net::Flat;
 
 use super::numbers::{CUBE, Numbers};
 
-/// Some columns of rows, and where their numbers come from.
+/// A range of columns in rows, and the source of their numbers.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Columns {
     rows: usize,
-    /// Numbers of a row.
+    /// Numbers per row.
     inputs: usize,
-    /// First column in a row, and columns from there on, that a launch writes.
+    /// First column in a row, and number of columns, that a launch writes.
     first: usize,
     columns: usize,
-    /// First number of the features in the batch, or of the table in the parameters.
+    /// Index of the first number of the features in the batch, or of the table in the parameters.
     at: usize,
-    /// First id of the table in the batch; a row has one for each of the tables.
+    /// Index of the table's first id in the batch; a row has one id for each of the tables.
     ids_at: usize,
     tables: usize,
 }
 
-/// Columns of rows with embeddings: from a table by ids, or the features themselves. One unit for each number.
+/// Writes columns of rows with embeddings: from a table by ids, or the features themselves. One unit for each number.
 #[cube(launch_unchecked)]
 fn embed_kernel(
     batch: &Array<f32>,
@@ -50,8 +51,8 @@ fn embed_kernel(
     }
 }
 
-/// Gradients by a table, one unit for each of its numbers and part of the rows: `[part, all]`. `by` are those by what it gave,
-/// `[rows, inputs]`; a row counts for the table's row that its id names.
+/// Computes gradients by a table, with one unit for each of its numbers and part of the rows: `[part, all]`. `by` are the
+/// gradients by the embeddings, `[rows, inputs]`; a row contributes to the table's row of its id.
 #[cube(launch_unchecked)]
 fn table_kernel(
     batch: &Array<f32>,
@@ -84,7 +85,8 @@ fn table_kernel(
     parts[part * all + of.at + i] = sum;
 }
 
-/// Rows `[rows, inputs]` of features and embeddings, from those of a batch; `at` and `ids_at` are their first feature and id there.
+/// Returns rows `[rows, inputs]` of features and embeddings of a batch; `at` and `ids_at` are the indices of the first feature
+/// and id there.
 pub fn rows<R: CubeRuntime>(
     flat: &Flat,
     params: &Numbers<R>,
@@ -99,7 +101,8 @@ pub fn rows<R: CubeRuntime>(
     let write = |first: usize, columns: usize, at: usize, ids_at: usize, by_id: bool| {
         let (count, dim) = batch.units(rows * columns);
         let of = ColumnsLaunch::new(rows, inputs, first, columns, at, ids_at, tables);
-        // SAFETY: units look only at rows and columns that the batch, the tables and the result have; ids are below the tables' rows.
+        // SAFETY: units access only rows and columns that exist in the batch, the tables and the result; ids are below the
+        // tables' rows.
         unsafe {
             embed_kernel::launch_unchecked::<R>(
                 &batch.client,
@@ -122,7 +125,7 @@ pub fn rows<R: CubeRuntime>(
     out
 }
 
-/// Gradients by the tables, into each part of `parts`; `by` are those by what the tables gave, `[rows, inputs - FEATURES]`.
+/// Writes the gradients by the tables to each part of `parts`; `by` are those by the embeddings, `[rows, inputs - FEATURES]`.
 pub fn gradients<R: CubeRuntime>(
     flat: &Flat,
     (batch, ids_at): (&Numbers<R>, usize),
@@ -140,7 +143,7 @@ pub fn gradients<R: CubeRuntime>(
         let len = part.range().len();
         let cubes = CubeCount::Static(len.div_ceil(CUBE as usize) as u32, rows.div_ceil(part_rows) as u32, 1);
         let of = ColumnsLaunch::new(rows, inputs, first, part.columns, part.at, ids_at + table, tables);
-        // SAFETY: units beyond the table end, rows beyond a part are not looked at, and every part has room for all parameters.
+        // SAFETY: units beyond the table end, rows beyond a part are not accessed, and every part has room for all parameters.
         unsafe {
             table_kernel::launch_unchecked::<R>(
                 &batch.client,

@@ -1,7 +1,7 @@
-//! Through the networks and back again: products of matrices with what comes before and after them in the same launch.
+//! Forward and backward passes: matrix products fused with the operations before and after them.
 //!
-//! Weights and bias of a layer lie one behind the other in the flat parameters, so that a layer is one matrix with a row more,
-//! which the bias is, and rows have a one behind their inputs.
+//! Weights and bias of a layer are adjacent in the flat parameters, so a layer is one matrix whose additional last row is the
+//! bias, and rows have a 1 after their inputs.
 
 use std::ops::Range;
 
@@ -20,15 +20,15 @@ use super::update::Update;
 
 /// Units of a cube in each direction.
 const SIDE: usize = 16;
-/// Terms of a sum that a cube works on at a time.
+/// Terms of a sum that a cube processes at a time.
 const DEPTH: usize = 16;
-/// Results of a unit in each direction, at most.
+/// Maximum number of results of a unit in each direction.
 const EACH: usize = 4;
-/// A sum over rows is cut into parts of at least [`PART`] rows, and into [`PARTS`] parts at most: four for each multiprocessor of a
-/// large GPU, because one cube alone mostly waits for memory.
+/// A sum over rows is split into parts of at least [`PART`] rows, and into at most [`PARTS`] parts: four for each
+/// multiprocessor of a large GPU, because one cube alone mostly waits for memory.
 const PART: usize = 64;
 const PARTS: usize = 512;
-/// Columns, and units for each of them, of a cube that sums parts.
+/// Columns, and units per column, of a cube that sums parts.
 const SUM_COLUMNS: usize = 8;
 const SUM_UNITS: usize = 32;
 
@@ -36,16 +36,16 @@ const SUM_UNITS: usize = 32;
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Sizes {
     rows: usize,
-    /// Of the layer, without the one.
+    /// Inputs of the layer, without the constant 1.
     inputs: usize,
     outputs: usize,
-    /// First number of the inputs in their array, and of the weights in the parameters.
+    /// Index of the first input in its array, and of the first weight in the parameters.
     inputs_at: usize,
     weights_at: usize,
 }
 
-/// Adds the product of two tiles to what each unit has: `left` is `[DEPTH, SIDE EACH]`, `right` is `[DEPTH, SIDE columns]`, a column of
-/// padding in both.
+/// Adds the product of two tiles to each unit's sums: `left` is `[DEPTH, SIDE EACH]`, `right` is `[DEPTH, SIDE columns]`, both
+/// with a column of padding.
 #[cube]
 fn multiply(left: &SharedMemory<f32>, right: &SharedMemory<f32>, sums: &mut Array<f32>, #[comptime] columns: usize) {
     let (row, column) = (UNIT_POS as usize / SIDE, UNIT_POS as usize % SIDE);
@@ -67,7 +67,7 @@ fn multiply(left: &SharedMemory<f32>, right: &SharedMemory<f32>, sums: &mut Arra
     }
 }
 
-/// A layer: `[rows, inputs]` to `[rows, outputs]`.
+/// Computes a layer: `[rows, inputs]` to `[rows, outputs]`.
 #[cube(launch_unchecked)]
 fn layer_kernel(
     inputs: &Array<f32>,
@@ -135,8 +135,8 @@ fn layer_kernel(
     }
 }
 
-/// Back through a layer: gradients by its outputs `[rows, outputs]` to those by its inputs `[rows, inputs]`; 0 where `rectified`, which the
-/// inputs are then, let nothing pass.
+/// Back-propagates through a layer: gradients by its outputs `[rows, outputs]` to those by its inputs `[rows, inputs]`; 0 where
+/// the rectifier of the inputs, given in `rectified`, was closed.
 #[cube(launch_unchecked)]
 #[allow(clippy::collapsible_if, reason = "one is decided when the kernel is compiled")]
 fn back_kernel(
@@ -205,7 +205,8 @@ fn back_kernel(
     }
 }
 
-/// Gradients by a layer's weights and bias, `[inputs + 1, outputs]`, summed over a part of the rows: `[part, all]`, from `weights_at` on.
+/// Computes gradients by a layer's weights and bias, `[inputs + 1, outputs]`, summed over a part of the rows: `[part, all]`,
+/// from `weights_at` on.
 #[cube(launch_unchecked)]
 fn weights_kernel(
     inputs: &Array<f32>,
@@ -303,7 +304,7 @@ fn sum_kernel(parts: &Array<f32>, out: &mut Array<f32>) {
     }
 }
 
-/// Results of a unit along so many columns.
+/// Returns the number of results of a unit along `columns` columns.
 fn each(columns: usize) -> usize {
     match columns.div_ceil(SIDE) {
         1 => 1,
@@ -312,7 +313,7 @@ fn each(columns: usize) -> usize {
     }
 }
 
-/// Cubes of a product with so many results.
+/// Returns the cubes and units of a product with this number of results.
 fn tiles(rows: usize, columns: usize, parts: usize) -> (CubeCount, CubeDim) {
     let (x, y) = (rows.div_ceil(SIDE * EACH), columns.div_ceil(SIDE * each(columns)));
     (CubeCount::Static(x as u32, y as u32, parts as u32), CubeDim::new_1d((SIDE * SIDE) as u32))
@@ -343,7 +344,7 @@ impl Layer {
     }
 }
 
-/// Where rows of a segment lie: their features, and their ids.
+/// Positions of rows in a segment: their features, and their ids.
 struct RowFields {
     features: Range<usize>,
     ids: Range<usize>,
@@ -374,7 +375,7 @@ struct Inputs<R: CubeRuntime> {
     rows: usize,
 }
 
-/// Rows on their way through a network.
+/// Activations of rows in a network.
 pub struct Pass<R: CubeRuntime> {
     inputs: Inputs<R>,
     first: Numbers<R>,
@@ -388,7 +389,7 @@ fn pass<R: CubeRuntime>(flat: &Flat, params: &Numbers<R>, inputs: Inputs<R>) -> 
         assert!(x.len >= at + rows * layer.inputs, "rows that are not there");
         let outputs = params.empty(rows * layer.outputs);
         let (count, dim) = tiles(rows, layer.outputs, 1);
-        // SAFETY: units look only at rows, inputs and outputs within the layer's sizes, which its arrays have.
+        // SAFETY: units access only rows, inputs and outputs within the layer's sizes, which its arrays have.
         unsafe {
             layer_kernel::launch_unchecked::<R>(
                 &params.client,
@@ -411,23 +412,23 @@ fn pass<R: CubeRuntime>(flat: &Flat, params: &Numbers<R>, inputs: Inputs<R>) -> 
     Pass { inputs, first, second, outputs }
 }
 
-/// What the networks said of a batch.
+/// Outputs of the networks for a batch.
 pub struct Passes<R: CubeRuntime> {
     /// The critic before each step, then after each display.
     pub critic: Pass<R>,
-    /// The target critic behind each segment.
+    /// The target critic after each segment.
     pub last: Pass<R>,
     pub actor: Pass<R>,
 }
 
 /// Gradients by the networks' outputs.
 pub struct ByOutputs<R: CubeRuntime> {
-    /// Of the critic before each step.
+    /// Gradients by the critic's outputs before each step.
     pub states: Numbers<R>,
     pub actor: Numbers<R>,
 }
 
-/// The rows of a range of features as a network takes them.
+/// Returns the input rows of a network from a range of features.
 fn inputs<R: CubeRuntime>(update: &Update<R>, (flat, params): (&Flat, &Numbers<R>), fields: RowFields) -> Inputs<R> {
     let segments = update.segments();
     let rows = segments * fields.features.len() / FEATURES;
@@ -447,7 +448,7 @@ pub fn infer<R: CubeRuntime>(update: &Update<R>) -> Passes<R> {
         let params = Numbers::of(params);
         pass(flat, &params, inputs(update, (flat, &params), fields))
     };
-    // Before each step and after each display: the two lie one behind the other.
+    // The rows before each step and after each display are adjacent.
     let (states, after) = (RowFields::states(layout), RowFields::after(layout));
     let both = RowFields { features: states.features.start..after.features.end, ids: states.ids.start..after.ids.end };
     Passes {
@@ -460,8 +461,8 @@ pub fn infer<R: CubeRuntime>(update: &Update<R>) -> Passes<R> {
 /// A gradient by the parameters of a network.
 type Gradient<R> = Tensor<Cube<R>, 1>;
 
-/// Gradients by the parameters of a network; `by` are those by the outputs of the first rows of a pass, whose ids begin at `ids_at`
-/// of the batch.
+/// Returns the gradients by the parameters of a network; `by` are those by the outputs of the first rows of a pass, whose ids
+/// begin at `ids_at` in the batch.
 fn gradients<R: CubeRuntime>(
     (flat, params): (&Flat, &Tensor<Cube<R>, 1>),
     pass: &Pass<R>,
@@ -474,7 +475,7 @@ fn gradients<R: CubeRuntime>(
     let through = |by: &Numbers<R>, layer: Layer, weights_at: usize, rectified: Option<&Numbers<R>>| {
         let by_inputs = by.empty(rows * layer.inputs);
         let (count, dim) = tiles(rows, layer.inputs, 1);
-        // SAFETY: units look only at rows, inputs and outputs within the layer's sizes, which its arrays have.
+        // SAFETY: units access only rows, inputs and outputs within the layer's sizes, which its arrays have.
         unsafe {
             back_kernel::launch_unchecked::<R>(
                 &by.client,
@@ -533,7 +534,7 @@ fn gradients<R: CubeRuntime>(
     by_params.flat()
 }
 
-/// Gradients by the parameters of the critic, and of the actor where it learns.
+/// Returns the gradients by the parameters of the critic, and of the actor if it learns.
 pub fn back<R: CubeRuntime>(
     update: &Update<R>,
     passes: &Passes<R>,

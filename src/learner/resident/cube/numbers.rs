@@ -1,4 +1,4 @@
-//! Numbers on the device, as kernels take them.
+//! Arrays of numbers on the device, as kernels take them.
 
 use burn::tensor::{Shape, Tensor, TensorPrimitive};
 use burn_cubecl::tensor::CubeTensor;
@@ -8,13 +8,13 @@ use cubecl::client::ComputeClient;
 use cubecl::prelude::{ArrayArg, CubeCount, CubeDim};
 use cubecl::server::Handle;
 
-/// Units of a cube where each works alone.
+/// Units of a cube if each works alone.
 pub(super) const CUBE: u32 = 256;
 
-/// The backend of tensors beside the kernels.
+/// Backend of the tensors used together with the kernels.
 pub type Cube<R> = CubeBackend<R, f32, i32, u32>;
 
-/// Numbers one behind the other on the device.
+/// Contiguous numbers on the device.
 pub struct Numbers<R: CubeRuntime> {
     pub(super) client: ComputeClient<R>,
     pub(super) device: R::Device,
@@ -33,7 +33,7 @@ impl<R: CubeRuntime> Numbers<R> {
         Self::of_primitive(tensor.clone().into_primitive().tensor())
     }
 
-    /// Zeros on a device.
+    /// Allocates zeros on a device.
     pub fn zeros(device: &R::Device, len: usize) -> Self {
         Self::of(&Tensor::<Cube<R>, 1>::zeros([len], device))
     }
@@ -49,12 +49,12 @@ impl<R: CubeRuntime> Numbers<R> {
         Self { client: tensor.client, device: tensor.device, handle: tensor.handle, len }
     }
 
-    /// Uninitialised, beside these.
+    /// Allocates uninitialised numbers on the same device.
     pub(super) fn empty(&self, len: usize) -> Self {
         self.with(self.client.empty(len * size_of::<f32>()), len)
     }
 
-    /// Uploaded beside these.
+    /// Uploads numbers to the same device.
     pub fn upload(&self, values: &[u32]) -> Self {
         self.with(self.client.create_from_slice(bytemuck::cast_slice(values)), values.len())
     }
@@ -76,11 +76,11 @@ impl<R: CubeRuntime> Numbers<R> {
     }
 
     pub(super) fn arg(&self) -> ArrayArg<R> {
-        // SAFETY: the handle was made for so many numbers, or comes with a tensor that has them.
+        // SAFETY: the handle was created for this number of values, or belongs to a tensor that has them.
         unsafe { ArrayArg::from_raw_parts(self.handle.clone(), self.len) }
     }
 
-    /// A launch of so many units, each of which works alone.
+    /// Returns the launch size of `units` units, each of which works alone.
     pub(super) fn units(&self, units: usize) -> (CubeCount, CubeDim) {
         let dim = CubeDim::new_1d(CUBE);
         (calculate_cube_count_elemwise(&self.client, units, dim), dim)

@@ -1,7 +1,8 @@
-//! Records into rows of the pool.
+//! Expands records into rows of the pool.
 //!
-//! One unit for each contract, bidder or request of a step. Features and bids are the host's formulas, in single precision; features that the
-//! host works out are copied to their columns. A place had another segment before: every number of it is written.
+//! One unit for each contract, bidder or request of a step. Features and bids use the host's formulas, in single precision;
+//! features that the host computes are copied to their columns. A place is reused after another segment, so every number of it
+//! is written.
 
 use std::mem::offset_of;
 
@@ -22,7 +23,7 @@ use super::super::record::{
 };
 use super::numbers::{Numbers, whole};
 
-/// Where a field of a record lies in its numbers.
+/// Defines the offset of a record's field, in numbers.
 macro_rules! fields {
     ($($name:ident = $record:ident.$($field:ident).+),* $(,)?) => {
         $(const $name: usize = offset_of!($record, $($field).+) / size_of::<f32>();)*
@@ -70,7 +71,7 @@ fields!(
     INVERSE_BEHAVIOUR = RequestRecord.inverse_behaviour,
 );
 
-/// Columns of features that are worked out here.
+/// Defines the columns of features that are computed here.
 macro_rules! columns {
     ($($constant:ident = $name:literal),* $(,)?) => {
         $(const $constant: usize = column($name);)*
@@ -100,7 +101,8 @@ const COURSE: usize = size_of::<CourseRecord>() / size_of::<f32>();
 const OFFER: usize = size_of::<OfferRecord>() / size_of::<f32>();
 const AUCTION: usize = size_of::<AuctionRecord>() / size_of::<f32>();
 const REQUEST: usize = size_of::<RequestRecord>() / size_of::<f32>();
-/// `T` steps in a segment, `N` contracts, `K` bidders, `R` requests in a step, `Q` offers of a request, `A` auction ads, `F` tables of the actor.
+/// Sizes: `T` steps in a segment, `N` contracts, `K` bidders, `R` requests in a step, `Q` offers of a request, `A` auction
+/// ads, `F` tables of the actor.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Sizes {
     segments: usize,
@@ -113,7 +115,7 @@ struct Sizes {
     tables: usize,
 }
 
-/// Where the parts of a record begin, and its length.
+/// Start indices of a record's parts, and its length.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct From {
     width: usize,
@@ -128,7 +130,7 @@ struct From {
     shown: usize,
 }
 
-/// Where the fields of a row begin, and its length.
+/// Start indices of a row's fields, and its length.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct To {
     width: usize,
@@ -165,7 +167,7 @@ struct To {
     inverse_behaviour: usize,
 }
 
-/// What a run's rows have besides.
+/// Options of a run's rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct With {
     ads: bool,
@@ -175,7 +177,7 @@ struct With {
     score_auctions: bool,
 }
 
-/// The pacing controller's term.
+/// Returns the pacing controller's term.
 #[cube]
 fn pacing(records: &Array<f32>, terms: usize, course: usize) -> f32 {
     records[course + CONTROLLER] + market_term(records[terms + MARKET_GAIN], records[course + DAY_MARKET])
@@ -188,7 +190,7 @@ fn zeros(pool: &mut Array<f32>, at: usize, #[comptime] len: usize) {
     }
 }
 
-/// Features of a contract with `delivered` counted, in the columns of [`FEATURE_NAMES`](crate::env::FEATURE_NAMES).
+/// Writes the features of a contract with `delivered` counted, in the columns of [`FEATURE_NAMES`](crate::env::FEATURE_NAMES).
 #[cube]
 fn features(
     records: &Array<f32>,
@@ -227,7 +229,7 @@ fn features(
     copy_course(records, course + CHANGING, pool, to);
 }
 
-/// What the critic's output is multiplied by, and the scale of its loss; 0 once the flight is over.
+/// Returns the factor on the critic's output, and the scale of its loss; 0 after the flight.
 #[cube]
 fn stake(records: &Array<f32>, terms: usize, course: usize, delivered: f32, per_step: f32) -> (f32, f32) {
     let owed = at_least_0(records[terms + OWED] - delivered);
@@ -242,7 +244,7 @@ fn stake(records: &Array<f32>, terms: usize, course: usize, delivered: f32, per_
     (worth, scale)
 }
 
-/// States and what follows each segment: one unit for each contract at each step and behind the last.
+/// Writes the states and the rows after each segment: one unit for each contract at each step and after the last.
 #[cube(launch_unchecked)]
 fn contracts_kernel(
     records: &Array<f32>,
@@ -301,7 +303,7 @@ fn contracts_kernel(
     }
 }
 
-/// Ids of a row of the actor.
+/// Writes the ids of a row of the actor.
 #[cube]
 #[allow(clippy::too_many_arguments, reason = "arrays are arguments of a launch")]
 fn ids(
@@ -329,7 +331,7 @@ fn ids(
     }
 }
 
-/// Who may bid in a step, and what follows a display: one unit for each slot.
+/// Writes the bidders of a step and the rows after a display: one unit for each slot.
 #[cube(launch_unchecked)]
 fn bidders_kernel(
     records: &Array<f32>,
@@ -349,7 +351,7 @@ fn bidders_kernel(
     let (record, row) = (segment * from.width, places[segment] as usize * to.width);
     let step = record + from.steps + t * STEP;
     let at = t * of.bidders + slot;
-    // One more than the contract; 0 if none bids.
+    // Index of the contract plus 1; 0 if none bids.
     let mut bidder = 0usize;
     if of.requests == 1 {
         bidder = usize::cast_from(records[record + from.bidders + at]);
@@ -416,7 +418,7 @@ fn bidders_kernel(
     pool[row + to.spring + at] = spring;
 }
 
-/// What each request may show of the contracts: one unit for each slot.
+/// Writes the contract offers of each request: one unit for each slot.
 #[cube(launch_unchecked)]
 fn offers_kernel(records: &Array<f32>, places: &Array<u32>, pool: &mut Array<f32>, of: Sizes, from: From, to: To) {
     let slots = of.steps * of.requests * of.bidders;
@@ -447,7 +449,7 @@ fn offers_kernel(records: &Array<f32>, places: &Array<u32>, pool: &mut Array<f32
     pool[row + to.boost + at] = boost;
 }
 
-/// Auction ads, what was shown, and what steps have for themselves: one unit for each request.
+/// Writes auction ads, actions, and the values of steps: one unit for each request.
 #[cube(launch_unchecked)]
 #[allow(clippy::collapsible_if, reason = "one is decided when the kernel is compiled")]
 fn requests_kernel(
@@ -497,7 +499,7 @@ fn requests_kernel(
         }
     }
     let shown = record + from.shown + request * REQUEST;
-    // One more than the slot; 0 if nothing.
+    // Index of the slot plus 1; 0 if nothing was shown.
     let slot = usize::cast_from(records[shown + SHOWN]);
     let mut active = 0.0f32;
     if slot > 0 {
@@ -535,7 +537,7 @@ fn requests_kernel(
     }
 }
 
-/// Expands records where they are to be: nobody but the pool's owner has it.
+/// Expands records at their places in the pool, which no other code accesses meanwhile.
 pub fn write<R: CubeRuntime>(
     pool: &Numbers<R>,
     records: Vec<f32>,
@@ -619,7 +621,7 @@ pub fn write<R: CubeRuntime>(
     };
     let (records, places, rows) = (|| records.arg(), || places.arg(), || pool.arg());
     let steps = segments * dims.steps;
-    // SAFETY: records and rows are as long as their layouts say, units beyond them end, and every place is within the pool.
+    // SAFETY: records and rows are as long as their layouts describe, units beyond them end, and every place is within the pool.
     unsafe {
         let (count, dim) = pool.units((steps + segments) * dims.contracts);
         contracts_kernel::launch_unchecked::<R>(

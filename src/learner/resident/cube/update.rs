@@ -1,4 +1,4 @@
-//! What an update works out gradients from.
+//! Inputs of an update's gradients.
 
 use burn_cubecl::CubeRuntime;
 
@@ -7,14 +7,14 @@ use super::super::layout::Layout;
 use super::constants::Constants;
 use super::numbers::{Cube, Numbers};
 
-/// What gradients are multiplied by: one over the pairs of steps and contracts with something to learn, one over the requests.
+/// Factors on the gradients: one over the pairs of step and contract with something to learn, one over the requests.
 #[derive(Debug, Clone, Copy)]
 pub struct Weights {
     pub critic: f32,
     pub actor: f32,
 }
 
-/// What gradients are worked out from.
+/// Inputs of an update's gradients.
 #[derive(Clone, Copy)]
 pub struct Update<'a, R: CubeRuntime> {
     pub layout: &'a Layout,
@@ -24,12 +24,12 @@ pub struct Update<'a, R: CubeRuntime> {
     pub batch: &'a Numbers<R>,
     pub weights: Weights,
     pub train_actor: bool,
-    /// Whether losses are summed for somebody to read.
+    /// Whether losses are summed for reading.
     pub with_sums: bool,
 }
 
 impl<R: CubeRuntime> Update<'_, R> {
-    /// Segments of the batch.
+    /// Returns the number of segments of the batch.
     pub(super) fn segments(&self) -> usize {
         self.batch.len / self.layout.width
     }

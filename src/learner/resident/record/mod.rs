@@ -1,8 +1,8 @@
-//! A segment as it is uploaded: what the networks' rows are worked out from, a quarter of their numbers.
+//! A segment as it is uploaded: the inputs of the networks' rows, with a quarter of their numbers.
 //!
-//! **Why.** Ten million samples a second do not go to a device as rows: that is kilobytes a step, and the logarithms of thirty
-//! contracts. The host replays a segment and notes counters and points on curves ([`write`]); what follows from them for one contract
-//! at one count is worked out where the pool is. A record that is all zeros is an empty segment.
+//! **Why.** Ten million samples a second cannot be uploaded as rows: a step takes kilobytes, and the logarithms of thirty
+//! contracts. The host replays a segment and records counters and points on curves ([`write`]); the device computes the
+//! features of each contract and count from them. A record of zeros is an empty segment.
 
 mod write;
 
@@ -17,10 +17,10 @@ use crate::settings::{Credit, Settings};
 
 use super::super::dims::Dims;
 
-/// Ids of a request, for the actor's tables of traffic.
+/// Number of ids of a request, for the actor's traffic tables.
 pub const TRAFFIC: usize = 4;
 
-/// A step, or the request after the last one; there if `volume_ratio` is above 0.
+/// A step, or the request after the last one; present if `volume_ratio` is above 0.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct StepRecord {
@@ -35,17 +35,17 @@ pub struct StepRecord {
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct TermsRecord {
-    /// 1; days may have fewer contracts than there is room for.
+    /// 1 if present; days may have fewer contracts than there is room for.
     pub there: f32,
     pub owed: f32,
     pub left: f32,
     pub market_gain: f32,
     pub features: TermsFeatures,
-    /// Of the bid: where its logit starts, the lowest and the highest.
+    /// Base logit of the bid, lowest bid and highest bid.
     pub start: f32,
     pub low: f32,
     pub high: f32,
-    /// What an impression earns by the penalty averted and by its click.
+    /// Earnings of an impression: penalty averted, and click worth.
     pub averted: f32,
     pub click: f32,
     pub ad: f32,
@@ -65,11 +65,11 @@ pub struct CourseRecord {
     pub day_market: f32,
     pub replanned: f32,
     pub features: CourseFeatures,
-    /// What its displays in the step earned.
+    /// Reward of its displays in the step.
     pub reward: f32,
 }
 
-/// A contract that a request may show; there if `boost` is above 0.
+/// A contract that a request may show; present if `boost` is above 0.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct OfferRecord {
@@ -80,7 +80,7 @@ pub struct OfferRecord {
     pub boost: f32,
 }
 
-/// An auction ad that a request may show; there if `boost` is above 0.
+/// An auction ad that a request may show; present if `boost` is above 0.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct AuctionRecord {
@@ -90,7 +90,7 @@ pub struct AuctionRecord {
     pub ad: f32,
 }
 
-/// What was shown on a request: one more than its slot, or 0; and one over its probability, where returns are corrected for it.
+/// Action on a request: index of the slot plus 1, or 0; and the inverse of its probability, if returns are corrected for it.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct RequestRecord {
@@ -102,20 +102,21 @@ const fn numbers<T>() -> usize {
     size_of::<T>() / size_of::<f32>()
 }
 
-/// Where each part of a record lies. `T` steps, `N` contracts, `K` bidders, `R` requests in a step, `Q` offers of a request, `A` auction ads.
+/// Positions of a record's parts. `T` steps, `N` contracts, `K` bidders, `R` requests in a step, `Q` offers of a request, `A`
+/// auction ads.
 #[derive(Debug, Clone)]
 pub struct Record {
     pub dims: Dims,
     pub requests: usize,
     pub by_total: bool,
-    /// Whether bids go by the controller's term.
+    /// Whether bids include the controller's term.
     pub pacing: bool,
-    /// Whether both networks have a table of ads, and the actor has tables of traffic.
+    /// Whether both networks have a table of ads, and whether the actor has traffic tables.
     pub ads: bool,
     pub traffic: bool,
     /// Length of a record.
     pub width: usize,
-    /// `[1]`: the anchor's pull beside a request's weight.
+    /// `[1]`: coefficient of the anchor, relative to a request's weight.
     pub spring: Range<usize>,
     /// `[T + 1]` of [`StepRecord`].
     pub steps: Range<usize>,
@@ -123,7 +124,7 @@ pub struct Record {
     pub terms: Range<usize>,
     /// `[T + 1, N]` of [`CourseRecord`].
     pub courses: Range<usize>,
-    /// `[T, K]`, where a step is one request: one more than the contract of each bidder.
+    /// `[T, K]`, if a step is one request: index of each bidder's contract plus 1.
     pub bidders: Range<usize>,
     /// `[T, TRAFFIC]`
     pub kinds: Range<usize>,
@@ -135,7 +136,7 @@ pub struct Record {
     pub shown: Range<usize>,
 }
 
-/// What a segment adds to the denominators of the losses.
+/// Contribution of a segment to the denominators of the losses.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Counts {
     pub pairs: usize,
@@ -174,7 +175,7 @@ impl Record {
         record
     }
 
-    /// Tables of the actor.
+    /// Returns the number of the actor's tables.
     pub fn tables(&self) -> usize {
         usize::from(self.ads) + if self.traffic { TRAFFIC } else { 0 }
     }

@@ -1,4 +1,4 @@
-//! From a replay to a record.
+//! Writes a replay to a record.
 
 use std::ops::Range;
 
@@ -35,7 +35,7 @@ impl Record {
     }
 }
 
-/// Notes what a replay goes through.
+/// Witness that writes a record.
 struct Writer<'a> {
     of: &'a Record,
     out: &'a mut [f32],
@@ -44,7 +44,7 @@ struct Writer<'a> {
     weights: Weights,
     counts: Counts,
     bidders: usize,
-    /// Requests so far.
+    /// Number of requests so far.
     request: usize,
 }
 
@@ -77,7 +77,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Step `t`, or the request after the last one.
+    /// Writes step `t`, or the request after the last one.
     fn moment(&mut self, replay: &Replay, t: usize) {
         if t == 0 {
             self.terms(replay);

@@ -1,5 +1,5 @@
-//! What a day is expected to bring: the sampled requests of the training days with the day's own contracts in their queues, weighted
-//! by the day's forecast.
+//! The expected requests of a day: the sampled requests of the training days with the day's own contracts in their queues,
+//! weighted by the day's forecast.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -12,17 +12,17 @@ use crate::plan::forecast::Kind;
 use crate::plan::sample::SampledContract;
 use crate::plan::{GRID, Sample, VolumeModel};
 
-/// Milliseconds of a cell of the forecast's grid.
+/// Length of a cell of the forecast's grid, milliseconds.
 pub(super) const CELL_MS: u64 = DAY_MS / GRID as u64;
-/// Differs from any seed of rate draws in use.
+/// Differs from any seed in use for rate draws.
 const SEED: u64 = 0x4EC3_D146_0000_0001;
-/// Rows that the sample's own frequency of a kind weighs against the forecast's.
+/// Weight of the sample's own frequency of a kind against the forecast's, rows.
 const KIND_PRIOR: f64 = 3.0;
 const FITTING_ROUNDS: usize = 3;
 
-/// What days are expected to bring, as computed last: tuning, actors and evaluations replay the same days again and again.
+/// Results computed last: tuning, actors and evaluations replay the same days again and again.
 static REMEMBERED: Mutex<Vec<Remembered>> = Mutex::new(vec![]);
-/// Days that are remembered at most.
+/// Maximum number of days kept.
 const MOST_REMEMBERED: usize = 16;
 
 struct Remembered {
@@ -37,7 +37,7 @@ impl Remembered {
     }
 }
 
-/// What a day is expected to bring.
+/// Expected requests of a day.
 #[derive(Default, Clone)]
 pub(super) struct Ahead {
     /// In time order.
@@ -46,21 +46,21 @@ pub(super) struct Ahead {
     pub entries: Vec<(u32, f64)>,
 }
 
-/// A sampled request as this day may bring it.
+/// A sampled request, adapted to this day.
 #[derive(Clone)]
 pub(super) struct Row {
     pub cell: usize,
     kind: Kind,
-    /// Requests of the forecast that it stands for.
+    /// Number of forecast requests that it stands for.
     pub weight: f64,
     /// Minor units per impression.
     pub best: f64,
-    /// Of [`Ahead::entries`].
+    /// Range within [`Ahead::entries`].
     pub entries: std::ops::Range<usize>,
 }
 
 impl Ahead {
-    /// By the day's forecast and the sample; remembered while both are in use.
+    /// Builds the expected requests from the forecast and the sample; kept while both are in use.
     pub fn of(sample: &Arc<Sample>, day: &Arc<KnownDay>) -> Arc<Self> {
         let remembered = || REMEMBERED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = remembered().iter().find(|known| known.is_of(sample, day)) {
@@ -68,7 +68,7 @@ impl Ahead {
         }
         let ahead = Arc::new(Self::new(sample, day));
         let mut all = remembered();
-        // A weak pointer keeps its address from being used again.
+        // A weak pointer keeps the allocation, so its address is not reused.
         all.retain(|known| known.sample.strong_count() > 0 && known.day.strong_count() > 0);
         if all.len() == MOST_REMEMBERED {
             all.remove(0);
@@ -83,7 +83,7 @@ impl Ahead {
         let index: BTreeMap<u64, u32> = contracts.iter().zip(0..).map(|(c, j)| (c.ad_id, j)).collect();
         let mut all = Self::default();
         for sampled in &sample.days {
-            // Of each of the day's contracts, its place on the sampled day.
+            // Index and data of each of the day's contracts on the sampled day.
             let mut place: Vec<Option<(u32, &SampledContract)>> = vec![None; contracts.len()];
             for (known, at) in sampled.contracts.iter().zip(0..) {
                 if let Some(&j) = index.get(&known.ad_id) {
@@ -105,7 +105,7 @@ impl Ahead {
                         all.entries.push((j, c.click_value * f64::from(row.pctr[at])));
                         continue;
                     }
-                    // It could have stood in this queue, and did not; else the mean is all that is known.
+                    // It was eligible for this queue and absent. Otherwise only its mean presence is known.
                     let absent = place.is_some_and(|(_, known)| {
                         (known.cells.0..known.cells.1).contains(&(row.cell as u8))
                             && known.targeting.matches(slot, region, gender, age)
@@ -123,7 +123,8 @@ impl Ahead {
         all
     }
 
-    /// Weighs rows so that they add up to the day's forecast: by time, by kind of request, by contract that they may serve, in all.
+    /// Weights rows so that they add up to the day's forecast: by time, by kind of request, by the contracts that they may
+    /// serve, in total.
     fn weigh(&mut self, day: &KnownDay) {
         let Self { rows, entries } = self;
         let mut counts = [0.0; GRID];
@@ -142,7 +143,7 @@ impl Ahead {
             let forecast = day.kinds.get(&row.kind).copied().unwrap_or(0.0);
             row.weight *= (forecast + prior) / (kinds[&row.kind] + prior).max(1e-12);
         }
-        // Which contracts a request may serve matters more than its kind: a few rounds of proportional fitting.
+        // The contracts that a request may serve matter more than its kind: a few rounds of proportional fitting.
         let mut served_by: Vec<Vec<u32>> = vec![vec![]; day.contracts.len()];
         for (i, row) in (0u32..).zip(rows.iter()) {
             for &(j, _) in &entries[row.entries.clone()] {
@@ -153,7 +154,7 @@ impl Ahead {
             for (served, c) in served_by.iter().zip(&day.contracts) {
                 let supply: f64 = served.iter().map(|&i| rows[i as usize].weight).sum();
                 if supply > 0.0 {
-                    // Far off, a sample says more of itself than of the forecast.
+                    // A factor far from 1 reflects the noise of the sample rather than the forecast.
                     let factor = (c.supply.total() / supply).clamp(0.5, 2.0);
                     for &i in served {
                         rows[i as usize].weight *= factor;
@@ -167,7 +168,7 @@ impl Ahead {
         }
     }
 
-    /// Corrects the weights of regions that the forecast has been wrong about.
+    /// Corrects the weights of regions whose traffic the forecast has misjudged.
     pub fn correct(&mut self, model: &VolumeModel) {
         self.rows.iter_mut().for_each(|row| row.weight *= model.region_factor(row.kind.1));
     }

@@ -1,13 +1,13 @@
-//! Receding horizon: prices solved again and again on what is left of the day.
+//! Receding horizon: prices are solved repeatedly on the rest of the day.
 //!
-//! What is left is a sample of the training days' requests ([`Sample`]) with the day's own contracts in their queues, weighted by
-//! the day's forecast in time and by kind of request, times the volume seen so far over the forecast; their auction worth is
-//! scaled by the price level seen so far over the expected one. Of each contract, what is left is what it owes minus the
+//! The rest of the day is a sample of the training days' requests ([`Sample`]) with the day's own contracts in their queues,
+//! weighted by the day's forecast in time and by kind of request, times the volume seen so far over the forecast; their auction
+//! worth is scaled by the price level seen so far over the expected one. A contract's remaining demand is its demand minus the
 //! deliveries observed. The prices minimise the smoothed dual of that problem, starting from the last ones: the certainty
 //! equivalent of the day's remaining bound.
 //!
-//! The planner under the learned bids goes further ([`Receding::foreseeing`]): the volume to come is what was learned of how volume
-//! deviates and returns ([`VolumeModel`]), in several courses whose prices are averaged.
+//! The planner under the learned bids also forecasts the volume ([`Receding::foreseeing`]): it uses the learned deviation and mean
+//! reversion of the volume ([`VolumeModel`]), in several courses whose prices are averaged.
 
 mod ahead;
 
@@ -23,7 +23,7 @@ use crate::policy::{Done, Policy, Work, finite, pack, unpack};
 use super::clock::Clock;
 use ahead::{Ahead, CELL_MS};
 
-/// Requests that the expectation weighs against the price level seen.
+/// Weight of the expected price in the price level, requests.
 const PRICE_PRIOR: f64 = 50.0;
 /// Smoothing of the dual, in units of its scale.
 const SMOOTHING: f64 = 0.01;
@@ -37,38 +37,38 @@ pub struct Receding {
     price_factor: f64,
     clock: Clock,
     ahead: Arc<Ahead>,
-    /// What is left of the day, as it was stated last; lent out while prices are solved elsewhere.
+    /// Transport problem of the rest of the day, as last stated; `None` while a task has it.
     transport: Option<Transport>,
     /// Minor units per impression.
     prices: Vec<f64>,
     solved: bool,
     level: PriceLevel,
-    /// Whether prices are solved elsewhere, and what is to be solved there.
+    /// Whether prices are solved elsewhere, and the task to be solved there.
     hands_out: bool,
     work: Option<Task>,
-    /// Whether prices came back that nobody has been told of.
+    /// Whether prices came back that were not yet reported.
     fresh: bool,
     /// Whether displays whose delivery is not observed yet count as delivered.
     predicts: bool,
-    /// Whether it plans for the volume that was learned, where the day's plan knows one, and what that is.
+    /// Whether it plans for the learned volume if the day's plan has a model of it, and that model.
     foresees: bool,
     volume: Option<Arc<VolumeModel>>,
     /// Prices of each course of the rest of the day; `prices` are their mean.
     courses: Vec<Vec<f64>>,
-    /// Prices at the forecast's volume and the expected price level; empty before [`Receding::second_opinion`].
+    /// Prices at the forecast volume and the expected price level; empty before [`Receding::second_opinion`].
     steady: Vec<f64>,
 }
 
-/// What the planner would do if the forecast were right. Money in minor units per impression.
+/// The planner's solution if the forecast were right. Money in minor units per impression.
 pub struct SecondOpinion<'a> {
     pub prices: &'a [f64],
-    /// What each price moves by when all volume falls by one part in `e`.
+    /// Derivative of each price by the log of all demands, or minus the log of all volume, minor units.
     pub by_demand: Vec<f64>,
-    /// What each contract's supply grows by, as a share of its demand, when its own price grows by one part in `e`.
+    /// Derivative of each contract's supply, as a share of its demand, by the log of its own price.
     pub supply: Vec<f64>,
 }
 
-/// Prices to be solved: everything that the solution depends on.
+/// A price problem with everything that its solution depends on.
 struct Task {
     ahead: Arc<Ahead>,
     transport: Transport,
@@ -79,11 +79,11 @@ struct Task {
     offset: u64,
     /// Factor on the expected prices.
     price: f64,
-    /// Whether the courses' prices are those of an earlier solution.
+    /// Whether the courses' prices come from an earlier solution.
     solved: bool,
 }
 
-/// One course that the rest of the day may take.
+/// One possible course of the rest of the day.
 struct Course {
     /// Factor on the expected requests by cell of the grid.
     volume: [f64; GRID],
@@ -91,7 +91,7 @@ struct Course {
     prices: Vec<f64>,
 }
 
-/// What a solver knows in the middle of a day, beyond what it expects of the day.
+/// State of a solver in the middle of a day, beyond the expected requests.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RecedingState {
     prices: Vec<f64>,
@@ -103,7 +103,7 @@ pub struct RecedingState {
 }
 
 impl RecedingState {
-    /// Whether this can be a solver's state on a day of so many contracts.
+    /// Whether this can be a solver's state on a day with `contracts` contracts.
     pub fn fits(&self, contracts: usize) -> bool {
         finite(&self.prices, contracts)
             && (self.steady.is_empty() || finite(&self.steady, contracts))
@@ -113,7 +113,7 @@ impl RecedingState {
     }
 }
 
-/// The price level seen over the expected one, with a memory.
+/// Decaying price level seen over the expected one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 struct PriceLevel {
     seen: f64,
@@ -123,7 +123,7 @@ struct PriceLevel {
 }
 
 impl PriceLevel {
-    /// Takes in the current request, and those since the last one that were not worth scoring: no auction ad stood there.
+    /// Counts the current request, and the unscored requests since the last call, which had no auction ad.
     fn see(&mut self, replay: &Replay, memory_ms: f64, factor: f64) {
         let offset = replay.offset();
         let decay = (-(offset.saturating_sub(self.at) as f64) / memory_ms).exp();
@@ -162,26 +162,26 @@ impl Receding {
         }
     }
 
-    /// Counts displays under way as delivered: who shows them knows of them before their delivery is observed.
+    /// Counts unconfirmed displays as delivered: the policy knows them before their delivery is observed.
     pub fn predicting(mut self) -> Self {
         self.predicts = true;
         self
     }
 
-    /// Plans for the volume to come that was learned from logged days, where the day's plan knows it, in several courses, instead
-    /// of taking the volume so far for it.
+    /// Plans for the volume learned from logged days, in several courses, if the day's plan has a model of it, instead
+    /// of extrapolating the volume so far.
     pub fn foreseeing(mut self) -> Self {
         self.foresees = true;
         self
     }
 
-    /// Expects prices off by a factor.
+    /// Multiplies the expected prices by a factor.
     pub fn expecting_prices_off_by(mut self, factor: f64) -> Self {
         self.price_factor = factor;
         self
     }
 
-    /// Takes in the current request; whether the prices were solved anew.
+    /// Takes in the current request; returns whether the prices were solved again.
     pub fn advance(&mut self, replay: &Replay) -> bool {
         self.level.see(replay, self.memory_ms, self.price_factor);
         let mut solved = std::mem::take(&mut self.fresh);
@@ -199,12 +199,12 @@ impl Receding {
         solved
     }
 
-    /// Whether prices are handed out as [`Work`] instead of being solved in line; the first are always solved in line.
+    /// Sets whether prices are handed out as [`Work`] instead of being solved in line; the first are always solved in line.
     pub fn hand_out(&mut self, on: bool) {
         self.hands_out = on;
     }
 
-    /// Prices that are to be solved elsewhere.
+    /// Returns prices to be solved elsewhere.
     pub fn take_work(&mut self) -> Option<Work> {
         let task = self.work.take()?;
         Some(Box::new(move || Box::new(task.solve()) as Done))
@@ -226,7 +226,7 @@ impl Receding {
         self.solved = true;
     }
 
-    /// What it goes on from.
+    /// Returns the state from which [`Receding::resume`] continues.
     pub fn state(&self) -> RecedingState {
         let Self { prices, solved, level, steady, courses, .. } = self;
         RecedingState {
@@ -239,7 +239,7 @@ impl Receding {
         }
     }
 
-    /// Goes on in the middle of the day that it has begun.
+    /// Resumes in the middle of the day that it has begun.
     pub fn resume(&mut self, state: RecedingState) {
         self.prices = state.prices;
         self.solved = state.solved;
@@ -249,12 +249,12 @@ impl Receding {
         self.clock.resume(state.next);
     }
 
-    /// The prices now, minor units per impression.
+    /// Returns the current prices, minor units per impression.
     pub fn prices(&self) -> &[f64] {
         &self.prices
     }
 
-    /// Solves once more, as if the rest of the day came as forecast; `None` while a task is out.
+    /// Solves once more, as if the rest of the day came as forecast; `None` while a task is being solved elsewhere.
     pub fn second_opinion(&mut self, replay: &Replay) -> Option<SecondOpinion<'_>> {
         let mut task = self.task(replay, 1.0, vec![[1.0; GRID]])?;
         let known = !self.steady.is_empty();
@@ -273,7 +273,7 @@ impl Receding {
         Some(SecondOpinion { prices: &self.steady, by_demand, supply })
     }
 
-    /// Factors on the expected requests by cell of the grid, in one or several courses that the rest of the day may take.
+    /// Returns factors on the expected requests by cell of the grid, for one or several possible courses of the rest of the day.
     fn volumes(&self, replay: &Replay) -> Vec<[f64; GRID]> {
         let Replay { day, episode, state, .. } = replay;
         match &self.volume {
@@ -285,8 +285,8 @@ impl Receding {
         }
     }
 
-    /// What is to be solved now, with the expected prices off by a factor and requests by the factors of each course; `None` while
-    /// an earlier task is out.
+    /// Returns the current price problem, with expected prices scaled by `level` and requests by the factors of each course;
+    /// `None` while an earlier task is out.
     fn task(&mut self, replay: &Replay, level: f64, volumes: Vec<[f64; GRID]>) -> Option<Task> {
         let transport = self.transport.take()?;
         let counted = if self.predicts { &replay.state.delivered } else { &replay.state.observed };
@@ -311,7 +311,7 @@ impl Receding {
 }
 
 impl Task {
-    /// States the rest of the day, as one course has it, to the transport problem.
+    /// Loads the rest of the day, in one course, into the transport problem.
     fn state(&mut self, course: usize) {
         let Self { ahead, transport, courses, owed, left, offset, price, .. } = self;
         let Ahead { rows, entries } = &**ahead;
@@ -326,14 +326,14 @@ impl Task {
         }
     }
 
-    /// Solves the prices of every course, from those that it came with.
+    /// Solves the prices of every course, starting from the given ones.
     fn solve(mut self) -> Self {
         for course in 0..self.courses.len() {
             self.state(course);
             let Self { transport, courses, solved, .. } = &mut self;
             let prices = &mut courses[course].prices;
             let smoothing = SMOOTHING * transport.scale(prices).max(1e-9);
-            // The first prices may be far off: a coarse look first.
+            // The first prices may be far off, so smoothing starts coarse.
             let coarse: &[f64] = if *solved { &[1.0] } else { &[16.0, 4.0, 1.0, 1.0] };
             for factor in coarse {
                 transport.follow(prices, factor * smoothing, STEPS);
@@ -355,7 +355,7 @@ impl Policy for Receding {
         self.transport = Some(Transport::new(vec![], vec![], penalty));
         self.prices = replay.day.contracts.iter().map(|c| c.price.min(c.penalty)).collect();
         self.solved = false;
-        // What came before the beginning was not seen: it must not count as requests without an auction ad.
+        // Requests before the start were not seen: they must not count as requests without an auction ad.
         self.level = PriceLevel { requests: replay.state.requests, ..PriceLevel::default() };
         self.steady.clear();
         self.clock.restart();

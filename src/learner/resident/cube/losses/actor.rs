@@ -1,4 +1,4 @@
-//! The actor: each request as a contest between bids, and the policy gradient of what is expected of it.
+//! The actor: each request as a choice between bids, and the gradient of its expected value.
 
 use cubecl::prelude::*;
 
@@ -7,10 +7,10 @@ use crate::formulas::shared::{LossFactors, outlook, policy_gradient};
 
 use super::arguments::{Places, Sizes};
 
-/// Score of what may not be shown: its exponential is nothing beside any other.
+/// Score of an ad that may not be shown: its exponential is 0 beside any other.
 const NEVER: f32 = -1e30;
 
-/// What showing something on a request comes to.
+/// Result of showing something on a request.
 #[derive(CubeType, Clone, Copy)]
 struct Offer {
     score: f32,
@@ -19,7 +19,7 @@ struct Offer {
     advantage: f32,
 }
 
-/// A bidder on a request; requests are counted over the batch.
+/// Returns the offer of a bidder on a request; requests are numbered over the batch.
 #[cube]
 #[allow(clippy::too_many_arguments, reason = "arrays are arguments of a launch")]
 fn offer(
@@ -56,7 +56,7 @@ fn offer(
     Offer { score, slope, advantage }
 }
 
-/// An auction ad on a request.
+/// Returns the offer of an auction ad on a request.
 #[cube]
 fn auction(
     batch: &Array<f32>,
@@ -84,13 +84,13 @@ fn auction(
     Offer { score, slope, advantage: batch[at.auction_gain + contest] }
 }
 
-/// Derivative of what is to be expected of a request by the output of one of its offers.
+/// Returns the derivative of a request's expected value by the output of one of its offers.
 #[cube]
 fn pull(offer: &Offer, top: f32, sum: f32, mean: f32) -> f32 {
     policy_gradient((offer.score - top).exp() / sum, offer.advantage, mean, offer.slope)
 }
 
-/// The actor's rows of a step.
+/// Returns the number of the actor's rows per step.
 #[cube]
 fn rows(of: &Sizes, #[comptime] score_auctions: bool) -> usize {
     let mut rows = of.bidders;
@@ -100,8 +100,8 @@ fn rows(of: &Sizes, #[comptime] score_auctions: bool) -> usize {
     rows
 }
 
-/// Each request as a contest: its greatest score, the sum of exponentials beside it, what is to be expected of it, and the clipped importance
-/// ratio of what was shown. Loss and ratio are 0 where nothing was. One unit each.
+/// Evaluates each request: its highest score, the sum of the exponentials relative to it, its expected value, and the clipped
+/// importance ratio of the action. Loss and ratio are 0 if nothing was shown. One unit each.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments, reason = "a launch has no other way to name its arrays")]
 pub(super) fn contests_kernel(
@@ -173,7 +173,7 @@ pub(super) fn contests_kernel(
     ratios[request] = ratio;
 }
 
-/// The actor's gradient, one unit for each of its rows.
+/// Computes the actor's gradient, with one unit for each of its rows.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments, reason = "a launch has no other way to name its arrays")]
 pub(super) fn actor_kernel(

@@ -1,8 +1,9 @@
-//! What the kernels of the losses are told: sizes, and places in a batch.
+//! Arguments of the loss kernels: sizes, and positions in a batch.
 
 use cubecl::prelude::*;
 
-/// Sizes of a batch: `M` steps in all, `T` in a segment, `N` contracts, `K` bidders, `R` requests in a step, `A` auction ads, `Q` outputs of the critic.
+/// Sizes of a batch: `M` steps in all, `T` in a segment, `N` contracts, `K` bidders, `R` requests in a step, `A` auction ads,
+/// `Q` outputs of the critic.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub struct Sizes {
     pub all: usize,
@@ -14,7 +15,7 @@ pub struct Sizes {
     pub outputs: usize,
 }
 
-/// Where the fields of a batch begin.
+/// Start indices of a batch's fields.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub struct Places {
     pub potential: usize,

@@ -1,4 +1,4 @@
-//! The critic: what its outputs are worth, returns from them, and its gradient.
+//! The critic: values of its outputs, returns from them, and its gradient.
 
 use cubecl::prelude::*;
 
@@ -8,7 +8,7 @@ use crate::settings::Critic;
 use super::super::constants::Atoms;
 use super::arguments::{Places, Sizes};
 
-/// Greatest of `len` numbers, and the sum of the others' exponentials beside it.
+/// Returns the largest of `len` numbers, and the sum of all exponentials relative to it.
 #[cube]
 fn scale_of(numbers: &Array<f32>, at: usize, len: usize) -> (f32, f32) {
     let mut top = numbers[at];
@@ -24,7 +24,7 @@ fn scale_of(numbers: &Array<f32>, at: usize, len: usize) -> (f32, f32) {
     (top, sum)
 }
 
-/// Mean of what a row of the critic stands for.
+/// Returns the mean of the distribution that a row of the critic represents.
 #[cube]
 fn mean(rows: &Array<f32>, support: &Array<f32>, at: usize, len: usize, #[comptime] categorical: bool) -> f32 {
     let mut sum = 0.0f32;
@@ -43,7 +43,7 @@ fn mean(rows: &Array<f32>, support: &Array<f32>, at: usize, len: usize, #[compti
     sum
 }
 
-/// What each row of the critic is worth in money: before each step, after each display, behind each segment. One unit each.
+/// Computes the value of each row of the critic in money: before each step, after each display, after each segment. One unit each.
 #[cube(launch_unchecked)]
 pub(super) fn values_kernel(
     rows: &Array<f32>,
@@ -69,10 +69,10 @@ pub(super) fn values_kernel(
     }
 }
 
-/// Steps that a unit reads before it works on them: one by one, it would wait for memory at each.
+/// Steps that a unit reads together; reading one by one, it would wait for memory at each.
 const AT_ONCE: usize = 8;
 
-/// Lambda-returns, one unit for each segment and member, from the last step to the first.
+/// Computes lambda-returns, with one unit for each segment and member, from the last step to the first.
 #[cube(launch_unchecked)]
 pub(super) fn returns_kernel(
     batch: &Array<f32>,
@@ -112,7 +112,7 @@ pub(super) fn returns_kernel(
         let mut ends = Array::<f32>::new(AT_ONCE);
         #[unroll]
         for i in 0..AT_ONCE {
-            // Beyond the first step it is read again, so that no read waits for a condition.
+            // Indices beyond the first step are clamped to it, so that no read waits for a condition.
             let mut step = segment * of.steps;
             if done + i < of.steps {
                 step = behind - 1 - done - i;
@@ -129,7 +129,7 @@ pub(super) fn returns_kernel(
                 value += values[step * of.contracts + member];
                 reward += batch[at.rewards + step * of.contracts + member];
             }
-            // Nothing is corrected for what was not shown, and nothing where a step is many requests.
+            // No correction if nothing was shown, or if a step is many requests.
             let mut ratio = f32::new(1.0);
             if of.requests == 1 {
                 ratio = ratios[step] + 1.0f32 - batch[at.active + step];
@@ -155,7 +155,8 @@ pub(super) fn returns_kernel(
     }
 }
 
-/// The critic's gradient by what it said before each step, and its losses where they are asked for: one unit for each return and output.
+/// Computes the critic's gradient by its outputs before each step, and its losses if requested: one unit for each return and
+/// output.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments, reason = "a launch has no other way to name its arrays")]
 pub(super) fn critic_kernel(
@@ -261,7 +262,7 @@ pub(super) fn critic_kernel(
         }
     }
     if comptime!(with_losses) {
-        // One return stands for all its members, as its weight does.
+        // One return represents all its members, as its weight does.
         losses[ABSOLUTE_POS] = loss * f32::cast_from(members);
     }
 }

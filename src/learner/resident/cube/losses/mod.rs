@@ -1,7 +1,7 @@
-//! From the networks' outputs to gradients by them: returns, the expected policy gradient, distributional losses.
+//! Computes the gradients by the networks' outputs: returns, the expected policy gradient, distributional losses.
 //!
-//! The mathematics is that of [`crate::learner::loss`], one unit for each number or request.
-//! The total's credit is the contract's with all contracts as members of one return.
+//! The mathematics is that of [`crate::learner::loss`], with one unit for each number or request.
+//! Credit by total equals credit by contract with all contracts as members of one return.
 
 mod actor;
 mod arguments;
@@ -19,7 +19,7 @@ use actor::{actor_kernel, contests_kernel};
 use arguments::{PlacesLaunch, SizesLaunch};
 use critic::{critic_kernel, returns_kernel, values_kernel};
 
-/// Gradients by the outputs, and where they are asked for the losses of critic and actor and the ratios, to be summed.
+/// Returns the gradients by the outputs, and if requested the losses of critic and actor and the ratios, to be summed.
 pub fn gradients<R: CubeRuntime>(update: &Update<R>, passes: &Passes<R>) -> (ByOutputs<R>, Option<[Numbers<R>; 3]>) {
     let (layout, losses, weights) = (update.layout, update.losses, update.weights);
     let d = layout.dims;
@@ -71,8 +71,8 @@ pub fn gradients<R: CubeRuntime>(update: &Update<R>, passes: &Passes<R>) -> (ByO
     let returns = batch.empty(all * credited);
     let critic_losses = batch.empty(if update.with_sums { all * credited * d.outputs } else { 1 });
     let client = &batch.client;
-    // SAFETY: the batch is laid out as the places say, outputs have the sizes that were asserted, results those that they were made
-    // with; units beyond them end.
+    // SAFETY: the batch is laid out as `places` describes, outputs have the asserted sizes, results have the sizes that they
+    // were created with; units beyond them end.
     unsafe {
         let (count, dim) = batch.units(values.len);
         values_kernel::launch_unchecked::<R>(
