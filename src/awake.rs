@@ -1,14 +1,14 @@
 //! Time in which this process was awake.
 //!
-//! A machine that sleeps, a container that is frozen and a debugger that holds everything stop all processes of a run alike.
-//! Whoever measures the silence of others by a clock that went on meanwhile kills healthy processes on waking.
+//! A sleeping machine, a frozen container and a debugger stop all processes of a run alike. A process that measured the silence
+//! of others by a clock that went on meanwhile would kill healthy processes on waking.
 
 use std::time::{Duration, Instant};
 
-/// The most that counts between two looks: who looks often and sees more than this was not awake.
+/// Maximum time that counts between two readings: a larger step between frequent readings means that the process was not awake.
 const STEP: Duration = Duration::from_millis(500);
 
-/// A clock that stands still while its process does. It has to be looked at several times a second.
+/// A clock that stops while its process does. It has to be read several times a second.
 #[derive(Debug)]
 pub struct AwakeClock {
     last: Instant,
@@ -22,7 +22,7 @@ impl Default for AwakeClock {
 }
 
 impl AwakeClock {
-    /// Time awake since the clock was made.
+    /// Returns the awake time since the clock was made.
     pub fn now(&mut self) -> Duration {
         self.at(Instant::now())
     }
@@ -34,7 +34,7 @@ impl AwakeClock {
     }
 }
 
-/// A moment that is so much time awake away. It has to be looked at several times a second.
+/// A deadline in awake time. It has to be polled several times a second.
 #[derive(Debug)]
 pub struct Deadline {
     clock: AwakeClock,
@@ -66,7 +66,7 @@ mod tests {
         assert_eq!(clock.at(now), Duration::from_secs(2));
         now += Duration::from_secs(3600);
         assert_eq!(clock.at(now), Duration::from_millis(2500));
-        // A clock that went back, which this one does not, would not count either.
+        // A clock that goes back, which this one does not, would not count either.
         assert_eq!(clock.at(now - Duration::from_secs(9)), Duration::from_millis(2500));
     }
 }

@@ -1,9 +1,9 @@
 //! Cancellation of long computations.
 //!
-//! Planning, compiling logs and the report of a run take minutes, and a person who presses Ctrl-C wants to be heard within
-//! moments. Long computations look here at every step ([`point`]); once the process has been asked to end, the computation
-//! unwinds to whoever began it ([`catch`]), temporary files and locks going with it. Nobody but the main process of a run asks,
-//! so in child processes and for users of the library a look costs one load and does nothing.
+//! Planning, compiling logs and the report of a run take minutes, and a user who presses Ctrl-C expects a reaction within
+//! moments. Long computations check for a request at every step ([`point`]); once the process has been asked to end, the
+//! computation unwinds to its caller ([`catch`]), which also drops temporary files and locks. Only the main process of a run
+//! makes such requests, so in child processes and for users of the library a check costs one load and does nothing.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -11,28 +11,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 
-/// A computation that was not finished because the process was asked to end.
+/// Error of a computation that was not finished because the process was asked to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("interrupted")]
 pub struct Cancelled;
 
 /// Asks every long computation of this process to end.
 pub fn request() {
-    // Relaxed: a lone flag.
+    // Relaxed: an independent flag.
     REQUESTED.store(true, Ordering::Relaxed);
 }
 
-/// Ends the computation that is under way if the process was asked to end: unwinds to [`catch`], without a message.
+/// Ends the running computation if the process was asked to end: unwinds to [`catch`], without a message.
 pub fn point() {
     if REQUESTED.load(Ordering::Relaxed) {
         resume_unwind(Box::new(Cancelled));
     }
 }
 
-/// Does work that may be cancelled.
+/// Runs work that may be cancelled.
 ///
 /// # Errors
-/// It was.
+/// If it was cancelled.
 pub fn catch<T>(work: impl FnOnce() -> T) -> Result<T, Cancelled> {
     of_payload(catch_unwind(AssertUnwindSafe(work)))
 }

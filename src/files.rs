@@ -1,17 +1,17 @@
-//! Opening and reading files that somebody else may have put there.
+//! Opens and reads files that others may have put there.
 //!
-//! A run directory, a cache or `/dev/shm` can hold a FIFO where a file is expected, a symbolic link that leads elsewhere, or a
-//! file of a terabyte. Opening here waits for nobody, and reading stops at a limit.
+//! A run directory, a cache or `/dev/shm` can have a FIFO where a file is expected, a symbolic link that leads elsewhere, or a
+//! file of a terabyte. The functions here never block on opening, and reading stops at a limit.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-/// Writes a file under a temporary name of its own folder and renames it into place. The umask decides who may read it.
+/// Writes a file under a temporary name in its folder and renames it into place. The umask determines who may read it.
 ///
 /// # Errors
-/// The file system's.
+/// Any error of the file system.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
@@ -21,13 +21,13 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// The most that is read of one file that has no limit of its own.
+/// Read limit in bytes for files without a limit of their own.
 pub const MOST: u64 = 1 << 31;
 
-/// Opens a regular file. Follows no symbolic link in its last component, waits for nobody at a FIFO, truncates nothing.
+/// Opens a regular file. Follows no symbolic link in the last component, does not block at a FIFO, truncates nothing.
 ///
 /// # Errors
-/// What the system says; `InvalidInput` where it is not a regular file.
+/// Any error of the system; `InvalidInput` where it is not a regular file.
 pub fn open_no_follow(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     open_with(path, options, libc::O_NOFOLLOW)
 }
@@ -35,7 +35,7 @@ pub fn open_no_follow(path: &Path, options: &mut OpenOptions) -> io::Result<File
 /// Opens a regular file for reading; links are followed, a FIFO or a device is refused at once.
 ///
 /// # Errors
-/// What the system says; `InvalidInput` where it is not a regular file.
+/// Any error of the system; `InvalidInput` where it is not a regular file.
 pub fn open(path: &Path) -> io::Result<File> {
     open_with(path, OpenOptions::new().read(true), 0)
 }
@@ -51,11 +51,11 @@ fn open_with(path: &Path, options: &mut OpenOptions, flags: i32) -> io::Result<F
 /// Reads a whole regular file of at most `most` bytes.
 ///
 /// # Errors
-/// What the system says; `InvalidInput` where it is not a regular file, `FileTooLarge` where it is longer.
+/// Any error of the system; `InvalidInput` where it is not a regular file, `FileTooLarge` where it is longer.
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = open(path)?;
     let mut bytes = Vec::new();
-    // Also of a file whose length the file system does not know, or that grows.
+    // Also works for a file whose length the file system does not know, or that grows.
     file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most {
         let why = format!("more than {most} bytes, which is more than such a file can have");
@@ -64,10 +64,10 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Makes, or finds, the folder `name` in the folder `parent`, both of which nobody but this user can write to.
+/// Makes or finds the folder `name` in the folder `parent`; both must be writable only by this user.
 ///
 /// # Errors
-/// What the system says; `PermissionDenied` where one of them is another user's, a link, or open to others.
+/// Any error of the system; `PermissionDenied` where one of them belongs to another user, is a link, or is writable by others.
 pub fn private_folder(parent: &Path, name: &str) -> io::Result<PathBuf> {
     let folder = parent.join(name);
     DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;

@@ -3,17 +3,17 @@
 //! A module imports only from the rows below it (within a row: only leftwards; the process roles do
 //! not import each other).
 //!
-//! | folder | what lives there |
+//! | folder | contents |
 //! |---|---|
 //! | [`cli`] | arguments; one file per subcommand |
-//! | [`inspect`], [`watch`], [`explain`], [`score`], [`export`], [`serve`], [`pretrain`], [`bench`], [`study`], [`soak`], [`retrain`] | what stands beside training: a look at a run, a run on one screen, a decision explained, requests scored as they come, the dictionary of a feature server, a server, a start for many worlds, benchmarks, worlds x seeds x policies and sweeps of settings, kills on purpose, the nightly job |
-//! | [`report`], [`runs`] | what a run came to, kept in its directory; runs side by side |
+//! | [`inspect`], [`watch`], [`explain`], [`score`], [`export`], [`serve`], [`pretrain`], [`bench`], [`study`], [`soak`], [`retrain`] | tools beside training: details of a run, a run on one screen, explanation of a decision, scoring of a stream of requests, export for a feature server, HTTP server, pretraining over many worlds, benchmarks, studies of worlds x seeds x policies and sweeps of settings, soak tests with deliberate kills, the nightly job |
+//! | [`report`], [`runs`] | results of a run, kept in its directory; comparison of runs |
 //! | [`supervisor`] | the main process: prepare, spawn, watch, restart, stop; the serial mode |
-//! | [`actor`], [`learner`], [`checkpoint`], [`evaluator`]; [`reader`], [`rank`] | one folder per process role: of policies, and of values |
-//! | [`run`] | what every process of a run opens; snapshots |
-//! | [`evaluate`] | policies compared on whole days, for `eval`, `study` and the report of a run |
-//! | [`policy`] | networks, the policy file, baselines, the teacher of prices in hindsight |
-//! | [`values`] | the value model: features, formulas, its file; days at the values that are told |
+//! | [`actor`], [`learner`], [`checkpoint`], [`evaluator`]; [`reader`], [`rank`] | one folder per process role: training of policies; training of values |
+//! | [`run`] | resources that every process of a run opens; snapshots |
+//! | [`evaluate`] | comparison of policies on whole days, for `eval`, `study` and the report of a run |
+//! | [`policy`] | networks, the policy file, baselines, the teacher with hindsight prices |
+//! | [`values`] | the value model: features, formulas, its file; days at logged or corrected values |
 //! | [`collective`] | exchange between ranks: means, gradients of rows, the overlapped mode |
 //! | [`sparse`] | the table of embedding rows, its device cache and its file |
 //! | [`plan`], [`env`] | forecast, supply-demand graph, play probabilities, prices, bound; the replay environment, features, rewards |
@@ -21,10 +21,9 @@
 //! | [`formulas`] | scalar formulas that host loops and kernels share |
 //! | [`shm`] | segments, sample ring, parameter cell, control block |
 //! | [`settings`] | the configuration tree |
-//! | [`files`], [`cancel`], [`awake`] | opening and reading what somebody else may have put there; cancellation of long computations; time awake |
+//! | [`files`], [`cancel`], [`awake`] | opening and reading untrusted files; cancellation of long computations; awake time |
 
-/// Tells a person something on stderr. Unlike `eprintln!` it does not end the program where that cannot be written: on a full
-/// disk, say.
+/// Prints a message on stderr. Unlike `eprintln!` it does not panic if the message cannot be written, for example on a full disk.
 macro_rules! say {
     ($($arg:tt)*) => {{
         use std::io::Write as _;

@@ -1,4 +1,4 @@
-//! `admix bench`: one stage at a time.
+//! `admix bench`: benchmarks of single stages.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -37,13 +37,13 @@ enum Stage {
     /// Environment steps per second on one core, with a trivial policy
     #[command(after_help = "Example: admix bench env --seconds 10")]
     Env(Day),
-    /// Decisions per second of an actor on one core, and what its blocks cost to encode and decode
+    /// Decisions per second of an actor on one core, and the cost of encoding and decoding its blocks
     #[command(after_help = "Example: admix bench actor --contracts 30")]
     Actor(Day),
-    /// Seconds that evaluating parameters on a day of 60,000 requests takes on one core: replanning, network, replay
+    /// Seconds to evaluate parameters on a day of 60,000 requests on one core: replanning, network, replay
     #[command(after_help = "Example: admix bench evaluate")]
     Evaluate(Day),
-    /// What scoring a request costs on one core, and candidates per second from text to text
+    /// Time to score a request on one core, and candidates per second from text to text
     #[command(after_help = "Example: admix bench score --queue 16")]
     Score {
         #[command(flatten)]
@@ -52,24 +52,24 @@ enum Stage {
         #[arg(long, value_name = "RUN_DIR")]
         values: Option<PathBuf>,
     },
-    /// A server in a process of its own, with the load generator beside it: an even load, policies swapped under it, hostile
+    /// A server in its own process, with the load generator beside it: a constant load, policies swapped under it, hostile
     /// requests, kills and restarts
     #[command(after_help = "Example: admix bench serve --seconds 10 --swaps 100")]
     Serve {
         #[command(flatten)]
         day: Day,
-        /// Requests a second
+        /// Requests per second
         #[arg(long, default_value_t = 5000.0, value_parser = rate)]
         rate: f64,
         #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1000))]
         connections: u16,
-        /// Policies that are put in place under the load; 0 leaves this out
+        /// Policies swapped under the load; 0 skips this
         #[arg(long, default_value_t = 100)]
         swaps: usize,
-        /// Hostile requests; 0 leaves this out
+        /// Hostile requests; 0 skips this
         #[arg(long, default_value_t = 1000)]
         hostile: u64,
-        /// Kills after three seconds of the load; 0 leaves this out
+        /// Kills after three seconds of the load; 0 skips this
         #[arg(long, default_value_t = 3)]
         kills: usize,
     },
@@ -97,7 +97,7 @@ enum Stage {
     /// All-reduce between ranks of this machine, beside MPI's own where it is installed
     #[command(after_help = "Example: admix bench collectives --ranks 2 --ranks 4")]
     Collectives {
-        /// Processes that take part; may be given several times
+        /// Number of processes; may be given several times
         #[arg(long, default_values_t = [2, 4], value_parser = clap::value_parser!(u16).range(1..=64))]
         ranks: Vec<u16>,
         /// Bytes of the vector of floats
@@ -105,7 +105,7 @@ enum Stage {
         bytes: usize,
         #[arg(long, default_value_t = 1000)]
         rounds: usize,
-        /// Leave MPI out
+        /// Skip MPI
         #[arg(long)]
         no_mpi: bool,
     },
@@ -125,14 +125,14 @@ enum Stage {
     /// Learner updates per second, or with --losses the losses of updates on fixed generated data
     #[command(after_help = "Example: admix bench learner --requests-per-step 30 --ad-embedding 0 --threads 2")]
     Learner(LearnerArguments),
-    /// From the rings into the learner's pool: take, verify, decode, check, keep, on a GPU replay and upload; beside memcpy of the
-    /// same bytes
+    /// From the rings into the learner's pool: take, verify, decode, check, keep, and on a GPU replay and upload; beside memcpy of
+    /// the same bytes
     #[command(after_help = "Example: admix bench ingest --requests-per-step 1")]
     Ingest {
         /// auto, cpu, cuda or cuda:INDEX
         #[arg(long, default_value = "auto")]
         device: String,
-        /// Requests of a step
+        /// Requests per step
         #[arg(long, default_value_t = 30)]
         requests_per_step: usize,
         /// Contracts of the day
@@ -146,11 +146,11 @@ enum Stage {
     Start {
         #[command(flatten)]
         task: TaskArguments,
-        /// Starts with caches
+        /// Number of starts with caches
         #[arg(long, default_value_t = 5)]
         starts: usize,
     },
-    /// A whole training in processes: speed, and what every process does with its time, memory and files
+    /// A whole training in processes: speed, and time, memory and files of every process
     #[command(after_help = "Example: admix bench e2e --seconds 60")]
     E2e {
         #[command(flatten)]
@@ -158,12 +158,12 @@ enum Stage {
         /// Length of the training
         #[arg(long, default_value_t = 60.0)]
         seconds: f64,
-        /// Afterwards, for so many seconds, the same learner alone on a full pool: what being fed by actors costs it. Where actors
-        /// are too slow for it, --set a smaller learner.samples_per_update
+        /// Seconds for which the same learner then runs alone on a full pool, to measure the cost of being fed by actors. Where
+        /// actors are too slow for it, --set a smaller learner.samples_per_update
         #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
         alone: f64,
     },
-    /// Updates of the value model per second, with rows on the same thread, on one of their own and in a cache; rows found per second
+    /// Updates of the value model per second, with rows on the same thread, on a separate one and in a cache; rows found per second
     #[command(after_help = "Example: admix bench table --rows 1000000")]
     Table {
         #[arg(long, default_value_t = 1_000_000)]
@@ -172,7 +172,7 @@ enum Stage {
         batch: usize,
         #[arg(long, default_value_t = 8)]
         fields: usize,
-        /// Floats of a row that take part in products
+        /// Floats of a row that are used in products
         #[arg(long, default_value_t = 16)]
         dim: usize,
         /// Exponent of the ids' popularity
@@ -186,7 +186,7 @@ enum Stage {
         prefetch: usize,
         #[arg(long, default_value_t = 5.0)]
         seconds: f64,
-        /// Accesses whose hits in the cache are counted, after three times as many to warm it; 0 = none
+        /// Accesses for which cache hits are counted, after three times as many to warm it; 0 = none
         #[arg(long, default_value_t = 0)]
         accesses: usize,
     },
@@ -195,12 +195,12 @@ enum Stage {
     Plan {
         #[arg(long, default_value_t = 1000)]
         contracts: usize,
-        /// Forecast nodes, each of other attributes
+        /// Forecast nodes, each with different attributes
         #[arg(long, default_value_t = 100_000, value_parser = nodes)]
         nodes: usize,
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// The fastest of so many counts, for each stage
+        /// Number of runs; the fastest counts for each stage
         #[arg(long, default_value_t = 3)]
         runs: usize,
     },
@@ -208,23 +208,23 @@ enum Stage {
 
 #[derive(Debug, Args)]
 struct TaskArguments {
-    /// Configuration to train; default: the defaults, on a generated world
+    /// Configuration to train; default: the built-in defaults, on a generated world
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Set a configuration key
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
-    /// Requests a day of the generated world
+    /// Requests per day of the generated world
     #[arg(long, default_value_t = 60_000, conflicts_with = "config")]
     requests: u32,
 }
 
 #[derive(Debug, Args)]
 struct Day {
-    /// Entries of a queue
+    /// Entries per queue
     #[arg(long, default_value_t = 16)]
     queue: usize,
-    /// Of these, contracts
+    /// Contracts among them
     #[arg(long, default_value_t = 6)]
     eligible: usize,
     /// Contracts of the day
@@ -251,7 +251,7 @@ struct LearnerArguments {
     /// States in a batch
     #[arg(long, default_value_t = 512)]
     batch: usize,
-    /// Requests of a step; more than one give each step a row for every contract
+    /// Requests per step; more than one give each step a row for every contract
     #[arg(long, default_value_t = 1)]
     requests_per_step: usize,
     /// Width of the ad id embedding
@@ -269,7 +269,7 @@ struct LearnerArguments {
     /// auto, cpu, cuda or cuda:INDEX
     #[arg(long, default_value = "auto")]
     device: String,
-    /// Print the losses of N updates instead, for comparing devices: the data depend on the other arguments alone
+    /// Print the losses of N updates instead, for comparing devices: the data depend only on the other arguments
     #[arg(long, value_name = "N")]
     losses: Option<usize>,
     #[arg(long, default_value_t = 5.0)]
@@ -286,7 +286,7 @@ fn nodes(text: &str) -> Result<usize, String> {
     if (1..=plan::MOST_NODES).contains(&nodes) { Ok(nodes) } else { Err(format!("use 1 to {}", plan::MOST_NODES)) }
 }
 
-/// By the name that the configuration has for it.
+/// Parses the name of a critic as in the configuration.
 fn critic(text: &str) -> Result<Critic, String> {
     let name = StrDeserializer::<serde::de::value::Error>::new(text);
     Critic::deserialize(name).map_err(|unknown| unknown.to_string())

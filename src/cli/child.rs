@@ -1,4 +1,4 @@
-//! Hidden subcommands: what the main process and the benchmarks start.
+//! Hidden subcommands that the main process and the benchmarks start.
 
 use std::path::PathBuf;
 
@@ -60,7 +60,7 @@ pub struct RunArguments {
     parent: i32,
     #[arg(long)]
     run_dir: PathBuf,
-    /// Common part of the segments' names
+    /// Common prefix of the segments' names
     #[arg(long)]
     names: String,
 }

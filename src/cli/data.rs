@@ -1,4 +1,4 @@
-//! `admix data`: make, import and check log directories.
+//! `admix data`: generates, imports and checks log directories.
 
 use std::path::PathBuf;
 
@@ -31,7 +31,7 @@ pub enum Data {
     #[command(after_help = "docs/formats.md has every column with its unit, and what each warning means.\n\n\
                             Example: admix data check logs/2026-01-05 logs/2026-01-06 --json | jq '.warnings[].name'")]
     Check(Check),
-    /// Write a smaller day: requests by the hash of their ids, demands and forecast scaled alike
+    /// Write a smaller day: requests sampled by the hash of their ids, demands and forecast scaled alike
     #[command(
         after_help = "A request is kept iff hash64(seed, request_id, 0) / 2^64 < rate (docs/large-days.md has the hash), so days and\n\
                             tables sampled with one seed fit together. Contracts of which nothing is required any more are named.\n\n\
@@ -51,7 +51,7 @@ pub struct Sample {
     /// Seed of the draw
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
-    /// Where the smaller day goes
+    /// Directory of the smaller day
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Share of bad track rows above which the day is refused
@@ -67,11 +67,11 @@ pub struct Synth {
     /// World file (TOML); configs/synth/ has examples
     #[arg(long, value_name = "FILE", required_unless_present = "like")]
     config: Option<PathBuf>,
-    /// Make a world like these days: two or more log directories say its size, prices, contracts and how far it strays; the rest is
-    /// the world file's, or the default's
+    /// Make a world like these days, two or more log directories: they determine its size, prices, contracts and variation; the
+    /// rest comes from the world file, or from the defaults
     #[arg(long, value_name = "DIR", num_args = 1..)]
     like: Vec<PathBuf>,
-    /// Where the days go
+    /// Directory of the days
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Number of days, instead of the world file's
@@ -80,10 +80,10 @@ pub struct Synth {
     /// Seed, instead of the world file's
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
-    /// Write queues that hold only what was shown: exposures to learn values from, in numbers that whole queues forbid
+    /// Write queues that hold only the entry shown: for learning values from more exposures than whole queues allow
     #[arg(long)]
     exposures_only: bool,
-    /// Write track_log as Parquet, as `compress = "parquet"` of the world file does: for days of millions of requests
+    /// Write track_log as Parquet, like `compress = "parquet"` in the world file: for days of millions of requests
     #[arg(long)]
     parquet: bool,
 }
@@ -119,7 +119,7 @@ pub struct Tencent2019 {
     /// Write part-0 (the first N requests) and part-1 (the rest) instead of one directory
     #[arg(long, value_name = "N")]
     split: Option<usize>,
-    /// Where the log directory goes
+    /// Directory of the log
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 }
@@ -132,7 +132,7 @@ pub struct Ipinyou {
     /// Contracts as a control table with a pctr for each
     #[arg(long, value_name = "FILE")]
     control: PathBuf,
-    /// Where the log directories go: DIR/weekday-0 ..
+    /// Directory of the logs: DIR/weekday-0 ..
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 }
@@ -145,16 +145,16 @@ pub struct Check {
     /// Share of bad track rows above which a log is refused
     #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
     max_bad_share: f64,
-    /// Memory that compiling may take, MB, as data.memory_mb of your configuration has it
+    /// Memory limit of compiling, MB, like data.memory_mb in the configuration
     #[arg(long, value_name = "MB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(16..=1 << 20))]
     memory: u32,
-    /// Read every table and every compiled block again, also where nothing says that they changed
+    /// Read every table and every compiled block again, even if nothing indicates a change
     #[arg(long)]
     verify: bool,
-    /// Seconds until a policy observes a delivery, as env.feedback_delay_s of your configuration has it
+    /// Seconds until a policy observes a delivery, like env.feedback_delay_s in the configuration
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     feedback_delay: f64,
-    /// Print one JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }

@@ -1,4 +1,4 @@
-//! Which device a training learns on: a GPU is trusted once its updates were seen to be the CPU's.
+//! Selects the device of a training. A GPU is used only after its updates were found to agree with the CPU's.
 
 use crate::bench;
 use crate::learner::Device;
@@ -7,18 +7,18 @@ use crate::settings::Settings;
 
 use super::exit::UsageError;
 
-/// A device, and why it is the CPU where a GPU might be expected.
+/// A device, and the reason why it is the CPU where a GPU might be expected.
 #[derive(Debug)]
 pub struct Choice {
     pub device: Device,
     pub why: Option<String>,
 }
 
-/// Resolves `run.device`. A GPU that this program has not met before is compared with the CPU first, which takes seconds.
+/// Resolves `run.device`. A GPU that this program has not used before is first compared with the CPU, which takes seconds.
 ///
 /// # Errors
-/// [`UsageError`] for an unknown name, for `cuda` without what it needs, and for a GPU named for what only the CPU learns; `cuda` also
-/// where the GPU does not agree with the CPU.
+/// [`UsageError`] for an unknown name, for `cuda` without its requirements, and for a GPU with settings that only the CPU supports;
+/// for `cuda` also if the GPU does not agree with the CPU.
 pub fn choose(settings: &Settings) -> anyhow::Result<Choice> {
     let name = settings.run.device.as_str();
     let only = Device::cpu_only(settings);
@@ -65,7 +65,8 @@ mod tests {
         Ok(Agreement { difference, place: "steps of 1".into() })
     }
 
-    /// No machine of the tests has a GPU: what follows from a comparison is checked here, the comparison itself with the CPU in its place.
+    /// Test machines have no GPU: this tests the consequences of a comparison; the comparison itself is tested with the CPU in place of
+    /// the GPU.
     #[test]
     fn auto_takes_the_cpu_and_cuda_fails_where_a_gpu_computes_something_else() {
         let gpu = Device::Cuda(0);

@@ -1,4 +1,4 @@
-//! `admix eval`: whole days under policies and baselines, beside the bound.
+//! `admix eval`: replays whole days under policies and baselines and compares them with the bound.
 
 use std::path::PathBuf;
 
@@ -30,20 +30,20 @@ pub struct Eval {
     /// Log directories to replay
     #[arg(long = "log", value_name = "DIR", required = true, num_args = 1..)]
     logs: Vec<PathBuf>,
-    /// Policies: run directories (their best policy, beside what the run started from, ended with, and the same without a network)
-    /// or policy files
+    /// Policies: run directories (the best policy, and beside it the ones at the start and at the end of the run, and the same
+    /// policy without a network) or policy files
     #[arg(long = "policy", value_name = "RUN_DIR|FILE", num_args = 1..)]
     policies: Vec<PathBuf>,
     /// Plan of the training days; default: the one stored with the first policy
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
-    /// `all`, `none`, or names: random, auction-only, contract-first, theta-lottery, shale, pass-rate, static-prices, pid, dual-descent-cold,
-    /// dual-descent-warm, receding-horizon, and logged (what was really shown, where there is a joined_exposure). With a feedback
-    /// delay also pid-predicting, dual-descent-cold-predicting, dual-descent-warm-predicting, receding-horizon-predicting, which count
-    /// what they have shown as delivered
+    /// `all`, `none`, or names: random, auction-only, contract-first, theta-lottery, shale, pass-rate, static-prices, pid,
+    /// dual-descent-cold, dual-descent-warm, receding-horizon, and logged (what was really shown, where there is a joined_exposure). With a
+    /// feedback delay also pid-predicting, dual-descent-cold-predicting, dual-descent-warm-predicting, receding-horizon-predicting, which
+    /// count what they have shown as delivered
     #[arg(long, value_name = "NAME,..", default_value = "all", value_delimiter = ',')]
     baselines: Vec<String>,
-    /// Also replay the reference that knows the process of a synthetic world, in which the log lies beside its world.toml
+    /// Also replay the reference that knows the process of a synthetic world; the log must lie beside its world.toml
     #[arg(long)]
     informed: bool,
     #[command(flatten)]
@@ -55,7 +55,7 @@ pub struct Eval {
     /// forecast-level=1.3, delay=600, flights=0.5, newcomers=0.2; several joined by `+`
     #[arg(long, value_name = "NAME=VALUE")]
     stress: Option<Stress>,
-    /// Seed of what a stress draws
+    /// Seed of the stress's random draws
     #[arg(long, value_name = "S", default_value_t = 0, requires = "stress")]
     stress_seed: u64,
     #[command(flatten)]
@@ -63,7 +63,7 @@ pub struct Eval {
     /// Count J, S, bound and shares with the truth of a synthetic world instead of the logged values
     #[arg(long)]
     truth: bool,
-    /// Print one JSON object a line, one line per log
+    /// Print one JSON object per line, one line per log
     #[arg(long)]
     json: bool,
     /// Write what each policy showed: DIR/<log name>/decisions.<policy>.tsv
@@ -71,7 +71,7 @@ pub struct Eval {
     decisions: Option<PathBuf>,
 }
 
-/// Every baseline's name, but for those that predict deliveries.
+/// Returns the names of all baselines except those that predict deliveries.
 pub fn all_baselines() -> Vec<String> {
     baselines::NAMES.into_iter().chain([logged::NAME]).map(String::from).collect()
 }
@@ -122,7 +122,7 @@ impl Eval {
     }
 }
 
-/// Prints days and verdicts: a table and sentences, or a JSON object a line.
+/// Prints days and verdicts: a table and sentences, or one JSON object per line.
 pub fn print_reports(days: &[DayReport], judgements: &[Judgement], json: bool) -> anyhow::Result<()> {
     if json {
         days.iter().try_for_each(print_json)?;
@@ -132,13 +132,13 @@ pub fn print_reports(days: &[DayReport], judgements: &[Judgement], json: bool) -
     judgements.iter().try_for_each(|judgement| print_text(&format!("\n{}", judgement.sentences())))
 }
 
-/// How days are looked at.
+/// Values and alterations under which days are evaluated.
 #[derive(Debug, Default)]
 pub struct View {
     pub told: Told,
     pub judge: Judge,
     pub stress: Option<Stress>,
-    /// Where decisions are written, if anywhere.
+    /// Folder for decisions, if they are written.
     pub decisions: Option<PathBuf>,
 }
 

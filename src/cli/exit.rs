@@ -1,4 +1,4 @@
-//! How the program ends, and after which error.
+//! Exit codes of the program, and their mapping from errors.
 
 use std::process::ExitCode;
 
@@ -16,7 +16,7 @@ use crate::supervisor::resume::Refused;
 use crate::values::fields::FieldError;
 use crate::values::join::JoinError;
 
-/// How the program ends.
+/// How the program ends; each variant has an exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
     Done,
@@ -25,7 +25,7 @@ pub enum Exit {
     Usage,
     /// `train --require`: the policy is not as good as required.
     VerdictNotReached,
-    /// `retrain`: what is served was kept.
+    /// `retrain`: the served policy was kept.
     Kept,
     /// `retrain`: the newest day cannot be trusted.
     Suspect,
@@ -49,18 +49,18 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// An error in what the user gave: ends with [`Exit::Usage`].
+/// An error in the user's input: ends with [`Exit::Usage`].
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct UsageError(pub String);
 
-/// Returns how the program ends after an error.
+/// Returns the exit for an error.
 pub fn exit_of(error: &anyhow::Error) -> Exit {
     let failure = error.chain().find_map(|cause| cause.downcast_ref::<RunFailure>());
     if let Some(failure) = failure {
         return Exit::Run(failure.code());
     }
-    // A child's last word to main.
+    // Exit codes by which a child reports to main.
     if error.chain().any(|cause| cause.is::<NotFinite>() || cause.is::<rank::dense::NotFinite>()) {
         return Exit::Run(RunFailure::NOT_FINITE);
     }

@@ -30,7 +30,7 @@ pub struct Explain {
     /// Log directory of the day
     #[arg(long, value_name = "DIR")]
     log: PathBuf,
-    /// Its request_id
+    /// Request id
     #[arg(long, value_name = "ID")]
     request: u64,
     /// Plan of the baselines; default: the policy's

@@ -1,4 +1,4 @@
-//! `admix export`: the dictionary of a feature server.
+//! `admix export`: writes the dictionary of a feature server.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub struct Export {
     /// A run directory (its best policy), a policy file, or baseline:NAME, which needs --plan
     #[arg(long, value_name = "RUN_DIR|FILE|baseline:NAME")]
     policy: String,
-    /// Plan of a baseline, and of the planned play probabilities that the dictionary is held against; default: the policy's
+    /// Plan of a baseline, and of the planned play probabilities that the dictionary is compared with; default: the policy's
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
     /// Held-out log directory that the dictionary is judged on before it is written
@@ -37,22 +37,22 @@ pub struct Export {
     /// Dictionary to write; FILE.state beside it is the state that its entries were scored at
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Contracts of the day that is served; default: those of --log
+    /// Contracts of the day to be served; default: those of --log
     #[arg(long, value_name = "FILE")]
     control: Option<PathBuf>,
-    /// Supply forecast of the day that is served
+    /// Supply forecast of the day to be served
     #[arg(long, value_name = "FILE", requires = "control")]
     inventory: Option<PathBuf>,
-    /// Date of the day that is served; default: that of --log
+    /// Date of the day to be served; default: that of --log
     #[arg(long, value_name = "DAY.TOML")]
     day: Option<PathBuf>,
     /// Time of the state: HH:MM of the day, or Unix milliseconds; default: midnight
     #[arg(long, value_name = "TIME")]
     at: Option<String>,
-    /// Impressions shown since the day began (request_id, ad_id, ts_ms); those before --at count
+    /// Impressions shown since the start of the day (request_id, ad_id, ts_ms); those before --at count
     #[arg(long, value_name = "EXPOSURE", requires = "at")]
     delivered_from: Option<PathBuf>,
-    /// Seconds until the dictionary is exported anew
+    /// Seconds until the dictionary is exported again
     #[arg(long, value_name = "SECONDS", default_value_t = 900.0)]
     ttl: f64,
     /// Seconds until the policy observes a delivery
@@ -61,7 +61,7 @@ pub struct Export {
     /// Seed of the rate draws
     #[arg(long, value_name = "S", default_value_t = 0)]
     rate_seed: u64,
-    /// Print what the held-out day says as JSON
+    /// Print the results on the held-out day as JSON
     #[arg(long)]
     json: bool,
 }
@@ -118,7 +118,7 @@ impl Export {
             Err(e) if refused(&e) => return refuse(&e),
             Err(e) => return Err(e),
         };
-        // Coverage is that of the held-out day's traffic, by the keys that its own contracts would have got.
+        // Coverage refers to the held-out day's traffic, with the keys of its own contracts.
         let mut held_scorer = {
             let day = ServedDay::read(&self.log_files()?, compiled.day().start_ms)?;
             (Scorer::new(&day, &policy, options)?, day)
@@ -165,14 +165,14 @@ impl Export {
         })
     }
 
-    /// The files of the held-out day.
+    /// Returns the files of the held-out day.
     fn log_files(&self) -> anyhow::Result<DayFiles> {
         let control = table::require(&self.log, "control", log::control::COLUMNS)?;
         let day = Some(self.log.join("day.toml")).filter(|path| path.is_file());
         Ok(DayFiles { control, inventory: table::find(&self.log, "inventory")?, day })
     }
 
-    /// Unix milliseconds of `--at`, within the day.
+    /// Returns `--at` as Unix milliseconds within the day.
     fn time(&self, day: &ServedDay) -> anyhow::Result<u64> {
         let Some(text) = &self.at else { return Ok(day.day.start_ms) };
         let clock = text.split_once(':').and_then(|(hours, minutes)| {
@@ -189,7 +189,7 @@ impl Export {
     }
 }
 
-/// Where the state is recorded.
+/// Returns the path of the recorded state.
 fn state_path(out: &Path) -> PathBuf {
     let mut name = out.as_os_str().to_owned();
     name.push(".state");

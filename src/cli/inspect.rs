@@ -1,4 +1,4 @@
-//! `admix inspect`: what a run is doing, or what it did last.
+//! `admix inspect`: shows what a run is doing, or what it did last.
 
 use std::path::PathBuf;
 
@@ -26,7 +26,7 @@ pub struct Inspect {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Events to show of each process
+    /// Events to show per process
     #[arg(long, value_name = "N", default_value_t = 10)]
     events: usize,
 }

@@ -1,7 +1,7 @@
 //! The command line: clap structs and one file per subcommand.
 //!
-//! Arguments and TOML become settings here; commands get settings, never clap types. Data goes to stdout, logs and progress
-//! to stderr. [`exit`] says how the program ends, [`output`] prints what it found.
+//! Arguments and TOML become settings here; commands get settings, never clap types. Data goes to stdout, logs and progress to
+//! stderr. [`exit`] has the exit codes, [`output`] prints results.
 
 mod bench;
 mod child;
@@ -60,11 +60,11 @@ enum Command {
     Data(data::Data),
     /// Plan from training days: forecast, prices, play probabilities, over-booked contracts, tuned baselines
     Plan(plan::Plan),
-    /// Learn, once, what policies of every world start from
+    /// Learn the parameters that policies of all worlds start from, once
     Pretrain(pretrain::Pretrain),
     /// Train a policy on logged days
     Train(Box<train::Train>),
-    /// Learn from exposures what impressions are worth, look at it, and write it down
+    /// Learn the worth of impressions from exposures, evaluate it, and write it down
     #[command(subcommand, after_help = "Example: admix values eval --values runs/v --log day-3")]
     Values(values::Values),
     /// Replay whole days under policies and baselines, beside the hindsight bound
@@ -89,11 +89,11 @@ enum Command {
     Runs(runs::Runs),
     /// Train and evaluate over worlds, seeds and policies; one table
     Study(study::Study),
-    /// Try settings of configuration keys, from a grid or at random; rank them with intervals
+    /// Try values of configuration keys, from a grid or at random; rank them with intervals
     Sweep(study::Sweep),
-    /// Strike the processes of training runs with signals at random and watch them recover
+    /// Send random signals to the processes of training runs and watch them recover
     Soak(soak::Soak),
-    /// Measure one stage with the code that training runs
+    /// Benchmark one stage with the code that training runs
     Bench(bench::Bench),
     #[command(subcommand, hide = true)]
     Child(child::Child),
@@ -109,7 +109,7 @@ pub fn main() -> ExitCode {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_target(false)
-        // Told on stderr, where it could be written no better.
+        // Such errors would be reported on stderr, which is the stream that failed.
         .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal())
         .init();

@@ -1,7 +1,7 @@
-//! What goes to stdout, and what of it a terminal may see.
+//! Output to stdout, without control sequences that a terminal would obey.
 
-/// A text without the control characters that a terminal obeys: what a log holds must not move the cursor or set the title of
-/// whoever reads about it.
+/// Escapes the control characters in a text, so that the content of a log cannot move the cursor or set the title of a reader's
+/// terminal.
 pub fn plain(text: &str) -> std::borrow::Cow<'_, str> {
     let obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
     if !text.contains(obeyed) {
@@ -11,7 +11,7 @@ pub fn plain(text: &str) -> std::borrow::Cow<'_, str> {
     text.chars().map(shown).collect::<String>().into()
 }
 
-/// Prints on stdout; a reader that went away (`| head`) ends the program quietly.
+/// Prints on stdout; a closed pipe (`| head`) ends the program quietly.
 pub fn print_text(text: &str) -> anyhow::Result<()> {
     write_out(&plain(text))
 }
@@ -25,7 +25,7 @@ fn write_out(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Prints a line of JSON on stdout.
+/// Prints one line of JSON on stdout.
 pub fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     write_out(&format!("{}\n", serde_json::to_string(value)?))
 }

@@ -1,4 +1,4 @@
-//! `admix plan`: training days in, plan out.
+//! `admix plan`: makes a plan from training days.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -22,11 +22,11 @@ pub struct Plan {
     /// Training days: log directories
     #[arg(value_name = "DIR", required = true)]
     dirs: Vec<PathBuf>,
-    /// The day to be served: a log directory, of which control, inventory and day.toml are read and never the track log.
-    /// Default: the contracts of the last training day under the training days' forecast
+    /// The day to be served: a log directory; only control, inventory and day.toml are read, never the track log. Default: the
+    /// contracts of the last training day under the training days' forecast
     #[arg(long = "for", value_name = "DIR")]
     served: Option<PathBuf>,
-    /// Validation days, which the baselines are tuned on too, as they choose a learner's parameters
+    /// Validation days; baselines are also tuned on them, because they select a learner's parameters
     #[arg(long, value_name = "DIR", num_args = 1..)]
     validation: Vec<PathBuf>,
     /// Take rate seed, feedback delay and tuning budget from this configuration
@@ -159,7 +159,7 @@ fn contracts(text: &mut String, plan: &plan::Plan, day: &ServedDay) {
     }
 }
 
-/// The planned impressions of each hour as bars; a dot where there are none.
+/// Draws the planned impressions of each hour as bars; a dot where there are none.
 fn hours(curve: &[f32]) -> String {
     const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let hours: Vec<f32> = curve.chunks(curve.len() / 24).map(|quarters| quarters.iter().sum()).collect();

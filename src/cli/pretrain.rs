@@ -1,4 +1,4 @@
-//! `admix pretrain`: a world file in, a policy to start from out.
+//! `admix pretrain`: learns a policy to start from, over the worlds of a world file.
 
 use std::path::PathBuf;
 
@@ -15,29 +15,29 @@ use super::exit::{Exit, UsageError};
                         Example: admix pretrain --config configs/synth/volatile.toml --seed 100 --worlds 200 \
                         --out start.safetensors")]
 pub struct Pretrain {
-    /// World file that every world is drawn from
+    /// World file from which every world is drawn
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Seed of the first world; the others have the seeds after it
+    /// Seed of the first world; the others have the following seeds
     #[arg(long, default_value_t = 100)]
     seed: u64,
     /// Number of worlds
     #[arg(long, default_value_t = 200)]
     worlds: usize,
-    /// Episodes that are played in each world
+    /// Episodes per world
     #[arg(long, default_value_t = 8)]
     episodes: usize,
-    /// Times that the regression goes through everything that was played
+    /// Passes of the regression over all episodes
     #[arg(long, default_value_t = 4)]
     epochs: usize,
-    /// Worlds that are played side by side [default: one per core]
+    /// Worlds processed in parallel [default: one per core]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// Learn how volume deviates from its forecast instead, which the planner's volume model starts from; `--episodes` and
-    /// `--epochs` mean nothing then, and the file is JSON
+    /// Learn instead how volume deviates from its forecast, which the planner's volume model starts from; `--episodes` and
+    /// `--epochs` have no effect then, and the file is JSON
     #[arg(long)]
     volume: bool,
-    /// Policy file to write; `train --from` takes it
+    /// Policy file to write, for `train --from`
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
 }

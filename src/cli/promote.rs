@@ -1,4 +1,4 @@
-//! `admix promote`: the history of a nightly job, and what is served, by hand.
+//! `admix promote`: shows the history of a nightly job, and promotes by hand.
 
 use std::path::PathBuf;
 
@@ -23,13 +23,13 @@ pub struct Promote {
     /// The jobs' folder, instead of the job's file
     #[arg(long, value_name = "DIR", conflicts_with = "config")]
     jobs: Option<PathBuf>,
-    /// Serve the promoted policy of this number
+    /// Serve the promoted policy with this number
     #[arg(long, value_name = "N")]
     to: Option<u64>,
-    /// Serve what was served before
+    /// Serve the previously served policy again
     #[arg(long, conflicts_with = "to")]
     rollback: bool,
-    /// Print entries as JSON, one object a line
+    /// Print entries as JSON, one object per line
     #[arg(long)]
     json: bool,
 }

@@ -1,4 +1,4 @@
-//! How a day is replayed or served: the options that several commands share.
+//! Options of replaying and serving a day that several commands share.
 
 use clap::Args;
 
@@ -21,7 +21,7 @@ pub struct Replayed {
 }
 
 impl Replayed {
-    /// The default settings with these.
+    /// Returns the default settings with these options.
     pub fn settings(&self) -> Settings {
         let mut settings = Settings::default();
         settings.env.feedback_delay_s = self.feedback_delay;
@@ -30,10 +30,10 @@ impl Replayed {
         settings
     }
 
-    /// The same for a scorer.
+    /// Returns the options for a scorer.
     ///
     /// # Errors
-    /// A delay that is no duration.
+    /// A negative or infinite delay.
     pub fn score(&self) -> anyhow::Result<ScoreOptions> {
         if !(self.feedback_delay.is_finite() && self.feedback_delay >= 0.0) {
             return Err(UsageError("--feedback-delay must be 0 or more seconds".into()).into());

@@ -29,7 +29,7 @@ pub struct Retrain {
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
     /// Refresh during the day: train and compare on the newest complete windows of this length, for example 2h, instead of
-    /// whole days. The plan of what is served stays; the newest day may still be under way
+    /// whole days. The served plan stays; the newest day may still be in progress
     #[arg(long, value_name = "LENGTH")]
     window: Option<Window>,
     /// Print the night's entry in the history as one JSON object
@@ -40,7 +40,7 @@ pub struct Retrain {
 impl Retrain {
     pub fn run(self) -> anyhow::Result<Exit> {
         let job = Job::load(&self.config).map_err(|e| UsageError(format!("{e:#}")))?;
-        // Its runs have a time of grace of their own.
+        // Its runs have their own grace period.
         let interrupt = Interrupt::listen(f64::from(u32::MAX))?;
         interrupt.supervise();
         let entry = retrain::run(&job, self.window, &interrupt)?;
@@ -59,7 +59,7 @@ impl Retrain {
     }
 }
 
-/// Says an entry in words.
+/// Describes an entry in words.
 pub fn describe(entry: &Entry) -> String {
     let mut text = format!("{}\n", line(entry));
     for comparison in &entry.comparisons {
@@ -71,7 +71,7 @@ pub fn describe(entry: &Entry) -> String {
     text
 }
 
-/// An entry on one line.
+/// Formats an entry on one line.
 pub fn line(entry: &Entry) -> String {
     let word = match entry.outcome {
         Outcome::Promoted => "PROMOTED",

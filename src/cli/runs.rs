@@ -1,4 +1,4 @@
-//! `admix runs`: the runs in a folder, side by side.
+//! `admix runs`: lists and compares the runs in a folder.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ use super::output::{print_json, print_text};
                   Example: admix runs runs --against quickstart-20261120-030000"
 )]
 pub struct Runs {
-    /// Folder that holds run directories
+    /// Folder of run directories
     #[arg(value_name = "DIR", default_value = "runs")]
     folder: PathBuf,
     /// Compare with this run, named as in the list; the oldest one with reported days by default

@@ -1,4 +1,4 @@
-//! `admix score`: requests on standard input, scores on standard output.
+//! `admix score`: reads requests from standard input and writes scores to standard output.
 
 use std::io::{BufReader, BufWriter, Read as _, Write as _};
 use std::path::PathBuf;
@@ -22,17 +22,17 @@ use super::replayed::Replayed;
 pub struct Score {
     #[command(flatten)]
     served: Served,
-    /// What comes and goes: track_log columns in and `request_id, ad_id, score, chosen` out, or JSON objects a line
+    /// Input and output: track_log columns in and `request_id, ad_id, score, chosen` out, or one JSON object per line
     #[arg(long, value_enum, default_value_t = FormatArgument::Tsv)]
     format: FormatArgument,
-    /// Score every request at the same state: nothing is counted
+    /// Score every request at the same state, without counting deliveries
     #[arg(long)]
     stateless: bool,
-    /// Impressions really shown (request_id, ad_id, ts_ms[, arrival_ms]): they confirm or correct what was chosen
+    /// Impressions really shown (request_id, ad_id, ts_ms[, arrival_ms]): they confirm or correct the choices
     #[arg(long, value_name = "FILE")]
     exposures: Option<PathBuf>,
-    /// Take back a choice that no exposure confirms within so many seconds; deliveries are observed when confirmed. Default: what is
-    /// chosen counts as shown
+    /// Take back a choice that no exposure confirms within this many seconds; deliveries are observed when confirmed. Default: a
+    /// choice counts as shown
     #[arg(long, value_name = "SECONDS", requires = "exposures")]
     confirm_within: Option<f64>,
     /// Start from a saved state
@@ -43,7 +43,7 @@ pub struct Score {
     save_state: Option<PathBuf>,
 }
 
-/// Policy and day that `score`, `export` and `serve` work with.
+/// Policy and day of `score`, `export` and `serve`.
 #[derive(Debug, Args)]
 pub struct Served {
     /// A run directory (its best policy), a policy file, or baseline:NAME, which needs --plan
@@ -55,7 +55,7 @@ pub struct Served {
     /// Plan of a baseline; a policy file carries its own
     #[arg(long, value_name = "FILE")]
     pub plan: Option<PathBuf>,
-    /// Impressions delivered since the day began (ad_id, delivered), for a start in the middle of it
+    /// Impressions delivered since the start of the day (ad_id, delivered), for a start in the middle of it
     #[arg(long, value_name = "FILE")]
     pub delivered: Option<PathBuf>,
     /// Supply forecast of the day; default: the plan's
@@ -64,7 +64,7 @@ pub struct Served {
     /// The day's date and time zone; default: UTC and the first request's date
     #[arg(long, value_name = "DAY.TOML")]
     pub day: Option<PathBuf>,
-    /// Tell the policy the values of a run of `admix values train` instead of those of the requests
+    /// Give the policy the values of a run of `admix values train` instead of those of the requests
     #[arg(long, value_name = "RUN_DIR")]
     pub values: Option<PathBuf>,
     #[command(flatten)]
@@ -88,10 +88,10 @@ impl Served {
         Ok(policy)
     }
 
-    /// The model whose values the policy is told; says so where it was trained at others.
+    /// Returns the model whose values the policy gets; warns if the policy was trained at other values.
     ///
     /// # Errors
-    /// No model there, or one that is damaged.
+    /// A missing or damaged model.
     pub fn told(&self) -> anyhow::Result<Option<Arc<ValueModel>>> {
         let told = match &self.values {
             Some(dir) => Told::model(dir).map_err(|e| UsageError(format!("{e:#}")))?,
@@ -108,20 +108,20 @@ impl Served {
         })
     }
 
-    /// The files that say what is known of the day.
+    /// Returns the files that describe the day.
     pub fn files(&self) -> DayFiles {
         DayFiles { control: self.control.clone(), inventory: self.inventory.clone(), day: self.day.clone() }
     }
 
-    /// How requests are scored.
+    /// Returns the options of the scorer.
     ///
     /// # Errors
-    /// A delay that is no duration.
+    /// A negative or infinite delay.
     pub fn options(&self) -> anyhow::Result<ScoreOptions> {
         self.replayed.score()
     }
 
-    /// Takes in what `--delivered` says.
+    /// Adds the deliveries of `--delivered` to the scorer.
     pub fn begin(&self, scorer: &mut Scorer) -> anyhow::Result<()> {
         if let Some(path) = &self.delivered {
             let unknown = scorer.begin_with(&score::delivered(path)?);
@@ -202,7 +202,7 @@ impl Score {
     }
 }
 
-/// Whether the reader went away.
+/// Returns whether the reader closed the pipe.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let broken = |e: &std::io::Error| e.kind() == std::io::ErrorKind::BrokenPipe;
     error.chain().any(|cause| cause.downcast_ref().is_some_and(broken))

@@ -1,4 +1,4 @@
-//! `admix serve`: a policy behind HTTP.
+//! `admix serve`: serves a policy over HTTP.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -34,20 +34,20 @@ pub struct Serve {
     /// Write requests and exposures as day directories, DIR/<date>
     #[arg(long, value_name = "DIR")]
     journal: Option<PathBuf>,
-    /// Where the counts are kept across restarts; default: .admix/serve.state beside the control table
+    /// File that keeps the counts across restarts; default: .admix/serve.state beside the control table
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
-    /// Take back a choice that no exposure confirms within so many seconds; deliveries are observed when confirmed. Default: what is
-    /// chosen counts as shown
+    /// Take back a choice that no exposure confirms within this many seconds; deliveries are observed when confirmed. Default: a
+    /// choice counts as shown
     #[arg(long, value_name = "SECONDS")]
     confirm_within: Option<f64>,
-    /// The largest body
+    /// Maximum size of a body
     #[arg(long, value_name = "BYTES", default_value_t = Limits::default().body)]
     max_body: usize,
-    /// Seconds for a header or a body to arrive, and for an idle connection to stay
+    /// Seconds for a header or a body to arrive, and for which an idle connection stays open
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
     patience: f64,
-    /// Connections at once; further ones are answered 503
+    /// Maximum number of connections; further ones are answered 503
     #[arg(long, value_name = "N", default_value_t = Limits::default().connections)]
     connections: usize,
 }

@@ -19,16 +19,16 @@ use super::output::{print_json, print_text};
     Example: admix soak --kills 500 --seed 7 --record soak.jsonl"
 )]
 pub struct Soak {
-    /// Go on until so many processes were killed
+    /// Continue until this many processes were killed
     #[arg(long, default_value_t = 100, value_name = "N")]
     kills: u64,
     /// Seed of moments, blows, victims and runs
     #[arg(long, default_value_t = 1, value_name = "S")]
     seed: u64,
-    /// Append every blow to this file, and report all that it holds
+    /// Append every blow to this file, and report all of its records
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Requests of a day of the generated world
+    /// Requests per day of the generated world
     #[arg(long, default_value_t = 1500, value_name = "N")]
     requests: u32,
     /// Print the report as JSON

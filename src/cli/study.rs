@@ -1,4 +1,4 @@
-//! `admix study` and `admix sweep`: worlds x seeds x policies, one table.
+//! `admix study` and `admix sweep`: compare policies over worlds and seeds in one table.
 
 use std::path::{Path, PathBuf};
 
@@ -52,13 +52,13 @@ pub struct Sweep {
 
 #[derive(Debug, Args)]
 struct How {
-    /// Where everything goes. Default: studies/<config name>, for sweeps sweeps/<config name>
+    /// Output folder. Default: studies/<config name>, for sweeps sweeps/<config name>
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Folder of relative log directories, in place of the file's `data`
+    /// Folder of relative log directories, instead of the file's `data`
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Trainings at a time (each has processes of its own), and threads that evaluate
+    /// Concurrent trainings (each has its own processes), and threads for evaluation
     #[arg(long, value_name = "N", default_value_t = 1)]
     jobs: usize,
     /// Make part I of N of the plans and runs, from 1/N to N/N, and no table
@@ -67,7 +67,7 @@ struct How {
     /// Train nothing: evaluate the finished runs again
     #[arg(long)]
     evaluate_only: bool,
-    /// Print the figures as one JSON object instead of the table
+    /// Print the results as one JSON object instead of the table
     #[arg(long)]
     json: bool,
 }
@@ -77,7 +77,7 @@ fn usage(e: anyhow::Error) -> UsageError {
 }
 
 impl How {
-    /// Carries a study out; `shown` prints what it came to.
+    /// Executes a study; `shown` prints its results.
     fn carry_out(
         &self,
         config: &Path,
@@ -89,7 +89,7 @@ impl How {
         let folder = if kind == "sweep" { "sweeps" } else { "studies" };
         let out = self.out.clone().unwrap_or_else(|| PathBuf::from(folder).join(&title));
         let options = Options { out, jobs: self.jobs, evaluate_only: self.evaluate_only, shard: self.shard };
-        // Its runs have a time of grace of their own.
+        // Its runs have their own grace period.
         let interrupt = Interrupt::listen(f64::from(u32::MAX))?;
         interrupt.supervise();
         let failures = match study::run(&title, study, &options, &interrupt)? {

@@ -1,4 +1,4 @@
-//! The two switches of every command that judges policies: which values they are told, and which ones they are judged by.
+//! The options that select the values that policies see.
 
 use std::path::PathBuf;
 
@@ -9,10 +9,11 @@ use crate::values::{Table, Told};
 
 use super::exit::UsageError;
 
-/// What plan and policies see.
+/// Options for the values that plan and policies see.
 #[derive(Debug, Args)]
 pub struct ToldArguments {
-    /// Values that plan and policies see: those of the log, the truth of a synthetic world, or what its exposures tell at best
+    /// Values that plan and policies see: those of the log, the truth of a synthetic world, or the best estimate from its
+    /// exposures
     #[arg(long, value_name = "logged|truth|posterior", conflicts_with = "values")]
     told: Option<Source>,
     /// Plan and policies see the values of this run of `admix values train`
@@ -28,7 +29,7 @@ enum Source {
 }
 
 impl ToldArguments {
-    /// The values that are told; those of `data` where no argument says.
+    /// Returns the selected values; those of `data` if no argument is given.
     pub fn resolve(&self, data: &Data) -> anyhow::Result<Told> {
         let told = match (&self.values, self.told) {
             (Some(dir), _) => Told::model(dir),

@@ -1,4 +1,4 @@
-//! `admix train`: from a configuration to a policy and the table that judges it.
+//! `admix train`: trains a policy from a configuration and prints the table that judges it.
 
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
@@ -43,17 +43,17 @@ pub struct Train {
     /// Set a configuration key, for example --set learner.critic=scalar; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
-    /// Take this plan, from `admix plan --out`, instead of planning from data.train
+    /// Use this plan, from `admix plan --out`, instead of planning from data.train
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
-    /// Where everything of the run goes; a fresh directory. Default: runs/<config name>-<time>
+    /// Directory of the run; new or empty, except with --resume. Default: runs/<config name>-<time>
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
     /// Seed of everything random; the same as --set run.seed=S
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
-    /// Start every bid at the training days' price, the plan's, instead of at policy.initial_bid; =false starts cold. The
-    /// same as --set policy.warm_start=..; without the flag the configuration decides
+    /// Start every bid at the plan's price of the training days instead of at policy.initial_bid; =false starts cold. The same
+    /// as --set policy.warm_start=..; without the flag the configuration decides
     #[arg(
         long,
         value_name = "true|false",
@@ -71,8 +71,8 @@ pub struct Train {
     /// Processes in lock-step: the same seed gives the same policy file on the CPU
     #[arg(long)]
     deterministic: bool,
-    /// Go on with the run in --run-dir from its newest snapshot; =auto starts it if there is none yet; =restart begins it
-    /// again, with its best policy as the one to beat
+    /// Resume the run in --run-dir from its newest snapshot; =auto starts it if there is none yet; =restart begins it again,
+    /// with its best policy as the one to beat
     #[arg(
         long,
         value_name = "auto|restart",
@@ -84,22 +84,22 @@ pub struct Train {
         conflicts_with_all = ["serial", "plan"]
     )]
     resume: Option<Resume>,
-    /// Start from the parameters of a policy: a run directory or a policy file. Its network must have the shape that the
-    /// configuration says; the critic starts anew
+    /// Start from the parameters of a policy: a run directory or a policy file. Its network must have the configured shape; the
+    /// critic starts anew
     #[arg(long, value_name = "POLICY")]
     from: Option<PathBuf>,
-    /// End with exit code 12 unless the chosen policy is at least so on data.test, against the best baseline
+    /// End with exit code 12 unless the verdict on data.test against the best baseline is at least this
     #[arg(long, value_name = "better|level", hide_possible_values = true)]
     require: Option<Required>,
-    /// Print the evaluation of the test days as JSON, one object a line; the last one is the verdict
+    /// Print the evaluation of the test days as JSON, one object per line; the last one is the verdict
     #[arg(long)]
     json: bool,
-    /// End when this process does; given by the commands that start runs of their own
+    /// End when this process does; set by the commands that start runs
     #[arg(long, value_name = "PID", hide = true)]
     parent: Option<i32>,
 }
 
-/// The least that a verdict has to be.
+/// Minimum verdict for success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Required {
     Better,
@@ -107,14 +107,14 @@ enum Required {
     Level,
 }
 
-/// How to treat a run directory that may hold a run.
+/// Treatment of a run directory that may hold a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Resume {
-    /// There must be one.
+    /// Resume; there must be a run.
     Must,
-    /// Whichever applies.
+    /// Resume or start, whichever applies.
     Auto,
-    /// From the beginning.
+    /// Start from the beginning.
     Restart,
 }
 
@@ -145,7 +145,7 @@ impl Train {
         })
     }
 
-    /// Sets `trained` to the best policy once training has ended.
+    /// Trains and reports; sets `trained` to the best policy once training has ended.
     fn train_and_report(self, trained: &OnceCell<PathBuf>) -> anyhow::Result<Exit> {
         if let Some(parent) = self.parent {
             bind_to_parent(parent)?;
@@ -184,7 +184,7 @@ impl Train {
             (false, true) => "lock-step",
             (false, false) => "parallel",
         };
-        // Asked before it is made.
+        // Checked before the directory is made.
         let fresh = self.run_dir.as_ref().is_none_or(|root| !root.exists());
         let (directory, earlier) = match (self.resume, &self.run_dir) {
             (Some(how), Some(root)) => {
@@ -231,7 +231,7 @@ impl Train {
         trained.get_or_init(|| directory.best());
         interrupt.leave();
         let (report, reported) = report(&context, &directory)?;
-        // A full disk must not make a finished run a failed one.
+        // A full disk must not turn a finished run into a failed one.
         if let Err(e) = report::write(&report, &directory) {
             tracing::warn!("{e:#}");
         }
@@ -245,7 +245,7 @@ impl Train {
         Ok(self.required(report.judgement.as_ref()))
     }
 
-    /// How a run ends that is judged so.
+    /// Returns the exit for a verdict.
     fn required(&self, judgement: Option<&Judgement>) -> Exit {
         let Some(required) = self.require else { return Exit::Done };
         let decision = judgement.map(|j| j.verdict.decision);
@@ -261,14 +261,14 @@ impl Train {
         Exit::VerdictNotReached
     }
 
-    /// What a run directory is called that nobody has named.
+    /// Returns the default name of a run directory.
     fn default_name(&self) -> String {
         let name = self.config.file_stem().map_or_else(|| "run".into(), |s| s.to_string_lossy().into_owned());
         format!("{name}-{}", jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S"))
     }
 }
 
-/// Removes the directory of a run that did not come to train anything, which would only be in the way of the next start.
+/// Removes the directory of a run that ended before training, which would only block the next start.
 fn remove_unused(directory: RunDirectory) {
     let root = directory.root().to_owned();
     drop(directory);
@@ -277,7 +277,7 @@ fn remove_unused(directory: RunDirectory) {
     }
 }
 
-/// What a run need not make itself.
+/// Plan and initial policy given by the user.
 struct Given {
     plan: Option<Plan>,
     from: Option<Origin>,
@@ -319,14 +319,14 @@ fn train(
         parallel::train(&context, directory, interrupt)
     };
     manifest.end(&outcome);
-    // A full disk must not make a finished run a failed one.
+    // A full disk must not turn a finished run into a failed one.
     if let Err(e) = manifest.write(directory) {
         tracing::warn!("{e:#}");
     }
     Ok((context, outcome?))
 }
 
-/// Judges the run's policies: on the validation days, which name the best baseline, then on the test days.
+/// Judges the run's policies: on the validation days, which determine the best baseline, then on the test days.
 fn report(context: &Context, directory: &RunDirectory) -> anyhow::Result<(RunReport, Vec<DayReport>)> {
     let policies = Entry::of_run(report::CHOSEN, directory.root()).context("training left no policy")?;
     let (settings, plan) = (&context.settings, Some(&context.plan));

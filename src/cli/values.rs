@@ -1,4 +1,4 @@
-//! `admix values`: learns from exposures what impressions are worth, looks at it, and writes it down.
+//! `admix values`: learns the worth of impressions from exposures, evaluates it, and writes it down.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ pub struct Ratios {
     /// Log directories with a joined_exposure
     #[arg(long = "log", value_name = "DIR", required = true, num_args = 1..)]
     logs: Vec<PathBuf>,
-    /// Folder of the model; `--values` takes it
+    /// Folder of the model, for `--values`
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Share of bad track rows above which a log is refused
@@ -58,16 +58,16 @@ pub struct Train {
     /// Configuration file (TOML); configs/values.toml names every key
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Begin with the rows of a file that `values dump` wrote, or with rows and network of another run; sets values.from
+    /// Begin with the rows of a file written by `values dump`, or with rows and network of another run; sets values.from
     #[arg(long, value_name = "ROWS|RUN_DIR")]
     from: Option<PathBuf>,
     /// Set a configuration key, for example --set table.rate=0.1; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
-    /// Where everything of the run goes; a fresh directory. Default: runs/<config name>-<time>
+    /// Directory of the run; new or empty, except with --resume. Default: runs/<config name>-<time>
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
-    /// Go on with the run in --run-dir from its newest snapshot; =auto starts it if there is none yet
+    /// Resume the run in --run-dir from its newest snapshot; =auto starts it if there is none yet
     #[arg(
         long,
         value_name = "auto",
@@ -107,7 +107,7 @@ pub struct Eval {
     /// Share of bad track rows above which a log is refused
     #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
     max_bad_share: f64,
-    /// Print one JSON object a line, one line per log
+    /// Print one JSON object per line, one line per log
     #[arg(long)]
     json: bool,
 }
@@ -181,7 +181,7 @@ impl Train {
     }
 }
 
-/// Learns in a run directory, from its beginning or from where it was interrupted; how the program ends, if it is to end then.
+/// Learns in a run directory, from the beginning or from where it was interrupted; returns the exit if the program is to end.
 fn learn(
     settings: &ValueSettings,
     fields: &Fields,
@@ -223,7 +223,7 @@ fn learn(
     Ok(None)
 }
 
-/// Fields with the standard deviations of their priors.
+/// Formats fields with the standard deviations of their priors.
 fn described(fields: &[String], prior: &[FieldSd]) -> String {
     let one = |(name, [charge, click]): (&String, &FieldSd)| format!("{name} ({charge:.3}, {click:.3})");
     fields.iter().zip(prior).map(one).collect::<Vec<_>>().join(", ")
@@ -297,12 +297,12 @@ fn read(dir: &Path) -> anyhow::Result<ValueModel> {
     ValueModel::read(dir).map_err(|e| UsageError(format!("{e:#}")).into())
 }
 
-/// The logged points of the days that the model was trained on, while they are there.
+/// Reads the logged points of the days that the model was trained on, if they still exist.
 fn training_points(dir: &Path, options: CompileOptions, fields: &Fields) -> Option<Points> {
     let roots = [dir.to_owned(), dir.join("..")];
     let ValueSettings { values, .. } =
         roots.iter().find_map(|r| ValueSettings::read_resolved(&r.join("config.toml")).ok())?;
-    // What the model has seen: of a run that learned once more, all of its days.
+    // The days that the model has seen: for a run with a refit, validation days as well.
     let refit = values.refit && dir.join(model::REFIT).join("values").exists();
     let days = values.train.iter().chain(values.validation.iter().filter(|_| refit));
     let mut points = Points::default();

@@ -1,4 +1,4 @@
-//! `admix watch`: a run on one screen.
+//! `admix watch`: shows a run on one screen.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
@@ -46,7 +46,7 @@ impl Watch {
             screen.draw(&watched)?;
             if watched.is_over() {
                 drop(screen);
-                // What was seen last stays on the terminal.
+                // The last screen stays on the terminal.
                 print_text(&(render(&watched, 80, 24).join("\n") + "\n"))?;
                 return Ok(Exit::Done);
             }
@@ -62,7 +62,7 @@ impl Watch {
     }
 }
 
-/// The terminal's second screen, left again when this is dropped.
+/// The terminal's alternate screen, left again when this is dropped.
 struct Screen;
 
 impl Screen {
@@ -88,12 +88,12 @@ impl Screen {
 impl Drop for Screen {
     fn drop(&mut self) {
         let mut out = std::io::stdout().lock();
-        // A terminal that is gone needs nothing.
+        // Errors are ignored: the terminal may be gone.
         let _ = write!(out, "\x1b[?25h\x1b[?1049l").and_then(|()| out.flush());
     }
 }
 
-/// Columns and lines of the terminal.
+/// Returns the columns and lines of the terminal.
 fn size() -> (usize, usize) {
     let (rows, columns) = console::Term::stdout().size();
     ((columns as usize).max(40), (rows as usize).max(12))

@@ -1,8 +1,7 @@
-//! Turns a log directory into a compiled log, or finds the one that is already there.
+//! Compiles a log directory, or finds the compiled log that already exists.
 //!
-//! A compiled log carries the content hash of its inputs and options; it is rebuilt when they change. It
-//! is kept where [`super::keep`] says. Compiling reads the tables once and takes the memory that it is given, whatever the size of
-//! the day.
+//! A compiled log carries a hash of the content of its inputs and of its options; it is rebuilt when they change. [`super::keep`]
+//! says where it is stored. Compiling reads the tables once and stays within the given memory, whatever the size of the day.
 
 use std::io::{Cursor, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -23,20 +22,20 @@ use super::sorter::Sorter;
 use super::table;
 use super::writer::LogWriter;
 
-/// What changes the meaning of a compiled log, and what making one may take.
+/// Options that change the meaning of a compiled log, and limits for making one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CompileOptions {
-    /// Adds to each queue the eligible contracts missing from it, with `control.pctr`.
+    /// Whether contracts that are eligible but missing from a queue are added to it, with `control.pctr`.
     pub complete_queues: bool,
-    /// The share of bad track rows above which the log is refused.
+    /// Share of bad track rows above which the log is refused.
     pub max_bad_share: f64,
-    /// Bytes that compiling may take, about.
+    /// Memory limit of the compilation, bytes, approximate.
     pub memory: usize,
-    /// Reads inputs again whose hash is known, and all blocks of a compiled log.
+    /// Whether inputs with a known hash are read again, and all blocks of a compiled log checked.
     pub verify: bool,
 }
 
-/// Bytes that compiling may take if nothing else is said.
+/// Default memory limit of the compilation, bytes.
 pub const MEMORY: usize = 1 << 30;
 
 impl Default for CompileOptions {
@@ -45,10 +44,10 @@ impl Default for CompileOptions {
     }
 }
 
-/// Opens the compiled log of `dir`, compiling it first where there is none or its inputs changed.
+/// Opens the compiled log of `dir`; compiles it first where there is none or its inputs changed.
 ///
 /// # Errors
-/// Whatever [`LogError`] says of the inputs.
+/// Any [`LogError`] of the inputs.
 pub fn open(dir: &Path, options: CompileOptions) -> Result<CompiledLog> {
     if !dir.is_dir() {
         return Err(LogError::Format {
@@ -61,7 +60,7 @@ pub fn open(dir: &Path, options: CompileOptions) -> Result<CompiledLog> {
     if let Some(found) = reuse(dir, path.as_deref(), options, false)? {
         return Ok(found);
     }
-    // One process compiles; others that want the same day wait for it.
+    // One process compiles; others that need the same day wait for it.
     let _lock = path.as_ref().and_then(|path| keep::lock(path));
     path.as_deref().and_then(Path::parent).inspect(|folder| keep::remove_unfinished(folder));
     if let Some(found) = reuse(dir, path.as_deref(), options, true)? {
@@ -76,8 +75,8 @@ pub fn open(dir: &Path, options: CompileOptions) -> Result<CompiledLog> {
     Ok(log)
 }
 
-/// The compiled log at `path`, if it is of these inputs. With `locked`, nobody else makes another one meanwhile: one that is of no use
-/// is removed then.
+/// Returns the compiled log at `path` if it was made from these inputs. `locked` says that the caller holds the folder's lock, so that
+/// no other process is making one; an unusable file is then removed.
 fn reuse(dir: &Path, path: Option<&Path>, options: CompileOptions, locked: bool) -> Result<Option<CompiledLog>> {
     let Some(path) = path.filter(|path| path.is_file()) else { return Ok(None) };
     let opened =
@@ -91,14 +90,14 @@ fn reuse(dir: &Path, path: Option<&Path>, options: CompileOptions, locked: bool)
         Err(e) if locked => tracing::warn!("{e}; compiling again"),
         Ok(_) | Err(_) => return Ok(None),
     }
-    // Nobody else has to find out.
+    // Other processes need not find out again.
     let _ = std::fs::remove_file(path);
     Ok(None)
 }
 
-/// Where a compiled log is written to.
+/// Destination of a compiled log.
 pub(super) trait Output: Write + Seek {
-    /// Forgets what was written.
+    /// Discards everything that was written.
     fn restart(&mut self) -> std::io::Result<()>;
 }
 
@@ -109,8 +108,8 @@ impl Output for std::fs::File {
     }
 }
 
-/// Writes a compiled log to `path` and opens it; where it cannot be written, it is made in memory, if it fits `memory` bytes.
-/// `write` may be called twice.
+/// Writes a compiled log to `path` and opens it. Where it cannot be written, it is made in memory if it fits in `memory` bytes;
+/// `write` may therefore be called twice.
 pub(super) fn write_or_hold(
     path: Option<PathBuf>,
     dir: &Path,
@@ -126,7 +125,7 @@ pub(super) fn write_or_hold(
         };
         match kept() {
             Ok(()) => return CompiledLog::open(&path),
-            // A full disk: it is made each time.
+            // The disk is full: the log is made again at each run.
             Err(LogError::NotKept { cause, .. }) => {
                 tracing::warn!("{}: what is compiled cannot be kept: {cause}", dir.display());
             }
@@ -138,7 +137,7 @@ pub(super) fn write_or_hold(
     CompiledLog::of_bytes(dir, held.bytes.get_ref())
 }
 
-/// A compiled log in memory, up to a limit.
+/// A compiled log in memory, up to a size limit.
 struct Held {
     bytes: Cursor<Vec<u8>>,
     most: u64,
@@ -171,7 +170,8 @@ impl Output for Held {
     }
 }
 
-/// What a log is called in reports and decisions; a directory that is renamed is compiled again.
+/// Returns the name of a log in reports and decisions. The name is part of the input hash, so a renamed directory is compiled
+/// again.
 pub(super) fn name_of(dir: &Path) -> String {
     dir.canonicalize()
         .ok()
@@ -179,7 +179,7 @@ pub(super) fn name_of(dir: &Path) -> String {
         .unwrap_or_else(|| dir.display().to_string())
 }
 
-/// The files and tables that a compiled log is made from.
+/// Lists the files and tables that a compiled log is made from.
 fn inputs(dir: &Path) -> Result<Vec<PathBuf>> {
     let files = [
         Some(dir.join("day.toml")),
@@ -190,7 +190,7 @@ fn inputs(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(files.into_iter().flatten().filter(|path| path.exists()).collect())
 }
 
-/// What tells whether an input changes while it is read.
+/// Returns the file attributes that show whether an input changes while it is read.
 fn stats(dir: &Path) -> Result<Vec<(PathBuf, Stat)>> {
     let mut stats = Vec::new();
     for table in inputs(dir)? {
@@ -202,9 +202,9 @@ fn stats(dir: &Path) -> Result<Vec<(PathBuf, Stat)>> {
     Ok(stats)
 }
 
-/// Identifies inputs and options of a compiled log.
+/// Hashes the inputs and options of a compiled log.
 pub(super) fn hash_inputs(dir: &Path, options: CompileOptions) -> Result<u128> {
-    // A day file that is too long to be one is refused before all of it is read.
+    // Refuses an oversized day file before all of it is read.
     Day::read(dir)?;
     let mut hasher = XxHash3_128::new();
     hasher.write(&compiled::VERSION.to_le_bytes());
@@ -218,7 +218,7 @@ pub(super) fn hash_inputs(dir: &Path, options: CompileOptions) -> Result<u128> {
     Ok(hasher.finish_128())
 }
 
-/// Adds a table to a hash as [`Digests::table`] does. Files whose hash is remembered are not read.
+/// Adds a table to a hash as [`Digests::table`] does. Files whose hash is stored are not read.
 ///
 /// # Errors
 /// A file that cannot be read.
@@ -229,7 +229,7 @@ pub fn hash_table(hasher: &mut XxHash3_128, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Where the bad rows of a log are kept; `/dev/null` where nothing can be.
+/// Path of the list of bad rows of a log; `/dev/null` where nothing can be stored.
 pub(super) fn quarantine_path(dir: &Path) -> PathBuf {
     keep::folder(dir).map_or_else(|| "/dev/null".into(), |folder| folder.join("quarantine.tsv"))
 }
@@ -255,7 +255,7 @@ pub(super) fn check_share(counts: &Counts, options: CompileOptions, dir: &Path) 
     })
 }
 
-/// Where an importer leaves its report.
+/// File in which an importer leaves its report.
 const IMPORT_REPORT: &str = "import.json";
 
 pub(super) fn contracts_declared(dir: &Path) -> bool {
@@ -265,11 +265,11 @@ pub(super) fn contracts_declared(dir: &Path) -> bool {
         .is_some_and(|report| report["contracts_declared"] == true)
 }
 
-/// Compiles a log directory in one pass; in further ones where the first finds repeated ids or rows far out of order.
+/// Compiles a log directory in one pass, or in several if the first one finds repeated ids or rows far out of order.
 fn compile(dir: &Path, options: CompileOptions, to: &mut dyn Output) -> Result<()> {
     let source = Source::open(dir, options)?;
     std::thread::scope(|scope| {
-        // The tables are hashed while they are parsed: they come from the disk once.
+        // The tables are hashed while they are parsed, so that they are read from the disk once.
         let inputs = scope.spawn(|| hash_inputs(dir, options));
         let mut compiler = Compiler::new(dir, &source.rules, options.memory, to)?;
         let scanned = loop {
@@ -285,7 +285,7 @@ fn compile(dir: &Path, options: CompileOptions, to: &mut dyn Output) -> Result<(
     })
 }
 
-/// Compiles rows that are in memory, in time order; `inputs` identifies what they are.
+/// Compiles rows that are in memory, in time order; `inputs` is the hash that identifies them.
 pub(super) fn compile_rows(raw: &RawDay, options: CompileOptions, inputs: u128, to: &mut dyn Output) -> Result<()> {
     let rules = QueueRules::new(raw.contracts.clone(), options.complete_queues);
     let mut compiler = Compiler::new(&raw.dir, &rules, options.memory, to)?;
@@ -299,14 +299,14 @@ pub(super) fn compile_rows(raw: &RawDay, options: CompileOptions, inputs: u128, 
     compiler.finish(raw.name.clone(), raw.day.clone(), raw.counts.clone(), raw.contracts_declared, inputs)
 }
 
-/// What is compiled of a batch of rows.
+/// Compiled form of a batch of rows.
 #[derive(Default)]
 struct Compiled {
     queues: QueueBuffer,
-    /// Of each request, the entries that completing its queue added.
+    /// Number of entries added to each request by completing its queue.
     completed: Vec<u64>,
     showable: Showable,
-    /// Per contract, the requests that it may be shown on by flight and targeting.
+    /// Number of requests per contract that match its flight and targeting.
     targeted: Vec<u64>,
 }
 
@@ -330,7 +330,7 @@ impl Compiled {
     }
 }
 
-/// Takes batches of a pass and writes them in time order.
+/// Collects the batches of a pass and writes their requests in time order.
 struct Compiler<'a> {
     dir: &'a Path,
     rules: &'a QueueRules,
@@ -339,7 +339,7 @@ struct Compiler<'a> {
     tally: Tally,
 }
 
-/// What is counted of the requests of a day.
+/// Totals over the requests of a day.
 #[derive(Default)]
 struct Tally {
     pctr_sum: Vec<f64>,
@@ -354,7 +354,7 @@ impl<'a> Compiler<'a> {
         Ok(Self { dir, rules, sorter: Sorter::new(memory), writer, tally: Tally::default() })
     }
 
-    /// Writes what the sorter still holds.
+    /// Writes the requests that the sorter still holds.
     fn drain(&mut self) -> Result<()> {
         let Self { sorter, writer, tally, dir, .. } = self;
         sorter.finish(&mut |queue| tally.write(queue, writer, dir))

@@ -2,10 +2,10 @@
 //!
 //! Layout: a 120-byte header; blocks of [`BLOCK`] requests each (the last one may be shorter), every block with its requests, their
 //! contract entries and their auction entries (fixed-size records, 8-byte aligned); the index of the blocks; then the contracts and
-//! the counts of the compilation as JSON. Opening checks the header, the index and the tail. A block is checked when it is first
-//! touched: its checksum, every index and every figure in it, so that nothing that is read can point outside or be what replay does
-//! not expect. A small file is checked whole at opening, so that a damaged one is compiled again before anybody relies on it; a
-//! damaged block of a large file ends the process that touches it, with a message that names the file.
+//! the counts of the compilation as JSON. Opening checks the header, the index and the tail. A block is checked on first access:
+//! its checksum, every index and every number in it, so that no read can go out of bounds or return a value that replay does not
+//! expect. A small file is checked completely when it is opened, so that a damaged one is compiled again before it is used. A
+//! damaged block of a large file ends the process that accesses it, with a message that names the file.
 
 use std::path::Path;
 
@@ -22,21 +22,21 @@ use super::targeting::Targeting;
 
 pub(super) const MAGIC: [u8; 8] = *b"ADMIXLOG";
 pub const VERSION: u32 = 4;
-/// Requests of a block.
+/// Number of requests per block.
 pub const BLOCK: usize = 4096;
-/// Bytes of a file up to which all blocks are checked at opening: that takes a hundredth of a second.
+/// File size in bytes up to which all blocks are checked at opening, which takes about 10 ms.
 const CHECKED_WHOLE: usize = 64 << 20;
 
-/// One request; its entries are runs of the two entry arrays.
+/// One request; its entries are ranges of the two entry arrays.
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Request {
     pub request_id: u64,
     pub ts_ms: u64,
-    /// The best worth among the auction entries that may be shown, minor units per impression; 0 if none.
+    /// Highest worth among the auction entries that may be shown, minor units per impression; 0 if there are none.
     pub best: f64,
     pub(super) user_id: u64,
-    /// Number of the block that it stands in; where its entries begin within the block's.
+    /// Number of the request's block, and the offsets of its entries within the entry arrays of that block.
     pub(super) block: u32,
     pub(super) entries_at: u32,
     pub(super) auctions_at: u32,
@@ -51,7 +51,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request of a stream, without what may be shown on it.
+    /// Builds a request from a row of a stream, without its entries.
     pub fn of_row(row: &TrackRow) -> Self {
         Self {
             request_id: row.request_id,
@@ -66,13 +66,13 @@ impl Request {
         }
     }
 
-    /// The user, where the log says who it was.
+    /// Returns the user id, if the log has one.
     pub fn user(&self) -> Option<u64> {
         (self.has_user != 0).then_some(self.user_id)
     }
 }
 
-/// A contract entry that may be shown by the static rules: filter 0, control row, in flight, targeted.
+/// A contract entry that may be shown by the static rules: filter 0, row in control, in flight, targeting matches.
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Entry {
@@ -84,7 +84,7 @@ pub struct Entry {
     pub(super) padding: u32,
 }
 
-/// An auction entry that may be shown (filter 0). A request's are sorted by score: `ecpm * boost` descending, then
+/// An auction entry that may be shown (filter 0). The entries of a request are sorted by score: `ecpm * boost` descending, then
 /// `ecpm` descending, then `ad_id` ascending.
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 #[repr(C)]
@@ -96,13 +96,13 @@ pub struct Auction {
 }
 
 impl Auction {
-    /// Minor units per impression.
+    /// Worth in minor units per impression.
     pub fn worth(&self) -> f64 {
         self.ecpm / 1000.0
     }
 }
 
-/// A contract of the day with its flight resolved.
+/// A contract of the day with absolute flight times.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Contract {
     pub ad_id: u64,
@@ -118,19 +118,19 @@ pub struct Contract {
     pub penalty: f64,
     /// Minor units per predicted click.
     pub click_value: f64,
-    /// The control table's fallback click probability.
+    /// Fallback click probability from the control table.
     pub pctr: Option<f64>,
-    /// Mean predicted click probability over the contract's entries of the day, else the control table's, else 0. Known
-    /// only when the day is over.
+    /// Mean predicted click probability over the contract's entries of the day, else the control table's, else 0. Known only
+    /// after the day is over.
     pub mean_pctr: f64,
     /// Requests that the targeting matches within the flight.
     pub targeted: u64,
-    /// Of those, requests in whose queue the contract stands and may be shown.
+    /// Number of those requests in whose queue the contract may be shown.
     pub present: u64,
 }
 
 impl Contract {
-    /// A contract of whose day nothing is logged yet.
+    /// Builds a contract without statistics of the day.
     pub fn before_the_day(row: &ControlRow) -> Self {
         Self {
             ad_id: row.ad_id,
@@ -161,13 +161,13 @@ impl Contract {
         self.cap.saturating_sub(self.delivered0)
     }
 
-    /// Mean worth of an impression's predicted clicks, minor units.
+    /// Mean worth of the predicted clicks of an impression, minor units.
     pub fn mean_click_worth(&self) -> f64 {
         self.click_value * self.mean_pctr
     }
 }
 
-/// What the compilation counted.
+/// Counts made by the compilation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Rows of the track log.
@@ -175,7 +175,7 @@ pub struct Counts {
     pub quarantined: u64,
     /// Quarantined rows by reason.
     pub reasons: std::collections::BTreeMap<String, u64>,
-    /// Rows that stood before an earlier one; sorted, not quarantined.
+    /// Rows with an earlier time than a row before them; they are sorted, not quarantined.
     pub out_of_order: u64,
     /// Entries that `env.complete_queues` added.
     pub completed: u64,
@@ -189,7 +189,7 @@ pub(super) struct Tail {
     pub counts: Counts,
     /// Whether an importer declared auction ads to be contracts.
     pub contracts_declared: bool,
-    /// [`CompiledLog::content`] of the day as it was logged.
+    /// [`CompiledLog::content`] of the day as logged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
 }
@@ -201,7 +201,7 @@ pub(super) struct Header {
     pub version: u32,
     pub record_sizes: u32,
     pub inputs: [u64; 2],
-    /// Of the index and the tail.
+    /// Checksum of the index and the tail.
     pub checksum: u64,
     pub total_bytes: u64,
     pub requests: u64,
@@ -216,7 +216,7 @@ pub(super) const HEADER: usize = size_of::<Header>();
 pub(super) const RECORD_SIZES: u32 =
     (size_of::<Request>() as u32) << 16 | (size_of::<Entry>() as u32) << 8 | size_of::<Auction>() as u32;
 
-/// A day of requests, mapped.
+/// A memory-mapped day of requests.
 #[derive(Debug)]
 pub struct CompiledLog {
     header: Header,
@@ -225,15 +225,15 @@ pub struct CompiledLog {
 }
 
 impl CompiledLog {
-    /// Maps a compiled log and checks its header, index and tail; of a small one, everything.
+    /// Maps a compiled log and checks its header, index and tail; checks everything if the file is small.
     ///
     /// # Errors
-    /// Another magic or version, a length or checksum that does not fit, an index that points outside.
+    /// A wrong magic or version, a wrong length or checksum, an index out of bounds.
     pub fn open(path: &Path) -> Result<Self> {
         Self::open_checking(path, CHECKED_WHOLE)
     }
 
-    /// As [`CompiledLog::open`]; blocks of files of more than `whole` bytes are checked when they are first touched.
+    /// Opens like [`CompiledLog::open`]; in files of more than `whole` bytes, blocks are checked on first access.
     ///
     /// # Errors
     /// As [`CompiledLog::open`].
@@ -247,7 +247,7 @@ impl CompiledLog {
         Ok(log)
     }
 
-    /// A compiled log that lies in memory alone; `path` stands for it in errors.
+    /// Opens a compiled log that exists only in memory; errors name `path`.
     pub(super) fn of_bytes(path: &Path, bytes: &[u8]) -> Result<Self> {
         let log = Self::of_map(path, super::map::in_memory(bytes).map_err(|e| LogError::io(path, e))?)?;
         log.verify()?;
@@ -288,7 +288,7 @@ impl CompiledLog {
         let tail_at = map.len() - header.tail_bytes as usize;
         let tail: Tail = serde_json::from_slice(&map[tail_at..]).map_err(|e| broken(e.to_string()))?;
         check_contracts(&tail.contracts).map_err(broken)?;
-        // The tail is of any length, so the index need not be aligned.
+        // The tail may have any length, so the index need not be aligned.
         let index: Vec<BlockMeta> = bytemuck::pod_collect_to_vec(&map[index_at..tail_at]);
         let requests =
             Requests::new(path.to_owned(), map, index, index_at, tail.contracts.len(), &tail.day).map_err(broken)?;
@@ -299,13 +299,13 @@ impl CompiledLog {
         Ok(Self { header, tail, requests })
     }
 
-    /// Identifies the inputs and options that this was compiled from.
+    /// Returns the hash of the inputs and options that this log was compiled from.
     pub fn inputs(&self) -> u128 {
         u128::from(self.header.inputs[0]) | u128::from(self.header.inputs[1]) << 64
     }
 
-    /// Identifies the day's traffic by its requests and their auction ads, whatever the directory is called, however its files are
-    /// written, whichever contracts it is replayed with and at whichever values; `None` for a day without requests.
+    /// Returns a hash of the day's traffic: its requests and their auction ads. It does not depend on the name of the directory,
+    /// the file format, or the contracts and values used for replay. `None` for a day without requests.
     pub fn content(&self) -> Option<String> {
         self.tail.content.clone()
     }
@@ -314,7 +314,7 @@ impl CompiledLog {
         self.requests.path()
     }
 
-    /// The name of the log directory.
+    /// Returns the name of the log directory.
     pub fn name(&self) -> &str {
         &self.tail.name
     }
@@ -331,44 +331,44 @@ impl CompiledLog {
         &self.tail.counts
     }
 
-    /// Whether an importer declared auction ads to be contracts: such contracts are not real.
+    /// Returns whether an importer declared auction ads to be contracts, so that the contracts are not real.
     pub fn contracts_declared(&self) -> bool {
         self.tail.contracts_declared
     }
 
-    /// All requests in time order.
+    /// Returns all requests in time order.
     pub fn requests(&self) -> &Requests {
         &self.requests
     }
 
-    /// The contract entries of a request of this log.
+    /// Returns the contract entries of a request of this log.
     pub fn entries(&self, request: &Request) -> &[Entry] {
         self.requests.entries(request)
     }
 
-    /// The auction entries of a request of this log, best score first.
+    /// Returns the auction entries of a request of this log, best score first.
     pub fn auctions(&self, request: &Request) -> &[Auction] {
         self.requests.auctions(request)
     }
 
-    /// The most contract entries that any request carries.
+    /// Returns the largest number of contract entries of any request.
     pub fn widest(&self) -> usize {
         self.requests.widest()
     }
 
-    /// Entries of all requests: of contracts, and of auction ads.
+    /// Returns the numbers of contract entries and auction entries over all requests.
     #[cfg(test)]
     pub(super) fn entry_counts(&self) -> (u64, u64) {
         (self.header.entries, self.header.auctions)
     }
 
-    /// `S = sum penalty * owed`, minor units.
+    /// Returns the sum of `penalty * owed` over all contracts, minor units.
     pub fn stake(&self) -> f64 {
         self.contracts().iter().map(|c| c.penalty * c.owed() as f64).sum()
     }
 }
 
-/// What replay takes for granted of the contracts.
+/// Checks the assumptions that replay makes about contracts.
 fn check_contracts(contracts: &[Contract]) -> std::result::Result<(), String> {
     let share = |v: f64| (0.0..=1.0).contains(&v);
     let sound = |c: &Contract| {

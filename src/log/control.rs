@@ -74,7 +74,7 @@ fn parse(row: &Row, day: &Day) -> std::result::Result<ControlRow, BadValue> {
             format!("must be at most cap = {cap}"),
         ));
     }
-    // An end at exactly one day is the end of the day, not the second day of 1970.
+    // An end at exactly one day means the end of the day, not the second day of 1970.
     let absolute = |value: u64| if value <= day.length_ms.max(DAY_MS) { day.start_ms + value } else { value };
     let start_ms = row.integer(4)?.map_or(day.start_ms, absolute);
     let end_ms = row.integer(5)?.map_or(day.end_ms(), |v| if v == DAY_MS { day.end_ms() } else { absolute(v) });

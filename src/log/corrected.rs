@@ -1,8 +1,8 @@
-//! A day at other values than the logged ones: what an impression is worth by a value model, or in truth.
+//! Days at corrected values instead of the logged ones: the worth of an impression by a value model, or its true worth.
 //!
-//! A corrected day is a compiled log of its own beside the logged one: the same requests and the same entries in the same rows,
-//! with other eCPMs and click probabilities, and the auction ads in the order that follows from them. Whoever may see a day only
-//! at corrected values opens that file instead, so nothing above this folder has two ways to read a value.
+//! A corrected day is a separate compiled log beside the logged one. It has the same requests and the same entries in the same
+//! rows, with other eCPMs and click probabilities and with the auction ads in the resulting order. Code that may see a day only
+//! at corrected values opens that file instead, so everything above this folder reads values in one way only.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -18,20 +18,21 @@ use super::schema::{AdType, MAX_ECPM, TrackRow};
 use super::table::{self, Column, Row, Table, required};
 use super::writer::LogWriter;
 
-/// An entry of a request whose values are asked for.
+/// An entry of a request whose values are to be corrected.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Asked {
     pub ad_id: u64,
     pub ad_type: AdType,
-    /// Logged values: minor units per 1,000 impressions, and a probability.
+    /// Logged values: eCPM in minor units per 1,000 impressions, and click probability.
     pub ecpm: f64,
     pub pctr: f64,
-    /// Entries of the request with a higher logged eCPM, and all of its entries, among those that may be shown.
+    /// Number of entries of the request that may be shown and have a higher logged eCPM, and number of all entries that may be
+    /// shown.
     pub position: u32,
     pub length: u32,
 }
 
-/// The entries of a request that may be shown: auction ads in their order, then contracts in theirs.
+/// Returns the entries of a request that may be shown: auction ads in their order, then contracts in theirs.
 pub fn asked<'a>(log: &'a CompiledLog, request: &'a Request) -> impl Iterator<Item = Asked> + 'a {
     asked_of(log.auctions(request), log.entries(request), |contract| log.contracts()[contract as usize].ad_id)
 }
@@ -63,11 +64,11 @@ fn asked_of<'a>(
     auctions.iter().map(of_auction).chain(entries.iter().map(of_entry))
 }
 
-/// Gives the values of the entries of one request: called with the request and its entries, it replaces each pair of eCPM and
-/// click probability.
+/// Callback that corrects one request: it gets the request and its entries and replaces each pair of eCPM and click
+/// probability.
 pub type Correct<'a> = dyn FnMut(&Request, &[Asked], &mut [(f64, f64)]) -> Result<()> + 'a;
 
-/// Corrects one request after another; keeps its memory.
+/// Corrects one request after another, reusing its buffers.
 #[derive(Default)]
 pub struct Correction {
     queue: Vec<Asked>,
@@ -75,11 +76,11 @@ pub struct Correction {
 }
 
 impl Correction {
-    /// Replaces the values of what may be shown on a request and puts the auction ads into the order that follows; returns the best
-    /// worth among them. `ad_of` says the ad of a contract.
+    /// Replaces the values of the entries of a request and sorts the auction ads by them. Returns the highest worth among the
+    /// auction ads. `ad_of` maps a contract to its ad id.
     ///
     /// # Errors
-    /// Whatever `correct` returns, or a value that is none.
+    /// Any error of `correct`, or a corrected value out of range.
     fn apply(
         &mut self,
         request: &Request,
@@ -111,7 +112,7 @@ impl Correction {
         Ok(auctions.iter().map(Auction::worth).fold(0.0, f64::max))
     }
 
-    /// Corrects what may be shown on a request that comes from a stream. One whose corrected values are none keeps its own.
+    /// Corrects the entries of a request from a stream. A request whose corrected values are out of range keeps its own values.
     pub fn correct(
         &mut self,
         row: &TrackRow,
@@ -141,11 +142,11 @@ enum CorrectionError {
     Log(#[from] LogError),
 }
 
-/// Opens the day of directory `dir` at corrected values, making the file first where there is none for this log and `key`. A
-/// contract's eCPM stays as logged: nobody pays it.
+/// Opens the day of directory `dir` at corrected values; makes the file first where there is none for this log and `key`. A
+/// contract's eCPM stays as logged because nobody pays it.
 ///
 /// # Errors
-/// Whatever `correct` returns, or a value that is none.
+/// Any error of `correct`, or a corrected value out of range.
 pub fn open(dir: &Path, log: &CompiledLog, key: u128, correct: &mut Correct) -> Result<CompiledLog> {
     let mut hasher = XxHash3_128::new();
     hasher.write(&log.inputs().to_le_bytes());
@@ -215,7 +216,7 @@ fn parse(row: &Row) -> std::result::Result<TableRow, BadValue> {
 /// Opens a day at the values of a table in its directory: `truth.tsv`, which synthetic worlds have.
 ///
 /// # Errors
-/// No such table, a bad row, or an entry that it lacks.
+/// A missing table, a bad row, or an entry without a row in the table.
 pub fn open_table(dir: &Path, log: &CompiledLog, name: &'static str) -> Result<CompiledLog> {
     let path = table::find(dir, name)?.ok_or_else(|| LogError::MissingFile {
         dir: dir.to_owned(),

@@ -1,4 +1,4 @@
-//! Which calendar day a log directory holds: `day.toml`, or UTC and the first row's date.
+//! The calendar day of a log directory: from `day.toml`, else the UTC date of the first row.
 
 use std::io::Read as _;
 use std::path::Path;
@@ -11,11 +11,11 @@ use super::schema::DAY_MS;
 /// A calendar day in Unix milliseconds.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Day {
-    /// `YYYY-MM-DD`, local.
+    /// Local date, `YYYY-MM-DD`.
     pub date: String,
-    /// The local midnight that the day starts at.
+    /// Local midnight at which the day starts.
     pub start_ms: u64,
-    /// 23 or 25 hours where clocks are changed.
+    /// Length of the day: 24 hours, or 23 or 25 where clocks change.
     #[serde(default = "whole")]
     pub length_ms: u64,
 }
@@ -24,10 +24,10 @@ fn whole() -> u64 {
     DAY_MS
 }
 
-/// Bytes of a `day.toml` at most.
+/// Maximum size of a `day.toml`, bytes.
 const LONGEST_FILE: u64 = 1 << 16;
 
-/// `day.toml` as it is read: what importers write, and the hours of a day that has not 24.
+/// Contents of `day.toml`: what importers write, and the length of days that do not have 24 hours.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
@@ -46,13 +46,13 @@ impl Day {
         (self.start_ms..self.end_ms()).contains(&ts_ms)
     }
 
-    /// The UTC day that holds `ts_ms`.
+    /// Returns the UTC day that holds `ts_ms`.
     pub fn of_timestamp(ts_ms: u64) -> Self {
         let days = ts_ms / DAY_MS;
         Self { date: format_date(days as i64), start_ms: days * DAY_MS, length_ms: DAY_MS }
     }
 
-    /// What is wrong with a time that lies outside the day, with its likely cause.
+    /// Describes why a time outside the day is wrong, with the likely cause.
     pub fn outside(&self, ts_ms: u64) -> String {
         let hour = 3_600_000;
         let cause = match ts_ms {
@@ -78,7 +78,7 @@ impl Day {
     /// Reads a `day.toml`.
     ///
     /// # Errors
-    /// An unreadable file, or one that names no day.
+    /// An unreadable file, or one without a valid day.
     pub fn read_file(path: &Path) -> Result<Self> {
         let file = written(path)?;
         let broken = |reason: String| LogError::Format { path: path.to_owned(), reason };
@@ -92,7 +92,7 @@ impl Day {
         Ok(Self { date: file.date, start_ms, length_ms: (hours * 3_600_000.0).round() as u64 })
     }
 
-    /// `utc_offset_minutes` as `DIR/day.toml` has it; `None` without that file.
+    /// Reads `utc_offset_minutes` from `DIR/day.toml`; `None` without that file.
     pub fn offset_minutes(dir: &Path) -> Result<Option<i32>> {
         let path = dir.join("day.toml");
         if !path.try_exists().map_err(|e| LogError::io(&path, e))? {
@@ -114,16 +114,16 @@ fn written(path: &Path) -> Result<Written> {
 
 const EPOCH: Date = Date::constant(1970, 1, 1);
 
-/// Days from 1970-01-01 to a `YYYY-MM-DD`.
+/// Returns the number of days from 1970-01-01 to a `YYYY-MM-DD`.
 ///
 /// # Errors
-/// Quotes a text that is not a date of the calendar.
+/// A text that is not a calendar date; the error quotes it.
 pub fn parse_date(text: &str) -> std::result::Result<i64, String> {
     let date: Date = text.parse().map_err(|_| format!("`{text}` is not a date like 2026-01-05"))?;
     Ok(i64::from((date - EPOCH).get_days()))
 }
 
-/// The `YYYY-MM-DD` that lies `days` after 1970-01-01; the last one that the calendar has where they are too many.
+/// Returns the date `days` after 1970-01-01 as `YYYY-MM-DD`, at most the last date of the calendar.
 pub fn format_date(days: i64) -> String {
     let span = jiff::Span::new().try_days(days);
     span.and_then(|span| EPOCH.checked_add(span)).unwrap_or(Date::MAX).to_string()

@@ -1,9 +1,9 @@
-//! Hashes of input files, and when an earlier one may be believed.
+//! Hashes of input files, and the rules for reusing a stored hash.
 //!
-//! A day of gigabytes is not read again only to learn that nobody changed it. The hash of a file is kept beside what is derived from
-//! its directory, and believed while size, inode and the times of last modification and change, to the nanosecond, are what they
-//! were. A file that was modified less than two seconds before it was hashed is not remembered: a writer could change it again
-//! within the same tick of a coarse clock.
+//! Gigabytes are not read again only to find that nothing changed. The hash of a file is stored beside the other files derived from
+//! its directory, and reused while size, inode and the times of last modification and change, to the nanosecond, are the same. A
+//! file that was modified less than two seconds before it was hashed is not stored: a writer could change it again within the same
+//! tick of a coarse clock.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -18,10 +18,10 @@ use super::error::{LogError, Result};
 use super::{keep, table};
 
 const NAME: &str = "inputs.json";
-/// Seconds for which a file must have been left alone.
+/// Seconds for which a file must be unchanged before its hash is stored.
 const SETTLED_S: i64 = 2;
 
-/// What tells that a file is the one that was hashed.
+/// File attributes that identify the file that was hashed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stat {
     size: u64,
@@ -31,15 +31,17 @@ pub struct Stat {
 }
 
 impl Stat {
+    /// Reads the attributes of a file.
+    ///
     /// # Errors
-    /// A file that is not there.
+    /// A missing file.
     pub fn of(path: &Path) -> Result<Self> {
         let m = path.metadata().map_err(|e| LogError::io(path, e))?;
         let (modified, changed) = ((m.mtime(), m.mtime_nsec()), (m.ctime(), m.ctime_nsec()));
         Ok(Self { size: m.len(), inode: m.ino(), modified, changed })
     }
 
-    /// Whether nobody has touched the file for a while before `now`; a time in the future says nothing.
+    /// Returns whether the file was last changed long enough before `now`; a time in the future counts as not settled.
     fn is_settled(&self, now: i64) -> bool {
         self.modified.0.max(self.changed.0) < now - SETTLED_S
     }
@@ -52,17 +54,17 @@ struct Known {
     xxh3: String,
 }
 
-/// The hashes of the files of one log directory.
+/// Hashes of the files of one log directory.
 pub struct Digests {
     dir: PathBuf,
-    /// Where they are kept, if anywhere.
+    /// File in which they are stored, if any.
     kept: Option<PathBuf>,
     known: BTreeMap<String, Known>,
     altered: bool,
 }
 
 impl Digests {
-    /// Reads the hashes that are known of the files in `dir`; with `verify`, none is.
+    /// Reads the stored hashes of the files in `dir`; with `verify`, none is used.
     pub fn of(dir: &Path, verify: bool) -> Self {
         let kept = keep::folder(dir).map(|folder| folder.join(NAME));
         let known = kept.as_ref().filter(|_| !verify).and_then(|path| {
@@ -72,7 +74,7 @@ impl Digests {
         Self { dir: dir.to_owned(), kept, known: known.unwrap_or_default(), altered: verify }
     }
 
-    /// The hash of a file's content.
+    /// Returns the hash of a file's content.
     ///
     /// # Errors
     /// A file that cannot be read.
@@ -96,7 +98,7 @@ impl Digests {
         Ok(hash)
     }
 
-    /// Adds the name of a table and the hash of its content to a hash. A directory counts by the path and content of each part file.
+    /// Adds the name and the content hash of a table to a hash. A directory contributes the path and content of each part file.
     ///
     /// # Errors
     /// A file that cannot be read.
@@ -114,7 +116,7 @@ impl Digests {
         Ok(())
     }
 
-    /// Keeps what is known now. That it cannot be kept is no error: files are read again then.
+    /// Stores the known hashes. A failure is not an error: the files are then read again.
     pub fn keep(self) {
         let Some(path) = self.kept.filter(|_| self.altered && !self.known.is_empty()) else { return };
         let json = serde_json::to_vec(&self.known).expect("plain values serialise");
@@ -124,7 +126,7 @@ impl Digests {
     }
 }
 
-/// Bytes of the file of hashes: a day of a million parts.
+/// Maximum size of the file of hashes in bytes, enough for a day of a million parts.
 const MOST_BYTES: u64 = 256 << 20;
 
 fn read(path: &Path) -> Result<u128> {
@@ -165,7 +167,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("track_log.tsv");
         std::fs::write(&path, "one").unwrap();
-        // The time of last change cannot be set: it is now, whatever the time of modification says.
+        // The time of last change cannot be set: it is the current time, whatever the modification time is.
         age(&path, 60);
         assert_eq!(hash(dir.path(), false).1, 0);
         let stat = Stat::of(&path).unwrap();

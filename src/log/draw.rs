@@ -12,12 +12,12 @@ const fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// The hash of the rate draw.
+/// Returns the hash of the rate draw.
 pub const fn hash64(seed: u64, request_id: u64, ad_id: u64) -> u64 {
     mix(mix(mix(seed) ^ request_id) ^ ad_id)
 }
 
-/// Passed iff `hash64 / 2^64 < rate`.
+/// Returns whether `hash64 / 2^64 < rate`.
 pub fn passes(seed: u64, request_id: u64, ad_id: u64, rate: f64) -> bool {
     rate >= 1.0 || (hash64(seed, request_id, ad_id) as f64) < rate * 18_446_744_073_709_551_616.0
 }

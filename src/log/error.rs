@@ -1,4 +1,4 @@
-//! What can be wrong with the files of a log directory, worded for whoever has to mend them.
+//! Errors in the files of a log directory, worded for the person who has to fix them.
 
 use std::path::{Path, PathBuf};
 
@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 pub struct BadValue {
     pub column: &'static str,
     pub value: String,
-    /// Short machine-readable name; bad rows are counted by it.
+    /// Short machine-readable name by which bad rows are counted.
     pub reason: &'static str,
-    /// What the rule is.
+    /// Text of the rule.
     pub rule: String,
 }
 
@@ -25,7 +25,7 @@ impl BadValue {
     }
 }
 
-/// A text from an input as a terminal may show it: escape sequences and other control characters are written out.
+/// Returns input text safe for a terminal: escape sequences and other control characters are escaped.
 pub fn printable(text: &str) -> String {
     if !text.contains(char::is_control) {
         return text.to_owned();

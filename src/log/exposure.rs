@@ -1,4 +1,4 @@
-//! Reads `joined_exposure`: the impressions that the live system really showed, joined to the log by request.
+//! Reads `joined_exposure`: the impressions that the live system showed, joined to the log by request.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -58,32 +58,32 @@ pub fn parse(row: &Row) -> std::result::Result<ExposureRow, BadValue> {
     })
 }
 
-/// What was shown on a log's requests, and what came back.
+/// The ads shown on a log's requests, and their statistics.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Exposures {
-    /// By row of the log; `None` where nothing that may be shown is known to have been.
+    /// Ad shown on each row of the log; `None` where no exposure of an ad that may be shown is known.
     pub shown: Vec<Option<(u64, AdType)>>,
     pub report: ExposureReport,
-    /// The first bad row.
+    /// Message of the first bad row.
     pub first_bad: Option<String>,
 }
 
-/// How the exposures join the track log, and what they say of feedback and predictions.
+/// Results of joining the exposures to the track log, with statistics of feedback delay and calibration.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct ExposureReport {
     pub rows: u64,
     pub bad: u64,
     /// Exposures without a request in the log.
     pub unknown_requests: u64,
-    /// Exposures of a request that already had one; the first counts.
+    /// Exposures of a request that already has one; the first one counts.
     pub repeated: u64,
-    /// Exposures of an ad that, by the log, may not be shown on the request.
+    /// Exposures of an ad that may not be shown on the request according to the log.
     pub not_allowed: u64,
     /// Requests without an exposure.
     pub requests_without: u64,
-    /// Of all good rows; `null` without any.
+    /// Feedback delay over all good rows; `null` without any.
     pub feedback_delay: Option<FeedbackDelay>,
-    /// Of all good rows, tenths by predicted click probability, the lowest first; fewer where there are fewer rows.
+    /// Calibration over all good rows: tenths by predicted click probability, lowest first; fewer where there are fewer rows.
     pub calibration: Vec<Decile>,
 }
 
@@ -94,7 +94,7 @@ pub struct FeedbackDelay {
     pub p90_s: f64,
     pub p99_s: f64,
     pub max_s: f64,
-    /// Rows that arrived before their request: the clocks disagree. They count as a delay of 0.
+    /// Rows that arrived before their request because clocks disagree. They count as a delay of 0.
     pub early: u64,
 }
 
@@ -104,14 +104,14 @@ pub struct Decile {
     pub count: u64,
     /// Mean predicted click probability.
     pub predicted: f64,
-    /// Share that was clicked.
+    /// Share of exposures that were clicked.
     pub clicked: f64,
 }
 
 /// Reads an exposure table and joins it to its log.
 ///
 /// # Errors
-/// An unreadable table; bad rows are counted and left out.
+/// An unreadable table. Bad rows are counted and left out.
 pub fn join(path: &Path, log: &CompiledLog) -> Result<Exposures> {
     let row_of: HashMap<u64, usize> = log.requests().iter().map(|r| r.request_id).zip(0..).collect();
     let mut shown = vec![None; row_of.len()];
@@ -156,7 +156,7 @@ pub fn join(path: &Path, log: &CompiledLog) -> Result<Exposures> {
     Ok(Exposures { shown, report, first_bad })
 }
 
-/// Whether an ad may be shown on row `i`, but for its cap and its rate, which the live system drew itself.
+/// Returns whether an ad may be shown on row `i`, ignoring its cap and its rate, which the live system drew itself.
 fn allowed(log: &CompiledLog, i: usize, ad_id: u64, ad_type: AdType) -> bool {
     let request = &log.requests()[i];
     match ad_type {
@@ -165,7 +165,7 @@ fn allowed(log: &CompiledLog, i: usize, ad_id: u64, ad_type: AdType) -> bool {
     }
 }
 
-/// Quantiles are order statistics: the least delay that the share does not exceed.
+/// Computes quantiles as order statistics: the least delay that the given share does not exceed.
 fn feedback_delay(mut delays_ms: Vec<u64>, early: u64) -> Option<FeedbackDelay> {
     delays_ms.sort_unstable();
     let max = *delays_ms.last()?;

@@ -1,8 +1,9 @@
-//! Where what is derived from a log directory is kept: compiled logs, bad rows, plans.
+//! Storage of files derived from a log directory: compiled logs, bad rows, plans.
 //!
-//! Beside the log in `.admix/`, or in the user's cache where the directory cannot be written; where neither can be, nothing is
-//! kept and everything is made each time. What is found is believed, so it is looked for only where nobody puts things but the
-//! user, the owner of the log, and root; and what is kept may be read by nobody who may not read the log itself.
+//! They are stored beside the log in `.admix/`, or in the user's cache where the directory cannot be written; where neither is
+//! possible, nothing is stored and everything is made each time. Files that are found are trusted, so they are looked for only
+//! where none but the user, the owner of the log and root can write. Nobody can read a derived file who may not read the log
+//! itself.
 
 use std::fs::{DirBuilder, OpenOptions, Permissions};
 use std::io::Write as _;
@@ -14,17 +15,17 @@ use twox_hash::XxHash3_128;
 use super::table;
 use crate::files;
 
-/// Where what is derived from the log directory `dir` is kept; `None` where nothing can be.
+/// Returns the folder for files derived from the log directory `dir`; `None` where there is none that can be used.
 pub fn folder(dir: &Path) -> Option<PathBuf> {
     beside(dir).or_else(|| in_the_users_cache(dir))
 }
 
 fn beside(dir: &Path) -> Option<PathBuf> {
     let folder = dir.join(".admix");
-    // Not open to everybody, whatever the user's umask says.
+    // Not writable by everybody, whatever the user's umask is.
     DirBuilder::new().recursive(true).mode(0o775).create(&folder).ok()?;
     let (found, log) = (folder.symlink_metadata().ok()?, dir.metadata().ok()?);
-    // Whoever owns the log decides what it says anyway.
+    // The owner of the log controls its content anyway.
     let trusted = [rustix::process::geteuid().as_raw(), log.uid(), 0].contains(&found.uid());
     if !found.is_dir() || !trusted || found.mode() & 0o002 != 0 {
         tracing::warn!("{} is another user's or open to everybody; nothing there is believed", folder.display());
@@ -46,13 +47,13 @@ fn in_the_users_cache(dir: &Path) -> Option<PathBuf> {
     is_writable(&folder).then_some(folder)
 }
 
-/// Where temporary files lie that are made of the log directory `dir`.
+/// Returns the folder for temporary files made from the log directory `dir`.
 pub(super) fn scratch(dir: &Path) -> PathBuf {
     folder(dir).unwrap_or_else(std::env::temp_dir)
 }
 
-/// Waits until nobody else makes files in the folder of `path`; until the lock is dropped, nobody else begins. `None` where the file
-/// system has no locks: two processes may do the same work then, and the last one's file stays.
+/// Waits until no other process makes files in the folder of `path`, and excludes others until the lock is dropped. `None` where the
+/// file system has no locks: two processes may then do the same work, and the file of the last one stays.
 pub(super) fn lock(path: &Path) -> Option<std::fs::File> {
     let folder = std::fs::File::open(path.parent()?).ok()?;
     loop {
@@ -71,20 +72,20 @@ fn is_writable(folder: &Path) -> bool {
     tempfile::tempfile_in(folder).is_ok()
 }
 
-/// A file that is derived from a log directory, being written under a temporary name of its own folder.
+/// A file derived from a log directory, while it is written under a temporary name in its folder.
 pub struct Unfinished {
     file: tempfile::NamedTempFile,
 }
 
 impl Unfinished {
-    /// Begins a file in `folder`. It is locked for as long as it is written, which tells it from what killed writers left.
+    /// Begins a file in `folder`. It is locked while it is written, which distinguishes it from files left by killed writers.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Any error of the file system.
     pub fn begin(folder: &Path) -> std::io::Result<Self> {
         remove_unfinished(folder);
         let file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(folder)?;
-        // Where the file system has no locks, nothing is told apart, and nothing is removed: `remove_unfinished` cannot lock either.
+        // Where the file system has no locks, nothing is removed: `remove_unfinished` cannot lock either.
         let _ = file.as_file().lock();
         Ok(Self { file })
     }
@@ -93,10 +94,10 @@ impl Unfinished {
         self.file.as_file_mut()
     }
 
-    /// Renames the file into place; those may read it who may read the log directory `dir`.
+    /// Renames the file into place, readable by those who may read the log directory `dir`.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Any error of the file system.
     pub fn finish(self, path: &Path, dir: &Path) -> std::io::Result<()> {
         as_private_as(self.file.as_file(), dir)?;
         self.file.persist(path).map_err(|e| e.error)?;
@@ -104,20 +105,20 @@ impl Unfinished {
     }
 }
 
-/// Writes a file that is derived from the log directory `dir` under a temporary name of its own folder and renames it into place.
+/// Writes a file derived from the log directory `dir` under a temporary name in its folder and renames it into place.
 ///
 /// # Errors
-/// What the file system says.
+/// Any error of the file system.
 pub fn replace(path: &Path, bytes: &[u8], dir: &Path) -> std::io::Result<()> {
     let mut file = Unfinished::begin(path.parent().unwrap_or(Path::new(".")))?;
     file.file().write_all(bytes)?;
     file.finish(path, dir)
 }
 
-/// Lets those read a file who may read all tables of the log directory `dir`, and nobody else.
+/// Makes a file readable by exactly those who may read all tables of the log directory `dir`.
 ///
 /// # Errors
-/// What the file system says.
+/// Any error of the file system.
 fn as_private_as(file: &std::fs::File, dir: &Path) -> std::io::Result<()> {
     let group = file.metadata()?.gid();
     let tables = ["track_log", "control", "inventory", "joined_exposure"];
@@ -126,26 +127,26 @@ fn as_private_as(file: &std::fs::File, dir: &Path) -> std::io::Result<()> {
         let of_table = table.metadata()?;
         mode &= of_table.mode() | 0o600;
         if of_table.gid() != group && of_table.mode() & 0o004 == 0 {
-            // The group that may read the table is another one.
+            // The table is readable by another group.
             mode &= !0o040;
         }
     }
     file.set_permissions(Permissions::from_mode(mode))
 }
 
-/// Creates, or empties, a file that only its owner may read.
+/// Creates a file that only its owner may read, or empties an existing one.
 ///
 /// # Errors
-/// What the file system says.
+/// Any error of the file system.
 pub fn create_private(path: &Path) -> std::io::Result<std::fs::File> {
     OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
 }
 
 const UNFINISHED: &str = ".tmp";
-/// A file that is younger may have a writer that has not locked it yet.
+/// Age below which a file may have a writer that has not locked it yet.
 const YOUNG: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// Removes what writers that were killed left here: nobody holds its lock.
+/// Removes files of killed writers, whose locks nobody holds.
 pub(super) fn remove_unfinished(folder: &Path) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let old = || entry.metadata().ok()?.modified().ok()?.elapsed().ok().filter(|age| *age > YOUNG);
@@ -171,7 +172,7 @@ mod tests {
         dir
     }
 
-    /// A compiled log was open to everybody whose sources were private.
+    /// A compiled log was readable by everybody although its sources were private.
     #[test]
     fn what_is_kept_is_as_private_as_the_log() {
         for mode in [0o644, 0o640, 0o600, 0o604, 0o400] {
@@ -195,7 +196,7 @@ mod tests {
         assert_ne!(folder(dir.path()), Some(beside));
     }
 
-    /// What killed writers left stayed for a day: gigabytes, where a day is large.
+    /// Files of killed writers stayed for a day: gigabytes for a large day.
     #[test]
     fn what_killed_writers_left_goes_and_what_is_being_written_stays() {
         let dir = log(0o644);

@@ -1,4 +1,4 @@
-//! Maps a file read-only. The one place of this folder that needs `unsafe`.
+//! Maps a file read-only. The only place of this folder that needs `unsafe`.
 
 use std::fs::File;
 use std::path::Path;
@@ -13,7 +13,7 @@ pub fn read_only(path: &Path) -> std::io::Result<Mmap> {
     unsafe { Mmap::map(&file) }
 }
 
-/// A map of no file that holds `bytes`; aligned like any other.
+/// Returns an anonymous map that holds `bytes`, aligned like any other.
 pub fn in_memory(bytes: &[u8]) -> std::io::Result<Mmap> {
     let mut map = MmapMut::map_anon(bytes.len())?;
     map.copy_from_slice(bytes);

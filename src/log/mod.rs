@@ -1,9 +1,8 @@
-//! Log directories: what a platform writes down about one day, and the compiled form that is replayed.
+//! Log directories: a platform's records of one day, and the compiled form that is replayed.
 //!
-//! Everything above this folder sees a day only as a [`CompiledLog`]: one memory-mapped file, shared by
-//! every process, that holds the requests with the entries that may be shown by the log's own static rules
-//! (filter, control row, flight, targeting). The text files are read once, checked row by row, and bad rows are
-//! set aside with the reason.
+//! Everything above this folder sees a day only as a [`CompiledLog`]: one memory-mapped file, shared by every process, that
+//! holds the requests with the entries that may be shown by the log's own static rules (filter, control row, flight,
+//! targeting). The text files are read once and checked row by row; bad rows are set aside with the reason.
 //!
 //! May import: nothing of the project.
 

@@ -1,4 +1,4 @@
-//! Bad rows of a log, written down as they are met.
+//! Bad rows of a log, listed in a file as they are found.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -9,7 +9,7 @@ use super::compiled::Counts;
 use super::error::BadValue;
 use super::keep;
 
-/// Bad rows that are listed; all are counted. A few kilobytes of Parquet can hold a hundred million of them.
+/// Maximum number of bad rows in the list; all are counted. A few kilobytes of Parquet can hold a hundred million of them.
 const LISTED: u64 = 10_000;
 
 /// The bad rows of one pass.
@@ -23,8 +23,8 @@ pub struct Quarantine {
 }
 
 impl Quarantine {
-    /// Begins a list for the log directory `dir`. One of an earlier compilation is removed: it would speak of rows that may be mended
-    /// by now.
+    /// Begins a list for the log directory `dir`. The list of an earlier compilation is removed because its rows may have been fixed
+    /// since.
     pub fn begin(dir: &Path) -> Self {
         let path = quarantine_path(dir);
         if path.is_file() {
@@ -33,7 +33,7 @@ impl Quarantine {
         Self { path, file: None, lists: true, counts: Counts::default(), first: None }
     }
 
-    /// Sets a row aside; `name` is that of its file, with whether its table has several.
+    /// Sets a row aside; `name` is the name of its file, with whether its table has several files.
     pub fn set_aside(&mut self, (name, parted): (&str, bool), line: u64, bad: &BadValue) {
         if self.lists && self.counts.quarantined <= LISTED {
             let listed = self.list(name, line, bad);
@@ -65,7 +65,7 @@ impl Quarantine {
         }
     }
 
-    /// Says once that the list cannot be written: a full disk does not make a day unusable.
+    /// Warns once that the list cannot be written. A full disk does not make a day unusable.
     fn told(&mut self, written: std::io::Result<()>) {
         if let Err(e) = written {
             tracing::warn!("{}: bad rows are counted and not listed: {e}", self.path.display());
@@ -73,17 +73,17 @@ impl Quarantine {
         }
     }
 
-    /// Where the rows are listed.
+    /// Returns the path of the list.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The first bad row, as a message has it.
+    /// Returns the first bad row as text for a message.
     pub fn first(&self) -> Option<&str> {
         self.first.as_deref()
     }
 
-    /// Writes out what is still in memory.
+    /// Flushes the list.
     pub fn finish(&mut self) {
         if let Some(file) = self.file.as_mut().filter(|_| self.lists) {
             let written = file.flush();

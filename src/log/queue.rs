@@ -1,6 +1,6 @@
-//! What of a request's queue may be shown by the static rules: filter, control row, flight, targeting.
+//! The entries of a request's queue that may be shown by the static rules: filter, control row, flight, targeting.
 //!
-//! A compiled log and a live stream are made with this one implementation.
+//! Compiled logs and live streams share this implementation.
 
 use std::collections::HashMap;
 
@@ -18,20 +18,20 @@ pub struct QueueRules {
     complete: bool,
 }
 
-/// What stood in one queue and may be shown.
+/// The entries of one queue that may be shown.
 #[derive(Debug, Clone, Default)]
 pub struct Showable {
     pub entries: Vec<Entry>,
     /// Best score first: `ecpm * boost`, then `ecpm`, both descending, then `ad_id` ascending.
     pub auctions: Vec<Auction>,
-    /// The best worth among the auction entries, minor units per impression; 0 if none.
+    /// Highest worth among the auction entries, minor units per impression; 0 if there are none.
     pub best: f64,
-    /// Entries that completing the queue added.
+    /// Number of entries added by completing the queue.
     pub completed: u64,
 }
 
 impl QueueRules {
-    /// Rules of a day's contracts; `complete` adds to each queue the eligible contracts missing from it.
+    /// Builds the rules from a day's contracts; `complete` adds to each queue the eligible contracts missing from it.
     pub fn new(contracts: Vec<ControlRow>, complete: bool) -> Self {
         let index = (0u32..).zip(&contracts).map(|(i, c)| (c.ad_id, i)).collect();
         let targeting = TargetingIndex::new(contracts.iter().map(|c| &c.targeting));
@@ -46,7 +46,7 @@ impl QueueRules {
         self.contracts
     }
 
-    /// The place of a contract in the control table.
+    /// Returns the index of a contract in the control table.
     pub fn contract(&self, ad_id: u64) -> Option<u32> {
         self.index.get(&ad_id).copied()
     }
@@ -54,7 +54,7 @@ impl QueueRules {
     /// Checks that every contract entry has a control row.
     ///
     /// # Errors
-    /// The first one that has none.
+    /// The first contract entry without one.
     pub fn check(&self, row: &TrackRow) -> Result<(), BadValue> {
         match row.queue.iter().find(|e| e.ad_type == AdType::Contract && !self.index.contains_key(&e.ad_id)) {
             Some(entry) => Err(BadValue::new(
@@ -67,20 +67,20 @@ impl QueueRules {
         }
     }
 
-    /// Whether a contract may be shown on a request by its flight and targeting.
+    /// Returns whether the flight and targeting of a contract match a request.
     pub fn may_show(&self, contract: u32, row: &TrackRow) -> bool {
         let c = &self.contracts[contract as usize];
         (c.start_ms..c.end_ms).contains(&row.ts_ms) && c.targeting.matches(row.slot_id, row.region, row.gender, row.age)
     }
 
-    /// Places of the contracts that may be shown on a compiled request by their flights and targeting, ascending.
+    /// Returns the indices of the contracts whose flight and targeting match a compiled request, ascending.
     pub(super) fn wanting(&self, r: &Request) -> impl Iterator<Item = usize> + '_ {
         let ts_ms = r.ts_ms;
         let matching = self.targeting.matching(r.slot_id, r.region, r.gender, r.age);
         matching.filter(move |&i| (self.contracts[i].start_ms..self.contracts[i].end_ms).contains(&ts_ms))
     }
 
-    /// Finds what may be shown on a request that passed [`QueueRules::check`].
+    /// Selects the entries that may be shown on a request that passed [`QueueRules::check`].
     pub fn sort(&self, row: &TrackRow, out: &mut Showable) {
         let Showable { entries, auctions, best, completed } = out;
         entries.clear();
@@ -114,7 +114,7 @@ impl QueueRules {
     }
 }
 
-/// Puts auction ads in the order that a compiled log has them in.
+/// Sorts auction ads into the order of a compiled log.
 pub(super) fn sort_by_score(auctions: &mut [Auction]) {
     auctions.sort_by(|a, b| {
         (b.ecpm * b.boost).total_cmp(&(a.ecpm * a.boost)).then(b.ecpm.total_cmp(&a.ecpm)).then(a.ad_id.cmp(&b.ad_id))

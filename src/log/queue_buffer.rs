@@ -1,8 +1,8 @@
-//! Requests with their queues in memory: what the sorter holds, and the block that the writer fills.
+//! Requests with their queues in memory, used for the sorter's buffer and for the block that the writer fills.
 
 use super::compiled::{Auction, Entry, Request};
 
-/// Requests with their entries, offsets counted from the first.
+/// Requests with their entries; offsets count from the first entry of the buffer.
 #[derive(Debug, Default)]
 pub struct QueueBuffer {
     pub requests: Vec<Request>,
@@ -36,7 +36,7 @@ impl QueueBuffer {
         size_of_val(&*self.requests) + size_of_val(&*self.entries) + size_of_val(&*self.auctions)
     }
 
-    /// The places of the requests in time order.
+    /// Returns the indices of the requests in time order.
     pub fn order(&self) -> Vec<u32> {
         let mut order: Vec<u32> = (0..self.requests.len() as u32).collect();
         if !self.requests.is_sorted_by_key(|r| r.ts_ms) {

@@ -1,4 +1,4 @@
-//! A day's tables as checked rows: what a compiled log is made from, and where a day can still be altered.
+//! Tables of a day as checked rows: the input of a compiled log, in a form that can still be altered.
 
 use std::path::{Path, PathBuf};
 
@@ -12,13 +12,13 @@ use super::queue::QueueRules;
 use super::scan::{Gather, Next, Source, Taker};
 use super::schema::{ControlRow, TrackRow};
 
-/// A day of requests and contracts, checked row by row; bad rows are set aside.
+/// Requests and contracts of a day, checked row by row; bad rows are set aside.
 #[derive(Debug, Clone)]
 pub struct RawDay {
-    /// The name of the log directory.
+    /// Name of the log directory.
     pub name: String,
     pub day: Day,
-    /// In time order.
+    /// Requests in time order.
     pub rows: Vec<TrackRow>,
     pub contracts: Vec<ControlRow>,
     pub(super) dir: PathBuf,
@@ -27,7 +27,7 @@ pub struct RawDay {
     pub(super) contracts_declared: bool,
 }
 
-/// The rows of a batch, or of a pass.
+/// Rows of a batch or of a pass.
 #[derive(Default)]
 pub(super) struct Rows(pub Vec<TrackRow>);
 
@@ -55,7 +55,7 @@ impl RawDay {
     /// Reads the tables of a log directory and writes the bad rows to its quarantine file.
     ///
     /// # Errors
-    /// Whatever [`LogError`] says of the inputs.
+    /// Any [`LogError`] of the inputs.
     pub fn read(dir: &Path, options: CompileOptions) -> Result<Self> {
         let source = Source::open(dir, options)?;
         let inputs = compile::hash_inputs(dir, options)?;
@@ -79,8 +79,8 @@ impl RawDay {
         })
     }
 
-    /// Compiles an altered day in memory: no file is written, none can be mistaken for another's. `alteration` says what was
-    /// altered; the compiled log's input hash tells it from the directory's own.
+    /// Compiles an altered day in memory; no file is written that could be mistaken for the original. `alteration` describes
+    /// the change and enters the input hash, which distinguishes the result from the directory's own compiled log.
     ///
     /// # Errors
     /// A day without requests, or no memory to map.

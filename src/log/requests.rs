@@ -1,4 +1,4 @@
-//! The requests of a compiled log: found through the index of its blocks, each block checked when it is first touched.
+//! The requests of a compiled log, found through the index of its blocks. Each block is checked on first access.
 
 use std::ops::{Index, Range};
 use std::path::{Path, PathBuf};
@@ -11,32 +11,32 @@ use twox_hash::XxHash3_64;
 use super::compiled::{Auction, BLOCK, Entry, HEADER, Request};
 use super::day::Day;
 
-/// Where a block lies and what it holds.
+/// Location and contents of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct BlockMeta {
-    /// First byte in the file.
+    /// Offset of the first byte in the file.
     pub at: u64,
     pub checksum: u64,
-    /// Times of its first and last request.
+    /// Times of the first and last request.
     pub first_ms: u64,
     pub last_ms: u64,
     pub requests: u32,
     pub entries: u32,
     pub auctions: u32,
-    /// The most contract entries of one request.
+    /// Largest number of contract entries of one request.
     pub widest: u32,
 }
 
 impl BlockMeta {
-    /// Bytes of the block.
+    /// Returns the size of the block in bytes.
     fn bytes(&self) -> u64 {
         size_of::<Request>() as u64 * u64::from(self.requests)
             + size_of::<Entry>() as u64 * u64::from(self.entries)
             + size_of::<Auction>() as u64 * u64::from(self.auctions)
     }
 
-    /// First byte in the file of its contract entries, and of its auction entries.
+    /// Returns the file offsets of its contract entries and of its auction entries.
     fn entries_at(&self) -> (usize, usize) {
         let entries = self.at as usize + self.requests as usize * size_of::<Request>();
         (entries, entries + self.entries as usize * size_of::<Entry>())
@@ -45,8 +45,8 @@ impl BlockMeta {
 
 /// All requests of a day in time order, read like a slice.
 ///
-/// Reading a request of a block that turns out to be damaged panics with a message that names the file; files of up to 64 MiB
-/// were checked when they were opened.
+/// Reading a request of a damaged block panics with a message that names the file; files of up to 64 MiB were checked when they
+/// were opened.
 pub struct Requests {
     path: PathBuf,
     map: Mmap,
@@ -57,7 +57,7 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Checks the index of the blocks, which end before `end` of the file.
+    /// Checks the index of the blocks, which must end before offset `end` of the file.
     pub(super) fn new(
         path: PathBuf,
         map: Mmap,
@@ -90,7 +90,7 @@ impl Requests {
         &self.path
     }
 
-    /// Requests, contract entries and auction entries.
+    /// Returns the numbers of requests, contract entries and auction entries.
     pub(super) fn counts(&self) -> (u64, u64, u64) {
         let sum = |f: fn(&BlockMeta) -> u32| self.index.iter().map(|b| u64::from(f(b))).sum();
         (self.len as u64, sum(|b| b.entries), sum(|b| b.auctions))
@@ -102,7 +102,7 @@ impl Requests {
 
     pub(super) fn verify(&self) -> Result<(), String> {
         for (i, checked) in self.checked.iter().enumerate() {
-            // Relaxed: the flag only remembers; the bytes behind it never change.
+            // Relaxed: the flag guards no other writes; the bytes of the block never change.
             if !checked.load(Ordering::Relaxed) {
                 self.check(i)?;
                 checked.store(true, Ordering::Relaxed);
@@ -111,7 +111,7 @@ impl Requests {
         Ok(())
     }
 
-    /// Checks a block's bytes, and every index and figure in it.
+    /// Checks a block's checksum, and every index and number in it.
     fn check(&self, number: usize) -> Result<(), String> {
         let block = &self.index[number];
         let at = block.at as usize;
@@ -153,7 +153,7 @@ impl Requests {
         Ok(())
     }
 
-    /// A block that has been checked.
+    /// Returns a block, checking it on first access.
     #[inline]
     fn block(&self, number: usize) -> &BlockMeta {
         if !self.checked[number].load(Ordering::Relaxed) {
@@ -202,10 +202,10 @@ impl Requests {
         self.range(0..self.len)
     }
 
-    /// The requests of some rows.
+    /// Returns the requests of a range of rows.
     ///
     /// # Panics
-    /// If they go beyond the last.
+    /// If the range goes beyond the last row.
     pub fn range(&self, rows: Range<usize>) -> Iter<'_> {
         assert!(rows.end <= self.len);
         Iter { requests: self, rows }
@@ -239,7 +239,7 @@ impl PartialEq for Requests {
     }
 }
 
-/// The requests of a range of rows.
+/// Iterator over the requests of a range of rows.
 #[derive(Debug, Clone)]
 pub struct Iter<'a> {
     requests: &'a Requests,

@@ -1,10 +1,10 @@
-//! A smaller day that resembles a large one: requests drawn by the hash of their ids, and everything that is counted per day scaled by
-//! the same rate.
+//! Samples a smaller day that resembles a large one: requests drawn by the hash of their ids, and all daily amounts scaled by the same
+//! rate.
 //!
-//! A request is kept iff `hash64(seed, request_id, 0) / 2^64 < rate` with the hash of [`super::draw`], so two tables of a day, or two
-//! samples of one seed, keep the same requests, and a lower rate keeps a part of what a higher one keeps. `required`, `cap` and
-//! `delivered0` of a contract become `floor(rate * n + u)` with one `u` in [0, 1) for each contract: their order stays, and their mean
-//! over seeds is exactly `rate * n`.
+//! A request is kept iff `hash64(seed, request_id, 0) / 2^64 < rate` with the hash of [`super::draw`]. Two tables of a day, or two
+//! samples of one seed, therefore keep the same requests, and a lower rate keeps a subset of what a higher one keeps. `required`,
+//! `cap` and `delivered0` of a contract become `floor(rate * n + u)` with one `u` in [0, 1) per contract: their order is preserved,
+//! and their mean over seeds is exactly `rate * n`.
 
 use std::collections::HashSet;
 use std::io::Write as _;
@@ -23,31 +23,31 @@ use super::table::{self, Table};
 use super::write::{self, TableWriter};
 use super::{exposure, inventory};
 
-/// What of a day is kept.
+/// Parameters of a sample.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
-    /// The share of the requests, in (0, 1].
+    /// Share of the requests to keep, in (0, 1].
     pub rate: f64,
     pub seed: u64,
 }
 
 impl Sampling {
-    /// Whether a request is kept.
+    /// Returns whether a request is kept.
     pub fn keeps(&self, request_id: u64) -> bool {
         draw::passes(self.seed, request_id, 0, self.rate)
     }
 
-    /// An amount of a contract, scaled and rounded.
+    /// Scales and rounds an amount of a contract.
     fn scale(&self, amount: u64, ad_id: u64) -> u64 {
         if self.rate >= 1.0 {
             return amount;
         }
-        // The upper 53 bits: a number below 1 that f64 holds.
+        // The upper 53 bits, exactly representable as an f64 below 1.
         let u = (draw::hash64(self.seed, CONTRACTS, ad_id) >> 11) as f64 / (1u64 << 53) as f64;
         (self.rate * amount as f64 + u).floor() as u64
     }
 
-    /// A contract of the smaller day; `None` where nothing of what it requires is left.
+    /// Scales a contract for the smaller day; `None` if its requirement becomes 0.
     pub fn contract(&self, row: &ControlRow) -> Option<ControlRow> {
         let scale = |amount| self.scale(amount, row.ad_id);
         let (required, cap, delivered0) = (scale(row.required), scale(row.cap), scale(row.delivered0));
@@ -55,25 +55,25 @@ impl Sampling {
     }
 }
 
-/// In place of a request's id where a contract's rounding is drawn.
+/// Value used instead of a request id when a contract's rounding is drawn.
 const CONTRACTS: u64 = u64::MAX;
 
-/// What a sample holds.
+/// Contents of a sample.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct SampleReport {
     pub directory: PathBuf,
-    /// Good requests of the day, and those that were kept.
+    /// Good requests of the day, and the number kept.
     pub requests: u64,
     pub kept: u64,
-    /// Requests that were drawn and had entries of left-out contracts alone.
+    /// Requests that were drawn but had only entries of left-out contracts.
     pub emptied: u64,
     /// Bad rows of the day's track log; none is copied.
     pub quarantined: u64,
-    /// Contracts of the smaller day.
+    /// Number of contracts of the smaller day.
     pub contracts: usize,
-    /// Contracts of which nothing is required any more.
+    /// Contracts whose requirement became 0.
     pub left_out: Vec<u64>,
-    /// Exposures of the smaller day, and bad rows that were not copied; absent without the table.
+    /// Exposures of the smaller day (absent without the table), and bad rows that were not copied.
     pub exposures: Option<u64>,
     pub bad_exposures: u64,
     /// Forecast page views of the smaller day; absent without the table.
@@ -113,11 +113,11 @@ impl std::fmt::Display for SampleReport {
 }
 
 /// Writes a sample of the log directory `dir` to `out`: `day.toml`, track_log, control, inventory, joined_exposure and the tables of a
-/// synthetic world's values, whichever there are. Rows stay in their order. Texts are written as `.tsv.zst`, whatever they were. The
-/// directory is made beside `out` and renamed into place, so that part of a sample is never taken for a day.
+/// synthetic world's values, whichever exist. Rows stay in their order. Text tables are written as `.tsv.zst`, whatever their source
+/// format. The directory is made beside `out` and renamed into place, so that an incomplete sample is never taken for a day.
 ///
 /// # Errors
-/// What makes the day unusable, an `out` that holds anything already, or files that cannot be written.
+/// An unusable day, an `out` that is not empty, or files that cannot be written.
 pub fn write(dir: &Path, out: &Path, sampling: Sampling, options: CompileOptions) -> Result<SampleReport> {
     if std::fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) {
         let reason = "holds something already; name another directory, or remove it".into();
@@ -130,7 +130,7 @@ pub fn write(dir: &Path, out: &Path, sampling: Sampling, options: CompileOptions
     let begun = tempfile::Builder::new().prefix(".sample-").permissions(mode).tempdir_in(parent).map_err(failed)?;
     let report = write_to(dir, begun.path(), sampling, options)?;
     std::fs::rename(begun.path(), out).map_err(failed)?;
-    // There is nothing to remove any more.
+    // After the rename there is nothing to remove.
     let _ = begun.keep();
     Ok(SampleReport { directory: out.to_owned(), ..report })
 }
@@ -242,7 +242,7 @@ impl Taker for Thin<'_> {
     }
 }
 
-/// Copies the exposures of requests that are kept; how many.
+/// Copies the exposures of requests that are kept and returns their number.
 fn exposures(from: &Path, to: &Path, sampling: Sampling, left_out: &HashSet<u64>, bad: &mut u64) -> Result<u64> {
     let failed = |e| LogError::Io { path: to.to_owned(), cause: e };
     let mut table = Table::open(from, exposure::COLUMNS)?;
@@ -266,7 +266,7 @@ fn exposures(from: &Path, to: &Path, sampling: Sampling, left_out: &HashSet<u64>
     Ok(kept)
 }
 
-/// Copies the values of entries that are kept, as they are written.
+/// Copies the rows of a value table whose entries are kept, unchanged.
 fn values(from: &Path, to: &Path, sampling: Sampling, left_out: &HashSet<u64>) -> Result<()> {
     let failed = |e| LogError::Io { path: to.to_owned(), cause: e };
     let mut table = Table::open(from, corrected::COLUMNS)?;
@@ -297,7 +297,7 @@ mod tests {
             let seeds = 0..40_000;
             let sum: u64 = seeds.clone().map(|seed| Sampling { rate, seed }.scale(amount, 9001)).sum();
             let (mean, wanted) = (sum as f64 / 40_000.0, rate * amount as f64);
-            // Four standard deviations of a rounding's mean.
+            // Four standard deviations of the mean of the rounding.
             assert!((mean - wanted).abs() < 4.0 * 0.5 / 200.0, "{mean} for {wanted}");
             for seed in seeds.take(500) {
                 let s = Sampling { rate, seed };

@@ -1,11 +1,11 @@
-//! The rows of a log directory as plain values, before anything is looked up or compiled.
+//! Rows of a log directory as plain values, before lookups and compilation.
 //!
-//! One struct per file of the input contract; readers produce them, writers (importers, the synthetic
-//! generator) consume them, so that both sides agree by construction.
+//! There is one struct per file of the input contract. Readers produce them and writers (importers, the synthetic generator)
+//! consume them, so both sides agree by construction.
 
 use super::targeting::Targeting;
 
-/// Who pays for an impression and how.
+/// How an impression is paid for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AdType {
     /// Guaranteed impressions with a penalty for each one missing.
@@ -25,7 +25,7 @@ pub struct QueueEntry {
     pub pctr: f64,
     /// Bit mask; 0 = may be shown.
     pub filter: u64,
-    /// Multiplier on the entry's score, not on its worth.
+    /// Multiplier on the entry's score; it does not change the worth.
     pub boost: f64,
 }
 
@@ -58,9 +58,9 @@ pub struct ControlRow {
     pub start_ms: u64,
     pub end_ms: u64,
     pub targeting: Targeting,
-    /// Planned play probability; `None` = computed by the plan.
+    /// Planned play probability; `None` = computed by the planner.
     pub theta: Option<f64>,
-    /// Probability of entering a queue.
+    /// Probability that the contract enters a queue.
     pub rate: f64,
     /// Minor units owed per missing impression.
     pub penalty: f64,
@@ -80,13 +80,13 @@ pub struct InventoryRow {
     pub age: u8,
     /// Forecast page views of the day.
     pub pv: f64,
-    /// 24, 48 or 96 shares summing to 1.
+    /// Shares of the day's views, 24, 48 or 96 of them, summing to 1.
     pub curve: Vec<f64>,
     /// Contracts that the node may serve; empty = derived from targeting.
     pub ad_ids: Vec<u64>,
 }
 
-/// One impression that the live system really showed (`joined_exposure`).
+/// One impression that the live system showed (`joined_exposure`).
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExposureRow {
     pub request_id: u64,
@@ -115,17 +115,17 @@ pub struct DayFile {
 }
 
 pub const DAY_MS: u64 = 86_400_000;
-/// The longest queue that a request may carry.
+/// Maximum number of entries in a queue.
 pub const MAX_QUEUE: usize = 512;
-/// The largest eCPM that a log may carry, minor units per 1,000 impressions.
+/// Maximum eCPM, minor units per 1,000 impressions.
 pub const MAX_ECPM: f64 = 1e7;
-/// The largest penalty, minor units per missing impression: ten times what the dearest auction impression earns.
+/// Maximum penalty, minor units per missing impression: ten times the maximum revenue of an auction impression.
 pub const MAX_PENALTY: f64 = 1e5;
-/// The largest worth of a click, minor units.
+/// Maximum worth of a click, minor units.
 pub const MAX_CLICK_VALUE: f64 = 1e6;
-/// The most impressions that a contract may have in a day.
+/// Maximum impressions of a contract in a day.
 pub const MAX_IMPRESSIONS: u64 = 1_000_000_000;
-/// The most page views that a forecast node may have in a day.
+/// Maximum page views of a forecast node in a day.
 pub const MAX_PV: f64 = 1e12;
-/// The most contracts of a day: planning them takes 2 GB where targeting is broad.
+/// Maximum number of contracts of a day: planning them takes 2 GB where targeting is broad.
 pub const MAX_CONTRACTS: usize = 10_000;

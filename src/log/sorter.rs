@@ -1,8 +1,8 @@
-//! Brings what is compiled of the rows into time order in bounded memory.
+//! Sorts compiled requests by time in bounded memory.
 //!
-//! Logs are written in time order, or nearly: a window that is held back is enough then, and every request is written once. Where a
-//! request is earlier than what was written already, the pass begins anew and sorts for good: sorted runs are spilled to an unnamed
-//! file and merged. Requests of the same millisecond stay in the order of the table.
+//! Logs are written in time order or nearly so: usually a window of buffered requests is enough, and every request is written once.
+//! If a request is earlier than one already written, the pass starts again with a full external sort: sorted runs are spilled to an
+//! unnamed file and merged. Requests of the same millisecond stay in the order of the table.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,27 +16,27 @@ use super::keep;
 use super::queue_buffer::{Queue, QueueBuffer};
 use super::scan::Next;
 
-/// Takes each request in time order.
+/// Callback that receives each request in time order.
 pub type Out<'a> = dyn FnMut(Queue) -> Result<()> + 'a;
 
 pub struct Sorter {
     held: QueueBuffer,
-    /// Bytes that are held at most, about.
+    /// Buffer limit in bytes, approximate.
     most: usize,
-    /// The latest time that was given out.
+    /// Latest time passed to the output.
     given_ms: u64,
     spill: Option<Spill>,
 }
 
 impl Sorter {
-    /// Holds requests in an eighth of `memory` bytes, about.
+    /// Creates a sorter that buffers requests in about an eighth of `memory` bytes.
     pub fn new(memory: usize) -> Self {
-        // Offsets of entries are u32, also of a limit beyond reason.
+        // Offsets of entries are u32, so an unreasonably large limit is clamped.
         let most = (memory / 8).clamp(1 << 10, 32 << 30);
         Self { held: QueueBuffer::default(), most, given_ms: 0, spill: None }
     }
 
-    /// Drops what is held, before a new pass.
+    /// Drops the buffered requests before a new pass.
     ///
     /// # Errors
     /// A file for sorted runs that cannot be emptied.
@@ -49,19 +49,19 @@ impl Sorter {
         }
     }
 
-    /// Sorts for good from the next pass on; what is more than memory holds goes to a file in the folder of `dir`.
+    /// Switches to the external sort from the next pass on; data beyond memory goes to a file in the folder of `dir`.
     ///
     /// # Errors
-    /// No room for that file.
+    /// A file that cannot be created.
     pub fn spill(&mut self, dir: &Path) -> Result<()> {
         self.spill = Some(Spill::new(dir)?);
         Ok(())
     }
 
-    /// Takes in a request.
+    /// Adds a request. `Next::Again` asks for a new pass.
     ///
     /// # Errors
-    /// What `out` returns, or no room for a sorted run.
+    /// Any error of `out`, or no room for a sorted run.
     pub fn push(&mut self, queue: Queue, out: &mut Out) -> Result<Next> {
         if self.spill.is_none() && queue.0.ts_ms < self.given_ms {
             return Ok(Next::Again);
@@ -79,7 +79,7 @@ impl Sorter {
         Ok(Next::GoOn)
     }
 
-    /// Gives out the earlier half of what is held.
+    /// Outputs the earlier half of the buffer.
     fn give_half(&mut self, out: &mut Out) -> Result<()> {
         let order = self.held.order();
         let (now, later) = order.split_at(order.len().div_ceil(2));
@@ -88,7 +88,7 @@ impl Sorter {
             self.given_ms = self.held.requests[i as usize].ts_ms;
         }
         let mut rest = QueueBuffer::default();
-        // In the order of the table: equal times stay as they were.
+        // Keep the order of the table, so that equal times stay in it.
         let mut later = later.to_vec();
         later.sort_unstable();
         later.iter().for_each(|&i| rest.push(self.held.get(i as usize)));
@@ -96,7 +96,7 @@ impl Sorter {
         Ok(())
     }
 
-    /// Gives out the rest.
+    /// Outputs the rest.
     ///
     /// # Errors
     /// As [`Sorter::push`].
@@ -114,18 +114,18 @@ impl Sorter {
     }
 }
 
-/// Sorted runs in an unnamed file: pieces of packed records, each after its packed length.
+/// Sorted runs in an unnamed file: pieces of compressed records, each preceded by its compressed length and its length.
 struct Spill {
-    /// The log directory, and where the file lies.
+    /// Log directory, and the folder of the file.
     dir: PathBuf,
     folder: PathBuf,
     file: File,
     end: u64,
-    /// First and one past the last byte of each run.
+    /// Offsets of the first byte and one past the last byte of each run.
     runs: Vec<(u64, u64)>,
 }
 
-/// Bytes of records that are packed together.
+/// Bytes of records that are compressed together.
 const PIECE: usize = 1 << 16;
 
 impl Spill {
@@ -196,7 +196,7 @@ impl Spill {
     }
 }
 
-/// A sorted run being read.
+/// Reader of a sorted run.
 struct Run<'a> {
     file: &'a File,
     at: u64,
@@ -215,7 +215,7 @@ impl<'a> Run<'a> {
         Self { file, at: 0, end: 0, piece: Vec::new(), within: 0, request, entries, auctions }
     }
 
-    /// Moves to the next request; false at the end.
+    /// Moves to the next request; returns false at the end.
     fn next(&mut self) -> std::io::Result<bool> {
         if self.within == self.piece.len() {
             if self.at == self.end {

@@ -1,4 +1,4 @@
-//! Which requests a contract wants: `region:1,3|gender:1|age:2,3|slot:7`, AND across names, OR within.
+//! Targeting of contracts: `region:1,3|gender:1|age:2,3|slot:7`, AND across names, OR within.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,7 +16,7 @@ impl Targeting {
     /// Parses the text form; empty text targets everything.
     ///
     /// # Errors
-    /// Says which part is malformed: an unknown name, a repeated name, or a value that is not a number.
+    /// The malformed part: an unknown name, a repeated name, or a value that is not a number.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut targeting = Self::default();
         for part in text.split('|').filter(|p| !p.trim().is_empty()) {
@@ -40,7 +40,7 @@ impl Targeting {
         Ok(targeting)
     }
 
-    /// Whether a request with these attributes is wanted.
+    /// Returns whether a request with these attributes matches.
     pub fn matches(&self, slot: u32, region: u32, gender: u8, age: u8) -> bool {
         let within = |list: &[u32], value: u32| list.is_empty() || list.contains(&value);
         within(&self.slot, slot)
@@ -50,21 +50,21 @@ impl Targeting {
     }
 }
 
-/// Finds which of many contracts want a request, without asking each of them.
+/// Index that finds which of many contracts match a request, without testing each of them.
 ///
-/// Contracts are bits. Each attribute has the set of contracts that take any value and, for every value that somebody names, the set that takes it;
-/// who wants a request is in the sets of all four of its values.
+/// Contracts are bits. Each attribute has the set of contracts that accept any value and, for every value that some contract names, the set
+/// that accepts it. The contracts that match a request are the intersection of the sets of its four values.
 #[derive(Debug, Clone, Default)]
 pub struct TargetingIndex {
     words: usize,
     attributes: [Allowed; 4],
 }
 
-/// Sets of contracts by an attribute's value.
+/// Sets of contracts by value of one attribute.
 #[derive(Debug, Clone, Default)]
 struct Allowed {
     any: Vec<u64>,
-    /// What is allowed where the value is named, those of `any` included.
+    /// Contracts that accept each named value, including those of `any`.
     named: HashMap<u32, Vec<u64>>,
 }
 
@@ -91,14 +91,14 @@ impl Allowed {
 }
 
 impl TargetingIndex {
-    /// Returns the index of contracts, which are numbered in the order in which they come.
+    /// Builds the index; contracts are numbered in the order of the iterator.
     pub fn new<'a>(contracts: impl ExactSizeIterator<Item = &'a Targeting> + Clone) -> Self {
         let words = contracts.len().div_ceil(64);
         let by = |list: fn(&Targeting) -> &[u32]| Allowed::of(contracts.clone().map(list), words);
         Self { words, attributes: [by(|t| &t.slot), by(|t| &t.region), by(|t| &t.gender), by(|t| &t.age)] }
     }
 
-    /// Numbers of the contracts that want a request with these attributes, ascending.
+    /// Returns the numbers of the contracts that match a request with these attributes, ascending.
     pub fn matching(&self, slot: u32, region: u32, gender: u8, age: u8) -> impl Iterator<Item = usize> + '_ {
         let values = [slot, region, gender.into(), age.into()];
         let [a, b, c, d] = std::array::from_fn(|i| self.attributes[i].of_value(values[i]));
@@ -106,7 +106,7 @@ impl TargetingIndex {
             let mut bits = a[w] & b[w] & c[w] & d[w];
             std::iter::from_fn(move || {
                 let bit = bits.trailing_zeros() as usize;
-                // Clears the lowest bit; none is left where there was none.
+                // Clears the lowest bit.
                 (bits != 0).then(|| bits &= bits - 1).map(|()| 64 * w + bit)
             })
         })

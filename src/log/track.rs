@@ -1,4 +1,4 @@
-//! Reads `track_log`: one request with its whole queue a row.
+//! Reads `track_log`: one request with its whole queue per row.
 
 use super::error::BadValue;
 use super::schema::{AdType, MAX_ECPM, MAX_QUEUE, QueueEntry, TrackRow};
@@ -36,7 +36,7 @@ pub fn parse(row: &Row) -> Result<TrackRow, BadValue> {
     })
 }
 
-/// Takes the values of a row that is good beyond doubt; of any other, [`parse`] says what is wrong, or that it is good after all.
+/// Takes the values of a row that is certainly good. For any other row it returns `None`, and [`parse`] decides.
 pub fn of_plain(row: &PlainRow) -> Option<TrackRow> {
     let whole = |i: usize| match row.cells[i] {
         Plain::Whole(value) => Some(value),
@@ -75,7 +75,7 @@ pub fn of_plain(row: &PlainRow) -> Option<TrackRow> {
     check(&request).is_ok().then_some(request)
 }
 
-/// Checks a request that did not come as text by the rules that [`parse`] checks text by.
+/// Checks a request that did not come as text by the rules of [`parse`].
 ///
 /// # Errors
 /// The first value that breaks a rule.
@@ -122,7 +122,7 @@ fn long_queue(entries: usize) -> BadValue {
 }
 
 fn check_repeats(entries: &[QueueEntry]) -> Result<(), BadValue> {
-    // Short queues are compared pair by pair: that takes less than sorting them.
+    // Short queues are compared pair by pair, which is faster than sorting.
     if entries.len() <= 32 && (1..entries.len()).all(|i| entries[..i].iter().all(|e| e.ad_id != entries[i].ad_id)) {
         return Ok(());
     }

@@ -1,8 +1,9 @@
-//! How far several days of one inventory stray from their common course: what a synthetic world of that kind has to draw.
+//! Measures how several days of one inventory deviate from their common daily profile, to set the parameters of a similar synthetic
+//! world.
 //!
-//! An hour's deviation is the logarithm of its requests (or of its mean price) less the day's level and less the hour's mean over the
-//! days. Counting is noise too: what independent arrivals would show by themselves is taken out of the variances, and so is what taking
-//! out means hides of them.
+//! An hour's deviation is the logarithm of its requests (or of its mean price) less the level of the day and less the mean of the hour
+//! over the days. The variances are corrected for the noise of counting independent arrivals, and for the degrees of freedom lost to
+//! the levels and means.
 
 use std::fmt;
 
@@ -11,10 +12,10 @@ use serde::Serialize;
 use super::CompiledLog;
 
 const HOURS: usize = 24;
-/// Requests below which an hour says nothing.
+/// Requests below which an hour is ignored.
 const LEAST: f64 = 5.0;
 
-/// A day's requests and prices by hour.
+/// Requests and prices of a day by hour.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hourly {
     pub requests: [f64; HOURS],
@@ -36,34 +37,34 @@ impl Hourly {
     }
 }
 
-/// How one quantity strays. Standard deviations are of the logarithm.
+/// Deviations of one quantity. Standard deviations are of the logarithm.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Strays {
-    /// Of an hour, noise of counting taken out.
+    /// Standard deviation of an hour, corrected for counting noise.
     pub hourly_sd: f64,
-    /// Correlation from one hour to the next; `null` where hours hardly stray.
+    /// Correlation from one hour to the next; `null` where hours hardly deviate.
     pub hourly_correlation: Option<f64>,
-    /// Of the days' levels; their hours' own straying is part of it.
+    /// Standard deviation of the days' levels, including the contribution of their hours' deviations.
     pub level_sd: f64,
 }
 
-/// How days stray from their common course.
+/// Deviations of days from their common profile.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Wander {
     pub days: usize,
     pub volume: Strays,
     pub price: Strays,
-    /// Root mean square of each day's hourly volume deviations, noise of counting included.
+    /// Root mean square of each day's hourly volume deviations, including counting noise.
     pub volatility: Vec<f64>,
 }
 
-/// A logarithm with the variance of its noise; `None` where an hour says nothing.
+/// A logarithm with the variance of its noise; `None` where an hour is ignored.
 type Cell = Option<(f64, f64)>;
-/// By day and hour.
+/// Cells by day and hour.
 type Cells = Vec<[Cell; HOURS]>;
 
 impl Wander {
-    /// `None` for fewer than two days, or where no hour is busy on all of them.
+    /// Computes the deviations; `None` for fewer than two days, or where fewer than two hours are busy on all of them.
     pub fn of(days: &[Hourly]) -> Option<Self> {
         if days.len() < 2 {
             return None;
@@ -75,7 +76,7 @@ impl Wander {
         let volume = cells(&|day, h| (day.requests[h] >= LEAST).then(|| (day.requests[h].ln(), 1.0 / day.requests[h])));
         let price = cells(&|day, h| {
             let (n, sum, squares) = (day.requests[h], day.price[h], day.price_squares[h]);
-            // The variance of the logarithm of a mean, by the delta method.
+            // Variance of the logarithm of a mean, by the delta method.
             (n >= LEAST && sum > 0.0).then(|| ((sum / n).ln(), (squares / sum.powi(2) - 1.0 / n).max(0.0)))
         });
         let (volume, deviations) = strays(volume)?;
@@ -90,7 +91,7 @@ fn root_mean_square(values: impl Iterator<Item = f64>) -> f64 {
     if n > 0.0 { f64::sqrt(sum / n) } else { 0.0 }
 }
 
-/// What is left of each cell when day levels and hour means are taken out, and the figures that it makes.
+/// Returns the statistics, and the residual of each cell after subtracting day levels and hour means.
 fn strays(cells: Cells) -> Option<(Strays, Vec<[Option<f64>; HOURS]>)> {
     // Only hours that are known on every day can be compared.
     let common: Vec<usize> = (0..HOURS).filter(|&h| cells.iter().all(|day| day[h].is_some())).collect();
@@ -110,7 +111,7 @@ fn strays(cells: Cells) -> Option<(Strays, Vec<[Option<f64>; HOURS]>)> {
             noise += at(day, h).1;
         }
     }
-    // Means that were taken out leave (D-1)(H-1) of D x H degrees of freedom.
+    // Subtracting the means leaves (D-1)(H-1) of D x H degrees of freedom.
     let free = (days - 1.0) * (hours - 1.0);
     let squares: f64 = deviations.iter().flatten().flatten().map(|d| d * d).sum();
     let variance = (squares / free - noise / (days * hours)).max(0.0);
@@ -148,7 +149,7 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
     use rand_distr::{Distribution as _, Poisson, StandardNormal};
 
-    /// Days of an AR(1) process with Poisson counts and log-normal prices about a common course.
+    /// Draws days of an AR(1) process with Poisson counts and log-normal prices around a common profile.
     fn draw(days: usize, sd: f64, correlation: f64, requests: f64) -> Vec<Hourly> {
         let mut rng = ChaCha8Rng::seed_from_u64(4);
         let mut normal = || -> f64 { StandardNormal.sample(&mut rng) };
@@ -175,7 +176,7 @@ mod tests {
     fn the_process_is_found_again_and_counting_is_no_straying() {
         for (sd, correlation, requests) in [(0.3, 0.3, 2000.0), (0.3, 0.3, 60.0), (0.4, 0.5, 500.0)] {
             let found = Wander::of(&draw(60, sd, correlation, requests)).unwrap().volume;
-            // Taking out a day's level hides what is common to its hours.
+            // Subtracting a day's level hides what is common to its hours.
             assert!((found.hourly_sd / sd - 1.0).abs() < 0.12, "{found:?}");
             assert!((found.hourly_correlation.unwrap() - correlation).abs() < 0.13, "{found:?}");
         }

@@ -1,7 +1,7 @@
-//! Writes the text files of a log directory; used by the importers and the synthetic generator.
+//! Writes the text files of a log directory for the importers and the synthetic generator.
 //!
-//! The ending of the path chooses the compression, as it does for the readers. Numbers are written in
-//! their shortest form that reads back to the same value.
+//! The file extension selects the compression, as for the readers. Numbers are written in the shortest form that reads back to
+//! the same value.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -21,7 +21,7 @@ impl TableWriter {
         Self::create_at(path, 12)
     }
 
-    /// As [`TableWriter::create`], with a compression of `.zst` that takes a tenth of the time.
+    /// Creates a table like [`TableWriter::create`], with a `.zst` compression that takes a tenth of the time.
     pub fn create_quick(path: &Path) -> std::io::Result<Self> {
         Self::create_at(path, 1)
     }
@@ -29,14 +29,14 @@ impl TableWriter {
     fn create_at(path: &Path, level: i32) -> std::io::Result<Self> {
         let file = BufWriter::with_capacity(1 << 20, File::create(path)?);
         Ok(match path.extension().and_then(|e| e.to_str()) {
-            // The builder leaves the time stamp zero: the same rows give the same bytes.
+            // The builder leaves the time stamp zero, so that the same rows give the same bytes.
             Some("gz") => Self::Gzip(flate2::GzBuilder::new().write(file, flate2::Compression::new(6))),
             Some("zst") => Self::Zstd(zstd::stream::write::Encoder::new(file, level)?),
             _ => Self::Plain(file),
         })
     }
 
-    /// Ends the compressed stream and flushes; a table that is merely dropped may be truncated.
+    /// Ends the compressed stream and flushes; a table that is only dropped may be truncated.
     pub fn finish(self) -> std::io::Result<()> {
         match self {
             Self::Plain(mut w) => w.flush(),
@@ -98,7 +98,7 @@ pub fn track_row(w: &mut impl Write, row: &TrackRow) -> std::io::Result<()> {
     w.write_all(b"\n")
 }
 
-/// Writes a whole `control` table. A flight that covers `whole_day` is written as empty cells.
+/// Writes a whole `control` table. A flight equal to `whole_day` is written as empty cells.
 pub fn control(path: &Path, rows: &[ControlRow], whole_day: (u64, u64)) -> std::io::Result<()> {
     let mut w = TableWriter::create(path)?;
     writeln!(
@@ -177,7 +177,7 @@ pub fn exposure_row(w: &mut impl Write, r: &ExposureRow) -> std::io::Result<()> 
 
 pub const TRUTH_HEADER: &str = "request_id\tad_id\tcharge\tpctr";
 
-/// Writes one row of a table of values (`truth`): of request and ad, the expected charge in minor units per impression and the
+/// Writes one row of a value table (`truth`): the expected charge of a request and ad in minor units per impression, and the
 /// click probability.
 pub fn truth_row(w: &mut impl Write, (request_id, ad_id): (u64, u64), charge: f64, pctr: f64) -> std::io::Result<()> {
     writeln!(w, "{request_id}\t{ad_id}\t{charge:.7}\t{pctr:.7}")

@@ -1,4 +1,4 @@
-//! Writes `track_log` as Parquet: row groups of some thousand requests, encoded by a thread of their own while the next are drawn.
+//! Writes `track_log` as Parquet: row groups of some thousand requests, encoded by a separate thread while the next are drawn.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use parquet::schema::parser::parse_message_type;
 
 use super::schema::{AdType, TrackRow};
 
-/// Requests of a row group: large enough to pack well, small enough for many cores to read a file together.
+/// Requests per row group: large enough to compress well, small enough for many cores to read a file in parallel.
 const GROUP: usize = 1 << 14;
 
 const SCHEMA: &str = "message track_log {
@@ -72,7 +72,7 @@ impl ParquetTrack {
     /// Appends a row.
     ///
     /// # Errors
-    /// What the thread that writes met.
+    /// Any error of the writing thread.
     pub fn push(&mut self, row: TrackRow) -> std::io::Result<()> {
         self.held.push(row);
         if self.held.len() == GROUP { self.send() } else { Ok(()) }
@@ -82,7 +82,7 @@ impl ParquetTrack {
         let rows = std::mem::take(&mut self.held);
         match self.groups.as_ref().map(|groups| groups.send(rows)) {
             Some(Ok(())) => Ok(()),
-            // The thread is gone: it says why.
+            // The thread has ended; joining it returns the reason.
             _ => self.end(),
         }
     }
@@ -94,7 +94,7 @@ impl ParquetTrack {
         outcome.map_err(|e| std::io::Error::other(format!("{}: {e}", self.path.display())))
     }
 
-    /// Writes the last row group and the footer; a file that is merely dropped cannot be read.
+    /// Writes the last row group and the footer; a file that is only dropped cannot be read.
     ///
     /// # Errors
     /// A file that cannot be written.
@@ -121,7 +121,7 @@ fn write_group(mut group: SerializedRowGroupWriter<'_, File>, rows: &[TrackRow])
     let known: Vec<i16> = rows.iter().map(|r| i16::from(r.user_id.is_some())).collect();
     column::<Int64Type>(&mut group, &users, Some(&known), None)?;
 
-    // Of an empty list one level says that it is there, and is empty.
+    // An empty list has one level, which marks it as empty.
     let (mut def, mut rep) = (Vec::new(), Vec::new());
     for row in rows {
         def.extend((0..row.queue.len().max(1)).map(|_| i16::from(!row.queue.is_empty())));

@@ -1,4 +1,4 @@
-//! Writes a compiled log request by request: a block is written as soon as it is full, so that memory does not grow with the day.
+//! Writes a compiled log request by request. A block is written as soon as it is full, so memory does not grow with the day.
 
 use std::io::{Result, Seek, SeekFrom, Write};
 
@@ -10,25 +10,26 @@ use super::compiled::{Auction, BLOCK, Entry, HEADER, Header, MAGIC, RECORD_SIZES
 use super::queue_buffer::QueueBuffer;
 use super::requests::BlockMeta;
 
-/// A compiled log being written. Until [`LogWriter::finish`] its header is zero: half a file is never taken for a whole one.
+/// A compiled log being written. Its header is zero until [`LogWriter::finish`], so an incomplete file is never taken for a
+/// complete one.
 pub(super) struct LogWriter<W> {
     to: W,
     at: u64,
     index: Vec<BlockMeta>,
-    /// The block that is being filled.
+    /// Block that is being filled.
     block: QueueBuffer,
     counts: [u64; 3],
     content: XxHash3_128,
 }
 
 impl<W: Write + Seek> LogWriter<W> {
-    /// A writer that has yet to begin.
+    /// Creates a writer; [`LogWriter::begin`] starts the log.
     pub fn new(to: W) -> Self {
         let content = XxHash3_128::new();
         Self { to, at: 0, index: Vec::new(), block: QueueBuffer::default(), counts: [0; 3], content }
     }
 
-    /// Appends a request, which is not earlier than the one before it.
+    /// Appends a request, which must not be earlier than the one before it.
     pub fn push(&mut self, request: &Request, entries: &[Entry], auctions: &[Auction]) -> Result<()> {
         let r = request;
         let place = u64::from(r.slot_id) << 32 | u64::from(r.region);
@@ -36,7 +37,7 @@ impl<W: Write + Seek> LogWriter<W> {
         for a in auctions {
             self.content.write(bytemuck::cast_slice(&[a.ad_id, a.ecpm.to_bits()]));
         }
-        // A block holds 4,096 queues of at most 512 entries: its own offsets always fit.
+        // A block holds 4,096 queues of at most 512 entries, so its own offsets always fit.
         let block = u32::try_from(self.index.len()).expect("a day of less than 2^44 requests");
         self.block.push((&Request { block, ..*request }, entries, auctions));
         if self.block.requests.len() == BLOCK { self.end_block() } else { Ok(()) }
@@ -66,8 +67,8 @@ impl<W: Write + Seek> LogWriter<W> {
         Ok(())
     }
 
-    /// Writes the last block, the index, the tail and, last of all, the header. A tail that does not say what the day's content is
-    /// gets that of the requests written.
+    /// Writes the last block, the index, the tail and finally the header. A tail without a content hash gets that of the requests
+    /// written.
     pub fn finish(mut self, tail: Tail, inputs: u128) -> Result<()> {
         self.end_block()?;
         let content = (self.counts[0] > 0).then(|| format!("{:032x}", self.content.finish_128()));
@@ -101,7 +102,7 @@ impl<W: Write + Seek> LogWriter<W> {
 }
 
 impl<W: Output + ?Sized> LogWriter<&mut W> {
-    /// Begins a log, or begins it anew.
+    /// Begins a log, or starts it again.
     pub fn begin(&mut self) -> Result<()> {
         self.to.restart()?;
         self.to.write_all(bytemuck::bytes_of(&Header::zeroed()))?;
@@ -140,7 +141,7 @@ mod tests {
             }
         };
         block(&mut writer, 0);
-        // Blocks as full as they can be, which nobody reads: 2^32 entries and more.
+        // Full blocks that nobody reads: 2^32 entries and more in total.
         let full = BlockMeta { auctions: (BLOCK * 512) as u32, first_ms: 1, last_ms: 1, ..writer.index[0] };
         let bytes = size_of::<Request>() * BLOCK + size_of::<Auction>() * BLOCK * 512;
         for _ in 0..2100 {

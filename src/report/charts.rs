@@ -1,4 +1,4 @@
-//! The charts of `report.html`, a section each.
+//! The charts of `report.html`, one section each.
 
 use std::fmt::Write as _;
 
@@ -13,10 +13,10 @@ use super::means::{Mean, best_baseline, means};
 use super::surroundings::Surroundings;
 use super::svg::{self, Chart, escape};
 
-/// Contracts whose delivery is drawn, by what they are owed.
+/// Maximum number of contracts whose delivery is drawn, those that are owed most.
 const MOST_CONTRACTS: usize = 24;
 
-/// Every evaluation on the validation days.
+/// Draws every evaluation on the validation days.
 pub fn learning(page: &mut String, report: &RunReport, around: &Surroundings) {
     let points: Vec<(f64, f64)> = around
         .of_kind("evaluation")
@@ -51,7 +51,7 @@ pub fn learning(page: &mut String, report: &RunReport, around: &Surroundings) {
     );
 }
 
-/// Share of the returns below each decile of what the critic had said, over the last quarter of the learner's records.
+/// Draws the share of returns below each decile that the critic predicted, over the last quarter of the learner's records.
 pub fn calibration(page: &mut String, around: &Surroundings) {
     let records: Vec<Vec<f64>> = around
         .of_kind("learner")
@@ -85,10 +85,10 @@ pub fn calibration(page: &mut String, around: &Surroundings) {
     );
 }
 
-/// Policies this far below the chosen one would flatten the chart.
+/// Distance in share from the chosen policy beyond which policies are left out, because they would flatten the chart.
 const NEAR: f64 = 0.05;
 
-/// What each policy makes of the choice between owing and earning.
+/// Draws each policy's trade-off between shortage and revenue.
 pub fn frontier(page: &mut String, report: &RunReport) {
     let all = means(&report.days);
     let Some(own) = all.iter().find(|m| m.name == CHOSEN).and_then(|m| m.share) else { return };
@@ -103,11 +103,11 @@ pub fn frontier(page: &mut String, report: &RunReport) {
         name if Some(name) == best => "base",
         _ => "other",
     };
-    // Later dots cover earlier ones: those that the page is about come last.
+    // Later dots cover earlier ones, so the most important ones come last.
     let order = ["other", "base", "own"].into_iter().flat_map(|kind| near.iter().filter(move |m| class(m) == kind));
     for m in order {
         let title = format!("{}: shortage {:.2} %, revenue {:.0}", m.name, at(m).0, at(m).1);
-        // Names beside every dot would cover each other.
+        // Labels at every dot would overlap.
         let label = (class(m) != "other" || m.kind == Kind::Oracle).then_some(m.name.as_str());
         chart.dot(class(m), at(m), &title, label);
     }
@@ -122,7 +122,7 @@ pub fn frontier(page: &mut String, report: &RunReport) {
     );
 }
 
-/// Hours and contracts in which the chosen policy and the best baseline differ.
+/// Draws the hours and contracts in which the chosen policy and the best baseline differ.
 pub fn difference(page: &mut String, report: &RunReport) {
     let Some(best) = best_baseline(report).filter(|_| !report.days.is_empty()) else { return };
     let _ = write!(page, "<h2>Where it differs from {}</h2>", escape(best));
@@ -171,7 +171,7 @@ pub fn difference(page: &mut String, report: &RunReport) {
     }
 }
 
-/// The auction's prices over each day, and the bids with which contracts won against them.
+/// Draws the auction's prices over each day, and the bids with which contracts won against them.
 pub fn prices(page: &mut String, report: &RunReport) {
     let best = best_baseline(report);
     for day in &report.days {
@@ -189,7 +189,7 @@ pub fn prices(page: &mut String, report: &RunReport) {
         lines.extend(best.map(|name| ("base", bids(name))));
         lines.push(("own", bids(CHOSEN)));
         let ys = lines.iter().flat_map(|(_, line)| line).flatten().map(|point| point.1);
-        // The margin of a chart reaches both midnights.
+        // The margin of a chart extends to both midnights.
         let mut chart = Chart::over(260.0, [1.0, 23.0].into_iter(), ys.chain([0.0]));
         chart.axes("hour of the day", "eCPM, minor units");
         for (class, line) in &lines {
@@ -207,7 +207,7 @@ pub fn prices(page: &mut String, report: &RunReport) {
     }
 }
 
-/// Each contract's delivery over the day.
+/// Draws each contract's delivery over the day.
 pub fn delivery(page: &mut String, report: &RunReport) {
     let best = best_baseline(report);
     for day in &report.days {

@@ -1,4 +1,4 @@
-//! What `report.json` holds.
+//! Contents of `report.json`.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -24,18 +24,18 @@ pub struct ValidationRow {
     pub share: Option<f64>,
 }
 
-/// What the validation days said before a reported day was opened.
+/// Results on the validation days, determined before a reported day was opened.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Validation {
     pub logs: Vec<String>,
-    /// `None` where nothing was at stake.
+    /// The best baseline; `None` where nothing was at stake.
     pub best_baseline: Option<String>,
-    /// Best mean share first.
+    /// Policies, best mean share first.
     pub policies: Vec<ValidationRow>,
 }
 
 impl Validation {
-    /// Takes means over the validation days.
+    /// Averages over the validation days.
     pub fn of(days: &[DayReport]) -> Self {
         let mut policies: Vec<ValidationRow> = Vec::new();
         for p in days.iter().flat_map(|day| &day.policies) {
@@ -53,22 +53,23 @@ impl Validation {
     }
 }
 
-/// A reported day, and what each of its hours contributed to `[J + S, UB + S]`, by policy.
+/// A reported day, with the contribution of each of its hours to `[J + S, UB + S]`, by policy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReportedDay {
-    /// Identifies the day's content.
+    /// Hash of the day's content.
     pub inputs: String,
     #[serde(flatten)]
     pub report: DayReport,
     pub hours: BTreeMap<String, Vec<[f64; 2]>>,
-    /// Planned share of each contract's delivery before every quarter hour and after the last; empty where nothing was forecast.
+    /// Planned share of each contract's delivery before every quarter hour and after the last one; empty where there was no
+    /// forecast.
     pub planned: Vec<Vec<f64>>,
-    /// Impressions by quarter hour of each contract, in the order of its report: the chosen policy's and the best baseline's.
+    /// Impressions by quarter hour of each contract, in the order of its report, for the chosen policy and the best baseline.
     pub delivered: BTreeMap<String, Vec<Vec<u32>>>,
-    /// The auction's prices; absent from reports of older programs.
+    /// The auction's prices; missing in reports of older programs.
     #[serde(default)]
     pub market: Market,
-    /// Mean bids of the contracts that these two showed, by quarter hour, in units of eCPM.
+    /// Mean bids of the contracts that these two policies showed, by quarter hour, in units of eCPM.
     #[serde(default)]
     pub bids: BTreeMap<String, Vec<Option<f64>>>,
 }
@@ -104,17 +105,17 @@ impl ReportedDay {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunReport {
     pub admix: String,
-    /// Updates behind the chosen policy.
+    /// Number of updates of the chosen policy.
     pub chosen_updates: u64,
     pub validation: Validation,
-    /// `verdict` and `basis`; absent where there are no reported days.
+    /// `verdict` and `basis`; missing where there are no reported days.
     #[serde(flatten)]
     pub judgement: Option<Judgement>,
     pub days: Vec<ReportedDay>,
 }
 
 impl RunReport {
-    /// Puts the report of a finished run together. `reported` are the days of `data.test`, in that order.
+    /// Builds the report of a finished run. `reported` are the days of `data.test`, in that order.
     pub fn of(context: &Context, chosen_updates: u64, validation: Validation, reported: &[DayReport]) -> Self {
         let inputs = |dir| context.inputs.get(dir).cloned().unwrap_or_default();
         let judgement = verdict::judge(reported, CHOSEN, validation.best_baseline.as_deref());
@@ -136,7 +137,7 @@ impl RunReport {
     pub fn read(run: &Path) -> anyhow::Result<Option<Self>> {
         let path = run.join("report.json");
         let text = match std::fs::read(&path) {
-            // A policy file has none.
+            // A path to a policy file has no report.
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
             text => text.with_context(|| format!("cannot read {}", path.display()))?,
         };

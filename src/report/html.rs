@@ -1,4 +1,4 @@
-//! `report.html`: the report for people, one file that needs no network and no script.
+//! `report.html`: the report for human readers, one file that needs no network and no script.
 
 use std::fmt::Write as _;
 
@@ -51,7 +51,7 @@ pub fn render(report: &RunReport, around: &Surroundings) -> String {
     page
 }
 
-/// Which training days were replayed in part.
+/// Lists the training days that were replayed in part.
 fn samples(page: &mut String, manifest: &Value) {
     for day in manifest["data"].as_array().into_iter().flatten() {
         let Some(share) = day["replayed_share"].as_f64().filter(|share| *share < 1.0) else { continue };

@@ -1,16 +1,16 @@
-//! Policies over all reported days, and the baseline that they are compared with.
+//! Policies averaged over all reported days, and the baseline that they are compared with.
 
 use crate::evaluate::{Kind, PolicyReport};
 
 use super::content::{ReportedDay, RunReport};
 
-/// The best baseline: of the verdict, else of the validation days.
+/// Returns the best baseline: that of the verdict, else that of the validation days.
 pub fn best_baseline(report: &RunReport) -> Option<&str> {
     let judged = report.judgement.as_ref().map(|j| j.verdict.against.as_str());
     judged.or(report.validation.best_baseline.as_deref())
 }
 
-/// A policy over all reported days.
+/// Results of a policy over all reported days.
 pub struct Mean {
     pub name: String,
     pub kind: Kind,
@@ -21,7 +21,7 @@ pub struct Mean {
     pub revenue: f64,
 }
 
-/// Means over the days, best share first.
+/// Returns means over the days, best share first.
 pub fn means(days: &[ReportedDay]) -> Vec<Mean> {
     let mut names: Vec<&PolicyReport> = Vec::new();
     for p in days.iter().flat_map(|day| &day.report.policies) {

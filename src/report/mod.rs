@@ -1,11 +1,11 @@
-//! What a run came to, written into its directory for whoever finds it later: `report.json` for programs, `report.html` for people.
+//! Results of a run, written into its directory: `report.json` for programs, `report.html` for human readers.
 //!
-//! The table at the end of training is gone with the terminal. The report keeps it, with the validation days on which the best
-//! baseline was named, the verdict and its basis, and what each hour contributed, so that two runs can be compared hour by hour
-//! long after the logs have moved.
+//! The table at the end of training is lost with the terminal. The report keeps it, with the validation days that determined the best
+//! baseline, the verdict and its basis, and the contribution of each hour, so that two runs can be compared hour by hour long after the
+//! logs have moved.
 //!
-//! [`content`] is `report.json`; [`html`] renders it with the [`charts`] of [`svg`], from the [`means`] over its days and what [`surroundings`] says of the rest of
-//! the run directory.
+//! [`content`] is `report.json`; [`html`] renders it with the [`charts`] of [`svg`], the [`means`] over its days and the other files of the
+//! run directory ([`surroundings`]).
 //!
 //! May import: everything but `cli` and its neighbours of the row.
 
@@ -24,7 +24,7 @@ use surroundings::Surroundings;
 /// Writes `report.json` and `report.html` into a run directory, each by rename.
 ///
 /// # Errors
-/// A disk that does not take them.
+/// A disk on which they cannot be written.
 pub fn write(report: &RunReport, directory: &RunDirectory) -> anyhow::Result<()> {
     directory.replace(&directory.report(), &serde_json::to_vec(report)?)?;
     let page = html::render(report, &Surroundings::read(directory.root()));

@@ -1,10 +1,10 @@
-//! What the report's page takes from the other files of the run directory.
+//! The other files of the run directory that the report's page uses.
 
 use std::path::Path;
 
 use serde_json::Value;
 
-/// What else lies in the run directory.
+/// Contents of the other files of the run directory.
 pub struct Surroundings {
     pub name: String,
     pub manifest: Value,
@@ -13,14 +13,14 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// Reads what is there of a run directory; what is not is left out of the page.
+    /// Reads the files that exist; missing ones are left out of the page.
     pub fn read(run: &Path) -> Self {
         let text = |name: &str| std::fs::read_to_string(run.join(name)).unwrap_or_default();
         let canonical = run.canonicalize().unwrap_or_else(|_| run.to_owned());
         Self {
             name: canonical.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
             manifest: serde_json::from_str(&text("manifest.json")).unwrap_or_default(),
-            // A disk that was full for a while leaves part of a line.
+            // A disk that was full for a while leaves incomplete lines.
             metrics: text("metrics.jsonl").lines().filter_map(|line| serde_json::from_str(line).ok()).collect(),
             config: text("config.toml"),
         }

@@ -1,37 +1,37 @@
-//! Charts as inline SVG. Colours are the page's classes, so that they follow its light and dark scheme.
+//! Charts as inline SVG. Colours are classes of the page, so that they follow its light and dark scheme.
 
 use std::fmt::Write as _;
 
-/// Width and height of the drawing, in its own units; the page scales it.
+/// Width of the drawing in its own units; the page scales it.
 const WIDTH: f64 = 720.0;
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 16.0;
 const TOP: f64 = 30.0;
 const BOTTOM: f64 = 44.0;
 
-/// Makes text safe within HTML and SVG.
+/// Escapes text for HTML and SVG.
 pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Values of an axis at round distances, about `count` of them.
+/// Returns about `count` axis values at round distances.
 fn ticks(low: f64, high: f64, count: usize) -> Vec<f64> {
     let raw = (high - low) / count as f64;
     let magnitude = 10f64.powf(raw.log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * magnitude).into_iter().find(|s| *s >= raw).unwrap_or(raw);
     let first = (low / step).ceil() * step;
-    // Counted: in a range narrower than its numbers are precise, a step would lead nowhere.
+    // Bounded by a count: in a range narrower than the precision of its numbers, adding a step would not change the value.
     (0..=2 * count).map(|i| first + i as f64 * step).take_while(|value| *value <= high + 1e-9 * step).collect()
 }
 
-/// As many decimals as a step between ticks needs.
+/// Formats a tick with as many decimals as the step between ticks needs.
 fn label(value: f64, step: f64) -> String {
     let decimals = (-step.log10().floor()).clamp(0.0, 6.0) as usize;
     let text = format!("{value:.decimals$}");
     if text.trim_start_matches(['-', '0', '.']).is_empty() { format!("{:.decimals$}", 0.0) } else { text }
 }
 
-/// A range that is not empty, with a margin.
+/// Returns a non-empty range with a margin.
 fn padded(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let finite = values.filter(|v| v.is_finite());
     let (low, high) = finite.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
@@ -42,7 +42,7 @@ fn padded(values: impl Iterator<Item = f64>) -> (f64, f64) {
     (low - pad, high + pad)
 }
 
-/// A chart under construction.
+/// A chart that is being drawn.
 pub struct Chart {
     height: f64,
     x: (f64, f64),
@@ -52,12 +52,12 @@ pub struct Chart {
     labels: Vec<[f64; 3]>,
 }
 
-/// Height of a line of labels, and about the width of a letter, where the page is narrow and its letters are larger.
+/// Height of a line of labels, and approximate width of a letter on a narrow page, where letters are larger.
 const LINE: f64 = 22.0;
 const LETTER: f64 = 11.0;
 
 impl Chart {
-    /// Begins a chart whose axes hold all of these values.
+    /// Begins a chart whose axes include all of these values.
     pub fn over(height: f64, xs: impl Iterator<Item = f64>, ys: impl Iterator<Item = f64>) -> Self {
         let (x, y) = (padded(xs), padded(ys));
         Self { height, x, y, body: String::new(), labels: vec![] }
@@ -120,19 +120,19 @@ impl Chart {
             let run: Vec<(f64, f64)> = run.iter().flatten().copied().collect();
             match run[..] {
                 [] => {}
-                // A point alone has no line.
+                // A single point gives no line.
                 [(x, y)] => self.line(class, &[(x - 0.1, y), (x + 0.1, y)]),
                 _ => self.line(class, &run),
             }
         }
     }
 
-    /// Draws a level across the chart.
+    /// Draws a horizontal line across the chart.
     pub fn level(&mut self, class: &str, y: f64) {
         self.line(class, &[(self.x.0, y), (self.x.1, y)]);
     }
 
-    /// Draws a dot with a title that a pointer shows, and a label if there is one.
+    /// Draws a dot with a tooltip, and a label if there is one.
     pub fn dot(&mut self, class: &str, (x, y): (f64, f64), title: &str, label: Option<&str>) {
         let (x, y) = self.at(x, y);
         let _ = write!(
@@ -144,7 +144,7 @@ impl Chart {
             let width = LETTER * label.chars().count() as f64;
             let left = if x + 8.0 + width > WIDTH - RIGHT { x - 8.0 - width } else { x + 8.0 };
             let anchor = if left < x { ("end", x - 8.0) } else { ("start", x + 8.0) };
-            // Where another label stands, the nearest free line above or below.
+            // Where it would overlap another label, it moves to the nearest free line above or below.
             let covers = |y: f64| {
                 let near = |&[from, to, at]: &[f64; 3]| left <= to && left + width >= from && (y - at).abs() < LINE;
                 self.labels.iter().any(near)
@@ -163,7 +163,7 @@ impl Chart {
         }
     }
 
-    /// Draws bars from 0, one a unit of x.
+    /// Draws bars from 0, one per unit of x.
     pub fn bars(&mut self, values: &[(f64, f64)]) {
         for &(x, value) in values {
             let ((left, top), (right, zero)) = (self.at(x - 0.4, value), self.at(x + 0.4, 0.0));
@@ -178,7 +178,7 @@ impl Chart {
         }
     }
 
-    /// Ends the chart.
+    /// Returns the chart as SVG.
     pub fn finish(self, title: &str) -> String {
         format!(
             "<svg viewBox=\"0 0 {WIDTH} {}\" role=img aria-label=\"{}\">{}</svg>",
@@ -189,7 +189,7 @@ impl Chart {
     }
 }
 
-/// A small chart of cumulative shares over a day: lines of a class each, from 0 to `top`.
+/// Draws a small chart of cumulative shares over a day: one line per class, from 0 to the maximum.
 pub fn small(title: &str, lines: &[(&str, Vec<f64>)]) -> String {
     let most = lines.iter().flat_map(|(_, line)| line).fold(1.0f64, |a, &b| a.max(b));
     let mut body = String::from("<rect class=frame x=0.5 y=0.5 width=159 height=79 />");
@@ -209,7 +209,7 @@ pub fn small(title: &str, lines: &[(&str, Vec<f64>)]) -> String {
 mod tests {
     use super::ticks;
 
-    /// Ticks of the range 736.0 to the next number above filled the memory.
+    /// The ticks of a range from 736.0 to the next larger number filled the memory.
     #[test]
     fn ticks_of_a_range_narrower_than_its_precision_end() {
         let low = 736.0;

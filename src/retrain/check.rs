@@ -1,8 +1,8 @@
-//! Which days can be used, and how they drift.
+//! Checks which days can be used, and how they drift.
 //!
-//! A day that cannot be read is refused by its reader. A day in the wrong unit reads well: its figures are compared with those of
-//! the valid days before it. Limits are wide, because a price jump is news and not an error; what is within them is reported
-//! as drift.
+//! A day that cannot be read is refused by its reader. A day in the wrong unit can be read, so its figures are compared with
+//! those of the valid days before it. Limits are wide, because a price jump is possible and not an error; changes within them are
+//! reported as drift.
 
 use serde::Serialize;
 
@@ -12,9 +12,9 @@ use crate::log::{self, CompileOptions, CompiledLog};
 use super::config::{Drift, Job};
 use super::days::DayDir;
 
-/// Valid days before a day that it is compared with.
+/// Number of earlier valid days that a day is compared with.
 const MEMORY: usize = 7;
-/// A change by less than this factor is no news.
+/// Factor below which a change is not reported.
 const NEWS: f64 = 1.25;
 
 const REQUESTS: &str = "requests";
@@ -24,12 +24,12 @@ const OWED: &str = "impressions owed per request";
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Figures {
     pub requests: f64,
-    /// Median over requests of the best auction eCPM.
+    /// Median of the best auction eCPM over requests.
     pub ecpm: Option<f64>,
-    /// Minor units per impression, weighted by what is owed.
+    /// Mean penalty in minor units per impression, weighted by the impressions owed.
     pub penalty: Option<f64>,
     pub pctr: Option<f64>,
-    /// Impressions owed, over requests.
+    /// Impressions owed per request.
     pub owed: f64,
 }
 
@@ -54,7 +54,7 @@ impl Figures {
         }
     }
 
-    /// Name, value and limit of each figure.
+    /// Returns name, value and limit of each figure.
     fn limits(&self, drift: &Drift) -> [(&'static str, Option<f64>, f64); 5] {
         [
             (REQUESTS, Some(self.requests), drift.requests),
@@ -66,7 +66,7 @@ impl Figures {
     }
 }
 
-/// Whether a figure says how much traffic there is.
+/// Returns whether a figure depends on the amount of traffic.
 fn is_of_traffic(figure: &str) -> bool {
     [REQUESTS, OWED].contains(&figure)
 }
@@ -77,23 +77,23 @@ fn median(values: &mut [f64]) -> Option<f64> {
     (n > 0).then(|| 0.5 * (values[(n - 1) / 2] + values[n / 2]))
 }
 
-/// What was found of a day.
+/// Result of checking a day.
 #[derive(Debug, Clone, Serialize)]
 pub struct Checked {
-    /// The date, for a window with its time.
+    /// The date, and for a window its time.
     pub label: String,
     #[serde(skip)]
     pub day: DayDir,
-    /// Why it is not used; empty for a valid day.
+    /// Reasons why it is not used; empty for a valid day.
     pub suspect: Vec<String>,
-    /// What changed within the limits.
+    /// Changes within the limits.
     pub drift: Vec<String>,
     pub warnings: Vec<String>,
     pub figures: Option<Figures>,
 }
 
 impl Checked {
-    /// Tells whether the day is used.
+    /// Returns whether the day is used.
     pub fn is_valid(&self) -> bool {
         self.suspect.is_empty()
     }
@@ -101,7 +101,7 @@ impl Checked {
 
 /// Checks days, oldest first; each is compared with the valid ones before it.
 ///
-/// `feedback_delay_s`: the delay that training is configured with; a day that was measured otherwise is warned of.
+/// `feedback_delay_s` is the delay that training is configured with; a day with another measured delay gives a warning.
 pub fn all(days: &[DayDir], job: &Job, options: CompileOptions, feedback_delay_s: f64) -> Vec<Checked> {
     let mut checked: Vec<Checked> = Vec::new();
     for day in days {
@@ -151,7 +151,7 @@ fn one(day: &DayDir, known: &[Figures], job: &Job, options: CompileOptions, feed
     }
     for (i, (name, value, limit)) in figures.limits(&job.drift).into_iter().enumerate() {
         let mut before: Vec<f64> = known.iter().filter_map(|f| f.limits(&job.drift)[i].1).collect();
-        // Traffic goes up and down over the hours.
+        // Traffic varies over the hours.
         if day.minute.is_some() && is_of_traffic(name) {
             continue;
         }

@@ -1,4 +1,4 @@
-//! The job's file: where days arrive, how they are split, what is suspect, what is promoted.
+//! The job's file: where days arrive, how they are split, which are suspect, and what is promoted.
 
 use std::path::{Path, PathBuf};
 
@@ -13,9 +13,9 @@ use crate::policy::baselines;
 pub struct Job {
     /// Folder of the history, the promoted policies and the nights.
     pub jobs: PathBuf,
-    /// Configuration of training; its `data` section is the job's own to set.
+    /// Configuration of training; the job sets its `data` section.
     pub config: PathBuf,
-    /// Configuration keys, as with `--set`.
+    /// Configuration keys, as for `--set`.
     #[serde(default)]
     pub set: Vec<String>,
     pub days: Days,
@@ -27,22 +27,22 @@ pub struct Job {
     pub keep: Keep,
 }
 
-/// Where day directories arrive and how many have which role.
+/// Folder of the day directories, and the number of days per role.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Days {
     pub dir: PathBuf,
-    /// Name of a day directory with its date in it, by strftime: `%Y-%m-%d`, `day=%Y%m%d`.
+    /// Name pattern of a day directory with its date, in strftime syntax: `%Y-%m-%d`, `day=%Y%m%d`.
     #[serde(default = "pattern")]
     pub pattern: String,
-    /// Days of each role, at most: where there are fewer days, each role has fewer.
+    /// Maximum number of days of each role; where there are fewer days, each role has fewer.
     #[serde(default = "seven")]
     pub train: usize,
     #[serde(default = "two")]
     pub validation: usize,
     #[serde(default = "five")]
     pub heldout: usize,
-    /// Dates that are used whatever the drift limits say of them.
+    /// Dates that are used even if they exceed the drift limits.
     #[serde(default)]
     pub accept: Vec<String>,
 }
@@ -63,20 +63,21 @@ fn five() -> usize {
     5
 }
 
-/// Factors by which a figure of a day may differ from its median over the valid days before; beyond, the day is suspect.
+/// Factors by which a figure of a day may differ from its median over the earlier valid days; beyond them the day is suspect.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Drift {
     pub requests: f64,
     /// Median best auction eCPM.
     pub ecpm: f64,
-    /// Mean penalty, weighted by what is owed.
+    /// Mean penalty, weighted by the impressions owed.
     pub penalty: f64,
     /// Mean pctr of the contract entries.
     pub pctr: f64,
-    /// Impressions owed, over requests.
+    /// Impressions owed per request.
     pub owed: f64,
-    /// Mean penalty over the worth of an auction impression, either way, on any day: units are mixed beyond.
+    /// Ratio of the mean penalty to the worth of an auction impression, in either direction, on any day; beyond it units are
+    /// mixed.
     pub unit: f64,
 }
 
@@ -86,13 +87,13 @@ impl Default for Drift {
     }
 }
 
-/// When a policy is promoted.
+/// Conditions of promotion.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Promote {
-    /// Points of share that the lower end of the paired 95 % interval has to be above.
+    /// Points of share that the lower end of the paired 95 % interval must exceed.
     pub margin: f64,
-    /// Most by which the mean shortage rate may rise over the incumbent's.
+    /// Maximum increase of the mean shortage rate over the incumbent's.
     pub max_shortage_increase: f64,
     /// Baselines that may be promoted; empty: all but random.
     pub baselines: Vec<String>,
@@ -112,13 +113,13 @@ impl Default for Promote {
     }
 }
 
-/// What is not removed.
+/// Limits of what is kept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Keep {
-    /// Newest nights whose run directories stay.
+    /// Number of newest nights whose run directories are kept.
     pub nights: usize,
-    /// Newest promoted policies; what is served is never removed.
+    /// Number of newest promoted policies that are kept; the served one is never removed.
     pub policies: usize,
 }
 
@@ -129,7 +130,7 @@ impl Default for Keep {
 }
 
 impl Job {
-    /// Loads a job's file. Relative paths are beside it.
+    /// Loads a job's file. Relative paths are resolved beside it.
     ///
     /// # Errors
     /// An unreadable file, an unknown key, a value that cannot be used.

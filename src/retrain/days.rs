@@ -1,27 +1,27 @@
-//! Day directories, and windows of days, by their dates.
+//! Day directories and windows of days, by date.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use jiff::civil::Date;
 
-/// A day directory, or a window of a day.
+/// A day directory or a window of a day.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DayDir {
     pub date: Date,
-    /// Minute of the day that a window begins at; `None` for a whole day.
+    /// Minute of the day at which a window begins; `None` for a whole day.
     pub minute: Option<u64>,
     pub dir: PathBuf,
 }
 
 impl DayDir {
-    /// Returns the date, for a window with the time that it begins at.
+    /// Returns the date, and for a window the time at which it begins.
     pub fn label(&self) -> String {
         self.minute.map_or_else(|| self.date.to_string(), |minute| window_label(self.date, minute))
     }
 }
 
-/// What a window is called, by its day and the minute of the day that it begins at.
+/// Returns the label of a window, from its day and the minute of the day at which it begins.
 pub fn window_label(date: Date, minute: u64) -> String {
     format!("{date}T{:02}-{:02}", minute / 60, minute % 60)
 }
@@ -31,7 +31,7 @@ fn date_of(name: &str, pattern: &str) -> Option<Date> {
     Date::strptime(pattern, name).ok()
 }
 
-/// Checks that a pattern gives a date and that the date gives the name again.
+/// Checks that a pattern parses a date from the name that it gives for this date.
 ///
 /// # Errors
 /// A pattern that does not name a day.
@@ -45,7 +45,7 @@ pub fn check_pattern(pattern: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Finds the day directories in `folder`, oldest first; other entries are left aside.
+/// Finds the day directories in `folder`, oldest first; other entries are ignored.
 ///
 /// # Errors
 /// A folder that cannot be listed.

@@ -1,8 +1,8 @@
-//! What was promoted, when and why; and the file that is served.
+//! The history of promotions with their reasons, and the served file.
 //!
-//! The jobs' folder holds `history.jsonl`, one entry a line; `promoted/NNNN.safetensors`, every policy that was promoted, by the
-//! number of its entry; and `current.safetensors`, what is served. The history is the truth: an entry is appended after its policy
-//! lies in `promoted/` and before `current` is replaced, and opening the history puts `current` right where a crash came between.
+//! The jobs' folder holds `history.jsonl`, one entry per line; `promoted/NNNN.safetensors`, every promoted policy, by the number
+//! of its entry; and `current.safetensors`, the served policy. The history is authoritative: an entry is appended after its policy
+//! is in `promoted/` and before `current` is replaced, and opening the history repairs `current` if a crash came between.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -18,21 +18,21 @@ use crate::policy::stored::Stored;
 
 use super::judge::Comparison;
 
-/// How a night, or a hand, ended.
+/// Outcome of a night or of a manual promotion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
     Promoted,
     Kept,
-    /// The newest day cannot be trusted; what is served is kept.
+    /// The newest day cannot be trusted; the served policy is kept.
     DataSuspect,
     Failed,
     Interrupted,
-    /// It was killed before it had come to an end; noted by the next start.
+    /// The night was killed before its end; recorded by the next start.
     Killed,
-    /// `admix promote --to`.
+    /// Promoted with `admix promote --to`.
     PromotedByHand,
-    /// `admix promote --rollback`.
+    /// Rolled back with `admix promote --rollback`.
     RolledBack,
 }
 
@@ -40,7 +40,7 @@ pub enum Outcome {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     pub n: u64,
-    /// UTC.
+    /// Time of the entry, UTC.
     pub time: String,
     /// Date of the newest day, for a night.
     pub night: Option<String>,
@@ -48,7 +48,7 @@ pub struct Entry {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<String>,
     pub outcome: Outcome,
-    /// Number of the promoted policy that is served from here on.
+    /// Number of the promoted policy that is served from this entry on.
     pub serves: Option<u64>,
     /// `learned`, or a baseline's name.
     pub policy: Option<String>,
@@ -61,13 +61,13 @@ pub struct Entry {
     pub heldout: Vec<String>,
     #[serde(default)]
     pub comparisons: Vec<Comparison>,
-    /// What the check said of days that were left out, and drift.
+    /// Results of the check for days that were left out, and drift.
     #[serde(default)]
     pub notes: Vec<String>,
 }
 
 impl Entry {
-    /// Begins an entry that changes nothing; the history numbers it.
+    /// Creates an entry without changes; the history numbers it.
     pub fn new(outcome: Outcome, reason: impl Into<String>) -> Self {
         Self {
             n: 0,
@@ -96,7 +96,7 @@ pub struct History {
 }
 
 impl History {
-    /// Opens the folder for one job at a time; makes it where there is none.
+    /// Opens the folder for one job at a time; makes it if it does not exist.
     ///
     /// # Errors
     /// A folder that another job uses or that cannot be written; a history that cannot be read.
@@ -131,22 +131,22 @@ impl History {
         &self.entries
     }
 
-    /// Returns the number of the policy that is served; `None` before the first promotion.
+    /// Returns the number of the served policy; `None` before the first promotion.
     pub fn serves(&self) -> Option<u64> {
         self.entries.last()?.serves
     }
 
-    /// Returns where a promoted policy lies.
+    /// Returns the path of a promoted policy.
     pub fn archived(&self, n: u64) -> PathBuf {
         self.root.join("promoted").join(format!("{n:04}.safetensors"))
     }
 
-    /// Returns the path of what is served.
+    /// Returns the path of the served policy.
     pub fn current(&self) -> PathBuf {
         self.root.join("current.safetensors")
     }
 
-    /// Reads what is served; `None` before the first promotion.
+    /// Reads the served policy; `None` before the first promotion.
     ///
     /// # Errors
     /// A policy that this program cannot serve.
@@ -154,16 +154,16 @@ impl History {
         self.serves().map(|n| Stored::read(&self.archived(n))).transpose()
     }
 
-    /// Returns the policy that was served before the one that is.
+    /// Returns the number of the policy that was served before the present one.
     pub fn previous(&self) -> Option<u64> {
         let now = self.serves()?;
         self.entries.iter().rev().filter_map(|e| e.serves).find(|&n| n != now)
     }
 
-    /// Promotes a policy: archives it under the entry's number, notes the entry, replaces what is served.
+    /// Promotes a policy: archives it under the entry's number, appends the entry, replaces the served file.
     ///
     /// # Errors
-    /// A disk that does not take it; what is served stays.
+    /// A failure to write; the served policy stays.
     pub fn promote(&mut self, mut entry: Entry, bytes: &[u8]) -> anyhow::Result<Entry> {
         let n = self.next();
         let path = self.archived(n);
@@ -189,10 +189,10 @@ impl History {
         self.note(entry)
     }
 
-    /// Appends an entry; one that does not say what is served leaves that as it is.
+    /// Appends an entry; an entry without a policy leaves the served one as it is.
     ///
     /// # Errors
-    /// A disk that does not take it.
+    /// A failure to write.
     pub fn note(&mut self, mut entry: Entry) -> anyhow::Result<Entry> {
         entry.n = self.next();
         entry.serves = entry.serves.or(self.serves());
@@ -210,7 +210,7 @@ impl History {
         Ok(entry)
     }
 
-    /// Removes the oldest promoted policies beyond `keep`; never what is served.
+    /// Removes the oldest promoted policies beyond `keep`, but never the served one and the one before it.
     ///
     /// # Errors
     /// A folder that cannot be read or written.
@@ -223,7 +223,7 @@ impl History {
         Ok(())
     }
 
-    /// Numbers of the archived policies, ascending.
+    /// Returns the numbers of the archived policies, ascending.
     fn archive(&self) -> anyhow::Result<Vec<u64>> {
         let mut all = Vec::new();
         for entry in std::fs::read_dir(self.root.join("promoted"))? {
@@ -238,7 +238,7 @@ impl History {
         self.entries.last().map_or(1, |e| e.n + 1)
     }
 
-    /// Makes `current` what the history says is served.
+    /// Makes `current` the policy that the history says is served.
     fn settle(&self) -> anyhow::Result<()> {
         let Some(n) = self.serves() else { return Ok(()) };
         let path = self.archived(n);
@@ -250,7 +250,7 @@ impl History {
     }
 }
 
-/// Reads the history; a last line that a crash cut short is removed.
+/// Reads the history; an incomplete last line, left by a crash, is removed.
 fn read(root: &Path) -> anyhow::Result<Vec<Entry>> {
     let path = root.join("history.jsonl");
     let text = match std::fs::read(&path) {
@@ -291,7 +291,7 @@ mod tests {
         let current = history.current();
         assert_eq!(std::fs::read(&current).unwrap(), b"two");
         drop(history);
-        // Killed before `current` was replaced, and in the middle of a line.
+        // As if killed before `current` was replaced, and in the middle of a line.
         std::fs::write(&current, b"one").unwrap();
         let lines = folder.path().join("history.jsonl");
         let whole = std::fs::read(&lines).unwrap();

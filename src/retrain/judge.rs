@@ -1,4 +1,4 @@
-//! The rule of promotion, on days that nobody was trained on.
+//! The rule of promotion, on days that neither policy was trained on.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use crate::study::statistics;
 
 use super::config::Promote;
 
-/// Held-out days from which the interval is over days; with fewer, hours are resampled within them.
+/// Number of held-out days from which the interval is over days; with fewer, hours are resampled within them.
 pub const ENOUGH_DAYS: usize = 5;
 
 /// Names in the comparison.
@@ -21,13 +21,12 @@ pub struct Comparison {
     pub against: String,
     pub difference: f64,
     pub interval: [f64; 2],
-    /// What the interval is over.
+    /// Units that the interval is over.
     pub over: String,
 }
 
 impl Comparison {
-    /// Compares two policies; `None` where a day has nothing at stake.
-    /// `unit` is what the reports are of: days, or windows.
+    /// Compares two policies; `None` where a day has nothing at stake. `unit` names what the reports are of: days or windows.
     pub fn of(days: &[DayReport], policy: &str, against: &str, unit: &str) -> Option<Self> {
         let within = verdict::paired(days, policy, against)?;
         let share = |day: &DayReport, name: &str| day.policies.iter().find(|p| p.name == name)?.share;
@@ -47,7 +46,7 @@ impl Comparison {
         })
     }
 
-    /// Says it in words.
+    /// Describes the comparison in words.
     pub fn sentence(&self) -> String {
         let [low, high] = self.interval;
         format!(
@@ -57,7 +56,7 @@ impl Comparison {
     }
 }
 
-/// What is served from tomorrow on.
+/// Policy to be served from the next day on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
     Candidate,
@@ -75,8 +74,8 @@ pub struct Ruling {
 
 /// Decides between the incumbent, the candidate and the best baseline.
 ///
-/// What replaces the incumbent is above it by its interval and `margin`, without more shortage than allowed. Of candidate and
-/// baseline the one with the higher mean is asked first; a baseline as good as the candidate goes before it.
+/// The winner must exceed the incumbent by its interval and `margin`, without more shortage than allowed. Of candidate and
+/// baseline the one with the higher mean is tried first; a baseline as good as the candidate goes before it.
 pub fn rule(days: &[DayReport], baseline: &str, promote: &Promote, unit: &str) -> Ruling {
     let against_incumbent = [CANDIDATE, baseline].map(|name| Comparison::of(days, name, INCUMBENT, unit));
     let over_baseline = Comparison::of(days, CANDIDATE, baseline, unit);

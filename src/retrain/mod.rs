@@ -1,14 +1,14 @@
-//! The nightly job: checks the newest days, trains from the promoted policy, and promotes what is better on days that nobody
-//! was trained on.
+//! The nightly job: checks the newest days, trains from the promoted policy, and promotes what is better on days that nothing was trained
+//! on.
 //!
-//! A platform runs it from a timer and serves `current.safetensors`. Whatever happens at night, that file is a whole policy that
-//! was promoted with a reason, and the history says which and why. Three things follow. Days are checked before they are used, and
-//! a newest day that cannot be trusted keeps what is served. A candidate has to win by an interval, not by a mean. And the bar is
-//! not only the incumbent: where a tuned baseline is better than both, the baseline is promoted.
+//! A platform runs it from a timer and serves `current.safetensors`. Whatever happens at night, that file is a complete policy that was
+//! promoted with a reason, and the history records which one and why. This has three consequences. Days are checked before they are used,
+//! and if the newest day cannot be trusted, the served policy is kept. A candidate has to win by an interval, not by a mean. It has to beat
+//! more than the incumbent: where a tuned baseline is better than both, the baseline is promoted.
 //!
-//! [`config`] is the job's file; [`days`] finds the day directories and [`roles`] says what each is for; [`check`] says which can be used and
-//! how they drift; [`judge`] holds the rule; [`window`] cuts windows of a day, for the refresh during the day; [`history`] keeps what was promoted and when; [`night`] is one night from lock to
-//! entry.
+//! [`config`] is the job's file. [`days`] finds the day directories, [`roles`] assigns their roles, and [`check`] decides which can be used
+//! and how they drift. [`judge`] has the rule of promotion, [`window`] cuts windows of a day for the refresh during the day, [`history`]
+//! records promotions, and [`night`] is one night from lock to entry.
 //!
 //! May import: everything but `cli` and its neighbours of the row, `study` and `report` excepted.
 

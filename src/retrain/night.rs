@@ -28,21 +28,21 @@ use super::judge::{self, CANDIDATE, Choice, INCUMBENT};
 use super::roles::Roles;
 use super::window::{self, Window};
 
-/// Taken where nothing can choose: on a single day every baseline would be judged on the day that it was tuned on.
+/// Baseline used where nothing can be selected: on a single day every baseline would be judged on the day that it was tuned on.
 const DEFAULT_BASELINE: &str = "receding-horizon";
 
 /// Runs one night and returns its entry in the history; with a `window`, a refresh on the newest windows of the days.
 ///
 /// # Errors
-/// What keeps the night from being noted at all: the jobs' folder is in use or cannot be written. What fails after that is an
-/// entry with [`Outcome::Failed`].
+/// A failure that keeps the night from being recorded at all: the jobs' folder is in use or cannot be written. Later failures
+/// become an entry with [`Outcome::Failed`].
 pub fn run(job: &Job, window: Option<Window>, interrupt: &Interrupt) -> anyhow::Result<Entry> {
     let mut history = History::open(&job.jobs)?;
     note_killed(&mut history)?;
     let night = match Night::open(job, window, &history) {
         Ok(night) => night,
         Err(e) => {
-            // Whole days are checked one by one; a window cannot be cut from a day that cannot be read.
+            // Whole days are checked one by one; a window cannot be cut from an unreadable day.
             let unreadable = e.chain().any(|cause| cause.is::<LogError>());
             let outcome = if unreadable { Outcome::DataSuspect } else { Outcome::Failed };
             let mut entry = Entry::new(outcome, format!("{e:#}"));
@@ -65,7 +65,7 @@ pub fn run(job: &Job, window: Option<Window>, interrupt: &Interrupt) -> anyhow::
     if entry.n == 0 {
         entry = history.note(entry)?;
     }
-    // Last: a night that is killed before this is one that was.
+    // Last: a night that is killed before this is recorded as killed.
     std::fs::remove_file(&marker).with_context(|| format!("cannot remove {}", marker.display()))?;
     if let Err(e) = history.prune(job.keep.policies).and_then(|()| prune_nights(&history, job.keep.nights)) {
         tracing::warn!("old nights and policies stay: {e:#}");
@@ -73,7 +73,7 @@ pub fn run(job: &Job, window: Option<Window>, interrupt: &Interrupt) -> anyhow::
     Ok(entry)
 }
 
-/// Notes the nights that came to no end.
+/// Records the nights that were killed.
 fn note_killed(history: &mut History) -> anyhow::Result<()> {
     for folder in nights(history)? {
         let marker = folder.join("running");
@@ -87,7 +87,7 @@ fn note_killed(history: &mut History) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The folders of nights, oldest first.
+/// Returns the folders of nights, oldest first.
 fn nights(history: &History) -> anyhow::Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(history.root().join("nights"))?.collect::<Result<Vec<_>, _>>()?;
     let mut folders: Vec<PathBuf> = entries.into_iter().map(|e| e.path()).filter(|path| path.is_dir()).collect();
@@ -95,7 +95,7 @@ fn nights(history: &History) -> anyhow::Result<Vec<PathBuf>> {
     Ok(folders)
 }
 
-/// Keeps so many nights, and so many refreshes.
+/// Keeps the newest `keep` nights and the newest `keep` refreshes.
 fn prune_nights(history: &History, keep: usize) -> anyhow::Result<()> {
     let is_refresh = |folder: &PathBuf| folder.file_name().is_some_and(|name| name.to_string_lossy().contains('T'));
     let (refreshes, whole): (Vec<PathBuf>, Vec<PathBuf>) = nights(history)?.into_iter().partition(is_refresh);
@@ -105,13 +105,13 @@ fn prune_nights(history: &History, keep: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tonight's days and what was found of them.
+/// The days of this night and the results of their check.
 struct Night<'a> {
     job: &'a Job,
-    /// Oldest first; the last one is the newest day.
+    /// Results of the check, oldest first; the last one is the newest day.
     checked: Vec<Checked>,
     options: CompileOptions,
-    /// Of a refresh.
+    /// Window length of a refresh.
     window: Option<Window>,
 }
 
@@ -126,7 +126,7 @@ impl<'a> Night<'a> {
         let options = compile_options(&settings);
         let wanted = job.days.train + job.days.validation + job.days.heldout;
         let newest = match window {
-            // Days that are left out make room for older ones.
+            // Twice as many as needed, so that older days can replace days that are left out.
             None => all[all.len().saturating_sub(2 * wanted)..].to_vec(),
             Some(window) => {
                 let incumbent = history.incumbent().context("the promoted policy cannot be served; roll back")?;
@@ -155,7 +155,7 @@ impl<'a> Night<'a> {
         Ok(night)
     }
 
-    /// The folder of the night.
+    /// Returns the folder of the night.
     fn folder(&self, history: &History) -> PathBuf {
         history.root().join("nights").join(self.newest().label())
     }
@@ -172,7 +172,7 @@ impl<'a> Night<'a> {
         self.checked.iter().filter(|c| c.is_valid()).map(|c| c.day.clone()).collect()
     }
 
-    /// An entry that says what was found of the days.
+    /// Builds an entry with the findings about the days.
     fn entry(&self, outcome: Outcome, reason: String) -> Entry {
         let mut entry = Entry::new(outcome, reason);
         entry.night = Some(self.newest().label());
@@ -203,7 +203,7 @@ impl<'a> Night<'a> {
         }
     }
 
-    /// Where there is nothing to compare with: the best baseline is the floor that a learned policy has to be above.
+    /// Promotes the best baseline where there is no policy to compare with: a learned policy must later exceed it.
     fn promote_best_baseline(&self, history: &mut History, valid: &[DayDir], enough: bool) -> anyhow::Result<Entry> {
         let most = self.job.days.train + self.job.days.validation;
         let recent = &valid[valid.len().saturating_sub(most)..];
@@ -213,7 +213,7 @@ impl<'a> Night<'a> {
         let (name, reason) = match recent {
             [_] => (self.default_baseline(), format!("{why}; one day cannot choose between baselines")),
             [earlier @ .., newest] => {
-                // Judged as a trained policy's rivals would be: tuned on validation days, where there are several days.
+                // Judged like a trained policy's rivals: tuned on validation days, where there are several days.
                 let validation = match earlier.len() {
                     1 => 0,
                     n => (n / 4).clamp(1, self.job.days.validation),
@@ -227,7 +227,7 @@ impl<'a> Night<'a> {
             }
             [] => bail!("no valid day"),
         };
-        // What is served knows every day. None is left to validate on: each is judged with what the others tell.
+        // The served plan knows every day. None is left for validation: each day is judged with a plan from the others.
         let file = BaselineFile::new(&name, settings.baselines.interval_s, plan(recent, &[])?)?;
         let mut entry = self.entry(Outcome::Promoted, format!("the tuned best baseline, {name}: {reason}"));
         entry.policy = Some(name);
@@ -235,7 +235,7 @@ impl<'a> Night<'a> {
         history.promote(entry, &file.encode()?)
     }
 
-    /// The baseline that is taken where nothing can choose.
+    /// Returns the baseline that is used where nothing can be selected.
     fn default_baseline(&self) -> String {
         let allowed = self.job.promote.baselines();
         let preferred = allowed.iter().find(|name| *name == DEFAULT_BASELINE).or(allowed.first());
@@ -265,7 +265,7 @@ impl<'a> Night<'a> {
         evaluate::compare(&test_day, entrants, Some(plan), baselines, settings, &mut |_, _| Ok(()))
     }
 
-    /// Trains a candidate and rules between it, the incumbent and the best baseline.
+    /// Trains a candidate and decides between it, the incumbent and the best baseline.
     fn train(
         &self,
         history: &mut History,
@@ -280,10 +280,10 @@ impl<'a> Night<'a> {
             Stored::Baseline(_) => None,
         };
         let spec = format!("{}{from:?}", settings.to_toml());
-        // The same night with another configuration is another run; with the same, it goes on.
+        // The same night with another configuration is another run; with the same one, it is resumed.
         let run = folder.join(format!("run-{:08x}", twox_hash::XxHash3_64::oneshot(spec.as_bytes()) as u32));
         if !is_finished(&run) {
-            // Windows say nothing of the whole day: what is refreshed is the network, under the plan that is served.
+            // Windows do not represent the whole day: only the network is refreshed, under the served plan.
             let plan = self.window.map(|_| folder.join("plan.json"));
             if let Some(plan) = &plan {
                 incumbent.plan().write(plan)?;
@@ -293,7 +293,7 @@ impl<'a> Night<'a> {
         let candidate = PolicyFile::read(&run).context("training left no policy")?;
         let report = RunReport::read(&run)?.context("training left no report")?;
         let allowed = self.job.promote.baselines();
-        // Best first.
+        // Sorted best first.
         let named =
             report.validation.policies.into_iter().find(|p| p.kind == Kind::Baseline && allowed.contains(&p.name));
         let baseline = named.map_or_else(|| self.default_baseline(), |p| p.name);
@@ -356,7 +356,7 @@ impl<'a> Night<'a> {
         match plan {
             None => arguments.push("--resume=auto".into()),
             Some(plan) => {
-                // A refresh is short: one that was killed begins again.
+                // A refresh is short, so a killed one starts again.
                 if run.exists() {
                     std::fs::remove_dir_all(run).with_context(|| format!("cannot remove {}", run.display()))?;
                 }
@@ -378,12 +378,12 @@ impl<'a> Night<'a> {
     }
 }
 
-/// What a job is made of.
+/// Returns the name of the unit of a job's data.
 fn unit(window: Option<Window>) -> &'static str {
     if window.is_some() { "window" } else { "day" }
 }
 
-/// Whether training in a run directory came to its end and was reported.
+/// Returns whether training in a run directory completed and was reported.
 fn is_finished(run: &Path) -> bool {
     let text = std::fs::read(run.join("manifest.json")).unwrap_or_default();
     let manifest: Value = serde_json::from_slice(&text).unwrap_or_default();
@@ -391,7 +391,7 @@ fn is_finished(run: &Path) -> bool {
     matches!(reason, Some("budget" | "converged")) && run.join("report.json").is_file()
 }
 
-/// The job's settings and tonight's days, as `--set` takes them.
+/// Returns the job's settings and this night's days as `--set` arguments.
 fn assigned(job: &Job, train: &[DayDir], validation: &[DayDir]) -> Vec<String> {
     let list = |key: &str, days: &[DayDir]| {
         let dirs = Roles::dirs(days).into_iter().map(|dir| dir.canonicalize().unwrap_or(dir));
@@ -403,7 +403,7 @@ fn assigned(job: &Job, train: &[DayDir], validation: &[DayDir]) -> Vec<String> {
 }
 
 fn load(job: &Job, train: &[DayDir], validation: &[DayDir]) -> anyhow::Result<Settings> {
-    // Before the days are known, any will do: what is wanted are the other settings.
+    // The days are not known yet; placeholders suffice because only the other settings are used.
     let unknown = ["data.train=[\"-\"]".to_owned(), "data.validation=[\"-\"]".to_owned()];
     let sets = match train {
         [] => job.set.iter().cloned().chain(unknown).collect(),

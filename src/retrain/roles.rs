@@ -1,12 +1,12 @@
-//! What each of the valid days is for tonight.
+//! Assigns the valid days to roles.
 
 use std::path::PathBuf;
 
 use super::config::Days;
 use super::days::DayDir;
 
-/// Tonight's days by role. The newest are held out: neither tonight's candidate nor an incumbent of an earlier night was
-/// trained on them.
+/// The days of this night by role. The newest are held out: neither this night's candidate nor an incumbent of an earlier night
+/// was trained on them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Roles {
     pub train: Vec<DayDir>,
@@ -15,11 +15,11 @@ pub struct Roles {
 }
 
 impl Roles {
-    /// Fewer days than this cannot be split.
+    /// Minimum number of days that can be split.
     pub const LEAST: usize = 3;
 
-    /// Splits valid days, oldest first; `None` where there are too few. A third of few days is held out, and a quarter of the rest
-    /// chooses.
+    /// Splits valid days, oldest first; `None` where there are too few. With few days a third is held out, and a quarter of the
+    /// rest is for validation.
     pub fn of(valid: &[DayDir], most: &Days) -> Option<Self> {
         let n = valid.len();
         if n < Self::LEAST {

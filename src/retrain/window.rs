@@ -1,8 +1,8 @@
-//! Windows of a day as log directories of their own, for the refresh during the day.
+//! Windows of a day as separate log directories, for the refresh during the day.
 //!
-//! A day that is still under way cannot be trained on as a whole: its contracts owe what the missing hours would deliver. A window
-//! of it can, because it is complete once later requests are there. In a window a contract owes the share of its impressions that
-//! the forecast's supply puts there, its flight is cut to the window, and the inventory holds the window's traffic alone.
+//! A day in progress cannot be used for training as a whole: its contracts owe what the missing hours would deliver. A window of
+//! it can, because it is complete once there are later requests. In a window a contract owes the share of its impressions that the
+//! forecast's supply has there, its flight is cut to the window, and the inventory has only the window's traffic.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -23,11 +23,11 @@ use crate::plan::{Forecast, GRID};
 use super::days::{DayDir, window_label};
 
 const MINUTE_MS: u64 = 60_000;
-/// Minutes of a cell of the forecast's grid.
+/// Minutes per cell of the forecast's grid.
 const CELL_MIN: u64 = 24 * 60 / GRID as u64;
 const MOST_MIN: u64 = 12 * 60;
 
-/// The length of windows; they begin at midnight and at its multiples.
+/// Length of windows; they begin at midnight and at multiples of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
     minutes: u64,
@@ -61,10 +61,10 @@ impl Window {
         self.minutes * MINUTE_MS
     }
 
-    /// Cuts a day into its windows and writes those that hold requests as log directories into `out`, oldest first. Of a day
-    /// that is `under_way` the windows count that a later request shows to be complete.
+    /// Cuts a day into its windows and writes those with requests as log directories into `out`, oldest first. If the day is
+    /// `under_way`, only windows that a later request shows to be complete count.
     ///
-    /// `forecast` stands in for a missing inventory.
+    /// `forecast` replaces a missing inventory.
     ///
     /// # Errors
     /// A day that cannot be read, or a folder that cannot be written.
@@ -108,7 +108,7 @@ struct Span<'a> {
 }
 
 impl Span<'_> {
-    /// Writes the window as a log directory; `false` where it would hold no request.
+    /// Writes the window as a log directory; returns `false` where it would have no request.
     fn write(
         &self,
         rows: &[TrackRow],
@@ -117,7 +117,7 @@ impl Span<'_> {
         dir: &Path,
     ) -> anyhow::Result<bool> {
         let contracts: Vec<ControlRow> = contracts.iter().filter_map(|row| self.contract(row, forecast)).collect();
-        // A contract that owes nothing here has no row, and an entry without one would be a bad one.
+        // A contract that owes nothing here has no control row, and an entry without one would be bad.
         let known: HashSet<u64> = contracts.iter().map(|row| row.ad_id).collect();
         let rows: Vec<TrackRow> = rows
             .iter()
@@ -145,7 +145,7 @@ impl Span<'_> {
         Ok(true)
     }
 
-    /// The day's own calendar, so that hours mean the same.
+    /// Writes the day's own calendar, so that hours have the same meaning.
     fn write_day(&self, dir: &Path) -> std::io::Result<()> {
         let midnight = self.day.date.parse::<Date>().ok().and_then(|d| d.to_zoned(jiff::tz::TimeZone::UTC).ok());
         let utc = midnight.map_or(self.day.start_ms as i64, |z| z.timestamp().as_millisecond());
@@ -160,7 +160,7 @@ impl Span<'_> {
         Ok(())
     }
 
-    /// What a contract owes here; `None` where it owes nothing.
+    /// Returns the contract as owed in the window; `None` where it owes nothing.
     fn contract(&self, row: &ControlRow, forecast: &Forecast) -> Option<ControlRow> {
         let (start, end) = (row.start_ms.max(self.start), row.end_ms.min(self.end));
         if start >= end {
@@ -180,7 +180,7 @@ impl Span<'_> {
         (required > 0).then(|| ControlRow { required, cap, delivered0: 0, start_ms: start, end_ms: end, ..row.clone() })
     }
 
-    /// The forecast's traffic in the window alone.
+    /// Returns the forecast's traffic in the window only.
     fn inventory(&self, forecast: &Forecast) -> Vec<InventoryRow> {
         let cell_ms = CELL_MIN * MINUTE_MS;
         let inside = |cell: usize| {
@@ -207,7 +207,7 @@ impl Span<'_> {
     }
 }
 
-/// Finds the newest day and the days before it that windows are cut from, newest first, until `wanted` windows are there.
+/// Cuts windows from the newest day and from earlier days, newest first, until there are `wanted` windows.
 ///
 /// # Errors
 /// As [`Window::cut`].

@@ -1,4 +1,4 @@
-//! What a run of `admix values train` begins with: nothing, the rows of a file, or rows and network of another run.
+//! Starting point of a run of `admix values train`: nothing, the rows of a file, or rows and network of another run.
 
 use std::path::{Path, PathBuf};
 
@@ -13,11 +13,11 @@ use crate::values::net::NetShape;
 
 use super::value_snapshot::base_path;
 
-/// Puts the rows that a run begins with into base 0 of its snapshots, where they are not yet, so that the run can be resumed whatever
-/// becomes of their source; returns the file. `None` where it begins with an empty table.
+/// Copies the initial rows of a run into base 0 of its snapshots, unless they are there, so that the run can be resumed even if their
+/// source is gone. Returns the file; `None` where the run starts with an empty table.
 ///
 /// # Errors
-/// No rows there, or rows that are damaged.
+/// No rows at the source, or damaged rows.
 pub fn first_rows(settings: &ValueSettings, root: &Path) -> anyhow::Result<Option<PathBuf>> {
     let from = &settings.values.from;
     if from.as_os_str().is_empty() {
@@ -40,7 +40,7 @@ pub fn first_rows(settings: &ValueSettings, root: &Path) -> anyhow::Result<Optio
     Ok(Some(base))
 }
 
-/// The parameters that a run begins with: those of the run that it begins with, or random ones.
+/// Returns the initial parameters of a run: those of the run that it starts from, or random ones.
 ///
 /// # Errors
 /// A network of another shape.

@@ -1,4 +1,4 @@
-//! What a run trains on, loaded the same way by every process.
+//! Inputs of training, loaded in the same way by every process of a run.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,8 @@ use crate::values::Told;
 
 use super::directory::RunDirectory;
 
-/// Requests of the plan's sample that training episodes solve their prices from. Episodes are many: what they lack in exactness
-/// is one more thing that differs between them.
+/// Number of requests of the plan's sample from which training episodes compute their prices. There are many episodes; the
+/// error of a small sample is one more difference between them.
 const EPISODE_SAMPLE: usize = 4000;
 
 /// Settings, plan and policy spec of a run.
@@ -29,16 +29,16 @@ pub struct Context {
     pub settings: Settings,
     pub plan: Plan,
     pub spec: Arc<PolicySpec>,
-    /// [`inputs_hash`] of each day as it was when the run began.
+    /// [`inputs_hash`] of each day when the run began.
     pub inputs: BTreeMap<PathBuf, String>,
-    /// The actor before the run's first update.
+    /// Actor parameters before the run's first update.
     pub start: Vec<f32>,
-    /// The values that planning, training and policies see.
+    /// The values (logged or corrected) that planning, training and policies see.
     pub told: Told,
 }
 
 impl Context {
-    /// Loads what main wrote into the run directory.
+    /// Loads the files that main wrote into the run directory.
     pub fn load(directory: &RunDirectory) -> anyhow::Result<Self> {
         let settings = Settings::read_resolved(&directory.config())?;
         let plan = Plan::read(&directory.plan())?;
@@ -55,7 +55,7 @@ impl Context {
         Ok(Self { settings, plan, spec: Arc::new(spec), inputs, start, told })
     }
 
-    /// Writes what [`Context::load`] reads.
+    /// Writes the files that [`Context::load`] reads.
     pub fn store(&self, directory: &RunDirectory) -> anyhow::Result<()> {
         self.store_settings(directory)?;
         directory.replace(&directory.plan(), &self.plan.to_json())?;
@@ -69,7 +69,7 @@ impl Context {
         PolicyFile { spec, plan, actor, updates: 0 }.write(&directory.start())
     }
 
-    /// Writes the settings alone, for a run that goes on.
+    /// Writes only the settings, for a resumed run.
     pub fn store_settings(&self, directory: &RunDirectory) -> anyhow::Result<()> {
         directory.replace(&directory.config(), self.settings.to_toml().as_bytes())
     }
@@ -77,7 +77,7 @@ impl Context {
     /// Opens log directories as days of this run.
     ///
     /// # Errors
-    /// A log that cannot be used, or that is not what it was when the run began: samples name its rows.
+    /// A log that cannot be used, or that has changed since the run began: samples refer to its rows.
     pub fn days(&self, dirs: &[PathBuf]) -> anyhow::Result<Vec<DayModel>> {
         let days = open_days(dirs, compile_options(&self.settings), &self.told, &self.plan, &self.spec.vocabulary)?;
         for (dir, day) in dirs.iter().zip(&days) {
@@ -91,7 +91,7 @@ impl Context {
         Ok(days)
     }
 
-    /// The training days, each with what episodes on it plan from.
+    /// Opens the training days, each with the sample from which its episodes plan.
     pub fn training_days(&self) -> anyhow::Result<Vec<DayModel>> {
         let mut days = self.days(&self.settings.data.train)?;
         for day in &mut days {
@@ -105,7 +105,7 @@ impl Context {
     }
 }
 
-/// Identifies what a day is: the files that its log was compiled from, and its forecast.
+/// Hashes the inputs of a day: the files that its log was compiled from, and its forecast.
 ///
 /// # Errors
 /// A forecast that cannot be read.
@@ -118,8 +118,8 @@ pub fn inputs_hash(dir: &Path, log: &CompiledLog) -> Result<String, log::LogErro
     Ok(format!("{:032x}", hasher.finish_128()))
 }
 
-/// What training episodes on a training day plan from. What the other days tell is all that a policy may expect: a day that is
-/// in its own sample looks too easy.
+/// Returns the sample from which episodes on a training day plan. It comes from the other days, as a policy may expect no more:
+/// a day in its own sample looks too easy.
 pub fn episode_sample(plan: &Plan, log: &CompiledLog) -> Arc<Sample> {
     Arc::new(plan.sample_without(log).at_most(EPISODE_SAMPLE))
 }
@@ -133,7 +133,7 @@ pub fn compile_options(settings: &Settings) -> CompileOptions {
     }
 }
 
-/// Opens the compiled logs of directories at the values that are told.
+/// Opens the compiled logs of directories at the values of `told`.
 pub fn open_logs(dirs: &[PathBuf], options: CompileOptions, told: &Told) -> Result<Vec<CompiledLog>, log::LogError> {
     dirs.iter().map(|dir| told.open(dir, options)).collect()
 }

@@ -1,7 +1,7 @@
-//! The run directory: where everything of one run lies, and the lock that keeps a second run out.
+//! The run directory: all files of one run, and the lock that keeps a second run out.
 //!
-//! A run writes into a directory of its own only: one that it made, one that was empty, or one that an earlier run left. It
-//! follows no links in there, and whoever can merely read the directory can neither take the lock nor keep a run from starting.
+//! A run writes only into its own directory: one that it made, one that was empty, or one that an earlier run left. It follows
+//! no links in it. A user who can only read the directory can neither take the lock nor keep a run from starting.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{Read as _, Write as _};
@@ -14,20 +14,20 @@ use crate::files;
 use crate::shm::lock;
 
 const LOCK: &str = "lock";
-/// What the lock file says: that the directory is a run's.
+/// Content of the lock file, which marks the directory as a run's.
 const MARK: &[u8] = b"admix run directory\n";
-/// What a manifest has at most.
+/// Maximum size of a manifest, bytes.
 const MANIFEST_BYTES: u64 = 1 << 24;
 const FOLDERS: [&str; 5] = ["plan", "policy", "logs", "checkpoints", "flight"];
-/// What unfinished files are called, of this program's writers.
+/// Name prefix of this program's unfinished files.
 const UNFINISHED: &str = ".tmp";
 
-/// What a run has come to and cannot write. Other writes that a full disk refuses are made up for later, or told and left.
+/// A failure to write the results of a run. Other writes that fail on a full disk are repeated later or reported and skipped.
 #[derive(Debug, thiserror::Error)]
 #[error("the results of the run cannot be written; make room and go on with --resume: {0:#}")]
 pub struct CannotSave(pub anyhow::Error);
 
-/// A directory that is not a run's to write into.
+/// A directory that is not a run directory and must not be written into.
 #[derive(Debug, thiserror::Error)]
 #[error("{} {why}; name another --run-dir", root.display())]
 pub struct NotARunDirectory {
@@ -35,7 +35,7 @@ pub struct NotARunDirectory {
     why: String,
 }
 
-/// A run directory; holds its lock while main has it.
+/// A run directory; main's instance holds the lock.
 #[derive(Debug)]
 pub struct RunDirectory {
     root: PathBuf,
@@ -58,7 +58,7 @@ impl RunDirectory {
         Ok(directory)
     }
 
-    /// Creates a run directory that was not there before, called `name` or, where that is taken, `name-2`, `name-3`, ..
+    /// Creates a new run directory called `name`, or `name-2`, `name-3`, .. where that exists.
     ///
     /// # Errors
     /// A directory that cannot be written.
@@ -77,7 +77,7 @@ impl RunDirectory {
         unreachable!("there are more names than directories")
     }
 
-    /// Locks a run directory for a run that goes on; makes what is missing and removes what killed writers left unfinished.
+    /// Locks the directory of a run that is resumed; makes missing parts and removes unfinished files of killed writers.
     ///
     /// # Errors
     /// A directory that another run uses, that holds other things than a run ([`NotARunDirectory`]), or that cannot be written.
@@ -100,7 +100,7 @@ impl RunDirectory {
                 root.display()
             )
         }
-        // Whoever can open it can lock it.
+        // Any user who can open the file can lock it.
         file.set_permissions(Permissions::from_mode(0o600)).with_context(unusable)?;
         for part in FOLDERS {
             let folder = root.join(part);
@@ -126,12 +126,12 @@ impl RunDirectory {
         Ok(Self { root: root.to_owned(), _lock: None })
     }
 
-    /// Replaces a file by rename: a run that is killed here is still one that can be gone on with.
+    /// Replaces a file by rename, so that a run killed at this point can still be resumed.
     pub fn replace(&self, path: &Path, content: &[u8]) -> anyhow::Result<()> {
         let replace = || -> anyhow::Result<()> {
             let mut file = tempfile::NamedTempFile::new_in(&self.root)?;
             file.write_all(content)?;
-            // Temporary files are the owner's alone.
+            // Temporary files are private to the owner.
             file.as_file().set_permissions(Permissions::from_mode(0o644))?;
             file.persist(path)?;
             Ok(())
@@ -139,10 +139,10 @@ impl RunDirectory {
         replace().with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Opens the directory of a run that may be alive, dead, or dead before it had written its configuration.
+    /// Opens the directory of a run that may be alive, dead, or dead before it wrote its configuration.
     ///
     /// # Errors
-    /// A directory that is none, or that no run has made.
+    /// A missing directory, or one that no run has made.
     pub fn inspect(root: &Path) -> anyhow::Result<Self> {
         let root = root.canonicalize().with_context(|| format!("cannot look into {}", root.display()))?;
         let made = root.join(LOCK).is_file();
@@ -152,18 +152,18 @@ impl RunDirectory {
         Ok(Self { root, _lock: None })
     }
 
-    /// Whether a main process has this directory now.
+    /// Returns whether a main process is using this directory.
     ///
     /// # Errors
-    /// A lock that cannot be looked at.
+    /// A lock that cannot be examined.
     pub fn is_in_use(&self) -> std::io::Result<bool> {
         lock::is_held(&lock::open(&self.root.join(LOCK), OpenOptions::new().read(true))?)
     }
 
-    /// The user whose run it is.
+    /// Returns the id of the user who owns the run.
     ///
     /// # Errors
-    /// A lock file that cannot be looked at.
+    /// A lock file that cannot be examined.
     pub fn owner(&self) -> std::io::Result<u32> {
         Ok(self.root.join(LOCK).symlink_metadata()?.uid())
     }
@@ -180,7 +180,7 @@ impl RunDirectory {
         self.root.join("manifest.json")
     }
 
-    /// Where checkpoints lie.
+    /// Returns the folder of the checkpoints.
     pub fn checkpoints(&self) -> PathBuf {
         self.root.join("checkpoints")
     }
@@ -197,7 +197,7 @@ impl RunDirectory {
         self.root.join("plan").join("policy-spec.json")
     }
 
-    /// Hashes of the logs' inputs.
+    /// Returns the path of the hashes of the logs' inputs.
     pub fn inputs(&self) -> PathBuf {
         self.root.join("plan").join("inputs.json")
     }
@@ -206,12 +206,12 @@ impl RunDirectory {
         self.root.join("policy").join("best.safetensors")
     }
 
-    /// The parameters before the first update.
+    /// Returns the path of the policy before the first update.
     pub fn start(&self) -> PathBuf {
         self.root.join("policy").join("start.safetensors")
     }
 
-    /// What the run came to: the test table and the verdict.
+    /// Returns the path of the results: the test table and the verdict.
     pub fn report(&self) -> PathBuf {
         self.root.join("report.json")
     }
@@ -220,33 +220,33 @@ impl RunDirectory {
         self.root.join("policy").join("last.safetensors")
     }
 
-    /// Where batches lie that led to a loss that is not finite.
+    /// Returns the folder of batches that led to a non-finite loss.
     pub fn incidents(&self) -> PathBuf {
         self.root.join("incidents")
     }
 
-    /// Where child processes log to.
+    /// Returns the folder of the logs of child processes.
     pub fn logs(&self) -> PathBuf {
         self.root.join("logs")
     }
 
-    /// Where every process has its flight recording.
+    /// Returns the folder of the flight recordings of all processes.
     pub fn flight(&self) -> PathBuf {
         self.root.join("flight")
     }
 
-    /// What the names of this run's shared memory are made from: the same for the same path.
+    /// Returns the id for the names of this run's shared memory: the same for the same path.
     pub fn run_id(&self) -> String {
         format!("{:08x}", twox_hash::XxHash3_64::oneshot(self.root.as_os_str().as_encoded_bytes()) as u32)
     }
 
-    /// Where a child process logs to.
+    /// Returns the log file of a child process.
     pub fn log(&self, child: &str) -> PathBuf {
         self.logs().join(format!("{child}.log"))
     }
 }
 
-/// Whether a run made this directory: its lock file says so or, of earlier versions, its manifest.
+/// Returns whether a run made this directory, by the mark in its lock file or, for earlier versions, by its manifest.
 fn is_a_runs(root: &Path) -> std::io::Result<bool> {
     let mut mark = Vec::new();
     match lock::open(&root.join(LOCK), OpenOptions::new().read(true)) {
@@ -261,11 +261,11 @@ fn is_a_runs(root: &Path) -> std::io::Result<bool> {
     Ok(manifest.is_some_and(|manifest| manifest["admix"].is_string()))
 }
 
-/// Whether there is nothing in a folder but what another start may just be writing.
+/// Returns whether a folder holds nothing but files that another start may be writing.
 fn is_empty(root: &Path) -> std::io::Result<bool> {
     for entry in std::fs::read_dir(root)? {
         let name = entry?.file_name();
-        // Somebody else may have just made it a run's.
+        // Another process may just have marked it as a run's.
         if !name.to_string_lossy().starts_with(UNFINISHED) && !is_a_runs(root)? {
             return Ok(false);
         }
@@ -273,7 +273,7 @@ fn is_empty(root: &Path) -> std::io::Result<bool> {
     Ok(true)
 }
 
-/// Makes an empty directory a run's.
+/// Marks an empty directory as a run's.
 fn write_mark(root: &Path) -> std::io::Result<()> {
     let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(root)?;
     file.write_all(MARK)?;
@@ -283,7 +283,7 @@ fn write_mark(root: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Removes what writers that were killed left. They are dead: the directory is locked.
+/// Removes files of killed writers. No writer is alive because the directory is locked.
 fn remove_unfinished(folder: &Path) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());

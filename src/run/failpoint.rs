@@ -1,8 +1,8 @@
-//! Places where a test can make a process die or fail.
+//! Points at which a test can make a process die or fail.
 //!
-//! `ADMIX_FAILPOINT=NAME@COUNT=ACTION` takes effect when the named place is reached for the `COUNT`th time in a process:
-//! `kill` ends the process as SIGKILL does, `fail` makes the operation fail, if it can, with an error. Several are separated by commas. Unset,
-//! a place costs the look at one empty list.
+//! `ADMIX_FAILPOINT=NAME@COUNT=ACTION` takes effect when a process reaches the named point for the `COUNT`th time: `kill` ends the process
+//! as SIGKILL does, `fail` makes the operation fail with an error, if it can. Several are separated by commas. If the variable is unset, a
+//! point costs one look at an empty list.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,8 +29,10 @@ fn points() -> &'static [Failpoint] {
     })
 }
 
+/// Parses one failpoint.
+///
 /// # Panics
-/// On anything else than `NAME@COUNT=ACTION`: a test that means nothing must not pass.
+/// On anything but `NAME@COUNT=ACTION`: a test with a meaningless failpoint must not pass.
 fn parse(text: &str) -> Failpoint {
     let parts = text.split_once('@').and_then(|(name, rest)| {
         let (at, action) = rest.split_once('=')?;
@@ -45,11 +47,11 @@ fn parse(text: &str) -> Failpoint {
     Failpoint { name: name.to_owned(), at, action, reached: AtomicU64::new(0) }
 }
 
-/// Whether the place `name` is to fail now. It may not return.
+/// Returns whether the point `name` is to fail now. Does not return if the action is `kill`.
 pub fn reached(name: &str) -> bool {
     let mut fails = false;
     for point in points().iter().filter(|point| point.name == name) {
-        // Relaxed: a lone counter.
+        // Relaxed: an independent counter.
         if point.reached.fetch_add(1, Ordering::Relaxed) + 1 != point.at {
             continue;
         }

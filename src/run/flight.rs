@@ -1,13 +1,13 @@
 //! The flight recorder: the last events of every process of a run, in `RUN_DIR/flight/<process>.bin`.
 //!
-//! What happened just before a crash is known to nobody but the process that crashed, and its log may never have been
-//! flushed. So each process notes the few things that happen to it in a small mapped file
-//! ([`crate::shm::flight`]) that `admix inspect` reads, alive or dead. A process has one recorder, begun by the
-//! command line, as it has one log: where none was begun (a library's user, a test), and where the file cannot be made
-//! (a full disk, a folder without permission: a warning), every note here does nothing.
+//! Only the process that crashed knows what happened just before, and its log may never have been flushed. Each process
+//! therefore records its few events in a small mapped file ([`crate::shm::flight`]), which `admix inspect` can read while the
+//! process is alive or after it died. A process has one recorder, as it has one log; the command line starts it. Where none was
+//! started (in a library's user or a test), or where the file cannot be made (a full disk, a folder without permission: a
+//! warning), all functions here do nothing.
 //!
-//! What happens often is thinned: a publication and a block handed over are noted at most once per [`OFTEN`], with
-//! numbers that tell how many there were.
+//! Frequent events are thinned: publications and block hand-overs are recorded at most once per [`OFTEN`], with numbers from
+//! which their count follows.
 
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -17,33 +17,33 @@ use serde::Serialize;
 
 use crate::shm::{FlightFile, FlightLog, FlightRecord};
 
-/// Least time between two notes of the things that happen all the time.
+/// Minimum time between two records of a frequent event.
 const OFTEN: Duration = Duration::from_secs(1);
-/// A wait is noted when it has lasted so long, and whenever that has doubled.
+/// A wait is recorded when it has lasted this long, and each time its length has doubled.
 const LONG: Duration = Duration::from_secs(10);
 
-/// What happened.
+/// Kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u32)]
 pub enum EventKind {
-    /// Of the process; which start of its role.
+    /// The process started. Number: which start of its role this is.
     Start = 1,
-    /// Of parameters: version, updates.
+    /// Parameters were published. Numbers: version, updates.
     Publication = 2,
-    /// Updates, and the bits of J and of the share of the bound.
+    /// Parameters were evaluated. Numbers: updates, bits of J, bits of the share of the bound.
     Evaluation = 3,
-    /// Of a block to the learner: blocks so far, samples in it, parameter version.
+    /// A block was handed to the learner. Numbers: blocks so far, samples in it, parameter version.
     HandOver = 4,
-    /// Milliseconds so far, for what.
+    /// The process is waiting. Number: milliseconds so far. Text: for what.
     Wait = 5,
-    /// Of a child, seen by main: its pid, samples lost with it, its status.
+    /// Main found a child dead. Numbers: its pid, samples lost with it. Text: its status.
     Restart = 6,
-    /// Of the run, requested: level, why.
+    /// The run was asked to stop. Number: level. Text: why.
     Stop = 7,
-    /// That ends the process.
+    /// The process ends with an error.
     Error = 8,
-    /// Of the process, in order.
+    /// The process ends normally.
     End = 9,
 }
 
@@ -61,7 +61,7 @@ struct Recorder {
     pace: Mutex<Pace>,
 }
 
-/// What was noted when, of the things that happen all the time.
+/// State for thinning frequent events.
 #[derive(Default)]
 struct Pace {
     published: Option<Instant>,
@@ -72,14 +72,14 @@ struct Pace {
 
 struct Wait {
     since: Instant,
-    /// How long it lasts when it is noted next.
+    /// Length of the wait at which it is recorded next.
     next: Duration,
 }
 
 static RECORDER: OnceLock<Recorder> = OnceLock::new();
 
-/// Begins recording for this process, called `process` (`main`, `learner`, `actor0`, ..), in `folder`. From now on a
-/// panic is noted too.
+/// Starts recording for this process, called `process` (`main`, `learner`, `actor0`, ..), in `folder`. From now on a panic is
+/// recorded too.
 pub fn begin(folder: &Path, process: &str) {
     let opened =
         std::fs::create_dir_all(folder).and_then(|()| FlightFile::open(&folder.join(format!("{process}.bin"))));
@@ -106,14 +106,14 @@ pub fn begin(folder: &Path, process: &str) {
     }));
 }
 
-/// Notes an event. Of `text` about 60 characters are kept.
+/// Records an event. About 60 characters of `text` are kept.
 pub fn note(kind: EventKind, numbers: [u64; 3], text: &str) {
     if let Some(recorder) = RECORDER.get() {
         recorder.file.record(kind as u32, numbers, text);
     }
 }
 
-/// The recorder and its pace; `None` where nothing is recorded.
+/// Locks the thinning state; `None` where nothing is recorded.
 fn pace() -> Option<MutexGuard<'static, Pace>> {
     Some(RECORDER.get()?.pace.lock().unwrap_or_else(PoisonError::into_inner))
 }
@@ -126,7 +126,7 @@ fn due(last: &mut Option<Instant>) -> bool {
     due
 }
 
-/// Parameters were published.
+/// Records that parameters were published.
 pub fn published(version: u64, updates: u64) {
     let Some(mut pace) = pace() else { return };
     pace.wait = None;
@@ -135,7 +135,7 @@ pub fn published(version: u64, updates: u64) {
     }
 }
 
-/// A block of samples, made with parameters `version`, was handed over.
+/// Records that a block of samples, made with parameters `version`, was handed over.
 pub fn handed_over(samples: u64, version: u64) {
     let Some(mut pace) = pace() else { return };
     pace.wait = None;
@@ -145,7 +145,7 @@ pub fn handed_over(samples: u64, version: u64) {
     }
 }
 
-/// The process still waits for `what`; call it whenever it wakes up to look again. Noted once that has gone on for long
+/// Reports that the process still waits for `what`; to be called at every wake-up. Recorded once the wait has lasted long
 /// without a publication or a block handed over.
 pub fn waiting(what: &str) {
     let Some(mut pace) = pace() else { return };
@@ -157,23 +157,23 @@ pub fn waiting(what: &str) {
     }
 }
 
-/// Parameters of `updates` updates were evaluated.
+/// Records an evaluation of the parameters after `updates` updates.
 pub fn evaluated(updates: u64, j: f64, share: f64, improved: bool) {
     let text = if improved { "the best so far" } else { "" };
     note(EventKind::Evaluation, [updates, j.to_bits(), share.to_bits()], text);
 }
 
-/// Main found a child dead and will start another.
+/// Records that main found a child dead and will start another.
 pub fn restarted(process: impl std::fmt::Display, pid: u32, status: impl std::fmt::Display, lost: u64) {
     note(EventKind::Restart, [pid.into(), lost, 0], &format!("{process}: {status}"));
 }
 
-/// The run was asked to stop, to `level`.
+/// Records that the run was asked to stop, at `level`.
 pub fn stop_requested(level: u32, why: &str) {
     note(EventKind::Stop, [level.into(), 0, 0], why);
 }
 
-/// The process ends: in order, or by an error.
+/// Records the end of the process, normal or by an error.
 pub fn end<T>(result: &anyhow::Result<T>) {
     match result {
         Ok(_) => note(EventKind::End, [0; 3], ""),
@@ -181,7 +181,7 @@ pub fn end<T>(result: &anyhow::Result<T>) {
     }
 }
 
-/// One event of a process, for people and machines.
+/// One event of a process, readable by people and programs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Event {
     pub process: String,
@@ -189,13 +189,13 @@ pub struct Event {
     pub seq: u64,
     /// Unix milliseconds.
     pub time_ms: u64,
-    /// Milliseconds of the clock that nobody sets.
+    /// Milliseconds of the monotonic clock.
     pub monotonic_ms: u64,
-    /// `None`: of a kind that this build does not know.
+    /// Kind of the event; `None` for a kind that this build does not know.
     pub kind: Option<EventKind>,
     pub numbers: [u64; 3],
     pub text: String,
-    /// All of it in words.
+    /// The whole event in words.
     pub says: String,
 }
 
@@ -236,10 +236,10 @@ fn says(kind: Option<EventKind>, number: u32, [a, b, c]: [u64; 3], text: &str) -
     }
 }
 
-/// The last `most` events of one process, oldest first.
+/// Returns the last `most` events of one process, oldest first.
 ///
 /// # Errors
-/// A file that cannot be read or is no recording.
+/// A file that cannot be read or is not a recording.
 pub fn read(path: &Path, most: usize) -> std::io::Result<Vec<Event>> {
     let process = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
     let records = FlightLog::read(path)?.records;

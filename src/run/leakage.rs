@@ -1,7 +1,7 @@
 //! Leakage: a day that is used in two roles makes a policy look better than it is.
 //!
-//! Whatever is validated or tested on a training day measures memory. Days are compared by their content, because the usual cause is
-//! a directory that was copied, linked or renamed.
+//! Validating or testing on a training day measures memory. Days are compared by content, because the usual cause is a directory
+//! that was copied, linked or renamed.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,7 +18,7 @@ impl Roles {
     /// Adds a day in a role, for example `data.train`. The same day twice in one role is not leakage.
     ///
     /// # Errors
-    /// [`Leak`], where the same day has another role.
+    /// [`Leak`] where the same day has another role.
     pub fn add(&mut self, role: &str, dir: &Path, log: &CompiledLog) -> Result<(), Leak> {
         let Some(content) = log.content() else { return Ok(()) };
         match self.0.get(&content) {
@@ -35,7 +35,7 @@ impl Roles {
         }
     }
 
-    /// Checks directories with their compiled logs, by role.
+    /// Checks directories and their compiled logs, given by role.
     ///
     /// # Errors
     /// [`Leak`].
@@ -53,7 +53,7 @@ impl Roles {
 /// The same day in two roles.
 #[derive(Debug)]
 pub struct Leak {
-    /// Role and directory.
+    /// Role and directory of the first use.
     first: (String, PathBuf),
     second: (String, PathBuf),
     date: String,
@@ -84,7 +84,7 @@ impl fmt::Display for Leak {
 
 impl std::error::Error for Leak {}
 
-/// Warns where `seen` has used days of `role` before, at least as `least` says.
+/// Warns where `seen` has used days of `role` at least as strongly as `least`.
 pub fn warn_of_seen(whose: &str, seen: &Seen, days: &[CompiledLog], role: &str, least: Use) {
     for log in days {
         let Some(before) = log.content().and_then(|content| seen.of(&content).cloned()) else { continue };

@@ -1,4 +1,4 @@
-//! `metrics.jsonl`: one JSON object a line, appended by several processes.
+//! `metrics.jsonl`: one JSON object per line, appended by several processes.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -14,7 +14,7 @@ use crate::files;
 #[derive(Debug)]
 pub struct Metrics {
     file: File,
-    /// The last record was not written, or in part.
+    /// Whether the last record was not written, or only in part.
     refused: bool,
 }
 
@@ -33,8 +33,8 @@ impl Metrics {
         Ok(Self { file: file.with_context(|| format!("cannot write {}", path.display()))?, refused: false })
     }
 
-    /// Appends a record. A full disk must not end training: it is a warning, the first time, and the record is missing. What was
-    /// written of it is ended before the next one.
+    /// Appends a record. A full disk must not end training: the first failure gives a warning, and the record is missing. A
+    /// partly written record is ended with a line break before the next one.
     pub fn append(&mut self, kind: &str, record: &impl Serialize) {
         let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64());
         let line = serde_json::to_vec(&Line { time, kind, record }).map_err(std::io::Error::from);

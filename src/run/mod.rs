@@ -1,10 +1,10 @@
-//! What every process of a run opens: the run directory, the training knowledge in it, the shared memory.
+//! Resources that every process of a run opens: the run directory, the training inputs in it, the shared memory.
 //!
-//! Main writes [`directory`] and creates [`segments`]; children find both by name. [`context`] loads what a run
-//! trains on, [`value_run`] what a run of values shares, [`beginning`] what it begins with, [`value_cursor`] where it stands,
-//! [`value_snapshot`] what it resumes from. [`metrics`] is the line-per-record file that all of them append to,
-//! [`flight`] records the last events of a process for the report of a crash. A run resumes from a [`snapshot`]. [`leakage`] refuses
-//! a day that has two roles.
+//! Main writes [`directory`] and creates [`segments`]; children find both by name. [`context`] loads the inputs of training. For
+//! runs of values, [`value_run`] has the shared data, [`beginning`] the starting point, [`value_cursor`] the training position and
+//! [`value_snapshot`] the state to resume from. [`metrics`] is the file of records to which all processes append, and [`flight`]
+//! records the last events of a process for the report of a crash. A run resumes from a [`snapshot`]. [`leakage`] refuses a day that
+//! has two roles.
 //!
 //! May import: `shm`, `collective`, `sparse`, `policy`, `values`, `env`, `plan`, `log`, `settings`.
 

@@ -1,4 +1,4 @@
-//! The shared memory of a run: control block, parameter cell, one sample ring per actor, the halves of snapshots.
+//! The shared memory of a run: control block, parameter cell, one sample ring per actor, and the two halves for snapshots.
 
 use crate::env::{ADVICE_COLUMNS, DayModel, Delay, REPLAN_INTERVAL_S};
 use crate::log::schema::DAY_MS;
@@ -11,23 +11,23 @@ use crate::shm::{Control, HalfShape, Halves, ParamCell, RingShape, RunNames, Sam
 pub struct Segments {
     pub params: ParamCell,
     pub rings: Vec<SampleRing>,
-    /// Where snapshots are taken.
+    /// Buffer in which snapshots are taken.
     pub halves: Option<Halves>,
-    /// Last: while it is there and locked, nobody sweeps the others.
+    /// Dropped last: while it exists and is locked, nobody sweeps the others.
     pub control: Control,
 }
 
-/// Names drawn before a start gives up: each can only be taken by chance.
+/// Names drawn before a start gives up; each can be taken only by chance.
 const DRAWS: usize = 8;
 
-// The settings allow as many actors as the control block has places for.
+// The settings must not allow more actors than the control block has slots.
 const _: () = assert!(settings::MOST_ACTORS == crate::shm::MAX_ACTORS);
 
-/// Words before the parameters in a publication: the update count, low and high.
+/// Words before the parameters in a publication: the update count, low word and high word.
 const HEAD_WORDS: usize = 2;
 
 impl Segments {
-    /// Creates the segments of a run under fresh names, after checking that there is room for all of them.
+    /// Creates the segments of a run under new names, after checking that there is room for all of them.
     ///
     /// # Errors
     /// Too little shared memory, with what to change.
@@ -46,7 +46,7 @@ impl Segments {
             + half.map_or(0, Halves::footprint);
         check_space(total)?;
         let create = |names: &RunNames| {
-            // First: parts without a control segment would be swept.
+            // First, because parts without a control segment would be swept.
             let control = Control::create(&names.part(CONTROL))?;
             Ok(Self {
                 params: ParamCell::create(&names.part("params"), words)?,
@@ -67,8 +67,7 @@ impl Segments {
         }
     }
 
-    /// Opens the segments that main created, with the rings of `actors` and, for those who need them, the halves of
-    /// snapshots.
+    /// Opens the segments that main created, with the rings of `actors` and, if `halves`, the halves for snapshots.
     pub fn open(prefix: &str, actors: std::ops::Range<usize>, halves: bool) -> Result<Self, ShmError> {
         Ok(Self {
             control: Control::open(&format!("{prefix}-control"))?,
@@ -88,12 +87,12 @@ impl From<settings::Overflow> for crate::shm::Overflow {
     }
 }
 
-/// Bytes that serialised things can take: every segment as long and as wide as it gets.
+/// Maximum sizes of serialised data, in bytes: every segment as long and as wide as it can get.
 #[derive(Debug, Clone, Copy)]
 pub struct Sizes {
-    /// A block of an actor.
+    /// Size of an actor's block.
     pub block: usize,
-    /// An actor between two blocks, in lock-step; else 0.
+    /// Size of an actor's state between two blocks in lock-step mode; else 0.
     pub explorer: usize,
 }
 
@@ -101,9 +100,9 @@ impl Sizes {
     pub fn of(settings: &Settings, spec: &PolicySpec, days: &[DayModel]) -> Self {
         let most = |f: &dyn Fn(&DayModel) -> usize| days.iter().map(f).max().unwrap_or(0);
         let contracts = most(&|d| d.contracts.len());
-        // With delayed feedback the state carries the displays under way.
+        // With a feedback delay the state carries the pending displays.
         let pending = most(&|d| most_within(d, Delay::from(&settings.env).most_s()));
-        // Counters, what traffic was seen and expected over several memories, and the replanner's columns.
+        // Counters, observed and expected traffic over several memories, and the replanner's columns.
         let per_contract = 4 * (9 + 7 + ADVICE_COLUMNS);
         let state = 256 + contracts * per_contract + pending * 24;
         let replans = (DAY_MS as f64 / 1000.0 / REPLAN_INTERVAL_S) as usize + 2;
@@ -125,13 +124,14 @@ impl Sizes {
         Self { block, explorer }
     }
 
-    /// Room for a snapshot: the state with so many parameters of both networks, and the replay pool in blocks.
+    /// Returns the size of a snapshot: the state with `parameters` parameters of both networks, and the replay pool in blocks.
     pub fn half(&self, settings: &Settings, parameters: usize) -> HalfShape {
         // Weights, their average or target, and two moments.
         let networks = 4 * 4 * parameters;
         let publications = 10 * 1024;
         let steps = settings.block_segments() * settings.learner.segment;
-        // Blocks of shorter episodes hold fewer steps in more bytes; what does not fit is left out of the snapshot's pool.
+        // Blocks of shorter episodes hold fewer steps in more bytes; blocks that do not fit are left out of the snapshot's
+        // pool.
         let blocks = (settings.learner.pool / steps + 2) * 5 / 4 + 1;
         HalfShape {
             dense: networks + publications + settings.actors.count * (self.explorer + 16) + (1 << 14),
@@ -140,7 +140,7 @@ impl Sizes {
     }
 }
 
-/// The most requests of a day that lie within `seconds`.
+/// Returns the maximum number of requests of a day within `seconds`.
 fn most_within(day: &DayModel, seconds: f64) -> usize {
     let window = (seconds * 1000.0) as u64;
     let (mut first, mut most) = (0, 0);
@@ -153,14 +153,14 @@ fn most_within(day: &DayModel, seconds: f64) -> usize {
     if window > 0 { most } else { 0 }
 }
 
-/// A publication as words: update count, raw actor, averaged actor.
+/// Packs a publication into words: update count, raw actor, averaged actor.
 pub fn pack(updates: u64, raw: &[f32], averaged: &[f32]) -> Vec<u32> {
     let mut words = vec![updates as u32, (updates >> 32) as u32];
     words.extend(raw.iter().chain(averaged).map(|w| w.to_bits()));
     words
 }
 
-/// The update count, the raw and the averaged actor of a publication; `None` if its length does not fit.
+/// Unpacks the update count, the raw and the averaged actor of a publication; `None` if its length does not fit.
 pub fn unpack(words: &[u32], actor_len: usize) -> Option<(u64, Vec<f32>, Vec<f32>)> {
     if words.len() != HEAD_WORDS + 2 * actor_len {
         return None;

@@ -1,18 +1,18 @@
-//! Where a run of `admix values train` stands among the blocks of its readers.
+//! Position of a run of `admix values train` in the blocks of its readers.
 
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
 use crate::values::Block;
 
-/// Where training stands among the readers' blocks.
+/// Position of training in the readers' blocks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Cursor {
     /// Pass over the exposures, from 0.
     pub epoch: u64,
-    /// The reader whose turn it is, counted on and on.
+    /// Turn counter; modulo the number of readers it gives the reader whose turn it is.
     turn: u64,
-    /// Of each reader: the block that comes next, and whether it has given its last of the pass.
+    /// Number of the next block of each reader, and whether it has given its last block of the pass.
     pub positions: Vec<u64>,
     ended: Vec<bool>,
 }
@@ -22,15 +22,15 @@ impl Cursor {
         Self { epoch: 0, turn: 0, positions: vec![0; readers], ended: vec![false; readers] }
     }
 
-    /// Whether all readers have given their last block of the pass.
+    /// Returns whether all readers have given their last block of the pass.
     pub fn pass_ended(&self) -> bool {
         self.ended.iter().all(|ended| *ended)
     }
 
-    /// The reader that gives the next block of the pass.
+    /// Returns the reader of the next block of the pass.
     ///
     /// # Panics
-    /// When the pass has ended.
+    /// If the pass has ended.
     pub fn reader(&mut self) -> usize {
         assert!(!self.pass_ended());
         let readers = self.ended.len() as u64;
@@ -40,10 +40,10 @@ impl Cursor {
         (self.turn % readers) as usize
     }
 
-    /// Moves on behind a block of the reader whose turn it is; false for one that was given before.
+    /// Advances past a block of the reader whose turn it is; returns false for a block that was given before.
     ///
     /// # Errors
-    /// A block that is not the next.
+    /// A block that is not the next one.
     pub fn advance(&mut self, block: &Block) -> anyhow::Result<bool> {
         let reader = self.reader();
         let expected = self.positions[reader];
@@ -63,7 +63,7 @@ impl Cursor {
         Ok(true)
     }
 
-    /// Begins the next pass.
+    /// Starts the next pass.
     pub fn next_pass(&mut self) {
         self.epoch += 1;
         self.turn = 0;

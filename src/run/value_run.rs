@@ -1,4 +1,4 @@
-//! What the processes of a run of `admix values train` share: their memory, what main found out first, and its state.
+//! Data shared by the processes of a run of `admix values train`: shared memory, and main's findings about the exposures.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -22,24 +22,25 @@ use crate::values::{Block, Fields};
 use super::RunDirectory;
 use super::value_snapshot::ValueState;
 
-/// Regions of a reader's ring: one is written while another is learned from.
+/// Regions of a reader's ring: one is written while another one is read.
 const REGIONS: usize = 2;
 
-/// Handles to the shared memory of a run, but for its table.
+/// Handles to the shared memory of a run, except its table.
 pub struct ValueSegments {
     pub control: Control,
-    /// Of each reader one ring for each rank: reader by reader for main and a reader, those of one rank for that rank.
+    /// One ring per reader and rank: all of them for main, those of one reader for that reader, those of one rank for that
+    /// rank.
     pub rings: Vec<SampleRing>,
-    /// Of main, where there are several ranks, and where they overlap.
+    /// Exchange between several ranks, and further memory for overlapping ranks; only main has them here.
     pub exchange: Option<Exchange>,
     pub overlap: Option<RankSegments>,
 }
 
-/// What ranks that overlap share beside their exchange.
+/// Memory that overlapping ranks share besides their exchange.
 pub struct RankSegments {
-    /// Of each rank the gradients of its last iterations; iteration i lies in cell i mod [`KEPT_GRADIENTS`].
+    /// Gradients of the last iterations of each rank; iteration i is in cell i mod [`KEPT_GRADIENTS`].
     gradients: Vec<ParamCell>,
-    /// Of each rank the gradients of rows, on their way to rank 0.
+    /// One ring per rank for its row gradients on their way to rank 0.
     pub rows: Vec<SampleRing>,
 }
 
@@ -72,7 +73,7 @@ impl RankSegments {
         })
     }
 
-    /// Opens what main created.
+    /// Opens the segments that main created.
     ///
     /// # Errors
     /// A segment that is missing or of another build.
@@ -88,30 +89,31 @@ impl RankSegments {
         self.rows.len()
     }
 
-    /// The cell for a rank's gradient of an iteration.
+    /// Returns the cell for a rank's gradient of an iteration.
     pub fn gradient(&self, rank: usize, iteration: u64) -> &ParamCell {
         &self.gradients[rank * KEPT_GRADIENTS + (iteration % KEPT_GRADIENTS as u64) as usize]
     }
 }
 
-/// Parameters and their two moments: what ranks that overlap average at the end of a period.
+/// Parameters and their two moments, which overlapping ranks average at the end of a period.
 const STATE_PARTS: usize = 3;
 
-/// Bytes before the gradients of rows in what a rank gives to the others.
+/// Bytes before the row gradients in the data that a rank gives to the others.
 pub const RANK_HEADER: usize = 32;
 
-/// Name of the exchange's segment.
+/// Returns the name of the exchange's segment.
 pub fn exchange_name(prefix: &str) -> String {
     format!("{prefix}-exchange")
 }
 
-/// Sizes of what the ranks exchange, where there are several.
+/// Returns the sizes of the exchange; `None` for a single rank.
 fn exchange_shape(settings: &ValueSettings, fields: &Fields) -> Option<ExchangeShape> {
     if settings.values.ranks == 1 {
         return None;
     }
     let v = &settings.values;
-    // Of a batch of all ranks each sample goes to a rank by a hash: ten standard deviations are never exceeded.
+    // Each sample of the batch of all ranks goes to a rank by a hash: its share never exceeds the mean by ten standard
+    // deviations.
     let spread = 10 * ((v.batch as f64).sqrt() as usize + 1);
     let rows = (v.batch + spread).min(v.batch * v.ranks) * fields.len();
     let parts = if settings.ranks.sync == RankSync::Overlap { STATE_PARTS } else { 1 };
@@ -120,7 +122,7 @@ fn exchange_shape(settings: &ValueSettings, fields: &Fields) -> Option<ExchangeS
     Some(ExchangeShape { ranks: v.ranks, words, bytes })
 }
 
-/// Sizes of the exchange where ranks overlap.
+/// Returns the sizes of the exchange where ranks overlap.
 fn overlap_shape(settings: &ValueSettings, fields: &Fields) -> Option<ExchangeShape> {
     exchange_shape(settings, fields).filter(|_| settings.ranks.sync == RankSync::Overlap)
 }
@@ -129,19 +131,19 @@ pub fn net_shape(settings: &ValueSettings, fields: &Fields) -> NetShape {
     NetShape { fields: fields.len(), dim: settings.values.dim, hidden: settings.values.hidden }
 }
 
-/// Name of the ring from a reader to a rank.
+/// Returns the name of the ring from a reader to a rank.
 fn ring_name(prefix: &str, reader: usize, rank: usize) -> String {
     if rank == 0 { format!("{prefix}-ring{reader}") } else { format!("{prefix}-ring{reader}.{rank}") }
 }
 
-/// What snapshots go through on their way to disk, and what undoes changes that are in none.
+/// Buffers for snapshots on their way to disk, and the log that undoes changes that are in no snapshot.
 pub struct ValueHalves {
     pub halves: Halves,
     pub undo: UndoLog,
 }
 
 impl ValueHalves {
-    /// Creates them for a run that goes on from snapshot `since`, 0 for none; `None` where it takes no snapshots.
+    /// Creates the buffers for a run that resumes from snapshot `since`, 0 for none; `None` where it takes no snapshots.
     ///
     /// # Errors
     /// Too little shared memory.
@@ -157,7 +159,7 @@ impl ValueHalves {
         Ok(Some(Self { halves, undo: UndoLog::create(&names.part("undo"), undo, since)? }))
     }
 
-    /// Opens what main created; `None` where the run takes no snapshots.
+    /// Opens the buffers that main created; `None` where the run takes no snapshots.
     ///
     /// # Errors
     /// A segment that is damaged or of another build.
@@ -170,7 +172,7 @@ impl ValueHalves {
 }
 
 impl ValueSegments {
-    /// Creates control block, rings, and what several ranks exchange through.
+    /// Creates the control block, the rings, and the exchange of several ranks.
     ///
     /// # Errors
     /// Too little shared memory.
@@ -190,7 +192,7 @@ impl ValueSegments {
         })
     }
 
-    /// Opens what main created, with the rings from `reader` to each of `ranks`.
+    /// Opens the segments that main created, with the rings from `reader` to each of `ranks`.
     ///
     /// # Errors
     /// A segment that is missing or of another build.
@@ -198,7 +200,7 @@ impl ValueSegments {
         Self::open(prefix, (0..ranks).map(|rank| (reader, rank)))
     }
 
-    /// Opens what main created, with the rings from each of `readers` to `rank`.
+    /// Opens the segments that main created, with the rings from each of `readers` to `rank`.
     ///
     /// # Errors
     /// A segment that is missing or of another build.
@@ -261,7 +263,7 @@ fn undo_shape(settings: &ValueSettings) -> Option<UndoShape> {
     (settings.checkpoint.every_s > 0.0).then(|| UndoShape { words: table_shape(settings).words(), entries })
 }
 
-/// Name of the table's segment.
+/// Returns the name of the table's segment.
 pub fn table_name(prefix: &str) -> String {
     format!("{prefix}-table")
 }
@@ -279,11 +281,11 @@ pub fn compile_options(settings: &ValueSettings) -> CompileOptions {
     CompileOptions { max_bad_share: settings.values.max_bad_share, ..CompileOptions::default() }
 }
 
-/// What main found out about the exposures before training; written into the run directory.
+/// Main's findings about the exposures before training; written into the run directory.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Prepared {
-    /// Training samples, and their charges' variance over their mean at the logged predictions.
+    /// Number of training samples, and the ratio of variance to mean of their charges at the logged predictions.
     pub samples: u64,
     pub dispersion: f32,
     /// Standard deviations of the prior on the direct weights of each field's rows.
@@ -295,7 +297,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Reads what main wrote.
+    /// Reads the file that main wrote.
     ///
     /// # Errors
     /// A file that is missing or malformed.

@@ -1,14 +1,15 @@
-//! Snapshots of a run of `admix values train`: a base that is written rarely, and what has changed since in each snapshot.
+//! Snapshots of a run of `admix values train`: a base that is written rarely, and the changes since then in each snapshot.
 //!
 //! ```text
 //! checkpoints/
-//!   base-00000010.rows   all rows as of snapshot 10: what the deltas up to it come to
+//!   base-00000010.rows   all rows as of snapshot 10: the result of the deltas up to it
 //!   00000010/            state of snapshot 10, and the rows that changed between 9 and 10
 //!   00000011/
 //! ```
 //!
-//! Snapshot n is the newest base b <= n with the rows of b + 1 to n over it, and the state of n. A run begins with an empty base 0, which
-//! has no file. A new base appears by one rename, and what it replaces is removed after that: base and complete deltas always exist.
+//! Snapshot n is the newest base b <= n with the rows of b + 1 to n applied, and the state of n. Base 0 of a run that
+//! starts with an empty table has no file. A new base appears by one rename, and the files that it replaces are removed after that,
+//! so a base and complete deltas always exist.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,7 @@ use super::RunDirectory;
 use super::snapshot::folder;
 use super::value_cursor::Cursor;
 
-/// A run between two updates, but for its table.
+/// State of a run between two updates, without its table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ValueState {
     format: u32,
@@ -33,33 +34,35 @@ pub struct ValueState {
     pub cursor: Cursor,
     pub parameters: Vec<f32>,
     pub adam: Adam,
-    /// Evaluations so far, those in a row that did not improve, and the best loss.
+    /// Evaluations so far, consecutive evaluations without improvement, and the best loss.
     pub evaluations: u64,
     pub without_improvement: u64,
     pub best: Option<f64>,
-    /// Training is over: nothing is left but to say so.
+    /// Whether training is over.
     pub finished: bool,
-    /// Where the samples of processes went that are gone.
+    /// Sample ledger of processes that are gone.
     pub ledger: Ledger,
 }
 
 impl ValueState {
     const FORMAT: u32 = 2;
-    /// Bytes that a state takes beside its parameters and its readers.
+    /// Bytes of a state besides its parameters and its readers.
     const REST: usize = 4096;
 
-    /// Bytes that an encoded state takes at most.
+    /// Returns the maximum size of an encoded state, bytes.
     pub fn most_bytes(readers: usize, parameters: usize) -> usize {
         Self::REST + 16 * readers + 3 * size_of::<f32>() * parameters
     }
 
+    /// Encodes the state.
+    ///
     /// # Errors
     /// None that can happen.
     pub fn encode(&self) -> anyhow::Result<Vec<u8>> {
         Ok(bincode::serde::encode_to_vec(self, bincode::config::standard())?)
     }
 
-    /// The state of a run that begins.
+    /// Creates the state of a new run.
     pub fn new(readers: usize, parameters: Vec<f32>) -> Self {
         Self {
             format: Self::FORMAT,
@@ -81,12 +84,12 @@ impl ValueState {
 pub struct ValueSnapshot {
     pub number: u64,
     pub state: ValueState,
-    /// Its rows: files, of which the later count where they share a row.
+    /// Files with its rows; later files take precedence.
     rows: Vec<PathBuf>,
 }
 
 impl ValueSnapshot {
-    /// Finds the newest whole snapshot of a run; damaged ones are passed over with a warning.
+    /// Finds the newest complete snapshot of a run; damaged ones are skipped with a warning.
     ///
     /// # Errors
     /// A folder that cannot be read.
@@ -124,7 +127,7 @@ impl ValueSnapshot {
     }
 }
 
-/// What was found whole so far; what is not is told once.
+/// Results of checks so far; each damaged file is reported once.
 struct Checked<'a> {
     root: &'a Path,
     found: BTreeMap<PathBuf, bool>,
@@ -150,7 +153,7 @@ impl Checked<'_> {
     }
 }
 
-/// Reads the state of snapshot `number`, whose files were found whole.
+/// Reads the state of snapshot `number`, whose files have been checked.
 ///
 /// # Errors
 /// A state of another build.
@@ -164,17 +167,17 @@ pub fn read_state(directory: &RunDirectory, number: u64) -> anyhow::Result<Value
     Ok(state)
 }
 
-/// The file of the rows that changed before snapshot `number`.
+/// Returns the file of the rows that changed before snapshot `number`.
 pub fn delta_path(root: &Path, number: u64) -> PathBuf {
     root.join(format!("{number:08}")).join(folder::POOL)
 }
 
-/// The file of all rows as of snapshot `number`.
+/// Returns the file of all rows as of snapshot `number`.
 pub fn base_path(root: &Path, number: u64) -> PathBuf {
     root.join(format!("base-{number:08}.rows"))
 }
 
-/// Numbers of the bases in a folder, ascending.
+/// Returns the numbers of the bases in a folder, ascending.
 ///
 /// # Errors
 /// A folder that cannot be read.
@@ -191,10 +194,10 @@ pub fn bases(root: &Path) -> anyhow::Result<Vec<u64>> {
     Ok(numbers)
 }
 
-/// Removes snapshots and bases behind `number`, which the run does not go on from.
+/// Removes snapshots and bases newer than `number`, which the run does not resume from.
 ///
 /// # Errors
-/// What the file system says.
+/// Any error of the file system.
 pub fn remove_behind(root: &Path, number: u64) -> anyhow::Result<()> {
     for behind in folder::numbers(root)?.into_iter().filter(|n| *n > number) {
         std::fs::remove_dir_all(root.join(format!("{behind:08}")))?;

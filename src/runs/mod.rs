@@ -1,7 +1,7 @@
-//! Lists the runs in a folder and compares them: in what their configurations differ, and by how much their shares do.
+//! Lists the runs in a folder and compares them: differences of their configurations and of their shares.
 //!
-//! Runs are compared on the reported days that they have in common, by content, hour by hour as their `report.json` recorded
-//! them; the logs are not opened again. So runs of the same name, or of logs that have moved, are compared as well.
+//! Runs are compared on their common reported days, identified by content, hour by hour as recorded in their `report.json`; the
+//! logs are not opened again. Runs of the same name, or of logs that have moved, can therefore be compared as well.
 //!
 //! May import: everything but `cli` and its neighbours of the row; `report`.
 
@@ -22,10 +22,10 @@ use crate::run::RunDirectory;
 
 pub use text::render;
 
-/// How deep below the folder run directories are looked for.
+/// Maximum depth of run directories below the folder.
 const DEPTH: usize = 3;
 
-/// A run as its directory tells.
+/// A run as described by its directory.
 #[derive(Debug, Serialize)]
 pub struct Listed {
     /// Path below the folder.
@@ -46,34 +46,35 @@ pub struct Listed {
     days: Vec<(String, DayReport)>,
 }
 
-/// A run's share less another one's on the days that both reported.
+/// Difference of a run's share to another one's on the days that both reported.
 #[derive(Debug, Serialize)]
 pub struct Compared {
     pub run: String,
     pub against: String,
     pub days: Vec<String>,
-    /// Points, and its 95 % interval within these days.
+    /// Difference in points, and its 95 % interval within these days.
     pub difference: f64,
     pub interval: [f64; 2],
     pub decision: Decision,
 }
 
-/// What `admix runs` shows.
+/// Contents of `admix runs`.
 #[derive(Debug, Serialize)]
 pub struct Runs {
-    /// Oldest first.
+    /// Runs, oldest first.
     pub runs: Vec<Listed>,
-    /// Keys in which the configurations differ, with the value of each run; `null` where a run's program did not know the key.
+    /// Keys in which the configurations differ, with the value of each run; `null` if a run's program did not know the key.
     pub differing: BTreeMap<String, Vec<Value>>,
     pub compared: Vec<Compared>,
-    /// Directories that look like runs and cannot be read: why.
+    /// Directories that look like runs but cannot be read, with the reason.
     pub unreadable: Vec<String>,
 }
 
-/// Looks at every run in `folder`, which may be one itself; compares them with the run called `against`, the oldest one by default.
+/// Reads every run in `folder`, which may be one itself, and compares them with the run called `against`, by default the oldest
+/// one.
 ///
 /// # Errors
-/// A folder that cannot be listed or holds no run; no run called `against`.
+/// A folder that cannot be listed or has no run; no run called `against`.
 pub fn list(folder: &Path, against: Option<&str>) -> anyhow::Result<Runs> {
     let mut dirs = Vec::new();
     find(folder, DEPTH, &mut dirs).with_context(|| format!("cannot list {}", folder.display()))?;
@@ -110,7 +111,7 @@ fn find(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> std::io::Resul
     entries.sort_by_key(std::fs::DirEntry::file_name);
     if depth > 0 {
         for entry in entries.iter().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())) {
-            // A folder that may not be read is somebody else's.
+            // A folder that cannot be read belongs to another user.
             let _ = find(&entry.path(), depth - 1, found);
         }
     }
@@ -125,7 +126,7 @@ impl Listed {
         let state = match (outcome["reason"].as_str(), manifest["failure"].as_str()) {
             (Some(reason), _) => reason,
             (_, Some(_)) => "failed",
-            // Another user's lock cannot be looked at.
+            // Another user's lock cannot be examined.
             _ if RunDirectory::inspect(dir)?.is_in_use().unwrap_or(false) => "running",
             _ => "killed",
         };

@@ -1,4 +1,4 @@
-//! The list of runs, for people.
+//! Text form of the list of runs.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::Runs;
 
-/// Renders the list, what differs in the configurations, and the paired differences.
+/// Renders the list, the differences of the configurations, and the paired differences.
 pub fn render(runs: &Runs) -> String {
     let width = runs.runs.iter().map(|r| r.name.len()).max().unwrap_or(0).max(4);
     let mut text = format!(
@@ -59,7 +59,7 @@ pub fn render(runs: &Runs) -> String {
     text
 }
 
-/// Says each value once, with the numbers of the runs that have it.
+/// Lists each distinct value once, with the numbers of its runs.
 fn grouped(values: &[Value]) -> String {
     let mut groups: Vec<(&Value, Vec<String>)> = Vec::new();
     for (i, value) in values.iter().enumerate() {
@@ -75,7 +75,7 @@ fn grouped(values: &[Value]) -> String {
     said.collect::<Vec<_>>().join("  ")
 }
 
-/// Keeps the end of a long value: paths differ there.
+/// Truncates a long value at its start, because paths differ at the end.
 fn shortened(value: &str) -> String {
     const MOST: usize = 60;
     let count = value.chars().count();

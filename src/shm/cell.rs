@@ -1,13 +1,13 @@
 //! The newest parameters, from one writer to any number of readers.
 //!
-//! Two slots. Publication n goes to slot n mod 2 while readers use the other one, and is then announced by
-//! storing n: a writer killed half way leaves the publication before it as it was. Nobody waits for anybody: a reader
-//! copies, and then checks that the writer had not begun to overwrite what it copied (each slot carries the
-//! number of the publication that was begun there last, a seqlock per slot). It can be overtaken only by two
-//! publications during one copy, and then the newer one is what it wants anyway.
+//! There are two slots. Publication n goes to slot n mod 2 while readers use the other one, and is then announced by storing n:
+//! a writer that is killed half way leaves the previous publication intact. Nothing here blocks: a reader copies, and then
+//! checks that the writer had not begun to overwrite the copied data (each slot carries the number of the last publication
+//! begun there, a seqlock per slot). A reader is overtaken only by two publications during one copy, and then the newer one is
+//! what it needs anyway.
 //!
-//! The words are relaxed atomics, so that an overtaken reader reads rubbish, not undefined behaviour. A
-//! checksum over version and words guards against what no protocol can (a stray write, broken memory).
+//! The words are relaxed atomics, so that an overtaken reader reads garbage instead of causing undefined behaviour. A checksum
+//! over version and words guards against faults outside the protocol (a stray write, broken memory).
 
 use std::mem::{offset_of, size_of};
 
@@ -20,18 +20,17 @@ use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
 use super::wait::Doorbell;
 
 const KIND: Kind = Kind(2);
-/// How often a reader tries again after being overtaken; each attempt fails only if two publications fall
-/// into one copy.
+/// Attempts of a reader that is overtaken; each one fails only if two publications fall into one copy.
 const ATTEMPTS: usize = 64;
 
 #[repr(C, align(128))]
 #[derive(Default)]
 struct Head {
-    /// Words that a slot has room for; constant after creation.
+    /// Capacity of a slot in words; constant after creation.
     capacity: AtomicU64,
     /// Number of the newest complete publication, 0 for none yet.
     published: AtomicU64,
-    /// Copies that passed the protocol but not the checksum.
+    /// Number of copies that passed the protocol but not the checksum.
     torn: AtomicU64,
     slots: [Slot; 2],
 }
@@ -39,7 +38,7 @@ struct Head {
 #[repr(C, align(128))]
 #[derive(Default)]
 struct Slot {
-    /// Number of the publication begun here last.
+    /// Number of the last publication begun here.
     begun: AtomicU64,
     version: AtomicU64,
     /// Words in use.
@@ -77,7 +76,7 @@ impl ParamCell {
         Self::of(Segment::open(name, KIND, layout(), size_of::<Head>())?)
     }
 
-    /// Opens the cell to look at; nothing that is done to it reaches the run.
+    /// Opens the cell for observation: a private map through which the run cannot be changed.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -102,17 +101,17 @@ impl ParamCell {
         }
     }
 
-    /// How much of `/dev/shm` a cell for so many words takes.
+    /// Returns the bytes of `/dev/shm` that a cell for `capacity` words takes.
     pub fn footprint(capacity: usize) -> u64 {
         Segment::footprint(body_len(capacity))
     }
 
-    /// Words that a publication may have.
+    /// Returns the maximum number of words of a publication.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Publishes `words` and rings `bell`. One process at a time does this; a restarted one goes on after
+    /// Publishes `words` and rings `bell`. One process at a time does this; a restarted one continues after
     /// [`version`](Self::version).
     ///
     /// # Errors
@@ -137,22 +136,21 @@ impl ParamCell {
         // Release fence: pairs with the Acquire fence in `copy`. A reader that copied any of the words below
         // also sees `begun`, and rejects its copy.
         fence(Ordering::Release);
-        // Relaxed: published by the announcement below.
+        // Relaxed: made visible by the announcement below.
         slot.version.store(version, Ordering::Relaxed);
         slot.len.store(words.len() as u64, Ordering::Relaxed);
         slot.checksum.store(checksum(version, words), Ordering::Relaxed);
         for (shared, word) in self.words(next, words.len()).iter().zip(words) {
             shared.store(*word, Ordering::Relaxed);
         }
-        // Release: pairs with the Acquire in `read` and `version`; who sees the number sees the whole slot.
+        // Release: pairs with the Acquire in `read` and `version`; a reader that sees the number sees the whole slot.
         head.published.store(next, Ordering::Release);
         bell.ring();
         Ok(())
     }
 
-    /// Copies the newest parameters into `out`, which is cleared, and returns their version. `None` when
-    /// nothing was published yet, or, hardly ever, when the writer overtook every attempt; either way there is
-    /// nothing usable in `out` and the caller comes back later.
+    /// Copies the newest parameters into `out`, which is cleared, and returns their version. `None` if nothing was published
+    /// yet or, very rarely, if the writer overtook every attempt; `out` is then empty and the caller tries again later.
     pub fn read(&self, out: &mut Vec<u32>) -> Option<u64> {
         let head = self.head();
         for _ in 0..ATTEMPTS {
@@ -174,12 +172,11 @@ impl ParamCell {
         None
     }
 
-    /// Copies publication `number`: its version and checksum, or `None` when the writer has begun to
-    /// overwrite it.
+    /// Copies publication `number` and returns its version and checksum, or `None` if the writer has begun to overwrite it.
     fn copy(&self, number: u64, out: &mut Vec<u32>) -> Option<(u64, u64)> {
         let slot = &self.head().slots[slot_of(number)];
-        // Relaxed: rubbish if the writer is here again, which the check below finds out. The length is kept
-        // within bounds until then.
+        // Relaxed: garbage if the writer is here again, which the check below detects. The length is kept within bounds until
+        // then.
         let version = slot.version.load(Ordering::Relaxed);
         let expected = slot.checksum.load(Ordering::Relaxed);
         let len = slot.len.load(Ordering::Relaxed);
@@ -193,7 +190,8 @@ impl ParamCell {
         (slot.begun.load(Ordering::Acquire) == number).then_some((version, expected))
     }
 
-    /// Version of the newest parameters; 0 before the first, and as hardly ever as [`read`](Self::read) finds none.
+    /// Returns the version of the newest parameters; 0 before the first, and, as rarely as [`read`](Self::read) finds none, if
+    /// overtaken.
     pub fn version(&self) -> u64 {
         let head = self.head();
         for _ in 0..ATTEMPTS {
@@ -204,18 +202,18 @@ impl ParamCell {
             }
             let slot = &head.slots[slot_of(number)];
             let version = slot.version.load(Ordering::Relaxed);
-            // Acquire fence, and Acquire: as in `copy`. Tried again only when two publications fell in between, so a
-            // dead writer holds nobody up.
+            // Acquire fence, and Acquire: as in `copy`. Tried again only when two publications fell in between, so a dead
+            // writer cannot block a reader.
             fence(Ordering::Acquire);
             if slot.begun.load(Ordering::Acquire) == number {
                 return version;
             }
         }
-        // Overtaken every time, or a head that no writer leaves: there is nothing to read now.
+        // Overtaken every time, or a head that no writer leaves: nothing can be read now.
         0
     }
 
-    /// Copies that the protocol let through and the checksum did not: anything but 0 is a bug or broken memory.
+    /// Returns the number of copies that passed the protocol but not the checksum: anything but 0 is a bug or broken memory.
     pub fn torn(&self) -> u64 {
         // Relaxed: a statistic.
         self.head().torn.load(Ordering::Relaxed)
@@ -247,7 +245,7 @@ fn layout() -> u64 {
     layout_hash(&[size_of::<Head>(), offset_of!(Head, slots), size_of::<Slot>(), offset_of!(Slot, checksum)])
 }
 
-/// Over the words, seeded by the version, so that one publication's version does not fit another's words.
+/// Returns the hash of the words, seeded by the version, so that one publication's version does not match another's words.
 fn checksum(version: u64, words: &[u32]) -> u64 {
     XxHash3_64::oneshot_with_seed(version, bytemuck::cast_slice(words))
 }
@@ -271,7 +269,7 @@ mod tests {
         ParamCell::create(&unique_name("cell"), WORDS).unwrap()
     }
 
-    /// Content that is a function of the version, so that a tear shows beyond the checksum.
+    /// Content that is a function of the version, so that a torn copy shows without the checksum.
     fn content(version: u64) -> Vec<u32> {
         let len = WORDS - (version % 3) as usize;
         let word = |i| (version as u32).wrapping_mul(0x9E37_79B1) ^ i;
@@ -315,7 +313,7 @@ mod tests {
             let seen = read(&cell).expect("a version");
             assert!(seen == 5 || seen == 6, "step {step}: {seen}");
             assert_eq!(cell.version(), seen, "what can be read is what is announced");
-            // The next writer goes on from what is there.
+            // The next writer continues from what is there.
             cell.publish(seen + 1, &content(seen + 1), &bell).unwrap();
             assert_eq!((read(&cell), cell.version()), (Some(seen + 1), seen + 1));
             if done.is_some() {
@@ -334,7 +332,7 @@ mod tests {
         assert_eq!(cell.torn(), ATTEMPTS as u64);
     }
 
-    /// A reader of a head that says what no writer says spun for ever.
+    /// A reader of a head with contents that no writer stores looped for ever.
     #[test]
     fn a_head_that_contradicts_itself_holds_nobody_up() {
         let (cell, bell) = (cell(), bell());

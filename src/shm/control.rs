@@ -1,7 +1,7 @@
-//! The run's control block: what every process of a run may look at, and the few bells that serve several.
+//! The run's control block: state that every process of a run may read, and the doorbells that serve several of them.
 //!
-//! Plain counters and gauges; nothing here takes part in a protocol but the stop level, which only rises, and
-//! the doorbells. Each statistic has one writer, named at its struct.
+//! It consists of plain counters and gauges. Only the stop level, which only rises, and the doorbells take part in a protocol.
+//! Each statistic has one writer, named at its struct.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -22,84 +22,84 @@ use super::sync::{AtomicU32, AtomicU64, Ordering};
 use super::wait::Doorbell;
 
 const KIND: Kind = Kind(3);
-/// Stop level: actors and the learner finish what they are at and end.
+/// Stop level: actors and the learner finish their current work and end.
 pub const STOP_LEARNING: u32 = 1;
-/// Stop level: nothing will be published any more; the evaluator looks at the newest parameters and ends.
+/// Stop level: nothing will be published any more; the evaluator evaluates the newest parameters and ends.
 pub const STOP_ALL: u32 = 2;
-/// Stop level: everybody ends at once.
+/// Stop level: all processes end at once.
 pub const STOP_NOW: u32 = 3;
 
-/// Stored by one actor.
+/// Statistics of an actor, stored by it alone.
 #[repr(C, align(128))]
 pub struct ActorStats {
     /// Requests replayed.
     pub steps: Counter,
-    /// Waiting for a region or for parameters.
+    /// Time spent waiting for a region or for parameters.
     pub wait_ns: Counter,
     pub compute_ns: Counter,
-    /// Taking in parameters, handing over blocks.
+    /// Time spent taking in parameters and handing over blocks.
     pub copy_ns: Counter,
-    /// Version of the parameters that it plays with.
+    /// Version of the parameters in use.
     pub param_version: Counter,
 }
 
-/// Stored by the learner.
+/// Statistics stored by the learner.
 #[repr(C, align(128))]
 pub struct LearnerStats {
     pub samples_consumed: Counter,
     pub updates: Counter,
-    /// Version last published.
+    /// Last published version.
     pub param_version: Counter,
-    /// Policy lag of the blocks consumed: updates between the parameters that played a block and the learner's own when
-    /// it took the block in.
+    /// Staleness of the blocks consumed: updates between the parameters that generated a block and the learner's own when it
+    /// ingested the block.
     pub lag: Histogram,
     pub wait_ns: Counter,
     pub compute_ns: Counter,
     /// Samples that were consumed and are in no learner any more.
     pub rolled_back: Counter,
-    /// Times that training went back because a loss was not finite.
+    /// Number of rollbacks because of a non-finite loss.
     pub rollbacks: Counter,
-    /// Taking in blocks, publishing parameters.
+    /// Time spent taking in blocks and publishing parameters.
     pub copy_ns: Counter,
-    /// Putting snapshots into shared memory: what they hold training up.
+    /// Time spent putting snapshots into shared memory, during which training pauses.
     pub snapshot_ns: Counter,
 }
 
-/// Stored by the checkpointer.
+/// Statistics stored by the checkpointer.
 #[repr(C, align(128))]
 pub struct CheckpointStats {
-    /// Snapshots on disk, and what was written for them.
+    /// Number of snapshots on disk, and bytes written for them.
     pub snapshots: Counter,
     pub bytes: Counter,
     pub write_ns: Counter,
-    /// Attempts that the file system refused.
+    /// Failed attempts to write a snapshot.
     pub failures: Counter,
 }
 
-/// Stored by the evaluator. The gauges mean something once `evaluations` is not 0.
+/// Statistics stored by the evaluator. The gauges are meaningful once `evaluations` is not 0.
 #[repr(C, align(128))]
 pub struct EvaluatorStats {
     pub evaluations: Counter,
-    /// Evaluations in a row that did not improve on the best.
+    /// Consecutive evaluations without improvement.
     pub without_improvement: Counter,
-    /// Total benefit of the last evaluation and its share of the bound.
+    /// Total benefit of the last evaluation, and its share of the bound.
     pub last_benefit: Gauge,
     pub last_share: Gauge,
     pub best_benefit: Gauge,
     pub best_share: Gauge,
     pub best_version: Counter,
-    /// Multiple of `evaluate.every` that the last evaluation was for.
+    /// Multiple of `evaluate.every` for which the last evaluation was made.
     pub due: Counter,
     pub wait_ns: Counter,
     pub compute_ns: Counter,
-    /// Taking in parameters, saving the best.
+    /// Time spent taking in parameters and saving the best ones.
     pub copy_ns: Counter,
     /// Version up to which everything is evaluated; in lock-step the learner waits for it.
     progress: AtomicU64,
 }
 
 impl EvaluatorStats {
-    /// Declares everything up to `version` evaluated and rings `bell`.
+    /// Marks everything up to `version` as evaluated and rings `bell`.
     pub fn set_progress(&self, version: u64, bell: &Doorbell) {
         // Release: pairs with the Acquire in `progress`; the results are stored before.
         self.progress.fetch_max(version, Ordering::Release);
@@ -112,21 +112,21 @@ impl EvaluatorStats {
     }
 }
 
-/// What lies in the segment.
+/// Contents of the segment.
 #[repr(C, align(128))]
 pub struct ControlBlock {
-    /// 0 while the run goes on; requests only rise, so that none can take back another.
+    /// Stop level, 0 while the run goes on; it only rises, so that no request can undo another.
     stop: AtomicU32,
     /// Rung at every commit of a block: the learner waits here for all its rings.
     pub data: DoorbellLine,
     /// Rung at every publication of parameters.
     pub params: DoorbellLine,
-    /// Rung when the evaluator gets on.
+    /// Rung when the evaluator makes progress.
     pub progress: DoorbellLine,
     pub learner: LearnerStats,
     pub evaluator: EvaluatorStats,
     pub checkpoint: CheckpointStats,
-    /// Number of the snapshot that this run goes on from, 0 for none. Stored by main before it starts anybody.
+    /// Number of the snapshot from which this run resumes, 0 for none. Stored by main before it starts any child.
     pub resumed_from: Counter,
     pub actors: [ActorStats; MAX_ACTORS],
     pub processes: [ProcessSlot; MAX_PROCESSES],
@@ -148,8 +148,8 @@ impl Deref for DoorbellLine {
 unsafe impl Shareable for ControlBlock {}
 
 impl ControlBlock {
-    /// Raises the stop level (one of the `STOP_` constants) and wakes everybody that waits on a bell in here.
-    /// Who waits for space in a ring has a timeout, or main rings those too.
+    /// Raises the stop level (one of the `STOP_` constants) and wakes all processes that wait on a bell of this block. A
+    /// process that waits for space in a ring has a timeout, or main rings that bell too.
     pub fn request_stop(&self, level: u32) {
         // Release: pairs with the Acquire in `stop_level`; the reason is stored before.
         self.stop.fetch_max(level, Ordering::Release);
@@ -158,7 +158,7 @@ impl ControlBlock {
         }
     }
 
-    /// The highest level requested so far.
+    /// Returns the highest level requested so far.
     pub fn stop_level(&self) -> u32 {
         // Acquire: pairs with the Release in `request_stop`.
         self.stop.load(Ordering::Acquire)
@@ -167,15 +167,15 @@ impl ControlBlock {
 
 /// A handle to the control block.
 ///
-/// Main's holds the lock that tells everybody that the run lives.
+/// Main's handle holds the lock that shows that the run is alive.
 pub struct Control {
     segment: Segment,
-    /// Of main alone. Closed after the segment is removed.
+    /// Only main has it. Closed after the segment is removed.
     _lock: Option<File>,
 }
 
 impl Control {
-    /// Creates the segment `name` and locks it: from now on the run lives. Only main does this.
+    /// Creates the segment `name` and locks it, which marks the run as alive. Only main does this.
     ///
     /// # Errors
     /// When the name is taken ([`ShmError::Exists`]: draw another) or `/dev/shm` is too small.
@@ -188,7 +188,7 @@ impl Control {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(taken()),
             file => file.map_err(failed)?,
         };
-        // Whoever sweeps may have found it before it was locked, and has removed it or is about to.
+        // A sweep may have found it before it was locked, and has removed it or is about to.
         if !lock::try_take(&file).map_err(failed)? || file.metadata().map_err(failed)?.nlink() == 0 {
             return Err(taken());
         }
@@ -203,7 +203,7 @@ impl Control {
         Ok(Self { segment: Segment::open(name, KIND, layout(), size_of::<ControlBlock>())?, _lock: None })
     }
 
-    /// Opens the block to look at; nothing that is done to it reaches the run.
+    /// Opens the block for observation: a private map through which the run cannot be changed.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -211,12 +211,12 @@ impl Control {
         Ok(Self { segment: Segment::observe(name, KIND, layout(), size_of::<ControlBlock>())?, _lock: None })
     }
 
-    /// How much of `/dev/shm` it takes.
+    /// Returns the bytes of `/dev/shm` that it takes.
     pub fn footprint() -> u64 {
         Segment::footprint(size_of::<ControlBlock>())
     }
 
-    /// Process id and start time of the run's main process.
+    /// Returns the process id and start time of the run's main process.
     pub fn owner(&self) -> (u32, u64) {
         self.segment.owner()
     }

@@ -1,8 +1,8 @@
-//! Statistics in shared memory: a count that grows and a number that moves both ways.
+//! Statistics in shared memory: a count that grows, and a number that moves both ways.
 
 use super::sync::{AtomicU64, Ordering};
 
-/// A count that grows. Relaxed: a statistic orders nothing.
+/// A count that grows. Relaxed: a statistic implies no ordering.
 #[repr(transparent)]
 #[derive(Default)]
 pub struct Counter(AtomicU64);
@@ -17,7 +17,7 @@ impl Counter {
         self.0.fetch_max(n, Ordering::Relaxed);
     }
 
-    /// For a process that starts again from a checkpoint.
+    /// Sets the value, for a process that restarts from a checkpoint.
     pub fn set(&self, n: u64) {
         self.0.store(n, Ordering::Relaxed);
     }
@@ -27,7 +27,7 @@ impl Counter {
     }
 }
 
-/// A number that moves both ways: the bits of an `f64`. Relaxed: a statistic orders nothing.
+/// A number that moves both ways, stored as the bits of an `f64`. Relaxed: a statistic implies no ordering.
 #[repr(transparent)]
 pub struct Gauge(AtomicU64);
 

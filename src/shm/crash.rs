@@ -1,9 +1,9 @@
-//! Atomics that can die: the unit tests' way to kill a process between any two of its stores.
+//! Atomics that can die: the unit tests' means to kill a process between any two of its stores.
 //!
-//! What a killed process leaves in shared memory is exactly the stores it made until then. So a thread
-//! under [`kill_after`] makes so many atomic stores and then none: the next one unwinds, and whatever the
-//! destructors try on the way out is dropped as well. Counting up from zero visits every state in which a
-//! process can be abandoned, without forks and without luck.
+//! A killed process leaves in shared memory exactly the stores that it made until then. A thread under [`kill_after`] therefore
+//! makes a given number of atomic stores and then none: the next one unwinds, and any store by destructors on the way out is
+//! dropped as well. Counting up from zero visits every state in which a process can be abandoned, deterministically and without
+//! forks.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -16,7 +16,7 @@ thread_local! {
 
 struct Killed;
 
-/// Runs `body` and kills it at its store number `stores` (from 0); `None` when it died.
+/// Runs `body` and kills it at store number `stores` (from 0); returns `None` if it died.
 pub fn kill_after<R>(stores: u32, body: impl FnOnce() -> R) -> Option<R> {
     STORES_LEFT.set(Some(stores));
     let outcome = catch_unwind(AssertUnwindSafe(body));
@@ -29,12 +29,12 @@ pub fn kill_after<R>(stores: u32, body: impl FnOnce() -> R) -> Option<R> {
     }
 }
 
-/// Drops what a killed process held: memory is unmapped, but no destructor stores anything.
+/// Drops the handles of a killed process: memory is unmapped, but no destructor stores anything.
 pub fn abandon<T>(held: T) {
     kill_after(0, || drop(held));
 }
 
-/// Whether the calling thread may still store; unwinds at the store that kills it.
+/// Returns whether the calling thread may still store; unwinds at the store that kills it.
 fn may_store() -> bool {
     match STORES_LEFT.get() {
         None => true,
@@ -65,7 +65,7 @@ macro_rules! mortal {
                 }
             }
 
-            /// A dead thread's exchange pretends to succeed, so that no loop waits for it.
+            /// An exchange of a dead thread pretends to succeed, so that no loop waits for it.
             pub fn compare_exchange(
                 &self,
                 from: $value,

@@ -1,6 +1,6 @@
-//! What can go wrong with shared memory, in words that say what to do next.
+//! Errors of shared memory, with messages that say what to do next.
 
-/// The error of everything in `shm`.
+/// Error type of all of `shm`.
 #[derive(Debug, thiserror::Error)]
 pub enum ShmError {
     #[error("shared memory `{name}`: cannot {what}: {source}")]

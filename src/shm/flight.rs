@@ -1,13 +1,13 @@
 //! The file behind a flight recorder: a ring of small records that outlives its process.
 //!
-//! The file is mapped, so that a record costs a few stores and no system call, and what was stored is in the kernel's
-//! hands however the process ends. A kill may fall between any two stores: a record is absent from the first
-//! store on (its sequence number is 0) and whole with the last one. Who reads needs the file alone, not the process, and
-//! may read while records are made: a checksum tells a record that was half replaced under the reader's eyes, or
-//! damaged on the disk. All pages are reserved when the file is made: on a disk that is full later, a touch of a page
-//! that was merely promised would be a SIGBUS. (A file system that copies on write may still break that promise.)
+//! The file is mapped, so that a record costs a few stores and no system call, and stored data belongs to the kernel however
+//! the process ends. A kill may fall between any two stores: a record is absent from the first store on (its sequence number is
+//! 0) and complete with the last one. A reader needs only the file, not the process, and may read while records are made: a
+//! checksum detects a record that was half replaced during the read or damaged on the disk. All pages are reserved when the
+//! file is made, because on a disk that fills up later, access to an unreserved page would be a SIGBUS. (A file system that
+//! copies on write may still fail this way.)
 //!
-//! What the kinds and numbers mean is the business of those above.
+//! Callers define the meaning of kinds and numbers.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _};
@@ -27,21 +27,21 @@ use super::segment::layout_hash;
 use super::sync::{AtomicU64, Ordering};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"adxfligt");
-/// Records that a file holds; the oldest gives way.
+/// Number of records of a file; the oldest is overwritten.
 pub const RECORDS: usize = 256;
-/// Bytes of text that a record has room for.
+/// Maximum bytes of text in a record.
 pub const TEXT_BYTES: usize = 64;
 const TEXT_WORDS: usize = TEXT_BYTES / 8;
-/// Words of a record that the checksum covers: all but itself.
+/// Words of a record that the checksum covers: all but the checksum itself.
 const COVERED: usize = size_of::<Slot>() / 8 - 1;
-/// Bytes of a whole file.
+/// Size of a file, bytes.
 pub const FILE_BYTES: usize = size_of::<Head>() + RECORDS * size_of::<Slot>();
 
 #[repr(C, align(128))]
 struct Head {
     magic: AtomicU64,
     layout: AtomicU64,
-    /// How often the file was opened for recording.
+    /// Number of times that the file was opened for recording.
     starts: AtomicU64,
 }
 
@@ -52,7 +52,7 @@ struct Slot {
     /// Unix milliseconds.
     wall_ms: AtomicU64,
     monotonic_ms: AtomicU64,
-    /// Process id, and the kind above it.
+    /// Process id in the lower half, kind in the upper half.
     who: AtomicU64,
     numbers: [AtomicU64; 3],
     text: [AtomicU64; TEXT_WORDS],
@@ -70,14 +70,14 @@ fn layout() -> u64 {
     layout_hash(&[size_of::<Head>(), size_of::<Slot>(), RECORDS, TEXT_BYTES])
 }
 
-/// One record as it is read.
+/// One record as read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlightRecord {
-    /// Grows by one from record to record of a file, over restarts too.
+    /// Grows by one from record to record of a file, across restarts.
     pub seq: u64,
     /// Unix milliseconds.
     pub wall_ms: u64,
-    /// Milliseconds of the clock that nobody sets.
+    /// Milliseconds of the monotonic clock.
     pub monotonic_ms: u64,
     pub pid: u32,
     pub kind: u32,
@@ -85,23 +85,23 @@ pub struct FlightRecord {
     pub text: String,
 }
 
-/// What a file holds.
+/// Contents of a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FlightLog {
-    /// How often the file was opened for recording.
+    /// Number of times that the file was opened for recording.
     pub starts: u64,
-    /// The whole records, in order.
+    /// The complete records, in order.
     pub records: Vec<FlightRecord>,
 }
 
-/// A file that this process records into; one process at a time does.
+/// A file into which this process records; one process at a time does.
 pub struct FlightFile {
     map: MmapRaw,
     next: Local,
 }
 
 impl FlightFile {
-    /// Opens the file for recording: goes on after what is there, or begins a new one where that is no recording.
+    /// Opens the file for recording: continues after the existing records, or begins a new file where it is not a recording.
     ///
     /// # Errors
     /// A folder that cannot be written, or a disk without room for [`FILE_BYTES`].
@@ -110,7 +110,7 @@ impl FlightFile {
             Ok(log) => Some(log),
             Err(e) if e.kind() == io::ErrorKind::NotFound => None,
             Err(e) if e.kind() == io::ErrorKind::InvalidData => {
-                // Removed, not emptied: whoever has it mapped keeps his pages.
+                // Removed, not truncated: a process that has it mapped keeps its pages.
                 std::fs::remove_file(path)?;
                 None
             }
@@ -134,19 +134,19 @@ impl FlightFile {
         let head = this.head();
         head.layout.store(layout(), Ordering::Release);
         head.starts.store(earlier.starts.saturating_add(1), Ordering::Release);
-        // Release here and above: in program order, so that a file with the magic has the rest.
+        // Release here and above: in program order, so that a file with the magic has everything else.
         head.magic.store(MAGIC, Ordering::Release);
         Ok(this)
     }
 
-    /// How often the file was opened for recording, this time included.
+    /// Returns how often the file was opened for recording, including this time.
     pub fn starts(&self) -> u64 {
         self.head().starts.load(Ordering::Relaxed)
     }
 
-    /// Appends a record. Of `text` as many whole characters are kept as fit [`TEXT_BYTES`].
+    /// Appends a record. As many whole characters of `text` are kept as fit into [`TEXT_BYTES`].
     pub fn record(&self, kind: u32, numbers: [u64; 3], text: &str) {
-        // Relaxed: the number alone matters; threads of this process get different slots.
+        // Relaxed: only the number matters; threads of this process get different slots.
         let seq = self.next.fetch_add(1, Ordering::Relaxed);
         let slot = &self.slots()[(seq % RECORDS as u64) as usize];
         let wall_ms = std::time::SystemTime::now()
@@ -164,8 +164,8 @@ impl FlightFile {
         for (word, bytes) in words[7..].iter_mut().zip(bytes.as_chunks::<8>().0) {
             *word = u64::from_le_bytes(*bytes);
         }
-        // Release throughout: stored in program order, so that a kill leaves a head of this sequence. There is no
-        // partner: who reads does so after the process, or checks the sum.
+        // Release throughout: stored in program order, so that a kill leaves a prefix of this sequence. No Acquire pairs with
+        // them: a reader reads after the process has ended, or checks the checksum.
         slot.seq.store(0, Ordering::Release);
         let rest = [&slot.wall_ms, &slot.monotonic_ms, &slot.who].into_iter().chain(&slot.numbers).chain(&slot.text);
         for (shared, word) in rest.zip(&words[1..]) {
@@ -176,8 +176,8 @@ impl FlightFile {
     }
 
     fn head(&self) -> &Head {
-        // SAFETY: `open` made sure of the length; maps are page aligned; `Head` is `Shareable`, hence valid for any
-        // bytes and changed through atomics only.
+        // SAFETY: `open` ensured the length; maps are page aligned; `Head` is `Shareable`, hence valid for any bytes and
+        // changed through atomics only.
         unsafe { &*self.map.as_mut_ptr().cast::<Head>() }
     }
 
@@ -187,7 +187,7 @@ impl FlightFile {
     }
 }
 
-/// Makes the file system hand over every page now.
+/// Makes the file system allocate every page now.
 fn reserve(file: &File) -> io::Result<()> {
     loop {
         match nix::fcntl::posix_fallocate(file, 0, FILE_BYTES as libc::off_t) {
@@ -216,8 +216,8 @@ impl FlightLog {
         })
     }
 
-    /// The whole records among the bytes of a file; `None` when its head is not one of ours. Records that are torn,
-    /// damaged or cut off are left out.
+    /// Decodes the complete records of a file; `None` if its header is not that of a recording. Torn, damaged and truncated
+    /// records are left out.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (head, slots) = bytes.split_at_checked(size_of::<Head>())?;
         let head = words_of(head);

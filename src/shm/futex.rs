@@ -1,28 +1,28 @@
-//! The two system calls under a [`Doorbell`](super::wait::Doorbell): sleep unless a word has changed, and wake
-//! whoever sleeps on it.
+//! The two system calls under a [`Doorbell`](super::wait::Doorbell): sleep unless a word has changed, and wake all sleepers on
+//! it.
 
 use std::io;
 use std::time::Duration;
 
 use super::sync::AtomicU32;
 
-/// How often somebody looks again before going to sleep, where everybody has a core: some tens of microseconds.
+/// Number of looks before sleeping where every process has a core: some tens of microseconds.
 const LOOKS: u32 = 1 << 11;
-/// The same where they share cores, which is given up each time.
+/// Number of looks where processes share cores; the core is yielded each time.
 const YIELDS: u32 = 1 << 6;
 
-/// Passes the time of somebody who expects news within microseconds, less than falling asleep and being woken take. It has an end:
-/// then the futex.
+/// Bounded spinning for a process that expects a change within microseconds, which is less than falling asleep and being woken
+/// takes. After that it uses the futex.
 pub(super) struct Patience {
     left: u32,
     crowded: bool,
 }
 
 impl Patience {
-    /// Whether so many processes, each at work, share cores.
+    /// Returns whether this many busy processes have to share cores.
     pub(super) fn is_crowded(processes: usize) -> bool {
-        // Of the machine, not of this process: each may be bound to a core of its own.
-        // SAFETY: it takes a number and returns one.
+        // Cores of the machine, not of this process: each process may be bound to a core of its own. SAFETY: it takes a number
+        // and returns one.
         let cores = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
         usize::try_from(cores).is_ok_and(|cores| processes > cores)
     }
@@ -31,7 +31,7 @@ impl Patience {
         Self { left: if crowded { YIELDS } else { LOOKS }, crowded }
     }
 
-    /// Lets a moment pass; false when it is time to sleep.
+    /// Lets a moment pass; returns false when it is time to sleep.
     pub(super) fn look_again(&mut self) -> bool {
         let Some(left) = self.left.checked_sub(1) else { return false };
         self.left = left;
@@ -44,11 +44,11 @@ impl Patience {
     }
 }
 
-/// Sleeps on `word` as long as it is `expected`, at most `timeout`. The kernel compares under its own lock, so that a
-/// change followed by [`wake_all`] is not missed. May return early without a cause.
+/// Sleeps on `word` while it equals `expected`, at most `timeout`. The kernel compares under its own lock, so that a change
+/// followed by [`wake_all`] is not missed. May return early without a cause.
 ///
 /// # Errors
-/// When the word had changed already, the time was up or a signal was handled.
+/// If the word had changed already, the time was up or a signal was handled.
 pub(super) fn sleep(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -> io::Result<()> {
     let timeout = timeout.map(|t| libc::timespec {
         tv_sec: t.as_secs().min(libc::time_t::MAX as u64) as libc::time_t,
@@ -61,7 +61,7 @@ pub(super) fn sleep(word: &AtomicU32, expected: u32, timeout: Option<Duration>) 
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Wakes everybody who sleeps on `word`.
+/// Wakes all sleepers on `word`.
 pub(super) fn wake_all(word: &AtomicU32) {
     // SAFETY: the word outlives the call and is aligned; the kernel only uses its address.
     unsafe {

@@ -1,23 +1,23 @@
-//! Two halves of shared memory through which snapshots leave the learner without holding it up.
+//! Two halves of shared memory through which the learner hands over snapshots without waiting for the disk.
 //!
-//! The learner puts snapshot s into half s mod 2 and goes on; the checkpointer copies complete halves to disk. A snapshot
-//! has two parts with owners of their own, the dense state (networks, optimisers, counters) and the sparse one (what
-//! changed since the snapshot before it: blocks of the replay pool, rows of a table), and is complete when both are there.
+//! The learner puts snapshot s into half s mod 2 and goes on; the checkpointer copies complete halves to disk. A snapshot has
+//! two parts with separate owners, the dense state (networks, optimisers, counters) and the sparse one (the changes since the
+//! previous snapshot: blocks of the replay pool, rows of a table), and is complete when both are there.
 //!
-//! Flags that two parties set and take back lose signals, so there are counters that only grow, each stored by one party,
-//! and the flags follow from them:
+//! Flags that two parties set and clear lose signals. Here there are counters that only grow, each stored by one party, and the
+//! flags follow from them:
 //!
 //! ```text
 //! dense ready for s    dense_ready  >= s     stored by the owner of the dense part
 //! sparse ready for s   sparse_ready >= s     stored by the owner of the sparse part
 //! complete             both
 //! on disk              committed    >= s     stored by the checkpointer
-//! may be begun         committed    >= s-1   then the other half is on disk, and half s mod 2 is needed by nobody
+//! may be begun         committed    >= s-1   then the other half is on disk, and half s mod 2 is unused
 //! ```
 //!
-//! So base (the newest snapshot on disk) + a complete half always is a whole snapshot, and as s is begun only when s-1 is on
-//! disk, its sparse part holds the changes since exactly that base. A party that is killed anywhere leaves a half that is
-//! either complete or will be begun anew; nobody waits for the dead.
+//! Therefore base (the newest snapshot on disk) + a complete half is always a whole snapshot. As s is begun only when s-1 is on
+//! disk, its sparse part holds the changes since exactly that base. A party that is killed at any point leaves a half that is
+//! either complete or will be begun again; no process waits for a dead one.
 
 use std::mem::{offset_of, size_of};
 
@@ -33,7 +33,7 @@ use super::wait::Doorbell;
 const KIND: Kind = Kind(4);
 const PAGE: usize = 4096;
 
-/// Room for the parts of a snapshot, bytes.
+/// Capacity for the parts of a snapshot, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HalfShape {
     pub dense: usize,
@@ -51,11 +51,11 @@ struct Head {
     committed: Line,
     /// Rung when a part becomes ready and when a snapshot is committed.
     news: BellLine,
-    /// Part headers, by half: dense, sparse.
+    /// Headers of the parts: by half, then dense, sparse.
     parts: [[PartHead; 2]; 2],
 }
 
-/// A counter on a cache line of its own: each has another party that stores it.
+/// A counter on its own cache line, because each is stored by another party.
 #[repr(C, align(128))]
 #[derive(Default)]
 struct Line(AtomicU64);
@@ -64,12 +64,13 @@ struct Line(AtomicU64);
 #[derive(Default)]
 struct BellLine(Doorbell);
 
-/// Stored by the part's owner while the half is open to it; constant while the part is ready and not committed.
+/// Header of a part. Stored by the part's owner while the half is open to it; constant while the part is ready and not
+/// committed.
 #[repr(C, align(128))]
 #[derive(Default)]
 struct PartHead {
     snapshot: AtomicU64,
-    /// Update whose state this is.
+    /// Update count of the state.
     update: AtomicU64,
     len: AtomicU64,
     /// xxh3 of the bytes, seeded by snapshot and update.
@@ -79,7 +80,7 @@ struct PartHead {
 // SAFETY: repr(C), atomics and structs of atomics only.
 unsafe impl Shareable for Head {}
 
-/// Which part of a snapshot.
+/// A part of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     Dense,
@@ -95,7 +96,7 @@ impl Part {
     }
 }
 
-/// A complete snapshot in shared memory that is not on disk yet. It stays as it is until it is committed.
+/// A complete snapshot in shared memory that is not on disk yet. It does not change until it is committed.
 #[derive(Debug, Clone, Copy)]
 pub struct Complete<'a> {
     pub snapshot: u64,
@@ -104,10 +105,10 @@ pub struct Complete<'a> {
     pub sparse: &'a [u8],
 }
 
-/// The halves at a moment, as their counters tell.
+/// State of the halves at one moment, derived from the counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct HalvesView {
-    /// Newest snapshot of which each part is ready.
+    /// Newest snapshot for which each part is ready.
     pub dense_ready: u64,
     pub sparse_ready: u64,
     /// Newest snapshot on disk.
@@ -115,11 +116,11 @@ pub struct HalvesView {
     pub halves: [HalfView; 2],
 }
 
-/// One half at a moment.
+/// State of one half at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct HalfView {
     pub state: HalfState,
-    /// What its headers say of the parts in it; those of a snapshot that is on disk stay until they are overwritten.
+    /// Contents of its part headers; those of a snapshot on disk stay until they are overwritten.
     pub snapshot: u64,
     pub update: u64,
     pub dense_bytes: u64,
@@ -129,11 +130,11 @@ pub struct HalfView {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HalfState {
-    /// Nobody needs what is in it; it may be being written.
+    /// The content is not needed any more; it may be being overwritten.
     Free,
     /// One part of a snapshot is ready.
     Begun,
-    /// A whole snapshot that is not on disk yet.
+    /// A complete snapshot that is not on disk yet.
     Complete,
 }
 
@@ -165,7 +166,7 @@ impl Halves {
         Self::of(Segment::open(name, KIND, layout(), size_of::<Head>())?)
     }
 
-    /// Opens them to look at only: the map is private, so that what is stored through it reaches nobody.
+    /// Opens the halves for observation: the map is private, so that stores through it have no effect on the run.
     ///
     /// # Errors
     /// As [`Halves::open`].
@@ -186,34 +187,34 @@ impl Halves {
         Ok(Self { segment, shape })
     }
 
-    /// How much of `/dev/shm` halves of this shape take.
+    /// Returns the bytes of `/dev/shm` that halves of this shape take.
     pub fn footprint(shape: HalfShape) -> u64 {
         Segment::footprint(body_len(shape))
     }
 
-    /// Rung when a part becomes ready and when a snapshot is committed.
+    /// Returns the doorbell that is rung when a part becomes ready and when a snapshot is committed.
     pub fn news(&self) -> &Doorbell {
         &self.head().news.0
     }
 
-    /// Number of the snapshot that is on disk, 0 for none.
+    /// Returns the number of the newest snapshot on disk, 0 for none.
     pub fn committed(&self) -> u64 {
         // Acquire: pairs with the Release in `commit`; the checkpointer's reads of the half are over.
         self.head().committed.0.load(Ordering::Acquire)
     }
 
-    /// Number of the newest complete snapshot, on disk or not; 0 for none.
+    /// Returns the number of the newest complete snapshot, on disk or not; 0 for none.
     pub fn complete(&self) -> u64 {
         let head = self.head();
-        // Acquire: pairs with the Release in `write`; who sees the number sees the part.
+        // Acquire: pairs with the Release in `write`; a process that sees the number sees the part.
         head.dense_ready.0.load(Ordering::Acquire).min(head.sparse_ready.0.load(Ordering::Acquire))
     }
 
-    /// Looks at the counters; whether the bytes are what their owners wrote is for [`Halves::pending`].
+    /// Reads the counters. [`Halves::pending`] also checks the bytes.
     pub fn view(&self) -> HalvesView {
         loop {
             let seen = self.look();
-            // Else a snapshot was committed meanwhile, and the figures may be of different moments.
+            // Otherwise a snapshot was committed meanwhile, and the numbers may be of different moments.
             if seen.committed == self.committed() {
                 return seen;
             }
@@ -222,7 +223,7 @@ impl Halves {
 
     fn look(&self) -> HalvesView {
         let head = self.head();
-        // First: what is ready is then at least as new.
+        // First, so that the ready counters are at least as new.
         let committed = self.committed();
         // Acquire: pairs with the Release in `write`; headers are those of the snapshot or of a later one.
         let [dense_ready, sparse_ready] =
@@ -230,7 +231,7 @@ impl Halves {
         let halves = [0, 1].map(|half| {
             let ready = |newest: u64| newest > committed && newest % 2 == half;
             let [dense, sparse] = &head.parts[half as usize];
-            // Relaxed: figures to look at.
+            // Relaxed: numbers for display.
             let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
             HalfView {
                 state: match (ready(dense_ready), ready(sparse_ready)) {
@@ -247,20 +248,20 @@ impl Halves {
         HalvesView { dense_ready, sparse_ready, committed, halves }
     }
 
-    /// The snapshot that may be begun now; `None` while the one before is not on disk.
+    /// Returns the snapshot that may be begun now; `None` while the previous one is not on disk.
     pub fn next(&self) -> Option<u64> {
         let committed = self.committed();
-        // A snapshot is complete or not begun, as far as its one owner is concerned; a dead owner's half parts are begun anew.
+        // From its owner's view a snapshot is complete or not begun; a dead owner's partial snapshot is begun again.
         (self.complete() <= committed).then_some(committed + 1)
     }
 
-    /// Writes a part of `snapshot`, the state after `update`, and declares it ready. `pieces` are laid one after another.
-    /// Each part has one owner, who writes it when [`Halves::next`] has said that the snapshot may be begun. A process that
-    /// owns both always writes them in the same order: if it is killed in between, the part that its successor writes anew
-    /// counts as ready all the while, and it is the other one that keeps the checkpointer from it.
+    /// Writes a part of `snapshot`, the state after `update`, and declares it ready. The `pieces` are stored one after another.
+    /// Each part has one owner, which writes it when [`Halves::next`] allows the snapshot. A process that owns both parts
+    /// always writes them in the same order: if it is killed in between, the part that its successor overwrites counts as ready
+    /// all the time, and only the missing other part keeps the checkpointer from reading it.
     ///
     /// # Errors
-    /// A part that does not fit; nothing is declared then.
+    /// A part that does not fit; it is then not declared ready.
     pub fn write<'a>(
         &self,
         part: Part,
@@ -270,7 +271,7 @@ impl Halves {
     ) -> Result<(), ShmError> {
         assert!(self.next() == Some(snapshot), "snapshot {snapshot} may not be begun");
         let capacity = self.capacity(part);
-        // SAFETY: these bytes are this part's; until it is declared ready below nobody but its one owner touches them: the
+        // SAFETY: these bytes are this part's; until it is declared ready below only its one owner touches them: the
         // checkpointer reads complete halves only, and this half's last snapshot is two behind, hence committed.
         let room = unsafe { self.segment.slice_mut(self.offset(part, snapshot), capacity) };
         let mut len = 0;
@@ -285,7 +286,7 @@ impl Halves {
             len += piece.len();
         }
         let head = self.part(part, snapshot);
-        // Relaxed: published by the counter below.
+        // Relaxed: made visible by the counter below.
         head.snapshot.store(snapshot, Ordering::Relaxed);
         head.update.store(update, Ordering::Relaxed);
         head.len.store(len as u64, Ordering::Relaxed);
@@ -296,10 +297,10 @@ impl Halves {
         Ok(())
     }
 
-    /// The complete snapshot that is not on disk yet, if there is one.
+    /// Returns the complete snapshot that is not on disk yet, if there is one.
     ///
     /// # Errors
-    /// [`ShmError::DamagedSnapshot`]: its parts do not belong together or are not what their owners wrote.
+    /// [`ShmError::DamagedSnapshot`]: its parts do not belong together or differ from what their owners wrote.
     pub fn pending(&self) -> Result<Option<Complete<'_>>, ShmError> {
         let snapshot = self.complete();
         if snapshot <= self.committed() {
@@ -317,8 +318,8 @@ impl Halves {
             if len > self.capacity(part) as u64 {
                 return Err(damaged("an impossible length"));
             }
-            // SAFETY: the part is ready and not committed: nobody writes to it until `committed` reaches its number, which
-            // the one checkpointer stores, and that borrows `self` here.
+            // SAFETY: the part is ready and not committed: nobody writes to it until `committed` reaches its number, which the
+            // one checkpointer stores, and the returned value borrows `self` here.
             let bytes = unsafe { self.segment.slice(self.offset(part, snapshot), len as usize) };
             if checksum(snapshot, update, bytes) != head.checksum.load(Ordering::Relaxed) {
                 return Err(damaged("a wrong checksum"));
@@ -333,8 +334,8 @@ impl Halves {
         Ok(Some(Complete { snapshot, update, dense, sparse }))
     }
 
-    /// Declares everything up to `snapshot` committed: by the checkpointer once it is on disk, and by main before anybody
-    /// else is there when a run goes on from a snapshot.
+    /// Marks everything up to `snapshot` as committed. Called by the checkpointer once the snapshot is on disk, and by main,
+    /// before there are other processes, when a run resumes from a snapshot.
     pub fn commit(&self, snapshot: u64) {
         let head = self.head();
         // Release: pairs with the Acquire in `committed`; our reads of the half come before it may be overwritten.
@@ -364,7 +365,7 @@ impl Halves {
         }
     }
 
-    /// Where a part's bytes start in the segment.
+    /// Returns the offset of a part's bytes in the segment.
     fn offset(&self, part: Part, snapshot: u64) -> usize {
         let half = (snapshot % 2) as usize * half_len(self.shape);
         let offset = match part {
@@ -492,7 +493,7 @@ mod tests {
         let refused = halves.write(Part::Sparse, 1, 1, [&large[..]]);
         assert!(matches!(refused, Err(ShmError::SnapshotTooLarge { needed: 301, capacity: 300 })));
         snapshot(&halves, 3);
-        // SAFETY: a byte of the dense part; nobody else is here.
+        // SAFETY: a byte of the dense part; nobody else accesses it.
         unsafe { halves.segment.slice_mut(halves.offset(Part::Dense, 1), 18)[17] ^= 1 };
         assert!(matches!(halves.pending(), Err(ShmError::DamagedSnapshot { .. })));
     }
@@ -524,7 +525,7 @@ mod tests {
             let halves = halves();
             snapshot(&halves, 1);
             kill_after(step, || halves.commit(1));
-            // Its successor finds snapshot 1 on disk, or not, and says so.
+            // Its successor finds snapshot 1 on disk or not, and commits it.
             halves.commit(1);
             assert_eq!(halves.next(), Some(2));
         }

@@ -1,14 +1,14 @@
-//! A histogram of whole numbers that one process records and any may read.
+//! A histogram of whole numbers that one process records and any process may read.
 //!
-//! The bins are fixed, so that it lies in shared memory: 0, 1, 2-3, 4-7, .. each as wide as all before it together, and
-//! the last one open. Quantiles are known to a bin; within it, its values are taken to be equally frequent.
+//! The bins are fixed, so that it can be in shared memory: 0, 1, 2-3, 4-7, .. each as wide as all before it together, and the
+//! last one open. Quantiles are interpolated: within a bin, its values are assumed to be equally frequent.
 
 use super::counter::Counter;
 
 /// Number of bins; the last one holds everything from 2^20 on.
 const BINS: usize = 22;
 
-/// Counts of recorded values. Relaxed throughout: a statistic orders nothing.
+/// Counts of recorded values. Relaxed throughout: a statistic implies no ordering.
 #[repr(C)]
 #[derive(Default)]
 pub struct Histogram {
@@ -17,22 +17,22 @@ pub struct Histogram {
     max: Counter,
 }
 
-/// What a [`Histogram`] held when it was read.
+/// Contents of a [`Histogram`] when it was read.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]
 pub struct Distribution {
-    /// Values recorded.
+    /// Number of values recorded.
     pub count: u64,
     pub mean: f64,
-    /// Not exceeded by half of the values, interpolated within their bin.
+    /// Median, interpolated within its bin.
     pub p50: u64,
-    /// Not exceeded by 95 % of the values, interpolated within their bin.
+    /// 95 % quantile, interpolated within its bin.
     pub p95: u64,
     pub max: u64,
-    /// The bins up to the last one that holds something.
+    /// The bins up to the last non-empty one.
     pub bins: Vec<Bin>,
 }
 
-/// How many values lay within `from..=to`.
+/// Number of values within `from..=to`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Bin {
     pub from: u64,
@@ -44,7 +44,7 @@ fn bin_of(value: u64) -> usize {
     ((u64::BITS - value.leading_zeros()) as usize).min(BINS - 1)
 }
 
-/// The least and the largest value of a bin.
+/// Returns the least and the largest value of a bin.
 fn edges(bin: usize) -> (u64, u64) {
     match bin {
         0 => (0, 0),
@@ -97,7 +97,7 @@ impl Histogram {
 }
 
 impl Distribution {
-    /// The mean of what was recorded since `earlier`, a reading of the same histogram; `None` if that is nothing.
+    /// Returns the mean of the values recorded since `earlier`, a reading of the same histogram; `None` if there are none.
     pub fn mean_since(&self, earlier: &Self) -> Option<f64> {
         let sum = |d: &Self| d.mean * d.count as f64;
         let count = self.count.checked_sub(earlier.count).filter(|&n| n > 0)?;

@@ -1,9 +1,9 @@
-//! Locks that tell whether a process lives.
+//! Locks that show whether a process is alive.
 //!
-//! A main process holds a lock on a file of its run for as long as it lives; the kernel takes the lock away when the process
-//! ends, however it ends. Unlike a process id, a lock means the same in every pid namespace and says nothing wrong where
-//! `/proc` is hidden. These are open-file-description locks: asking whether one is held does not take it, even for an
-//! instant, so that whoever looks disturbs nobody.
+//! A main process holds a lock on a file of its run while it lives; the kernel releases the lock when the process ends, however
+//! it ends. Unlike a process id, a lock means the same in every pid namespace and gives no wrong answer where `/proc` is
+//! hidden. These are open-file-description locks: asking whether one is held does not take it, even for an instant, so
+//! observers disturb nobody.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -14,15 +14,15 @@ use nix::fcntl::{FcntlArg, fcntl};
 
 use crate::files;
 
-/// Opens a file to lock it or to ask for its lock; links are not followed.
+/// Opens a file to take or query its lock; links are not followed.
 ///
 /// # Errors
-/// What the system says; `InvalidInput` where it is not a regular file.
+/// Any error of the system; `InvalidInput` where it is not a regular file.
 pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     files::open_no_follow(path, options)
 }
 
-/// Takes the lock of a file that is open for writing, until the file is closed; `false` if somebody else has it.
+/// Takes the lock of a file that is open for writing, until the file is closed; returns `false` if another process has it.
 ///
 /// # Errors
 /// A file system without locks.
@@ -34,7 +34,7 @@ pub fn try_take(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Whether somebody has the lock of a file.
+/// Returns whether any process has the lock of a file.
 ///
 /// # Errors
 /// A file system without locks.

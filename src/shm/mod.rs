@@ -1,12 +1,10 @@
-//! Everything that the processes of a run share in memory, and nearly all `unsafe` of the project; CONTRIBUTING.md lists
-//! the rest.
+//! All memory shared by the processes of a run, and nearly all `unsafe` of the project; CONTRIBUTING.md lists the rest.
 //!
-//! **Why shared memory.** An actor produces blocks of half a megabyte and the learner publishes its
-//! parameters to every process; a pipe would copy each of them twice through the kernel and would block
-//! the wrong side when the other one hangs. **Why so careful.** Any process may be killed between any two
-//! instructions and the run must go on, with a ledger that still adds up to the last sample. So there are
-//! no locks in here: every structure is a few atomics that only grow, and each has a `recover_*` (or needs
-//! none) that puts it right after its user died.
+//! **Why shared memory.** An actor produces blocks of half a megabyte and the learner publishes its parameters to every
+//! process. A pipe would copy each of them twice through the kernel and would block the wrong side when the other one hangs.
+//! **Why so careful.** Any process may be killed between any two instructions, and the run must go on with a ledger that still
+//! balances to the last sample. So there are no locks in here: every structure is a few atomics that only grow, and each has a
+//! `recover_*` function (or needs none) that repairs it after one of its users died.
 //!
 //! | file | what it is |
 //! |---|---|
@@ -17,7 +15,7 @@
 //! | `lock` | locks that tell whether a process lives |
 //! | `names` | [`RunNames`], the names of a run's segments, and [`sweep`] for those of dead runs |
 //! | `wait` | [`Doorbell`], sleeping until another process has news |
-//! | `futex` | the two system calls under it, and how long an exchange looks before it sleeps |
+//! | `futex` | the two system calls under it, and how long an exchange spins before it sleeps |
 //! | `ring/` | [`SampleRing`], blocks of samples from one actor to one learner, with its [`Ledger`] |
 //! | `cell` | [`ParamCell`], the newest parameters, from one writer to many readers |
 //! | `halves` | [`Halves`], two halves through which snapshots reach the checkpointer |
@@ -31,8 +29,7 @@
 //! | `histogram` | [`Histogram`], a distribution among those statistics |
 //! | `flight` | [`FlightFile`], the last events of a process, in a mapped file that survives it |
 //!
-//! This folder imports nothing of the project but [`crate::files`]. What a block or a parameter word
-//! means is the business of those above.
+//! This folder imports nothing of the project but [`crate::files`]. Callers define the meaning of blocks and parameter words.
 
 pub mod cell;
 pub mod control;

@@ -1,14 +1,14 @@
-//! Names of segments, and what dead runs left behind.
+//! Names of segments, and removal of those of dead runs.
 //!
-//! A segment is called `admix-<run id>.<draw>-<pid>-<start time>-<part>`: a number that is drawn anew whenever segments are
-//! created, so that no name is ever used twice and none can be foreseen, then pid and start time of the run's main process,
-//! for people who look and for versions of this program that knew no locks. Names last as long as the run: a respawned
-//! child and `inspect` open segments by them.
+//! A segment is called `admix-<run id>.<draw>-<pid>-<start time>-<part>`. The draw is a random number, drawn whenever segments
+//! are created, so that no name is ever used twice or can be foreseen. Pid and start time of the run's main process are for
+//! human readers and for versions of this program without locks. Names last as long as the run: a respawned child and `inspect`
+//! open segments by them.
 //!
-//! Whether a run lives is told by a lock that its main process holds on the control segment ([`super::lock`]), never by its
-//! pid: the lock holds between pid namespaces that share `/dev/shm`, and where `/proc` is hidden. The control segment is
-//! created first and removed last, so segments without one are left over from a run that died. A main process that is
-//! killed cannot remove its segments; the next start of the same user does ([`sweep`]).
+//! A run is alive if its main process holds a lock on the control segment ([`super::lock`]); its pid does not matter. The lock
+//! works across pid namespaces that share `/dev/shm`, and where `/proc` is hidden. The control segment is created first and
+//! removed last, so segments without one are left over from a dead run. A main process that is killed cannot remove its
+//! segments; the next start of the same user does ([`sweep`]).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,7 +23,7 @@ use rustix::process::geteuid;
 use super::error::ShmError;
 use super::lock;
 
-/// Where the kernel shows POSIX shared memory as files.
+/// Folder in which the kernel shows POSIX shared memory as files.
 pub(super) const SHM_DIR: &str = "/dev/shm";
 const PREFIX: &str = "admix";
 /// The part that is created first, removed last, and locked by main.
@@ -42,21 +42,21 @@ impl RunNames {
     /// Draws names for a run whose main process is the calling one.
     ///
     /// # Errors
-    /// When `run_id` has characters that a file name should not have, or more than 128.
+    /// If `run_id` has characters that a file name should not have, or more than 128.
     pub fn for_this_process(run_id: &str) -> Result<Self, ShmError> {
         let bad = |c: char| !(c.is_ascii_alphanumeric() || "._-".contains(c));
         if run_id.is_empty() || run_id.len() > 128 || run_id.contains(bad) {
             return Err(ShmError::BadName { text: run_id.to_owned(), also: ", and `-`; 1 to 128 of them" });
         }
-        // The standard library seeds it from the system's randomness, differently each time.
+        // The standard library seeds it from the system's random source, differently each time.
         let draw = RandomState::new().build_hasher().finish().max(1);
         let pid = std::process::id();
-        // Where /proc is not mounted the lock tells all the same.
+        // Where /proc is not mounted, the lock still works.
         let start_time = start_time(pid).unwrap_or(0);
         Ok(Self { run_id: run_id.to_owned(), draw, pid, start_time })
     }
 
-    /// The names of the run whose main process is `pid`; `None` while it has no control block, or when it is gone.
+    /// Returns the names of the run whose main process is `pid`; `None` while it has no control block, or when it is gone.
     pub fn of_process(pid: u32) -> Option<Self> {
         let files = fs::read_dir(SHM_DIR).ok()?;
         files.flatten().find_map(|file| {
@@ -66,36 +66,36 @@ impl RunNames {
         })
     }
 
-    /// The full name of one part, such as `control` or `ring3`.
+    /// Returns the full name of one part, such as `control` or `ring3`.
     ///
     /// # Panics
-    /// When `part` is not made of letters, digits, `.` and `_`: parts are chosen in the code.
+    /// If `part` does not consist of letters, digits, `.` and `_`: parts are chosen in the code.
     pub fn part(&self, part: &str) -> String {
         let good = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '_';
         assert!(!part.is_empty() && part.chars().all(good), "part `{part}`");
         format!("{self}-{part}")
     }
 
-    /// Takes a full name apart into the run's names and the part; `None` when it is not one of ours.
+    /// Splits a full name into the run's names and the part; `None` if it is not a name of this program.
     pub fn parse(name: &str) -> Option<(Self, &str)> {
-        // From the right: a run id may contain dashes, the others do not.
+        // From the right: a run id may contain dashes, the other fields do not.
         let mut fields = name.rsplitn(4, '-');
         let part = fields.next()?;
         let start_time = fields.next()?.parse().ok()?;
         let pid = fields.next()?.parse().ok()?;
         let run = fields.next()?.strip_prefix(PREFIX)?.strip_prefix('-')?;
-        // Versions without locks drew no number.
+        // Versions without locks had no draw.
         let drawn = run.rsplit_once('.').and_then(|(run_id, draw)| Some((run_id, u64::from_str_radix(draw, 16).ok()?)));
         let (run_id, draw) = drawn.unwrap_or((run, 0));
         let names = Self { run_id: run_id.to_owned(), draw, pid, start_time };
         Some((names, part))
     }
 
-    /// The names under which `user` has shared memory of a run with this id, or left it there when its main process was
-    /// killed; the living first. What others put there under such names is passed over.
+    /// Returns the names under which `user` has shared memory of a run with this id, or left it when its main process was
+    /// killed; live runs first. Files of other users under such names are ignored.
     ///
     /// # Errors
-    /// When `/dev/shm` cannot be listed.
+    /// If `/dev/shm` cannot be listed.
     pub fn of_run(run_id: &str, user: u32) -> Result<Vec<Self>, ShmError> {
         let runs =
             runs_of(user).map_err(|source| ShmError::Os { name: SHM_DIR.to_owned(), what: "list it", source })?;
@@ -104,7 +104,7 @@ impl RunNames {
         Ok(found)
     }
 
-    /// Process id of the run's main process.
+    /// Returns the process id of the run's main process.
     pub fn pid(&self) -> u32 {
         self.pid
     }
@@ -113,13 +113,13 @@ impl RunNames {
         &self.run_id
     }
 
-    /// Whether the main process of these names is still there: it holds the lock on its control segment.
+    /// Returns whether the main process of these names is alive: it holds the lock on its control segment.
     pub fn is_alive(&self) -> bool {
         let control = lock::open(&self.path(CONTROL), OpenOptions::new().read(true));
         control.and_then(|file| lock::is_held(&file)).unwrap_or(false)
     }
 
-    /// The file of one part.
+    /// Returns the file of one part.
     pub(super) fn path(&self, part: &str) -> PathBuf {
         Path::new(SHM_DIR).join(self.part(part))
     }
@@ -128,19 +128,19 @@ impl RunNames {
 impl fmt::Display for RunNames {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { run_id, draw, pid, start_time } = self;
-        // No draw is 0: see `parse`.
+        // A draw is never 0: see `parse`.
         let draw = if *draw == 0 { String::new() } else { format!(".{draw:016x}") };
         write!(f, "{PREFIX}-{run_id}{draw}-{pid}-{start_time}")
     }
 }
 
-/// The segments of a user, by run: regular files with names of ours.
+/// Lists the segments of a user by run: regular files with names of this program.
 fn runs_of(user: u32) -> io::Result<BTreeMap<RunNames, Vec<String>>> {
     let mut runs = BTreeMap::<RunNames, Vec<String>>::new();
     for entry in fs::read_dir(SHM_DIR)? {
         let entry = entry?;
         let Ok(name) = entry.file_name().into_string() else { continue };
-        // Of the entry itself: a link is not followed. It may have gone by now.
+        // Metadata of the entry itself: a link is not followed. It may have gone by now.
         let ours = entry.metadata().is_ok_and(|meta| meta.is_file() && meta.uid() == user);
         if let Some((names, part)) = RunNames::parse(&name).filter(|_| ours) {
             runs.entry(names).or_default().push(part.to_owned());
@@ -151,8 +151,8 @@ fn runs_of(user: u32) -> io::Result<BTreeMap<RunNames, Vec<String>>> {
 
 /// Removes the segments that dead runs of this user left; returns their names.
 ///
-/// Passes over everything else: other users' files, whatever is not a regular file, and what cannot be removed. Nothing that
-/// lies in `/dev/shm` keeps a run from starting.
+/// Ignores everything else: other users' files, anything that is not a regular file, and files that cannot be removed. No
+/// content of `/dev/shm` keeps a run from starting.
 pub fn sweep() -> Vec<String> {
     let runs = runs_of(geteuid().as_raw()).unwrap_or_else(|e| {
         tracing::debug!("{SHM_DIR} cannot be swept: {e}");
@@ -165,11 +165,11 @@ pub fn sweep() -> Vec<String> {
 
 /// Removes the parts of one run if it is dead.
 fn sweep_run(names: &RunNames, parts: &[String]) -> Vec<String> {
-    // Of a version that knew no locks, perhaps.
+    // It may be of a version without locks.
     if start_time(names.pid) == Some(names.start_time) {
         return vec![];
     }
-    // Held until all parts are gone: main, if it has just created the segment and wants the lock, sees that the name is lost.
+    // Held until all parts are gone. If main has just created the segment and wants the lock, it sees that the name is lost.
     let control = match lock::open(&names.path(CONTROL), OpenOptions::new().read(true).write(true)) {
         Ok(file) if lock::try_take(&file).unwrap_or(false) => Some(file),
         Err(e) if e.kind() == io::ErrorKind::NotFound => None,
@@ -191,20 +191,20 @@ fn sweep_run(names: &RunNames, parts: &[String]) -> Vec<String> {
     removed
 }
 
-/// Whether process `pid` is there and not merely waiting to be reaped.
+/// Returns whether process `pid` exists and is not just waiting to be reaped.
 pub fn is_alive(pid: u32) -> bool {
     start_time(pid).is_some()
 }
 
-/// When process `pid` started, in clock ticks since boot; `None` when it is gone or only waits to be reaped.
+/// Returns when process `pid` started, in clock ticks since boot; `None` if it is gone or only waits to be reaped.
 pub(super) fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).ok()?;
-    // Field 2 is the command in parentheses and may contain anything; field 3 follows its last `)`.
+    // Field 2 is the command in parentheses and may contain anything; field 3 follows the last `)`.
     let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
     if matches!(fields.next()?, "Z" | "X") {
         return None;
     }
-    // Field 3 is taken, so field 22 is 18 further on.
+    // Field 3 has been consumed, so field 22 is the 19th from here.
     fields.nth(18)?.parse().ok()
 }
 
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn sweep_removes_the_dead_and_keeps_the_living() {
-        // Of a process that is gone, or whose id is another's by now: the lock alone tells.
+        // As for a process that is gone, or whose id was reused: only the lock decides.
         let draw = || RunNames { start_time: 1, ..RunNames::for_this_process("sweep-test").unwrap() };
         let (live, dead, headless) = (draw(), draw(), draw());
         assert!(live != dead, "no name is drawn twice");

@@ -1,12 +1,12 @@
-//! The processes of a run, in one table: what each is called, where it signs in and when it is started.
+//! The processes of a run in one table: name, slot, and when each is started.
 
 use nix::time::{ClockId, clock_gettime};
 
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Most actors that a run may have.
+/// Maximum number of actors of a run.
 pub const MAX_ACTORS: usize = 64;
-/// Slots for processes: the actors' come first, the others' follow.
+/// Number of process slots: the actors' come first, the others' follow.
 pub const MAX_PROCESSES: usize = MAX_ACTORS + 16;
 
 /// A process of a run.
@@ -16,17 +16,17 @@ pub enum Role {
     Learner,
     Evaluator,
     Checkpointer,
-    /// Of a run of `admix values train`, like the trainer.
+    /// A reader of a run of `admix values train`.
     Reader(usize),
     Trainer,
-    /// A trainer beside it, from 1.
+    /// A further trainer rank, numbered from 1.
     Rank(usize),
     ValueCheckpointer,
 }
 
 impl Role {
-    /// The table of roles: the name, which is the hidden subcommand, too; the slot of [`super::ControlBlock::processes`] that it signs
-    /// in to; what it says there that it is.
+    /// Returns the row of the table of roles: the name, which is also the hidden subcommand; the slot in
+    /// [`super::ControlBlock::processes`]; the kind that it registers as.
     const fn row(self) -> (&'static str, usize, ProcessKind) {
         match self {
             Self::Actor(id) => ("actor", id, ProcessKind::Actor),
@@ -40,13 +40,13 @@ impl Role {
         }
     }
 
-    /// Returns the roles of a training run beside its actors and its learner; `saves` says whether it takes snapshots.
+    /// Returns the roles of a training run besides its actors and its learner; `saves` says whether it takes snapshots.
     pub fn helpers(saves: bool) -> Vec<Self> {
         let always = [Self::Evaluator];
         always.into_iter().chain(saves.then_some(Self::Checkpointer)).collect()
     }
 
-    /// Returns the role, in a training run, of the process that signed in to a slot.
+    /// Returns the role, in a training run, of the process that registered in a slot.
     pub fn of(kind: ProcessKind, slot: usize) -> Self {
         match kind {
             ProcessKind::Actor => Self::Actor(slot),
@@ -60,17 +60,17 @@ impl Role {
         self.row().0
     }
 
-    /// Where it signs in.
+    /// Returns the slot in which it registers.
     pub const fn slot(self) -> usize {
         self.row().1
     }
 
-    /// What it signs in as.
+    /// Returns the kind that it registers as.
     pub const fn kind(self) -> ProcessKind {
         self.row().2
     }
 
-    /// Its number, where there may be several of it.
+    /// Returns its number, where there may be several processes of the role.
     pub fn id(self) -> Option<usize> {
         match self {
             Self::Actor(id) | Self::Reader(id) | Self::Rank(id) => Some(id),
@@ -86,7 +86,7 @@ impl std::fmt::Display for Role {
     }
 }
 
-/// What a process says in its slot that it is.
+/// Kind of a process as registered in its slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum ProcessKind {
@@ -100,7 +100,7 @@ impl ProcessKind {
     const ALL: [Self; 4] = [Self::Actor, Self::Learner, Self::Checkpointer, Self::Evaluator];
 }
 
-/// One process; stored by itself (and `clear`ed by main).
+/// Slot of one process; stored by the process itself (and `clear`ed by main).
 #[repr(C, align(128))]
 pub struct ProcessSlot {
     kind: AtomicU32,
@@ -110,9 +110,9 @@ pub struct ProcessSlot {
 }
 
 impl ProcessSlot {
-    /// Signs the calling process in; returns how often this slot was signed into, from 1.
+    /// Registers the calling process; returns how often this slot was registered in, from 1.
     pub fn sign_in(&self, kind: ProcessKind) -> u64 {
-        // Relaxed: pairs with the Release of the pid below.
+        // Relaxed: made visible by the Release of the pid below.
         let incarnation = self.incarnation.fetch_add(1, Ordering::Relaxed) + 1;
         self.kind.store(kind as u32, Ordering::Relaxed);
         self.beat();
@@ -123,28 +123,29 @@ impl ProcessSlot {
 
     /// Empties the slot of a dead process.
     pub fn clear(&self) {
-        // Release: whoever sees 0 sees the rest of that process's stores that main saw.
+        // Release: a process that sees 0 sees the rest of that process's stores that main saw.
         self.pid.store(0, Ordering::Release);
     }
 
-    /// Says that the process is alive and gets on.
+    /// Updates the heartbeat: the process is alive and makes progress.
     pub fn beat(&self) {
         self.heartbeat_ms.store(monotonic_ms(), Ordering::Relaxed);
     }
 
-    /// When the last beat was, by a clock of the machine's; a number that changes with every beat some milliseconds later.
+    /// Returns the time of the last heartbeat by the machine's monotonic clock; a value that changes with every heartbeat some
+    /// milliseconds later.
     pub fn last_beat_ms(&self) -> u64 {
         self.heartbeat_ms.load(Ordering::Relaxed)
     }
 
-    /// Milliseconds since the last beat.
+    /// Returns the milliseconds since the last heartbeat.
     pub fn silent_ms(&self) -> u64 {
         monotonic_ms().saturating_sub(self.heartbeat_ms.load(Ordering::Relaxed))
     }
 
-    /// The process in this slot, if any.
+    /// Returns the pid of the process in this slot, if any.
     pub fn pid(&self) -> Option<u32> {
-        // Acquire: pairs with the Release in `sign_in`; the other fields are this process's.
+        // Acquire: pairs with the Release in `sign_in`; the other fields belong to this process.
         Some(self.pid.load(Ordering::Acquire)).filter(|pid| *pid != 0)
     }
 
@@ -158,7 +159,7 @@ impl ProcessSlot {
     }
 }
 
-/// Milliseconds of the clock that all processes of a machine share and nobody sets.
+/// Returns the milliseconds of the monotonic clock, which all processes of a machine share and nobody sets.
 pub(super) fn monotonic_ms() -> u64 {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has this clock");
     time.tv_sec() as u64 * 1_000 + time.tv_nsec() as u64 / 1_000_000
@@ -184,7 +185,7 @@ mod tests {
     #[test]
     fn no_two_roles_of_a_value_training_share_a_slot() {
         let mut roles: Vec<Role> = (0..MAX_ACTORS).map(Role::Reader).collect();
-        // As many ranks as there may be at most (`settings::MOST_RANKS`), and some more.
+        // As many ranks as allowed (`settings::MOST_RANKS`), and some more.
         roles.extend((1..=12).map(Role::Rank));
         roles.extend([Role::Trainer, Role::ValueCheckpointer]);
         let mut slots: Vec<usize> = roles.iter().map(|role| role.slot()).collect();

@@ -1,8 +1,8 @@
-//! A named piece of shared memory with a header that says what it is.
+//! A named segment of shared memory with a header that identifies it.
 //!
-//! The only file that names the `shared_memory` crate, which maps, and unlinks in the owner's `Drop`. On top
-//! of it come a header that is validated at every open, a reservation of all pages (on a full tmpfs a touch
-//! of a page that was merely promised is a SIGBUS, not an error) and typed access with checked bounds.
+//! This is the only file that uses the `shared_memory` crate, which maps, and unlinks in the owner's `Drop`. It adds a header
+//! that is validated at every open, a reservation of all pages (on a full tmpfs, access to an unreserved page is a SIGBUS, not
+//! an error), and typed access with bounds checks.
 
 use std::fs::File;
 use std::io;
@@ -21,10 +21,10 @@ use super::sync::{AtomicU32, AtomicU64, Ordering};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"admixshm");
 const VERSION: u32 = 1;
-/// The body starts on a page of its own, so that offsets in it may ask for any alignment up to a page.
+/// The body starts on its own page, so that offsets in it can have any alignment up to a page.
 const BODY: usize = 4096;
 
-/// What a segment is for; each kind of content has its own number.
+/// Purpose of a segment; each kind of content has its own number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kind(pub u32);
 
@@ -44,8 +44,7 @@ struct Header {
 // SAFETY: repr(C), atomics only.
 unsafe impl Shareable for Header {}
 
-/// A mapped segment. The creator owns the name and removes it when dropped; the memory itself lives until the
-/// last process unmaps it.
+/// A mapped segment. The creator owns the name and removes it when dropped; the memory lives until the last process unmaps it.
 pub struct Segment {
     name: String,
     mapping: Mapping,
@@ -53,7 +52,7 @@ pub struct Segment {
 
 enum Mapping {
     Shared(Shmem),
-    /// Of no file, or of one opened for reading: what is stored here stays here.
+    /// A map of no file, or of one opened for reading: stores are not shared.
     Private(MmapRaw),
 }
 
@@ -100,21 +99,21 @@ impl Segment {
     fn fill_header(&self, kind: Kind, layout_hash: u64, total: u64) {
         let header = self.header();
         let pid = std::process::id();
-        // Relaxed: published by the magic below.
+        // Relaxed: made visible by the magic below.
         header.version.store(VERSION, Ordering::Relaxed);
         header.kind.store(kind.0, Ordering::Relaxed);
         header.layout_hash.store(layout_hash, Ordering::Relaxed);
         header.total_len.store(total, Ordering::Relaxed);
         header.owner_pid.store(pid, Ordering::Relaxed);
         header.owner_start_time.store(start_time(pid).unwrap_or(0), Ordering::Relaxed);
-        // Release: pairs with the Acquire in `open`; who sees the magic sees the whole header.
+        // Release: pairs with the Acquire in `validate`; a process that sees the magic sees the whole header.
         header.magic.store(MAGIC, Ordering::Release);
     }
 
-    /// Opens the segment that another process created, without owning it. Its body has at least `least` bytes.
+    /// Opens a segment that another process created, without owning it. Its body has at least `least` bytes.
     ///
     /// # Errors
-    /// When it is not there, not ours, of another kind or layout, or shorter than it says or than `least`.
+    /// If it is missing, foreign, of another kind or layout, or shorter than its header says or than `least`.
     pub fn open(name: &str, kind: Kind, layout_hash: u64, least: usize) -> Result<Self, ShmError> {
         Self::check_file(name)?;
         let mapping = ShmemConf::new().os_id(name).open().map_err(|e| os_error(name, "map it", e))?;
@@ -123,7 +122,7 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Memory of this process alone, with the same header; it has no name.
+    /// Creates private memory of this process with the same header; it has no name.
     ///
     /// # Errors
     /// When there is no memory left.
@@ -137,16 +136,16 @@ impl Segment {
         Ok(segment)
     }
 
-    /// As [`open`](Self::open), to look at only: what others store is seen, and nothing that is done here reaches them,
-    /// not even by mistake.
+    /// Opens a segment like [`open`](Self::open) for observation: stores of others are visible, and stores through it do not
+    /// reach them, even by mistake.
     ///
     /// # Errors
     /// As [`open`](Self::open).
     pub fn observe(name: &str, kind: Kind, layout_hash: u64, least: usize) -> Result<Self, ShmError> {
         Self::check_file(name)?;
         let path = Path::new(SHM_DIR).join(name);
-        // SAFETY: a private map, read through atomics only; that the file changes under it is the purpose. Nobody
-        // truncates a segment: names are removed, and the memory lives until the last map of it is gone.
+        // SAFETY: a private map, read through atomics only; that the file changes under it is intended. Nobody truncates a
+        // segment: names are removed, and the memory lives until its last map is gone.
         let mapped = File::open(path).and_then(|file| unsafe { MmapOptions::new().map_copy(&file) });
         let mapping = mapped.map_err(|source| ShmError::Os { name: name.into(), what: "map it", source })?;
         let segment = Self { name: name.into(), mapping: Mapping::Private(mapping.into()) };
@@ -154,7 +153,7 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Looks at it as a file: mapping an empty one fails with a message that helps nobody.
+    /// Checks the size of the file first: mapping an empty one fails with an unhelpful message.
     fn check_file(name: &str) -> Result<(), ShmError> {
         let found = match std::fs::metadata(Path::new(SHM_DIR).join(name)) {
             Ok(meta) => meta.len(),
@@ -174,7 +173,7 @@ impl Segment {
     fn validate(&self, kind: Kind, layout_hash: u64, least: usize) -> Result<(), ShmError> {
         let name = || self.name.clone();
         let header = self.header();
-        // Acquire: pairs with the Release in `create`, so that the fields below are those it wrote.
+        // Acquire: pairs with the Release in `fill_header`, so that the fields below are complete.
         let magic = header.magic.load(Ordering::Acquire);
         if magic != MAGIC {
             return Err(ShmError::Foreign { name: name(), found: magic });
@@ -203,7 +202,7 @@ impl Segment {
         Ok(())
     }
 
-    /// How much of `/dev/shm` a segment with such a body takes; sum these for [`check_space`].
+    /// Returns the bytes of `/dev/shm` that a segment with such a body takes; sum these for [`check_space`].
     pub fn footprint(body_len: usize) -> u64 {
         (BODY + body_len).next_multiple_of(4096) as u64
     }
@@ -212,27 +211,27 @@ impl Segment {
         &self.name
     }
 
-    /// Bytes after the header, at least as many as were asked for.
+    /// Returns the bytes after the header, at least as many as were asked for.
     pub fn body_len(&self) -> usize {
         self.mapping.len() - BODY
     }
 
-    /// Process id and start time of the creator.
+    /// Returns the process id and start time of the creator.
     pub fn owner(&self) -> (u32, u64) {
         let header = self.header();
         // Relaxed: constant since `validate` acquired the magic.
         (header.owner_pid.load(Ordering::Relaxed), header.owner_start_time.load(Ordering::Relaxed))
     }
 
-    /// The `T` at `offset` bytes into the body.
+    /// Returns the `T` at `offset` bytes into the body.
     ///
     /// # Panics
-    /// When it does not fit or is misaligned: offsets come from code, not from other processes.
+    /// If it does not fit or is misaligned: offsets come from code, not from other processes.
     pub fn at<T: Shareable>(&self, offset: usize) -> &T {
         &self.array::<T>(offset, 1)[0]
     }
 
-    /// `count` consecutive `T`s at `offset` bytes into the body.
+    /// Returns `count` consecutive `T`s at `offset` bytes into the body.
     ///
     /// # Panics
     /// As [`at`](Self::at).
@@ -245,32 +244,32 @@ impl Segment {
         unsafe { std::slice::from_raw_parts(start, count) }
     }
 
-    /// `len` bytes at `offset` into the body, to read.
+    /// Returns `len` bytes at `offset` into the body for reading.
     ///
     /// # Safety
     /// Nobody writes there while the slice lives.
     ///
     /// # Panics
-    /// When the range leaves the body.
+    /// If the range leaves the body.
     pub unsafe fn slice(&self, offset: usize, len: usize) -> &[u8] {
-        // SAFETY: `bytes` has checked the range; any bytes will do; the rest is the caller's promise.
+        // SAFETY: `bytes` has checked the range; all byte values are valid; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts(self.bytes(offset, len), len) }
     }
 
-    /// `len` bytes at `offset` into the body, to write.
+    /// Returns `len` bytes at `offset` into the body for writing.
     ///
     /// # Safety
     /// Nobody else reads or writes there while the slice lives.
     ///
     /// # Panics
-    /// When the range leaves the body.
+    /// If the range leaves the body.
     #[expect(clippy::mut_from_ref, reason = "the caller owns the range, not the segment")]
     pub unsafe fn slice_mut(&self, offset: usize, len: usize) -> &mut [u8] {
         // SAFETY: as in `slice`.
         unsafe { std::slice::from_raw_parts_mut(self.bytes(offset, len), len) }
     }
 
-    /// Start of `len` bytes at `offset` into the body.
+    /// Returns a pointer to `len` bytes at `offset` into the body.
     fn bytes(&self, offset: usize, len: usize) -> *mut u8 {
         let end = offset.checked_add(len).expect("end of range");
         assert!(end <= self.body_len(), "{offset}+{len} is outside of a body of {} bytes", self.body_len());
@@ -280,15 +279,14 @@ impl Segment {
 
     fn header(&self) -> &Header {
         const { assert!(size_of::<Header>() <= BODY && align_of::<Header>() <= 4096) }
-        // SAFETY: mappings are page aligned and both constructors made sure of at least `BODY` bytes; `Header`
-        // is `Shareable`.
+        // SAFETY: mappings are page aligned and all constructors ensure at least `BODY` bytes; `Header` is `Shareable`.
         unsafe { &*self.mapping.start().cast::<Header>() }
     }
 
-    /// Makes the file system hand over every page now.
+    /// Makes the file system allocate every page now.
     fn reserve(&self, total: u64) -> Result<(), ShmError> {
         let failed = |source| ShmError::Os { name: self.name.clone(), what: "reserve its pages", source };
-        // The crate keeps its descriptor to itself; the file is the same.
+        // The crate does not expose its descriptor; this is the same file.
         let file = std::fs::OpenOptions::new().write(true).open(Path::new(SHM_DIR).join(&self.name)).map_err(failed)?;
         loop {
             return match nix::fcntl::posix_fallocate(&file, 0, total as libc::off_t) {
@@ -301,11 +299,11 @@ impl Segment {
     }
 }
 
-/// Checks the free space of `/dev/shm` against `total` bytes, the sum of all footprints of a run, before
-/// anything is created: half a run's segments are no use.
+/// Checks the free space of `/dev/shm` against `total` bytes, the sum of all footprints of a run, before anything is created: a
+/// part of a run's segments is useless.
 ///
 /// # Errors
-/// [`ShmError::NoSpace`], which says how much is needed, how much is free and what to change.
+/// [`ShmError::NoSpace`], which states how much is needed, how much is free and what to change.
 pub fn check_space(total: u64) -> Result<(), ShmError> {
     let free = free_space()?;
     if total > free {
@@ -323,7 +321,7 @@ fn free_space() -> Result<u64, ShmError> {
     Ok(stat.blocks_available() * stat.fragment_size())
 }
 
-/// Condenses what a layout depends on (sizes, offsets, counts) into one number to compare at open.
+/// Hashes everything that a layout depends on (sizes, offsets, counts) into one number that is compared at open.
 pub(super) fn layout_hash(parts: &[usize]) -> u64 {
     XxHash3_64::oneshot(bytemuck::cast_slice(parts))
 }
@@ -347,7 +345,7 @@ pub(super) mod tests {
 
     const KIND: Kind = Kind(99);
 
-    /// A segment name that no other test uses.
+    /// Returns a segment name that no other test uses.
     pub fn unique_name(part: &str) -> String {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -410,7 +408,7 @@ pub(super) mod tests {
         }
     }
 
-    /// A header that is right in all but its length let the first access panic.
+    /// A header that was right except for its length made the first access panic.
     #[test]
     fn a_segment_without_room_for_its_contents_is_refused() {
         let name = unique_name("seg");

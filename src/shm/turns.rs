@@ -1,7 +1,7 @@
-//! Whose turn it is at a ring of slots that two parties work on in turn.
+//! Turn taking at a ring of slots that two parties work on.
 //!
-//! The trainer's dense products and its table of rows work on one batch after another, each batch in a slot. Who works on a slot
-//! follows from four counters of batches. Each counter only grows and is stored by one party, so no signal is lost:
+//! The trainer's dense products and its table of rows work on one batch after another, each batch in a slot. Four counters of
+//! batches determine which party has a slot. Each counter only grows and is stored by one party, so no signal is lost:
 //!
 //! ```text
 //! asked       the learner has put the batch into its slot          stored by the learner
@@ -21,7 +21,7 @@ use super::pod::Shareable;
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 use super::wait::Doorbell;
 
-/// What a counter counts.
+/// One of the four counters of batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
     Asked,
@@ -38,7 +38,7 @@ pub enum Party {
 }
 
 impl Turn {
-    /// Who stores the counter; the other one waits for it.
+    /// Returns the party that stores the counter; the other one waits for it.
     fn of(self) -> Party {
         match self {
             Self::Asked | Self::Ready => Party::Learner,
@@ -47,13 +47,13 @@ impl Turn {
     }
 }
 
-/// The counters, with a bell for each party.
+/// The counters, with a doorbell for each party.
 #[repr(C)]
 #[derive(Default)]
 pub struct Turns {
     counters: [AtomicU64; 4],
     bells: [Doorbell; 2],
-    /// Bit by party: it has ended and passes no turn any more.
+    /// By party: 1 after it has ended and passes no turn any more.
     ended: [AtomicU32; 2],
 }
 
@@ -61,42 +61,43 @@ pub struct Turns {
 unsafe impl Shareable for Turns {}
 
 impl Turns {
-    /// Number of the newest batch of which this is true, 0 for none.
+    /// Returns the number of the newest batch that has reached this turn, 0 for none.
     pub fn value(&self, turn: Turn) -> u64 {
-        // Acquire: pairs with the Release in `pass`; who sees the number sees the slot as the other party left it.
+        // Acquire: pairs with the Release in `pass`; a party that sees the number sees the slot as the other party left it.
         self.counters[turn as usize].load(Ordering::Acquire)
     }
 
-    /// Says that this is now true of the next batch, and returns its number. Of the party that stores the counter.
+    /// Declares that the next batch has reached this turn, and returns its number. Only the party that stores the counter calls
+    /// it.
     pub fn pass(&self, turn: Turn) -> u64 {
         let counter = &self.counters[turn as usize];
-        // Relaxed: we alone store it.
+        // Relaxed: only this party stores it.
         let next = counter.load(Ordering::Relaxed) + 1;
-        // Release: pairs with the Acquire in `value`; our work on the slot is over.
+        // Release: pairs with the Acquire in `value`; this party's work on the slot is over.
         counter.store(next, Ordering::Release);
         self.bell(turn.of().other()).ring();
         next
     }
 
-    /// Says that a party has ended.
+    /// Declares that a party has ended.
     pub fn end(&self, party: Party) {
         // Release: pairs with the Acquire in `ended`.
         self.ended[party as usize].store(1, Ordering::Release);
         self.bell(party.other()).ring();
     }
 
-    /// Whether a party has ended.
+    /// Returns whether a party has ended.
     pub fn ended(&self, party: Party) -> bool {
         self.ended[party as usize].load(Ordering::Acquire) != 0
     }
 
-    /// Waits until batch `n` has come to this turn; false when the party that would say so has ended before. Calls `look` each
-    /// time it wakes.
+    /// Waits until batch `n` has reached this turn; returns false if the party that passes it has ended before. Calls `look` at
+    /// each wake-up.
     pub fn wait(&self, turn: Turn, n: u64, nap: Duration, mut look: impl FnMut()) -> bool {
         let bell = self.bell(turn.of().other());
         loop {
             let seen = bell.value();
-            // First: what it has said before it ended counts.
+            // First, so that turns passed before the end count.
             let ended = self.ended(turn.of());
             if self.value(turn) >= n {
                 return true;
@@ -109,7 +110,7 @@ impl Turns {
         }
     }
 
-    /// The bell that is rung for a party.
+    /// Returns the doorbell of a party.
     pub fn bell(&self, party: Party) -> &Doorbell {
         &self.bells[party as usize]
     }

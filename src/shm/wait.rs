@@ -1,7 +1,7 @@
 //! Sleeping until another process has news.
 //!
-//! Two cores may serve eight processes, so nobody spins: who finds nothing to do sleeps in a futex on a
-//! [`Doorbell`]. The pattern is always the same, and the order of its lines is what makes it right:
+//! Two cores may serve eight processes, so waiting does not spin: a process without work sleeps in a futex on a [`Doorbell`].
+//! The pattern is always the same, and it is correct because of the order of its lines:
 //!
 //! ```text
 //! let seen = bell.value();          // 1. before looking
@@ -10,8 +10,8 @@
 //! }
 //! ```
 //!
-//! Nobody depends on being woken: every wait has a timeout, after which the caller looks again, so that a
-//! process killed just before it rings delays the others by that much and no more.
+//! Nothing depends on being woken: every wait has a timeout, after which the caller looks again. A process killed just before
+//! it rings delays the others by at most that time.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use super::futex;
 use super::pod::Shareable;
 use super::sync::{AtomicU32, Ordering};
 
-/// How a wait ended. In every case the caller looks again at what it waits for.
+/// How a wait ended. In every case the caller checks again for what it waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Woken {
     /// The bell was rung since the value was read.
@@ -30,14 +30,13 @@ pub enum Woken {
     Interrupted,
 }
 
-/// A bell that any process may ring and any number may wait for.
+/// A doorbell that any process may ring and any number may wait for.
 ///
-/// One word: bit 0 says that somebody may be asleep, the bits above count the rings. Ringing adds one to the
-/// count and clears the bit in the same instruction, so the two cannot disagree, and the wake system call is
-/// made only when the bit was set. The word only grows (modulo 2^32: it is compared for equality only, and a
-/// sleeper would have to miss 2^31 rings between reading and sleeping). A waiter that is killed leaves the bit
-/// set, which costs the next ring one needless system call and nothing else; a count of waiters would stay
-/// wrong for ever.
+/// One word: bit 0 says that a process may be asleep, the bits above count the rings. Ringing adds one to the count and clears
+/// the bit in the same instruction, so the two cannot disagree, and the wake system call is made only if the bit was set. The
+/// word only grows (modulo 2^32: it is compared for equality only, and a sleeper would have to miss 2^31 rings between reading
+/// and sleeping). A waiter that is killed leaves the bit set, which only costs the next ring one needless system call; a count
+/// of waiters would stay wrong for ever.
 #[repr(transparent)]
 #[derive(Default)]
 pub struct Doorbell {
@@ -47,16 +46,16 @@ pub struct Doorbell {
 // SAFETY: one atomic, transparent.
 unsafe impl Shareable for Doorbell {}
 
-/// Somebody may be asleep.
+/// Bit that says that a process may be asleep.
 const ASLEEP: u32 = 1;
 
 impl Doorbell {
-    /// Announces news: what the caller stored before is seen by whoever reads a new [`value`](Self::value).
+    /// Announces news: everything stored before is visible to a process that reads a new [`value`](Self::value).
     pub fn ring(&self) {
         let mut word = self.word.load(Ordering::Relaxed);
         loop {
             let next = (word | ASLEEP).wrapping_add(1);
-            // Release: pairs with the Acquire in `value`, so that who sees this ring sees the news.
+            // Release: pairs with the Acquire in `value`, so that a process that sees this ring sees the news.
             match self.word.compare_exchange(word, next, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => break,
                 Err(now) => word = now,
@@ -67,7 +66,7 @@ impl Doorbell {
         }
     }
 
-    /// What to hand to [`wait`](Self::wait); read it before looking for work.
+    /// Returns the value to pass to [`wait`](Self::wait); read it before looking for work.
     pub fn value(&self) -> u32 {
         // Acquire: pairs with the Release in `ring`.
         self.word.load(Ordering::Acquire) & !ASLEEP
@@ -77,7 +76,7 @@ impl Doorbell {
     pub fn wait(&self, seen: u32, timeout: Duration) -> Woken {
         let deadline = Instant::now().checked_add(timeout);
         loop {
-            // Relaxed here and below: only the comparison matters, the caller reads its news after `value`.
+            // Relaxed here and below: only the comparison matters; the caller reads its news after `value`.
             let word = self.word.load(Ordering::Relaxed);
             if word & !ASLEEP != seen {
                 return Woken::Rung;
@@ -94,7 +93,7 @@ impl Doorbell {
             // The kernel compares the word again under its own lock, so a ring in between is not missed.
             match futex::sleep(&self.word, asleep, left) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => return Woken::Interrupted,
-                // Woken, out of time, or the word had changed: the loop tells which.
+                // Woken, timed out, or the word had changed: the loop finds out which.
                 _ => {}
             }
         }
@@ -108,7 +107,7 @@ mod tests {
 
     use super::*;
 
-    /// A doorbell outside shared memory.
+    /// Returns a doorbell outside shared memory.
     fn bell() -> Doorbell {
         Doorbell::default()
     }

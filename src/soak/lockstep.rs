@@ -1,4 +1,4 @@
-//! Lock-step runs under fire: whatever happens to one, it ends with the bytes of the run that nothing happened to.
+//! Soak of lock-step runs: whatever happens to a run, it must end with the same bytes as an undisturbed run.
 
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -16,12 +16,12 @@ use super::record::{Blow, BlowRecord};
 use super::storm::{Tally, choose, some};
 use super::victim::{SETS, launch};
 
-/// A lock-step run and how it ends undisturbed.
+/// A lock-step run and its undisturbed result.
 pub struct LockStep<'a> {
     task: &'a Task,
     sets: Vec<String>,
     seed: u64,
-    /// Both policy files.
+    /// Contents of both policy files.
     expected: [Vec<u8>; 2],
     takes: Duration,
 }
@@ -53,7 +53,7 @@ impl<'a> LockStep<'a> {
         launch(self.task, &self.sets, run_dir, &["--deterministic"])
     }
 
-    /// Trains under so many blows, fewer where it ends before; each is told to `dealt`.
+    /// Trains under `blows` blows, fewer if the run ends before; each is passed to `dealt`.
     ///
     /// # Errors
     /// A run that hangs, fails, or ends with other bytes.
@@ -90,7 +90,7 @@ impl<'a> LockStep<'a> {
         Ok(count)
     }
 
-    /// Whether it comes to its end within a time.
+    /// Returns whether the run completes within `time`.
     fn ends_within(&self, main: &mut Child, time: Duration, run_dir: &Path) -> anyhow::Result<bool> {
         let start = Instant::now();
         while start.elapsed() < time {
@@ -103,7 +103,7 @@ impl<'a> LockStep<'a> {
         Ok(false)
     }
 
-    /// Deals a blow; whether the run has to be started again.
+    /// Deals a blow; returns its record, and whether the run has to be started again.
     fn strike(
         &self,
         main: &mut Child,
@@ -154,7 +154,7 @@ impl<'a> LockStep<'a> {
         })?;
         let orphans_s = await_orphans(&children)?;
         match status.map(|status| status.code()) {
-            // It may have come to its end just before.
+            // It may have completed just before.
             Some(None | Some(0 | 130)) => {}
             other => bail!("the interrupted lock-step run ended with {other:?}; see {}", run_dir.display()),
         }
@@ -162,12 +162,12 @@ impl<'a> LockStep<'a> {
     }
 }
 
-/// Killed if it is still there when dropped.
+/// A child that is killed when dropped.
 struct Guarded(Child);
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        // Both fail when it is over already, as they should.
+        // Both fail if it is over already, which is fine.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

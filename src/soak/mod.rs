@@ -1,15 +1,14 @@
-//! Soaking: training under a storm of signals, each blow followed by a look at whether everything recovered.
+//! Soak test: training under a storm of signals, with a check after each blow that everything recovered.
 //!
 //! A scheduled run dies in ways that no test enumerates. Here real runs are struck at random moments in every kind of process:
-//! killed one by one and several at once, main and the whole group among them, at their start, while they resume and while
-//! they end; stopped and continued; asked to end once, twice, and all at the same time. After each blow the run must have
-//! replaced its processes, or be gone on with, and must have got on; at the end of a session its ledger must be exact to the
-//! last sample and nothing may be left in memory. Between the sessions, lock-step runs are struck in the same ways and must end
-//! with the bytes of a run that nothing happened to. Every blow is a line of the record, with the seed that it came from, so
-//! that kills add up over sessions.
+//! killed one by one and several at once, including main and the whole group, at their start, while they resume and while they
+//! end; stopped and continued; asked to end once, twice, and all at the same time. After each blow the run must have replaced
+//! its processes, or must be resumed, and must have made progress. At the end of a session its ledger must balance to the last
+//! sample and nothing may be left in memory. Between the sessions, lock-step runs are struck in the same ways and must end with
+//! the bytes of an undisturbed run. Every blow is a line of the record, with its seed, so that kills add up over sessions.
 //!
-//! - [`storm`]: the blows. [`victim`]: a free run under them. [`lockstep`]: lock-step runs under them. [`processes`]: who is
-//!   there. [`record`]: what is written down, and what it adds up to.
+//! - [`storm`]: the blows. [`victim`]: a free run under them. [`lockstep`]: lock-step runs under them. [`processes`]: processes
+//!   of a run. [`record`]: the record of blows, and its totals.
 
 pub mod lockstep;
 pub mod processes;
@@ -30,26 +29,26 @@ use processes::nap;
 use record::{BlowRecord, Record, SoakReport};
 use victim::Victim;
 
-/// Blows between two sessions, each with a run directory of its own and an orderly end.
+/// Blows per session; each session has its own run directory and an orderly end.
 const SESSION: u32 = 40;
-/// Blows to a lock-step run, at most: it has to come to its end as well.
+/// Maximum number of blows to a lock-step run, because it has to complete as well.
 const LOCK_STEP_BLOWS: u32 = 8;
 
-/// What to do.
+/// Options of a soak.
 #[derive(Debug, Clone)]
 pub struct Soak {
     pub kills: u64,
     pub seed: u64,
-    /// Lines are appended here.
+    /// File to which records are appended.
     pub record: Option<PathBuf>,
-    /// Requests of a day of the generated world.
+    /// Requests per day of the generated world.
     pub requests: u32,
 }
 
-/// Strikes and watches, until so many kills have been survived.
+/// Strikes runs and checks them until the given number of kills has been survived.
 ///
 /// # Errors
-/// The first thing that went wrong; the run directory stays where it says.
+/// The first failure; the run directory is kept.
 pub fn run(soak: &Soak) -> anyhow::Result<SoakReport> {
     let mut records = soak.record.as_deref().map_or(Ok(vec![]), record::read)?;
     let task = Task::new(None, &[], soak.requests)?;

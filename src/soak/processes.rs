@@ -1,4 +1,4 @@
-//! The processes of a run, seen from outside.
+//! Processes of a run, observed from outside.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,9 +9,9 @@ use nix::unistd::Pid;
 
 use crate::shm::names::is_alive;
 
-/// How long a recovery may take before it counts as a hang; on a machine with ten times more to do than it has cores, minutes.
+/// Time after which a missing recovery counts as a hang; on a machine loaded with ten times its cores, recovery takes minutes.
 pub const PATIENCE: Duration = Duration::from_secs(600);
-/// How often a condition that is waited for is looked at.
+/// Polling interval.
 pub const LOOK: Duration = Duration::from_millis(2);
 
 /// A process of a run.
@@ -20,25 +20,25 @@ pub struct Member {
     /// `learner`, `evaluator`, `actor0`, ..
     pub role: String,
     pub pid: u32,
-    /// Common part of the names of the run's segments, which children are told; empty of main.
+    /// Common prefix of the names of the run's segments, from a child's command line; empty for main.
     pub names: String,
 }
 
 impl Member {
-    /// The main process of a run.
+    /// Returns the main process of a run.
     pub fn main(pid: u32) -> Self {
         Self { role: "main".into(), pid, names: String::new() }
     }
 }
 
-/// The living children of the run whose main process is, or was, `main`, as their command lines tell.
+/// Returns the living children of the run whose main process is, or was, `main`, by their command lines.
 pub fn children_of(main: u32) -> Vec<Member> {
     let parent = main.to_string();
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     processes
         .filter_map(|entry| {
             let pid = entry.file_name().to_str()?.parse().ok()?;
-            // A process that is over and not yet reaped has an empty command line.
+            // A process that has ended and is not yet reaped has an empty command line.
             let line = std::fs::read_to_string(entry.path().join("cmdline")).ok()?;
             let words: Vec<&str> = line.split('\0').collect();
             let after = |option: &str| words.iter().position(|w| *w == option).and_then(|i| words.get(i + 1)).copied();
@@ -54,10 +54,10 @@ pub fn send(pid: u32, signal: Signal) {
     let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
 }
 
-/// Waits until the children of a dead main process are gone; the seconds that took.
+/// Waits until the children of a dead main process are gone; returns the seconds that took.
 ///
 /// # Errors
-/// Children that live on.
+/// Children that stay alive.
 pub fn await_orphans(children: &[Member]) -> anyhow::Result<f64> {
     let start = Instant::now();
     for child in children {
@@ -69,10 +69,10 @@ pub fn await_orphans(children: &[Member]) -> anyhow::Result<f64> {
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Seconds until `done`.
+/// Waits until `done`; returns the seconds that took.
 ///
 /// # Errors
-/// It takes longer than [`PATIENCE`].
+/// If it takes longer than [`PATIENCE`].
 pub fn wait_until(what: &str, run_dir: &Path, mut done: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<f64> {
     let start = Instant::now();
     while !done()? {

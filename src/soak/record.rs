@@ -1,4 +1,4 @@
-//! What was done to runs and what came of it: a line each, adding up over sessions.
+//! Records of the blows and their outcomes, one per line, which add up over sessions.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +9,7 @@ use std::path::Path;
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
-/// A blow that a run was dealt.
+/// Kind of a blow to a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Blow {
@@ -23,13 +23,13 @@ pub enum Blow {
     Group,
     /// SIGKILL to main, then to its successors and their children while they start or read their snapshot.
     Start,
-    /// SIGSTOP to some processes, main perhaps among them, and SIGCONT after a while.
+    /// SIGSTOP to some processes, possibly including main, and SIGCONT after a while.
     Pause,
     /// SIGTERM to main; the run is resumed.
     Term,
     /// SIGTERM to main twice; the run is resumed.
     TermTwice,
-    /// SIGTERM to all processes at once, as a supervisor of services does; the run is resumed.
+    /// SIGTERM to all processes at once, as a service supervisor does; the run is resumed.
     TermAll,
     /// SIGTERM to main, then SIGKILL to some processes while they save and end; the run is resumed.
     Shutdown,
@@ -59,48 +59,48 @@ impl Blow {
 #[serde(tag = "record", rename_all = "kebab-case")]
 pub enum Record {
     Blow(BlowRecord),
-    /// An orderly end of a free run, with its ledger exact and nothing left behind.
+    /// An orderly end of a free run, with an exact ledger and nothing left behind.
     Session {
         seed: u64,
         /// Growth of the resident memory of main and of the learner over the session's second half, MB.
         main_growth_mb: f64,
         learner_growth_mb: f64,
     },
-    /// The end of a lock-step run, with the bytes of the run that was never interrupted.
+    /// The end of a lock-step run, with the bytes of the undisturbed run.
     LockStep {
         seed: u64,
         blows: u32,
     },
 }
 
-/// One blow and what came of it.
+/// One blow and its outcome.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BlowRecord {
     pub seed: u64,
     pub blow: Blow,
-    /// In a run in lock-step; else in one whose actors run freely.
+    /// Whether the run was in lock-step; otherwise its actors ran freely.
     pub lock_step: bool,
-    /// Who got it, in order.
+    /// Roles of the struck processes, in order.
     pub victims: Vec<String>,
-    /// SIGKILLs, and other signals.
+    /// Number of SIGKILLs, and of other signals.
     pub kills: u32,
     pub signals: u32,
-    /// Seconds until other processes were in the victims' places, of a free run.
+    /// Seconds until the struck processes were replaced, in a free run.
     pub replaced_s: Option<f64>,
-    /// Seconds until everybody had got on since, of a free run.
+    /// Seconds until all processes made progress again, in a free run.
     pub progress_s: Option<f64>,
-    /// Seconds that children outlived main by, where main was killed.
+    /// Seconds by which children outlived main, where main was killed.
     pub orphans_s: Option<f64>,
 }
 
-/// What a record adds up to.
+/// Totals of a record.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct SoakReport {
     pub kills: u64,
     pub other_signals: u64,
     pub seeds: Vec<u64>,
     pub blows: BTreeMap<String, Recovery>,
-    /// Free runs that came to an orderly end with an exact ledger, and lock-step runs that ended with the same bytes.
+    /// Free runs with an orderly end and an exact ledger, and lock-step runs that ended with the same bytes.
     pub sessions: usize,
     pub lock_step_runs: usize,
     pub orphans_max_s: f64,
@@ -109,11 +109,11 @@ pub struct SoakReport {
     pub learner_growth_mb: (f64, f64),
 }
 
-/// What came of all blows of a kind.
+/// Outcomes of all blows of one kind.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Recovery {
     pub times: usize,
-    /// Of these, in lock-step runs.
+    /// Number of these in lock-step runs.
     pub in_lock_step: usize,
     pub kills: u64,
     pub other_signals: u64,
@@ -209,7 +209,7 @@ impl fmt::Display for SoakReport {
 /// Reads the lines of a record; none where there is no file.
 ///
 /// # Errors
-/// A file that cannot be read, or that is no record.
+/// A file that cannot be read or is not a record.
 pub fn read(path: &Path) -> anyhow::Result<Vec<Record>> {
     let text = match std::fs::read_to_string(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(vec![]),

@@ -1,4 +1,4 @@
-//! The blows, dealt to a free run, each followed by a look at whether everything recovered.
+//! The blows to a free run, each followed by a check that everything recovered.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use super::processes::{Member, children_of, nap, send};
 use super::record::{Blow, BlowRecord};
 use super::victim::Victim;
 
-/// How often each blow is chosen, in [`Blow::ALL`]'s order.
+/// Relative frequency of each blow, in the order of [`Blow::ALL`].
 const WEIGHTS: [u32; 10] = [30, 20, 8, 6, 8, 8, 5, 4, 5, 6];
 
 /// Draws a blow.
@@ -26,13 +26,13 @@ pub fn choose(rng: &mut ChaCha8Rng) -> Blow {
     }
 }
 
-/// What was done to whom.
+/// Signals sent so far, and their targets.
 #[derive(Default)]
 pub struct Tally {
     pub victims: Vec<String>,
     pub kills: u32,
     pub signals: u32,
-    /// Processes that are to be replaced.
+    /// Pids that must be replaced.
     pub dead: Vec<u32>,
 }
 
@@ -66,17 +66,17 @@ impl Tally {
     }
 }
 
-/// Some of the members, at least one, in random order.
+/// Draws some of the members, at least one, in random order.
 pub fn some(members: &[Member], rng: &mut ChaCha8Rng) -> Vec<Member> {
     let most = members.len();
     let count = if most == 0 { 0 } else { rng.random_range(1..=most) };
     members.sample(rng, count).cloned().collect()
 }
 
-/// Deals a blow, sees the run recover from it, and has it gone on with where it ended.
+/// Deals a blow, checks that the run recovers, and resumes the run if the blow ended it.
 ///
 /// # Errors
-/// Whatever did not recover.
+/// Anything that did not recover.
 pub fn strike(victim: &mut Victim, blow: Blow, seed: u64, rng: &mut ChaCha8Rng) -> anyhow::Result<BlowRecord> {
     let mut tally = Tally::default();
     let children = victim.children();
@@ -154,8 +154,8 @@ pub fn strike(victim: &mut Victim, blow: Blow, seed: u64, rng: &mut ChaCha8Rng) 
     })
 }
 
-/// Starts the run again a few times and kills its processes while they start: main before and after it has shared memory, the
-/// children while they read what they go on from.
+/// Starts the run again a few times and kills its processes during the start: main before and after it has shared memory, the
+/// children while they read their snapshot.
 fn kill_at_the_start(victim: &mut Victim, tally: &mut Tally, rng: &mut ChaCha8Rng) -> anyhow::Result<()> {
     for _ in 0..rng.random_range(1..=3) {
         let mut main = victim.launch()?;

@@ -1,4 +1,4 @@
-//! A free run under fire, watched from outside through its shared memory.
+//! A free run under a soak, observed from outside through its shared memory.
 
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::shm::{Control, Role, RunNames, SampleRing};
 
 use super::processes::{LOOK, Member, PATIENCE, await_orphans, children_of, send, wait_until};
 
-/// The settings of every run that is soaked: small networks, everything often.
+/// Settings of every soaked run: small networks and frequent events.
 pub const SETS: [&str; 15] = [
     "checkpoint.every_s=0.1",
     "watchdog.max_restarts=1000000",
@@ -35,7 +35,7 @@ pub const SETS: [&str; 15] = [
     "run.device=cpu",
 ];
 
-/// A run under fire.
+/// A free run under a soak.
 pub struct Victim<'a> {
     task: &'a Task,
     sets: Vec<String>,
@@ -46,7 +46,7 @@ pub struct Victim<'a> {
     roles: Vec<Role>,
 }
 
-/// What must have grown when the run has got on after a blow.
+/// Counters that must grow when the run makes progress after a blow.
 #[derive(Debug, Clone)]
 pub struct Counters {
     updates: u64,
@@ -73,15 +73,15 @@ impl<'a> Victim<'a> {
         Ok(victim)
     }
 
-    /// A process that is to be the run's main process, started to go on with it.
+    /// Starts a main process that resumes the run.
     pub fn launch(&self) -> anyhow::Result<Child> {
         launch(self.task, &self.sets, &self.run_dir, &[])
     }
 
-    /// Takes a process of [`launch`](Self::launch) for the run's main process, once its shared memory is there.
+    /// Makes a process of [`launch`](Self::launch) the run's main process, once its shared memory exists.
     ///
     /// # Errors
-    /// A run that does not start, that begins anew, or that leaves what an earlier one left.
+    /// A run that does not start, that starts anew, or that leaves shared memory of an earlier main process.
     pub fn adopt(&mut self, main: Child) -> anyhow::Result<()> {
         let (main, control, rings) = opened(self.task, main, &self.run_dir)?;
         ensure!(control.resumed_from.get() > 0, "the run did not go on from a snapshot");
@@ -91,7 +91,7 @@ impl<'a> Victim<'a> {
         Ok(())
     }
 
-    /// The names under which this run has shared memory, or has left some.
+    /// Returns the names under which this run has shared memory or has left some.
     pub fn names(&self) -> anyhow::Result<Vec<RunNames>> {
         let directory = RunDirectory::open(&self.run_dir)?;
         Ok(RunNames::of_run(&directory.run_id(), directory.owner()?)?)
@@ -126,7 +126,7 @@ impl<'a> Victim<'a> {
         })
     }
 
-    /// Waits until every role is filled by a process that is none of the `dead`; the seconds that took.
+    /// Waits until every role has a living process that is not among the `dead`; returns the seconds that took.
     pub fn wait_until_complete(&mut self, dead: &[u32]) -> anyhow::Result<f64> {
         let roles = self.roles.clone();
         self.wait("complete set of processes", |v| {
@@ -135,7 +135,7 @@ impl<'a> Victim<'a> {
         })
     }
 
-    /// Waits until everybody has got on and every sample is accounted for; the seconds that took.
+    /// Waits until all processes have made progress and every sample is accounted for; returns the seconds that took.
     pub fn wait_for_progress(&mut self) -> anyhow::Result<f64> {
         let start = Instant::now();
         let before = self.counters();
@@ -157,7 +157,7 @@ impl<'a> Victim<'a> {
         Ok(())
     }
 
-    /// Whether what is in no account now is no more than what is being written or read.
+    /// Returns whether the unaccounted samples are at most those of blocks being written or read.
     fn books_are_open_by_a_block_at_most(&self) -> bool {
         let settings = &self.task.settings;
         let block = (settings.block_segments() * settings.learner.segment) as i64;
@@ -168,14 +168,14 @@ impl<'a> Victim<'a> {
         })
     }
 
-    /// Waits for main's death by a signal, and its children's; the seconds that they outlived it by.
+    /// Waits for main's death by a signal and for its children's; returns the seconds by which they outlived it.
     pub fn bury(&mut self, children: &[Member]) -> anyhow::Result<f64> {
         self.main.wait()?;
         await_orphans(children)
     }
 
-    /// Waits for an end that was asked for, which must be in order: exit code 130, nobody left, nothing in memory. Its books
-    /// must be closed, unless it was `hurried`.
+    /// Waits for a requested end, which must be orderly: exit code 130, no process left, nothing in memory. Its ledger must
+    /// balance, unless the end was `hurried`.
     pub fn wait_for_end(&mut self, children: &[Member], hurried: bool) -> anyhow::Result<()> {
         let run_dir = self.run_dir.clone();
         let mut status: Option<ExitStatus> = None;
@@ -191,21 +191,21 @@ impl<'a> Victim<'a> {
         if hurried { Ok(()) } else { check_books(&run_dir) }
     }
 
-    /// Ends the run in order and closes its books.
+    /// Ends the run in order and checks its ledger.
     pub fn end(mut self) -> anyhow::Result<()> {
         let children = self.children();
         send(self.main.id(), Signal::SIGINT);
         self.wait_for_end(&children, false)
     }
 
-    /// Resident memory of main and of the learner, MB.
+    /// Returns the resident memory of main and of the learner, MB.
     pub fn memory(&self) -> (f64, f64) {
         let of = |pid: Option<u32>| pid.and_then(usage).map_or(0.0, |usage| usage.resident_mb);
         (of(Some(self.main.id())), of(self.pid_of(Role::Learner)))
     }
 }
 
-/// The ledger that a run has written at its end must be exact.
+/// Checks that the ledger that a run wrote at its end is exact.
 ///
 /// # Errors
 /// Samples that are unaccounted for.
@@ -224,13 +224,13 @@ pub fn check_books(run_dir: &Path) -> anyhow::Result<()> {
 
 impl Drop for Victim<'_> {
     fn drop(&mut self) {
-        // Both fail when it is over already, as they should.
+        // Both fail if it is over already, which is fine.
         let _ = self.main.kill();
         let _ = self.main.wait();
     }
 }
 
-/// Starts training, or goes on with it; what it says goes to a file beside the run directory.
+/// Starts or resumes training; its output goes to a file beside the run directory.
 pub fn launch(task: &Task, sets: &[String], run_dir: &Path, arguments: &[&str]) -> anyhow::Result<Child> {
     let log = OpenOptions::new().create(true).append(true).open(run_dir.with_extension("log"))?;
     let mut command = train_command(&task.config, sets, run_dir)?;
@@ -247,7 +247,7 @@ fn opened(task: &Task, mut main: Child, run_dir: &Path) -> anyhow::Result<(Child
             let control = Control::open(&names.part("control")).ok()?;
             let ring = |i| SampleRing::open(&names.part(&format!("ring{i}"))).ok();
             let rings = (0..task.settings.actors.count).map(ring).collect::<Option<_>>()?;
-            // Main has filled in what it knows before it starts anybody.
+            // Main initialises the shared memory before it starts any child.
             control.processes.iter().any(|slot| slot.pid().is_some()).then_some((control, rings))
         };
         if let Some((control, rings)) = open() {

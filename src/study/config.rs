@@ -1,4 +1,4 @@
-//! The study file: what is trained on what, and what is reported.
+//! The study file: which policies are trained on which days, and what is reported.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ use crate::synth::WorldSettings;
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Days {
-    /// Planned from, tuned on and trained on.
+    /// Days for planning, tuning and training.
     pub train: Vec<usize>,
-    /// Choose the best parameters of a run.
+    /// Days that select the best parameters of a run.
     pub validation: Vec<usize>,
-    /// Reported; nothing is chosen on them.
+    /// Reported days; nothing is chosen on them.
     pub report: Vec<usize>,
 }
 
@@ -28,14 +28,14 @@ pub struct Days {
 #[serde(deny_unknown_fields)]
 struct WorldEntry {
     name: Option<String>,
-    /// A world file, for `seeds`, one world each.
+    /// A world file; `seeds` gives one world each.
     synth: Option<PathBuf>,
     #[serde(default)]
     seeds: Vec<u64>,
-    /// Log directories, in place of `synth`.
+    /// Log directories, instead of `synth`.
     #[serde(default)]
     logs: Vec<PathBuf>,
-    /// In place of the study's.
+    /// Overrides the study's days.
     days: Option<Days>,
 }
 
@@ -51,7 +51,7 @@ struct VariantEntry {
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Names {
-    /// `all` or `none`.
+    /// `all`, `none` or the name of one baseline.
     One(String),
     List(Vec<String>),
 }
@@ -66,7 +66,7 @@ struct StudyFile {
     #[serde(default = "all")]
     baselines: Names,
     data: Option<PathBuf>,
-    /// As `eval --stress` takes them.
+    /// Stresses as for `eval --stress`.
     #[serde(default)]
     stresses: Vec<String>,
     #[serde(default)]
@@ -88,7 +88,7 @@ fn all() -> Names {
     Names::One("all".into())
 }
 
-/// Where a world's days come from.
+/// Source of a world's days.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Source {
     /// Generated under the study's folder.
@@ -103,41 +103,41 @@ pub struct World {
     pub days: Days,
 }
 
-/// A way of training.
+/// A training configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Variant {
     pub name: String,
     pub config: PathBuf,
-    /// `key=value`, as `train --set` takes them; the study's own first.
+    /// `key=value` settings as for `train --set`; the study's own come first.
     pub sets: Vec<String>,
 }
 
-/// The policy of [`Study::choose`].
+/// Name of the policy of [`Study::choose`].
 pub const CHOSEN: &str = "chosen";
 
-/// A study, checked.
+/// A validated study.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Study {
-    /// Where evaluation, planning and the baselines' tuning take their settings from.
+    /// Settings of evaluation, planning and the tuning of baselines.
     pub base: Variant,
     pub seeds: Vec<u64>,
     pub baselines: Vec<String>,
     pub worlds: Vec<World>,
     pub variants: Vec<Variant>,
-    /// Evaluated under each, beside none.
+    /// Stresses under each of which policies are evaluated, besides none.
     pub stresses: Vec<Stress>,
-    /// Weights of delivery of the hindsight frontier.
+    /// Delivery weights of the hindsight frontier.
     pub frontier: Vec<f64>,
-    /// Whether to report, beside the variants, the one that a user would take: of each world and seed the best on the validation
-    /// days.
+    /// Whether to report, besides the variants, the policy that a user would choose: for each world and seed the variant that is
+    /// best on the validation days.
     pub choose: bool,
-    /// Whether to replay the reference that knows a synthetic world's process.
+    /// Whether to replay the reference policy that knows a synthetic world's process.
     pub informed: bool,
 }
 
 impl Study {
-    /// Reads a study file. Relative paths are looked for beside it first, then in the current directory; relative log
-    /// directories under `data`, or the file's `data` key, where one is given.
+    /// Reads a study file. Relative paths are resolved beside the file first, then in the current directory; relative log
+    /// directories are resolved under `data`, or under the file's `data` key, where one is given.
     ///
     /// # Errors
     /// An unreadable file, a key or value that cannot be used, or a day that is in two of train, validation and report.
@@ -148,7 +148,8 @@ impl Study {
         Self::resolve(file, folder, data).with_context(|| format!("{}", path.display()))
     }
 
-    /// Makes a study of a study file's content; relative paths are looked for as [`Study::load`] does, with `folder` for the file's.
+    /// Builds a study from a study file's content; relative paths are resolved as in [`Study::load`], with `folder` as the file's
+    /// folder.
     ///
     /// # Errors
     /// As [`Study::load`].
@@ -214,7 +215,7 @@ impl Study {
 }
 
 impl Variant {
-    /// Loads the settings with the study's part of them: the days and the seed.
+    /// Loads the settings together with `assigned`, the study's own settings: the days and the seed.
     ///
     /// # Errors
     /// A configuration that cannot be used.
@@ -277,7 +278,7 @@ impl World {
         Ok(worlds)
     }
 
-    /// The log directories, with generated ones under `out`.
+    /// Returns the log directories; generated ones are under `out`.
     pub fn dirs(&self, out: &Path) -> Vec<PathBuf> {
         match &self.source {
             Source::Logs(dirs) => dirs.clone(),
@@ -285,7 +286,7 @@ impl World {
         }
     }
 
-    /// Where a generated world lies.
+    /// Returns the folder of a generated world.
     pub fn folder(&self, out: &Path) -> PathBuf {
         out.join("worlds").join(&self.name)
     }
@@ -315,7 +316,7 @@ impl Days {
     }
 }
 
-/// `all` has those that predict deliveries where these are delayed.
+/// Resolves the names of baselines; `all` includes those that predict deliveries if feedback is delayed.
 fn baseline_names(names: Names, delayed: bool) -> Result<Vec<String>> {
     let names = match names {
         Names::One(one) if one == "all" => {
@@ -333,7 +334,7 @@ fn baseline_names(names: Names, delayed: bool) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Names become folders and columns.
+/// Checks a name, which becomes a folder and a column.
 fn check_name(what: &str, name: String) -> Result<String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.+".contains(c);
     ensure!(
@@ -347,7 +348,7 @@ fn distinct<T: std::hash::Hash + Eq>(items: &[T]) -> bool {
     items.iter().collect::<HashSet<_>>().len() == items.len()
 }
 
-/// A path that is beside the study file, or else one of the current directory.
+/// Resolves a path beside the study file, or else in the current directory.
 pub fn beside(folder: &Path, path: &Path) -> Result<PathBuf> {
     let found = [folder.join(path), path.to_owned()].into_iter().find_map(|p| p.canonicalize().ok());
     found.with_context(|| format!("there is no {} beside the study file or in the current directory", path.display()))

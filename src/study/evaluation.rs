@@ -1,4 +1,4 @@
-//! Replays everybody on the reported days.
+//! Replays all policies on the reported days.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,17 +21,17 @@ use super::found::Found;
 use super::frontier;
 use super::rows::{CALM, Row, Volatility};
 
-/// A world with what was made of its training days.
+/// A world with the plan and the policies made from its training days.
 pub struct Field {
     pub world: usize,
     pub dirs: Vec<PathBuf>,
     pub plan: Option<Plan>,
-    /// What is true of the world, once a day has asked; `None` where that is not known.
+    /// The world's true process, set once a day has asked for it; `None` where it is not known.
     pub known: OnceLock<Option<Arc<Known>>>,
     pub trained: Vec<Trained>,
 }
 
-/// A finished run: the chosen policy first, then what is shown beside it.
+/// A finished run: the chosen policy first, then the policies shown beside it.
 pub struct Trained {
     pub variant: usize,
     pub seed: u64,
@@ -55,12 +55,12 @@ struct Task<'a> {
     field: &'a Field,
     day: usize,
     stress: Option<&'a Stress>,
-    /// Whether the day is reported; the baselines alone are replayed on a validation day.
+    /// Whether the day is reported; on a validation day only the baselines are replayed.
     reported: bool,
 }
 
-/// Evaluates every world on its reported days, without and under each stress, on `threads` threads; rows come in the order
-/// of the worlds.
+/// Evaluates every world on its reported days, without and under each stress, on `threads` threads; rows come in the order of
+/// the worlds.
 ///
 /// # Errors
 /// A day that cannot be used, or an interrupt.
@@ -87,7 +87,7 @@ pub fn evaluate(
         for _ in 0..threads.clamp(1, tasks.len().max(1)) {
             scope.spawn(|| {
                 loop {
-                    // Relaxed: the counters order nothing else.
+                    // Relaxed: the counter implies no other ordering.
                     let i = next.fetch_add(1, Ordering::Relaxed);
                     let Some(&task) = tasks.get(i) else { break };
                     let result = task.carry_out(study, settings, interrupt);
@@ -104,7 +104,7 @@ pub fn evaluate(
         }
     });
     let mut all = Found::default();
-    // What was not begun is missing only where something failed, whose error is returned.
+    // A task is missing only if another one failed, whose error is returned.
     for result in found.into_inner().expect("nobody panics with it").into_iter().flatten() {
         let part = result?;
         all.rows.extend(part.rows);
@@ -118,7 +118,7 @@ pub fn evaluate(
     Ok(all)
 }
 
-/// How far the reported days of a world stray, measured against all of its days.
+/// Returns the volatility of the reported days of a world, relative to all of its days.
 fn volatility(study: &Study, field: &Field, settings: &Settings) -> anyhow::Result<Vec<Volatility>> {
     let world = &study.worlds[field.world];
     let hourly = |dir: &PathBuf| Ok(Hourly::of(&log::open(dir, compile_options(settings))?));
@@ -150,7 +150,7 @@ impl Task<'_> {
             names.push(informed::NAME.to_owned());
             let known = match field.known.get() {
                 Some(known) => known.clone(),
-                // Two threads may come here at once: both make the same.
+                // Two threads may compute it at once; the results are equal.
                 None => {
                     let made = test_day.known()?;
                     field.known.get_or_init(|| made).clone()
@@ -180,7 +180,7 @@ impl Task<'_> {
 }
 
 fn rows_of(study: &Study, field: &Field, day: usize, stress: &str, report: &DayReport) -> Vec<Row> {
-    // Seeds of one variant share its name; what stands beside the chosen policy keeps its suffix.
+    // Seeds of one variant share its name; a policy shown beside the chosen one keeps its suffix.
     let place = |row: &PolicyReport| {
         let mut all = field.trained.iter().flat_map(|run| run.entries.iter().map(move |entry| (run, entry)));
         let (run, entry) = all.find(|(_, entry)| entry.name == row.name)?;

@@ -1,4 +1,4 @@
-//! Everything that evaluation found, and the names that are given to the best of it.
+//! All results of the evaluation, and the names given to the best of them.
 
 use std::collections::HashMap;
 
@@ -10,22 +10,22 @@ use super::learning::Curve;
 use super::paired;
 use super::rows::{Row, Volatility};
 
-/// Whichever baseline was the best on a world's validation days, named before its reported days were replayed.
+/// Name of the baseline that is best on a world's validation days, which is determined without its reported days.
 pub const BEST_BASELINE: &str = "best-baseline";
 
-/// What evaluation found.
+/// Results of the evaluation.
 #[derive(Debug, Default)]
 pub struct Found {
     pub rows: Vec<Row>,
-    /// The baselines on the validation days.
+    /// Rows of the baselines on the validation days.
     pub validation: Vec<Row>,
-    /// Of the reported days.
+    /// Volatility of the reported days.
     pub volatility: Vec<Volatility>,
     pub frontier: Vec<HindsightPoint>,
 }
 
 impl Found {
-    /// Adds [`BEST_BASELINE`]: of every world the rows of the baseline that was best on its validation days.
+    /// Adds [`BEST_BASELINE`]: for every world the rows of the baseline that was best on its validation days.
     pub fn name_best_baseline(&mut self) {
         let best = paired::best_baselines(&self.validation);
         let is_best = |row: &&Row| best.get(&row.world).is_some_and(|name| *name == row.report.name);
@@ -41,8 +41,8 @@ impl Found {
         self.rows.extend(rows);
     }
 
-    /// Adds [`CHOSEN`]: of every world and seed the rows of the variant whose run was the best on its validation days, the first
-    /// of several.
+    /// Adds [`CHOSEN`]: for every world and seed the rows of the variant whose run was best on its validation days, the first
+    /// one if several are.
     pub fn choose(&mut self, curves: &[Curve]) {
         let mut best: HashMap<(&str, u64), &Curve> = HashMap::new();
         for curve in curves.iter().filter(|c| c.best_share.is_some()) {

@@ -1,8 +1,8 @@
-//! The frontier of shortage against auction revenue: what the weight of delivery buys.
+//! The frontier of shortage against auction revenue for different weights of delivery.
 //!
-//! In hindsight it is drawn by the bound's solver with every penalty times a weight: serving with those prices gives up auction
-//! revenue for delivery, or delivery for revenue, at the best rate that the day allows. Trained variants with another
-//! `reward.contract_delivery` are set beside it.
+//! In hindsight it is computed by the bound's solver with every penalty multiplied by a weight: serving with those prices
+//! trades auction revenue for delivery, or delivery for revenue, at the best rate that the day allows. Trained variants with
+//! another `reward.contract_delivery` are shown beside it.
 
 use serde::Serialize;
 
@@ -11,7 +11,7 @@ use crate::plan::{hindsight_bound, weighted_bound};
 use crate::policy::baselines::FixedPrices;
 use crate::policy::{ReplayOptions, replay_day};
 
-/// One weight on one day. Money in minor units.
+/// Hindsight result for one weight on one day. Money in minor units.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct HindsightPoint {
     pub world: String,
@@ -20,12 +20,12 @@ pub struct HindsightPoint {
     pub weight: f64,
     pub shortage_rate: f64,
     pub auction_revenue: f64,
-    /// J and share count the true penalties.
+    /// J and share with the true penalties.
     pub j: f64,
     pub share: Option<f64>,
 }
 
-/// Serves a day in hindsight for each of `weights`; the prices know the whole day.
+/// Serves a day in hindsight with each of `weights`; the prices are computed from the whole day.
 pub fn hindsight(world: &str, index: usize, day: &DayModel, weights: &[f64], rate_seed: u64) -> Vec<HindsightPoint> {
     if weights.is_empty() {
         return vec![];

@@ -1,4 +1,4 @@
-//! The study's own child processes: this program again, so many at a time.
+//! Child processes of a study: executions of this program, a limited number at a time.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -15,16 +15,16 @@ use crate::supervisor::children::this_program;
 use crate::supervisor::interrupt::Interrupt;
 
 const POLL: Duration = Duration::from_millis(50);
-/// How long an interrupted run may take to end in order before it is asked again, which ends it at once.
+/// Time for an interrupted run to end in order before it is signalled again, which ends it at once.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// One execution of this program.
 #[derive(Debug)]
 pub struct Job {
-    /// For people.
+    /// Name for messages.
     pub name: String,
     pub arguments: Vec<OsString>,
-    /// Takes what it says.
+    /// File for its output.
     pub log: PathBuf,
 }
 
@@ -34,7 +34,7 @@ pub struct Ended {
     /// Index among the jobs.
     pub job: usize,
     pub seconds: f64,
-    /// Why it failed, if it did.
+    /// Reason of the failure, if it failed.
     pub failure: Option<String>,
 }
 
@@ -48,14 +48,14 @@ impl Running {
     fn start(index: usize, job: &Job) -> anyhow::Result<Self> {
         let log = File::create(&job.log).with_context(|| format!("cannot write {}", job.log.display()))?;
         let mut command = this_program();
-        // A group of its own: a Ctrl-C reaches the study alone, which passes it on.
+        // A separate process group: a Ctrl-C reaches only the study, which passes it on.
         command.args(&job.arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
         let child = command.spawn().with_context(|| format!("cannot start {}", job.name))?;
         Ok(Self { job: index, child, started: Instant::now() })
     }
 
     fn signal(&self) {
-        // It may have ended by itself; then there is nobody to tell.
+        // It may have ended by itself, so errors are ignored.
         let _ = kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGINT);
     }
 }
@@ -70,10 +70,10 @@ impl Drop for Running {
     }
 }
 
-/// Runs the jobs in order, `at_once` at a time; `ended` hears of each. On an interrupt those under way are ended and no
+/// Runs the jobs in order, `at_once` at a time, and calls `ended` for each. On an interrupt the running ones are ended and no
 /// more are started.
 ///
-/// Children die with the thread that started them, so this must not run on one that ends before them.
+/// Children die with the thread that started them, so this must not run on a thread that ends before them.
 ///
 /// # Errors
 /// A process that cannot be started or waited for.
@@ -109,7 +109,7 @@ pub fn run(jobs: &[Job], at_once: usize, interrupt: &Interrupt, ended: &mut dyn 
     }
 }
 
-/// The last error that a job said, or how it ended.
+/// Returns the last error in a job's log, or its exit status.
 fn failure(job: &Job, status: ExitStatus) -> String {
     let text = std::fs::read_to_string(&job.log).unwrap_or_default();
     let said = text.lines().rev().find_map(|line| line.strip_prefix("error: "));

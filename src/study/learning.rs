@@ -1,4 +1,4 @@
-//! Learning curves of the runs: what it took to reach a validation share.
+//! Learning curves of the runs: the effort to reach a validation share.
 
 use std::path::Path;
 
@@ -6,10 +6,10 @@ use anyhow::Context as _;
 use serde::Serialize;
 use serde_json::Value;
 
-/// Validation shares that the runs are timed to.
+/// Validation shares for which the time of the runs is reported.
 pub const MARKS: [f64; 2] = [0.985, 0.99];
 
-/// One run's way. Times in seconds since its processes were started.
+/// Learning curve of one run. Times in seconds since its processes were started.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Curve {
     pub world: String,
@@ -20,7 +20,7 @@ pub struct Curve {
     pub best_share: Option<f64>,
     pub samples: u64,
     pub seconds: f64,
-    /// Updates by which the parameters behind a block were older than the learner's.
+    /// Staleness of blocks in updates.
     pub mean_lag: f64,
     pub max_lag: u64,
 }
@@ -29,13 +29,13 @@ pub struct Curve {
 pub struct Reached {
     pub share: f64,
     pub updates: u64,
-    /// Samples that the learner had taken in by then.
+    /// Samples that the learner had ingested by then.
     pub samples: f64,
     pub seconds: f64,
 }
 
 impl Curve {
-    /// Reads what a finished run left in its directory.
+    /// Reads the results of a finished run from its directory.
     ///
     /// # Errors
     /// A directory without a readable `metrics.jsonl` or `manifest.json`.
@@ -46,7 +46,7 @@ impl Curve {
         };
         let manifest: Value = serde_json::from_str(&read("manifest.json")?)?;
         let lines = read("metrics.jsonl")?;
-        // A disk that was full for a while leaves part of a line.
+        // A disk that was full for a while leaves incomplete lines.
         let lines: Vec<Value> = lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         let outcome = &manifest["outcome"];
         Ok(Self {
@@ -76,13 +76,13 @@ fn reached(lines: &[Value], mark: f64) -> Option<Reached> {
     })
 }
 
-/// Samples at an update count, between the records on either side of it.
+/// Interpolates the number of samples at an update count between the neighbouring records.
 fn samples_at(lines: &[Value], updates: u64) -> f64 {
     let mut known: Vec<(u64, f64)> =
         lines.iter().filter_map(|l| Some((l["updates"].as_u64()?, l["samples"].as_f64()?))).collect();
     known.push((0, 0.0));
     known.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
-    // Of records at one update count the first is the nearest to the update itself.
+    // Of several records at one update count the first is the nearest to the update itself.
     known.dedup_by_key(|(updates, _)| *updates);
     let after = known.partition_point(|&(u, _)| u < updates);
     match (after.checked_sub(1).map(|i| known[i]), known.get(after)) {

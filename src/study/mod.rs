@@ -1,17 +1,16 @@
 //! Studies: worlds x seeds x policies, trained, evaluated and put into one table.
 //!
-//! A claim about a policy needs several worlds, several seeds and days that nothing was chosen on. [`config`] is the
-//! study file and refuses days that are both trained and reported on; [`worlds`] generates what is synthetic; [`runs`]
-//! says which plans and training runs are missing and [`jobs`] executes them as processes of this program; then
-//! [`evaluation`] replays everybody on the reported days, without and under stress, and gives [`rows`], which are [`found`] together; [`frontier`] draws what could have
-//! been between shortage and revenue, [`summary`] takes means with intervals and [`paired`] differences ([`statistics`]), [`learning`] reads the
-//! learning curves, and [`report`] renders the table.
+//! A claim about a policy needs several worlds, several seeds, and days that nothing was chosen on. [`config`] is the study file and
+//! refuses days that are both trained and reported on. [`worlds`] generates synthetic worlds. [`runs`] determines which plans and training
+//! runs are missing, and [`jobs`] executes them as processes of this program. [`evaluation`] replays all policies on the reported days,
+//! without and under stress, into [`rows`], collected in [`found`]. [`frontier`] computes the possible trade-offs between shortage and
+//! revenue, [`summary`] takes means with intervals and [`paired`] differences ([`statistics`]), [`learning`] reads the learning curves, and
+//! [`report`] renders the table.
 //!
-//! [`sweep`] makes the variants of a study from a grid or at random and ranks them; [`shard`] is a part of a study on one of many
-//! machines.
+//! [`sweep`] makes the variants of a study from a grid or at random and ranks them; [`shard`] is a part of a study on one of many machines.
 //!
-//! Everything lies under one folder and is kept: what was finished with the same settings and the same days is used again,
-//! so that an interrupted study goes on where it stopped.
+//! Everything is kept under one folder: a product that was finished with the same settings and the same days is reused, so that an
+//! interrupted study continues where it stopped.
 
 pub mod config;
 pub mod evaluation;
@@ -53,27 +52,27 @@ pub use shard::Shard;
 use summary::Summary;
 pub use sweep::Sweep;
 
-/// How often a part looks whether another one has made a world.
+/// Interval at which a part checks whether another one has made a world.
 const POLL: Duration = Duration::from_millis(100);
 
-/// How a study is carried out.
+/// Options of a study's execution.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Where everything goes.
+    /// Output folder.
     pub out: PathBuf,
-    /// Trainings, then evaluations, at a time.
+    /// Number of concurrent trainings, and later evaluations.
     pub jobs: usize,
-    /// Trains nothing: evaluates the runs that are finished.
+    /// Whether to train nothing and evaluate the finished runs.
     pub evaluate_only: bool,
-    /// Makes one part of the plans and runs, and no table.
+    /// Part of the plans and runs to make, without a table.
     pub shard: Option<Shard>,
 }
 
-/// How the carrying out of a study ended.
+/// How the execution of a study ended.
 #[derive(Debug)]
 pub enum End {
     Interrupted,
-    /// A part is made: so many plans and runs are there, and what failed.
+    /// A part is made: number of its plans and runs that exist, and failures.
     Made {
         there: usize,
         failures: Vec<String>,
@@ -81,15 +80,15 @@ pub enum End {
     Done(Box<Done>),
 }
 
-/// A study that was carried out.
+/// A completed study.
 #[derive(Debug)]
 pub struct Done {
     pub report: Report,
-    /// What failed on the way and is missing from the report.
+    /// Failures of runs, which are missing from the report.
     pub failures: Vec<String>,
 }
 
-/// The figures, and the table that renders them.
+/// The results, and the table that renders them.
 #[derive(Debug, Serialize)]
 pub struct Report {
     #[serde(flatten)]
@@ -99,12 +98,10 @@ pub struct Report {
     pub table: String,
 }
 
-/// Carries a study out, or one part of it. A run that fails is named in what is returned and does not stop
-/// the others.
+/// Executes a study or one part of it. A failed run is named in the result and does not stop the others.
 ///
 /// # Errors
-/// What keeps the study from going on: a folder that cannot be written or that another study uses, a log that cannot be
-/// used, nothing to evaluate.
+/// A folder that cannot be written or that another study uses, a log that cannot be used, or nothing to evaluate.
 pub fn run(title: &str, study: &Study, options: &Options, interrupt: &Interrupt) -> anyhow::Result<End> {
     std::fs::create_dir_all(&options.out).with_context(|| format!("cannot make {}", options.out.display()))?;
     let out = options.out.canonicalize().with_context(|| format!("cannot use {}", options.out.display()))?;
@@ -162,7 +159,7 @@ pub fn run(title: &str, study: &Study, options: &Options, interrupt: &Interrupt)
     Ok(End::Done(Box::new(Done { report: Report { summary, learning: curves, table }, failures })))
 }
 
-/// Keeps a second study out of the folder; its parts may work at the same time, each once.
+/// Locks the folder against a second study; different parts may run at the same time.
 fn lock(out: &Path, shard: Option<Shard>) -> anyhow::Result<Vec<Flock<File>>> {
     let wanted = match shard {
         None => vec![("lock".to_owned(), FlockArg::LockExclusiveNonblock)],
@@ -191,7 +188,7 @@ fn open_lock(path: &Path) -> anyhow::Result<File> {
     File::create(path).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Waits until nobody else has the lock; `None` after an interrupt.
+/// Waits until no other process has the lock; `None` after an interrupt.
 fn wait_for(path: &Path, interrupt: &Interrupt) -> anyhow::Result<Option<Flock<File>>> {
     let mut file = open_lock(path)?;
     loop {
@@ -205,12 +202,12 @@ fn wait_for(path: &Path, interrupt: &Interrupt) -> anyhow::Result<Option<Flock<F
     }
 }
 
-/// Settings without a world's days, which the runs are given one by one.
+/// Loads the settings without a world's days, which are set per run.
 fn base_settings(variant: &Variant) -> anyhow::Result<crate::settings::Settings> {
     Ok(variant.settings(&["data.train=[\"-\"]".into(), "data.validation=[\"-\"]".into()])?)
 }
 
-/// Plans and trains what is not there yet; returns what failed.
+/// Makes the plans and runs that are missing; returns the failures.
 fn make(study: &Study, products: &[Product], at_once: usize, interrupt: &Interrupt) -> anyhow::Result<Vec<String>> {
     let missing: Vec<&Product> = products.iter().filter(|p| !p.is_there()).collect();
     let reused = products.len() - missing.len();
@@ -239,7 +236,7 @@ fn make(study: &Study, products: &[Product], at_once: usize, interrupt: &Interru
     Ok(failures)
 }
 
-/// Loads what was made.
+/// Loads the plans and runs that exist.
 fn collect(study: &Study, products: &[Product], out: &Path) -> anyhow::Result<(Vec<Field>, Vec<Curve>)> {
     let field = |world: usize| Field {
         world,

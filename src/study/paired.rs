@@ -1,7 +1,8 @@
-//! Differences between two policies, paired: on the same days, in the same worlds.
+//! Paired differences between two policies: on the same days, in the same worlds.
 //!
-//! A world is what is drawn independently, so a difference is the mean over worlds of the mean over a world's days and seeds, and its
-//! interval is Student's over the worlds. Shares of two policies on one day move together; their difference does not.
+//! Worlds are the independent draws. A difference is therefore the mean over worlds of the mean over a world's days and seeds, and
+//! its interval is Student's over the worlds. Shares of two policies on one day are strongly correlated; their difference removes
+//! that.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +11,7 @@ use serde::Serialize;
 use super::rows::{CALM, Row, Volatility};
 use super::statistics::{interval, mean};
 
-/// One policy against another, in points of share.
+/// Difference of one policy to another, in points of share.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Difference {
     pub policy: String,
@@ -18,15 +19,15 @@ pub struct Difference {
     /// `all`, or a quartile of the days' volatility.
     pub days: String,
     pub points: f64,
-    /// 95 %; `null` for a single world.
+    /// 95 % interval; `null` for a single world.
     pub interval: Option<[f64; 2]>,
     pub worlds: BTreeMap<String, f64>,
-    /// Days that it is the mean of.
+    /// Number of days averaged.
     pub count: usize,
 }
 
 impl Difference {
-    /// `better` or `worse` where the interval leaves no doubt, else `level`.
+    /// Returns `better` or `worse` if the interval excludes 0, else `level`.
     pub fn decision(&self) -> &'static str {
         match self.interval {
             Some([low, _]) if low > 0.0 => "better",
@@ -39,7 +40,7 @@ impl Difference {
 /// A day of a world.
 type Day<'a> = (&'a str, usize);
 
-/// Mean over the seeds of a policy's share on each day, without stress.
+/// Returns the mean over the seeds of a policy's share on each day, without stress.
 fn shares<'a>(rows: &'a [Row], policy: &str) -> BTreeMap<Day<'a>, f64> {
     let mut found: BTreeMap<Day, Vec<f64>> = BTreeMap::new();
     for row in rows.iter().filter(|r| r.report.name == policy && r.stress == CALM) {
@@ -50,7 +51,7 @@ fn shares<'a>(rows: &'a [Row], policy: &str) -> BTreeMap<Day<'a>, f64> {
     found.into_iter().map(|(day, shares)| (day, mean(&shares))).collect()
 }
 
-/// Compares on the days that both were replayed on and that `wanted` takes; `None` where there is no such day.
+/// Compares two policies on the days that both were replayed on and that `wanted` accepts; `None` where there is no such day.
 pub fn difference(
     rows: &[Row],
     (policy, against): (&str, &str),
@@ -78,7 +79,7 @@ pub fn difference(
     })
 }
 
-/// The quartile of each day's volatility, from 0, the calmest.
+/// Returns the quartile of each day's volatility, from 0, the calmest.
 pub fn quartiles(volatility: &[Volatility]) -> BTreeMap<(String, usize), usize> {
     let mut days: Vec<&Volatility> = volatility.iter().collect();
     days.sort_by(|a, b| a.volatility.total_cmp(&b.volatility));
@@ -86,7 +87,7 @@ pub fn quartiles(volatility: &[Volatility]) -> BTreeMap<(String, usize), usize> 
     days.into_iter().enumerate().map(|(i, v)| ((v.world.clone(), v.day), 4 * i / n)).collect()
 }
 
-/// Of each world the baseline with the best mean share on its validation days.
+/// Returns for each world the baseline with the best mean share on its validation days.
 pub fn best_baselines(validation: &[Row]) -> BTreeMap<String, String> {
     let baselines = validation.iter().filter(|r| r.report.kind == crate::evaluate::Kind::Baseline);
     let names: BTreeSet<&str> = baselines.map(|r| r.report.name.as_str()).collect();

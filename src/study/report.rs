@@ -1,4 +1,4 @@
-//! The study's table: Markdown that also reads well as it is.
+//! The study's table: Markdown that is also readable as plain text.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use super::paired::Difference;
 use super::rows::CALM;
 use super::summary::{FrontierPoint, PolicySummary, Summary};
 
-/// Renders a Markdown table with aligned columns; all but the first are to the right.
+/// Renders a Markdown table with aligned columns; all but the first are right-aligned.
 pub fn table(header: &[String], rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = (0..header.len())
         .map(|i| rows.iter().map(|r| r[i].chars().count()).chain([header[i].chars().count(), 3]).max().unwrap_or(3))
@@ -51,7 +51,7 @@ fn name(p: &PolicySummary) -> String {
     if p.kind == Kind::Trained { format!("{} *", p.policy) } else { p.policy.clone() }
 }
 
-/// The whole report.
+/// Renders the whole report.
 pub fn render(title: &str, study: &Study, summary: &Summary, curves: &[Curve]) -> String {
     let mut text = format!("# Study: {title}\n\n");
     let _ = writeln!(
@@ -75,7 +75,7 @@ pub fn render(title: &str, study: &Study, summary: &Summary, curves: &[Curve]) -
     text
 }
 
-/// Column of the gap closed against the better of pid and the dual-descent baselines.
+/// Index of the column of the gap closed against the better of pid and the dual-descent baselines.
 const CLASSICAL: usize = 6;
 
 fn policies(text: &mut String, summary: &Summary) {
@@ -172,7 +172,7 @@ fn stresses(text: &mut String, summary: &Summary) {
     if summary.stresses.len() < 2 {
         return;
     }
-    // One row a stress: there are more of them than policies.
+    // One row per stress, because there are more stresses than policies.
     let mut header = strings(["share under stress"]);
     header.extend(summary.policies.iter().map(name));
     let names = std::iter::once(CALM).chain(summary.stresses.keys().map(String::as_str).filter(|s| *s != CALM));

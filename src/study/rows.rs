@@ -1,10 +1,10 @@
-//! What a study's evaluation measures: a row for each policy, day and stress, and how volatile each day was.
+//! Measurements of a study's evaluation: a row for each policy, day and stress, and the volatility of each day.
 
 use serde::Serialize;
 
 use crate::evaluate::PolicyReport;
 
-/// One policy on one day of one world. Money in minor units.
+/// Result of one policy on one day of one world. Money in minor units.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
     pub world: String,
@@ -12,23 +12,23 @@ pub struct Row {
     pub day: usize,
     pub log: String,
     pub stress: String,
-    /// Of the training run; `null` for those that are not trained.
+    /// Seed of the training run; `null` for policies that are not trained.
     pub seed: Option<u64>,
-    /// Under the name of the variant, the baseline, or `oracle`.
+    /// Results, under the name of the variant, the baseline, or `oracle`.
     #[serde(flatten)]
     pub report: PolicyReport,
     pub ub: f64,
     pub stake: f64,
 }
 
-/// How far a day's hours stray from the other days of its world.
+/// Deviation of a day's hours from the other days of its world.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Volatility {
     pub world: String,
     pub day: usize,
-    /// Root mean square over the hours, of the logarithm of the volume.
+    /// Root mean square over the hours of the deviation of the logarithm of the volume.
     pub volatility: f64,
 }
 
-/// No stress.
+/// Name for no stress.
 pub const CALM: &str = "none";

@@ -1,4 +1,4 @@
-//! The study's plans and training runs: which are there already, and what it takes to make the others.
+//! The study's plans and training runs: which exist already, and how to make the others.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ use crate::settings::Settings;
 use super::config::{Study, Variant, World};
 use super::jobs::Job;
 
-/// What lies, or is to lie, under the study's folder.
+/// A plan or a training run under the study's folder.
 #[derive(Debug, Clone)]
 pub struct Product {
     pub world: usize,
     pub kind: Kind,
     settings: Settings,
-    /// The number of actors is the machine's: a run of another machine is the same run.
+    /// Whether the number of actors is chosen by the machine, so that a run with another number is the same run.
     auto_actors: bool,
     /// Content hashes of the days that it is made from.
     inputs: Vec<String>,
@@ -29,7 +29,7 @@ pub struct Product {
 
 #[derive(Debug, Clone)]
 pub enum Kind {
-    /// The plan of a world's training days, for the baselines; a file.
+    /// File with the plan of a world's training days, for the baselines.
     Plan { file: PathBuf },
     /// A run directory.
     Run { variant: usize, seed: u64, dir: PathBuf },
@@ -40,13 +40,13 @@ fn path_list(key: &str, dirs: &[PathBuf], days: &[usize]) -> String {
     format!("data.{key}={}", toml::Value::Array(list))
 }
 
-/// Hashes of the inputs of some of a world's days; compiles them where that has not been done.
+/// Returns the hashes of the inputs of some of a world's days; compiles them where necessary.
 fn inputs(dirs: &[PathBuf], days: &[usize], settings: &Settings) -> anyhow::Result<Vec<String>> {
     let options = compile_options(settings);
     days.iter().map(|&d| Ok(inputs_hash(&dirs[d], &log::open(&dirs[d], options)?)?)).collect()
 }
 
-/// Refuses a world that has the same day twice: reported days must be new.
+/// Refuses a world that has the same day in two roles: reported days must be new.
 fn refuse_leaks(study: &Study, w: &World, dirs: &[PathBuf]) -> anyhow::Result<()> {
     let settings = study
         .base
@@ -64,7 +64,7 @@ fn refuse_leaks(study: &Study, w: &World, dirs: &[PathBuf]) -> anyhow::Result<()
 }
 
 impl Product {
-    /// The plan of a world and its training runs.
+    /// Returns the plan of a world and its training runs.
     ///
     /// # Errors
     /// Days that cannot be used.
@@ -106,7 +106,7 @@ impl Product {
         let assigned = [
             path_list("train", dirs, &w.days.train),
             path_list("validation", dirs, &w.days.validation),
-            // Reported days are the study's alone.
+            // Only the study evaluates the reported days.
             "data.test=[]".to_owned(),
             format!("run.seed={seed}"),
         ];
@@ -125,7 +125,7 @@ impl Product {
         Ok(Self { world, kind: Kind::Run { variant: index, seed, dir }, settings, auto_actors, inputs, arguments })
     }
 
-    /// What it is called in progress and errors.
+    /// Returns its name for progress messages and errors.
     pub fn name(&self, study: &Study) -> String {
         let world = &study.worlds[self.world].name;
         match &self.kind {
@@ -134,7 +134,7 @@ impl Product {
         }
     }
 
-    /// Whether it is there, finished, and made from the same settings and days.
+    /// Returns whether it exists, is finished, and was made from the same settings and days.
     pub fn is_there(&self) -> bool {
         match &self.kind {
             Kind::Plan { file } => {
@@ -160,7 +160,7 @@ impl Product {
         Some(finished && best && config == self.settings.to_toml() && inputs == self.inputs)
     }
 
-    /// Clears the place and says what to execute.
+    /// Clears the target and returns the job to execute.
     ///
     /// # Errors
     /// A folder that cannot be cleared or made.
@@ -178,7 +178,7 @@ impl Product {
                 if dir.exists() {
                     std::fs::remove_dir_all(dir).with_context(|| format!("cannot remove {}", dir.display()))?;
                 }
-                // A variant's name may have dots; nothing of it is an extension.
+                // A variant's name may contain dots that are not an extension.
                 let mut log = dir.clone().into_os_string();
                 log.push(".log");
                 log.into()
@@ -187,7 +187,7 @@ impl Product {
         Ok(Job { name: self.name(study), arguments: self.arguments.clone(), log })
     }
 
-    /// Notes that a plan's file is complete; a run directory says so itself.
+    /// Marks a plan's file as complete; a run directory records that itself.
     ///
     /// # Errors
     /// A folder that cannot be written.

@@ -1,8 +1,8 @@
 //! One part of a study's plans and runs, for engines that start the same command on many machines.
 //!
-//! Parts share the study's folder, or folders of the same path that are copied together afterwards. Which part makes what depends on
-//! the study file alone, so parts need not talk to each other; whoever starts the command without a part finds everything there
-//! and makes the table.
+//! Parts share the study's folder, or have folders of the same path that are copied together afterwards. The assignment to parts
+//! depends on the study file alone, so parts need no communication. A later run without a part finds everything there and makes the
+//! table.
 
 use std::fmt;
 use std::str::FromStr;
@@ -33,12 +33,12 @@ impl fmt::Display for Shard {
 }
 
 impl Shard {
-    /// Tells whether item `i` of a list is this part's.
+    /// Returns whether item `i` of a list belongs to this part.
     pub fn has(self, i: usize) -> bool {
         i % self.count == self.index - 1
     }
 
-    /// Name of this part's lock.
+    /// Returns the name of this part's lock.
     pub fn lock(self) -> String {
         format!("lock-{}-of-{}", self.index, self.count)
     }

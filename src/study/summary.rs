@@ -1,8 +1,8 @@
-//! What the rows say: means over worlds, days and seeds, with their spread.
+//! Summary of the rows: means over worlds, days and seeds, with their spread.
 //!
-//! A world is what is drawn independently, so a policy's figure is the mean of its worlds' means (over seeds and
-//! reported days), and the interval is Student's over the worlds' means: seeds and days of one world share its luck. With a
-//! single world it is over the seeds, and says nothing of other worlds.
+//! Worlds are the independent draws. A policy's result is therefore the mean of its worlds' means (over seeds and reported
+//! days), and the interval is Student's over the worlds' means, because seeds and days of one world are correlated. With a
+//! single world the interval is over the seeds and says nothing about other worlds.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use super::paired::{self, Difference};
 use super::rows::{CALM, Row};
 use super::statistics::{interval, mean, sd};
 
-/// One policy over all worlds, without stress. Shares and gaps are fractions of 1.
+/// Results of one policy over all worlds, without stress. Shares and gaps are fractions of 1.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PolicySummary {
     pub policy: String,
@@ -37,31 +37,31 @@ pub struct PolicySummary {
     pub gap_closed_classical: Option<f64>,
     /// Worlds in which it is above pid and the dual-descent baselines.
     pub above_classical: Option<usize>,
-    /// Trained runs that the figures come from.
+    /// Number of trained runs behind the results.
     pub runs: usize,
     pub shortage_rate: f64,
-    /// Minor units, mean per day.
+    /// Auction revenue in minor units, mean per day.
     pub auction_revenue: f64,
     pub j: f64,
-    /// Mean deviation from the planned curves, and roughness of delivery.
+    /// Mean deviation from the planned curves, and mean roughness of delivery.
     pub curve_deviation: Option<f64>,
     pub roughness: Option<f64>,
 }
 
-/// A point between shortage and auction revenue; means over worlds and days.
+/// A point on the frontier of shortage and auction revenue; means over worlds and days.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FrontierPoint {
-    /// `hindsight`, or a variant.
+    /// `hindsight`, or the name of a variant.
     pub policy: String,
     /// Weight of delivery.
     pub weight: f64,
     pub shortage_rate: f64,
-    /// Minor units a day.
+    /// Minor units per day.
     pub auction_revenue: f64,
     pub mean_share: Option<f64>,
 }
 
-/// The study in figures.
+/// All results of a study.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Summary {
     pub worlds: Vec<String>,
@@ -69,13 +69,14 @@ pub struct Summary {
     pub best_baseline: Option<String>,
     /// The baseline that [`PolicySummary::gap_closed_classical`] refers to.
     pub classical: Option<String>,
-    /// Best mean share first.
+    /// Policies, best mean share first.
     pub policies: Vec<PolicySummary>,
-    /// Mean share of every policy by stress; `none` is without.
+    /// Mean share of every policy by stress; `none` is without stress.
     pub stresses: BTreeMap<String, BTreeMap<String, f64>>,
-    /// Empty where the study asks for no frontier.
+    /// Frontier; empty where the study asks for none.
     pub frontier: Vec<FrontierPoint>,
-    /// Learned policies and the informed reference against the best baseline and the untrained policy; without stress.
+    /// Differences of learned policies and the informed reference to the best baseline and to the untrained policy, without
+    /// stress.
     pub differences: Vec<Difference>,
 }
 
@@ -88,7 +89,7 @@ impl<'a> Group<'a> {
         Self(mine.filter_map(|r| Some((r, r.report.share?))).collect())
     }
 
-    /// By world and seed, the mean over the days.
+    /// Returns the mean over the days by world and seed.
     fn runs(&self) -> BTreeMap<(&'a str, Option<u64>), f64> {
         let mut days: BTreeMap<(&str, Option<u64>), Vec<f64>> = BTreeMap::new();
         for (row, share) in &self.0 {
@@ -97,7 +98,7 @@ impl<'a> Group<'a> {
         days.into_iter().map(|(key, shares)| (key, mean(&shares))).collect()
     }
 
-    /// By world, the mean over seeds and days.
+    /// Returns the mean over seeds and days by world.
     fn worlds(&self) -> BTreeMap<String, f64> {
         let mut seeds: BTreeMap<String, Vec<f64>> = BTreeMap::new();
         for ((world, _), share) in self.runs() {
@@ -117,7 +118,7 @@ impl<'a> Group<'a> {
     }
 }
 
-/// The hindsight points by weight, then the variants.
+/// Returns the hindsight points by weight, then the variants.
 fn frontier(points: &[HindsightPoint], policies: &[PolicySummary], weights: &[(String, f64)]) -> Vec<FrontierPoint> {
     if points.is_empty() {
         return vec![];
@@ -155,7 +156,7 @@ fn is_classical(policy: &str) -> bool {
 }
 
 impl Summary {
-    /// `weights` are the delivery weights of the variants.
+    /// Summarises the results; `weights` are the delivery weights of the variants.
     pub fn of(found: &Found, weights: &[(String, f64)]) -> Self {
         let rows = &found.rows;
         let mut names: Vec<(&str, Kind)> = Vec::new();
@@ -203,8 +204,8 @@ impl Summary {
     }
 }
 
-/// Of everybody who is not a baseline against the best baseline, over all days and by quartile of their volatility, and of chosen
-/// policies against their untrained ones.
+/// Returns the differences of all policies but baselines and the oracle to the best baseline, over all days and by quartile of their
+/// volatility, and of chosen policies to their untrained ones.
 fn differences(found: &Found, names: &[(&str, Kind)]) -> Vec<Difference> {
     let quartiles = paired::quartiles(&found.volatility);
     let mut differences = Vec::new();
@@ -227,7 +228,7 @@ fn differences(found: &Found, names: &[(&str, Kind)]) -> Vec<Difference> {
 }
 
 impl PolicySummary {
-    /// `None` where no day of it has a share.
+    /// Summarises one policy; `None` if none of its days has a share.
     fn of(rows: &[Row], policy: &str, kind: Kind) -> Option<Self> {
         let group = Group::of(rows, policy, CALM);
         let mean_share = group.mean()?;

@@ -1,7 +1,8 @@
 //! Sweeps: many settings of the same keys, tried on the same days.
 //!
-//! A sweep is a study whose variants are drawn from a grid or at random. Trials are ranked on the validation days, which choose;
-//! the reported days show what the choice is worth, because the best of many trials on the days it was chosen on is partly luck.
+//! A sweep is a study whose variants are drawn from a grid or at random. Trials are ranked and chosen on the validation days.
+//! The reported days show what the choice is worth, because the result of the best of many trials on the days that it was chosen
+//! on is partly luck.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -22,36 +23,36 @@ use super::learning::Curve;
 use super::report::table;
 use super::statistics::{interval, mean};
 
-/// Trials of a sweep at most.
+/// Maximum number of trials of a sweep.
 const MOST: usize = 10_000;
 
-/// A way to draw a value.
+/// Distribution of a key's values.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 enum Range {
     Uniform([f64; 2]),
     /// Uniform in the logarithm.
     Log([f64; 2]),
-    /// Whole numbers, both ends included.
+    /// Uniform over whole numbers, both ends included.
     Int([i64; 2]),
 }
 
-/// Values that a key may take.
+/// Possible values of a key.
 #[derive(Debug, Clone, PartialEq)]
 enum Choice {
     Range(Range),
     List(Vec<Value>),
 }
 
-/// One setting of the keys.
+/// One assignment of values to the keys.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trial {
-    /// Made from the values, so that trials keep their runs when others are added.
+    /// Name made from the values, so that trials keep their runs when others are added.
     pub name: String,
     pub values: Vec<Value>,
 }
 
-/// A sweep, checked.
+/// A validated sweep.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sweep {
     /// The trials as variants.
@@ -99,7 +100,7 @@ impl Sweep {
     }
 }
 
-/// The configuration's own days as a world.
+/// Returns the configuration's own days as a world.
 fn world_of_config(file: &Table, folder: &Path) -> Result<Table> {
     let config = file.get("config").and_then(Value::as_str).context("the sweep names no `config`")?;
     let sets: Vec<String> = match file.get("set") {
@@ -122,7 +123,7 @@ fn world_of_config(file: &Table, folder: &Path) -> Result<Table> {
     Ok(entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
 }
 
-/// Keys with what stands under them; `a.b = ..` and `"a.b" = ..` are the same.
+/// Flattens nested tables to full keys with their values; `a.b = ..` and `"a.b" = ..` are the same.
 fn flatten(prefix: &str, table: Table, is_leaf: &dyn Fn(&Value) -> bool, found: &mut BTreeMap<String, Value>) {
     for (key, value) in table {
         let key = if prefix.is_empty() { key } else { format!("{prefix}.{key}") };
@@ -182,7 +183,7 @@ fn of_random(random: Value) -> Result<(Vec<String>, Vec<Trial>)> {
     let keys: Vec<String> = found.into_keys().collect();
     let draw = |i: usize| {
         let values = keys.iter().zip(&choices).map(|(key, choice)| {
-            // A stream for each trial and key: those that are added leave the others as they were.
+            // A separate stream for each trial and key, so that adding some does not change the others.
             let mut rng = ChaCha8Rng::seed_from_u64(seed ^ XxHash3_64::oneshot(key.as_bytes()));
             rng.set_stream(i as u64);
             choice.draw(&mut rng)
@@ -190,7 +191,7 @@ fn of_random(random: Value) -> Result<(Vec<String>, Vec<Trial>)> {
         Trial::new(&keys, values.collect())
     };
     let mut drawn: Vec<Trial> = (0..trials).map(draw).collect();
-    // Short lists give a trial twice.
+    // Short lists may give the same trial twice.
     let mut seen = std::collections::HashSet::new();
     drawn.retain(|trial| seen.insert(trial.name.clone()));
     Ok((keys, drawn))
@@ -226,7 +227,7 @@ impl Choice {
     }
 }
 
-/// Four digits: what is told apart is also read apart.
+/// Rounds to four significant digits, so that different values also look different.
 fn rounded(value: f64) -> f64 {
     format!("{value:.3e}").parse().unwrap_or(value)
 }
@@ -251,14 +252,14 @@ impl Estimate {
     }
 }
 
-/// What a trial came to.
+/// Result of a trial.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Ranked {
     pub trial: String,
     pub values: BTreeMap<String, Value>,
-    /// Finished runs: worlds times seeds.
+    /// Number of finished runs: worlds times seeds.
     pub runs: usize,
-    /// Best share on the validation days, which rank the trials.
+    /// Best share on the validation days, by which the trials are ranked.
     pub validation: Option<Estimate>,
     /// Validation share less that of the first trial, paired by world and seed.
     pub behind_first: Option<Estimate>,
@@ -266,25 +267,25 @@ pub struct Ranked {
     pub reported: Option<Estimate>,
     /// Reported share less that of each world's best baseline.
     pub over_best_baseline: Option<Estimate>,
-    /// Means over the runs.
+    /// Means of samples and seconds over the runs.
     pub samples: Option<f64>,
     pub seconds: Option<f64>,
 }
 
-/// The trials, best first, and what choosing among them is worth.
+/// The trials, best first, and the results of choosing among them.
 #[derive(Debug, Serialize)]
 pub struct Ranking {
     pub keys: Vec<String>,
     pub trials: Vec<Ranked>,
-    /// Of each world and seed the trial that was best on the validation days, on the reported days.
+    /// Share on the reported days of the trial chosen for each world and seed on the validation days.
     pub chosen: Option<Estimate>,
     pub chosen_over_best_baseline: Option<Estimate>,
 }
 
-/// The best validation share of a trial's runs by world and seed, percent.
+/// Best validation share of a trial's runs by world and seed, percent.
 type Runs<'a> = BTreeMap<(&'a str, u64), f64>;
 
-/// Independent values: means of worlds where there are several, else of seeds.
+/// Returns independent values: the means of worlds if there are several, else the values of seeds.
 fn independent(runs: &Runs) -> Vec<f64> {
     let mut worlds: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for ((world, _), share) in runs {
@@ -298,7 +299,7 @@ fn independent(runs: &Runs) -> Vec<f64> {
 }
 
 impl Ranking {
-    /// Ranks the trials of a sweep by what its study reports.
+    /// Ranks the trials of a sweep from its study's report.
     pub fn of(sweep: &Sweep, report: &Report) -> Self {
         let runs_of = |trial: &Trial| -> Runs {
             let mine = report.learning.iter().filter(|c: &&Curve| c.variant == trial.name);
@@ -422,7 +423,7 @@ impl Ranking {
     }
 }
 
-/// A figure; empty where there is none.
+/// Formats a number; empty for `None`.
 fn cell(value: Option<f64>) -> String {
     value.map(|v| v.to_string()).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Generates the study's worlds, and keeps them for the next time.
+//! Generates the study's worlds and reuses existing ones.
 
 use std::path::Path;
 
@@ -8,15 +8,14 @@ use crate::synth;
 
 use super::config::{Source, World};
 
-/// Makes sure that the days of a world are there: generates them unless they lie there already, made from the same
-/// settings.
+/// Generates the days of a world unless they exist already, made from the same settings.
 ///
 /// # Errors
 /// A folder that cannot be written.
 pub fn provide(world: &World, out: &Path) -> anyhow::Result<()> {
     let Source::Synth(settings) = &world.source else { return Ok(()) };
     let folder = world.folder(out);
-    // Written last, so that a half-written world is made anew.
+    // Written last, so that an incomplete world is generated again.
     let stamp = folder.join(synth::WORLD_FILE);
     let wanted = toml::to_string(&settings.drawn()?).context("world settings are plain values")?;
     let there = world.dirs(out).iter().all(|dir| dir.is_dir());

@@ -1,8 +1,8 @@
-//! Child processes: fresh executions of this program with a hidden subcommand.
+//! Child processes: new executions of this program with a hidden subcommand.
 //!
-//! Each is in a process group of its own (a Ctrl-C reaches main alone), dies with its parent, and logs to its own file. A
-//! SIGTERM that a supervisor sends to all processes of the run means main, too: children ignore it, save what main asks for,
-//! and end when main says so or dies.
+//! Each is in its own process group (so that Ctrl-C reaches only main), dies with its parent, and logs to its own file. A
+//! SIGTERM sent to all processes of the run is meant for main: children ignore it, save when main asks for it, and end when
+//! main tells them to or dies.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::process::CommandExt as _;
@@ -21,30 +21,31 @@ use crate::shm::Role;
 
 use super::interrupt::Interrupt;
 
-/// A child process under watch.
+/// A supervised child process.
 #[derive(Debug)]
 pub struct Process {
     pub role: Role,
     child: Child,
     started: Instant,
-    /// Starts after the first.
+    /// Number of starts after the first.
     pub restarts: u32,
-    /// Deaths in a row within a second of the start.
+    /// Consecutive deaths within a second of the start.
     quick_deaths: u32,
-    /// When to start it again.
+    /// Time of the next start.
     pub due: Option<Instant>,
 }
 
-/// This program, also after its file was replaced or removed: a build must not end a training run under way.
+/// Returns a command that runs this program, even after its file was replaced or removed: a build must not end a running
+/// training.
 ///
-/// `admix` is what it is called where processes are listed.
+/// Its name in process lists is `admix`.
 pub fn this_program() -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("admix");
     command
 }
 
-/// Where a child logs to; nowhere, with a warning, where that cannot be written: a run must not end for want of a log.
+/// Opens the log of a child; `/dev/null`, with a warning, where it cannot be written: a missing log must not end a run.
 fn log_of(role: Role, directory: &RunDirectory) -> anyhow::Result<File> {
     let path = directory.log(&role.to_string());
     let open = || {
@@ -57,7 +58,7 @@ fn log_of(role: Role, directory: &RunDirectory) -> anyhow::Result<File> {
     })
 }
 
-/// The signals that end a run, which main alone heeds.
+/// Signals that end a run; only main handles them.
 const MEANT_FOR_MAIN: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 
 fn spawn(role: Role, directory: &RunDirectory, prefix: &str) -> anyhow::Result<Child> {
@@ -107,7 +108,7 @@ impl Process {
         self.child.id()
     }
 
-    /// The exit status, once.
+    /// Returns the exit status, once.
     pub fn reap(&mut self) -> anyhow::Result<Option<ExitStatus>> {
         if self.due.is_some() {
             return Ok(None);
@@ -115,13 +116,13 @@ impl Process {
         Ok(self.child.try_wait()?)
     }
 
-    /// Plans the next start: at once, later if it keeps dying as soon as it is started.
+    /// Schedules the next start: at once, or later if the process keeps dying right after its start.
     pub fn schedule_restart(&mut self) {
         self.quick_deaths = if self.started.elapsed() < Duration::from_secs(1) { self.quick_deaths + 1 } else { 0 };
         self.due = Some(Instant::now() + pause_before_restart(self.quick_deaths));
     }
 
-    /// Starts it again if that is due.
+    /// Starts the process again if that is due.
     pub fn restart_if_due(&mut self, directory: &RunDirectory, prefix: &str) -> anyhow::Result<bool> {
         if self.due.is_none_or(|due| Instant::now() < due) {
             return Ok(false);
@@ -133,7 +134,7 @@ impl Process {
         Ok(true)
     }
 
-    /// Kills it; it is reaped like one that died by itself.
+    /// Kills the process; it is reaped like one that died by itself.
     pub fn kill(&mut self) {
         // It may have ended a moment ago.
         let _ = self.child.kill();
@@ -158,11 +159,11 @@ impl Process {
     }
 }
 
-/// How long a process that died so often in a row soon after its start has to wait for the next one.
+/// Returns the pause before the next start of a process with this many consecutive quick deaths.
 fn pause_before_restart(quick_deaths: u32) -> Duration {
     match quick_deaths {
         0 | 1 => Duration::ZERO,
-        // Short of a second, in which an actor is promised to be replaced; `actors.max_restarts` ends a hopeless run.
+        // Less than a second, within which an actor is promised to be replaced; `actors.max_restarts` ends a hopeless run.
         n => Duration::from_millis(50 << n.min(3)),
     }
 }
@@ -177,24 +178,24 @@ impl Drop for Process {
     }
 }
 
-/// Called by main before it spawns anybody: the kernel gathers no memory into huge pages, neither main's nor, as they inherit it, its
-/// children's.
+/// Disables huge pages for main and, by inheritance, its children; main calls it before it spawns them.
 ///
-/// What was freed leaves holes, and a huge page gathered around them fills them again: main grew by a fifth while it did nothing but watch, the
-/// learner went up and down by a tenth. They speed nothing up here (`BENCHMARKS.md`).
+/// Freed memory leaves holes, and the kernel fills them again when it builds a huge page around them: main grew by a fifth while it only
+/// watched, and the learner's memory varied by a tenth. Huge pages bring no speed here (`BENCHMARKS.md`).
 pub fn without_huge_pages() {
     if let Err(e) = prctl::set_thp_disable(true) {
         tracing::debug!("huge pages stay on: {e}");
     }
 }
 
-/// What all but the learner stand behind it in the queue for cores: they get a tenth of its share where both want the same one.
+/// Niceness of all processes but learner, trainer and ranks: they get a tenth of the share of those where both want the same
+/// core.
 const NICENESS: i32 = 10;
 
-/// Called in a child: where cores are fewer than those who want them, the learner comes first.
+/// Lowers the priority of this child unless it is a learner, trainer or rank, so that these come first where cores are scarce.
 ///
-/// Its threads share the work of an update, and all wait for the last of them: with an actor in its place for a while, one of them costs the update
-/// that while, and the other's core as well. Actors have time: what they are ahead is bounded by their rings.
+/// The learner's threads share the work of an update and all wait for the last one: an actor that takes a core from one of them delays
+/// the update by that time and idles the other cores. Actors are not urgent: their rings bound how far they run ahead.
 pub fn queue_for_cores(role: Role) {
     if !matches!(role, Role::Learner | Role::Trainer | Role::Rank(_))
         && let Err(e) = rustix::process::nice(NICENESS)
@@ -203,7 +204,7 @@ pub fn queue_for_cores(role: Role) {
     }
 }
 
-/// Called in a child: what it is called where processes are listed by their short names, 15 characters at most.
+/// Sets this child's short name in process lists, at most 15 characters.
 pub fn name_this_process(role: Role) {
     let name = std::ffi::CString::new(format!("admix-{role}")).unwrap_or_default();
     if let Err(e) = prctl::set_name(&name) {
@@ -211,7 +212,7 @@ pub fn name_this_process(role: Role) {
     }
 }
 
-/// Called first in a child: die when the parent dies, and notice if it is dead already.
+/// Makes a child die with its parent, and detects a parent that is already dead; to be called first.
 ///
 /// # Errors
 /// The parent is gone.

@@ -1,8 +1,8 @@
-//! Why a run failed, for people and for schedulers.
+//! Reasons why a run failed, for people and for schedulers.
 
 use std::path::PathBuf;
 
-/// A run that cannot go on. Each kind has an exit code of its own.
+/// A run that cannot go on. Each kind has its own exit code.
 #[derive(Debug, thiserror::Error)]
 pub enum RunFailure {
     #[error("{process} died {times} times; its last words are in {}", log.display())]
@@ -32,14 +32,14 @@ pub enum RunFailure {
 }
 
 impl RunFailure {
-    /// What a learner ends with that met figures which are not finite too often.
+    /// Exit code of a learner that met non-finite values too often.
     pub const NOT_FINITE: u8 = 24;
-    /// What a process ends with that cannot write what the run has come to.
+    /// Exit code of a process that cannot write the results of the run.
     pub const CANNOT_SAVE: u8 = 25;
-    /// What a rank ends with when another one is gone; main's own exit code is another.
+    /// Exit code of a rank when another one is gone; main's own exit code differs.
     pub const RANK_LOST: u8 = 26;
 
-    /// The program's exit code.
+    /// Returns the program's exit code.
     pub fn code(&self) -> u8 {
         match self {
             Self::KeepsDying { .. } => 20,

@@ -1,8 +1,8 @@
-//! Ctrl-C and SIGTERM: the first asks to end, with what is known saved; the second ends at once.
+//! Ctrl-C and SIGTERM: the first one asks for an orderly end, with results saved; the second one ends the program at once.
 //!
-//! In every phase: while a run trains, its main loop looks at the count and ends the children in order; before and after, long
-//! computations are cancelled ([`crate::cancel`]). What has not ended within the time of grace, or an instant after the second
-//! signal, is ended from here.
+//! This holds in every phase. While a run trains, its main loop checks the count and ends the children in order; before and
+//! after, long computations are cancelled ([`crate::cancel`]). A process that has not ended within the grace period, or shortly
+//! after the second signal, is ended from here.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -21,24 +21,24 @@ pub struct Interrupt(Arc<State>);
 #[derive(Debug, Default)]
 struct State {
     count: AtomicUsize,
-    /// Somebody looks at the count and ends the run in order.
+    /// Whether a main loop checks the count and ends the run in order.
     supervised: AtomicBool,
     grace_ms: AtomicU64,
     grace_is_over: AtomicBool,
 }
 
-/// The exit code of an interrupted run.
+/// Exit code of an interrupted run.
 const INTERRUPTED: i32 = 130;
-/// What the main loop of a run may take to end its processes and close its books, once it has to.
+/// Time that the main loop of a run may take to end its processes and write its results after the grace period.
 const MARGIN: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(20);
 
 impl Interrupt {
-    /// Listens for SIGINT, SIGTERM and, where it is not ignored as under `nohup`, SIGHUP from now on. `grace_s` seconds after the
-    /// first the process ends, whatever it is at.
+    /// Listens for SIGINT, SIGTERM and SIGHUP (unless ignored, as under `nohup`) from now on. `grace_s` seconds after the first
+    /// one the process ends, whatever it is doing.
     ///
     /// # Errors
-    /// A system that lets nobody listen.
+    /// Signals that cannot be handled on this system.
     pub fn listen(grace_s: f64) -> anyhow::Result<Self> {
         let interrupt = Self::default();
         interrupt.0.grace_ms.store((grace_s * 1000.0) as u64, Ordering::Relaxed);
@@ -56,27 +56,27 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// From now on somebody looks at the count and ends the run in order.
+    /// Declares that a main loop now checks the count and ends the run in order.
     pub fn supervise(&self) {
         self.0.supervised.store(true, Ordering::Relaxed);
     }
 
-    /// From now on nobody does; computations are cancelled.
+    /// Ends the supervision; from now on an interrupt cancels computations.
     pub fn leave(&self) {
         self.0.supervised.store(false, Ordering::Relaxed);
-        // One that came too late for whoever looked until now.
+        // The main loop did not see an interrupt that came at its very end.
         if self.count() > 0 {
             cancel::request();
         }
     }
 
-    /// Whether what has not ended by now is to be ended: the time of grace since the first interrupt is over, or there was a
-    /// second.
+    /// Returns whether everything that still runs is to be ended: the grace period since the first interrupt is over, or there
+    /// was a second one.
     pub fn is_pressing(&self) -> bool {
         self.count() > 1 || self.0.grace_is_over.load(Ordering::Relaxed)
     }
 
-    /// How often the process was asked to end.
+    /// Returns how often the process was asked to end.
     pub fn count(&self) -> usize {
         self.0.count.load(Ordering::Relaxed)
     }
@@ -84,7 +84,7 @@ impl Interrupt {
 
 impl State {
     fn heed(self: &Arc<Self>) {
-        // Relaxed: lone counters, read in polling loops.
+        // Relaxed: independent counters, read in polling loops.
         let earlier = self.count.fetch_add(1, Ordering::Relaxed);
         let supervised = self.supervised.load(Ordering::Relaxed);
         if !supervised {
@@ -99,7 +99,7 @@ impl State {
         }
     }
 
-    /// Ends the process after some time awake, and a margin for a main loop that ends it in order.
+    /// Ends the process after some awake time, plus a margin if a main loop ends it in order.
     fn end_after(self: &Arc<Self>, time: Duration, when: &'static str) {
         let state = self.clone();
         let wait = move || {
@@ -114,21 +114,21 @@ impl State {
                 }
             }
         };
-        // Without the thread only a second interrupt is left.
+        // Without the thread only a second interrupt ends the process.
         let _ = std::thread::Builder::new().name("grace".into()).spawn(wait);
     }
 }
 
 fn is_ignored(signal: i32) -> bool {
-    // SAFETY: asks for the action of a signal, into zeroed memory, which is a valid `sigaction`.
+    // SAFETY: queries the action of a signal into zeroed memory, which is a valid `sigaction`.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal, std::ptr::null(), &raw mut action) == 0 && action.sa_sigaction == libc::SIG_IGN
     }
 }
 
-/// Makes a write beyond the limit on the size of files an error, which every writer expects, instead of the end of the process.
-/// Children inherit it.
+/// Turns a write beyond the file size limit into an error, which every writer handles, instead of a fatal signal. Children
+/// inherit it.
 pub fn survive_file_size_limits() {
     // SAFETY: ignoring a signal runs no code of ours.
     unsafe {

@@ -1,4 +1,4 @@
-//! `manifest.json`: what a run was, for whoever finds its directory later.
+//! `manifest.json`: a description of the run for later readers of its directory.
 
 use serde::Serialize;
 
@@ -20,14 +20,14 @@ pub struct Manifest {
     host: String,
     cores: usize,
     device: String,
-    /// The values that planning, training and policies saw.
+    /// The values (logged or corrected) that planning, training and policies saw.
     told: String,
     started: String,
-    /// When the run was gone on with.
+    /// Times at which the run was resumed.
     resumed: Vec<String>,
     ended: Option<String>,
     outcome: Option<Outcome>,
-    /// Why the run failed, if it did.
+    /// Reason of the failure, if the run failed.
     failure: Option<String>,
 }
 
@@ -39,7 +39,8 @@ struct DataEntry {
     inputs: String,
     requests: u64,
     quarantined: u64,
-    /// Of a training day: the share of its requests that an episode replays, and of its demands that it owes, before jitter.
+    /// For a training day: share of its requests that an episode replays, and of its demands that an episode owes, before
+    /// jitter.
     #[serde(skip_serializing_if = "Option::is_none")]
     replayed_share: Option<f64>,
 }
@@ -89,7 +90,7 @@ impl Manifest {
         })
     }
 
-    /// Notes the end.
+    /// Records the end.
     pub fn end(&mut self, result: &anyhow::Result<Outcome>) {
         self.ended = Some(now());
         match result {

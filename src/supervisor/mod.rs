@@ -1,9 +1,9 @@
 //! The main process of a training run: plans, creates the shared memory, spawns, watches, restarts, reports, stops.
 //!
-//! - [`prepare`]: what main does first. [`resume`]: whether a run may go on. [`parallel`]: the run in real processes. [`serial`]:
-//!   the same run in one process, the reference for correctness and speed. [`children`]: spawning and reaping. [`watchdog`]:
-//!   whether the run gets on. [`failure`]: why it cannot. [`interrupt`]: Ctrl-C. [`progress`]: what a person sees.
-//!   [`manifest`]: what the run leaves written about itself. [`values`]: runs of `admix values train`.
+//! - [`prepare`]: the first steps of main. [`resume`]: whether a run may be resumed. [`parallel`]: the run in separate processes.
+//!   [`serial`]: the same run in one process, the reference for correctness and speed. [`children`]: spawning and reaping.
+//!   [`watchdog`]: detection of stalls. [`failure`]: reasons of failure. [`interrupt`]: Ctrl-C. [`progress`]: display of the
+//!   progress. [`manifest`]: description of the run on disk. [`values`]: runs of `admix values train`.
 //!
 //! May import: everything but `cli` and what stands beside training (`bench`, `study`, `inspect`, `soak`).
 
@@ -23,7 +23,7 @@ pub use failure::RunFailure;
 
 use crate::shm::{Distribution, Ledger};
 
-/// Why a run ended.
+/// Reason why a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExitReason {
@@ -34,7 +34,7 @@ pub enum ExitReason {
     Interrupted,
 }
 
-/// What a finished run reports. Times in seconds.
+/// Results of a finished run. Times in seconds.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Outcome {
     pub reason: ExitReason,
@@ -45,34 +45,34 @@ pub struct Outcome {
     pub best_j: f64,
     pub best_share: f64,
     pub evaluations: u64,
-    /// Updates that the parameters of a block were behind when the learner took it in, over all blocks.
+    /// Staleness of blocks in updates when the learner ingested them, over all blocks.
     pub policy_lag: Distribution,
     pub actor_restarts: u32,
-    /// Of the learner, the evaluator and the checkpointer.
+    /// Restarts of the learner, the evaluator and the checkpointer.
     pub other_restarts: u32,
-    /// Times that all processes of a lock-step run went back to the last snapshot.
+    /// Number of times that all processes of a lock-step run went back to the last snapshot.
     pub went_back: u32,
-    /// Where every sample went; `None` in serial mode, where none can be lost.
+    /// Sample ledger; `None` in serial mode, where no sample can be lost.
     pub ledger: Option<Ledger>,
-    /// Samples that a learner had consumed after the snapshot that its successor went on from.
+    /// Samples that a learner consumed after the snapshot from which its successor resumed.
     pub rolled_back: u64,
-    /// Shares of the wall time.
+    /// Shares of the wall time that the learner computed and waited.
     pub learner_compute: f64,
     pub learner_wait: f64,
-    /// `None` where no snapshots were taken.
+    /// Cost of the snapshots; `None` where none were taken.
     pub checkpoints: Option<Checkpoints>,
 }
 
-/// What snapshots cost.
+/// Cost of snapshots.
 #[derive(Debug, Clone, Copy, serde::Serialize)]
 pub struct Checkpoints {
-    /// Snapshots that reached the disk, and what was written for them.
+    /// Number of snapshots that reached the disk, and bytes written for them.
     pub snapshots: u64,
     pub bytes: u64,
-    /// Attempts that the file system refused.
+    /// Failed attempts to write a snapshot.
     pub failures: u64,
-    /// Seconds of the checkpointer.
+    /// Seconds that the checkpointer spent writing.
     pub write_s: f64,
-    /// Share of the wall time in which the learner was busy with snapshots.
+    /// Share of the wall time that the learner spent on snapshots.
     pub stall: f64,
 }

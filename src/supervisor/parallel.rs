@@ -1,4 +1,4 @@
-//! A training run in real processes.
+//! A training run in separate processes.
 
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ use super::{Checkpoints, ExitReason, Outcome};
 
 const POLL: Duration = Duration::from_millis(20);
 const SHOW_EVERY: Duration = Duration::from_secs(1);
-/// How long the evaluator may take for the last evaluation, and a child to end.
+/// Time limit for the last evaluation, and for a child to end.
 const FINISH: Duration = Duration::from_secs(120);
 
 /// A record of the whole run in `metrics.jsonl`.
@@ -39,12 +39,12 @@ struct Record {
     updates_per_s: f64,
     learner_wait_s: f64,
     learner_compute_s: f64,
-    /// Where the time of every process went so far.
+    /// Time use of every process so far.
     processes: Vec<Timing>,
     ledger: Ledger,
 }
 
-/// Seconds that a process has spent; of one that was started again, of all of them.
+/// Seconds spent by a process, including its restarts.
 #[derive(Serialize)]
 struct Timing {
     name: String,
@@ -58,7 +58,7 @@ struct Restart {
     process: String,
     pid: u32,
     status: String,
-    /// Samples that died with an actor, or that will be read a second time by a new learner.
+    /// Samples that died with an actor, or that a new learner will read a second time.
     lost: u64,
 }
 
@@ -66,15 +66,15 @@ struct Restart {
 enum Ended {
     /// The learner ended by itself.
     Well(ExitReason),
-    /// A lock-step run lost a process and has to go back to its last snapshot: why.
+    /// A lock-step run lost a process and has to go back to its last snapshot; the text is the reason.
     Broken(String),
 }
 
-/// Trains in processes until the learner ends, and reports. Goes on from the newest snapshot in the run directory, if there
-/// is one.
+/// Trains in separate processes until the learner ends, and returns the results. Resumes from the newest snapshot in the run
+/// directory, if there is one.
 ///
 /// # Errors
-/// [`RunFailure`]: what keeps the run from going on; or no room for its shared memory.
+/// A [`RunFailure`], or no room for the shared memory.
 pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt) -> anyhow::Result<Outcome> {
     let removed = sweep();
     if !removed.is_empty() {
@@ -117,7 +117,7 @@ pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt)
     }
 }
 
-/// Puts into fresh shared memory what a snapshot knows.
+/// Initialises new shared memory from a snapshot.
 fn go_on_from(segments: &Segments, snapshot: &Snapshot) {
     let control = &segments.control;
     let state = &snapshot.state;
@@ -155,20 +155,20 @@ struct Run<'a> {
     prefix: String,
     started: Instant,
     learner: Process,
-    /// The learner died, or was killed, after the run had been asked to end, and has no successor.
+    /// Whether the learner died, or was killed, after the run had been asked to end, and has no successor.
     learner_lost: bool,
-    /// Evaluator, and checkpointer where snapshots are taken.
+    /// The evaluator, and the checkpointer where snapshots are taken.
     helpers: Vec<Process>,
     actors: Vec<Process>,
     progress: Progress,
     metrics: Metrics,
     watchdog: Watchdog,
-    /// Set at the first interrupt: when the run has to be over.
+    /// Time by which the run has to be over; set at the first interrupt.
     deadline: Option<Deadline>,
-    /// Where the samples of the run's earlier processes went.
+    /// Sample ledger of the run's earlier processes.
     ledger_before: Ledger,
     went_back: u32,
-    /// Last: children are gone before the segments are.
+    /// Dropped last: children must be gone before the segments are.
     segments: Segments,
 }
 
@@ -209,7 +209,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Watches over the children until the learner ends.
+    /// Supervises the children until the learner ends.
     fn watch(&mut self, interrupt: &Interrupt) -> anyhow::Result<Ended> {
         let mut next_show = Instant::now() + SHOW_EVERY;
         loop {
@@ -287,7 +287,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A learner died. Another one goes on from the newest snapshot, or ends what a stop had begun.
+    /// Handles the death of the learner: starts another one from the newest snapshot, or ends the run if a stop was requested.
     fn replace_learner(&mut self, status: &str) -> anyhow::Result<Option<Ended>> {
         let again = self.segments.rings.iter().map(SampleRing::recover_reader).sum();
         self.segments.control.processes[Role::Learner.slot()].clear();
@@ -297,7 +297,7 @@ impl<'a> Run<'a> {
             return Ok(Some(Ended::Broken(format!("the learner died ({status})"))));
         }
         if self.segments.control.stop_level() > 0 {
-            // What it had learned since the last snapshot is lost; the run is being ended.
+            // Its updates since the last snapshot are lost; the run is being ended.
             self.learner_lost = true;
             return Ok(Some(Ended::Well(ExitReason::Interrupted)));
         }
@@ -318,10 +318,10 @@ impl<'a> Run<'a> {
         tracing::warn!("{role} ended ({status}){samples}; starting another");
     }
 
-    /// Replaces dead children but the learner.
+    /// Replaces dead children other than the learner.
     fn mind_children(&mut self) -> anyhow::Result<Option<Ended>> {
         self.learner.restart_if_due(self.directory, &self.prefix)?;
-        // While the learner saves, the checkpointer has to be there.
+        // While the learner saves, the checkpointer has to run.
         let stopping = self.segments.control.stop_level() > 0;
         for i in 0..self.actors.len() + self.helpers.len() {
             let process = self.nth(i);
@@ -349,7 +349,7 @@ impl<'a> Run<'a> {
         Ok(None)
     }
 
-    /// Actors first, then the helpers.
+    /// Returns the process with index `i`, counting actors first, then the helpers.
     fn nth(&mut self, i: usize) -> &mut Process {
         match i.checked_sub(self.actors.len()) {
             None => &mut self.actors[i],
@@ -357,7 +357,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Kills processes that give no sign of life; they are replaced like others that died.
+    /// Kills processes without a heartbeat; they are replaced like others that died.
     fn kill_the_silent(&mut self) {
         let slots = &self.segments.control.processes;
         for process in self.actors.iter_mut().chain(&mut self.helpers).chain([&mut self.learner]) {
@@ -429,15 +429,15 @@ impl<'a> Run<'a> {
         self.metrics.append("run", &record);
     }
 
-    /// Ends the other children and closes the books.
+    /// Ends the other children and completes the ledger.
     fn finish(mut self, reason: ExitReason, interrupt: &Interrupt) -> anyhow::Result<Outcome> {
-        // A lock-step run that goes on later must not have looked at parameters that it would not have looked at.
+        // A lock-step run that is resumed later must not have evaluated parameters that it would not evaluate otherwise.
         let interim = self.settings.run.deterministic
             && reason == ExitReason::Interrupted
             && self.segments.control.evaluator.evaluations.get() > 0;
         self.request_stop(if interim { STOP_NOW } else { STOP_ALL });
         let mut deadline = self.deadline.take().unwrap_or_else(|| Deadline::after(FINISH));
-        // It has ended or was killed; what it was reading is handed back below once it is gone.
+        // It has ended or was killed; the blocks that it was reading are handed back below once it is gone.
         self.learner.finish(&mut deadline, interrupt)?;
         for (id, actor) in self.actors.iter_mut().enumerate() {
             actor.finish(&mut deadline, interrupt)?;
@@ -499,8 +499,8 @@ impl<'a> Run<'a> {
 }
 
 impl Run<'_> {
-    /// What is left of a learner that died while the run was being ended is the newest snapshot, as for a successor: that is what
-    /// the run has learned, and the samples since are accounted for as rolled back.
+    /// Sets the statistics back to the newest snapshot when the learner died while the run was being ended. The snapshot is the
+    /// result of the run, as for a successor, and the samples since then count as rolled back.
     fn go_back_to_the_snapshot(&self) {
         let stats = &self.segments.control.learner;
         let newest = snapshot::newest(&self.directory.checkpoints()).unwrap_or_else(|e| {
@@ -520,7 +520,7 @@ impl Run<'_> {
     }
 }
 
-/// An error if that is what a child ended with.
+/// Returns an error if a child ended with [`RunFailure::CANNOT_SAVE`].
 fn cannot_save(status: &ExitStatus, role: Role, directory: &RunDirectory) -> Result<(), RunFailure> {
     if status.code() == Some(RunFailure::CANNOT_SAVE.into()) {
         return Err(RunFailure::CannotSave { log: directory.log(&role.to_string()) });
@@ -528,7 +528,7 @@ fn cannot_save(status: &ExitStatus, role: Role, directory: &RunDirectory) -> Res
     Ok(())
 }
 
-/// Plans the next start of a dead child.
+/// Schedules the next start of a dead child.
 fn schedule(process: &mut Process, limit: u32, directory: &RunDirectory) -> Result<(), RunFailure> {
     if process.restarts >= limit {
         let name = process.role.to_string();

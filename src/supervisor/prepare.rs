@@ -1,4 +1,4 @@
-//! What main does before anything is trained: open the logs, plan, fix the policy's vocabulary.
+//! First steps of main, before training: open the logs, plan, fix the policy's vocabulary.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,27 +20,27 @@ use crate::values::Told;
 
 use super::progress;
 
-/// What a plan is made from.
+/// Inputs of a plan.
 pub struct Planning<'a> {
-    /// Training days: directories, and what is compiled from them.
+    /// Directories of the training days, and their compiled logs.
     pub dirs: &'a [PathBuf],
     pub logs: Vec<CompiledLog>,
-    /// Directory of the day that is to be served; `None`: the contracts of the last training day under the plan's forecast.
+    /// Directory of the day to be served; `None`: the contracts of the last training day under the plan's forecast.
     pub served: Option<&'a Path>,
-    /// Days that baselines are tuned on too, as they choose the learner's parameters; may be empty.
+    /// Days that baselines are also tuned on, as they select the learner's parameters; may be empty.
     pub validation: &'a [PathBuf],
     pub options: CompileOptions,
     pub told: &'a Told,
     pub env: &'a Env,
     pub episodes: &'a Episodes,
-    /// Requests of an episode's step.
+    /// Requests per step of an episode.
     pub per_step: usize,
     pub baselines: &'a Baselines,
     pub policy: &'a Policy,
 }
 
 impl Planning<'_> {
-    /// The plan: the one that was kept when the same was planned before, else a new one.
+    /// Returns the stored plan of the same inputs if there is one, else makes a new one.
     ///
     /// # Errors
     /// No training day, or a directory that cannot be used.
@@ -53,7 +53,7 @@ impl Planning<'_> {
             return Ok(plan);
         }
         tracing::info!("planning from {} training days", self.logs.len());
-        // What is known before the baselines are tuned: a start that was interrupted goes on from there.
+        // The state before the baselines are tuned, from which an interrupted start continues.
         let untuned = place.as_ref().map(|place| place.stage("untuned"));
         let plan = keep(self.make_from(untuned.as_ref())?, place.as_ref())?;
         if let Some(untuned) = untuned {
@@ -62,7 +62,7 @@ impl Planning<'_> {
         Ok(plan)
     }
 
-    /// Plans and tunes the baselines on the training days; then plans the day that is to be served.
+    /// Plans and tunes the baselines on the training days; then plans the day to be served.
     ///
     /// # Errors
     /// No training day, or a directory that cannot be used.
@@ -114,7 +114,7 @@ impl Planning<'_> {
         let most = budget.most() * if delayed { 2 } else { 1 };
         let tuned = progress::while_counting("planning: tuning baselines", "replays", budget.done(), most, || {
             let usual = tune::all(&days, &judges, &plan.sample, terms)?;
-            // Who predicts deliveries is not delayed.
+            // A policy that predicts deliveries sees no delay.
             let prompt = tune::Terms { options: ReplayOptions { delay: Delay::fixed(0.0), ..options }, ..terms };
             let predicting = delayed.then(|| tune::all(&days, &judges, &plan.sample, prompt)).transpose()?;
             anyhow::Ok((usual, predicting))
@@ -125,7 +125,7 @@ impl Planning<'_> {
         Ok(plan)
     }
 
-    /// Where this plan is kept; `None` where none can be.
+    /// Returns the place where this plan is stored; `None` where none is possible.
     fn place(&self) -> Option<Place> {
         let mut key = Key::of_this_program()?;
         for (dir, log) in self.dirs.iter().zip(&self.logs) {
@@ -143,7 +143,7 @@ impl Planning<'_> {
             key.log(log);
             key.file(table::find(dir, "inventory").ok()?.as_deref()).ok()?;
         }
-        // Whole sections, so that a key that is added enters too; but for what the network alone is made of.
+        // Whole sections, so that a new key is included too, except for the keys that affect only the network.
         let Policy { hidden, ad_embedding, traffic_embedding, temperature, auction_candidates, .. } = Policy::default();
         let policy =
             Policy { hidden, ad_embedding, traffic_embedding, temperature, auction_candidates, ..self.policy.clone() };
@@ -152,8 +152,8 @@ impl Planning<'_> {
     }
 }
 
-/// The traffic of logged days beside their forecasts. A day without one is compared with the other days; an only one tells nothing
-/// then.
+/// Returns the traffic of logged days beside their forecasts. A day without a forecast is compared with the other days; a single
+/// such day gives nothing.
 fn volumes(dirs: &[PathBuf], logs: &[&CompiledLog]) -> Result<Vec<DayVolume>, LogError> {
     let mut volumes = Vec::new();
     for (i, (dir, log)) in dirs.iter().zip(logs).enumerate() {
@@ -168,8 +168,7 @@ fn volumes(dirs: &[PathBuf], logs: &[&CompiledLog]) -> Result<Vec<DayVolume>, Lo
     Ok(volumes)
 }
 
-/// Keeps a plan, where it can be, and gives it back as it would be read from there: the digits of JSON may stand for a
-/// neighbouring number.
+/// Stores a plan, where possible, and returns it as it would be read back: JSON digits may stand for a neighbouring number.
 fn keep(plan: Plan, place: Option<&Place>) -> anyhow::Result<Plan> {
     let json = plan.to_json();
     if let Some(place) = place {
@@ -178,8 +177,8 @@ fn keep(plan: Plan, place: Option<&Place>) -> anyhow::Result<Plan> {
     serde_json::from_slice(&json).context("the plan holds a number that is not finite")
 }
 
-/// Opens every log of the run (so that a bad one is met now), plans unless a plan is `given`, and fixes what the policy is made
-/// of. The run starts from the parameters of `from` if there is one.
+/// Opens every log of the run (so that a bad one is found now), plans unless a plan is `given`, and fixes the inputs of the
+/// policy. The run starts from the parameters of `from` if there is one.
 ///
 /// # Errors
 /// A log that cannot be used; [`Unfit`]; [`leakage::Leak`].
@@ -240,7 +239,7 @@ pub fn prepare(settings: &Settings, given: Option<Plan>, from: Option<&Origin>) 
     Ok(Context { settings: settings.clone(), plan, spec: Arc::new(spec), inputs, start, told })
 }
 
-/// Says which training days are replayed in part.
+/// Reports which training days are replayed in part.
 fn announce_samples(settings: &Settings, logs: &[CompiledLog]) {
     for (dir, log) in settings.data.train.iter().zip(logs) {
         let requests = log.requests().len();

@@ -1,4 +1,4 @@
-//! Progress of a run: a line that is redrawn on a terminal, plain lines now and then elsewhere.
+//! Progress of a run: a line that is redrawn on a terminal, occasional plain lines elsewhere.
 
 use std::io::IsTerminal as _;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,15 +8,15 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::settings::Settings;
 
-/// What a run looks like at a moment.
+/// Status of a run at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
 pub struct Status {
     pub updates: u64,
     pub samples: u64,
-    /// Updates that a block's parameters were behind: mean, and what 95 % of the blocks do not exceed.
+    /// Staleness of blocks in updates: mean and 95 % quantile.
     pub lag: f64,
     pub lag_p95: u64,
-    /// J of the last and the best evaluation, minor units; NaN before the first.
+    /// J of the last and the best evaluation, minor units; NaN before the first one.
     pub last_j: f64,
     pub best_j: f64,
     pub last_share: f64,
@@ -24,7 +24,7 @@ pub struct Status {
     pub evaluations: u64,
 }
 
-/// Shows [`Status`] to a person.
+/// Displays [`Status`].
 pub struct Progress {
     bar: Option<ProgressBar>,
     started: Instant,
@@ -108,7 +108,7 @@ impl Progress {
     }
 }
 
-/// Does `work` and shows meanwhile how far `count` has come of at most `most`: a bar on a terminal, a line now and then elsewhere.
+/// Runs `work` and meanwhile shows `count` out of at most `most`: a bar on a terminal, occasional lines elsewhere.
 pub fn while_counting<T>(title: &str, unit: &str, count: &AtomicUsize, most: usize, work: impl FnOnce() -> T) -> T {
     let over = AtomicBool::new(false);
     let show = || {
@@ -120,7 +120,7 @@ pub fn while_counting<T>(title: &str, unit: &str, count: &AtomicUsize, most: usi
             bar
         });
         let mut next_line = started + LINE_EVERY;
-        // Relaxed: figures for a person; what `work` returns is handed over by the scope's end.
+        // Relaxed: the numbers are for display only; the result of `work` is synchronised by the end of the scope.
         while !over.load(Ordering::Relaxed) {
             let done = count.load(Ordering::Relaxed);
             let line = format!("{title}: {done} of at most {most} {unit}");
@@ -146,7 +146,7 @@ pub fn while_counting<T>(title: &str, unit: &str, count: &AtomicUsize, most: usi
     })
 }
 
-/// Ends the display when `work` has ended, a panic included: the scope waits for it.
+/// Ends the display when `work` has ended, even by a panic, because the scope waits for it.
 struct Ended<'a>(&'a AtomicBool);
 
 impl Drop for Ended<'_> {

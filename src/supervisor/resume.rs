@@ -1,4 +1,4 @@
-//! Whether a run may go on: under the configuration, the data and the program that are there now, and from what.
+//! Decides whether a run may be resumed with the present configuration, data and program, and from which snapshot.
 
 use std::path::{Path, PathBuf};
 
@@ -12,17 +12,18 @@ use crate::run::context::{Context, compile_options, inputs_hash, open_logs};
 use crate::run::snapshot::{self, Snapshot};
 use crate::settings::Settings;
 
-/// Keys that may differ: they say when a run ends, how it is watched, and what memory it may take, not what it is.
+/// Key prefixes that may differ: they determine when a run ends, how it is watched and how much memory it may take, but not its
+/// results.
 const MAY_DIFFER: [&str; 5] = ["budget.", "stop.", "checkpoint.", "watchdog.", "data.memory_mb"];
 
-/// What a run that goes on was.
+/// The run that is to be resumed.
 #[derive(Debug)]
 pub struct Earlier {
     pub context: Context,
     manifest: serde_json::Value,
 }
 
-/// A run that cannot go on as asked.
+/// A run that cannot be resumed as requested.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {why}", root.display())]
 pub struct Refused {
@@ -31,7 +32,7 @@ pub struct Refused {
 }
 
 impl Earlier {
-    /// Looks at the run in a directory; `None` where there is none yet.
+    /// Examines the run in a directory; `None` where there is none yet.
     ///
     /// # Errors
     /// A run of another program, configuration or data ([`Refused`]), or one that cannot be read.
@@ -78,7 +79,7 @@ impl Earlier {
         Ok(Some(Self { context, manifest }))
     }
 
-    /// When the run was started and gone on with, for its manifest.
+    /// Returns the times at which the run was started and resumed, for its manifest.
     pub fn starts(&self) -> Vec<String> {
         let again = self.manifest["resumed"].as_array().cloned().unwrap_or_default();
         let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
@@ -86,7 +87,7 @@ impl Earlier {
     }
 }
 
-/// The keys in which two configurations differ, with both values, but for those that may.
+/// Returns the keys in which two configurations differ, with both values, except those that may.
 fn differences(then: &Settings, now: &Settings) -> Vec<String> {
     let table =
         |settings: &Settings| -> Table { toml::from_str(&settings.to_toml()).expect("a resolved configuration") };
@@ -112,21 +113,21 @@ fn compare(then: &Table, now: &Table, prefix: &str, differing: &mut Vec<String>)
     }
 }
 
-/// What a start with `--resume` is to do.
+/// Action of a start with `--resume`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resume {
-    /// Go on from the newest snapshot, which there must be.
+    /// Resume from the newest snapshot, which must exist.
     Must,
-    /// Go on if there is a run with a snapshot; begin where there is no run, or where it ended before its first snapshot.
+    /// Resume if there is a run with a snapshot; begin where there is no run, or where it ended before its first snapshot.
     Auto,
     /// Begin the run in this directory again, whatever snapshots there are.
     Restart,
 }
 
-/// The run directory for a start with `--resume`.
+/// Opens the run directory for a start with `--resume`.
 ///
 /// # Errors
-/// Nothing to go on with, where there must be; a directory in use.
+/// No run to resume where there must be one; a directory in use.
 pub fn open(root: &Path, how: Resume) -> anyhow::Result<RunDirectory> {
     if how != Resume::Auto && !root.join("manifest.json").is_file() {
         bail!(Refused {
@@ -138,10 +139,10 @@ pub fn open(root: &Path, how: Resume) -> anyhow::Result<RunDirectory> {
 }
 
 impl Earlier {
-    /// Settles where the run goes on; in words, for people. Where it is to be started over, its snapshots are set aside.
+    /// Determines where the run resumes and returns that in words. If the run is to be started over, moves its snapshots aside.
     ///
     /// # Errors
-    /// [`Refused`]: no snapshot can be read, and nobody has said that the run may begin again.
+    /// [`Refused`]: no snapshot can be read, and the run was not allowed to begin again.
     pub fn settle(&self, directory: &RunDirectory, how: Resume) -> anyhow::Result<String> {
         if how == Resume::Restart {
             let aside = set_aside(directory)?;
@@ -177,7 +178,7 @@ impl Earlier {
     }
 }
 
-/// Moves the snapshots of a run, and copies its best policy, to a folder of their own in the run directory.
+/// Moves the snapshots of a run, and copies its best policy, to a separate folder in the run directory.
 fn set_aside(directory: &RunDirectory) -> anyhow::Result<PathBuf> {
     let failed = || format!("cannot set aside the snapshots in {}", directory.root().display());
     let free = (1..).map(|n| directory.root().join(format!("set-aside-{n}"))).find(|folder| !folder.exists());
@@ -191,7 +192,7 @@ fn set_aside(directory: &RunDirectory) -> anyhow::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Puts the best policy back from a snapshot's copy, where it is missing or damaged.
+/// Restores the best policy from a snapshot's copy if it is missing or damaged.
 ///
 /// # Errors
 /// A run directory that cannot be written.

@@ -1,8 +1,8 @@
 //! The same run in one process and one thread of control: act, then train.
 //!
-//! Environment, networks, losses, replay ratio and batch are those of the parallel run; this is the reference that its
-//! correctness and its speed-up are measured against. `serial.literal` is the old scheme: an update for every
-//! sample, with fresh parameters at every step.
+//! Environment, networks, losses, replay ratio and batch are those of the parallel run; this is the reference for its
+//! correctness and its speed-up. `serial.literal` is the old scheme: an update for every sample, with fresh parameters at every
+//! step.
 
 use std::time::Instant;
 
@@ -74,13 +74,13 @@ struct Run<'a> {
     without_improvement: u64,
     evaluated: u64,
     computing: f64,
-    /// Updates behind the parameters that the explorers play with.
+    /// Number of updates behind the parameters that the explorers use.
     published: u64,
     lag: Histogram,
 }
 
 impl Run<'_> {
-    /// Why to stop now, if at all.
+    /// Returns the reason to stop now, if there is one.
     fn ends(&self, interrupt: &Interrupt) -> Option<ExitReason> {
         let patience = self.context.settings.stop.patience;
         if interrupt.count() > 0 {
@@ -94,7 +94,7 @@ impl Run<'_> {
         }
     }
 
-    /// A block of each explorer in turn, then the updates that it pays for.
+    /// Repeats: a block from each explorer in turn, then the updates due for it.
     fn rounds(&mut self, explorers: &mut [Explorer], interrupt: &Interrupt) -> anyhow::Result<ExitReason> {
         let publish_every = self.context.settings.learner.publish_every;
         loop {
@@ -119,11 +119,11 @@ impl Run<'_> {
         }
     }
 
-    /// One sample, one batch.
+    /// Repeats: one sample, one batch.
     fn literal(&mut self, explorer: &mut Explorer, interrupt: &Interrupt) -> anyhow::Result<ExitReason> {
         let mut begins = true;
         loop {
-            // Each step has fresh parameters: those of the segment's first step are the oldest.
+            // Each step has fresh parameters; those of the segment's first step are the oldest.
             if begins {
                 self.published = self.learner.updates();
             }

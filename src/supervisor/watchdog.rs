@@ -1,9 +1,9 @@
-//! Watches whether the run gets on.
+//! Detects whether the run makes progress.
 //!
-//! A process that dies is seen by its parent at once; one that hangs only shows by silence, one that hangs before it signs in
-//! by an empty place. Every process signs its slot of the control block while it works and while it waits. Where all are awake
-//! and nothing moves, the rings and the parameter cell tell who waits for whom. Time in which main itself was stopped does not
-//! count: the others were most likely stopped with it.
+//! The parent sees at once that a process died. A process that hangs shows only by a missing heartbeat, and one that hangs
+//! before it registers by an empty slot. Every process updates the heartbeat in its slot of the control block while it works
+//! and while it waits. If all heartbeats are recent and nothing moves, the rings and the parameter cell show who waits for
+//! whom. Time in which main itself was stopped does not count: the other processes were most likely stopped with it.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::shm::control::ProcessSlot;
 
 use super::failure::RunFailure;
 
-/// Something that should change, and since when it has not.
+/// A value that should change, and the time since when it has not.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Still<T> {
     seen: T,
@@ -25,7 +25,7 @@ struct Still<T> {
 }
 
 impl<T: PartialEq> Still<T> {
-    /// For how long it has been what it is.
+    /// Records a new value and returns for how long it has been unchanged.
     fn look(&mut self, value: T, now: Duration) -> Duration {
         if value != self.seen {
             (self.seen, self.since) = (value, now);
@@ -34,16 +34,16 @@ impl<T: PartialEq> Still<T> {
     }
 }
 
-/// Notices when nothing moves.
+/// Detects stalls.
 pub struct Watchdog {
     limits: Limits,
     clock: AwakeClock,
-    /// Updates and samples.
+    /// Updates and samples consumed.
     progress: Still<(u64, u64)>,
-    /// By slot: the process that is to be there, and its last beat, 0 before it has signed in.
+    /// By slot: pid of the expected process, and its last heartbeat, 0 before it has registered.
     beats: HashMap<usize, Still<(u32, u64)>>,
     snapshots: Still<u64>,
-    /// How long a snapshot may take to reach the disk.
+    /// Time limit for a snapshot to reach the disk.
     snapshot_limit: Duration,
     warned: bool,
 }
@@ -62,12 +62,12 @@ impl Watchdog {
         }
     }
 
-    /// To be called several times a second, so that time awake is known.
+    /// Updates the clock of awake time; to be called several times a second.
     pub fn tick(&mut self) {
         self.clock.now();
     }
 
-    /// For how long the process `pid`, which belongs into `slot`, has given no sign of life, if that is too long.
+    /// Returns how long process `pid`, which belongs to `slot`, has had no heartbeat, if that is too long.
     pub fn silence(&mut self, index: usize, slot: &ProcessSlot, pid: u32) -> Option<Duration> {
         let now = self.clock.now();
         let beat = if slot.pid() == Some(pid) { slot.last_beat_ms() } else { 0 };
@@ -94,7 +94,7 @@ impl Watchdog {
         }
     }
 
-    /// For how long there have been so many snapshots and no more, the first time that this is too long.
+    /// Returns how long the number of snapshots has been the same, the first time that this is too long.
     fn snapshots_overdue(&mut self, snapshots: u64, now: Duration) -> Option<Duration> {
         let still = self.snapshots.look(snapshots, now);
         let overdue = still > self.snapshot_limit;
@@ -103,8 +103,10 @@ impl Watchdog {
         first.then_some(still)
     }
 
+    /// Checks for progress.
+    ///
     /// # Errors
-    /// Who starves, if nothing moved for too long.
+    /// The kind of starvation, if nothing moved for too long.
     pub fn check(&mut self, segments: &Segments, directory: &RunDirectory) -> Result<(), RunFailure> {
         let learner = &segments.control.learner;
         let now = self.clock.now();
@@ -136,11 +138,11 @@ mod tests {
     fn silence_counts_from_the_last_beat_or_from_the_start_of_a_process_that_has_not_signed_in() {
         let mut watchdog = Watchdog::new(&Settings::default());
         let limit = watchdog.limits.silent_s as u64;
-        // Not signed in: for ever silent until it is.
+        // Not registered, so silent until it is.
         assert_eq!(watchdog.silence_of(3, (77, 0), seconds(10)), None);
         assert_eq!(watchdog.silence_of(3, (77, 0), seconds(10 + limit)), None);
         assert_eq!(watchdog.silence_of(3, (77, 0), seconds(11 + limit)), Some(seconds(1 + limit)));
-        // Its successor, which signs in and falls silent.
+        // Its successor, which registers and then falls silent.
         assert_eq!(watchdog.silence_of(3, (78, 0), seconds(200)), None);
         assert_eq!(watchdog.silence_of(3, (78, 5000), seconds(300)), None);
         assert_eq!(watchdog.silence_of(3, (78, 5000), seconds(301 + limit)), Some(seconds(1 + limit)));

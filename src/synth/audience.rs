@@ -1,4 +1,4 @@
-//! Who looks: cells of slot x region x gender x age with their shares of the traffic, hours and worth.
+//! The audience: cells of slot x region x gender x age with their share of the traffic, daily curve and worth.
 
 use anyhow::Result;
 use rand::RngExt;
@@ -8,9 +8,9 @@ use rand_distr::{Distribution, StandardNormal};
 
 use super::settings::WorldSettings;
 
-/// Half hours of a day: the resolution of curves and flights.
+/// Number of half hours of a day: the resolution of curves and flights.
 pub const BINS: usize = 48;
-/// Milliseconds of one half hour.
+/// Milliseconds per half hour.
 pub const BIN_MS: u64 = crate::log::schema::DAY_MS / BINS as u64;
 
 /// One kind of request.
@@ -29,7 +29,7 @@ pub struct Cell {
     users: usize,
 }
 
-/// Everything that is fixed about the people and places of a world.
+/// The users and places of a world, which are the same every day.
 pub struct Audience {
     /// In the order region, gender, age, slot.
     pub cells: Vec<Cell>,
@@ -40,18 +40,20 @@ pub struct Audience {
     picker: WeightedAliasIndex<f64>,
 }
 
-/// A standard normal number.
+/// Draws a standard normal number.
 pub fn normal(rng: &mut ChaCha8Rng) -> f64 {
     StandardNormal.sample(rng)
 }
 
-/// Divides by the sum.
+/// Divides the values by their sum.
 pub fn normalise(values: &mut [f64]) {
     let sum: f64 = values.iter().sum();
     values.iter_mut().for_each(|v| *v /= sum);
 }
 
 impl Audience {
+    /// Draws an audience.
+    ///
     /// # Errors
     /// Only if the shares are degenerate.
     pub fn draw(settings: &WorldSettings, rng: &mut ChaCha8Rng) -> Result<Self> {
@@ -62,7 +64,7 @@ impl Audience {
         let region_share: Vec<f64> = zipf(regions, 0.8).collect();
         let slot_share: Vec<f64> = zipf(slots, 0.6).collect();
         let gender_share = [0.08, 0.48, 0.44];
-        // The middle buckets are the largest; bucket 0 is unknown.
+        // The middle buckets are the largest; bucket 0 means unknown.
         let mut age_share: Vec<f64> =
             (0..ages).map(|a| (-((a as f64 / ages as f64 - 0.45) / 0.3).powi(2)).exp()).collect();
         age_share[0] = 0.08 * age_share.iter().skip(1).sum::<f64>();
@@ -123,13 +125,13 @@ impl Audience {
         (cell, c.first_user + rng.random_range(0..c.users))
     }
 
-    /// The expected curve of a cell.
+    /// Returns the expected curve of a cell.
     pub fn curve(&self, cell: &Cell) -> &[f64] {
         &self.curves[cell.region as usize - 1]
     }
 }
 
-/// Makes shares sum to 1 and levels have mean 0 and the given standard deviation over the traffic.
+/// Scales shares to sum to 1, and levels to mean 0 and the given standard deviation over the traffic.
 fn standardise(cells: &mut [Cell], sd: f64) {
     let total: f64 = cells.iter().map(|c| c.share).sum();
     cells.iter_mut().for_each(|c| c.share /= total);
@@ -139,7 +141,7 @@ fn standardise(cells: &mut [Cell], sd: f64) {
     cells.iter_mut().for_each(|c| c.level = (c.level - mean) * scale);
 }
 
-/// A quiet night, a morning peak and a higher evening one, whose sizes and hours vary by region.
+/// Draws a curve with a quiet night, a morning peak and a higher evening one, whose sizes and hours vary by region.
 fn draw_curve(rng: &mut ChaCha8Rng) -> Vec<f64> {
     let morning = 0.6 * (0.15 * normal(rng)).exp();
     let evening = (0.15 * normal(rng)).exp();

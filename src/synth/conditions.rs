@@ -1,4 +1,4 @@
-//! What makes a day differ from the expected one: volume, price level, noise of the hours, shocks.
+//! Deviations of a day from the expected one: volume, price level, hourly noise, shocks.
 
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -18,7 +18,7 @@ struct Shock {
     log: f64,
 }
 
-/// One day's departures from what is expected.
+/// Deviations of one day from the expected one.
 pub struct Conditions {
     /// Multiplier of the day's requests.
     pub volume: f64,
@@ -34,7 +34,7 @@ pub struct Conditions {
 impl Conditions {
     pub fn draw(settings: &WorldSettings, day: u32, rng: &dyn Fn(Purpose, u32) -> ChaCha8Rng) -> Self {
         let jump = settings.jump.filter(|j| j.day == day).map(|j| ((j.hour * HOUR_MS as f64) as u64, j.factor.ln()));
-        // Levels that persist are drawn day by day from the first one.
+        // Persistent levels are drawn day by day from the first one.
         let kept = settings.level_persistence;
         let (mut volume, mut level) = (0.0, 0.0);
         let mut own = rng(Purpose::Conditions, 0);
@@ -53,7 +53,7 @@ impl Conditions {
         }
     }
 
-    /// A day without any departure.
+    /// Returns a day without any deviation.
     pub fn expected() -> Self {
         Self {
             volume: 1.0,
@@ -66,7 +66,7 @@ impl Conditions {
         }
     }
 
-    /// A day without drift, jump and wandering: what calibration takes as the rule.
+    /// Draws a day without drift, jump and wandering, which calibration takes as typical.
     pub fn typical(settings: &WorldSettings, rng: &mut ChaCha8Rng) -> Self {
         let hour_traffic = autoregressive(settings.traffic_noise, HOUR_CORRELATION, rng).map(f64::exp);
         let hour_price = autoregressive(settings.price_noise, HOUR_CORRELATION, rng);
@@ -92,10 +92,10 @@ impl Conditions {
         Self { hour_traffic, hour_price, shocks, ..Self::expected() }
     }
 
-    /// Logarithm of the day's price multiplier for a region, `ms` after midnight.
+    /// Returns the logarithm of the day's price multiplier for a region, `ms` after midnight.
     pub fn price_log(&self, region: u32, ms: u64) -> f64 {
         let hour = ms as f64 / HOUR_MS as f64;
-        // Evenings are dearer than early mornings on every day.
+        // Evenings are more expensive than early mornings on every day.
         let diurnal = 0.1 * ((hour - 20.0) * std::f64::consts::TAU / 24.0).cos();
         let shocks: f64 = self
             .shocks

@@ -1,7 +1,7 @@
-//! The guaranteed contracts: whom they target, when they fly, what they demand and what missing costs.
+//! The guaranteed contracts: targeting, flight, demand and penalty.
 //!
-//! A third of them compete for the same few regions, so that their demands bind; one in ten asks more of
-//! those regions than the others leave; the rest share what remains and are easy.
+//! A third of them compete for the same few regions, so that their demands bind; one in ten asks for more of those regions than
+//! the others leave; the rest share what remains and are easy.
 
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -12,26 +12,26 @@ use super::settings::WorldSettings;
 use crate::log::schema::{ControlRow, DAY_MS};
 use crate::log::targeting::Targeting;
 
-/// Id of the first contract; auction ads begin above the 900 that there may be.
+/// Id of the first contract; auction ads begin above the maximum of 900 contracts.
 pub const FIRST_ID: u64 = 101;
-/// Targetings tried for each contract; the one whose supply is nearest to the wanted one is taken.
+/// Number of targetings tried for each contract; the one whose supply is nearest to the wanted one is taken.
 const CANDIDATES: usize = 64;
-/// The part of its supply that a small contract requires.
+/// Range of the share of its supply that a small contract requires.
 const SMALL_TIGHTNESS: std::ops::Range<f64> = 0.2..0.8;
-/// Share of the traffic that the contested regions hold.
+/// Share of the traffic in the contested regions.
 const CONTESTED_SHARE: f64 = 0.32;
 
-/// How hard a contract's demand is to meet.
+/// Difficulty of a contract's demand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Easy,
     Tight,
     OverBooked,
-    /// Owes few impressions of a narrow audience, of which it needs a good part.
+    /// Owes few impressions to a narrow audience, of which it needs a large part.
     Small,
 }
 
-/// One contract as it is every day; only its demand is redrawn.
+/// The lasting attributes of a contract; only its demand is redrawn every day.
 #[derive(Debug, Clone)]
 pub struct Contract {
     pub ad_id: u64,
@@ -54,26 +54,26 @@ pub struct Contract {
 }
 
 impl Contract {
-    /// Whether the flight covers this time after midnight.
+    /// Returns whether the flight covers this time after midnight.
     pub fn flies(&self, ms: u64) -> bool {
         let bin = (ms / BIN_MS) as usize;
         (self.flight.0..self.flight.1).contains(&bin)
     }
 
-    /// Expected share of the contract's supply that has passed, 0 to 1, at a time after midnight.
+    /// Returns the expected share of the contract's supply that has passed, 0 to 1, at a time after midnight.
     pub fn elapsed_at(&self, ms: u64) -> f64 {
         let ms = ms.min(DAY_MS - 1);
         let (bin, part) = ((ms / BIN_MS) as usize, (ms % BIN_MS) as f64 / BIN_MS as f64);
         self.elapsed[bin] + part * (self.elapsed[bin + 1] - self.elapsed[bin])
     }
 
-    /// Whether the targeting wants this cell.
+    /// Returns whether the targeting matches this cell.
     pub fn matches(&self, cell: &Cell) -> bool {
         self.targeting.matches(cell.slot, cell.region, cell.gender, cell.age)
     }
 }
 
-/// All contracts of a world and where they apply.
+/// All contracts of a world, with an index by cell.
 pub struct Contracts {
     pub list: Vec<Contract>,
     /// Per cell: the contracts whose targeting matches.
@@ -89,7 +89,7 @@ impl Contracts {
         let large = count - small;
         let (tight, over) = (large.div_ceil(3), (large as f64 / 10.0).round() as usize);
         let mut list = Vec::with_capacity(count);
-        // The easy ones come last and take up what the others leave of the wanted queue share.
+        // The easy ones come last and fill up the wanted number of contracts per queue.
         let mut covered = 0.0;
         for index in 0..count {
             let kind = match index {
@@ -129,7 +129,7 @@ impl Contracts {
         }
         demand::set_demands(&mut list, audience, settings.fill, rng);
         let price = settings.mean_best_ecpm / 1000.0;
-        // Ids do not tell the kind.
+        // Shuffled, so that ids do not reveal the kind.
         for i in (1..list.len()).rev() {
             list.swap(i, rng.random_range(0..=i));
         }
@@ -148,13 +148,13 @@ impl Contracts {
         Self { list, by_cell }
     }
 
-    /// Indices of the contracts that match a cell and are in flight.
+    /// Returns the indices of the contracts that match a cell and are in flight.
     pub fn eligible(&self, cell: usize, ms: u64) -> impl Iterator<Item = usize> + '_ {
         let matching = self.by_cell[cell].iter().copied();
         matching.filter(move |&j| self.list[j].flies(ms))
     }
 
-    /// The control table of a day that begins at `midnight` (Unix milliseconds), demands redrawn.
+    /// Draws the control table of a day that begins at `midnight` (Unix milliseconds), with new demands.
     pub fn control(&self, settings: &WorldSettings, midnight: u64, rng: &mut ChaCha8Rng) -> Vec<ControlRow> {
         self.list
             .iter()
@@ -181,7 +181,7 @@ impl Contracts {
     }
 }
 
-/// Random regions that together hold about the contested share: one alone may hold more.
+/// Draws regions that together hold about the contested share; a single one may hold more.
 fn contested_regions(audience: &Audience, regions: u32, rng: &mut ChaCha8Rng) -> Vec<u32> {
     let mut left: Vec<u32> = (1..=regions).collect();
     let (mut chosen, mut held) = (Vec::new(), 0.0);
@@ -197,7 +197,7 @@ fn contested_regions(audience: &Audience, regions: u32, rng: &mut ChaCha8Rng) ->
     chosen
 }
 
-/// The whole day, or 8 to 14 hours of it.
+/// Draws a flight: the whole day, or 8 to 14 hours of it.
 fn draw_flight(part_day_share: f64, rng: &mut ChaCha8Rng) -> (usize, usize) {
     if rng.random::<f64>() >= part_day_share {
         return (0, BINS);
@@ -206,7 +206,7 @@ fn draw_flight(part_day_share: f64, rng: &mut ChaCha8Rng) -> (usize, usize) {
     (start, (start + rng.random_range(16..=28)).min(BINS))
 }
 
-/// A random AND of ORs; `restricted` ones always name regions of the pool.
+/// Draws a random AND of ORs; `restricted` targetings always name regions of the pool.
 fn draw_targeting(pool: &[u32], restricted: bool, settings: &WorldSettings, rng: &mut ChaCha8Rng) -> Targeting {
     let mut targeting = Targeting::default();
     if restricted || rng.random::<f64>() < 0.6 {
@@ -226,7 +226,7 @@ fn draw_targeting(pool: &[u32], restricted: bool, settings: &WorldSettings, rng:
     targeting
 }
 
-/// A sorted random subset that is not empty.
+/// Draws a sorted non-empty subset.
 fn subset(pool: &[u32], rng: &mut ChaCha8Rng) -> Vec<u32> {
     let keep = rng.random_range(0.2..0.9);
     let mut chosen: Vec<u32> = pool.iter().copied().filter(|_| rng.random::<f64>() < keep).collect();
@@ -237,7 +237,7 @@ fn subset(pool: &[u32], rng: &mut ChaCha8Rng) -> Vec<u32> {
     chosen
 }
 
-/// A contract's supply and its course over the day; money and demand are set later.
+/// Computes a contract's supply and its course over the day; money and demand are set later.
 fn outline(kind: Kind, targeting: Targeting, flight: (usize, usize), audience: &Audience) -> Contract {
     let mut contract = Contract {
         ad_id: 0,

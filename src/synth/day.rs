@@ -1,4 +1,4 @@
-//! One day of a world, drawn and written row by row.
+//! Draws one day of a world and writes it row by row.
 
 use crate::log::day::{format_date, parse_date};
 use std::io::Write;
@@ -21,15 +21,15 @@ use crate::log::schema::{AdType, ControlRow, DAY_MS, DayFile, ExposureRow, MAX_E
 use crate::log::write::{self, TableWriter};
 use crate::log::write_parquet::ParquetTrack;
 
-/// Part of the personal price variance that stays with the user; the rest belongs to the moment.
+/// Share of the personal price variance that is fixed per user; the rest is drawn per request.
 const USER_SHARE: f64 = 0.5;
-/// Support policies that an entry with a boost may have.
+/// Boosts of entries that have one.
 const BOOSTS: [f64; 4] = [0.8, 1.2, 1.5, 2.0];
-/// Request ids of different days differ.
+/// Ids reserved per day, so that request ids of different days differ.
 const IDS_PER_DAY: u64 = 100_000_000;
 
-/// Writes all files of day number `day` into `dir`, which is created. In a world with errors that includes `truth.tsv`, and
-/// with a `posterior` `posterior.tsv`; what the day's exposures tell of the errors is returned.
+/// Writes all files of day number `day` into `dir`, which is created. In a world with errors that includes `truth.tsv`, and, if
+/// `posterior` is given, `posterior.tsv`. Returns the observations of the errors in the day's exposures.
 pub fn write_day(world: &World, day: u32, dir: &Path, posterior: Option<&Posterior>) -> Result<Vec<Observation>> {
     let settings = &world.settings;
     std::fs::create_dir_all(dir)?;
@@ -121,7 +121,7 @@ pub fn write_day(world: &World, day: u32, dir: &Path, posterior: Option<&Posteri
     Ok(observations)
 }
 
-/// The name of a track log as Parquet.
+/// File name of a track log in Parquet.
 const PARQUET: &str = "track_log.parquet";
 
 /// The track log being written.
@@ -148,7 +148,7 @@ impl Track {
     }
 }
 
-/// What an exposure of a training day tells the posterior.
+/// Converts an exposure of a training day to an observation for the posterior.
 fn observe(
     errors: &DayErrors,
     row: &TrackRow,
@@ -169,7 +169,7 @@ fn observe(
     })
 }
 
-/// Removes tables that an earlier run left in another compression: two of a name would be ambiguous.
+/// Removes tables of an earlier run in another compression: two of one name would be ambiguous.
 fn remove_older(dir: &Path) -> Result<()> {
     for name in ["track_log", "joined_exposure", "truth", "posterior"] {
         let texts = [Compress::Zst, Compress::Gz, Compress::None].map(|c| format!("{name}.tsv{}", c.ending()));
@@ -186,7 +186,7 @@ fn remove_older(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Fills the queues of one day's requests, in their order.
+/// Fills the queues of one day's requests, in order.
 pub struct QueueBuilder<'a> {
     world: &'a World,
     conditions: &'a Conditions,
@@ -200,14 +200,14 @@ impl<'a> QueueBuilder<'a> {
         Self { world, conditions, control, rng, draws: Vec::new() }
     }
 
-    /// All contracts that match and fly, and the auction ads that came; the highest eCPM first.
+    /// Builds a queue: all contracts that match and are in flight, and the auction ads drawn; the highest eCPM first.
     pub fn build(&mut self, arrival: &Arrival) -> Vec<QueueEntry> {
         let World { settings, audience, contracts, market, .. } = self.world;
         let cell = &audience.cells[arrival.cell];
         let moment = normal(&mut self.rng);
         let personal = market.personal
             * (USER_SHARE.sqrt() * audience.user_worth[arrival.user] + (1.0 - USER_SHARE).sqrt() * moment);
-        // What makes a user dear also makes him click; the day's price level does not.
+        // A user's worth raises both price and click probability; the day's price level raises only the price.
         let worth = cell.level + personal;
         let price = market.base_log + worth + self.conditions.price_log(cell.region, arrival.ms);
         let slope = settings.pctr_price_slope;
@@ -254,7 +254,7 @@ impl<'a> QueueBuilder<'a> {
         queue
     }
 
-    /// Draws the predicted click probability about `mean * exp(log)`.
+    /// Draws the predicted click probability around `mean * exp(log)`.
     fn pctr(&mut self, mean: f64, log: f64) -> f64 {
         let noise = 0.2 * normal(&mut self.rng) - 0.02;
         let value = mean * (log + noise).exp();

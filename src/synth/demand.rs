@@ -1,4 +1,4 @@
-//! How much each contract asks for, so that some compete, a few ask too much, and the sum is as wanted.
+//! Sets the contracts' demands, so that some compete, a few ask too much, and the sum is as configured.
 
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -6,8 +6,8 @@ use rand_chacha::ChaCha8Rng;
 use super::audience::{Audience, normal, normalise};
 use super::contracts::{Contract, Kind};
 
-/// Sets demands that sum to `fill`, small contracts' own included, as long as those leave half of it to the others. Competing contracts ask for a large part of their fair share of what
-/// they compete for, over-booked ones for about all that they match.
+/// Sets demands that sum to `fill`. The demands of small contracts are included, as long as they leave half of it to the others. Competing
+/// contracts ask for a large part of their fair share of the contested supply, over-booked ones for about all that they match.
 pub fn set_demands(list: &mut [Contract], audience: &Audience, fill: f64, rng: &mut ChaCha8Rng) {
     let competes = |c: &Contract| matches!(c.kind, Kind::Tight | Kind::OverBooked);
     let small: f64 = list.iter().filter(|c| c.kind == Kind::Small).map(|c| c.demand).sum();
@@ -37,7 +37,7 @@ pub fn set_demands(list: &mut [Contract], audience: &Audience, fill: f64, rng: &
         };
         contested += contract.demand;
     }
-    // With a low fill the contested ones shrink too, so that the easy ones keep a third of it.
+    // With a low fill the contested demands shrink too, so that the easy ones keep a third of it.
     let limit = if easy.is_empty() { fill } else { fill * 2.0 / 3.0 };
     let scale = if contested > limit || easy.is_empty() { limit / contested } else { 1.0 };
     if !easy.is_empty() {

@@ -1,8 +1,8 @@
-//! Planted errors of the logged predictions: worlds in which what an impression is worth is not what the log says.
+//! Planted errors of the logged predictions: worlds in which the true worth of an impression differs from the log.
 //!
 //! The truth is the prediction times the exponential of effects of the ad, of the slot, of the ad in the region and of the day;
-//! charges and click odds have effects of their own. The logged queues do not depend on them, so a world with errors differs from
-//! the same world without them only in its exposures and in `truth.tsv`.
+//! charges and click odds have separate effects. The logged queues do not depend on them, so a world with errors differs from the
+//! same world without them only in its exposures and in `truth.tsv`.
 
 use anyhow::{Result, ensure};
 use rand::RngExt;
@@ -14,7 +14,7 @@ use super::settings::WorldSettings;
 use super::{Purpose, contracts, market, stream};
 use crate::log::schema::{AdType, ExposureRow, QueueEntry, TrackRow};
 
-/// What an auction ad is charged for.
+/// Event that an auction ad is charged for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Billing {
@@ -25,7 +25,7 @@ pub enum Billing {
     Clicks,
 }
 
-/// Standard deviations of the log errors, of charges and of click odds alike.
+/// Standard deviations of the log errors, the same for charges and click odds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ErrorSettings {
@@ -60,8 +60,10 @@ impl Default for ErrorSettings {
 }
 
 impl ErrorSettings {
+    /// Checks the ranges.
+    ///
     /// # Errors
-    /// Names the key, its value and the range.
+    /// A value out of range, with its key and the range.
     pub fn validate(&self) -> Result<()> {
         for (name, value) in [
             ("ad", self.ad),
@@ -76,7 +78,7 @@ impl ErrorSettings {
     }
 }
 
-/// What an impression is really worth.
+/// True worth of an impression.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Truth {
     /// Expected charge, minor units per impression; 0 for a contract.
@@ -85,10 +87,10 @@ pub struct Truth {
     pub pctr: f64,
 }
 
-/// One effect on charges and one on click odds, natural logarithms.
+/// Effects on charges and on click odds, natural logarithms.
 pub type Effect = [f64; 2];
 
-/// Which effects apply to an impression: indices of ad, slot and region.
+/// Indices of the effects that apply to an impression: ad, slot and region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Cell {
     pub ad: usize,
@@ -96,7 +98,7 @@ pub struct Cell {
     pub region: usize,
 }
 
-/// The effects that all days share.
+/// Effects that all days share.
 pub struct Errors {
     pub settings: ErrorSettings,
     contracts: usize,
@@ -126,12 +128,12 @@ impl Errors {
         })
     }
 
-    /// Numbers of ads, slots and regions.
+    /// Returns the numbers of ads, slots and regions.
     pub fn sizes(&self) -> [usize; 3] {
         [self.ad.len(), self.slot.len(), self.regions]
     }
 
-    /// The effects that apply to an entry of a request.
+    /// Returns the indices of the effects that apply to an entry of a request.
     pub fn cell(&self, row: &TrackRow, entry: &QueueEntry) -> Cell {
         let ad = match entry.ad_type {
             AdType::Contract => (entry.ad_id - contracts::FIRST_ID) as usize,
@@ -140,14 +142,14 @@ impl Errors {
         Cell { ad, slot: row.slot_id as usize - 1, region: row.region as usize - 1 }
     }
 
-    /// The log errors of charge and of click odds, but for the day's.
+    /// Returns the log errors of charge and of click odds without the day's.
     fn lasting(&self, cell: Cell) -> Effect {
         let parts = [self.ad[cell.ad], self.slot[cell.slot], self.ad_region[cell.ad * self.regions + cell.region]];
         [0, 1].map(|head| parts.iter().map(|part| part[head]).sum())
     }
 }
 
-/// The errors of one day, and the draws of what is charged and clicked on it.
+/// Errors of one day, with a random stream for its charges and clicks.
 pub struct DayErrors<'a> {
     errors: &'a Errors,
     day: Effect,
@@ -186,7 +188,7 @@ impl<'a> DayErrors<'a> {
     }
 }
 
-/// A logged prediction corrected by log effects on its charge and its click odds.
+/// Corrects a logged prediction by log effects on its charge and its click odds.
 pub fn corrected(entry: &QueueEntry, effect: Effect) -> Truth {
     let charge = match entry.ad_type {
         AdType::Auction => entry.ecpm / 1000.0 * effect[0].exp(),

@@ -1,4 +1,4 @@
-//! The supply forecast of a day: what was expected of each cell, with the errors that a forecaster makes.
+//! The supply forecast of a day: the expected traffic of each cell, with the errors of a forecaster.
 
 use rand_chacha::ChaCha8Rng;
 
@@ -6,10 +6,10 @@ use super::audience::{Audience, normal};
 use super::settings::WorldSettings;
 use crate::log::schema::InventoryRow;
 
-/// Shares are printed in millionths, which are handed out so that they sum to exactly one.
+/// Shares are written in millionths, which are distributed so that they sum to exactly one.
 const UNITS: f64 = 1e6;
 
-/// What a world's forecaster is wrong by on every day, in the logarithm.
+/// Bias of a world's forecaster, the same on every day, in the logarithm.
 pub struct Bias {
     all: f64,
     regions: Vec<f64>,
@@ -26,7 +26,7 @@ impl Bias {
     }
 }
 
-/// One node per cell. The day's own volume and hours are unknown to it.
+/// Draws the forecast, one node per cell. It does not include the day's own volume and hours.
 pub fn nodes(settings: &WorldSettings, audience: &Audience, bias: &Bias, rng: &mut ChaCha8Rng) -> Vec<InventoryRow> {
     let common = settings.forecast_common_error * normal(rng);
     let curves: Vec<Vec<f64>> = audience.curves.iter().map(|c| printable(c)).collect();
@@ -48,7 +48,7 @@ pub fn nodes(settings: &WorldSettings, audience: &Audience, bias: &Bias, rng: &m
         .collect()
 }
 
-/// Rounds shares to what is printed; the largest one takes the remainder.
+/// Rounds shares to the written precision; the largest one takes the remainder.
 fn printable(curve: &[f64]) -> Vec<f64> {
     let mut units: Vec<f64> = curve.iter().map(|s| (s * UNITS).round()).collect();
     let rest = UNITS - units.iter().sum::<f64>();

@@ -1,7 +1,7 @@
-//! Worlds like given days: their size, prices, contracts and how far they stray, with people and contracts drawn anew.
+//! Worlds like given days: the same size, prices, contracts and deviations, with users and contracts drawn anew.
 //!
-//! Days that cannot be shared, or are too few, can be stood in for by worlds of their kind. What is taken over is what decides how hard
-//! days are; who the users are and which regions they live in is the world's own.
+//! Such worlds can replace days that cannot be shared or are too few. The parameters that determine how hard days are are taken over;
+//! users and their regions are the world's own.
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -10,7 +10,7 @@ use crate::log::wander::{Hourly, Wander};
 
 use super::settings::WorldSettings;
 
-/// Requests with an auction ad below which prices say nothing.
+/// Minimum number of requests with an auction ad from which prices can be estimated.
 const LEAST: usize = 100;
 
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
@@ -19,7 +19,8 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 impl WorldSettings {
-    /// The settings with all that `days` say put in their place; ranges of such keys in `draw` are dropped.
+    /// Returns the settings with every key that can be estimated from `days` replaced; ranges of such keys in `draw` are
+    /// dropped.
     ///
     /// # Errors
     /// Fewer than two days, or days too small to compare.

@@ -1,7 +1,7 @@
-//! The policy that is imagined to have served the logged days; it makes `joined_exposure`.
+//! The simulated live policy that served the logged days; it generates `joined_exposure`.
 //!
-//! A contract that lags behind its pace usually goes first, else the best auction entry; a few requests
-//! explore. What it does is legal but not clever: it is the baseline that a trained policy must beat.
+//! A contract that lags behind its pace usually goes first, else the best auction entry; a few requests explore. The policy is
+//! legal but not clever: it is the baseline that a trained policy must beat.
 
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -22,14 +22,14 @@ pub struct Live<'a> {
     contracts: &'a Contracts,
     control: &'a [ControlRow],
     midnight: u64,
-    /// Impressions per contract, those before the day included.
+    /// Impressions per contract, including those before the day.
     delivered: Vec<u64>,
-    /// The entries of the request in hand that may be shown.
+    /// Entries of the current request that may be shown.
     legal: Vec<QueueEntry>,
 }
 
 impl<'a> Live<'a> {
-    /// `control` has one row per contract, in the world's order; `midnight` is in Unix milliseconds.
+    /// Creates the policy. `control` has one row per contract, in the world's order; `midnight` is in Unix milliseconds.
     pub fn new(
         settings: &'a WorldSettings,
         contracts: &'a Contracts,
@@ -100,7 +100,7 @@ impl<'a> Live<'a> {
         })
     }
 
-    /// Contracts have consecutive ids.
+    /// Returns the index of a contract; contracts have consecutive ids.
     fn index(&self, ad_id: u64) -> usize {
         (ad_id - self.control[0].ad_id) as usize
     }
@@ -113,7 +113,7 @@ impl<'a> Live<'a> {
             && (row.rate >= 1.0 || rng.random::<f64>() < row.rate)
     }
 
-    /// Legal entries with the probabilities of showing them when not exploring.
+    /// Returns the indices of legal entries with the probabilities of showing them when not exploring.
     fn preferences(&self, ts_ms: u64) -> Vec<(usize, f64)> {
         let of_type = |wanted: AdType| {
             let entries = self.legal.iter().enumerate();
@@ -135,7 +135,7 @@ impl<'a> Live<'a> {
         }
     }
 
-    /// How far delivery is behind the expected course of supply, as a share of what was owed.
+    /// Returns how far delivery is behind the expected course of supply, as a share of the impressions owed.
     fn lag(&self, j: usize, ts_ms: u64) -> f64 {
         let row = &self.control[j];
         let owed = row.required - row.delivered0;

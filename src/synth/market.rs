@@ -1,7 +1,7 @@
-//! The auction side: ads, their bids, and the calibration that makes the best of a queue what was asked.
+//! The auction side: ads, their bids, and the calibration of the best bids of a queue to the settings.
 //!
-//! The spread of the best bid and its distance to the second depend on queue lengths, popularity and
-//! filters in ways that no formula gives, so both are measured on trial queues and then scaled.
+//! The spread of the best bid and its distance to the second depend on queue lengths, popularity and filters without a closed
+//! formula, so both are measured on trial queues and then scaled.
 
 use anyhow::{Result, ensure};
 use rand::{RngExt, SeedableRng};
@@ -17,12 +17,12 @@ use super::traffic;
 
 /// Id of the first auction ad.
 pub const FIRST_ID: u64 = 1001;
-/// Part of the variance within a queue that belongs to the ad rather than to the moment.
+/// Share of the variance within a queue that is fixed per ad; the rest is drawn per entry.
 const QUALITY_SHARE: f64 = 0.3;
 const TRIAL_DAYS: u32 = 10;
 const TRIAL_REQUESTS: usize = 2000;
 
-/// One auction candidate before its price is known.
+/// One auction candidate before its price is determined.
 #[derive(Debug, Clone, Copy)]
 pub struct Draw {
     /// Index of the ad.
@@ -51,7 +51,7 @@ impl Market {
     /// Draws the ads and calibrates the scales on trial days.
     ///
     /// # Errors
-    /// If `best_log_sd` is less than what cells, hours and ads spread by themselves.
+    /// If `best_log_sd` is less than the spread from cells, hours and ads alone.
     pub fn draw(
         settings: &WorldSettings,
         audience: &Audience,
@@ -69,7 +69,7 @@ impl Market {
             personal: 0.0,
             base_log: 0.0,
         };
-        // Popular ads are popular because they bid a little more than the rest.
+        // Popular ads tend to bid a little more than the rest.
         market.quality.sort_by(|a, b| b.total_cmp(a));
         for i in 0..ads {
             let j = rng.random_range(i.saturating_sub(ads / 2)..ads.min(i + ads / 2 + 1));
@@ -153,7 +153,7 @@ impl Market {
     }
 }
 
-/// Auction entries of a queue in which so many contracts are.
+/// Returns the number of auction entries of a queue with `contracts` contracts.
 pub fn auction_entries(settings: &WorldSettings, contracts: usize) -> usize {
     settings.queue.saturating_sub(contracts).max(2)
 }

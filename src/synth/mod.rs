@@ -1,14 +1,13 @@
 //! Synthetic ad logs: worlds whose difficulty is known and can be dialled.
 //!
-//! Real logs with guaranteed contracts are not public, and those that are say neither what would have
-//! been possible nor why a day was hard. A synthetic world has the properties that make the real problem
-//! hard - prices that vary by a factor of five between requests, demand that competes, days that differ
-//! from yesterday and from the forecast - each with a key of its own, so that a claim about a policy can
-//! be tested against the cause that it names.
+//! Real logs with guaranteed contracts are not public, and public logs show neither what would have been possible nor why a day
+//! was hard. A synthetic world has the properties that make the real problem hard: prices that vary by a factor of five between
+//! requests, demand that competes, days that differ from yesterday and from the forecast. Each has its own key, so that a claim
+//! about a policy can be tested against the cause that it names.
 //!
-//! What is fixed (people, contracts, ads) is drawn once from the seed. Every day then draws each of its
-//! parts from a stream of its own, so that days can be written in any order, by any number of threads,
-//! with the same bytes, and changing one key (the demands, say) leaves the other draws alone.
+//! The fixed parts (users, contracts, ads) are drawn once from the seed. Every day then draws each of its parts from a separate
+//! stream, so that days can be written in any order, by any number of threads, with the same bytes, and changing one key (the
+//! demands, say) leaves the other draws alone.
 
 mod audience;
 mod conditions;
@@ -45,7 +44,7 @@ pub use settings::{Compress, Jump, WorldSettings};
 pub use truth::{Truth, Typical};
 pub use wander::group_of;
 
-/// What a random stream is for.
+/// Purpose of a random stream.
 #[derive(Debug, Clone, Copy)]
 enum Purpose {
     Audience,
@@ -63,13 +62,13 @@ enum Purpose {
     Errors,
 }
 
-/// Everything that all days share.
+/// The parts of a world that all days share.
 struct World {
     settings: WorldSettings,
     audience: Audience,
     contracts: Contracts,
     market: Market,
-    /// What is wrong with the logged predictions, if anything.
+    /// Errors of the logged predictions, if any.
     errors: Option<Errors>,
 }
 
@@ -95,23 +94,23 @@ fn stream(seed: u64, purpose: Purpose, day: u32) -> ChaCha8Rng {
     rng
 }
 
-/// The nearest value with so many decimals, so that files are short and hold exactly what was drawn.
+/// Rounds to `decimals` decimals, so that files are short and hold exactly the values used.
 fn round(value: f64, decimals: u32) -> f64 {
     let unit = 10f64.powi(decimals as i32);
     (value * unit).round() / unit
 }
 
-/// What a written world was made from: its settings with everything drawn, beside its days.
+/// File of a written world's settings, with everything drawn, beside its days.
 pub const WORLD_FILE: &str = "world.toml";
 
-/// Writes `out/day-0` .. `out/day-(days-1)` of the world that `seed` draws, both of which override the settings', and
-/// then [`WORLD_FILE`].
+/// Writes `out/day-0` .. `out/day-(days-1)` of the world that `seed` draws, and then [`WORLD_FILE`]. `days` and `seed` override
+/// the settings'.
 ///
-/// `progress` is told the number of days that are done. The bytes depend on the settings, `days` aside,
-/// and on the seed, but not on the number of threads.
+/// `progress` is called with the number of finished days. The bytes depend on the settings, except `days`, and on the seed, but
+/// not on the number of threads.
 ///
 /// # Errors
-/// On settings that make no sense together, and on files that cannot be written.
+/// Inconsistent settings, or files that cannot be written.
 pub fn generate(world: &WorldSettings, out: &Path, days: u32, seed: u64, progress: &dyn Fn(u32)) -> Result<()> {
     let settings = WorldSettings { days, seed, ..world.clone() }.drawn()?;
     let described = toml::to_string(&settings).context("world settings are plain values")?;
@@ -140,14 +139,14 @@ pub fn generate(world: &WorldSettings, out: &Path, days: u32, seed: u64, progres
         let wanted = train < days && !world.settings.exposures_only && errors.settings.billing == Billing::Impressions;
         let posterior = wanted.then(|| Posterior::learn(errors, train as usize, &seen));
         if posterior.is_some() {
-            // The training days once more: who is told the posterior plans at it.
+            // The training days are written again, because a policy that uses the posterior also plans with it.
             write(0..train, posterior.as_ref())?;
         }
         write(train..days, posterior.as_ref())?;
     } else {
         write(0..days, None)?;
     }
-    // Last, so that it stands beside whole worlds only.
+    // Last, so that it exists only beside complete worlds.
     let path = out.join(WORLD_FILE);
     std::fs::write(&path, described).with_context(|| format!("cannot write {}", path.display()))
 }

@@ -1,17 +1,18 @@
-//! What can be known of planted errors from the exposures: the posterior of somebody who knows how the errors were drawn.
+//! The posterior of planted errors given the exposures, for an observer who knows the distribution of the errors.
 //!
-//! A model of values cannot be asked for the truth: the exposures do not tell all of it. The posterior under the true variances
-//! sees the same exposures, so the gap that it closes is what can be reached at all. For charges the effects are Gaussian in the
-//! logarithm and coordinate descent solves for their mean; for clicks it finds the mode.
+//! A model of values cannot find the exact truth, because the exposures do not contain it. The posterior under the true
+//! variances sees the same exposures, so the gap that it closes is the best that can be reached. For charges the effects are
+//! Gaussian in the logarithm and coordinate descent solves for their mean; for clicks it finds the mode.
 
 use super::errors::{Cell, Effect, ErrorSettings, Errors};
 
-/// One exposure of a training day, as the posterior sees it.
+/// One exposure of a training day.
 #[derive(Debug, Clone, Copy)]
 pub struct Observation {
     pub cell: Cell,
     pub day: usize,
-    /// Logarithm of the charge over the prediction, freed of the noise's mean; `None` where nothing tells.
+    /// Logarithm of the charge over the prediction, corrected for the noise's mean; `None` where the exposure has no
+    /// information.
     pub charge: Option<f64>,
     /// Logit of the predicted click probability.
     pub logit: f64,
@@ -21,7 +22,7 @@ pub struct Observation {
 const SWEEPS: usize = 200;
 const TOLERANCE: f64 = 1e-6;
 
-/// Effects of one group (ads, say) on one head.
+/// Effects of one group (for example ads) on one head.
 struct Group {
     precision: f64,
     mean: Vec<f64>,
@@ -31,12 +32,12 @@ struct Group {
 /// Posterior effects on charges and click odds.
 pub struct Posterior {
     regions: usize,
-    /// By head: ads, slots, ads in regions, days.
+    /// Groups by head: ads, slots, ads in regions, days.
     groups: [[Group; 4]; 2],
 }
 
 impl Posterior {
-    /// Learns from the exposures of `days` days.
+    /// Computes the posterior from the exposures of `days` days.
     pub fn learn(errors: &Errors, days: usize, observations: &[Observation]) -> Self {
         let [ads, slots, regions] = errors.sizes();
         let s = &errors.settings;
@@ -56,7 +57,7 @@ impl Posterior {
         [o.cell.ad, o.cell.slot, o.cell.ad * regions + o.cell.region, o.day]
     }
 
-    /// Newton steps on one group after the other until they stand still; exact for charges.
+    /// Takes Newton steps on one group after the other until convergence; exact for charges.
     fn descend(&mut self, head: usize, observations: &[Observation], settings: &ErrorSettings) {
         let regions = self.regions;
         let groups = &mut self.groups[head];
@@ -101,8 +102,8 @@ impl Posterior {
         }
     }
 
-    /// Logarithms of the expected factors on charge and click odds on a day that nothing is known of. The variances of an
-    /// impression's effects enter as if they were independent.
+    /// Returns the logarithms of the expected factors on charge and click odds for a day without observations. The variances of
+    /// an impression's effects enter as if they were independent.
     pub fn effect(&self, cell: Cell) -> Effect {
         let at = [cell.ad, cell.slot, cell.ad * self.regions + cell.region];
         [0, 1].map(|head| {
@@ -117,7 +118,7 @@ mod tests {
     use super::*;
     use crate::synth::WorldSettings;
 
-    /// One ad with many exposures is known, one without any is left at its prior.
+    /// An ad with many exposures is known; one without any stays at its prior.
     #[test]
     fn much_seen_is_known_and_nothing_seen_is_the_prior() {
         let settings = ErrorSettings { slot: 0.0, ad_region: 0.0, day: 0.0, ..ErrorSettings::default() };

@@ -1,7 +1,7 @@
-//! The keys that a world file leaves open: each world draws them from its seed.
+//! Keys that a world file leaves open: each world draws them from its seed.
 //!
-//! A claim about wandering traffic needs worlds that wander differently, not one process with different noise. A `[draw]` table
-//! names keys and ranges; [`WorldSettings::drawn`] is one world of that file. Each key has a random stream of its own, so that
+//! A claim about wandering traffic needs worlds with different parameters, not one process with different noise. A `[draw]`
+//! table names keys and ranges; [`WorldSettings::drawn`] is one world of that file. Each key has its own random stream, so that
 //! another key in the table leaves the other draws alone.
 
 use anyhow::{Context, Result, bail, ensure};
@@ -11,14 +11,14 @@ use toml::Value;
 use super::settings::WorldSettings;
 use super::{Purpose, stream};
 
-/// Keys that say which world is drawn and how it is written; they cannot be drawn themselves.
+/// Keys that identify a world and control its writing; they cannot be drawn themselves.
 const FIXED: [&str; 3] = ["seed", "days", "draw"];
 
 impl WorldSettings {
-    /// The world that the seed draws: every key of `draw` has a value, and `draw` is empty.
+    /// Returns the world that the seed draws: every key of `draw` has a value, and `draw` is empty.
     ///
     /// # Errors
-    /// Names a key that cannot be drawn, or whose draw makes no sense with the others.
+    /// A key that cannot be drawn, or whose drawn value does not fit the others.
     pub fn drawn(&self) -> Result<Self> {
         let at = |key: &str, range: [f64; 2]| {
             // FNV-1a of the name: the stream must not depend on the other keys of the table.
@@ -31,7 +31,7 @@ impl WorldSettings {
         Ok(world)
     }
 
-    /// Checks that every key of `draw` can be drawn, and that both ends of all ranges make sense.
+    /// Checks that every key of `draw` can be drawn, and that both ends of all ranges are valid.
     pub(super) fn check_draws(&self) -> Result<()> {
         for (key, [low, high]) in &self.draw {
             ensure!(low <= high, "`draw.{key} = [{low}, {high}]`: the first must not exceed the second");
@@ -55,7 +55,7 @@ impl WorldSettings {
             let place = table.get_mut(key).with_context(|| format!("`draw.{key}`: there is no key `{key}`"))?;
             *place = match place {
                 Value::Integer(_) => Value::Integer(value.round() as i64),
-                // Six digits say all that matters, and are short where they are written.
+                // Six digits are precise enough and short.
                 Value::Float(_) => Value::Float(super::round(value, 6)),
                 _ => bail!("`draw.{key}`: only numbers can be drawn"),
             };

@@ -1,4 +1,4 @@
-//! The keys of a world file, with their units, defaults and the ranges in which they make sense.
+//! The keys of a world file, with their units, defaults and valid ranges.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,19 +11,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::log::schema::{DAY_MS, MAX_QUEUE};
 
-/// How the large tables of a day are written.
+/// Format of the large tables of a day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Compress {
     Zst,
     Gz,
     None,
-    /// The track log as Parquet, the other tables as `.tsv.zst` that is packed quickly: for days of millions of requests.
+    /// The track log as Parquet, the other tables as `.tsv.zst` with quick compression: for days of millions of requests.
     Parquet,
 }
 
 impl Compress {
-    /// What is appended to the name of a table.
+    /// Returns the file extension appended to the name of a table.
     pub fn ending(self) -> &'static str {
         match self {
             Self::Zst | Self::Parquet => ".zst",
@@ -33,19 +33,19 @@ impl Compress {
     }
 }
 
-/// A lasting step of all auction prices within one day.
+/// A permanent step of all auction prices within one day.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Jump {
-    /// Index of the day, from 0; with fewer days written, the jump is not reached.
+    /// Index of the day, from 0; if fewer days are written, there is no jump.
     pub day: u32,
-    /// Hour of that day, 0..24, from which on prices are multiplied.
+    /// Hour of that day, 0..24, from which prices are multiplied.
     pub hour: f64,
     /// Multiplier of the eCPM of every auction ad.
     pub factor: f64,
 }
 
-/// One synthetic world. Standard deviations of multiplicative quantities are those of the logarithm.
+/// Settings of one synthetic world. Standard deviations of multiplicative quantities are those of the logarithm.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WorldSettings {
@@ -60,8 +60,8 @@ pub struct WorldSettings {
 
     /// Mean requests per day; default 60,000.
     pub requests: u32,
-    /// Entries per queue, contracts included; default 16. Queues with many contracts are longer, since
-    /// two auction entries are always there.
+    /// Entries per queue, contracts included; default 16. Queues with many contracts are longer, because they always have two
+    /// auction entries.
     pub queue: usize,
     /// Number of regions, Zipf-like in size; default 12.
     pub regions: u32,
@@ -73,8 +73,8 @@ pub struct WorldSettings {
     pub users: u32,
     /// Day-to-day standard deviation of the traffic volume; default 0.1.
     pub volume_drift: f64,
-    /// Standard deviation of the hour-scale traffic noise (AR(1)); default 0.05. It moves a day's requests between
-    /// its hours and leaves their number alone.
+    /// Standard deviation of the hour-scale traffic noise (AR(1)); default 0.05. It moves a day's requests between its hours
+    /// and does not change their number.
     pub traffic_noise: f64,
     /// Standard deviation of the hourly volume (AR(1)), which changes the number of requests; default 0.
     pub volume_noise: f64,
@@ -99,9 +99,9 @@ pub struct WorldSettings {
     pub price_drift: f64,
     /// Standard deviation of the hour-scale price noise (AR(1)); default 0.05.
     pub price_noise: f64,
-    /// Least factor of the daily regional price shock (2-4 h, one or two regions); default 1.3.
+    /// Minimum factor of the daily regional price shock (2-4 h, one or two regions); default 1.3.
     pub shock_min: f64,
-    /// Largest factor of that shock; default 1.8. Both 1 = no shocks.
+    /// Maximum factor of that shock; default 1.8. Both 1 = no shocks.
     pub shock_max: f64,
     /// Groups of regions that share an hourly price level; default 4.
     pub price_groups: u32,
@@ -136,9 +136,9 @@ pub struct WorldSettings {
     pub demand_drift: f64,
     /// Share of the contracts that require few impressions of a narrow audience; default 0. They count towards `fill`.
     pub small_share: f64,
-    /// Least number of impressions that a small contract requires; default 50.
+    /// Minimum impressions required by a small contract; default 50.
     pub small_min: u32,
-    /// Largest number of impressions that a small contract requires; default 500.
+    /// Maximum impressions required by a small contract; default 500.
     pub small_max: u32,
     /// Share of the contracts whose flight is a part of the day; default 0.2.
     pub part_day_share: f64,
@@ -146,13 +146,13 @@ pub struct WorldSettings {
     pub cap_slack: f64,
     /// Impressions delivered before the day, as a share of required; default 0.
     pub delivered0_share: f64,
-    /// Probability of a contract's entering a queue; default 1.
+    /// Probability that a contract enters a queue; default 1.
     pub rate: f64,
-    /// Least penalty, in multiples of `mean_best_ecpm / 1000`; default 1.
+    /// Minimum penalty, in multiples of `mean_best_ecpm / 1000`; default 1.
     pub penalty_min: f64,
-    /// Largest penalty, in multiples of `mean_best_ecpm / 1000`; default 4.
+    /// Maximum penalty, in multiples of `mean_best_ecpm / 1000`; default 4.
     pub penalty_max: f64,
-    /// Largest mean click worth of a contract, in multiples of `mean_best_ecpm / 1000`; default 0.3.
+    /// Maximum mean click worth of a contract, in multiples of `mean_best_ecpm / 1000`; default 0.3.
     pub click_worth_max: f64,
     /// Whether contract entries log `click_value * pctr * 1000` as their eCPM; default true, else 0.
     pub contract_ecpm: bool,
@@ -161,8 +161,8 @@ pub struct WorldSettings {
     pub forecast_error: f64,
     /// Standard deviation of the error that all nodes of a day share; default 0.05.
     pub forecast_common_error: f64,
-    /// Standard deviation of the forecaster's bias, which is the same on all days: one of all nodes, and one of each
-    /// region; default 0.
+    /// Standard deviation of the forecaster's bias, which is the same on all days: one for all nodes, and one for each region;
+    /// default 0.
     pub forecast_bias: f64,
     /// Probability with which the live policy shows an entry at random; default 0.05.
     pub explore: f64,
@@ -174,11 +174,11 @@ pub struct WorldSettings {
     /// Decimals of every pctr, 3 to 6; default 6.
     pub pctr_decimals: u32,
 
-    /// Whether queues hold what was shown and nothing else, for exposures in large numbers; default false. Such days can be
-    /// learned from and not be replayed.
+    /// Whether queues hold only the entry that was shown, for large numbers of exposures; default false. Such days can be used
+    /// for learning but not for replay.
     pub exposures_only: bool,
-    /// Keys of this file that each world draws from its seed, with the `[low, high]` that they are uniform in; a key
-    /// that counts something is rounded. Default: none.
+    /// Keys of this file that each world draws from its seed, with `[low, high]` of their uniform distribution; counts are
+    /// rounded. Default: none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub draw: BTreeMap<String, [f64; 2]>,
     /// Errors of the logged predictions; default none. Days then have a `truth.tsv`.
@@ -257,7 +257,7 @@ impl WorldSettings {
     /// Reads and validates a world file (TOML); keys left out keep their defaults.
     ///
     /// # Errors
-    /// Names the file and what is wrong in it.
+    /// A file that cannot be read or is wrong, with its name and the reason.
     pub fn load(path: &Path) -> Result<Self> {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read the world file {}", path.display()))?;
@@ -274,7 +274,7 @@ impl WorldSettings {
     /// Checks every key's range.
     ///
     /// # Errors
-    /// Names the key, its value and the range.
+    /// A value out of range, with its key and the range.
     pub fn validate(&self) -> Result<()> {
         let within = |name: &str, value: f64, low: f64, high: f64| {
             ensure!((low..=high).contains(&value), "`{name} = {value}` must lie in {low}..={high}");

@@ -1,4 +1,4 @@
-//! What a generated world promises, read back from its files.
+//! Checks the promises of a generated world against its files.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 
-/// A directory of this test's own, removed at the end.
+/// A directory for one test, removed at the end.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -19,7 +19,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Nothing depends on its success.
+        // Failing to remove it is harmless.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -32,7 +32,7 @@ fn generate_quietly(world: &WorldSettings, out: &Path, days: u32) {
     generate(world, out, days, world.seed, &|_| ()).unwrap();
 }
 
-/// The rows of a table as maps from column to cell.
+/// Reads the rows of a table as maps from column to cell.
 fn table(path: &Path) -> Vec<HashMap<String, String>> {
     let text = std::fs::read_to_string(path).unwrap();
     let mut lines = text.lines().map(|l| l.split('\t').map(str::to_string));
@@ -44,7 +44,7 @@ fn number(row: &HashMap<String, String>, column: &str) -> f64 {
     row[column].parse().unwrap()
 }
 
-/// `(ad_id, type, ecpm, pctr, filter)` of every entry.
+/// Returns `(ad_id, type, ecpm, pctr, filter)` of every entry.
 fn entries(row: &HashMap<String, String>) -> Vec<(u64, char, f64, f64, u64)> {
     row["queue"]
         .split(';')
@@ -208,7 +208,7 @@ fn the_smallest_world_can_be_drawn() {
     assert_eq!(table(&scratch.0.join("day-0/inventory.tsv")).len(), 6);
 }
 
-/// Requests by hour of a written day.
+/// Returns the requests by hour of a written day.
 fn by_hour(dir: &Path) -> [f64; 24] {
     let mut counts = [0.0; 24];
     for row in table(&dir.join("track_log.tsv")) {
@@ -286,7 +286,7 @@ fn small_contracts_ask_for_a_good_part_of_a_narrow_audience() {
     assert!((0.15..0.9).contains(&tightness[6]), "{tightness:?}");
 }
 
-/// A day in Parquet is the day in text.
+/// A day in Parquet equals the day in text.
 #[test]
 fn a_day_in_parquet_says_what_the_text_says() {
     let dir = tempfile::tempdir().unwrap();
@@ -298,6 +298,6 @@ fn a_day_in_parquet_says_what_the_text_says() {
         (day.rows, std::fs::read(out.join("day-0/control.tsv")).unwrap())
     };
     assert!(read(Compress::Parquet, "parquet") == read(Compress::None, "text"));
-    // Written over each other, one track log stays.
+    // After one was written over the other, one track log is left.
     assert!(read(Compress::None, "parquet") == read(Compress::Parquet, "text"));
 }

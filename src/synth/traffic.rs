@@ -1,4 +1,4 @@
-//! When requests arrive and from whom.
+//! Arrival times of requests, with their cells and users.
 
 use anyhow::Result;
 use rand::RngExt;
@@ -10,7 +10,7 @@ use super::audience::{Audience, BIN_MS};
 use super::conditions::Conditions;
 use crate::log::schema::DAY_MS;
 
-/// One request before its queue is known.
+/// One request before its queue is drawn.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrival {
     /// Milliseconds after midnight.
@@ -21,7 +21,7 @@ pub struct Arrival {
     pub user: usize,
 }
 
-/// An arrival as it is held while a day is sorted.
+/// Compact form of an arrival while a day is sorted.
 #[derive(Clone, Copy)]
 struct Packed {
     ms: u32,
@@ -29,7 +29,7 @@ struct Packed {
     user: u32,
 }
 
-/// Requests to expect of a day under its conditions, over those of a mean day.
+/// Returns the expected requests of a day under its conditions, relative to a mean day.
 pub fn volume(audience: &Audience, day: &Conditions) -> f64 {
     let mut shares = vec![0.0; audience.curves.len()];
     for cell in &audience.cells {
@@ -46,7 +46,7 @@ pub fn volume(audience: &Audience, day: &Conditions) -> f64 {
     day.volume * (1.0 + more / all)
 }
 
-/// Draws `count` requests of a day, in the order of their times.
+/// Draws `count` requests of a day, in time order.
 ///
 /// # Errors
 /// Only if the day's curve is degenerate.
@@ -56,14 +56,14 @@ pub fn arrivals(audience: &Audience, day: &Conditions, count: usize, rng: &mut C
     Ok(arrivals)
 }
 
-/// Arrivals that are held at a time.
+/// Maximum number of arrivals in memory.
 const HELD: usize = 2_000_000;
 
-/// Gives the requests of a day to `each`, in the order of their times: those that [`arrivals`] draws, but a long day is drawn several
-/// times and sorted part by part, so that memory stays small.
+/// Passes the requests of a day to `each`, in time order. They are those of [`arrivals`], but a long day is drawn several times and
+/// sorted part by part, so that memory stays small.
 ///
 /// # Errors
-/// As [`arrivals`], or what `each` returns.
+/// As [`arrivals`], or any error of `each`.
 pub fn each_arrival(
     audience: &Audience,
     day: &Conditions,
@@ -95,7 +95,7 @@ fn in_parts(
     Ok(())
 }
 
-/// Draws all requests of a day and gives those of some times out, sorted; the state of the stream after it.
+/// Draws all requests of a day and passes those within `times` on, sorted; returns the state of the random stream afterwards.
 fn draw(
     audience: &Audience,
     day: &Conditions,
@@ -118,7 +118,7 @@ fn draw(
         let (cell, user) = audience.pick(&mut rng);
         let region = audience.cells[cell].region as usize - 1;
         let bin = bins[region].sample(&mut rng);
-        // Quiet hours turn requests away. A day that does not wander draws nothing for it.
+        // Quiet hours reject requests. A day without wandering draws no random number for that.
         let kept = day.wander.volume[bin / 2] / most;
         if kept < 1.0 && rng.random::<f64>() >= kept {
             continue;

@@ -1,8 +1,8 @@
-//! What is true of a written world: for the reference policy that knows the process, and for nobody else.
+//! The true process of a written world, for the reference policy that knows it and for nothing else.
 //!
-//! A world's file ([`WORLD_FILE`]) says what its days were drawn from. From it come the expected traffic and any number of requests
-//! as a day without any departures would bring them. The draws of the written days are not among them: those have streams of
-//! their own, so knowing the process tells nothing of a day's own future.
+//! A world's file ([`WORLD_FILE`]) has the parameters from which its days were drawn. It gives the expected traffic and any number
+//! of requests of a day without deviations. The draws of the written days have separate streams, so knowing the process reveals
+//! nothing about a day's own future.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -21,31 +21,31 @@ use crate::log::schema::{AdType, ControlRow};
 /// Slot, region, gender and age of a request.
 type Kind = (u32, u32, u8, u8);
 
-/// A world's process.
+/// The process of a world.
 pub struct Truth {
     world: World,
     /// Index of each cell.
     cells: HashMap<Kind, usize>,
 }
 
-/// A request of a day without any departures from what is expected.
+/// A request of a day without deviations from the expected one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Typical {
     /// Milliseconds from midnight.
     pub ms: u64,
     pub region: u32,
-    /// The best auction worth, minor units per impression; 0 if none.
+    /// Best auction worth, minor units per impression; 0 if there is none.
     pub best: f64,
-    /// Logarithm of the worth that is usual for its kind and time.
+    /// Logarithm of the usual worth for its kind and time.
     pub usual: f64,
-    /// Auction ads that may be shown.
+    /// Number of auction ads that may be shown.
     pub auctions: usize,
-    /// Id, and predicted click probability, of each contract that may be shown.
+    /// Id and predicted click probability of each contract that may be shown.
     pub contracts: Vec<(u64, f64)>,
 }
 
 impl Truth {
-    /// The process of the world that a day's directory lies in; `None` where no world file lies beside it.
+    /// Returns the process of the world to which a day's directory belongs; `None` where there is no world file beside it.
     ///
     /// # Errors
     /// A world file that cannot be used.
@@ -61,10 +61,10 @@ impl Truth {
         Ok(Some(Self::of(settings).with_context(|| format!("in the world file {}", path.display()))?))
     }
 
-    /// The process of a world whose settings are drawn.
+    /// Builds the process of a world from fully drawn settings.
     ///
     /// # Errors
-    /// Settings that make no sense together.
+    /// Inconsistent settings.
     pub fn of(settings: WorldSettings) -> Result<Self> {
         let world = World::build(settings)?;
         let cells = world.audience.cells.iter().enumerate();
@@ -76,7 +76,7 @@ impl Truth {
         &self.world.settings
     }
 
-    /// Expected requests of a mean day by region (from 0) and half hour.
+    /// Returns the expected requests of a mean day by region (from 0) and half hour.
     pub fn expected(&self) -> Vec<[f64; BINS]> {
         let audience = &self.world.audience;
         let mut shares = vec![0.0; audience.curves.len()];
@@ -88,8 +88,8 @@ impl Truth {
         shares.into_iter().zip(&audience.curves).map(of).collect()
     }
 
-    /// Logarithm of the auction worth that is usual for a kind of request at a time of the day, but for what the number of
-    /// auction ads adds; `None` for a kind that the world does not have.
+    /// Returns the logarithm of the usual auction worth for a kind of request at a time of the day, without the effect of the
+    /// number of auction ads; `None` for a kind that the world does not have.
     pub fn usual(&self, kind: Kind, ms: u64) -> Option<f64> {
         let cell = &self.world.audience.cells[*self.cells.get(&kind)?];
         Some(self.usual_of(cell.level, ms))
@@ -99,7 +99,7 @@ impl Truth {
         self.world.market.base_log - 1000f64.ln() + level + Conditions::expected().price_log(1, ms)
     }
 
-    /// Draws `count` requests as a day without departures brings them, in the order of their times.
+    /// Draws `count` requests of a day without deviations, in time order.
     ///
     /// # Errors
     /// Only if the world is degenerate.

@@ -1,7 +1,8 @@
-//! How a day wanders off its expected course: hourly volume, hourly prices of groups of regions, shocks that revert.
+//! Deviations of a day from its expected course: hourly volume, hourly prices of groups of regions, shocks that revert.
 //!
-//! Public logs say what to draw: hourly traffic deviates by a quarter to a third in the log from its mean over days, correlated by
-//! about one half after an hour, while hourly prices deviate much less. Whoever takes a noisy hour for a new level pays for it.
+//! Public logs suggest the parameters: hourly traffic deviates by a quarter to a third in the log from its mean over days, with a
+//! correlation of about one half after an hour, while hourly prices deviate much less. A policy that takes a noisy hour for a new
+//! level loses by it.
 
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -18,11 +19,11 @@ pub const HOUR_MS: u64 = 3_600_000;
 struct Shock {
     region: u32,
     start_ms: u64,
-    /// Logarithm of the price factor when it comes.
+    /// Logarithm of the price factor at the start of the shock.
     log: f64,
 }
 
-/// One day's wandering.
+/// Deviations of one day.
 #[derive(Debug, Clone)]
 pub struct Wander {
     /// Factor on the expected requests by hour; mean 1.
@@ -34,7 +35,7 @@ pub struct Wander {
 }
 
 impl Wander {
-    /// No wandering at all.
+    /// Returns a day without deviations.
     pub fn none() -> Self {
         Self { volume: [1.0; 24], groups: vec![[0.0; 24]], shocks: vec![], shock_hours: 1.0 }
     }
@@ -59,7 +60,7 @@ impl Wander {
         Self { volume, groups, shocks, shock_hours: settings.reverting_shock_hours }
     }
 
-    /// Logarithm of the price factor of a region, `ms` after midnight.
+    /// Returns the logarithm of the price factor of a region, `ms` after midnight.
     pub fn price_log(&self, region: u32, ms: u64) -> f64 {
         let hour = ((ms / HOUR_MS) as usize).min(23);
         let shocks: f64 = self
@@ -72,12 +73,12 @@ impl Wander {
     }
 }
 
-/// The price group of a region, from 0.
+/// Returns the price group of a region, from 0.
 pub fn group_of(region: u32, groups: usize) -> usize {
     (region as usize - 1) % groups
 }
 
-/// 24 values of a stationary AR(1) process with the given standard deviation and correlation.
+/// Draws 24 values of a stationary AR(1) process with the given standard deviation and correlation.
 pub fn autoregressive(sd: f64, correlation: f64, rng: &mut ChaCha8Rng) -> [f64; 24] {
     let innovation = (1.0 - correlation * correlation).sqrt();
     let mut value = normal(rng);

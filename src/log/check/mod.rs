@@ -1,5 +1,5 @@
-//! `data check`: everything that the input contract demands of a log directory, as one report, and what is possible but
-//! looks like a wrong unit.
+//! `data check`: tests a log directory against the whole input contract and warns of values that are possible but look like a
+//! wrong unit.
 
 mod ranges;
 mod units;
@@ -21,11 +21,11 @@ use super::{CompiledLog, inventory};
 pub use ranges::{Range, Ranges};
 pub use warning::Warning;
 
-/// A contract that stands in fewer of its targeted requests' queues than this is worth a warning: the log may be
-/// censored by the policy that wrote it.
+/// Share of a contract's targeted requests whose queue has it, below which there is a warning: the log may be censored by the
+/// policy that wrote it.
 const LOW_PRESENCE: f64 = 0.5;
 
-/// What a log directory holds.
+/// Report on a log directory.
 #[derive(Debug, Clone, Serialize)]
 pub struct CheckReport {
     pub directory: PathBuf,
@@ -35,7 +35,7 @@ pub struct CheckReport {
     pub rows: u64,
     pub quarantined: u64,
     pub reasons: BTreeMap<String, u64>,
-    /// Where the bad rows are listed, if there are any.
+    /// Path of the list of bad rows, if there are any.
     pub quarantine: Option<PathBuf>,
     pub out_of_order: u64,
     pub unfillable: u64,
@@ -50,22 +50,22 @@ pub struct CheckReport {
     pub hourly: Hourly,
 }
 
-/// A contract as the log shows it.
+/// Statistics of a contract in the log.
 #[derive(Debug, Clone, Serialize)]
 pub struct ContractReport {
     pub ad_id: u64,
     pub owed: u64,
     pub targeted: u64,
-    /// Targeted requests in whose queue it stands and may be shown.
+    /// Targeted requests in whose queue the contract may be shown.
     pub present: u64,
-    /// The share of those by local hour; `null` where none was targeted.
+    /// Share of targeted requests with the contract present, by local hour; `null` where none was targeted.
     pub presence_by_hour: Vec<Option<f64>>,
 }
 
-/// Checks a log directory and compiles it; `feedback_delay_s` is what runs on it would assume.
+/// Checks a log directory and compiles it; `feedback_delay_s` is the delay that runs on it would assume.
 ///
 /// # Errors
-/// What makes the directory unusable; bad track rows beyond the allowed share among it.
+/// Whatever makes the directory unusable, including more bad track rows than allowed.
 pub fn check(dir: &Path, options: CompileOptions, feedback_delay_s: f64) -> Result<CheckReport> {
     let log = compile::open(dir, options)?;
     let counts = log.counts().clone();
@@ -162,7 +162,7 @@ fn contracts(log: &CompiledLog, warnings: &mut Vec<Warning>) -> Vec<ContractRepo
     reports
 }
 
-/// One finding for all contracts that share it: the first is told, the others are counted.
+/// Merges the findings of several contracts into one: quotes the first and counts the others.
 fn several(found: &[String]) -> Option<String> {
     match found {
         [] => None,

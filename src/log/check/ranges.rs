@@ -1,4 +1,4 @@
-//! What the figures of a day lie between: a wrong unit is seen at a glance.
+//! Ranges of the values of a day, which make a wrong unit obvious.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use serde::Serialize;
 
 use crate::log::CompiledLog;
 
-/// Values that quantiles are taken of, at most; of more, every so many-th.
+/// Maximum number of values used for quantiles; of a longer day a regular subset is taken.
 const SAMPLED: usize = 1 << 20;
 
-/// Lowest, middle and highest of a figure.
+/// Minimum, median and maximum of a quantity.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Range {
     pub low: f64,
@@ -32,27 +32,27 @@ impl fmt::Display for Range {
     }
 }
 
-/// `v` rounded to so many digits.
+/// Rounds `v` to `digits` significant digits.
 fn significant(v: f64, digits: i32) -> f64 {
     let unit = 10f64.powi(digits - 1 - v.abs().log10().floor() as i32);
     let rounded = (v * unit).round() / unit;
     if rounded.is_finite() { rounded } else { v }
 }
 
-/// The ranges of a day. `null` where there is nothing to take one of.
+/// The ranges of a day; `null` where there are no values.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Ranges {
-    /// First and last request, Unix milliseconds.
+    /// Times of the first and last request, Unix milliseconds.
     pub first_ms: u64,
     pub last_ms: u64,
     pub span_s: f64,
-    /// Requests of the hours that have any.
+    /// Requests per hour, over hours that have any.
     pub requests_an_hour: Option<Range>,
-    /// Of auction entries that may be shown, minor units per 1,000 impressions.
+    /// eCPM of auction entries that may be shown, minor units per 1,000 impressions.
     pub ecpm: Option<Range>,
     /// Predicted click probability of all entries that may be shown.
     pub pctr: Option<Range>,
-    /// Of the contracts, minor units per missing impression.
+    /// Penalty of the contracts, minor units per missing impression.
     pub penalty: Option<Range>,
 }
 

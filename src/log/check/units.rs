@@ -1,4 +1,4 @@
-//! Signs of a wrong unit or of a wrong file: figures that are possible, and hardly ever meant.
+//! Signs of a wrong unit or a wrong file: values that are possible but hardly ever intended.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -11,19 +11,19 @@ use crate::log::exposure::ExposureReport;
 use crate::log::table::{self, Column};
 use crate::log::{CompiledLog, exposure, inventory};
 
-/// Requests below which a short day is taken for a sample.
+/// Number of requests below which a short day is taken for a sample.
 const MANY: usize = 100;
-/// A day that is shorter may be one of seconds taken for milliseconds, seconds.
+/// Length in seconds below which a day may have its seconds read as milliseconds.
 const SHORT_S: f64 = 600.0;
-/// Penalty over auction worth beyond which, or below whose inverse, one of them has another unit: half way between what is
-/// common, up to 10, and the 100 of cents in a dollar.
+/// Ratio of penalty to auction worth beyond which, or below whose inverse, one of them probably has another unit: half way
+/// between the usual, up to 10, and the 100 of cents in a dollar.
 const FAR_APART: f64 = 30.0;
-/// Clicks, seen or predicted, from which on a calibration says something.
+/// Observed or predicted clicks from which on a calibration is meaningful.
 const CLICKS: f64 = 30.0;
-/// The median delay that matters, seconds.
+/// Median delay that matters, seconds.
 const DELAY_S: f64 = 1.0;
 
-/// Warnings of the day's own figures.
+/// Returns warnings about the values of the day.
 pub fn of_log(log: &CompiledLog, ranges: &Ranges) -> Vec<Warning> {
     let mut warnings = Vec::new();
     warnings.extend(times(log, ranges));
@@ -69,7 +69,7 @@ fn outside(log: &CompiledLog) -> Option<Warning> {
     })
 }
 
-/// eCPM against penalty.
+/// Compares eCPM with penalty.
 fn prices(ranges: &Ranges) -> Option<Warning> {
     let (ecpm, penalty) = (ranges.ecpm?, ranges.penalty?);
     let (worth, penalty) = (ecpm.median / 1000.0, penalty.median);
@@ -108,7 +108,7 @@ fn both_types(log: &CompiledLog) -> Option<Warning> {
     )
 }
 
-/// Warnings of what was shown; `feedback_delay_s` is what a run would assume.
+/// Returns warnings about exposures; `feedback_delay_s` is the delay that a run would assume.
 pub fn of_exposure(report: &ExposureReport, feedback_delay_s: f64) -> Vec<Warning> {
     let mut warnings = Vec::new();
     let good = report.rows - report.bad;
@@ -142,7 +142,7 @@ pub fn of_exposure(report: &ExposureReport, feedback_delay_s: f64) -> Vec<Warnin
     warnings
 }
 
-/// Warnings of the directory itself.
+/// Returns warnings about the directory itself.
 ///
 /// # Errors
 /// A `day.toml` that cannot be read.

@@ -1,18 +1,18 @@
-//! What a check warns of: each kind has a name, and says what is likely wrong and what to do.
+//! Warnings of a check. Each kind has a name and states the likely cause and the remedy.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// Something that a log's owner should look at.
+/// A finding that the owner of a log should look at.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Warning {
     /// Short machine-readable name of its kind.
     pub name: &'static str,
     pub what: String,
-    /// What is likely behind it; empty where the finding says it all.
+    /// Likely cause; empty where the finding is self-explanatory.
     pub cause: String,
-    /// What to do.
+    /// Suggested remedy.
     pub remedy: String,
 }
 

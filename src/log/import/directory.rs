@@ -11,7 +11,7 @@ use crate::log::day::format_date;
 use crate::log::schema::{AdType, ControlRow, DAY_MS, DayFile, TrackRow};
 use crate::log::write;
 
-/// The day that a directory covers.
+/// The day of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Day {
     /// Days since 1970-01-01, local time.
@@ -25,7 +25,7 @@ impl Day {
         (self.number * DAY_MS).saturating_add_signed(-i64::from(self.utc_offset_minutes) * 60_000)
     }
 
-    /// The day as logs know it.
+    /// Converts to the day type of logs.
     pub fn of_log(self) -> crate::log::day::Day {
         let date = format_date(self.number as i64);
         crate::log::day::Day { date, start_ms: self.start_ms(), length_ms: DAY_MS }
@@ -36,7 +36,7 @@ impl Day {
     }
 }
 
-/// Writes `day.toml`, `track_log.tsv` and `control.tsv` into `dir`, which is created if need be.
+/// Writes `day.toml`, `track_log.tsv` and `control.tsv` into `dir`, which is created if necessary.
 pub(super) fn write_day(dir: &Path, day: Day, rows: &[TrackRow], control: &[ControlRow]) -> Result<Directory> {
     let date = format_date(day.number as i64);
     let failed = || format!("cannot write the log directory {}", dir.display());
@@ -69,8 +69,8 @@ fn write_track_log(path: &Path, rows: &[TrackRow]) -> std::io::Result<()> {
     table.finish()
 }
 
-/// Leaves the report as `import.json` in every directory, so that one who finds a directory later can
-/// tell that (say) its contracts were declared.
+/// Writes the report as `import.json` into every directory, so that a reader of the directory can tell, for example, that its
+/// contracts were declared.
 pub(super) fn write_reports(report: &ImportReport) -> Result<()> {
     let mut text = serde_json::to_string_pretty(report)?;
     text.push('\n');

@@ -1,12 +1,12 @@
 //! The impression log of the iPinYou real-time bidding contest.
 //!
-//! CSV with a header, one row per impression won, known to the weekday and the hour only. The market
-//! price that was paid is what the best auction ad was worth, so it becomes the one auction entry of the
-//! request, and the contracts of a control table that may be shown there are added to its queue.
+//! CSV with a header, one row per impression won, with weekday and hour as the only times. The market price paid is the worth
+//! of the best auction ad, so it becomes the one auction entry of the request; the contracts of a control table that may be
+//! shown there are added to its queue.
 //!
-//! Rows are sorted by hour, stably, and spread evenly within it: the log knows no better, and many
-//! requests at one instant would make every pacing rule look alike. Clicks were over-sampled by those who
-//! published the log, so click rates mean nothing: an auction entry has pctr 0.
+//! Rows are sorted by hour, stably, and spread evenly within it. The log has no finer times, and many requests at one instant
+//! would make all pacing rules look alike. The publishers of the log over-sampled clicks, so click rates mean nothing: an
+//! auction entry has pctr 0.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ const HOUR_MS: u64 = 3_600_000;
 const MALE_TAG: &str = "10110";
 const FEMALE_TAG: &str = "10111";
 
-/// What to import, and where to.
+/// Options of an import.
 #[derive(Debug, Clone)]
 pub struct Options {
     pub impressions: Vec<PathBuf>,
@@ -80,7 +80,7 @@ pub fn import(options: &Options) -> Result<ImportReport> {
     Ok(report)
 }
 
-/// What an impression tells about its request.
+/// Attributes that an impression gives its request.
 #[derive(Debug, Clone, PartialEq)]
 struct Impression {
     hour: u8,
@@ -94,7 +94,7 @@ struct Impression {
 
 /// Reads one file into its weekdays; returns the number of its rows.
 fn read(path: &Path, weekdays: &mut BTreeMap<u8, Vec<Impression>>, dropped: &mut Tally) -> Result<u64> {
-    // `flexible`: a row of another length is a bad row, not the end of the import.
+    // `flexible`: a row with another number of columns is a bad row and does not end the import.
     let mut csv = csv::ReaderBuilder::new().flexible(true).from_reader(table::open(path)?);
     let unreadable = |row: u64| format!("{}: cannot read past data row {row}; is the file truncated?", path.display());
     let header = csv.headers().with_context(|| unreadable(0))?;
@@ -112,7 +112,7 @@ fn read(path: &Path, weekdays: &mut BTreeMap<u8, Vec<Impression>>, dropped: &mut
     Ok(rows)
 }
 
-/// Where the columns that are used stand.
+/// Positions of the columns that are used.
 struct Columns {
     width: usize,
     index: HashMap<&'static str, usize>,
@@ -159,7 +159,7 @@ impl Columns {
             Impression {
                 hour,
                 slot_id: slot_id(text("slotwidth")?, text("slotheight")?)?,
-                // The log writes what it does not know as `null`.
+                // The log writes unknown values as `null`.
                 region: match text("region")? {
                     "null" => 0,
                     known => number("region", known)?,
@@ -172,7 +172,7 @@ impl Columns {
     }
 }
 
-/// Width and height written together: `300` and `250` are slot 300250.
+/// Joins width and height: `300` and `250` give slot 300250.
 fn slot_id(width: &str, height: &str) -> Result<u32, Flaw> {
     let width: u32 = number("slotwidth", width)?;
     let height: u32 = number("slotheight", height)?;
@@ -180,7 +180,7 @@ fn slot_id(width: &str, height: &str) -> Result<u32, Flaw> {
     together.parse().map_err(|_| Flaw::new("slotwidth", together, "out_of_range"))
 }
 
-/// 1 male, 2 female, 0 where the tags say neither or both.
+/// Returns 1 for male, 2 for female, 0 where the tags have neither or both.
 fn gender(tags: &str) -> u8 {
     let has = |tag: &str| tags.split(',').any(|t| t.trim() == tag);
     match (has(MALE_TAG), has(FEMALE_TAG)) {
@@ -190,7 +190,7 @@ fn gender(tags: &str) -> u8 {
     }
 }
 
-/// Refuses contracts that would make a queue that no reader accepts.
+/// Refuses contracts that would make a queue that readers refuse.
 fn check_contracts(control: &[ControlRow], impressions: &[Impression]) -> Result<()> {
     ensure!(
         control.len() < MAX_QUEUE,
@@ -215,12 +215,12 @@ fn check_contracts(control: &[ControlRow], impressions: &[Impression]) -> Result
     Ok(())
 }
 
-/// What a contract impression is worth by itself, without what is owed.
+/// Returns the eCPM of a contract impression from its clicks alone, without the penalty.
 fn contract_ecpm(row: &ControlRow, pctr: f64) -> f64 {
     row.click_value * pctr * 1_000.0
 }
 
-/// The impressions of one day as requests in time order.
+/// Converts the impressions of one day to requests in time order.
 fn requests(mut impressions: Vec<Impression>, day: Day, control: &[ControlRow]) -> Vec<TrackRow> {
     impressions.sort_by_key(|i| i.hour);
     let mut in_hour = [0_u64; 24];

@@ -1,11 +1,11 @@
-//! Importers: real logs of other systems, rewritten as log directories.
+//! Importers: convert real logs of other systems to log directories.
 //!
-//! Everything behind a log directory (replay, plans, training) knows one format. What is odd about a
-//! foreign log is settled here, once, and whatever an importer drops, changes or makes up is counted in
-//! its [`ImportReport`]: a figure measured on an imported log is worth no more than that list allows.
+//! Everything after a log directory (replay, plans, training) reads one format. The oddities of a foreign log are resolved
+//! here. Whatever an importer drops, changes or invents is counted in its [`ImportReport`], which limits what a figure measured
+//! on an imported log is worth.
 //!
-//! A log is read whole before anything is written, so that bad input leaves no half-written directory;
-//! it costs about 40 bytes of memory for each queue entry.
+//! A log is read completely before anything is written, so that bad input leaves no half-written directory; this takes about 40
+//! bytes of memory per queue entry.
 
 mod directory;
 pub mod ipinyou;

@@ -1,4 +1,4 @@
-//! What an import did to its log: directories written, rows dropped, values changed, contracts made up.
+//! Report of an import: directories written, rows dropped, values changed, contracts invented.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -36,7 +36,7 @@ pub struct Directory {
     pub contracts: u64,
 }
 
-/// How often something happened, and where first.
+/// Number of occurrences, and the first one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Count {
     pub reason: &'static str,
@@ -54,14 +54,14 @@ pub struct Example {
     pub value: String,
 }
 
-/// A contract that the import made up from an auction ad, as it stands in one directory.
+/// A contract that the import declared from an auction ad, in one directory.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DeclaredContract {
     pub directory: PathBuf,
     pub ad_id: u64,
     /// Requests of the directory whose queue has the ad.
     pub appears: u64,
-    /// Those in which its filter lets it be shown.
+    /// Requests among those in which its filter lets it be shown.
     pub may_show: u64,
     pub required: u64,
     /// Minor units per missing impression.
@@ -124,7 +124,7 @@ impl fmt::Display for Example {
     }
 }
 
-/// One thing wrong with (or changed in) a row: which column, what it held, and why that will not do.
+/// An error or a change in a row: the column, its value and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Flaw {
     pub column: &'static str,
@@ -133,7 +133,7 @@ pub(super) struct Flaw {
 }
 
 impl Flaw {
-    /// Keeps the start of a long value: a whole queue in a message helps nobody.
+    /// Truncates a long value, so that a message does not quote a whole queue.
     pub fn new(column: &'static str, value: impl Into<String>, reason: &'static str) -> Self {
         const KEPT: usize = 80;
         let mut value: String = value.into();
@@ -145,7 +145,7 @@ impl Flaw {
     }
 }
 
-/// Counts flaws by reason and keeps the first of each.
+/// Counts flaws by reason and keeps the first example of each.
 #[derive(Debug, Default)]
 pub(super) struct Tally(BTreeMap<&'static str, Count>);
 
@@ -166,7 +166,7 @@ impl Tally {
     }
 }
 
-/// Parses a number of column `column`.
+/// Parses a number in column `column`.
 pub(super) fn number<T: std::str::FromStr>(column: &'static str, text: &str) -> Result<T, Flaw> {
     text.trim().parse().map_err(|_| Flaw::new(column, text, "not_a_number"))
 }

@@ -1,21 +1,21 @@
 //! The track log of the 2019 Tencent advertising algorithm contest.
 //!
 //! Tab-separated without a header: request id, Unix seconds, user, ad position, queue; queue entries
-//! `ad_id,bid,pctr,quality_ecpm,total_ecpm,filter` joined by `;`. It is one of the few public logs with
-//! whole ranked queues, and it has traps:
+//! `ad_id,bid,pctr,quality_ecpm,total_ecpm,filter` joined by `;`. It is one of the few public logs with whole ranked queues. It
+//! has traps:
 //!
-//! - A third of the requests end with an injected test ad that was never ranked. It gives itself away in
-//!   the last position by a total above the entry before it, or by a pctr with long decimals (ranked
-//!   entries have three); either is enough, and the entry is dropped.
-//! - `pctr` is per mille, and a few predictions exceed 1,000. A prediction above certainty is a fault of
-//!   the model, not of the row, so it is set to 1 and the request stays. A negative total becomes 0.
-//! - Its days are Chinese days: the day is taken at UTC+8, and the log's first request decides which.
-//! - There are no contracts. Either a control table names ads of the log, or the most frequent CPM-billed
-//!   ads are declared to be contracts, which every report then says.
+//! - A third of the requests end with an injected test ad that was never ranked. It is recognised in the last position by a
+//!   total above the entry before it, or by a pctr with long decimals (ranked entries have three); either is enough, and the
+//!   entry is dropped.
+//! - `pctr` is per mille, and a few predictions exceed 1,000. Such a prediction is an error of the model, not of the row, so it
+//!   is set to 1 and the request stays. A negative total becomes 0.
+//! - Days are Chinese days at UTC+8; the log's first request determines the date.
+//! - There are no contracts. Either a control table names ads of the log, or the most frequent CPM-billed ads are declared to
+//!   be contracts, which every report then states.
 //!
-//! With a split, the contracts and their penalties are the whole log's, but each part owes its share
-//! of its own requests: each is replayed as a day of its own, and the shorter must not owe
-//! what only the longer can deliver.
+//! With a split, the set of contracts and their penalties come from the whole log, but the contracts of each part owe a share
+//! of that part's own requests: each part is replayed as a separate day, and the shorter one must not owe what only the longer
+//! one can deliver.
 
 mod billing;
 mod row;
@@ -36,17 +36,17 @@ use crate::log::{control, table};
 
 const UTC_OFFSET_MINUTES: i32 = 480;
 
-/// What to import, and where to.
+/// Options of an import.
 #[derive(Debug, Clone)]
 pub struct Options {
     pub track_log: PathBuf,
     pub contracts: Contracts,
-    /// Write `part-0` (the first so many requests) and `part-1` (the rest) instead of one directory.
+    /// Number of requests of `part-0`; the rest goes to `part-1`. `None` writes one directory.
     pub split: Option<usize>,
     pub out: PathBuf,
 }
 
-/// Where the contracts come from.
+/// Source of the contracts.
 #[derive(Debug, Clone)]
 pub enum Contracts {
     /// A control table whose ads occur in the log.
@@ -89,7 +89,7 @@ pub fn import(options: &Options) -> Result<ImportReport> {
     Ok(report)
 }
 
-/// The contracts of the import.
+/// Contracts of the import.
 enum Demand {
     Table(Vec<ControlRow>),
     Declared { ads: Vec<Declared>, fill: f64 },
@@ -119,7 +119,7 @@ impl Demand {
         Self::Declared { ads, fill }
     }
 
-    /// Writes `rows` and what is owed on them as one directory.
+    /// Writes `rows` and the contracts owed on them as one directory.
     fn write(&self, dir: &Path, day: Day, rows: &[TrackRow], report: &mut ImportReport) -> Result<()> {
         let declared: Vec<ControlRow>;
         let control = match self {

@@ -1,4 +1,4 @@
-//! Finds request ids that stand in several rows, in bounded memory: sorted runs of ids are spilled to an unnamed file and merged.
+//! Finds request ids that occur in several rows, in bounded memory: sorted runs of ids are spilled to an unnamed file and merged.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -20,12 +20,12 @@ struct Id {
     row: u64,
 }
 
-/// The ids of a pass.
+/// Request ids of a pass.
 pub struct Ids {
     dir: PathBuf,
     held: Vec<Id>,
     most: usize,
-    /// Whether each id so far was larger than the one before: nothing can repeat.
+    /// Whether each id so far was larger than the one before, so that none can repeat.
     ascending: bool,
     last: Option<u64>,
     rows: u64,
@@ -48,7 +48,7 @@ impl Repeated {
 }
 
 impl Ids {
-    /// Takes an eighth of `memory` bytes; what is more is spilled to where things derived from `dir` are kept.
+    /// Uses an eighth of `memory` bytes; the rest is spilled to the folder for files derived from `dir`.
     pub fn new(dir: &Path, memory: usize) -> Self {
         let most = (memory / 8 / size_of::<Id>()).max(4);
         let (held, runs) = (Vec::new(), Vec::new());
@@ -81,7 +81,7 @@ impl Ids {
         Ok(())
     }
 
-    /// The rows that repeat an id; `None` where none does.
+    /// Returns the rows that repeat an id; `None` where there are none.
     pub fn finish(mut self) -> Result<Option<Repeated>> {
         if self.ascending {
             return Ok(None);
@@ -115,7 +115,7 @@ impl Ids {
         self.find(merged)
     }
 
-    /// Finds repeats among ids that come sorted.
+    /// Finds repeats among sorted ids.
     fn find(&self, sorted: impl Iterator<Item = Result<Id>>) -> Result<Option<Repeated>> {
         let mut found: Option<Repeated> = None;
         let mut last = None;

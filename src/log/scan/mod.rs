@@ -1,9 +1,9 @@
 //! One pass over a day's track log: rows are parsed on all cores, judged in their order, and handed on while the table is read.
 //!
-//! A thread reads lumps of text or row groups ([`table::Lumps`]); workers parse them and gather what the caller wants of the rows
-//! ([`Gather`]); the calling thread takes the batches in the order of the table, sets bad rows aside and hands the rest to a [`Taker`].
-//! How much is under way is bounded, so memory does not grow with the day. Whether an id stands twice is known only at the end of a
-//! pass ([`ids`]): if one does, the pass is made again with the repeated rows known.
+//! A thread reads lumps of text or row groups ([`table::Lumps`]). Workers parse them and collect what the caller needs of the rows
+//! ([`Gather`]). The calling thread takes the batches in the order of the table, sets bad rows aside and hands the rest to a [`Taker`].
+//! The amount of data in flight is bounded, so memory does not grow with the day. Repeated ids are known only at the end of a pass
+//! ([`ids`]): if there are any, the pass is repeated with the repeated rows known.
 
 mod ids;
 mod progress;
@@ -24,30 +24,30 @@ use ids::{Ids, Repeated};
 use progress::Progress;
 use workers::Parsed;
 
-/// What workers keep of the good rows of a batch.
+/// Data that workers keep of the good rows of a batch.
 pub trait Gather: Default + Send {
-    /// Takes in a row whose contract entries all have a control row.
+    /// Adds a row whose contract entries all have a control row.
     fn push(&mut self, row: TrackRow, rules: &QueueRules);
 }
 
-/// Takes the batches of a pass.
+/// Consumer of the batches of a pass.
 pub trait Taker {
     type Gathered: Gather;
 
-    /// Called before each pass: what was taken of an earlier one is void.
+    /// Called before each pass; data from an earlier pass must be discarded.
     ///
     /// # Errors
-    /// What ends the scan.
+    /// Any error ends the scan.
     fn begin(&mut self) -> Result<()>;
 
-    /// Takes what was gathered of a batch, with a flag for each gathered row: false for one whose request id stood in an earlier row.
+    /// Takes the gathered data of a batch, with a flag for each gathered row: false if its request id occurred in an earlier row.
     ///
     /// # Errors
-    /// What ends the scan.
+    /// Any error ends the scan.
     fn take(&mut self, gathered: Self::Gathered, keep: &[bool]) -> Result<Next>;
 }
 
-/// The tables of a day, opened: the day is known, and the contracts.
+/// The opened tables of a day, with the day and the contracts.
 pub struct Source {
     pub day: Day,
     pub rules: QueueRules,
@@ -56,16 +56,16 @@ pub struct Source {
     options: CompileOptions,
 }
 
-/// What a pass counted.
+/// Counts of a pass.
 pub struct Scanned {
     pub counts: Counts,
 }
 
-/// What a taker says after each batch.
+/// Answer of a taker after each batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
     GoOn,
-    /// It has to begin anew; [`Source::scan`] returns `None`.
+    /// Start the pass again; [`Source::scan`] returns `None`.
     Again,
 }
 
@@ -73,7 +73,7 @@ impl Source {
     /// Opens the tables of a log directory.
     ///
     /// # Errors
-    /// Whatever [`LogError`] says of them; a track log without a usable row, whose bad rows are in the quarantine file then.
+    /// Any [`LogError`] of the tables; a track log without a usable row, whose bad rows are then in the quarantine file.
     pub fn open(dir: &Path, options: CompileOptions) -> Result<Self> {
         let track_path = table::require(dir, "track_log", track::COLUMNS)?;
         let control_path = table::require(dir, "control", control::COLUMNS)?;
@@ -85,11 +85,11 @@ impl Source {
         Ok(Self { day, rules, dir: dir.to_owned(), track_path, options })
     }
 
-    /// Reads all rows in their order, writes the bad ones to the quarantine file and gives the rest to `taker`; `None` where that wants
-    /// to begin anew.
+    /// Reads all rows in order, writes the bad ones to the quarantine file and gives the rest to `taker`; `None` where the taker asks
+    /// to start again.
     ///
     /// # Errors
-    /// A file that cannot be read on, too many bad rows, no good one, or what the taker returns.
+    /// A file that cannot be read to its end, too many bad rows, no good row, or an error of the taker.
     pub fn scan<T: Taker>(&self, taker: &mut T) -> Result<Option<Scanned>> {
         let mut repeated = None;
         loop {
@@ -104,7 +104,7 @@ impl Source {
         }
     }
 
-    /// Too many bad rows, or no good one, are an error.
+    /// Returns an error if there are too many bad rows or no good one.
     fn judge(&self, pass: &Pass) -> Result<()> {
         let counts = &pass.quarantine.counts;
         if counts.quarantined as f64 > self.options.max_bad_share * counts.rows as f64 {
@@ -123,7 +123,8 @@ impl Source {
         Ok(())
     }
 
-    /// One pass; `None` where the taker has to begin anew. With the rows that repeat an id, where some do and `known` has not told.
+    /// Makes one pass; `None` where the taker asks to start again. Returns the rows that repeat an id if there are any and `known`
+    /// is `None`.
     fn pass<T: Taker>(&self, known: Option<&Repeated>, taker: &mut T) -> Result<Option<(Pass, Option<Repeated>)>> {
         let table = Table::open(&self.track_path, track::COLUMNS)?;
         table.warn_unknown(0);
@@ -147,7 +148,7 @@ impl Source {
     }
 }
 
-/// The day of the first row that names a time, for a directory without `day.toml`.
+/// Returns the UTC day of the first good row, for a directory without `day.toml`.
 fn first_day(track_path: &Path, dir: &Path, options: CompileOptions) -> Result<Day> {
     let mut table = Table::open(track_path, track::COLUMNS)?;
     table.warn_unknown(0);
@@ -167,31 +168,31 @@ fn first_day(track_path: &Path, dir: &Path, options: CompileOptions) -> Result<D
     Err(LogError::Empty { path: track_path.to_owned() })
 }
 
-/// What the part files of a table are called in lists.
+/// Names of the part files of a table for lists.
 struct PartNames {
     parted: bool,
     names: Vec<String>,
 }
 
 impl PartNames {
-    /// The name of a part, and whether the table has several.
+    /// Returns the name of a part, and whether the table has several.
     fn of(&self, part: u32) -> (&str, bool) {
         (&self.names[part as usize], self.parted)
     }
 }
 
-/// Where a pass stands.
+/// State of a pass.
 struct Pass {
     quarantine: Quarantine,
     names: PartNames,
-    /// Rows that were parsed, good but for what the whole table says of them.
+    /// Rows that were parsed, before the checks that need the whole table.
     seen: u64,
     good: u64,
     latest: u64,
 }
 
 impl Pass {
-    /// Judges the rows of a batch in their order; `keep` says which of the gathered ones stay.
+    /// Judges the rows of a batch in order; `keep` gets a flag for each gathered row.
     fn take<G>(
         &mut self,
         batch: &Parsed<G>,

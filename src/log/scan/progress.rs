@@ -1,15 +1,15 @@
-//! Tells how far a long pass is: rows, rate, time left.
+//! Logs the progress of a long pass: rows, rate, time left.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Passes that take less say nothing.
+/// Shorter passes log nothing.
 const QUIET: Duration = Duration::from_secs(5);
 const EVERY: Duration = Duration::from_secs(10);
 
 pub struct Progress {
     dir: PathBuf,
-    /// Bytes of the table's files, and those that were read.
+    /// Bytes of the table's files, and bytes read so far.
     whole: u64,
     read: u64,
     rows: u64,

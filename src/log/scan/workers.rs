@@ -1,4 +1,4 @@
-//! The threads of a pass: one reads lumps, the others parse them; batches come out in the order of the table.
+//! Threads of a pass: one reads lumps, the others parse them; batches come out in the order of the table.
 
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -8,29 +8,29 @@ use crate::log::schema::TrackRow;
 use crate::log::table::{Lump, LumpReader};
 use crate::log::track;
 
-/// Rows of a batch, and entries of their queues, at most but for the last row's.
+/// Maximum number of rows in a batch; [`ENTRIES`] limits the entries of their queues, up to the last row's.
 const BATCH: usize = 1024;
 const ENTRIES: usize = 16 * BATCH;
-/// Bytes of a batch, about.
+/// Size of a batch in bytes, approximate.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// Rows of one part that stand one after the other, parsed.
+/// Consecutive parsed rows of one part.
 pub struct Parsed<G> {
     pub part: u32,
-    /// Rows, bad ones among them.
+    /// Number of rows, including bad ones.
     pub rows: u64,
-    /// Bytes of the file that they took.
+    /// Bytes of the file that the rows took.
     pub bytes: u64,
-    /// Those that were parsed, whether or not their contract entries are known.
+    /// Rows that were parsed, including those whose contract entries are unknown.
     pub requests: Vec<Seen>,
-    /// What was gathered of the good ones.
+    /// Data gathered from the good rows.
     pub gathered: G,
     pub bad: Vec<Bad>,
-    /// Entries of the queues that were gathered.
+    /// Number of queue entries of the gathered rows.
     entries: usize,
 }
 
-/// What the order of rows and the uniqueness of ids are judged by.
+/// Attributes of a row that decide about order and uniqueness.
 pub struct Seen {
     pub id: u64,
     pub ts_ms: u64,
@@ -39,11 +39,11 @@ pub struct Seen {
 
 /// A row that is set aside.
 pub struct Bad {
-    /// Parsed rows of the batch that stand before it.
+    /// Number of parsed rows of the batch before it.
     pub before: usize,
     pub line: u64,
     pub why: BadValue,
-    /// Whether it was parsed and has a [`Seen`] of its own: a contract entry of it has no control row.
+    /// Whether the row was parsed and has a [`Seen`] of its own: one of its contract entries has no control row.
     pub parsed: bool,
 }
 
@@ -80,20 +80,20 @@ impl<G: Gather> Parsed<G> {
 
 type Outcome<G> = Result<Parsed<G>>;
 
-/// Reads all lumps and gives their batches to `take` in order, until it wants to begin anew.
+/// Reads all lumps and gives their batches to `take` in order, until it asks to start again.
 pub fn run<G: Gather>(
     source: &Source,
     mut lumps: Lumps,
     mut take: impl FnMut(Parsed<G>) -> Result<Next>,
 ) -> Result<Next> {
     let workers = rayon::current_num_threads();
-    // A row group is one lump: its worker may be so many batches ahead.
+    // A row group is one lump, so its worker may be this many batches ahead.
     let ahead = (source.options.memory / 8 / workers / BATCH_BYTES).clamp(2, 256);
     let (to_workers, lumps_in) = sync_channel::<(Lump, SyncSender<Outcome<G>>)>(workers);
     let (to_taker, batches) = sync_channel::<Result<Receiver<Outcome<G>>>>(2 * workers);
     let lumps_in = Mutex::new(lumps_in);
     std::thread::scope(|scope| {
-        // Dropped first when this closure ends or unwinds: threads that wait to send find nobody and end.
+        // Dropped first when this closure ends or unwinds, so that threads blocked on sending get an error and end.
         let batches = batches;
         scope.spawn(move || {
             loop {

@@ -1,4 +1,4 @@
-//! Unpacks the body of a Parquet page, up to a limit.
+//! Decompresses the body of a Parquet page, up to a size limit.
 
 use std::io::Read;
 
@@ -8,7 +8,7 @@ use parquet::errors::{ParquetError, Result};
 
 use super::page::MAX_PAGE;
 
-/// Unpacks all of `page` but the first `plain` bytes, which are kept as they are.
+/// Decompresses all of `page` but the first `plain` bytes, which are copied.
 ///
 /// # Errors
 /// A damaged body, a codec that is not supported, or more than [`MAX_PAGE`] bytes.
@@ -63,7 +63,7 @@ fn stream(reader: impl Read, out: &mut Vec<u8>) -> Result<()> {
     check(out.len())
 }
 
-/// One LZ4 block. Its length is not said: a byte of it gives at most 255.
+/// Decompresses one LZ4 block. Its length is not stored; one byte expands to at most 255.
 fn block(packed: &[u8], out: &mut Vec<u8>) -> Result<()> {
     let at = out.len();
     out.resize(at + packed.len().saturating_mul(255).min(MAX_PAGE), 0);
@@ -72,7 +72,7 @@ fn block(packed: &[u8], out: &mut Vec<u8>) -> Result<()> {
     Ok(())
 }
 
-/// LZ4 as Hadoop frames it: the length of a block unpacked and packed, big-endian, before each.
+/// Decompresses LZ4 in Hadoop frames: each block is preceded by its decompressed and compressed length, big-endian.
 fn frames(mut packed: &[u8], out: &mut Vec<u8>) -> Result<()> {
     let number = |packed: &mut &[u8]| {
         let bytes = packed.split_off(..4)?;

@@ -1,4 +1,4 @@
-//! Which file of a log directory holds a table, or which files: a directory of parts is one table.
+//! Finds the file or files of a log directory that hold a table; a directory of part files is one table.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use super::{Column, Table};
 use crate::log::error::{LogError, Result};
 
-/// The tables that a log directory may have.
+/// Tables that a log directory may have.
 const TABLES: [&str; 4] = ["track_log", "control", "inventory", "joined_exposure"];
 const TEXTS: [&str; 9] = ["tsv", "tsv.gz", "tsv.zst", "csv", "csv.gz", "csv.zst", "jsonl", "jsonl.gz", "jsonl.zst"];
 const PARQUET: &str = "parquet";
-/// Folders in folders of a table's parts.
+/// Maximum depth of folders with part files below a table.
 const DEEPEST: usize = 16;
 
-/// What a part file is written in.
+/// Format of a part file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Tsv,
@@ -24,8 +24,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// By the ending of a file's name; Parquet files are known by their first bytes too, because Flink and Hive name parts
-    /// without an ending.
+    /// Returns the format by the file extension; Parquet is also recognised by its first bytes, because Flink and Hive name
+    /// parts without an extension.
     pub fn of(path: &Path) -> Option<Self> {
         let name = path.file_name()?.to_string_lossy();
         let ends = |kind: &str| TEXTS.iter().any(|t| t.starts_with(kind) && name.ends_with(&format!(".{t}")));
@@ -47,10 +47,10 @@ impl Kind {
     }
 }
 
-/// The file, or the directory of part files, of `dir` that holds table `name`; `None` where there is none.
+/// Returns the file or the directory of part files in `dir` that holds table `name`; `None` where there is none.
 ///
 /// # Errors
-/// Two that hold the same table.
+/// Two files or directories that hold the same table.
 pub fn find(dir: &Path, name: &str) -> Result<Option<PathBuf>> {
     let mut found: Option<PathBuf> = None;
     let whole = Some(dir.join(name)).filter(|path| path.is_dir());
@@ -65,10 +65,10 @@ pub fn find(dir: &Path, name: &str) -> Result<Option<PathBuf>> {
     Ok(found)
 }
 
-/// As [`find`], for a table that must be there.
+/// Finds a table that must exist.
 ///
 /// # Errors
-/// As [`find`]; a missing table, with what is there under another name.
+/// As [`find`]; a missing table, with a hint at files that may be it under another name.
 pub fn require(dir: &Path, name: &'static str, columns: &'static [Column]) -> Result<PathBuf> {
     find(dir, name)?.ok_or_else(|| {
         let hint = elsewhere(dir, name, columns).map_or_else(String::new, |hint| format!(". {hint}"));
@@ -76,11 +76,11 @@ pub fn require(dir: &Path, name: &'static str, columns: &'static [Column]) -> Re
     })
 }
 
-/// The part files of the table at `path` in byte order of their paths, or the file itself. Names that begin with `_` or `.`
-/// are the writer's own and are passed over, as Spark, Hive and DuckDB do.
+/// Returns the part files of the table at `path` in byte order of their paths, or the file itself. Names that begin with `_` or
+/// `.` are internal to the writer and are skipped, as in Spark, Hive and DuckDB.
 ///
 /// # Errors
-/// A directory that cannot be read, that holds no part, or something that cannot be one.
+/// A directory that cannot be read, that has no part files, or that has a file that cannot be one.
 pub fn parts(path: &Path) -> Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -119,12 +119,12 @@ fn collect(dir: &Path, depth: usize, parts: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// The partition columns that a part's path names: `hour` of `track_log/hour=07/part-0.parquet`.
+/// Returns the partition columns in a part's path: `hour` for `track_log/hour=07/part-0.parquet`.
 pub fn partitions(part: &Path) -> impl Iterator<Item = &str> {
     part.iter().filter_map(|name| name.to_str()?.split_once('=').map(|(column, _)| column))
 }
 
-/// What in `dir` may be table `name` under another name.
+/// Returns a hint at entries of `dir` that may be table `name` under another name.
 pub fn elsewhere(dir: &Path, name: &str, columns: &'static [Column]) -> Option<String> {
     let mut entries: Vec<PathBuf> = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path()).collect();
     entries.sort();

@@ -1,7 +1,7 @@
-//! Runs a library on bytes that nobody vouches for: a panic becomes an error.
+//! Runs a library on untrusted bytes and turns a panic into an error.
 //!
-//! The Parquet reader panics on some damaged files. A bad file has to end as an error that names it, and a message from
-//! inside a library, printed by the panic hook, helps nobody. The hook stays what it was for every other panic.
+//! The Parquet reader panics on some damaged files. A bad file must give an error that names it, without a message from inside
+//! the library by the panic hook. The hook is unchanged for every other panic.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,9 +13,9 @@ thread_local! {
 
 static HOOK: Once = Once::new();
 
-/// Runs `read`; the text of an error or of a panic is the error.
+/// Runs `read`; returns the text of an error or of a panic.
 ///
-/// What `read` borrows may be half changed after a panic and must not be used again.
+/// Data borrowed by `read` may be half changed after a panic and must not be used again.
 pub fn guarded<T, E: std::fmt::Display>(read: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
     HOOK.call_once(|| {
         let before = std::panic::take_hook();

@@ -1,4 +1,4 @@
-//! Rows of a JSON-lines file: one object a line, keyed by the names of the columns.
+//! Rows of a JSON-lines file: one object per line, with the column names as keys.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use super::{Column, List};
 
-/// A JSON object as its keys and the text of its values, in their order.
+/// A JSON object as its keys and the text of its values, in order.
 pub struct Object<'a>(pub Vec<(String, &'a RawValue)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Object<'a> {
@@ -60,11 +60,11 @@ impl<'de: 'a, 'a> Deserialize<'de> for Array<'a> {
     }
 }
 
-/// Appends a value to `text` as it would stand in a TSV cell: nothing for null, strings without their quotes, numbers as
-/// they are written, lists joined.
+/// Appends a value to `text` as in a TSV cell: nothing for null, strings without quotes, numbers as they are written, lists
+/// joined.
 ///
 /// # Errors
-/// A nested value where the column has none.
+/// A nested value in a column that has none.
 pub fn cell(column: &Column, value: &RawValue, text: &mut Vec<u8>) -> Result<(), String> {
     let json = value.get();
     match (json.as_bytes().first(), column.list) {

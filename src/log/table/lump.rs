@@ -1,5 +1,5 @@
-//! Rows of a table in lumps that any thread can parse: one thread unpacks the text and finds the ends of lines, or hands out row
-//! groups; the costly rest is done wherever a core is free.
+//! Rows of a table in lumps that any thread can parse. One thread decompresses the text and finds the ends of lines, or hands
+//! out row groups; the expensive rest runs on any free core.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use super::text::{Line, read_line};
 use super::{Column, Place, Row, Source, Table, damaged_row, json_row, long_row, read_error, split_tabs};
 use crate::log::error::{BadValue, Result};
 
-/// Bytes of text in a lump, about.
+/// Bytes of text in a lump, approximate.
 const LUMP: usize = 1 << 20;
-/// Comma-separated rows in a lump, at most.
+/// Maximum number of comma-separated rows in a lump.
 const RECORDS: usize = 1024;
 
-/// Rows that stand one after the other in one part of a table.
+/// Consecutive rows of one part of a table.
 pub struct Lump {
     part: u32,
-    /// Rows before it in its part, of a Parquet file; 0 of others.
+    /// Number of rows before it in its part for Parquet, 0 for other formats.
     before: u64,
     layout: Arc<Layout>,
     content: Content,
@@ -26,18 +26,18 @@ pub struct Lump {
 }
 
 impl Lump {
-    /// Number of its part.
+    /// Returns the number of its part.
     pub fn part(&self) -> u32 {
         self.part
     }
 
-    /// Bytes of the table's files that were read for it.
+    /// Returns the bytes of the table's files that were read for it.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 }
 
-/// How the rows of a part are laid out.
+/// Layout of the rows of a part.
 struct Layout {
     path: PathBuf,
     columns: &'static [Column],
@@ -46,7 +46,7 @@ struct Layout {
 }
 
 enum Content {
-    /// Text of all lines, and of each its end in the text, its number, and whether it was cut.
+    /// Text of all lines; for each its end offset in the text, its number, and whether it was cut.
     Lines {
         json: bool,
         text: Vec<u8>,
@@ -57,18 +57,18 @@ enum Content {
     Group(usize),
 }
 
-/// Takes the lumps of a table in their order.
+/// Iterator over the lumps of a table in order.
 pub struct Lumps {
     table: Table,
     layout: Arc<Layout>,
-    /// The row group that comes next, and the rows before it.
+    /// Next row group, and the number of rows before it.
     group: (usize, u64),
-    /// Bytes that were read for earlier lumps.
+    /// Bytes read for earlier lumps.
     read: u64,
 }
 
 impl Table {
-    /// The rows that have not been read yet, in lumps.
+    /// Converts the rest of the table to lumps.
     pub fn into_lumps(self) -> Lumps {
         let layout = self.layout();
         Lumps { table: self, layout, group: (0, 0), read: 0 }
@@ -81,15 +81,15 @@ impl Table {
 }
 
 impl Lumps {
-    /// The next lump; `None` at the end of the table.
+    /// Returns the next lump; `None` at the end of the table.
     ///
     /// # Errors
-    /// A file that cannot be read on; a part that lacks a required column.
+    /// A file that cannot be read further; a part that lacks a required column.
     pub fn take(&mut self) -> Result<Option<Lump>> {
         loop {
             if let Some((content, before)) = self.content()? {
                 let (part, layout) = (self.table.part as u32, self.layout.clone());
-                // Relaxed: a counter of one thread.
+                // Relaxed: only this thread uses the counter.
                 let read = self.table.read.load(Ordering::Relaxed);
                 let bytes = read - std::mem::replace(&mut self.read, read);
                 return Ok(Some(Lump { part, before, layout, content, bytes }));
@@ -148,15 +148,15 @@ impl Lumps {
     }
 }
 
-/// Reads the rows of lumps. It keeps the Parquet file open that it read last.
+/// Reads the rows of lumps. It keeps the last Parquet file open.
 #[derive(Default)]
 pub struct LumpReader {
     parquet: Option<(PathBuf, Box<ParquetRows>)>,
 }
 
 impl LumpReader {
-    /// Parses each row of a lump and gives the outcome to `each`, until that returns false. Rows of a Parquet file go to `plain` first,
-    /// as values; what that does not take goes to `parse`, as every other row, as text.
+    /// Parses each row of a lump and passes the result to `each` until that returns false. Rows of a Parquet file go to `plain` first,
+    /// as values; rows that it does not accept, and all other rows, go to `parse` as text.
     ///
     /// # Errors
     /// A damaged Parquet file.
@@ -233,7 +233,7 @@ impl LumpReader {
                     };
                     number += 1;
                     if !each(row.place, outcome) {
-                        // The reader stands in the middle of a group.
+                        // The reader is in the middle of a group.
                         self.parquet = None;
                         break;
                     }
@@ -244,5 +244,5 @@ impl LumpReader {
     }
 }
 
-/// What a row says, or what is wrong with it.
+/// A parsed row, or the reason why it is bad.
 type Parsed<T> = std::result::Result<T, BadValue>;

@@ -1,8 +1,8 @@
-//! Reads tables of named columns, whatever they are stored in.
+//! Reads tables of named columns in any supported format.
 //!
 //! TSV, CSV, JSON lines (each plain, gzip, zstd) and Parquet, as one file or as a directory of parts, give the same rows of
-//! text cells, so that there is one place where values are parsed and one set of error messages. What is read is bounded:
-//! a row by [`LONGEST_ROW`], a Parquet page by its own limits.
+//! text cells, so that values are parsed in one place with one set of error messages. Input is bounded: a row by
+//! [`LONGEST_ROW`], a Parquet page by its own limits.
 
 mod codec;
 mod find;
@@ -30,25 +30,25 @@ pub use lump::{Lump, LumpReader, Lumps};
 pub use text::open;
 pub use value::Plain;
 
-/// Bytes of a row; a queue of 512 entries takes 60 KB at most.
+/// Maximum bytes of a row; a queue of 512 entries takes 60 KB at most.
 pub const LONGEST_ROW: usize = 4 << 20;
 
-/// A column that a table may or must have.
+/// A required or optional column of a table.
 #[derive(Debug, Clone, Copy)]
 pub struct Column {
     pub name: &'static str,
     pub required: bool,
-    /// What a list in it looks like, where it may hold one.
+    /// Format of the lists in its cells, if it may hold lists.
     pub list: Option<List>,
 }
 
-/// A list in a cell: `separator` between its entries, commas between the fields of an entry.
+/// Format of a list in a cell: `separator` between its entries, commas between the fields of an entry.
 #[derive(Debug, Clone, Copy)]
 pub struct List {
     pub separator: u8,
-    /// The fields of an entry in the order of the text; none for plain values.
+    /// Fields of an entry in text order; empty for plain values.
     pub fields: &'static [&'static str],
-    /// So many of the fields must be there, the first ones.
+    /// Number of fields, from the first, that must be present.
     pub required: usize,
 }
 
@@ -66,39 +66,39 @@ impl Column {
     }
 }
 
-/// Takes the separators of lists out of a value that becomes part of one: no value that means anything holds them.
+/// Replaces list separators in a value that becomes part of a list. No valid value contains them.
 fn keep_apart(value: &mut [u8]) {
     value.iter_mut().filter(|b| b";,\t\n".contains(b)).for_each(|b| *b = b'?');
 }
 
 enum Source {
-    /// With the line that was read last.
+    /// TSV with a buffer for the last line read.
     Tsv(Box<dyn BufRead + Send>, Vec<u8>),
     Csv(CsvRows),
-    /// With the line that was read last, and whether it is the first, which nobody has been given yet.
+    /// JSON lines with a buffer for the last line read, and whether it is the first line and not yet returned.
     Json(Box<dyn BufRead + Send>, Vec<u8>, bool),
     Parquet(Box<ParquetRows>),
 }
 
-/// A table opened for reading, its header already matched against the wanted columns.
+/// A table opened for reading, with its header matched against the wanted columns.
 pub struct Table {
     path: PathBuf,
     parts: Vec<PathBuf>,
     columns: &'static [Column],
-    /// The part that is being read.
+    /// Index of the part that is being read.
     part: usize,
     source: Source,
-    /// Position in a text row of each wanted column.
+    /// Position of each wanted column in a text row.
     positions: Vec<Option<usize>>,
     width: usize,
     line: u64,
-    /// Header names that nobody asked for.
+    /// Names of columns in the header that were not asked for.
     pub unknown: Vec<String>,
-    /// Bytes of its files that were read.
+    /// Bytes read from its files.
     read: Arc<AtomicU64>,
 }
 
-/// Where a row stands: in which of the table's files, and in which line; of Parquet, in which row.
+/// Place of a row: number of the part file, and line, or row for Parquet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Place {
     pub part: u32,
@@ -111,7 +111,7 @@ pub struct Row {
     cells: csv::ByteRecord,
     positions: Vec<Option<usize>>,
     columns: &'static [Column],
-    /// What is wrong with the row as a whole.
+    /// Error of the row as a whole.
     fault: Option<BadValue>,
 }
 
@@ -121,7 +121,7 @@ impl Row {
     }
 }
 
-/// An opened part: its rows, the positions of the wanted columns, its header.
+/// An opened part: its rows, its header, and the current line.
 struct Part {
     source: Source,
     header: Vec<String>,
@@ -172,7 +172,7 @@ impl Part {
     }
 }
 
-/// The line that names columns; a line without end is no header.
+/// Reads the header line; refuses one that is too long.
 fn first_line(path: &Path, reader: &mut dyn BufRead, line: &mut u64) -> Result<Vec<u8>> {
     let mut text = Vec::new();
     match read_line(reader, &mut text, line).map_err(|e| read_error(path, 0, e))? {
@@ -189,8 +189,7 @@ fn column_name(bytes: &[u8]) -> String {
 }
 
 impl Table {
-    /// Opens the file or the directory of part files at `path`, and reads the header of the first. An unknown column is a
-    /// warning.
+    /// Opens the file or the directory of part files at `path` and reads the header of the first. Warns of unknown columns.
     ///
     /// # Errors
     /// An unreadable file, a repeated column, or a missing required one.
@@ -201,7 +200,7 @@ impl Table {
         Self::begin(path, parts, part, columns, read)
     }
 
-    /// Reads tab-separated text and its header; `path` stands for it in errors.
+    /// Opens tab-separated text from a reader; errors name `path`.
     ///
     /// # Errors
     /// As [`Table::open`].
@@ -259,47 +258,47 @@ impl Table {
         Ok(())
     }
 
-    /// The file, or the directory of part files.
+    /// Returns the path of the file, or of the directory of part files.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The file that is being read.
+    /// Returns the path of the file that is being read.
     pub fn here(&self) -> &Path {
         &self.parts[self.part]
     }
 
-    /// Whether the table is a directory of part files.
+    /// Returns whether the table is a directory of part files.
     pub fn is_parted(&self) -> bool {
         self.parts.len() > 1 || self.parts[0] != self.path
     }
 
-    /// Bytes of all its files; 0 where that is not known.
+    /// Returns the total size of its files in bytes; a file of unknown size counts as 0.
     pub fn bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.metadata().map_or(0, |m| m.len())).sum()
     }
 
-    /// What its parts are called in lists.
+    /// Returns the names of its parts for lists.
     pub fn part_names(&self) -> Vec<String> {
         (0..self.parts.len() as u32).map(|part| self.part_name(part)).collect()
     }
 
-    /// What a part is called in lists: its path from the log directory on.
+    /// Returns the name of a part for lists: its path relative to the log directory.
     pub fn part_name(&self, part: u32) -> String {
         let path = &self.parts[part as usize];
         let from = self.path.parent().and_then(|dir| path.strip_prefix(dir).ok()).unwrap_or(path);
         from.to_string_lossy().into_owned()
     }
 
-    /// A row buffer that fits this table.
+    /// Returns a row buffer for this table.
     pub fn row(&self) -> Row {
         Row::new(self.columns, self.positions.clone())
     }
 
-    /// Reads the next row into `row`; false at the end of the table.
+    /// Reads the next row into `row`; returns false at the end of the table.
     ///
     /// # Errors
-    /// A file that cannot be read on: truncated or damaged; a part that lacks a required column.
+    /// A truncated or damaged file; a part that lacks a required column.
     pub fn read(&mut self, row: &mut Row) -> Result<bool> {
         while !self.read_part(row)? {
             if !self.next_part()? {
@@ -311,7 +310,7 @@ impl Table {
         Ok(true)
     }
 
-    /// Opens the next part; false where there is none.
+    /// Opens the next part; returns false where there is none.
     fn next_part(&mut self) -> Result<bool> {
         if self.part + 1 == self.parts.len() {
             return Ok(false);
@@ -399,7 +398,7 @@ fn damaged_row(path: &Path, row: u64, why: &str) -> LogError {
     LogError::Format { path: path.to_owned(), reason: format!("row {row}: {why}; write the file again") }
 }
 
-/// The wanted cells of a JSON object.
+/// Extracts the wanted cells of a JSON object.
 fn json_row(text: &[u8], columns: &'static [Column], cells: &mut csv::ByteRecord) -> std::result::Result<(), BadValue> {
     let bad = |column, why: String| BadValue::new(column, &String::from_utf8_lossy(text), "bad_json", why);
     let json::Object(entries) = serde_json::from_slice(text).map_err(|e| bad("", format!("not a JSON object: {e}")))?;
@@ -416,7 +415,7 @@ fn json_row(text: &[u8], columns: &'static [Column], cells: &mut csv::ByteRecord
     Ok(())
 }
 
-/// Reads a whole table in which any bad row is an error and `key` (its column name and value) may not repeat.
+/// Reads a whole table; any bad row is an error, and `key` (its column name and value) must not repeat.
 ///
 /// # Errors
 /// An unreadable file, or the first row that breaks a rule, with its line, column and value.
@@ -465,13 +464,15 @@ impl Row {
         }
     }
 
+    /// Returns the error of the row as a whole.
+    ///
     /// # Errors
-    /// A row that is no row of its table: of another width than the header, too long, or not JSON.
+    /// A row with another number of columns than the header, a row that is too long, or invalid JSON.
     pub fn check_shape(&self) -> std::result::Result<(), BadValue> {
         self.fault.clone().map_or(Ok(()), Err)
     }
 
-    /// The text of column `i`; empty where the table lacks the column.
+    /// Returns the text of column `i`; empty where the table lacks the column.
     ///
     /// # Errors
     /// Bytes that are not UTF-8.
@@ -482,7 +483,7 @@ impl Row {
         })
     }
 
-    /// Column `i` as a whole number; `None` where it is empty.
+    /// Parses column `i` as a whole number; `None` where it is empty.
     pub fn integer<T: std::str::FromStr>(&self, i: usize) -> std::result::Result<Option<T>, BadValue> {
         let text = self.text_of(i)?;
         if text.is_empty() {
@@ -498,7 +499,7 @@ impl Row {
         })
     }
 
-    /// Column `i` as a number within `low..=high`; `None` where it is empty.
+    /// Parses column `i` as a number within `low..=high`; `None` where it is empty.
     pub fn number(&self, i: usize, low: f64, high: f64) -> std::result::Result<Option<f64>, BadValue> {
         let text = self.text_of(i)?;
         if text.is_empty() {
@@ -507,7 +508,7 @@ impl Row {
         number(self.columns[i].name, text, low, high).map(Some)
     }
 
-    /// The error for an empty cell that must not be empty.
+    /// Returns the error for an empty cell that must not be empty.
     pub fn empty(&self, i: usize) -> BadValue {
         BadValue::new(self.columns[i].name, "", "empty", "must not be empty")
     }

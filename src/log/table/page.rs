@@ -1,9 +1,9 @@
-//! Parquet pages under limits.
+//! Limits on Parquet pages.
 //!
-//! The library unpacks whatever a page unpacks to, and makes room for as many values as a page claims: a file of a few
-//! kilobytes can ask for gigabytes, and a failed allocation cannot be caught. Here the library reads column chunks as if
-//! they were not compressed, and this reader unpacks each page up to [`MAX_PAGE`] bytes and checks every count that the
-//! library would make room for.
+//! The library decompresses a page to any size and allocates as many values as a page claims: a file of a few kilobytes can ask
+//! for gigabytes, and a failed allocation cannot be caught. Here the library reads column chunks as if they were not
+//! compressed; this reader decompresses each page up to [`MAX_PAGE`] bytes and checks every count by which the library would
+//! allocate.
 
 use std::fs::File;
 use std::io::{BufReader, Seek as _, SeekFrom};
@@ -20,14 +20,14 @@ use parquet::file::serialized_reader::SerializedPageReader;
 
 use super::codec;
 
-/// Bytes that a page may unpack to. Writers cut pages at 1 MiB, DuckDB at 100 MB.
+/// Maximum decompressed size of a page, bytes. Writers cut pages at 1 MiB, DuckDB at 100 MB.
 pub const MAX_PAGE: usize = 128 << 20;
-/// Values in a page, nulls and repetitions counted in.
+/// Maximum number of values in a page, including nulls and repetitions.
 const MAX_VALUES: u32 = 1 << 24;
-/// Values in a dictionary.
+/// Maximum number of values in a dictionary.
 const MAX_DICTIONARY: u32 = 1 << 22;
 
-/// A file of known length; nothing beyond its end is asked for.
+/// A file of known length; reads beyond its end are refused.
 pub struct Chunks {
     file: File,
     len: u64,
@@ -69,7 +69,7 @@ impl ChunkReader for Chunks {
 pub struct Pages {
     inner: SerializedPageReader<Chunks>,
     codec: CompressionCodec,
-    /// The largest repetition and definition level.
+    /// Maximum repetition and definition levels.
     levels: (i16, i16),
 }
 
@@ -149,7 +149,7 @@ fn cut() -> ParquetError {
     ParquetError::EOF("a page ends in the middle".into())
 }
 
-/// Bytes that the levels up to `max` take at the start of a version 1 page.
+/// Returns the bytes of the levels up to `max` at the start of a version 1 page.
 fn levels_before(max: i16, encoding: Encoding, values: u32, bytes: &[u8]) -> Result<usize> {
     if max == 0 {
         return Ok(0);
@@ -164,7 +164,7 @@ fn levels_before(max: i16, encoding: Encoding, values: u32, bytes: &[u8]) -> Res
     if len <= bytes.len() { Ok(len) } else { Err(cut()) }
 }
 
-/// Checks that the lengths of strings, which the library decodes all at once, are not more than the page has values.
+/// Checks that there are no more string lengths, which the library decodes all at once, than the page has values.
 fn check_lengths(encoding: Encoding, bytes: &[u8], values: u32) -> Result<()> {
     let lists = match encoding {
         Encoding::DELTA_LENGTH_BYTE_ARRAY => 1,
@@ -178,7 +178,7 @@ fn check_lengths(encoding: Encoding, bytes: &[u8], values: u32) -> Result<()> {
     Ok(())
 }
 
-/// Moves past one delta-packed list, which may hold `most` numbers.
+/// Skips one delta-packed list of at most `most` numbers.
 fn skip_deltas(rest: &mut &[u8], most: u32) -> Result<()> {
     let (block, minis, count) = (varint(rest)?, varint(rest)?, varint(rest)?);
     varint(rest)?;

@@ -1,7 +1,7 @@
-//! Rows of a Parquet file: only the columns that are asked for are read, in batches.
+//! Rows of a Parquet file: only the wanted columns are read, in batches.
 //!
-//! A column of lists, of numbers or of structs, becomes the text that the same column has in a TSV file, so that there is
-//! one grammar and one set of checks. Whatever the file holds, the outcome is rows or an error that names the file.
+//! A column of lists, of numbers or of structs, becomes the same text as in a TSV file, so that there is one grammar and one
+//! set of checks. Whatever the file holds, the result is rows or an error that names the file.
 
 use std::fs::File;
 use std::ops::ControlFlow;
@@ -18,43 +18,43 @@ use super::value::{Leaf, Plain};
 use super::{Column, LONGEST_ROW, List, printable};
 use crate::log::error::LogError;
 
-/// Rows that are decoded at a time.
+/// Rows decoded at a time.
 const BATCH: usize = 256;
 
 /// A Parquet file opened for reading.
 pub struct ParquetRows {
     chunks: Arc<Chunks>,
     meta: ParquetMetaData,
-    /// The names of the file's top-level columns.
+    /// Names of the file's top-level columns.
     pub header: Vec<String>,
-    /// One for each wanted column; `None` where the file lacks it.
+    /// One cell reader for each wanted column; `None` where the file lacks it.
     cells: Vec<Option<Cell>>,
     group: usize,
-    /// The row group before which reading ends.
+    /// Row group at which reading ends, exclusive.
     end: usize,
-    /// Rows of the current row group that are not decoded yet, and decoded rows that are not given out yet.
+    /// Rows of the current row group that are not decoded yet, and decoded rows that are not returned yet.
     left: (usize, usize),
 }
 
-/// The values of a row, where none needs text.
+/// Values of a row without text conversion.
 #[derive(Debug, Default)]
 pub struct PlainRow {
-    /// One for each wanted column; null for one that the file lacks, and for the list.
+    /// One value for each wanted column; null for a column that the file lacks, and for the list.
     pub cells: Vec<Plain>,
-    /// The fields of each entry of its list, in the order of the text; null beyond the last field.
+    /// Fields of each entry of the list in text order; null beyond the last field.
     pub list: Vec<[Plain; FIELDS]>,
 }
 
-/// Fields that an entry has at most.
+/// Maximum number of fields of an entry.
 const FIELDS: usize = 6;
-/// Entries of a list that is read as plain values, at most: room for any queue.
+/// Maximum number of entries of a list that is read as plain values: enough for any queue.
 const MOST_PLAIN: usize = 512;
 
-/// What came of reading a row as plain values.
+/// Result of reading a row as plain values.
 pub enum Outcome {
     End,
     Plain,
-    /// A value needs text: after [`ParquetRows::again`].
+    /// A value needs conversion to text: call [`ParquetRows::again`], then [`ParquetRows::read`].
     Text,
 }
 
@@ -64,10 +64,11 @@ enum Cell {
     List(ListCell),
 }
 
-/// A column of lists: the leaves of its fields, `None` for one that the file lacks; one leaf for a list of plain values.
+/// A column of lists: the leaves of its fields, `None` for a field that the file lacks; a single leaf for a list of plain
+/// values.
 struct ListCell {
     leaves: Vec<Option<Leaf>>,
-    /// The least definition level of an entry.
+    /// Least definition level of an entry.
     slot: i16,
     list: List,
 }
@@ -76,7 +77,7 @@ impl ParquetRows {
     /// Opens a file and finds the wanted columns.
     ///
     /// # Errors
-    /// A file that is not Parquet or damaged, or a wanted column of a type that cannot be read.
+    /// A file that is damaged or not Parquet, or a wanted column of a type that cannot be read.
     pub fn open(path: &Path, columns: &'static [Column]) -> Result<Self, LogError> {
         let broken = |reason: String| LogError::Format { path: path.to_owned(), reason };
         let file = File::open(path).map_err(|e| LogError::io(path, e))?;
@@ -91,18 +92,18 @@ impl ParquetRows {
         Ok(Self { chunks, meta, header, cells, group: 0, end, left: (0, 0) })
     }
 
-    /// Rows of a row group, and bytes of the file that it takes; `None` beyond the last.
+    /// Returns the number of rows of a row group and its compressed size in bytes; `None` beyond the last one.
     pub fn group(&self, group: usize) -> Option<(u64, u64)> {
         let group = (group < self.meta.num_row_groups()).then(|| self.meta.row_group(group))?;
         Some((group.num_rows().max(0) as u64, group.compressed_size().max(0) as u64))
     }
 
-    /// Begins with a row group and will end with it.
+    /// Restricts reading to one row group.
     pub fn enter(&mut self, group: usize) {
         (self.group, self.end, self.left) = (group, group + 1, (0, 0));
     }
 
-    /// Gives the next row's cells to `cell`, in the order of the wanted columns; false at the end of the file.
+    /// Passes the next row's cells to `cell`, in the order of the wanted columns; returns false at the end of the file.
     ///
     /// # Errors
     /// A damaged file.
@@ -140,7 +141,7 @@ impl ParquetRows {
         row.list.clear();
         let plain = guarded(|| {
             let mut all = true;
-            // Rows are left as a whole: every column notes where this one begins, also where an earlier one failed.
+            // A row is given back as a whole, so every column notes where the row begins, even after another column failed.
             for column in &mut *cells {
                 let (value, good) = match column {
                     None => (Plain::Null, true),
@@ -159,7 +160,8 @@ impl ParquetRows {
         Ok(if plain { Outcome::Plain } else { Outcome::Text })
     }
 
-    /// Goes back to where the row began that [`ParquetRows::read_plain`] read last: [`ParquetRows::read`] gives it as text.
+    /// Goes back to the start of the row that [`ParquetRows::read_plain`] read last, so that [`ParquetRows::read`] returns it
+    /// as text.
     pub fn again(&mut self) {
         self.left.1 += 1;
         for column in self.cells.iter_mut().flatten() {
@@ -200,7 +202,7 @@ impl ParquetRows {
     }
 }
 
-/// Finds a wanted column in the file; `None` where it is not there.
+/// Finds a wanted column in the file; `None` where it is missing.
 fn cell(schema: &SchemaDescriptor, column: &Column) -> Result<Option<Cell>, String> {
     let root = schema.root_schema();
     let Some(at) = root.get_fields().iter().position(|field| field.name() == column.name) else { return Ok(None) };
@@ -236,7 +238,7 @@ fn cell(schema: &SchemaDescriptor, column: &Column) -> Result<Option<Cell>, Stri
     Ok(Some(Cell::List(ListCell { leaves, slot, list })))
 }
 
-/// The definition level from which on a list's level is an entry: that of the repeated node.
+/// Returns the definition level from which on a list has an entry: that of the repeated node.
 fn slot(field: &Type) -> i16 {
     use parquet::basic::Repetition;
     let mut level = 0;
@@ -253,7 +255,8 @@ fn slot(field: &Type) -> i16 {
 }
 
 impl ListCell {
-    /// Reads the next row's list; false where a value needs text, or where the list has to be judged by the reader of text.
+    /// Reads the next row's list; returns false where a value needs conversion to text, or where the text parser has to judge
+    /// the list.
     fn next_plain(&mut self, list: &mut Vec<[Plain; FIELDS]>) -> Result<bool> {
         self.leaves.iter_mut().flatten().for_each(Leaf::begin_row);
         let mut lengths = self.leaves.iter().flatten().map(|leaf| leaf.entries(self.slot));

@@ -1,4 +1,4 @@
-//! Lines and comma-separated rows of text files, unpacked as they are read and never longer than [`LONGEST_ROW`].
+//! Lines and comma-separated rows of text files, decompressed while they are read and never longer than [`LONGEST_ROW`].
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Error, Read};
@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use super::LONGEST_ROW;
 use crate::log::error::{LogError, Result};
 
-/// Opens a text file, decompressing by its ending (`.gz`, `.zst`).
+/// Opens a text file and decompresses it by its extension (`.gz`, `.zst`).
 pub fn open(path: &Path) -> Result<Box<dyn BufRead + Send>> {
     open_counted(path, Arc::default())
 }
 
-/// As [`open`]; adds the bytes of the file that are read to `read`.
+/// Opens a file like [`open`] and adds the number of bytes read from it to `read`.
 pub fn open_counted(path: &Path, read: Arc<AtomicU64>) -> Result<Box<dyn BufRead + Send>> {
     let file = Counted { file: File::open(path).map_err(|e| LogError::io(path, e))?, read };
     let raw: Box<dyn Read + Send> = match path.extension().and_then(|e| e.to_str()) {
@@ -33,22 +33,22 @@ struct Counted {
 impl Read for Counted {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let n = self.file.read(buffer)?;
-        // Relaxed: it only tells how far reading is.
+        // Relaxed: the counter only shows progress.
         self.read.fetch_add(n as u64, Ordering::Relaxed);
         Ok(n)
     }
 }
 
-/// What stood at the reader's place.
+/// Result of reading a line.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Line {
     End,
     Whole,
-    /// Longer than [`LONGEST_ROW`]: its start was kept, the rest passed over.
+    /// Longer than [`LONGEST_ROW`]; the start is kept and the rest skipped.
     TooLong,
 }
 
-/// Reads the next line that is not empty into `text`, without its end; `number` counts all lines, as an editor does.
+/// Reads the next non-empty line into `text`, without its line end; `number` counts all lines, as an editor does.
 pub fn read_line(reader: &mut dyn BufRead, text: &mut Vec<u8>, number: &mut u64) -> std::io::Result<Line> {
     loop {
         text.clear();
@@ -88,15 +88,15 @@ pub fn read_line(reader: &mut dyn BufRead, text: &mut Vec<u8>, number: &mut u64)
     }
 }
 
-/// Comma-separated rows, quoted as RFC 4180 says.
+/// Comma-separated rows, quoted as in RFC 4180.
 pub struct CsvRows {
     rows: csv::Reader<Metered>,
-    /// Bytes that were read since the last row was given out.
+    /// Bytes read since the last row was returned.
     taken: Arc<AtomicUsize>,
     pub cells: csv::ByteRecord,
 }
 
-/// A reader that fails once a row has taken too many bytes: one whose quote is never closed, say.
+/// A reader that fails once a row takes too many bytes, for example because of an unclosed quote.
 struct Metered {
     inner: Box<dyn BufRead + Send>,
     taken: Arc<AtomicUsize>,
@@ -105,7 +105,7 @@ struct Metered {
 impl Read for Metered {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let n = self.inner.read(buffer)?;
-        // A counter of one thread.
+        // Relaxed: only this thread uses the counter.
         if self.taken.fetch_add(n, Ordering::Relaxed) > LONGEST_ROW {
             let why = format!("a row of more than {} MiB; is a quote not closed?", LONGEST_ROW >> 20);
             return Err(Error::new(std::io::ErrorKind::InvalidData, why));
@@ -122,7 +122,7 @@ impl CsvRows {
         Self { rows, taken, cells: csv::ByteRecord::new() }
     }
 
-    /// Reads the next row; its line, or `None` at the end of the file.
+    /// Reads the next row; returns its line number, or `None` at the end of the file.
     pub fn read(&mut self) -> std::io::Result<Option<u64>> {
         self.taken.store(0, Ordering::Relaxed);
         let more = self.rows.read_byte_record(&mut self.cells).map_err(|e| match e.into_kind() {

@@ -1,4 +1,4 @@
-//! One leaf column of a Parquet file, read in batches, its values written as the text that the tables' parsers expect.
+//! One leaf column of a Parquet file, read in batches and converted to the text that the tables' parsers expect.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use parquet::schema::types::{ColumnDescriptor, SchemaDescriptor};
 
 use super::page::{Chunks, Pages};
 
-/// How a stored value becomes text.
+/// Conversion of a stored value to text.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Form {
     Plain,
     Unsigned,
-    /// A timestamp with so many of its unit to a millisecond.
+    /// A timestamp with this many units per millisecond.
     Time(i64),
-    /// Digits after the point.
+    /// Number of digits after the decimal point.
     Decimal(usize),
 }
 
@@ -34,7 +34,7 @@ enum Values {
     Fixed(Vec<FixedLenByteArray>),
 }
 
-/// A value that means the same to a table's parsers without a detour by text.
+/// A value that needs no conversion to text before it is parsed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Plain {
     Null,
@@ -52,17 +52,17 @@ pub struct Leaf {
     def: Vec<i16>,
     rep: Vec<i16>,
     values: Values,
-    /// The next level and the next value of the batch.
+    /// Indices of the next level and the next value in the batch.
     at: (usize, usize),
-    /// Those of the row that is being read.
+    /// The same indices at the start of the current row.
     began: (usize, usize),
 }
 
 impl Leaf {
-    /// The leaf number `column` of a file.
+    /// Creates the reader of leaf number `column` of a file.
     ///
     /// # Errors
-    /// A type that cannot be any of a table's values.
+    /// A type that no column of a table can have.
     pub fn of(schema: &SchemaDescriptor, column: usize) -> Result<Self, String> {
         let descr = schema.column(column);
         let values = match descr.physical_type() {
@@ -90,14 +90,14 @@ impl Leaf {
         })
     }
 
-    /// Begins with a row group.
+    /// Moves to a row group.
     pub fn enter(&mut self, chunks: &Arc<Chunks>, group: &RowGroupMetaData) -> Result<()> {
         let pages = Pages::of(chunks, group, self.column)?;
         self.reader = Some(get_column_reader(group.column(self.column).column_descr_ptr(), Box::new(pages)));
         Ok(())
     }
 
-    /// Reads the next `rows` rows, fewer at the end of the row group; how many there were.
+    /// Reads the next `rows` rows, fewer at the end of the row group; returns the number read.
     pub fn fill(&mut self, rows: usize) -> Result<usize> {
         self.def.clear();
         self.rep.clear();
@@ -122,29 +122,30 @@ impl Leaf {
         })
     }
 
-    /// Entries of the current row's list: levels up to the next row's first. An empty list has one level below `slot`.
+    /// Returns the number of entries of the current row's list: levels up to the next row's first. An empty list has one level
+    /// below `slot`.
     pub fn entries(&self, slot: i16) -> usize {
         let at = self.at.0;
         let n = 1 + self.rep[at + 1..].iter().take_while(|level| **level != 0).count();
         if n == 1 && self.def[at] < slot { 0 } else { n }
     }
 
-    /// Passes over one level that holds no value: an empty list.
+    /// Skips one level without a value: an empty list.
     pub fn pass(&mut self) {
         self.at.0 += 1;
     }
 
-    /// Notes that a row begins here.
+    /// Remembers the current position as the start of a row.
     pub fn begin_row(&mut self) {
         self.began = self.at;
     }
 
-    /// Goes back to where the row began.
+    /// Goes back to the start of the row.
     pub fn rewind(&mut self) {
         self.at = self.began;
     }
 
-    /// The next value, if it needs no text.
+    /// Returns the next value; `None` if it needs conversion to text.
     pub fn plain(&mut self) -> Result<Option<Plain>> {
         let (level, value) = self.at;
         self.at.0 += 1;
@@ -172,7 +173,7 @@ impl Leaf {
         })
     }
 
-    /// Appends the next value to `text`; nothing where it is null.
+    /// Appends the next value to `text`; nothing if it is null.
     pub fn next(&mut self, text: &mut Vec<u8>) -> Result<()> {
         let (level, value) = self.at;
         self.at.0 += 1;
@@ -198,7 +199,7 @@ impl Leaf {
             (Values::Int32(v), _) => write!(text, "{}", value!(v)),
             (Values::Int64(v), _) => write!(text, "{}", value!(v)),
             (Values::Int96(v), _) => write!(text, "{}", millis(value!(v))),
-            // A table holds what the file says: as much of 0.1 as 32 bits keep.
+            // Written with the exact value of the stored 32 bits: 0.1 gets the digits of its nearest f32.
             (Values::Float(v), _) => write!(text, "{}", f64::from(*value!(v))),
             (Values::Double(v), _) => write!(text, "{}", value!(v)),
             (Values::Bytes(v), _) => text.write_all(value!(v).data()),
@@ -242,14 +243,14 @@ fn form(descr: &ColumnDescriptor) -> Result<Form, String> {
     }
 }
 
-/// Unix milliseconds of a time that Impala and old versions of Spark wrote: nanoseconds of a Julian day.
+/// Converts a time as Impala and old versions of Spark write it, nanoseconds of a Julian day, to Unix milliseconds.
 fn millis(time: &Int96) -> i64 {
     let [low, high, day] = *time.data() else { return 0 };
     let nanos = u64::from(high) << 32 | u64::from(low);
     (i64::from(day) - 2_440_588) * 86_400_000 + (nanos / 1_000_000) as i64
 }
 
-/// A big-endian number of two's complement.
+/// Decodes a big-endian two's complement number.
 fn unscaled(bytes: &[u8]) -> Result<i128> {
     let negative = bytes.first().is_some_and(|b| b & 0x80 != 0);
     if bytes.len() > 16 {

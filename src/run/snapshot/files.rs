@@ -1,13 +1,13 @@
-//! The file operations that a commit is made of.
+//! The file operations of a commit.
 //!
-//! Power may fail between any two of them, and what was not synced may be lost in any combination. Tests stand in for
-//! [`Files`], stop after every operation and replay every legal loss.
+//! Power may fail between any two of them, and any combination of unsynced changes may be lost. Tests replace [`Files`], stop
+//! after every operation and replay every possible loss.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::Path;
 
-/// File operations. Each either takes place or fails; contents are durable after `sync_file`, names after `sync_folder`.
+/// File operations. Each either happens or fails; contents are durable after `sync_file`, names after `sync_folder`.
 pub trait Files {
     fn create_folder(&self, path: &Path) -> io::Result<()>;
     /// Creates or truncates a file and writes all of `pieces`.
@@ -19,7 +19,7 @@ pub trait Files {
     fn remove_folder(&self, path: &Path) -> io::Result<()>;
 }
 
-/// The operating system's.
+/// Operations of the operating system.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Disk;
 

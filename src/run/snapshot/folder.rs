@@ -11,7 +11,7 @@
 //! ```
 //!
 //! A commit writes everything into a folder of another name, syncs each file and the folder, renames it and syncs
-//! `checkpoints/`: one rename is the commit point, and nothing that it names can be lost by then. Only after that are older
+//! `checkpoints/`. The rename is the commit point, and everything that it names is durable by then. Only after that are older
 //! snapshots removed.
 
 use std::collections::BTreeMap;
@@ -32,31 +32,31 @@ const WRITING: &str = ".writing-";
 const MANIFEST: &str = "manifest.json";
 /// File of a snapshot's state.
 pub const STATE: &str = "state.bin";
-/// File of what the state is about: the replay pool, or the rows of a table.
+/// File of a snapshot's data: the replay pool, or the rows of a table.
 pub const POOL: &str = "pool.bin";
 const BEST: &str = "best.safetensors";
 
-/// A snapshot read back.
+/// A snapshot as read from disk.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Snapshot {
     pub number: u64,
     pub state: RunState,
-    /// Oldest first.
+    /// Blocks of the replay pool, oldest first.
     pub pool: Vec<PoolBlock>,
-    /// The folder that it lies in.
+    /// Folder of the snapshot.
     pub path: PathBuf,
-    /// Whether the best policy of its time is with it.
+    /// Whether it includes the best policy of its time.
     pub has_best: bool,
 }
 
 impl Snapshot {
-    /// The best policy of its time.
+    /// Returns the path of the best policy of its time.
     pub fn best(&self) -> Option<PathBuf> {
         self.has_best.then(|| self.path.join(BEST))
     }
 }
 
-/// What stands in a snapshot's manifest.
+/// Contents of a snapshot's manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
@@ -112,16 +112,16 @@ pub struct SnapshotFolder<'a, F> {
 }
 
 impl<'a, F: Files> SnapshotFolder<'a, F> {
-    /// In `root`, which exists.
+    /// Refers to the existing folder `root`.
     pub fn new(root: &'a Path, files: F) -> Self {
         Self { root, files }
     }
 
-    /// Writes snapshot `number` and commits it by one rename; returns the bytes written. `pool` in pieces, `best` the best
-    /// policy's file at this time.
+    /// Writes snapshot `number` and commits it by one rename; returns the bytes written. `pool` is given in pieces, `best` is
+    /// the file of the best policy at this time.
     ///
     /// # Errors
-    /// What the file system says. There is no such snapshot then, whatever is left of it.
+    /// Any error of the file system. The snapshot then does not exist, although parts of it may be left.
     pub fn commit(
         &self,
         number: u64,
@@ -142,7 +142,7 @@ impl<'a, F: Files> SnapshotFolder<'a, F> {
             updates,
             files: BTreeMap::new(),
         };
-        // A copy: a link would share its damage with every snapshot and with the policy itself.
+        // A copy: a link would share damage with every snapshot and with the policy itself.
         let best = best.map(|path| files::read(path, files::MOST)).transpose()?;
         let best = best.as_deref().map(|bytes| [bytes]);
         let parts = [(STATE, Some(&[state][..])), (POOL, Some(pool)), (BEST, best.as_ref().map(|bytes| &bytes[..]))];
@@ -158,7 +158,7 @@ impl<'a, F: Files> SnapshotFolder<'a, F> {
         self.files.sync_folder(&writing)?;
         let place = self.place(number);
         if place.exists() {
-            // Damaged, or it would not be written again.
+            // It must be damaged, or it would not be written again.
             self.files.remove_folder(&place)?;
         }
         self.files.rename(&writing, &place)?;
@@ -166,7 +166,7 @@ impl<'a, F: Files> SnapshotFolder<'a, F> {
         Ok(manifest.files.values().map(|file| file.bytes).sum())
     }
 
-    /// Removes what dead checkpointers left half written, and all snapshots but the newest `keep` up to `newest`.
+    /// Removes unfinished folders of dead checkpointers, and all snapshots but the newest `keep` up to `newest`.
     pub fn prune(&self, newest: u64, keep: usize) -> anyhow::Result<()> {
         for entry in std::fs::read_dir(self.root)? {
             let entry = entry?;
@@ -186,7 +186,7 @@ impl<'a, F: Files> SnapshotFolder<'a, F> {
     }
 }
 
-/// Numbers of the snapshots in a folder, ascending, whole or damaged; none where there is no folder.
+/// Returns the numbers of the snapshots in a folder, ascending, complete or damaged; none where there is no folder.
 pub fn numbers(root: &Path) -> anyhow::Result<Vec<u64>> {
     let entries = match std::fs::read_dir(root) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(vec![]),
@@ -207,7 +207,7 @@ pub fn numbers(root: &Path) -> anyhow::Result<Vec<u64>> {
     Ok(numbers)
 }
 
-/// The manifest of a snapshot, all of whose files were found whole.
+/// Checks that all files of a snapshot are complete and unchanged, and returns its manifest.
 ///
 /// # Errors
 /// A file that is missing, truncated or changed.
@@ -223,7 +223,7 @@ fn read_files(path: &Path) -> anyhow::Result<(Manifest, BTreeMap<String, Vec<u8>
     let mut contents = BTreeMap::new();
     for (name, entry) in &manifest.files {
         ensure!([STATE, POOL, BEST].contains(&name.as_str()), "{} is no file of a snapshot", path.join(name).display());
-        // No file of another length is what was written, however long it is.
+        // Reading stops at the recorded length: a file of another length is wrong, however long it is.
         let bytes =
             files::read(&path.join(name), entry.bytes).with_context(|| format!("{}", path.join(name).display()))?;
         ensure!(FileEntry::of(&[&bytes]) == *entry, "{} is not what was written", path.join(name).display());
@@ -232,7 +232,7 @@ fn read_files(path: &Path) -> anyhow::Result<(Manifest, BTreeMap<String, Vec<u8>
     Ok((manifest, contents))
 }
 
-/// Reads the newest whole snapshot of a folder; `None` where there is none. Damaged ones are passed over with a warning.
+/// Reads the newest complete snapshot of a folder; `None` where there is none. Damaged ones are skipped with a warning.
 ///
 /// # Errors
 /// A folder that cannot be read.

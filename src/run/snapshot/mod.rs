@@ -1,12 +1,12 @@
-//! Snapshots: everything that a run goes on from, and how it lies on disk.
+//! Snapshots: the state from which a run resumes, and its form on disk.
 //!
-//! [`state`] is what a snapshot holds besides the replay pool: networks, optimisers, random streams, counters, the best so far.
-//! [`pool`] is the replay pool as the blocks that it came in. [`folder`] keeps snapshots in the run directory: each is a folder
-//! that appears by one rename, once all of it is on the disk. [`files`] is the few file operations that this takes, so that
-//! tests can stop between any two of them and lose what was not synced.
+//! [`state`] is the content of a snapshot besides the replay pool: networks, optimisers, random streams, counters, the best
+//! result so far. [`pool`] is the replay pool as the blocks that it was filled with. [`folder`] keeps snapshots in the run
+//! directory: each is a folder that appears by one rename, once all of it is on the disk. [`files`] has the few file operations
+//! for this, so that tests can stop between any two of them and lose unsynced data.
 //!
-//! The learner puts a snapshot into shared memory ([`crate::shm::Halves`]), the checkpointer process writes it here, and
-//! whoever starts again (a replaced learner, a resumed run) reads the newest whole one.
+//! The learner puts a snapshot into shared memory ([`crate::shm::Halves`]), the checkpointer process writes it to disk, and a
+//! replaced learner or a resumed run reads the newest complete one.
 
 pub mod files;
 pub mod folder;

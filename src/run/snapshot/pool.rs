@@ -1,7 +1,8 @@
-//! The replay pool in a snapshot: the blocks that it came in, as they were handed over.
+//! The replay pool in a snapshot: the blocks that it was filled with, as they were handed over.
 //!
-//! A pool keeps the newest segments up to a number of steps, so it is determined by any run of blocks that reaches back far
-//! enough: pushing them again in order gives the same pool. Blocks are numbered from 0 as the learner takes them in.
+//! A pool keeps the newest segments up to a number of steps, so it is determined by any sequence of blocks that reaches back
+//! far enough: pushing them again in order gives the same pool. Blocks are numbered from 0 in the order in which the learner
+//! ingests them.
 
 use std::collections::VecDeque;
 
@@ -11,16 +12,16 @@ use anyhow::{Context as _, bail, ensure};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolBlock {
     pub index: u64,
-    /// Steps in it.
+    /// Number of steps in the block.
     pub samples: u32,
-    /// The block, serialised ([`crate::env::Block`]).
+    /// The serialised block ([`crate::env::Block`]).
     pub bytes: Vec<u8>,
 }
 
 const HEAD: usize = 16;
 
 impl PoolBlock {
-    /// What stands before the block's bytes.
+    /// Returns the header that precedes the block's bytes.
     pub fn head(&self) -> [u8; HEAD] {
         let mut head = [0; HEAD];
         head[..8].copy_from_slice(&self.index.to_le_bytes());
@@ -30,10 +31,10 @@ impl PoolBlock {
     }
 }
 
-/// Takes blocks apart that lie one after another.
+/// Parses consecutive blocks.
 ///
 /// # Errors
-/// Bytes that are no such blocks, or numbers that do not follow one another.
+/// Malformed blocks, or numbers that are not consecutive.
 pub fn parse(mut bytes: &[u8]) -> anyhow::Result<Vec<PoolBlock>> {
     let mut blocks: Vec<PoolBlock> = Vec::new();
     while !bytes.is_empty() {
@@ -52,7 +53,7 @@ pub fn parse(mut bytes: &[u8]) -> anyhow::Result<Vec<PoolBlock>> {
     Ok(blocks)
 }
 
-/// The blocks behind a pool of so many steps.
+/// The blocks behind a pool of a given number of steps.
 #[derive(Debug, Clone, Default)]
 pub struct PoolBlocks {
     capacity: usize,
@@ -61,16 +62,16 @@ pub struct PoolBlocks {
 }
 
 impl PoolBlocks {
-    /// For a pool that holds `capacity` steps.
+    /// Creates an empty list for a pool of `capacity` steps.
     pub fn new(capacity: usize) -> Self {
         Self { capacity, ..Self::default() }
     }
 
-    /// Takes in newer blocks and forgets those whose segments the pool holds no more. Newer blocks that leave a gap are all
-    /// that is left of the pool: whoever sent them had forgotten the ones between, too.
+    /// Adds newer blocks and drops those whose segments are no longer in the pool. After a gap, only the newer blocks remain of
+    /// the pool, because the sender had dropped the ones between as well.
     ///
     /// # Errors
-    /// Blocks that were taken in before.
+    /// Blocks that were added before.
     pub fn extend(&mut self, newer: Vec<PoolBlock>) -> anyhow::Result<()> {
         for block in newer {
             if let Some(last) = self.blocks.back() {
@@ -85,8 +86,8 @@ impl PoolBlocks {
             self.blocks.push_back(block);
         }
         while let Some(oldest) = self.blocks.front() {
-            // The pool is the longest run of newest segments within its capacity: if the blocks after this one fill it, no
-            // segment of this one is left.
+            // The pool is the longest run of newest segments within its capacity: if the blocks after this one fill it, it has
+            // no segment of this one.
             if self.steps - (oldest.samples as usize) < self.capacity {
                 break;
             }
@@ -95,7 +96,7 @@ impl PoolBlocks {
         Ok(())
     }
 
-    /// Forgets the oldest block; false if there is none.
+    /// Drops the oldest block; returns false if there is none.
     pub fn forget_oldest(&mut self) -> bool {
         let oldest = self.blocks.pop_front();
         self.steps -= oldest.as_ref().map_or(0, |block| block.samples as usize);
@@ -139,11 +140,11 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is forgotten, a pool that is filled from what is left is the pool that was filled with everything.
+        /// Whatever is dropped, a pool filled from the remaining blocks equals the pool filled with all of them.
         #[test]
         fn enough_is_kept_for_the_whole_pool(sizes in prop::collection::vec(prop::collection::vec(1usize..20, 1..5), 1..40),
                                              capacity in 1usize..100, deltas in 1usize..5) {
-            // A pool as `learner::pool` keeps it, of (block, length).
+            // A pool as in `learner::pool`, of (block, length).
             let pool = |blocks: &[(usize, &Vec<usize>)]| {
                 let mut held = VecDeque::new();
                 let mut steps = 0;

@@ -1,4 +1,4 @@
-//! What a snapshot holds besides the replay pool.
+//! Content of a snapshot besides the replay pool.
 
 use std::collections::VecDeque;
 
@@ -10,35 +10,35 @@ use serde::{Deserialize, Serialize};
 use crate::policy::TrainerState;
 use crate::shm::Ledger;
 
-/// A run between two updates.
+/// State of a run between two updates.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunState {
-    /// [`RunState::FORMAT`].
+    /// Format number, [`RunState::FORMAT`].
     pub format: u32,
-    /// Updates done, samples and blocks taken in.
+    /// Number of updates, of samples ingested and of blocks ingested.
     pub updates: u64,
     pub samples: u64,
     pub blocks: u64,
     /// Seconds of learning, for a budget of wall time.
     pub elapsed_s: f64,
-    /// Times that training went back to a snapshot because a loss was not finite.
+    /// Number of rollbacks to a snapshot because of a non-finite loss.
     pub rollbacks: u32,
-    /// Samples that were consumed and are in no learner any more: taken in after the snapshot that a later one went on from.
+    /// Samples that were consumed and are in no learner any more: ingested after the snapshot from which a later learner
+    /// resumed.
     pub rolled_back: u64,
     pub trainer: TrainerState,
-    /// Draws batches.
+    /// Random stream that draws batches.
     pub rng: RngState,
     pub publications: Publications,
     pub evaluator: EvaluatorState,
-    /// Where the samples went, over all actors: of the processes that took the snapshot, and of those of the run before they
-    /// were started.
+    /// Sample ledger over all actors: of the processes that took the snapshot, and of the run's processes before them.
     pub ledger: Ledger,
     pub ledger_before: Ledger,
-    /// In lock-step, each actor as it was after its last block, serialised; else empty.
+    /// Serialised state of each actor after its last block, in lock-step mode; else empty.
     pub explorers: Vec<Vec<u8>>,
 }
 
-/// Where a random stream is.
+/// Position of a random stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RngState {
     seed: [u8; 32],
@@ -59,24 +59,24 @@ impl RngState {
     }
 }
 
-/// Updates behind each published version of the parameters; versions count from 1.
+/// Number of updates behind each published version of the parameters; versions count from 1.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Publications {
-    /// Versions that are known no more.
+    /// Number of versions that are no longer stored.
     forgotten: u64,
     updates: VecDeque<u64>,
 }
 
 impl Publications {
-    /// Versions that are remembered: far more than any block can be behind.
+    /// Number of versions stored: far more than any block can be behind.
     const KNOWN: usize = 1024;
 
-    /// The newest version, 0 for none.
+    /// Returns the newest version, 0 for none.
     pub fn version(&self) -> u64 {
         self.forgotten + self.updates.len() as u64
     }
 
-    /// Notes the next version; returns its number.
+    /// Adds the next version and returns its number.
     pub fn push(&mut self, updates: u64) -> u64 {
         self.updates.push_back(updates);
         if self.updates.len() > Self::KNOWN {
@@ -86,14 +86,14 @@ impl Publications {
         self.version()
     }
 
-    /// Updates behind a version; 0 for one that is not known.
+    /// Returns the number of updates behind a version; 0 for an unknown one.
     pub fn updates_at(&self, version: u64) -> u64 {
         let index = version.checked_sub(self.forgotten + 1);
         index.and_then(|i| self.updates.get(i as usize)).copied().unwrap_or(0)
     }
 
-    /// Takes the versions up to `version` as published, with the updates of the last one known: another learner got that far
-    /// with what is lost now.
+    /// Marks the versions up to `version` as published, with the updates of the last known one: another learner published them,
+    /// and their update counts are lost.
     pub fn skip_to(&mut self, version: u64) {
         let updates = self.updates.back().copied().unwrap_or(0);
         while self.version() < version {
@@ -102,7 +102,7 @@ impl Publications {
     }
 }
 
-/// What was best so far, and what the evaluator has looked at.
+/// Best result so far, and the progress of the evaluator.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct EvaluatorState {
     pub evaluations: u64,
@@ -115,7 +115,7 @@ pub struct EvaluatorState {
     pub best_version: u64,
     /// Version up to which everything is evaluated.
     pub progress: u64,
-    /// Multiple of `evaluate.every` that the last evaluation was for.
+    /// Multiple of `evaluate.every` for which the last evaluation was made.
     pub due: u64,
 }
 
@@ -123,7 +123,7 @@ impl RunState {
     /// Version of the serialised form.
     pub const FORMAT: u32 = 1;
 
-    /// Where the samples went, for processes that go on from here.
+    /// Returns the total ledger for processes that resume from here.
     pub fn ledger_so_far(&self) -> Ledger {
         Ledger::sum([self.ledger.closed(), self.ledger_before])
     }
@@ -132,10 +132,12 @@ impl RunState {
         Ok(bincode::serde::encode_to_vec(self, bincode::config::standard())?)
     }
 
+    /// Decodes a state.
+    ///
     /// # Errors
-    /// Bytes that are no state, or one of another version's form.
+    /// Malformed bytes, or a state of another format.
     pub fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
-        // A length field can ask for no more than this.
+        // Limit on what a length field can request.
         const LIMIT: usize = 1 << 30;
         let config = bincode::config::standard().with_limit::<LIMIT>();
         let (state, len): (Self, usize) = bincode::serde::decode_from_slice(bytes, config)?;

@@ -1,10 +1,10 @@
-//! What lies where in a ring's segment.
+//! Layout of a ring's segment.
 //!
 //! ```text
 //! | RingHead | RegionHead 0 .. R-1 | page | payload 0 | page | payload 1 | ...
 //! ```
 //!
-//! What different processes write lies on different cache lines (128 bytes: lines are fetched in pairs).
+//! Data written by different processes is on different cache lines (128 bytes: lines are fetched in pairs).
 
 use std::mem::{offset_of, size_of};
 
@@ -16,7 +16,7 @@ use super::super::wait::Doorbell;
 use super::account::Account;
 
 pub(super) const KIND: Kind = Kind(1);
-/// First word of a block's header; anything else there is not a block.
+/// First word of a block's header; anything else is not a block.
 pub(super) const BLOCK_MAGIC: u64 = u64::from_le_bytes(*b"adxblock");
 const MAX_REGIONS: usize = 64;
 const PAGE: usize = 4096;
@@ -24,11 +24,11 @@ const PAGE: usize = 4096;
 /// Size of a ring, fixed at its creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingShape {
-    /// Whose ring it is; stamped on every block.
+    /// Id of the actor that owns the ring; stored in every block.
     pub actor: u32,
-    /// At least 2, so that one side works while the other does.
+    /// Number of regions; at least 2, so that both sides can work at once.
     pub regions: usize,
-    /// Bytes of payload a block may have.
+    /// Maximum payload of a block, bytes.
     pub capacity: usize,
 }
 
@@ -51,7 +51,7 @@ impl RingShape {
     }
 }
 
-/// The ring as a whole.
+/// Header of the ring.
 #[repr(C)]
 #[derive(Default)]
 pub(super) struct RingHead {
@@ -59,23 +59,23 @@ pub(super) struct RingHead {
     pub actor: AtomicU64,
     pub regions: AtomicU64,
     pub capacity: AtomicU64,
-    /// Process that holds the role, 0 for nobody.
+    /// Processes that hold the roles, 0 for none.
     pub writer_pid: AtomicU64,
     pub reader_pid: AtomicU64,
-    /// Samples of regions that died with their writer. Main alone stores.
+    /// Samples of regions that died with their writer. Stored by main alone.
     pub lost: AtomicU64,
     pub writer: WriterHead,
     pub reader: Account,
     pub space: Doorbell,
 }
 
-/// What the writer alone stores (and main in its place once it is dead).
+/// Data that only the writer stores (and main in its place once it is dead).
 #[repr(C, align(128))]
 #[derive(Default)]
 pub(super) struct WriterHead {
     /// Totals: [`PRODUCED`], [`OVERWRITTEN`], [`DISCARDED`].
     pub account: Account,
-    /// Samples of the claim under way; what is lost if the writer dies while *writing*.
+    /// Samples of the current claim, which are lost if the writer dies while *writing*.
     pub claim_samples: AtomicU64,
     /// Sequence number of the next block.
     pub next_seq: AtomicU64,
@@ -94,7 +94,7 @@ pub(super) const TORN_BLOCKS: usize = 2;
 #[repr(C, align(128))]
 #[derive(Default)]
 pub(super) struct RegionHead {
-    /// Only grows; modulo 4 it is the [`State`].
+    /// Only grows; its value modulo 4 is the [`State`].
     pub phase: AtomicU64,
     // The block's header, stored by the writer while *writing*, constant in *readable* and *reading*.
     pub magic: AtomicU64,
@@ -103,7 +103,7 @@ pub(super) struct RegionHead {
     pub seq: AtomicU64,
     pub samples: AtomicU64,
     pub len: AtomicU64,
-    /// xxh3 of the payload, seeded by the header, so that one block's header does not fit another's payload.
+    /// xxh3 of the payload, seeded by the header, so that one block's header does not match another's payload.
     pub checksum: AtomicU64,
 }
 
@@ -132,7 +132,7 @@ pub(super) fn hash() -> u64 {
     ])
 }
 
-/// What a region's phase means.
+/// State that a region's phase encodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
@@ -153,7 +153,7 @@ impl State {
     }
 }
 
-/// To the state after this one.
+/// Step to the next state.
 pub(super) const FORWARD: u64 = 1;
-/// To the state before this one, by way of the next cycle, as phases only grow.
+/// Step to the previous state, by way of the next cycle because phases only grow.
 pub(super) const BACK: u64 = 3;

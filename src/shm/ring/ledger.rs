@@ -1,49 +1,49 @@
-//! Where every sample went.
+//! The sample ledger: where every sample went.
 
 use std::fmt;
 
-/// The samples of one ring, exact to the last one whenever nobody is at work in it.
+/// The sample ledger of one ring, exact to the last sample whenever no process is changing the ring.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Ledger {
-    /// Counted when a region is claimed for them.
+    /// Samples produced, counted when a region is claimed for them.
     pub produced: u64,
-    /// Read and released by the learner.
+    /// Samples read and released by the learner.
     pub consumed: u64,
-    /// In blocks that the actor overwrote before they were read.
+    /// Samples in blocks that the actor overwrote before they were read.
     pub overwritten: u64,
-    /// In blocks that died with their actor, or were damaged.
+    /// Samples in blocks that died with their actor or were damaged.
     pub lost: u64,
-    /// In committed blocks that are still there.
+    /// Samples in committed blocks that are still in the ring.
     pub unread: u64,
-    /// Given up by the actor before they made a block.
+    /// Samples dropped by the actor before they made a block.
     pub discarded: u64,
-    /// Damaged blocks; their samples are among the lost. Anything but 0 is a bug or broken memory.
+    /// Number of damaged blocks; their samples are among the lost. Anything but 0 is a bug or broken memory.
     pub torn_blocks: u64,
 }
 
-/// A ledger in which samples are missing or counted twice.
+/// Error of a ledger in which samples are missing or counted twice.
 #[derive(Debug, thiserror::Error)]
 #[error("the ledger does not balance: {0}")]
 pub struct Unbalanced(pub Ledger);
 
 impl Ledger {
-    /// Checks that every sample produced is accounted for, exactly once.
+    /// Checks that every sample produced is accounted for exactly once.
     ///
     /// # Errors
-    /// All figures, where they do not add up.
+    /// All numbers, if they do not balance.
     pub fn balance(&self) -> Result<(), Unbalanced> {
         if self.produced == self.accounted() { Ok(()) } else { Err(Unbalanced(*self)) }
     }
 
-    /// The ledger once the rings are gone: what was unread, or in a block under way, is lost.
+    /// Returns the ledger after the rings are gone: samples that were unread, or in an unfinished block, are lost.
     pub fn closed(self) -> Self {
         let kept = self.consumed + self.overwritten + self.discarded + self.lost;
-        // Read while actors were at work: a figure may be newer than the one before it.
+        // Read while actors were at work: one number may be newer than another.
         let produced = self.produced.max(kept);
         Self { produced, lost: self.lost + (produced - kept), unread: 0, ..self }
     }
 
-    /// The sum over several rings.
+    /// Returns the sum over several rings.
     pub fn sum(ledgers: impl IntoIterator<Item = Self>) -> Self {
         ledgers.into_iter().fold(Self::default(), |a, b| Self {
             produced: a.produced.saturating_add(b.produced),

@@ -14,17 +14,17 @@
 //!                                         +-- +3 overwritten --> 5 = 1 writing
 //! ```
 //!
-//! The writer alone leaves *free* and *writing*, the reader alone leaves *reading*; *readable* is where both
-//! may reach, so both leave it by compare-exchange. As the counter never repeats, an exchange cannot succeed
-//! on a state that has come round again. The payload belongs to the writer while *writing*, to nobody but
-//! readers while *reading*: an overwriting writer can never touch a block in use.
+//! Only the writer leaves *free* and *writing*, and only the reader leaves *reading*. Both may leave *readable*, so they do so
+//! by compare-exchange. As the counter never repeats, an exchange cannot succeed on a state that has come round again. The
+//! payload belongs to the writer while *writing*, and only readers access it while *reading*: an overwriting writer can never
+//! touch a block in use.
 //!
-//! Every move of the ledger goes with a move of a phase, and a kill may fall between the two: [`account`]
-//! says how the sums stay exact. After a process died, main calls [`SampleRing::recover_writer`] or
-//! [`SampleRing::recover_reader`], and a new process may take the role.
+//! Every change of the ledger goes with a move of a phase, and a kill may fall between the two: [`account`] describes how the
+//! sums stay exact. After a process died, main calls [`SampleRing::recover_writer`] or [`SampleRing::recover_reader`], and a
+//! new process may take the role.
 //!
-//! Files: `layout` what lies in the segment, `account` sums that survive a kill, `writer`, `reader`,
-//! `recover`, `ledger`, `view` what it looks like from outside.
+//! Files: `layout` of the segment, `account` for sums that survive a kill, `writer`, `reader`, `recover`, `ledger`, `view` for
+//! observers.
 
 mod account;
 mod layout;
@@ -56,7 +56,7 @@ pub use writer::{Overflow, RingWriter, WriteGuard};
 pub struct SampleRing {
     segment: Arc<Segment>,
     regions: usize,
-    /// Bytes of payload a region has room for.
+    /// Payload capacity of a region, bytes.
     capacity: usize,
 }
 
@@ -85,7 +85,7 @@ impl SampleRing {
         Self::of(Segment::open(name, layout::KIND, layout::hash(), layout::REGIONS)?)
     }
 
-    /// Opens the ring to look at; nothing that is done to it reaches the run.
+    /// Opens the ring for observation: a private map through which the run cannot be changed.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -114,7 +114,7 @@ impl SampleRing {
         Ok(Self { segment: Arc::new(segment), regions: shape.regions, capacity: shape.capacity })
     }
 
-    /// How much of `/dev/shm` a ring of this shape takes.
+    /// Returns the bytes of `/dev/shm` that a ring of this shape takes.
     pub fn footprint(shape: RingShape) -> u64 {
         Segment::footprint(shape.body_len())
     }
@@ -123,12 +123,12 @@ impl SampleRing {
         self.segment.name()
     }
 
-    /// Bytes of payload a block has room for.
+    /// Returns the maximum payload of a block, bytes.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Rung whenever a region becomes free; a writer that found none waits here.
+    /// Returns the doorbell that is rung whenever a region becomes free; a writer that found none waits on it.
     pub fn space(&self) -> &Doorbell {
         &self.head().space
     }
@@ -141,7 +141,7 @@ impl SampleRing {
         self.segment.array::<RegionHead>(layout::REGIONS, self.regions)
     }
 
-    /// The first `len` bytes of the payload of region `index`.
+    /// Returns the first `len` bytes of the payload of region `index`.
     ///
     /// # Safety
     /// Nobody writes to that payload while the slice lives.
@@ -150,7 +150,7 @@ impl SampleRing {
         unsafe { self.segment.slice(layout::payload_offset(self.regions, self.capacity, index), len) }
     }
 
-    /// The whole payload of region `index`.
+    /// Returns the whole payload of region `index`.
     ///
     /// # Safety
     /// Nobody else reads or writes that payload while the slice lives.
@@ -170,12 +170,11 @@ impl SampleRing {
         })
     }
 
-    /// The readable region with the smallest sequence number. It may be gone when the caller gets to it:
-    /// leave *readable* by compare-exchange from the phase returned here.
+    /// Returns the readable region with the smallest sequence number. It may be gone when the caller gets to it: leave
+    /// *readable* by compare-exchange from the phase returned here.
     fn oldest_readable(&self) -> Option<(usize, u64)> {
-        // One scan is not enough: behind its back the writer may fill regions that it has passed and then one that
-        // is still ahead of it. But whatever is older than a block that the first scan saw was readable before the
-        // second scan began.
+        // One scan is not enough: meanwhile the writer may fill regions that the scan has passed and then one that is still
+        // ahead of it. But any block older than one that the first scan saw was readable before the second scan began.
         let mut before = self.scan_readable()?;
         loop {
             let (seq, i, phase) = self.scan_readable()?;
@@ -187,7 +186,7 @@ impl SampleRing {
         }
     }
 
-    /// Sequence number, index and phase of the oldest block that a pass over the regions meets.
+    /// Returns sequence number, index and phase of the oldest block that one pass over the regions meets.
     fn scan_readable(&self) -> Option<(u64, usize, u64)> {
         let readable = self.regions().iter().enumerate().filter_map(|(i, region)| {
             // Acquire: pairs with the Release in `commit`, so that `seq` belongs to this phase or a later one.

@@ -13,13 +13,13 @@ pub struct RingReader {
     ring: SampleRing,
 }
 
-/// What a block's header says.
+/// Contents of a block's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockInfo {
     pub actor: u32,
-    /// Version of the parameters that the samples were made with.
+    /// Version of the parameters that generated the samples.
     pub param_version: u64,
-    /// Grows by one from block to block of a ring.
+    /// Sequence number; grows by one from block to block of a ring.
     pub seq: u64,
     pub samples: u32,
 }
@@ -31,8 +31,8 @@ impl SampleRing {
     /// When another process has it, or had it when it died and main has not recovered the ring yet.
     pub fn reader(&self) -> Result<RingReader, ShmError> {
         let me = u64::from(std::process::id());
-        // AcqRel: pairs with the Release stores by which the role is given back, in `drop` and in
-        // `recover_reader`; we see everything that the last holder left.
+        // AcqRel: pairs with the Release stores that give the role back, in `drop` and in `recover_reader`; everything that the
+        // last holder stored is visible.
         match self.head().reader_pid.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Ok(RingReader { ring: self.clone() }),
             Err(pid) => Err(ShmError::RoleTaken { name: self.name().into(), role: "reading", pid }),
@@ -41,11 +41,11 @@ impl SampleRing {
 }
 
 impl RingReader {
-    /// Takes the oldest readable block; `None` when there is none, and the caller waits on the data doorbell.
+    /// Takes the oldest readable block; `None` if there is none, and the caller waits on the data doorbell.
     ///
     /// # Errors
-    /// [`ShmError::Torn`] when the block is damaged. It has been counted and its region is free again; the
-    /// caller logs it and goes on.
+    /// [`ShmError::Torn`] if the block is damaged. It has been counted and its region is free again; the caller logs it and
+    /// goes on.
     pub fn take(&mut self) -> Result<Option<ReadGuard<'_>>, ShmError> {
         let (index, phase) = loop {
             let Some((index, readable)) = self.ring.oldest_readable() else {
@@ -53,8 +53,8 @@ impl RingReader {
             };
             let region = &self.ring.regions()[index];
             let phase = readable + FORWARD;
-            // Acquire: pairs with the Release in `commit`; header and payload are those of this phase. Release:
-            // what we stored for the last block stays before this move. It fails when the writer overwrites.
+            // Acquire: pairs with the Release in `commit`; header and payload are those of this phase. Release: our stores for
+            // the last block stay before this move. It fails if the writer overwrites the block.
             let moved = region.phase.compare_exchange(readable, phase, Ordering::AcqRel, Ordering::Relaxed);
             if moved.is_ok() {
                 break (index, phase);
@@ -70,7 +70,7 @@ impl RingReader {
         Err(ShmError::Torn { actor: info.actor.into(), seq: info.seq, samples, what })
     }
 
-    /// Header and length of a block that is *reading*, and what is wrong with it.
+    /// Returns header and length of a block that is *reading*, and the reason why it is damaged, if it is.
     fn inspect(&self, index: usize) -> (BlockInfo, usize, Option<&'static str>) {
         let ring = &self.ring;
         let region = &ring.regions()[index];
@@ -110,11 +110,11 @@ impl Drop for RingReader {
     }
 }
 
-/// A block being read, in place. Dropped without [`release`](Self::release) it is put back, still unread.
+/// A block being read in place. If it is dropped without [`release`](Self::release), it is put back unread.
 pub struct ReadGuard<'a> {
     reader: &'a mut RingReader,
     index: usize,
-    /// The region's phase while it is ours.
+    /// The region's phase while this guard holds it.
     phase: u64,
     len: usize,
     info: BlockInfo,
@@ -142,7 +142,7 @@ impl ReadGuard<'_> {
         self.open = false;
         let ring = &self.reader.ring;
         let head = ring.head();
-        // Known by the phase it leaves: once free, the writer may move it on before we come to `finish`.
+        // Identified by the phase that it leaves: once free, the writer may move the region on before we come to `finish`.
         head.reader.begin(self.index, self.phase, added);
         // Release: our reads of the payload, and the announcement, come before the move. Partners: the Acquire
         // in `find_free` and of the exchange in `claim`; for the announcement, that in `recover_reader`.

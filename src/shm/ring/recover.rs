@@ -1,5 +1,5 @@
-//! Putting a ring right after one of its users died. Main calls this once it has reaped the process: a dead
-//! process stores nothing any more, so main is alone on that side, while the other side goes on as ever.
+//! Repairs a ring after one of its users died. Main calls this once it has reaped the process: a dead process stores nothing
+//! any more, so main is alone on that side, while the other side goes on as usual.
 
 use super::super::sync::Ordering;
 use super::super::wait::Doorbell;
@@ -7,13 +7,13 @@ use super::SampleRing;
 use super::layout::{BACK, State};
 
 impl SampleRing {
-    /// Ends what a dead writer had begun: completes its account, frees the region that it was writing and
-    /// gives its role back. Returns the samples lost with it. Harmless when there is nothing to do.
+    /// Completes the work of a dead writer: settles its account, frees the region that it was writing and gives its role back.
+    /// Returns the samples lost with it. Harmless if there is nothing to do.
     pub fn recover_writer(&self, data: &Doorbell) -> u64 {
         let head = self.head();
-        // Acquire here and below: pairs with the Release by which the writer moved the phase. Only the writer
-        // makes a region *writing* or leaves that state, so the phase it was heading for is there if and only
-        // if it got there: while the move is announced it makes no other.
+        // Acquire here and below: pairs with the Release by which the writer moved the phase. Only the writer makes a region
+        // *writing* or leaves that state, so the phase that it announced is there if and only if it made the move: it makes no
+        // other move while one is announced.
         head.writer.account.settle(|region, to| {
             let region = self.regions().get(region);
             region.is_some_and(|r| r.phase.load(Ordering::Acquire) == to)
@@ -38,13 +38,12 @@ impl SampleRing {
         lost
     }
 
-    /// Ends what a dead reader had begun: completes its account, makes the block that it was reading readable
-    /// again and gives its role back. Returns the samples that will be read a second time.
+    /// Completes the work of a dead reader: settles its account, makes the block that it was reading readable again and gives
+    /// its role back. Returns the samples that will be read a second time.
     pub fn recover_reader(&self) -> u64 {
         let head = self.head();
-        // Acquire here and below: pairs with the Release by which the reader moved the phase. Only the reader
-        // leaves *reading*, so any other phase than the one announced means that it did; the writer may have
-        // moved the region on since.
+        // Acquire here and below: pairs with the Release by which the reader moved the phase. Only the reader leaves *reading*,
+        // so any phase other than the announced one means that it did; the writer may have moved the region on since.
         head.reader.settle(|region, from| {
             let region = self.regions().get(region);
             region.is_some_and(|r| r.phase.load(Ordering::Acquire) != from)

@@ -1,4 +1,4 @@
-//! What breaks rings: being abandoned in every state, overwriting under a reader, damage, and luck.
+//! Tests of everything that breaks rings: abandonment in every state, overwriting under a reader, damage, and random schedules.
 
 use std::thread;
 use std::time::Duration;
@@ -20,7 +20,7 @@ fn ring(regions: usize) -> SampleRing {
     SampleRing::create(&unique_name("ring"), shape).unwrap()
 }
 
-/// Writes a block whose bytes follow from its tag; false when there was no room.
+/// Writes a block whose bytes follow from its tag; returns false if there was no room.
 fn write(writer: &mut RingWriter, tag: u8, samples: u32, policy: Overflow, data: &Doorbell) -> bool {
     let Some(mut block) = writer.claim(samples, policy) else {
         return false;
@@ -39,7 +39,7 @@ fn check(block: &ReadGuard<'_>) -> u8 {
     tag
 }
 
-/// Reads and releases everything; the tags in order.
+/// Reads and releases everything; returns the tags in order.
 fn drain(reader: &mut RingReader) -> Vec<u8> {
     let mut tags = Vec::new();
     while let Some(block) = reader.take().unwrap() {
@@ -181,7 +181,7 @@ fn kill_writer_everywhere(unread: u8, life: fn(&mut RingWriter, &Doorbell)) {
         assert_eq!(ring.recover_writer(&data), 0, "once is enough");
         assert_eq!(ring.ledger(), ledger);
 
-        // Life goes on, with every region.
+        // Everything still works, with every region.
         let (mut writer, mut reader) = (ring.writer().unwrap(), ring.reader().unwrap());
         drain(&mut reader);
         assert!(write(&mut writer, 7, 10, Overflow::Wait, &data));
@@ -260,7 +260,7 @@ fn a_reader_may_die_anywhere() {
     }
 }
 
-/// A writer and a reader thread with pauses here and there; every block is checked and the ledger is exact.
+/// Runs a writer and a reader thread with occasional pauses; every block is checked and the ledger is exact.
 fn stress(regions: usize, policy: Overflow, blocks: u64) {
     let (ring, data) = (ring(regions), bell());
     thread::scope(|s| {
@@ -327,7 +327,7 @@ fn nothing_is_torn_or_miscounted_while_overwriting() {
     stress(3, Overflow::Overwrite, 200_000);
 }
 
-/// One thing that a ring may live through.
+/// An operation on a ring.
 #[derive(Debug, Clone)]
 enum Op {
     Write {
@@ -342,7 +342,7 @@ enum Op {
     },
     Read,
     PutBack,
-    /// Other things happen while a block is being read.
+    /// Other operations while a block is being read.
     HoldRead(Vec<Op>),
     WriterDies {
         at: u32,
@@ -371,7 +371,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..40)
 }
 
-/// The ring as a list, oldest block first, and the sums one would expect.
+/// A model of the ring as a list, oldest block first, with the expected sums.
 #[derive(Default)]
 struct Model {
     regions: usize,
@@ -382,7 +382,7 @@ struct Model {
 }
 
 impl Model {
-    /// Whether a claim would find a region; drops the block that it overwrites.
+    /// Returns whether a claim would find a region; drops the block that it overwrites.
     fn claim(&mut self, policy: Overflow) -> bool {
         if self.blocks.len() + self.held < self.regions {
             return true;

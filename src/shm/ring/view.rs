@@ -1,4 +1,4 @@
-//! What a ring looks like from outside, at a moment.
+//! A ring as observed from outside, at one moment.
 
 use std::time::Duration;
 
@@ -9,34 +9,34 @@ use super::SampleRing;
 use super::layout::{CONSUMED, DISCARDED, OVERWRITTEN, PRODUCED, State, TORN_BLOCKS, TORN_SAMPLES};
 use super::ledger::Ledger;
 
-/// How often a ring in use is looked at again until it stands still for the length of a look.
+/// Maximum number of looks at a ring in use until two consecutive looks agree.
 const LOOKS: usize = 200;
-/// How often figures that do not add up are looked at again before they are believed.
+/// Number of times that numbers which do not add up are read again before they are believed.
 const DOUBTS: usize = 10;
 
-/// One ring at a moment.
+/// State of one ring at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RingView {
     pub actor: u64,
-    /// Bytes of payload a region has room for.
+    /// Payload capacity of a region, bytes.
     pub capacity: usize,
     /// Sequence number of the next block.
     pub next_seq: u64,
-    /// Processes that hold the roles; `None`: nobody.
+    /// Processes that hold the roles; `None` if nobody does.
     pub writer_pid: Option<u64>,
     pub reader_pid: Option<u64>,
     pub regions: Vec<RegionView>,
     pub ledger: Ledger,
-    /// Samples of the block being written: produced and nothing else yet.
+    /// Samples of the block being written, which are produced but not accounted for yet.
     pub writing: u64,
     pub balance: Balance,
 }
 
-/// One region at a moment.
+/// State of one region at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct RegionView {
     pub state: State,
-    /// What its header says of the block in it; 0 unless it is readable or being read.
+    /// Header of the block in it; 0 unless the block is readable or being read.
     pub seq: u64,
     pub samples: u64,
     pub bytes: u64,
@@ -47,16 +47,16 @@ pub struct RegionView {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Balance {
-    /// Exactly once, the block being written included.
+    /// Exactly once, including the block being written.
     Exact,
-    /// A move between two states is under way, or its party died in the middle of it; recovery will tell.
+    /// A move between two states is in progress, or a party died in the middle of one; recovery will decide it.
     Moving,
-    /// Not: a bug or broken memory.
+    /// Not balanced: a bug or broken memory.
     Off,
 }
 
 impl SampleRing {
-    /// The ledger now. While the writer is in the middle of a block, that block is produced and nothing else.
+    /// Returns the current ledger. A block that is being written counts as produced only.
     pub fn ledger(&self) -> Ledger {
         let head = self.head();
         let unread = self.regions().iter().map(|region| {
@@ -78,8 +78,8 @@ impl SampleRing {
         }
     }
 
-    /// Looks at the ring until two looks agree, so that the figures belong together; the last look if it never stands
-    /// still. Stores nothing.
+    /// Looks at the ring until two looks agree, so that the numbers belong together; returns the last look if they never do.
+    /// Stores nothing.
     pub fn view(&self) -> RingView {
         let mut last = self.look();
         let mut doubts = DOUBTS;
@@ -91,18 +91,18 @@ impl SampleRing {
                 return last;
             }
             if still {
-                // Main may be in the middle of a recovery, which announces nothing.
+                // Main may be in the middle of a recovery, which is not announced.
                 doubts -= 1;
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
-        // Figures of different moments prove nothing.
+        // Numbers of different moments prove nothing.
         RingView { balance: Balance::Moving, ..last }
     }
 
     fn look(&self) -> RingView {
         let head = self.head();
-        // First: a move that ends after this has changed the totals before they are read, and the next look differs.
+        // First: a move that ends after this has changed the totals before they are read, so the next look differs.
         let moving = head.writer.account.is_armed() || head.reader.is_armed();
         let regions: Vec<RegionView> = self
             .regions()
@@ -154,8 +154,8 @@ mod tests {
     use super::super::{Overflow, RingShape};
     use super::*;
 
-    /// At every store at which writer or reader can die, what is seen from outside is exact or known to be on the move,
-    /// and exact once main has recovered the ring.
+    /// At every store at which the writer or reader can die, an observer sees exact or moving numbers, and exact ones once main
+    /// has recovered the ring.
     #[test]
     fn no_death_looks_like_lost_samples() {
         // SAFETY: `Doorbell` is `Shareable`, hence valid as zeroes.

@@ -7,10 +7,10 @@ use super::layout::{BACK, BLOCK_MAGIC, FORWARD, RegionHead};
 use super::reader::checksum;
 use super::{BlockInfo, SampleRing};
 
-/// What the writer does when no region is free.
+/// Action of the writer when no region is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Overflow {
-    /// Nothing; the caller waits on [`SampleRing::space`].
+    /// Fails; the caller waits on [`SampleRing::space`].
     Wait,
     /// Takes the oldest readable block, never one being read, and counts its samples as overwritten.
     Overwrite,
@@ -28,8 +28,8 @@ impl SampleRing {
     /// When another process has it, or had it when it died and main has not recovered the ring yet.
     pub fn writer(&self) -> Result<RingWriter, ShmError> {
         let me = u64::from(std::process::id());
-        // AcqRel: pairs with the Release stores by which the role is given back, in `drop` and in
-        // `recover_writer`; we see everything that the last holder left.
+        // AcqRel: pairs with the Release stores that give the role back, in `drop` and in `recover_writer`; everything that the
+        // last holder stored is visible.
         match self.head().writer_pid.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Ok(RingWriter { ring: self.clone() }),
             Err(pid) => Err(ShmError::RoleTaken { name: self.name().into(), role: "writing", pid }),
@@ -38,8 +38,7 @@ impl SampleRing {
 }
 
 impl RingWriter {
-    /// Claims a region for a block of `samples`, which count as produced from now on. `None` when there is no
-    /// region to be had.
+    /// Claims a region for a block of `samples`, which count as produced from now on. `None` if no region is available.
     pub fn claim(&mut self, samples: u32, overflow: Overflow) -> Option<WriteGuard<'_>> {
         let samples = u64::from(samples);
         let head = self.ring.head();
@@ -71,8 +70,8 @@ impl RingWriter {
         }
     }
 
-    /// Counts samples that the actor made and will never put into a block (a segment left unfinished at its
-    /// end): both produced and discarded.
+    /// Counts samples that the actor made but will never put into a block (an unfinished segment at its end) as both produced
+    /// and discarded.
     pub fn discard(&mut self, samples: u32) {
         let samples = u64::from(samples);
         self.ring.head().writer.account.add([samples, 0, samples]);
@@ -94,14 +93,14 @@ impl Drop for RingWriter {
 pub struct WriteGuard<'a> {
     writer: &'a mut RingWriter,
     index: usize,
-    /// The region's phase while it is ours.
+    /// The region's phase while this guard holds it.
     phase: u64,
     samples: u64,
     open: bool,
 }
 
 impl WriteGuard<'_> {
-    /// The region's room. What it holds is left over from older blocks.
+    /// Returns the payload buffer of the region, which still has the contents of older blocks.
     pub fn payload(&mut self) -> &mut [u8] {
         let ring = &self.writer.ring;
         // SAFETY: the region is *writing*, claimed by this guard, and only its claimant touches the payload of
@@ -109,16 +108,16 @@ impl WriteGuard<'_> {
         unsafe { ring.payload_mut(self.index) }
     }
 
-    /// Makes the first `len` bytes of the payload readable and rings `data`, the bell that the learner waits
-    /// on for all its rings.
+    /// Makes the first `len` bytes of the payload readable and rings `data`, the doorbell on which the learner waits for all
+    /// its rings.
     ///
     /// # Panics
-    /// When `len` exceeds the capacity.
+    /// If `len` exceeds the capacity.
     pub fn commit(mut self, len: usize, param_version: u64, data: &Doorbell) {
         let ring = &self.writer.ring;
         assert!(len <= ring.capacity, "{len} bytes in a smaller region");
         let head = ring.head();
-        // Relaxed: our own store, or acquired with the role in `writer`; the actor is constant.
+        // Relaxed: stored by this process, or acquired with the role in `writer`; the actor is constant.
         let seq = head.writer.next_seq.load(Ordering::Relaxed);
         let info = BlockInfo {
             actor: head.actor.load(Ordering::Relaxed) as u32,
@@ -130,7 +129,7 @@ impl WriteGuard<'_> {
         let payload = unsafe { ring.payload(self.index, len) };
         let region = &ring.regions()[self.index];
         store_header(region, info, len, checksum(info, payload));
-        // Release: a killed writer may have used up a number without a block, never the other way round.
+        // Release: a killed writer may have used up a number without a block, never the reverse.
         head.writer.next_seq.store(seq + 1, Ordering::Release);
         // Release: header and payload come before the phase. Partners: the Acquire in `oldest_readable` and of
         // the exchange in `take`. From here on the block counts as unread; until here it would be lost.
@@ -140,7 +139,7 @@ impl WriteGuard<'_> {
     }
 }
 
-/// Relaxed throughout: published by the phase.
+/// Stores the header. Relaxed throughout: made visible by the phase.
 fn store_header(region: &RegionHead, info: BlockInfo, len: usize, checksum: u64) {
     region.magic.store(BLOCK_MAGIC, Ordering::Relaxed);
     region.actor.store(info.actor.into(), Ordering::Relaxed);

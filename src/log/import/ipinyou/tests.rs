@@ -1,4 +1,4 @@
-//! Small impression logs for each rule and trap, and the real one where it is at hand.
+//! Small impression logs for each rule and trap, and the real log where it is available.
 
 use std::fs;
 
@@ -17,7 +17,7 @@ fn run(csv: &str, contracts: &str) -> (tempfile::TempDir, Result<ImportReport>) 
     (dir, report)
 }
 
-/// The track log rows of one weekday, split into columns.
+/// Returns the track log rows of one weekday, split into columns.
 fn rows(dir: &tempfile::TempDir, weekday: u8) -> Vec<Vec<String>> {
     let path = dir.path().join(format!("out/weekday-{weekday}/track_log.tsv"));
     let text = fs::read_to_string(path).unwrap();

@@ -1,10 +1,10 @@
 //! Declares auction ads of a log to be contracts.
 //!
-//! The Tencent log has no contracts, yet its queues are real, so some of its ads are declared to be
-//! contracts. They must be ads that pay for impressions: the log names no billing kind, but its numbers
-//! tell. `total eCPM = bid + quality` holds for an ad that bids per thousand impressions (CPM) and
-//! `total = bid x pctr per mille + quality` for one that bids per click (CPC). Either holds up to the
-//! rounding of the logged decimals, and now and then both do, so an ad is what most of its entries say.
+//! The Tencent log has no contracts but real queues, so some of its ads are declared to be contracts. They must be ads that pay
+//! per impression. The log does not name the billing type, but its numbers show it: `total eCPM = bid + quality` holds for an
+//! ad that bids per thousand impressions (CPM) and `total = bid x pctr per mille + quality` for one that bids per click (CPC).
+//! Either holds up to the rounding of the logged decimals, and sometimes both do, so an ad gets the type of the majority of its
+//! entries.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,10 +13,10 @@ use super::super::report::{Flaw, within};
 use crate::log::schema::{AdType, ControlRow, DAY_MS, TrackRow};
 use crate::log::targeting::Targeting;
 
-/// Penalty of a declared contract, in multiples of what its impressions were worth in the auction.
+/// Penalty of a declared contract, as a multiple of the auction worth of its impressions.
 const PENALTY_FACTOR: f64 = 1.5;
 
-/// The numbers of one logged queue entry that tell how it is billed.
+/// The numbers of one logged queue entry that show its billing type.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Price {
     /// Minor units.
@@ -27,10 +27,10 @@ pub(super) struct Price {
 }
 
 impl Price {
-    /// The price of a raw entry, from its columns.
+    /// Parses the price of a raw entry from its columns.
     ///
     /// # Errors
-    /// Names the column that is not a finite number.
+    /// The column that is not a finite number or out of range.
     pub fn parse(bid: &str, pctr: &str, quality: &str, total: &str) -> Result<Self, Flaw> {
         Ok(Self {
             bid: within("bid", bid, 0.0, f64::MAX)?,
@@ -41,7 +41,7 @@ impl Price {
     }
 }
 
-/// Which kind the identities speak for: +1 CPM, -1 CPC, 0 neither or both.
+/// Returns the billing type that the identities indicate: +1 CPM, -1 CPC, 0 neither or both.
 fn vote(p: Price) -> i64 {
     let cpm = (p.bid + p.quality - p.total).abs();
     let cpc = (p.bid * p.pctr_per_mille + p.quality - p.total).abs();
@@ -58,7 +58,7 @@ fn vote(p: Price) -> i64 {
     }
 }
 
-/// What the log says about each ad.
+/// Billing statistics of each ad.
 #[derive(Debug, Default)]
 pub(super) struct Billing(HashMap<u64, Record>);
 
@@ -77,7 +77,7 @@ impl Billing {
         record.votes += vote(price);
     }
 
-    /// The `count` CPM-billed ads that occur in most requests; of equally frequent ones the lower ids.
+    /// Returns the `count` CPM-billed ads with the most entries; ties go to the lower id.
     pub fn declare(&self, count: usize) -> Vec<Declared> {
         let mut cpm: Vec<_> = self.0.iter().filter(|(_, r)| r.votes > 0).collect();
         cpm.sort_by_key(|&(&ad_id, r)| (std::cmp::Reverse(r.entries), ad_id));
@@ -88,14 +88,14 @@ impl Billing {
     }
 }
 
-/// An ad declared to be a contract; its penalty is the whole log's, whatever part it is owed in.
+/// An ad declared to be a contract; its penalty comes from the whole log, whichever part it is owed in.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Declared {
     pub ad_id: u64,
     pub penalty: f64,
 }
 
-/// Where an ad stands in a set of requests.
+/// Numbers of requests with an ad.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Supply {
     pub appears: u64,
@@ -112,7 +112,7 @@ pub(super) fn supply(rows: &[TrackRow], ad_id: u64) -> Supply {
     supply
 }
 
-/// The control row of a declared contract that is owed `fill` of the requests that may show it.
+/// Builds the control row of a declared contract that is owed `fill` of the requests that may show it.
 pub(super) fn control_row(ad: Declared, supply: Supply, fill: f64, day: Day) -> ControlRow {
     let required = ((fill * supply.may_show as f64).round() as u64).max(1);
     ControlRow {
@@ -131,7 +131,7 @@ pub(super) fn control_row(ad: Declared, supply: Supply, fill: f64, day: Day) -> 
     }
 }
 
-/// Makes every entry of the ads in `contracts` a contract entry; returns the ads that were found.
+/// Turns every entry of the ads in `contracts` into a contract entry; returns the ads that were found.
 pub(super) fn mark_contracts(rows: &mut [TrackRow], contracts: &HashSet<u64>) -> HashSet<u64> {
     let mut found = HashSet::new();
     for entry in rows.iter_mut().flat_map(|r| &mut r.queue) {
@@ -170,7 +170,7 @@ mod tests {
         for _ in 0..9 {
             billing.add(40, price(50.0, 2.0, 10.0, 110.0), 110.0); // CPC: frequent, but not eligible
         }
-        // One of three entries of ad 10 reads as CPC by rounding; the others outvote it.
+        // One of three entries of ad 10 looks like CPC because of rounding; the others outvote it.
         billing.add(10, price(100.0, 1.0005, 10.0, 110.05), 110.05);
         billing.add(10, cpm(400.0), 400.0);
         let declared = billing.declare(2);

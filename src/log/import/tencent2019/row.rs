@@ -1,4 +1,4 @@
-//! Reads one line of the track log, and settles what is odd in its queue.
+//! Parses one line of the track log and resolves the oddities of its queue.
 
 use std::collections::HashSet;
 
@@ -6,15 +6,15 @@ use super::super::report::{Flaw, number};
 use super::billing::Price;
 use crate::log::schema::{AdType, MAX_ECPM, MAX_QUEUE, QueueEntry, TrackRow};
 
-/// Ranked entries log their pctr with three decimals; the injected test ad has a dozen or more.
+/// Number of decimals of a pctr that identifies the injected test ad: ranked entries have three, the test ad a dozen or more.
 const LONG_DECIMALS: usize = 6;
 
 /// One line of the log.
 pub(super) struct Parsed {
     pub row: TrackRow,
-    /// How each entry of the queue is priced.
+    /// Price of each entry of the queue.
     pub prices: Vec<Price>,
-    /// What was changed in the row.
+    /// Changes made to the row.
     pub changes: Vec<Flaw>,
 }
 
@@ -28,7 +28,7 @@ impl Parsed {
             return Err(Flaw::new("row", text, "not_5_columns"));
         };
         let request_id = number("request_id", request_id)?;
-        // Later years than 2100 are not Unix seconds but a finer unit.
+        // A time after the year 2100 is not in seconds but in a finer unit.
         let seconds: u64 = number("time", time)?;
         if seconds > 4_102_444_800 {
             return Err(Flaw::new("time", time, "out_of_range"));
@@ -44,7 +44,7 @@ impl Parsed {
     }
 }
 
-/// A queue without its test ad and repetitions, the price of each entry, and what was changed.
+/// A queue without its test ad and repetitions, the price of each entry, and the changes made.
 type Queue = (Vec<QueueEntry>, Vec<Price>, Vec<Flaw>);
 
 fn parse_queue(text: &str) -> Result<Queue, Flaw> {

@@ -1,4 +1,4 @@
-//! One small log per trap, and the real one where it is at hand.
+//! One small log per trap, and the real log where it is available.
 
 use std::fs;
 
@@ -26,7 +26,7 @@ fn declared(count: usize) -> Contracts {
     Contracts::FromLog { count, fill: 0.3 }
 }
 
-/// The track log that importing `text` without contracts gives, and the report.
+/// Imports `text` without contracts and returns the track log and the report.
 fn imported(text: &str) -> (String, ImportReport) {
     let (dir, report) = run(text, declared(0), None);
     let rows = fs::read_to_string(dir.path().join("out/track_log.tsv")).unwrap();
@@ -118,7 +118,7 @@ fn parts_owe_by_their_own_requests_and_every_output_says_that_contracts_were_dec
         let filter = u8::from(i >= 20 && i % 2 == 0);
         text += &line(i, i, &format!("1,90,2.0,10.0,100,{filter};2,50,3.0,1.0,151,0"));
     }
-    // The CPC ad comes last and out of order: one more entry keeps it from looking like a test ad.
+    // The CPC ad comes last and out of order; one more entry keeps it from looking like a test ad.
     let text = text.replace("151,0", "151,0;3,5,2.0,1.0,11,0");
     let (dir, report) = run(&text, declared(1), Some(20));
     let report = report.unwrap();
