@@ -2,7 +2,7 @@
 //!
 //! Main writes [`directory`] and creates [`segments`]; children find both by name. [`context`] loads what a run
 //! trains on, [`value_run`] what a run of values shares, [`beginning`] what it begins with, [`value_cursor`] where it stands,
-//! [`value_snapshot`] what it resumes from. [`metrics`] is the line-per-record file that all of them append to,
+//! [`value_snapshot`] what it resumes from, [`sparse_part`] how a snapshot's rows lie in shared memory. [`metrics`] is the line-per-record file that all of them append to,
 //! [`flight`] records the last events of a process for the report of a crash. A run resumes from a [`snapshot`]. [`leakage`] refuses
 //! a day that has two roles.
 //!
@@ -17,6 +17,7 @@ pub mod leakage;
 pub mod metrics;
 pub mod segments;
 pub mod snapshot;
+pub mod sparse_part;
 pub mod value_cursor;
 pub mod value_run;
 pub mod value_snapshot;
