@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{BufReader, Cursor};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,6 +16,7 @@ use crate::score::{DayFiles, Decision, Format, Requests, ScoreOptions, Scorer, S
 use crate::settings::Settings;
 use crate::values::ValueModel;
 
+use super::proc;
 use super::world::{self, WorldSize};
 
 #[derive(Debug, Clone, Serialize)]
@@ -23,8 +25,8 @@ pub struct ScoreReport {
     pub contracts_in_queue: usize,
     pub hidden: usize,
     pub requests: u64,
-    /// Whether values are a model's.
-    pub values: bool,
+    /// The model whose values are told, if one is.
+    pub values: Option<Attached>,
     pub requests_per_second: f64,
     /// Of one request, without reading and writing it, microseconds.
     pub p50_us: f64,
@@ -37,13 +39,37 @@ pub struct ScoreReport {
     pub jsonl_candidates_per_second: f64,
 }
 
+/// What it took to attach to a model.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Attached {
+    pub rows: usize,
+    /// Of the file of its rows, and what this process's own memory has grown by.
+    pub rows_mb: f64,
+    pub own_mb: f64,
+    pub seconds: f64,
+}
+
+/// Attaches to the model of a run, and measures it.
+///
+/// # Errors
+/// No model there, or one that is damaged.
+pub fn attach(dir: &Path) -> anyhow::Result<(Arc<ValueModel>, Attached)> {
+    let own_mb = || proc::usage(std::process::id()).map_or(f64::NAN, |usage| usage.own_mb);
+    let (before, began) = (own_mb(), Instant::now());
+    let model = ValueModel::read(dir)?;
+    let (seconds, own_mb) = (began.elapsed().as_secs_f64(), own_mb() - before);
+    let rows_mb = model.rows.path().metadata()?.len() as f64 / 1e6;
+    let attached = Attached { rows: model.rows.len(), rows_mb, own_mb, seconds };
+    Ok((Arc::new(model), attached))
+}
+
 impl fmt::Display for ScoreReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
             "score{}: {:.2} us a request of {} candidates, {} of them contracts (p99 {:.2} us, worst with its replanning {:.0} us); {:.0} requests/s, \
              {:.0} k candidates/s decided, {:.0} k from TSV to TSV, {:.0} k from JSON to JSON, on one core",
-            if self.values { " at corrected values" } else { "" },
+            if self.values.is_some() { " at corrected values" } else { "" },
             self.p50_us,
             self.queue,
             self.contracts_in_queue,
@@ -53,12 +79,20 @@ impl fmt::Display for ScoreReport {
             self.candidates_per_second / 1e3,
             self.tsv_candidates_per_second / 1e3,
             self.jsonl_candidates_per_second / 1e3
-        )
+        )?;
+        if let Some(Attached { rows, rows_mb, own_mb, seconds }) = self.values {
+            write!(
+                f,
+                "\nattached to {rows} rows of {rows_mb:.0} MB in {seconds:.3} s, with {own_mb:.1} MB of its own"
+            )?;
+        }
+        Ok(())
     }
 }
 
 /// Scores a day of `size` with an untrained network of the default settings, at the values of a model where one is given.
-pub fn run(size: WorldSize, settings: &Settings, values: Option<Arc<ValueModel>>) -> anyhow::Result<ScoreReport> {
+pub fn run(size: WorldSize, settings: &Settings, values: Option<&Path>) -> anyhow::Result<ScoreReport> {
+    let (values, attached) = values.map(attach).transpose()?.unzip();
     let dir = world::written(size)?;
     let (model, plan) = world::day(size)?;
     let spec = world::spec(&model, settings);
@@ -66,7 +100,6 @@ pub fn run(size: WorldSize, settings: &Settings, values: Option<Arc<ValueModel>>
     let policy = ServedPolicy::of_file(PolicyFile { spec, plan, actor, updates: 0 }, "bench".into());
     let path = dir.path();
     let files = DayFiles { control: path.join("control.tsv"), inventory: None, day: Some(path.join("day.toml")) };
-    let with_values = values.is_some();
     let day = ServedDay::read(&files, 0)?.told(values);
     let rows = RawDay::read(path, CompileOptions::default())?.rows;
 
@@ -102,7 +135,7 @@ pub fn run(size: WorldSize, settings: &Settings, values: Option<Arc<ValueModel>>
         contracts_in_queue: size.eligible,
         hidden: settings.policy.hidden,
         requests: rows.len() as u64,
-        values: with_values,
+        values: attached,
         requests_per_second: rows.len() as f64 / elapsed,
         p50_us: quantile(0.5),
         p99_us: quantile(0.99),

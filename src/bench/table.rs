@@ -5,6 +5,7 @@
 //! are made beforehand, the table is full before the clock starts.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use crate::rank::rows::{RowStep, Rows};
 use crate::rank::store::{BatchRows, Store};
 use crate::settings::{RowOptimizer, ValueSettings};
 use crate::sparse::table::DIRECT;
-use crate::sparse::{Cache, Counters, HostTable, Lookup, TableShape};
+use crate::sparse::{Cache, Counters, HostTable, Lookup, TableShape, file};
 use crate::values::Block;
 use crate::values::adam::Adam;
 use crate::values::net::{Net, NetShape};
@@ -43,6 +44,8 @@ pub struct TableBench {
     pub seconds: f64,
     /// Accesses whose hits are counted, after three times as many; 0 = none.
     pub accesses: usize,
+    /// Where the rows are written before anything learns.
+    pub dump: Option<PathBuf>,
 }
 
 /// How fast updates are in one form.
@@ -152,13 +155,17 @@ impl Zipf {
 /// No memory for the table, or a cache smaller than a batch.
 pub fn run_table(bench: &TableBench) -> anyhow::Result<TableReport> {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
-    let shape = TableShape { dim: bench.dim + DIRECT, optimizer: bench.optimizer, max_rows: bench.rows, seed: 1 };
+    let shape =
+        TableShape { dim: bench.dim + DIRECT, optimizer: bench.optimizer, max_rows: bench.rows, seed: 1, marks: false };
     let mut table = HostTable::private(shape)?;
     // Popular ids stand anywhere in the table.
     let mut scattered: Vec<u64> = (0..bench.rows as u64).collect();
     scattered.shuffle(&mut rng);
     for id in 0..bench.rows as u64 {
         anyhow::ensure!(table.find_or_insert(id).is_some(), "the table is too small");
+    }
+    if let Some(path) = &bench.dump {
+        file::write(path, &table)?;
     }
     let zipf = Zipf::new(bench.rows, bench.zipf);
     let blocks: Vec<Arc<Block>> = (0..BATCHES).map(|_| Arc::new(block(bench, &zipf, &scattered, &mut rng))).collect();
@@ -274,6 +281,7 @@ fn one_thread(
         store.find(&block.ids, &mut rows);
         unique += rows.lookup.unique.len();
         store.fetch(&mut rows)?;
+        store.settle(&mut rows, block)?;
         store.gather(&mut rows);
         dense.net.below(&dense.parameters, &block.dense);
         dense.interact(block, &rows, &mut d_rows);

@@ -10,12 +10,14 @@ use anyhow::Context as _;
 
 use crate::run::snapshot::files::Disk;
 use crate::run::snapshot::{SnapshotFolder, folder};
+use crate::run::sparse_part::SparsePart;
 use crate::run::value_run::{ValueHalves, table_shape};
 use crate::run::value_snapshot::{base_path, bases, delta_path};
 use crate::run::{RunDirectory, failpoint};
 use crate::settings::{Configuration as _, ValueSettings};
 use crate::shm::{Complete, Control, Halves, Role, ShmError};
-use crate::sparse::{TableShape, file, merge};
+use crate::sparse::file::RowLayout;
+use crate::sparse::merge;
 
 use super::{Keeper, serve};
 
@@ -37,7 +39,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let mut deltas = Deltas {
         folder: SnapshotFolder::new(&root, Disk),
         root: &root,
-        shape: table_shape(&settings),
+        layout: table_shape(&settings).into(),
         keep: settings.checkpoint.keep as u64,
         merging: None,
     };
@@ -52,24 +54,19 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
 struct Deltas<'a> {
     folder: SnapshotFolder<'a, Disk>,
     root: &'a Path,
-    shape: TableShape,
+    layout: RowLayout,
     keep: u64,
     merging: Option<JoinHandle<anyhow::Result<()>>>,
 }
 
 impl Keeper for Deltas<'_> {
     fn commit(&mut self, complete: &Complete<'_>) -> anyhow::Result<u64> {
-        let rows = sorted(complete.sparse, self.shape.words())?;
+        let part = SparsePart::parse(complete.sparse, self.layout)?;
+        let state = [complete.dense, part.sightings].concat();
         let mut delta = std::io::Cursor::new(Vec::with_capacity(complete.sparse.len() + 64));
-        file::write_to(
-            &mut delta,
-            self.shape.dim,
-            self.shape.optimizer,
-            rows.iter().map(|(id, words)| (*id, &words[..])),
-        )?;
+        part.write_delta(&mut delta)?;
         anyhow::ensure!(!failpoint::reached("checkpoint.commit"), "made to fail");
-        let written =
-            self.folder.commit(complete.snapshot, complete.update, complete.dense, &[delta.get_ref()], None)?;
+        let written = self.folder.commit(complete.snapshot, complete.update, &state, &[delta.get_ref()], None)?;
         failpoint::reached("checkpoint.committed");
         Ok(written)
     }
@@ -105,19 +102,6 @@ impl Deltas<'_> {
             self.merging = thread.inspect_err(|e| tracing::warn!("deltas cannot be merged, they stay: {e}")).ok();
         }
     }
-}
-
-/// The rows of a half, ids ascending.
-fn sorted(sparse: &[u8], words: usize) -> anyhow::Result<Vec<(u64, Vec<u32>)>> {
-    let len = 8 + 4 * words;
-    anyhow::ensure!(sparse.len().is_multiple_of(len), "{} bytes are no rows of {len}", sparse.len());
-    let mut rows: Vec<(u64, &[u8])> = sparse
-        .chunks_exact(len)
-        .map(|row| (u64::from_le_bytes(row[..8].try_into().expect("8 bytes")), &row[8..]))
-        .collect();
-    rows.sort_unstable_by_key(|(id, _)| *id);
-    let word = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().expect("4 bytes"));
-    Ok(rows.into_iter().map(|(id, row)| (id, row.chunks_exact(4).map(word).collect())).collect())
 }
 
 /// A base and the deltas that become the next one.

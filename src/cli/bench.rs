@@ -1,7 +1,6 @@
 //! `admix bench`: benchmarks of single stages.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -17,7 +16,6 @@ use crate::bench::world::WorldSize;
 use crate::bench::{actor, e2e, env, evaluate, ingest, learner, plan, score, speedup, start};
 use crate::learner::device;
 use crate::settings::{Critic, RowOptimizer, Settings};
-use crate::values::ValueModel;
 
 use super::exit::Exit;
 use super::output::{print_json, print_text};
@@ -189,6 +187,9 @@ enum Stage {
         /// Accesses for which cache hits are counted, after three times as many to warm it; 0 = none
         #[arg(long, default_value_t = 0)]
         accesses: usize,
+        /// Also write the rows to this file, which a run can begin with (values.from): a table of any size
+        #[arg(long, value_name = "FILE")]
+        dump: Option<PathBuf>,
     },
     /// Planning a generated day: graph, HWM, SHALE, unavoidable shortage, beside one pass over all pairs
     #[command(after_help = "Example: admix bench plan --contracts 1000")]
@@ -299,9 +300,7 @@ impl Bench {
             Stage::Actor(day) => self.print(&actor::run(day.size(), &Settings::default(), day.seconds)?),
             Stage::Evaluate(day) => self.print(&evaluate::run(day.size(), &Settings::default(), day.seconds)?),
             Stage::Score { day, values } => {
-                let read = |dir: &PathBuf| ValueModel::read(dir).map(Arc::new);
-                let values = values.as_ref().map(read).transpose()?;
-                self.print(&score::run(day.size(), &Settings::default(), values)?)
+                self.print(&score::run(day.size(), &Settings::default(), values.as_deref())?)
             }
             Stage::Serve { day, rate, connections, swaps, hostile, kills } => {
                 let bench = ServeBench {
@@ -329,7 +328,7 @@ impl Bench {
                 rounds: *rounds,
                 mpi: !no_mpi,
             })?),
-            &Stage::Table { rows, batch, fields, dim, zipf, cache_rows, prefetch, seconds, accesses } => {
+            &Stage::Table { rows, batch, fields, dim, zipf, cache_rows, prefetch, seconds, accesses, ref dump } => {
                 let optimizer = RowOptimizer::RowwiseAdagrad;
                 self.print(&run_table(&TableBench {
                     rows,
@@ -342,6 +341,7 @@ impl Bench {
                     prefetch,
                     seconds,
                     accesses,
+                    dump: dump.clone(),
                 })?)
             }
             Stage::Speedup { config, sets, seeds } => self.print(&speedup::run(config, sets, *seeds)?),

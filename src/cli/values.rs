@@ -384,13 +384,13 @@ fn render(reports: &[ValueReport]) -> String {
 impl Dump {
     fn run(self) -> anyhow::Result<Exit> {
         let model = read(&self.values)?;
-        file::write(&self.out, &model.table)?;
+        let rows = file::copy(model.rows.path(), &self.out, false, |last| Some(last.unwrap_or_default()))?;
         let mut name = self.out.as_os_str().to_owned();
         name.push(".safetensors");
         let dense = PathBuf::from(name);
         std::fs::copy(model.folder.join("values.safetensors"), &dense)
             .with_context(|| format!("cannot write {}", dense.display()))?;
-        say!("{} rows written to {}, the network to {}", model.table.len(), self.out.display(), dense.display());
+        say!("{rows} rows written to {}, the network to {}", self.out.display(), dense.display());
         Ok(Exit::Done)
     }
 }

@@ -44,8 +44,13 @@ impl RowGradients {
 
     /// The mean weight of a row's samples, each counted by its weight.
     pub fn mean_weight(&self, row: usize) -> f32 {
-        if self.weights[row] > 0.0 { self.squares[row] / self.weights[row] } else { 1.0 }
+        mean_weight(self.weights[row], self.squares[row])
     }
+}
+
+/// The mean weight of samples, each counted by its weight, from the sum of their weights and of the squares.
+pub fn mean_weight(sum: f32, squares: f32) -> f32 {
+    if sum > 0.0 { squares / sum } else { 1.0 }
 }
 
 /// Bytes of the longest message of `rows` rows.

@@ -19,7 +19,7 @@ pub mod exposure;
 pub mod import;
 pub mod inventory;
 pub mod keep;
-mod map;
+pub mod map;
 mod quarantine;
 pub mod queue;
 mod queue_buffer;

@@ -54,11 +54,8 @@ impl MergedRows {
                 continue;
             };
             let version = *table.record(record).last().expect("a version");
-            let weights = prior.weights(self.merged.fields[row] as usize, weight, version);
             let gradient = &mut self.merged.gradients[row * dim..(row + 1) * dim];
-            for (element, (g, w)) in gradient.iter_mut().zip(table.row(record)).enumerate() {
-                *g += weights[element.min(weights.len() - 1)] * w;
-            }
+            prior.add(self.merged.fields[row] as usize, weight, version, table.row(record), gradient);
             table.update_shared(self.merged.ids[row], record, gradient, step.rate, &mut self.record);
         }
         Ok(())

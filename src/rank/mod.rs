@@ -77,7 +77,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let (halves, undo) = ValueHalves::open(prefix)?.map(|of| (of.halves, of.undo)).unzip();
     let fields = Fields::parse(&settings.values.fields)?;
     let shape = net_shape(&settings, &fields);
-    let state = state_of(&settings, directory, shape, halves.as_ref())?;
+    let (state, sightings) = state_of(&settings, directory, shape, halves.as_ref())?;
     if let Some(undo) = undo {
         table.track(undo);
     }
@@ -86,7 +86,9 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let prior = RowPrior::new(&settings, &prepared);
     // The row thread has a handle of its own.
     let of_rows = halves.is_some().then(|| ValueHalves::open(prefix)).transpose()?.flatten().map(|of| of.halves);
-    let rows = Rows::start(Store::new(table, &settings), Some(prior), of_rows, settings.ahead())?;
+    let mut store = Store::new(table, &settings);
+    store.begin(&settings, &prepared.days, &sightings)?;
+    let rows = Rows::start(store, Some(prior), of_rows, settings.ahead())?;
     let mut trainer = Trainer {
         blocks: Blocks::open(&segments, slot, fields.len())?,
         rows,

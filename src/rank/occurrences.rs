@@ -4,6 +4,7 @@
 //! still known from ten exposures, not from a hundred: its prior is multiplied by the mean weight of its samples, each counted by its
 //! weight.
 
+use crate::collective::rows::mean_weight;
 use crate::sparse::Lookup;
 
 /// What the samples of a batch say of each of its unique ids.
@@ -40,7 +41,7 @@ impl Occurrences {
     /// The mean weight of the place's samples, each counted by its weight.
     pub fn weight(&self, place: usize) -> f32 {
         let (_, sum, squares) = self.places[place];
-        if sum > 0.0 { squares / sum } else { 1.0 }
+        mean_weight(sum, squares)
     }
 }
 

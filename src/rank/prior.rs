@@ -27,8 +27,8 @@ impl RowPrior {
         let of_batch = self.of_batch(weights.len() as u64, passes);
         self.occurrences.count(&batch.lookup, weights, self.direct.len());
         let occurrences = &self.occurrences;
-        store.add_prior(batch, gradients, |place, version| {
-            of_batch.weights(occurrences.field(place), occurrences.weight(place), version)
+        store.add_prior(batch, gradients, |place, version, row, gradient| {
+            of_batch.add(occurrences.field(place), occurrences.weight(place), version, row, gradient);
         });
     }
 
@@ -48,11 +48,15 @@ pub struct BatchPrior {
 }
 
 impl BatchPrior {
-    /// By what a row of `field` is multiplied to get the prior's part of its gradient: the two direct elements, and the others.
-    /// `weight` is the mean weight of the row's samples, `version` the number of its updates.
-    pub fn weights(&self, field: usize, weight: f32, version: u32) -> [f32; DIRECT + 1] {
+    /// Adds the prior's part to the gradient of a row of `field`. `weight` is the mean weight of the row's samples, `version` the number
+    /// of its updates.
+    pub fn add(&self, field: usize, weight: f32, version: u32, row: &[f32], gradient: &mut [f32]) {
         let share = (self.passes / f64::from(version + 1)).min(1.0) * f64::from(weight);
         let [charge, click] = self.direct[field];
-        [charge, click, self.rest].map(|precision| (precision * share) as f32)
+        // Of the two direct elements, and of all others.
+        let weights = [charge, click, self.rest].map(|precision| (precision * share) as f32);
+        for (element, (g, w)) in gradient.iter_mut().zip(row).enumerate() {
+            *g += weights[element.min(DIRECT)] * w;
+        }
     }
 }

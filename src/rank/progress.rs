@@ -3,29 +3,29 @@
 use crate::run::RunDirectory;
 use crate::run::beginning::first_parameters;
 use crate::run::value_run::Prepared;
-use crate::run::value_snapshot::{ValueSnapshot, ValueState, read_state};
+use crate::run::value_snapshot::{ValueSnapshot, ValueState, read_whole_state};
 use crate::settings::ValueSettings;
 use crate::shm::{Control, Halves};
 use crate::values::net::NetShape;
 
 use super::rows::RowStep;
 
-/// The state that the run goes on from; main has seen to it that the table is as of the same snapshot.
+/// The state that the run goes on from, and how often ids without a row were seen; main has seen to it that the table is as of the same
+/// snapshot.
 pub fn state_of(
     settings: &ValueSettings,
     directory: &RunDirectory,
     shape: NetShape,
     halves: Option<&Halves>,
-) -> anyhow::Result<ValueState> {
-    let state = match halves.map(Halves::committed) {
-        Some(0) => None,
-        Some(number) => Some(read_state(directory, number)?),
+) -> anyhow::Result<(ValueState, Vec<u8>)> {
+    let number = match halves.map(Halves::committed) {
+        Some(number) => number,
         // No snapshots are taken; there may be some of before.
-        None => ValueSnapshot::newest(directory)?.map(|snapshot| snapshot.state),
+        None => ValueSnapshot::newest(directory)?.map_or(0, |snapshot| snapshot.number),
     };
-    match state {
-        Some(state) => Ok(state),
-        None => Ok(ValueState::new(settings.values.readers, first_parameters(settings, shape)?)),
+    match number {
+        0 => Ok((ValueState::new(settings.values.readers, first_parameters(settings, shape)?), vec![])),
+        number => read_whole_state(directory, number),
     }
 }
 

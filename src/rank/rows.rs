@@ -1,7 +1,7 @@
 //! The row thread: look-ups, insertions, fetches, evictions and updates of rows, beside the dense products.
 //!
 //! The trainer asks for the rows of batches ahead. The row thread finds their unique ids and fetches what is missing while an earlier
-//! batch is computed. It gathers the rows of a batch once the batch before is updated, which is while the dense products below the
+//! batch is computed. It gives rows to new ids and gathers the rows of a batch once the batch before is updated, which is while the dense products below the
 //! interaction go forward. It updates the table while the rest of the backward products is computed. [`Turns`] orders the two; a
 //! slot is never contended, so its lock is only ever tried. What is computed does not depend on the timing.
 
@@ -301,16 +301,20 @@ impl Worker {
         self.shared.turns.pass(Turn::Updated);
     }
 
-    /// Gathers the rows of batch `n`; all before it are updated.
+    /// Settles and gathers the rows of batch `n`; all before it are updated.
     fn look_up(&mut self, n: u64) {
         let mut slot = self.shared.slot(n);
         let mut store = self.shared.store();
         find(&mut store, &mut slot);
-        if slot.failed.is_none() {
-            match store.fetch(&mut slot.rows) {
-                Ok(true) => store.gather(&mut slot.rows),
-                Ok(false) => slot.failed = Some(anyhow::anyhow!("rows are pinned by no batch")),
-                Err(e) => slot.failed = Some(e),
+        let Slot { block, rows, failed, .. } = &mut *slot;
+        if failed.is_none() {
+            match store.fetch(rows) {
+                Ok(true) => match store.settle(rows, block) {
+                    Ok(()) => store.gather(rows),
+                    Err(e) => *failed = Some(e),
+                },
+                Ok(false) => *failed = Some(anyhow::anyhow!("rows are pinned by no batch")),
+                Err(e) => *failed = Some(e),
             }
         }
         drop((store, slot));

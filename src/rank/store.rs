@@ -1,22 +1,30 @@
 //! The rows of batches, from the table itself or from the cache over it: the same numbers either way.
 //!
-//! A batch goes through four steps: its unique ids are found, their rows are fetched, gathered, and moved along their gradients. The
-//! first two may be done while earlier batches are under way; a gather comes after the update of the batch before.
+//! A batch goes through five steps: its unique ids are found, their rows are fetched, settled, gathered, and moved along their gradients.
+//! The first two may be done while earlier batches are under way. It is settled in its turn, after the update of the batch before: ids
+//! that are new get a row then, by the rules of [`Admission`], and rows that went since they were fetched are fetched again.
 
 use crate::run::failpoint;
-use crate::settings::{ValueSettings, WhenFull};
+use crate::run::sparse_part::SparsePart;
+use crate::settings::ValueSettings;
 use crate::shm::{Halves, Part, ShmError};
+use crate::sparse::admission::Asked;
 use crate::sparse::cache::Counters;
 use crate::sparse::lookup::Finder;
-use crate::sparse::table::DIRECT;
-use crate::sparse::{Cache, CacheError, HostTable, Lookup, TableError, Ticket};
+use crate::sparse::{Admission, Cache, CacheError, HostTable, Lookup, Ticket};
+use crate::values::Block;
 
 /// Where rows are read and written during training.
 pub struct Store {
     table: HostTable,
     cache: Option<Cache>,
-    when_full: WhenFull,
+    admission: Admission,
+    /// Days since 1970-01-01 of the training days, where rows are to be told by their age; else empty.
+    days: Vec<u32>,
     finder: Finder,
+    /// Of the batch in hand, for each unique id: exposures that are counted, and the newest day.
+    seen: Vec<u32>,
+    newest: Vec<u32>,
     /// Memory for the first value of an id that the table has no room for.
     first: Vec<u32>,
 }
@@ -28,7 +36,7 @@ pub struct BatchRows {
     /// The rows of the unique ids, `dim` floats each, once they are gathered.
     pub values: Vec<f32>,
     fetched: bool,
-    /// Where they lie in the cache, or in the table; `None` for an id that the table has no room for.
+    /// Where they lie in the cache, and in the table; `None` for an id without a row.
     ticket: Option<Ticket>,
     records: Vec<Option<u32>>,
 }
@@ -42,9 +50,27 @@ impl BatchRows {
 impl Store {
     pub fn new(table: HostTable, settings: &ValueSettings) -> Self {
         let t = &settings.table;
-        let cache = (t.cache_rows > 0).then(|| Cache::new(table.shape(), t.cache_rows, t.devices));
-        let first = vec![0; table.shape().words()];
-        Self { table, cache, when_full: t.when_full, finder: Finder::default(), first }
+        Self {
+            cache: (t.cache_rows > 0).then(|| Cache::new(table.shape(), t.cache_rows, t.devices)),
+            first: vec![0; table.shape().words()],
+            admission: Admission::new(t),
+            table,
+            days: vec![],
+            finder: Finder::default(),
+            seen: vec![],
+            newest: vec![],
+        }
+    }
+
+    /// Goes on from what a snapshot holds beside rows: how often ids without one were seen. `days` are those of the training days.
+    ///
+    /// # Errors
+    /// Counts of other settings.
+    pub fn begin(&mut self, settings: &ValueSettings, days: &[u32], sightings: &[u8]) -> anyhow::Result<()> {
+        if settings.table.keep_days > 0 {
+            self.days = days.to_vec();
+        }
+        self.admission.restore(&settings.table, sightings)
     }
 
     /// Finds the unique ids of a batch.
@@ -53,11 +79,11 @@ impl Store {
         batch.fetched = false;
     }
 
-    /// Inserts the ids that are new, and fetches and pins the batch's rows where there is a cache. False, and nothing has changed,
-    /// while pinned rows of earlier batches leave no room.
+    /// Fetches and pins the rows that a batch's ids have by now. False, and nothing has changed, while pinned rows of earlier batches
+    /// leave no room in the cache.
     ///
     /// # Errors
-    /// A table without room, a batch larger than the cache.
+    /// A batch larger than the cache.
     pub fn fetch(&mut self, batch: &mut BatchRows) -> anyhow::Result<bool> {
         if batch.fetched {
             return Ok(true);
@@ -70,22 +96,72 @@ impl Store {
             }
         } else {
             batch.records.clear();
-            for &id in &batch.lookup.unique {
-                let record = self.table.find_or_insert(id);
-                if record.is_none() && self.when_full == WhenFull::Error {
-                    return Err(TableError::Full { rows: self.table.len() }.into());
-                }
-                batch.records.push(record);
-            }
+            batch.records.extend(batch.lookup.unique.iter().map(|&id| self.table.find(id)));
         }
         batch.fetched = true;
         Ok(true)
     }
 
-    /// Copies the rows of a fetched batch, one after another, into `batch.values`.
+    /// Gives rows to those ids of a fetched batch that are to have one. All batches before it are updated, none after it is settled.
+    ///
+    /// # Errors
+    /// A table without room.
+    pub fn settle(&mut self, batch: &mut BatchRows, block: &Block) -> anyhow::Result<()> {
+        let Self { table, cache, admission, days, seen, newest, .. } = self;
+        let (unique, inverse) = (&batch.lookup.unique, &batch.lookup.inverse);
+        let fields = inverse.len().checked_div(block.len()).unwrap_or(0).max(1);
+        seen.clear();
+        let counts = admission.counts() && block.epoch == 0;
+        #[cfg(test)]
+        let counts = counts || admission.planted == Some(Bug::CountsEveryPass);
+        if counts {
+            seen.resize(unique.len(), 0);
+            inverse.iter().for_each(|&place| seen[place as usize] += 1);
+        }
+        newest.clear();
+        if !days.is_empty() {
+            newest.resize(unique.len(), 0);
+            for (places, day) in inverse.chunks_exact(fields).zip(&block.day) {
+                for &place in places {
+                    let newest = &mut newest[place as usize];
+                    *newest = (*newest).max(days[usize::from(*day)]);
+                }
+            }
+        }
+        if let (Some(cache), Some(ticket)) = (&cache, &batch.ticket) {
+            cache.records(ticket, &mut batch.records);
+        } else if table.shape().marks {
+            // What was found ahead may have been freed since, and given to another id.
+            for (record, &id) in batch.records.iter_mut().zip(unique) {
+                #[cfg(test)]
+                if admission.planted == Some(Bug::BelievesWhatItFoundAhead) {
+                    continue;
+                }
+                *record = record.filter(|record| table.owner(*record) == id);
+            }
+        }
+        #[cfg(test)]
+        let leaves = admission.planted == Some(Bug::LeavesFreedRowsInTheCache);
+        let asked = Asked { ids: unique, seen, days: newest };
+        admission.admit(table, &asked, &mut batch.records, |id| {
+            #[cfg(test)]
+            if leaves {
+                return;
+            }
+            if let Some(cache) = cache {
+                cache.forget(id);
+            }
+        })?;
+        if let (Some(cache), Some(ticket)) = (cache, &mut batch.ticket) {
+            cache.settle(table, unique, &batch.records, ticket);
+        }
+        Ok(())
+    }
+
+    /// Copies the rows of a settled batch, one after another, into `batch.values`.
     pub fn gather(&mut self, batch: &mut BatchRows) {
         if let (Some(cache), Some(ticket)) = (&self.cache, &batch.ticket) {
-            cache.gather(ticket, &mut batch.values);
+            cache.gather(ticket, &batch.lookup.unique, &mut batch.values);
             return;
         }
         let dim = self.table.shape().dim;
@@ -101,22 +177,18 @@ impl Store {
         }
     }
 
-    /// Adds to each row's gradient the row times `weight` of its place and version: the two direct elements' and the others'.
-    pub fn add_prior(
-        &self,
-        batch: &BatchRows,
-        gradients: &mut [f32],
-        weight: impl Fn(usize, u32) -> [f32; DIRECT + 1],
-    ) {
+    /// Calls `add` with the place, version, values and gradient of each of a batch's rows.
+    pub fn add_prior(&self, batch: &BatchRows, gradients: &mut [f32], add: impl Fn(usize, u32, &[f32], &mut [f32])) {
         let dim = self.table.shape().dim;
         let mut add = |i: usize, version: u32| {
-            let weights = weight(i, version);
-            let rows = &batch.values[i * dim..(i + 1) * dim];
-            let elements = gradients[i * dim..(i + 1) * dim].iter_mut().zip(rows);
-            elements.enumerate().for_each(|(element, (g, w))| *g += weights[element.min(DIRECT)] * w);
+            let row = i * dim..(i + 1) * dim;
+            add(i, version, &batch.values[row.clone()], &mut gradients[row]);
         };
         match (&self.cache, &batch.ticket) {
-            (Some(cache), Some(ticket)) => cache.versions(ticket).enumerate().for_each(|(i, v)| add(i, v)),
+            (Some(cache), Some(ticket)) => {
+                let versions = cache.versions(ticket).enumerate();
+                versions.filter_map(|(i, version)| Some((i, version?))).for_each(|(i, version)| add(i, version));
+            }
             _ => {
                 for (i, record) in batch.records.iter().enumerate() {
                     if let Some(record) = record {
@@ -154,7 +226,9 @@ impl Store {
 
     /// Rows that have changed since the newest snapshot, at most.
     pub fn changed(&self) -> usize {
-        self.table.changed_len() + self.cache.as_ref().map_or(0, Cache::dirty)
+        // Rows with a mark change in the table when they are used, so that those that the cache has changed are among them.
+        let in_cache = self.cache.as_ref().filter(|_| !self.table.shape().marks);
+        self.table.changed_len() + in_cache.map_or(0, Cache::dirty)
     }
 
     /// Puts the rows that have changed since the newest snapshot, as they are after `update`, into the half of snapshot `number`.
@@ -164,11 +238,14 @@ impl Store {
     pub fn snapshot(&mut self, halves: &Halves, number: u64, update: u64) -> Result<(), ShmError> {
         failpoint::reached("rank.snapshot");
         self.flush();
-        let changed: Vec<([u8; 8], u32)> =
-            self.table.changed().map(|(id, record)| (id.to_le_bytes(), record)).collect();
-        let pieces = changed
+        let table = &self.table;
+        let changed: Vec<([u8; 8], u32)> = table.changed().map(|(id, record)| (id.to_le_bytes(), record)).collect();
+        let dropped: Vec<u8> = table.dropped().flat_map(u64::to_le_bytes).collect();
+        let head = SparsePart::head(changed.len(), dropped.len() / size_of::<u64>());
+        let rows = changed
             .iter()
-            .flat_map(|(id, record)| [&id[..], bytemuck::cast_slice::<u32, u8>(self.table.record(*record))]);
+            .flat_map(|(id, record)| [&id[..], bytemuck::cast_slice::<u32, u8>(table.file_record(*record))]);
+        let pieces = std::iter::once(&head[..]).chain(rows).chain([&dropped[..], self.admission.sightings()]);
         halves.write(Part::Sparse, number, update, pieces)?;
         failpoint::reached("rank.snapshot.rows");
         self.table.begin_changes(number);
@@ -205,3 +282,10 @@ impl Store {
         self.cache.as_ref().map(Cache::counters)
     }
 }
+
+#[cfg(test)]
+use crate::sparse::admission::Bug;
+
+#[cfg(test)]
+#[path = "store/tests.rs"]
+mod tests;

@@ -53,7 +53,7 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
     let exchange = Arc::new(Exchange::open(&exchange_name(prefix))?);
     let seat = exchange.join(rank, Duration::from_secs_f64(settings.ranks.timeout_s))?;
     let (halves, undo) = ValueHalves::open(prefix)?.map(|of| (of.halves, of.undo)).unzip();
-    let state = state_of(settings, directory, shape, halves.as_ref())?;
+    let (state, _) = state_of(settings, directory, shape, halves.as_ref())?;
     let prepared = Prepared::read(directory)?;
     let mut first = None;
     if rank == 0 {

@@ -30,6 +30,7 @@ struct Window {
     samples: Vec<Sample>,
     ids: Vec<u64>,
     requests: Vec<u64>,
+    days: Vec<u16>,
 }
 
 /// Runs reader `id` until it has given all passes or the run stops.
@@ -109,6 +110,7 @@ impl Stream<'_> {
             window.samples.extend(joined.samples);
             window.ids.extend(joined.ids);
             window.requests.extend(joined.requests);
+            window.days.resize(window.samples.len(), day as u16);
             let last = day + 1 == v.train.len();
             if last && number == 0 && window.samples.len() <= v.shuffle {
                 let whole = whole.insert(window);
@@ -149,6 +151,9 @@ impl Stream<'_> {
             for &i in samples {
                 let rank = (mix(window.requests[i]) % ranks as u64) as usize;
                 shards[rank].push(&window.samples[i], ids(i), self.settings.values.most_weight);
+                if self.settings.table.keep_days > 0 {
+                    shards[rank].day.push(window.days[i]);
+                }
             }
             for (rank, shard) in shards.iter().enumerate() {
                 if !self.hand_over(rank, shard)? {
@@ -162,6 +167,7 @@ impl Stream<'_> {
             left.samples.push(window.samples[i]);
             left.ids.extend_from_slice(ids(i));
             left.requests.push(window.requests[i]);
+            left.days.push(window.days[i]);
         }
         Ok(Some(left))
     }

@@ -1,4 +1,6 @@
 //! Starting point of a run of `admix values train`: nothing, the rows of a file, or rows and network of another run.
+//!
+//! With `table.keep_days`, rows that the other run had not seen in the last days of its data are dropped.
 
 use std::path::{Path, PathBuf};
 
@@ -8,17 +10,20 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::settings::ValueSettings;
 use crate::sparse::file;
+use crate::sparse::marks::LastUse;
 use crate::values::ValueModel;
 use crate::values::net::NetShape;
 
+use super::value_run::Prepared;
 use super::value_snapshot::base_path;
 
 /// Copies the initial rows of a run into base 0 of its snapshots, unless they are there, so that the run can be resumed even if their
-/// source is gone. Returns the file; `None` where the run starts with an empty table.
+/// source is gone. Returns the file; `None` where the run starts with an empty table. Rows without a date count as seen on the day before the
+/// run's first.
 ///
 /// # Errors
 /// No rows at the source, or damaged rows.
-pub fn first_rows(settings: &ValueSettings, root: &Path) -> anyhow::Result<Option<PathBuf>> {
+pub fn first_rows(settings: &ValueSettings, prepared: &Prepared, root: &Path) -> anyhow::Result<Option<PathBuf>> {
     let from = &settings.values.from;
     if from.as_os_str().is_empty() {
         return Ok(None);
@@ -29,15 +34,41 @@ pub fn first_rows(settings: &ValueSettings, root: &Path) -> anyhow::Result<Optio
             Some(folder) => folder.join(ValueModel::read_meta(&folder)?.rows),
             None => from.clone(),
         };
-        file::verify(&rows).context("values.from")?;
+        let found = file::verify(&rows).context("values.from")?;
         std::fs::create_dir_all(root)?;
         let writing = root.join(".beginning.rows");
-        std::fs::copy(&rows, &writing).with_context(|| format!("cannot copy {}", rows.display()))?;
+        let newest = newest_day(&rows)?;
+        let keep_days = settings.table.keep_days;
+        if keep_days > 0 && newest == 0 {
+            tracing::warn!("values.from does not say when its rows were seen; table.keep_days drops none of them");
+        }
+        let oldest = if keep_days > 0 { (newest + 1).saturating_sub(keep_days) } else { 0 };
+        let before = prepared.days.iter().min().copied().unwrap_or(0).saturating_sub(1);
+        let mut number = 0;
+        let kept = file::copy(&rows, &writing, settings.marks(), |last| {
+            number += 1;
+            let LastUse { number, day } = last.unwrap_or(LastUse { number, day: 0 });
+            (day == 0 || day >= oldest).then_some(LastUse { number, day: if day == 0 { before } else { day } })
+        })?;
+        if kept < found.rows {
+            let (rows, dropped) = (found.rows, found.rows - kept);
+            tracing::info!("of {rows} rows {dropped} were not seen in the last {keep_days} days and stay behind");
+        }
         std::fs::File::open(&writing)?.sync_all()?;
         std::fs::rename(&writing, &base)?;
         std::fs::File::open(root)?.sync_all()?;
     }
     Ok(Some(base))
+}
+
+/// Returns the newest day on which a row of a file was seen; 0 where the file does not say.
+fn newest_day(rows: &Path) -> anyhow::Result<u32> {
+    let (mut rows, mut newest) = (file::RowFileReader::open(rows)?, 0);
+    let layout = rows.found.layout;
+    while let Some((_, words)) = rows.read()?.filter(|_| layout.marks) {
+        newest = newest.max(LastUse::of(&words[layout.words()..]).day);
+    }
+    Ok(newest)
 }
 
 /// Returns the initial parameters of a run: those of the run that it starts from, or random ones.

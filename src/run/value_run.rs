@@ -13,6 +13,7 @@ use crate::shm::{
     Control, Exchange, ExchangeShape, HalfShape, Halves, ParamCell, RingShape, RunNames, SampleRing, ShmError, UndoLog,
     UndoShape, check_space,
 };
+use crate::sparse::sightings::Sightings;
 use crate::sparse::{HostTable, TableShape};
 use crate::values::join::JoinCounts;
 use crate::values::net::NetShape;
@@ -20,6 +21,7 @@ use crate::values::prior::FieldSd;
 use crate::values::{Block, Fields};
 
 use super::RunDirectory;
+use super::sparse_part::SparsePart;
 use super::value_snapshot::ValueState;
 
 /// Regions of a reader's ring: one is written while another one is read.
@@ -253,14 +255,15 @@ fn ring_shape(settings: &ValueSettings, fields: &Fields, reader: usize) -> RingS
 
 fn halves_shape(settings: &ValueSettings, fields: &Fields) -> Option<HalfShape> {
     let net = net_shape(settings, fields);
-    let row = size_of::<u64>() + size_of::<u32>() * table_shape(settings).words();
+    let layout = table_shape(settings).into();
+    let sightings = if settings.table.admit_after > 1 { Sightings::bytes(settings.table.counters) } else { 0 };
     let dense = ValueState::most_bytes(settings.values.readers, net.parameters());
-    undo_shape(settings).map(|undo| HalfShape { dense, sparse: row * undo.entries })
+    undo_shape(settings).map(|undo| HalfShape { dense, sparse: SparsePart::capacity(layout, undo.entries, sightings) })
 }
 
 fn undo_shape(settings: &ValueSettings) -> Option<UndoShape> {
     let entries = settings.table.snapshot_rows.min(settings.table.max_rows);
-    (settings.checkpoint.every_s > 0.0).then(|| UndoShape { words: table_shape(settings).words(), entries })
+    (settings.checkpoint.every_s > 0.0).then(|| UndoShape { words: table_shape(settings).stored_words(), entries })
 }
 
 /// Returns the name of the table's segment.
@@ -274,6 +277,7 @@ pub fn table_shape(settings: &ValueSettings) -> TableShape {
         optimizer: settings.table.optimizer,
         max_rows: settings.table.max_rows,
         seed: settings.run.seed,
+        marks: settings.marks(),
     }
 }
 
@@ -292,6 +296,9 @@ pub struct Prepared {
     pub prior: Vec<FieldSd>,
     pub train: JoinCounts,
     pub validation: JoinCounts,
+    /// Dates of the training days, in days since 1970-01-01.
+    #[serde(default)]
+    pub days: Vec<u32>,
     /// Hash of the inputs of each day.
     pub inputs: BTreeMap<PathBuf, String>,
 }

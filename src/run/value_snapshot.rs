@@ -18,7 +18,7 @@ use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::shm::Ledger;
-use crate::sparse::{HostTable, file};
+use crate::sparse::{HostTable, file, merge};
 use crate::values::adam::Adam;
 
 use super::RunDirectory;
@@ -123,7 +123,7 @@ impl ValueSnapshot {
     /// # Errors
     /// Rows that are damaged or do not fit.
     pub fn restore(&self, table: &mut HostTable) -> anyhow::Result<()> {
-        Ok(self.rows.iter().try_for_each(|path| file::load(path, table))?)
+        merge::restore(table, &self.rows)
     }
 }
 
@@ -158,13 +158,21 @@ impl Checked<'_> {
 /// # Errors
 /// A state of another build.
 pub fn read_state(directory: &RunDirectory, number: u64) -> anyhow::Result<ValueState> {
+    Ok(read_whole_state(directory, number)?.0)
+}
+
+/// Reads the state of snapshot `number`, and the counts of ids without a row that stand behind it.
+///
+/// # Errors
+/// As [`read_state`].
+pub fn read_whole_state(directory: &RunDirectory, number: u64) -> anyhow::Result<(ValueState, Vec<u8>)> {
     let path = directory.checkpoints().join(format!("{number:08}")).join(folder::STATE);
-    let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let (state, _): (ValueState, usize) = bincode::serde::decode_from_slice(&bytes, bincode::config::standard())
+    let mut bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let (state, read): (ValueState, usize) = bincode::serde::decode_from_slice(&bytes, bincode::config::standard())
         .with_context(|| format!("{} is malformed", path.display()))?;
     let (found, expected) = (state.format, ValueState::FORMAT);
     ensure!(found == expected, "{}: format {found}, this program reads {expected}", path.display());
-    Ok(state)
+    Ok((state, bytes.split_off(read)))
 }
 
 /// Returns the file of the rows that changed before snapshot `number`.

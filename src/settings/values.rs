@@ -151,6 +151,8 @@ pub enum WhenFull {
     Error,
     /// An id without a row is read at its initial value and learns nothing.
     Ignore,
+    /// The row that no batch has used for the longest time gives its place to the new one.
+    Oldest,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -159,6 +161,13 @@ pub struct Table {
     /// Capacity of the table, rows.
     pub max_rows: usize,
     pub when_full: WhenFull,
+    /// Exposures of the first pass after which an id gets a row. Until then it is read at its first value and learns nothing.
+    pub admit_after: u32,
+    /// Counters, of a byte each, that count the exposures of ids without a row. Ids may share counters, so an id can be admitted
+    /// early, never late.
+    pub counters: usize,
+    /// A run that begins with another run's rows drops those that were not seen in that run's last so many days; 0 = none.
+    pub keep_days: u32,
     pub optimizer: RowOptimizer,
     /// Rate of the rows' optimiser.
     pub rate: f64,
@@ -177,6 +186,9 @@ impl Default for Table {
         Self {
             max_rows: 1 << 18,
             when_full: WhenFull::Error,
+            admit_after: 1,
+            counters: 1 << 20,
+            keep_days: 0,
             optimizer: RowOptimizer::Adagrad,
             rate: 0.05,
             cache_rows: 0,
@@ -188,6 +200,11 @@ impl Default for Table {
 }
 
 impl ValueSettings {
+    /// Whether each row carries a mark of its last use.
+    pub fn marks(&self) -> bool {
+        self.table.when_full == WhenFull::Oldest || self.table.keep_days > 0
+    }
+
     /// Returns the number of batches whose rows are fetched before their turn.
     pub fn ahead(&self) -> usize {
         if self.table.cache_rows > 0 { self.table.prefetch } else { 1 }
@@ -225,6 +242,9 @@ impl Configuration for ValueSettings {
             ("table.prefetch", t.prefetch, 0, 64),
             ("table.devices", t.devices, 1, 64),
             ("table.snapshot_rows", t.snapshot_rows, 1, (1 << 32) - 2),
+            ("table.admit_after", t.admit_after as usize, 1, 255),
+            ("table.counters", t.counters, 64, 1 << 36),
+            ("table.keep_days", t.keep_days as usize, 0, 36_500),
         ] {
             if !(low..=high).contains(&value) {
                 return bad(key, format!("is {value}; must lie within {low}..={high}"));
@@ -258,8 +278,15 @@ impl Configuration for ValueSettings {
         if v.epochs == 0 {
             return bad("values.epochs", "must be at least 1".into());
         }
-        if t.when_full == WhenFull::Ignore && t.cache_rows > 0 {
-            return bad("table.when_full", "= \"ignore\" goes with table.cache_rows = 0 alone".into());
+        for (key, set) in [
+            ("table.admit_after", t.admit_after > 1),
+            ("table.when_full", t.when_full == WhenFull::Oldest),
+            ("table.keep_days", t.keep_days > 0),
+        ] {
+            if set && v.ranks > 1 {
+                let why = "goes with values.ranks = 1 alone: several ranks read the table while rank 0 writes it";
+                return bad(key, why.into());
+            }
         }
         let r = &self.ranks;
         let silent = self.watchdog.silent_s;

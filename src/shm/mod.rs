@@ -35,7 +35,7 @@ pub mod cell;
 pub mod control;
 pub mod counter;
 #[cfg(test)]
-mod crash;
+pub(crate) mod crash;
 pub mod error;
 pub mod exchange;
 pub mod flight;

@@ -53,6 +53,8 @@ struct Head {
     len: AtomicU64,
     /// Process that may write; 0 = none.
     writer: AtomicU64,
+    /// 1 while entries of the index are being moved.
+    moving: AtomicU64,
 }
 
 // SAFETY: repr(C), atomics only.
@@ -198,11 +200,21 @@ impl RowWriter {
         })
     }
 
-    /// Hands out a record that a writer who died may have had, or not.
-    pub fn claim(&mut self, record: u32) {
-        let head = self.0.head();
-        let used = head.used.load(Ordering::Relaxed);
-        head.used.store(used.max(u64::from(record) + 1), Ordering::Relaxed);
+    /// Takes back all records from number `used` on.
+    pub fn take_back(&mut self, used: usize) {
+        self.0.head().used.store(used as u64, Ordering::Relaxed);
+    }
+
+    /// Says whether entries of the index are being moved: if the writer dies meanwhile, the index is made anew from the records.
+    pub fn set_moving(&mut self, moving: bool) {
+        // Release: whoever finds the flag down after a death finds all moves whole.
+        self.0.head().moving.store(moving.into(), Ordering::Release);
+    }
+
+    /// Whether a writer died while it moved entries of the index.
+    pub fn is_moving(&self) -> bool {
+        // Acquire: pairs with the Release in `set_moving`.
+        self.0.head().moving.load(Ordering::Acquire) != 0
     }
 
     /// Records handed out so far.

@@ -13,7 +13,10 @@
 //!   one is not.
 //! - An update happens in place. A prefetched batch that shares the row reads the updated value: it gathers later.
 //! - A prefetch takes all of its rows or none: where pinned rows leave no room it changes nothing, and is tried again after the
-//!   next release.
+//!   next release. It keeps room for ids that have no row yet.
+//! - A batch is settled in its turn: ids that have got a row since its prefetch come in, and rows that the table has freed since, for
+//!   another id, go. What a place held of a freed row is forgotten, not written back; a place that a prefetched batch pins stays
+//!   empty until that batch is settled.
 //!
 //! On the CPU an arena is plain memory; the rules are the same for one on a GPU.
 
@@ -42,6 +45,8 @@ pub struct Counters {
     pub write_backs: u64,
     /// Prefetches that found no room beside pinned rows.
     pub stalls: u64,
+    /// Rows asked for that the table does not have: their ids are read at their first value.
+    pub absent: u64,
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -52,9 +57,10 @@ pub enum CacheError {
         "a batch needs {needed} rows of one device, and its cache holds {capacity}: raise table.cache_rows or lower values.batch"
     )]
     BatchTooLarge { needed: usize, capacity: usize },
-    #[error("the table is full: it holds {rows} rows and more ids come; raise table.max_rows")]
-    TableFull { rows: usize },
 }
+
+/// The place of an id that is not on the devices.
+const ABSENT: u32 = u32::MAX;
 
 /// The memory of one device, in places of one record each.
 struct Arena {
@@ -70,6 +76,8 @@ struct Arena {
     young: usize,
     /// Places with pins.
     pinned: usize,
+    /// Places kept for ids of prefetched batches that had no row.
+    reserved: usize,
     #[cfg(test)]
     evicts_pinned: bool,
 }
@@ -86,6 +94,8 @@ struct Place {
     stamp: u64,
     /// More than one has asked for it since it came.
     again: bool,
+    /// The table has freed the row while batches had it pinned.
+    gone: bool,
 }
 
 /// A batch's rows on the devices, from its prefetch to its release.
@@ -93,6 +103,8 @@ struct Place {
 pub struct Ticket {
     /// Arena and place of each unique id.
     rows: Vec<(u32, u32)>,
+    /// Whether ids without a place have none for good, and none is kept for them.
+    settled: bool,
 }
 
 /// The rows that devices hold.
@@ -127,6 +139,7 @@ impl Cache {
             queues: Default::default(),
             young: 0,
             pinned: 0,
+            reserved: 0,
             #[cfg(test)]
             evicts_pinned: false,
         };
@@ -169,11 +182,12 @@ impl Cache {
         (mix(id).rotate_left(32) % self.arenas.len() as u64) as usize
     }
 
-    /// Makes room and fetches what is not resident, and pins all of a batch's rows. `unique` holds no id twice.
+    /// Makes room and fetches what is not resident, and pins all of a batch's rows; keeps room for ids that have no row. `unique`
+    /// holds no id twice.
     ///
     /// # Errors
     /// [`CacheError::Stall`] where pinned rows leave no room, [`CacheError::BatchTooLarge`] where no release could help: nothing
-    /// has changed then. [`CacheError::TableFull`] ends the run.
+    /// has changed then.
     pub fn prefetch(&mut self, table: &mut HostTable, unique: &[u64]) -> Result<Ticket, CacheError> {
         self.check_room(unique)?;
         self.prefetches += 1;
@@ -187,27 +201,87 @@ impl Cache {
             if let Some(place) = place {
                 self.arenas[device].pin(place, self.prefetches);
             }
-            rows.push((device as u32, place.unwrap_or(u32::MAX)));
+            rows.push((device as u32, place.unwrap_or(ABSENT)));
         }
         for (&id, (device, place)) in unique.iter().zip(&mut rows) {
-            if *place != u32::MAX {
+            if *place != ABSENT {
                 self.counters.hits += 1;
                 continue;
             }
-            self.counters.misses += 1;
-            let taken = self.make_room(table, *device as usize);
-            let arena = &mut self.arenas[*device as usize];
-            let Some(record) = table.find_or_insert(id) else {
-                return Err(CacheError::TableFull { rows: table.len() });
-            };
-            arena.record_mut(taken, self.shape.words()).copy_from_slice(table.record(record));
-            self.counters.bytes_up += 4 * self.shape.words() as u64;
-            arena.places[taken as usize] = Place { id, record, ..Place::default() };
-            arena.resident.insert(id, taken);
-            arena.pin(taken, self.prefetches);
-            *place = taken;
+            match table.find(id) {
+                Some(record) => *place = self.fetch(table, *device as usize, id, record),
+                None => self.arenas[*device as usize].reserved += 1,
+            }
         }
-        Ok(Ticket { rows })
+        Ok(Ticket { rows, settled: false })
+    }
+
+    /// Copies a row from the host into a place of its own and pins it.
+    fn fetch(&mut self, table: &mut HostTable, device: usize, id: u64, record: u32) -> u32 {
+        self.counters.misses += 1;
+        self.counters.bytes_up += 4 * self.shape.words() as u64;
+        let place = self.make_room(table, device);
+        let arena = &mut self.arenas[device];
+        arena.record_mut(place, self.shape.words()).copy_from_slice(table.record(record));
+        arena.places[place as usize] = Place { id, record, ..Place::default() };
+        arena.resident.insert(id, place);
+        arena.pin(place, self.prefetches);
+        place
+    }
+
+    /// The record in the host table of each of a batch's ids whose row is still on its device.
+    pub fn records(&self, ticket: &Ticket, records: &mut Vec<Option<u32>>) {
+        records.clear();
+        records.extend(ticket.rows.iter().map(|&(device, place)| {
+            let place = self.arenas[device as usize].places.get(place as usize)?;
+            (!place.gone).then_some(place.record)
+        }));
+    }
+
+    /// Brings in the rows that ids of a batch have got since its prefetch; `records` has the record of each that has a row. The batch
+    /// is the oldest one in flight.
+    pub fn settle(&mut self, table: &mut HostTable, unique: &[u64], records: &[Option<u32>], ticket: &mut Ticket) {
+        for ((&id, record), (device, place)) in unique.iter().zip(records).zip(&mut ticket.rows) {
+            let arena = &mut self.arenas[*device as usize];
+            if *place != ABSENT && !arena.places[*place as usize].gone {
+                continue;
+            }
+            if *place == ABSENT {
+                arena.reserved -= 1;
+            } else {
+                arena.unpin(*place);
+            }
+            *place = match (record, arena.resident.get(&id).copied()) {
+                (None, _) => {
+                    self.counters.absent += 1;
+                    ABSENT
+                }
+                // A batch before this one has brought it in.
+                (Some(_), Some(place)) => {
+                    self.counters.hits += 1;
+                    arena.pin(place, self.prefetches);
+                    place
+                }
+                (Some(record), None) => self.fetch(table, *device as usize, id, *record),
+            };
+        }
+        ticket.settled = true;
+    }
+
+    /// Forgets the row of an id that the table has freed; nothing is written back.
+    pub fn forget(&mut self, id: u64) {
+        let device = self.device(id);
+        let arena = &mut self.arenas[device];
+        let Some(number) = arena.resident.remove(&id) else { return };
+        let place = &mut arena.places[number as usize];
+        self.dirty -= usize::from(std::mem::take(&mut place.dirty));
+        arena.young -= usize::from(!place.again);
+        if place.pins == 0 {
+            *place = Place::default();
+            arena.free.push(number);
+        } else {
+            place.gone = true;
+        }
     }
 
     fn check_room(&mut self, unique: &[u64]) -> Result<(), CacheError> {
@@ -222,7 +296,8 @@ impl Cache {
         }
         let needed = |device: usize| unique.iter().filter(|id| self.device(**id) == device).count();
         for (device, [unpinned, missing]) in self.wanted.iter().enumerate() {
-            if self.arenas[device].pinned + unpinned + missing > self.capacity {
+            let arena = &self.arenas[device];
+            if arena.pinned + arena.reserved + unpinned + missing > self.capacity {
                 let needed = needed(device);
                 if needed > self.capacity {
                     return Err(CacheError::BatchTooLarge { needed, capacity: self.capacity });
@@ -271,25 +346,35 @@ impl Cache {
         self.counters.bytes_down += 4 * words as u64;
     }
 
-    /// Copies the rows of a batch, one after another, into `out`.
-    pub fn gather(&self, ticket: &Ticket, out: &mut Vec<f32>) {
+    /// Copies the rows of a batch, one after another, into `out`; `unique` are its ids, of which those without a row are read at their
+    /// first value.
+    pub fn gather(&self, ticket: &Ticket, unique: &[u64], out: &mut Vec<f32>) {
         out.clear();
-        for &(device, place) in &ticket.rows {
-            let words = self.arenas[device as usize].record(place, self.shape.words());
+        let mut first = Vec::new();
+        for (&(device, place), &id) in ticket.rows.iter().zip(unique) {
+            let words = if place == ABSENT {
+                first.resize(self.shape.words(), 0);
+                self.shape.first_value(id, &mut first);
+                &first[..]
+            } else {
+                self.arenas[device as usize].record(place, self.shape.words())
+            };
             out.extend_from_slice(bytemuck::cast_slice(&words[..self.shape.dim]));
         }
     }
 
-    /// The version of each of a batch's rows.
-    pub fn versions(&self, ticket: &Ticket) -> impl Iterator<Item = u32> {
+    /// The version of each of a batch's rows; `None` of an id without a row.
+    pub fn versions(&self, ticket: &Ticket) -> impl Iterator<Item = Option<u32>> {
         let words = self.shape.words();
-        ticket.rows.iter().map(move |&(device, place)| self.arenas[device as usize].record(place, words)[words - 1])
+        let version = move |device: u32, place: u32| self.arenas[device as usize].record(place, words)[words - 1];
+        ticket.rows.iter().map(move |&(device, place)| (place != ABSENT).then(|| version(device, place)))
     }
 
     /// Applies the gradients of a batch's rows, `dim` floats for each, in place. The owner of a row is its only writer.
     pub fn update(&mut self, ticket: &Ticket, gradients: &[f32], rate: f32) {
         let shape = self.shape;
-        for (&(device, place), gradient) in ticket.rows.iter().zip(gradients.chunks_exact(shape.dim)) {
+        let rows = ticket.rows.iter().zip(gradients.chunks_exact(shape.dim));
+        for (&(device, place), gradient) in rows.filter(|((_, place), _)| *place != ABSENT) {
             let arena = &mut self.arenas[device as usize];
             shape.update(arena.record_mut(place, shape.words()), gradient, rate);
             self.dirty += usize::from(!arena.places[place as usize].dirty);
@@ -304,7 +389,12 @@ impl Cache {
     /// Ends a batch: its rows may be evicted, as far as no other batch needs them.
     pub fn release(&mut self, ticket: Ticket) {
         for (device, place) in ticket.rows {
-            self.arenas[device as usize].unpin(place);
+            let arena = &mut self.arenas[device as usize];
+            if place != ABSENT {
+                arena.unpin(place);
+            } else if !ticket.settled {
+                arena.reserved -= 1;
+            }
         }
     }
 
@@ -346,6 +436,11 @@ impl Arena {
         place.pins -= 1;
         if place.pins == 0 {
             self.pinned -= 1;
+            if place.gone {
+                *place = Place::default();
+                self.free.push(number);
+                return;
+            }
             // Where it can be found as a victim; until now it could not be one.
             let queue = &mut self.queues[usize::from(place.again)];
             queue.push_back((number, place.stamp));

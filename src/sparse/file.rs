@@ -2,6 +2,9 @@
 //!
 //! Little-endian: magic `ADMXROWS`, u32 format version, u32 dim, u32 optimiser, u32 floats of state, u64 rows, u64 xxh3 of the
 //! body; then per row u64 id, `dim` f32, state f32, u32 row version. Whatever is wrong with a file is named with its offset.
+//!
+//! Format version 1 ends there, and is what `values dump` writes. In version 2 each row also carries its mark ([`super::marks`]): u64
+//! number of its last use, u32 day. It is what runs write whose rows may go again: in a delta, a row without a use was dropped.
 
 use std::fs::File;
 use std::hash::Hasher as _;
@@ -13,19 +16,52 @@ use twox_hash::XxHash3_64;
 use crate::settings::RowOptimizer;
 
 use super::index::NO_ID;
+use super::marks::{self, LastUse};
 use super::table::{HostTable, TableShape};
 
 const MAGIC: &[u8; 8] = b"ADMXROWS";
-const VERSION: u32 = 1;
-const HEADER: usize = 8 + 4 * 4 + 8 + 8;
+/// Format versions of rows without marks, and with them.
+const VERSIONS: [u32; 2] = [1, 2];
+pub(super) const HEADER: usize = 8 + 4 * 4 + 8 + 8;
 const ROWS_AT: u64 = HEADER as u64 - 16;
 const HASH_AT: u64 = HEADER as u64 - 8;
+
+/// What a file holds of each row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowLayout {
+    pub dim: usize,
+    pub optimizer: RowOptimizer,
+    /// Whether rows carry the mark of their last use.
+    pub marks: bool,
+}
+
+impl RowLayout {
+    /// Words of a record: row, state, version.
+    pub fn words(&self) -> usize {
+        self.dim + self.optimizer.state_floats(self.dim) + 1
+    }
+
+    /// Words of a record with its mark.
+    pub fn file_words(&self) -> usize {
+        self.words() + if self.marks { marks::FILE_WORDS } else { 0 }
+    }
+
+    /// Bytes of a row.
+    pub fn row_bytes(&self) -> usize {
+        8 + 4 * self.file_words()
+    }
+}
+
+impl From<TableShape> for RowLayout {
+    fn from(TableShape { dim, optimizer, marks, .. }: TableShape) -> Self {
+        Self { dim, optimizer, marks }
+    }
+}
 
 /// What the header of a file says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowFile {
-    pub dim: usize,
-    pub optimizer: RowOptimizer,
+    pub layout: RowLayout,
     pub rows: u64,
     hash: u64,
 }
@@ -44,10 +80,9 @@ pub enum RowFileError {
 /// What the file system says.
 pub fn write(path: &Path, table: &HostTable) -> Result<u64, RowFileError> {
     let failed = |source| RowFileError::Io { path: path.to_owned(), source };
-    let shape = table.shape();
     let file = BufWriter::with_capacity(1 << 20, File::create(path).map_err(failed)?);
-    let rows = table.sorted().into_iter().map(|(id, record)| (id, table.record(record)));
-    write_to(file, shape.dim, shape.optimizer, rows).map_err(failed)
+    let rows = table.sorted().into_iter().map(|(id, record)| (id, table.file_record(record)));
+    write_to(file, table.shape().into(), rows).map_err(failed)
 }
 
 /// Writes rows, ids ascending: each with its record's words. Returns the hash of the body.
@@ -56,19 +91,46 @@ pub fn write(path: &Path, table: &HostTable) -> Result<u64, RowFileError> {
 /// What the writer says.
 pub fn write_to<'a>(
     out: impl Write + Seek,
-    dim: usize,
-    optimizer: RowOptimizer,
+    layout: RowLayout,
     rows: impl Iterator<Item = (u64, &'a [u32])>,
 ) -> std::io::Result<u64> {
-    let mut out = RowFileWriter::begin(out, dim, optimizer)?;
-    let mut bytes = Vec::new();
+    let mut out = RowFileWriter::begin(out, layout)?;
     for (id, words) in rows {
-        bytes.clear();
-        bytes.extend_from_slice(&id.to_le_bytes());
-        words.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
-        out.push(&bytes)?;
+        out.push(id, words)?;
     }
     out.finish()
+}
+
+/// Copies a file to one of another layout: marks are left out, or taken from `mark`, which gets the file's own, if it has some, and
+/// returns `None` for a row that is left out. Returns the rows written. The caller renames and syncs.
+///
+/// # Errors
+/// As [`RowFileReader::read`], and what the file system says.
+pub fn copy(
+    from: &Path,
+    to: &Path,
+    marks: bool,
+    mut mark: impl FnMut(Option<LastUse>) -> Option<LastUse>,
+) -> Result<u64, RowFileError> {
+    let failed = |source| RowFileError::Io { path: to.to_owned(), source };
+    let mut rows = RowFileReader::open(from)?;
+    let found = rows.found.layout;
+    let out = BufWriter::with_capacity(1 << 20, File::create(to).map_err(failed)?);
+    let mut out = RowFileWriter::begin(out, RowLayout { marks, ..found }).map_err(failed)?;
+    let mut record = Vec::with_capacity(found.file_words());
+    while let Some((id, words)) = rows.read()? {
+        let (row, its) = words.split_at(found.words());
+        let Some(last) = mark(found.marks.then(|| LastUse::of(its))) else { continue };
+        record.clear();
+        record.extend_from_slice(row);
+        if marks {
+            record.extend_from_slice(&last.words());
+        }
+        out.push(id, &record).map_err(failed)?;
+    }
+    let written = out.rows;
+    out.finish().map_err(failed)?;
+    Ok(written)
 }
 
 /// Writes a file row by row.
@@ -76,6 +138,7 @@ pub struct RowFileWriter<W> {
     out: W,
     rows: u64,
     hasher: XxHash3_64,
+    row: Vec<u8>,
 }
 
 impl<W: Write + Seek> RowFileWriter<W> {
@@ -83,17 +146,30 @@ impl<W: Write + Seek> RowFileWriter<W> {
     ///
     /// # Errors
     /// What the writer says, as below.
-    pub fn begin(mut out: W, dim: usize, optimizer: RowOptimizer) -> std::io::Result<Self> {
+    pub fn begin(mut out: W, layout: RowLayout) -> std::io::Result<Self> {
+        let RowLayout { dim, optimizer, marks } = layout;
         out.write_all(MAGIC)?;
-        for word in [VERSION, dim as u32, optimizer.code(), optimizer.state_floats(dim) as u32] {
+        let version = VERSIONS[usize::from(marks)];
+        for word in [version, dim as u32, optimizer.code(), optimizer.state_floats(dim) as u32] {
             out.write_all(&word.to_le_bytes())?;
         }
         out.write_all(&[0; 16])?;
-        Ok(Self { out, rows: 0, hasher: XxHash3_64::new() })
+        Ok(Self { out, rows: 0, hasher: XxHash3_64::new(), row: vec![] })
     }
 
-    /// Writes a row as it stands in files: id and record.
-    pub fn push(&mut self, row: &[u8]) -> std::io::Result<()> {
+    /// Writes a row: id and record.
+    pub fn push(&mut self, id: u64, words: &[u32]) -> std::io::Result<()> {
+        let mut row = std::mem::take(&mut self.row);
+        row.clear();
+        row.extend_from_slice(&id.to_le_bytes());
+        words.iter().for_each(|word| row.extend_from_slice(&word.to_le_bytes()));
+        let written = self.push_row(&row);
+        self.row = row;
+        written
+    }
+
+    /// Writes a row as it stands in files.
+    pub fn push_row(&mut self, row: &[u8]) -> std::io::Result<()> {
         self.rows += 1;
         self.hasher.write(row);
         self.out.write_all(row)
@@ -127,7 +203,7 @@ impl RowFileReader {
     /// A file that cannot be read or is none of these.
     pub fn open(path: &Path) -> Result<Self, RowFileError> {
         let (found, file) = open(path)?;
-        let words = found.dim + found.optimizer.state_floats(found.dim) + 1;
+        let words = found.layout.file_words();
         Ok(Self {
             path: path.to_owned(),
             file,
@@ -164,7 +240,7 @@ impl RowFileReader {
         for (word, bytes) in self.words.iter_mut().zip(self.row[8..].chunks_exact(4)) {
             *word = u32::from_le_bytes(bytes.try_into().expect("4 bytes"));
         }
-        let floats = self.words.len() - 1;
+        let floats = self.found.layout.words() - 1;
         if let Some(i) = self.words[..floats].iter().position(|word| !f32::from_bits(*word).is_finite()) {
             return Err(self.bad(at + 8 + 4 * i as u64, format!("a value of id {id} is not finite")));
         }
@@ -177,11 +253,6 @@ impl RowFileReader {
         }
         self.last = Some(id);
         Ok(Some((id, &self.words)))
-    }
-
-    /// The row that [`read`](Self::read) has read last, as it stands in the file.
-    pub fn row(&self) -> &[u8] {
-        &self.row
     }
 }
 
@@ -209,9 +280,9 @@ fn open(path: &Path) -> Result<(RowFile, BufReader<File>), RowFileError> {
     }
     let word = |i: usize| u32::from_le_bytes(header[8 + 4 * i..][..4].try_into().expect("4 bytes"));
     let long = |at: usize| u64::from_le_bytes(header[at..][..8].try_into().expect("8 bytes"));
-    if word(0) != VERSION {
-        return Err(bad(8, format!("format version {}, this program reads {VERSION}", word(0))));
-    }
+    let Some(marks) = VERSIONS.iter().position(|version| *version == word(0)) else {
+        return Err(bad(8, format!("format version {}, this program reads 1 and 2", word(0))));
+    };
     let dim = word(1) as usize;
     if !(1..=1 << 16).contains(&dim) {
         return Err(bad(12, format!("a row of {dim} floats")));
@@ -224,12 +295,13 @@ fn open(path: &Path) -> Result<(RowFile, BufReader<File>), RowFileError> {
         return Err(bad(20, format!("{} floats of state, this optimiser has {state}", word(3))));
     }
     let rows = long(24);
-    let row_bytes = 8 + 4 * (dim + state + 1) as u64;
+    let layout = RowLayout { dim, optimizer, marks: marks == 1 };
+    let row_bytes = layout.row_bytes() as u64;
     let expected = rows.checked_mul(row_bytes).and_then(|body| body.checked_add(HEADER as u64));
     if expected != Some(len) {
         return Err(bad(24, format!("{rows} rows of {row_bytes} bytes do not make a file of {len}")));
     }
-    Ok((RowFile { dim, optimizer, rows, hash: long(32) }, file))
+    Ok((RowFile { layout, rows, hash: long(32) }, file))
 }
 
 /// Reads a file into an empty table of its shape with room for `max_rows`, or for the file's rows where those are more.
@@ -239,7 +311,8 @@ fn open(path: &Path) -> Result<(RowFile, BufReader<File>), RowFileError> {
 pub fn read(path: &Path, max_rows: usize, seed: u64) -> anyhow::Result<HostTable> {
     let found = header(path)?;
     let max_rows = max_rows.max(found.rows as usize).max(1);
-    let shape = TableShape { dim: found.dim, optimizer: found.optimizer, max_rows, seed };
+    let RowLayout { dim, optimizer, marks } = found.layout;
+    let shape = TableShape { dim, optimizer, max_rows, seed, marks };
     let mut table = HostTable::private(shape)?;
     load(path, &mut table)?;
     Ok(table)
@@ -252,14 +325,12 @@ pub fn read(path: &Path, max_rows: usize, seed: u64) -> anyhow::Result<HostTable
 pub fn load(path: &Path, table: &mut HostTable) -> Result<(), RowFileError> {
     let mut rows = RowFileReader::open(path)?;
     let shape = table.shape();
-    let RowFile { dim, optimizer, .. } = rows.found;
-    if (dim, optimizer) != (shape.dim, shape.optimizer) {
-        let what =
-            format!("rows of {dim} floats for {optimizer:?}, the table has {} for {:?}", shape.dim, shape.optimizer);
-        return Err(rows.bad(12, what));
+    let (found, expected) = (rows.found.layout, RowLayout::from(shape));
+    if found != expected {
+        return Err(rows.bad(12, format!("rows of {found:?}, the table has {expected:?}")));
     }
     while let Some((id, words)) = rows.read()? {
-        if !table.write(id, words) {
+        if !table.load(id, words) {
             return Err(
                 rows.bad(ROWS_AT, format!("the table has room for {} rows; raise table.max_rows", shape.max_rows))
             );
@@ -282,7 +353,8 @@ pub fn verify(path: &Path) -> Result<RowFile, RowFileError> {
 mod tests {
     use super::*;
 
-    const SHAPE: TableShape = TableShape { dim: 4, optimizer: RowOptimizer::Adagrad, max_rows: 9, seed: 3 };
+    const SHAPE: TableShape =
+        TableShape { dim: 4, optimizer: RowOptimizer::Adagrad, max_rows: 9, seed: 3, marks: false };
 
     fn filled() -> HostTable {
         let mut table = HostTable::private(SHAPE).unwrap();

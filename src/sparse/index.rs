@@ -1,7 +1,8 @@
 //! From id to record: open addressing with linear probing over two arrays in shared memory.
 //!
 //! A key is the id plus 1, so that 0 means empty; the id `u64::MAX` cannot be stored. One writer changes the index. It stores the
-//! offset before the key: if it dies in between, the slot is still empty.
+//! offset before the key: if it dies in between, the slot is still empty. A removal moves other entries and is not safe against a
+//! death in that way: the table says beforehand that entries move, and makes the index anew from its records after a death.
 
 use crate::shm::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -94,6 +95,37 @@ impl<'a> Index<'a> {
         true
     }
 
+    /// Removes an id; false where it is not there. Entries behind it move up, so that no search ends too early. Of the writer alone:
+    /// whoever reads meanwhile may miss an id, and a writer that dies meanwhile leaves an id twice.
+    pub fn remove(&self, id: u64) -> bool {
+        let Some((mut hole, true)) = self.slot(id.wrapping_add(1), self.home(id)) else { return false };
+        let mut slot = self.next(hole);
+        let first = hole;
+        while slot != first {
+            let key = self.keys[slot].load(Ordering::Relaxed);
+            if key == 0 {
+                break;
+            }
+            // It may stand in the hole unless its search begins behind it.
+            let home = self.home(key - 1);
+            let behind = if hole <= slot { hole < home && home <= slot } else { hole < home || home <= slot };
+            if !behind {
+                self.offsets[hole].store(self.offsets[slot].load(Ordering::Relaxed), Ordering::Relaxed);
+                // Release: as in `insert`.
+                self.keys[hole].store(key, Ordering::Release);
+                hole = slot;
+            }
+            slot = self.next(slot);
+        }
+        self.keys[hole].store(0, Ordering::Release);
+        true
+    }
+
+    /// Removes all ids.
+    pub fn clear(&self) {
+        self.keys.iter().for_each(|key| key.store(0, Ordering::Release));
+    }
+
     /// Every id with its record, in no order.
     pub fn entries(&self) -> impl Iterator<Item = (u64, u32)> + 'a {
         self.keys.iter().zip(self.offsets).filter_map(|(key, offset)| match key.load(Ordering::Acquire) {
@@ -114,13 +146,15 @@ mod tests {
     proptest! {
         /// Few slots and few ids: searches collide and wrap around.
         #[test]
-        fn it_does_what_a_map_does(steps in prop::collection::vec(0u64..24, 0..200), slots in 1usize..20) {
+        fn it_does_what_a_map_does(steps in prop::collection::vec((0u64..24, any::<bool>()), 0..200), slots in 1usize..20) {
             let keys: Vec<AtomicU64> = (0..slots).map(|_| AtomicU64::default()).collect();
             let offsets: Vec<AtomicU32> = (0..slots).map(|_| AtomicU32::default()).collect();
             let index = Index::new(&keys, &offsets);
             let mut map = HashMap::new();
-            for (step, id) in steps.into_iter().enumerate() {
-                if !map.contains_key(&id) {
+            for (step, (id, removes)) in steps.into_iter().enumerate() {
+                if removes {
+                    prop_assert_eq!(index.remove(id), map.remove(&id).is_some());
+                } else if !map.contains_key(&id) {
                     let room = map.len() < slots;
                     prop_assert_eq!(index.insert(id, step as u32), room);
                     if room {

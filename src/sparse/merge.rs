@@ -6,48 +6,97 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 
-use super::file::{RowFileReader, RowFileWriter};
+use super::file::{RowFileReader, RowFileWriter, RowLayout};
+use super::marks::LastUse;
+use super::table::HostTable;
 
-/// A file with its next id.
+/// A file with its next row.
 struct Input {
     rows: RowFileReader,
     next: Option<u64>,
+    words: Vec<u32>,
 }
 
 impl Input {
     fn advance(&mut self) -> anyhow::Result<()> {
-        self.next = self.rows.read()?.map(|(id, _)| id);
+        self.next = match self.rows.read()? {
+            Some((id, words)) => {
+                self.words.clear();
+                self.words.extend_from_slice(words);
+                Some(id)
+            }
+            None => None,
+        };
         Ok(())
     }
 }
 
-/// Writes the rows of `files` to `out`; where several hold a row, the last of them counts. Holds one row of each in memory.
-/// The caller renames. Returns the bytes written.
+/// Reads the rows of several files, ids ascending; where several hold a row, the last of them counts, and a row that is dropped there
+/// is none. Holds one row of each in memory.
+struct Merged {
+    inputs: Vec<Input>,
+    layout: RowLayout,
+}
+
+impl Merged {
+    fn open(files: &[PathBuf]) -> anyhow::Result<Self> {
+        let mut inputs = Vec::new();
+        for path in files {
+            let mut input = Input { rows: RowFileReader::open(path)?, next: None, words: vec![] };
+            input.advance()?;
+            inputs.push(input);
+        }
+        let layouts = || inputs.iter().map(|input| input.rows.found.layout);
+        let layout = layouts().next().context("nothing to merge")?;
+        ensure!(layouts().all(|other| other == layout), "rows of different shapes");
+        Ok(Self { inputs, layout })
+    }
+
+    /// Gives all rows to `take`.
+    fn each(mut self, mut take: impl FnMut(u64, &[u32]) -> anyhow::Result<()>) -> anyhow::Result<()> {
+        while let Some(id) = self.inputs.iter().filter_map(|input| input.next).min() {
+            let newest = self.inputs.iter().rposition(|input| input.next == Some(id)).expect("the smallest is there");
+            let words = &self.inputs[newest].words;
+            if !self.layout.marks || LastUse::of(&words[self.layout.words()..]).number > 0 {
+                take(id, words)?;
+            }
+            for input in self.inputs.iter_mut().filter(|input| input.next == Some(id)) {
+                input.advance()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes the rows of a base and of what has changed since to `out`. The caller renames. Returns the bytes written.
 ///
 /// # Errors
 /// A damaged file, files of different shapes, what the file system says.
 pub fn merge(out: &Path, files: &[PathBuf]) -> anyhow::Result<u64> {
-    let mut inputs = Vec::new();
-    for path in files {
-        let mut input = Input { rows: RowFileReader::open(path)?, next: None };
-        input.advance()?;
-        inputs.push(input);
-    }
-    let shapes = || inputs.iter().map(|input| (input.rows.found.dim, input.rows.found.optimizer));
-    let (dim, optimizer) = shapes().next().context("nothing to merge")?;
-    ensure!(shapes().all(|shape| shape == (dim, optimizer)), "rows of different shapes");
+    let merged = Merged::open(files)?;
     let file = File::create(out).with_context(|| format!("cannot write {}", out.display()))?;
-    let mut writer = RowFileWriter::begin(BufWriter::with_capacity(1 << 20, &file), dim, optimizer)?;
-    while let Some(id) = inputs.iter().filter_map(|input| input.next).min() {
-        let newest = inputs.iter().rposition(|input| input.next == Some(id)).expect("the smallest is there");
-        writer.push(inputs[newest].rows.row())?;
-        for input in inputs.iter_mut().filter(|input| input.next == Some(id)) {
-            input.advance()?;
-        }
-    }
+    let mut writer = RowFileWriter::begin(BufWriter::with_capacity(1 << 20, &file), merged.layout)?;
+    merged.each(|id, words| Ok(writer.push(id, words)?))?;
     writer.finish()?;
     file.sync_all()?;
     Ok(file.metadata()?.len())
+}
+
+/// Reads the rows of a base and of what has changed since into an empty table.
+///
+/// # Errors
+/// As [`merge`], and a table of another shape or without room.
+pub fn restore(table: &mut HostTable, files: &[PathBuf]) -> anyhow::Result<()> {
+    if files.is_empty() {
+        return Ok(());
+    }
+    let (merged, shape) = (Merged::open(files)?, table.shape());
+    let expected = RowLayout::from(shape);
+    ensure!(merged.layout == expected, "rows of {:?}, the table has {expected:?}", merged.layout);
+    merged.each(|id, words| {
+        ensure!(table.load(id, words), "the table has room for {} rows; raise table.max_rows", shape.max_rows);
+        Ok(())
+    })
 }
 
 #[cfg(test)]
@@ -63,8 +112,8 @@ mod tests {
     type Rows = BTreeMap<u64, Vec<u32>>;
 
     fn write(path: &Path, rows: &Rows) {
-        let file = File::create(path).unwrap();
-        file::write_to(file, 2, RowOptimizer::Sgd, rows.iter().map(|(id, words)| (*id, &words[..]))).unwrap();
+        let layout = RowLayout { dim: 2, optimizer: RowOptimizer::Sgd, marks: false };
+        file::write_to(File::create(path).unwrap(), layout, rows.iter().map(|(id, words)| (*id, &words[..]))).unwrap();
     }
 
     fn read(path: &Path) -> Rows {

@@ -11,22 +11,32 @@
 //! | [`optimiser`] | how a row moves along its gradient |
 //! | [`index`] | id to record, by linear probing |
 //! | [`table`] | [`HostTable`], the rows of a machine, with its one writer; [`TableView`] of other ranks |
+//! | [`admission`] | [`Admission`], which ids get a row and whose row gives way for it |
+//! | [`marks`], [`oldest`], [`sightings`] | when a row was used last; which one that is the longest ago; how often ids without a row were seen |
 //! | [`changes`] | which rows have changed since the newest snapshot |
 //! | [`lookup`] | [`Lookup`], the unique ids of a batch and where each of its ids stands among them |
 //! | [`cache`] | [`Cache`], the rows that devices hold: prefetch, pins, eviction with write-back |
 //! | [`file`](mod@file), [`merge`] | the binary sparse-parameter file; several of them made one |
+//! | [`mapped`] | [`MappedRows`], the rows of a file that is mapped and not loaded |
 //!
 //! May import: `shm`, `settings`.
 
+pub mod admission;
 pub mod cache;
 pub mod changes;
 pub mod file;
 pub mod index;
 pub mod lookup;
+pub mod mapped;
+pub mod marks;
 pub mod merge;
+pub mod oldest;
 pub mod optimiser;
+pub mod sightings;
 pub mod table;
 
+pub use admission::Admission;
 pub use cache::{Cache, CacheError, Counters, Ticket};
 pub use lookup::Lookup;
+pub use mapped::MappedRows;
 pub use table::{HostTable, TableError, TableShape, TableView};

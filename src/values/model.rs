@@ -15,10 +15,10 @@ use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_128;
 
 use crate::files;
-use crate::log::Request;
 use crate::log::corrected::Asked;
+use crate::log::{self, Request};
 use crate::sparse::lookup::Finder;
-use crate::sparse::{HostTable, Lookup, file};
+use crate::sparse::{HostTable, Lookup, MappedRows, file};
 
 use super::Fields;
 use super::net::{Net, NetShape, clamped};
@@ -97,7 +97,8 @@ pub struct ValueModel {
     pub folder: PathBuf,
     pub fields: Fields,
     pub parameters: Vec<f32>,
-    pub table: HostTable,
+    /// The rows, mapped: processes that use a model share its memory.
+    pub rows: MappedRows,
     /// Hash of the network's file, which names the rows by theirs.
     pub key: u128,
 }
@@ -115,10 +116,12 @@ impl ValueModel {
         let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let (meta, parameters) = parse(&bytes).with_context(|| format!("{} cannot be used", path.display()))?;
         let fields = Fields::parse(&meta.fields)?;
-        let table = file::read(&folder.join(&meta.rows), 0, meta.table_seed)?;
-        ensure!(table.shape().dim == meta.dim, "{}: rows of another width", folder.join(&meta.rows).display());
+        let path = folder.join(&meta.rows);
+        let map = log::map::read_only(&path).with_context(|| format!("cannot map {}", path.display()))?;
+        let rows = MappedRows::new(&path, map, meta.table_seed)?;
+        ensure!(rows.layout().dim == meta.dim, "{}: rows of another width", path.display());
         let key = XxHash3_128::oneshot(&bytes);
-        Ok(Self { meta, folder, fields, parameters, table, key })
+        Ok(Self { meta, folder, fields, parameters, rows, key })
     }
 
     /// The folder of the model in a run directory, or in a folder that holds one.
@@ -208,7 +211,6 @@ pub struct Predictor<M> {
     net: Net,
     finder: Finder,
     lookup: Lookup,
-    record: Vec<u32>,
     rows: Vec<f32>,
     dense: Vec<f32>,
 }
@@ -220,7 +222,6 @@ impl<M: Deref<Target = ValueModel>> Predictor<M> {
             net: Net::new(model.shape()),
             finder: Finder::default(),
             lookup: Lookup::default(),
-            record: vec![0; model.table.shape().words()],
             rows: Vec::new(),
             dense: Vec::new(),
             model,
@@ -231,10 +232,9 @@ impl<M: Deref<Target = ValueModel>> Predictor<M> {
     pub fn corrections(&mut self, dense: &[f32], ids: &[u64]) -> Vec<[f32; 2]> {
         let dim = self.model.meta.dim;
         self.finder.find(ids, &mut self.lookup);
-        self.rows.clear();
-        for &id in &self.lookup.unique {
-            self.model.table.read(id, &mut self.record);
-            self.rows.extend_from_slice(bytemuck::cast_slice(&self.record[..dim]));
+        self.rows.resize(self.lookup.unique.len() * dim, 0.0);
+        for (&id, row) in self.lookup.unique.iter().zip(self.rows.chunks_exact_mut(dim)) {
+            self.model.rows.read(id, row);
         }
         let out = self.net.forward(&self.model.parameters, dense, &self.rows, &self.lookup.inverse);
         out.chunks_exact(2).map(|c| [clamped(c[0]), clamped(c[1])]).collect()

@@ -33,7 +33,8 @@ pub fn write(folder: &Path, days: &[Joined]) -> anyhow::Result<usize> {
         ids.extend(joined.places.iter().map(|(ad, _)| *ad).zip(joined.ids.iter().copied()));
     }
     let (charges, clicks) = report::ad_ratios(&points);
-    let shape = TableShape { dim: DIRECT + 1, optimizer: RowOptimizer::Sgd, max_rows: ids.len(), seed: 0 };
+    let shape =
+        TableShape { dim: DIRECT + 1, optimizer: RowOptimizer::Sgd, max_rows: ids.len(), seed: 0, marks: false };
     let mut table = HostTable::private(shape)?;
     for (ad, id) in &ids {
         let log = |ratios: &BTreeMap<u64, f64>| ratios.get(ad).map_or(0.0, |ratio| ratio.ln() as f32);

@@ -90,6 +90,8 @@ pub struct Block {
     pub charged: Vec<f32>,
     pub clicked: Vec<bool>,
     pub weight: Vec<f32>,
+    /// Training day of each sample, as its number in the list of days; empty where nobody asks.
+    pub day: Vec<u16>,
 }
 
 impl Block {
@@ -136,7 +138,7 @@ impl Block {
 
     /// Bytes that a block of so many samples takes at most.
     pub fn capacity(samples: usize, fields: &Fields) -> usize {
-        samples * (8 * fields.len() + 4 * DENSE + 3 * 4 + 2 + 4) + 256
+        samples * (8 * fields.len() + 4 * DENSE + 3 * 4 + 2 + 4 + 2) + 256
     }
 
     /// Serialises into `out`; returns the length.
@@ -161,6 +163,7 @@ impl Block {
             [block.predicted.len(), block.logit.len(), block.auction.len(), block.charged.len(), block.clicked.len()]
                 .iter()
                 .all(|len| *len == n),
+            block.day.is_empty() || block.day.len() == n,
         ];
         anyhow::ensure!(columns.iter().all(|fits| *fits), "its columns differ in length");
         Ok(block)

@@ -54,6 +54,7 @@ mod sweep;
 mod tables;
 mod train;
 mod units;
+mod value_rows;
 mod values;
 mod verdict;
 mod volume;

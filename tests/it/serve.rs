@@ -15,6 +15,7 @@ use admix::log::schema::TrackRow;
 use admix::log::{CompileOptions, RawDay};
 use admix::policy::file::PolicyFile;
 use admix::score::{DayFiles, Decision, ScoreOptions, Scorer, ServedDay, ServedPolicy};
+use admix::values::ValueModel;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -23,6 +24,7 @@ use tempfile::TempDir;
 use super::decisions::{SMALL, TWISTED, plan, policies, synth};
 use super::harness::{PATIENCE, PROGRAM};
 use super::support::admix;
+use super::values;
 
 /// A day to be served, and policies for it.
 pub struct World {
@@ -216,6 +218,50 @@ fn it_decides_what_the_library_decides_and_its_journal_is_a_log_directory() {
     assert!(prices(&written).iter().zip(prices(&rows)).all(|(w, r)| (w - r).abs() <= 1e-9 * r));
     let exposures = std::fs::read_to_string(date.join("joined_exposure.tsv")).unwrap();
     assert_eq!(exposures.lines().count(), 1 + shown.len());
+}
+
+/// The values of a model, whose rows the server maps and does not load.
+#[test]
+fn it_decides_at_the_values_of_a_model_whose_rows_it_maps() {
+    let world = World::new();
+    let run = world.scratch.path().join("values");
+    let train = format!("values.train={:?}", [world.day.with_file_name("day-0")]);
+    let mut command = admix();
+    command.args(["values", "train", "--config", values::CONFIG, "--run-dir"]).arg(&run);
+    for set in [&train, "values.batch=64", "values.epochs=3", "table.max_rows=5000"] {
+        command.args(["--set", set]);
+    }
+    command.assert().success();
+    let model = Arc::new(ValueModel::read(&run).unwrap());
+    let steady = world.steady();
+    let serving = world.serve(&steady, &["--values", run.to_str().unwrap()]);
+    let mapped = std::fs::read_to_string(format!("/proc/{}/maps", serving.child.id())).unwrap();
+    let rows_file = mapped.lines().find(|line| line.contains(&model.meta.rows)).expect("the rows are mapped");
+    assert!(rows_file.contains(" r--"), "read-only: {rows_file}");
+
+    let files = DayFiles {
+        control: world.day.join("control.tsv"),
+        inventory: Some(world.day.join("inventory.tsv")),
+        day: Some(world.day.join("day.toml")),
+    };
+    let policy = ServedPolicy::open(steady.to_str().unwrap(), None).unwrap();
+    let [logged, corrected] = [None, Some(model)].map(|values| ServedDay::read(&files, 0).unwrap().told(values));
+    let mut scorers = [&logged, &corrected].map(|day| Scorer::new(day, &policy, ScoreOptions::default()).unwrap());
+    let rows = world.rows();
+    let (mut client, mut decision, mut differ) = (serving.client(), Decision::default(), false);
+    for (row, text) in rows.iter().zip(lines(&rows)) {
+        let (status, answer) = client.send("POST", "/v1/score", text.as_bytes()).unwrap();
+        assert_eq!(status, 200);
+        let answer: Value = serde_json::from_slice(&answer).unwrap();
+        let [at_logged, at_corrected] = scorers.each_mut().map(|scorer| {
+            scorer.decide(row, &mut decision).unwrap();
+            decision.chosen.map_or(0, |(ad, _)| ad)
+        });
+        assert_eq!(answer["chosen"], at_corrected);
+        differ |= at_logged != at_corrected;
+    }
+    assert!(differ, "the values change nothing");
+    assert_eq!(serving.stop(), 0);
 }
 
 #[test]

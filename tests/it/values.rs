@@ -128,7 +128,7 @@ fn exposures_become_values_that_are_nearer_to_the_truth_and_earn_more() {
     let rows = |table: &HostTable| -> Vec<(u64, Vec<u32>)> {
         table.sorted().into_iter().map(|(id, record)| (id, table.record(record).to_vec())).collect()
     };
-    assert_eq!(rows(&dumped), rows(&read.table));
+    assert_eq!(rows(&dumped), rows(&file::read(read.rows.path(), 0, 1).unwrap()));
 
     // The plan is made at the values that are told.
     let plan = |arguments: &[&str]| {
@@ -293,7 +293,8 @@ fn a_run_begins_with_the_rows_of_a_file_or_with_another_run() {
     let still = ["values.epochs=1", "values.rate=0", "table.rate=0"];
     let embeddings = |run: &Path| {
         let model = ValueModel::read(run).unwrap();
-        let rows = model.table.sorted().into_iter().map(|(id, record)| (id, model.table.row(record).to_vec()));
+        let table = file::read(model.rows.path(), 0, 1).unwrap();
+        let rows = table.sorted().into_iter().map(|(id, record)| (id, table.row(record).to_vec()));
         (model.parameters.clone(), rows.collect::<BTreeMap<_, _>>())
     };
     let [before, of_run, of_rows] =

@@ -17,7 +17,7 @@ pub enum Bug {
     UpdatesBeforeReady,
 }
 
-const SHAPE: TableShape = TableShape { dim: 3, optimizer: RowOptimizer::Adagrad, max_rows: 64, seed: 9 };
+const SHAPE: TableShape = TableShape { dim: 3, optimizer: RowOptimizer::Adagrad, max_rows: 64, seed: 9, marks: false };
 
 #[derive(Debug, Clone)]
 struct Case {

@@ -63,11 +63,21 @@ fn cases() -> impl Strategy<Value = Case> {
 }
 
 fn shape(optimizer: RowOptimizer) -> TableShape {
-    TableShape { dim: 3, optimizer, max_rows: 64, seed: 9 }
+    TableShape { dim: 3, optimizer, max_rows: 64, seed: 9, marks: false }
 }
 
 fn gradient(step: usize, ids: &[u64]) -> Vec<f32> {
     ids.iter().flat_map(|id| (0..3).map(move |k| ((id * 7 + step as u64 * 3 + k) % 11) as f32 * 0.37 - 1.5)).collect()
+}
+
+/// Settles a batch whose turn has come: every id gets a row.
+fn settle(cache: &mut Cache, table: &mut HostTable, unique: &[u64], ticket: &mut Ticket) {
+    let mut records = vec![];
+    cache.records(ticket, &mut records);
+    for (record, &id) in records.iter_mut().zip(unique) {
+        *record = record.or_else(|| table.find_or_insert(id));
+    }
+    cache.settle(table, unique, &records, ticket);
 }
 
 /// Runs a case with and without the cache.
@@ -92,8 +102,9 @@ fn check(case: &Case, bug: Option<Bug>) -> Result<Counters, TestCaseError> {
             }
             fetched += 1;
         }
-        let ticket = ahead.pop_front().ok_or_else(|| TestCaseError::fail("no batch in flight, and no room"))?;
-        cache.gather(&ticket, &mut rows);
+        let mut ticket = ahead.pop_front().ok_or_else(|| TestCaseError::fail("no batch in flight, and no room"))?;
+        settle(&mut cache, &mut table, &lookup.unique, &mut ticket);
+        cache.gather(&ticket, &lookup.unique, &mut rows);
         let records: Vec<u32> = lookup.unique.iter().map(|&id| flat.find_or_insert(id).unwrap()).collect();
         let expected: Vec<f32> = records.iter().flat_map(|&record| flat.row(record).to_vec()).collect();
         prop_assert_eq!(bits(&rows), bits(&expected), "rows of step {}", step);
@@ -159,8 +170,12 @@ fn the_oracle_finds_every_planted_bug() {
 
 fn plain(batches: &[&[u64]], rows: usize) -> (Cache, HostTable, Vec<Lookup>) {
     let shape = shape(RowOptimizer::RowwiseAdagrad);
-    let lookups = batches.iter().map(|ids| Lookup::of(ids)).collect();
-    (Cache::new(shape, rows, 1), HostTable::private(shape).unwrap(), lookups)
+    let lookups: Vec<Lookup> = batches.iter().map(|ids| Lookup::of(ids)).collect();
+    let mut table = HostTable::private(shape).unwrap();
+    for id in lookups.iter().flat_map(|lookup| &lookup.unique) {
+        table.find_or_insert(*id).unwrap();
+    }
+    (Cache::new(shape, rows, 1), table, lookups)
 }
 
 #[test]
@@ -171,7 +186,7 @@ fn a_row_of_the_batch_before_is_not_fetched_again() {
     assert_eq!((cache.counters().hits, cache.counters().misses), (1, 3));
     cache.update(&first, &[1.0; 6], 0.1);
     let mut rows = Vec::new();
-    cache.gather(&second, &mut rows);
+    cache.gather(&second, &l[1].unique, &mut rows);
     let mut flat = HostTable::private(table.shape()).unwrap();
     let record = flat.find_or_insert(2).unwrap();
     flat.update(2, record, &[1.0; 3], 0.1);
@@ -184,13 +199,13 @@ fn a_row_that_is_evicted_and_needed_next_comes_back_with_its_last_value() {
     let ticket = cache.prefetch(&mut table, &l[0].unique).unwrap();
     cache.update(&ticket, &[1.0; 3], 0.1);
     let mut before = Vec::new();
-    cache.gather(&ticket, &mut before);
+    cache.gather(&ticket, &l[0].unique, &mut before);
     cache.release(ticket);
     let ticket = cache.prefetch(&mut table, &l[1].unique).unwrap();
     cache.release(ticket);
     let ticket = cache.prefetch(&mut table, &l[2].unique).unwrap();
     let mut after = Vec::new();
-    cache.gather(&ticket, &mut after);
+    cache.gather(&ticket, &l[2].unique, &mut after);
     assert_eq!(before, after);
     // The clean row of id 2 was evicted and not written.
     assert_eq!((cache.counters().evictions, cache.counters().write_backs), (2, 1));
@@ -227,7 +242,8 @@ fn a_cache_that_never_evicts_keeps_no_history() {
 fn ids_that_come_once_do_not_drive_out_those_that_come_again() {
     let (mut cache, mut table, _) = plain(&[], 20);
     let mut ask = |cache: &mut Cache, ids: &[u64]| {
-        let ticket = cache.prefetch(&mut table, ids).unwrap();
+        let mut ticket = cache.prefetch(&mut table, ids).unwrap();
+        settle(cache, &mut table, ids, &mut ticket);
         cache.release(ticket);
     };
     ask(&mut cache, &[1, 2, 3]);
@@ -236,4 +252,44 @@ fn ids_that_come_once_do_not_drive_out_those_that_come_again() {
     (10..50).for_each(|id| ask(&mut cache, &[id]));
     assert!([1, 2, 3].iter().all(|id| cache.is_resident(*id)));
     assert_eq!(cache.arenas[0].young + 3, cache.arenas[0].resident.len());
+}
+
+/// A row is freed and its record given to another id while a prefetched batch has it pinned.
+#[test]
+fn a_row_that_is_freed_while_it_is_pinned_is_gone_when_its_batch_comes() {
+    let shape = TableShape { marks: true, ..shape(RowOptimizer::Sgd) };
+    let (mut cache, mut table) = (Cache::new(shape, 3, 1), HostTable::private(shape).unwrap());
+    let record = table.find_or_insert(1).unwrap();
+    table.update(1, record, &[1.0; 3], 0.1);
+    let mut ticket = cache.prefetch(&mut table, &[1]).unwrap();
+    table.replace(record, 2);
+    cache.forget(1);
+    assert!(!cache.is_resident(1));
+    settle(&mut cache, &mut table, &[1], &mut ticket);
+    let (mut rows, mut first) = (vec![], vec![0; shape.words()]);
+    cache.gather(&ticket, &[1], &mut rows);
+    shape.first_value(1, &mut first);
+    assert_eq!(bits(&rows), first[..3], "it has begun anew, in another record");
+    cache.update(&ticket, &[1.0; 3], 0.1);
+    cache.release(ticket);
+    cache.flush(&mut table);
+    shape.first_value(2, &mut first);
+    assert_eq!(table.record(record), first, "the new owner's row is its own");
+    assert_eq!((cache.pinned(), cache.arenas[0].reserved, cache.arenas[0].free.len()), (0, 0, 2));
+}
+
+/// Room that a prefetched batch keeps for new ids is not given to later ones.
+#[test]
+fn room_is_kept_for_ids_that_have_no_row_yet() {
+    let (mut cache, mut table, _) = plain(&[&[3, 4]], 3);
+    let mut first = cache.prefetch(&mut table, &[1, 2]).unwrap();
+    assert_eq!(cache.prefetch(&mut table, &[3, 4]), Err(CacheError::Stall));
+    settle(&mut cache, &mut table, &[1, 2], &mut first);
+    assert_eq!(cache.pinned(), 2);
+    cache.release(first);
+    // One that is never settled gives its room back, too.
+    let unsettled = cache.prefetch(&mut table, &[5, 6, 7]).unwrap();
+    cache.release(unsettled);
+    assert_eq!((cache.pinned(), cache.arenas[0].reserved), (0, 0));
+    cache.prefetch(&mut table, &[3, 4]).unwrap();
 }

@@ -1,6 +1,6 @@
 //! What main finds out before it starts the processes of a value training.
 
-use crate::log;
+use crate::log::{self, CompiledLog};
 use crate::run::RunDirectory;
 use crate::run::context::inputs_hash;
 use crate::run::leakage::Roles;
@@ -22,6 +22,7 @@ pub fn prepare(settings: &ValueSettings, fields: &Fields) -> anyhow::Result<Prep
         prior: vec![[settings.values.prior_sd as f32; 2]; fields.len()],
         train: JoinCounts::default(),
         validation: JoinCounts::default(),
+        days: vec![],
         inputs: Default::default(),
     };
     let (mut scatter, mut charges) = (0.0, 0u64);
@@ -46,6 +47,7 @@ pub fn prepare(settings: &ValueSettings, fields: &Fields) -> anyhow::Result<Prep
             continue;
         }
         prepared.samples += joined.samples.len() as u64;
+        prepared.days.push(day_number(&joined.log));
         prepared.train.add(&joined.counts);
         if v.learn_prior {
             prior.add(&joined);
@@ -63,6 +65,13 @@ pub fn prepare(settings: &ValueSettings, fields: &Fields) -> anyhow::Result<Prep
         prepared.prior = prior.finish(v.prior_sd);
     }
     Ok(prepared)
+}
+
+/// Days from 1970-01-01 to the date of a log.
+fn day_number(log: &CompiledLog) -> u32 {
+    let date: jiff::civil::Date = log.day().date.parse().expect("a compiled log has a date");
+    let since = date.since(jiff::civil::date(1970, 1, 1)).expect("days apart");
+    u32::try_from(since.get_days()).unwrap_or(0)
 }
 
 /// Checks that a run may go on under these settings and inputs.

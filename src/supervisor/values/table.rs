@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::run::RunDirectory;
 use crate::run::beginning::first_rows;
-use crate::run::value_run::{ValueHalves, create_table};
+use crate::run::value_run::{Prepared, ValueHalves, create_table};
 use crate::run::value_snapshot::{ValueSnapshot, ValueState, read_state, remove_behind};
 use crate::settings::ValueSettings;
 use crate::shm::RunNames;
@@ -34,7 +34,8 @@ impl Rows {
         match &snapshot {
             Some(snapshot) => snapshot.restore(&mut table)?,
             None => {
-                if let Some(rows) = first_rows(settings, &directory.checkpoints())? {
+                let prepared = Prepared::read(directory)?;
+                if let Some(rows) = first_rows(settings, &prepared, &directory.checkpoints())? {
                     file::load(&rows, &mut table)?;
                 }
             }

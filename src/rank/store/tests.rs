@@ -1,0 +1,407 @@
+//! Rows that come late and go again, against a plain map: whatever is fetched ahead, with and without a cache, through snapshots and
+//! deaths.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use proptest::prelude::*;
+use proptest::strategy::ValueTree as _;
+use proptest::test_runner::{TestCaseError, TestRunner};
+
+use super::*;
+use crate::settings::{RowOptimizer, WhenFull};
+use crate::shm::crash::kill_after;
+use crate::shm::{RunNames, UndoLog, UndoShape};
+use crate::sparse::marks::LastUse;
+use crate::sparse::{TableError, TableShape};
+
+const DAYS: [u32; 3] = [20_000, 20_001, 20_002];
+
+#[derive(Debug, Clone)]
+struct Batch {
+    ids: Vec<u64>,
+    day: u16,
+    /// A snapshot is taken behind it.
+    snapshot: bool,
+}
+
+#[derive(Debug, Clone)]
+struct Case {
+    batches: Vec<Batch>,
+    /// Batches from this one on are of the second pass.
+    second_pass: usize,
+    max_rows: usize,
+    when_full: WhenFull,
+    admit_after: u32,
+    ahead: usize,
+    /// Rows of the cache beyond the largest batch, and its arenas.
+    cache: Option<(usize, usize)>,
+    /// The writer dies in this batch, at this one of its stores.
+    death: Option<(usize, u32)>,
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let batch = (prop::collection::vec(0u64..24, 1..8), 0u16..3, prop::bool::weighted(0.2))
+        .prop_map(|(ids, day, snapshot)| Batch { ids, day, snapshot });
+    (
+        (prop::collection::vec(batch, 1..40), 0usize..40, 1usize..16),
+        prop::sample::select(&[WhenFull::Oldest, WhenFull::Oldest, WhenFull::Ignore][..]),
+        (1u32..4, 0usize..4),
+        prop::option::of((0usize..6, prop::sample::select(&[1usize, 3][..]))),
+        prop::option::of((0usize..40, 0u32..120)),
+    )
+        .prop_map(|((batches, second_pass, max_rows), when_full, (admit_after, ahead), cache, death)| Case {
+            batches,
+            second_pass,
+            max_rows,
+            when_full,
+            admit_after,
+            ahead,
+            cache,
+            death,
+        })
+}
+
+impl Case {
+    fn shape(&self) -> TableShape {
+        let marks = self.when_full == WhenFull::Oldest;
+        TableShape { dim: 3, optimizer: RowOptimizer::Adagrad, max_rows: self.max_rows, seed: 9, marks }
+    }
+
+    fn settings(&self) -> ValueSettings {
+        let mut settings = ValueSettings::default();
+        let t = &mut settings.table;
+        (t.max_rows, t.when_full, t.admit_after) = (self.max_rows, self.when_full, self.admit_after);
+        t.counters = 1 << 16;
+        t.keep_days = u32::from(self.when_full == WhenFull::Oldest);
+        if let Some((slack, devices)) = self.cache {
+            let largest = self.batches.iter().map(|batch| Lookup::of(&batch.ids).unique.len()).max().unwrap_or(0);
+            // Each arena must hold a batch whose rows all fall to it.
+            (t.cache_rows, t.devices) = ((largest + slack) * devices, devices);
+        }
+        settings
+    }
+
+    fn block(&self, number: usize) -> Block {
+        let Batch { ids, day, .. } = &self.batches[number];
+        let n = ids.len();
+        // One field: as many samples as ids.
+        Block {
+            epoch: u64::from(number >= self.second_pass),
+            ids: ids.clone(),
+            weight: vec![1.0; n],
+            day: vec![*day; n],
+            ..Block::default()
+        }
+    }
+}
+
+fn gradients(rows: &[f32]) -> Vec<f32> {
+    rows.iter().enumerate().map(|(i, w)| w * 1.5 + (i % 7) as f32 * 0.25 - 0.5).collect()
+}
+
+type Rows = BTreeMap<u64, Vec<u32>>;
+
+/// What the rules say, in the plainest way.
+#[derive(Clone)]
+struct Model {
+    shape: TableShape,
+    /// Each row's words as they stand in files.
+    rows: Rows,
+    seen: HashMap<u64, u32>,
+    uses: u64,
+}
+
+impl Model {
+    fn last(&self, id: u64) -> LastUse {
+        LastUse::of(&self.rows[&id][self.shape.words()..])
+    }
+
+    fn touch(&mut self, id: u64, day: u16) {
+        if self.shape.marks {
+            self.uses += 1;
+            let day = self.last(id).day.max(DAYS[usize::from(day)]);
+            let words = LastUse { number: self.uses, day }.words();
+            self.rows.get_mut(&id).unwrap()[self.shape.words()..].copy_from_slice(&words);
+        }
+    }
+
+    /// Gives ids their rows; false where the table holds fewer rows than the batch needs.
+    fn settle(&mut self, case: &Case, number: usize) -> bool {
+        let Batch { ids, day, .. } = &case.batches[number];
+        let unique = Lookup::of(ids).unique;
+        let before = self.uses;
+        for &id in unique.iter().filter(|id| self.rows.contains_key(id)).collect::<Vec<_>>() {
+            self.touch(id, *day);
+        }
+        for &id in &unique {
+            if self.rows.contains_key(&id) {
+                continue;
+            }
+            let seen = self.seen.entry(id).or_default();
+            if number < case.second_pass {
+                *seen += ids.iter().filter(|other| **other == id).count() as u32;
+            }
+            if case.admit_after > 1 && *seen < case.admit_after {
+                continue;
+            }
+            if self.rows.len() == case.max_rows {
+                if case.when_full == WhenFull::Ignore {
+                    continue;
+                }
+                let oldest = *self.rows.keys().min_by_key(|id| self.last(**id).number).unwrap();
+                if self.last(oldest).number > before {
+                    return false;
+                }
+                self.rows.remove(&oldest);
+            }
+            let mut words = vec![0; self.shape.file_words()];
+            self.shape.first_value(id, &mut words[..self.shape.words()]);
+            self.rows.insert(id, words);
+            self.touch(id, *day);
+        }
+        true
+    }
+
+    fn gather(&self, unique: &[u64]) -> Vec<f32> {
+        let mut first = vec![0; self.shape.words()];
+        let mut all = vec![];
+        for id in unique {
+            let words = match self.rows.get(id) {
+                Some(words) => words,
+                None => {
+                    self.shape.first_value(*id, &mut first);
+                    &first
+                }
+            };
+            all.extend_from_slice(bytemuck::cast_slice::<u32, f32>(&words[..self.shape.dim]));
+        }
+        all
+    }
+
+    fn update(&mut self, unique: &[u64], gradients: &[f32]) {
+        for (id, gradient) in unique.iter().zip(gradients.chunks(self.shape.dim)) {
+            if let Some(words) = self.rows.get_mut(id) {
+                self.shape.update(&mut words[..self.shape.words()], gradient, 0.1);
+            }
+        }
+    }
+}
+
+fn all(table: &HostTable) -> Rows {
+    table.sorted().into_iter().map(|(id, record)| (id, table.file_record(record).to_vec())).collect()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+/// What a snapshot holds.
+#[derive(Clone)]
+struct Snapshot {
+    number: u64,
+    /// Batches before it.
+    behind: usize,
+    model: Model,
+    sightings: Vec<u8>,
+    /// What the deltas on disk come to.
+    merged: Rows,
+}
+
+fn undo_log(case: &Case, since: u64) -> (UndoLog, UndoLog) {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = RunNames::for_this_process(&format!("store{n}")).unwrap().part("undo");
+    let shape = UndoShape { words: case.shape().stored_words(), entries: case.max_rows };
+    (UndoLog::create(&name, shape, since).unwrap(), UndoLog::open(&name).unwrap())
+}
+
+fn store(case: &Case, mut table: HostTable, log: UndoLog, sightings: &[u8], bug: Option<Bug>) -> Store {
+    table.track(log);
+    let settings = case.settings();
+    let mut store = Store::new(table, &settings);
+    store.begin(&settings, &DAYS, sightings).unwrap();
+    store.admission.planted = bug;
+    store
+}
+
+/// Runs a case through the store and through the model.
+fn check(case: &Case, bug: Option<Bug>) -> Result<(), TestCaseError> {
+    let shape = case.shape();
+    let mut model = Model { shape, rows: Rows::new(), seen: HashMap::new(), uses: 0 };
+    let mut newest = Snapshot { number: 0, behind: 0, model: model.clone(), sightings: vec![], merged: Rows::new() };
+    let (mut main, log) = undo_log(case, 0);
+    let mut store = store(case, HostTable::private(shape).unwrap(), log, &[], bug);
+    let mut ahead: VecDeque<BatchRows> = VecDeque::new();
+    let (mut n, mut death) = (0, case.death);
+    while n < case.batches.len() {
+        let (block, mut died) = (case.block(n), false);
+        let mut step = || -> Result<bool, TestCaseError> {
+            while ahead.len() <= case.ahead && n + ahead.len() < case.batches.len() {
+                let mut batch = BatchRows::default();
+                store.find(&case.batches[n + ahead.len()].ids, &mut batch);
+                let fetched = store.fetch(&mut batch).map_err(|e| TestCaseError::fail(e.to_string()))?;
+                if !fetched {
+                    break;
+                }
+                ahead.push_back(batch);
+            }
+            let mut batch = ahead.pop_front().ok_or_else(|| TestCaseError::fail("no room for a batch in its turn"))?;
+            let room = model.settle(case, n);
+            match store.settle(&mut batch, &block) {
+                Err(e) if !room && e.is::<TableError>() => return Ok(false),
+                Err(e) => return Err(TestCaseError::fail(e.to_string())),
+                Ok(()) => prop_assert!(room, "batch {} needs more rows than there are", n),
+            }
+            store.gather(&mut batch);
+            let unique = batch.lookup.unique.clone();
+            let expected = model.gather(&unique);
+            prop_assert_eq!(bits(&batch.values), bits(&expected), "rows of batch {}", n);
+            let gradients = gradients(&expected);
+            store.update(&mut batch, &gradients, 0.1);
+            model.update(&unique, &gradients);
+            Ok(true)
+        };
+        let room = match death.filter(|(batch, _)| *batch == n) {
+            Some((_, stores)) => {
+                death = None;
+                let ended = kill_after(stores, step);
+                died = ended.is_none();
+                ended.transpose()?.unwrap_or(true)
+            }
+            None => step()?,
+        };
+        if !room {
+            return Ok(());
+        }
+        if died {
+            // Whatever it was doing: the table is what it was at the newest snapshot, and what was fetched ahead is lost.
+            ahead.clear();
+            let mut table = store.into_table();
+            prop_assert!(table.roll_back(&main, newest.number).is_some());
+            prop_assert_eq!(all(&table), newest.model.rows.clone(), "after a death in batch {}", n);
+            prop_assert_eq!(table.len(), newest.model.rows.len());
+            (n, model) = (newest.behind, newest.model.clone());
+            let log;
+            (main, log) = undo_log(case, newest.number);
+            store = self::store(case, table, log, &newest.sightings, bug);
+            continue;
+        }
+        n += 1;
+        if case.batches[n - 1].snapshot {
+            store.flush();
+            let table = &store.table;
+            let mut merged = newest.merged.clone();
+            merged.extend(table.changed().map(|(id, record)| (id, table.file_record(record).to_vec())));
+            table.dropped().for_each(|id| prop_drop(&mut merged, id));
+            prop_assert_eq!(&merged, &model.rows, "the deltas are the table");
+            let number = newest.number + 1;
+            let sightings = store.admission.sightings().to_vec();
+            newest = Snapshot { number, behind: n, model: model.clone(), sightings, merged };
+            store.table.begin_changes(number);
+        }
+    }
+    store.flush();
+    prop_assert_eq!(all(&store.table), model.rows);
+    if let Some(cache) = &store.cache {
+        prop_assert_eq!(cache.pinned(), 0, "no pins at the end");
+    }
+    Ok(())
+}
+
+fn prop_drop(rows: &mut Rows, id: u64) {
+    rows.remove(&id).expect("it was in a snapshot");
+}
+
+#[test]
+fn rows_come_and_go_as_in_a_plain_map() {
+    let mut runner = TestRunner::new(ProptestConfig { cases: 1500, ..ProptestConfig::default() });
+    runner.run(&cases(), |case| check(&case, None)).unwrap();
+}
+
+#[test]
+fn the_oracle_finds_every_planted_bug() {
+    for bug in [
+        Bug::EvictsFromTheBatch,
+        Bug::ForgetsUses,
+        Bug::CountsEveryPass,
+        Bug::LeavesFreedRowsInTheCache,
+        Bug::BelievesWhatItFoundAhead,
+    ] {
+        let mut runner = TestRunner::deterministic();
+        let found = (0..1000).any(|_| {
+            let case = cases().new_tree(&mut runner).unwrap().current();
+            !matches!(catch_unwind(AssertUnwindSafe(|| check(&case, Some(bug)))), Ok(Ok(())))
+        });
+        assert!(found, "{bug:?}");
+    }
+}
+
+fn small(batches: &[&[u64]], max_rows: usize, ahead: usize) -> Case {
+    let batches = batches.iter().map(|ids| Batch { ids: ids.to_vec(), day: 0, snapshot: true }).collect();
+    Case {
+        batches,
+        second_pass: usize::MAX,
+        max_rows,
+        when_full: WhenFull::Oldest,
+        admit_after: 1,
+        ahead,
+        cache: None,
+        death: None,
+    }
+}
+
+#[test]
+fn a_row_that_is_freed_and_given_to_another_id_between_look_up_and_gather() {
+    // The third batch is found while the row of 1 is there; the second gives its record to 3.
+    for cache in [None, Some((4, 1))] {
+        let mut case = small(&[&[1, 2], &[3], &[1], &[3, 1]], 2, 2);
+        case.cache = cache;
+        check(&case, None).unwrap();
+    }
+}
+
+#[test]
+fn a_table_of_one_row() {
+    for (cache, ahead) in [(None, 0), (None, 2), (Some((3, 1)), 2)] {
+        let mut case = small(&[&[1], &[2], &[1, 1], &[1], &[3], &[2]], 1, ahead);
+        case.cache = cache;
+        check(&case, None).unwrap();
+    }
+    // A batch of two ids has no room, and says so.
+    let mut store = store(
+        &small(&[&[1]], 1, 0),
+        HostTable::private(small(&[], 1, 0).shape()).unwrap(),
+        undo_log(&small(&[&[1]], 1, 0), 0).1,
+        &[],
+        None,
+    );
+    let (case, mut batch) = (small(&[&[1, 2]], 1, 0), BatchRows::default());
+    store.find(&[1, 2], &mut batch);
+    assert!(store.fetch(&mut batch).unwrap());
+    let error = store.settle(&mut batch, &case.block(0)).unwrap_err().to_string();
+    assert!(error.contains("2 ids") && error.contains("table.max_rows"), "{error}");
+}
+
+/// At every store of a batch that gives a record to another id, with and without snapshots before.
+#[test]
+fn a_writer_that_is_killed_at_any_point_leaves_a_table_that_goes_back() {
+    for cache in [None, Some((2, 1))] {
+        for (batches, dies_in) in [
+            (&[&[1, 2, 3][..], &[4], &[5, 1], &[2, 6]][..], 1),
+            (&[&[1, 2, 3], &[4], &[5, 1], &[2, 6]], 2),
+            (&[&[1, 2, 3], &[4], &[5, 1], &[2, 6]], 3),
+            (&[&[1, 2, 3], &[4]], 0),
+        ] {
+            for stores in 0..200 {
+                for snapshots in [true, false] {
+                    let mut case = small(batches, 3, 1);
+                    case.batches.iter_mut().for_each(|batch| batch.snapshot = snapshots);
+                    (case.cache, case.death) = (cache, Some((dies_in, stores)));
+                    check(&case, None).unwrap();
+                }
+            }
+        }
+    }
+}

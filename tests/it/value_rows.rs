@@ -1,0 +1,131 @@
+//! Rows of `admix values train` that come late and go again: `table.admit_after`, `table.when_full`, `table.keep_days`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use admix::log::CompileOptions;
+use admix::sparse::file;
+use admix::values::join::{Share, join};
+use admix::values::{Fields, ValueModel};
+
+use super::values::{MANY_DEATHS, Scene, model};
+
+const FIELDS: [&str; 3] = ["ad", "user", "user*slot"];
+
+/// Far more ids than rows, and few rows may change between two snapshots: they follow one another whatever the clock says.
+const LIMITED: [&str; 9] = [
+    "values.fields=[\"ad\", \"user\", \"user*slot\"]",
+    "values.batch=16",
+    "values.epochs=2",
+    "values.readers=2",
+    "table.max_rows=500",
+    "table.when_full=oldest",
+    "table.admit_after=2",
+    "table.keep_days=3",
+    "table.snapshot_rows=480",
+];
+
+/// How often each id occurs among the exposures of days.
+fn ids(days: &[PathBuf]) -> BTreeMap<u64, usize> {
+    let fields = Fields::parse(&FIELDS.map(String::from)).unwrap();
+    let mut counts = BTreeMap::new();
+    for day in days {
+        for id in join(day, CompileOptions::default(), &fields, Share::ALL).unwrap().ids {
+            *counts.entry(id).or_default() += 1;
+        }
+    }
+    counts
+}
+
+/// Ids that have a row in a run's model.
+fn rows(run: &Path) -> BTreeSet<u64> {
+    let table = file::read(ValueModel::read(run).unwrap().rows.path(), 0, 1).unwrap();
+    table.sorted().into_iter().map(|(id, _)| id).collect()
+}
+
+fn said(command: &mut assert_cmd::Command, code: i32) -> String {
+    String::from_utf8_lossy(&command.assert().code(code).get_output().stderr).into_owned()
+}
+
+#[test]
+fn rows_come_and_go_in_the_same_way_whatever_is_ahead_and_whoever_dies() {
+    let scene = Scene::of(super::values::WORLD);
+    let plain = scene.train("plain", &[&LIMITED[..], &["checkpoint.every_s=0"]].concat());
+    assert_eq!(rows(&plain).len(), 500, "the table is full");
+    assert!(ids(&scene.days[..2]).values().filter(|n| **n >= 2).count() > 700, "and many rows have gone");
+    let plain = model(&plain);
+    for (name, failpoint, sets) in [
+        ("cached", "", &["checkpoint.every_s=0", "table.cache_rows=60", "table.prefetch=3"][..]),
+        ("arenas", "", &["checkpoint.every_s=0", "table.cache_rows=200", "table.devices=3"]),
+        ("saved", "", &[]),
+        ("update", "rank.update@150=kill", &["checkpoint.every_s=0.001"]),
+        ("cached-update", "rank.update@150=kill", &["checkpoint.every_s=0.001", "table.cache_rows=60"]),
+        ("rows", "rank.snapshot.rows@20=kill", &["table.cache_rows=60"]),
+        ("dense", "rank.snapshot.dense@20=kill", &[]),
+        ("committed", "checkpoint.committed@20=kill", &[]),
+        ("base", "checkpoint.base@2=kill", &[]),
+    ] {
+        let mut command = scene.command(name, &[&LIMITED[..], &[MANY_DEATHS], sets].concat());
+        if !failpoint.is_empty() {
+            command.env("ADMIX_FAILPOINT", failpoint);
+        }
+        let output = said(&mut command, 0);
+        let died = output.contains("rows restored") || output.contains("starting another");
+        assert_eq!(died, !failpoint.is_empty(), "{name}: {output}");
+        assert!(plain == model(&scene.folder.path().join(name)), "{name}");
+    }
+    // From disk: base and deltas hold what was dropped and what was counted.
+    let sets = [&LIMITED[..], &["checkpoint.every_s=0.001", "watchdog.max_restarts=0"]].concat();
+    said(scene.command("cut", &sets).env("ADMIX_FAILPOINT", "rank.update@150=kill"), 1);
+    assert!(scene.folder.path().join("cut/checkpoints").read_dir().unwrap().count() > 0);
+    said(scene.command("cut", &sets).arg("--resume"), 0);
+    assert!(plain == model(&scene.folder.path().join("cut")), "cut");
+}
+
+#[test]
+fn ids_get_a_row_once_they_were_seen_often_enough() {
+    let scene = Scene::of(super::values::WORLD);
+    for admit_after in [1, 3] {
+        let sets = [LIMITED[0], "values.epochs=3", &format!("table.admit_after={admit_after}")];
+        let expected = ids(&scene.days[..2]).into_iter().filter(|(_, n)| *n >= admit_after).map(|(id, _)| id);
+        let run = scene.train(&format!("run-{admit_after}"), &sets);
+        assert!(rows(&run) == expected.collect(), "{admit_after}");
+    }
+}
+
+#[test]
+fn rows_that_were_not_seen_in_the_last_days_stay_behind() {
+    let scene = Scene::of(super::values::WORLD);
+    let day = |i: usize| format!("values.train={:?}", [scene.days[i].to_str().unwrap()]);
+    let of = |days: &[PathBuf]| ids(days).into_keys().collect::<BTreeSet<u64>>();
+    let next = day(2);
+    let common = ["values.epochs=1", LIMITED[0], "values.validation=[]"];
+    for (first_keeps, second_keeps, expected) in [
+        ("table.keep_days=1", "table.keep_days=1", of(&scene.days[1..3])),
+        ("table.keep_days=1", "table.keep_days=2", of(&scene.days[..3])),
+        ("table.keep_days=2", "table.keep_days=0", of(&scene.days[..3])),
+        // The source does not say when its rows were seen.
+        ("table.keep_days=0", "table.keep_days=1", of(&scene.days[..3])),
+    ] {
+        let name = format!("{first_keeps}-{second_keeps}");
+        let first = scene.train(&format!("first-{name}"), &[&common[..], &[first_keeps]].concat());
+        assert!(rows(&first) == of(&scene.days[..2]));
+        let second = format!("second-{name}");
+        let sets = [&common[..], &[&next, second_keeps]].concat();
+        let output = said(scene.command(&second, &sets).arg("--from").arg(&first), 0);
+        assert!(rows(&scene.folder.path().join(&second)) == expected, "{name}");
+        let silent = first_keeps.ends_with('0') && !second_keeps.ends_with('0');
+        assert_eq!(output.contains("does not say when its rows were seen"), silent, "{name}: {output}");
+    }
+}
+
+#[test]
+fn what_several_ranks_cannot_do_and_tables_that_are_too_small_are_refused_by_name() {
+    let scene = Scene::of(super::values::WORLD);
+    for set in ["table.admit_after=2", "table.when_full=oldest", "table.keep_days=1"] {
+        let output = said(&mut scene.command("ranks", &["values.ranks=2", set]), 2);
+        assert!(output.contains(set.split('=').next().unwrap()) && output.contains("values.ranks"), "{output}");
+    }
+    let output = said(&mut scene.command("small", &["table.max_rows=20", "table.when_full=oldest"]), 1);
+    assert!(output.contains("table.max_rows") && output.contains("20 rows"), "{output}");
+}
