@@ -14,7 +14,7 @@
 //! | [`evaluate`] | policies compared on whole days, for `eval`, `study` and the report of a run |
 //! | [`policy`] | networks, the policy file, baselines, the teacher of prices in hindsight |
 //! | [`values`] | the value model: features, formulas, its file; days at the values that are told |
-//! | [`collective`] | exchange between ranks: means, gradients of rows, the overlapped mode |
+//! | [`collective`], [`nodes`] | exchange between ranks: means, gradients of rows, the overlapped mode; the machines of a job, over MPI |
 //! | [`sparse`] | the table of embedding rows, its device cache and its file |
 //! | [`plan`], [`env`] | forecast, supply-demand graph, play probabilities, prices, bound; the replay environment, features, rewards |
 //! | [`log`], [`synth`] | input schemas, readers, checks, importers, the compiled log; the synthetic generator |
@@ -49,6 +49,7 @@ pub mod formulas;
 pub mod inspect;
 pub mod learner;
 pub mod log;
+pub mod nodes;
 pub mod plan;
 pub mod policy;
 pub mod pretrain;
