@@ -14,7 +14,7 @@
 //! | [`evaluate`] | comparison of policies on whole days, for `eval`, `study` and the report of a run |
 //! | [`policy`] | networks, the policy file, baselines, the teacher with hindsight prices |
 //! | [`values`] | the value model: features, formulas, its file; days at logged or corrected values |
-//! | [`collective`] | exchange between ranks: means, gradients of rows, the overlapped mode |
+//! | [`collective`], [`nodes`] | exchange between ranks: means, gradients of rows, the overlapped mode; the machines of a job, over MPI |
 //! | [`sparse`] | the table of embedding rows, its device cache and its file |
 //! | [`plan`], [`env`] | forecast, supply-demand graph, play probabilities, prices, bound; the replay environment, features, rewards |
 //! | [`log`], [`synth`] | input schemas, readers, checks, importers, the compiled log; the synthetic generator |
@@ -48,6 +48,7 @@ pub mod formulas;
 pub mod inspect;
 pub mod learner;
 pub mod log;
+pub mod nodes;
 pub mod plan;
 pub mod policy;
 pub mod pretrain;

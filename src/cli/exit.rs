@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use crate::learner::NotFinite;
 use crate::log::LogError;
+use crate::nodes::JobError;
 use crate::rank;
 use crate::run::leakage::Leak;
 use crate::run::{CannotSave, NotARunDirectory};
@@ -80,6 +81,7 @@ pub fn exit_of(error: &anyhow::Error) -> Exit {
             || cause.is::<RowFileError>()
             || cause.is::<NotARunDirectory>()
             || cause.is::<Leak>()
+            || cause.downcast_ref::<JobError>().is_some_and(|e| matches!(e, JobError::NotBuilt { .. }))
             || cause
                 .downcast_ref::<LogError>()
                 .is_some_and(|e| !matches!(e, LogError::Io { .. } | LogError::NotKept { .. }))

@@ -45,7 +45,7 @@ use exit::exit_of;
                   12 verdict not reached (train --require), 130 interrupted (what was learned is saved);\n\
                   of a training run: 20 a process kept dying, 21 the learner got no samples, 22 the actors got no\n\
                   parameters, 23 no update although there were samples, 24 losses that are not finite,\n\
-                  25 its policy cannot be written.\n\
+                  25 its policy cannot be written, 27 a node of a job of several is lost (values train).\n\
                   ADMIX_LOG=debug shows more of what happens (trace, debug, info, warn, error)."
 )]
 struct Arguments {

@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use crate::cancel;
 use crate::evaluate::{DayReport, Decision, Entry, Judgement, familiar};
 use crate::learner::Device;
+use crate::nodes;
 use crate::plan::Plan;
 use crate::policy::file::PolicyFile;
 use crate::report::{self, RunReport, Validation};
@@ -150,6 +151,12 @@ impl Train {
         if let Some(parent) = self.parent {
             bind_to_parent(parent)?;
         }
+        nodes::one_machine().map_err(|processes| {
+            UsageError(format!(
+                "{processes} processes were started together, and `admix train` runs on one machine: start one; several nodes are for \
+                 `admix values train`"
+            ))
+        })?;
         let mut sets = self.sets.clone();
         sets.extend(self.seed.map(|seed| format!("run.seed={seed}")));
         sets.extend(self.device.as_ref().map(|device| format!("run.device=\"{device}\"")));

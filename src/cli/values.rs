@@ -8,6 +8,7 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use crate::cancel;
 use crate::log::CompileOptions;
+use crate::nodes::{Job, Node};
 use crate::run::value_run::Prepared;
 use crate::run::{RunDirectory, flight};
 use crate::settings::{self, Configuration as _, ValueSettings};
@@ -22,6 +23,15 @@ use crate::values::{Fields, ValueModel, model, ratios};
 
 use super::exit::{Exit, UsageError};
 use super::output::{print_json, print_text};
+
+/// Tells a person something, on the first node of a job.
+macro_rules! tell {
+    ($job:expr, $($arg:tt)*) => {
+        if $job.node().is_first() {
+            say!($($arg)*);
+        }
+    };
+}
 
 #[derive(Debug, Subcommand)]
 pub enum Values {
@@ -143,42 +153,79 @@ impl Train {
     }
 
     fn train(self) -> anyhow::Result<Exit> {
+        let job = Job::join()?;
+        let exit = self.train_in(&job)?;
+        job.leave();
+        Ok(exit)
+    }
+
+    fn train_in(self, job: &Job) -> anyhow::Result<Exit> {
         let mut settings: ValueSettings = settings::load(&self.config, &self.sets)?;
         if let Some(from) = &self.from {
             settings.values.from.clone_from(from);
         }
         let fields = Fields::parse(&settings.values.fields)?;
         let interrupt = Interrupt::listen(settings.watchdog.grace_s)?;
-        let directory = match (self.resume, &self.run_dir) {
-            (Some(how), Some(root)) => resume::open(root, how.into())?,
-            (_, Some(root)) => RunDirectory::create(root)?,
-            (_, None) => {
-                let name =
-                    self.config.file_stem().map_or_else(|| "values".into(), |s| s.to_string_lossy().into_owned());
-                let time = jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S");
-                RunDirectory::create_unique(Path::new("runs"), &format!("{name}-{time}"))?
-            }
-        };
+        values::check_job(&settings, job.node())?;
+        let directory = self.directory(job)?;
         flight::begin(&directory.flight(), "main");
         let root = directory.root().to_owned();
-        if let Some(exit) = learn(&settings, &fields, &directory, &interrupt)? {
+        if let Some(exit) = learn(&settings, &fields, &directory, &interrupt, job)? {
             return Ok(exit);
         }
         if settings.values.refit && !settings.values.validation.is_empty() {
-            let passes = ValueModel::read_meta(&root.join("values"))?.epoch + 1;
-            say!("learning once more, {passes} passes over training and validation days together");
+            let meta = || ValueModel::read_meta(&root.join("values"));
+            let passes = job.node().is_first().then(meta).transpose()?.map_or(0, |meta| meta.epoch + 1);
+            // The first node has the model.
+            let passes = job.tell(&passes)?[0];
+            tell!(job, "learning once more, {passes} passes over training and validation days together");
             let mut settings = settings;
             let v = &mut settings.values;
             v.train.append(&mut v.validation);
             (v.epochs, v.patience) = (passes, 0);
             let again = resume::open(&root.join(model::REFIT), resume::Resume::Auto)?;
-            if let Some(exit) = learn(&settings, &fields, &again, &interrupt)? {
+            if let Some(exit) = learn(&settings, &fields, &again, &interrupt, job)? {
                 return Ok(exit);
             }
         }
-        say!("values: {}", root.display());
+        tell!(job, "values: {}", root.display());
         Ok(Exit::Done)
     }
+
+    /// The run directory of this node.
+    fn directory(&self, job: &Job) -> anyhow::Result<RunDirectory> {
+        let node = job.node();
+        if node.is_first() {
+            let directory = self.first_directory(node)?;
+            // Those of the others lie in it.
+            job.tell(&())?;
+            return Ok(directory);
+        }
+        job.tell(&())?;
+        let root = self.run_dir.as_deref().ok_or_else(without_directory)?.join(format!("node-{}", node.index));
+        match self.resume {
+            Some(_) => resume::open(&root, resume::Resume::Auto),
+            None => RunDirectory::create(&root),
+        }
+    }
+
+    fn first_directory(&self, node: Node) -> anyhow::Result<RunDirectory> {
+        match (self.resume, &self.run_dir) {
+            (Some(how), Some(root)) => resume::open(root, how.into()),
+            (_, Some(root)) => RunDirectory::create(root),
+            (_, None) if !node.is_alone() => Err(without_directory().into()),
+            (_, None) => {
+                let name =
+                    self.config.file_stem().map_or_else(|| "values".into(), |s| s.to_string_lossy().into_owned());
+                let time = jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S");
+                RunDirectory::create_unique(Path::new("runs"), &format!("{name}-{time}"))
+            }
+        }
+    }
+}
+
+fn without_directory() -> UsageError {
+    UsageError("several nodes share a run directory: name it with --run-dir".into())
 }
 
 /// Learns in a run directory, from the beginning or from where it was interrupted; returns the exit if the program is to end.
@@ -187,24 +234,30 @@ fn learn(
     fields: &Fields,
     directory: &RunDirectory,
     interrupt: &Interrupt,
+    job: &Job,
 ) -> anyhow::Result<Option<Exit>> {
-    say!("run directory {}", directory.root().display());
-    let prepared = values::prepare(settings, fields)?;
+    let node = job.node();
+    tell!(job, "run directory {}", directory.root().display());
+    let prepared = values::prepare(settings, fields, node)?;
+    values::agree_on_run(job, directory, settings, &prepared)?;
     if directory.manifest().exists() {
         values::check_resume(directory, settings, &prepared)?;
         say!("the run that was begun here goes on");
     }
     directory.replace(&directory.config(), settings.to_toml().as_bytes())?;
     prepared.write(directory)?;
-    manifest(directory, settings, &prepared, None)?;
-    say!(
+    if node.is_first() {
+        manifest(directory, settings, &prepared, None)?;
+    }
+    tell!(
+        job,
         "{} exposures to learn from, {} to validate on; fields, with how far their ids err (charge, click): {}",
         prepared.samples,
         prepared.validation.samples,
         described(&settings.values.fields, &prepared.prior)
     );
     interrupt.supervise();
-    let result = values::train(settings, fields, directory, interrupt);
+    let result = values::train(settings, fields, directory, interrupt, job);
     flight::end(&result);
     if interrupt.count() > 1 {
         return result.map(|_| Some(Exit::Interrupted)).or_else(|e| {
@@ -213,10 +266,12 @@ fn learn(
         });
     }
     let outcome = result?;
-    manifest(directory, settings, &prepared, Some(&outcome))?;
-    say!("{}", summary(&outcome));
+    if node.is_first() {
+        manifest(directory, settings, &prepared, Some(&outcome))?;
+    }
+    tell!(job, "{}", summary(&outcome));
     if outcome.reason == ExitReason::Interrupted {
-        say!("interrupted; repeat the command with --run-dir and --resume to go on");
+        tell!(job, "interrupted; repeat the command with --run-dir and --resume to go on");
         return Ok(Some(Exit::Interrupted));
     }
     interrupt.leave();

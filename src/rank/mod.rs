@@ -16,6 +16,7 @@
 //! | [`progress`] | where training begins and stands: its first state, the rates of an update, what main is told |
 //! | [`saver`] | snapshots |
 //! | [`together`], [`overlapped`] | a rank among others: in step, and overlapped |
+//! | [`said`] | what ranks tell each other beside gradients |
 //! | [`writer`] | the thread of rank 0 that writes rows while ranks overlap |
 //! | [`merged`] | the rows of a machine, moved along the gradients of all ranks |
 //! | [`record`] | records in `metrics.jsonl` |
@@ -33,6 +34,7 @@ mod prior;
 mod progress;
 mod record;
 pub mod rows;
+mod said;
 mod saver;
 pub mod store;
 mod together;
@@ -67,7 +69,8 @@ use store::Store;
 /// [`dense::NotFinite`], [`CannotSave`](crate::run::CannotSave), a full table, and anything that keeps it from working.
 pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let settings = ValueSettings::read_resolved(&directory.config())?;
-    if settings.values.ranks > 1 {
+    let prepared = Prepared::read(directory)?;
+    if prepared.world(&settings).ranks > 1 {
         return together::run(&settings, directory, prefix, 0);
     }
     let segments = ValueSegments::open_for_rank(prefix, 0, settings.values.readers)?;
@@ -81,7 +84,6 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     if let Some(undo) = undo {
         table.track(undo);
     }
-    let prepared = Prepared::read(directory)?;
     let judge = Judge::open(&settings, &fields)?;
     let prior = RowPrior::new(&settings, &prepared);
     // The row thread has a handle of its own.
@@ -95,7 +97,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
         halves: halves.as_ref(),
         dense: Dense::new(shape, prepared.dispersion),
         passes: Passes { settings: &settings, prepared: &prepared, directory, judge },
-        saver: Saver::new(&segments, halves.as_ref(), &settings),
+        saver: Saver::new(&segments, halves.as_ref(), &settings, 1),
         sums: Losses::default(),
         sums_samples: 0,
         metrics: Metrics::open(&directory.metrics())?,

@@ -23,7 +23,9 @@ use crate::shm::control::STOP_LEARNING;
 use crate::shm::{Overflow, RingWriter, SampleRing};
 
 use super::progress::step_of;
-use super::together::{Member, Said, hash};
+use super::said::{Said, hash};
+use super::saver::Wish;
+use super::together::Member;
 use super::writer::{Work, Writer};
 
 const NAP: Duration = Duration::from_millis(100);
@@ -151,7 +153,7 @@ impl<'m, 'a> Overlapped<'m, 'a> {
         self.click += losses.click;
         self.charge += losses.charge;
         self.done += 1;
-        let said = Said { stops: false, parameters: 0, click: 0.0, charge: 0.0 };
+        let said = Said { stops: false, wish: Wish::default(), parameters: 0, click: 0.0, charge: 0.0 };
         said.encode(&mut member.message);
         member.encode_rows(block);
         give_rows(member, &mut self.rows_out, self.done, whole)?;
@@ -180,7 +182,7 @@ impl<'m, 'a> Overlapped<'m, 'a> {
         let member = &mut *self.member;
         let begun = Instant::now();
         let stops = member.is_first() && member.segments.control.stop_level() >= STOP_LEARNING;
-        let said = Said { stops, parameters: self.agreed, click: self.click, charge: self.charge };
+        let said = Said { stops, wish: member.wish(), parameters: self.agreed, click: self.click, charge: self.charge };
         said.encode(&mut member.message);
         let ValueState { parameters, adam, .. } = &mut member.state;
         let mut all = [&parameters[..], &adam.first, &adam.second].concat();
@@ -207,7 +209,7 @@ impl<'m, 'a> Overlapped<'m, 'a> {
         if let Some(trace) = &mut self.trace {
             trace.flush()?;
         }
-        member.after_update()?;
+        member.after_update(&heard)?;
         Ok(heard.iter().any(|said| said.stops))
     }
 }

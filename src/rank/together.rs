@@ -3,7 +3,8 @@
 //! **In step** (`ranks.sync = "step"`) all make the same updates. They exchange everything of an update at once: the mean of the
 //! parameters' gradients, and the gradients of rows. Each moves its own copy of the parameters; rank 0 alone writes the table,
 //! evaluates, and saves. Nobody reads rows for the next batch before rank 0 has published those of the last; until then the others
-//! compute what needs no rows. Every message carries a hash of its rank's parameters, so that ranks that have drifted apart are an
+//! compute what needs no rows. On several machines each has a table of its own, written and saved by its first rank: all hold the same
+//! bytes, which is checked at the end of each pass. Rank 0 alone evaluates. Every message carries a hash of its rank's parameters, so that ranks that have drifted apart are an
 //! error at the next exchange.
 //!
 //! **Overlapped** (`ranks.sync = "overlap"`) nobody waits for the others within a period: [`super::overlapped`].
@@ -11,8 +12,7 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
-use twox_hash::XxHash3_64;
+use anyhow::{Context as _, ensure};
 
 use crate::collective::rows::encode;
 use crate::run::value_run::{Prepared, RANK_HEADER, ValueHalves, ValueSegments, exchange_name, net_shape, table_name};
@@ -36,14 +36,17 @@ use super::passes::Passes;
 use super::prior::RowPrior;
 use super::progress::{report, state_of, step_of};
 use super::record::Training;
-use super::saver::Saver;
+use super::said::{Said, Verdict, hash};
+use super::saver::{Saver, Wish};
 use super::store::{BatchRows, Store};
 
-/// Runs a rank until training is over or the run stops. Rank 0 saves.
+/// Runs rank `rank` of this machine until training is over or the run stops. The first one saves.
 ///
 /// # Errors
 /// What [`super::run`] fails with, and a rank that is gone ([`crate::shm::Broken`]).
 pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, rank: usize) -> anyhow::Result<()> {
+    let prepared = Prepared::read(directory)?;
+    let world = prepared.world(settings);
     let segments = ValueSegments::open_for_rank(prefix, rank, settings.values.readers)?;
     let role = if rank == 0 { Role::Trainer } else { Role::Rank(rank) };
     let slot = &segments.control.processes[role.slot()];
@@ -51,10 +54,9 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
     let fields = Fields::parse(&settings.values.fields)?;
     let shape = net_shape(settings, &fields);
     let exchange = Arc::new(Exchange::open(&exchange_name(prefix))?);
-    let seat = exchange.join(rank, Duration::from_secs_f64(settings.ranks.timeout_s))?;
+    let seat = exchange.join(world.first + rank, Duration::from_secs_f64(settings.ranks.timeout_s))?;
     let (halves, undo) = ValueHalves::open(prefix)?.map(|of| (of.halves, of.undo)).unzip();
     let (state, _) = state_of(settings, directory, shape, halves.as_ref())?;
-    let prepared = Prepared::read(directory)?;
     let mut first = None;
     if rank == 0 {
         let mut table = HostTable::open(&table_name(prefix))?;
@@ -62,11 +64,14 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
             table.track(undo);
         }
         let rows = MergedRows::new(Store::new(table, settings), RowPrior::new(settings, &prepared));
+        let passes = || -> anyhow::Result<_> {
+            Ok(Passes { settings, prepared: &prepared, directory, judge: Judge::open(settings, &fields)? })
+        };
         first = Some(First {
             rows: Arc::new(Mutex::new(rows)),
-            passes: Passes { settings, prepared: &prepared, directory, judge: Judge::open(settings, &fields)? },
+            passes: prepared.node.is_first().then(passes).transpose()?,
             metrics: Metrics::open(&directory.metrics())?,
-            saver: Saver::new(&segments, halves.as_ref(), settings),
+            saver: Saver::new(&segments, halves.as_ref(), settings, world.ranks),
             halves: halves.as_ref(),
         });
         exchange.publish(0);
@@ -105,10 +110,11 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
     member.end()
 }
 
-/// What rank 0 does for all.
+/// What the first rank of a machine does for all others there.
 pub struct First<'a> {
     pub rows: Arc<Mutex<MergedRows>>,
-    passes: Passes<'a>,
+    /// Of rank 0.
+    passes: Option<Passes<'a>>,
     metrics: Metrics,
     saver: Saver<'a>,
     halves: Option<&'a Halves>,
@@ -127,52 +133,6 @@ impl First<'_> {
         }
         Ok(())
     }
-}
-
-/// What a rank says of itself in an exchange.
-pub struct Said {
-    /// It has no batch to compute, because the run stops: nobody makes this update.
-    pub stops: bool,
-    /// Of its parameters as all had them last.
-    pub parameters: u64,
-    pub click: f64,
-    pub charge: f64,
-}
-
-impl Said {
-    pub fn encode(&self, out: &mut Vec<u8>) {
-        out.clear();
-        for word in [u64::from(self.stops), self.parameters, self.click.to_bits(), self.charge.to_bits()] {
-            out.extend_from_slice(&word.to_le_bytes());
-        }
-    }
-
-    pub fn decode(message: &[u8]) -> Option<Self> {
-        let word =
-            |i: usize| -> Option<u64> { Some(u64::from_le_bytes(message.get(8 * i..8 * i + 8)?.try_into().ok()?)) };
-        Some(Self {
-            stops: word(0)? != 0,
-            parameters: word(1)?,
-            click: f64::from_bits(word(2)?),
-            charge: f64::from_bits(word(3)?),
-        })
-    }
-
-    /// Checks that all ranks had the same parameters.
-    ///
-    /// # Errors
-    /// The first rank that had others than rank 0.
-    pub fn agree(all: &[Self]) -> anyhow::Result<()> {
-        match all.iter().position(|of| of.parameters != all[0].parameters) {
-            Some(rank) => anyhow::bail!("the parameters of rank {rank} are not those of rank 0 any more"),
-            None => Ok(()),
-        }
-    }
-}
-
-/// A hash of parameters, to compare them between ranks.
-pub fn hash(parameters: &[f32]) -> u64 {
-    XxHash3_64::oneshot(bytemuck::cast_slice(parameters))
 }
 
 /// A rank at work.
@@ -223,10 +183,8 @@ impl Member<'_> {
                 self.state.cursor.clone_from(after);
                 continue;
             }
-            if !self.update(next)? {
-                break;
-            }
-            self.after_update()?;
+            let Some(all) = self.update(next)? else { break };
+            self.after_update(&all)?;
             failpoint::reached(if self.is_first() { "rank.update" } else { "other.update" });
         }
         Ok(())
@@ -265,11 +223,17 @@ impl Member<'_> {
         }
     }
 
-    /// Makes an update with all ranks; false when one of them stops.
-    fn update(&mut self, batch: Option<Batch>) -> anyhow::Result<bool> {
+    /// What this rank says of snapshots, before an update.
+    pub fn wish(&self) -> Wish {
+        let of = |first: &First<'_>| first.saver.wish(first.rows().store.changed());
+        self.first.as_ref().map_or(Wish { room: true, ..Wish::default() }, of)
+    }
+
+    /// Makes an update with all ranks, and returns what they said; `None` when one of them stops.
+    fn update(&mut self, batch: Option<Batch>) -> anyhow::Result<Option<Vec<Said>>> {
         let begun = Instant::now();
         let parameters = hash(&self.state.parameters);
-        let mut said = Said { stops: batch.is_none(), parameters, click: 0.0, charge: 0.0 };
+        let mut said = Said { stops: batch.is_none(), wish: self.wish(), parameters, click: 0.0, charge: 0.0 };
         if let Some(batch) = &batch {
             self.before_rows(&batch.block);
             let waiting = Instant::now();
@@ -285,7 +249,7 @@ impl Member<'_> {
         }
         let all = self.give_all()?;
         Said::agree(&all)?;
-        let Some(batch) = batch.filter(|_| all.iter().all(|said| !said.stops)) else { return Ok(false) };
+        let Some(batch) = batch.filter(|_| all.iter().all(|said| !said.stops)) else { return Ok(None) };
         let whole = batch.block.whole();
         self.state.cursor = batch.after;
         self.state.samples += whole;
@@ -302,7 +266,7 @@ impl Member<'_> {
         self.sums.charge += all.iter().map(|said| said.charge).sum::<f64>();
         self.sums_samples += whole;
         self.tell_updates(begun);
-        Ok(true)
+        Ok(Some(all))
     }
 
     /// Tells main how far rank 0 is, which began an update at `begun`.
@@ -374,47 +338,76 @@ impl Member<'_> {
         failed.map_or(Ok(all), Err)
     }
 
-    /// What rank 0 does between two updates, or two periods.
+    /// What the first rank of each machine does between two updates, or two periods, before which `all` said this.
+    ///
+    /// All machines take a snapshot behind the same update: when rank 0 finds that one is due and all have room for it, or where the table
+    /// of one must not change any more without it.
     ///
     /// # Errors
     /// A snapshot that does not fit into shared memory.
-    pub fn after_update(&mut self) -> anyhow::Result<()> {
+    pub fn after_update(&mut self, all: &[Said]) -> anyhow::Result<()> {
         if self.shown.0.elapsed() > Duration::from_secs(1) {
             self.record();
         }
-        let slot = self.slot;
-        if let Some(first) = &mut self.first {
-            let changed = first.rows().store.changed();
-            if let Some(number) = first.saver.begin(changed, || slot.beat()) {
-                first.save(number, &self.state)?;
-            }
+        let full = all.iter().any(|said| said.wish.full);
+        let due = all[0].wish.due && all.iter().all(|said| said.wish.room);
+        if full && !self.wait_for_room()? || !full && !due {
+            return Ok(());
+        }
+        if let Some(first) = &mut self.first
+            && let Some(number) = first.saver.begin_now(all[0].wish)
+        {
+            first.save(number, &self.state)?;
         }
         Ok(())
     }
 
-    /// Rank 0 evaluates, and says whether training is over.
+    /// Waits until every machine has room for a snapshot; false where one will not have any.
+    fn wait_for_room(&mut self) -> anyhow::Result<bool> {
+        let slot = self.slot;
+        let mut room = self.first.as_mut().is_none_or(|first| first.saver.wait_for_room(|| slot.beat()));
+        self.seat.exchange(&mut [], &[u8::from(room)], &mut |_, theirs| room &= theirs == [1])?;
+        Ok(room)
+    }
+
+    /// Ends a pass: rank 0 evaluates, and says whether training is over.
     pub fn end_pass(&mut self) -> anyhow::Result<()> {
         self.record();
         self.slot.beat();
-        let mut verdict = Vec::new();
+        let mut mine = Vec::new();
         match &mut self.first {
             Some(First { rows, passes, metrics, .. }) => {
                 let rows = rows.lock().expect("nobody writes rows now");
                 let table = rows.store.table();
-                if let Some(evaluation) = passes.end(&mut self.state, &mut self.dense.net, table)? {
-                    metrics.append("evaluation", &evaluation);
+                match passes {
+                    Some(passes) => {
+                        if let Some(evaluation) = passes.end(&mut self.state, &mut self.dense.net, table)? {
+                            metrics.append("evaluation", &evaluation);
+                        }
+                    }
+                    None => self.state.cursor.next_pass(),
                 }
-                verdict.push(u8::from(self.state.finished));
+                let compared = (!self.prepared.node.is_alone()).then_some(table);
+                mine = Verdict::of(&self.state, compared).encode();
             }
             None => self.state.cursor.next_pass(),
         }
-        let mut finished = None;
-        self.seat.exchange(&mut [], &verdict, &mut |rank, verdict| {
-            if rank == 0 {
-                finished = verdict.first().map(|finished| *finished != 0);
+        let mut given = Vec::new();
+        self.seat.exchange(&mut [], &mine, &mut |rank, bytes| {
+            if !bytes.is_empty() {
+                given.push((rank, Verdict::decode(bytes)));
             }
         })?;
-        self.state.finished = finished.context("rank 0 did not say whether training is over")?;
+        let mut verdicts = given.into_iter();
+        let first = verdicts.next().filter(|(rank, _)| *rank == 0);
+        let verdict = first.context("rank 0 did not say whether training is over")?.1?;
+        for (rank, other) in verdicts {
+            ensure!(
+                verdict.same_rows(&other?),
+                "the rows of the machine of rank {rank} are not those of rank 0 any more"
+            );
+        }
+        verdict.apply(&mut self.state);
         (self.sums, self.sums_samples) = (Losses::default(), 0);
         self.report();
         Ok(())

@@ -3,9 +3,10 @@
 //! Each of N readers takes every Nth exposure of each day. Its stream of blocks follows from the seed and its number alone. So
 //! the successor of a dead reader, or a reader of a resumed run, makes the same blocks again and skips those that were handed over.
 //! Exposures are shuffled within a window, which holds all days where they fit. With several ranks a block holds a batch of all of
-//! them: each exposure goes to the rank that the hash of its request names, and every rank gets a shard of every block.
+//! them: each exposure goes to the rank that the hash of its request names, and every rank gets a shard of every block. The readers of a
+//! node make the blocks of the whole job and hand over the shards of their node's ranks.
 //!
-//! May import: `run`, `values`, `sparse`, `shm`, `settings`.
+//! May import: `run`, `values`, `nodes`, `sparse`, `shm`, `settings`.
 
 use std::time::Duration;
 
@@ -13,7 +14,8 @@ use rand::SeedableRng as _;
 use rand::seq::SliceRandom as _;
 use rand_chacha::ChaCha8Rng;
 
-use crate::run::value_run::{ValueSegments, compile_options};
+use crate::nodes::World;
+use crate::run::value_run::{Prepared, ValueSegments, compile_options};
 use crate::run::{RunDirectory, failpoint};
 use crate::settings::{Configuration as _, RankSync, ValueSettings};
 use crate::shm::control::{ProcessSlot, STOP_ALL, STOP_LEARNING};
@@ -39,12 +41,14 @@ struct Window {
 /// A log that cannot be used.
 pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<()> {
     let settings = ValueSettings::read_resolved(&directory.config())?;
-    let segments = ValueSegments::open_for_reader(prefix, id, settings.values.ranks)?;
+    let world = Prepared::read(directory)?.world(&settings);
+    let segments = ValueSegments::open_for_reader(prefix, id, world.local)?;
     let slot = &segments.control.processes[id];
     slot.sign_in(ProcessKind::Actor);
     let mut writers = segments.rings.iter().map(SampleRing::writer).collect::<Result<Vec<_>, _>>()?;
     let mut stream = Stream {
         settings: &settings,
+        world,
         fields: Fields::parse(&settings.values.fields)?,
         control: &segments.control,
         id,
@@ -64,11 +68,12 @@ pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<
 
 struct Stream<'a> {
     settings: &'a ValueSettings,
+    world: World,
     fields: Fields,
     control: &'a Control,
     id: usize,
     slot: &'a ProcessSlot,
-    /// One for each rank.
+    /// One for each rank of this node.
     writers: &'a mut [RingWriter],
     /// Ranks that overlap need blocks until they have met.
     stops_at: u32,
@@ -130,7 +135,7 @@ impl Stream<'_> {
     /// Shuffles a window and gives it in blocks; what makes no whole block is returned, unless it is the last of the pass. `None`
     /// when the run stops.
     fn give(&mut self, window: &Window, epoch: u64, number: u64, last: bool) -> anyhow::Result<Option<Window>> {
-        let (ranks, fields) = (self.settings.values.ranks, self.fields.len());
+        let (World { ranks, first, local }, fields) = (self.world, self.fields.len());
         let batch = self.settings.values.batch * ranks;
         let mut order: Vec<usize> = (0..window.samples.len()).collect();
         order.shuffle(&mut self.rng(epoch, number));
@@ -147,12 +152,14 @@ impl Stream<'_> {
             let ends_epoch = last && b + 1 == blocks;
             let samples = &order[b * batch..((b + 1) * batch).min(whole)];
             let shard = Block { number, epoch, ends_epoch, whole: samples.len() as u64, ..Block::default() };
-            let mut shards = vec![Block { ranks: if ranks > 1 { ranks as u64 } else { 0 }, ..shard }; ranks];
+            let mut shards = vec![Block { ranks: if ranks > 1 { ranks as u64 } else { 0 }, ..shard }; local];
             for &i in samples {
                 let rank = (mix(window.requests[i]) % ranks as u64) as usize;
-                shards[rank].push(&window.samples[i], ids(i), self.settings.values.most_weight);
-                if self.settings.table.keep_days > 0 {
-                    shards[rank].day.push(window.days[i]);
+                if let Some(shard) = rank.checked_sub(first).and_then(|place| shards.get_mut(place)) {
+                    shard.push(&window.samples[i], ids(i), self.settings.values.most_weight);
+                    if self.settings.table.keep_days > 0 {
+                        shard.day.push(window.days[i]);
+                    }
                 }
             }
             for (rank, shard) in shards.iter().enumerate() {

@@ -6,7 +6,7 @@
 //! records the last events of a process for the report of a crash. A run resumes from a [`snapshot`]. [`leakage`] refuses a day that
 //! has two roles.
 //!
-//! May import: `shm`, `collective`, `sparse`, `policy`, `values`, `env`, `plan`, `log`, `settings`.
+//! May import: `shm`, `collective`, `nodes`, `sparse`, `policy`, `values`, `env`, `plan`, `log`, `settings`.
 
 pub mod beginning;
 pub mod context;

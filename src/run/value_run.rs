@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::collective::rows;
 use crate::log::CompileOptions;
+use crate::nodes::{Node, World};
 use crate::settings::{KEPT_GRADIENTS, RankSync, ValueSettings};
 use crate::shm::{
     Control, Exchange, ExchangeShape, HalfShape, Halves, ParamCell, RingShape, RunNames, SampleRing, ShmError, UndoLog,
@@ -109,24 +110,25 @@ pub fn exchange_name(prefix: &str) -> String {
 }
 
 /// Returns the sizes of the exchange; `None` for a single rank.
-fn exchange_shape(settings: &ValueSettings, fields: &Fields) -> Option<ExchangeShape> {
-    if settings.values.ranks == 1 {
+fn exchange_shape(settings: &ValueSettings, fields: &Fields, world: World) -> Option<ExchangeShape> {
+    if world.ranks == 1 {
         return None;
     }
     let v = &settings.values;
     // Each sample of the batch of all ranks goes to a rank by a hash: its share never exceeds the mean by ten standard
     // deviations.
     let spread = 10 * ((v.batch as f64).sqrt() as usize + 1);
-    let rows = (v.batch + spread).min(v.batch * v.ranks) * fields.len();
+    let rows = (v.batch + spread).min(v.batch * world.ranks) * fields.len();
     let parts = if settings.ranks.sync == RankSync::Overlap { STATE_PARTS } else { 1 };
     let words = parts * net_shape(settings, fields).parameters();
     let bytes = RANK_HEADER + rows::capacity(rows, v.dim, fields.len());
-    Some(ExchangeShape { ranks: v.ranks, words, bytes })
+    let World { ranks, first, local } = world;
+    Some(ExchangeShape { ranks, first, local, words, bytes })
 }
 
 /// Returns the sizes of the exchange where ranks overlap.
-fn overlap_shape(settings: &ValueSettings, fields: &Fields) -> Option<ExchangeShape> {
-    exchange_shape(settings, fields).filter(|_| settings.ranks.sync == RankSync::Overlap)
+fn overlap_shape(settings: &ValueSettings, fields: &Fields, world: World) -> Option<ExchangeShape> {
+    exchange_shape(settings, fields, world).filter(|_| settings.ranks.sync == RankSync::Overlap)
 }
 
 pub fn net_shape(settings: &ValueSettings, fields: &Fields) -> NetShape {
@@ -178,19 +180,21 @@ impl ValueSegments {
     ///
     /// # Errors
     /// Too little shared memory.
-    pub fn create(names: &RunNames, settings: &ValueSettings, fields: &Fields) -> Result<Self, ShmError> {
-        let (prefix, ranks) = (names.to_string(), settings.values.ranks);
+    pub fn create(names: &RunNames, settings: &ValueSettings, fields: &Fields, world: World) -> Result<Self, ShmError> {
+        let (prefix, ranks) = (names.to_string(), world.local);
         let ring = |i: usize| {
             let (reader, rank) = (i / ranks, i % ranks);
-            SampleRing::create(&ring_name(&prefix, reader, rank), ring_shape(settings, fields, reader))
+            SampleRing::create(&ring_name(&prefix, reader, rank), ring_shape(settings, fields, reader, world))
         };
         Ok(Self {
             control: Control::create(&names.part("control"))?,
             rings: (0..settings.values.readers * ranks).map(ring).collect::<Result<_, _>>()?,
-            exchange: exchange_shape(settings, fields)
+            exchange: exchange_shape(settings, fields, world)
                 .map(|shape| Exchange::create(&exchange_name(&prefix), shape))
                 .transpose()?,
-            overlap: overlap_shape(settings, fields).map(|shape| RankSegments::create(&prefix, shape)).transpose()?,
+            overlap: overlap_shape(settings, fields, world)
+                .map(|shape| RankSegments::create(&prefix, shape))
+                .transpose()?,
         })
     }
 
@@ -226,12 +230,17 @@ impl ValueSegments {
 ///
 /// # Errors
 /// Too little shared memory, with what to change.
-pub fn create_table(names: &RunNames, settings: &ValueSettings, fields: &Fields) -> anyhow::Result<HostTable> {
+pub fn create_table(
+    names: &RunNames,
+    settings: &ValueSettings,
+    fields: &Fields,
+    world: World,
+) -> anyhow::Result<HostTable> {
     let table = table_shape(settings);
-    let rings = (settings.values.readers * settings.values.ranks) as u64;
-    let rings = rings * SampleRing::footprint(ring_shape(settings, fields, 0));
-    let exchange = exchange_shape(settings, fields).map_or(0, Exchange::footprint)
-        + overlap_shape(settings, fields).map_or(0, RankSegments::footprint);
+    let rings = (settings.values.readers * world.local) as u64;
+    let rings = rings * SampleRing::footprint(ring_shape(settings, fields, 0, world));
+    let exchange = exchange_shape(settings, fields, world).map_or(0, Exchange::footprint)
+        + overlap_shape(settings, fields, world).map_or(0, RankSegments::footprint);
     let halves = halves_shape(settings, fields).map_or(0, Halves::footprint);
     let undo = undo_shape(settings).map_or(0, UndoLog::footprint);
     check_space(Control::footprint() + rings + exchange + halves + undo + table.footprint()).with_context(|| {
@@ -247,9 +256,9 @@ pub fn create_table(names: &RunNames, settings: &ValueSettings, fields: &Fields)
     Ok(HostTable::create(&names.part("table"), table)?)
 }
 
-fn ring_shape(settings: &ValueSettings, fields: &Fields, reader: usize) -> RingShape {
+fn ring_shape(settings: &ValueSettings, fields: &Fields, reader: usize, world: World) -> RingShape {
     // A shard may be the whole batch.
-    let capacity = Block::capacity(settings.values.batch * settings.values.ranks, fields);
+    let capacity = Block::capacity(settings.values.batch * world.ranks, fields);
     RingShape { actor: reader as u32, regions: REGIONS, capacity }
 }
 
@@ -301,9 +310,17 @@ pub struct Prepared {
     pub days: Vec<u32>,
     /// Hash of the inputs of each day.
     pub inputs: BTreeMap<PathBuf, String>,
+    /// The node that this run directory is of.
+    #[serde(default)]
+    pub node: Node,
 }
 
 impl Prepared {
+    /// Returns the ranks of the run.
+    pub fn world(&self, settings: &ValueSettings) -> World {
+        self.node.world(settings.values.ranks)
+    }
+
     /// Reads the file that main wrote.
     ///
     /// # Errors

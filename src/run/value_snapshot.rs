@@ -94,10 +94,18 @@ impl ValueSnapshot {
     /// # Errors
     /// A folder that cannot be read.
     pub fn newest(directory: &RunDirectory) -> anyhow::Result<Option<Self>> {
+        Self::newest_until(directory, u64::MAX)
+    }
+
+    /// Finds the newest whole snapshot of a run that has no higher number than `most`.
+    ///
+    /// # Errors
+    /// A folder that cannot be read.
+    pub fn newest_until(directory: &RunDirectory, most: u64) -> anyhow::Result<Option<Self>> {
         let root = directory.checkpoints();
         let (numbers, bases) = (folder::numbers(&root)?, bases(&root)?);
         let mut whole = Checked { root: &root, found: BTreeMap::new() };
-        for &number in numbers.iter().rev() {
+        for &number in numbers.iter().rev().filter(|number| **number <= most) {
             let candidates = bases.iter().rev().copied().filter(|base| *base <= number);
             let implied = (!bases.contains(&0)).then_some(0);
             for base in candidates.chain(implied) {

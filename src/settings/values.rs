@@ -210,13 +210,14 @@ impl ValueSettings {
         if self.table.cache_rows > 0 { self.table.prefetch } else { 1 }
     }
 
-    /// Returns the number of rows that may change, or be inserted, before the next update at which a snapshot can begin.
-    pub fn rows_in_flight(&self) -> usize {
+    /// Returns the number of rows that may change, or be inserted, before the next update at which a snapshot can begin, with so many
+    /// `ranks` in all.
+    pub fn rows_in_flight(&self, ranks: usize) -> usize {
         let batches = match self.ranks.sync {
             RankSync::Overlap if self.values.ranks > 1 => self.ranks.period as usize + KEPT_GRADIENTS,
             _ => 4 + self.ahead().max(1),
         };
-        batches * self.values.batch * self.values.ranks * self.values.fields.len()
+        batches * self.values.batch * ranks * self.values.fields.len()
     }
 }
 
@@ -267,7 +268,7 @@ impl Configuration for ValueSettings {
                 return bad(key, format!("is {value}; must lie within {low}..={high}"));
             }
         }
-        let least = 2 * self.rows_in_flight();
+        let least = 2 * self.rows_in_flight(v.ranks);
         if t.snapshot_rows < least.min(t.max_rows) && self.checkpoint.every_s > 0.0 {
             let why = format!(
                 "is {}; the batches under way may change {least} rows: raise it, or lower values.batch (or ranks.period, if ranks overlap)",

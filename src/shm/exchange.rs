@@ -13,11 +13,16 @@
 //! Each rank averages an equal share of the floats and the others copy the result, so every rank gets the same bytes. A rank's own
 //! share never leaves its private memory.
 //!
+//! **Several machines.** Ranks of other machines have areas here, too. [`Remote`] fills them: it hands what the ranks of this machine
+//! gave to whoever carries messages between machines, and brings what the others gave. The ranks here average all floats among
+//! themselves, in the order of all ranks. So the result has the same bytes as between ranks of one machine.
+//!
 //! **A dead rank is an error, not a hang.** Whoever learns that a rank is gone poisons the exchange with its number and wakes
 //! everybody: main when it reaps the process, a waiting rank when it sees that the process is no more or when the time is up. The
 //! poison stays; main makes a new exchange for the ranks that follow.
 
 use std::mem::{offset_of, size_of};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,15 +33,21 @@ use super::pod::Shareable;
 use super::segment::{Kind, Segment, layout_hash};
 use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
 use super::wait::{Doorbell, Woken};
+use sums::{average_all, average_two};
+
+pub use remote::{Given, Remote};
+
+#[path = "exchange/remote.rs"]
+mod remote;
+#[path = "exchange/sums.rs"]
+mod sums;
 
 const KIND: Kind = Kind(7);
 const PAGE: usize = 4096;
-/// Most ranks of one machine.
+/// Most ranks of a run.
 pub const MAX_RANKS: usize = 64;
 /// How often a waiting rank looks whether the one it waits for is alive.
 const LOOK: Duration = Duration::from_millis(200);
-/// Floats that are averaged at a time: they stay in the first-level cache.
-const CHUNK: usize = 1024;
 
 /// Why an exchange failed, in every rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -76,7 +87,11 @@ impl Broken {
 /// Sizes of an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExchangeShape {
+    /// Ranks of all machines.
     pub ranks: usize,
+    /// The first rank of this machine, and how many it has.
+    pub first: usize,
+    pub local: usize,
     /// Most floats that are averaged at a time.
     pub words: usize,
     /// Most bytes that a rank gives to the others at a time.
@@ -84,15 +99,25 @@ pub struct ExchangeShape {
 }
 
 impl ExchangeShape {
-    /// Floats that each rank averages of `words`.
-    fn share(self, words: usize) -> usize {
-        words.div_ceil(self.ranks)
+    /// Sizes of an exchange between `ranks` of one machine.
+    pub fn of_one_machine(ranks: usize, words: usize, bytes: usize) -> Self {
+        Self { ranks, first: 0, local: ranks, words, bytes }
     }
 
-    /// The floats that `rank` averages of `words`.
-    fn range(self, rank: usize, words: usize) -> std::ops::Range<usize> {
-        let share = self.share(words);
-        (rank * share).min(words)..((rank + 1) * share).min(words)
+    /// The ranks of this machine.
+    pub fn here(self) -> Range<usize> {
+        self.first..self.first + self.local
+    }
+
+    /// Floats that each rank of this machine averages of `words`.
+    fn share(self, words: usize) -> usize {
+        words.div_ceil(self.local)
+    }
+
+    /// The floats that `rank`, one of this machine, averages of `words`.
+    fn range(self, rank: usize, words: usize) -> Range<usize> {
+        let (share, place) = (self.share(words), rank - self.first);
+        (place * share).min(words)..((place + 1) * share).min(words)
     }
 
     fn lines_at() -> usize {
@@ -138,11 +163,13 @@ impl ExchangeShape {
 struct Head {
     /// Constant after creation.
     ranks: AtomicU64,
+    first: AtomicU64,
+    local: AtomicU64,
     words: AtomicU64,
     bytes: AtomicU64,
     /// Why the exchange is broken; 0 = it is not. The first cause stays.
     poison: AtomicU64,
-    /// Twice the number of the newest rows that rank 0 has written for all; odd while it writes the next ones.
+    /// Twice the number of the newest rows that this machine's first rank has written for all; odd while it writes the next ones.
     published: AtomicU64,
     /// Rung when `published` grows, and by whoever poisons the exchange.
     news: Doorbell,
@@ -185,10 +212,17 @@ impl Exchange {
     /// Without ranks, or with more than [`MAX_RANKS`].
     pub fn create(name: &str, shape: ExchangeShape) -> Result<Self, ShmError> {
         assert!((1..=MAX_RANKS).contains(&shape.ranks), "{} ranks", shape.ranks);
+        assert!(shape.local > 0 && shape.here().end <= shape.ranks, "ranks {:?} of {}", shape.here(), shape.ranks);
         let segment = Segment::create(name, KIND, layout(), shape.body_len())?;
         let head = segment.at::<Head>(0);
         // Relaxed: the ranks are spawned later.
-        for (word, value) in [(&head.ranks, shape.ranks), (&head.words, shape.words), (&head.bytes, shape.bytes)] {
+        for (word, value) in [
+            (&head.ranks, shape.ranks),
+            (&head.first, shape.first),
+            (&head.local, shape.local),
+            (&head.words, shape.words),
+            (&head.bytes, shape.bytes),
+        ] {
             word.store(value as u64, Ordering::Relaxed);
         }
         Ok(Self { segment, shape })
@@ -203,9 +237,19 @@ impl Exchange {
         let head = segment.at::<Head>(0);
         // Relaxed: constant since creation.
         let load = |word: &AtomicU64| word.load(Ordering::Relaxed) as usize;
-        let shape = ExchangeShape { ranks: load(&head.ranks), words: load(&head.words), bytes: load(&head.bytes) };
+        let shape = ExchangeShape {
+            ranks: load(&head.ranks),
+            first: load(&head.first),
+            local: load(&head.local),
+            words: load(&head.words),
+            bytes: load(&head.bytes),
+        };
         let found = segment.body_len();
-        let fits = (1..=MAX_RANKS).contains(&shape.ranks) && shape.words.max(shape.bytes) <= found;
+        let fits = (1..=MAX_RANKS).contains(&shape.ranks)
+            && (1..=MAX_RANKS).contains(&shape.local)
+            && shape.first <= shape.ranks - shape.local.min(shape.ranks)
+            && shape.local <= shape.ranks
+            && shape.words.max(shape.bytes) <= found;
         let expected = if fits { shape.body_len() } else { usize::MAX };
         if expected > found {
             let (expected, found) = (expected as u64, found as u64);
@@ -223,7 +267,7 @@ impl Exchange {
         self.shape
     }
 
-    /// Takes the seat of `rank`. An exchange in which somebody does not take part for `timeout` is broken.
+    /// Takes the seat of `rank`, one of this machine. An exchange in which somebody does not take part for `timeout` is broken.
     ///
     /// # Errors
     /// When another process has the seat.
@@ -235,7 +279,7 @@ impl Exchange {
         // Release: pairs with the Acquire in `is_gone`.
         match line.pid.compare_exchange(0, me, Ordering::Release, Ordering::Relaxed) {
             Ok(_) => {
-                let crowded = Patience::is_crowded(self.shape.ranks);
+                let crowded = Patience::is_crowded(self.shape.local);
                 Ok(Seat { exchange: Arc::clone(self), rank, done: 0, timeout, crowded })
             }
             Err(pid) => {
@@ -249,7 +293,7 @@ impl Exchange {
         self.break_off(Broken::Died { rank });
     }
 
-    /// Says that what the ranks share is written up to `generation`. Rank 0 does this.
+    /// Says that what the ranks of this machine share is written up to `generation`. The first of them does this.
     pub fn publish(&self, generation: u64) {
         let head = self.head();
         // Release: pairs with the Acquire in `wait_published` and `read_shared`; what was written comes before the number.
@@ -257,10 +301,10 @@ impl Exchange {
         head.news.ring();
     }
 
-    /// Says that rank 0 begins to change what the ranks share, by atomic words: who reads meanwhile reads again.
+    /// Says that the first rank begins to change what the ranks of this machine share, by atomic words: who reads meanwhile reads again.
     pub fn begin_write(&self) {
         let head = self.head();
-        // Relaxed: rank 0's own store.
+        // Relaxed: the first rank's own store.
         let published = head.published.load(Ordering::Relaxed);
         head.published.store(published | 1, Ordering::Relaxed);
         // Release fence: pairs with the Acquire fence in `read_shared`. Who reads any of what is written sees the odd number.
@@ -382,17 +426,19 @@ impl Seat {
         Ok(())
     }
 
-    /// Waits until rank 0 has published `generation`.
+    /// Waits until the first rank of this machine has published `generation`.
     ///
     /// # Errors
     /// [`Broken`].
     pub fn wait_published(&self, generation: u64) -> Result<(), Broken> {
         let head = self.exchange.head();
         // Acquire: pairs with the Release in `publish`.
-        self.wait_for(0, &head.news, Instant::now(), || head.published.load(Ordering::Acquire) >= 2 * generation)
+        self.wait_for(self.exchange.shape.first, &head.news, Instant::now(), || {
+            head.published.load(Ordering::Acquire) >= 2 * generation
+        })
     }
 
-    /// Reads what the ranks share, by atomic words: again where rank 0 wrote meanwhile. Returns the generation that was read.
+    /// Reads what the ranks share, by atomic words: again where the first one wrote meanwhile. Returns the generation that was read.
     ///
     /// # Errors
     /// [`Broken`].
@@ -401,7 +447,7 @@ impl Seat {
         let begun = Instant::now();
         let mut seen = 0;
         loop {
-            self.wait_for(0, &head.news, begun, || {
+            self.wait_for(self.exchange.shape.first, &head.news, begun, || {
                 // Acquire: pairs with the Release in `publish`.
                 seen = head.published.load(Ordering::Acquire);
                 seen % 2 == 0
@@ -418,7 +464,8 @@ impl Seat {
     /// Puts what the others need into this rank's area.
     fn put(&self, values: &[f32], mine: &[u8]) {
         let (shape, segment) = (self.exchange.shape, &self.exchange.segment);
-        let own = shape.range(self.rank, values.len());
+        // Ranks of other machines need all of it.
+        let own = if shape.local == shape.ranks { shape.range(self.rank, values.len()) } else { 0..0 };
         // SAFETY: the area is this rank's; all others have reached 3e, seen by `wait`, and read it again only when this one
         // has reached 3e + 1.
         let area = unsafe { segment.slice_mut(shape.inputs_at(self.rank), size_of_val(values)) };
@@ -470,7 +517,7 @@ impl Seat {
     /// Copies the shares of the others.
     fn collect(&self, values: &mut [f32]) {
         let (shape, segment) = (self.exchange.shape, &self.exchange.segment);
-        for rank in (0..shape.ranks).filter(|rank| *rank != self.rank) {
+        for rank in shape.here().filter(|rank| *rank != self.rank) {
             let range = shape.range(rank, values.len());
             // SAFETY: the rank reached 3e + 2, seen by `wait`, and writes there again only when this one has reached 3e + 3.
             let result = unsafe { segment.slice(shape.result_at(rank), range.len() * size_of::<f32>()) };
@@ -522,42 +569,6 @@ impl Seat {
             } else if bell.wait(seen, left.min(LOOK)) == Woken::TimedOut && self.exchange.is_gone(rank) {
                 self.exchange.break_off(Broken::Died { rank });
             }
-        }
-    }
-}
-
-/// The mean of two, whose sum does not depend on their order.
-fn average_two(mine: &mut [f32], other: &[f32], result: &mut [f32]) {
-    for ((mine, other), result) in mine.iter_mut().zip(other).zip(result) {
-        *mine = (*mine + other) * 0.5;
-        *result = *mine;
-    }
-}
-
-/// The mean of rank `rank`'s floats, `mine`, and those of the `others` in their order; into `mine` and `result`.
-fn average_all(rank: usize, mine: &mut [f32], others: &[&[f32]], result: &mut [f32]) {
-    let ranks = others.len() + 1;
-    let mut sums = [0.0f32; CHUNK];
-    for (chunk, (mine, result)) in mine.chunks_mut(CHUNK).zip(result.chunks_mut(CHUNK)).enumerate() {
-        let range = chunk * CHUNK..chunk * CHUNK + mine.len();
-        let sums = &mut sums[..mine.len()];
-        let of = |of: usize| -> &[f32] {
-            match of.cmp(&rank) {
-                std::cmp::Ordering::Less => &others[of][range.clone()],
-                std::cmp::Ordering::Equal => mine,
-                std::cmp::Ordering::Greater => &others[of - 1][range.clone()],
-            }
-        };
-        for ((sum, a), b) in sums.iter_mut().zip(of(0)).zip(of(1)) {
-            *sum = a + b;
-        }
-        for rank in 2..ranks {
-            sums.iter_mut().zip(of(rank)).for_each(|(sum, addend)| *sum += addend);
-        }
-        for ((mine, result), sum) in mine.iter_mut().zip(result).zip(sums) {
-            // The same bits where the divisor is a power of two, and several times faster.
-            *mine = if ranks.is_power_of_two() { *sum * (1.0 / ranks as f32) } else { *sum / ranks as f32 };
-            *result = *mine;
         }
     }
 }

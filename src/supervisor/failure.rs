@@ -29,6 +29,11 @@ pub enum RunFailure {
     NotFinite { incidents: PathBuf },
     #[error("the results of the run cannot be written; make room and go on with --resume. Why is in {}", log.display())]
     CannotSave { log: PathBuf },
+    #[error(
+        "a rank of node {node} died or lost another one, and with it the job: start it again with --resume. Last words are in {}",
+        logs.display()
+    )]
+    NodeLost { node: usize, logs: PathBuf },
 }
 
 impl RunFailure {
@@ -48,6 +53,7 @@ impl RunFailure {
             Self::NoProgress { .. } => 23,
             Self::NotFinite { .. } => Self::NOT_FINITE,
             Self::CannotSave { .. } => Self::CANNOT_SAVE,
+            Self::NodeLost { .. } => 27,
         }
     }
 }

@@ -81,7 +81,7 @@ fn a_killed_rank_is_an_error_in_all_others_that_names_it() {
         let names = RunNames::for_this_process("collectives").unwrap();
         let _control = Control::create(&names.part("control")).unwrap();
         let name = names.part("exchange");
-        let shape = ExchangeShape { ranks: RANKS, words: WORDS, bytes: 3000 };
+        let shape = ExchangeShape::of_one_machine(RANKS, WORDS, 3000);
         let exchange = Arc::new(Exchange::create(&name, shape).unwrap());
         let victim = 1 + kill % 2;
         let mut others: Vec<Option<Rank>> = (1..RANKS).map(|rank| Some(Rank::spawn(&name, rank))).collect();
@@ -112,7 +112,7 @@ fn a_killed_rank_is_an_error_in_all_others_that_names_it() {
 fn what_ranks_of_a_dead_main_leave_is_swept() {
     let names = RunNames::for_this_process("collectives-swept").unwrap();
     let name = names.part("exchange");
-    let exchange = Exchange::create(&name, ExchangeShape { ranks: 2, words: 8, bytes: 8 }).unwrap();
+    let exchange = Exchange::create(&name, ExchangeShape::of_one_machine(2, 8, 8)).unwrap();
     // As if the process had been killed: nothing removes the name. Sweeping goes by the control segment's lock and the pid in the name.
     let dead = name.replace(&format!("-{}-", std::process::id()), "-4194305-");
     std::fs::copy(format!("/dev/shm/{name}"), format!("/dev/shm/{dead}")).unwrap();

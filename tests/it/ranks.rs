@@ -195,6 +195,25 @@ fn a_full_table_and_settings_that_do_not_go_together_are_named() {
     refused("many", &["values.ranks=9"], 2, &["values.ranks", "8"]);
 }
 
+/// Each process would have begun the same run. `scripts/mpi` tests programs that are built with MPI.
+#[cfg(not(feature = "mpi"))]
+#[test]
+fn processes_that_a_launcher_started_together_are_refused_without_mpi() {
+    let scene = scene();
+    for (key, value) in [("OMPI_COMM_WORLD_SIZE", "4"), ("PMI_SIZE", "2")] {
+        let assert = scene.command("many", &[]).env(key, value).assert().code(2);
+        let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+        assert!(said.contains("--features mpi") && said.contains(value), "{said}");
+    }
+    assert!(!scene.folder.path().join("many").exists());
+    scene.command("one", &["values.epochs=1"]).env("OMPI_COMM_WORLD_SIZE", "1").assert().success();
+    let mut train = admix();
+    let assert =
+        train.args(["train", "--config", "configs/quickstart.toml"]).env("OMPI_COMM_WORLD_SIZE", "4").assert().code(2);
+    let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    assert!(said.contains("one machine"), "{said}");
+}
+
 /// Returns the first error of the trace of a rank whose periods have `period` iterations at most.
 fn wrong(text: &str, ranks: u64, period: u64) -> Option<String> {
     let mut newest: Option<(u64, u64)> = None;

@@ -144,7 +144,7 @@ fn all_reduce(ranks: usize, words: usize, rounds: usize) -> anyhow::Result<Round
     // Its lock says that the segments are in use.
     let _control = Control::create(&names.part("control"))?;
     let name = names.part("exchange");
-    let exchange = Arc::new(Exchange::create(&name, ExchangeShape { ranks, words, bytes: 0 })?);
+    let exchange = Arc::new(Exchange::create(&name, ExchangeShape::of_one_machine(ranks, words, 0))?);
     let others: Vec<Rank> = (1..ranks).map(|rank| Rank::spawn(&name, rank, rounds)).collect::<anyhow::Result<_>>()?;
     let mut seat = exchange.join(0, PATIENCE)?;
     let rounds = take_part(&mut seat, words, rounds)?;

@@ -7,7 +7,7 @@ use super::*;
 const PATIENT: Duration = Duration::from_secs(300);
 
 fn exchange(ranks: usize, words: usize, bytes: usize) -> Arc<Exchange> {
-    Arc::new(Exchange::create(&unique_name("exchange"), ExchangeShape { ranks, words, bytes }).unwrap())
+    Arc::new(Exchange::create(&unique_name("exchange"), ExchangeShape::of_one_machine(ranks, words, bytes)).unwrap())
 }
 
 /// What a rank gives: floats whose sum depends on the order of its terms, and bytes of its own length.
@@ -184,4 +184,112 @@ fn what_is_read_while_it_is_written_is_read_again() {
             }
         }
     });
+}
+
+/// The exchanges of `nodes` machines with `local` ranks each.
+fn machines(nodes: usize, local: usize, words: usize) -> Vec<Arc<Exchange>> {
+    let shape = |node| ExchangeShape { ranks: nodes * local, first: node * local, local, words, bytes: 64 };
+    (0..nodes).map(|node| Arc::new(Exchange::create(&unique_name("machine"), shape(node)).unwrap())).collect()
+}
+
+/// Carries what the ranks of all machines give, as MPI does; what `change` makes of it, when it is given.
+fn carry(machines: &[Arc<Exchange>], rounds: usize, mut change: impl FnMut(usize, &mut Vec<u8>)) {
+    let mut remotes: Vec<Remote> = machines.iter().map(|exchange| Remote::new(exchange.clone())).collect();
+    for round in 0..rounds {
+        let mut given = Vec::new();
+        for remote in &remotes {
+            let take = |of: Given<'_>| given.push((of.floats.to_vec(), of.bytes.to_vec()));
+            assert!(remote.collect(|| false, take).unwrap());
+        }
+        for (_, bytes) in &mut given {
+            change(round, bytes);
+        }
+        for remote in &mut remotes {
+            let shape = remote.exchange().shape();
+            for rank in (0..shape.ranks).filter(|rank| !shape.here().contains(rank)) {
+                let (floats, bytes) = &given[rank];
+                remote.deliver(rank, Given { floats, bytes }).unwrap();
+            }
+            remote.proceed();
+        }
+    }
+}
+
+#[test]
+fn ranks_of_several_machines_get_the_bytes_of_one_machine() {
+    const ROUNDS: usize = 20;
+    for (nodes, local, words) in [(2, 1, 5), (2, 2, 4099), (3, 1, 7), (2, 3, 0), (4, 2, 1024)] {
+        let (machines, ranks) = (machines(nodes, local, words), nodes * local);
+        thread::scope(|s| {
+            for rank in 0..ranks {
+                let mut seat = machines[rank / local].join(rank, PATIENT).unwrap();
+                s.spawn(move || {
+                    for round in 0..ROUNDS {
+                        let mut values = floats(rank, round, words);
+                        let mut read = Vec::new();
+                        let mine = bytes(rank, round);
+                        seat.exchange(&mut values, &mine, &mut |from, bytes| read.push((from, bytes.to_vec())))
+                            .unwrap();
+                        assert_eq!(bits(&values), bits(&reference(ranks, round, words)), "{nodes} x {local} ranks");
+                        let expected: Vec<_> = (0..ranks).map(|from| (from, bytes(from, round))).collect();
+                        assert_eq!(read, expected);
+                    }
+                });
+            }
+            s.spawn(|| carry(&machines, ROUNDS, |_, _| {}));
+        });
+    }
+}
+
+#[test]
+fn a_machine_that_is_out_of_reach_or_calls_for_something_else_is_an_error() {
+    // Nobody carries.
+    let alone = machines(2, 2, 8);
+    let [mut first, mut second] = [0, 1].map(|rank| alone[0].join(rank, Duration::from_millis(20)).unwrap());
+    thread::scope(|s| {
+        s.spawn(|| second.exchange(&mut [1.0], &[], &mut |_, _| {}).unwrap_err());
+        let broken = first.exchange(&mut [1.0], &[], &mut |_, _| {}).unwrap_err();
+        assert!(matches!(broken, Broken::Late { .. }), "{broken}");
+    });
+    // The carrier says so.
+    let lost = machines(2, 1, 8);
+    let mut seat = lost[1].join(1, PATIENT).unwrap();
+    Remote::new(lost[1].clone()).lost(0);
+    assert_eq!(seat.exchange(&mut [1.0], &[], &mut |_, _| {}), Err(Broken::Died { rank: 0 }));
+    // Another number of floats.
+    let differing = machines(2, 1, 8);
+    thread::scope(|s| {
+        let calls = [0, 1].map(|rank| {
+            let mut seat = differing[rank].join(rank, PATIENT).unwrap();
+            s.spawn(move || seat.exchange(&mut vec![1.0; rank + 3], &[], &mut |_, _| {}))
+        });
+        s.spawn(|| carry(&differing, 1, |_, _| {}));
+        for call in calls {
+            assert_eq!(call.join().unwrap(), Err(Broken::Differs { rank: 1 }));
+        }
+    });
+    // More than there is room for, and an end before anything is given.
+    let remote = Remote::new(machines(2, 1, 8)[0].clone());
+    let long = remote.deliver(1, Given { floats: &[0; 36], bytes: &[] });
+    assert!(matches!(long, Err(Broken::TooLong { words: 9, .. })));
+    assert_eq!(remote.collect(|| true, |_| {}), Ok(false));
+}
+
+/// The comparison above finds a message that was changed on its way.
+#[test]
+fn a_message_that_arrives_with_other_bytes_is_seen() {
+    let machines = machines(2, 1, 0);
+    let read = thread::scope(|s| {
+        let calls = [0, 1].map(|rank| {
+            let mut seat = machines[rank].join(rank, PATIENT).unwrap();
+            s.spawn(move || {
+                let mut read = Vec::new();
+                seat.exchange(&mut [], &[rank as u8 + 1], &mut |_, bytes| read.extend_from_slice(bytes)).unwrap();
+                read
+            })
+        });
+        s.spawn(|| carry(&machines, 1, |_, bytes| bytes[0] ^= 0x80));
+        calls.map(|call| call.join().unwrap())
+    });
+    assert_eq!(read, [[1, 0x82], [0x81, 2]], "its own it has from nobody");
 }

@@ -1,6 +1,7 @@
 //! What main finds out before it starts the processes of a value training.
 
 use crate::log::{self, CompiledLog};
+use crate::nodes::Node;
 use crate::run::RunDirectory;
 use crate::run::context::inputs_hash;
 use crate::run::leakage::Roles;
@@ -11,11 +12,11 @@ use crate::values::Fields;
 use crate::values::join::{JoinCounts, Share, join};
 use crate::values::prior::PriorEstimate;
 
-/// Joins all exposures once: counts what is wrong with them, and measures how charges scatter.
+/// Joins all exposures once: counts what is wrong with them, and measures how charges scatter. For a run of this `node`.
 ///
 /// # Errors
 /// A day that cannot be used, or that is trained on and validated on ([`crate::run::leakage::Leak`]).
-pub fn prepare(settings: &ValueSettings, fields: &Fields) -> anyhow::Result<Prepared> {
+pub fn prepare(settings: &ValueSettings, fields: &Fields, node: Node) -> anyhow::Result<Prepared> {
     let mut prepared = Prepared {
         samples: 0,
         dispersion: 1.0,
@@ -24,6 +25,7 @@ pub fn prepare(settings: &ValueSettings, fields: &Fields) -> anyhow::Result<Prep
         validation: JoinCounts::default(),
         days: vec![],
         inputs: Default::default(),
+        node,
     };
     let (mut scatter, mut charges) = (0.0, 0u64);
     let v = &settings.values;
@@ -79,13 +81,16 @@ fn day_number(log: &CompiledLog) -> u32 {
 /// # Errors
 /// [`Refused`], with what differs.
 pub fn check_resume(directory: &RunDirectory, settings: &ValueSettings, now: &Prepared) -> anyhow::Result<()> {
-    let then = ValueSettings::read_resolved(&directory.config())?;
-    let free = |s: &ValueSettings| {
+    let (then, before) = (ValueSettings::read_resolved(&directory.config())?, Prepared::read(directory)?);
+    let free = |s: &ValueSettings, ranks: usize| {
         let mut s = s.clone();
         s.ranks.timeout_s = 0.0;
         // The sum over all ranks does not depend on how many there are; the mean over those that hold a row does.
         if s.ranks.sparse_average == SparseAverage::World && s.ranks.sync == RankSync::Step {
-            (s.values.batch, s.values.ranks) = (s.values.batch * s.values.ranks, 1);
+            s.values.batch *= ranks;
+            s.values.ranks = 1;
+        } else {
+            s.values.ranks = ranks;
         }
         (s.checkpoint, s.watchdog, s.values.epochs, s.values.patience) = Default::default();
         // Cache and snapshots change no number.
@@ -93,15 +98,21 @@ pub fn check_resume(directory: &RunDirectory, settings: &ValueSettings, now: &Pr
         s
     };
     let refused = |why: &str| Refused { root: directory.root().to_owned(), why: why.to_owned() };
-    let (before, ranks) = (then.values.ranks, settings.values.ranks);
-    if before != ranks && free(&then) != free(settings) {
+    let (ranks_before, ranks) = (before.world(&then).ranks, now.world(settings).ranks);
+    let same = free(&then, ranks_before) == free(settings, ranks);
+    if ranks_before != ranks && !same {
+        let of = |s: &ValueSettings, node: Node| match node.of {
+            1 => s.values.ranks.to_string(),
+            nodes => format!("{} on each of {nodes} nodes", s.values.ranks),
+        };
+        let (before, ranks) = (of(&then, before.node), of(settings, now.node));
         return Err(refused(&format!(
             "values.ranks was {before} and is {ranks} now; set it back. Another number of ranks goes on with the same updates only with \
-             ranks.sparse_average = \"world\" and the same values.ranks x values.batch"
+             ranks.sparse_average = \"world\" and the same number of ranks x values.batch"
         ))
         .into());
     }
-    if free(&then) != free(settings) {
+    if !same {
         return Err(refused(
             "the run has another configuration; go on with its own, or start a new run in another --run-dir",
         )
@@ -110,7 +121,7 @@ pub fn check_resume(directory: &RunDirectory, settings: &ValueSettings, now: &Pr
     if then.values.epochs != settings.values.epochs {
         return Err(refused("values.epochs has changed, and the rates decay over it; set it back").into());
     }
-    if Prepared::read(directory)?.inputs != now.inputs {
+    if before.inputs != now.inputs {
         return Err(refused("a log has changed since the run began; put it back, or start a new run").into());
     }
     Ok(())

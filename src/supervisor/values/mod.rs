@@ -4,21 +4,27 @@
 //! one of several ranks, which are trainers of one model, then what has changed in the table since the newest snapshot is undone, and
 //! the whole run returns to it. Blocks are taken in a fixed order: either way the run ends with the bytes of an undisturbed one.
 //!
+//! On several nodes each has such a main process. They agree on what they run and on the snapshot that they go on from ([`job`]), and one
+//! thread of each carries what ranks exchange ([`crate::nodes`]). There a rank that dies ends the job.
+//!
 //! [`beginning`]: what is known before a run starts. [`table`]: its rows, and how they go back. [`processes`]: its processes, watched.
 
 mod beginning;
+mod job;
 mod processes;
 mod table;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context as _;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use crate::nodes::Job;
 use crate::run::RunDirectory;
-use crate::run::value_run::{ValueHalves, ValueSegments};
+use crate::run::value_run::{ValueHalves, ValueSegments, exchange_name};
 use crate::settings::ValueSettings;
-use crate::shm::{Ledger, RunNames, SampleRing, sweep};
+use crate::shm::{Exchange, Ledger, Remote, RunNames, SampleRing, sweep};
 use crate::values::Fields;
 
 use super::ExitReason;
@@ -27,6 +33,7 @@ use super::failure::RunFailure;
 use super::interrupt::Interrupt;
 
 pub use beginning::{check_resume, prepare};
+pub use job::{agree_on_run, check_job};
 use processes::{Ended, Run};
 use table::Rows;
 
@@ -48,7 +55,17 @@ pub struct ValueOutcome {
     pub ledger: Ledger,
 }
 
-/// Trains until the trainer ends, and reports. Goes on from the newest snapshot in the run directory, if there is one.
+/// How a node ended.
+#[derive(Serialize, Deserialize)]
+struct Part {
+    interrupted: bool,
+    /// Of its own ranks.
+    samples: u64,
+    ledger: Ledger,
+}
+
+/// Trains until the trainer ends, and reports. Goes on from the newest snapshot in the run directory, if there is one. All nodes of the
+/// `job` call it.
 ///
 /// # Errors
 /// [`RunFailure`], or no room for the table.
@@ -57,6 +74,7 @@ pub fn train(
     fields: &Fields,
     directory: &RunDirectory,
     interrupt: &Interrupt,
+    job: &Job,
 ) -> anyhow::Result<ValueOutcome> {
     let removed = sweep();
     if !removed.is_empty() {
@@ -68,26 +86,40 @@ pub fn train(
     let (mut went_back, mut reader_restarts, mut snapshots) = (0, 0, (0, 0));
     // The update that was not finite, if the last attempt ended with one.
     let mut not_finite = None;
-    let mut rows = Rows::load(&names, settings, fields, directory)?;
+    let (node, world) = (job.node(), job.node().world(settings.values.ranks));
+    let mut rows = Rows::load(&names, settings, fields, directory, (world, job::newest_of_all(job, directory)?))?;
     loop {
         let halves = ValueHalves::create(&names, settings, fields, rows.number)?;
-        let segments = ValueSegments::create(&names, settings, fields)?;
+        let segments = ValueSegments::create(&names, settings, fields, world)?;
         let mut before = Ledger::default();
         if let Some(state) = &rows.state {
             before = state.ledger;
             let l = &segments.control.learner;
             l.updates.set(state.updates);
-            l.samples_consumed.set(state.samples);
+            l.samples_consumed.set(if node.is_alone() { state.samples } else { before.consumed });
             for (actor, &position) in segments.control.actors.iter().zip(&state.cursor.positions) {
                 actor.param_version.set(position);
             }
         }
-        let run = Run::start(settings, directory, &segments, names.to_string())?;
-        let ended = run.watch(interrupt, &mut reader_restarts)?;
+        let remote =
+            || Ok::<_, anyhow::Error>(Remote::new(Arc::new(Exchange::open(&exchange_name(&names.to_string()))?)));
+        let ended = {
+            let _carrying = job.carry(remote)?;
+            let run = Run::start(settings, directory, &segments, names.to_string(), node)?;
+            run.watch(interrupt, &mut reader_restarts)?
+        };
         let c = &segments.control.checkpoint;
         snapshots = (snapshots.0 + c.snapshots.get(), snapshots.1 + c.write_ns.get());
         let Ended::Well(reason) = ended else {
             went_back += 1;
+            if !node.is_alone() {
+                let logs = directory.logs();
+                return Err(match ended {
+                    Ended::NotFinite => RunFailure::NotFinite { incidents: logs },
+                    _ => RunFailure::NodeLost { node: node.index, logs },
+                }
+                .into());
+            }
             if matches!(ended, Ended::NotFinite) {
                 let update = segments.control.learner.updates.get();
                 // In a fixed order the same follows again, unless it was the machine's doing.
@@ -110,10 +142,16 @@ pub fn train(
             ledger.balance().context("samples are unaccounted for")?;
         }
         let control = &segments.control;
-        return Ok(ValueOutcome {
-            reason,
-            updates: control.learner.updates.get(),
+        let mine = Part {
+            interrupted: reason == ExitReason::Interrupted,
             samples: control.learner.samples_consumed.get(),
+            ledger: Ledger::sum(ledger.chain([before])),
+        };
+        let all = job.tell(&mine)?;
+        return Ok(ValueOutcome {
+            reason: if all.iter().any(|of| of.interrupted) { ExitReason::Interrupted } else { reason },
+            updates: control.learner.updates.get(),
+            samples: all.iter().map(|of| of.samples).sum(),
             passes: control.evaluator.due.get(),
             seconds: started.elapsed().as_secs_f64(),
             best_loss: control.evaluator.best_benefit.get(),
@@ -121,7 +159,7 @@ pub fn train(
             went_back,
             snapshots: snapshots.0,
             snapshot_s: snapshots.1 as f64 * 1e-9,
-            ledger: Ledger::sum(ledger.chain([before])),
+            ledger: Ledger::sum(all.iter().map(|of| of.ledger)),
         });
     }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::awake::Deadline;
+use crate::nodes::Node;
 use crate::run::value_run::ValueSegments;
 use crate::run::{Metrics, RunDirectory};
 use crate::settings::ValueSettings;
@@ -34,6 +35,7 @@ pub struct Run<'a> {
     directory: &'a RunDirectory,
     segments: &'a ValueSegments,
     prefix: String,
+    node: Node,
     trainer: Process,
     /// Further ranks, from 1.
     others: Vec<Process>,
@@ -59,6 +61,7 @@ impl<'a> Run<'a> {
         directory: &'a RunDirectory,
         segments: &'a ValueSegments,
         prefix: String,
+        node: Node,
     ) -> anyhow::Result<Self> {
         let trainer = Process::start(Role::Trainer, directory, &prefix)?;
         let saves = settings.checkpoint.every_s > 0.0;
@@ -78,6 +81,7 @@ impl<'a> Run<'a> {
             started: Instant::now(),
             shown: (Instant::now(), samples),
             prefix,
+            node,
         })
     }
 
@@ -175,7 +179,7 @@ impl<'a> Run<'a> {
     fn blame(&mut self, rank: usize, status: ExitStatus) -> anyhow::Result<(usize, ExitStatus)> {
         let lost_another = |status: &ExitStatus| status.code() == Some(RunFailure::RANK_LOST.into());
         if let Some(exchange) = &self.segments.exchange {
-            exchange.died(rank);
+            exchange.died(exchange.shape().first + rank);
         }
         let begun = Instant::now();
         while lost_another(&status) && begun.elapsed() < BLAME {
@@ -290,7 +294,7 @@ impl<'a> Run<'a> {
 
     fn show(&mut self) {
         let (then, before) = self.shown;
-        if then.elapsed() < SHOW_EVERY {
+        if then.elapsed() < SHOW_EVERY || !self.node.is_first() {
             return;
         }
         let control = &self.segments.control;

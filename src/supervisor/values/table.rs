@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use crate::nodes::{Node, World};
 use crate::run::RunDirectory;
 use crate::run::beginning::first_rows;
 use crate::run::value_run::{Prepared, ValueHalves, create_table};
@@ -20,15 +21,15 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Reads the newest snapshot of a run into a new table.
+    /// Reads the snapshot that the run goes on from into a new table, and removes what is behind it. `None` at the beginning.
     pub fn load(
         names: &RunNames,
         settings: &ValueSettings,
         fields: &Fields,
         directory: &RunDirectory,
+        (world, snapshot): (World, Option<ValueSnapshot>),
     ) -> anyhow::Result<Self> {
-        let snapshot = ValueSnapshot::newest(directory)?;
-        let mut table = create_table(names, settings, fields)?;
+        let mut table = create_table(names, settings, fields, world)?;
         let number = snapshot.as_ref().map_or(0, |snapshot| snapshot.number);
         remove_behind(&directory.checkpoints(), number)?;
         match &snapshot {
@@ -43,7 +44,7 @@ impl Rows {
         Ok(Self { table, number, state: snapshot.map(|snapshot| snapshot.state) })
     }
 
-    /// Returns the table to the newest snapshot after the trainer's death, by undoing what has changed since.
+    /// Returns the table to the newest snapshot after the trainer's death, by undoing what has changed since. On one machine.
     pub fn go_back(
         mut self,
         names: &RunNames,
@@ -69,6 +70,7 @@ impl Rows {
         }
         tracing::warn!("{who} died; all went back to the newest snapshot on disk");
         drop(self.table);
-        Self::load(names, settings, fields, directory)
+        let snapshot = ValueSnapshot::newest(directory)?;
+        Self::load(names, settings, fields, directory, (Node::default().world(settings.values.ranks), snapshot))
     }
 }

@@ -44,6 +44,7 @@ macro_rules! sources {
 sources!(
     "cell.rs",
     "exchange.rs",
+    "exchange/remote.rs",
     "halves.rs",
     "turns.rs",
     "wait.rs",

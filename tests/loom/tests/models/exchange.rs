@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use admix_loom::exchange::{Broken, Exchange, ExchangeShape, Seat};
+use admix_loom::exchange::{Broken, Exchange, ExchangeShape, Given, Remote, Seat};
 use admix_loom::plant::{Plant, Site};
 use admix_loom::sync::{AtomicU64, Ordering};
 use loom::thread;
@@ -12,7 +12,7 @@ use super::support::{FOREVER, caught, explore};
 const WORDS: usize = 2;
 
 fn exchange() -> (Arc<Exchange>, [Seat; 2]) {
-    let exchange = Arc::new(Exchange::create("exchange", ExchangeShape { ranks: 2, words: WORDS, bytes: 4 }).unwrap());
+    let exchange = Arc::new(Exchange::create("exchange", ExchangeShape::of_one_machine(2, WORDS, 4)).unwrap());
     let seats = [0, 1].map(|rank| exchange.join(rank, FOREVER).unwrap());
     (exchange, seats)
 }
@@ -49,6 +49,26 @@ fn gathers() {
     let other = thread::spawn(move || gather(&mut second));
     gather(&mut first);
     other.join().unwrap();
+}
+
+/// Rank 0 of this machine, and who brings what rank 1 of another one gave.
+fn another_machine() {
+    let shape = ExchangeShape { ranks: 2, first: 0, local: 1, words: WORDS, bytes: 4 };
+    let exchange = Arc::new(Exchange::create("exchange", shape).unwrap());
+    let seat = exchange.join(0, FOREVER).unwrap();
+    let mut remote = Remote::new(exchange);
+    let carrier = thread::spawn(move || {
+        for round in 0..2u8 {
+            let mut given = Vec::new();
+            assert!(remote.collect(|| false, |of| given.extend_from_slice(of.bytes)).unwrap());
+            assert_eq!(given, [round * 2], "wrong bytes");
+            let floats = [f32::from(round * 10 + 1); WORDS];
+            remote.deliver(1, Given { floats: bytemuck::cast_slice(&floats), bytes: &[round * 2 + 1] }).unwrap();
+            remote.proceed();
+        }
+    });
+    take_part(seat, 2);
+    carrier.join().unwrap();
 }
 
 /// Rank 0 writes what the other one reads behind the publication.
@@ -105,6 +125,7 @@ fn a_dead_rank() {
 fn all_ranks_get_the_same() {
     explore(1, two_rounds);
     explore(2, gathers);
+    explore(1, another_machine);
     explore(2, publication);
     explore(2, writing);
 }
@@ -123,6 +144,12 @@ fn planted_bugs_are_found() {
     // The bell orders as well, as far as nobody saw the step before it was rung.
     for bug in [Plant::Weaken(vec![step], Ordering::Relaxed), Plant::Weaken(vec![seen], Ordering::Relaxed)] {
         caught(bug, 2, two_rounds, DAMAGE);
+    }
+    let remote = |code| Site::find("exchange/remote.rs", code);
+    let delivered = remote("line.step.store(3 * self.done, Ordering::Release)");
+    let collected = remote("line.step.load(Ordering::Acquire)");
+    for bug in [Plant::Weaken(vec![delivered], Ordering::Relaxed), Plant::Weaken(vec![collected], Ordering::Relaxed)] {
+        caught(bug, 2, another_machine, DAMAGE);
     }
     let published = site("head.published.store(2 * generation, Ordering::Release)");
     caught(Plant::Weaken(vec![published], Ordering::Relaxed), 2, publication, DAMAGE);

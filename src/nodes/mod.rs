@@ -1,0 +1,214 @@
+//! The machines of a job: which one this is, what their main processes tell each other, and who carries what ranks exchange.
+//!
+//! A node is one main process with its own ranks, readers, shared memory and table. `mpirun` starts one for each machine; without it a
+//! job has one node. MPI does the networking; we have no protocol of our own.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `mpi` | the thread that calls MPI; only with the cargo feature `mpi` |
+//!
+//! **One thread calls MPI**, from its initialisation to its end, and it belongs to the main process. Main hands it what to tell the other
+//! nodes, and the seats of their ranks in its exchange ([`Remote`]). Ranks and readers never call MPI: they are new executions of the
+//! program.
+//!
+//! May import: `shm`, `cancel`.
+
+#[cfg(feature = "mpi")]
+mod mpi;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::shm::Remote;
+
+/// A node among those of its job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Node {
+    /// From 0.
+    pub index: usize,
+    /// How many there are.
+    pub of: usize,
+}
+
+/// The ranks of a job, which number them node by node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct World {
+    pub ranks: usize,
+    /// The first rank of this node, and how many it has.
+    pub first: usize,
+    pub local: usize,
+}
+
+impl Default for Node {
+    fn default() -> Self {
+        Self { index: 0, of: 1 }
+    }
+}
+
+impl Node {
+    /// Whether it is the node that evaluates and writes the model.
+    pub fn is_first(self) -> bool {
+        self.index == 0
+    }
+
+    pub fn is_alone(self) -> bool {
+        self.of == 1
+    }
+
+    /// The ranks of the job, where each node has `local` ones.
+    pub fn world(self, local: usize) -> World {
+        World { ranks: self.of * local, first: self.index * local, local }
+    }
+}
+
+/// A job that cannot begin, or that has lost a node.
+#[derive(Debug, thiserror::Error)]
+pub enum JobError {
+    #[error(
+        "{processes} processes were started together, and this admix is built without MPI: build it with --features mpi, or start one \
+         process"
+    )]
+    NotBuilt { processes: usize },
+    #[error("MPI cannot be initialised")]
+    NotInitialised,
+    #[error("the thread that calls MPI has ended; see above")]
+    Ended,
+    #[error("a message of node {node} is malformed: {why}")]
+    Malformed { node: usize, why: String },
+}
+
+/// This node's part in its job.
+pub struct Job {
+    node: Node,
+    #[cfg(feature = "mpi")]
+    link: Option<mpi::Link>,
+}
+
+impl Job {
+    /// Joins the job that this process was started for: a job of one node, unless a launcher of MPI started several processes together.
+    ///
+    /// # Errors
+    /// [`JobError`].
+    pub fn join() -> Result<Self, JobError> {
+        #[cfg(feature = "mpi")]
+        if is_launched() {
+            let (link, node) = mpi::Link::open()?;
+            return Ok(Self { node, link: Some(link) });
+        }
+        one_machine().map_err(|processes| JobError::NotBuilt { processes })?;
+        Ok(Self {
+            node: Node::default(),
+            #[cfg(feature = "mpi")]
+            link: None,
+        })
+    }
+
+    pub fn node(&self) -> Node {
+        self.node
+    }
+
+    /// Tells all nodes `mine`; returns what each of them told, in their order. All nodes call it, and wait for the last one.
+    ///
+    /// # Errors
+    /// [`JobError`].
+    pub fn tell<T: Serialize + DeserializeOwned>(&self, mine: &T) -> Result<Vec<T>, JobError> {
+        let bytes = serde_json::to_vec(mine).expect("plain data");
+        let decode = |(node, bytes): (usize, Vec<u8>)| {
+            serde_json::from_slice(&bytes).map_err(|e| JobError::Malformed { node, why: e.to_string() })
+        };
+        self.tell_bytes(bytes)?.into_iter().enumerate().map(decode).collect()
+    }
+
+    fn tell_bytes(&self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>, JobError> {
+        #[cfg(feature = "mpi")]
+        if let Some(link) = &self.link {
+            return link.tell(mine);
+        }
+        Ok(vec![mine])
+    }
+
+    /// Carries what ranks exchange between the nodes until the guard is dropped. `None` in a job of one node, whose ranks exchange by
+    /// themselves; `remote` is not called then.
+    ///
+    /// # Errors
+    /// What `remote` says.
+    pub fn carry<E>(&self, remote: impl FnOnce() -> Result<Remote, E>) -> Result<Option<Carrying<'_>>, E> {
+        #[cfg(feature = "mpi")]
+        if let Some(link) = self.link.as_ref().filter(|_| !self.node.is_alone()) {
+            link.carry(remote()?);
+            return Ok(Some(Carrying(link)));
+        }
+        let _ = remote;
+        Ok(None)
+    }
+
+    /// Ends this node's part: waits for the other nodes.
+    pub fn leave(self) {
+        #[cfg(feature = "mpi")]
+        if let Some(link) = self.link {
+            link.leave();
+        }
+    }
+}
+
+/// Messages of ranks are carried while this lives.
+#[cfg(feature = "mpi")]
+pub struct Carrying<'a>(&'a mpi::Link);
+
+#[cfg(feature = "mpi")]
+impl Drop for Carrying<'_> {
+    fn drop(&mut self) {
+        self.0.stop_carrying();
+    }
+}
+
+/// Nothing is carried where MPI is not built in.
+#[cfg(not(feature = "mpi"))]
+pub enum Carrying<'a> {
+    Never(std::convert::Infallible, std::marker::PhantomData<&'a Job>),
+}
+
+/// Checks that no launcher of MPI started several processes of a command that runs on one machine alone.
+///
+/// # Errors
+/// The number of processes.
+pub fn one_machine() -> Result<(), usize> {
+    match started_together() {
+        Some(processes) if processes > 1 => Err(processes),
+        _ => Ok(()),
+    }
+}
+
+/// Processes that a launcher of MPI started together with this one, as it says in the environment.
+fn started_together() -> Option<usize> {
+    let number = |key: &str| std::env::var(key).ok()?.parse().ok();
+    number("OMPI_COMM_WORLD_SIZE")
+        .or_else(|| number("PMI_SIZE"))
+        .or_else(|| std::env::var_os("PMIX_RANK").and_then(|_| number("SLURM_NTASKS")))
+}
+
+/// Whether a launcher of MPI started this process.
+#[cfg(feature = "mpi")]
+fn is_launched() -> bool {
+    ["OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMIX_RANK"].iter().any(|key| std::env::var_os(key).is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_numbered_node_by_node() {
+        let world = |index| Node { index, of: 3 }.world(2);
+        assert_eq!([0, 1, 2].map(|node| world(node).first), [0, 2, 4]);
+        assert_eq!((world(1).ranks, Node::default().world(4)), (6, World { ranks: 4, first: 0, local: 4 }));
+    }
+
+    #[test]
+    fn a_job_of_one_node_tells_itself() {
+        let job = Job::join().unwrap();
+        assert!(job.node().is_alone() && job.node().is_first());
+        assert_eq!(job.tell(&(7, "x".to_owned())).unwrap(), [(7, "x".to_owned())]);
+        job.leave();
+    }
+}

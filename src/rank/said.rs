@@ -1,0 +1,130 @@
+//! What ranks tell each other beside gradients.
+
+use serde::{Deserialize, Serialize};
+use twox_hash::XxHash3_64;
+
+use crate::run::value_snapshot::ValueState;
+use crate::sparse::HostTable;
+
+use super::saver::Wish;
+
+/// What a rank says of itself in an exchange.
+pub struct Said {
+    /// It has no batch to compute, because the run stops: nobody makes this update.
+    pub stops: bool,
+    /// What the first rank of a machine says of its snapshots.
+    pub wish: Wish,
+    /// Of its parameters as all had them last.
+    pub parameters: u64,
+    pub click: f64,
+    pub charge: f64,
+}
+
+impl Said {
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.clear();
+        let Wish { due, full, room } = self.wish;
+        let flags = [self.stops, due, full, room].iter().rev().fold(0, |flags, flag| flags << 1 | u64::from(*flag));
+        for word in [flags, self.parameters, self.click.to_bits(), self.charge.to_bits()] {
+            out.extend_from_slice(&word.to_le_bytes());
+        }
+    }
+
+    pub fn decode(message: &[u8]) -> Option<Self> {
+        let word =
+            |i: usize| -> Option<u64> { Some(u64::from_le_bytes(message.get(8 * i..8 * i + 8)?.try_into().ok()?)) };
+        let flags = word(0)?;
+        let flag = |bit: u32| flags >> bit & 1 == 1;
+        Some(Self {
+            stops: flag(0),
+            wish: Wish { due: flag(1), full: flag(2), room: flag(3) },
+            parameters: word(1)?,
+            click: f64::from_bits(word(2)?),
+            charge: f64::from_bits(word(3)?),
+        })
+    }
+
+    /// Checks that all ranks had the same parameters.
+    ///
+    /// # Errors
+    /// The first rank that had others than rank 0.
+    pub fn agree(all: &[Self]) -> anyhow::Result<()> {
+        match all.iter().position(|of| of.parameters != all[0].parameters) {
+            Some(rank) => anyhow::bail!("the parameters of rank {rank} are not those of rank 0 any more"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A hash of parameters, to compare them between ranks.
+pub fn hash(parameters: &[f32]) -> u64 {
+    XxHash3_64::oneshot(bytemuck::cast_slice(parameters))
+}
+
+/// What the end of a pass has come to, as the first rank of each machine says. That of rank 0 counts for all.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    finished: bool,
+    evaluations: u64,
+    without_improvement: u64,
+    best: Option<f64>,
+    /// Digest of the rows of its machine, where there are several.
+    rows: Option<u64>,
+}
+
+impl Verdict {
+    /// Of `state`, and of the `rows` of this machine.
+    pub fn of(state: &ValueState, rows: Option<&HostTable>) -> Self {
+        let &ValueState { finished, evaluations, without_improvement, best, .. } = state;
+        Self { finished, evaluations, without_improvement, best, rows: rows.map(digest) }
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        bincode::serde::encode_to_vec(self, bincode::config::standard()).expect("plain data")
+    }
+
+    /// # Errors
+    /// Bytes that are no verdict.
+    pub fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
+        Ok(bincode::serde::decode_from_slice(bytes, bincode::config::standard())?.0)
+    }
+
+    /// Whether the rows of two machines are the same.
+    pub fn same_rows(&self, other: &Self) -> bool {
+        self.rows == other.rows
+    }
+
+    /// Takes the verdict over into `state`.
+    pub fn apply(&self, state: &mut ValueState) {
+        state.finished = self.finished;
+        state.evaluations = self.evaluations;
+        state.without_improvement = self.without_improvement;
+        state.best = self.best;
+    }
+}
+
+/// A digest of all rows and their state, whatever their places in the table.
+fn digest(table: &HostTable) -> u64 {
+    let of_row =
+        |(id, record): (u64, u32)| XxHash3_64::oneshot_with_seed(id, bytemuck::cast_slice(table.record(record)));
+    table.sorted().into_iter().map(of_row).fold(0, u64::wrapping_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_heard() {
+        for bits in 0..16u32 {
+            let flag = |bit: u32| bits >> bit & 1 == 1;
+            let wish = Wish { due: flag(1), full: flag(2), room: flag(3) };
+            let said = Said { stops: flag(0), wish, parameters: 7, click: 0.5, charge: f64::NAN };
+            let mut message = vec![1, 2, 3];
+            said.encode(&mut message);
+            let heard = Said::decode(&message).unwrap();
+            assert_eq!((heard.stops, heard.wish, heard.parameters, heard.click), (flag(0), wish, 7, 0.5));
+            assert!(heard.charge.is_nan() && Said::decode(&message[..31]).is_none());
+        }
+    }
+}
