@@ -6,7 +6,7 @@
 //! impressions, and the best policy there is not the best one on the whole day. The fractional last unit of a demand pays its
 //! fraction.
 //!
-//! Demands, prices, traffic, the forecast and the starting prices are multiplied by random factors, prices jump, and regions
+//! Demands, prices, traffic, the forecast and the starting prices are perturbed by random factors, prices jump, and regions
 //! have shocks, because the day to be served differs from the training days. A [`super::Segment`] carries only the seed.
 
 use rand::{RngExt as _, SeedableRng as _};

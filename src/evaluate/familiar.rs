@@ -1,5 +1,5 @@
-//! A policy's prior knowledge of a test day: it may have used the day itself, which makes its results too good, or know too few
-//! of the day's contracts and much of its traffic, so that its results say little.
+//! A policy's prior knowledge of a test day: it may have used the day itself, which makes its results too good, or know too
+//! little of the day's contracts and traffic, so that its results say little.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fmt::Write as _;

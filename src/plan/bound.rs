@@ -1,11 +1,11 @@
 //! The hindsight bound: the highest total benefit that any policy could have reached on a day, from its dual prices.
 //!
-//! One effective price `p_j = lambda_j - mu_j` per contract covers both forms of the bound: for `p >= 0`, `mu = 0` and for `p <
-//! 0`, `lambda = 0` is never worse, as `owed <= left`. So `D(p) = sum_i max(0, b_i, max_j(click_ij + p_j)) - sum_j (p_j >= 0 ?
-//! p_j owed_j : p_j left_j)` with `p_j <= penalty_j`, convex in each price. Exact coordinate steps (the optimal price of a
-//! contract is an order statistic of the other values of its requests) come close and then stall in a corner of the piecewise
-//! linear D. Newton steps on a smoothed D lead out of it and, as the smoothing decreases, to a minimum whose prices also serve
-//! well.
+//! One effective price `p_j = lambda_j - mu_j` per contract covers both forms of the bound: for `p >= 0`, `mu = 0`
+//! and for `p < 0`, `lambda = 0` is never worse, as `owed <= left`. So
+//! `D(p) = sum_i max(0, b_i, max_j(click_ij + p_j)) - sum_j (p_j >= 0 ? p_j owed_j : p_j left_j)` with `p_j <= penalty_j`,
+//! convex in each price. Exact coordinate steps (the optimal price of a contract is an order statistic of the other values of
+//! its requests) come close and then stall in a corner of the piecewise linear D. Newton steps on a smoothed D lead out of it
+//! and, as the smoothing decreases, to a minimum whose prices also serve well.
 
 use rayon::prelude::*;
 

@@ -1,5 +1,4 @@
-//! A sample of the training days' requests with their queues, as the forecast of another day's
-//! requests.
+//! A sample of the training days' requests with their queues, as the forecast of another day's requests.
 //!
 //! Bounded in size, because every plan and policy file contains it. Stratified in time: one request, drawn by hash, from each
 //! of many stretches with equal numbers of requests.

@@ -80,8 +80,9 @@ impl Transport {
         self.entries_of(i).iter().map(value).fold(self.best[i].max(0.0), f64::max)
     }
 
-    /// Does up to `steps` damped Newton steps on the dual with every maximum replaced by `smoothing * log(sum(exp(. /
-    /// smoothing)))`; prices at an active bound stay there. Ends early if no step improves; returns the number of steps.
+    /// Does up to `steps` damped Newton steps on the dual with every maximum replaced by
+    /// `smoothing * log(sum(exp(. / smoothing)))`; prices at an active bound stay there. Ends early if no step improves; returns
+    /// the number of steps.
     pub fn descend(&mut self, prices: &mut [f64], smoothing: f64, steps: usize) -> usize {
         self.newton(prices, smoothing, steps, 0.0)
     }
