@@ -229,7 +229,7 @@ pub fn hash_table(hasher: &mut XxHash3_128, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Path of the list of bad rows of a log; `/dev/null` where nothing can be stored.
+/// Returns the path of the list of bad rows of a log; `/dev/null` where nothing can be stored.
 pub(super) fn quarantine_path(dir: &Path) -> PathBuf {
     keep::folder(dir).map_or_else(|| "/dev/null".into(), |folder| folder.join("quarantine.tsv"))
 }

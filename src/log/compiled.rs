@@ -96,7 +96,7 @@ pub struct Auction {
 }
 
 impl Auction {
-    /// Worth in minor units per impression.
+    /// Returns the worth, minor units per impression.
     pub fn worth(&self) -> f64 {
         self.ecpm / 1000.0
     }
@@ -114,9 +114,9 @@ pub struct Contract {
     pub targeting: Targeting,
     pub theta: Option<f64>,
     pub rate: f64,
-    /// Minor units per missing impression.
+    /// Penalty, minor units per missing impression.
     pub penalty: f64,
-    /// Minor units per predicted click.
+    /// Worth of a predicted click, minor units.
     pub click_value: f64,
     /// Fallback click probability from the control table.
     pub pctr: Option<f64>,
@@ -151,17 +151,17 @@ impl Contract {
         }
     }
 
-    /// Impressions still owed when the log starts.
+    /// Returns the impressions still owed when the log starts.
     pub fn owed(&self) -> u64 {
         self.required.saturating_sub(self.delivered0)
     }
 
-    /// Impressions that may still be shown when the log starts.
+    /// Returns the impressions that may still be shown when the log starts.
     pub fn left(&self) -> u64 {
         self.cap.saturating_sub(self.delivered0)
     }
 
-    /// Mean worth of the predicted clicks of an impression, minor units.
+    /// Returns the mean worth of the predicted clicks of an impression, minor units.
     pub fn mean_click_worth(&self) -> f64 {
         self.click_value * self.mean_pctr
     }

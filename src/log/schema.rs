@@ -19,11 +19,11 @@ pub enum AdType {
 pub struct QueueEntry {
     pub ad_id: u64,
     pub ad_type: AdType,
-    /// Minor units per 1,000 impressions.
+    /// eCPM, minor units per 1,000 impressions.
     pub ecpm: f64,
     /// Predicted click probability, 0..=1.
     pub pctr: f64,
-    /// Bit mask; 0 = may be shown.
+    /// Bit mask of reasons not to show the entry; 0 = may be shown.
     pub filter: u64,
     /// Multiplier on the entry's score; it does not change the worth.
     pub boost: f64,
@@ -33,13 +33,13 @@ pub struct QueueEntry {
 #[derive(Debug, Clone, PartialEq)]
 pub struct TrackRow {
     pub request_id: u64,
-    /// Unix milliseconds, UTC.
+    /// Time of the request, Unix milliseconds, UTC.
     pub ts_ms: u64,
     pub slot_id: u32,
     pub region: u32,
-    /// 0 unknown, 1, 2.
+    /// Gender: 0 unknown, 1, 2.
     pub gender: u8,
-    /// Bucket 0..=9, 0 unknown.
+    /// Age bucket 0..=9, 0 unknown.
     pub age: u8,
     pub user_id: Option<u64>,
     pub queue: Vec<QueueEntry>,
@@ -52,7 +52,7 @@ pub struct ControlRow {
     /// Impressions owed this day.
     pub required: u64,
     pub cap: u64,
-    /// Delivered before the log starts.
+    /// Impressions delivered before the log starts.
     pub delivered0: u64,
     /// Flight `[start_ms, end_ms)` in Unix milliseconds.
     pub start_ms: u64,
@@ -62,11 +62,11 @@ pub struct ControlRow {
     pub theta: Option<f64>,
     /// Probability that the contract enters a queue.
     pub rate: f64,
-    /// Minor units owed per missing impression.
+    /// Penalty, minor units per missing impression.
     pub penalty: f64,
-    /// Minor units per predicted click.
+    /// Worth of a predicted click, minor units.
     pub click_value: f64,
-    /// Fallback for logs that lack the contract's entry.
+    /// Fallback click probability for logs that lack the contract's entry.
     pub pctr: Option<f64>,
 }
 
@@ -94,7 +94,7 @@ pub struct ExposureRow {
     pub arrival_ms: u64,
     pub ad_id: u64,
     pub ad_type: AdType,
-    /// Minor units per impression.
+    /// Amount charged, minor units per impression.
     pub charge: f64,
     pub ecpm: f64,
     pub pctr: f64,
@@ -108,7 +108,7 @@ pub struct ExposureRow {
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DayFile {
-    /// `YYYY-MM-DD`.
+    /// Local date, `YYYY-MM-DD`.
     pub date: String,
     #[serde(default)]
     pub utc_offset_minutes: i32,

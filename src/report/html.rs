@@ -14,7 +14,7 @@ use super::svg::escape;
 
 const STYLE: &str = include_str!("page.css");
 
-/// Renders the page.
+/// Renders the page of a report.
 pub fn render(report: &RunReport, around: &Surroundings) -> String {
     let mut page = format!(
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content=\"width=device-width,initial-scale=1\">\

@@ -10,21 +10,21 @@
 //! |---|---|
 //! | `error` | [`ShmError`], the one error type, with messages that say what to do next |
 //! | `sync` | the atomics; in unit tests they can be made to "die" after any number of stores (`crash`), in `tests/loom` they are loom's |
-//! | `pod` | [`Shareable`], the `unsafe trait` for what may live in shared memory |
+//! | `pod` | [`Shareable`], the `unsafe trait` of types that may be in shared memory |
 //! | `segment` | [`Segment`], a named mapping with a validated header; space is checked and reserved first |
-//! | `lock` | locks that tell whether a process lives |
+//! | `lock` | locks that show whether a process is alive |
 //! | `names` | [`RunNames`], the names of a run's segments, and [`sweep`] for those of dead runs |
 //! | `wait` | [`Doorbell`], sleeping until another process has news |
 //! | `futex` | the two system calls under it, and how long an exchange spins before it sleeps |
 //! | `ring/` | [`SampleRing`], blocks of samples from one actor to one learner, with its [`Ledger`] |
 //! | `cell` | [`ParamCell`], the newest parameters, from one writer to many readers |
 //! | `halves` | [`Halves`], two halves through which snapshots reach the checkpointer |
-//! | `turns` | [`turns::Turns`], whose turn it is at slots that two parties work on |
+//! | `turns` | [`turns::Turns`], turn taking of two parties at a ring of slots |
 //! | `exchange` | [`Exchange`], means and bytes between the ranks of a machine |
-//! | `undo` | [`UndoLog`]: what records held before they changed, for a return to the newest snapshot |
+//! | `undo` | [`UndoLog`]: previous contents of changed records, for a rollback to the newest snapshot |
 //! | `rows` | [`RowWriter`], [`RowReader`]: records found by id, with one writer |
 //! | `control` | [`Control`], stop flag, doorbells, heartbeats and statistics of the whole run |
-//! | `process` | [`Role`], the table of roles, and the slots that processes sign in to |
+//! | `process` | [`Role`], the table of roles, and the slots in which processes register |
 //! | `counter` | [`Counter`] and [`Gauge`], the statistics that it is made of |
 //! | `histogram` | [`Histogram`], a distribution among those statistics |
 //! | `flight` | [`FlightFile`], the last events of a process, in a mapped file that survives it |

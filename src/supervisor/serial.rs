@@ -94,7 +94,7 @@ impl Run<'_> {
         }
     }
 
-    /// Repeats: a block from each explorer in turn, then the updates due for it.
+    /// Trains in rounds: a block from each explorer in turn, then the updates due for it.
     fn rounds(&mut self, explorers: &mut [Explorer], interrupt: &Interrupt) -> anyhow::Result<ExitReason> {
         let publish_every = self.context.settings.learner.publish_every;
         loop {
@@ -119,7 +119,7 @@ impl Run<'_> {
         }
     }
 
-    /// Repeats: one sample, one batch.
+    /// Trains with one update per sample.
     fn literal(&mut self, explorer: &mut Explorer, interrupt: &Interrupt) -> anyhow::Result<ExitReason> {
         let mut begins = true;
         loop {

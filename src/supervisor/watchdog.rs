@@ -79,7 +79,7 @@ impl Watchdog {
         (self.limits.silent_s > 0.0 && silent.as_secs_f64() > self.limits.silent_s).then_some(silent)
     }
 
-    /// Warns, once, when snapshots have stopped reaching the disk.
+    /// Warns once when snapshots have stopped reaching the disk.
     pub fn check_snapshots(&mut self, segments: &Segments, directory: &RunDirectory) {
         if segments.halves.is_none() {
             return;

@@ -45,9 +45,9 @@ pub struct Contract {
     pub demand: f64,
     /// Expected share of the contract's supply that lies before each half hour (49 values, 0 to 1).
     pub elapsed: Vec<f64>,
-    /// Minor units per missing impression.
+    /// Penalty, minor units per missing impression.
     pub penalty: f64,
-    /// Minor units per predicted click.
+    /// Worth of a predicted click, minor units.
     pub click_value: f64,
     /// Mean predicted click probability.
     pub pctr: f64,

@@ -29,13 +29,13 @@ pub enum Billing {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ErrorSettings {
-    /// Of each ad; default 0.18.
+    /// Effect of each ad; default 0.18.
     pub ad: f64,
-    /// Of each slot; default 0.08.
+    /// Effect of each slot; default 0.08.
     pub slot: f64,
-    /// Of each ad in each region; default 0.14.
+    /// Effect of each ad in each region; default 0.14.
     pub ad_region: f64,
-    /// Of each day, drawn anew; default 0.05.
+    /// Effect of each day, drawn for every day; default 0.05.
     pub day: f64,
     /// Standard deviation of the logarithm of one charge about its expectation; default 0.5.
     pub charge_noise: f64,

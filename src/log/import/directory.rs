@@ -20,7 +20,7 @@ pub(super) struct Day {
 }
 
 impl Day {
-    /// Local midnight in Unix milliseconds; the day must not begin before 1970.
+    /// Returns the local midnight in Unix milliseconds; the day must not begin before 1970.
     pub fn start_ms(self) -> u64 {
         (self.number * DAY_MS).saturating_add_signed(-i64::from(self.utc_offset_minutes) * 60_000)
     }

@@ -29,15 +29,15 @@ const FEMALE_TAG: &str = "10111";
 pub struct Options {
     pub impressions: Vec<PathBuf>,
     pub control: PathBuf,
-    /// Gets one log directory `weekday-D` per weekday that occurs in the rows.
+    /// Output folder: gets one log directory `weekday-D` per weekday that occurs in the rows.
     pub out: PathBuf,
 }
 
 /// Imports the impressions and writes a directory per weekday.
 ///
 /// # Errors
-/// On an unreadable or truncated file, a missing column, a control table that does not fit the log, or
-/// impressions of which none can be used.
+/// An unreadable or truncated file, a missing column, a control table that does not fit the log, or impressions of which none can
+/// be used.
 pub fn import(options: &Options) -> Result<ImportReport> {
     let mut report = ImportReport {
         source: "ipinyou",
@@ -88,7 +88,7 @@ struct Impression {
     region: u32,
     gender: u8,
     advertiser: u64,
-    /// Minor units per 1,000 impressions.
+    /// Market price paid, minor units per 1,000 impressions.
     price: f64,
 }
 

@@ -48,7 +48,7 @@ pub struct Count {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Example {
     pub file: PathBuf,
-    /// From 1.
+    /// Line number, from 1.
     pub line: u64,
     pub column: &'static str,
     pub value: String,
@@ -64,7 +64,7 @@ pub struct DeclaredContract {
     /// Requests among those in which its filter lets it be shown.
     pub may_show: u64,
     pub required: u64,
-    /// Minor units per missing impression.
+    /// Penalty, minor units per missing impression.
     pub penalty: f64,
 }
 

@@ -58,7 +58,7 @@ pub enum Contracts {
 /// Imports the log and writes its directories.
 ///
 /// # Errors
-/// On bad options, an unreadable file, a truncated archive, or a log of which no row can be used.
+/// Bad options, an unreadable file, a truncated archive, or a log of which no row can be used.
 pub fn import(options: &Options) -> Result<ImportReport> {
     if let Contracts::FromLog { fill, .. } = options.contracts {
         ensure!(fill > 0.0 && fill <= 1.0, "--fill must be above 0 and at most 1, not {fill}");

@@ -34,7 +34,7 @@ pub trait Gather: Default + Send {
 pub trait Taker {
     type Gathered: Gather;
 
-    /// Called before each pass; data from an earlier pass must be discarded.
+    /// Starts a pass; data from an earlier pass must be discarded.
     ///
     /// # Errors
     /// Any error ends the scan.

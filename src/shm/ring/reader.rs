@@ -162,7 +162,7 @@ impl Drop for ReadGuard<'_> {
     }
 }
 
-/// xxh3 of the payload, seeded by the header.
+/// Returns the xxh3 of the payload, seeded by the header.
 pub(super) fn checksum(info: BlockInfo, payload: &[u8]) -> u64 {
     let header = [info.actor.into(), info.param_version, info.seq, info.samples.into(), payload.len() as u64];
     let seed = XxHash3_64::oneshot(bytemuck::cast_slice(&header));

@@ -19,7 +19,7 @@ const PENALTY_FACTOR: f64 = 1.5;
 /// The numbers of one logged queue entry that show its billing type.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Price {
-    /// Minor units.
+    /// Bid, minor units.
     pub bid: f64,
     pub pctr_per_mille: f64,
     pub quality: f64,
