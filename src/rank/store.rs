@@ -96,7 +96,7 @@ impl Store {
             }
         } else {
             batch.records.clear();
-            batch.records.extend(batch.lookup.unique.iter().map(|&id| self.table.find(id)));
+            self.table.find_all(&batch.lookup.unique, &mut batch.records);
         }
         batch.fetched = true;
         Ok(true)
@@ -166,9 +166,9 @@ impl Store {
         }
         let dim = self.table.shape().dim;
         batch.values.clear();
-        for (&id, record) in batch.lookup.unique.iter().zip(&batch.records) {
-            match record {
-                Some(record) => batch.values.extend_from_slice(self.table.row(*record)),
+        for (&id, row) in batch.lookup.unique.iter().zip(self.table.rows(&batch.records)) {
+            match row {
+                Some(row) => batch.values.extend_from_slice(row),
                 None => {
                     self.table.read(id, &mut self.first);
                     batch.values.extend_from_slice(bytemuck::cast_slice(&self.first[..dim]));
@@ -206,7 +206,8 @@ impl Store {
         } else {
             let dim = self.table.shape().dim;
             let rows = batch.lookup.unique.iter().zip(&batch.records);
-            for ((&id, record), gradient) in rows.zip(gradients.chunks_exact(dim)) {
+            for (i, ((&id, record), gradient)) in rows.zip(gradients.chunks_exact(dim)).enumerate() {
+                self.table.load_ahead(&batch.records, i);
                 if let Some(record) = record {
                     self.table.update(id, *record, gradient, rate);
                 }

@@ -45,6 +45,7 @@ pub mod histogram;
 pub mod lock;
 pub mod names;
 pub mod pod;
+mod prefetch;
 pub mod process;
 pub mod ring;
 pub mod rows;
@@ -64,6 +65,7 @@ pub use halves::{Complete, HalfShape, HalfState, Halves, HalvesView, Part};
 pub use histogram::{Distribution, Histogram};
 pub use names::{RunNames, sweep};
 pub use pod::Shareable;
+pub use prefetch::prefetch;
 pub use process::{MAX_ACTORS, ProcessKind, Role};
 pub use ring::{
     Balance, BlockInfo, Ledger, Overflow, ReadGuard, RegionView, RingReader, RingShape, RingView, RingWriter,

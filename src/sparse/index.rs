@@ -4,10 +4,14 @@
 //! offset before the key: if it dies in between, the slot is still empty. A removal moves other entries and is not safe against a
 //! death in that way: the table says beforehand that entries move, and makes the index anew from its records after a death.
 
+use crate::shm::prefetch;
 use crate::shm::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// The id that no row can have.
 pub const NO_ID: u64 = u64::MAX;
+
+/// Number of searches, or of rows, that memory is asked for ahead.
+pub const AHEAD: usize = 16;
 
 /// Keys and the records that they stand for.
 pub struct Index<'a> {
@@ -82,6 +86,20 @@ impl<'a> Index<'a> {
         let (slot, found) = self.slot(key, self.home(id))?;
         // Relaxed: ordered by the key's Acquire.
         found.then(|| self.offsets[slot].load(Ordering::Relaxed))
+    }
+
+    /// Appends the record of each id to `records`; `None` for an id that is not there.
+    ///
+    /// The slots of later ids are loaded while earlier ids are compared: one by one, each search would wait for memory.
+    pub fn find_all(&self, ids: &[u64], records: &mut Vec<Option<u32>>) {
+        records.extend(ids.iter().enumerate().map(|(i, &id)| {
+            if let Some(&later) = ids.get(i + AHEAD) {
+                let home = self.home(later);
+                prefetch(&self.keys[home]);
+                prefetch(&self.offsets[home]);
+            }
+            self.find(id)
+        }));
     }
 
     /// Adds an id that is not there; false where there is no room. Of the writer alone.
@@ -161,8 +179,11 @@ mod tests {
                         map.insert(id, step as u32);
                     }
                 }
-                for id in 0..24 {
+                let mut found = vec![];
+                index.find_all(&(0..24).collect::<Vec<u64>>(), &mut found);
+                for (id, found) in (0..24).zip(found) {
                     prop_assert_eq!(index.find(id), map.get(&id).copied());
+                    prop_assert_eq!(found, map.get(&id).copied());
                 }
             }
             let mut entries: Vec<(u64, u32)> = index.entries().collect();

@@ -6,10 +6,10 @@
 
 use crate::settings::RowOptimizer;
 use crate::shm::rows::PARAMETERS;
-use crate::shm::{RowReader, RowShape, RowWriter, ShmError, UndoLog};
+use crate::shm::{RowReader, RowShape, RowWriter, ShmError, UndoLog, prefetch};
 
 use super::changes::Changes;
-use super::index::{Index, NO_ID, mix};
+use super::index::{AHEAD, Index, NO_ID, mix};
 use super::marks::{self, LastUse};
 
 /// Half the width of the interval that first values are drawn from.
@@ -190,6 +190,29 @@ impl HostTable {
     /// The record number of an id that is there.
     pub fn find(&self, id: u64) -> Option<u32> {
         self.index().find(id)
+    }
+
+    /// Appends the record number of each id to `records`; `None` for an id that is not there.
+    pub fn find_all(&self, ids: &[u64], records: &mut Vec<Option<u32>>) {
+        self.index().find_all(ids, records);
+    }
+
+    /// The rows of records, `None` for none. Later rows are loaded while earlier ones are used.
+    pub fn rows<'a>(&'a self, records: &'a [Option<u32>]) -> impl Iterator<Item = Option<&'a [f32]>> {
+        records.iter().enumerate().map(|(i, record)| {
+            self.load_ahead(records, i);
+            record.map(|record| self.row(record))
+        })
+    }
+
+    /// Starts to load the record that is used some places after place `i`.
+    pub fn load_ahead(&self, records: &[Option<u32>], i: usize) {
+        if let Some(Some(later)) = records.get(i + AHEAD)
+            && let [first, .., last] = self.record(*later)
+        {
+            prefetch(first);
+            prefetch(last);
+        }
     }
 
     /// The record number of an id; a row at its first value is inserted where there is none. `None` where there is no room.
