@@ -17,12 +17,14 @@
 //! | [`saver`] | snapshots |
 //! | [`together`], [`overlapped`] | a rank among others: in step, and overlapped |
 //! | [`said`] | what ranks tell each other beside gradients |
+//! | [`arrivals`] | which gradients of others have arrived |
 //! | [`writer`] | the thread of rank 0 that writes rows while ranks overlap |
 //! | [`merged`] | the rows of a machine, moved along the gradients of all ranks |
 //! | [`record`] | records in `metrics.jsonl` |
 //!
 //! May import: `run`, `values`, `collective`, `sparse`, `shm`, `settings`.
 
+mod arrivals;
 mod blocks;
 pub mod dense;
 pub mod judge;

@@ -9,6 +9,7 @@
 
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
@@ -22,6 +23,7 @@ use crate::settings::KEPT_GRADIENTS;
 use crate::shm::control::STOP_LEARNING;
 use crate::shm::{Overflow, RingWriter, SampleRing};
 
+use super::arrivals::Arrivals;
 use super::progress::step_of;
 use super::said::{Said, hash};
 use super::saver::Wish;
@@ -45,6 +47,7 @@ pub struct Overlapped<'m, 'a> {
     rank: usize,
     rule: Overlap,
     segments: RankSegments,
+    arrivals: Arrivals,
     rows_out: RingWriter,
     /// Of rank 0: the thread that writes rows.
     writer: Option<Writer>,
@@ -87,6 +90,7 @@ impl<'m, 'a> Overlapped<'m, 'a> {
             rank,
             rule: Overlap::new(rank, member.settings.ranks.period),
             rows_out: segments.rows[rank].writer()?,
+            arrivals: Arrivals::new(segments.ranks()),
             segments,
             writer,
             done: 0,
@@ -160,8 +164,10 @@ impl<'m, 'a> Overlapped<'m, 'a> {
         let gradient = member.dense.gradient(member.state.parameters.len());
         let bell = member.exchange.news();
         self.segments.gradient(self.rank, self.done).publish(self.done, bytemuck::cast_slice(gradient), bell)?;
-        let global =
-            pull(&self.segments, &self.rule, member.settings.ranks.quorum, self.rank, self.before, self.done, gradient);
+        let pushed = |rank| (0..KEPT_GRADIENTS as u64).map(|i| self.segments.gradient(rank, i).version()).max();
+        let arrived = self.arrivals.look(|rank| pushed(rank).unwrap_or(0));
+        let (quorum, own) = (member.settings.ranks.quorum, (self.rank, &*gradient));
+        let global = pull(&self.segments, &self.rule, quorum, arrived, self.before..self.done, own);
         let used = self.rule.direction(gradient, global.as_ref())?;
         member.state.cursor = batch.after;
         member.state.samples += whole;
@@ -188,6 +194,7 @@ impl<'m, 'a> Overlapped<'m, 'a> {
         let mut all = [&parameters[..], &adam.first, &adam.second].concat();
         let mut heard = Vec::new();
         failpoint::reached(if member.first.is_some() { "rank.exchange" } else { "other.exchange" });
+        failpoint::reached("exchange.latency");
         member.seat.exchange(&mut all, &member.message, &mut |_, message| heard.extend(Said::decode(message)))?;
         ensure!(heard.len() == member.seat.ranks(), "a rank said nothing at the end of a period");
         Said::agree(&heard)?;
@@ -235,29 +242,26 @@ fn give_rows(member: &Member<'_>, out: &mut RingWriter, number: u64, whole: u64)
     }
 }
 
-/// The newest global gradient that has arrived and may be used, if there is one. Iterations are counted from 1 over all periods there;
-/// `before` of them were before this period, `done` is the one whose own gradient is at hand.
+/// The newest global gradient that may be used, if there is one, where the iterations up to `arrived` of each rank have arrived.
+/// Iterations are counted from 1 over all periods there: this period's are those behind `iterations.start`. The last one of `iterations`
+/// is the one whose gradient this rank has at hand, `own`.
 fn pull(
     segments: &RankSegments,
     rule: &Overlap,
     quorum: usize,
-    rank: usize,
-    before: u64,
-    done: u64,
-    own: &[f32],
+    arrived: &[u64],
+    iterations: Range<u64>,
+    (rank, own): (usize, &[f32]),
 ) -> Option<Global> {
     let ranks = segments.ranks();
     let quorum = if quorum == 0 { ranks } else { quorum.min(ranks) };
     let (period, _) = rule.position();
+    let Range { start: before, end: done } = iterations;
     // Of each rank the newest iterations of this period that are kept, counted within it.
     let kept = KEPT_GRADIENTS as u64;
     let within = |number: u64| number.max(before) - before;
-    let mut given: Vec<_> = (0..ranks)
-        .map(|rank| {
-            let newest = (0..kept).map(|i| segments.gradient(rank, i).version()).max().unwrap_or(0);
-            within(newest.saturating_sub(kept))..within(newest.min(done))
-        })
-        .collect();
+    let mut given: Vec<_> =
+        arrived.iter().map(|&newest| within(newest.saturating_sub(kept))..within(newest.min(done))).collect();
     let mut words = Vec::new();
     'next: loop {
         let (iteration, members) = choose(&given, quorum, |iteration| rule.may_use(period, iteration))?;

@@ -322,6 +322,7 @@ impl Member<'_> {
         let mut failed = None;
         let gradient = self.dense.gradient(self.state.parameters.len());
         failpoint::reached(if rows.is_some() { "rank.exchange" } else { "other.exchange" });
+        failpoint::reached("exchange.latency");
         self.seat.exchange(gradient, &self.message, &mut |rank, message| {
             let Some(said) = Said::decode(message) else {
                 failed.get_or_insert_with(|| anyhow::anyhow!("rank {rank} gave {} bytes", message.len()));

@@ -103,6 +103,7 @@ impl Work {
     fn run(&mut self, shared: &Shared) -> anyhow::Result<()> {
         for iteration in 1.. {
             let Some(whole) = self.collect(iteration, shared)? else { return Ok(()) };
+            failpoint::reached("exchange.latency");
             self.state.samples += whole;
             let (step, _) = step_of(&self.settings, &self.prepared, &self.state);
             let mut rows = self.rows.lock().expect("whoever reads the table works");

@@ -1,16 +1,18 @@
-//! Points at which a test can make a process die or fail.
+//! Points at which a test can make a process die, fail or wait.
 //!
 //! `ADMIX_FAILPOINT=NAME@COUNT=ACTION` takes effect when a process reaches the named point for the `COUNT`th time: `kill` ends the process
-//! as SIGKILL does, `fail` makes the operation fail with an error, if it can. Several are separated by commas. If the variable is unset, a
-//! point costs one look at an empty list.
+//! as SIGKILL does, `fail` makes the operation fail with an error, if it can, and `5ms` makes it wait for 5 ms, this time and every time
+//! after. Several are separated by commas. If the variable is unset, a point costs one look at an empty list.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Action {
     Kill,
     Fail,
+    Wait(Duration),
 }
 
 #[derive(Debug)]
@@ -39,11 +41,12 @@ fn parse(text: &str) -> Failpoint {
         let action = match action {
             "kill" => Action::Kill,
             "fail" => Action::Fail,
-            _ => return None,
+            _ => Action::Wait(Duration::from_millis(action.strip_suffix("ms")?.parse().ok()?)),
         };
         Some((name, at.parse().ok().filter(|at| *at > 0)?, action))
     });
-    let (name, at, action) = parts.unwrap_or_else(|| panic!("ADMIX_FAILPOINT: `{text}` is not NAME@COUNT=kill|fail"));
+    let (name, at, action) =
+        parts.unwrap_or_else(|| panic!("ADMIX_FAILPOINT: `{text}` is not NAME@COUNT=kill|fail|..ms"));
     Failpoint { name: name.to_owned(), at, action, reached: AtomicU64::new(0) }
 }
 
@@ -52,10 +55,12 @@ pub fn reached(name: &str) -> bool {
     let mut fails = false;
     for point in points().iter().filter(|point| point.name == name) {
         // Relaxed: an independent counter.
-        if point.reached.fetch_add(1, Ordering::Relaxed) + 1 != point.at {
+        let times = point.reached.fetch_add(1, Ordering::Relaxed) + 1;
+        if times < point.at || times > point.at && !matches!(point.action, Action::Wait(_)) {
             continue;
         }
         match point.action {
+            Action::Wait(time) => std::thread::sleep(time),
             Action::Kill => {
                 let _ = nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::Signal::SIGKILL);
             }
@@ -63,6 +68,14 @@ pub fn reached(name: &str) -> bool {
         }
     }
     fails
+}
+
+/// Returns how long the point `name` makes a process wait: for points at which nobody waits and something arrives that much later.
+pub fn wait_at(name: &str) -> Option<Duration> {
+    points().iter().find(|point| point.name == name).and_then(|point| match point.action {
+        Action::Wait(time) => Some(time),
+        _ => None,
+    })
 }
 
 #[cfg(test)]
@@ -73,7 +86,8 @@ mod tests {
     fn what_is_no_failpoint_is_refused() {
         let point = parse("checkpoint.rename@3=kill");
         assert_eq!((point.name.as_str(), point.at, point.action), ("checkpoint.rename", 3, Action::Kill));
-        for bad in ["x", "x@1", "x@0=kill", "x@1=panic", "@=kill"] {
+        assert_eq!(parse("exchange.latency@1=5ms").action, Action::Wait(Duration::from_millis(5)));
+        for bad in ["x", "x@1", "x@0=kill", "x@1=panic", "@=kill", "x@1=5", "x@1=ms"] {
             assert!(std::panic::catch_unwind(|| parse(bad)).is_err(), "{bad}");
         }
     }
