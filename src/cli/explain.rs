@@ -10,11 +10,11 @@ use crate::explain;
 use crate::plan::Plan;
 use crate::policy::baselines;
 use crate::run::context::compile_options;
-use crate::values::Told;
 
 use super::exit::{Exit, UsageError};
 use super::output::{print_json, print_text};
 use super::replayed::Replayed;
+use super::told::ToldArguments;
 
 #[derive(Debug, Args)]
 #[command(
@@ -37,6 +37,8 @@ pub struct Explain {
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
     #[command(flatten)]
+    told: ToldArguments,
+    #[command(flatten)]
     replayed: Replayed,
     /// Print one JSON object
     #[arg(long)]
@@ -54,7 +56,8 @@ impl Explain {
             None => entries[0].policy.plan().clone(),
         };
         let settings = self.replayed.settings();
-        let day = TestDay::open(&self.log, compile_options(&settings), (&Told::Logged, Judge::Logged), None)?;
+        let told = self.told.resolve(&settings.data)?;
+        let day = TestDay::open(&self.log, compile_options(&settings), (&told, Judge::Logged), None)?;
         let names = baselines::NAMES.map(String::from);
         let found = explain::explain(&day, self.request, &entries, &plan, &names, &settings).map_err(usage)?;
         if self.json {

@@ -73,6 +73,8 @@ pub struct View {
 #[derive(Debug, Clone, Serialize)]
 pub struct Explanation {
     pub log: String,
+    /// The values that the policies are told.
+    pub told: String,
     pub request_id: u64,
     /// Milliseconds from midnight.
     pub offset_ms: u64,
@@ -176,6 +178,7 @@ pub fn explain(
     }
     Ok(Explanation {
         log: day.log().name().to_owned(),
+        told: day.told().to_string(),
         request_id,
         offset_ms: request.ts_ms - day.log().day().start_ms,
         slot_id: request.slot_id,

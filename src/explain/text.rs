@@ -8,7 +8,7 @@ use super::{Candidate, Explanation};
 pub fn render(e: &Explanation) -> String {
     let seconds = e.offset_ms / 1000;
     let mut text = format!(
-        "request {} of {} at {:02}:{:02}:{:02}, slot {}, region {}, gender {}, age {}\n",
+        "request {} of {} at {:02}:{:02}:{:02}, slot {}, region {}, gender {}, age {}, at {} values\n",
         e.request_id,
         e.log,
         seconds / 3600,
@@ -17,7 +17,8 @@ pub fn render(e: &Explanation) -> String {
         e.slot_id,
         e.region,
         e.gender,
-        e.age
+        e.age,
+        e.told
     );
     let Some((first, others)) = e.views.split_first() else { return text };
     let _ = writeln!(text, "\n{} (eCPM units; the best auction ad is worth {:.1}):\n", first.policy, first.price);

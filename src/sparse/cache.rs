@@ -20,17 +20,14 @@
 //!
 //! On the CPU an arena is plain memory; the rules are the same for one on a GPU.
 
-use std::collections::VecDeque;
+#[path = "cache/arena.rs"]
+mod arena;
 
 use serde::Serialize;
 
-use super::index::{IdMap, mix};
+use super::index::mix;
 use super::table::{HostTable, TableShape};
-
-/// One place in so many is for rows that one batch alone has asked for.
-const YOUNG_SHARE: usize = 10;
-/// Old entries that an arena's queue of victims may hold beside two for each place.
-const QUEUE_SLACK: usize = 1024;
+use arena::{Arena, Place};
 
 /// What the cache has done so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -61,42 +58,6 @@ pub enum CacheError {
 
 /// The place of an id that is not on the devices.
 const ABSENT: u32 = u32::MAX;
-
-/// The memory of one device, in places of one record each.
-struct Arena {
-    /// Words of all places.
-    words: Vec<u32>,
-    places: Vec<Place>,
-    resident: IdMap<u32>,
-    free: Vec<u32>,
-    /// Places by when they were asked for, of rows that one batch has asked for and of the others. An entry whose stamp is not its
-    /// place's any more is old.
-    queues: [VecDeque<(u32, u64)>; 2],
-    /// Rows that one batch alone has asked for since they came.
-    young: usize,
-    /// Places with pins.
-    pinned: usize,
-    /// Places kept for ids of prefetched batches that had no row.
-    reserved: usize,
-    #[cfg(test)]
-    evicts_pinned: bool,
-}
-
-#[derive(Debug, Clone, Copy, Default)]
-struct Place {
-    id: u64,
-    /// The row's record in the host table, where it stays.
-    record: u32,
-    /// Batches in flight or prefetched that need the row.
-    pins: u32,
-    dirty: bool,
-    /// Number of the prefetch that asked for it last; 0 = none yet.
-    stamp: u64,
-    /// More than one has asked for it since it came.
-    again: bool,
-    /// The table has freed the row while batches had it pinned.
-    gone: bool,
-}
 
 /// A batch's rows on the devices, from its prefetch to its release.
 #[derive(Debug, PartialEq, Eq)]
@@ -131,19 +92,7 @@ impl Cache {
     pub fn new(shape: TableShape, rows: usize, devices: usize) -> Self {
         let capacity = rows.div_ceil(devices);
         assert!(devices > 0 && capacity > 0 && u32::try_from(capacity).is_ok(), "{rows} rows on {devices} devices");
-        let arena = || Arena {
-            words: vec![0; capacity * shape.words()],
-            places: vec![Place::default(); capacity],
-            resident: IdMap::with_capacity_and_hasher(capacity, Default::default()),
-            free: (0..capacity as u32).rev().collect(),
-            queues: Default::default(),
-            young: 0,
-            pinned: 0,
-            reserved: 0,
-            #[cfg(test)]
-            evicts_pinned: false,
-        };
-        let arenas = (0..devices).map(|_| arena()).collect();
+        let arenas = (0..devices).map(|_| Arena::new(capacity, shape.words())).collect();
         Self {
             shape,
             arenas,
@@ -407,74 +356,6 @@ impl Cache {
                 }
             }
         }
-    }
-}
-
-impl Arena {
-    fn record(&self, place: u32, words: usize) -> &[u32] {
-        &self.words[place as usize * words..][..words]
-    }
-
-    fn record_mut(&mut self, place: u32, words: usize) -> &mut [u32] {
-        &mut self.words[place as usize * words..][..words]
-    }
-
-    fn pin(&mut self, number: u32, stamp: u64) {
-        let place = &mut self.places[number as usize];
-        self.pinned += usize::from(place.pins == 0);
-        place.pins += 1;
-        if place.stamp == 0 {
-            self.young += 1;
-        } else if !std::mem::replace(&mut place.again, true) {
-            self.young -= 1;
-        }
-        place.stamp = stamp;
-    }
-
-    fn unpin(&mut self, number: u32) {
-        let place = &mut self.places[number as usize];
-        place.pins -= 1;
-        if place.pins == 0 {
-            self.pinned -= 1;
-            if place.gone {
-                *place = Place::default();
-                self.free.push(number);
-                return;
-            }
-            // Where it can be found as a victim; until now it could not be one.
-            let queue = &mut self.queues[usize::from(place.again)];
-            queue.push_back((number, place.stamp));
-            if queue.len() > 2 * self.places.len() + QUEUE_SLACK {
-                let places = &self.places;
-                queue.retain(|&(number, stamp)| {
-                    let place = &places[number as usize];
-                    place.pins == 0 && place.stamp == stamp
-                });
-            }
-        }
-    }
-
-    /// The unpinned place whose row is missed the least. Room was checked: there is one.
-    fn victim(&mut self) -> u32 {
-        let young_first = self.young > self.places.len() / YOUNG_SHARE;
-        let order = if young_first { [0, 1] } else { [1, 0] };
-        order.into_iter().find_map(|queue| self.oldest(queue)).expect("an unpinned place")
-    }
-
-    /// The unpinned place of a queue that was asked for the longest ago.
-    fn oldest(&mut self, queue: usize) -> Option<u32> {
-        while let Some((number, stamp)) = self.queues[queue].pop_front() {
-            #[cfg(test)]
-            if self.evicts_pinned {
-                return Some(number);
-            }
-            // Else pinned or asked for again since it was queued: it stands further back, or will.
-            let place = &self.places[number as usize];
-            if place.pins == 0 && place.stamp == stamp {
-                return Some(number);
-            }
-        }
-        None
     }
 }
 

@@ -13,6 +13,7 @@
 //! | [`table`] | [`HostTable`], the rows of a machine, with its one writer; [`TableView`] of other ranks |
 //! | [`admission`] | [`Admission`], which ids get a row and whose row gives way for it |
 //! | [`marks`], [`oldest`], [`sightings`] | when a row was used last; which one that is the longest ago; how often ids without a row were seen |
+//! | `shape`, `rollback` | what a row is at first and how it is updated; a table's return to a snapshot |
 //! | [`changes`] | which rows have changed since the newest snapshot |
 //! | [`lookup`] | [`Lookup`], the unique ids of a batch and where each of its ids stands among them |
 //! | [`cache`] | [`Cache`], the rows that devices hold: prefetch, pins, eviction with write-back |
@@ -32,6 +33,8 @@ pub mod marks;
 pub mod merge;
 pub mod oldest;
 pub mod optimiser;
+mod rollback;
+mod shape;
 pub mod sightings;
 pub mod table;
 

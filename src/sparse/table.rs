@@ -4,34 +4,13 @@
 //! that the row has seen; where rows may go again, a mark stands behind it ([`super::marks`]). The first value of a row follows from
 //! seed and id, so an absent id reads as what would be inserted.
 
-use crate::settings::RowOptimizer;
-use crate::shm::rows::PARAMETERS;
-use crate::shm::{RowReader, RowShape, RowWriter, ShmError, UndoLog, prefetch};
+use crate::shm::{RowReader, RowWriter, ShmError, UndoLog, prefetch};
 
 use super::changes::Changes;
-use super::index::{AHEAD, Index, NO_ID, mix};
+use super::index::{AHEAD, Index, NO_ID};
 use super::marks::{self, LastUse};
 
-/// Half the width of the interval that first values are drawn from.
-const FIRST_SPREAD: f32 = 0.05;
-/// Elements at the front of a row whose first value is 0: the weights that reach the heads directly.
-pub const DIRECT: usize = 2;
-/// Slots of the index per row of the table, in fifths: searches stay short up to the last row.
-const SLOTS_IN_FIFTHS: usize = 6;
-
-/// What a table holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TableShape {
-    /// Floats of a row.
-    pub dim: usize,
-    pub optimizer: RowOptimizer,
-    /// Rows that there is room for.
-    pub max_rows: usize,
-    /// Seed of the first values.
-    pub seed: u64,
-    /// Whether each row carries a mark of its last use.
-    pub marks: bool,
-}
+pub use super::shape::{DIRECT, TableShape};
 
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
@@ -47,83 +26,14 @@ pub enum TableError {
     Memory(#[from] ShmError),
 }
 
-impl TableShape {
-    /// Words of a record: row, state, version.
-    pub fn words(&self) -> usize {
-        self.floats() + 1
-    }
-
-    /// Floats of a record: row and state.
-    pub fn floats(&self) -> usize {
-        self.dim + self.optimizer.state_floats(self.dim)
-    }
-
-    /// Words of a record in memory: with its mark, where rows carry one.
-    pub fn stored_words(&self) -> usize {
-        self.words() + if self.marks { marks::WORDS } else { 0 }
-    }
-
-    /// Words of a record in files: without the id of its mark.
-    pub fn file_words(&self) -> usize {
-        self.words() + if self.marks { marks::FILE_WORDS } else { 0 }
-    }
-
-    fn memory(&self) -> RowShape {
-        let slots = (self.max_rows * SLOTS_IN_FIFTHS).div_ceil(5) + 1;
-        RowShape { words: self.stored_words(), records: self.max_rows, slots }
-    }
-
-    /// How much of `/dev/shm` such a table takes.
-    pub fn footprint(&self) -> u64 {
-        RowWriter::footprint(self.memory())
-    }
-
-    fn parameters(&self) -> [u64; PARAMETERS] {
-        let mut parameters = [0; PARAMETERS];
-        parameters[..5].copy_from_slice(&[
-            self.dim as u64,
-            self.optimizer.code().into(),
-            self.max_rows as u64,
-            self.seed,
-            self.marks.into(),
-        ]);
-        parameters
-    }
-
-    fn of_parameters(parameters: [u64; PARAMETERS]) -> Option<Self> {
-        let [dim, optimizer, max_rows, seed, marks, ..] = parameters;
-        let optimizer = RowOptimizer::of_code(u32::try_from(optimizer).ok()?)?;
-        Some(Self { dim: dim as usize, optimizer, max_rows: max_rows as usize, seed, marks: marks != 0 })
-    }
-
-    /// Writes the first value of an id's row into a record: it follows from seed and id alone.
-    pub fn first_value(&self, id: u64, record: &mut [u32]) {
-        record.fill(0);
-        let mut state = mix(self.seed ^ mix(id));
-        for word in &mut record[DIRECT.min(self.dim)..self.dim] {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let unit = (mix(state) >> 40) as f32 / (1u64 << 24) as f32;
-            *word = ((2.0 * unit - 1.0) * FIRST_SPREAD).to_bits();
-        }
-    }
-
-    /// Applies a gradient to a record and counts it.
-    pub fn update(&self, record: &mut [u32], gradient: &[f32], rate: f32) {
-        let (version, floats) = record.split_last_mut().expect("a version");
-        let (row, state) = bytemuck::cast_slice_mut::<u32, f32>(floats).split_at_mut(self.dim);
-        *version = version.saturating_add(1);
-        self.optimizer.apply(rate, row, state, gradient, *version);
-    }
-}
-
 fn contradiction(name: &str) -> ShmError {
     ShmError::WrongLayout { name: name.into(), what: "table of", expected: 0, found: 0 }
 }
 
 /// The table with its writing role.
 pub struct HostTable {
-    rows: RowWriter,
-    shape: TableShape,
+    pub(super) rows: RowWriter,
+    pub(super) shape: TableShape,
     /// Where changes since the newest snapshot are noted, if anywhere.
     changes: Option<Changes>,
     /// Number of the newest use of a row.
@@ -159,7 +69,7 @@ impl HostTable {
         Ok(table)
     }
 
-    fn find_uses(&mut self) {
+    pub(super) fn find_uses(&mut self) {
         if self.shape.marks {
             self.uses = (0..self.len() as u32).map(|record| self.last_use(record).number).max().unwrap_or(0);
         }
@@ -183,7 +93,7 @@ impl HostTable {
         self.rows.is_empty()
     }
 
-    fn index(&self) -> Index<'_> {
+    pub(super) fn index(&self) -> Index<'_> {
         Index::new(self.rows.keys(), self.rows.offsets())
     }
 
@@ -391,68 +301,6 @@ impl HostTable {
         }
     }
 
-    /// Returns the table to snapshot `number`, from what a writer that died has noted; returns how many rows were put back. `None`, and
-    /// nothing has changed, where the log goes back to another snapshot.
-    pub fn roll_back(&mut self, log: &UndoLog, number: u64) -> Option<usize> {
-        let since = log.since();
-        let logs = match since {
-            _ if since == number => vec![number],
-            _ if since == number + 1 => vec![since, number],
-            // It was about to begin the log, and has changed nothing since the snapshot.
-            _ if since + 1 == number => vec![],
-            _ => return None,
-        };
-        if self.rows.is_moving() {
-            self.make_index();
-        }
-        let restored = logs.into_iter().map(|since| self.undo(log, since)).sum();
-        self.rows.set_len(self.rows.used());
-        self.find_uses();
-        Some(restored)
-    }
-
-    /// Makes the index anew from the marks of all records.
-    fn make_index(&mut self) {
-        self.index().clear();
-        for record in 0..self.rows.used() as u32 {
-            let id = self.owner(record);
-            // The writer died in the midst of a replacement; nobody has two records otherwise.
-            if self.find(id).is_none() {
-                assert!(self.index().insert(id, record), "the index has more slots than the table rows");
-            }
-        }
-        self.rows.set_moving(false);
-    }
-
-    /// Undoes what one log holds; returns the number of its entries.
-    fn undo(&mut self, log: &UndoLog, since: u64) -> usize {
-        // A row may have moved from one record to another: all of them leave the index before any comes back.
-        for undo in log.entries(since).filter(|undo| undo.inserted || self.shape.marks) {
-            let owner = if self.shape.marks && (undo.record as usize) < self.rows.used() {
-                self.owner(undo.record)
-            } else {
-                undo.id
-            };
-            if self.find(owner) == Some(undo.record) {
-                self.index().remove(owner);
-            }
-        }
-        let (mut count, mut used) = (0, self.rows.used());
-        for undo in log.entries(since) {
-            count += 1;
-            if undo.inserted {
-                used = used.min(undo.record as usize);
-                continue;
-            }
-            self.rows.record_mut(undo.record).copy_from_slice(undo.words);
-            if self.shape.marks {
-                assert!(self.index().insert(undo.id, undo.record), "the index has more slots than the table rows");
-            }
-        }
-        self.rows.take_back(used);
-        count
-    }
-
     /// Every id with its record number, ids ascending: the order of files.
     pub fn sorted(&self) -> Vec<(u64, u32)> {
         let mut entries: Vec<(u64, u32)> = self.index().entries().collect();
@@ -493,7 +341,9 @@ impl TableView {
 
 #[cfg(test)]
 mod tests {
+    use super::super::shape::FIRST_SPREAD;
     use super::*;
+    use crate::settings::RowOptimizer;
 
     const SHAPE: TableShape =
         TableShape { dim: 4, optimizer: RowOptimizer::RowwiseAdagrad, max_rows: 3, seed: 5, marks: false };

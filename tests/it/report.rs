@@ -1,11 +1,13 @@
 //! What a run leaves to be looked at: the page, and the screen of `watch`.
 
+use std::path::Path;
 use std::process::{Command, Output};
 
 use crate::harness::*;
 use crate::support::python;
+use crate::{decisions, values};
 
-fn watch(dir: &std::path::Path) -> Output {
+fn watch(dir: &Path) -> Output {
     Command::new(PROGRAM).arg("watch").arg(dir).arg("--once").output().unwrap()
 }
 
@@ -198,4 +200,32 @@ fn a_decision_is_explained_as_it_was_taken() {
         .output()
         .unwrap();
     assert_eq!(missing.status.code(), Some(2));
+}
+
+#[test]
+fn a_decision_at_the_values_of_a_model_is_explained_at_them() {
+    let out = tempfile::tempdir().unwrap();
+    let days = decisions::synth(out.path(), values::WORLD, 3);
+    let plan = decisions::plan(out.path(), &days[..1]);
+    let policy = decisions::policies(out.path(), &plan, &days[0]).remove(0);
+    let (name, day, ratios) = (policy.file_stem().unwrap().to_str().unwrap(), &days[2], out.path().join("ratios"));
+    let output = |arguments: &[&str], more: &[&Path]| {
+        let output = Command::new(PROGRAM).args(arguments).args(more).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    output(&["values", "ratios", "--log"], &[&days[0], Path::new("--out"), &ratios]);
+    let of_day: [&Path; 6] = [Path::new("--policy"), &policy, Path::new("--log"), day, Path::new("--values"), &ratios];
+    output(&["eval", "--json"], &[&of_day[..], &[Path::new("--decisions"), out.path()]].concat());
+    let decided = out.path().join(format!("day-2/decisions.{name}.tsv"));
+    let decided = std::fs::read_to_string(decided).unwrap();
+    for row in decided.lines().rev().take(3).map(|line| line.split('\t').collect::<Vec<_>>()) {
+        let explained = |more: &[&Path]| -> serde_json::Value {
+            serde_json::from_str(&output(&["explain", "--json", "--request", row[0]], more)).unwrap()
+        };
+        let [corrected, logged] = [&of_day[..], &of_day[..4]].map(explained);
+        assert_eq!(corrected["views"][0]["candidates"][0]["ad_id"].to_string(), row[1]);
+        assert!(corrected["told"].as_str().unwrap().starts_with("values:") && logged["told"] == "logged");
+        assert!(corrected["views"][0]["price"] != logged["views"][0]["price"], "the values change nothing");
+    }
 }

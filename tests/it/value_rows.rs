@@ -76,7 +76,7 @@ fn rows_come_and_go_in_the_same_way_whatever_is_ahead_and_whoever_dies() {
     }
     // From disk: base and deltas hold what was dropped and what was counted.
     let sets = [&LIMITED[..], &["checkpoint.every_s=0.001", "watchdog.max_restarts=0"]].concat();
-    said(scene.command("cut", &sets).env("ADMIX_FAILPOINT", "rank.update@150=kill"), 1);
+    said(scene.command("cut", &sets).env("ADMIX_FAILPOINT", "rank.update@150=kill"), 20);
     assert!(scene.folder.path().join("cut/checkpoints").read_dir().unwrap().count() > 0);
     said(scene.command("cut", &sets).arg("--resume"), 0);
     assert!(plain == model(&scene.folder.path().join("cut")), "cut");

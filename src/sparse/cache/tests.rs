@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::{TestCaseError, TestRunner};
 
+use super::arena::QUEUE_SLACK;
 use super::*;
 use crate::settings::RowOptimizer;
 use crate::sparse::Lookup;

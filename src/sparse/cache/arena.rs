@@ -1,0 +1,130 @@
+//! The memory of one device: places of one record each, what they hold, and which of them gives its place next.
+
+use std::collections::VecDeque;
+
+use crate::sparse::index::IdMap;
+
+/// One place in so many is for rows that one batch alone has asked for.
+const YOUNG_SHARE: usize = 10;
+/// Old entries that an arena's queue of victims may hold beside two for each place.
+pub(super) const QUEUE_SLACK: usize = 1024;
+
+/// The memory of one device, in places of one record each.
+pub(super) struct Arena {
+    /// Words of all places.
+    pub(super) words: Vec<u32>,
+    pub(super) places: Vec<Place>,
+    pub(super) resident: IdMap<u32>,
+    pub(super) free: Vec<u32>,
+    /// Places by when they were asked for, of rows that one batch has asked for and of the others. An entry whose stamp is not its
+    /// place's any more is old.
+    pub(super) queues: [VecDeque<(u32, u64)>; 2],
+    /// Rows that one batch alone has asked for since they came.
+    pub(super) young: usize,
+    /// Places with pins.
+    pub(super) pinned: usize,
+    /// Places kept for ids of prefetched batches that had no row.
+    pub(super) reserved: usize,
+    #[cfg(test)]
+    pub(super) evicts_pinned: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Place {
+    pub(super) id: u64,
+    /// The row's record in the host table, where it stays.
+    pub(super) record: u32,
+    /// Batches in flight or prefetched that need the row.
+    pub(super) pins: u32,
+    pub(super) dirty: bool,
+    /// Number of the prefetch that asked for it last; 0 = none yet.
+    pub(super) stamp: u64,
+    /// More than one has asked for it since it came.
+    pub(super) again: bool,
+    /// The table has freed the row while batches had it pinned.
+    pub(super) gone: bool,
+}
+
+impl Arena {
+    /// Memory for so many records of so many words.
+    pub(super) fn new(capacity: usize, words: usize) -> Self {
+        Self {
+            words: vec![0; capacity * words],
+            places: vec![Place::default(); capacity],
+            resident: IdMap::with_capacity_and_hasher(capacity, Default::default()),
+            free: (0..capacity as u32).rev().collect(),
+            queues: Default::default(),
+            young: 0,
+            pinned: 0,
+            reserved: 0,
+            #[cfg(test)]
+            evicts_pinned: false,
+        }
+    }
+
+    pub(super) fn record(&self, place: u32, words: usize) -> &[u32] {
+        &self.words[place as usize * words..][..words]
+    }
+
+    pub(super) fn record_mut(&mut self, place: u32, words: usize) -> &mut [u32] {
+        &mut self.words[place as usize * words..][..words]
+    }
+
+    pub(super) fn pin(&mut self, number: u32, stamp: u64) {
+        let place = &mut self.places[number as usize];
+        self.pinned += usize::from(place.pins == 0);
+        place.pins += 1;
+        if place.stamp == 0 {
+            self.young += 1;
+        } else if !std::mem::replace(&mut place.again, true) {
+            self.young -= 1;
+        }
+        place.stamp = stamp;
+    }
+
+    pub(super) fn unpin(&mut self, number: u32) {
+        let place = &mut self.places[number as usize];
+        place.pins -= 1;
+        if place.pins == 0 {
+            self.pinned -= 1;
+            if place.gone {
+                *place = Place::default();
+                self.free.push(number);
+                return;
+            }
+            // Where it can be found as a victim; until now it could not be one.
+            let queue = &mut self.queues[usize::from(place.again)];
+            queue.push_back((number, place.stamp));
+            if queue.len() > 2 * self.places.len() + QUEUE_SLACK {
+                let places = &self.places;
+                queue.retain(|&(number, stamp)| {
+                    let place = &places[number as usize];
+                    place.pins == 0 && place.stamp == stamp
+                });
+            }
+        }
+    }
+
+    /// The unpinned place whose row is missed the least. Room was checked: there is one.
+    pub(super) fn victim(&mut self) -> u32 {
+        let young_first = self.young > self.places.len() / YOUNG_SHARE;
+        let order = if young_first { [0, 1] } else { [1, 0] };
+        order.into_iter().find_map(|queue| self.oldest(queue)).expect("an unpinned place")
+    }
+
+    /// The unpinned place of a queue that was asked for the longest ago.
+    fn oldest(&mut self, queue: usize) -> Option<u32> {
+        while let Some((number, stamp)) = self.queues[queue].pop_front() {
+            #[cfg(test)]
+            if self.evicts_pinned {
+                return Some(number);
+            }
+            // Else pinned or asked for again since it was queued: it stands further back, or will.
+            let place = &self.places[number as usize];
+            if place.pins == 0 && place.stamp == stamp {
+                return Some(number);
+            }
+        }
+        None
+    }
+}
