@@ -171,7 +171,8 @@ fn hours(curve: &[f32]) -> String {
 fn over_booked(text: &mut String, day: &ServedDay) {
     let short = day.over_booked();
     if short.is_empty() {
-        text.push_str("\nNo contract is over-booked: under the forecast all demands can be met together.\n");
+        text.push_str("\nNo contract is over-booked: under the forecast all demands can be met together. Whether that pays is another question: a contract\n\
+             whose price is near its penalty (1.000) may be left short, because auction ads earn more.\n");
         return;
     }
     let impressions: f64 = short.iter().map(|(_, a)| a.unavoidable_shortage).sum();

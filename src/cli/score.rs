@@ -98,9 +98,11 @@ impl Served {
             None => Told::Logged,
         };
         if let Some(trained) = ServedPolicy::trained_at(&self.policy).filter(|trained| *trained != told.to_string()) {
-            tracing::warn!(
-                "the policy was trained at other values ({trained}) than it is told now ({told}); --values RUN_DIR tells it a model's"
-            );
+            let remedy = match self.values {
+                Some(_) => "train with the same data.values, or leave --values out",
+                None => "--values RUN_DIR tells it a model's",
+            };
+            tracing::warn!("the policy was trained at other values ({trained}) than it is told now ({told}); {remedy}");
         }
         Ok(match told {
             Told::Model(model) => Some(model),
@@ -195,7 +197,15 @@ impl Score {
         let skipped: u64 = report.bad.values().sum();
         if skipped > 0 {
             let reasons: Vec<String> = report.bad.iter().map(|(reason, n)| format!("{n} {reason}")).collect();
-            tracing::warn!("{skipped} of {} lines were skipped: {}", report.lines, reasons.join(", "));
+            let skipped = format!("{skipped} of {} lines were skipped: {}", report.lines, reasons.join(", "));
+            if report.decided == 0 {
+                let hint = match report.bad.contains_key("outside_day") {
+                    true => "; --day FILE names the day.toml with the date and UTC offset of the day to serve",
+                    false => "",
+                };
+                return Err(UsageError(format!("no request was decided: {skipped}{hint}")).into());
+            }
+            tracing::warn!("{skipped}");
         }
         tracing::info!("{} requests decided, {} candidates scored", report.decided, report.candidates);
         Ok(Exit::Done)

@@ -228,6 +228,14 @@ impl Train {
             result => result?,
         };
         say!("{}", summary(&outcome));
+        let head_start = settings.head_start();
+        if head_start > 0 && outcome.updates <= head_start {
+            say!(
+                "the actor has not learned yet: training ended after {} updates, and the critic learns alone for {head_start} \
+                 (learner.critic_head_start); give a larger budget",
+                outcome.updates
+            );
+        }
         if outcome.reason == ExitReason::Interrupted {
             say!("interrupted; the best policy so far is {}", directory.best().display());
             if outcome.checkpoints.is_some_and(|c| c.snapshots > 0) {

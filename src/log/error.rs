@@ -49,7 +49,7 @@ pub enum LogError {
     RepeatedColumn { path: PathBuf, column: String },
     #[error("{path}: line {line}, column `{column}`: `{value}`: {rule}", path = path.display(), column = bad.column, value = bad.value, rule = bad.rule)]
     BadRow { path: PathBuf, line: u64, bad: BadValue },
-    #[error("{path}: {bad} of {rows} rows are bad, more than --max-bad-share {max} allows; the first: {first}. They are listed in {quarantine}: mend them, or raise --max-bad-share", path = path.display(), quarantine = quarantine.display())]
+    #[error("{path}: {bad} of {rows} rows are bad, more than --max-bad-share {max} allows; the first: {first}. They are listed in {quarantine}: mend them, or raise --max-bad-share where that many may be missing", path = path.display(), quarantine = quarantine.display())]
     TooManyBad { path: PathBuf, bad: u64, rows: u64, max: f64, first: String, quarantine: PathBuf },
     #[error("{dir}: the compiled log can be neither written nor held: {cause}. Make room where {dir}/.admix lies, or set XDG_CACHE_HOME to a folder that has it", dir = dir.display())]
     NotKept { dir: PathBuf, cause: std::io::Error },

@@ -83,6 +83,8 @@ pub struct ExposureReport {
     pub requests_without: u64,
     /// Feedback delay over all good rows; `null` without any.
     pub feedback_delay: Option<FeedbackDelay>,
+    /// Charges beside predictions, over the auction ads that the log knows on their requests; `null` without any.
+    pub charges: Option<Charges>,
     /// Calibration over all good rows: tenths by predicted click probability, lowest first; fewer where there are fewer rows.
     pub calibration: Vec<Decile>,
 }
@@ -96,6 +98,17 @@ pub struct FeedbackDelay {
     pub max_s: f64,
     /// Rows that arrived before their request because clocks disagree. They count as a delay of 0.
     pub early: u64,
+}
+
+/// Sums over exposures of auction ads, minor units.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Charges {
+    pub exposures: u64,
+    pub charged: f64,
+    /// Worth by the eCPM of the track log.
+    pub predicted: f64,
+    /// Worth by the eCPM of the exposures themselves.
+    pub stated: f64,
 }
 
 /// A tenth of the exposures.
@@ -123,6 +136,7 @@ pub fn join(path: &Path, log: &CompiledLog) -> Result<Exposures> {
     let mut report = ExposureReport::default();
     let mut first_bad = None;
     let mut early = 0;
+    let mut charges = Charges::default();
     while table.read(&mut row)? {
         report.rows += 1;
         let exposure = match parse(&row) {
@@ -144,6 +158,15 @@ pub fn join(path: &Path, log: &CompiledLog) -> Result<Exposures> {
                 exposed[i] = true;
                 if allowed(log, i, exposure.ad_id, exposure.ad_type) {
                     shown[i] = Some((exposure.ad_id, exposure.ad_type));
+                    let auctions = log.auctions(&log.requests()[i]);
+                    if let Some(ad) = auctions.iter().find(|a| a.ad_id == exposure.ad_id)
+                        && exposure.ad_type == AdType::Auction
+                    {
+                        charges.exposures += 1;
+                        charges.charged += exposure.charge;
+                        charges.predicted += ad.worth();
+                        charges.stated += exposure.ecpm / 1000.0;
+                    }
                 } else {
                     report.not_allowed += 1;
                 }
@@ -153,6 +176,7 @@ pub fn join(path: &Path, log: &CompiledLog) -> Result<Exposures> {
     report.requests_without = exposed.iter().filter(|e| !**e).count() as u64;
     report.feedback_delay = feedback_delay(delays, early);
     report.calibration = calibration(predictions);
+    report.charges = Some(charges).filter(|charges| charges.exposures > 0);
     Ok(Exposures { shown, report, first_bad })
 }
 

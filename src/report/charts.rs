@@ -40,14 +40,17 @@ pub fn learning(page: &mut String, report: &RunReport, around: &Surroundings) {
     if let Some(&at) = points.iter().find(|p| p.0 == chosen) {
         chart.dot("own", at, &format!("chosen: {:.3} after {chosen:.0} updates", at.1), Some("chosen"));
     }
+    let chosen_from = match report.judgement.as_ref().is_some_and(|judgement| judgement.basis.chosen_is_start) {
+        true => "equal the start: no update improved on it".into(),
+        false => format!("are those of update {}", report.chosen_updates),
+    };
     let _ = write!(
         page,
         "<h2>Validation</h2><div class=key><span class=own>this run</span><span class=start>its start</span>{}</div>\
-         <figure>{}<figcaption>Every evaluation on {}. The chosen parameters are those of update {}.</figcaption></figure>",
+         <figure>{}<figcaption>Every evaluation on {}. The chosen parameters {chosen_from}.</figcaption></figure>",
         best.map_or_else(String::new, |name| format!("<span class=base>{}</span>", escape(name))),
         chart.finish("validation share by updates"),
         escape(&report.validation.logs.join(", ")),
-        report.chosen_updates,
     );
 }
 

@@ -151,7 +151,10 @@ impl Scorer {
     pub fn check(&self, request: &TrackRow) -> Result<(), BadValue> {
         let Day { date, start_ms, .. } = &self.day;
         if !self.day.contains(request.ts_ms) {
-            let rule = format!("lies outside {date} (Unix milliseconds {start_ms}..{})", self.day.end_ms());
+            let rule = format!(
+                "lies outside {date} (Unix milliseconds {start_ms}..{}); --day FILE names another day",
+                self.day.end_ms()
+            );
             return Err(BadValue::new("ts_ms", &request.ts_ms.to_string(), "outside_day", rule));
         }
         self.rules.check(request)

@@ -81,10 +81,21 @@ impl Requests {
     ///
     /// # Errors
     /// A stream that cannot be read, or a header without a required column.
-    pub fn new(input: Box<dyn BufRead + Send>, format: Format) -> Result<Self, LogError> {
+    pub fn new(mut input: Box<dyn BufRead + Send>, format: Format) -> Result<Self, LogError> {
+        let path = Path::new("standard input");
+        let begins = input.fill_buf().map_err(|e| LogError::io(path, e))?;
+        let other = |what: &str| LogError::Format { path: path.into(), reason: what.into() };
+        if begins.starts_with(b"PAR1") {
+            return Err(other(
+                "it is Parquet; requests are read as TSV or JSON lines (docs/serving.md has the conversion)",
+            ));
+        }
+        if format == Format::Tsv && begins.trim_ascii_start().starts_with(b"{") {
+            return Err(other("it has JSON lines; give --format jsonl"));
+        }
         let source = match format {
             Format::Tsv => {
-                let table = Table::of_text(Path::new("standard input"), input, track::COLUMNS)?;
+                let table = Table::of_text(path, input, track::COLUMNS)?;
                 let row = table.row();
                 Source::Tsv(Box::new(table), row)
             }
@@ -157,7 +168,7 @@ impl Requests {
 }
 
 /// Decides every request of a stream and writes the decisions in order; exposures are confirmed when they have arrived by a
-/// request's time. Bad lines are skipped and given to `bad` with their number.
+/// request's time, so those that arrive after the last request are left for a later call. Bad lines are skipped and given to `bad` with their number.
 ///
 /// # Errors
 /// A stream that cannot be read or written on.
@@ -195,9 +206,6 @@ pub fn stream(
                 bad(line, &why);
             }
         }
-    }
-    for arrived in exposures {
-        scorer.confirm(arrived.exposure);
     }
     output.flush()?;
     Ok(report)

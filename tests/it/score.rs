@@ -396,6 +396,48 @@ fn exposures_confirm_correct_and_take_back() {
     drop(setting.scratch);
 }
 
+/// A saved state held every exposure of the file, those of the hours to come too.
+#[test]
+fn exposures_that_arrive_after_the_last_request_count_in_the_next_call() {
+    let setting = setting();
+    let log = std::fs::read_to_string(setting.day.join("track_log.tsv")).unwrap();
+    let (header, rows) = log.split_once('\n').unwrap();
+    let rows: Vec<&str> = rows.lines().collect();
+    let exposures = setting.day.join("joined_exposure.tsv");
+    let state = setting.scratch.path().join("state");
+    let mut arguments = files(&setting.day);
+    let plan = setting.plan.to_str().unwrap();
+    let more = ["--policy", "baseline:pid", "--plan", plan, "--exposures", exposures.to_str().unwrap()];
+    arguments.extend(more.map(str::to_owned));
+    let score = |more: &[&str], rows: &[&str]| {
+        let all: Vec<&str> = arguments.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        run_score(&all, format!("{header}\n{}\n", rows.join("\n")).as_bytes()).0
+    };
+    let state = state.to_str().unwrap();
+    let (morning, evening) = rows.split_at(rows.len() / 2);
+    let whole = score(&[], &rows);
+    let first = score(&["--save-state", state], morning);
+    let second = score(&["--state", state], evening);
+    let body = |text: &str| text.split_once('\n').unwrap().1.to_owned();
+    assert_eq!(body(&whole), body(&first) + &body(&second));
+}
+
+#[test]
+fn input_of_which_nothing_can_be_decided_is_an_error() {
+    let setting = setting();
+    let mut arguments = files(&setting.day);
+    arguments.extend(["--policy", "baseline:pid", "--plan", setting.plan.to_str().unwrap()].map(str::to_owned));
+    let fails = |input: &[u8], words: &[&str]| {
+        let output = admix().arg("score").args(&arguments).write_stdin(input).assert().code(2);
+        let said = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+        words.iter().for_each(|word| assert!(said.contains(word), "no `{word}` in {said}"));
+    };
+    let header = "request_id\tts_ms\tslot_id\tregion\tgender\tage\tqueue\n";
+    fails(format!("{header}1\t0\t1\t1\t1\t1\t7,A,2000,0.01,0\n").as_bytes(), &["no request was decided", "--day FILE"]);
+    fails(b"PAR1\x15\x04", &["Parquet", "TSV or JSON lines"]);
+    fails(b"{\"request_id\": 1}\n", &["--format jsonl"]);
+}
+
 #[test]
 fn a_start_in_the_middle_of_the_day_counts_what_was_delivered() {
     let setting = setting();

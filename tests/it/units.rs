@@ -170,6 +170,26 @@ fn exposures_that_join_nothing_are_seen() {
     assert_eq!(names(&exposures(0, |i| i, 0.01, |_| false).report()), BTreeSet::new());
 }
 
+/// Charges in yuan for fen were taken without a word, by `values train` too.
+#[test]
+fn charges_in_another_unit_are_seen() {
+    let charged = |charge: f64, ecpm: f64| {
+        let log = SOUND.write();
+        let rows: Vec<String> = (0..288)
+            .map(|i| {
+                let ts = MIDNIGHT + i * 300_000;
+                format!("{i}\t{ts}\t{ts}\t7\tA\t{charge}\t{ecpm}\t0.01\t0\n")
+            })
+            .collect();
+        log.write("joined_exposure.tsv", &format!("{EXPOSURE}{}", rows.concat()));
+        log
+    };
+    expect(&charged(0.02, 2000.0), "charge_unit", &["charged 6 in all", "predicts 576", "Multiply charge by 100"]);
+    expect(&charged(2000.0, 2000.0), "charge_unit", &["Divide charge by 1,000"]);
+    expect(&charged(2.0, 20.0), "exposure_ecpm", &["0.010 times that of the same ads"]);
+    assert_eq!(names(&charged(1.5, 2000.0).report()), BTreeSet::new());
+}
+
 #[test]
 fn a_calibration_off_by_more_than_half_is_seen() {
     let half = |i: u64| i.is_multiple_of(2);

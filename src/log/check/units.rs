@@ -20,6 +20,10 @@ const SHORT_S: f64 = 600.0;
 const FAR_APART: f64 = 30.0;
 /// Observed or predicted clicks from which on a calibration is meaningful.
 const CLICKS: f64 = 30.0;
+/// Exposures of auction ads from which on sums of charges are meaningful.
+const CHARGES: u64 = 100;
+/// Ratio of charges to predictions beyond which, or below whose inverse, one of them probably has another unit.
+const CHARGES_APART: f64 = 5.0;
 /// Median delay that matters, seconds.
 const DELAY_S: f64 = 1.0;
 
@@ -83,8 +87,21 @@ fn prices(ranges: &Ranges) -> Option<Warning> {
         if ratio > 1.0 { ratio } else { 1.0 / ratio }
     );
     if ratio >= FAR_APART {
-        let cause = "penalty is per 1,000 impressions, or eCPM is in the major unit (yuan for fen)";
-        let remedy = "Divide penalty by 1,000: it is per impression; or multiply eCPM by 100";
+        // Usual ratios are 0.3 to 10: times 100, times 1,000, or both.
+        let (cause, remedy) = match ratio {
+            ..300.0 => (
+                "eCPM is in the major unit (yuan for fen), or penalty is per 1,000 impressions",
+                "Multiply eCPM by 100, or divide penalty by 1,000, whichever is wrong: not both",
+            ),
+            ..10_000.0 => (
+                "penalty is per 1,000 impressions, or eCPM is in the major unit (yuan for fen) and penalties are high",
+                "Divide penalty by 1,000: it is per impression; multiply eCPM by 100 only where it is in the major unit",
+            ),
+            _ => (
+                "penalty is per 1,000 impressions, and eCPM is in the major unit (yuan for fen)",
+                "Divide penalty by 1,000 and multiply eCPM by 100",
+            ),
+        };
         return Some(Warning::new("penalty_high", what).likely(cause).so(remedy));
     }
     (ratio <= 1.0 / FAR_APART).then(|| {
@@ -130,6 +147,7 @@ pub fn of_exposure(report: &ExposureReport, feedback_delay_s: f64) -> Vec<Warnin
         let remedy = "Contracts with a click_value are judged by pctr: calibrate it first";
         warnings.push(Warning::new("calibration", what).likely(cause).so(remedy));
     }
+    warnings.extend(charges(report));
     if let Some(delay) = report.feedback_delay.filter(|d| d.p50_s >= DELAY_S && feedback_delay_s == 0.0) {
         let what = format!(
             "exposures arrive after {:.1} s (median), {:.1} s (p99), and env.feedback_delay_s is 0",
@@ -138,6 +156,35 @@ pub fn of_exposure(report: &ExposureReport, feedback_delay_s: f64) -> Vec<Warnin
         let remedy =
             format!("Set env.feedback_delay_s = {:.0}, so that policies know no more than they will", delay.p50_s);
         warnings.push(Warning::new("feedback_delay", what).so(remedy));
+    }
+    warnings
+}
+
+/// Compares what exposures of auction ads say of money with the track log.
+fn charges(report: &ExposureReport) -> Vec<Warning> {
+    let Some(sums) = report.charges.filter(|c| c.exposures >= CHARGES && c.predicted > 0.0) else { return vec![] };
+    let apart = |sum: f64| sum > 0.0 && !(1.0 / CHARGES_APART..=CHARGES_APART).contains(&(sum / sums.predicted));
+    let mut warnings = Vec::new();
+    if apart(sums.charged) {
+        let ratio = sums.charged / sums.predicted;
+        let what = format!(
+            "{} auction impressions were charged {:.0} in all; the eCPM of the track log predicts {:.0}, {ratio:.3} to 1",
+            sums.exposures, sums.charged, sums.predicted
+        );
+        let (cause, remedy) = if ratio < 0.05 {
+            ("charge is in the major unit (yuan for fen)", "Multiply charge by 100: minor units for one impression")
+        } else if ratio > 100.0 {
+            ("charge is for 1,000 impressions", "Divide charge by 1,000: minor units for one impression")
+        } else {
+            ("charge or eCPM has another unit, or charges are missing", "Give charge in minor units for one impression")
+        };
+        warnings.push(Warning::new("charge_unit", what).likely(cause).so(remedy));
+    }
+    if apart(sums.stated) {
+        let ratio = sums.stated / sums.predicted;
+        let what = format!("the eCPM of exposures is {ratio:.3} times that of the same ads in the track log");
+        let cause = "one of the two tables has another unit of money";
+        warnings.push(Warning::new("exposure_ecpm", what).likely(cause).so("Export both with eCPM in minor units"));
     }
     warnings
 }
