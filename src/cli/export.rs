@@ -95,6 +95,12 @@ impl Export {
         let files = self.files()?;
         let served = ServedDay::read(&files, compiled.day().start_ms)?;
         let at = self.time(&served)?;
+        if self.control.is_some() && self.day.is_none() {
+            tracing::warn!(
+                "the dictionary is dated {}, the day of --log, though --control may be of another; --day FILE names its day.toml",
+                served.day.date
+            );
+        }
         let options = ScoreOptions {
             rate_seed: self.rate_seed,
             feedback_delay_s: self.feedback_delay,
