@@ -101,7 +101,7 @@ fn the_pages_link_to_what_is_there() {
             }
         }
         for word in text.split(|c: char| c.is_whitespace() || "`(),;".contains(c)) {
-            let word = word.trim_end_matches(['.', ':']);
+            let word = word.split('#').next().unwrap_or(word).trim_end_matches(['.', ':']);
             let named = ["docs/", "configs/", "scripts/"].iter().any(|folder| word.starts_with(folder));
             if named && !word.contains(['*', '<', '{']) {
                 assert!(Path::new(ROOT).join(word).exists(), "{}: {word}", page.display());
