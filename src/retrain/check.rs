@@ -169,6 +169,14 @@ fn one(day: &DayDir, known: &[Figures], job: &Job, options: CompileOptions, feed
             ));
         }
     }
+    let date = day.date.to_string();
+    let is_accepted = job.days.accept.contains(&date);
+    let advice = |key: &str| {
+        if is_accepted {
+            return String::new();
+        }
+        format!(". Mend the export; if the change is real, raise drift.{key} or list {date} in days.accept")
+    };
     for (i, (name, key, value, limit)) in figures.limits(&job.drift).into_iter().enumerate() {
         let mut before: Vec<f64> = known.iter().filter_map(|f| f.limits(&job.drift)[i].2).collect();
         // Traffic varies over the hours.
@@ -182,16 +190,12 @@ fn one(day: &DayDir, known: &[Figures], job: &Job, options: CompileOptions, feed
         };
         let said = format!("{name} {value:.4}, {factor:.2} times the median of the {} valid days before", before.len());
         if !(1.0 / limit..=limit).contains(&factor) {
-            suspect.push(format!(
-                "{said}: {}. Mend the export; if the change is real, raise drift.{key} or list {} in days.accept",
-                cause(name, factor),
-                day.date
-            ));
+            suspect.push(format!("{said}: {}{}", cause(name, factor), advice(key)));
         } else if !(1.0 / NEWS..=NEWS).contains(&factor) {
             found.drift.push(said);
         }
     }
-    if job.days.accept.contains(&day.date.to_string()) {
+    if is_accepted {
         found.drift.extend(suspect.into_iter().map(|why| format!("{why}; accepted by days.accept")));
     } else {
         found.suspect.extend(suspect);
