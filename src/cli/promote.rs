@@ -13,7 +13,8 @@ use super::retrain::{describe, line};
 #[derive(Debug, Args)]
 #[command(
     after_help = "Without --to and --rollback it shows the history. The number of a policy is that of the entry that promoted \
-                  it. What is done by hand becomes an entry too, and the next night starts from what is served then.\n\n\
+                  it. What is done by hand becomes an entry too, and the next night starts from what is served then. A policy that \
+                  was replaced by hand is not promoted by a night again; --to N serves it.\n\n\
                   Example: admix promote --config /etc/admix/retrain.toml --rollback"
 )]
 pub struct Promote {
@@ -26,7 +27,7 @@ pub struct Promote {
     /// Serve the promoted policy with this number
     #[arg(long, value_name = "N")]
     to: Option<u64>,
-    /// Serve the previously served policy again
+    /// Serve the previously served policy again; repeated, it goes further back
     #[arg(long, conflicts_with = "to")]
     rollback: bool,
     /// Print entries as JSON, one object per line
@@ -51,7 +52,15 @@ impl Promote {
         } else if self.rollback {
             let before = history.previous();
             let Some(before) = before else {
-                return Err(UsageError("nothing was served before what is served now".into()).into());
+                let all: Vec<String> = history.archive()?.iter().map(u64::to_string).collect();
+                let why = match history.serves() {
+                    Some(now) => format!(
+                        "there is nothing further back than policy {now}, which is served; --to N serves any of {}",
+                        all.join(", ")
+                    ),
+                    None => "nothing was promoted yet".to_owned(),
+                };
+                return Err(UsageError(why).into());
             };
             history.promote_again(before, Outcome::RolledBack).map_err(usage)?
         } else {

@@ -40,6 +40,7 @@ pub struct Retrain {
 impl Retrain {
     pub fn run(self) -> anyhow::Result<Exit> {
         let job = Job::load(&self.config).map_err(|e| UsageError(format!("{e:#}")))?;
+        retrain::ready(&job).map_err(|e| UsageError(format!("{}: {e:#}", self.config.display())))?;
         // Its runs have their own grace period.
         let interrupt = Interrupt::listen(f64::from(u32::MAX))?;
         interrupt.supervise();

@@ -18,6 +18,9 @@ const METRICS_LINES: usize = 5;
 /// Maximum number of processes, and of checkpoints, shown.
 const MOST_FILES: usize = 1000;
 
+/// Mode of `admix values train` in its manifest.
+const VALUES: &str = "values";
+
 /// Content of `manifest.json` on the whole run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
@@ -34,9 +37,14 @@ pub struct Manifest {
 }
 
 impl Manifest {
+    /// Returns whether it is of `admix values train`.
+    pub fn is_values(&self) -> bool {
+        self.mode == VALUES
+    }
+
     /// Whether a run of this mode has shared memory: one that is still training, not in serial mode.
     pub fn uses_memory(&self) -> bool {
-        self.mode != "serial" && self.ended.is_none()
+        self.mode != "serial" && !self.is_values() && self.ended.is_none()
     }
 }
 
@@ -47,7 +55,24 @@ pub fn manifest(directory: &RunDirectory, notes: &mut Vec<String>) -> Option<Man
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return None,
         read => read.map_err(|e| notes.push(format!("{}: {e}", path.display()))).ok()?,
     };
-    serde_json::from_slice(&bytes).map_err(|e| notes.push(format!("{}: {e}", path.display()))).ok()
+    parse(&bytes).map_err(|e| notes.push(format!("{}: {e}", path.display()))).ok()
+}
+
+/// Parses a manifest. That of a value run has no machine and no times but `written`: its beginning until it has an outcome, then
+/// its end.
+fn parse(bytes: &[u8]) -> serde_json::Result<Manifest> {
+    let mut manifest: Value = serde_json::from_slice(bytes)?;
+    if manifest["mode"] == VALUES {
+        let time = if manifest["outcome"].is_null() { "started" } else { "ended" };
+        let written = manifest["written"].clone();
+        if let Some(keys) = manifest.as_object_mut() {
+            keys.entry(time).or_insert(written);
+            for key in ["device", "host", "started"] {
+                keys.entry(key).or_insert_with(|| "".into());
+            }
+        }
+    }
+    serde_json::from_value(manifest)
 }
 
 /// Returns the last records of `metrics.jsonl`, oldest first.

@@ -18,6 +18,9 @@ const MEMORY: usize = 7;
 const NEWS: f64 = 1.25;
 
 const REQUESTS: &str = "requests";
+const ECPM: &str = "auction eCPM";
+const PENALTY: &str = "penalty";
+const PCTR: &str = "pctr";
 const OWED: &str = "impressions owed per request";
 
 /// Figures of a day that wrong units and broken exports change.
@@ -54,14 +57,14 @@ impl Figures {
         }
     }
 
-    /// Returns name, value and limit of each figure.
-    fn limits(&self, drift: &Drift) -> [(&'static str, Option<f64>, f64); 5] {
+    /// Returns name, key of the limit, value and limit of each figure.
+    fn limits(&self, drift: &Drift) -> [(&'static str, &'static str, Option<f64>, f64); 5] {
         [
-            (REQUESTS, Some(self.requests), drift.requests),
-            ("auction eCPM", self.ecpm, drift.ecpm),
-            ("penalty", self.penalty, drift.penalty),
-            ("pctr", self.pctr, drift.pctr),
-            (OWED, Some(self.owed), drift.owed),
+            (REQUESTS, "requests", Some(self.requests), drift.requests),
+            (ECPM, "ecpm", self.ecpm, drift.ecpm),
+            (PENALTY, "penalty", self.penalty, drift.penalty),
+            (PCTR, "pctr", self.pctr, drift.pctr),
+            (OWED, "owed", Some(self.owed), drift.owed),
         ]
     }
 }
@@ -69,6 +72,23 @@ impl Figures {
 /// Returns whether a figure depends on the amount of traffic.
 fn is_of_traffic(figure: &str) -> bool {
     [REQUESTS, OWED].contains(&figure)
+}
+
+/// Returns the likely cause of a figure that is `factor` times the usual one.
+fn cause(figure: &str, factor: f64) -> &'static str {
+    let about = |wanted: f64| factor > 0.0 && (factor / wanted).ln().abs() < 4f64.ln();
+    let is_money = [ECPM, PENALTY].contains(&figure);
+    match figure {
+        _ if is_money && about(0.01) => "likely major units (dollars, yuan) where minor ones (cents, fen) belong",
+        _ if is_money && about(100.0) => "likely units of a hundredth of the usual ones",
+        ECPM if about(0.001) => "likely a price per impression where one per 1,000 belongs",
+        PENALTY if about(1000.0) => "likely a penalty per 1,000 impressions where one per impression belongs",
+        PCTR if about(100.0) => "likely percent where a fraction belongs",
+        REQUESTS if factor < 1.0 => "the export is likely incomplete",
+        REQUESTS => "requests were likely exported twice",
+        OWED => "the control table is likely another day's, or one of the tables is incomplete",
+        _ => "the export has likely changed",
+    }
 }
 
 fn median(values: &mut [f64]) -> Option<f64> {
@@ -149,8 +169,16 @@ fn one(day: &DayDir, known: &[Figures], job: &Job, options: CompileOptions, feed
             ));
         }
     }
-    for (i, (name, value, limit)) in figures.limits(&job.drift).into_iter().enumerate() {
-        let mut before: Vec<f64> = known.iter().filter_map(|f| f.limits(&job.drift)[i].1).collect();
+    let date = day.date.to_string();
+    let is_accepted = job.days.accept.contains(&date);
+    let advice = |key: &str| {
+        if is_accepted {
+            return String::new();
+        }
+        format!(". Mend the export; if the change is real, raise drift.{key} or list {date} in days.accept")
+    };
+    for (i, (name, key, value, limit)) in figures.limits(&job.drift).into_iter().enumerate() {
+        let mut before: Vec<f64> = known.iter().filter_map(|f| f.limits(&job.drift)[i].2).collect();
         // Traffic varies over the hours.
         if day.minute.is_some() && is_of_traffic(name) {
             continue;
@@ -162,12 +190,12 @@ fn one(day: &DayDir, known: &[Figures], job: &Job, options: CompileOptions, feed
         };
         let said = format!("{name} {value:.4}, {factor:.2} times the median of the {} valid days before", before.len());
         if !(1.0 / limit..=limit).contains(&factor) {
-            suspect.push(said);
+            suspect.push(format!("{said}: {}{}", cause(name, factor), advice(key)));
         } else if !(1.0 / NEWS..=NEWS).contains(&factor) {
             found.drift.push(said);
         }
     }
-    if job.days.accept.contains(&day.date.to_string()) {
+    if is_accepted {
         found.drift.extend(suspect.into_iter().map(|why| format!("{why}; accepted by days.accept")));
     } else {
         found.suspect.extend(suspect);

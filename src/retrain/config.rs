@@ -7,6 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::policy::baselines;
 
+/// Reason why a job takes no corrected values, and the remedy.
+pub const NO_VALUES: &str = "a night trains and compares at the logged values, because `current.safetensors` is served at them; \
+                             remove it (docs/retrain.md)";
+
 /// A nightly job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -45,6 +49,9 @@ pub struct Days {
     /// Dates that are used even if they exceed the drift limits.
     #[serde(default)]
     pub accept: Vec<String>,
+    /// Maximum age of the newest day, in days before today's UTC date; 0 = any age.
+    #[serde(default)]
+    pub max_age_days: u32,
 }
 
 fn pattern() -> String {
@@ -163,7 +170,11 @@ impl Job {
         for (key, factor) in limits {
             ensure!(factor > 1.0, "`drift.{key}` is {factor}; a factor above 1 (1e9 allows everything)");
         }
-        ensure!((-100.0..=100.0).contains(&promote.margin), "`promote.margin` is in points of share, -100..=100");
+        ensure!(
+            (0.0..=100.0).contains(&promote.margin),
+            "`promote.margin` is {}; points of share, 0..=100: below 0 it would promote a policy that is worse than what is served",
+            promote.margin
+        );
         ensure!(
             (0.0..=1.0).contains(&promote.max_shortage_increase),
             "`promote.max_shortage_increase` is a shortage rate, 0..=1"
@@ -178,6 +189,7 @@ impl Job {
                 !key.starts_with("data.train") && !key.starts_with("data.validation") && !key.starts_with("data.test"),
                 "`set` has `{key}`: the days are the job's own to choose, by `days`"
             );
+            ensure!(!key.starts_with("data.values"), "`set` has `{key}`: {NO_VALUES}");
         }
         Ok(())
     }

@@ -65,9 +65,35 @@ pub fn find(folder: &Path, pattern: &str) -> anyhow::Result<Vec<DayDir>> {
     Ok(days)
 }
 
+/// Returns why the newest day is too old, with the dates that are missing; `None` if it is at most `max_age` days older than
+/// `today`, or if `max_age` is 0.
+pub fn stale(newest: Date, today: Date, max_age: u32) -> Option<String> {
+    let age = newest.until(today).map_or(0, |span| span.get_days());
+    if max_age == 0 || i64::from(age) <= i64::from(max_age) {
+        return None;
+    }
+    let (first, last) = (newest.tomorrow().ok()?, today.yesterday().ok()?);
+    let missing = if first == last { first.to_string() } else { format!("{first} to {last}") };
+    Some(format!(
+        "{missing} did not arrive: the newest day is {newest}, {age} days before today's UTC date (days.max_age_days = \
+         {max_age}). Deliver what is missing and start the job again; 0 takes days of any age"
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_newest_day_that_is_too_old_is_told_of_with_the_dates_that_are_missing() {
+        let day = |d| Date::constant(2026, 11, d);
+        for (newest, today, max_age) in [(22, 23, 1), (23, 23, 1), (24, 23, 1), (21, 23, 2), (1, 23, 0)] {
+            assert_eq!(stale(day(newest), day(today), max_age), None, "{newest} {today} {max_age}");
+        }
+        assert!(stale(day(21), day(23), 1).unwrap().starts_with("2026-11-22 did not arrive"));
+        assert!(stale(day(20), day(23), 2).unwrap().starts_with("2026-11-21 to 2026-11-22 did not arrive"));
+        assert!(stale(Date::constant(2025, 11, 23), day(23), 30).unwrap().contains("365 days before"));
+    }
 
     #[test]
     fn a_pattern_has_to_name_a_day() {

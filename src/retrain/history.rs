@@ -154,10 +154,33 @@ impl History {
         self.serves().map(|n| Stored::read(&self.archived(n))).transpose()
     }
 
-    /// Returns the number of the policy that was served before the present one.
+    /// Returns the number of the policy that a rollback serves: the one before the present one. A policy that was rolled back
+    /// no longer counts, so repeated rollbacks go further back.
     pub fn previous(&self) -> Option<u64> {
-        let now = self.serves()?;
-        self.entries.iter().rev().filter_map(|e| e.serves).find(|&n| n != now)
+        let mut served: Vec<u64> = Vec::new();
+        for entry in &self.entries {
+            let Some(n) = entry.serves.filter(|n| served.last() != Some(n)) else { continue };
+            let earlier = served.iter().rposition(|&m| m == n).filter(|_| entry.outcome == Outcome::RolledBack);
+            match earlier {
+                Some(at) => served.truncate(at + 1),
+                None => served.push(n),
+            }
+        }
+        served.iter().rev().nth(1).copied()
+    }
+
+    /// Returns the number of the policy with these bytes if it was replaced by hand and not served by hand since.
+    pub fn withdrawn(&self, bytes: &[u8]) -> Option<u64> {
+        let mut withdrawn: Vec<u64> = Vec::new();
+        let mut before = None;
+        for entry in &self.entries {
+            if matches!(entry.outcome, Outcome::RolledBack | Outcome::PromotedByHand) && entry.serves != before {
+                withdrawn.extend(before);
+                withdrawn.retain(|&n| Some(n) != entry.serves);
+            }
+            before = entry.serves;
+        }
+        withdrawn.into_iter().find(|&n| std::fs::read(self.archived(n)).is_ok_and(|archived| archived == bytes))
     }
 
     /// Promotes a policy: archives it under the entry's number, appends the entry, replaces the served file.
@@ -224,7 +247,10 @@ impl History {
     }
 
     /// Returns the numbers of the archived policies, ascending.
-    fn archive(&self) -> anyhow::Result<Vec<u64>> {
+    ///
+    /// # Errors
+    /// A folder that cannot be read.
+    pub fn archive(&self) -> anyhow::Result<Vec<u64>> {
         let mut all = Vec::new();
         for entry in std::fs::read_dir(self.root.join("promoted"))? {
             let name = entry?.file_name();
@@ -301,6 +327,33 @@ mod tests {
         assert_eq!(history.entries().len(), 4);
         assert_eq!(std::fs::read(&lines).unwrap(), whole);
         assert!(History::open(folder.path()).unwrap_err().to_string().contains("in use"));
+    }
+
+    #[test]
+    fn a_second_rollback_goes_further_back_and_what_was_taken_back_is_known() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut history = History::open(folder.path()).unwrap();
+        for bytes in [b"one", b"two", b"six"] {
+            history.promote(Entry::new(Outcome::Promoted, "p"), bytes).unwrap();
+        }
+        let serve = |history: &mut History, n: u64, outcome: Outcome| {
+            let mut entry = Entry::new(outcome, "by hand");
+            entry.serves = Some(n);
+            history.note(entry).unwrap();
+        };
+        assert_eq!((history.previous(), history.withdrawn(b"six")), (Some(2), None));
+        serve(&mut history, 2, Outcome::RolledBack);
+        assert_eq!((history.previous(), history.withdrawn(b"six")), (Some(1), Some(3)));
+        note(&mut history, Outcome::Kept);
+        serve(&mut history, 1, Outcome::RolledBack);
+        assert_eq!((history.previous(), history.withdrawn(b"two")), (None, Some(2)));
+        // Served by hand again, it is one to go back from and no longer withdrawn.
+        serve(&mut history, 3, Outcome::PromotedByHand);
+        assert_eq!(
+            (history.previous(), history.withdrawn(b"six"), history.withdrawn(b"two")),
+            (Some(1), None, Some(2))
+        );
+        assert_eq!((history.withdrawn(b"one"), history.withdrawn(b"new")), (Some(1), None));
     }
 
     #[test]

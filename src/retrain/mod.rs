@@ -23,5 +23,5 @@ pub mod window;
 
 pub use config::Job;
 pub use history::{Entry, History, Outcome};
-pub use night::run;
+pub use night::{ready, run};
 pub use window::Window;

@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
+use jiff::tz::TimeZone;
 use serde_json::Value;
 
 use crate::evaluate::entry::Entry as Entrant;
@@ -21,7 +22,7 @@ use crate::supervisor::prepare::Planning;
 use crate::values::Told;
 
 use super::check::{self, Checked};
-use super::config::Job;
+use super::config::{Job, NO_VALUES};
 use super::days::{self, DayDir};
 use super::history::{Entry, History, Outcome};
 use super::judge::{self, CANDIDATE, Choice, INCUMBENT};
@@ -30,6 +31,22 @@ use super::window::{self, Window};
 
 /// Baseline used where nothing can be selected: on a single day every baseline would be judged on the day that it was tuned on.
 const DEFAULT_BASELINE: &str = "receding-horizon";
+
+/// Checks what a job's file names, before anything is written.
+///
+/// # Errors
+/// A folder of days that is missing; a configuration of training that cannot be read or that a job cannot use.
+pub fn ready(job: &Job) -> anyhow::Result<()> {
+    let dir = &job.days.dir;
+    ensure!(
+        dir.is_dir(),
+        "`days.dir`, {}, is not a directory: make it, or name the folder of the day directories",
+        dir.display()
+    );
+    let settings = load(job, &[], &[])?;
+    ensure!(settings.data.values.as_os_str().is_empty(), "`data.values` in {}: {NO_VALUES}", job.config.display());
+    Ok(())
+}
 
 /// Runs one night and returns its entry in the history; with a `window`, a refresh on the newest windows of the days.
 ///
@@ -113,6 +130,8 @@ struct Night<'a> {
     options: CompileOptions,
     /// Window length of a refresh.
     window: Option<Window>,
+    /// Entry of an earlier night that had the same newest day.
+    earlier: Option<u64>,
 }
 
 impl<'a> Night<'a> {
@@ -139,7 +158,11 @@ impl<'a> Night<'a> {
         let unit = unit(window);
         say!("checking {} {unit}s up to {}", newest.len(), newest[newest.len() - 1].label());
         let checked = check::all(&newest, job, options, settings.env.feedback_delay_s);
-        let night = Self { job, checked, options, window };
+        let mut night = Self { job, checked, options, window, earlier: None };
+        night.earlier = night.find_earlier(history);
+        if let Some(note) = night.repetition() {
+            tracing::warn!("{note}");
+        }
         let path = night.folder(history).join("check.json");
         std::fs::create_dir_all(path.parent().unwrap_or(history.root()))?;
         std::fs::write(&path, serde_json::to_vec_pretty(&night.checked)?)
@@ -160,6 +183,23 @@ impl<'a> Night<'a> {
         history.root().join("nights").join(self.newest().label())
     }
 
+    /// Returns the entry of the last night that came to an end with the same newest day.
+    fn find_earlier(&self, history: &History) -> Option<u64> {
+        let (label, window) = (self.newest().label(), self.window.map(|window| window.to_string()));
+        let same = |e: &&Entry| {
+            matches!(e.outcome, Outcome::Promoted | Outcome::Kept)
+                && e.night.as_ref() == Some(&label)
+                && e.window == window
+        };
+        history.entries().iter().rev().find(same).map(|e| e.n)
+    }
+
+    /// Says that no new day has arrived since an earlier night.
+    fn repetition(&self) -> Option<String> {
+        let (n, unit) = (self.earlier?, unit(self.window));
+        Some(format!("NO NEW {} since entry {n}: {} is still the newest", unit.to_uppercase(), self.newest().label()))
+    }
+
     fn found_newest(&self) -> &Checked {
         self.checked.last().expect("a night has a day")
     }
@@ -177,6 +217,7 @@ impl<'a> Night<'a> {
         let mut entry = Entry::new(outcome, reason);
         entry.night = Some(self.newest().label());
         entry.window = self.window.map(|window| window.to_string());
+        entry.notes.extend(self.repetition());
         for found in &self.checked {
             entry.notes.extend(found.suspect.iter().map(|why| format!("{} left out: {why}", found.label)));
         }
@@ -187,6 +228,10 @@ impl<'a> Night<'a> {
 
     fn carry_out(&self, history: &mut History, folder: &Path, interrupt: &Interrupt) -> anyhow::Result<Entry> {
         let newest = self.found_newest();
+        let today = jiff::Timestamp::now().to_zoned(TimeZone::UTC).date();
+        if let Some(why) = days::stale(newest.day.date, today, self.job.days.max_age_days) {
+            return Ok(self.entry(Outcome::DataSuspect, why));
+        }
         if !newest.is_valid() {
             return Ok(self.entry(Outcome::DataSuspect, newest.suspect.join("; ")));
         }
@@ -335,6 +380,11 @@ impl<'a> Night<'a> {
                 (baseline, file.encode()?)
             }
         };
+        if let Some(n) = history.withdrawn(&bytes) {
+            entry.reason =
+                format!("it is policy {n} again, which was replaced by hand; `admix promote --to {n}` serves it");
+            return Ok(entry);
+        }
         entry.outcome = Outcome::Promoted;
         entry.policy = Some(policy);
         history.promote(entry, &bytes)

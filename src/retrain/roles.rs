@@ -60,7 +60,15 @@ mod tests {
     }
 
     fn most() -> Days {
-        Days { dir: ".".into(), pattern: "%Y-%m-%d".into(), train: 7, validation: 2, heldout: 5, accept: vec![] }
+        Days {
+            dir: ".".into(),
+            pattern: "%Y-%m-%d".into(),
+            train: 7,
+            validation: 2,
+            heldout: 5,
+            accept: vec![],
+            max_age_days: 0,
+        }
     }
 
     #[test]

@@ -30,6 +30,8 @@ const DEPTH: usize = 3;
 pub struct Listed {
     /// Path below the folder.
     pub name: String,
+    /// `values` for a run of `admix values train`, `train` for every other.
+    pub kind: &'static str,
     pub started: String,
     /// `running`, `budget`, `converged`, `interrupted`, `failed` or `killed`.
     pub state: String,
@@ -63,7 +65,8 @@ pub struct Compared {
 pub struct Runs {
     /// Runs, oldest first.
     pub runs: Vec<Listed>,
-    /// Keys in which the configurations differ, with the value of each run; `null` if a run's program did not know the key.
+    /// Keys in which the configurations of runs of the same kind differ, with the value of each run; `null` if a run's program did
+    /// not know the key.
     pub differing: BTreeMap<String, Vec<Value>>,
     pub compared: Vec<Compared>,
     /// Directories that look like runs but cannot be read, with the reason.
@@ -136,9 +139,12 @@ impl Listed {
         let reported: Vec<DayReport> = days.iter().map(|(_, day)| day.clone()).collect();
         let own = dir.strip_prefix(folder).ok().filter(|name| !name.as_os_str().is_empty());
         let name = own.map_or_else(|| dir.display().to_string(), |name| name.display().to_string());
+        // A value run notes a single time.
+        let started = manifest["started"].as_str().or(manifest["written"].as_str());
         Ok(Self {
             name,
-            started: manifest["started"].as_str().unwrap_or_default().to_owned(),
+            kind: if manifest["mode"] == "values" { "values" } else { "train" },
+            started: started.unwrap_or_default().to_owned(),
             state: state.to_owned(),
             updates: outcome["updates"].as_u64(),
             seconds: outcome["seconds"].as_f64(),
@@ -199,5 +205,10 @@ fn differing(runs: &[Listed]) -> BTreeMap<String, Vec<Value>> {
     let keys: BTreeSet<&String> = configs.iter().flat_map(BTreeMap::keys).collect();
     let values = |key: &String| configs.iter().map(|c| c.get(key).cloned().unwrap_or(Value::Null)).collect();
     let all = keys.into_iter().map(|key| (key.clone(), values(key)));
-    all.filter(|(_, values): &(String, Vec<Value>)| values.iter().any(|v| *v != values[0])).collect()
+    // The two kinds of runs have different keys.
+    let first = |kind: &str| runs.iter().position(|run| run.kind == kind);
+    let differs = |values: &[Value]| {
+        runs.iter().zip(values).any(|(run, value)| first(run.kind).is_some_and(|i| *value != values[i]))
+    };
+    all.filter(|(_, values): &(String, Vec<Value>)| differs(values)).collect()
 }

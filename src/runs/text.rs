@@ -16,7 +16,7 @@ pub fn render(runs: &Runs) -> String {
     let percent = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), |s| format!("{:.2}", 100.0 * s));
     for (i, run) in runs.runs.iter().enumerate() {
         let verdict = run.verdict.as_ref().map_or_else(
-            || "-".to_owned(),
+            || if run.kind == "values" { "- (values)".to_owned() } else { "-".to_owned() },
             |v| format!("{:?} ({:+.2}) {}", v.decision, v.difference, v.against).to_lowercase(),
         );
         let _ = writeln!(
@@ -35,7 +35,11 @@ pub fn render(runs: &Runs) -> String {
     if !runs.differing.is_empty() {
         text.push_str("\nConfigurations differ in (by number of the run):\n");
         for (key, values) in &runs.differing {
-            let _ = writeln!(text, "    {key}: {}", grouped(values));
+            // A key of value runs is no key of the others, and the reverse.
+            let knows = |kind: &str| runs.runs.iter().zip(values).any(|(run, v)| run.kind == kind && !v.is_null());
+            let shown = runs.runs.iter().zip(values).enumerate().filter(|(_, (run, _))| knows(run.kind));
+            let shown: Vec<(usize, &Value)> = shown.map(|(i, (_, value))| (i, value)).collect();
+            let _ = writeln!(text, "    {key}: {}", grouped(&shown));
         }
     }
     if !runs.compared.is_empty() {
@@ -60,9 +64,9 @@ pub fn render(runs: &Runs) -> String {
 }
 
 /// Lists each distinct value once, with the numbers of its runs.
-fn grouped(values: &[Value]) -> String {
+fn grouped(values: &[(usize, &Value)]) -> String {
     let mut groups: Vec<(&Value, Vec<String>)> = Vec::new();
-    for (i, value) in values.iter().enumerate() {
+    for &(i, value) in values {
         match groups.iter_mut().find(|(known, _)| *known == value) {
             Some((_, runs)) => runs.push((i + 1).to_string()),
             None => groups.push((value, vec![(i + 1).to_string()])),

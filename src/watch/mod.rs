@@ -11,6 +11,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::inspect::record::Manifest;
 use crate::inspect::{self, Inspection, State};
 use crate::report::{CHOSEN, RunReport};
 
@@ -27,12 +28,26 @@ pub struct Point {
     pub revenue: f64,
 }
 
+/// One evaluation of a value run on the validation days: its losses.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Loss {
+    /// Number of the pass, from 0.
+    pub pass: u64,
+    pub updates: u64,
+    pub click: f64,
+    pub charge: f64,
+    /// Whether it is the best so far.
+    pub is_best: bool,
+}
+
 /// Content of the screen.
 #[derive(Debug)]
 pub struct Watched {
     pub seen: Inspection,
     pub curve: Vec<Point>,
-    /// The newest `run` record.
+    /// Evaluations of a value run; empty for other runs.
+    pub losses: Vec<Loss>,
+    /// The newest `run` record, of a value run the newest `values` record.
     pub run: Option<Value>,
     /// Number of updates that end the run; 0 = other bounds do.
     pub max_updates: u64,
@@ -60,18 +75,33 @@ impl Watched {
                 revenue: line["auction_revenue"].as_f64()?,
             })
         };
+        let loss = |line: &Value| {
+            Some(Loss {
+                pass: line["epoch"].as_u64()?,
+                updates: line["updates"].as_u64()?,
+                click: line["click"].as_f64()?,
+                charge: line["charge"].as_f64()?,
+                is_best: line["best"].as_bool()?,
+            })
+        };
         let config = std::fs::read_to_string(dir.join("config.toml")).unwrap_or_default();
         let config: toml::Table = toml::from_str(&config).unwrap_or_default();
         let budget = config.get("budget").and_then(|b| b.get("max_updates")).and_then(toml::Value::as_integer);
         Ok(Self {
             curve: of_kind("evaluation").filter_map(point).collect(),
-            run: of_kind("run").next_back().cloned(),
+            losses: of_kind("evaluation").filter_map(loss).collect(),
+            run: of_kind("run").chain(of_kind("values")).next_back().cloned(),
             restarts: of_kind("restart").count(),
             max_updates: budget.and_then(|n| u64::try_from(n).ok()).unwrap_or(0),
             // A report of another version of the program is ignored.
             report: RunReport::read(dir).unwrap_or(None),
             seen,
         })
+    }
+
+    /// Returns whether it is a run of `admix values train`.
+    pub fn is_values(&self) -> bool {
+        self.seen.manifest.as_ref().is_some_and(Manifest::is_values)
     }
 
     /// Whether nothing will change any more.

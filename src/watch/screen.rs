@@ -28,16 +28,22 @@ fn title(watched: &Watched, width: usize) -> String {
     let seen = &watched.seen;
     let outcome = seen.manifest.as_ref().and_then(|m| m.outcome.as_ref());
     let state = match seen.state {
+        State::Alive if watched.is_values() => "learning values".to_owned(),
         State::Alive => "training".to_owned(),
         State::Ended => {
             outcome.and_then(|o| o["reason"].as_str()).map_or("ended".to_owned(), |r| format!("ended: {r}"))
         }
         State::Failed => "FAILED".to_owned(),
+        State::Killed if watched.is_values() => "FAILED or KILLED".to_owned(),
         State::Killed => "KILLED".to_owned(),
     };
     let name = seen.run_dir.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-    let started = seen.manifest.as_ref().map_or("", |m| m.started.as_str());
-    let right = format!("{state}  since {started}");
+    // The manifest of a value run that has ended keeps its end alone.
+    let time = seen.manifest.as_ref().map_or(String::new(), |m| match &m.ended {
+        Some(ended) if m.started.is_empty() => format!("at {ended}"),
+        _ => format!("since {}", m.started),
+    });
+    let right = format!("{state}  {time}");
     let room = width.saturating_sub(right.chars().count() + 2);
     format!("{:room$}  {right}", name.chars().take(room).collect::<String>())
 }
@@ -70,7 +76,9 @@ fn progress(watched: &Watched) -> String {
         }
     };
     let mut line = format!("updates {updates:.0}{bar}  samples {}", short(number(newest, "samples")));
-    if let Some(run) = run {
+    if let Some(run) = run.filter(|_| watched.is_values()) {
+        line += &format!(" {}/s  passes {:.0}", short(number(Some(run), "samples_per_s")), number(Some(run), "epoch"));
+    } else if let Some(run) = run {
         line += &format!(
             " {}/s  lag {:.1} p95 {:.0}",
             short(number(Some(run), "samples_per_s")),
@@ -83,6 +91,9 @@ fn progress(watched: &Watched) -> String {
 
 /// Draws the validation curve with its scale; `-` is the start.
 fn curve(watched: &Watched, width: usize, height: usize) -> Vec<String> {
+    if watched.is_values() {
+        return losses(watched, height);
+    }
     let points = &watched.curve;
     let (Some(first), Some(last)) = (points.first(), points.last()) else {
         let mut lines = vec!["no evaluation yet".to_owned()];
@@ -123,6 +134,20 @@ fn curve(watched: &Watched, width: usize, height: usize) -> Vec<String> {
         lines.push(format!("{scale} |{}", row.iter().collect::<String>()));
     }
     lines.push(format!("{:8}0{:>columns$}", "", last.updates));
+    lines
+}
+
+/// Lists the newest evaluations of a value run.
+fn losses(watched: &Watched, height: usize) -> Vec<String> {
+    if watched.losses.is_empty() {
+        return vec!["no evaluation yet".to_owned()];
+    }
+    let mut lines = vec![format!("{:>6} {:>10} {:>12} {:>12}", "pass", "updates", "click loss", "charge loss")];
+    let rows = &watched.losses[watched.losses.len().saturating_sub(height)..];
+    lines.extend(rows.iter().map(|loss| {
+        let best = if loss.is_best { "  best so far" } else { "" };
+        format!("{:>6} {:>10} {:>12.6} {:>12.6}{best}", loss.pass + 1, loss.updates, loss.click, loss.charge)
+    }));
     lines
 }
 

@@ -325,3 +325,41 @@ fn a_recording_cut_off_anywhere_gives_the_records_that_are_whole() {
         }
     }
 }
+
+/// `inspect` and `watch` called it killed, and `runs` listed every key of either kind as a difference.
+#[test]
+fn a_value_run_that_ended_is_shown_as_one_and_not_compared_with_other_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let [values, trained] = ["v", "t"].map(|name| folder.path().join(name));
+    let write = |dir: &Path, config: &str, manifest: Value| {
+        drop(RunDirectory::create(dir).unwrap());
+        std::fs::write(dir.join("config.toml"), config).unwrap();
+        std::fs::write(dir.join("manifest.json"), manifest.to_string()).unwrap();
+    };
+    let outcome = serde_json::json!({
+        "reason": "budget", "updates": 539, "samples": 549_402, "passes": 7, "best_loss": 0.1106, "seconds": 60.0,
+    });
+    let manifest = serde_json::json!({
+        "admix": "0.1.0", "mode": "values", "seed": 1, "written": "2026-11-23T05:00:00Z", "outcome": outcome,
+    });
+    write(&values, "[values]\nbatch = 256\n", manifest);
+    let metrics = "{\"time\":1.0,\"kind\":\"values\",\"epoch\":7,\"updates\":539,\"samples\":549402,\"samples_per_s\":0.0}\n\
+                   {\"time\":2.0,\"kind\":\"evaluation\",\"epoch\":6,\"updates\":539,\"click\":0.1106,\"charge\":0.0,\"best\":true}\n";
+    std::fs::write(values.join("metrics.jsonl"), metrics).unwrap();
+    let manifest = serde_json::json!({
+        "admix": "0.1.0", "mode": "parallel", "seed": 1, "started": "2026-11-23T06:00:00Z", "outcome": {"reason": "budget"},
+    });
+    write(&trained, "[policy]\nhidden = 4\n", manifest);
+
+    let seen = inspect(&values, &["dead; ended 2026-11-23T05:00:00Z", "7 passes, best validation loss 0.1106"]);
+    assert_eq!((seen["state"].as_str(), seen["notes"].as_array().map(Vec::len)), (Some("ended"), Some(0)), "{seen}");
+    let screen = Command::new(PROGRAM).arg("watch").arg(&values).arg("--once").output().unwrap();
+    let screen = String::from_utf8(screen.stdout).unwrap();
+    for word in ["ended: budget", "updates 539", "click loss", "0.110600", "best so far"] {
+        assert!(screen.contains(word), "no `{word}` in {screen}");
+    }
+    let listed = Command::new(PROGRAM).arg("runs").arg(folder.path()).arg("--json").output().unwrap();
+    let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    let kinds: Vec<&str> = listed["runs"].as_array().unwrap().iter().map(|r| r["kind"].as_str().unwrap()).collect();
+    assert_eq!((kinds, listed["differing"].as_object().unwrap().len()), (vec!["values", "train"], 0), "{listed}");
+}

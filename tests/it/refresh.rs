@@ -150,3 +150,16 @@ fn a_refresh_learns_from_the_windows_of_a_day_under_way_and_keeps_the_served_pla
         assert!(output.status.code() == Some(2) && stderr.contains("for example 2h"), "{stderr}");
     }
 }
+
+/// A night after which no day had arrived was like any other.
+#[test]
+fn a_night_without_a_new_day_says_so() {
+    let desk = Desk::new();
+    let (_, rows) = arrive(&desk.path("days"), 0);
+    let notes = |entry: &Value| entry["notes"].to_string();
+    let first = desk.entry(&[], 0);
+    assert!(!notes(&first).contains("NO NEW DAY"), "{first}");
+    let second = desk.entry(&[], 0);
+    let said = format!("NO NEW DAY since entry {}: {} is still the newest", first["n"], rows.day.date);
+    assert!(notes(&second).contains(&said), "no `{said}` in {second}");
+}

@@ -578,7 +578,7 @@ fn the_exporter_writes_a_log_directory_that_checks_out() {
     std::fs::write(
         path("requests.csv"),
         "request,time,placement,region,sex,age_band,user\n1,2026-01-05T00:00:01.250+08:00,3,21,m,4,99\n\
-         2,2026-01-05T23:59:59+08:00,3,22,,,98\n3,2026-01-05T12:00:00+08:00,3,22,f,2,97\n",
+         2,2026-01-05T23:59:59+08:00,3,22,,,\n3,2026-01-05T12:00:00+08:00,3,22,f,2,97\n",
     )
     .unwrap();
     std::fs::write(
@@ -589,17 +589,25 @@ fn the_exporter_writes_a_log_directory_that_checks_out() {
     .unwrap();
     std::fs::write(
         path("contracts.csv"),
-        "ad,impressions,regions,penalty_yuan_per_1000,click_yuan\n501,80,\"21,22\",12,0.3\n",
+        "ad,impressions,regions,penalty_yuan_per_1000,click_yuan\n501,80,\"21,22\",12,0.3\n502,8,,12,0.3\n",
     )
     .unwrap();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/export_day.py");
     let day = path("day");
-    let output = std::process::Command::new(&python)
-        .arg(script)
-        .args(["requests.csv", "candidates.csv", "contracts.csv"].map(path))
-        .arg(&day)
-        .output()
-        .unwrap();
+    let export = |requests: &str| {
+        let tables = [requests, "candidates.csv", "contracts.csv"].map(path);
+        std::process::Command::new(&python).arg(&script).args(tables).arg(&day).output().unwrap()
+    };
+    for (name, row, words) in [
+        ("no_offset.csv", "1,2026-01-05T00:00:01,3,21,m,4,99", ["line 2, column `time`", "UTC offset"]),
+        ("text_id.csv", "1,2026-01-05T00:00:01+08:00,3,21,m,4,u-99", ["line 2, column `user`", "hash"]),
+    ] {
+        std::fs::write(path(name), format!("request,time,placement,region,sex,age_band,user\n{row}\n")).unwrap();
+        let output = export(name);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && words.iter().all(|word| said.contains(word)), "{said}");
+    }
+    let output = export("requests.csv");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let ending = if runs("import pyarrow.parquet") { "parquet" } else { "tsv" };
     assert!(day.join(format!("track_log.{ending}")).is_file());
@@ -615,5 +623,10 @@ fn the_exporter_writes_a_log_directory_that_checks_out() {
     let contract = &raw.contracts[0];
     assert_eq!((contract.ad_id, contract.penalty, contract.click_value), (501, 1.2, 30.0));
     assert_eq!(contract.targeting.to_string(), "region:21,22");
+    // An empty user and a contract without targeting are legal.
+    assert_eq!(
+        (first.user_id, second.user_id, raw.contracts[1].targeting.to_string()),
+        (Some(99), None, String::new())
+    );
     admix(&["data", "check", day.to_str().unwrap()]).expect(0, &[]);
 }
