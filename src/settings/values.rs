@@ -210,6 +210,50 @@ impl ValueSettings {
         if self.table.cache_rows > 0 { self.table.prefetch } else { 1 }
     }
 
+    /// Checks the keys whose values depend on the number of `ranks` of all machines.
+    ///
+    /// # Errors
+    /// A value that does not go with so many ranks.
+    pub fn check_ranks(&self, ranks: usize) -> Result<(), SettingsError> {
+        let bad = |key: &str, why: String| Err(SettingsError::Value { key: key.into(), why });
+        let t = &self.table;
+        let least = 2 * self.rows_in_flight(ranks);
+        if t.snapshot_rows < least.min(t.max_rows) && self.checkpoint.every_s > 0.0 {
+            let why = format!(
+                "is {}; the batches under way may change {least} rows: raise it, or lower values.batch (or ranks.period, if ranks overlap)",
+                t.snapshot_rows
+            );
+            return bad("table.snapshot_rows", why);
+        }
+        if ranks == 1 {
+            return Ok(());
+        }
+        for (key, set) in [
+            ("table.admit_after", t.admit_after > 1),
+            ("table.when_full", t.when_full == WhenFull::Oldest),
+            ("table.keep_days", t.keep_days > 0),
+        ] {
+            if set {
+                let why = "goes with values.ranks = 1 and one node alone: several ranks read the table while rank 0 writes it";
+                return bad(key, why.into());
+            }
+        }
+        let silent = self.watchdog.silent_s;
+        if silent > 0.0 && self.ranks.timeout_s >= silent {
+            let why = format!(
+                "is {}; must be less than watchdog.silent_s = {silent}, or the wrong rank is blamed",
+                self.ranks.timeout_s
+            );
+            return bad("ranks.timeout_s", why);
+        }
+        if t.cache_rows > 0 {
+            let why =
+                "must be 0 with several ranks (values.ranks, or several nodes): those of a machine read one table";
+            return bad("table.cache_rows", why.into());
+        }
+        Ok(())
+    }
+
     /// Returns the number of rows that may change, or be inserted, before the next update at which a snapshot can begin, with so many
     /// `ranks` in all.
     pub fn rows_in_flight(&self, ranks: usize) -> usize {
@@ -268,36 +312,10 @@ impl Configuration for ValueSettings {
                 return bad(key, format!("is {value}; must lie within {low}..={high}"));
             }
         }
-        let least = 2 * self.rows_in_flight(v.ranks);
-        if t.snapshot_rows < least.min(t.max_rows) && self.checkpoint.every_s > 0.0 {
-            let why = format!(
-                "is {}; the batches under way may change {least} rows: raise it, or lower values.batch (or ranks.period, if ranks overlap)",
-                t.snapshot_rows
-            );
-            return bad("table.snapshot_rows", why);
-        }
         if v.epochs == 0 {
             return bad("values.epochs", "must be at least 1".into());
         }
-        for (key, set) in [
-            ("table.admit_after", t.admit_after > 1),
-            ("table.when_full", t.when_full == WhenFull::Oldest),
-            ("table.keep_days", t.keep_days > 0),
-        ] {
-            if set && v.ranks > 1 {
-                let why = "goes with values.ranks = 1 alone: several ranks read the table while rank 0 writes it";
-                return bad(key, why.into());
-            }
-        }
         let r = &self.ranks;
-        let silent = self.watchdog.silent_s;
-        if v.ranks > 1 && silent > 0.0 && r.timeout_s >= silent {
-            let why = format!(
-                "is {}; must be less than watchdog.silent_s = {silent}, or the wrong rank is blamed",
-                r.timeout_s
-            );
-            return bad("ranks.timeout_s", why);
-        }
         if !(1..=1 << 20).contains(&r.period) {
             return bad("ranks.period", format!("is {}; must lie within 1..={}", r.period, 1 << 20));
         }
@@ -307,15 +325,9 @@ impl Configuration for ValueSettings {
                 format!("is {}; there are {} ranks (values.ranks), 0 = all", r.quorum, v.ranks),
             );
         }
-        if v.ranks > 1 && t.cache_rows > 0 {
-            return bad(
-                "table.cache_rows",
-                "must be 0 with values.ranks > 1: the ranks of a machine read one table".into(),
-            );
-        }
         if self.checkpoint.keep == 0 {
             return bad("checkpoint.keep", "must be at least 1; checkpoint.every_s = 0 takes no snapshots".into());
         }
-        Ok(())
+        self.check_ranks(v.ranks)
     }
 }

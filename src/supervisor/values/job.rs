@@ -19,7 +19,7 @@ pub fn check_job(settings: &ValueSettings, node: Node) -> Result<(), SettingsErr
     if node.is_alone() {
         return Ok(());
     }
-    let (v, t) = (&settings.values, &settings.table);
+    let v = &settings.values;
     let ranks = node.world(v.ranks).ranks;
     if ranks > MAX_RANKS {
         return bad(
@@ -30,27 +30,13 @@ pub fn check_job(settings: &ValueSettings, node: Node) -> Result<(), SettingsErr
     if settings.ranks.sync == RankSync::Overlap {
         return bad("ranks.sync", "= \"overlap\" is for one machine; several nodes train with \"step\"".into());
     }
-    if t.cache_rows > 0 {
-        return bad("table.cache_rows", "must be 0 with several ranks: those of a machine read one table".into());
-    }
-    if settings.checkpoint.every_s <= 0.0 {
-        return Ok(());
-    }
-    if settings.checkpoint.keep < 2 {
+    if settings.checkpoint.every_s > 0.0 && settings.checkpoint.keep < 2 {
         return bad(
             "checkpoint.keep",
             "must be at least 2 on several nodes: one may be a snapshot behind the others".into(),
         );
     }
-    let least = 2 * settings.rows_in_flight(ranks);
-    if t.snapshot_rows < least.min(t.max_rows) {
-        let why = format!(
-            "is {}; the batches under way of {ranks} ranks may change {least} rows: raise it, or lower values.batch",
-            t.snapshot_rows
-        );
-        return bad("table.snapshot_rows", why);
-    }
-    Ok(())
+    settings.check_ranks(ranks)
 }
 
 /// Checks that all nodes run the same: configuration and logs.
