@@ -219,6 +219,46 @@ impl ValueSettings {
         };
         batches * self.values.batch * ranks * self.values.fields.len()
     }
+
+    /// Checks the keys whose permitted values depend on the number of `ranks` in all, those of other machines among them.
+    ///
+    /// # Errors
+    /// A key whose value does not go with so many ranks.
+    pub fn check_ranks(&self, ranks: usize) -> Result<(), SettingsError> {
+        let bad = |key: &str, why: String| Err(SettingsError::Value { key: key.into(), why });
+        let t = &self.table;
+        let least = 2 * self.rows_in_flight(ranks);
+        if t.snapshot_rows < least.min(t.max_rows) && self.checkpoint.every_s > 0.0 {
+            let why = format!(
+                "is {}; the batches under way may change {least} rows: raise it, or lower values.batch (or ranks.period, if ranks overlap)",
+                t.snapshot_rows
+            );
+            return bad("table.snapshot_rows", why);
+        }
+        if ranks == 1 {
+            return Ok(());
+        }
+        for (key, set) in [
+            ("table.admit_after", t.admit_after > 1),
+            ("table.when_full", t.when_full == WhenFull::Oldest),
+            ("table.keep_days", t.keep_days > 0),
+        ] {
+            if set {
+                let why = format!("goes with a single rank, and there are {ranks}: they read the table while one writes it");
+                return bad(key, why);
+            }
+        }
+        let (timeout, silent) = (self.ranks.timeout_s, self.watchdog.silent_s);
+        if silent > 0.0 && timeout >= silent {
+            let why =
+                format!("is {timeout}; must be less than watchdog.silent_s = {silent}, or the wrong rank is blamed");
+            return bad("ranks.timeout_s", why);
+        }
+        if t.cache_rows > 0 {
+            return bad("table.cache_rows", format!("must be 0 with {ranks} ranks: the ranks of a machine read one table"));
+        }
+        Ok(())
+    }
 }
 
 impl Configuration for ValueSettings {
@@ -268,36 +308,11 @@ impl Configuration for ValueSettings {
                 return bad(key, format!("is {value}; must lie within {low}..={high}"));
             }
         }
-        let least = 2 * self.rows_in_flight(v.ranks);
-        if t.snapshot_rows < least.min(t.max_rows) && self.checkpoint.every_s > 0.0 {
-            let why = format!(
-                "is {}; the batches under way may change {least} rows: raise it, or lower values.batch (or ranks.period, if ranks overlap)",
-                t.snapshot_rows
-            );
-            return bad("table.snapshot_rows", why);
-        }
         if v.epochs == 0 {
             return bad("values.epochs", "must be at least 1".into());
         }
-        for (key, set) in [
-            ("table.admit_after", t.admit_after > 1),
-            ("table.when_full", t.when_full == WhenFull::Oldest),
-            ("table.keep_days", t.keep_days > 0),
-        ] {
-            if set && v.ranks > 1 {
-                let why = "goes with values.ranks = 1 alone: several ranks read the table while rank 0 writes it";
-                return bad(key, why.into());
-            }
-        }
+        self.check_ranks(v.ranks)?;
         let r = &self.ranks;
-        let silent = self.watchdog.silent_s;
-        if v.ranks > 1 && silent > 0.0 && r.timeout_s >= silent {
-            let why = format!(
-                "is {}; must be less than watchdog.silent_s = {silent}, or the wrong rank is blamed",
-                r.timeout_s
-            );
-            return bad("ranks.timeout_s", why);
-        }
         if !(1..=1 << 20).contains(&r.period) {
             return bad("ranks.period", format!("is {}; must lie within 1..={}", r.period, 1 << 20));
         }
@@ -305,12 +320,6 @@ impl Configuration for ValueSettings {
             return bad(
                 "ranks.quorum",
                 format!("is {}; there are {} ranks (values.ranks), 0 = all", r.quorum, v.ranks),
-            );
-        }
-        if v.ranks > 1 && t.cache_rows > 0 {
-            return bad(
-                "table.cache_rows",
-                "must be 0 with values.ranks > 1: the ranks of a machine read one table".into(),
             );
         }
         if self.checkpoint.keep == 0 {

@@ -19,7 +19,7 @@ pub fn check_job(settings: &ValueSettings, node: Node) -> Result<(), SettingsErr
     if node.is_alone() {
         return Ok(());
     }
-    let (v, t) = (&settings.values, &settings.table);
+    let v = &settings.values;
     let ranks = node.world(v.ranks).ranks;
     if ranks > MAX_RANKS {
         return bad(
@@ -30,27 +30,13 @@ pub fn check_job(settings: &ValueSettings, node: Node) -> Result<(), SettingsErr
     if settings.ranks.sync == RankSync::Overlap {
         return bad("ranks.sync", "= \"overlap\" is for one machine; several nodes train with \"step\"".into());
     }
-    if t.cache_rows > 0 {
-        return bad("table.cache_rows", "must be 0 with several ranks: those of a machine read one table".into());
-    }
-    if settings.checkpoint.every_s <= 0.0 {
-        return Ok(());
-    }
-    if settings.checkpoint.keep < 2 {
+    if settings.checkpoint.every_s > 0.0 && settings.checkpoint.keep < 2 {
         return bad(
             "checkpoint.keep",
             "must be at least 2 on several nodes: one may be a snapshot behind the others".into(),
         );
     }
-    let least = 2 * settings.rows_in_flight(ranks);
-    if t.snapshot_rows < least.min(t.max_rows) {
-        let why = format!(
-            "is {}; the batches under way of {ranks} ranks may change {least} rows: raise it, or lower values.batch",
-            t.snapshot_rows
-        );
-        return bad("table.snapshot_rows", why);
-    }
-    Ok(())
+    settings.check_ranks(ranks)
 }
 
 /// Checks that all nodes run the same: configuration and logs.
@@ -117,5 +103,40 @@ pub fn newest_of_all(job: &Job, directory: &RunDirectory) -> anyhow::Result<Opti
             return Ok(mine);
         }
         most = least;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::WhenFull;
+
+    /// Keys that several ranks must not have were ignored with one rank on each of several nodes, and with `oldest` all rows were
+    /// saved as dropped ones.
+    #[test]
+    fn several_nodes_refuse_what_several_ranks_refuse() {
+        let cases: [(&str, fn(&mut ValueSettings)); 7] = [
+            ("table.admit_after", |s| s.table.admit_after = 2),
+            ("table.when_full", |s| s.table.when_full = WhenFull::Oldest),
+            ("table.keep_days", |s| s.table.keep_days = 7),
+            ("table.cache_rows", |s| s.table.cache_rows = 1 << 16),
+            ("table.snapshot_rows", |s| s.table.snapshot_rows = 100_000),
+            ("ranks.timeout_s", |s| (s.ranks.timeout_s, s.watchdog.silent_s) = (60.0, 30.0)),
+            ("checkpoint.keep", |s| s.checkpoint.keep = 1),
+        ];
+        let mut good = ValueSettings::default();
+        good.values.train = vec!["day".into()];
+        let two = Node { index: 1, of: 2 };
+        check_job(&good, two).unwrap();
+        for (key, change) in cases {
+            let mut settings = good.clone();
+            change(&mut settings);
+            check_job(&settings, Node::default()).unwrap();
+            if key != "table.snapshot_rows" {
+                settings.validate().unwrap();
+            }
+            let refused = check_job(&settings, two).unwrap_err().to_string();
+            assert!(refused.contains(key), "{refused}");
+        }
     }
 }
