@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 
 use crate::cancel;
@@ -13,6 +13,7 @@ use crate::run::value_run::Prepared;
 use crate::run::{RunDirectory, flight};
 use crate::settings::{self, Configuration as _, ValueSettings};
 use crate::sparse::file;
+use crate::supervisor::failure::RunFailure;
 use crate::supervisor::interrupt::Interrupt;
 use crate::supervisor::values::{self, ValueOutcome};
 use crate::supervisor::{ExitReason, resume};
@@ -260,10 +261,12 @@ fn learn(
     let result = values::train(settings, fields, directory, interrupt, job);
     flight::end(&result);
     if interrupt.count() > 1 {
-        return result.map(|_| Some(Exit::Interrupted)).or_else(|e| {
+        if let Err(e) = &result {
             say!("{e:#}");
-            Ok(Some(Exit::Interrupted))
-        });
+        }
+        // Without taking leave, which would wait for the other nodes.
+        ensure!(node.is_alone(), RunFailure::NotSaved { node: node.index });
+        return Ok(Some(Exit::Interrupted));
     }
     let outcome = result?;
     if node.is_first() {

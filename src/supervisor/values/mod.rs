@@ -20,11 +20,11 @@ use std::time::Instant;
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
-use crate::nodes::Job;
+use crate::nodes::{Job, Node, World};
 use crate::run::RunDirectory;
 use crate::run::value_run::{ValueHalves, ValueSegments, exchange_name};
 use crate::settings::ValueSettings;
-use crate::shm::{Exchange, Ledger, Remote, RunNames, SampleRing, sweep};
+use crate::shm::{Broken, Exchange, Ledger, Remote, RunNames, SampleRing, sweep};
 use crate::values::Fields;
 
 use super::ExitReason;
@@ -103,10 +103,19 @@ pub fn train(
         }
         let remote =
             || Ok::<_, anyhow::Error>(Remote::new(Arc::new(Exchange::open(&exchange_name(&names.to_string()))?)));
+        // A node whose disk is slow reads its rows for longer than ranks wait for each other.
+        job.tell(&())?;
         let ended = {
-            let _carrying = job.carry(remote)?;
+            let carrying = job.carry(remote)?;
             let run = Run::start(settings, directory, &segments, names.to_string(), node)?;
-            run.watch(interrupt, &mut reader_restarts)?
+            let ended = run.watch(interrupt, &mut reader_restarts)?;
+            if let (Ended::Well(_), Some(carrying)) = (&ended, carrying) {
+                carrying.end();
+            }
+            match ended {
+                Ended::Killed if node.is_alone() => Ended::Well(ExitReason::Interrupted),
+                ended => ended,
+            }
         };
         let c = &segments.control.checkpoint;
         snapshots = (snapshots.0 + c.snapshots.get(), snapshots.1 + c.write_ns.get());
@@ -116,7 +125,11 @@ pub fn train(
                 let logs = directory.logs();
                 return Err(match ended {
                     Ended::NotFinite => RunFailure::NotFinite { incidents: logs },
-                    _ => RunFailure::NodeLost { node: node.index, logs },
+                    Ended::Killed => RunFailure::NotSaved { node: node.index },
+                    _ => {
+                        let broken = segments.exchange.as_ref().and_then(Exchange::broken);
+                        RunFailure::NodeLost { why: lost(node, world, broken), logs }
+                    }
                 }
                 .into());
             }
@@ -161,5 +174,30 @@ pub fn train(
             snapshot_s: snapshots.1 as f64 * 1e-9,
             ledger: Ledger::sum(all.iter().map(|of| of.ledger)),
         });
+    }
+}
+
+/// What was lost, as far as this `node` knows from how its exchange broke.
+fn lost(node: Node, world: World, broken: Option<Broken>) -> String {
+    let here = world.first..world.first + world.local;
+    match broken {
+        Some(Broken::Late { rank }) if !here.contains(&rank) => {
+            format!("node {} did not answer within ranks.timeout_s", rank / world.local)
+        }
+        _ => format!("a rank of node {} died or lost another one", node.index),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_does_not_answer_is_named() {
+        let node = Node { index: 1, of: 3 };
+        let said = |broken| lost(node, node.world(2), Some(broken));
+        assert!(said(Broken::Late { rank: 5 }).starts_with("node 2 did not answer"));
+        assert!(said(Broken::Late { rank: 3 }).starts_with("a rank of node 1"));
+        assert!(said(Broken::Died { rank: 2 }).starts_with("a rank of node 1"));
     }
 }
