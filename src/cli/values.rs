@@ -167,7 +167,7 @@ impl Train {
         }
         let fields = Fields::parse(&settings.values.fields)?;
         let interrupt = Interrupt::listen(settings.watchdog.grace_s)?;
-        values::check_job(&settings, job.node())?;
+        values::check_job(&settings, &fields, job.node())?;
         let directory = self.directory(job)?;
         flight::begin(&directory.flight(), "main");
         let root = directory.root().to_owned();
@@ -240,7 +240,7 @@ fn learn(
     let node = job.node();
     tell!(job, "run directory {}", directory.root().display());
     let prepared = values::prepare(settings, fields, node)?;
-    values::agree_on_run(job, directory, settings, &prepared)?;
+    let known = values::agree_on_run(job, directory, settings, &prepared)?;
     if directory.manifest().exists() {
         values::check_resume(directory, settings, &prepared)?;
         say!("the run that was begun here goes on");
@@ -258,7 +258,7 @@ fn learn(
         described(&settings.values.fields, &prepared.prior)
     );
     interrupt.supervise();
-    let result = values::train(settings, fields, directory, interrupt, job);
+    let result = values::train(settings, fields, directory, interrupt, (job, known));
     flight::end(&result);
     if interrupt.count() > 1 {
         if let Err(e) = &result {

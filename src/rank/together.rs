@@ -198,7 +198,9 @@ impl Member<'_> {
     fn end(&mut self) -> anyhow::Result<()> {
         self.record();
         if !self.agree_on_room(true)? {
-            return Err(CannotSave(anyhow::anyhow!("the snapshot before the last cannot be written on every machine")).into());
+            return Err(
+                CannotSave(anyhow::anyhow!("the snapshot before the last cannot be written on every machine")).into()
+            );
         }
         if let Some(first) = &mut self.first
             && let Some(number) = first.saver.last()

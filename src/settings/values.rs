@@ -244,7 +244,8 @@ impl ValueSettings {
             ("table.keep_days", t.keep_days > 0),
         ] {
             if set {
-                let why = format!("goes with a single rank, and there are {ranks}: they read the table while one writes it");
+                let why =
+                    format!("goes with a single rank, and there are {ranks}: they read the table while one writes it");
                 return bad(key, why);
             }
         }
@@ -255,7 +256,10 @@ impl ValueSettings {
             return bad("ranks.timeout_s", why);
         }
         if t.cache_rows > 0 {
-            return bad("table.cache_rows", format!("must be 0 with {ranks} ranks: the ranks of a machine read one table"));
+            return bad(
+                "table.cache_rows",
+                format!("must be 0 with {ranks} ranks: the ranks of a machine read one table"),
+            );
         }
         Ok(())
     }

@@ -27,6 +27,8 @@ pub enum RunFailure {
          learner.actor_rate; the batches are in {}", incidents.display()
     )]
     NotFinite { incidents: PathBuf },
+    #[error("a loss or gradient is not finite: lower values.rate and table.rate; the last words of the ranks are in {}", logs.display())]
+    ValuesNotFinite { logs: PathBuf },
     #[error("the results of the run cannot be written; make room and go on with --resume. Why is in {}", log.display())]
     CannotSave { log: PathBuf },
     #[error("{why}, and the job has ended with it: start it again with --resume. Last words are in {}", logs.display())]
@@ -53,7 +55,7 @@ impl RunFailure {
             Self::NoSamples { .. } => 21,
             Self::NoParameters { .. } => 22,
             Self::NoProgress { .. } => 23,
-            Self::NotFinite { .. } => Self::NOT_FINITE,
+            Self::NotFinite { .. } | Self::ValuesNotFinite { .. } => Self::NOT_FINITE,
             Self::CannotSave { .. } => Self::CANNOT_SAVE,
             Self::NodeLost { .. } => 27,
             Self::NotSaved { .. } => 130,

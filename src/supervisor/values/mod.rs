@@ -65,7 +65,7 @@ struct Part {
 }
 
 /// Trains until the trainer ends, and reports. Goes on from the newest snapshot in the run directory, if there is one. All nodes of the
-/// `job` call it.
+/// `job` call it; each says whether it was part of the run before, `known` ([`agree_on_run`]).
 ///
 /// # Errors
 /// [`RunFailure`], or no room for the table.
@@ -74,7 +74,7 @@ pub fn train(
     fields: &Fields,
     directory: &RunDirectory,
     interrupt: &Interrupt,
-    job: &Job,
+    (job, known): (&Job, bool),
 ) -> anyhow::Result<ValueOutcome> {
     let removed = sweep();
     if !removed.is_empty() {
@@ -87,7 +87,8 @@ pub fn train(
     // The update that was not finite, if the last attempt ended with one.
     let mut not_finite = None;
     let (node, world) = (job.node(), job.node().world(settings.values.ranks));
-    let mut rows = Rows::load(&names, settings, fields, directory, (world, job::newest_of_all(job, directory)?))?;
+    let mut rows =
+        Rows::load(&names, settings, fields, directory, (world, job::newest_of_all(job, directory, known)?))?;
     loop {
         let halves = ValueHalves::create(&names, settings, fields, rows.number)?;
         let segments = ValueSegments::create(&names, settings, fields, world)?;
@@ -124,7 +125,7 @@ pub fn train(
             if !node.is_alone() {
                 let logs = directory.logs();
                 return Err(match ended {
-                    Ended::NotFinite => RunFailure::NotFinite { incidents: logs },
+                    Ended::NotFinite => RunFailure::ValuesNotFinite { logs },
                     Ended::Killed => RunFailure::NotSaved { node: node.index },
                     _ => {
                         let broken = segments.exchange.as_ref().and_then(Exchange::broken);
@@ -138,7 +139,7 @@ pub fn train(
                 // In a fixed order the same follows again, unless it was the machine's doing.
                 anyhow::ensure!(
                     not_finite.replace(update).is_none_or(|before| update > before),
-                    RunFailure::NotFinite { incidents: directory.logs() }
+                    RunFailure::ValuesNotFinite { logs: directory.logs() }
                 );
                 tracing::warn!("update {update} is not finite; once more from the newest snapshot");
             }
