@@ -81,7 +81,9 @@ pub fn exit_of(error: &anyhow::Error) -> Exit {
             || cause.is::<RowFileError>()
             || cause.is::<NotARunDirectory>()
             || cause.is::<Leak>()
-            || cause.downcast_ref::<JobError>().is_some_and(|e| matches!(e, JobError::NotBuilt { .. }))
+            || cause
+                .downcast_ref::<JobError>()
+                .is_some_and(|e| matches!(e, JobError::NotBuilt { .. } | JobError::OtherSize { .. }))
             || cause
                 .downcast_ref::<LogError>()
                 .is_some_and(|e| !matches!(e, LogError::Io { .. } | LogError::NotKept { .. }))

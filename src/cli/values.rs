@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 
 use crate::cancel;
@@ -13,6 +13,7 @@ use crate::run::value_run::Prepared;
 use crate::run::{RunDirectory, flight};
 use crate::settings::{self, Configuration as _, ValueSettings};
 use crate::sparse::file;
+use crate::supervisor::failure::RunFailure;
 use crate::supervisor::interrupt::Interrupt;
 use crate::supervisor::values::{self, ValueOutcome};
 use crate::supervisor::{ExitReason, resume};
@@ -166,7 +167,7 @@ impl Train {
         }
         let fields = Fields::parse(&settings.values.fields)?;
         let interrupt = Interrupt::listen(settings.watchdog.grace_s)?;
-        values::check_job(&settings, job.node())?;
+        values::check_job(&settings, &fields, job.node())?;
         let directory = self.directory(job)?;
         flight::begin(&directory.flight(), "main");
         let root = directory.root().to_owned();
@@ -239,7 +240,7 @@ fn learn(
     let node = job.node();
     tell!(job, "run directory {}", directory.root().display());
     let prepared = values::prepare(settings, fields, node)?;
-    values::agree_on_run(job, directory, settings, &prepared)?;
+    let known = values::agree_on_run(job, directory, settings, &prepared)?;
     if directory.manifest().exists() {
         values::check_resume(directory, settings, &prepared)?;
         say!("the run that was begun here goes on");
@@ -257,13 +258,15 @@ fn learn(
         described(&settings.values.fields, &prepared.prior)
     );
     interrupt.supervise();
-    let result = values::train(settings, fields, directory, interrupt, job);
+    let result = values::train(settings, fields, directory, interrupt, (job, known));
     flight::end(&result);
     if interrupt.count() > 1 {
-        return result.map(|_| Some(Exit::Interrupted)).or_else(|e| {
+        if let Err(e) = &result {
             say!("{e:#}");
-            Ok(Some(Exit::Interrupted))
-        });
+        }
+        // Without taking leave, which would wait for the other nodes.
+        ensure!(node.is_alone(), RunFailure::NotSaved { node: node.index });
+        return Ok(Some(Exit::Interrupted));
     }
     let outcome = result?;
     if node.is_first() {

@@ -61,6 +61,9 @@ impl Node {
     }
 }
 
+/// Most bytes of a message of all nodes together: MPI counts them in 32 bits.
+pub const MOST_BYTES: u64 = i32::MAX as u64;
+
 /// A job that cannot begin, or that has lost a node.
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
@@ -71,6 +74,13 @@ pub enum JobError {
     NotBuilt { processes: usize },
     #[error("MPI cannot be initialised")]
     NotInitialised,
+    #[error(
+        "the launcher started {started} processes, and in MPI there are {joined}: mpirun and the MPI that admix was built with are not of \
+         the same installation"
+    )]
+    OtherSize { started: usize, joined: usize },
+    #[error("node {node} was training while this one had ended: their logs say why")]
+    OutOfStep { node: usize },
     #[error("the thread that calls MPI has ended; see above")]
     Ended,
     #[error("a message of node {node} is malformed: {why}")]
@@ -93,6 +103,9 @@ impl Job {
         #[cfg(feature = "mpi")]
         if is_launched() {
             let (link, node) = mpi::Link::open()?;
+            if let Some(started) = started_together().filter(|started| *started != node.of) {
+                return Err(JobError::OtherSize { started, joined: node.of });
+            }
             return Ok(Self { node, link: Some(link) });
         }
         one_machine().map_err(|processes| JobError::NotBuilt { processes })?;
@@ -142,7 +155,8 @@ impl Job {
         Ok(None)
     }
 
-    /// Ends this node's part: waits for the other nodes.
+    /// Ends this node's part: waits for the other nodes. A job that is dropped without this ends by itself, and the launcher ends the
+    /// other nodes.
     pub fn leave(self) {
         #[cfg(feature = "mpi")]
         if let Some(link) = self.link {
@@ -156,6 +170,15 @@ impl Job {
 pub struct Carrying<'a>(&'a mpi::Link);
 
 #[cfg(feature = "mpi")]
+impl Carrying<'_> {
+    /// Ends the carrying after all ranks have ended well. Dropping it is for failures.
+    pub fn end(self) {
+        self.0.end_carrying();
+        std::mem::forget(self);
+    }
+}
+
+#[cfg(feature = "mpi")]
 impl Drop for Carrying<'_> {
     fn drop(&mut self) {
         self.0.stop_carrying();
@@ -166,6 +189,11 @@ impl Drop for Carrying<'_> {
 #[cfg(not(feature = "mpi"))]
 pub enum Carrying<'a> {
     Never(std::convert::Infallible, std::marker::PhantomData<&'a Job>),
+}
+
+#[cfg(not(feature = "mpi"))]
+impl Carrying<'_> {
+    pub fn end(self) {}
 }
 
 /// Checks that no launcher of MPI started several processes of a command that runs on one machine alone.

@@ -26,7 +26,10 @@ const LOOK: Duration = Duration::from_millis(100);
 const EAGER_TESTS: u32 = 200;
 const PAUSE: Duration = Duration::from_micros(50);
 /// Most bytes of a message: MPI counts them in 32 bits.
-const MOST: u64 = i32::MAX as u64;
+const MOST: u64 = super::MOST_BYTES;
+/// The first byte of a message says what it is. Nodes that are not at the same point are found by it.
+const TOLD: u8 = b'T';
+const CARRIED: u8 = b'C';
 
 enum Ask {
     Tell(Vec<u8>),
@@ -37,6 +40,8 @@ enum Ask {
 enum Answer {
     Joined(Option<Node>),
     Told(Vec<Vec<u8>>),
+    /// This node was carrying when the others told something.
+    OutOfStep(usize),
     /// No message of ranks is carried any more.
     Stopped,
     Left,
@@ -83,9 +88,14 @@ impl Link {
 
     pub fn tell(&self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>, JobError> {
         self.ask(Ask::Tell(mine))?;
-        match self.answer()? {
-            Answer::Told(all) => Ok(all),
-            _ => Err(JobError::Ended),
+        loop {
+            return match self.answer()? {
+                Answer::Told(all) => Ok(all),
+                Answer::OutOfStep(node) => Err(JobError::OutOfStep { node }),
+                // Late, of a carrying that main did not wait for.
+                Answer::Stopped => continue,
+                _ => Err(JobError::Ended),
+            };
         }
     }
 
@@ -95,6 +105,13 @@ impl Link {
         let _ = self.ask(Ask::Carry(remote));
     }
 
+    /// Stops after the ranks have ended well: nothing is under way then, and the thread answers soon.
+    pub fn end_carrying(&self) {
+        self.flags.stop.store(true, Ordering::Relaxed);
+        while self.answer().is_ok_and(|answer| !matches!(answer, Answer::Stopped)) {}
+    }
+
+    /// Stops after a failure.
     pub fn stop_carrying(&self) {
         self.flags.stop.store(true, Ordering::Relaxed);
         // Where another node is gone it may be waiting for a message from there, for ever.
@@ -102,7 +119,14 @@ impl Link {
     }
 
     pub fn leave(mut self) {
-        self.left = self.ask(Ask::Leave).is_ok() && self.answer().is_ok();
+        let left = |link: &Self| loop {
+            match link.answer() {
+                Ok(Answer::Left) => return true,
+                Ok(Answer::Stopped) => {}
+                _ => return false,
+            }
+        };
+        self.left = self.ask(Ask::Leave).is_ok() && left(&self);
     }
 
     fn ask(&self, ask: Ask) -> Result<(), JobError> {
@@ -173,11 +197,13 @@ impl Caller {
                 Err(_) => return Err(Stop::GivenUp),
             };
             match ask {
-                Ask::Tell(mine) => {
+                Ask::Tell(mut mine) => {
                     let mut all = Messages::default();
+                    mine.insert(0, TOLD);
                     self.all_gather(&world, &mine, &mut all)?;
-                    let all = (0..node.of).map(|of| all.of(of).to_vec()).collect();
-                    self.answer(Answer::Told(all))?;
+                    let told = |of: usize| all.of(of).strip_prefix(&[TOLD]).map(<[u8]>::to_vec).ok_or(of);
+                    let all: Result<_, usize> = (0..node.of).map(told).collect();
+                    self.answer(all.map_or_else(Answer::OutOfStep, Answer::Told))?;
                 }
                 Ask::Carry(mut remote) => {
                     self.carry(&world, node, &mut remote)?;
@@ -199,6 +225,7 @@ impl Caller {
         let ends = || self.flags.stop.load(Ordering::Relaxed) || self.flags.give_up.load(Ordering::Relaxed);
         loop {
             mine.clear();
+            mine.push(CARRIED);
             mine.extend_from_slice(&remote.number().to_le_bytes());
             let taken = remote.collect(ends, |given| {
                 for part in [given.floats, given.bytes] {
@@ -314,6 +341,9 @@ fn deliver(remote: &Remote, first: usize, ranks: usize, message: &[u8]) -> Resul
         Ok(part)
     };
     let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
+    if take(1)? != [CARRIED] {
+        return Err("its main process was not carrying any more: its ranks have ended".into());
+    }
     let exchange = number(take(8)?);
     if exchange != remote.number() {
         return Err(format!("it is of exchange {exchange}, this is {}", remote.number()));

@@ -28,6 +28,40 @@ pub struct Wish {
     pub room: bool,
 }
 
+/// Whether a snapshot can begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Room {
+    Free,
+    /// The one before is on its way to disk.
+    NotYet,
+    /// The one before cannot be written, and the run ends.
+    Never,
+}
+
+impl Room {
+    pub fn encode(self) -> [u8; 1] {
+        [self as u8]
+    }
+
+    /// What all machines have together: a snapshot begins where every one of them has room, and is given up where one never will.
+    pub fn of_all(mine: Self, theirs: &[u8]) -> Self {
+        let theirs = match theirs {
+            [0] => Self::Free,
+            [1] => Self::NotYet,
+            _ => Self::Never,
+        };
+        if mine as u8 > theirs as u8 { mine } else { theirs }
+    }
+}
+
+/// A wait for room.
+pub struct Wait {
+    /// Failures of the checkpointer before it.
+    failures: u64,
+    /// It is for the last snapshot of the run.
+    last: bool,
+}
+
 /// Begins the snapshots of a run.
 pub struct Saver<'a> {
     segments: &'a ValueSegments,
@@ -69,7 +103,7 @@ impl<'a> Saver<'a> {
     pub fn begin(&mut self, changed: usize, look: impl FnMut()) -> Option<u64> {
         let wish = self.wish(changed);
         if wish.full {
-            self.wait_for_room(look);
+            self.wait_for_room(false, look);
         }
         if wish.full || wish.due { self.begin_now(wish) } else { None }
     }
@@ -82,47 +116,56 @@ impl<'a> Saver<'a> {
         Some(number)
     }
 
-    /// Waits until the snapshot before is on disk; false in a run that ends and cannot write it. Calls `look` now and then.
-    pub fn wait_for_room(&mut self, mut look: impl FnMut()) -> bool {
-        let Some(halves) = self.halves else { return true };
+    /// Begins to wait for room: for the `last` snapshot of the run, or one that must not wait.
+    pub fn begin_wait(&self, last: bool) -> Wait {
+        Wait { failures: self.segments.control.checkpoint.failures.get(), last }
+    }
+
+    /// Looks whether the snapshot before is on disk, and waits for it a moment.
+    pub fn room(&mut self, wait: &Wait) -> Room {
+        let Some(halves) = self.halves else { return Room::Free };
         let control = &self.segments.control;
-        let (begun, before) = (Instant::now(), control.checkpoint.failures.get());
-        let room = loop {
-            let seen = halves.news().value();
-            if halves.next().is_some() {
-                break true;
-            }
-            let fails = control.checkpoint.failures.get() - before >= LAST_FAILURES;
-            let stops = control.stop_level();
-            if stops >= STOP_ALL || stops >= STOP_LEARNING && fails {
-                break false;
-            }
-            halves.news().wait(seen, NAP);
-            look();
-        };
+        let seen = halves.news().value();
+        if halves.next().is_some() {
+            return Room::Free;
+        }
+        let fails = control.checkpoint.failures.get() - wait.failures >= LAST_FAILURES;
+        let stops = control.stop_level();
+        if stops >= STOP_ALL || fails && (wait.last || stops >= STOP_LEARNING) {
+            return Room::Never;
+        }
+        let begun = Instant::now();
+        halves.news().wait(seen, NAP);
         self.waited += begun.elapsed();
-        room
+        Room::NotYet
+    }
+
+    /// Waits until the snapshot before is on disk; false in a run that ends and cannot write it. Calls `look` now and then.
+    fn wait_for_room(&mut self, last: bool, mut look: impl FnMut()) -> bool {
+        let wait = self.begin_wait(last);
+        loop {
+            match self.room(&wait) {
+                Room::Free => return true,
+                Room::Never => return false,
+                Room::NotYet => look(),
+            }
+        }
+    }
+
+    /// Number of the last snapshot of the run, for which there is room; `None` in a run that takes none.
+    pub fn last(&self) -> Option<u64> {
+        self.halves?.next()
     }
 
     /// Waits until the last snapshot of the run may begin; `None` in a run that takes none.
     ///
     /// # Errors
     /// The checkpointer cannot write the one before.
-    pub fn begin_last(&mut self, mut look: impl FnMut()) -> Result<Option<u64>, CannotSave> {
-        let Some(halves) = self.halves else { return Ok(None) };
-        let failures = &self.segments.control.checkpoint.failures;
-        let before = failures.get();
-        loop {
-            let seen = halves.news().value();
-            if let Some(number) = halves.next() {
-                return Ok(Some(number));
-            }
-            if failures.get() - before >= LAST_FAILURES {
-                return Err(CannotSave(anyhow::anyhow!("the snapshot before the last cannot be written")));
-            }
-            halves.news().wait(seen, NAP);
-            look();
+    pub fn begin_last(&mut self, look: impl FnMut()) -> Result<Option<u64>, CannotSave> {
+        if self.wait_for_room(true, look) {
+            return Ok(self.last());
         }
+        Err(CannotSave(anyhow::anyhow!("the snapshot before the last cannot be written")))
     }
 
     /// Puts the dense part of snapshot `number` into its half.
@@ -145,5 +188,21 @@ impl<'a> Saver<'a> {
     /// How long the trainer has been held up by snapshots, and how many began early.
     pub fn cost(&self) -> (Duration, u64) {
         (self.waited, self.early)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machines_take_a_snapshot_together_or_not_at_all() {
+        let all = [Room::Free, Room::NotYet, Room::Never];
+        for (i, mine) in all.into_iter().enumerate() {
+            for (j, theirs) in all.into_iter().enumerate() {
+                assert_eq!(Room::of_all(mine, &theirs.encode()), all[i.max(j)]);
+            }
+            assert_eq!(Room::of_all(mine, &[]), Room::Never);
+        }
     }
 }

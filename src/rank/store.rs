@@ -236,11 +236,16 @@ impl Store {
     ///
     /// # Errors
     /// More rows than the half holds.
+    ///
+    /// # Panics
+    /// When a row with a mark was changed and never used: its record would say that it was dropped.
     pub fn snapshot(&mut self, halves: &Halves, number: u64, update: u64) -> Result<(), ShmError> {
         failpoint::reached("rank.snapshot");
         self.flush();
         let table = &self.table;
         let changed: Vec<([u8; 8], u32)> = table.changed().map(|(id, record)| (id.to_le_bytes(), record)).collect();
+        let used = |record: u32| !table.shape().marks || table.last_use(record).number > 0;
+        assert!(changed.iter().all(|(_, record)| used(*record)), "every changed row was used");
         let dropped: Vec<u8> = table.dropped().flat_map(u64::to_le_bytes).collect();
         let head = SparsePart::head(changed.len(), dropped.len() / size_of::<u64>());
         let rows = changed

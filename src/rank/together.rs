@@ -17,7 +17,7 @@ use anyhow::{Context as _, ensure};
 use crate::collective::rows::encode;
 use crate::run::value_run::{Prepared, RANK_HEADER, ValueHalves, ValueSegments, exchange_name, net_shape, table_name};
 use crate::run::value_snapshot::ValueState;
-use crate::run::{Metrics, RunDirectory, failpoint};
+use crate::run::{CannotSave, Metrics, RunDirectory, failpoint};
 use crate::settings::{RankSync, ValueSettings};
 use crate::shm::control::{ProcessSlot, STOP_LEARNING};
 use crate::shm::{Exchange, Halves, Role, Seat};
@@ -37,7 +37,7 @@ use super::prior::RowPrior;
 use super::progress::{report, state_of, step_of};
 use super::record::Training;
 use super::said::{Said, Verdict, hash};
-use super::saver::{Saver, Wish};
+use super::saver::{Room, Saver, Wish};
 use super::store::{BatchRows, Store};
 
 /// Runs rank `rank` of this machine until training is over or the run stops. The first one saves.
@@ -190,12 +190,20 @@ impl Member<'_> {
         Ok(())
     }
 
-    /// Saves at the end of training.
+    /// Saves at the end of training: on all machines, or on none.
+    ///
+    /// # Errors
+    /// [`CannotSave`], where the snapshot before cannot be written on one of them. A machine that took another one meanwhile would
+    /// have removed what the others need.
     fn end(&mut self) -> anyhow::Result<()> {
         self.record();
-        let slot = self.slot;
+        if !self.agree_on_room(true)? {
+            return Err(
+                CannotSave(anyhow::anyhow!("the snapshot before the last cannot be written on every machine")).into()
+            );
+        }
         if let Some(first) = &mut self.first
-            && let Some(number) = first.saver.begin_last(|| slot.beat())?
+            && let Some(number) = first.saver.last()
         {
             first.save(number, &self.state)?;
         }
@@ -352,7 +360,7 @@ impl Member<'_> {
         }
         let full = all.iter().any(|said| said.wish.full);
         let due = all[0].wish.due && all.iter().all(|said| said.wish.room);
-        if full && !self.wait_for_room()? || !full && !due {
+        if full && !self.agree_on_room(false)? || !full && !due {
             return Ok(());
         }
         if let Some(first) = &mut self.first
@@ -363,12 +371,23 @@ impl Member<'_> {
         Ok(())
     }
 
-    /// Waits until every machine has room for a snapshot; false where one will not have any.
-    fn wait_for_room(&mut self) -> anyhow::Result<bool> {
-        let slot = self.slot;
-        let mut room = self.first.as_mut().is_none_or(|first| first.saver.wait_for_room(|| slot.beat()));
-        self.seat.exchange(&mut [], &[u8::from(room)], &mut |_, theirs| room &= theirs == [1])?;
-        Ok(room)
+    /// Waits until every machine has room for a snapshot, the `last` one of the run or one that must not wait; false where one will not
+    /// have any. The ranks exchange again and again meanwhile, so that a slow disk makes nobody late.
+    fn agree_on_room(&mut self, last: bool) -> anyhow::Result<bool> {
+        let wait = self.first.as_ref().map(|first| first.saver.begin_wait(last));
+        loop {
+            self.slot.beat();
+            let mut room = match (&mut self.first, &wait) {
+                (Some(first), Some(wait)) => first.saver.room(wait),
+                _ => Room::Free,
+            };
+            self.seat.exchange(&mut [], &room.encode(), &mut |_, theirs| room = Room::of_all(room, theirs))?;
+            match room {
+                Room::Free => return Ok(true),
+                Room::Never => return Ok(false),
+                Room::NotYet => {}
+            }
+        }
     }
 
     /// Ends a pass: rank 0 evaluates, and says whether training is over.

@@ -2,16 +2,20 @@
 //!
 //! With `table.keep_days`, rows that the other run had not seen in the last days of its data are dropped.
 
+use std::hash::Hasher as _;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
+use twox_hash::XxHash3_64;
 
 use crate::settings::ValueSettings;
 use crate::sparse::file;
 use crate::sparse::marks::LastUse;
 use crate::values::ValueModel;
+use crate::values::model::DENSE_FILE;
 use crate::values::net::NetShape;
 
 use super::value_run::Prepared;
@@ -59,6 +63,26 @@ pub fn first_rows(settings: &ValueSettings, prepared: &Prepared, root: &Path) ->
         std::fs::File::open(root)?.sync_all()?;
     }
     Ok(Some(base))
+}
+
+/// Returns a digest of what the run starts from; `None` where it starts from nothing, or where that cannot be read (any more).
+pub fn digest(settings: &ValueSettings) -> Option<u64> {
+    let from = Some(&settings.values.from).filter(|from| !from.as_os_str().is_empty())?;
+    let files = match ValueModel::folder(from) {
+        Some(folder) => vec![folder.join(DENSE_FILE), folder.join(ValueModel::read_meta(&folder).ok()?.rows)],
+        None => vec![from.clone()],
+    };
+    let (mut hasher, mut part) = (XxHash3_64::new(), vec![0; 1 << 20]);
+    for file in files {
+        let mut file = std::fs::File::open(file).ok()?;
+        loop {
+            match file.read(&mut part).ok()? {
+                0 => break,
+                len => hasher.write(&part[..len]),
+            }
+        }
+    }
+    Some(hasher.finish())
 }
 
 /// Returns the newest day on which a row of a file was seen; 0 where the file does not say.

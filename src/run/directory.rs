@@ -96,7 +96,7 @@ impl RunDirectory {
         let file = lock::open(&path, OpenOptions::new().read(true).write(true)).with_context(unusable)?;
         if !lock::try_take(&file).with_context(|| format!("cannot lock {}", root.display()))? {
             bail!(
-                "the run directory {} is in use by a running `admix train`; wait for it or choose another --run-dir",
+                "the run directory {} is in use by a running admix; wait for it or choose another --run-dir",
                 root.display()
             )
         }
@@ -178,6 +178,11 @@ impl RunDirectory {
 
     pub fn manifest(&self) -> PathBuf {
         self.root.join("manifest.json")
+    }
+
+    /// Returns the path of the name that the nodes of a job gave their run.
+    pub fn job(&self) -> PathBuf {
+        self.root.join("job")
     }
 
     /// Returns the folder of the checkpoints.

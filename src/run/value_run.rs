@@ -126,6 +126,12 @@ fn exchange_shape(settings: &ValueSettings, fields: &Fields, world: World) -> Op
     Some(ExchangeShape { ranks, first, local, words, bytes })
 }
 
+/// Returns the most bytes that the ranks of all nodes give to one exchange.
+pub fn exchange_bytes(settings: &ValueSettings, fields: &Fields, world: World) -> u64 {
+    let of_rank = |shape: ExchangeShape| size_of::<f32>() * shape.words + shape.bytes + RANK_HEADER;
+    exchange_shape(settings, fields, world).map_or(0, |shape| (of_rank(shape) * shape.ranks) as u64)
+}
+
 /// Returns the sizes of the exchange where ranks overlap.
 fn overlap_shape(settings: &ValueSettings, fields: &Fields, world: World) -> Option<ExchangeShape> {
     exchange_shape(settings, fields, world).filter(|_| settings.ranks.sync == RankSync::Overlap)

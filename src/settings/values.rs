@@ -210,10 +210,20 @@ impl ValueSettings {
         if self.table.cache_rows > 0 { self.table.prefetch } else { 1 }
     }
 
-    /// Checks the keys whose values depend on the number of `ranks` of all machines.
+    /// Returns the number of rows that may change, or be inserted, before the next update at which a snapshot can begin, with so many
+    /// `ranks` in all.
+    pub fn rows_in_flight(&self, ranks: usize) -> usize {
+        let batches = match self.ranks.sync {
+            RankSync::Overlap if self.values.ranks > 1 => self.ranks.period as usize + KEPT_GRADIENTS,
+            _ => 4 + self.ahead().max(1),
+        };
+        batches * self.values.batch * ranks * self.values.fields.len()
+    }
+
+    /// Checks the keys whose permitted values depend on the number of `ranks` in all, those of other machines among them.
     ///
     /// # Errors
-    /// A value that does not go with so many ranks.
+    /// A key whose value does not go with so many ranks.
     pub fn check_ranks(&self, ranks: usize) -> Result<(), SettingsError> {
         let bad = |key: &str, why: String| Err(SettingsError::Value { key: key.into(), why });
         let t = &self.table;
@@ -234,34 +244,24 @@ impl ValueSettings {
             ("table.keep_days", t.keep_days > 0),
         ] {
             if set {
-                let why = "goes with values.ranks = 1 and one node alone: several ranks read the table while rank 0 writes it";
-                return bad(key, why.into());
+                let why =
+                    format!("goes with a single rank, and there are {ranks}: they read the table while one writes it");
+                return bad(key, why);
             }
         }
-        let silent = self.watchdog.silent_s;
-        if silent > 0.0 && self.ranks.timeout_s >= silent {
-            let why = format!(
-                "is {}; must be less than watchdog.silent_s = {silent}, or the wrong rank is blamed",
-                self.ranks.timeout_s
-            );
+        let (timeout, silent) = (self.ranks.timeout_s, self.watchdog.silent_s);
+        if silent > 0.0 && timeout >= silent {
+            let why =
+                format!("is {timeout}; must be less than watchdog.silent_s = {silent}, or the wrong rank is blamed");
             return bad("ranks.timeout_s", why);
         }
         if t.cache_rows > 0 {
-            let why =
-                "must be 0 with several ranks (values.ranks, or several nodes): those of a machine read one table";
-            return bad("table.cache_rows", why.into());
+            return bad(
+                "table.cache_rows",
+                format!("must be 0 with {ranks} ranks: the ranks of a machine read one table"),
+            );
         }
         Ok(())
-    }
-
-    /// Returns the number of rows that may change, or be inserted, before the next update at which a snapshot can begin, with so many
-    /// `ranks` in all.
-    pub fn rows_in_flight(&self, ranks: usize) -> usize {
-        let batches = match self.ranks.sync {
-            RankSync::Overlap if self.values.ranks > 1 => self.ranks.period as usize + KEPT_GRADIENTS,
-            _ => 4 + self.ahead().max(1),
-        };
-        batches * self.values.batch * ranks * self.values.fields.len()
     }
 }
 

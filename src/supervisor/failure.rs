@@ -27,13 +27,17 @@ pub enum RunFailure {
          learner.actor_rate; the batches are in {}", incidents.display()
     )]
     NotFinite { incidents: PathBuf },
+    #[error("a loss or gradient is not finite: lower values.rate and table.rate; the last words of the ranks are in {}", logs.display())]
+    ValuesNotFinite { logs: PathBuf },
     #[error("the results of the run cannot be written; make room and go on with --resume. Why is in {}", log.display())]
     CannotSave { log: PathBuf },
+    #[error("{why}, and the job has ended with it: start it again with --resume. Last words are in {}", logs.display())]
+    NodeLost { why: String, logs: PathBuf },
     #[error(
-        "a rank of node {node} died or lost another one, and with it the job: start it again with --resume. Last words are in {}",
-        logs.display()
+        "node {node} was interrupted and ended before it had saved (a second interrupt, or watchdog.grace_s was over): --resume goes on \
+         from the newest snapshot"
     )]
-    NodeLost { node: usize, logs: PathBuf },
+    NotSaved { node: usize },
 }
 
 impl RunFailure {
@@ -51,9 +55,10 @@ impl RunFailure {
             Self::NoSamples { .. } => 21,
             Self::NoParameters { .. } => 22,
             Self::NoProgress { .. } => 23,
-            Self::NotFinite { .. } => Self::NOT_FINITE,
+            Self::NotFinite { .. } | Self::ValuesNotFinite { .. } => Self::NOT_FINITE,
             Self::CannotSave { .. } => Self::CANNOT_SAVE,
             Self::NodeLost { .. } => 27,
+            Self::NotSaved { .. } => 130,
         }
     }
 }

@@ -24,7 +24,7 @@ use super::Fields;
 use super::net::{Net, NetShape, clamped};
 use super::sample::Seen;
 
-const DENSE_FILE: &str = "values.safetensors";
+pub const DENSE_FILE: &str = "values.safetensors";
 /// Run of the model that was learned once more from all days, in the directory of the run that chose its passes.
 pub const REFIT: &str = "refit";
 const META: &str = "admix.values";

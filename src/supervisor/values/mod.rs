@@ -20,11 +20,11 @@ use std::time::Instant;
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
-use crate::nodes::Job;
+use crate::nodes::{Job, Node, World};
 use crate::run::RunDirectory;
 use crate::run::value_run::{ValueHalves, ValueSegments, exchange_name};
 use crate::settings::ValueSettings;
-use crate::shm::{Exchange, Ledger, Remote, RunNames, SampleRing, sweep};
+use crate::shm::{Broken, Exchange, Ledger, Remote, RunNames, SampleRing, sweep};
 use crate::values::Fields;
 
 use super::ExitReason;
@@ -65,7 +65,7 @@ struct Part {
 }
 
 /// Trains until the trainer ends, and reports. Goes on from the newest snapshot in the run directory, if there is one. All nodes of the
-/// `job` call it.
+/// `job` call it; each says whether it was part of the run before, `known` ([`agree_on_run`]).
 ///
 /// # Errors
 /// [`RunFailure`], or no room for the table.
@@ -74,7 +74,7 @@ pub fn train(
     fields: &Fields,
     directory: &RunDirectory,
     interrupt: &Interrupt,
-    job: &Job,
+    (job, known): (&Job, bool),
 ) -> anyhow::Result<ValueOutcome> {
     let removed = sweep();
     if !removed.is_empty() {
@@ -87,7 +87,8 @@ pub fn train(
     // The update that was not finite, if the last attempt ended with one.
     let mut not_finite = None;
     let (node, world) = (job.node(), job.node().world(settings.values.ranks));
-    let mut rows = Rows::load(&names, settings, fields, directory, (world, job::newest_of_all(job, directory)?))?;
+    let mut rows =
+        Rows::load(&names, settings, fields, directory, (world, job::newest_of_all(job, directory, known)?))?;
     loop {
         let halves = ValueHalves::create(&names, settings, fields, rows.number)?;
         let segments = ValueSegments::create(&names, settings, fields, world)?;
@@ -103,10 +104,19 @@ pub fn train(
         }
         let remote =
             || Ok::<_, anyhow::Error>(Remote::new(Arc::new(Exchange::open(&exchange_name(&names.to_string()))?)));
+        // A node whose disk is slow reads its rows for longer than ranks wait for each other.
+        job.tell(&())?;
         let ended = {
-            let _carrying = job.carry(remote)?;
+            let carrying = job.carry(remote)?;
             let run = Run::start(settings, directory, &segments, names.to_string(), node)?;
-            run.watch(interrupt, &mut reader_restarts)?
+            let ended = run.watch(interrupt, &mut reader_restarts)?;
+            if let (Ended::Well(_), Some(carrying)) = (&ended, carrying) {
+                carrying.end();
+            }
+            match ended {
+                Ended::Killed if node.is_alone() => Ended::Well(ExitReason::Interrupted),
+                ended => ended,
+            }
         };
         let c = &segments.control.checkpoint;
         snapshots = (snapshots.0 + c.snapshots.get(), snapshots.1 + c.write_ns.get());
@@ -115,8 +125,12 @@ pub fn train(
             if !node.is_alone() {
                 let logs = directory.logs();
                 return Err(match ended {
-                    Ended::NotFinite => RunFailure::NotFinite { incidents: logs },
-                    _ => RunFailure::NodeLost { node: node.index, logs },
+                    Ended::NotFinite => RunFailure::ValuesNotFinite { logs },
+                    Ended::Killed => RunFailure::NotSaved { node: node.index },
+                    _ => {
+                        let broken = segments.exchange.as_ref().and_then(Exchange::broken);
+                        RunFailure::NodeLost { why: lost(node, world, broken), logs }
+                    }
                 }
                 .into());
             }
@@ -125,7 +139,7 @@ pub fn train(
                 // In a fixed order the same follows again, unless it was the machine's doing.
                 anyhow::ensure!(
                     not_finite.replace(update).is_none_or(|before| update > before),
-                    RunFailure::NotFinite { incidents: directory.logs() }
+                    RunFailure::ValuesNotFinite { logs: directory.logs() }
                 );
                 tracing::warn!("update {update} is not finite; once more from the newest snapshot");
             }
@@ -161,5 +175,30 @@ pub fn train(
             snapshot_s: snapshots.1 as f64 * 1e-9,
             ledger: Ledger::sum(all.iter().map(|of| of.ledger)),
         });
+    }
+}
+
+/// What was lost, as far as this `node` knows from how its exchange broke.
+fn lost(node: Node, world: World, broken: Option<Broken>) -> String {
+    let here = world.first..world.first + world.local;
+    match broken {
+        Some(Broken::Late { rank }) if !here.contains(&rank) => {
+            format!("node {} did not answer within ranks.timeout_s", rank / world.local)
+        }
+        _ => format!("a rank of node {} died or lost another one", node.index),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_does_not_answer_is_named() {
+        let node = Node { index: 1, of: 3 };
+        let said = |broken| lost(node, node.world(2), Some(broken));
+        assert!(said(Broken::Late { rank: 5 }).starts_with("node 2 did not answer"));
+        assert!(said(Broken::Late { rank: 3 }).starts_with("a rank of node 1"));
+        assert!(said(Broken::Died { rank: 2 }).starts_with("a rank of node 1"));
     }
 }

@@ -28,6 +28,8 @@ pub enum Ended {
     Well(ExitReason),
     TrainerDied,
     NotFinite,
+    /// The trainer was killed at the end of `watchdog.grace_s`.
+    Killed,
 }
 
 pub struct Run<'a> {
@@ -130,7 +132,7 @@ impl<'a> Run<'a> {
                     if deadline.get_or_insert_with(|| Deadline::after(grace)).is_over() {
                         tracing::warn!("the trainer has not ended within watchdog.grace_s, killing it");
                         self.trainer.kill();
-                        return Ok(Ended::Well(ExitReason::Interrupted));
+                        return Ok(Ended::Killed);
                     }
                 }
                 _ => {
