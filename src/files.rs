@@ -13,12 +13,34 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// Any error of the file system.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
-    let mut file = tempfile::Builder::new().permissions(mode).tempfile_in(folder)?;
+    let mut file = beside(path)?;
     io::Write::write_all(&mut file, bytes)?;
     file.persist(path).map_err(|e| e.error)?;
     Ok(())
+}
+
+/// Lets `write` write a file under a temporary name in the folder of `path`, syncs it and renames it into place: `path` holds what
+/// it held before or the whole file, and whoever has the old one open keeps it.
+///
+/// # Errors
+/// Any error of the file system, and those of `write`.
+pub fn replace_synced<T>(path: &Path, write: impl FnOnce(&Path) -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let file = beside(path)?;
+    let written = write(file.path())?;
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|e| e.error)?;
+    File::open(folder_of(path))?.sync_all()?;
+    Ok(written)
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Creates a temporary file in the folder of `path`.
+fn beside(path: &Path) -> io::Result<tempfile::NamedTempFile> {
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+    tempfile::Builder::new().permissions(mode).tempfile_in(folder_of(path))
 }
 
 /// Read limit in bytes for files without a limit of their own.

@@ -7,6 +7,7 @@ use anyhow::{Context as _, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 
 use crate::cancel;
+use crate::files;
 use crate::log::CompileOptions;
 use crate::nodes::{Job, Node};
 use crate::run::value_run::Prepared;
@@ -442,11 +443,13 @@ fn render(reports: &[ValueReport]) -> String {
 impl Dump {
     fn run(self) -> anyhow::Result<Exit> {
         let model = read(&self.values)?;
-        let rows = file::copy(model.rows.path(), &self.out, false, |last| Some(last.unwrap_or_default()))?;
+        let copy = |to: &Path| Ok(file::copy(model.rows.path(), to, false, |last| Some(last.unwrap_or_default()))?);
+        let rows =
+            files::replace_synced(&self.out, copy).with_context(|| format!("cannot write {}", self.out.display()))?;
         let mut name = self.out.as_os_str().to_owned();
         name.push(".safetensors");
         let dense = PathBuf::from(name);
-        std::fs::copy(model.folder.join("values.safetensors"), &dense)
+        files::replace_synced(&dense, |to| Ok(std::fs::copy(model.folder.join("values.safetensors"), to)?))
             .with_context(|| format!("cannot write {}", dense.display()))?;
         say!("{rows} rows written to {}, the network to {}", self.out.display(), dense.display());
         Ok(Exit::Done)

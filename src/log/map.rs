@@ -8,8 +8,9 @@ use memmap2::{Mmap, MmapMut};
 /// Maps the whole of `path`.
 pub fn read_only(path: &Path) -> std::io::Result<Mmap> {
     let file = File::open(path)?;
-    // SAFETY: compiled logs are written to a temporary name and renamed into place, never written again:
-    // the mapped inode does not change under the map. A replaced file leaves the old inode mapped.
+    // SAFETY: this program writes compiled logs and rows of models to a temporary name and renames them into place, and never writes
+    // them again: the mapped inode does not change under the map, and a replaced file leaves the old inode mapped. A file that another
+    // program writes in place is beyond this; docs/values.md says how to replace a model.
     unsafe { Mmap::map(&file) }
 }
 

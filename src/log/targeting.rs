@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Range;
 
 /// Allowed values per attribute; an empty list allows everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -52,41 +53,91 @@ impl Targeting {
 
 /// Index that finds which of many contracts match a request, without testing each of them.
 ///
-/// Contracts are bits. Each attribute has the set of contracts that accept any value and, for every value that some contract names, the set
-/// that accepts it. The contracts that match a request are the intersection of the sets of its four values.
+/// Contracts are bits. Each attribute has the set of contracts that accept any value and, for every value that some contract names, the
+/// contracts that accept it: as a set where they are many, as a list beside the set of those that accept any value where they are few. The
+/// contracts that match a request are the intersection for its four values. Memory grows with the values that contracts name, never with
+/// values times contracts.
 #[derive(Debug, Clone, Default)]
 pub struct TargetingIndex {
     words: usize,
     attributes: [Allowed; 4],
 }
 
-/// Sets of contracts by value of one attribute.
+/// Contracts by value of one attribute.
 #[derive(Debug, Clone, Default)]
 struct Allowed {
     any: Vec<u64>,
-    /// Contracts that accept each named value, including those of `any`.
-    named: HashMap<u32, Vec<u64>>,
+    named: HashMap<u32, Named>,
+    /// Contracts of all lists, ascending within each.
+    listed: Vec<u32>,
+}
+
+/// Contracts that name a value.
+#[derive(Debug, Clone)]
+enum Named {
+    /// Those in this part of `listed`.
+    Few(Range<usize>),
+    /// A set that includes those of `any`.
+    Many(Vec<u64>),
 }
 
 impl Allowed {
-    fn of<'a>(lists: impl Iterator<Item = &'a [u32]> + Clone, words: usize) -> Self {
+    fn of<'a>(lists: impl Iterator<Item = &'a [u32]>, words: usize) -> Self {
         let mut any = vec![0; words];
-        for (j, list) in lists.clone().enumerate() {
+        let mut pairs = Vec::new();
+        for (j, list) in lists.enumerate() {
             if list.is_empty() {
                 any[j / 64] |= 1 << (j % 64);
             }
+            pairs.extend(list.iter().map(|&value| (value, j as u32)));
         }
-        let mut named = HashMap::<u32, Vec<u64>>::new();
-        for (j, list) in lists.enumerate() {
-            for &value in list {
-                named.entry(value).or_insert_with(|| any.clone())[j / 64] |= 1 << (j % 64);
-            }
+        pairs.sort_unstable();
+        pairs.dedup();
+        let (mut named, mut listed) = (HashMap::new(), Vec::new());
+        for of_value in pairs.chunk_by(|a, b| a.0 == b.0) {
+            let contracts = of_value.iter().map(|&(_, j)| j);
+            let shorter = size_of_val(of_value) / 2 < size_of::<u64>() * words;
+            let found = if shorter {
+                let start = listed.len();
+                listed.extend(contracts);
+                Named::Few(start..listed.len())
+            } else {
+                let mut set = any.clone();
+                contracts.for_each(|j| set[j as usize / 64] |= 1 << (j % 64));
+                Named::Many(set)
+            };
+            named.insert(of_value[0].0, found);
         }
-        Self { any, named }
+        Self { any, named, listed }
     }
 
-    fn of_value(&self, value: u32) -> &[u64] {
-        self.named.get(&value).unwrap_or(&self.any)
+    fn of_value(&self, value: u32) -> Accepting<'_> {
+        match self.named.get(&value) {
+            Some(Named::Many(set)) => Accepting { set, list: &[] },
+            Some(Named::Few(list)) => Accepting { set: &self.any, list: &self.listed[list.clone()] },
+            None => Accepting { set: &self.any, list: &[] },
+        }
+    }
+}
+
+/// Contracts that accept a value: those of a set and those of a list, read word by word.
+#[derive(Debug, Clone, Copy)]
+struct Accepting<'a> {
+    set: &'a [u64],
+    list: &'a [u32],
+}
+
+impl Accepting<'_> {
+    /// Returns word `w` of the contracts. Words are asked for in ascending order.
+    fn word(&mut self, w: usize) -> u64 {
+        let mut bits = self.set[w];
+        while let Some((&j, rest)) = self.list.split_first()
+            && j as usize / 64 == w
+        {
+            bits |= 1 << (j % 64);
+            self.list = rest;
+        }
+        bits
     }
 }
 
@@ -101,9 +152,9 @@ impl TargetingIndex {
     /// Returns the numbers of the contracts that match a request with these attributes, ascending.
     pub fn matching(&self, slot: u32, region: u32, gender: u8, age: u8) -> impl Iterator<Item = usize> + '_ {
         let values = [slot, region, gender.into(), age.into()];
-        let [a, b, c, d] = std::array::from_fn(|i| self.attributes[i].of_value(values[i]));
+        let mut accepting: [_; 4] = std::array::from_fn(|i| self.attributes[i].of_value(values[i]));
         (0..self.words).flat_map(move |w| {
-            let mut bits = a[w] & b[w] & c[w] & d[w];
+            let mut bits = accepting.iter_mut().fold(u64::MAX, |bits, accepting| bits & accepting.word(w));
             std::iter::from_fn(move || {
                 let bit = bits.trailing_zeros() as usize;
                 // Clears the lowest bit.
@@ -135,6 +186,9 @@ impl fmt::Display for Targeting {
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -146,11 +200,16 @@ mod tests {
         assert!(Targeting::parse("").unwrap().matches(1, 2, 0, 9));
     }
 
+    /// Values that many contracts name, and values that few do.
+    fn value() -> impl Strategy<Value = u8> {
+        prop_oneof![0u8..5, 0u8..5, 5u8..30]
+    }
+
     proptest::proptest! {
         #[test]
         fn the_index_finds_who_matches(
-            lists in proptest::collection::vec(proptest::collection::vec(proptest::collection::vec(0u32..5, 0..3), 4), 0..200),
-            asked in proptest::collection::vec((0u32..6, 0u32..6, 0u8..6, 0u8..6), 20),
+            lists in vec(vec(vec(value().prop_map(u32::from), 0..3), 4), 0..200),
+            asked in vec((value(), value(), value(), value()), 20),
         ) {
             let targeting = |l: &Vec<Vec<u32>>| {
                 let [region, gender, age, slot] = std::array::from_fn(|i| l[i].clone());
@@ -159,11 +218,25 @@ mod tests {
             let all: Vec<Targeting> = lists.iter().map(targeting).collect();
             let index = TargetingIndex::new(all.iter());
             for (slot, region, gender, age) in asked {
+                let [slot, region] = [slot, region].map(u32::from);
                 let found: Vec<usize> = index.matching(slot, region, gender, age).collect();
                 let want: Vec<usize> = (0..all.len()).filter(|&j| all[j].matches(slot, region, gender, age)).collect();
                 proptest::prop_assert_eq!(found, want);
             }
         }
+    }
+
+    #[test]
+    fn values_that_few_contracts_name_take_no_memory_for_all_contracts() {
+        let targeting =
+            |j: u32| Targeting { slot: (100 * j..100 * (j + 1)).chain([7]).collect(), ..Targeting::default() };
+        let all: Vec<Targeting> = (0..2000).map(targeting).collect();
+        let index = TargetingIndex::new(all.iter());
+        let slots = &index.attributes[0];
+        let sets = slots.named.values().filter(|named| matches!(named, Named::Many(_))).count();
+        assert_eq!((slots.named.len(), sets), (200_000, 1));
+        assert!(index.matching(7, 0, 0, 0).eq(0..2000));
+        assert!(index.matching(150_012, 0, 0, 0).eq([1500]));
     }
 
     #[test]

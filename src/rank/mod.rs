@@ -146,6 +146,7 @@ impl Trainer<'_> {
         self.report();
         while !self.state.finished {
             if self.segments.control.stop_level() >= STOP_LEARNING {
+                self.learn_asked()?;
                 break;
             }
             if self.state.cursor.pass_ended() {
@@ -162,6 +163,15 @@ impl Trainer<'_> {
         }
         self.record();
         self.save()
+    }
+
+    /// Learns every batch whose rows were asked for. By now the row thread may have settled the next of them: it has counted its ids,
+    /// marked its rows as used and freed others. A snapshot that held this but not the batch would settle it twice.
+    fn learn_asked(&mut self) -> anyhow::Result<()> {
+        while let Some(next) = self.blocks.next() {
+            self.learn(next)?;
+        }
+        Ok(())
     }
 
     /// Takes the batches that come next, and asks for their rows.

@@ -22,11 +22,11 @@ use super::value_run::Prepared;
 use super::value_snapshot::base_path;
 
 /// Copies the initial rows of a run into base 0 of its snapshots, unless they are there, so that the run can be resumed even if their
-/// source is gone. Returns the file; `None` where the run starts with an empty table. Rows without a date count as seen on the day before the
-/// run's first.
+/// source is gone. Returns the file; `None` where the run starts with an empty table. With `table.keep_days`, rows without a date count
+/// as seen on the day before the run's first; without it no row has a date. Uses are numbered anew from 1.
 ///
 /// # Errors
-/// No rows at the source, or damaged rows.
+/// No rows at the source, damaged rows, or changes of rows instead of rows.
 pub fn first_rows(settings: &ValueSettings, prepared: &Prepared, root: &Path) -> anyhow::Result<Option<PathBuf>> {
     let from = &settings.values.from;
     if from.as_os_str().is_empty() {
@@ -41,18 +41,21 @@ pub fn first_rows(settings: &ValueSettings, prepared: &Prepared, root: &Path) ->
         let found = file::verify(&rows).context("values.from")?;
         std::fs::create_dir_all(root)?;
         let writing = root.join(".beginning.rows");
-        let newest = newest_day(&rows)?;
+        let Uses { newest, mut numbers } = uses(&rows)?;
         let keep_days = settings.table.keep_days;
         if keep_days > 0 && newest == 0 {
             tracing::warn!("values.from does not say when its rows were seen; table.keep_days drops none of them");
         }
-        let oldest = if keep_days > 0 { (newest + 1).saturating_sub(keep_days) } else { 0 };
+        let oldest = if keep_days > 0 { newest.saturating_add(1).saturating_sub(keep_days) } else { 0 };
         let before = prepared.days.iter().min().copied().unwrap_or(0).saturating_sub(1);
-        let mut number = 0;
+        let mut row = 0;
         let kept = file::copy(&rows, &writing, settings.marks(), |last| {
-            number += 1;
-            let LastUse { number, day } = last.unwrap_or(LastUse { number, day: 0 });
-            (day == 0 || day >= oldest).then_some(LastUse { number, day: if day == 0 { before } else { day } })
+            row += 1;
+            let number = numbers.next().unwrap_or(row);
+            let day = last.map_or(0, |last| last.day);
+            // A run without `keep_days` notes no days: those of its source would be older than what it has seen since.
+            let noted = if keep_days == 0 { 0 } else { Some(day).filter(|day| *day > 0).unwrap_or(before) };
+            (day == 0 || day >= oldest).then_some(LastUse { number, day: noted })
         })?;
         if kept < found.rows {
             let (rows, dropped) = (found.rows, found.rows - kept);
@@ -85,14 +88,33 @@ pub fn digest(settings: &ValueSettings) -> Option<u64> {
     Some(hasher.finish())
 }
 
-/// Returns the newest day on which a row of a file was seen; 0 where the file does not say.
-fn newest_day(rows: &Path) -> anyhow::Result<u32> {
-    let (mut rows, mut newest) = (file::RowFileReader::open(rows)?, 0);
-    let layout = rows.found.layout;
-    while let Some((_, words)) = rows.read()?.filter(|_| layout.marks) {
-        newest = newest.max(LastUse::of(&words[layout.words()..]).day);
+/// When the rows of a file were used.
+struct Uses<I> {
+    /// Newest day on which one was seen; 0 where the file does not say.
+    newest: u32,
+    /// New number of each row's last use, from 1 in the order of the old ones; nothing where the file has none.
+    numbers: I,
+}
+
+/// Reads the marks of a file's rows.
+///
+/// # Errors
+/// Rows that were dropped, and as [`file::RowFileReader::read`].
+fn uses(rows: &Path) -> anyhow::Result<Uses<impl Iterator<Item = u64> + use<>>> {
+    let (mut rows, mut newest, mut old) = (file::RowFileReader::open(rows)?, 0, vec![]);
+    if rows.found.layout.marks {
+        while rows.read()?.is_some() {
+            let last = rows.used().context("values.from")?;
+            newest = newest.max(last.day);
+            old.push((last.number, old.len()));
+        }
     }
-    Ok(newest)
+    old.sort_unstable();
+    let mut numbers = vec![0; old.len()];
+    for (number, (_, row)) in (1..).zip(old) {
+        numbers[row] = number;
+    }
+    Ok(Uses { newest, numbers: numbers.into_iter() })
 }
 
 /// Returns the initial parameters of a run: those of the run that it starts from, or random ones.

@@ -15,8 +15,8 @@
 //! - A prefetch takes all of its rows or none: where pinned rows leave no room it changes nothing, and is tried again after the
 //!   next release. It keeps room for ids that have no row yet.
 //! - A batch is settled in its turn: ids that have got a row since its prefetch come in, and rows that the table has freed since, for
-//!   another id, go. What a place held of a freed row is forgotten, not written back; a place that a prefetched batch pins stays
-//!   empty until that batch is settled.
+//!   another id, go. What a place held of a freed row is forgotten, not written back; a place that prefetched batches pin stays
+//!   empty until they are settled, or until the first of them gives its id a row again, which comes into the same place.
 //!
 //! On the CPU an arena is plain memory; the rules are the same for one on a GPU.
 
@@ -178,6 +178,19 @@ impl Cache {
         place
     }
 
+    /// Copies the row that an id has got anew into the place that batches have kept pinned for it, and pins it.
+    fn fill_again(&mut self, table: &HostTable, device: usize, number: u32, record: u32) {
+        self.counters.misses += 1;
+        self.counters.bytes_up += 4 * self.shape.words() as u64;
+        let arena = &mut self.arenas[device];
+        arena.record_mut(number, self.shape.words()).copy_from_slice(table.record(record));
+        let place = &mut arena.places[number as usize];
+        (place.record, place.gone) = (record, false);
+        arena.young += usize::from(!place.again);
+        arena.resident.insert(place.id, number);
+        arena.pin(number, self.prefetches);
+    }
+
     /// The record in the host table of each of a batch's ids whose row is still on its device.
     pub fn records(&self, ticket: &Ticket, records: &mut Vec<Option<u32>>) {
         records.clear();
@@ -195,23 +208,39 @@ impl Cache {
             if *place != ABSENT && !arena.places[*place as usize].gone {
                 continue;
             }
+            // The empty place that later batches still pin for this id, if there is one.
+            let mut kept = None;
             if *place == ABSENT {
                 arena.reserved -= 1;
             } else {
                 arena.unpin(*place);
+                kept = Some(*place).filter(|place| arena.places[*place as usize].pins > 0);
             }
-            *place = match (record, arena.resident.get(&id).copied()) {
-                (None, _) => {
+            let resident = arena.resident.get(&id).copied();
+            if resident.is_some_and(|place| arena.places[place as usize].pins > 0) {
+                kept = None;
+            }
+            *place = match (record, resident, kept) {
+                (None, ..) => {
                     self.counters.absent += 1;
                     ABSENT
                 }
+                // Room was kept for one place of the id, not for two.
+                (Some(record), _, Some(kept)) => {
+                    if let Some(place) = resident {
+                        self.evict(table, *device as usize, place);
+                        self.arenas[*device as usize].free.push(place);
+                    }
+                    self.fill_again(table, *device as usize, kept, *record);
+                    kept
+                }
                 // A batch before this one has brought it in.
-                (Some(_), Some(place)) => {
+                (Some(_), Some(place), None) => {
                     self.counters.hits += 1;
                     arena.pin(place, self.prefetches);
                     place
                 }
-                (Some(record), None) => self.fetch(table, *device as usize, id, *record),
+                (Some(record), None, None) => self.fetch(table, *device as usize, id, *record),
             };
         }
         ticket.settled = true;
@@ -264,6 +293,12 @@ impl Cache {
             return place;
         }
         let place = self.arenas[device].victim();
+        self.evict(table, device, place);
+        place
+    }
+
+    /// Empties an unpinned place; what has changed goes to the host first.
+    fn evict(&mut self, table: &mut HostTable, device: usize, place: u32) {
         let Place { id, dirty, .. } = self.arenas[device].places[place as usize];
         #[cfg(test)]
         let dirty = dirty && self.planted != Some(tests::Bug::ForgetsToWriteBack);
@@ -273,8 +308,8 @@ impl Cache {
         let arena = &mut self.arenas[device];
         arena.resident.remove(&id);
         arena.young -= usize::from(!arena.places[place as usize].again);
+        arena.places[place as usize] = Place::default();
         self.counters.evictions += 1;
-        place
     }
 
     /// Takes a changed row to the host: row, optimiser state and version.

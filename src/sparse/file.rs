@@ -187,9 +187,9 @@ impl<W: Write + Seek> RowFileWriter<W> {
 }
 
 /// Reads a file row by row and checks every row, and the whole at its end.
-pub struct RowFileReader {
+pub struct RowFileReader<R = BufReader<File>> {
     path: PathBuf,
-    file: BufReader<File>,
+    file: R,
     pub found: RowFile,
     number: u64,
     row: Vec<u8>,
@@ -203,8 +203,15 @@ impl RowFileReader {
     /// A file that cannot be read or is none of these.
     pub fn open(path: &Path) -> Result<Self, RowFileError> {
         let (found, file) = open(path)?;
+        Ok(Self::new(path, found, file))
+    }
+}
+
+impl<R: Read> RowFileReader<R> {
+    /// Reads the rows behind a header.
+    fn new(path: &Path, found: RowFile, file: R) -> Self {
         let words = found.layout.file_words();
-        Ok(Self {
+        Self {
             path: path.to_owned(),
             file,
             found,
@@ -213,7 +220,22 @@ impl RowFileReader {
             words: vec![0; words],
             hasher: XxHash3_64::new(),
             last: None,
-        })
+        }
+    }
+
+    /// Checks that the row that was read last has been used. Use number 0 says that a row was dropped, which stands in deltas only.
+    ///
+    /// # Errors
+    /// The row's offset, where its mark has the number 0.
+    pub fn used(&self) -> Result<LastUse, RowFileError> {
+        let words = self.found.layout.words();
+        let last = LastUse::of(&self.words[words..]);
+        if last.number == 0 {
+            let row = HEADER as u64 + (self.number - 1) * self.row.len() as u64;
+            let what = "the row was dropped: this file holds changes, not all rows of a table";
+            return Err(self.bad(row + 8 + 4 * words as u64, what.into()));
+        }
+        Ok(last)
     }
 
     fn bad(&self, offset: u64, what: String) -> RowFileError {
@@ -266,10 +288,16 @@ pub fn header(path: &Path) -> Result<RowFile, RowFileError> {
 
 fn open(path: &Path) -> Result<(RowFile, BufReader<File>), RowFileError> {
     let io = |source| RowFileError::Io { path: path.to_owned(), source };
-    let bad = |offset: u64, what: String| RowFileError::Bad { path: path.to_owned(), offset, what };
     let file = File::open(path).map_err(io)?;
     let len = file.metadata().map_err(io)?.len();
     let mut file = BufReader::with_capacity(1 << 20, file);
+    Ok((read_header(path, &mut file, len)?, file))
+}
+
+/// Reads the header of a file of `len` bytes.
+fn read_header(path: &Path, file: &mut impl Read, len: u64) -> Result<RowFile, RowFileError> {
+    let io = |source| RowFileError::Io { path: path.to_owned(), source };
+    let bad = |offset: u64, what: String| RowFileError::Bad { path: path.to_owned(), offset, what };
     let mut header = [0; HEADER];
     if len < HEADER as u64 {
         return Err(bad(len, format!("a header has {HEADER} bytes, the file {len}")));
@@ -301,7 +329,21 @@ fn open(path: &Path) -> Result<(RowFile, BufReader<File>), RowFileError> {
     if expected != Some(len) {
         return Err(bad(24, format!("{rows} rows of {row_bytes} bytes do not make a file of {len}")));
     }
-    Ok((RowFile { layout, rows, hash: long(32) }, file))
+    Ok(RowFile { layout, rows, hash: long(32) })
+}
+
+/// Reads the header of a file whose bytes are in memory, and checks all of them if `whole`.
+///
+/// # Errors
+/// As [`read`].
+pub fn check_bytes(path: &Path, mut bytes: &[u8], whole: bool) -> Result<RowFile, RowFileError> {
+    let len = bytes.len() as u64;
+    let found = read_header(path, &mut bytes, len)?;
+    if whole {
+        let mut rows = RowFileReader::new(path, found, bytes);
+        while rows.read()?.is_some() {}
+    }
+    Ok(found)
 }
 
 /// Reads a file into an empty table of its shape with room for `max_rows`, or for the file's rows where those are more.

@@ -1,5 +1,5 @@
-//! The rows of a sparse-parameter file that is mapped, not loaded: whoever only looks rows up needs no memory of its own, and all
-//! processes that map the file share its pages.
+//! The rows of a sparse-parameter file that is not loaded into a table: whoever only looks rows up searches the file's bytes. Processes
+//! that map a file share its pages.
 //!
 //! Ids ascend in a file, and they are hashes, spread evenly: a row is found by interpolation in two or three looks. Ids that are not
 //! spread evenly are found by halving.
@@ -13,10 +13,10 @@ use super::table::TableShape;
 
 /// Looks by interpolation before the rest is halved.
 const INTERPOLATIONS: usize = 6;
-/// Bytes up to which a file's checksum is checked when it is mapped; beyond that, it would take seconds.
-const CHECKED: usize = 64 << 20;
+/// Bytes up to which a file's checksum is checked when it is opened; beyond that, it would take seconds.
+pub const CHECKED: usize = 64 << 20;
 
-/// A mapped file of rows.
+/// The bytes of a file of rows, mapped or in memory.
 pub struct MappedRows {
     map: Mmap,
     path: PathBuf,
@@ -27,17 +27,12 @@ pub struct MappedRows {
 }
 
 impl MappedRows {
-    /// Takes the map of the file at `path`, whose header is checked, and the whole of it where it is not large.
+    /// Takes the bytes of the file at `path`, whose header is checked, and all of them where they are no more than [`CHECKED`].
     ///
     /// # Errors
-    /// A file that cannot be read or is none of these.
+    /// Bytes that are none of these files.
     pub fn new(path: &Path, map: Mmap, seed: u64) -> Result<Self, RowFileError> {
-        let found = if map.len() <= CHECKED { file::verify(path)? } else { file::header(path)? };
-        let expected = HEADER + found.rows as usize * found.layout.row_bytes();
-        if map.len() != expected {
-            let what = format!("{} bytes are mapped of a file of {expected}", map.len());
-            return Err(RowFileError::Bad { path: path.to_owned(), offset: 0, what });
-        }
+        let found = file::check_bytes(path, &map, map.len() <= CHECKED)?;
         Ok(Self { map, path: path.to_owned(), layout: found.layout, rows: found.rows as usize, seed })
     }
 
@@ -45,7 +40,7 @@ impl MappedRows {
         self.layout
     }
 
-    /// The file that is mapped.
+    /// The file that the rows are from.
     pub fn path(&self) -> &Path {
         &self.path
     }

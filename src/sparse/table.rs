@@ -192,7 +192,7 @@ impl HostTable {
     pub fn touch(&mut self, record: u32, day: u32) {
         let id = self.owner(record);
         self.note(id, record, false);
-        self.uses += 1;
+        self.uses = self.uses.saturating_add(1);
         let last = LastUse { number: self.uses, day: day.max(self.last_use(record).day) };
         let words = self.shape.words();
         marks::write(&mut self.rows.record_mut(record)[words..], id, last);

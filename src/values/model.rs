@@ -10,6 +10,7 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
+use memmap2::Mmap;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_128;
@@ -18,6 +19,7 @@ use crate::files;
 use crate::log::corrected::Asked;
 use crate::log::{self, Request};
 use crate::sparse::lookup::Finder;
+use crate::sparse::mapped::CHECKED;
 use crate::sparse::{HostTable, Lookup, MappedRows, file};
 
 use super::Fields;
@@ -97,7 +99,7 @@ pub struct ValueModel {
     pub folder: PathBuf,
     pub fields: Fields,
     pub parameters: Vec<f32>,
-    /// The rows, mapped: processes that use a model share its memory.
+    /// The rows: in memory, or mapped where they are many.
     pub rows: MappedRows,
     /// Hash of the network's file, which names the rows by theirs.
     pub key: u128,
@@ -117,7 +119,7 @@ impl ValueModel {
         let (meta, parameters) = parse(&bytes).with_context(|| format!("{} cannot be used", path.display()))?;
         let fields = Fields::parse(&meta.fields)?;
         let path = folder.join(&meta.rows);
-        let map = log::map::read_only(&path).with_context(|| format!("cannot map {}", path.display()))?;
+        let map = bytes_of(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let rows = MappedRows::new(&path, map, meta.table_seed)?;
         ensure!(rows.layout().dim == meta.dim, "{}: rows of another width", path.display());
         let key = XxHash3_128::oneshot(&bytes);
@@ -162,6 +164,15 @@ impl fmt::Debug for ValueModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ValueModel({}, {:016x})", self.folder.display(), self.key as u64)
     }
+}
+
+/// Returns the bytes of a file of rows: read into memory, so that whoever writes the file in place does not harm who uses it, or mapped
+/// where that would take seconds and much memory.
+fn bytes_of(path: &Path) -> std::io::Result<Mmap> {
+    if files::open(path)?.metadata()?.len() > CHECKED as u64 {
+        return log::map::read_only(path);
+    }
+    log::map::in_memory(&files::read(path, CHECKED as u64)?)
 }
 
 fn parse(bytes: &[u8]) -> anyhow::Result<(Meta, Vec<f32>)> {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use admix::log::CompileOptions;
 use admix::sparse::file;
+use admix::sparse::marks::LastUse;
 use admix::values::join::{Share, join};
 use admix::values::{Fields, ValueModel};
 
@@ -80,6 +81,69 @@ fn rows_come_and_go_in_the_same_way_whatever_is_ahead_and_whoever_dies() {
     assert!(scene.folder.path().join("cut/checkpoints").read_dir().unwrap().count() > 0);
     said(scene.command("cut", &sets).arg("--resume"), 0);
     assert!(plain == model(&scene.folder.path().join("cut")), "cut");
+}
+
+/// Writes what a run began with as another file of rows: each with the mark that `mark` gives to the row of that number.
+fn with_marks(run: &Path, out: &Path, mark: impl Fn(u64) -> LastUse) {
+    let (from, mut row) = (ValueModel::read(run).unwrap().rows.path().to_owned(), 0);
+    file::copy(&from, out, true, |_| {
+        row += 1;
+        Some(mark(row - 1))
+    })
+    .unwrap();
+}
+
+#[test]
+fn rows_of_a_delta_that_were_dropped_are_refused_by_their_offset() {
+    let scene = Scene::of(super::values::WORLD);
+    let common = ["values.epochs=1", LIMITED[0], "values.validation=[]"];
+    let first = scene.train("first", &common);
+    let sets = [&common[..], &["table.when_full=oldest"]].concat();
+    let from = |name: &str, mark: &dyn Fn(u64) -> LastUse, code: i32| {
+        let rows = scene.folder.path().join(format!("{name}.bin"));
+        with_marks(&first, &rows, mark);
+        said(scene.command(name, &sets).arg("--from").arg(&rows), code)
+    };
+    // Use number 0 is a dropped row, which only a delta has.
+    let output = from("dropped", &|row| LastUse { number: 5 * u64::from(row != 3), day: 0 }, 2);
+    assert!(output.contains("values.from") && output.contains("offset"), "{output}");
+}
+
+#[test]
+fn a_run_that_notes_no_days_hands_none_on() {
+    let scene = Scene::of(super::values::WORLD);
+    let day = |i: usize| format!("values.train={:?}", [scene.days[i].to_str().unwrap()]);
+    let common = ["values.epochs=1", LIMITED[0], "values.validation=[]"];
+    let [first, second, third] = [0, 1, 2].map(day);
+    let first = scene.train("first", &[&common[..], &[&first, "table.keep_days=1"]].concat());
+    let second = [&common[..], &[&second, "table.when_full=oldest"]].concat();
+    said(scene.command("second", &second).arg("--from").arg(&first), 0);
+    let third = [&common[..], &[&third, "table.keep_days=1"]].concat();
+    let output = said(scene.command("third", &third).arg("--from").arg(scene.folder.path().join("second")), 0);
+    assert!(output.contains("does not say when its rows were seen"), "{output}");
+    assert!(rows(&scene.folder.path().join("third")) == ids(&scene.days[..3]).into_keys().collect());
+}
+
+/// The row thread is a batch ahead of the trainer when the run stops; what it has counted and freed must not be done again.
+#[test]
+fn a_run_that_is_interrupted_settles_no_batch_twice() {
+    let scene = Scene::of(super::values::WORLD);
+    let plain = model(&scene.train("plain", &[&LIMITED[..], &["checkpoint.every_s=0"]].concat()));
+    let command = scene.command("cut", &LIMITED);
+    let mut program = std::process::Command::new(command.get_program());
+    // Slow updates: the run cannot end before it is interrupted, and the row thread is never behind.
+    program.args(command.get_args()).env("ADMIX_FAILPOINT", "rank.update@1=20ms");
+    let mut child = program.stderr(std::process::Stdio::null()).spawn().unwrap();
+    let metrics = scene.folder.path().join("cut/metrics.jsonl");
+    while !std::fs::read_to_string(&metrics).is_ok_and(|text| text.contains("\"kind\":\"values\"")) {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before anything was learned");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let pid = nix::unistd::Pid::from_raw(child.id() as i32);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    said(scene.command("cut", &LIMITED).arg("--resume"), 0);
+    assert!(plain == model(&scene.folder.path().join("cut")));
 }
 
 #[test]

@@ -313,6 +313,42 @@ fn a_run_begins_with_the_rows_of_a_file_or_with_another_run() {
 }
 
 #[test]
+fn a_dump_over_its_own_model_or_over_a_link_to_it_leaves_the_model_whole() {
+    let scene = Scene::new();
+    let run = scene.train("run", &["values.epochs=1"]);
+    let before = model(&run);
+    let rows = ValueModel::read(&run).unwrap().rows.path().to_owned();
+    let [hard, soft] = ["hard.bin", "soft.bin"].map(|name| scene.folder.path().join(name));
+    std::fs::hard_link(&rows, &hard).unwrap();
+    std::os::unix::fs::symlink(&rows, &soft).unwrap();
+    for out in [&rows, &hard, &soft] {
+        admix().args(["values", "dump", "--values"]).arg(&run).arg("--out").arg(out).assert().success();
+        let mut after = model(&run);
+        after.retain(|name, _| before.contains_key(name));
+        assert!(before == after, "{}", out.display());
+        assert!(std::fs::read(out).unwrap() == std::fs::read(&rows).unwrap(), "{}", out.display());
+    }
+}
+
+/// A model that is copied over itself is cut short for a moment; whoever has it open must not die of it.
+#[test]
+fn a_model_whose_files_are_written_in_place_still_gives_its_values() {
+    let scene = Scene::new();
+    let run = scene.train("run", &["values.epochs=1"]);
+    let opened = ValueModel::read(&run).unwrap();
+    let all = file::read(opened.rows.path(), 0, 1).unwrap();
+    let entries = all.sorted();
+    assert!(!entries.is_empty());
+    std::fs::OpenOptions::new().write(true).open(opened.rows.path()).unwrap().set_len(0).unwrap();
+    let mut row = vec![0.0; opened.meta.dim];
+    for (id, record) in entries {
+        opened.rows.read(id, &mut row);
+        assert_eq!(row, all.row(record), "id {id}");
+    }
+    assert!(ValueModel::read(&run).is_err());
+}
+
+#[test]
 fn an_interrupted_run_goes_on_to_the_same_bytes() {
     let scene = Scene::new();
     let plain = model(&scene.train("plain", &[]));
