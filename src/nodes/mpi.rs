@@ -18,7 +18,7 @@ use mpi::traits::{Communicator as _, CommunicatorCollectives as _};
 use crate::cancel;
 use crate::shm::{Given, Remote};
 
-use super::{JobError, Node};
+use super::node::{JobError, Node};
 
 /// How often a waiting main process looks whether it was asked to end.
 const LOOK: Duration = Duration::from_millis(100);
@@ -26,7 +26,7 @@ const LOOK: Duration = Duration::from_millis(100);
 const EAGER_TESTS: u32 = 200;
 const PAUSE: Duration = Duration::from_micros(50);
 /// Most bytes of a message: MPI counts them in 32 bits.
-const MOST: u64 = super::MOST_BYTES;
+const MOST: u64 = super::node::MOST_BYTES;
 /// The first byte of a message says what it is. Nodes that are not at the same point are found by it.
 const TOLD: u8 = b'T';
 const CARRIED: u8 = b'C';
