@@ -86,7 +86,7 @@ fn a_run_that_ends_on_a_full_disk_says_so_and_goes_on_once_there_is_room() {
         mkdir disk
         mount -t tmpfs -o size=48m none disk
         train() { $ADMIX train --config $CONFIG --run-dir disk/run --set checkpoint.every_s=0.1 --set evaluate.every=1000000 "$@"; }
-        train --set budget.max_updates=3000 2> first &
+        train --set budget.max_updates=1000 2> first &
         main=$!
         until [ -n "$(ls disk/run/checkpoints 2>/dev/null)" ] && [ -f disk/run/policy/best.safetensors ]; do
             kill -0 $main
@@ -104,7 +104,7 @@ fn a_run_that_ends_on_a_full_disk_says_so_and_goes_on_once_there_is_room() {
         rm disk/filler
         $ADMIX inspect disk/run > /dev/null
         code=0
-        train --resume --set budget.max_updates=3000 2> second || code=$?
+        train --resume --set budget.max_updates=1000 2> second || code=$?
         cp -r disk/run kept
         exit $code
         "#,
