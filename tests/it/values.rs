@@ -1,6 +1,7 @@
 //! `admix values`: exposures of worlds with planted errors, through real processes, to days at corrected values.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use admix::settings::{Configuration as _, ValueSettings};
@@ -322,7 +323,9 @@ fn a_dump_over_its_own_model_or_over_a_link_to_it_leaves_the_model_whole() {
     std::fs::hard_link(&rows, &hard).unwrap();
     std::os::unix::fs::symlink(&rows, &soft).unwrap();
     for out in [&rows, &hard, &soft] {
+        let inode = std::fs::metadata(out).unwrap().ino();
         admix().args(["values", "dump", "--values"]).arg(&run).arg("--out").arg(out).assert().success();
+        assert_ne!(std::fs::symlink_metadata(out).unwrap().ino(), inode, "{} was written in place", out.display());
         let mut after = model(&run);
         after.retain(|name, _| before.contains_key(name));
         assert!(before == after, "{}", out.display());
