@@ -138,6 +138,7 @@ pub fn aims(rows: &LessonRows, outputs: &[f32], hedge: f32) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::learner::factors::loss_factors;
 
     fn rows() -> LessonRows {
         LessonRows {
@@ -164,7 +165,9 @@ mod tests {
     }
 
     fn turning_at(kappa: f32) -> LossFactors {
-        LossFactors { temperature: 1.0, lambda: 1.0, inverse_kappa: 1.0 / kappa, half_kappa: 0.5 * kappa }
+        let mut settings = crate::settings::Settings::default();
+        settings.learner.kappa = kappa.into();
+        loss_factors(&settings)
     }
 
     #[test]

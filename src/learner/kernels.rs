@@ -97,8 +97,13 @@ pub fn project(atoms: &[f32], values: impl Iterator<Item = (f32, f32)>) -> Vec<f
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::learner::factors::loss_factors;
 
-    const FACTORS: LossFactors = LossFactors { temperature: 1.0, lambda: 1.0, inverse_kappa: 5.0, half_kappa: 0.1 };
+    fn factors() -> LossFactors {
+        let mut settings = crate::settings::Settings::default();
+        (settings.learner.lambda, settings.learner.kappa) = (1.0, 0.2);
+        loss_factors(&settings)
+    }
 
     #[test]
     fn quantile_gradient_is_the_slope_of_the_loss() {
@@ -106,7 +111,7 @@ mod tests {
         let targets: Vec<f32> = (0..20).map(|i| ((i * 7 % 13) as f32 - 6.0) * 0.11).collect();
         let z: Vec<f32> = (0..20).map(|i| (i as f32 - 9.0) * 0.07).collect();
         let mut gradient = vec![0.0; 20];
-        let at = |z: &[f32], g: &mut [f32]| quantile_huber(z, &targets, &taus, 1.7, &FACTORS, 1.0, g);
+        let at = |z: &[f32], g: &mut [f32]| quantile_huber(z, &targets, &taus, 1.7, &factors(), 1.0, g);
         at(&z, &mut gradient);
         for i in 0..20 {
             let mut moved = z.clone();
@@ -123,12 +128,12 @@ mod tests {
     #[test]
     fn returns_without_correction_are_sums_of_rewards() {
         let rewards = [1.0, 0.0, -0.5, 2.0];
-        let returns = lambda_returns(4, &FACTORS, &[1.0; 4], |t| rewards[t], |t| 10.0 * t as f32, 3.0);
+        let returns = lambda_returns(4, &factors(), &[1.0; 4], |t| rewards[t], |t| 10.0 * t as f32, 3.0);
         for (got, want) in returns.iter().zip([5.5, 4.5, 4.5, 5.0]) {
             assert!((got - want).abs() < 1e-5, "{returns:?}");
         }
         // With ratio 0 nothing is learned from the action.
-        assert_eq!(lambda_returns(2, &FACTORS, &[0.0; 2], |_| 9.0, |t| t as f32, 3.0), [0.0, 1.0]);
+        assert_eq!(lambda_returns(2, &factors(), &[0.0; 2], |_| 9.0, |t| t as f32, 3.0), [0.0, 1.0]);
     }
 
     #[test]
