@@ -86,6 +86,7 @@ pub mod shared {
         /// Constants of the quantile Huber loss: `1 / kappa` and `kappa / 2`.
         pub inverse_kappa: f32,
         pub half_kappa: f32,
+        pub huber_weight: f32,
     }
 
     /// Returns the derivative of the squared loss of a difference between the return and its estimate, and the loss.
@@ -101,9 +102,9 @@ pub mod shared {
     #[cube]
     #[inline(always)]
     pub fn quantile_huber(u: f32, tau: f32, by: &LossFactors) -> (f32, f32) {
-        let mut side = tau;
+        let mut side = tau * by.huber_weight;
         if u < 0.0 {
-            side = 1.0f32 - tau;
+            side = (1.0f32 - tau) * by.huber_weight;
         }
         let mut bounded = u * by.inverse_kappa;
         if bounded < -1.0 {
