@@ -86,7 +86,6 @@ pub mod shared {
         /// Constants of the quantile Huber loss: `1 / kappa` and `kappa / 2`.
         pub inverse_kappa: f32,
         pub half_kappa: f32,
-        pub huber_weight: f32,
     }
 
     /// Returns the derivative of the squared loss of a difference between the return and its estimate, and the loss.
@@ -102,9 +101,9 @@ pub mod shared {
     #[cube]
     #[inline(always)]
     pub fn quantile_huber(u: f32, tau: f32, by: &LossFactors) -> (f32, f32) {
-        let mut side = tau * by.huber_weight;
+        let mut side = tau;
         if u < 0.0 {
-            side = (1.0f32 - tau) * by.huber_weight;
+            side = 1.0f32 - tau;
         }
         let mut bounded = u * by.inverse_kappa;
         if bounded < -1.0 {

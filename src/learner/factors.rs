@@ -13,12 +13,11 @@ pub fn loss_factors(settings: &Settings) -> LossFactors {
         lambda: settings.learner.lambda as f32,
         inverse_kappa: 1.0 / kappa,
         half_kappa: 0.5 * kappa,
-        huber_weight: settings.learner.huber_weight as f32,
     }
 }
 
 /// Returns the constants as a kernel's launch argument.
 pub fn launched<R: Runtime>(by: LossFactors) -> LossFactorsLaunch<R> {
-    let LossFactors { temperature, lambda, inverse_kappa, half_kappa, huber_weight } = by;
-    LossFactorsLaunch::new(temperature, lambda, inverse_kappa, half_kappa, huber_weight)
+    let LossFactors { temperature, lambda, inverse_kappa, half_kappa } = by;
+    LossFactorsLaunch::new(temperature, lambda, inverse_kappa, half_kappa)
 }

@@ -96,8 +96,6 @@ pub struct Learner {
     pub quantiles: usize,
     /// Difference at which the quantile Huber loss changes from quadratic to linear.
     pub kappa: f64,
-    /// Factor on the quantile Huber loss.
-    pub huber_weight: f64,
     /// Atoms of the categorical critic.
     pub atoms: usize,
     /// Threads for a batch; 0 = one per core, and one in serial mode.
@@ -131,7 +129,6 @@ impl Default for Learner {
             critic_hidden: 32,
             quantiles: 16,
             kappa: 0.2,
-            huber_weight: 1.0,
             atoms: 51,
             threads: 0,
         }
@@ -194,7 +191,6 @@ impl Learner {
             ("learner.hedge", self.hedge, -4.0, 4.0),
             ("learner.lesson_every_s", self.lesson_every_s, 60.0, 86_400.0),
             ("learner.kappa", self.kappa, 1e-6, 1e6),
-            ("learner.huber_weight", self.huber_weight, 0.0, 1e6),
             ("learner.anchor", self.anchor, 0.0, 1e6),
             ("learner.target_rate", self.target_rate, 1e-6, 1.0),
             ("learner.average_rate", self.average_rate, 1e-6, 1.0),

@@ -111,7 +111,6 @@ const CHANGE: &[(&str, &str, &[&str])] = &[
     ("learner.critic_hidden", "4", &[]),
     ("learner.quantiles", "8", &[]),
     ("learner.kappa", "0.01", &[]),
-    ("learner.huber_weight", "3", &[]),
     ("learner.atoms", "21", &["learner.critic=categorical"]),
     ("actors.count", "3", &[]),
     ("actors.write_every", "128", &[]),
