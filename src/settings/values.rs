@@ -244,8 +244,9 @@ impl ValueSettings {
             ("table.keep_days", t.keep_days > 0),
         ] {
             if set {
-                let why =
-                    format!("goes with a single rank, and there are {ranks}: they read the table while one writes it");
+                let why = format!(
+                    "goes with values.ranks = 1 on one node, and there are {ranks} ranks: they read the table while one writes it"
+                );
                 return bad(key, why);
             }
         }
@@ -258,7 +259,9 @@ impl ValueSettings {
         if t.cache_rows > 0 {
             return bad(
                 "table.cache_rows",
-                format!("must be 0 with {ranks} ranks: the ranks of a machine read one table"),
+                format!(
+                    "must be 0 with {ranks} ranks (values.ranks, of all nodes): the ranks of a machine read one table"
+                ),
             );
         }
         Ok(())
