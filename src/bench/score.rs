@@ -39,7 +39,7 @@ pub struct ScoreReport {
     pub jsonl_candidates_per_second: f64,
 }
 
-/// What it took to attach to a model.
+/// Cost of attaching to a model.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Attached {
     pub rows: usize,

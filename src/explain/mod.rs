@@ -1,7 +1,7 @@
 //! Explanation of why an ad was shown: one request of a replayed day, with the inputs and bids of every policy.
 //!
 //! The day is replayed up to the request, because a policy's bids depend on everything that it has shown before. Each policy
-//! replays the day by itself, so a baseline's answer is based on its own deliveries.
+//! replays the day by itself, so a baseline decides at the deliveries that it made itself.
 //!
 //! May import: `evaluate`, `policy`, `env`, `plan`, `log`, `settings`.
 

@@ -93,8 +93,8 @@ impl Job {
         Ok(None)
     }
 
-    /// Ends this node's part: waits for the other nodes. A job that is dropped without this ends by itself, and the launcher ends the
-    /// other nodes.
+    /// Waits for the other nodes and leaves the job. If a `Job` is dropped without this call, this process ends without them, and the
+    /// launcher ends them.
     pub fn leave(self) {
         #[cfg(feature = "mpi")]
         if let Some(link) = self.link {

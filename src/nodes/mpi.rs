@@ -18,15 +18,13 @@ use mpi::traits::{Communicator as _, CommunicatorCollectives as _};
 use crate::cancel;
 use crate::shm::{Given, Remote};
 
-use super::node::{JobError, Node};
+use super::node::{JobError, MOST_BYTES, Node};
 
 /// How often a waiting main process looks whether it was asked to end.
 const LOOK: Duration = Duration::from_millis(100);
 /// Tests of a request without a pause, and the pause between those that follow.
 const EAGER_TESTS: u32 = 200;
 const PAUSE: Duration = Duration::from_micros(50);
-/// Most bytes of a message: MPI counts them in 32 bits.
-const MOST: u64 = super::node::MOST_BYTES;
 /// The first byte of a message says what it is. Nodes that are not at the same point are found by it.
 const TOLD: u8 = b'T';
 const CARRIED: u8 = b'C';
@@ -240,7 +238,7 @@ impl Caller {
             match self.all_gather(world, &mine, &mut all) {
                 Err(Stop::TooLong(bytes)) => {
                     tracing::error!(
-                        "the ranks exchange {bytes} bytes at once, MPI counts to {MOST}: lower values.batch"
+                        "the ranks exchange {bytes} bytes at once, MPI counts to {MOST_BYTES}: lower values.batch"
                     );
                     remote.lost((shape.here().end) % shape.ranks);
                     return Ok(());
@@ -267,7 +265,7 @@ impl Caller {
         let len = [mine.len() as u64];
         scope(|scope| self.wait(world.immediate_all_gather_into(scope, &len[..], &mut all.lens[..])))?;
         let total = all.lens.iter().sum::<u64>();
-        if total > MOST {
+        if total > MOST_BYTES {
             // In all nodes alike.
             return Err(Stop::TooLong(total));
         }
@@ -313,7 +311,7 @@ struct Messages {
 }
 
 impl Messages {
-    /// Places the messages one behind another; together they have no more than [`MOST`] bytes.
+    /// Places the messages one behind another; together they have no more than [`MOST_BYTES`] bytes.
     fn place(&mut self) {
         self.counts.clear();
         self.counts.extend(self.lens.iter().map(|len| *len as i32));

@@ -10,8 +10,7 @@ use crate::values::net::NetShape;
 
 use super::rows::RowStep;
 
-/// The state that the run goes on from, and how often ids without a row were seen; main has seen to it that the table is as of the same
-/// snapshot.
+/// Reads the state to resume from, and the counts of ids without a row. Main has restored the table to the same snapshot before.
 pub fn state_of(
     settings: &ValueSettings,
     directory: &RunDirectory,

@@ -26,7 +26,7 @@ impl<'a> SparsePart<'a> {
         HEAD + rows * (layout.row_bytes() + dropped) + sightings
     }
 
-    /// What stands in front.
+    /// Returns the header of a part with so many changed and dropped rows.
     pub fn head(rows: usize, dropped: usize) -> [u8; HEAD] {
         let mut head = [0; HEAD];
         head[..8].copy_from_slice(&(rows as u64).to_le_bytes());

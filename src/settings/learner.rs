@@ -136,7 +136,7 @@ impl Default for Learner {
 }
 
 impl Learner {
-    /// Checks the section by itself.
+    /// Checks the keys of this section.
     ///
     /// # Errors
     /// The first key whose value cannot be used, with a valid alternative.

@@ -12,6 +12,7 @@ mod crash;
 mod decisions;
 mod determinism;
 mod export;
+mod exporter;
 mod handshake;
 mod harness;
 mod hindsight;
