@@ -88,6 +88,10 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
             Err(e) => process.roll_back(&mut learner, &e.downcast::<NotFinite>()?)?,
         }
     }
+    if segments.control.stop_level() >= STOP_NOW {
+        // No snapshot was taken of these parameters: the run goes on from an earlier one, or from its beginning.
+        return Ok(());
+    }
     let publication = learner.publication()?;
     PolicyFile {
         spec: context.spec.clone(),

@@ -167,6 +167,22 @@ fn a_run_killed_before_its_first_snapshot_begins_again_with_auto_alone() {
     assert!(again.stderr.contains("before its first snapshot"), "{}", again.stderr);
 }
 
+/// The learner that was stopped with the others left last parameters of which there was no snapshot; `auto` then refused to
+/// begin again.
+#[test]
+fn a_lock_step_run_killed_after_it_went_back_to_its_beginning_begins_again_with_auto() {
+    let sets = ["checkpoint.every_s=1000", "budget.max_updates=10000000", "data.test=[]"];
+    let mut run = Run::start(&sets, &["--deterministic"]);
+    until_best(&mut run);
+    let learner = run.until("a learner", |run| child(run, "learner")).pid;
+    send_if_there(run.until("an actor", |run| child(run, "actor0")).pid, Signal::SIGKILL);
+    run.until("another learner", |run| child(run, "learner").filter(|kin| kin.pid != learner));
+    let folder = run.kill();
+    let sets = ["checkpoint.every_s=1000", "budget.max_updates=8", "data.test=[]"];
+    let again = Run::resume(folder, &sets, &["--deterministic", "--resume=auto"]).wait().expect(0);
+    assert!(again.stderr.contains("before its first snapshot"), "{}", again.stderr);
+}
+
 #[test]
 fn a_damaged_best_policy_is_put_back_from_the_snapshot() {
     let ended = train(&["budget.max_updates=64"], &[]);
