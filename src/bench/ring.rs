@@ -203,7 +203,8 @@ fn wait_in_silence(reader: &mut RingReader, control: &Control, idle: Duration) -
     Ok(cpu.as_secs_f64() / start.elapsed().as_secs_f64())
 }
 
-fn thread_cpu_time() -> anyhow::Result<Duration> {
+/// Returns the CPU time of this thread so far, which other work on the machine does not lengthen.
+pub(super) fn thread_cpu_time() -> anyhow::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
 }
 

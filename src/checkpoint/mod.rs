@@ -17,7 +17,7 @@ use anyhow::Context as _;
 
 use crate::run::snapshot::files::Disk;
 use crate::run::snapshot::pool::{self, PoolBlock, PoolBlocks};
-use crate::run::snapshot::{SnapshotFolder, newest};
+use crate::run::snapshot::{RunState, SnapshotFolder, newest};
 use crate::run::{RunDirectory, Segments, failpoint};
 use crate::settings::Settings;
 use crate::shm::control::{ProcessSlot, STOP_ALL, STOP_NOW};
@@ -126,7 +126,10 @@ struct Writer<'a> {
 impl Keeper for Writer<'_> {
     fn commit(&mut self, complete: &Complete<'_>) -> anyhow::Result<u64> {
         let mut pool = self.pool.clone();
-        pool.extend(pool::parse(complete.sparse)?)?;
+        let newer = pool::parse(complete.sparse)?;
+        // A learner that started again from an earlier snapshot numbers its blocks from there.
+        pool.forget_from(RunState::decode(complete.dense)?.blocks.saturating_sub(newer.len() as u64));
+        pool.extend(newer)?;
         let heads: Vec<[u8; 16]> = pool.iter().map(PoolBlock::head).collect();
         let pieces: Vec<&[u8]> =
             heads.iter().zip(pool.iter()).flat_map(|(head, block)| [&head[..], &block.bytes]).collect();

@@ -13,6 +13,7 @@ use crate::policy::TrainerState;
 use crate::run::snapshot::{self, EvaluatorState, PoolBlock, PoolBlocks, Publications, RunState, Snapshot};
 use crate::run::{RunDirectory, Segments};
 use crate::settings::Settings;
+use crate::shm::control::STOP_NOW;
 use crate::shm::{ControlBlock, Halves, Ledger, Part, Role, SampleRing, ShmError};
 
 use super::core::{Learner, LearnerState};
@@ -146,7 +147,7 @@ impl<'a> Saver<'a> {
             if let Some(value) = done(self.halves) {
                 return Some(value);
             }
-            if deadline.is_over() || self.segments.control.stop_level() >= crate::shm::control::STOP_NOW {
+            if deadline.is_over() || self.segments.control.stop_level() >= STOP_NOW {
                 return None;
             }
             self.halves.news().wait(seen, NAP);
@@ -160,7 +161,7 @@ pub fn newest(directory: &RunDirectory, halves: &Halves, control: &ControlBlock)
     let mut deadline = Deadline::after(COMMIT);
     loop {
         let seen = halves.news().value();
-        if halves.complete() <= halves.committed() || deadline.is_over() || control.stop_level() > 0 {
+        if halves.complete() <= halves.committed() || deadline.is_over() || control.stop_level() >= STOP_NOW {
             break;
         }
         halves.news().wait(seen, NAP);

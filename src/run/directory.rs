@@ -7,6 +7,7 @@ use std::fs::{File, OpenOptions, Permissions};
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 
@@ -94,7 +95,7 @@ impl RunDirectory {
             write_mark(&root).with_context(unusable)?;
         }
         let file = lock::open(&path, OpenOptions::new().read(true).write(true)).with_context(unusable)?;
-        if !lock::try_take(&file).with_context(|| format!("cannot lock {}", root.display()))? {
+        if !take(&file).with_context(|| format!("cannot lock {}", root.display()))? {
             bail!(
                 "the run directory {} is in use by a running admix; wait for it or choose another --run-dir",
                 root.display()
@@ -249,6 +250,18 @@ impl RunDirectory {
     pub fn log(&self, child: &str) -> PathBuf {
         self.logs().join(format!("{child}.log"))
     }
+}
+
+/// Takes the lock of a run directory. A process that a killed run was about to start still has the lock until its program begins, so
+/// that a restart at once waits for up to a second.
+fn take(file: &File) -> std::io::Result<bool> {
+    for _ in 0..50 {
+        if lock::try_take(file)? {
+            return Ok(true);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    lock::try_take(file)
 }
 
 /// Returns whether a run made this directory, by the mark in its lock file or, for earlier versions, by its manifest.

@@ -210,6 +210,8 @@ pub(super) fn start_time(pid: u32) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
     use super::*;
 
     #[test]
@@ -233,6 +235,13 @@ mod tests {
         assert_eq!(start_time(child.id()), None);
     }
 
+    /// Held by the tests that sweep: each would remove what another put there.
+    static ALONE: Mutex<()> = Mutex::new(());
+
+    fn alone() -> MutexGuard<'static, ()> {
+        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn put(name: &str) {
         fs::write(Path::new(SHM_DIR).join(name), b"x").unwrap();
     }
@@ -243,6 +252,7 @@ mod tests {
 
     #[test]
     fn sweep_removes_the_dead_and_keeps_the_living() {
+        let _alone = alone();
         // As for a process that is gone, or whose id was reused: only the lock decides.
         let draw = || RunNames { start_time: 1, ..RunNames::for_this_process("sweep-test").unwrap() };
         let (live, dead, headless) = (draw(), draw(), draw());
@@ -270,6 +280,7 @@ mod tests {
 
     #[test]
     fn names_of_versions_without_locks_are_known_and_their_live_runs_are_left_alone() {
+        let _alone = alone();
         let old = format!("admix-abc.def-1-2-{}-{}-ring3", std::process::id(), start_time(std::process::id()).unwrap());
         let (names, part) = RunNames::parse(&old).unwrap();
         assert_eq!((names.part(part), part), (old.clone(), "ring3"));
@@ -283,6 +294,7 @@ mod tests {
     /// A folder of such a name, or a file of another user, made every start fail.
     #[test]
     fn what_cannot_or_should_not_be_removed_is_passed_over() {
+        let _alone = alone();
         let names = RunNames { start_time: 1, ..RunNames::for_this_process("sweep-passes").unwrap() };
         fs::create_dir(names.path(CONTROL)).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", names.path("a")).unwrap();

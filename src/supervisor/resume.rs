@@ -145,6 +145,10 @@ impl Earlier {
     /// [`Refused`]: no snapshot can be read, and the run was not allowed to begin again.
     pub fn settle(&self, directory: &RunDirectory, how: Resume) -> anyhow::Result<String> {
         if how == Resume::Restart {
+            // First: a run of which `auto` finds neither an outcome nor a snapshot is one that has just begun.
+            let mut manifest = self.manifest.clone();
+            manifest["outcome"] = serde_json::Value::Null;
+            directory.replace(&directory.manifest(), &serde_json::to_vec_pretty(&manifest)?)?;
             let aside = set_aside(directory)?;
             return Ok(format!(
                 "starting the run over; its earlier snapshots and best policy are in {}, and the best so far stays the one \
@@ -184,6 +188,10 @@ fn set_aside(directory: &RunDirectory) -> anyhow::Result<PathBuf> {
     let free = (1..).map(|n| directory.root().join(format!("set-aside-{n}"))).find(|folder| !folder.exists());
     let folder = free.expect("there are more names than folders");
     std::fs::create_dir(&folder).with_context(failed)?;
+    if directory.last().is_file() {
+        // Before the snapshots: `auto` does not begin again where there are last parameters without a snapshot.
+        std::fs::rename(directory.last(), folder.join("last.safetensors")).with_context(failed)?;
+    }
     std::fs::rename(directory.checkpoints(), folder.join("checkpoints")).with_context(failed)?;
     std::fs::create_dir(directory.checkpoints()).with_context(failed)?;
     if directory.best().is_file() {

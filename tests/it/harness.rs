@@ -211,6 +211,11 @@ impl Run {
                 return value;
             }
             let ended = self.child.try_wait().unwrap();
+            if ended.is_some()
+                && let Some(value) = found(self)
+            {
+                return value;
+            }
             let stderr = || std::fs::read_to_string(self.folder.path().join("stderr")).unwrap();
             assert!(ended.is_none(), "the run ended before {what}: {}", stderr());
             assert!(start.elapsed() < PATIENCE, "no {what}: {}", stderr());

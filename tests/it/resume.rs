@@ -140,9 +140,13 @@ fn a_run_without_a_readable_snapshot_is_not_begun_again_unasked_and_keeps_its_be
             folder = refused.into_folder();
         }
     }
+    // Killed before its first snapshot, the run that was started over left the last parameters of the one before, and `auto` refused.
+    let mut killed =
+        Run::resume(folder, &["checkpoint.every_s=1000", "budget.max_updates=10000000"], &["--resume=restart"]);
+    killed.until("a learner", |run| child(run, "learner"));
+    let again = Run::resume(killed.kill(), &["budget.max_updates=8"], &["--resume=auto"]).wait().expect(0);
+    assert!(again.stderr.contains("before its first snapshot"), "{}", again.stderr);
     // Few updates make no better policy than many.
-    let again = Run::resume(folder, &["checkpoint.every_s=0.05", "budget.max_updates=8"], &["--resume=restart"]);
-    let again = again.wait().expect(0);
     assert_eq!(again.outcome()["updates"], 8);
     assert!(again.outcome()["best_j"].as_f64().unwrap() >= best_j);
     assert!(std::fs::read(again.dir().join("set-aside-1/best.safetensors")).unwrap() == best);

@@ -103,6 +103,13 @@ impl PoolBlocks {
         oldest.is_some()
     }
 
+    /// Drops the blocks with this number and later ones.
+    pub fn forget_from(&mut self, index: u64) {
+        while let Some(newest) = self.blocks.pop_back_if(|block| block.index >= index) {
+            self.steps -= newest.samples as usize;
+        }
+    }
+
     pub fn clear(&mut self) {
         self.blocks.clear();
         self.steps = 0;
@@ -137,6 +144,21 @@ mod tests {
             assert!(whole.is_err() || whole.is_ok_and(|whole| whole), "{len}");
         }
         assert!(parse(&joined([&block(1, 1), &block(3, 1)])).is_err());
+    }
+
+    /// The checkpointer could not take the blocks of a learner that had started again from the snapshot before the newest.
+    #[test]
+    fn blocks_that_are_numbered_again_take_the_place_of_the_earlier_ones() {
+        let mut pool = PoolBlocks::new(100);
+        pool.extend((0..6).map(|i| block(i, 2)).collect()).unwrap();
+        assert!(pool.clone().extend(vec![block(4, 3)]).is_err());
+        pool.forget_from(4);
+        pool.extend(vec![block(4, 3), block(5, 3)]).unwrap();
+        let left: Vec<(u64, u32)> = pool.iter().map(|b| (b.index, b.samples)).collect();
+        assert_eq!(left, [(0, 2), (1, 2), (2, 2), (3, 2), (4, 3), (5, 3)]);
+        assert_eq!(pool.steps, 14);
+        pool.forget_from(0);
+        assert_eq!((pool.iter().count(), pool.steps), (0, 0));
     }
 
     proptest! {
