@@ -19,7 +19,7 @@ pub(super) struct Runner<'a> {
     pub day: usize,
     /// Whether it replays the whole day, whatever its seed says.
     pub whole: bool,
-    pub replay: Replay<'a>,
+    pub replay: Replay,
     pub rows: Peekable<RowSampler<'a>>,
     pub replanner: Option<Replanner>,
     pub lessons: Option<Lessons>,

@@ -45,16 +45,16 @@ impl DayModel {
 
     /// Returns the time of a row, milliseconds from midnight.
     pub fn offset(&self, row: usize) -> u64 {
-        self.log.requests()[row].ts_ms - self.known.start_ms
+        self.log.requests().ts_ms(row) - self.known.start_ms
     }
 
     /// Returns the request at `row` in the form that replay takes.
     pub fn incoming(&self, row: usize) -> Incoming<'_> {
-        let request = &self.log.requests()[row];
-        let &Request { request_id, slot_id, region, gender, age, best, .. } = request;
+        let request = self.log.requests().row(row);
+        let Request { request_id, slot_id, region, gender, age, best, .. } = request;
         let offset = request.ts_ms - self.known.start_ms;
         let visit = Visit { request_id, offset, slot_id, region, gender, age, best, place: self.places[row] };
-        Incoming { visit, entries: self.log.entries(request), auctions: self.log.auctions(request) }
+        Incoming { visit, entries: self.log.entries(&request), auctions: self.log.auctions(&request) }
     }
 }
 

@@ -107,7 +107,7 @@ impl Episode {
                 let start = rng.random_range(0.0..24.0);
                 let ms = |hours: f64| (hours * 3_600_000.0) as u64;
                 Shock {
-                    region: day.log.requests()[row].region,
+                    region: day.log.requests().row(row).region,
                     start: ms(start),
                     end: ms(start + rng.random_range(SHOCK_HOURS)),
                     factor: (settings.shock_sd * normal(&mut rng)).exp(),

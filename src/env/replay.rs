@@ -1,10 +1,9 @@
 //! The step engine: takes in a request, shows an ad and updates the counters.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::log::schema::DAY_MS;
-use crate::log::{Auction, Entry, draw};
+use crate::log::{Auction, draw};
 use crate::settings::Reward;
 
 use super::day::DayModel;
@@ -79,7 +78,7 @@ impl Display {
 
 /// One replay of one day, or a day that is being served.
 #[derive(Debug)]
-pub struct Replay<'a> {
+pub struct Replay {
     pub day: Arc<KnownDay>,
     pub episode: Episode,
     pub state: State,
@@ -87,18 +86,17 @@ pub struct Replay<'a> {
     visit: Visit,
     factor: f64,
     candidates: Vec<Candidate>,
-    /// Borrowed from a log, or owned if requests come from a stream.
-    auctions: Cow<'a, [Auction]>,
+    auctions: Vec<Auction>,
 }
 
-impl<'a> Replay<'a> {
+impl Replay {
     /// Starts a replay at the episode's start. Rows before it count as traffic only, and their deliveries are drawn
     /// around the plan with `spread`.
     ///
     /// `delay_s` is the feedback delay in seconds. `rows` iterates over the episode's rows and is left at the first one to
     /// be decided.
     pub fn start(
-        day: &'a DayModel,
+        day: &DayModel,
         episode: Episode,
         delay_s: f64,
         spread: f64,
@@ -132,29 +130,15 @@ impl<'a> Replay<'a> {
             visit: Visit::default(),
             factor: 1.0,
             candidates: Vec::new(),
-            auctions: Cow::Borrowed(&[]),
+            auctions: Vec::new(),
         }
     }
 
     /// Takes in a request and finds the contracts that may be shown on it.
-    pub fn arrive(&mut self, incoming: Incoming<'a>) {
-        self.auctions = Cow::Borrowed(incoming.auctions);
-        self.meet(incoming.visit, incoming.entries);
-    }
-
-    /// Does [`Replay::arrive`] for a request whose queue does not outlive the call.
-    pub fn arrive_copied(&mut self, incoming: Incoming) {
-        match &mut self.auctions {
-            Cow::Owned(auctions) => {
-                auctions.clear();
-                auctions.extend_from_slice(incoming.auctions);
-            }
-            borrowed @ Cow::Borrowed(_) => *borrowed = Cow::Owned(incoming.auctions.to_vec()),
-        }
-        self.meet(incoming.visit, incoming.entries);
-    }
-
-    fn meet(&mut self, visit: Visit, entries: &[Entry]) {
+    pub fn arrive(&mut self, incoming: Incoming) {
+        let Incoming { visit, entries, auctions } = incoming;
+        self.auctions.clear();
+        auctions.append_to(&mut self.auctions);
         self.visit = visit;
         let Visit { request_id, region, offset, .. } = visit;
         self.factor = self.episode.price_factor(region, offset);
@@ -236,7 +220,7 @@ impl<'a> Replay<'a> {
     pub fn set_time(&mut self, offset: u64) {
         self.visit = Visit { offset, ..Visit::default() };
         self.candidates.clear();
-        self.auctions = Cow::Borrowed(&[]);
+        self.auctions.clear();
     }
 
     /// Claims an ad whose display is confirmed later ([`State::confirm`]): it counts for the cap, and policies do not observe

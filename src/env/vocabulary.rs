@@ -32,7 +32,7 @@ impl Vocabulary {
                 let next = vocabulary.regions.len() as u32 + 1;
                 vocabulary.regions.entry(r.region).or_insert(next);
                 if auctions {
-                    for a in log.auctions(r) {
+                    for a in log.auctions(&r) {
                         *counts.entry(a.ad_id).or_default() += 1;
                     }
                 }

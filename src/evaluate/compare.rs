@@ -297,7 +297,7 @@ pub fn compare_day(
 /// Counts the requests without an auction ad and without a contract whose draw passed.
 fn unfillable(day: &DayModel, rate_seed: u64) -> u64 {
     let log = &day.log;
-    let none = |r: &&crate::log::Request| {
+    let none = |r: &crate::log::Request| {
         log.auctions(r).is_empty()
             && !log.entries(r).iter().any(|e| {
                 let c = &log.contracts()[e.contract as usize];

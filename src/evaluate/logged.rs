@@ -58,12 +58,12 @@ impl Logged {
             let mut worth = 0.0;
             match ad {
                 Some((ad_id, AdType::Auction)) => {
-                    worth = day.log.auctions(request).iter().find(|a| a.ad_id == ad_id).map_or(0.0, |a| a.worth());
+                    worth = day.log.auctions(&request).iter().find(|a| a.ad_id == ad_id).map_or(0.0, |a| a.worth());
                     totals.auction_revenue += worth;
                     totals.auction_impressions += 1;
                 }
                 Some((ad_id, AdType::Contract)) => {
-                    let entries = day.log.entries(request);
+                    let entries = day.log.entries(&request);
                     if let Some(e) = entries.iter().find(|e| day.contracts[e.contract as usize].ad_id == ad_id) {
                         let j = e.contract as usize;
                         contract = Some(j);

@@ -115,7 +115,7 @@ impl Guard {
 fn coverage(log: &CompiledLog, has: impl Fn(u64, u32, u32) -> bool) -> f64 {
     let (mut entries, mut covered) = (0u64, 0u64);
     for r in log.requests() {
-        for e in log.entries(r) {
+        for e in log.entries(&r) {
             entries += 1;
             let ad_id = log.contracts()[e.contract as usize].ad_id;
             covered += u64::from(has(ad_id, r.slot_id, bucket_of(e.pctr)));

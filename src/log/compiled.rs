@@ -1,7 +1,7 @@
 //! The compiled log: one memory-mapped file per day.
 //!
 //! Layout: a 120-byte header; blocks of [`BLOCK`] requests each (the last one may be shorter), every block with its requests, their
-//! contract entries and their auction entries (fixed-size records, 8-byte aligned); the index of the blocks; then the contracts and
+//! contract entries and their auction entries, packed as [`super::block`] says; the index of the blocks; then the contracts and
 //! the counts of the compilation as JSON. Opening checks the header, the index and the tail. A block is checked on first access:
 //! its checksum, every index and every number in it, so that no read can go out of bounds or return a value that replay does not
 //! expect. A small file is checked completely when it is opened, so that a damaged one is compiled again before it is used. A
@@ -14,6 +14,7 @@ use memmap2::Mmap;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
+use super::block::{Entries, FIELDS};
 use super::day::Day;
 use super::error::{LogError, Result};
 use super::requests::{BlockMeta, Requests};
@@ -21,13 +22,13 @@ use super::schema::{ControlRow, MAX_CLICK_VALUE, MAX_IMPRESSIONS, MAX_PENALTY, T
 use super::targeting::Targeting;
 
 pub(super) const MAGIC: [u8; 8] = *b"ADMIXLOG";
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Number of requests per block.
 pub const BLOCK: usize = 4096;
 /// File size in bytes up to which all blocks are checked at opening, which takes about 10 ms.
 const CHECKED_WHOLE: usize = 64 << 20;
 
-/// One request; its entries are ranges of the two entry arrays.
+/// One request; its entries are ranges of the two groups of entries of its block.
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Request {
@@ -36,7 +37,7 @@ pub struct Request {
     /// Highest worth among the auction entries that may be shown, minor units per impression; 0 if there are none.
     pub best: f64,
     pub(super) user_id: u64,
-    /// Number of the request's block, and the offsets of its entries within the entry arrays of that block.
+    /// Number of the request's block, and the numbers of its first entries within that block.
     pub(super) block: u32,
     pub(super) entries_at: u32,
     pub(super) auctions_at: u32,
@@ -199,7 +200,8 @@ pub(super) struct Tail {
 pub(super) struct Header {
     pub magic: [u8; 8],
     pub version: u32,
-    pub record_sizes: u32,
+    /// Number of fields of a block.
+    pub fields: u32,
     pub inputs: [u64; 2],
     /// Checksum of the index and the tail.
     pub checksum: u64,
@@ -213,8 +215,6 @@ pub(super) struct Header {
 }
 
 pub(super) const HEADER: usize = size_of::<Header>();
-pub(super) const RECORD_SIZES: u32 =
-    (size_of::<Request>() as u32) << 16 | (size_of::<Entry>() as u32) << 8 | size_of::<Auction>() as u32;
 
 /// A memory-mapped day of requests.
 #[derive(Debug)]
@@ -271,7 +271,7 @@ impl CompiledLog {
         if header.magic != MAGIC {
             return Err(broken("wrong magic, this is some other file".into()));
         }
-        if header.version != VERSION || header.record_sizes != RECORD_SIZES {
+        if header.version != VERSION || header.fields != FIELDS as u32 {
             return Err(broken(format!("format version {}, this program writes {VERSION}", header.version)));
         }
         if header.total_bytes != map.len() as u64 {
@@ -342,12 +342,14 @@ impl CompiledLog {
     }
 
     /// Returns the contract entries of a request of this log.
-    pub fn entries(&self, request: &Request) -> &[Entry] {
+    #[inline]
+    pub fn entries(&self, request: &Request) -> Entries<'_, Entry> {
         self.requests.entries(request)
     }
 
     /// Returns the auction entries of a request of this log, best score first.
-    pub fn auctions(&self, request: &Request) -> &[Auction] {
+    #[inline]
+    pub fn auctions(&self, request: &Request) -> Entries<'_, Auction> {
         self.requests.auctions(request)
     }
 

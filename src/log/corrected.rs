@@ -9,6 +9,7 @@ use std::path::Path;
 
 use twox_hash::XxHash3_128;
 
+use super::block::Entries;
 use super::compile::{self, Output};
 use super::compiled::{Auction, CompiledLog, Contract, Entry, Request, Tail};
 use super::error::{BadValue, LogError, Result};
@@ -38,14 +39,14 @@ pub fn asked<'a>(log: &'a CompiledLog, request: &'a Request) -> impl Iterator<It
 }
 
 fn asked_of<'a>(
-    auctions: &'a [Auction],
-    entries: &'a [Entry],
+    auctions: Entries<'a, Auction>,
+    entries: Entries<'a, Entry>,
     ad_of: impl Fn(u32) -> u64 + 'a,
 ) -> impl Iterator<Item = Asked> + 'a {
     let length = (auctions.len() + entries.len()) as u32;
     let ecpms = move || auctions.iter().map(|a| a.ecpm).chain(entries.iter().map(|e| e.ecpm));
     let position = move |ecpm: f64| ecpms().filter(|&other| other > ecpm).count() as u32;
-    let of_auction = move |a: &Auction| Asked {
+    let of_auction = move |a: Auction| Asked {
         ad_id: a.ad_id,
         ad_type: AdType::Auction,
         ecpm: a.ecpm,
@@ -53,7 +54,7 @@ fn asked_of<'a>(
         position: position(a.ecpm),
         length,
     };
-    let of_entry = move |e: &Entry| Asked {
+    let of_entry = move |e: Entry| Asked {
         ad_id: ad_of(e.contract),
         ad_type: AdType::Contract,
         ecpm: e.ecpm,
@@ -90,7 +91,7 @@ impl Correction {
         correct: &mut Correct,
     ) -> std::result::Result<f64, CorrectionError> {
         self.queue.clear();
-        self.queue.extend(asked_of(auctions, entries, ad_of));
+        self.queue.extend(asked_of(Entries::Plain(auctions), Entries::Plain(entries), ad_of));
         self.values.clear();
         self.values.extend(self.queue.iter().map(|a| (a.ecpm, a.pctr)));
         correct(request, &self.queue, &mut self.values)?;
@@ -173,18 +174,18 @@ fn write(dir: &Path, log: &CompiledLog, inputs: u128, correct: &mut Correct, to:
     for request in log.requests() {
         crate::cancel::point();
         auctions.clear();
-        auctions.extend_from_slice(log.auctions(request));
+        log.auctions(&request).append_to(&mut auctions);
         entries.clear();
-        entries.extend_from_slice(log.entries(request));
+        log.entries(&request).append_to(&mut entries);
         let ad_of = |contract: u32| log.contracts()[contract as usize].ad_id;
-        let best = correction.apply(request, &mut auctions, &mut entries, ad_of, correct).map_err(|e| match e {
+        let best = correction.apply(&request, &mut auctions, &mut entries, ad_of, correct).map_err(|e| match e {
             CorrectionError::Log(e) => e,
             CorrectionError::NoValue(reason) => LogError::Format { path: log.path().to_owned(), reason },
         })?;
         for e in &entries {
             pctr_sum[e.contract as usize] += e.pctr;
         }
-        writer.push(&Request { best, ..*request }, &entries, &auctions).map_err(failed)?;
+        writer.push(&Request { best, ..request }, &entries, &auctions).map_err(failed)?;
     }
     let contracts = log.contracts().iter().zip(pctr_sum).map(|(c, sum)| Contract {
         mean_pctr: if c.present > 0 { sum / c.present as f64 } else { c.mean_pctr },

@@ -158,7 +158,7 @@ pub fn join(path: &Path, log: &CompiledLog) -> Result<Exposures> {
                 exposed[i] = true;
                 if allowed(log, i, exposure.ad_id, exposure.ad_type) {
                     shown[i] = Some((exposure.ad_id, exposure.ad_type));
-                    let auctions = log.auctions(&log.requests()[i]);
+                    let auctions = log.auctions(&log.requests().row(i));
                     if let Some(ad) = auctions.iter().find(|a| a.ad_id == exposure.ad_id)
                         && exposure.ad_type == AdType::Auction
                     {
@@ -182,7 +182,7 @@ pub fn join(path: &Path, log: &CompiledLog) -> Result<Exposures> {
 
 /// Returns whether an ad may be shown on row `i`, ignoring its cap and its rate, which the live system drew itself.
 fn allowed(log: &CompiledLog, i: usize, ad_id: u64, ad_type: AdType) -> bool {
-    let request = &log.requests()[i];
+    let request = &log.requests().row(i);
     match ad_type {
         AdType::Auction => log.auctions(request).iter().any(|a| a.ad_id == ad_id),
         AdType::Contract => log.entries(request).iter().any(|e| log.contracts()[e.contract as usize].ad_id == ad_id),

@@ -6,6 +6,7 @@
 //!
 //! May import: nothing of the project.
 
+mod block;
 pub mod check;
 pub mod compile;
 pub mod compiled;
@@ -20,6 +21,7 @@ pub mod import;
 pub mod inventory;
 pub mod keep;
 pub mod map;
+mod pack;
 mod quarantine;
 pub mod queue;
 mod queue_buffer;
@@ -37,6 +39,7 @@ pub mod write;
 pub mod write_parquet;
 mod writer;
 
+pub use block::{Entries, EntriesIter};
 pub use compile::{CompileOptions, open};
 pub use compiled::{Auction, CompiledLog, Entry, Request};
 pub use error::LogError;

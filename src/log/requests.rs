@@ -1,13 +1,14 @@
 //! The requests of a compiled log, found through the index of its blocks. Each block is checked on first access.
 
-use std::ops::{Index, Range};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::OnceLock;
 
 use bytemuck::{Pod, Zeroable};
 use memmap2::Mmap;
 use twox_hash::XxHash3_64;
 
+use super::block::{Block, Entries, Limits, Sizes, Stored};
 use super::compiled::{Auction, BLOCK, Entry, HEADER, Request};
 use super::day::Day;
 
@@ -15,8 +16,9 @@ use super::day::Day;
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct BlockMeta {
-    /// Offset of the first byte in the file.
+    /// Offset of the first byte in the file, and number of bytes.
     pub at: u64,
+    pub bytes: u64,
     pub checksum: u64,
     /// Times of the first and last request.
     pub first_ms: u64,
@@ -26,24 +28,12 @@ pub(super) struct BlockMeta {
     pub auctions: u32,
     /// Largest number of contract entries of one request.
     pub widest: u32,
+    /// Auction ads in the dictionary.
+    pub ads: u32,
+    pub zero: u32,
 }
 
-impl BlockMeta {
-    /// Returns the size of the block in bytes.
-    fn bytes(&self) -> u64 {
-        size_of::<Request>() as u64 * u64::from(self.requests)
-            + size_of::<Entry>() as u64 * u64::from(self.entries)
-            + size_of::<Auction>() as u64 * u64::from(self.auctions)
-    }
-
-    /// Returns the file offsets of its contract entries and of its auction entries.
-    fn entries_at(&self) -> (usize, usize) {
-        let entries = self.at as usize + self.requests as usize * size_of::<Request>();
-        (entries, entries + self.entries as usize * size_of::<Entry>())
-    }
-}
-
-/// All requests of a day in time order, read like a slice.
+/// All requests of a day in time order.
 ///
 /// Reading a request of a damaged block panics with a message that names the file; files of up to 64 MiB were checked when they
 /// were opened.
@@ -51,7 +41,8 @@ pub struct Requests {
     path: PathBuf,
     map: Mmap,
     index: Vec<BlockMeta>,
-    checked: Box<[AtomicBool]>,
+    /// The blocks that were checked.
+    blocks: Box<[OnceLock<Box<Block>>]>,
     len: usize,
     contracts: usize,
 }
@@ -71,8 +62,8 @@ impl Requests {
             let full = if i + 1 < index.len() { BLOCK..=BLOCK } else { 1..=BLOCK };
             let inside = block.at >= HEADER as u64
                 && block.at % 8 == 0
-                && block.at.checked_add(block.bytes()).is_some_and(|last| last <= end as u64);
-            if !inside || !full.contains(&(block.requests as usize)) {
+                && block.at.checked_add(block.bytes).is_some_and(|last| last <= end as u64);
+            if !inside || !full.contains(&(block.requests as usize)) || block.zero != 0 {
                 return Err(format!("block {i} points outside"));
             }
             let ordered = last_ms <= block.first_ms && block.first_ms <= block.last_ms;
@@ -82,8 +73,8 @@ impl Requests {
             last_ms = block.last_ms;
             len += block.requests as usize;
         }
-        let checked = index.iter().map(|_| AtomicBool::new(false)).collect();
-        Ok(Self { path, map, index, checked, len, contracts })
+        let blocks = index.iter().map(|_| OnceLock::new()).collect();
+        Ok(Self { path, map, index, blocks, len, contracts })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -101,85 +92,56 @@ impl Requests {
     }
 
     pub(super) fn verify(&self) -> Result<(), String> {
-        for (i, checked) in self.checked.iter().enumerate() {
-            // Relaxed: the flag guards no other writes; the bytes of the block never change.
-            if !checked.load(Ordering::Relaxed) {
-                self.check(i)?;
-                checked.store(true, Ordering::Relaxed);
+        for (number, block) in self.blocks.iter().enumerate() {
+            if block.get().is_none() {
+                let checked = self.check(number)?;
+                let _ = block.set(checked);
             }
         }
         Ok(())
     }
 
     /// Checks a block's checksum, and every index and number in it.
-    fn check(&self, number: usize) -> Result<(), String> {
-        let block = &self.index[number];
-        let at = block.at as usize;
-        if XxHash3_64::oneshot(&self.map[at..at + block.bytes() as usize]) != block.checksum {
+    fn check(&self, number: usize) -> Result<Box<Block>, String> {
+        let meta = &self.index[number];
+        let at = meta.at as usize;
+        let end = at + meta.bytes as usize;
+        if XxHash3_64::oneshot(&self.map[at..end]) != meta.checksum {
             return Err(format!("checksum mismatch in block {number}, the file is damaged"));
         }
-        let amount = |v: f64| v.is_finite() && v >= 0.0;
-        let share = |v: f64| (0.0..=1.0).contains(&v);
-        let (entries_at, auctions_at) = block.entries_at();
-        let requests: &[Request] = bytemuck::cast_slice(&self.map[at..entries_at]);
-        let mut last = block.first_ms;
-        for r in requests {
-            let inside = |at: u32, n: u16, len: u32| u64::from(at) + u64::from(n) <= u64::from(len);
-            if r.block as usize != number
-                || !inside(r.entries_at, r.entries, block.entries)
-                || !inside(r.auctions_at, r.auctions, block.auctions)
-                || u32::from(r.entries) > block.widest
-            {
-                return Err(format!("request {} points outside", r.request_id));
-            }
-            if r.ts_ms < last || r.ts_ms > block.last_ms {
-                return Err(format!("request {} is out of order", r.request_id));
-            }
-            if !amount(r.best) || r.gender > 2 || r.age > 9 {
-                return Err(format!("request {} holds impossible values", r.request_id));
-            }
-            last = r.ts_ms;
-        }
-        let entries: &[Entry] = bytemuck::cast_slice(&self.map[entries_at..auctions_at]);
-        if entries.iter().any(|e| e.contract as usize >= self.contracts) {
-            return Err("an entry names a contract that is not there".into());
-        }
-        let auctions: &[Auction] = bytemuck::cast_slice(&self.map[auctions_at..at + block.bytes() as usize]);
-        let entries = entries.iter().map(|e| (e.ecpm, e.pctr, e.boost));
-        let mut all = entries.chain(auctions.iter().map(|a| (a.ecpm, a.pctr, a.boost)));
-        if !all.all(|(ecpm, pctr, boost)| amount(ecpm) && share(pctr) && amount(boost)) {
-            return Err("an entry holds impossible values".into());
-        }
-        Ok(())
+        let BlockMeta { requests, entries, auctions, widest, ads, first_ms, last_ms, .. } = *meta;
+        let sizes = Sizes { requests, entries, auctions, widest, ads };
+        let limits = Limits { first_ms, last_ms, contracts: self.contracts };
+        Block::check(&self.map, at, end, sizes, limits).map(Box::new).map_err(|why| format!("block {number}: {why}"))
     }
 
     /// Returns a block, checking it on first access.
-    #[inline]
-    fn block(&self, number: usize) -> &BlockMeta {
-        if !self.checked[number].load(Ordering::Relaxed) {
-            self.first_touch(number);
+    #[inline(always)]
+    fn block(&self, number: usize) -> &Block {
+        match self.blocks[number].get() {
+            Some(block) => block,
+            None => self.first_touch(number),
         }
-        &self.index[number]
     }
 
     #[cold]
-    fn first_touch(&self, number: usize) {
-        if let Err(reason) = self.check(number) {
-            panic!("{}", super::LogError::Compiled { path: self.path.clone(), reason });
-        }
-        self.checked[number].store(true, Ordering::Relaxed);
+    fn first_touch(&self, number: usize) -> &Block {
+        self.blocks[number].get_or_init(|| match self.check(number) {
+            Ok(block) => block,
+            Err(reason) => panic!("{}", super::LogError::Compiled { path: self.path.clone(), reason }),
+        })
     }
 
-    pub(super) fn entries(&self, request: &Request) -> &[Entry] {
-        let (at, _) = self.block(request.block as usize).entries_at();
-        let from = at + request.entries_at as usize * size_of::<Entry>();
-        bytemuck::cast_slice(&self.map[from..from + usize::from(request.entries) * size_of::<Entry>()])
+    #[inline]
+    pub(super) fn entries(&self, request: &Request) -> Entries<'_, Entry> {
+        let of = Stored { block: self.block(request.block as usize), file: &self.map };
+        Entries::Stored { of, from: request.entries_at, end: request.entries_at + u32::from(request.entries) }
     }
 
-    pub(super) fn auctions(&self, request: &Request) -> &[Auction] {
-        let (_, at) = self.block(request.block as usize).entries_at();
-        let from = at + request.auctions_at as usize * size_of::<Auction>();
-        bytemuck::cast_slice(&self.map[from..from + usize::from(request.auctions) * size_of::<Auction>()])
+    #[inline]
+    pub(super) fn auctions(&self, request: &Request) -> Entries<'_, Auction> {
+        let of = Stored { block: self.block(request.block as usize), file: &self.map };
+        Entries::Stored { of, from: request.auctions_at, end: request.auctions_at + u32::from(request.auctions) }
     }
 
     pub fn len(&self) -> usize {
@@ -190,12 +152,32 @@ impl Requests {
         self.len == 0
     }
 
-    pub fn first(&self) -> Option<&Request> {
-        (!self.is_empty()).then(|| &self[0])
+    /// Returns the request at `row`.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    #[inline]
+    pub fn row(&self, row: usize) -> Request {
+        assert!(row < self.len, "row {row} of {}", self.len);
+        self.block(row / BLOCK).request(&self.map, row / BLOCK, row % BLOCK)
     }
 
-    pub fn last(&self) -> Option<&Request> {
-        self.len.checked_sub(1).map(|row| &self[row])
+    /// Returns the time of the request at `row`, Unix milliseconds.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    #[inline]
+    pub fn ts_ms(&self, row: usize) -> u64 {
+        assert!(row < self.len, "row {row} of {}", self.len);
+        self.block(row / BLOCK).ts_ms(&self.map, row % BLOCK)
+    }
+
+    pub fn first(&self) -> Option<Request> {
+        (!self.is_empty()).then(|| self.row(0))
+    }
+
+    pub fn last(&self) -> Option<Request> {
+        self.len.checked_sub(1).map(|row| self.row(row))
     }
 
     pub fn iter(&self) -> Iter<'_> {
@@ -212,18 +194,7 @@ impl Requests {
     }
 
     pub fn to_vec(&self) -> Vec<Request> {
-        self.iter().copied().collect()
-    }
-}
-
-impl Index<usize> for Requests {
-    type Output = Request;
-
-    #[inline]
-    fn index(&self, row: usize) -> &Request {
-        assert!(row < self.len, "row {row} of {}", self.len);
-        let at = self.block(row / BLOCK).at as usize + row % BLOCK * size_of::<Request>();
-        bytemuck::from_bytes(&self.map[at..at + size_of::<Request>()])
+        self.iter().collect()
     }
 }
 
@@ -246,16 +217,16 @@ pub struct Iter<'a> {
     rows: Range<usize>,
 }
 
-impl<'a> Iterator for Iter<'a> {
-    type Item = &'a Request;
+impl Iterator for Iter<'_> {
+    type Item = Request;
 
     #[inline]
-    fn next(&mut self) -> Option<&'a Request> {
-        self.rows.next().map(|row| &self.requests[row])
+    fn next(&mut self) -> Option<Request> {
+        self.rows.next().map(|row| self.requests.row(row))
     }
 
-    fn nth(&mut self, n: usize) -> Option<&'a Request> {
-        self.rows.nth(n).map(|row| &self.requests[row])
+    fn nth(&mut self, n: usize) -> Option<Request> {
+        self.rows.nth(n).map(|row| self.requests.row(row))
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -267,12 +238,12 @@ impl ExactSizeIterator for Iter<'_> {}
 
 impl DoubleEndedIterator for Iter<'_> {
     fn next_back(&mut self) -> Option<Self::Item> {
-        self.rows.next_back().map(|row| &self.requests[row])
+        self.rows.next_back().map(|row| self.requests.row(row))
     }
 }
 
 impl<'a> IntoIterator for &'a Requests {
-    type Item = &'a Request;
+    type Item = Request;
     type IntoIter = Iter<'a>;
 
     fn into_iter(self) -> Iter<'a> {

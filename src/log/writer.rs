@@ -5,8 +5,10 @@ use std::io::{Result, Seek, SeekFrom, Write};
 use bytemuck::Zeroable as _;
 use twox_hash::{XxHash3_64, XxHash3_128};
 
+use super::block::FIELDS;
 use super::compile::Output;
-use super::compiled::{Auction, BLOCK, Entry, HEADER, Header, MAGIC, RECORD_SIZES, Request, Tail, VERSION};
+use super::compiled::{Auction, BLOCK, Entry, HEADER, Header, MAGIC, Request, Tail, VERSION};
+use super::pack::Packer;
 use super::queue_buffer::QueueBuffer;
 use super::requests::BlockMeta;
 
@@ -18,6 +20,7 @@ pub(super) struct LogWriter<W> {
     index: Vec<BlockMeta>,
     /// Block that is being filled.
     block: QueueBuffer,
+    packer: Packer,
     counts: [u64; 3],
     content: XxHash3_128,
 }
@@ -26,7 +29,8 @@ impl<W: Write + Seek> LogWriter<W> {
     /// Creates a writer; [`LogWriter::begin`] starts the log.
     pub fn new(to: W) -> Self {
         let content = XxHash3_128::new();
-        Self { to, at: 0, index: Vec::new(), block: QueueBuffer::default(), counts: [0; 3], content }
+        let (block, packer) = (QueueBuffer::default(), Packer::default());
+        Self { to, at: 0, index: Vec::new(), block, packer, counts: [0; 3], content }
     }
 
     /// Appends a request, which must not be earlier than the one before it.
@@ -44,24 +48,32 @@ impl<W: Write + Seek> LogWriter<W> {
     }
 
     fn end_block(&mut self) -> Result<()> {
-        let QueueBuffer { requests, entries, auctions } = &self.block;
+        let requests = &self.block.requests;
         let (Some(first), Some(last)) = (requests.first(), requests.last()) else { return Ok(()) };
-        let parts: [&[u8]; 3] =
-            [bytemuck::cast_slice(requests), bytemuck::cast_slice(entries), bytemuck::cast_slice(auctions)];
-        let mut checksum = XxHash3_64::new();
-        let counts = [requests.len(), entries.len(), auctions.len()];
-        let widest = requests.iter().map(|r| u32::from(r.entries)).max().unwrap_or(0);
-        let [requests, entries, auctions] = counts.map(|n| n as u32);
-        let mut bytes = 0;
-        for part in parts {
-            std::hash::Hasher::write(&mut checksum, part);
-            self.to.write_all(part)?;
-            bytes += part.len() as u64;
-        }
-        let checksum = std::hash::Hasher::finish(&checksum);
         let (first_ms, last_ms) = (first.ts_ms, last.ts_ms);
-        self.index.push(BlockMeta { at: self.at, checksum, first_ms, last_ms, requests, entries, auctions, widest });
-        self.at += bytes;
+        let widest = requests.iter().map(|r| u32::from(r.entries)).max().unwrap_or(0);
+        let counts = [requests.len(), self.block.entries.len(), self.block.auctions.len()];
+        let ads = self.packer.pack(&self.block);
+        // The next block begins at a multiple of eight.
+        let bytes = &self.packer.bytes;
+        let padding = &[0; 8][..bytes.len().next_multiple_of(8) - bytes.len()];
+        self.to.write_all(bytes)?;
+        self.to.write_all(padding)?;
+        let [requests, entries, auctions] = counts.map(|n| n as u32);
+        self.index.push(BlockMeta {
+            at: self.at,
+            bytes: bytes.len() as u64,
+            checksum: XxHash3_64::oneshot(bytes),
+            first_ms,
+            last_ms,
+            requests,
+            entries,
+            auctions,
+            widest,
+            ads,
+            zero: 0,
+        });
+        self.at += (bytes.len() + padding.len()) as u64;
         self.counts.iter_mut().zip(counts).for_each(|(sum, n)| *sum += n as u64);
         self.block.clear();
         Ok(())
@@ -84,7 +96,7 @@ impl<W: Write + Seek> LogWriter<W> {
         let header = Header {
             magic: MAGIC,
             version: VERSION,
-            record_sizes: RECORD_SIZES,
+            fields: FIELDS as u32,
             inputs: [inputs as u64, (inputs >> 64) as u64],
             checksum: std::hash::Hasher::finish(&checksum),
             total_bytes: self.at + (index.len() + tail.len()) as u64,
@@ -142,11 +154,11 @@ mod tests {
         };
         block(&mut writer, 0);
         // Full blocks that nobody reads: 2^32 entries and more in total.
-        let full = BlockMeta { auctions: (BLOCK * 512) as u32, first_ms: 1, last_ms: 1, ..writer.index[0] };
-        let bytes = size_of::<Request>() * BLOCK + size_of::<Auction>() * BLOCK * 512;
+        let bytes = 9 * BLOCK as u64 * 512;
+        let full = BlockMeta { auctions: (BLOCK * 512) as u32, bytes, first_ms: 1, last_ms: 1, ..writer.index[0] };
         for _ in 0..2100 {
             writer.index.push(BlockMeta { at: writer.at, ..full });
-            writer.at += bytes as u64;
+            writer.at += bytes;
             writer.counts[0] += BLOCK as u64;
             writer.counts[2] += u64::from(full.auctions);
             // A hole of the file.
@@ -167,9 +179,9 @@ mod tests {
         let rows = log.requests().len();
         assert_eq!(rows, 2102 * BLOCK);
         for row in (0..BLOCK).chain(rows - BLOCK..rows) {
-            let r = &log.requests()[row];
+            let r = log.requests().row(row);
             assert_eq!(r.request_id, row as u64);
-            let ids: Vec<u64> = log.auctions(r).iter().map(|a| a.ad_id).collect();
+            let ids: Vec<u64> = log.auctions(&r).iter().map(|a| a.ad_id).collect();
             assert_eq!(ids, (0..row as u64 % 3).map(|k| row as u64 + k).collect::<Vec<_>>());
         }
     }

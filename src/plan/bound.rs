@@ -78,7 +78,7 @@ impl Problem {
         let mut takes = vec![Vec::new(); contracts.len()];
         let mut passed = Vec::new();
         for (i, row) in rows.enumerate() {
-            let r = &log.requests()[row];
+            let r = &log.requests().row(row);
             passing(log, rate_seed, r, &mut passed);
             for &(contract, click) in &passed {
                 takes[contract as usize].push((i as u32, click));
@@ -242,7 +242,7 @@ pub fn visit(
 ) {
     let mut passed = Vec::new();
     for (row, r) in rows.clone().zip(log.requests().range(rows)) {
-        passing(log, rate_seed, r, &mut passed);
+        passing(log, rate_seed, &r, &mut passed);
         each(row, r.best, &passed);
     }
 }

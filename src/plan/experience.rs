@@ -140,7 +140,7 @@ fn of_day(log: &CompiledLog, bound: &Bound, rate_seed: u64) -> Vec<Sums> {
     for r in log.requests() {
         let hour = ((r.ts_ms - log.day().start_ms) / 3_600_000).min(HOURS as u64 - 1) as usize;
         let mut best: Option<(f64, usize)> = None;
-        for e in log.entries(r) {
+        for e in log.entries(&r) {
             let j = e.contract as usize;
             let c = &contracts[j];
             if !draw::passes(rate_seed, r.request_id, c.ad_id, c.rate) {

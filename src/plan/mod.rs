@@ -138,7 +138,7 @@ impl Plan {
                 hour_sum[hour] += r.best;
                 hour_n[hour] += 1;
                 day_sum += r.best;
-                if let Some(first) = log.auctions(r).first() {
+                if let Some(first) = log.auctions(&r).first() {
                     pctr_sum += first.pctr;
                     pctr_n += 1;
                 }

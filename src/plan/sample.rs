@@ -75,14 +75,14 @@ impl Sample {
         let mut days = Vec::new();
         for log in logs {
             let requests = log.requests();
-            let mean = requests.iter().map(|r| log.entries(r).len()).sum::<usize>() as f64 / requests.len() as f64;
+            let mean = requests.iter().map(|r| log.entries(&r).len()).sum::<usize>() as f64 / requests.len() as f64;
             let wanted = share(MOST_REQUESTS).min((share(MOST_ENTRIES) as f64 / mean.max(1e-9)) as usize).max(1);
             let strata = requests.len().min(wanted);
             let mut day = SampledDay::new(log, strata);
             for i in 0..strata {
                 let (from, to) = (i * requests.len() / strata, (i + 1) * requests.len() / strata);
                 let pick = from + (draw::hash64(SEED, days.len() as u64, i as u64) % (to - from) as u64) as usize;
-                let r = &requests[pick];
+                let r = &requests.row(pick);
                 let next = kinds.len() as u32;
                 let kind = *kinds.entry((r.slot_id, r.region, r.gender, r.age)).or_insert(next);
                 day.push(log, r, kind);

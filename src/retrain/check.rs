@@ -42,12 +42,12 @@ impl Figures {
         let mut best: Vec<f64> = log
             .requests()
             .iter()
-            .filter_map(|r| log.auctions(r).iter().map(|a| a.ecpm).max_by(f64::total_cmp))
+            .filter_map(|r| log.auctions(&r).iter().map(|a| a.ecpm).max_by(f64::total_cmp))
             .collect();
         let owed: f64 = log.contracts().iter().map(|c| c.owed() as f64).sum();
         let penalty: f64 = log.contracts().iter().map(|c| c.penalty * c.owed() as f64).sum();
         let (n, pctr) =
-            log.requests().iter().flat_map(|r| log.entries(r)).fold((0u64, 0.0), |(n, sum), e| (n + 1, sum + e.pctr));
+            log.requests().iter().flat_map(|r| log.entries(&r)).fold((0u64, 0.0), |(n, sum), e| (n + 1, sum + e.pctr));
         Self {
             requests,
             ecpm: median(&mut best),

@@ -8,7 +8,7 @@ use crate::log::corrected::Correction;
 use crate::log::day::Day;
 use crate::log::error::BadValue;
 use crate::log::schema::{AdType, ControlRow, TrackRow};
-use crate::log::{QueueRules, Showable};
+use crate::log::{Entries, QueueRules, Showable};
 use crate::policy::{Decider, Policy};
 use crate::values::ValueModel;
 use crate::values::model::Predictor;
@@ -47,7 +47,7 @@ pub struct Decision {
 pub struct Scorer {
     pub(super) rules: QueueRules,
     pub(super) day: Day,
-    pub(super) replay: Replay<'static>,
+    pub(super) replay: Replay,
     pub(super) policy: Box<dyn Policy>,
     pub(super) version: String,
     pub(super) options: ScoreOptions,
@@ -140,7 +140,7 @@ impl Scorer {
     }
 
     /// The engine's view of the current request.
-    pub fn replay(&self) -> &Replay<'static> {
+    pub fn replay(&self) -> &Replay {
         &self.replay
     }
 
@@ -216,7 +216,7 @@ impl Scorer {
         let Showable { entries, auctions, best, .. } = &self.showable;
         let place = self.replay.day.vocabulary.place(slot_id, region);
         let visit = Visit { request_id, offset, slot_id, region, gender, age, best: *best, place };
-        self.replay.arrive_copied(Incoming { visit, entries, auctions });
+        self.replay.arrive(Incoming { visit, entries: Entries::Plain(entries), auctions: Entries::Plain(auctions) });
         let choice = self.decider.decide(&mut self.replay, &mut *self.policy);
         self.state_decision(choice, out);
         choice

@@ -32,9 +32,9 @@ impl WorldSettings {
         ensure!(bests.len() >= LEAST, "hardly any request of the days has an auction ad: {}", bests.len());
         let centre = mean(bests.iter().map(|b| b.ln()));
         let requests = mean(days.iter().map(|d| d.requests().len() as f64));
-        let entries = mean(days.iter().map(|d| d.requests().iter().map(|r| d.entries(r).len()).sum::<usize>() as f64));
+        let entries = mean(days.iter().map(|d| d.requests().iter().map(|r| d.entries(&r).len()).sum::<usize>() as f64));
         let auctions =
-            mean(days.iter().map(|d| d.requests().iter().map(|r| d.auctions(r).len()).sum::<usize>() as f64));
+            mean(days.iter().map(|d| d.requests().iter().map(|r| d.auctions(&r).len()).sum::<usize>() as f64));
         let contracts = mean(days.iter().map(|d| d.contracts().len() as f64)).round();
         let of_contracts = |f: &dyn Fn(&CompiledLog, &crate::log::compiled::Contract) -> f64| {
             mean(days.iter().flat_map(|d| d.contracts().iter().map(move |c| f(d, c))))

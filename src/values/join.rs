@@ -136,7 +136,7 @@ pub fn join(dir: &Path, options: CompileOptions, fields: &Fields, share: Share) 
             counts.repeated += 1;
             continue;
         }
-        let request = &log.requests()[at as usize];
+        let request = &log.requests().row(at as usize);
         queue.clear();
         queue.extend(asked(log, request));
         let Some(shown) = queue.iter().find(|a| a.ad_id == exposure.ad_id && a.ad_type == exposure.ad_type) else {

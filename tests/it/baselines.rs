@@ -220,7 +220,7 @@ fn a_sample_is_part_of_its_days_and_bounded() {
         for row in plan.sample.rows(sampled) {
             // In time order, each is some later request of the log.
             let found = log.requests().range(at..log.requests().len()).position(|r| {
-                let entries = log.entries(r);
+                let entries = log.entries(&r);
                 near(row.best, r.best)
                     && entries.len() == row.contracts.len()
                     && row

@@ -28,8 +28,8 @@ type Content = (Vec<Request>, Vec<Vec<Entry>>, Vec<Vec<Auction>>, Vec<Contract>,
 fn content(log: &CompiledLog) -> Content {
     (
         log.requests().to_vec(),
-        log.requests().iter().map(|r| log.entries(r).to_vec()).collect(),
-        log.requests().iter().map(|r| log.auctions(r).to_vec()).collect(),
+        log.requests().iter().map(|r| log.entries(&r).to_vec()).collect(),
+        log.requests().iter().map(|r| log.auctions(&r).to_vec()).collect(),
         log.contracts().to_vec(),
         log.counts().clone(),
     )
@@ -86,23 +86,39 @@ mod header {
 /// Byte offsets of the fields of a block's row in the index.
 mod block {
     pub const AT: usize = 0;
-    pub const CHECKSUM: usize = 8;
-    pub const FIRST: usize = 16;
-    pub const LAST: usize = 24;
-    pub const REQUESTS: usize = 32;
-    pub const ENTRIES: usize = 36;
-    pub const AUCTIONS: usize = 40;
-    pub const BYTES: usize = 48;
+    pub const LEN: usize = 8;
+    pub const CHECKSUM: usize = 16;
+    pub const FIRST: usize = 24;
+    pub const LAST: usize = 32;
+    pub const REQUESTS: usize = 40;
+    pub const ENTRIES: usize = 44;
+    pub const AUCTIONS: usize = 48;
+    pub const WIDEST: usize = 52;
+    pub const ADS: usize = 56;
+    pub const BYTES: usize = 64;
 }
 
-const REQUEST_BYTES: usize = size_of::<Request>();
+/// Fields of the head of a block: 16 bytes each, base, width, kind, scale and five zeros.
+mod field {
+    pub const TIME: usize = 1;
+    pub const BEST: usize = 2;
+    pub const ENTRIES_END: usize = 4;
+    pub const AUCTIONS_END: usize = 5;
+    pub const SLOT: usize = 6;
+    pub const VIEWER: usize = 8;
+    pub const CONTRACT: usize = 9;
+    pub const PCTR: usize = 10;
+    pub const AD: usize = 13;
+    pub const ECPM: usize = 14;
+    pub const ALL: usize = 17;
+    pub const BYTES: usize = 16;
+    pub const WIDTH: usize = 8;
+    pub const KIND: usize = 9;
+    pub const SCALE: usize = 10;
+}
 
 fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
-}
-
-fn half(bytes: &[u8], at: usize) -> usize {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize
 }
 
 fn set(bytes: &mut [u8], at: usize, value: u64) {
@@ -122,13 +138,7 @@ pub fn forge(bytes: &mut [u8]) {
     let Some(index) = index_at(bytes) else { return };
     for i in 0..word(bytes, header::BLOCKS) as usize {
         let row = index + i * block::BYTES;
-        let from = word(bytes, row + block::AT) as usize;
-        let records = [
-            (block::REQUESTS, REQUEST_BYTES),
-            (block::ENTRIES, size_of::<Entry>()),
-            (block::AUCTIONS, size_of::<Auction>()),
-        ];
-        let len: usize = records.iter().map(|&(at, size)| half(bytes, row + at) * size).sum();
+        let [from, len] = [block::AT, block::LEN].map(|at| word(bytes, row + at) as usize);
         if let Some(content) = from.checked_add(len).and_then(|end| bytes.get(from..end)) {
             let sum = XxHash3_64::oneshot(content);
             set(bytes, row + block::CHECKSUM, sum);
@@ -295,17 +305,24 @@ fn counts_that_point_outside_are_refused_however_they_add_up() {
     let bytes = &COMPILED.0;
     let count = |at| word(bytes, at);
     let sizes = [
-        (header::REQUESTS, REQUEST_BYTES),
-        (header::ENTRIES, size_of::<Entry>()),
-        (header::AUCTIONS, size_of::<Auction>()),
+        (header::REQUESTS, 1),
+        (header::ENTRIES, 1),
+        (header::AUCTIONS, 1),
         (header::BLOCKS, block::BYTES),
         (header::TAIL, 1),
     ];
     let mut forged: Vec<Vec<(usize, u64)>> = Vec::new();
     for (at, size) in sizes {
-        for value in
-            [0, 1, count(at) + 1, count(at).wrapping_sub(1), 1 << 32, 1 << 60, u64::MAX, u64::MAX / size as u64 + 1]
-        {
+        for value in [
+            0,
+            1,
+            count(at) + 1,
+            count(at).wrapping_sub(1),
+            1 << 32,
+            1 << 60,
+            u64::MAX,
+            (u64::MAX / size as u64).wrapping_add(1),
+        ] {
             if value != count(at) {
                 forged.push(vec![(at, value)]);
             }
@@ -333,7 +350,7 @@ fn blocks_that_point_outside_are_refused() {
     let bytes = &COMPILED.0;
     let row = index_at(bytes).unwrap();
     let first = word(bytes, row + block::AT);
-    let edits: [(&str, usize, u64); 12] = [
+    let edits: [(&str, usize, u64); 19] = [
         ("a place in the header", block::AT, 0),
         ("an odd place", block::AT, first + 1),
         ("a place beyond the end", block::AT, bytes.len() as u64),
@@ -346,6 +363,13 @@ fn blocks_that_point_outside_are_refused() {
         ("more requests than a block has", block::REQUESTS, word(bytes, row + block::REQUESTS) & !0xffff_ffff | 4097),
         ("too many entries", block::ENTRIES, word(bytes, row + block::ENTRIES) | 0xffff_ffff),
         ("too many auction entries", block::AUCTIONS, word(bytes, row + block::AUCTIONS) | 0xffff_ffff),
+        ("no bytes", block::LEN, 0),
+        ("fewer bytes than its rows", block::LEN, word(bytes, row + block::LEN) - 8),
+        ("bytes of what follows", block::LEN, word(bytes, row + block::LEN) + 8),
+        ("more bytes than memory", block::LEN, u64::MAX - 7),
+        ("no entry at all", block::WIDEST, word(bytes, row + block::WIDEST) & !0xffff_ffff),
+        ("a dictionary that is not there", block::ADS, 1),
+        ("something behind the last number", block::ADS, 1 << 32),
     ];
     for (what, at, value) in edits {
         let mut bytes = bytes.clone();
@@ -356,27 +380,64 @@ fn blocks_that_point_outside_are_refused() {
 }
 
 #[test]
-fn indices_and_times_that_point_outside_are_refused() {
+fn numbers_that_point_outside_are_refused() {
     let bytes = &COMPILED.0;
-    let requests = header::END;
-    let entries = requests + word(bytes, header::REQUESTS) as usize * REQUEST_BYTES;
-    let second = requests + REQUEST_BYTES;
-    // In front of a request's `block` stand id, time, best and user; in front of an entry's contract, three numbers.
-    let edits: [(&str, usize, &[u8]); 8] = [
-        ("block", second + 32, &1u32.to_le_bytes()),
-        ("entries_at", second + 36, &u32::MAX.to_le_bytes()),
-        ("auctions_at", second + 40, &u32::MAX.to_le_bytes()),
-        ("entries", second + 52, &u16::MAX.to_le_bytes()),
-        ("auctions", second + 54, &u16::MAX.to_le_bytes()),
-        ("a time before the day", requests + 8, &0u64.to_le_bytes()),
-        ("a time after the day", requests + 8, &u64::MAX.to_le_bytes()),
-        ("contract", entries + 24, &3u32.to_le_bytes()),
+    let base = |field: usize| word(bytes, header::END + field * field::BYTES);
+    let edits: [(&str, usize, u64); 11] = [
+        ("entries before the first", field::ENTRIES_END, base(field::ENTRIES_END).wrapping_sub(1)),
+        ("entries after the last", field::ENTRIES_END, base(field::ENTRIES_END) + 1),
+        ("auction entries after the last", field::AUCTIONS_END, base(field::AUCTIONS_END) + 1),
+        ("entries that begin again", field::ENTRIES_END, u64::MAX),
+        ("a time before the day", field::TIME, 0),
+        ("a time after the day", field::TIME, base(field::TIME) + (1 << 40)),
+        ("a time that begins again", field::TIME, u64::MAX),
+        ("a slot of 33 bits", field::SLOT, 1 << 32),
+        ("a viewer that no number is for", field::VIEWER, 60),
+        ("a contract that is not there", field::CONTRACT, 3),
+        ("a click that is more than certain", field::PCTR, u64::MAX),
     ];
-    for (what, at, value) in edits {
+    for (what, field, value) in edits {
         let mut bytes = bytes.clone();
-        bytes[at..at + value.len()].copy_from_slice(value);
+        set(&mut bytes, header::END + field * field::BYTES, value);
         forge(&mut bytes);
         assert!(open_bytes(&bytes).is_err(), "{what} was believed");
+    }
+}
+
+#[test]
+fn widths_kinds_and_scales_that_no_writer_makes_are_refused() {
+    let bytes = &COMPILED.0;
+    for field in 0..field::ALL {
+        let at = header::END + field * field::BYTES;
+        let (width, kind) = (bytes[at + field::WIDTH], bytes[at + field::KIND]);
+        let real =
+            [field::BEST, field::PCTR, field::PCTR + 1, field::PCTR + 2].contains(&field) || field >= field::ECPM;
+        let mut edits: Vec<(usize, u8)> = vec![(field::WIDTH, width + 1), (field::WIDTH, 9), (field::WIDTH, 255)];
+        if width > 0 {
+            edits.push((field::WIDTH, width - 1));
+        }
+        edits.extend([6, 7, 255].map(|kind| (field::KIND, kind)));
+        edits.extend(if real {
+            vec![(field::KIND, 0), (field::KIND, 4)]
+        } else {
+            vec![(field::KIND, 1), (field::KIND, 5)]
+        });
+        if field == field::AD {
+            edits.push((field::KIND, 4));
+        }
+        // A decimal's scale may be another one; it then is another value, which is the forger's right.
+        edits.extend(if real && kind == 1 {
+            vec![(field::SCALE, 23), (field::SCALE, 255)]
+        } else {
+            vec![(field::SCALE, 1)]
+        });
+        edits.extend((field::SCALE + 1..field::BYTES).map(|zero| (zero, 1)));
+        for (of, value) in edits {
+            let mut bytes = bytes.clone();
+            bytes[at + of] = value;
+            forge(&mut bytes);
+            assert!(open_bytes(&bytes).is_err(), "byte {of} of field {field} was {value} and believed");
+        }
     }
 }
 
@@ -389,7 +450,7 @@ fn a_damaged_block_is_found_when_it_is_touched() {
     std::fs::write(file.path(), &bytes).unwrap();
     let log = CompiledLog::open_checking(file.path(), 0).expect("nothing was touched yet");
     assert_eq!(log.requests().len(), COMPILED.1.0.len());
-    let touched = catch_unwind(AssertUnwindSafe(|| log.requests()[0].request_id)).unwrap_err();
+    let touched = catch_unwind(AssertUnwindSafe(|| log.requests().row(0).request_id)).unwrap_err();
     let said = touched.downcast_ref::<String>().unwrap();
     assert!(said.contains("checksum mismatch in block 0") && said.contains(file.path().to_str().unwrap()), "{said}");
     let error = log.verify().unwrap_err().to_string();

@@ -59,7 +59,7 @@ fn check(dir: &Path, args: &[&str]) -> std::process::Output {
 /// All that a log says of its requests.
 fn content(log: &CompiledLog) -> Vec<(log::Request, Vec<log::Entry>, Vec<log::Auction>)> {
     assert!(log.requests().iter().is_sorted_by_key(|r| r.ts_ms));
-    log.requests().iter().map(|r| (*r, log.entries(r).to_vec(), log.auctions(r).to_vec())).collect()
+    log.requests().iter().map(|r| (r, log.entries(&r).to_vec(), log.auctions(&r).to_vec())).collect()
 }
 
 #[test]
@@ -126,7 +126,8 @@ fn a_disk_that_fills_up_ends_clearly_or_not_at_all() {
     assert!(output.status.success() && said(&output).contains("cannot be kept"), "{}", said(&output));
     let left: Vec<_> = std::fs::read_dir(dir.path().join(".admix")).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(left.iter().all(|name| name == "inputs.json"), "{left:?}");
-    // It fits neither.
+    // It fits neither: 20 MB compiled.
+    let dir = large(140_000, false);
     let output = check_within(dir.path(), 4096, "--json --memory 16");
     assert!(!output.status.success());
     for word in ["can be neither written nor held", "16 MB", "Make room"] {

@@ -141,22 +141,22 @@ fn prompt(rate_seed: u64) -> ReplayOptions {
 }
 
 /// What a test's own walk through an episode met at one step; the replay's counters have moved.
-struct Step<'r, 'd> {
+struct Step<'r> {
     row: usize,
-    replay: &'r Replay<'d>,
+    replay: &'r Replay,
     choice: Choice,
     display: Display,
 }
 
 /// Walks an episode under random scores; returns what was delivered before its first step, and the replay's end.
-fn walk<'d>(
-    day: &'d DayModel,
+fn walk(
+    day: &DayModel,
     episode: Episode,
     delay_s: f64,
     spread: f64,
     seed: u64,
     watch: &mut dyn FnMut(Step),
-) -> (Vec<f32>, Replay<'d>) {
+) -> (Vec<f32>, Replay) {
     let mut rows = RowSampler::new(&episode, day).peekable();
     let mut replay = Replay::start(day, episode, delay_s, spread, &mut rows);
     let before = replay.state.delivered.clone();

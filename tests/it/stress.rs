@@ -171,7 +171,7 @@ proptest! {
         prop_assert_eq!(file.requests(), memory.requests());
         prop_assert_eq!(file.contracts(), memory.contracts());
         for (a, b) in file.requests().iter().zip(memory.requests()) {
-            prop_assert_eq!((file.entries(a), file.auctions(a)), (memory.entries(b), memory.auctions(b)));
+            prop_assert_eq!((file.entries(&a).to_vec(), file.auctions(&a).to_vec()), (memory.entries(&b).to_vec(), memory.auctions(&b).to_vec()));
         }
     }
 }

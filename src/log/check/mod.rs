@@ -124,7 +124,7 @@ fn contracts(log: &CompiledLog, warnings: &mut Vec<Warning>) -> Vec<ContractRepo
                 targeted[j][hour] += 1;
             }
         }
-        for e in log.entries(r) {
+        for e in log.entries(&r) {
             present[e.contract as usize][hour] += 1;
         }
     }

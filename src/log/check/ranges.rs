@@ -67,9 +67,9 @@ impl Ranges {
         let step = requests.len().div_ceil(SAMPLED / 16).max(1);
         let (mut ecpm, mut pctr) = (Vec::new(), Vec::new());
         for r in requests.iter().step_by(step) {
-            ecpm.extend(log.auctions(r).iter().map(|a| a.ecpm));
-            pctr.extend(log.auctions(r).iter().map(|a| a.pctr));
-            pctr.extend(log.entries(r).iter().map(|e| e.pctr));
+            ecpm.extend(log.auctions(&r).iter().map(|a| a.ecpm));
+            pctr.extend(log.auctions(&r).iter().map(|a| a.pctr));
+            pctr.extend(log.entries(&r).iter().map(|e| e.pctr));
         }
         Self {
             first_ms,

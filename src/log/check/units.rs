@@ -113,7 +113,7 @@ fn prices(ranges: &Ranges) -> Option<Warning> {
 
 fn both_types(log: &CompiledLog) -> Option<Warning> {
     let contracts: HashSet<u64> = log.contracts().iter().map(|c| c.ad_id).collect();
-    let auctions = log.requests().iter().flat_map(|r| log.auctions(r)).map(|a| a.ad_id);
+    let auctions = log.requests().iter().flat_map(|r| log.auctions(&r)).map(|a| a.ad_id);
     let both: std::collections::BTreeSet<u64> = auctions.filter(|id| contracts.contains(id)).collect();
     let first = both.first()?;
     let what = format!("{} ids are contracts in control and auction ads (A) in queues, {first} first", both.len());

@@ -170,7 +170,7 @@ fn plan_files() {
 /// Reads everything of a compiled log, and replays it.
 fn use_log(log: CompiledLog) {
     for r in log.requests() {
-        let _ = (log.entries(r).len(), log.auctions(r).len());
+        let _ = (log.entries(&r).to_vec(), log.auctions(&r).to_vec());
     }
     hindsight_bound(&log, 0);
     let plan = Plan::from_days(&[&log], 0).unwrap();
