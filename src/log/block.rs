@@ -10,7 +10,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::compiled::{Auction, Entry, Request};
+use super::records::{Auction, Entry, Request};
 
 /// Bytes after the last row, so that the last field can be read like the others.
 pub(super) const SLACK: usize = 8;

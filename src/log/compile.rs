@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use twox_hash::XxHash3_128;
 
-use super::compiled::{self, CompiledLog, Contract, Counts, Request, Tail};
+use super::compiled::{self, CompiledLog, Contract, Counts, Tail};
 use super::day::Day;
 use super::digest::{Digests, Stat};
 use super::error::{LogError, Result};
@@ -16,6 +16,7 @@ use super::keep;
 use super::queue::{QueueRules, Showable};
 use super::queue_buffer::{Queue, QueueBuffer};
 use super::raw::RawDay;
+use super::records::Request;
 use super::scan::{Gather, Next, Scanned, Source, Taker};
 use super::schema::TrackRow;
 use super::sorter::Sorter;

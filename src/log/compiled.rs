@@ -1,6 +1,6 @@
 //! The compiled log: one memory-mapped file per day.
 //!
-//! Layout: a 120-byte header; blocks of [`BLOCK`] requests each (the last one may be shorter), every block with its requests, their
+//! Layout: a 120-byte header; blocks of [`super::records::BLOCK`] requests each (the last one may be shorter), every block with its requests, their
 //! contract entries and their auction entries, packed as [`super::block`] says; the index of the blocks; then the contracts and
 //! the counts of the compilation as JSON. Opening checks the header, the index and the tail. A block is checked on first access:
 //! its checksum, every index and every number in it, so that no read can go out of bounds or return a value that replay does not
@@ -9,7 +9,6 @@
 
 use std::path::Path;
 
-use bytemuck::{Pod, Zeroable};
 use memmap2::Mmap;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
@@ -17,91 +16,15 @@ use twox_hash::XxHash3_64;
 use super::block::{Entries, FIELDS};
 use super::day::Day;
 use super::error::{LogError, Result};
+use super::records::{Auction, Entry, HEADER, Header, Request};
 use super::requests::{BlockMeta, Requests};
-use super::schema::{ControlRow, MAX_CLICK_VALUE, MAX_IMPRESSIONS, MAX_PENALTY, TrackRow};
+use super::schema::{ControlRow, MAX_CLICK_VALUE, MAX_IMPRESSIONS, MAX_PENALTY};
 use super::targeting::Targeting;
 
 pub(super) const MAGIC: [u8; 8] = *b"ADMIXLOG";
 pub const VERSION: u32 = 5;
-/// Number of requests per block.
-pub const BLOCK: usize = 4096;
 /// File size in bytes up to which all blocks are checked at opening, which takes about 10 ms.
 const CHECKED_WHOLE: usize = 64 << 20;
-
-/// One request; its entries are ranges of the two groups of entries of its block.
-#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
-#[repr(C)]
-pub struct Request {
-    pub request_id: u64,
-    pub ts_ms: u64,
-    /// Highest worth among the auction entries that may be shown, minor units per impression; 0 if there are none.
-    pub best: f64,
-    pub(super) user_id: u64,
-    /// Number of the request's block, and the numbers of its first entries within that block.
-    pub(super) block: u32,
-    pub(super) entries_at: u32,
-    pub(super) auctions_at: u32,
-    pub slot_id: u32,
-    pub region: u32,
-    pub(super) entries: u16,
-    pub(super) auctions: u16,
-    pub gender: u8,
-    pub age: u8,
-    pub(super) has_user: u8,
-    pub(super) padding: [u8; 5],
-}
-
-impl Request {
-    /// Builds a request from a row of a stream, without its entries.
-    pub fn of_row(row: &TrackRow) -> Self {
-        Self {
-            request_id: row.request_id,
-            ts_ms: row.ts_ms,
-            slot_id: row.slot_id,
-            region: row.region,
-            user_id: row.user_id.unwrap_or(0),
-            gender: row.gender,
-            age: row.age,
-            has_user: u8::from(row.user_id.is_some()),
-            ..Self::zeroed()
-        }
-    }
-
-    /// Returns the user id, if the log has one.
-    pub fn user(&self) -> Option<u64> {
-        (self.has_user != 0).then_some(self.user_id)
-    }
-}
-
-/// A contract entry that may be shown by the static rules: filter 0, row in control, in flight, targeting matches.
-#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
-#[repr(C)]
-pub struct Entry {
-    pub pctr: f64,
-    pub ecpm: f64,
-    pub boost: f64,
-    /// Index into [`CompiledLog::contracts`].
-    pub contract: u32,
-    pub(super) padding: u32,
-}
-
-/// An auction entry that may be shown (filter 0). The entries of a request are sorted by score: `ecpm * boost` descending, then
-/// `ecpm` descending, then `ad_id` ascending.
-#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
-#[repr(C)]
-pub struct Auction {
-    pub ad_id: u64,
-    pub ecpm: f64,
-    pub pctr: f64,
-    pub boost: f64,
-}
-
-impl Auction {
-    /// Returns the worth, minor units per impression.
-    pub fn worth(&self) -> f64 {
-        self.ecpm / 1000.0
-    }
-}
 
 /// A contract of the day with absolute flight times.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -194,27 +117,6 @@ pub(super) struct Tail {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
 }
-
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Header {
-    pub magic: [u8; 8],
-    pub version: u32,
-    /// Number of fields of a block.
-    pub fields: u32,
-    pub inputs: [u64; 2],
-    /// Checksum of the index and the tail.
-    pub checksum: u64,
-    pub total_bytes: u64,
-    pub requests: u64,
-    pub entries: u64,
-    pub auctions: u64,
-    pub tail_bytes: u64,
-    pub blocks: u64,
-    pub reserved: [u64; 4],
-}
-
-pub(super) const HEADER: usize = size_of::<Header>();
 
 /// A memory-mapped day of requests.
 #[derive(Debug)]

@@ -11,10 +11,11 @@ use twox_hash::XxHash3_128;
 
 use super::block::Entries;
 use super::compile::{self, Output};
-use super::compiled::{Auction, CompiledLog, Contract, Entry, Request, Tail};
+use super::compiled::{CompiledLog, Contract, Tail};
 use super::error::{BadValue, LogError, Result};
 use super::keep;
 use super::queue::{self, QueueRules, Showable};
+use super::records::{Auction, Entry, Request};
 use super::schema::{AdType, MAX_ECPM, TrackRow};
 use super::table::{self, Column, Row, Table, required};
 use super::writer::LogWriter;

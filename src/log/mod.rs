@@ -26,6 +26,7 @@ mod quarantine;
 pub mod queue;
 mod queue_buffer;
 pub mod raw;
+mod records;
 pub mod requests;
 pub mod sample;
 mod scan;
@@ -41,7 +42,8 @@ mod writer;
 
 pub use block::{Entries, EntriesIter};
 pub use compile::{CompileOptions, open};
-pub use compiled::{Auction, CompiledLog, Entry, Request};
+pub use compiled::CompiledLog;
 pub use error::LogError;
 pub use queue::{QueueRules, Showable};
 pub use raw::RawDay;
+pub use records::{Auction, Entry, Request};

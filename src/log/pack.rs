@@ -5,8 +5,8 @@
 use std::collections::HashMap;
 
 use super::block::{FieldMeta, HEAD, MANTISSAS, POWERS, SLACK, kind};
-use super::compiled::Auction;
 use super::queue_buffer::QueueBuffer;
+use super::records::Auction;
 
 /// Packs blocks, reusing its buffers.
 #[derive(Debug, Default)]
@@ -190,9 +190,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::CompiledLog;
-    use super::super::compiled::{BLOCK, Contract, Entry, Request, Tail};
+    use super::super::compiled::{Contract, Tail};
     use super::super::day::Day;
     use super::super::draw::hash64;
+    use super::super::records::{BLOCK, Entry, Request};
     use super::super::schema::ControlRow;
     use super::super::targeting::Targeting;
     use super::super::writer::LogWriter;

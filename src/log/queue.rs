@@ -4,8 +4,8 @@
 
 use std::collections::HashMap;
 
-use super::compiled::{Auction, Entry, Request};
 use super::error::BadValue;
+use super::records::{Auction, Entry, Request};
 use super::schema::{AdType, ControlRow, TrackRow};
 use super::targeting::TargetingIndex;
 

@@ -1,6 +1,6 @@
 //! Requests with their queues in memory, used for the sorter's buffer and for the block that the writer fills.
 
-use super::compiled::{Auction, Entry, Request};
+use super::records::{Auction, Entry, Request};
 
 /// Requests with their entries; offsets count from the first entry of the buffer.
 #[derive(Debug, Default)]

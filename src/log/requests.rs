@@ -9,8 +9,8 @@ use memmap2::Mmap;
 use twox_hash::XxHash3_64;
 
 use super::block::{Block, Entries, Limits, Sizes, Stored};
-use super::compiled::{Auction, BLOCK, Entry, HEADER, Request};
 use super::day::Day;
+use super::records::{Auction, BLOCK, Entry, HEADER, Request};
 
 /// Location and contents of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]

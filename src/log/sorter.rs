@@ -10,10 +10,10 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use super::compiled::{Auction, Entry, Request};
 use super::error::{LogError, Result};
 use super::keep;
 use super::queue_buffer::{Queue, QueueBuffer};
+use super::records::{Auction, Entry, Request};
 use super::scan::Next;
 
 /// Callback that receives each request in time order.

@@ -7,9 +7,10 @@ use twox_hash::{XxHash3_64, XxHash3_128};
 
 use super::block::FIELDS;
 use super::compile::Output;
-use super::compiled::{Auction, BLOCK, Entry, HEADER, Header, MAGIC, Request, Tail, VERSION};
+use super::compiled::{MAGIC, Tail, VERSION};
 use super::pack::Packer;
 use super::queue_buffer::QueueBuffer;
+use super::records::{Auction, BLOCK, Entry, HEADER, Header, Request};
 use super::requests::BlockMeta;
 
 /// A compiled log being written. Its header is zero until [`LogWriter::finish`], so an incomplete file is never taken for a
