@@ -10,10 +10,10 @@ use crate::policy::{LearnedPolicy, Policy, ReplayOptions, replay_day};
 use crate::settings::Settings;
 
 use super::env::Trivial;
-use super::ring::thread_cpu_time;
+use super::proc::thread_cpu_time;
 use super::world::{self, WorldSize};
 
-/// Seconds are of one replay of the day, the fastest.
+/// Seconds are CPU time of one replay of the day, the fastest.
 #[derive(Debug, Clone, Serialize)]
 pub struct EvaluateReport {
     pub requests: usize,

@@ -1,11 +1,18 @@
 //! What the kernel says of a process and of the machine.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
+use nix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 /// Clock ticks of `/proc` in a second: a constant of the kernel's interface.
 const TICKS: f64 = 100.0;
+
+/// Returns the CPU time of this thread so far, which other work on the machine does not lengthen.
+pub fn thread_cpu_time() -> anyhow::Result<Duration> {
+    Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
+}
 
 /// A process at some moment.
 #[derive(Debug, Clone, Copy, Default, Serialize)]

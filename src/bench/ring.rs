@@ -10,9 +10,10 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use nix::time::{ClockId, clock_gettime};
 
 use crate::shm::{Control, Ledger, Overflow, RingReader, RingShape, RunNames, SampleRing, ShmError};
+
+use super::proc::thread_cpu_time;
 
 const RECORD: usize = 256;
 const BLOCK: usize = 512 << 10;
@@ -201,11 +202,6 @@ fn wait_in_silence(reader: &mut RingReader, control: &Control, idle: Duration) -
     }
     let cpu = thread_cpu_time()? - cpu_before;
     Ok(cpu.as_secs_f64() / start.elapsed().as_secs_f64())
-}
-
-/// Returns the CPU time of this thread so far, which other work on the machine does not lengthen.
-pub(super) fn thread_cpu_time() -> anyhow::Result<Duration> {
-    Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
 }
 
 /// Bytes per second of copies between two buffers too large for any cache: the best and the median.

@@ -21,7 +21,6 @@ pub mod import;
 pub mod inventory;
 pub mod keep;
 pub mod map;
-mod pack;
 mod quarantine;
 pub mod queue;
 mod queue_buffer;

@@ -5,10 +5,9 @@ use std::io::{Result, Seek, SeekFrom, Write};
 use bytemuck::Zeroable as _;
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-use super::block::FIELDS;
+use super::block::{FIELDS, Packer};
 use super::compile::Output;
 use super::compiled::{MAGIC, Tail, VERSION};
-use super::pack::Packer;
 use super::queue_buffer::QueueBuffer;
 use super::records::{Auction, BLOCK, Entry, HEADER, Header, Request};
 use super::requests::BlockMeta;

@@ -151,7 +151,7 @@ impl Earlier {
             directory.replace(&directory.manifest(), &serde_json::to_vec_pretty(&manifest)?)?;
             let aside = set_aside(directory)?;
             return Ok(format!(
-                "starting the run over; its earlier snapshots and best policy are in {}, and the best so far stays the one \
+                "starting the run over; its earlier snapshots and policies are in {}, and the best so far stays the one \
                  to beat",
                 aside.display()
             ));
@@ -182,7 +182,7 @@ impl Earlier {
     }
 }
 
-/// Moves the snapshots of a run, and copies its best policy, to a separate folder in the run directory.
+/// Moves the snapshots and the last policy of a run, and copies its best policy, to a separate folder in the run directory.
 fn set_aside(directory: &RunDirectory) -> anyhow::Result<PathBuf> {
     let failed = || format!("cannot set aside the snapshots in {}", directory.root().display());
     let free = (1..).map(|n| directory.root().join(format!("set-aside-{n}"))).find(|folder| !folder.exists());

@@ -131,7 +131,7 @@ fn a_rank_that_hangs_is_given_up() {
     let sets = ["values.ranks=2", "values.batch=128", "values.epochs=30"];
     let plain = model(&scene.train("plain", &sets));
     // On a busy machine the limit may also end an exchange with a rank that is only slow.
-    let limited = [&sets[..], &["ranks.timeout_s=5", "watchdog.max_restarts=1000"]].concat();
+    let limited = [&sets[..], &["ranks.timeout_s=5", MANY_DEATHS]].concat();
     let mut program = std::process::Command::new(scene.command("hung", &limited).get_program());
     program.args(scene.command("hung", &limited).get_args());
     let mut child = program.stderr(std::process::Stdio::piped()).spawn().unwrap();

@@ -140,13 +140,9 @@ fn a_run_without_a_readable_snapshot_is_not_begun_again_unasked_and_keeps_its_be
             folder = refused.into_folder();
         }
     }
-    // Killed before its first snapshot, the run that was started over left the last parameters of the one before, and `auto` refused.
-    let mut killed =
-        Run::resume(folder, &["checkpoint.every_s=1000", "budget.max_updates=10000000"], &["--resume=restart"]);
-    killed.until("a learner", |run| child(run, "learner"));
-    let again = Run::resume(killed.kill(), &["budget.max_updates=8"], &["--resume=auto"]).wait().expect(0);
-    assert!(again.stderr.contains("before its first snapshot"), "{}", again.stderr);
     // Few updates make no better policy than many.
+    let again = Run::resume(folder, &["checkpoint.every_s=0.05", "budget.max_updates=8"], &["--resume=restart"]);
+    let again = again.wait().expect(0);
     assert_eq!(again.outcome()["updates"], 8);
     assert!(again.outcome()["best_j"].as_f64().unwrap() >= best_j);
     assert!(std::fs::read(again.dir().join("set-aside-1/best.safetensors")).unwrap() == best);
@@ -169,6 +165,18 @@ fn a_run_killed_before_its_first_snapshot_begins_again_with_auto_alone() {
     assert!(refused.stderr.contains("no snapshot to go on from"), "{}", refused.stderr);
     let again = Run::resume(refused.into_folder(), &["budget.max_updates=8"], &["--resume=auto"]).wait().expect(0);
     assert!(again.stderr.contains("before its first snapshot"), "{}", again.stderr);
+}
+
+/// It left the last parameters and the outcome of the run before, and `auto` refused to begin again.
+#[test]
+fn a_run_started_over_and_killed_before_its_first_snapshot_begins_again_with_auto() {
+    let ended = train(&["budget.max_updates=8"], &[]);
+    let endless = ["checkpoint.every_s=1000", "budget.max_updates=10000000"];
+    let mut over = Run::resume(ended.into_folder(), &endless, &["--resume=restart"]);
+    over.until("a learner", |run| child(run, "learner"));
+    let again = Run::resume(over.kill(), &["budget.max_updates=8"], &["--resume=auto"]).wait().expect(0);
+    assert!(again.stderr.contains("before its first snapshot"), "{}", again.stderr);
+    assert!(again.dir().join("set-aside-1/last.safetensors").is_file());
 }
 
 /// The learner that was stopped with the others sometimes left last parameters of which there was no snapshot; `auto` then refused to

@@ -1,16 +1,16 @@
-//! Packs a block of requests for a compiled log; [`super::block`] has the layout.
+//! Packs a block of requests for a compiled log; [`super`] has the layout.
 //!
 //! Every number comes back bit for bit: a way of storing a field is taken only if it was tried on all of the block's values.
 
 use std::collections::HashMap;
 
-use super::block::{FieldMeta, HEAD, MANTISSAS, POWERS, SLACK, kind};
-use super::queue_buffer::QueueBuffer;
-use super::records::Auction;
+use crate::log::queue_buffer::QueueBuffer;
+
+use super::{Auction, FieldMeta, HEAD, MANTISSAS, POWERS, Request, SLACK, kind, request};
 
 /// Packs blocks, reusing its buffers.
 #[derive(Debug, Default)]
-pub(super) struct Packer {
+pub(in crate::log) struct Packer {
     /// Stored numbers of the fields of a group, and what they are.
     fields: Vec<(FieldMeta, Vec<u64>)>,
     head: Vec<FieldMeta>,
@@ -30,7 +30,7 @@ impl Packer {
 
         self.whole(requests.iter().map(|r| r.request_id));
         self.whole(requests.iter().map(|r| r.ts_ms));
-        let first = |r: &super::Request| match block.auctions.get(r.auctions_at as usize) {
+        let first = |r: &Request| match block.auctions.get(r.auctions_at as usize) {
             Some(first) if r.auctions > 0 => first.worth(),
             _ => 0.0,
         };
@@ -46,7 +46,7 @@ impl Packer {
         self.whole(requests.iter().map(|r| u64::from(r.auctions_at) + u64::from(r.auctions)));
         self.whole(requests.iter().map(|r| u64::from(r.slot_id)));
         self.whole(requests.iter().map(|r| u64::from(r.region)));
-        self.whole(requests.iter().map(|r| u64::from(30 * r.has_user + 10 * r.gender + r.age)));
+        self.whole(requests.iter().map(|r| request::viewer(r.has_user, r.gender, r.age)));
         self.rows(requests.len());
 
         self.whole(entries.iter().map(|e| u64::from(e.contract)));
@@ -189,14 +189,15 @@ mod tests {
     use bytemuck::{Zeroable as _, bytes_of, cast_slice};
     use proptest::prelude::*;
 
-    use super::super::CompiledLog;
-    use super::super::compiled::{Contract, Tail};
-    use super::super::day::Day;
-    use super::super::draw::hash64;
-    use super::super::records::{BLOCK, Entry, Request};
-    use super::super::schema::ControlRow;
-    use super::super::targeting::Targeting;
-    use super::super::writer::LogWriter;
+    use crate::log::CompiledLog;
+    use crate::log::compiled::{Contract, Tail};
+    use crate::log::day::Day;
+    use crate::log::draw::hash64;
+    use crate::log::records::{BLOCK, Entry};
+    use crate::log::schema::ControlRow;
+    use crate::log::targeting::Targeting;
+    use crate::log::writer::LogWriter;
+
     use super::*;
 
     type Row = (Request, Vec<Entry>, Vec<Auction>);
