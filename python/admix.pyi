@@ -33,6 +33,7 @@ class Scorer:
         stateless: bool = False,
         exposures: bool = False,
         confirm_within_s: Optional[float] = None,
+        values: Optional[Union[str, PathLike[str]]] = None,
     ) -> None:
         """Opens a policy at the start of a day.
 
@@ -41,6 +42,8 @@ class Scorer:
         stateless: every request is scored at the same state.
         exposures: remember choices, so that `confirm` can correct them. confirm_within_s: take back a choice that is not confirmed
         within so many seconds; implies `exposures`.
+        values: folder of a value model whose values the policy is told, or "logged" for those of the requests; by default those that it
+        was made at, whose model lies beside the policy.
 
         Raises ValueError where a file, the policy or an option cannot be used.
         """

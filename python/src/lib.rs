@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use admix::log::error::BadValue;
 use admix::log::schema::{AdType, TrackRow};
 use admix::score::json::JsonRequest;
-use admix::score::{DayFiles, Exposure, ScoreOptions, ServedDay, ServedPolicy};
+use admix::score::{DayFiles, Exposure, ScoreOptions, ServedDay, ServedPolicy, ServedValues};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -82,7 +82,7 @@ impl Scorer {
 impl Scorer {
     #[new]
     #[pyo3(signature = (policy, control, *, plan=None, inventory=None, day=None, ts_ms=None, rate_seed=0, feedback_delay_s=0.0,
-                        complete_queues=false, stateless=false, exposures=false, confirm_within_s=None))]
+                        complete_queues=false, stateless=false, exposures=false, confirm_within_s=None, values=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         policy: PathBuf,
@@ -97,6 +97,7 @@ impl Scorer {
         stateless: bool,
         exposures: bool,
         confirm_within_s: Option<f64>,
+        values: Option<PathBuf>,
     ) -> PyResult<Self> {
         for seconds in [Some(feedback_delay_s), confirm_within_s].into_iter().flatten() {
             if !(seconds.is_finite() && seconds >= 0.0) {
@@ -105,9 +106,11 @@ impl Scorer {
         }
         let policy = policy.to_str().ok_or_else(|| PyValueError::new_err("the policy's path is not UTF-8"))?;
         let policy = ServedPolicy::open(policy, plan.as_deref()).map_err(value_error)?;
+        let values = values.as_deref().map_or(ServedValues::Own, ServedValues::from);
+        let values = policy.values(&values).map_err(value_error)?;
         let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         let files = DayFiles { control, inventory, day };
-        let day = ServedDay::read(&files, ts_ms.unwrap_or_else(now)).map_err(value_error)?;
+        let day = ServedDay::read(&files, ts_ms.unwrap_or_else(now)).map_err(value_error)?.told(values);
         let options = ScoreOptions {
             rate_seed,
             feedback_delay_s,

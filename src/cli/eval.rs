@@ -6,19 +6,19 @@ use clap::Args;
 
 use crate::evaluate::decisions::DecisionWriter;
 use crate::evaluate::entry::{self, Entry};
-use crate::evaluate::{self, DayReport, Judge, Judgement, Stress, TestDay, logged, table, verdict};
+use crate::evaluate::{self, DayReport, Judgement, Kind, Stress, TestDay, logged, table, verdict};
 use crate::plan::Plan;
 use crate::policy::baselines;
 use crate::policy::informed;
 use crate::report::RunReport;
 use crate::run::context::compile_options;
 use crate::settings::Settings;
-use crate::values::Told;
+use crate::values::{Table, Told};
 
 use super::exit::{Exit, UsageError};
 use super::output::{print_json, print_text};
 use super::replayed::Replayed;
-use super::told::ToldArguments;
+use super::told::{ToldArguments, warn_of_delay, warn_of_logged};
 
 #[derive(Debug, Args)]
 #[command(
@@ -109,7 +109,12 @@ impl Eval {
         let plan = plan.as_ref().or_else(|| policies.first().map(|first| first.policy.plan()));
         let stress = self.stress.map(|stress| stress.seeded(self.stress_seed));
         let told = self.told.resolve(&settings.data)?;
-        let judge = if self.truth { Judge::Truth } else { Judge::Logged };
+        let delay = stress.as_ref().and_then(Stress::feedback_delay_s).unwrap_or(self.replayed.feedback_delay);
+        for entry in policies.iter().filter(|entry| matches!(entry.kind, Kind::Trained | Kind::Baseline)) {
+            warn_of_logged(&entry.name, entry.policy.plan(), &told);
+            warn_of_delay(&entry.name, entry.policy.plan(), delay);
+        }
+        let judge = if self.truth { Told::Table(Table::Truth) } else { Told::Logged };
         let view = View { judge, told, stress, decisions: self.decisions };
         let reports = compare(&self.logs, &policies, plan, &names, &settings, &view)?;
         let mut judgements = Vec::new();
@@ -136,7 +141,7 @@ pub fn print_reports(days: &[DayReport], judgements: &[Judgement], json: bool) -
 #[derive(Debug, Default)]
 pub struct View {
     pub told: Told,
-    pub judge: Judge,
+    pub judge: Told,
     pub stress: Option<Stress>,
     /// Folder for decisions, if they are written.
     pub decisions: Option<PathBuf>,
@@ -154,7 +159,7 @@ pub fn compare(
     let decisions = view.decisions.as_deref();
     let mut reports: Vec<DayReport> = Vec::new();
     for dir in logs {
-        let day = TestDay::open(dir, compile_options(settings), (&view.told, view.judge), view.stress.as_ref())?;
+        let day = TestDay::open(dir, compile_options(settings), (&view.told, &view.judge), view.stress.as_ref())?;
         if decisions.is_some() && reports.iter().any(|r| r.log == day.log().name()) {
             let why = format!(
                 "two logs are called `{}` and would share a decisions folder; rename a directory",

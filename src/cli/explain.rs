@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::evaluate::entry::{self, Entry};
-use crate::evaluate::{Judge, Kind, TestDay};
+use crate::evaluate::{Kind, TestDay};
 use crate::explain;
 use crate::plan::Plan;
 use crate::policy::baselines;
 use crate::run::context::compile_options;
+use crate::values::Told;
 
 use super::exit::{Exit, UsageError};
 use super::output::{print_json, print_text};
@@ -57,7 +58,7 @@ impl Explain {
         };
         let settings = self.replayed.settings();
         let told = self.told.resolve(&settings.data)?;
-        let day = TestDay::open(&self.log, compile_options(&settings), (&told, Judge::Logged), None)?;
+        let day = TestDay::open(&self.log, compile_options(&settings), (&told, &Told::Logged), None)?;
         let names = baselines::NAMES.map(String::from);
         let found = explain::explain(&day, self.request, &entries, &plan, &names, &settings).map_err(usage)?;
         if self.json {

@@ -14,9 +14,11 @@ use crate::log::{self, CompileOptions, table};
 use crate::plan::{Forecast, Plan};
 use crate::policy::ReplayOptions;
 use crate::score::{self, DayFiles, ScoreOptions, Scorer, ServedDay, ServedPolicy};
+use crate::values::Told;
 
 use super::exit::{Exit, UsageError};
 use super::output::{print_json, print_text};
+use super::told::warn_of_logged;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Exit codes: 0 written, 12 refused (nothing is written).\n\n\
@@ -82,6 +84,7 @@ impl Export {
         }
         let usage = |e: anyhow::Error| UsageError(format!("{e:#}"));
         let policy = ServedPolicy::open(&self.policy, self.plan.as_deref()).map_err(usage)?;
+        warn_of_logged("the policy", policy.plan(), &Told::Logged);
         let base = self.plan.as_deref().map(Plan::read).transpose().map_err(usage)?;
         let base = base.as_ref().unwrap_or_else(|| policy.plan());
         let compiled = Arc::new(log::open(&self.log, CompileOptions::default())?);

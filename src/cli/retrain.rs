@@ -66,6 +66,9 @@ pub fn describe(entry: &Entry) -> String {
     for comparison in &entry.comparisons {
         text += &format!("    {}\n", comparison.sentence());
     }
+    if let Some(values) = &entry.values {
+        text += &format!("    {}\n", values.sentence());
+    }
     for note in &entry.notes {
         text += &format!("    {note}\n");
     }

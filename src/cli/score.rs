@@ -2,18 +2,17 @@
 
 use std::io::{BufReader, BufWriter, Read as _, Write as _};
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
 use crate::files::replace;
 use crate::log::error::BadValue;
-use crate::score::{self, DayFiles, Format, Requests, ScoreOptions, Scorer, ServedDay, ServedPolicy};
-use crate::values::{Told, ValueModel};
+use crate::score::{self, DayFiles, Format, Requests, ScoreOptions, Scorer, ServedDay, ServedPolicy, ServedValues};
 
 use super::exit::{Exit, UsageError};
 use super::replayed::Replayed;
+use super::told::warn_of_delay;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Example, a day of a log directory scored as `eval` decides it:\n\n    \
@@ -46,8 +45,9 @@ pub struct Score {
 /// Policy and day of `score`, `export` and `serve`.
 #[derive(Debug, Args)]
 pub struct Served {
-    /// A run directory (its best policy), a policy file, or baseline:NAME, which needs --plan
-    #[arg(long, value_name = "RUN_DIR|FILE|baseline:NAME")]
+    /// A run directory (its best policy), the folder of a nightly job (the promoted one), a policy file, or baseline:NAME, which needs
+    /// --plan
+    #[arg(long, value_name = "RUN_DIR|JOBS|FILE|baseline:NAME")]
     pub policy: String,
     /// Contracts of the day
     #[arg(long, value_name = "FILE")]
@@ -64,8 +64,9 @@ pub struct Served {
     /// The day's date and time zone; default: UTC and the first request's date
     #[arg(long, value_name = "DAY.TOML")]
     pub day: Option<PathBuf>,
-    /// Give the policy the values of a run of `admix values train` instead of those of the requests
-    #[arg(long, value_name = "RUN_DIR")]
+    /// Values that the policy is told: those of a run of `admix values train`, or those of the requests. Default: the ones that it was
+    /// made at
+    #[arg(long, value_name = "RUN_DIR|logged")]
     pub values: Option<PathBuf>,
     #[command(flatten)]
     replayed: Replayed,
@@ -82,32 +83,16 @@ impl Served {
     pub fn open(&self) -> anyhow::Result<ServedPolicy> {
         let policy = ServedPolicy::open(&self.policy, self.plan.as_deref());
         let policy = policy.map_err(|e| UsageError(format!("{e:#}")))?;
+        warn_of_delay("the policy", policy.plan(), self.replayed.feedback_delay);
         if self.plan.is_some() && !self.policy.starts_with("baseline:") {
             tracing::info!("the policy goes by the plan that it carries, as in `eval`; --plan is for baselines");
         }
         Ok(policy)
     }
 
-    /// Returns the model whose values the policy gets; warns if the policy was trained at other values.
-    ///
-    /// # Errors
-    /// A missing or damaged model.
-    pub fn told(&self) -> anyhow::Result<Option<Arc<ValueModel>>> {
-        let told = match &self.values {
-            Some(dir) => Told::model(dir).map_err(|e| UsageError(format!("{e:#}")))?,
-            None => Told::Logged,
-        };
-        if let Some(trained) = ServedPolicy::trained_at(&self.policy).filter(|trained| *trained != told.to_string()) {
-            let remedy = match self.values {
-                Some(_) => "train with the same data.values, or leave --values out",
-                None => "--values RUN_DIR tells it a model's",
-            };
-            tracing::warn!("the policy was trained at other values ({trained}) than it is told now ({told}); {remedy}");
-        }
-        Ok(match told {
-            Told::Model(model) => Some(model),
-            _ => None,
-        })
+    /// Returns the values that the policy is told.
+    pub fn values(&self) -> ServedValues {
+        self.values.as_deref().map_or(ServedValues::Own, ServedValues::from)
     }
 
     /// Returns the files that describe the day.
@@ -142,7 +127,7 @@ impl Score {
             FormatArgument::Jsonl => Format::Jsonl,
         };
         let policy = self.served.open()?;
-        let values = self.served.told()?;
+        let values = policy.values(&self.served.values()).map_err(|e| UsageError(format!("{e:#}")))?;
         let exposures = match &self.exposures {
             Some(path) => score::exposures(path)?,
             None => vec![],

@@ -58,7 +58,8 @@ impl Serve {
         if !(self.patience > 0.0 && self.patience <= 3600.0) {
             return Err(UsageError("--patience must be more than 0 and at most 3600 seconds".into()).into());
         }
-        self.served.open()?;
+        let policy = self.served.open()?;
+        policy.values(&self.served.values()).map_err(|e| UsageError(format!("{e:#}")))?;
         let state = match self.state {
             Some(state) => state,
             None => {
@@ -75,7 +76,7 @@ impl Serve {
             policy: self.served.policy.clone(),
             plan: self.served.plan.clone(),
             files: self.served.files(),
-            values: self.served.told()?,
+            values: self.served.values(),
             score: ScoreOptions { confirm_within_s: self.confirm_within, ..self.served.options()? },
             listen: self.listen,
             state,

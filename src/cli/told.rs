@@ -1,9 +1,10 @@
-//! The options that select the values that policies see.
+//! The options that select the values that policies see, and warnings of policies that were made under other conditions.
 
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use crate::plan::Plan;
 use crate::settings::Data;
 use crate::values::{Table, Told};
 
@@ -39,5 +40,23 @@ impl ToldArguments {
             (None, None) => Told::of(data),
         };
         told.map_err(|e| UsageError(format!("{e:#}")).into())
+    }
+}
+
+/// Warns of a policy that observes deliveries at once although it was tuned for late ones.
+pub fn warn_of_delay(name: &str, plan: &Plan, feedback_delay_s: f64) {
+    if feedback_delay_s == 0.0 && plan.feedback_delay_s > 0.0 {
+        tracing::warn!(
+            "{name} was tuned for deliveries that are observed up to {:.0} s late, and observes them at once here; \
+             --feedback-delay SECONDS delays them",
+            plan.feedback_delay_s
+        );
+    }
+}
+
+/// Warns of a policy that is told the logged values although it was made at others.
+pub fn warn_of_logged(name: &str, plan: &Plan, told: &Told) {
+    if told.is_logged() && plan.told != told.to_string() {
+        tracing::warn!("{name} was made at other values ({}) than it is told now ({told})", plan.told);
     }
 }

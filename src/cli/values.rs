@@ -14,13 +14,14 @@ use crate::run::value_run::Prepared;
 use crate::run::{RunDirectory, flight};
 use crate::settings::{self, Configuration as _, ValueSettings};
 use crate::sparse::file;
+use crate::supervisor::children::bind_to_parent;
 use crate::supervisor::failure::RunFailure;
 use crate::supervisor::interrupt::Interrupt;
 use crate::supervisor::values::{self, ValueOutcome};
 use crate::supervisor::{ExitReason, resume};
 use crate::values::join::{Share, join};
 use crate::values::prior::FieldSd;
-use crate::values::report::{self, Points, ValueReport};
+use crate::values::report::{self, LossDifference, Points, ValueReport};
 use crate::values::{Fields, ValueModel, model, ratios};
 
 use super::exit::{Exit, UsageError};
@@ -90,6 +91,9 @@ pub struct Train {
         requires = "run_dir"
     )]
     resume: Option<Resume>,
+    /// End when this process does; set by the commands that start runs
+    #[arg(long, value_name = "PID", hide = true)]
+    parent: Option<i32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -155,6 +159,9 @@ impl Train {
     }
 
     fn train(self) -> anyhow::Result<Exit> {
+        if let Some(parent) = self.parent {
+            bind_to_parent(parent)?;
+        }
         let job = Job::join()?;
         let exit = self.train_in(&job)?;
         job.leave();
@@ -334,8 +341,12 @@ impl Eval {
         let fields = model.fields.len();
         let learned = training_points(&self.values, options, &model.fields);
         let mut reports = Vec::new();
+        let (mut losses, mut logged) = (Vec::new(), Vec::new());
         for dir in &self.logs {
             let joined = join(dir, options, &model.fields, Share::ALL)?;
+            let dispersion = f64::from(model.meta.dispersion);
+            losses.extend(report::losses(&joined, fields, Some(&mut model.predictor()), dispersion));
+            logged.extend(report::losses(&joined, fields, None, dispersion));
             if let Some(complaint) = joined.counts.complaint() {
                 tracing::warn!("{}: {complaint}", joined.log.name());
             }
@@ -347,6 +358,13 @@ impl Eval {
         }
         if !self.json {
             print_text(&render(&reports))?;
+            if let Some(found) = LossDifference::of(&losses, &logged) {
+                let relation = match found.verdict() {
+                    "level" => "level with".to_owned(),
+                    verdict => format!("{verdict} than"),
+                };
+                print_text(&format!("On these days the model is {relation} the logged predictions: {found}.\n"))?;
+            }
         }
         Ok(Exit::Done)
     }

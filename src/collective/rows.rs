@@ -175,7 +175,10 @@ impl Merger {
     pub fn finish(&mut self, average: SparseAverage, dim: usize, out: &mut RowGradients) {
         self.finder.find(&self.all.ids, &mut self.lookup);
         let rows = self.lookup.unique.len();
+        // What the gradients held is replaced below.
+        let gradients = std::mem::take(&mut out.gradients);
         out.clear();
+        out.gradients = gradients;
         out.ids.extend_from_slice(&self.lookup.unique);
         out.fields.resize(rows, 0);
         out.weights.resize(rows, 0.0);

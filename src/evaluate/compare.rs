@@ -19,7 +19,7 @@ use super::familiar;
 use super::logged::{self, Logged};
 use super::measure::{DayMeasure, Meter};
 use super::report::{BoundReport, DayReport, Kind, PolicyReport};
-use super::{Judge, TestDay};
+use super::TestDay;
 
 /// A policy in a comparison.
 pub struct Contender {
@@ -178,7 +178,7 @@ impl Comparison {
         Ok(DayReport {
             log: day.log.name().to_owned(),
             told: Told::Logged.to_string(),
-            judged: Judge::Logged.to_string(),
+            judged: Told::Logged.to_string(),
             stress: None,
             requests: day.log.requests().len() as u64,
             quarantined: day.log.counts().quarantined,

@@ -73,7 +73,7 @@ impl Entry {
     /// # Errors
     /// If a policy cannot be read.
     pub fn read(name: &str, path: &Path) -> anyhow::Result<Vec<Self>> {
-        if path.is_dir() {
+        if path.join("policy").is_dir() || !PolicyFile::locate(path).is_file() {
             return Self::of_run(name, path);
         }
         Ok(match Stored::read(path)? {

@@ -25,5 +25,5 @@ pub use compare::{Contender, compare, compare_day};
 pub use entry::Entry;
 pub use report::{DayReport, Kind, PolicyReport};
 pub use stress::Stress;
-pub use test_day::{Judge, TestDay};
+pub use test_day::TestDay;
 pub use verdict::{Decision, Judgement, Verdict};

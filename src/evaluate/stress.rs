@@ -193,7 +193,7 @@ impl Stress {
     }
 
     /// Returns the seconds until a policy observes a delivery, if the stress sets them.
-    pub(super) fn feedback_delay_s(&self) -> Option<f64> {
+    pub fn feedback_delay_s(&self) -> Option<f64> {
         let delay = |p: &Part| if let Part::Delay { seconds } = p { Some(*seconds) } else { None };
         self.parts.iter().rev().find_map(delay)
     }

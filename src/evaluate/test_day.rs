@@ -13,28 +13,10 @@ use crate::policy::ReplayOptions;
 use crate::policy::informed::Known;
 use crate::settings::Env;
 use crate::synth::Truth;
-use crate::values::{Table, Told};
+use crate::values::Told;
 
 use super::logged::Logged;
 use super::stress::Stress;
-
-/// Values that J, S, the bound and shares are counted with.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Judge {
-    #[default]
-    Logged,
-    /// The true values of a synthetic world.
-    Truth,
-}
-
-impl std::fmt::Display for Judge {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Logged => "logged",
-            Self::Truth => "truth",
-        })
-    }
-}
 
 /// A day that policies are compared on.
 #[derive(Debug)]
@@ -45,7 +27,7 @@ pub struct TestDay {
     /// The log at the values that J, S, the bound and shares are counted with.
     judged: Arc<CompiledLog>,
     told: Told,
-    judge: Judge,
+    judge: Told,
     /// Content of the day as it was logged.
     content: Option<String>,
     /// The day's own forecast; plans provide another for days without one.
@@ -55,14 +37,15 @@ pub struct TestDay {
 }
 
 impl TestDay {
-    /// Opens a log directory, under `stress` if there is one. A stress that alters the log can only be used with logged values.
+    /// Opens a log directory, under `stress` if there is one. Policies are told the values of `told`; J, S, the bound and shares are
+    /// counted with those of `judge`. A stress that alters the log can only be used with logged values.
     ///
     /// # Errors
     /// If a log or an inventory cannot be used.
     pub fn open(
         dir: &Path,
         options: CompileOptions,
-        (told, judge): (&Told, Judge),
+        (told, judge): (&Told, &Told),
         stress: Option<&Stress>,
     ) -> Result<Self, log::LogError> {
         let mut nodes = match table::find(dir, "inventory")? {
@@ -74,7 +57,7 @@ impl TestDay {
         let log = match stress.filter(|stress| stress.alters_log()) {
             None if told.is_logged() => as_logged.clone(),
             None => Arc::new(told.open(dir, options)?),
-            Some(_) if !told.is_logged() || judge != Judge::Logged => {
+            Some(_) if !(told.is_logged() && judge.is_logged()) => {
                 let reason = "a stress alters the logged day: --stress goes with logged values alone".into();
                 return Err(log::LogError::Format { path: dir.to_owned(), reason });
             }
@@ -85,14 +68,14 @@ impl TestDay {
             }
         };
         let forecast = nodes.map(|nodes| Forecast::from_inventory(&nodes));
-        let judged = match (judge, told) {
-            (Judge::Logged, Told::Logged) | (Judge::Truth, Told::Table(Table::Truth)) => log.clone(),
-            (Judge::Logged, _) => as_logged,
-            (Judge::Truth, _) => Arc::new(Told::Table(Table::Truth).open(dir, options)?),
+        let judged = match judge {
+            _ if judge.is_same(told) => log.clone(),
+            Told::Logged => as_logged,
+            judge => Arc::new(judge.open(dir, options)?),
         };
         let stress = stress.cloned();
         let dir = dir.to_owned();
-        Ok(Self { dir, log, judged, told: told.clone(), judge, content, forecast, stress, known: None })
+        Ok(Self { dir, log, judged, told: told.clone(), judge: judge.clone(), content, forecast, stress, known: None })
     }
 
     /// Returns the log directory.
@@ -113,8 +96,8 @@ impl TestDay {
         &self.told
     }
 
-    pub fn judge(&self) -> Judge {
-        self.judge
+    pub fn judge(&self) -> &Told {
+        &self.judge
     }
 
     /// Returns the identity of the day as it was logged: [`CompiledLog::content`].

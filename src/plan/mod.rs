@@ -84,6 +84,12 @@ pub struct Plan {
     /// Learned deviation of traffic from its forecast; `None` before it is learned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume: Option<Arc<VolumeModel>>,
+    /// Values that the plan, and policies with it, were made at: `logged`, `truth`, `posterior`, or `values:` and the name of a model.
+    #[serde(default = "logged", skip_serializing_if = "is_logged")]
+    pub told: String,
+    /// Longest time until a delivery is observed that the plan, and policies with it, were tuned for, seconds.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub feedback_delay_s: f64,
     pub days: Vec<PlannedDay>,
     /// Days used for this plan and for policies trained with it; empty in files of older programs.
     #[serde(default)]
@@ -91,6 +97,20 @@ pub struct Plan {
     /// Day to be served; `None` until [`Plan::serve`].
     #[serde(default)]
     pub served: Option<ServedDay>,
+}
+
+/// Values of the log.
+fn logged() -> String {
+    "logged".to_owned()
+}
+
+fn is_logged(told: &str) -> bool {
+    told == logged()
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the form that serde asks for")]
+fn is_zero(seconds: &f64) -> bool {
+    *seconds == 0.0
 }
 
 /// A training day behind the plan.
@@ -177,6 +197,8 @@ impl Plan {
             tuned: None,
             tuned_predicting: None,
             volume: None,
+            told: logged(),
+            feedback_delay_s: 0.0,
             days,
             seen,
             served: None,
@@ -237,6 +259,8 @@ impl Plan {
             tuned: None,
             tuned_predicting: None,
             volume: None,
+            told: logged(),
+            feedback_delay_s: 0.0,
             days: vec![],
             seen: Seen::default(),
             served: None,

@@ -76,9 +76,14 @@ impl PolicyFile {
         Self::decode(&bytes).with_context(|| format!("{} is not a usable policy", path.display()))
     }
 
-    /// Returns the file that a path means: for a run directory, its best policy.
+    /// Returns the file that a path means: for a run directory its best policy, for a folder of nightly jobs the served one.
     pub fn locate(path: &Path) -> PathBuf {
-        if path.is_dir() { path.join("policy").join("best.safetensors") } else { path.to_owned() }
+        let served = path.join("current.safetensors");
+        match path.is_dir() {
+            true if served.is_file() => served,
+            true => path.join("policy").join("best.safetensors"),
+            false => path.to_owned(),
+        }
     }
 
     /// Reads the bytes of a policy file.

@@ -14,13 +14,15 @@ pub struct MergedRows {
     prior: RowPrior,
     merger: Merger,
     merged: RowGradients,
+    /// Of the merged rows: their record numbers, where they had one before this batch.
+    records: Vec<Option<u32>>,
     /// Memory for a record.
     record: Vec<u32>,
 }
 
 impl MergedRows {
     pub fn new(store: Store, prior: RowPrior) -> Self {
-        Self { store, prior, merger: Merger::default(), merged: RowGradients::default(), record: vec![] }
+        Self { store, prior, merger: Merger::default(), merged: RowGradients::default(), records: vec![], record: vec![] }
     }
 
     /// Begins a batch.
@@ -45,9 +47,12 @@ impl MergedRows {
         self.merger.finish(settings.ranks.sparse_average, dim, &mut self.merged);
         let prior = self.prior.of_batch(whole, step.passes);
         let table = self.store.table_mut();
+        self.records.clear();
+        table.find_all(&self.merged.ids, &mut self.records);
         for row in 0..self.merged.ids.len() {
+            table.load_ahead(&self.records, row);
             let weight = self.merged.mean_weight(row);
-            let Some(record) = table.find_or_insert(self.merged.ids[row]) else {
+            let Some(record) = self.records[row].or_else(|| table.find_or_insert(self.merged.ids[row])) else {
                 if settings.table.when_full == WhenFull::Error {
                     return Err(TableError::Full { rows: table.len() });
                 }

@@ -38,7 +38,7 @@ pub struct BatchRows {
     fetched: bool,
     /// Where they lie in the cache, and in the table; `None` for an id without a row.
     ticket: Option<Ticket>,
-    records: Vec<Option<u32>>,
+    pub records: Vec<Option<u32>>,
 }
 
 impl BatchRows {
@@ -191,6 +191,7 @@ impl Store {
             }
             _ => {
                 for (i, record) in batch.records.iter().enumerate() {
+                    self.table.load_ahead(&batch.records, i);
                     if let Some(record) = record {
                         add(i, *self.table.record(*record).last().expect("a version"));
                     }

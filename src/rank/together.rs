@@ -290,20 +290,17 @@ impl Member<'_> {
     pub fn before_rows(&mut self, block: &Block) {
         self.slot.beat();
         self.dense.begin(&self.state, block);
-        self.finder.find(&block.ids, &mut self.batch_rows.lookup);
+        let BatchRows { lookup, records, .. } = &mut self.batch_rows;
+        self.finder.find(&block.ids, lookup);
+        // Ranks remove no rows, so what is found now stays where it is. New ids are looked for again once the rows are published.
+        self.view.find_all(&lookup.unique, records);
     }
 
     /// Reads a shard's rows and computes its gradients. Returns the generation of the rows, too.
     pub fn compute(&mut self, block: &Block) -> anyhow::Result<(u64, Losses)> {
-        let BatchRows { lookup, values, .. } = &mut self.batch_rows;
-        let (view, record, dim) = (&self.view, &mut self.record, self.settings.values.dim);
-        record.resize(view.shape().words(), 0);
+        let BatchRows { lookup, records, values, .. } = &mut self.batch_rows;
         let generation = self.seat.read_shared(|| {
-            values.clear();
-            for &id in &lookup.unique {
-                view.read(id, record);
-                values.extend_from_slice(bytemuck::cast_slice(&record[..dim]));
-            }
+            self.view.read_all(&lookup.unique, records, &mut self.record, values);
         })?;
         let losses = self.dense.interact(&self.state, block, &self.batch_rows, &mut self.row_gradients)?;
         self.dense.finish(&self.state, block)?;

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::policy::baselines;
 
-/// Reason why a job takes no corrected values, and the remedy.
-pub const NO_VALUES: &str = "a night trains and compares at the logged values, because `current.safetensors` is served at them; \
-                             remove it (docs/retrain.md)";
+/// Reason why a job takes no `data.values`, and the remedy.
+pub const NO_VALUES: &str = "a night chooses its values itself: name a configuration of value training in `values.train` of the \
+                             job (docs/retrain.md)";
 
 /// A nightly job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -23,6 +23,8 @@ pub struct Job {
     #[serde(default)]
     pub set: Vec<String>,
     pub days: Days,
+    #[serde(default)]
+    pub values: Values,
     #[serde(default)]
     pub drift: Drift,
     #[serde(default)]
@@ -68,6 +70,16 @@ fn two() -> usize {
 
 fn five() -> usize {
     5
+}
+
+/// Values that the night corrects from exposures.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Values {
+    /// Configuration of `admix values train`; the job sets its days. Empty: the logged values are used.
+    pub train: PathBuf,
+    /// Configuration keys of value training, as for `--set`.
+    pub set: Vec<String>,
 }
 
 /// Factors by which a figure of a day may differ from its median over the earlier valid days; beyond them the day is suspect.
@@ -149,6 +161,9 @@ impl Job {
         for place in [&mut job.jobs, &mut job.config, &mut job.days.dir] {
             *place = folder.join(&*place);
         }
+        if !job.values.train.as_os_str().is_empty() {
+            job.values.train = folder.join(&job.values.train);
+        }
         job.check().with_context(|| path.display().to_string())?;
         Ok(job)
     }
@@ -190,6 +205,13 @@ impl Job {
                 "`set` has `{key}`: the days are the job's own to choose, by `days`"
             );
             ensure!(!key.starts_with("data.values"), "`set` has `{key}`: {NO_VALUES}");
+        }
+        for set in &self.values.set {
+            let key = set.split('=').next().unwrap_or(set).trim();
+            ensure!(
+                !["values.train", "values.validation"].contains(&key),
+                "`values.set` has `{key}`: the days are the job's own to choose, by `days`"
+            );
         }
         Ok(())
     }

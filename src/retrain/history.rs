@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::policy::file;
 use crate::policy::stored::Stored;
 
-use super::judge::Comparison;
+use super::judge::{Comparison, ValueComparison};
 
 /// Outcome of a night or of a manual promotion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,6 +61,9 @@ pub struct Entry {
     pub heldout: Vec<String>,
     #[serde(default)]
     pub comparisons: Vec<Comparison>,
+    /// Comparison of the night's value model with the values served before, for a night that trained one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub values: Option<ValueComparison>,
     /// Results of the check for days that were left out, and drift.
     #[serde(default)]
     pub notes: Vec<String>,
@@ -82,6 +85,7 @@ impl Entry {
             validation: vec![],
             heldout: vec![],
             comparisons: vec![],
+            values: None,
             notes: vec![],
         }
     }

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::evaluate::{DayReport, verdict};
 use crate::study::statistics;
+use crate::values::report::LossDifference;
 
 use super::config::Promote;
 
@@ -53,6 +54,25 @@ impl Comparison {
             "{} - {}: {:+.2} points, 95 % {low:+.2}..{high:+.2} over {}",
             self.policy, self.against, self.difference, self.over
         )
+    }
+}
+
+/// Losses of a new model and of the values served before on the held-out exposures.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ValueComparison {
+    /// Values that the night used.
+    pub used: String,
+    pub model: String,
+    pub against: String,
+    #[serde(flatten)]
+    pub losses: LossDifference,
+}
+
+impl ValueComparison {
+    /// Describes the comparison in words.
+    pub fn sentence(&self) -> String {
+        let Self { used, model, against, losses } = self;
+        format!("held-out losses, {model} - {against}: {losses}; used: {used}")
     }
 }
 

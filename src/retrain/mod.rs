@@ -7,7 +7,7 @@
 //! more than the incumbent: where a tuned baseline is better than both, the baseline is promoted.
 //!
 //! [`config`] is the job's file. [`days`] finds the day directories, [`roles`] assigns their roles, and [`check`] decides which can be used
-//! and how they drift. [`judge`] has the rule of promotion, [`window`] cuts windows of a day for the refresh during the day, [`history`]
+//! and how they drift. [`values`] chooses the values of the night, [`training`] runs trainings as processes. [`judge`] has the rule of promotion, [`window`] cuts windows of a day for the refresh during the day, [`history`]
 //! records promotions, and [`night`] is one night from lock to entry.
 //!
 //! May import: everything but `cli` and its neighbours of the row, `study` and `report` excepted.
@@ -19,6 +19,8 @@ pub mod history;
 pub mod judge;
 mod night;
 pub mod roles;
+mod training;
+pub mod values;
 pub mod window;
 
 pub use config::Job;

@@ -1,25 +1,22 @@
 //! One night, from the newest day to an entry in the history.
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
 use jiff::tz::TimeZone;
-use serde_json::Value;
 
 use crate::evaluate::entry::Entry as Entrant;
-use crate::evaluate::{self, DayReport, Judge, Kind, TestDay, verdict};
+use crate::evaluate::{self, DayReport, Kind, TestDay, verdict};
 use crate::log::{CompileOptions, LogError};
 use crate::plan::{Plan, Use};
 use crate::policy::file::PolicyFile;
 use crate::policy::stored::{BaselineFile, Stored};
 use crate::report::RunReport;
 use crate::run::context::{compile_options, open_logs};
-use crate::settings::{self, Settings};
-use crate::study::jobs;
+use crate::settings::Settings;
 use crate::supervisor::interrupt::Interrupt;
 use crate::supervisor::prepare::Planning;
-use crate::values::Told;
+use crate::values::{Told, store};
 
 use super::check::{self, Checked};
 use super::config::{Job, NO_VALUES};
@@ -27,6 +24,8 @@ use super::days::{self, DayDir};
 use super::history::{Entry, History, Outcome};
 use super::judge::{self, CANDIDATE, Choice, INCUMBENT};
 use super::roles::Roles;
+use super::training;
+use super::values::{self, NightValues};
 use super::window::{self, Window};
 
 /// Baseline used where nothing can be selected: on a single day every baseline would be judged on the day that it was tuned on.
@@ -43,9 +42,9 @@ pub fn ready(job: &Job) -> anyhow::Result<()> {
         "`days.dir`, {}, is not a directory: make it, or name the folder of the day directories",
         dir.display()
     );
-    let settings = load(job, &[], &[])?;
+    let settings = training::load(job, &[], &[], None)?;
     ensure!(settings.data.values.as_os_str().is_empty(), "`data.values` in {}: {NO_VALUES}", job.config.display());
-    Ok(())
+    values::ready(job)
 }
 
 /// Runs one night and returns its entry in the history; with a `window`, a refresh on the newest windows of the days.
@@ -84,7 +83,8 @@ pub fn run(job: &Job, window: Option<Window>, interrupt: &Interrupt) -> anyhow::
     }
     // Last: a night that is killed before this is recorded as killed.
     std::fs::remove_file(&marker).with_context(|| format!("cannot remove {}", marker.display()))?;
-    if let Err(e) = history.prune(job.keep.policies).and_then(|()| prune_nights(&history, job.keep.nights)) {
+    let pruned = history.prune(job.keep.policies).and_then(|()| values::prune(&history));
+    if let Err(e) = pruned.and_then(|()| prune_nights(&history, job.keep.nights)) {
         tracing::warn!("old nights and policies stay: {e:#}");
     }
     Ok(entry)
@@ -141,7 +141,7 @@ impl<'a> Night<'a> {
         if all.is_empty() {
             bail!("no directory in {} is named like `days.pattern`, {}", job.days.dir.display(), job.days.pattern);
         }
-        let settings = load(job, &[], &[])?;
+        let settings = training::load(job, &[], &[], None)?;
         let options = compile_options(&settings);
         let wanted = job.days.train + job.days.validation + job.days.heldout;
         let newest = match window {
@@ -252,7 +252,7 @@ impl<'a> Night<'a> {
     fn promote_best_baseline(&self, history: &mut History, valid: &[DayDir], enough: bool) -> anyhow::Result<Entry> {
         let most = self.job.days.train + self.job.days.validation;
         let recent = &valid[valid.len().saturating_sub(most)..];
-        let settings = load(self.job, recent, recent)?;
+        let settings = training::load(self.job, recent, recent, None)?;
         let plan = |train: &[DayDir], validation: &[DayDir]| self.plan(&settings, train, validation);
         let why = if enough { "there is no incumbent" } else { "there are too few days to train" };
         let (name, reason) = match recent {
@@ -265,7 +265,9 @@ impl<'a> Night<'a> {
                 };
                 let (train, validation) = earlier.split_at(earlier.len() - validation);
                 let plan = plan(train, validation)?;
-                let report = self.replay(newest, &[], &plan, &self.job.promote.baselines(), &settings)?;
+                let values = NightValues::all_at(Told::Logged, Told::Logged);
+                let known = (&plan, &*self.job.promote.baselines());
+                let report = self.replay(newest, &[], known, &values, &settings)?;
                 let best = verdict::best_baseline(&[report]);
                 let name = best.unwrap_or_else(|| self.default_baseline());
                 (name, format!("{why}; the best on {}, planned and tuned on the days before", newest.label()))
@@ -297,17 +299,47 @@ impl<'a> Night<'a> {
         Planning { dirs, logs, served, validation, options, told, env, episodes, per_step, baselines, policy }.plan()
     }
 
+    /// Replays baselines and policies on a day at the night's values, and the incumbent at those that it is served at.
     fn replay(
         &self,
         day: &DayDir,
         entrants: &[Entrant],
-        plan: &Plan,
-        baselines: &[String],
+        (plan, baselines): (&Plan, &[String]),
+        values: &NightValues,
         settings: &Settings,
     ) -> anyhow::Result<DayReport> {
-        let told = Told::of(&settings.data)?;
-        let test_day = TestDay::open(&day.dir, self.options, (&told, Judge::Logged), None)?;
-        evaluate::compare(&test_day, entrants, Some(plan), baselines, settings, &mut |_, _| Ok(()))
+        let compare = |told: &Told, entrants: &[Entrant], baselines: &[String]| {
+            let test_day = TestDay::open(&day.dir, self.options, (told, &values.told), None)?;
+            evaluate::compare(&test_day, entrants, Some(plan), baselines, settings, &mut |_, _| Ok(()))
+        };
+        if values.incumbent.is_same(&values.told) {
+            return compare(&values.told, entrants, baselines);
+        }
+        let (incumbent, others): (Vec<_>, Vec<_>) = entrants.iter().cloned().partition(|e| e.name == INCUMBENT);
+        let mut report = compare(&values.told, &others, baselines)?;
+        let served = compare(&values.incumbent, &incumbent, &[])?;
+        report.policies.extend(served.policies.into_iter().filter(|row| row.name == INCUMBENT));
+        report.seen.extend(served.seen);
+        Ok(report)
+    }
+
+    /// Returns the values of the night. A refresh keeps those of the incumbent: windows are too short to learn values from.
+    fn values(
+        &self,
+        history: &History,
+        folder: &Path,
+        roles: &Roles,
+        incumbent: &Stored,
+        interrupt: &Interrupt,
+    ) -> anyhow::Result<NightValues> {
+        let served = values::of_incumbent(history, incumbent)?;
+        if self.window.is_some() {
+            return Ok(NightValues::all_at(served.clone(), served));
+        }
+        if self.job.values.train.as_os_str().is_empty() {
+            return Ok(NightValues::all_at(Told::Logged, served));
+        }
+        values::of_night(self.job, folder, roles, served, self.options, interrupt)
     }
 
     /// Trains a candidate and decides between it, the incumbent and the best baseline.
@@ -319,21 +351,24 @@ impl<'a> Night<'a> {
         incumbent: &Stored,
         interrupt: &Interrupt,
     ) -> anyhow::Result<Entry> {
-        let settings = load(self.job, &roles.train, &roles.validation)?;
+        let values = self.values(history, folder, roles, incumbent, interrupt)?;
+        let model = match &values.told {
+            Told::Model(model) => Some(model.folder.as_path()),
+            Told::Logged | Told::Table(_) => None,
+        };
+        let settings = training::load(self.job, &roles.train, &roles.validation, model)?;
         let from = match incumbent {
             Stored::Learned(_) => history.serves().map(|n| history.archived(n)),
             Stored::Baseline(_) => None,
         };
-        let spec = format!("{}{from:?}", settings.to_toml());
-        // The same night with another configuration is another run; with the same one, it is resumed.
-        let run = folder.join(format!("run-{:08x}", twox_hash::XxHash3_64::oneshot(spec.as_bytes()) as u32));
-        if !is_finished(&run) {
+        let run = training::directory(folder, "run", &format!("{}{from:?}", settings.to_toml()));
+        if !training::is_finished(&run) {
             // Windows do not represent the whole day: only the network is refreshed, under the served plan.
             let plan = self.window.map(|_| folder.join("plan.json"));
             if let Some(plan) = &plan {
                 incumbent.plan().write(plan)?;
             }
-            self.train_candidate(roles, &run, from.as_deref(), plan.as_deref(), interrupt)?;
+            training::policy(self.job, roles, &run, (from.as_deref(), plan.as_deref()), model, interrupt)?;
         }
         let candidate = PolicyFile::read(&run).context("training left no policy")?;
         let report = RunReport::read(&run)?.context("training left no report")?;
@@ -350,7 +385,7 @@ impl<'a> Night<'a> {
         for day in &roles.heldout {
             say!("comparing on {}", day.label());
             let names = std::slice::from_ref(&baseline);
-            reports.push(self.replay(day, &entrants, &candidate.plan, names, &settings)?);
+            reports.push(self.replay(day, &entrants, (&candidate.plan, names), &values, &settings)?);
             if interrupt.count() > 0 {
                 bail!("interrupted");
             }
@@ -361,6 +396,8 @@ impl<'a> Night<'a> {
         entry.validation = Roles::labels(&roles.validation);
         entry.heldout = Roles::labels(&roles.heldout);
         entry.comparisons = ruling.comparisons;
+        entry.values = values.comparison;
+        entry.notes.extend(values.note);
         for day in &reports {
             entry.notes.extend(day.seen.iter().map(|seen| {
                 let what = match seen.used {
@@ -385,79 +422,16 @@ impl<'a> Night<'a> {
                 format!("it is policy {n} again, which was replaced by hand; `admix promote --to {n}` serves it");
             return Ok(entry);
         }
+        if let Told::Model(model) = &values.told {
+            store::put(model, history.root())?;
+        }
         entry.outcome = Outcome::Promoted;
         entry.policy = Some(policy);
         history.promote(entry, &bytes)
-    }
-
-    fn train_candidate(
-        &self,
-        roles: &Roles,
-        run: &Path,
-        from: Option<&Path>,
-        plan: Option<&Path>,
-        interrupt: &Interrupt,
-    ) -> anyhow::Result<()> {
-        let mut arguments: Vec<OsString> = vec!["train".into(), "--config".into(), self.job.config.clone().into()];
-        for set in assigned(self.job, &roles.train, &roles.validation) {
-            arguments.extend(["--set".into(), set.into()]);
-        }
-        arguments.extend(["--run-dir".into(), run.into()]);
-        match plan {
-            None => arguments.push("--resume=auto".into()),
-            Some(plan) => {
-                // A refresh is short, so a killed one starts again.
-                if run.exists() {
-                    std::fs::remove_dir_all(run).with_context(|| format!("cannot remove {}", run.display()))?;
-                }
-                arguments.extend(["--plan".into(), plan.into()]);
-            }
-        }
-        if let Some(from) = from {
-            arguments.extend(["--from".into(), from.into()]);
-        }
-        arguments.extend(["--parent".into(), std::process::id().to_string().into()]);
-        say!("training on {}; progress: admix watch {}", Roles::labels(&roles.train).join(", "), run.display());
-        let job = jobs::Job { name: "training".into(), arguments, log: run.with_extension("log") };
-        let mut failure = None;
-        jobs::run(&[job], 1, interrupt, &mut |ended| failure = ended.failure)?;
-        if interrupt.count() > 0 {
-            bail!("interrupted");
-        }
-        failure.map_or(Ok(()), |why| bail!("training failed: {why}"))
     }
 }
 
 /// Returns the name of the unit of a job's data.
 fn unit(window: Option<Window>) -> &'static str {
     if window.is_some() { "window" } else { "day" }
-}
-
-/// Returns whether training in a run directory completed and was reported.
-fn is_finished(run: &Path) -> bool {
-    let text = std::fs::read(run.join("manifest.json")).unwrap_or_default();
-    let manifest: Value = serde_json::from_slice(&text).unwrap_or_default();
-    let reason = manifest["outcome"]["reason"].as_str();
-    matches!(reason, Some("budget" | "converged")) && run.join("report.json").is_file()
-}
-
-/// Returns the job's settings and this night's days as `--set` arguments.
-fn assigned(job: &Job, train: &[DayDir], validation: &[DayDir]) -> Vec<String> {
-    let list = |key: &str, days: &[DayDir]| {
-        let dirs = Roles::dirs(days).into_iter().map(|dir| dir.canonicalize().unwrap_or(dir));
-        let list = dirs.map(|dir| toml::Value::String(dir.to_string_lossy().into_owned())).collect();
-        format!("data.{key}={}", toml::Value::Array(list))
-    };
-    let days = [list("train", train), list("validation", validation), "data.test=[]".to_owned()];
-    job.set.iter().cloned().chain(days).collect()
-}
-
-fn load(job: &Job, train: &[DayDir], validation: &[DayDir]) -> anyhow::Result<Settings> {
-    // The days are not known yet; placeholders suffice because only the other settings are used.
-    let unknown = ["data.train=[\"-\"]".to_owned(), "data.validation=[\"-\"]".to_owned()];
-    let sets = match train {
-        [] => job.set.iter().cloned().chain(unknown).collect(),
-        _ => assigned(job, train, validation),
-    };
-    settings::load(&job.config, &sets).with_context(|| "the job's configuration of training")
 }

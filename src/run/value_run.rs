@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::collective::rows;
 use crate::log::CompileOptions;
+use crate::nodes::deal::Deal;
 use crate::nodes::{Node, World};
 use crate::settings::{KEPT_GRADIENTS, RankSync, ValueSettings};
 use crate::shm::{
@@ -109,6 +110,12 @@ pub fn exchange_name(prefix: &str) -> String {
     format!("{prefix}-exchange")
 }
 
+/// Returns how exposures are dealt to the ranks of a job. Overlapping ranks get equal shares: each steps along its own gradient, too.
+pub fn deal(settings: &ValueSettings, world: World) -> Deal {
+    let share = if settings.ranks.sync == RankSync::Overlap { 1.0 } else { settings.ranks.writer_share };
+    Deal::new(world, share)
+}
+
 /// Returns the sizes of the exchange; `None` for a single rank.
 fn exchange_shape(settings: &ValueSettings, fields: &Fields, world: World) -> Option<ExchangeShape> {
     if world.ranks == 1 {
@@ -117,8 +124,9 @@ fn exchange_shape(settings: &ValueSettings, fields: &Fields, world: World) -> Op
     let v = &settings.values;
     // Each sample of the batch of all ranks goes to a rank by a hash: its share never exceeds the mean by ten standard
     // deviations.
-    let spread = 10 * ((v.batch as f64).sqrt() as usize + 1);
-    let rows = (v.batch + spread).min(v.batch * world.ranks) * fields.len();
+    let whole = v.batch * world.ranks;
+    let most = (deal(settings, world).largest() * whole as f64).ceil();
+    let rows = (most as usize + 10 * (most.sqrt() as usize + 1)).min(whole) * fields.len();
     let parts = if settings.ranks.sync == RankSync::Overlap { STATE_PARTS } else { 1 };
     let words = parts * net_shape(settings, fields).parameters();
     let bytes = RANK_HEADER + rows::capacity(rows, v.dim, fields.len());

@@ -38,5 +38,5 @@ pub use delivered::{Arrived, Delivered, delivered, delivered_by, exposures};
 pub use errands::{Errand, Finished};
 pub use saved::Saved;
 pub use scorer::{Decision, ScoreOptions, Scorer};
-pub use served::{DayFiles, ServedDay, ServedPolicy};
+pub use served::{DayFiles, ServedDay, ServedPolicy, ServedValues};
 pub use stream::{Format, Requests, StreamReport, stream};

@@ -17,7 +17,7 @@ use crate::policy::file::PolicyFile;
 use crate::policy::stored::{BaselineFile, Stored};
 use crate::policy::{Policy, baselines};
 use crate::settings::Settings;
-use crate::values::ValueModel;
+use crate::values::{Told, ValueModel, store};
 
 /// The files that say what is known of a day before it begins.
 #[derive(Debug, Clone)]
@@ -85,6 +85,26 @@ pub struct ServedPolicy {
     stored: Stored,
     /// Tells versions of what is served apart: a hash of the policy's file, or the baseline and a hash of its plan.
     pub version: String,
+    /// File of the policy, or of a baseline's plan.
+    path: Option<PathBuf>,
+}
+
+/// Values that a served policy is told.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum ServedValues {
+    /// Those that it was made at: the requests' own, or those of a model that lies beside it.
+    #[default]
+    Own,
+    /// Those of the requests.
+    Logged,
+    /// Those of the model in a folder.
+    Model(PathBuf),
+}
+
+impl From<&Path> for ServedValues {
+    fn from(path: &Path) -> Self {
+        if path == Path::new("logged") { Self::Logged } else { Self::Model(path.to_owned()) }
+    }
 }
 
 /// What a baseline is called as a policy.
@@ -103,29 +123,47 @@ impl ServedPolicy {
             let version = format!("{:016x}", XxHash3_64::oneshot(&bytes));
             let stored =
                 Stored::decode(&bytes).with_context(|| format!("{} is not a usable policy", path.display()))?;
-            return Ok(Self { stored, version });
+            return Ok(Self { stored, version, path: Some(path) });
         };
+        let path = plan.map(Path::to_owned);
         let plan = plan.map(Plan::read).transpose()?;
         // As evaluation has them.
         let interval_s = Settings::default().baselines.interval_s;
         baselines::named(name, plan.as_ref(), interval_s).map_err(anyhow::Error::msg)?;
         let plan = plan.unwrap_or_else(Plan::empty);
         let version = format!("{policy}@{:016x}", XxHash3_64::oneshot(&plan.to_json()));
-        Ok(Self { stored: Stored::Baseline(BaselineFile::new(name, interval_s, plan)?), version })
+        Ok(Self { stored: Stored::Baseline(BaselineFile::new(name, interval_s, plan)?), version, path })
     }
 
     /// A policy that is not read from a file; `version` tells it from others.
     pub fn of_file(file: PolicyFile, version: String) -> Self {
-        Self { stored: Stored::Learned(file), version }
+        Self { stored: Stored::Learned(file), version, path: None }
     }
 
-    /// The values that a policy was trained at, where the manifest of its run says so.
-    pub fn trained_at(policy: &str) -> Option<String> {
-        let path = PolicyFile::locate(Path::new(policy));
-        let manifest =
-            path.ancestors().skip(1).take(2).map(|dir| dir.join("manifest.json")).find(|path| path.is_file())?;
-        let manifest: serde_json::Value = serde_json::from_slice(&std::fs::read(manifest).ok()?).ok()?;
-        Some(manifest["told"].as_str()?.to_owned())
+    /// Reads the model whose values the policy is told; `None` for the values of the requests. Warns if the policy was made at other
+    /// values.
+    ///
+    /// # Errors
+    /// If a model is missing or damaged.
+    pub fn values(&self, given: &ServedValues) -> anyhow::Result<Option<Arc<ValueModel>>> {
+        let made_at = &self.plan().told;
+        let told = match (given, &self.path) {
+            (ServedValues::Model(folder), _) => Told::model(folder)?,
+            (ServedValues::Own, Some(path)) => store::of_policy(path, made_at).context(
+                "the policy cannot be told the values that it was made at; name them with --values, or give it those of the \
+                 requests with --values logged",
+            )?,
+            (ServedValues::Own, None) | (ServedValues::Logged, _) => Told::Logged,
+        };
+        if told.to_string() != *made_at {
+            tracing::warn!("the policy was made at other values ({made_at}) than it is told now ({told})");
+        } else if !told.is_logged() {
+            tracing::info!("the policy is told {told}");
+        }
+        Ok(match told {
+            Told::Model(model) => Some(model),
+            Told::Logged | Told::Table(_) => None,
+        })
     }
 
     /// The plan that it goes by.

@@ -86,7 +86,9 @@ impl Keeper {
         if version == policy.version && !asked {
             return Ok(None);
         }
-        let mut next = Scorer::new(&self.day, &policy, self.options.score)?;
+        // The model of the new policy: another night may have learned other values.
+        let day = self.day.clone().told(policy.values(&self.options.values)?);
+        let mut next = Scorer::new(&day, &policy, self.options.score)?;
         next.restore(&counts.to_bytes())?;
         next.prepare();
         next.hand_out(true);

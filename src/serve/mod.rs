@@ -54,7 +54,7 @@ impl Server {
         let started = Instant::now();
         let now_ms = engine::now_ms();
         let policy = ServedPolicy::open(&options.policy, options.plan.as_deref())?;
-        let day = ServedDay::read(&options.files, now_ms)?.told(options.values.clone());
+        let day = ServedDay::read(&options.files, now_ms)?.told(policy.values(&options.values)?);
         if let Some(new) = day.new_to(&policy) {
             tracing::warn!("{new}");
         }

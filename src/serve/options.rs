@@ -2,11 +2,9 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::score::{DayFiles, ScoreOptions};
-use crate::values::ValueModel;
+use crate::score::{DayFiles, ScoreOptions, ServedValues};
 
 /// How to serve.
 #[derive(Debug, Clone)]
@@ -15,8 +13,8 @@ pub struct ServeOptions {
     pub policy: String,
     pub plan: Option<PathBuf>,
     pub files: DayFiles,
-    /// The model whose values policies are told; `None`: those of the requests.
-    pub values: Option<Arc<ValueModel>>,
+    /// Values that policies are told.
+    pub values: ServedValues,
     pub score: ScoreOptions,
     pub listen: SocketAddr,
     /// Where the counts are kept across restarts.

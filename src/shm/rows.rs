@@ -9,6 +9,7 @@ use std::mem::size_of;
 
 use super::error::ShmError;
 use super::pod::Shareable;
+use super::prefetch;
 use super::segment::{Kind, Segment, layout_hash};
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -276,6 +277,16 @@ impl RowReader {
 
     pub fn offsets(&self) -> &[AtomicU32] {
         self.0.offsets()
+    }
+
+    /// Starts to load the first `words` words of a record.
+    ///
+    /// # Panics
+    /// When a record is shorter than `words`, or `words` is 0.
+    pub fn load_ahead(&self, record: u32, words: usize) {
+        let record = self.0.segment.array::<AtomicU32>(self.0.at(record), self.0.shape.words);
+        prefetch(&record[0]);
+        prefetch(&record[words - 1]);
     }
 
     /// Copies a record, as many of its words as `out` has. If the writer is at work on it, old and new words may be mixed.

@@ -330,12 +330,37 @@ impl TableView {
         self.shape
     }
 
-    /// Copies an id's record, or its first value where it has none.
-    pub fn read(&self, id: u64, out: &mut [u32]) {
-        match Index::new(self.rows.keys(), self.rows.offsets()).find(id) {
-            Some(record) => self.rows.read(record, out),
-            None => self.shape.first_value(id, out),
+    /// Finds the record numbers of ids; `None` for an id that is not there yet.
+    pub fn find_all(&self, ids: &[u64], records: &mut Vec<Option<u32>>) {
+        records.clear();
+        self.index().find_all(ids, records);
+    }
+
+    /// Replaces `values` by the rows of `ids`, `dim` floats each, or by their first values where they have none. `records` are their
+    /// record numbers as they were found earlier; an id that had none is looked for again. `scratch` is memory for a record.
+    pub fn read_all(&self, ids: &[u64], records: &mut [Option<u32>], scratch: &mut Vec<u32>, values: &mut Vec<f32>) {
+        let dim = self.shape.dim;
+        scratch.resize(self.shape.words(), 0);
+        values.resize(ids.len() * dim, 0.0);
+        for (i, (&id, values)) in ids.iter().zip(values.chunks_exact_mut(dim)).enumerate() {
+            if let Some(Some(later)) = records.get(i + AHEAD) {
+                self.rows.load_ahead(*later, dim);
+            }
+            if records[i].is_none() {
+                records[i] = self.index().find(id);
+            }
+            match records[i] {
+                Some(record) => self.rows.read(record, bytemuck::cast_slice_mut(values)),
+                None => {
+                    self.shape.first_value(id, scratch);
+                    values.copy_from_slice(bytemuck::cast_slice(&scratch[..dim]));
+                }
+            }
         }
+    }
+
+    fn index(&self) -> Index<'_> {
+        Index::new(self.rows.keys(), self.rows.offsets())
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use anyhow::{Context as _, bail};
 
-use crate::evaluate::{self, DayReport, Entry, Judge, PolicyReport, Stress, TestDay};
+use crate::evaluate::{self, DayReport, Entry, PolicyReport, Stress, TestDay};
 use crate::log;
 use crate::log::wander::{Hourly, Wander};
 use crate::plan::Plan;
@@ -143,7 +143,7 @@ impl Task<'_> {
             _ => bail!("interrupted"),
         };
         let test_day =
-            TestDay::open(&field.dirs[day], compile_options(settings), (&Told::Logged, Judge::Logged), stress)?;
+            TestDay::open(&field.dirs[day], compile_options(settings), (&Told::Logged, &Told::Logged), stress)?;
         let plan = field.plan.as_ref();
         let mut names = study.baselines.clone();
         let test_day = if study.informed && reported && stress.is_none() {

@@ -72,13 +72,14 @@ impl Planning<'_> {
 
     fn make_from(self, untuned: Option<&Place>) -> anyhow::Result<Plan> {
         let judges = open_logs(self.validation, self.options, self.told)?;
-        let Self { dirs, logs, served, env, episodes, per_step, baselines, policy, .. } = self;
+        let Self { dirs, logs, served, told, env, episodes, per_step, baselines, policy, .. } = self;
         let references: Vec<&CompiledLog> = logs.iter().collect();
         say!("planning: forecast, supply and prices of {} days", references.len());
         let mut plan = match untuned.and_then(Place::read) {
             Some(plan) => plan,
             None => {
                 let mut plan = Plan::from_days(&references, env.rate_seed)?;
+                (plan.told, plan.feedback_delay_s) = (told.to_string(), Delay::from(env).most_s());
                 if let Some(last) = logs.last() {
                     let ahead = match served {
                         Some(dir) => DayAhead::read(dir, last.day())?,
@@ -208,7 +209,12 @@ pub fn prepare(settings: &Settings, given: Option<Plan>, from: Option<&Origin>) 
     validation.iter().for_each(|log| seen.add(log, Use::Validation));
     announce_samples(settings, &logs);
     let mut plan = match given {
-        Some(plan) => plan,
+        Some(plan) => {
+            if plan.told != told.to_string() {
+                tracing::warn!("the plan was made at {} values and training sees {told} ones", plan.told);
+            }
+            plan
+        }
         None => {
             let Settings { data, env, episodes, baselines, policy, .. } = settings;
             let per_step = settings.requests_per_step();

@@ -16,6 +16,7 @@
 //! | [`ratios`] | the simplest model: a ratio for each ad |
 //! | [`report`] | how well values predict outcomes, beside simpler corrections |
 //! | [`told`] | days at the values that are told |
+//! | [`store`] | models beside the policies that were made at their values |
 //!
 //! May import: `sparse`, `log`, `shm`, `settings`.
 
@@ -30,6 +31,7 @@ mod products;
 pub mod ratios;
 pub mod report;
 pub mod sample;
+pub mod store;
 pub mod told;
 
 pub use fields::Fields;

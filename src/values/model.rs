@@ -154,6 +154,11 @@ impl ValueModel {
         NetShape { fields: self.fields.len(), dim: self.meta.dim, hidden: self.meta.hidden }
     }
 
+    /// Returns the name of the model in files and messages: half of its key, in hexadecimal digits.
+    pub fn name(&self) -> String {
+        format!("{:016x}", self.key as u64)
+    }
+
     /// Makes what gives values, with memory of its own.
     pub fn predictor(&self) -> Predictor<&Self> {
         Predictor::of(self)
@@ -162,7 +167,7 @@ impl ValueModel {
 
 impl fmt::Debug for ValueModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ValueModel({}, {:016x})", self.folder.display(), self.key as u64)
+        write!(f, "ValueModel({}, {})", self.folder.display(), self.name())
     }
 }
 

@@ -5,12 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::join::{JoinCounts, Joined};
 use super::model::{Predictor, ValueModel};
 use super::net::{logistic, poisson};
-use super::sample::DENSE;
+use super::sample::{DENSE, Sample};
 
 /// Impressions at the prediction that a ratio of an ad is shrunk by: of charges, and of clicks by their expected number.
 const CHARGE_PRIOR: f64 = 20.0;
@@ -77,6 +77,54 @@ pub struct ChargeReport {
     pub calibration_logged: Calibration,
 }
 
+/// Difference of the losses per exposure at two sets of values.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct LossDifference {
+    /// Mean difference, in percent of the mean loss at the second set; negative: the first set is better.
+    pub difference: f64,
+    /// 95 % interval over exposures, by the normal distribution.
+    pub interval: [f64; 2],
+    pub exposures: u64,
+}
+
+impl LossDifference {
+    /// Compares losses of the same exposures; `None` for fewer than two.
+    pub fn of(losses: &[f64], against: &[f64]) -> Option<Self> {
+        let n = losses.len() as f64;
+        if losses.len() < 2 {
+            return None;
+        }
+        let differences = || losses.iter().zip(against).map(|(own, other)| own - other);
+        let mean = differences().sum::<f64>() / n;
+        let variance = differences().map(|d| (d - mean).powi(2)).sum::<f64>() / (n - 1.0);
+        let half = 1.96 * (variance / n).sqrt();
+        let percent = 100.0 * n / against.iter().sum::<f64>();
+        let interval = [mean - half, mean + half].map(|bound| percent * bound);
+        Some(Self { difference: percent * mean, interval, exposures: losses.len() as u64 })
+    }
+
+    /// Returns whether the first set is better by the interval.
+    pub fn is_better(&self) -> bool {
+        self.interval[1] < 0.0
+    }
+
+    /// Returns `better`, `worse` or `level`, as the interval says.
+    pub fn verdict(&self) -> &'static str {
+        match self.interval {
+            [_, high] if high < 0.0 => "better",
+            [low, _] if low > 0.0 => "worse",
+            _ => "level",
+        }
+    }
+}
+
+impl std::fmt::Display for LossDifference {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { difference, interval: [low, high], exposures } = self;
+        write!(f, "{difference:+.2} % of the loss, 95 % {low:+.2}..{high:+.2} over {exposures} exposures")
+    }
+}
+
 /// A day's report.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ValueReport {
@@ -108,7 +156,7 @@ impl Points {
             let predicted = 1.0 / (1.0 + (-f64::from(sample.seen.logit + q)).exp());
             let click = Point { predicted, outcome: f64::from(u8::from(sample.clicked)), ad, slot };
             points.clicks.push(click);
-            if sample.auction && sample.seen.charge > 0.0 {
+            if is_charged(sample) {
                 let predicted = f64::from(sample.seen.charge) * f64::from(c).exp();
                 points.charges.push(Point { predicted, outcome: sample.charged.into(), ad, slot });
             }
@@ -129,6 +177,28 @@ impl Points {
 
 fn mean(points: &[Point], loss: impl Fn(&Point) -> f64) -> Option<f64> {
     (!points.is_empty()).then(|| points.iter().map(loss).sum::<f64>() / points.len() as f64)
+}
+
+/// Returns the loss of each joined exposure under the logged predictions or those of a model: logistic loss of the click, and half the
+/// Poisson deviance of an auction ad's charge over `dispersion`, as training adds them.
+pub fn losses(
+    joined: &Joined,
+    fields: usize,
+    predictor: Option<&mut Predictor<&ValueModel>>,
+    dispersion: f64,
+) -> Vec<f64> {
+    let points = Points::of(joined, fields, predictor);
+    let mut losses: Vec<f64> = points.clicks.iter().map(click_loss).collect();
+    let charged = losses.iter_mut().zip(&joined.samples).filter(|(_, sample)| is_charged(sample));
+    for ((loss, _), point) in charged.zip(&points.charges) {
+        *loss += 0.5 * charge_loss(point) / dispersion;
+    }
+    losses
+}
+
+/// Returns whether an exposure's charge was predicted.
+fn is_charged(sample: &Sample) -> bool {
+    sample.auction && sample.seen.charge > 0.0
 }
 
 /// Logistic loss of a probability.
@@ -291,6 +361,19 @@ mod tests {
         let sum: f64 = points.iter().map(|p| simple.calibrated(p).predicted).sum();
         assert!((sum - 15.0).abs() < 1e-9);
         assert_eq!(simple.calibrated(&point(0.5, 0.0)).predicted, 1.0, "below all: the first step");
+    }
+
+    #[test]
+    fn a_difference_of_losses_is_judged_by_its_interval() {
+        let old: Vec<f64> = (0..1000).map(|i| 1.0 + f64::from(i % 7)).collect();
+        let shifted = |by: f64| old.iter().enumerate().map(|(i, l)| l + by + (i % 3) as f64 - 1.0).collect::<Vec<_>>();
+        for (by, verdict) in [(-0.2, "better"), (0.0, "level"), (0.2, "worse")] {
+            let found = LossDifference::of(&shifted(by), &old).unwrap();
+            assert_eq!((found.verdict(), found.is_better(), found.exposures), (verdict, by < 0.0, 1000), "{found}");
+        }
+        let found = LossDifference::of(&[2.0, 2.0], &[4.0, 4.0]).unwrap();
+        assert_eq!((found.difference, found.interval), (-50.0, [-50.0, -50.0]));
+        assert_eq!(LossDifference::of(&[1.0], &[1.0]), None);
     }
 
     #[test]

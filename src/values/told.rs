@@ -11,6 +11,9 @@ use crate::settings::Data;
 
 use super::ValueModel;
 
+/// Precedes the name of a model.
+const MODEL: &str = "values:";
+
 /// A table of values in the directory of a synthetic day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Table {
@@ -58,6 +61,21 @@ impl Told {
         matches!(self, Self::Logged)
     }
 
+    /// Returns whether these are the same values.
+    pub fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Logged, Self::Logged) => true,
+            (Self::Table(own), Self::Table(other)) => own == other,
+            (Self::Model(own), Self::Model(other)) => own.key == other.key,
+            _ => false,
+        }
+    }
+
+    /// Returns the name of the model that a text names, as [`Told`] is displayed; `None` where the values are no model's.
+    pub fn model_name(text: &str) -> Option<&str> {
+        text.strip_prefix(MODEL)
+    }
+
     /// Opens a day at these values, compiling and correcting it where that has not been done.
     ///
     /// # Errors
@@ -84,7 +102,7 @@ impl fmt::Display for Told {
         match self {
             Self::Logged => f.write_str("logged"),
             Self::Table(table) => f.write_str(table.name()),
-            Self::Model(model) => write!(f, "values:{:016x}", model.key as u64),
+            Self::Model(model) => write!(f, "{MODEL}{}", model.name()),
         }
     }
 }

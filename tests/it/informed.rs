@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use admix::env::Delay;
-use admix::evaluate::{Judge, Stress, TestDay};
+use admix::evaluate::{Stress, TestDay};
 use admix::log::CompileOptions;
 use admix::plan::Plan;
 use admix::policy::informed::{Informed, Known};
@@ -20,7 +20,7 @@ const WORLD: &str = "requests = 3000\nqueue = 6\nregions = 4\nslots = 2\nages = 
                      shock_min = 1.0\nshock_max = 1.0\nreverting_shocks = 1.0\ngroup_price_noise = 0.15\n\
                      [draw]\nvolume_noise = [0.35, 0.45]\nvolume_correlation = [0.3, 0.5]\n";
 
-const LOGGED: (&Told, Judge) = (&Told::Logged, Judge::Logged);
+const LOGGED: (&Told, &Told) = (&Told::Logged, &Told::Logged);
 const HOUR_MS: u64 = 3_600_000;
 
 fn served(dir: &Path, stress: Option<&Stress>, known: &Arc<Known>) -> (Totals, Vec<Shown>) {

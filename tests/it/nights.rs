@@ -49,7 +49,8 @@ fn a_job_that_cannot_be_run_is_refused_with_what_to_change() {
         (format!("{good}[drift]\necpm = 0.5\n"), "drift.ecpm"),
         (format!("{good}[promote]\nbaselines = [\"pidd\"]\n"), "pidd"),
         (good.replace("[days]", "set = [\"data.train=[]\"]\n[days]"), "data.train"),
-        (good.replace("[days]", "set = [\"data.values=runs/v\"]\n[days]"), "logged values"),
+        (good.replace("[days]", "set = [\"data.values=runs/v\"]\n[days]"), "values.train"),
+        (format!("{good}[values]\nset = [\"values.validation=[]\"]\n"), "values.validation"),
         (format!("{good}[promote]\nmargin = -0.5\n"), "promote.margin"),
         // The folder of days is missing.
         (good.to_owned(), "days.dir"),

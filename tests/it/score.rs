@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use admix::bench::score::jsonl;
 use admix::log::schema::{AdType, TrackRow};
 use admix::log::{CompileOptions, RawDay};
+use admix::plan::Plan;
 use admix::policy::baselines::NAMES;
 use admix::score::{DayFiles, Decision, Exposure, ScoreOptions, Scorer, ServedDay, ServedPolicy};
+use admix::values::{Told, ValueModel, store};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -121,7 +123,7 @@ fn decisions_are_those_of_eval_on_ipinyou() {
     agree(&out.join("weekday-2"), &plan, &learned, &["--feedback-delay", "120"]);
 }
 
-/// Also at the values of a model; and who serves a policy that was trained at other values is told so.
+/// Also at the values of a model, which a policy that was made at them finds beside itself.
 #[test]
 fn decisions_are_those_of_eval_at_the_values_of_a_model() {
     let scratch = tempfile::tempdir().unwrap();
@@ -153,12 +155,27 @@ fn decisions_are_those_of_eval_at_the_values_of_a_model() {
         "the values change nothing"
     );
 
-    let trained = scratch.path().join("trained");
-    std::fs::create_dir_all(trained.join("policy")).unwrap();
-    std::fs::copy(&learned[0], trained.join("policy/best.safetensors")).unwrap();
-    std::fs::write(trained.join("manifest.json"), r#"{"told":"logged"}"#).unwrap();
-    let warns = |told: &[&str]| decide(trained.to_str().unwrap(), told).1.contains("trained at other values (logged)");
-    assert!(!warns(&[]) && warns(&["--values", run]));
+    // A policy of a plan at the model's values: it is told them without being asked for, wherever its folder goes.
+    let at = scratch.path().join("at-values.json");
+    admix().arg("plan").arg(&days[0]).args(["--values", run, "--out"]).arg(&at).assert().success();
+    let name = Told::model(Path::new(run)).unwrap().to_string();
+    assert_eq!(Plan::read(&at).unwrap().told, name);
+    let moved = scratch.path().join("moved/policies");
+    std::fs::create_dir_all(&moved).unwrap();
+    let policy = &policies(scratch.path(), &at, &days[0])[0];
+    let policy = std::fs::copy(policy, moved.join("one.safetensors")).map(|_| moved.join("one.safetensors")).unwrap();
+    let policy = policy.to_str().unwrap();
+    let mut command = admix();
+    command.args(["score", "--policy", policy]).args(&files).write_stdin(&*input);
+    let output = command.assert().code(2);
+    let said = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+    assert!(said.contains(&name) && said.contains("--values"), "{said}");
+    let (out, said) = decide(policy, &["--values", run]);
+    assert!(said.contains(&format!("is told {name}")), "{said}");
+    assert!(decide(policy, &["--values", "logged"]).1.contains("made at other values"));
+    let beside = store::put(&ValueModel::read(Path::new(run)).unwrap(), &moved).unwrap();
+    assert!(beside.ends_with(name.replace("values:", "values/")), "{}", beside.display());
+    assert_eq!(decide(policy, &[]), (out, said));
 }
 
 /// A day, its plan and random policies.

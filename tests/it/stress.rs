@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use admix::env::Delay;
-use admix::evaluate::{self, Judge, Stress, TestDay};
+use admix::evaluate::{self, Stress, TestDay};
 use admix::log::schema::{AdType, DAY_MS};
 use admix::log::{self, CompileOptions, RawDay};
 use admix::plan::{Plan, hindsight_bound};
@@ -40,7 +40,7 @@ fn files_below(dir: &Path) -> Vec<String> {
     names
 }
 
-const LOGGED: (&Told, Judge) = (&Told::Logged, Judge::Logged);
+const LOGGED: (&Told, &Told) = (&Told::Logged, &Told::Logged);
 const ALL: &[&str] = &[
     "prices=1.4@14",
     "prices=0.6@random",

@@ -85,7 +85,7 @@ fn the_untrained_row_is_planner_and_controller_with_the_tuned_settings() {
     let ended = train(&[], &["--serial"]);
     let file = PolicyFile::read(ended.dir().as_path()).unwrap();
     let tuned = file.plan.tuned.unwrap();
-    let view = (&admix::values::Told::Logged, admix::evaluate::Judge::Logged);
+    let view = (&admix::values::Told::Logged, &admix::values::Told::Logged);
     let day_2 = admix::evaluate::TestDay::open(&days().join("day-2"), CompileOptions::default(), view, None::<&Stress>)
         .unwrap();
     let model = day_2.model(&file.plan, Default::default());
