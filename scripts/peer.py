@@ -38,7 +38,7 @@ class Peer:
         found = subprocess.run(probe, capture_output=True, text=True) if python else None
         if found is None or found.returncode != 0:
             raise Missing("no Python with torch: name one with --python PROGRAM or ADMIX_BENCH_PYTHON, or `pip install torch`")
-        self.script, self.python = script, python
+        self.script, self.python, self.requests = script, python, 1
         self.version, self.cuda = found.stdout.split()
 
     # The forms in which a careful user would write the update.
@@ -57,13 +57,19 @@ class Peer:
         form = max(rates, key=rates.get)
         return rates[form], form
 
+    def with_requests(self, requests):
+        """The peer of steps that hold several requests, which lies beside this file."""
+        other = Peer(os.path.join(os.path.dirname(os.path.abspath(__file__)), "steps_peer.py"), self.python)
+        other.requests = requests
+        return other
+
     def rate(self, device, threads, shape, seconds, options=()):
         """Updates per second of a shape as `admix bench learner --json` reports it; `options` name the peer's form."""
         command = [self.python, self.script, "--device", device, "--threads", str(threads), "--seconds", str(seconds)]
         names = {"batch": "batch", "contracts": "contracts", "eligible": "eligible", "hidden": "hidden", "inputs": "features", "quantiles": "quantiles"}
         for name, option in names.items():
             command += [f"--{option}", str(shape[name])]
-        command += options
+        command += [*options, *(["--requests", str(self.requests)] if self.requests > 1 else [])]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         if done.returncode != 0:
             raise RuntimeError(f"the peer failed: {done.stderr.strip()[-1000:]}")

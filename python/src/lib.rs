@@ -107,10 +107,10 @@ impl Scorer {
         let policy = policy.to_str().ok_or_else(|| PyValueError::new_err("the policy's path is not UTF-8"))?;
         let policy = ServedPolicy::open(policy, plan.as_deref()).map_err(value_error)?;
         let values = values.as_deref().map_or(ServedValues::Own, ServedValues::from);
-        let values = policy.values(&values).map_err(value_error)?;
+        let told = policy.values(&values).map_err(value_error)?;
         let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         let files = DayFiles { control, inventory, day };
-        let day = ServedDay::read(&files, ts_ms.unwrap_or_else(now)).map_err(value_error)?.told(values);
+        let day = ServedDay::read(&files, ts_ms.unwrap_or_else(now)).map_err(value_error)?.told(&told);
         let options = ScoreOptions {
             rate_seed,
             feedback_delay_s,

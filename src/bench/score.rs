@@ -14,7 +14,7 @@ use crate::policy::file::PolicyFile;
 use crate::policy::start::initial_actor;
 use crate::score::{DayFiles, Decision, Format, Requests, ScoreOptions, Scorer, ServedDay, ServedPolicy, stream};
 use crate::settings::Settings;
-use crate::values::ValueModel;
+use crate::values::{Told, ValueModel};
 
 use super::proc;
 use super::world::{self, WorldSize};
@@ -100,7 +100,7 @@ pub fn run(size: WorldSize, settings: &Settings, values: Option<&Path>) -> anyho
     let policy = ServedPolicy::of_file(PolicyFile { spec, plan, actor, updates: 0 }, "bench".into());
     let path = dir.path();
     let files = DayFiles { control: path.join("control.tsv"), inventory: None, day: Some(path.join("day.toml")) };
-    let day = ServedDay::read(&files, 0)?.told(values);
+    let day = ServedDay::read(&files, 0)?.told(&values.map_or(Told::Logged, Told::Model));
     let rows = RawDay::read(path, CompileOptions::default())?.rows;
 
     let mut scorer = Scorer::new(&day, &policy, ScoreOptions::default())?;

@@ -127,15 +127,16 @@ impl Score {
             FormatArgument::Jsonl => Format::Jsonl,
         };
         let policy = self.served.open()?;
-        let values = policy.values(&self.served.values()).map_err(|e| UsageError(format!("{e:#}")))?;
+        let told = policy.values(&self.served.values()).map_err(|e| UsageError(format!("{e:#}")))?;
+        policy.log_values(&told);
         let exposures = match &self.exposures {
             Some(path) => score::exposures(path)?,
             None => vec![],
         };
-        let mut told = 0u64;
+        let mut skipped = 0u64;
         let mut bad = |line: u64, why: &BadValue| {
-            told += 1;
-            if told <= 20 {
+            skipped += 1;
+            if skipped <= 20 {
                 say!(
                     "line {line} skipped: {}{}`{}`: {}",
                     why.column,
@@ -147,7 +148,7 @@ impl Score {
         };
         let mut requests = Requests::new(Box::new(BufReader::with_capacity(1 << 18, std::io::stdin())), format)?;
         let first = requests.first_time(&mut bad)?.unwrap_or(0);
-        let day = ServedDay::read(&self.served.files(), first)?.told(values);
+        let day = ServedDay::read(&self.served.files(), first)?.told(&told);
         if let Some(new) = day.new_to(&policy) {
             tracing::warn!("{new}");
         }

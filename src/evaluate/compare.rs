@@ -13,13 +13,13 @@ use crate::policy::{Policy, ReplayOptions, Shown, Totals, replay_day};
 use crate::settings::Settings;
 use crate::values::Told;
 
+use super::TestDay;
 use super::bootstrap::share_interval;
 use super::entry::{Entry, START};
 use super::familiar;
 use super::logged::{self, Logged};
 use super::measure::{DayMeasure, Meter};
 use super::report::{BoundReport, DayReport, Kind, PolicyReport};
-use super::TestDay;
 
 /// A policy in a comparison.
 pub struct Contender {

@@ -22,7 +22,14 @@ pub struct MergedRows {
 
 impl MergedRows {
     pub fn new(store: Store, prior: RowPrior) -> Self {
-        Self { store, prior, merger: Merger::default(), merged: RowGradients::default(), records: vec![], record: vec![] }
+        Self {
+            store,
+            prior,
+            merger: Merger::default(),
+            merged: RowGradients::default(),
+            records: vec![],
+            record: vec![],
+        }
     }
 
     /// Begins a batch.

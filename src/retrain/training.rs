@@ -36,12 +36,7 @@ fn assigned(job: &Job, train: &[DayDir], validation: &[DayDir], model: Option<&P
 ///
 /// # Errors
 /// A configuration that cannot be read or used.
-pub fn load(
-    job: &Job,
-    train: &[DayDir],
-    validation: &[DayDir],
-    model: Option<&Path>,
-) -> anyhow::Result<Settings> {
+pub fn load(job: &Job, train: &[DayDir], validation: &[DayDir], model: Option<&Path>) -> anyhow::Result<Settings> {
     // Placeholders suffice because only the other settings are used.
     let unknown = ["data.train=[\"-\"]".to_owned(), "data.validation=[\"-\"]".to_owned()];
     let sets = match train {

@@ -61,8 +61,8 @@ pub fn ready(job: &Job) -> anyhow::Result<()> {
     // Placeholders for the days, which are not known yet.
     let unknown = ["values.train=[\"-\"]".to_owned(), "values.validation=[\"-\"]".to_owned()];
     let sets: Vec<String> = job.values.set.iter().cloned().chain(unknown).collect();
-    let settings: ValueSettings =
-        settings::load(&job.values.train, &sets).context("the job's configuration of value training, `values.train`")?;
+    let settings: ValueSettings = settings::load(&job.values.train, &sets)
+        .context("the job's configuration of value training, `values.train`")?;
     Fields::parse(&settings.values.fields)?;
     Ok(())
 }

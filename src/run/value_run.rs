@@ -110,10 +110,9 @@ pub fn exchange_name(prefix: &str) -> String {
     format!("{prefix}-exchange")
 }
 
-/// Returns how exposures are dealt to the ranks of a job. Overlapping ranks get equal shares: each steps along its own gradient, too.
+/// Returns how exposures are dealt to the ranks of a job.
 pub fn deal(settings: &ValueSettings, world: World) -> Deal {
-    let share = if settings.ranks.sync == RankSync::Overlap { 1.0 } else { settings.ranks.writer_share };
-    Deal::new(world, share)
+    Deal::new(world, settings.ranks.writer_share)
 }
 
 /// Returns the sizes of the exchange; `None` for a single rank.

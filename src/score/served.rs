@@ -58,9 +58,13 @@ impl ServedDay {
         Ok(Self { day, contracts, forecast, values: None })
     }
 
-    /// The same day, at which the policy is told the values of a model.
+    /// The same day, at which the policy is told these values.
     #[must_use]
-    pub fn told(self, values: Option<Arc<ValueModel>>) -> Self {
+    pub fn told(self, told: &Told) -> Self {
+        let values = match told {
+            Told::Model(model) => Some(model.clone()),
+            Told::Logged | Told::Table(_) => None,
+        };
         Self { values, ..self }
     }
 
@@ -140,30 +144,29 @@ impl ServedPolicy {
         Self { stored: Stored::Learned(file), version, path: None }
     }
 
-    /// Reads the model whose values the policy is told; `None` for the values of the requests. Warns if the policy was made at other
-    /// values.
+    /// Returns the values that the policy is told.
     ///
     /// # Errors
     /// If a model is missing or damaged.
-    pub fn values(&self, given: &ServedValues) -> anyhow::Result<Option<Arc<ValueModel>>> {
-        let made_at = &self.plan().told;
-        let told = match (given, &self.path) {
-            (ServedValues::Model(folder), _) => Told::model(folder)?,
-            (ServedValues::Own, Some(path)) => store::of_policy(path, made_at).context(
+    pub fn values(&self, given: &ServedValues) -> anyhow::Result<Told> {
+        match (given, &self.path) {
+            (ServedValues::Model(folder), _) => Told::model(folder),
+            (ServedValues::Own, Some(path)) => store::of_policy(path, &self.plan().told).context(
                 "the policy cannot be told the values that it was made at; name them with --values, or give it those of the \
                  requests with --values logged",
-            )?,
-            (ServedValues::Own, None) | (ServedValues::Logged, _) => Told::Logged,
-        };
+            ),
+            (ServedValues::Own, None) | (ServedValues::Logged, _) => Ok(Told::Logged),
+        }
+    }
+
+    /// Logs which values the policy is told, where they are not those of the requests, or others than it was made at.
+    pub fn log_values(&self, told: &Told) {
+        let made_at = &self.plan().told;
         if told.to_string() != *made_at {
             tracing::warn!("the policy was made at other values ({made_at}) than it is told now ({told})");
         } else if !told.is_logged() {
             tracing::info!("the policy is told {told}");
         }
-        Ok(match told {
-            Told::Model(model) => Some(model),
-            Told::Logged | Told::Table(_) => None,
-        })
     }
 
     /// The plan that it goes by.

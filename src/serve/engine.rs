@@ -8,6 +8,8 @@ use hyper::StatusCode;
 use serde::Deserialize;
 
 use crate::export;
+use crate::log::day::Day;
+use crate::log::error::BadValue;
 use crate::log::schema::TrackRow;
 use crate::score::json::{JsonDecision, JsonRequest};
 use crate::score::{Decision, Errand, Exposure, Finished, Scorer};
@@ -20,8 +22,12 @@ use super::metrics::Metrics;
 const MOST_REQUESTS: usize = 256;
 const MOST_EXPOSURES: usize = 10_000;
 
+/// How far the time of a request may lie ahead of this machine's.
+const AHEAD_MS: u64 = 60_000;
+
 /// A scorer that several threads share.
 pub struct Engine {
+    day: Day,
     scorer: Mutex<Scorer>,
     errands: Mutex<Option<Sender<Errand>>>,
     journal: Option<Journal>,
@@ -41,8 +47,14 @@ pub fn now_ms() -> u64 {
 }
 
 impl Engine {
-    pub fn new(scorer: Scorer, errands: Sender<Errand>, journal: Option<Journal>) -> Self {
-        Self { scorer: Mutex::new(scorer), errands: Mutex::new(Some(errands)), journal, metrics: Metrics::default() }
+    pub fn new(day: Day, scorer: Scorer, errands: Sender<Errand>, journal: Option<Journal>) -> Self {
+        Self {
+            day,
+            scorer: Mutex::new(scorer),
+            errands: Mutex::new(Some(errands)),
+            journal,
+            metrics: Metrics::default(),
+        }
     }
 
     /// The scorer. A thread that panicked holding it has left whole counters: each is written once.
@@ -61,7 +73,8 @@ impl Engine {
         let mut decision = Decision::default();
         let (mut scorer, mut errand) = (self.scorer(), None);
         for (i, row) in rows.iter().enumerate() {
-            scorer.check(row).map_err(|bad| ApiError::bad(&bad, array.then_some(i)))?;
+            let checked = self.check_time(row).and_then(|()| scorer.check(row));
+            checked.map_err(|bad| ApiError::bad(&bad, array.then_some(i)))?;
         }
         for (i, row) in rows.iter().enumerate() {
             scorer.decide(row, &mut decision).map_err(|bad| ApiError::bad(&bad, array.then_some(i)))?;
@@ -81,6 +94,18 @@ impl Engine {
             self.metrics.journal_dropped(rows.into_iter().filter_map(|row| journal.request(row).err()).count());
         }
         Ok(out)
+    }
+
+    /// Refuses a request of a later time than now: it would move the day on for all requests after it. A day that is replayed has other
+    /// times.
+    fn check_time(&self, row: &TrackRow) -> Result<(), BadValue> {
+        let now = now_ms();
+        if self.day.contains(now) && row.ts_ms > now + AHEAD_MS {
+            let ahead = (row.ts_ms - now) / 1000;
+            let rule = format!("lies {ahead} s ahead of this server's clock, {} at most", AHEAD_MS / 1000);
+            return Err(BadValue::new("ts_ms", &row.ts_ms.to_string(), "in_the_future", rule));
+        }
+        Ok(())
     }
 
     /// Takes in exposures; returns how many were news.

@@ -87,7 +87,9 @@ impl Keeper {
             return Ok(None);
         }
         // The model of the new policy: another night may have learned other values.
-        let day = self.day.clone().told(policy.values(&self.options.values)?);
+        let told = policy.values(&self.options.values)?;
+        policy.log_values(&told);
+        let day = self.day.clone().told(&told);
         let mut next = Scorer::new(&day, &policy, self.options.score)?;
         next.restore(&counts.to_bytes())?;
         next.prepare();

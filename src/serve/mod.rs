@@ -54,7 +54,9 @@ impl Server {
         let started = Instant::now();
         let now_ms = engine::now_ms();
         let policy = ServedPolicy::open(&options.policy, options.plan.as_deref())?;
-        let day = ServedDay::read(&options.files, now_ms)?.told(policy.values(&options.values)?);
+        let told = policy.values(&options.values)?;
+        policy.log_values(&told);
+        let day = ServedDay::read(&options.files, now_ms)?.told(&told);
         if let Some(new) = day.new_to(&policy) {
             tracing::warn!("{new}");
         }
@@ -76,7 +78,7 @@ impl Server {
             None => None,
         };
         let (errands, to_run) = mpsc::channel();
-        let engine = Arc::new(Engine::new(scorer, errands, journal));
+        let engine = Arc::new(Engine::new(day.day.clone(), scorer, errands, journal));
         let replanning = engine.clone();
         std::thread::Builder::new().name("replanner".into()).spawn(move || {
             // Answers come first: a solution may wait for a core.

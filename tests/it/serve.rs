@@ -15,7 +15,7 @@ use admix::log::schema::TrackRow;
 use admix::log::{CompileOptions, RawDay};
 use admix::policy::file::PolicyFile;
 use admix::score::{DayFiles, Decision, ScoreOptions, Scorer, ServedDay, ServedPolicy};
-use admix::values::ValueModel;
+use admix::values::{Told, ValueModel};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -138,6 +138,34 @@ pub fn lines(rows: &[TrackRow]) -> Vec<String> {
     String::from_utf8(jsonl(rows).unwrap()).unwrap().lines().map(ToOwned::to_owned).collect()
 }
 
+/// Its time would be the day's for all requests after it: flights would end, and controllers would hurry.
+#[test]
+fn a_request_of_a_later_time_than_now_is_refused() {
+    let scratch = tempfile::tempdir().unwrap();
+    let today = jiff::Timestamp::now().strftime("%Y-%m-%d").to_string();
+    let days = synth(scratch.path(), &format!("start_date = \"{today}\"\n{SMALL}{TWISTED}"), 1);
+    let plan = plan(scratch.path(), &days);
+    let policies = policies(scratch.path(), &plan, &days[0]);
+    let world = World { day: days[0].clone(), policies, scratch };
+    let mut rows = world.rows();
+    let serving = world.serve(&world.steady(), &[]);
+    let mut client = serving.client();
+    let now = u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap();
+    let later = now + 600_000;
+    for (ts_ms, status) in [(later, 400), (now, 200)] {
+        rows[0].ts_ms = ts_ms;
+        let (got, body) = client.send("POST", "/v1/score", lines(&rows[..1])[0].as_bytes()).unwrap();
+        // Ten minutes before midnight another rule holds, and after it the server's day is not today's.
+        let is_of_today =
+            |ts_ms: i64| jiff::Timestamp::from_millisecond(ts_ms).unwrap().strftime("%Y-%m-%d").to_string() == today;
+        if is_of_today(i64::try_from(later).unwrap()) && is_of_today(jiff::Timestamp::now().as_millisecond()) {
+            let body = String::from_utf8_lossy(&body).into_owned();
+            assert!(got == status && (got == 200 || body.contains("ahead of this server's clock")), "{got} {body}");
+        }
+    }
+    assert_eq!(serving.stop(), 0);
+}
+
 fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
     while !holds() {
@@ -241,7 +269,8 @@ fn it_decides_at_the_values_of_a_model() {
         day: Some(world.day.join("day.toml")),
     };
     let policy = ServedPolicy::open(steady.to_str().unwrap(), None).unwrap();
-    let [logged, corrected] = [None, Some(model)].map(|values| ServedDay::read(&files, 0).unwrap().told(values));
+    let [logged, corrected] =
+        [Told::Logged, Told::Model(model)].map(|told| ServedDay::read(&files, 0).unwrap().told(&told));
     let mut scorers = [&logged, &corrected].map(|day| Scorer::new(day, &policy, ScoreOptions::default()).unwrap());
     let rows = world.rows();
     let (mut client, mut decision, mut differ) = (serving.client(), Decision::default(), false);
