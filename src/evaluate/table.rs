@@ -83,7 +83,7 @@ pub fn render(days: &[DayReport]) -> String {
     if let Some(day) = days.first() {
         let _ = writeln!(
             text,
-            "Plan and policies were told {} values; everything is counted with {} values.",
+            "Values that plan and policies were told: {}; values that everything is counted with: {}.",
             day.told, day.judged
         );
     }

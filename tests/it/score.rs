@@ -175,7 +175,7 @@ fn decisions_are_those_of_eval_at_the_values_of_a_model() {
     assert!(decide(policy, &["--values", "logged"]).1.contains("made at other values"));
     let beside = store::put(&ValueModel::read(Path::new(run)).unwrap(), &moved).unwrap();
     assert!(beside.ends_with(name.replace("values:", "values/")), "{}", beside.display());
-    assert_eq!(decide(policy, &[]), (out, said));
+    assert!(decide(policy, &[]).0 == out, "the model beside it is told");
 }
 
 /// A day, its plan and random policies.
