@@ -154,6 +154,9 @@ pub struct Check {
     /// Seconds until a policy observes a delivery, like env.feedback_delay_s in the configuration
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     feedback_delay: f64,
+    /// End with exit code 11 if there is a warning
+    #[arg(long)]
+    strict: bool,
     /// Print one JSON object per line
     #[arg(long)]
     json: bool,
@@ -246,6 +249,9 @@ impl Check {
         for dir in &self.dirs {
             match check(dir, options, self.feedback_delay) {
                 Ok(report) => {
+                    if self.strict && !report.warnings.is_empty() && exit == Exit::Done {
+                        exit = Exit::Suspect;
+                    }
                     if self.json {
                         print_json(&report)?;
                     } else {

@@ -42,6 +42,7 @@ fn expect(log: &Log, name: &str, words: &[&str]) {
     let report = log.report();
     assert_eq!(names(&report), BTreeSet::from([name.to_owned()]), "{report}");
     let text = admix(&["data", "check", "--max-bad-share", "1", log.dir()]).expect(0, &[]).stdout;
+    admix(&["data", "check", "--strict", "--max-bad-share", "1", log.dir()]).expect(11, &[]);
     let warning = &report["warnings"][0];
     let json = format!("{} {} {}", warning["what"], warning["cause"], warning["remedy"]);
     for word in words {
@@ -55,6 +56,7 @@ fn a_sound_day_has_ranges_and_no_warnings() {
     let log = SOUND.write();
     let report = log.report();
     assert_eq!(names(&report), BTreeSet::new(), "{report}");
+    admix(&["data", "check", "--strict", log.dir()]).expect(0, &[]);
     let ranges = &report["ranges"];
     assert_eq!((&ranges["first_ms"], &ranges["last_ms"]), (&MIDNIGHT.into(), &(MIDNIGHT + 287 * 300_000).into()));
     assert_eq!(ranges["ecpm"], serde_json::json!({ "low": 1000.0, "median": 2000.0, "high": 2000.0 }));
