@@ -14,7 +14,7 @@
 //!
 //! - [`hindsight`]: losses of hindsight prices, on the CPU alone. [`calibration`]: calibration of the critic's distributions.
 //! - [`dims`]: sizes of a batch. [`pool`]: replay pool of compact segments. [`core`]: pool, replay ratio, budget and the decay of
-//!   learning rates around the trainer, the same in every mode. [`networks`], [`optimiser`]: parameters as flat tensors.
+//!   learning rates around the trainer, the same in every mode. [`share`]: the part of one of several ranks. [`networks`], [`optimiser`]: parameters as flat tensors.
 //! - [`device`]: choice of the backend. [`agreement`], [`gpu`]: comparison of a GPU with the CPU, and its cache.
 //! - [`process`]: the learner process. [`saver`]: its side of snapshots.
 //!
@@ -38,6 +38,7 @@ pub mod pool;
 pub mod process;
 pub mod resident;
 mod saver;
+pub mod share;
 pub mod tensor_net;
 pub mod trainer;
 mod transfer;
@@ -45,4 +46,5 @@ mod transfer;
 pub use self::core::{Learner, LearnerState, Publication};
 pub use device::Device;
 pub use dims::Dims;
+pub use share::{Share, Tally};
 pub use trainer::{Batch, NotFinite, Train, UpdateStats};
