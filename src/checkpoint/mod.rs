@@ -17,7 +17,7 @@ use anyhow::Context as _;
 
 use crate::run::snapshot::files::Disk;
 use crate::run::snapshot::pool::{self, PoolBlock, PoolBlocks};
-use crate::run::snapshot::{RunState, SnapshotFolder, newest};
+use crate::run::snapshot::{RankState, RunState, SnapshotFolder, newest};
 use crate::run::{RunDirectory, Segments, failpoint};
 use crate::settings::Settings;
 use crate::shm::control::{ProcessSlot, STOP_ALL, STOP_NOW};
@@ -35,7 +35,7 @@ const LAST_ATTEMPTS: u32 = 3;
 /// Anything that keeps it from working but a file system that refuses: that is told, counted and tried again.
 pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let settings = Settings::read_resolved(&directory.config())?;
-    let segments = Segments::open(prefix, 0..0, true)?;
+    let segments = Segments::open_for_checkpointer(prefix, settings.learner.ranks)?;
     let halves = segments.halves.as_ref().context("the run takes no snapshots")?;
     let control = &segments.control;
     let slot = &control.processes[Role::Checkpointer.slot()];
@@ -45,11 +45,16 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
         folder: SnapshotFolder::new(&root, Disk),
         directory,
         keep: settings.checkpoint.keep,
-        pool: PoolBlocks::new(settings.learner.pool),
+        others: &segments.rank_halves,
+        pools: vec![PoolBlocks::new(settings.of_rank().learner.pool); settings.learner.ranks],
     };
     if let Some(base) = newest(&root)? {
-        writer.pool.extend(base.pool)?;
+        let pools = std::iter::once(base.pool).chain(base.ranks.into_iter().map(|part| part.pool));
+        for (pool, blocks) in writer.pools.iter_mut().zip(pools) {
+            pool.extend(blocks)?;
+        }
         // A predecessor may have died between the rename and saying so.
+        writer.commit_others(base.number);
         halves.commit(base.number);
     }
     serve(control, slot, halves, &mut writer)
@@ -119,26 +124,60 @@ struct Writer<'a> {
     folder: SnapshotFolder<'a, Disk>,
     directory: &'a RunDirectory,
     keep: usize,
-    /// The replay pool as of the newest snapshot on disk.
-    pool: PoolBlocks,
+    /// Parts of the learner's further ranks, from rank 1. That of the first rank becomes ready last.
+    others: &'a [Halves],
+    /// The replay pool of each rank as of the newest snapshot on disk.
+    pools: Vec<PoolBlocks>,
+}
+
+impl Writer<'_> {
+    /// Says that snapshots up to `number` are on disk to all ranks but the first: that one begins the next.
+    fn commit_others(&self, number: u64) {
+        self.others.iter().for_each(|halves| halves.commit(number));
+    }
+
+    /// Returns the parts of the further ranks of a snapshot.
+    fn parts_of(&self, complete: &Complete<'_>) -> anyhow::Result<Vec<Complete<'_>>> {
+        let mut parts = Vec::with_capacity(self.others.len());
+        for (rank, halves) in (1..).zip(self.others) {
+            let part = halves.pending()?.filter(|part| part.snapshot == complete.snapshot);
+            let part = part.with_context(|| format!("the part of learner{rank} is missing"))?;
+            anyhow::ensure!(part.update == complete.update, "the part of learner{rank} is of another update");
+            parts.push(part);
+        }
+        Ok(parts)
+    }
 }
 
 impl Keeper for Writer<'_> {
     fn commit(&mut self, complete: &Complete<'_>) -> anyhow::Result<u64> {
-        let mut pool = self.pool.clone();
-        let newer = pool::parse(complete.sparse)?;
-        // A learner that started again from an earlier snapshot numbers its blocks from there.
-        pool.forget_from(RunState::decode(complete.dense)?.blocks.saturating_sub(newer.len() as u64));
-        pool.extend(newer)?;
-        let heads: Vec<[u8; 16]> = pool.iter().map(PoolBlock::head).collect();
-        let pieces: Vec<&[u8]> =
-            heads.iter().zip(pool.iter()).flat_map(|(head, block)| [&head[..], &block.bytes]).collect();
+        let parts = self.parts_of(complete)?;
+        let mut pools = self.pools.clone();
+        for (rank, (pool, part)) in pools.iter_mut().zip(std::iter::once(complete).chain(&parts)).enumerate() {
+            let blocks =
+                if rank == 0 { RunState::decode(part.dense)?.blocks } else { RankState::decode(part.dense)?.blocks };
+            let newer = pool::parse(part.sparse)?;
+            // A learner that started again from an earlier snapshot numbers its blocks from there.
+            pool.forget_from(blocks.saturating_sub(newer.len() as u64));
+            pool.extend(newer)?;
+        }
+        let heads: Vec<Vec<[u8; 16]>> = pools.iter().map(|pool| pool.iter().map(PoolBlock::head).collect()).collect();
+        let mut pieces: Vec<Vec<&[u8]>> = heads
+            .iter()
+            .zip(&pools)
+            .map(|(heads, pool)| {
+                heads.iter().zip(pool.iter()).flat_map(|(head, block)| [&head[..], &block.bytes]).collect()
+            })
+            .collect();
+        let ranks: Vec<(&[u8], Vec<&[u8]>)> = parts.iter().map(|part| part.dense).zip(pieces.split_off(1)).collect();
         let best = Some(self.directory.best()).filter(|path| path.exists());
         anyhow::ensure!(!failpoint::reached("checkpoint.commit"), "made to fail");
-        let bytes = self.folder.commit(complete.snapshot, complete.update, complete.dense, &pieces, best.as_deref())?;
+        let (number, update) = (complete.snapshot, complete.update);
+        let bytes = self.folder.commit(number, update, complete.dense, &pieces[0], &ranks, best.as_deref())?;
         failpoint::reached("checkpoint.committed");
-        drop(pieces);
-        self.pool = pool;
+        drop((pieces, ranks));
+        self.commit_others(number);
+        self.pools = pools;
         Ok(bytes)
     }
     fn committed(&mut self, number: u64) {
@@ -150,7 +189,8 @@ impl Keeper for Writer<'_> {
     /// Only broken memory or a stray write gets here. The next snapshot will be whole again, with the pool as it is from here on.
     fn damaged(&mut self, halves: &Halves, error: ShmError) -> anyhow::Result<()> {
         tracing::error!("{error}");
-        self.pool.clear();
+        self.pools.iter_mut().for_each(PoolBlocks::clear);
+        self.commit_others(halves.complete());
         halves.commit(halves.complete());
         Ok(())
     }

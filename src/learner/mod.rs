@@ -16,7 +16,8 @@
 //! - [`dims`]: sizes of a batch. [`pool`]: replay pool of compact segments. [`core`]: pool, replay ratio, budget and the decay of
 //!   learning rates around the trainer, the same in every mode. [`share`]: the part of one of several ranks. [`networks`], [`optimiser`]: parameters as flat tensors.
 //! - [`device`]: choice of the backend. [`agreement`], [`gpu`]: comparison of a GPU with the CPU, and its cache.
-//! - [`process`]: the learner process. [`saver`]: its side of snapshots.
+//! - [`process`]: the learner process. [`rings`]: its side of shared memory. [`saver`]: its side of snapshots.
+//! - [`peers`]: the other ranks of a learner (`learner.ranks`), as one of them sees them. `together`: what they do together.
 //!
 //! May import: `run`, `shm`, `policy`, `env`, `plan`, `log`, `formulas`, `settings`.
 
@@ -34,12 +35,15 @@ mod kernels;
 pub mod loss;
 pub mod networks;
 pub mod optimiser;
+pub mod peers;
 pub mod pool;
 pub mod process;
 pub mod resident;
+pub mod rings;
 mod saver;
 pub mod share;
 pub mod tensor_net;
+mod together;
 pub mod trainer;
 mod transfer;
 

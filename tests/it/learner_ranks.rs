@@ -1,4 +1,7 @@
-//! Several learners that share the work of an update: what they compute together is what one computes from the same samples.
+//! `learner.ranks`: several learners that share the work of an update. What they compute together is what one computes from the same
+//! samples; through real processes, the same seed gives the same bytes, whoever is killed.
+
+use std::time::Duration;
 
 use admix::actor::Explorer;
 use admix::bench::world::{self, WorldSize};
@@ -7,8 +10,16 @@ use admix::learner::batch::Rebuild;
 use admix::learner::trainer::{Train, UpdatePlan};
 use admix::learner::{Device, Dims, NotFinite, Share, Tally, UpdateStats};
 use admix::policy::TrainerState;
+use admix::policy::file::PolicyFile;
 use admix::policy::start::initial_actor;
+use admix::run::snapshot;
 use admix::settings::{Critic, Settings, Target};
+use nix::sys::signal::Signal;
+use rand::{RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+
+use super::crash::{control_of, kill_and_await};
+use super::harness::{ENDLESS, Ended, HASTY, Run, child, children_of, config_in, days, send_if_there, train};
 
 const SEGMENTS: usize = 16;
 
@@ -171,4 +182,218 @@ fn a_loss_or_gradient_of_one_rank_that_is_not_finite_is_an_error_in_all() {
         let error = scene.together(&mut trainers, PLAN, distort).unwrap_err();
         assert!(error.is::<NotFinite>(), "{error:#}");
     }
+}
+
+const TWO: &str = "learner.ranks=2";
+/// Every exchange takes so long that a run cannot be over before a test has seen it.
+const SLOW: (&str, &str) = ("ADMIX_FAILPOINT", "exchange.latency@1=10ms");
+
+/// Starts a lock-step run of two ranks.
+fn lock_step(sets: &[&str], environment: &[(&str, &str)]) -> Run {
+    let folder = tempfile::tempdir().unwrap();
+    let config = config_in(folder.path(), days());
+    Run::start_under(folder, &config, &[&[TWO][..], sets].concat(), &["--deterministic"], environment)
+}
+
+fn policies(ended: &Ended) -> [Vec<u8>; 2] {
+    [ended.best(), ended.last()].map(|path| std::fs::read(path).unwrap())
+}
+
+#[test]
+fn the_same_seed_and_number_of_ranks_give_the_same_policy() {
+    let plain = lock_step(&[], &[]).wait().expect(0);
+    assert!(policies(&plain) == policies(&lock_step(&["checkpoint.every_s=0"], &[SLOW]).wait().expect(0)));
+    let three = lock_step(&["learner.ranks=1"], &[]).wait().expect(0);
+    assert!(policies(&plain)[1] != policies(&three)[1], "another number of ranks draws other batches");
+    let [start, last] = ["start", "last"]
+        .map(|name| PolicyFile::read(&plain.dir().join(format!("policy/{name}.safetensors"))).unwrap());
+    assert!(start.actor != last.actor);
+    assert_eq!(plain.outcome()["updates"], 64);
+    // Every rank was at work, and the snapshot has its part.
+    let metrics = plain.metrics();
+    let of_run = metrics.iter().rfind(|line| line["kind"] == "run").unwrap();
+    for name in ["learner", "learner1"] {
+        let timing = of_run["processes"].as_array().unwrap().iter().find(|p| p["name"] == name).unwrap();
+        assert!(timing["compute_s"].as_f64() > Some(0.0), "{timing}");
+    }
+    let newest = snapshot::newest(&plain.dir().join("checkpoints")).unwrap().unwrap();
+    assert_eq!((newest.ranks.len(), newest.state.updates), (1, 64));
+    assert_eq!(plain.ledger("consumed"), newest.state.samples);
+    let part = &newest.ranks[0];
+    assert!(part.state.samples > 0 && part.state.samples < newest.state.samples);
+    assert_eq!(part.pool.last().map(|block| block.index + 1), Some(part.state.blocks));
+}
+
+#[test]
+fn ranks_of_every_target_learn_and_a_run_takes_any_number_of_actors() {
+    for sets in [["learner.target=both", "learner.ranks=3"], ["learner.target=hindsight", "learner.ranks=2"]] {
+        let sets = [&sets[..], &["actors.count=5", "learner.batch=384", "learner.pool=6000"]].concat();
+        let ended = train(&sets, &[]);
+        assert_eq!(ended.outcome()["updates"], 64, "{sets:?}");
+        assert_eq!(ended.ledger("consumed"), ended.outcome()["samples"].as_u64().unwrap());
+        let records = ended.metrics().into_iter().filter(|line| line["kind"] == "learner");
+        let losses: Vec<f64> = records.map(|line| line["critic_loss"].as_f64().unwrap()).collect();
+        assert!(!losses.is_empty() && losses.iter().all(|loss| loss.is_finite() && *loss > 0.0), "{losses:?}");
+    }
+}
+
+#[test]
+fn processes_killed_at_random_moments_change_no_bit_of_a_lock_step_run() {
+    let sets =
+        ["budget.max_updates=200", "checkpoint.every_s=0.02", "watchdog.max_restarts=1000", "actors.max_restarts=1000"];
+    let plain = lock_step(&sets, &[]).wait().expect(0);
+    let mut rng = ChaCha8Rng::seed_from_u64(17);
+    let mut run = lock_step(&sets, &[SLOW]);
+    // Each role once, then any: the first before anything is saved.
+    let roles = ["learner1", "learner", "actor0", "evaluator", "checkpointer", "actor1", "learner1", "learner"];
+    let mut kills = 0;
+    for role in roles {
+        while !run.is_over() {
+            if let Some(victim) = child(&run, role) {
+                send_if_there(victim.pid, Signal::SIGKILL);
+                kills += 1;
+                break;
+            }
+        }
+        std::thread::sleep(Duration::from_millis(rng.random_range(0..500)));
+    }
+    let ended = run.wait().expect(0);
+    assert!(kills > 0 && ended.outcome()["went_back"].as_u64() > Some(0), "{kills}: {}", ended.outcome());
+    assert!(policies(&ended) == policies(&plain), "after {kills} kills");
+    assert_eq!(ended.outcome()["updates"], 200);
+    ended.ledger("produced");
+}
+
+/// Between its part of a snapshot and the first rank's, which makes it whole. The second snapshot of a process begins when the first one
+/// is on disk, so every start gets further; the last snapshot of a run is certain.
+#[test]
+fn ranks_killed_within_a_snapshot_change_no_bit() {
+    let sets = ["budget.max_updates=24", "watchdog.max_restarts=1000", "checkpoint.every_s=0.001"];
+    let plain = lock_step(&sets, &[]).wait().expect(0);
+    for failpoint in ["peer.snapshot@2=kill", "learner.snapshot@2=kill"] {
+        let ended = lock_step(&sets, &[("ADMIX_FAILPOINT", failpoint)]).wait().expect(0);
+        assert!(ended.outcome()["went_back"].as_u64() > Some(0), "{failpoint}: nobody died");
+        assert!(policies(&ended) == policies(&plain), "{failpoint}");
+        // A free run goes on in the same shared memory, in which parts of such a snapshot lie.
+        let free = [&sets[..], &[TWO]].concat();
+        let ended = Run::start_failing(failpoint, &free).wait().expect(0);
+        let outcome = ended.outcome();
+        assert!(outcome["other_restarts"].as_u64() > Some(0), "{failpoint}: {outcome}");
+        assert_eq!(outcome["updates"], 24, "{failpoint}");
+        let newest = snapshot::newest(&ended.dir().join("checkpoints")).unwrap().unwrap();
+        assert_eq!((newest.state.updates, newest.ranks[0].state.updates), (24, 24), "{failpoint}");
+        let samples = outcome["samples"].as_u64().unwrap() + outcome["rolled_back"].as_u64().unwrap();
+        assert_eq!(ended.ledger("consumed"), samples, "{failpoint}: {outcome}");
+    }
+}
+
+#[test]
+fn killed_ranks_are_replaced_and_all_go_on_from_the_newest_snapshot() {
+    let mut run = Run::start(&[ENDLESS, &[TWO, "checkpoint.every_s=0.1"]].concat(), &[]);
+    let control = control_of(&run.until("learner", |run| child(run, "learner")));
+    run.until("updates", |_| (control.learner.updates.get() > 0).then_some(()));
+    for role in ["learner1", "learner", "learner1"] {
+        let snapshots = control.checkpoint.snapshots.get();
+        run.until("snapshots", |_| (control.checkpoint.snapshots.get() > snapshots + 1).then_some(()));
+        kill_and_await(&mut run, role);
+        // Read after the death: only the successors get beyond these.
+        let updates = control.learner.updates.get();
+        run.until("progress", |_| (control.learner.updates.get() > updates).then_some(()));
+    }
+    drop(control);
+    run.signal(Signal::SIGINT);
+    let ended = run.wait().expect(130);
+    let outcome = ended.outcome();
+    assert_eq!((&outcome["actor_restarts"], &outcome["other_restarts"]), (&0.into(), &3.into()), "{outcome}");
+    let samples = outcome["samples"].as_u64().unwrap() + outcome["rolled_back"].as_u64().unwrap();
+    assert_eq!(ended.ledger("consumed"), samples);
+    let restored: Vec<_> = ended.metrics().into_iter().filter(|line| line["kind"] == "restored").collect();
+    assert_eq!(restored.len(), 3, "each time from a snapshot");
+}
+
+#[test]
+fn a_rank_that_hangs_is_killed_and_all_go_on() {
+    let mut run = Run::start(&[ENDLESS, &[TWO], &HASTY].concat(), &[]);
+    let victim = run.until("rank", |run| child(run, "learner1"));
+    let control = control_of(&victim);
+    run.until("a snapshot", |_| (control.checkpoint.snapshots.get() > 0).then_some(()));
+    send_if_there(victim.pid, Signal::SIGSTOP);
+    run.until("replacement", |run| child(run, "learner1").filter(|kin| kin.pid != victim.pid));
+    let updates = control.learner.updates.get();
+    run.until("progress", |_| (control.learner.updates.get() > updates).then_some(()));
+    drop(control);
+    run.signal(Signal::SIGINT);
+    let ended = run.wait().expect(130);
+    assert!(ended.stderr.contains("learner1 has given no sign of life"), "{}", ended.stderr);
+}
+
+#[test]
+fn an_interrupted_run_saves_and_goes_on_with_as_many_ranks_alone() {
+    let sets = ["budget.max_updates=200", TWO];
+    let plain = lock_step(&sets, &[]).wait().expect(0);
+    let mut run = lock_step(&sets, &[SLOW]);
+    let control = control_of(&run.until("learner", |run| child(run, "learner")));
+    run.until("updates", |_| (control.learner.updates.get() > 20).then_some(()));
+    drop(control);
+    run.signal(Signal::SIGINT);
+    let ended = run.wait().expect(130);
+    let newest = snapshot::newest(&ended.dir().join("checkpoints")).unwrap().unwrap();
+    assert_eq!(Some(newest.state.updates), ended.outcome()["updates"].as_u64());
+    assert_eq!(newest.ranks[0].state.updates, newest.state.updates);
+    let resumed = |folder, ranks: &str| {
+        let sets = ["budget.max_updates=200", ranks];
+        Run::resume(folder, &sets, &["--deterministic", "--resume"]).wait()
+    };
+    let refused = resumed(ended.into_folder(), "learner.ranks=1").expect(2);
+    assert!(refused.stderr.contains("learner.ranks was 2, is 1"), "{}", refused.stderr);
+    let ended = resumed(refused.into_folder(), TWO).expect(0);
+    assert!(policies(&ended) == policies(&plain));
+}
+
+#[test]
+fn a_free_run_that_is_asked_to_stop_saves_and_every_sample_is_accounted_for() {
+    let mut run = Run::start(&[ENDLESS, &[TWO, "checkpoint.every_s=1000"]].concat(), &[]);
+    let control = control_of(&run.until("learner", |run| child(run, "learner")));
+    run.until("updates", |_| (control.learner.updates.get() > 20).then_some(()));
+    drop(control);
+    // As service managers do, to all processes.
+    let children = children_of(run.pid());
+    children.iter().for_each(|kin| send_if_there(kin.pid, Signal::SIGTERM));
+    run.signal(Signal::SIGTERM);
+    let ended = run.wait().expect(130);
+    let outcome = ended.outcome();
+    assert_eq!(outcome["other_restarts"], 0, "{outcome}");
+    assert_eq!(ended.ledger("consumed"), outcome["samples"].as_u64().unwrap());
+    let newest = snapshot::newest(&ended.dir().join("checkpoints")).unwrap().unwrap();
+    assert_eq!(Some(newest.state.updates), outcome["updates"].as_u64());
+}
+
+#[test]
+fn losses_that_are_not_finite_send_all_ranks_back() {
+    let sets = ["budget.max_updates=200", "checkpoint.every_s=0.05", TWO];
+    let ended = Run::start_failing("learner.loss@150=fail", &sets).wait().expect(0);
+    assert_eq!(ended.outcome()["updates"], 200);
+    let mut kept: Vec<_> = std::fs::read_dir(ended.dir().join("incidents"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    kept.sort();
+    assert!(kept.len() == 2 && kept.iter().any(|name| name.ends_with("-rank-1.block")), "{kept:?}");
+    assert_eq!(ended.metrics().iter().filter(|line| line["kind"] == "restored").count(), 1);
+}
+
+#[test]
+fn settings_that_ranks_cannot_share_are_refused_at_once() {
+    let refused = |sets: &[&str], arguments: &[&str], names: &[&str]| {
+        let ended = Run::start(&[&[TWO][..], sets].concat(), arguments).wait();
+        assert!(matches!(ended.code, Some(1 | 2)), "{sets:?}: {:?}", ended.code);
+        assert!(names.iter().all(|name| ended.stderr.contains(name)), "{sets:?}: {}", ended.stderr);
+        assert!(!ended.dir().join("metrics.jsonl").exists(), "{sets:?}");
+    };
+    refused(&["learner.batch=192"], &[], &["learner.batch", "learner.ranks = 2", "2 x learner.segment = 128"]);
+    refused(&["learner.pool=4001"], &[], &["learner.pool", "learner.ranks = 2"]);
+    refused(&["actors.count=1"], &[], &["learner.ranks", "actors.count = 1"]);
+    refused(&["learner.ranks=9"], &[], &["learner.ranks", "at most 8"]);
+    refused(&["run.device=cuda"], &[], &["learner.ranks > 1", "--device cpu"]);
+    refused(&[], &["--serial"], &["learner.ranks = 2", "--serial"]);
 }

@@ -42,7 +42,7 @@ fn commit<F: Files>(folder: &SnapshotFolder<'_, F>, updates: u64, best: Option<&
     let blocks = pool(updates);
     let heads: Vec<[u8; 16]> = blocks.iter().map(PoolBlock::head).collect();
     let pieces: Vec<&[u8]> = heads.iter().zip(&blocks).flat_map(|(h, b)| [&h[..], &b.bytes]).collect();
-    let bytes = folder.commit(updates, updates, &state(updates).encode().unwrap(), &pieces, best)?;
+    let bytes = folder.commit(updates, updates, &state(updates).encode().unwrap(), &pieces, &[], best)?;
     folder.prune(updates, 2)?;
     Ok(bytes)
 }

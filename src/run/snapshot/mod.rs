@@ -13,6 +13,6 @@ pub mod folder;
 pub mod pool;
 pub mod state;
 
-pub use folder::{Snapshot, SnapshotFolder, newest};
+pub use folder::{RankPart, Snapshot, SnapshotFolder, newest};
 pub use pool::{PoolBlock, PoolBlocks};
-pub use state::{EvaluatorState, Publications, RngState, RunState};
+pub use state::{EvaluatorState, Publications, RankState, RngState, RunState};

@@ -38,6 +38,21 @@ pub struct RunState {
     pub explorers: Vec<Vec<u8>>,
 }
 
+/// A further rank's part of a state: what its pool, its random stream and its actors make different from the first rank.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RankState {
+    /// Format number, [`RankState::FORMAT`].
+    pub format: u32,
+    pub updates: u64,
+    /// Samples and blocks that this rank has taken in.
+    pub samples: u64,
+    pub blocks: u64,
+    /// Random stream that draws batches.
+    pub rng: RngState,
+    /// As in [`RunState`]: of its own actors, empty for the others.
+    pub explorers: Vec<Vec<u8>>,
+}
+
 /// Position of a random stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RngState {
@@ -137,14 +152,38 @@ impl RunState {
     /// # Errors
     /// Malformed bytes, or a state of another format.
     pub fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
-        // Limit on what a length field can request.
-        const LIMIT: usize = 1 << 30;
-        let config = bincode::config::standard().with_limit::<LIMIT>();
-        let (state, len): (Self, usize) = bincode::serde::decode_from_slice(bytes, config)?;
+        let state: Self = decode(bytes)?;
         ensure!(state.format == Self::FORMAT, "a state of form {}, this program reads {}", state.format, Self::FORMAT);
-        ensure!(len == bytes.len(), "a state of {len} bytes in {}", bytes.len());
         Ok(state)
     }
+}
+
+impl RankState {
+    /// Version of the serialised form.
+    pub const FORMAT: u32 = 1;
+
+    pub fn encode(&self) -> anyhow::Result<Vec<u8>> {
+        Ok(bincode::serde::encode_to_vec(self, bincode::config::standard())?)
+    }
+
+    /// Decodes a rank's part of a state.
+    ///
+    /// # Errors
+    /// Malformed bytes, or a part of another format.
+    pub fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
+        let state: Self = decode(bytes)?;
+        ensure!(state.format == Self::FORMAT, "a part of form {}, this program reads {}", state.format, Self::FORMAT);
+        Ok(state)
+    }
+}
+
+fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> anyhow::Result<T> {
+    // Limit on what a length field can request.
+    const LIMIT: usize = 1 << 30;
+    let config = bincode::config::standard().with_limit::<LIMIT>();
+    let (state, len) = bincode::serde::decode_from_slice(bytes, config)?;
+    ensure!(len == bytes.len(), "a state of {len} bytes in {}", bytes.len());
+    Ok(state)
 }
 
 #[cfg(test)]
