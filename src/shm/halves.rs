@@ -457,7 +457,8 @@ mod tests {
             snapshot(&first, update);
             other.give_up_after(first.complete());
             check(&other.pending().unwrap().unwrap());
-            [&first, &other].map(|halves| halves.commit(update));
+            first.commit(update);
+            other.commit(update);
             // What is on disk is never given up.
             other.give_up_after(0);
             assert_eq!(other.next(), Some(update + 1));

@@ -8,7 +8,7 @@ use admix::bench::world::{self, WorldSize};
 use admix::env::Segment;
 use admix::learner::batch::Rebuild;
 use admix::learner::trainer::{Train, UpdatePlan};
-use admix::learner::{Device, Dims, NotFinite, Share, Tally, UpdateStats};
+use admix::learner::{Device, Dims, Learner, LearnerState, NotFinite, Share, Tally, UpdateStats};
 use admix::policy::TrainerState;
 use admix::policy::file::PolicyFile;
 use admix::policy::start::initial_actor;
@@ -172,6 +172,37 @@ fn ranks_stay_equal_over_many_steps_and_the_actor_waits_for_the_critic() {
     }
 }
 
+/// The digest is what every exchange compares.
+#[test]
+fn a_number_of_one_rank_that_is_another_is_seen_in_its_digest() {
+    let scene = Scene::new(settings(Target::Return, Critic::Quantile));
+    let mut trainers: Vec<_> = (0..2).map(|_| scene.trainer()).collect();
+    scene.together(&mut trainers, PLAN, |_| {}).unwrap();
+    let trained = trainers[0].state();
+    let digest = |trainer: TrainerState| {
+        let mut learner = Learner::new(&scene.days, scene.spec.clone(), &scene.settings, scene.trainer());
+        let state = LearnerState { trainer, ..learner.state() };
+        learner.restore(&state).unwrap();
+        learner.digest()
+    };
+    let same = digest(trained.clone());
+    assert_eq!(same, digest(trainers[1].state()));
+    let drifts: [fn(&mut TrainerState) -> &mut f32; 6] = [
+        |s| &mut s.actor[3],
+        |s| &mut s.averaged[3],
+        |s| &mut s.critic[3],
+        |s| &mut s.target[3],
+        |s| &mut s.actor_adam.second[3],
+        |s| &mut s.critic_adam.first[3],
+    ];
+    for (i, drift) in drifts.into_iter().enumerate() {
+        let mut drifted = trained.clone();
+        let number = drift(&mut drifted);
+        *number = f32::from_bits(number.to_bits() ^ 1);
+        assert!(digest(drifted) != same, "drift {i}");
+    }
+}
+
 #[test]
 fn a_loss_or_gradient_of_one_rank_that_is_not_finite_is_an_error_in_all() {
     let scene = Scene::new(settings(Target::Return, Critic::Quantile));
@@ -331,9 +362,10 @@ fn a_rank_that_hangs_is_killed_and_all_go_on() {
 fn an_interrupted_run_saves_and_goes_on_with_as_many_ranks_alone() {
     let sets = ["budget.max_updates=200", TWO];
     let plain = lock_step(&sets, &[]).wait().expect(0);
-    let mut run = lock_step(&sets, &[SLOW]);
+    // It takes twenty seconds, so that it cannot be over before it is interrupted.
+    let mut run = lock_step(&sets, &[("ADMIX_FAILPOINT", "exchange.latency@1=100ms")]);
     let control = control_of(&run.until("learner", |run| child(run, "learner")));
-    run.until("updates", |_| (control.learner.updates.get() > 20).then_some(()));
+    run.until("updates", |_| (control.learner.updates.get() > 5).then_some(()));
     drop(control);
     run.signal(Signal::SIGINT);
     let ended = run.wait().expect(130);
