@@ -49,6 +49,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
         pools: vec![PoolBlocks::new(settings.of_rank().learner.pool); settings.learner.ranks],
     };
     if let Some(base) = newest(&root)? {
+        let base = base.dealt_to(settings.learner.ranks);
         let pools = std::iter::once(base.pool).chain(base.ranks.into_iter().map(|part| part.pool));
         for (pool, blocks) in writer.pools.iter_mut().zip(pools) {
             pool.extend(blocks)?;
@@ -63,6 +64,9 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
 /// Who writes complete snapshots to disk.
 trait Keeper {
     /// Writes a snapshot; returns its bytes.
+    ///
+    /// # Errors
+    /// [`ShmError`] for a snapshot that is damaged in memory; any other error is tried again.
     fn commit(&mut self, complete: &Complete<'_>) -> anyhow::Result<u64>;
 
     /// Drops what snapshot `number`, which is on disk, replaces.
@@ -95,6 +99,10 @@ fn serve(control: &Control, slot: &ProcessSlot, halves: &Halves, keeper: &mut im
                         stats.bytes.add(bytes);
                         stats.write_ns.add(begun.elapsed().as_nanos() as u64);
                         keeper.committed(complete.snapshot);
+                    }
+                    Err(e) if e.is::<ShmError>() => {
+                        control.checkpoint.failures.add(1);
+                        keeper.damaged(halves, e.downcast()?)?;
                     }
                     Err(e) => {
                         control.checkpoint.failures.add(1);
@@ -135,23 +143,25 @@ impl Writer<'_> {
     fn commit_others(&self, number: u64) {
         self.others.iter().for_each(|halves| halves.commit(number));
     }
+}
 
-    /// Returns the parts of the further ranks of a snapshot.
-    fn parts_of(&self, complete: &Complete<'_>) -> anyhow::Result<Vec<Complete<'_>>> {
-        let mut parts = Vec::with_capacity(self.others.len());
-        for (rank, halves) in (1..).zip(self.others) {
-            let part = halves.pending()?.filter(|part| part.snapshot == complete.snapshot);
-            let part = part.with_context(|| format!("the part of learner{rank} is missing"))?;
-            anyhow::ensure!(part.update == complete.update, "the part of learner{rank} is of another update");
-            parts.push(part);
-        }
-        Ok(parts)
-    }
+/// Returns the parts of the learner's further ranks that belong to a snapshot.
+///
+/// # Errors
+/// [`ShmError::DamagedSnapshot`]: a part is damaged, missing or of another update.
+fn parts_of<'a>(others: &'a [Halves], complete: &Complete<'_>) -> Result<Vec<Complete<'a>>, ShmError> {
+    let damaged = |what| ShmError::DamagedSnapshot { snapshot: complete.snapshot, what };
+    let part = |halves: &'a Halves| {
+        let part = halves.pending()?.filter(|part| part.snapshot == complete.snapshot);
+        let part = part.ok_or_else(|| damaged("the part of a rank is missing"))?;
+        if part.update == complete.update { Ok(part) } else { Err(damaged("the part of a rank is of another update")) }
+    };
+    others.iter().map(part).collect()
 }
 
 impl Keeper for Writer<'_> {
     fn commit(&mut self, complete: &Complete<'_>) -> anyhow::Result<u64> {
-        let parts = self.parts_of(complete)?;
+        let parts = parts_of(self.others, complete)?;
         let mut pools = self.pools.clone();
         for (rank, (pool, part)) in pools.iter_mut().zip(std::iter::once(complete).chain(&parts)).enumerate() {
             let blocks =
@@ -193,5 +203,38 @@ impl Keeper for Writer<'_> {
         self.commit_others(halves.complete());
         halves.commit(halves.complete());
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shm::{HalfShape, Part};
+
+    /// Such a snapshot was tried again once a second for the rest of the run.
+    #[test]
+    fn a_snapshot_whose_parts_do_not_belong_together_is_damaged_and_not_tried_again() {
+        let shape = HalfShape { dense: 100, sparse: 100 };
+        let halves = |name: &str| {
+            let name = format!("admix-test-{}-{name}", std::process::id());
+            Halves::create(&name, shape).unwrap()
+        };
+        let first = halves("parts");
+        let others = [halves("parts1"), halves("parts2")];
+        let put = |halves: &Halves, snapshot, update| {
+            halves.write(Part::Dense, snapshot, update, [&b"dense"[..]]).unwrap();
+            halves.write(Part::Sparse, snapshot, update, [&b"sparse"[..]]).unwrap();
+        };
+        let parts = |others| parts_of(others, &first.pending().unwrap().unwrap()).map(|parts| parts.len());
+        put(&first, 1, 8);
+        put(&others[0], 1, 8);
+        assert!(matches!(parts(&others), Err(ShmError::DamagedSnapshot { snapshot: 1, .. })), "one is missing");
+        put(&others[1], 1, 9);
+        assert!(matches!(parts(&others), Err(ShmError::DamagedSnapshot { snapshot: 1, .. })), "of another update");
+        assert_eq!(parts(&others[..1]).unwrap(), 1);
+        // Behind it, all begin the next one.
+        [&first, &others[0], &others[1]].into_iter().for_each(|halves| halves.commit(1));
+        [&first, &others[0], &others[1]].into_iter().for_each(|halves| put(halves, 2, 10));
+        assert_eq!(parts(&others).unwrap(), 2);
     }
 }

@@ -13,6 +13,7 @@ use crate::policy::PolicySpec;
 use crate::policy::TrainerState;
 use crate::run::failpoint;
 use crate::run::snapshot::RngState;
+use crate::run::snapshot::state::batch_stream;
 use crate::settings::Settings;
 
 use super::batch::Rebuild;
@@ -41,11 +42,6 @@ pub struct LearnerState {
     pub rng: RngState,
 }
 
-/// Returns the random stream of a rank's batches after so many rollbacks.
-fn stream(rank: usize, rollbacks: u32) -> u64 {
-    2 << 48 | (rank as u64) << 32 | u64::from(rollbacks)
-}
-
 /// The learner without processes and shared memory.
 pub struct Learner<'a> {
     days: &'a [DayModel],
@@ -70,7 +66,7 @@ pub struct Learner<'a> {
 impl<'a> Learner<'a> {
     pub fn new(days: &'a [DayModel], spec: Arc<PolicySpec>, settings: &Settings, trainer: Box<dyn Train>) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(settings.run.seed);
-        rng.set_stream(stream(0, 0));
+        rng.set_stream(batch_stream(0, 0));
         let dims = Dims::of(days, &spec, settings);
         Self {
             days,
@@ -93,7 +89,7 @@ impl<'a> Learner<'a> {
     /// Makes this the learner of rank `rank`, which draws other batches than the others.
     pub fn of_rank(mut self, rank: usize) -> Self {
         self.rank = rank;
-        self.rng.set_stream(stream(rank, 0));
+        self.rng.set_stream(batch_stream(rank, 0));
         self.drawn_from = self.rng.clone();
         self
     }
@@ -247,7 +243,7 @@ impl<'a> Learner<'a> {
 
     /// Draws other batches from now on, because the same ones would lead to the same loss that is not finite.
     pub fn draw_differently(&mut self, rollback: u32) {
-        self.rng.set_stream(stream(self.rank, rollback));
+        self.rng.set_stream(batch_stream(self.rank, rollback));
         self.rng.set_word_pos(0);
     }
 

@@ -139,13 +139,14 @@ pub(super) struct LearnerProcess<'a> {
 }
 
 impl LearnerProcess<'_> {
-    /// Returns the newest snapshot on disk: for all ranks, the one that the first rank finds.
+    /// Returns the newest snapshot on disk, dealt to as many ranks as there are: for all of them, the one that the first rank finds.
     fn newest(&mut self, learner: &mut Learner) -> anyhow::Result<Option<Snapshot>> {
         let find = |process: &Self| match &process.segments.halves {
             Some(halves) => saver::newest(process.directory, halves, &process.segments.control, process.rings.slot),
             None => Ok(None),
         };
-        if self.peers.is_some() { self.newest_of_all(learner, find) } else { find(self) }
+        let found = if self.peers.is_some() { self.newest_of_all(learner, find)? } else { find(self)? };
+        Ok(found.map(|snapshot| snapshot.dealt_to(self.settings.learner.ranks)))
     }
 
     /// Starts a new training, or resumes from a snapshot.

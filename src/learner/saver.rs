@@ -10,9 +10,7 @@ use anyhow::Context as _;
 use crate::awake::Deadline;
 use crate::env::Block;
 use crate::policy::TrainerState;
-use crate::run::snapshot::{
-    self, EvaluatorState, PoolBlock, PoolBlocks, Publications, RankState, RngState, RunState, Snapshot,
-};
+use crate::run::snapshot::{self, EvaluatorState, PoolBlock, PoolBlocks, Publications, RankState, RunState, Snapshot};
 use crate::run::{RunDirectory, Segments};
 use crate::settings::Settings;
 use crate::shm::control::{LearnerStats, ProcessSlot, STOP_NOW};
@@ -246,13 +244,7 @@ pub fn newest(
 /// If the snapshot is of other days, networks or ranks.
 pub fn restore(learner: &mut Learner, snapshot: &Snapshot, rank: usize) -> anyhow::Result<()> {
     let s = &snapshot.state;
-    let (rng, samples, pool): (&RngState, u64, &[PoolBlock]) = match rank.checked_sub(1) {
-        None => (&s.rng, s.samples - snapshot.ranks.iter().map(|rank| rank.state.samples).sum::<u64>(), &snapshot.pool),
-        Some(other) => {
-            let part = snapshot.ranks.get(other).context("a snapshot of fewer ranks")?;
-            (&part.state.rng, part.state.samples, &part.pool)
-        }
-    };
+    let (rng, samples, pool) = snapshot.part_of(rank).context("a snapshot of fewer ranks")?;
     learner.restore(&LearnerState {
         updates: s.updates,
         samples,

@@ -583,7 +583,8 @@ impl Seat {
                 self.exchange.break_off(Broken::Late { rank });
             } else if bell.wait(seen, left.min(LOOK)) == Woken::TimedOut {
                 look();
-                if self.exchange.is_gone(rank) {
+                // A rank may have done its part and ended while this one had no core.
+                if self.exchange.is_gone(rank) && !is_done() {
                     self.exchange.break_off(Broken::Died { rank });
                 }
             }

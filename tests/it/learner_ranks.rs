@@ -20,6 +20,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::crash::{control_of, kill_and_await};
 use super::harness::{ENDLESS, Ended, HASTY, Run, child, children_of, config_in, days, send_if_there, train};
+use super::resume::interrupted_like_uninterrupted;
 
 const SEGMENTS: usize = 16;
 
@@ -217,7 +218,7 @@ fn a_loss_or_gradient_of_one_rank_that_is_not_finite_is_an_error_in_all() {
 
 const TWO: &str = "learner.ranks=2";
 /// Every exchange takes so long that a run cannot be over before a test has seen it.
-const SLOW: (&str, &str) = ("ADMIX_FAILPOINT", "exchange.latency@1=10ms");
+const SLOW: (&str, &str) = ("ADMIX_FAILPOINT", "exchange.latency@1=30ms");
 
 /// Starts a lock-step run of two ranks.
 fn lock_step(sets: &[&str], environment: &[(&str, &str)]) -> Run {
@@ -377,9 +378,52 @@ fn an_interrupted_run_saves_and_goes_on_with_as_many_ranks_alone() {
         Run::resume(folder, &sets, &["--deterministic", "--resume"]).wait()
     };
     let refused = resumed(ended.into_folder(), "learner.ranks=1").expect(2);
-    assert!(refused.stderr.contains("learner.ranks was 2, is 1"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("learner.ranks was 2, is 1 (in lock-step"), "{}", refused.stderr);
     let ended = resumed(refused.into_folder(), TWO).expect(0);
     assert!(policies(&ended) == policies(&plain));
+}
+
+/// Interrupted by SIGINT, by SIGKILL to main and by SIGKILL to each role, at random moments.
+#[test]
+fn lock_step_runs_of_two_ranks_that_are_killed_and_resumed_end_like_untouched_ones() {
+    interrupted_like_uninterrupted(&[TWO, "budget.max_updates=96"], 17, 5);
+    interrupted_like_uninterrupted(&[TWO, "budget.max_updates=64", "learner.target=both", "learner.pool=600"], 18, 2);
+}
+
+#[test]
+fn a_free_run_goes_on_with_another_number_of_ranks_and_with_the_pools_of_all() {
+    // What lies in rings at the end does not fill a pool.
+    let rings = "actors.regions=2";
+    let mut run = Run::start(&[ENDLESS, &[TWO, rings, "checkpoint.every_s=0.1"]].concat(), &[]);
+    let snapshots = run.dir().join("checkpoints");
+    run.until("a snapshot", |_| snapshot::newest(&snapshots).unwrap().filter(|s| s.state.updates > 40));
+    let mut folder = run.kill();
+    for (before, ranks) in [(2, 1), (1, 2)] {
+        let newest = snapshot::newest(&folder.path().join("run/checkpoints")).unwrap().unwrap();
+        assert_eq!(newest.ranks.len() + 1, before);
+        let updates = newest.state.updates + 8;
+        let dealt = newest.dealt_to(ranks);
+        let [budget, ranks_set] = [format!("budget.max_updates={updates}"), format!("learner.ranks={ranks}")];
+        let ended = Run::resume(folder, &[&budget, &ranks_set, rings], &["--resume"]).wait().expect(0);
+        let outcome = ended.outcome();
+        assert_eq!(outcome["updates"], updates, "{}", ended.stderr);
+        let samples = outcome["samples"].as_u64().unwrap() + outcome["rolled_back"].as_u64().unwrap();
+        assert_eq!(ended.ledger("consumed"), samples, "{outcome}");
+        let newest = snapshot::newest(&ended.dir().join("checkpoints")).unwrap().unwrap();
+        assert_eq!((newest.ranks.len() + 1, newest.state.updates), (ranks, updates));
+        for rank in 0..ranks {
+            let [pool, dealt] = [&newest, &dealt].map(|snapshot| snapshot.part_of(rank).unwrap().2);
+            let steps: u64 = pool.iter().map(|block| u64::from(block.samples)).sum();
+            assert!(
+                pool[0].index == 0 || steps >= 4000 / ranks as u64,
+                "rank {rank} of {ranks} has {steps} steps alone"
+            );
+            assert!(pool.windows(2).all(|two| two[0].index + 1 == two[1].index));
+            let kept = pool.iter().filter_map(|block| Some((block, dealt.get(block.index as usize)?)));
+            assert!(kept.clone().count() > 0 && kept.clone().all(|(block, dealt)| block == dealt));
+        }
+        folder = ended.into_folder();
+    }
 }
 
 #[test]
@@ -403,7 +447,9 @@ fn a_free_run_that_is_asked_to_stop_saves_and_every_sample_is_accounted_for() {
 #[test]
 fn losses_that_are_not_finite_send_all_ranks_back() {
     let sets = ["budget.max_updates=200", "checkpoint.every_s=0.05", TWO];
-    let ended = Run::start_failing("learner.loss@150=fail", &sets).wait().expect(0);
+    // The updates before take much longer than until the first snapshot.
+    let failpoints = "learner.loss@150=fail,exchange.latency@1=3ms";
+    let ended = Run::start_failing(failpoints, &sets).wait().expect(0);
     assert_eq!(ended.outcome()["updates"], 200);
     let mut kept: Vec<_> = std::fs::read_dir(ended.dir().join("incidents"))
         .unwrap()

@@ -65,28 +65,6 @@ impl Snapshot {
     pub fn best(&self) -> Option<PathBuf> {
         self.has_best.then(|| self.path.join(BEST))
     }
-
-    /// Returns the states of a rank's actors, by actor.
-    pub fn explorers_of(&self, rank: usize) -> &[Vec<u8>] {
-        match rank.checked_sub(1) {
-            None => &self.state.explorers,
-            Some(other) => self.ranks.get(other).map_or(&[], |part| &part.state.explorers),
-        }
-    }
-
-    /// Returns the state of an actor after its last block, whichever rank took that in.
-    pub fn explorer(&self, actor: usize) -> Option<&[u8]> {
-        let all = (0..=self.ranks.len()).filter_map(|rank| self.explorers_of(rank).get(actor));
-        all.map(Vec::as_slice).find(|state| !state.is_empty())
-    }
-
-    /// Returns the number of blocks that a rank has taken in.
-    pub fn blocks_of(&self, rank: usize) -> u64 {
-        match rank.checked_sub(1) {
-            None => self.state.blocks,
-            Some(other) => self.ranks.get(other).map_or(0, |part| part.state.blocks),
-        }
-    }
 }
 
 /// Contents of a snapshot's manifest.

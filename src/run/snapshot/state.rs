@@ -53,6 +53,11 @@ pub struct RankState {
     pub explorers: Vec<Vec<u8>>,
 }
 
+/// Returns the number of the random stream that draws a rank's batches after so many rollbacks.
+pub fn batch_stream(rank: usize, rollbacks: u32) -> u64 {
+    2 << 48 | (rank as u64) << 32 | u64::from(rollbacks)
+}
+
 /// Position of a random stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RngState {
@@ -64,6 +69,12 @@ pub struct RngState {
 impl RngState {
     pub fn of(rng: &ChaCha8Rng) -> Self {
         Self { seed: rng.get_seed(), stream: rng.get_stream(), position: rng.get_word_pos() }
+    }
+
+    /// Returns the same position in the stream that another rank draws its batches from.
+    pub fn of_rank(&self, rank: usize) -> Self {
+        // The low word counts rollbacks.
+        Self { stream: batch_stream(rank, self.stream as u32), ..self.clone() }
     }
 
     pub fn resume(&self) -> ChaCha8Rng {
