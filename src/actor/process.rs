@@ -39,7 +39,7 @@ pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<
     let mut round = 0;
     if lock_step && control.resumed_from.get() > 0 {
         let snapshot = snapshot::newest(&directory.checkpoints())?.context("the snapshot to go on from is gone")?;
-        if let Some(saved) = snapshot.state.explorers.get(id) {
+        if let Some(saved) = snapshot.explorer(id) {
             explorer.resume(saved)?;
         }
         round = snapshot.state.publications.version() - 1;

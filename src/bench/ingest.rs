@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::actor::Explorer;
 use crate::env::Block;
-use crate::learner::process::take_block;
+use crate::learner::rings::take_block;
 use crate::learner::{Device, Learner};
 use crate::policy::start::initial_actor;
 use crate::run::segments::Sizes;

@@ -66,7 +66,7 @@ impl Keeper for Deltas<'_> {
         let mut delta = std::io::Cursor::new(Vec::with_capacity(complete.sparse.len() + 64));
         part.write_delta(&mut delta)?;
         anyhow::ensure!(!failpoint::reached("checkpoint.commit"), "made to fail");
-        let written = self.folder.commit(complete.snapshot, complete.update, &state, &[delta.get_ref()], None)?;
+        let written = self.folder.commit(complete.snapshot, complete.update, &state, &[delta.get_ref()], &[], None)?;
         failpoint::reached("checkpoint.committed");
         Ok(written)
     }

@@ -34,7 +34,13 @@ pub enum Child {
         run: RunArguments,
     },
     ValueCheckpointer(RunArguments),
-    Learner(RunArguments),
+    Learner {
+        /// Rank among several learners
+        #[arg(long, default_value_t = 0)]
+        id: usize,
+        #[command(flatten)]
+        run: RunArguments,
+    },
     Evaluator(RunArguments),
     Checkpointer(RunArguments),
     BenchRingWriter {
@@ -93,7 +99,9 @@ impl Child {
                 run.run(Role::Rank(id), |directory, names| rank::run_rank(directory, names, id))?
             }
             Self::ValueCheckpointer(run) => run.run(Role::ValueCheckpointer, checkpoint::rows::run)?,
-            Self::Learner(run) => run.run(Role::Learner, learner::process::run)?,
+            Self::Learner { id, run } => {
+                run.run(Role::learner(id), |directory, names| learner::process::run(directory, names, id))?
+            }
             Self::Evaluator(run) => run.run(Role::Evaluator, evaluator::process::run)?,
             Self::Checkpointer(run) => run.run(Role::Checkpointer, checkpoint::run)?,
             Self::BenchRingWriter { name, blocks } => ring::ring_writer(&name, blocks)?,

@@ -16,7 +16,7 @@ use super::output::{print_json, print_text};
     After each blow the run must get on within 600 s. At the end of each session its ledger must be exact and nothing\n\
     may be left in /dev/shm. Lock-step runs that are struck in the same ways must end with the same bytes as one that is\n\
     not. The first failure ends the soak with exit code 1 and keeps the run directory.\n\n\
-    Example: admix soak --kills 500 --seed 7 --record soak.jsonl"
+    Example: admix soak --kills 500 --seed 7 --record soak.jsonl --set learner.ranks=2"
 )]
 pub struct Soak {
     /// Continue until this many processes were killed
@@ -31,6 +31,9 @@ pub struct Soak {
     /// Requests per day of the generated world
     #[arg(long, default_value_t = 1500, value_name = "N")]
     requests: u32,
+    /// Change a setting of all runs
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
@@ -43,6 +46,7 @@ impl Soak {
             seed: self.seed,
             record: self.record,
             requests: self.requests,
+            sets: self.set,
         })?;
         if self.json {
             print_json(&report)?

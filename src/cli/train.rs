@@ -171,6 +171,13 @@ impl Train {
             )
             .into());
         }
+        if self.serial && settings.learner.ranks > 1 {
+            let ranks = settings.learner.ranks;
+            return Err(UsageError(format!(
+                "learner.ranks = {ranks} learns in {ranks} processes, and --serial in one: leave one of them out"
+            ))
+            .into());
+        }
         let Choice { device, why } = device::choose(&settings)?;
         let plan = self.plan.as_deref().map(Plan::read).transpose().map_err(|e| UsageError(format!("{e:#}")))?;
         if self.require.is_some() && settings.data.test.is_empty() {

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::shm::control::{MAX_ACTORS, STOP_ALL, STOP_LEARNING, STOP_NOW};
+use crate::shm::control::{LearnerStats, MAX_ACTORS, MAX_LEARNER_RANKS, STOP_ALL, STOP_LEARNING, STOP_NOW};
 use crate::shm::{
     Balance, Control, Distribution, Halves, HalvesView, Ledger, ParamCell, ProcessKind, RingView, Role, RunNames,
     SampleRing, ShmError, names,
@@ -34,6 +34,9 @@ pub struct ControlView {
     pub stop: &'static str,
     pub processes: Vec<ProcessView>,
     pub learner: LearnerView,
+    /// The learner's further ranks, from rank 1. Each counts its own samples; `learner` counts those of all.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub learner_ranks: Vec<LearnerView>,
     pub evaluator: EvaluatorView,
     pub checkpoint: CheckpointView,
     pub actors: Vec<ActorView>,
@@ -168,7 +171,7 @@ fn control_view(control: &Control, actors: usize) -> ControlView {
                 silent_ms: slot.silent_ms(),
             }
         });
-    let (l, e, c) = (&control.learner, &control.evaluator, &control.checkpoint);
+    let (e, c) = (&control.evaluator, &control.checkpoint);
     let evaluations = e.evaluations.get();
     let known = |value: f64| (evaluations > 0).then_some(value).filter(|v| v.is_finite());
     let stop_level = control.stop_level();
@@ -182,14 +185,12 @@ fn control_view(control: &Control, actors: usize) -> ControlView {
             _ => "unknown",
         },
         processes: processes.collect(),
-        learner: LearnerView {
-            updates: l.updates.get(),
-            samples: l.samples_consumed.get(),
-            param_version: l.param_version.get(),
-            policy_lag: l.lag.read(),
-            compute_s: seconds(l.compute_ns.get()),
-            wait_s: seconds(l.wait_ns.get()),
-        },
+        learner: learner_view(&control.learner),
+        learner_ranks: (1..MAX_LEARNER_RANKS)
+            .map(|rank| control.learner_stats(rank))
+            .filter(|stats| stats.compute_ns.get() > 0)
+            .map(learner_view)
+            .collect(),
         evaluator: EvaluatorView {
             evaluations,
             without_improvement: e.without_improvement.get(),
@@ -216,6 +217,17 @@ fn control_view(control: &Control, actors: usize) -> ControlView {
                 wait_s: seconds(a.wait_ns.get()),
             })
             .collect(),
+    }
+}
+
+fn learner_view(l: &LearnerStats) -> LearnerView {
+    LearnerView {
+        updates: l.updates.get(),
+        samples: l.samples_consumed.get(),
+        param_version: l.param_version.get(),
+        policy_lag: l.lag.read(),
+        compute_s: seconds(l.compute_ns.get()),
+        wait_s: seconds(l.wait_ns.get()),
     }
 }
 

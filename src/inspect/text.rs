@@ -190,6 +190,13 @@ fn control_block(out: &mut String, control: &ControlView) {
         "\n  learner: {} updates, {} samples, version {}; policy lag mean {:.1}, p95 {}; computed {:.1} s, waited {:.1} s",
         l.updates, l.samples, l.param_version, l.policy_lag.mean, l.policy_lag.p95, l.compute_s, l.wait_s
     );
+    for (rank, l) in (1..).zip(&control.learner_ranks) {
+        let _ = writeln!(
+            out,
+            "  learner{rank}: {} updates, {} samples of its own; policy lag mean {:.1}, p95 {}; computed {:.1} s, waited {:.1} s",
+            l.updates, l.samples, l.policy_lag.mean, l.policy_lag.p95, l.compute_s, l.wait_s
+        );
+    }
     let e = &control.evaluator;
     let j = |value: Option<f64>| value.map_or_else(|| "-".into(), |v| format!("{v:.0}"));
     let share = |value: Option<f64>| value.map_or_else(|| "-".into(), |v| format!("{:.2}", 100.0 * v));

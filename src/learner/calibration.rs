@@ -3,11 +3,13 @@
 //! For a calibrated critic, a tenth of all returns lies below the first predicted decile, half below the median. The shares go
 //! into the learner's records and from there into the report of a run.
 
+use serde::{Deserialize, Serialize};
+
 /// Number of deciles of a distribution, without its ends.
 pub const DECILES: usize = 9;
 
 /// Counts of targets below the critic's deciles.
-#[derive(Debug, Default, Clone, Copy, PartialEq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Calibration {
     below: [u32; DECILES],
     seen: u32,

@@ -1,21 +1,26 @@
 //! Replay pool, replay ratio and budget around the trainer, the same in every mode.
 
+use std::hash::Hasher as _;
 use std::sync::Arc;
 use std::time::Instant;
 
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
+use twox_hash::XxHash3_64;
 
 use crate::env::{DayModel, Segment, State};
 use crate::policy::PolicySpec;
 use crate::policy::TrainerState;
 use crate::run::failpoint;
 use crate::run::snapshot::RngState;
+use crate::run::snapshot::state::batch_stream;
 use crate::settings::Settings;
 
 use super::batch::Rebuild;
 use super::dims::Dims;
+use super::peers::Agreed;
 use super::pool::Pool;
+use super::share::Share;
 use super::trainer::{Batch, NotFinite, Train, UpdatePlan, UpdateStats};
 
 /// Published parameters: the actor that explores and the averaged one, flat.
@@ -53,12 +58,15 @@ pub struct Learner<'a> {
     elapsed_s: f64,
     updates: u64,
     samples: u64,
+    /// Number of this rank, and what all of several ranks have agreed on.
+    rank: usize,
+    agreed: Option<Agreed>,
 }
 
 impl<'a> Learner<'a> {
     pub fn new(days: &'a [DayModel], spec: Arc<PolicySpec>, settings: &Settings, trainer: Box<dyn Train>) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(settings.run.seed);
-        rng.set_stream(2 << 48);
+        rng.set_stream(batch_stream(0, 0));
         let dims = Dims::of(days, &spec, settings);
         Self {
             days,
@@ -73,7 +81,22 @@ impl<'a> Learner<'a> {
             elapsed_s: 0.0,
             updates: 0,
             samples: 0,
+            rank: 0,
+            agreed: None,
         }
+    }
+
+    /// Makes this the learner of rank `rank`, which draws other batches than the others.
+    pub fn of_rank(mut self, rank: usize) -> Self {
+        self.rank = rank;
+        self.rng.set_stream(batch_stream(rank, 0));
+        self.drawn_from = self.rng.clone();
+        self
+    }
+
+    /// Takes over what several ranks have agreed on: from now on it decides when updates are due, and how much of the budget is spent.
+    pub fn heed(&mut self, agreed: &Agreed) {
+        self.agreed = Some(*agreed);
     }
 
     /// Sets the actor and its average to the initial parameters of the run.
@@ -95,6 +118,22 @@ impl<'a> Learner<'a> {
     /// Returns the number of samples taken in.
     pub fn samples(&self) -> u64 {
         self.samples
+    }
+
+    /// Returns the number of samples that all ranks have taken in.
+    pub fn samples_of_all(&self) -> u64 {
+        self.agreed.map_or(self.samples, |agreed| agreed.samples)
+    }
+
+    /// Returns a hash of everything that updates change, to compare ranks.
+    pub fn digest(&self) -> u64 {
+        let TrainerState { actor, averaged, critic, target, actor_adam, critic_adam } = self.trainer.state();
+        let [actor_moments, critic_moments] = [actor_adam, critic_adam].map(|adam| [adam.first, adam.second].concat());
+        let mut hasher = XxHash3_64::new();
+        for array in [actor, averaged, critic, target, actor_moments, critic_moments] {
+            hasher.write(bytemuck::cast_slice(&array));
+        }
+        hasher.finish()
     }
 
     /// Takes in new segments.
@@ -137,10 +176,10 @@ impl<'a> Learner<'a> {
 
     /// Returns the number of updates that the samples so far allow and that are not done yet; none before the pool is ready.
     pub fn updates_due(&self) -> u64 {
-        if !self.ready() {
+        if !self.agreed.map_or_else(|| self.ready(), |agreed| agreed.ready) {
             return 0;
         }
-        (self.samples / self.settings.learner.samples_per_update as u64).saturating_sub(self.updates)
+        (self.samples_of_all() / self.settings.learner.samples_per_update as u64).saturating_sub(self.updates)
     }
 
     /// Returns the share of the budget that is spent, 0..=1, for the bound that is nearest.
@@ -148,14 +187,16 @@ impl<'a> Learner<'a> {
         let b = &self.settings.budget;
         let part = |done: f64, most: f64| if most > 0.0 { done / most } else { 0.0 };
         // Wall time is not reproducible: lock-step runs use counts alone.
-        let seconds = if self.settings.run.deterministic { 0.0 } else { self.elapsed_s() };
+        let elapsed_s = || self.agreed.map_or_else(|| self.elapsed_s(), |agreed| agreed.elapsed_s);
+        let seconds = if self.settings.run.deterministic { 0.0 } else { elapsed_s() };
         part(self.updates as f64, b.max_updates as f64)
-            .max(part(self.samples as f64, b.max_samples as f64))
+            .max(part(self.samples_of_all() as f64, b.max_samples as f64))
             .max(part(seconds, b.max_seconds))
             .min(1.0)
     }
 
-    fn elapsed_s(&self) -> f64 {
+    /// Returns the seconds of learning.
+    pub fn elapsed_s(&self) -> f64 {
         self.elapsed_s + self.started.elapsed().as_secs_f64()
     }
 
@@ -202,7 +243,7 @@ impl<'a> Learner<'a> {
 
     /// Draws other batches from now on, because the same ones would lead to the same loss that is not finite.
     pub fn draw_differently(&mut self, rollback: u32) {
-        self.rng.set_stream(2 << 48 | u64::from(rollback));
+        self.rng.set_stream(batch_stream(self.rank, rollback));
         self.rng.set_word_pos(0);
     }
 
@@ -212,10 +253,32 @@ impl<'a> Learner<'a> {
     /// [`NotFinite`], after which the networks must be restored.
     pub fn update(&mut self, read: bool) -> anyhow::Result<Option<UpdateStats>> {
         let batch = self.batch();
-        let l = &self.settings.learner;
-        let rate = 1.0 - (1.0 - l.final_rate_share) * self.progress();
-        let train_actor = self.updates >= self.settings.head_start();
-        self.update_on(&batch, UpdatePlan { rate, train_actor, read })
+        self.update_on(&batch, self.plan(read))
+    }
+
+    fn plan(&self, read: bool) -> UpdatePlan {
+        let rate = 1.0 - (1.0 - self.settings.learner.final_rate_share) * self.progress();
+        UpdatePlan { rate, train_actor: self.updates >= self.settings.head_start(), read }
+    }
+
+    /// Does one update with all `ranks`, on newly drawn segments of each. `average` replaces this rank's part by the mean of all
+    /// gradients and the sum of all tallies.
+    ///
+    /// # Errors
+    /// As [`Learner::update`], on every rank; and those of `average`.
+    pub fn update_together(
+        &mut self,
+        read: bool,
+        ranks: usize,
+        average: impl FnOnce(&mut Share) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Option<UpdateStats>> {
+        let batch = self.batch();
+        let plan = self.plan(read);
+        let mut share = self.trainer.share(&batch, plan)?;
+        average(&mut share)?;
+        let stats = self.trainer.apply(&share, ranks, plan)?;
+        self.updates += 1;
+        Ok(stats)
     }
 
     /// Does one update on a batch that this learner made.

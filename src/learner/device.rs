@@ -91,6 +91,9 @@ impl Device {
 
     /// Returns the setting that only the CPU can learn, if any.
     pub fn cpu_only(settings: &Settings) -> Option<&'static str> {
+        if settings.learner.ranks > 1 {
+            return Some("learner.ranks > 1");
+        }
         match (settings.learner.target, settings.policy.outlook) {
             (Target::Hindsight, _) => Some("learner.target = \"hindsight\""),
             (Target::Both, _) => Some("learner.target = \"both\""),

@@ -68,8 +68,14 @@ impl LessonRows {
         self.labels.is_empty()
     }
 
-    fn per_weight(&self) -> f32 {
-        1.0 / self.weights.iter().sum::<f32>().max(1e-12)
+    /// Returns the sum of the rows' weights.
+    pub fn weight(&self) -> f32 {
+        self.weights.iter().sum()
+    }
+
+    /// Returns the factor on each row's weight for a mean over these rows.
+    pub fn per_weight(&self) -> f32 {
+        1.0 / self.weight().max(1e-12)
     }
 }
 
@@ -78,12 +84,18 @@ fn sigmoid(x: f32) -> f32 {
 }
 
 /// Computes half the squared distance of bids from `aims`, in shares of the penalty, plus `anchor` times half the squared
-/// outputs, as a weighted mean over the rows; writes the gradient by the actor's outputs.
+/// outputs, summed over the rows by their weights times `per_weight`; writes the gradient by the actor's outputs.
 ///
 /// # Shapes
 /// - outputs, aims, gradient: `[M]`
-pub fn bids(rows: &LessonRows, outputs: &[f32], aims: &[f32], anchor: f32, gradient: &mut [f32]) -> f64 {
-    let per_weight = rows.per_weight();
+pub fn bids(
+    rows: &LessonRows,
+    outputs: &[f32],
+    aims: &[f32],
+    anchor: f32,
+    per_weight: f32,
+    gradient: &mut [f32],
+) -> f64 {
     let mut loss = 0.0;
     for (i, g) in gradient.iter_mut().enumerate() {
         let share = sigmoid(rows.starts[i] + outputs[i]);
@@ -94,13 +106,20 @@ pub fn bids(rows: &LessonRows, outputs: &[f32], aims: &[f32], anchor: f32, gradi
     loss
 }
 
-/// Computes the quantile Huber loss of the critic's distribution of the labels, as a weighted mean over the rows; writes the
-/// gradient by its outputs.
+/// Computes the quantile Huber loss of the critic's distribution of the labels, summed over the rows by their weights times
+/// `per_weight`; writes the gradient by its outputs.
 ///
 /// # Shapes
 /// - outputs, gradient: `[M, Q]`, levels: `[Q]`
-pub fn distribution(rows: &LessonRows, outputs: &[f32], levels: &[f32], by: &LossFactors, gradient: &mut [f32]) -> f64 {
-    let (q, per_weight) = (levels.len(), rows.per_weight());
+pub fn distribution(
+    rows: &LessonRows,
+    outputs: &[f32],
+    levels: &[f32],
+    by: &LossFactors,
+    per_weight: f32,
+    gradient: &mut [f32],
+) -> f64 {
+    let q = levels.len();
     let mut shares = vec![0.0; q];
     let mut loss = 0.0;
     for (i, (outputs, gradient)) in outputs.chunks_exact(q).zip(gradient.chunks_exact_mut(q)).enumerate() {
@@ -175,8 +194,8 @@ mod tests {
         let rows = rows();
         let outputs = [0.4, -0.1, 0.8, -0.5];
         let mut gradient = [0.0; 4];
-        bids(&rows, &outputs, &rows.labels, 0.05, &mut gradient);
-        let expected = slopes(&outputs, |o| bids(&rows, o, &rows.labels, 0.05, &mut [0.0; 4]));
+        bids(&rows, &outputs, &rows.labels, 0.05, rows.per_weight(), &mut gradient);
+        let expected = slopes(&outputs, |o| bids(&rows, o, &rows.labels, 0.05, rows.per_weight(), &mut [0.0; 4]));
         for (g, slope) in gradient.iter().zip(expected) {
             assert!((f64::from(*g) - slope).abs() < 1e-5, "{g} is not {slope}");
         }
@@ -188,7 +207,7 @@ mod tests {
         let levels = [0.1, 0.5, 0.9];
         let outputs: Vec<f32> = (0..12).map(|i| (i * 5 % 7) as f32 * 0.4 - 1.1).collect();
         let mut gradient = [0.0; 12];
-        let at = |o: &[f32], g: &mut [f32]| distribution(&rows, o, &levels, &turning_at(0.2), g);
+        let at = |o: &[f32], g: &mut [f32]| distribution(&rows, o, &levels, &turning_at(0.2), rows.per_weight(), g);
         at(&outputs, &mut gradient);
         let expected = slopes(&outputs, |o| at(o, &mut [0.0; 12]));
         assert!(gradient.iter().any(|g| g.abs() > 1e-3));
@@ -207,7 +226,7 @@ mod tests {
             let rows =
                 LessonRows { starts: vec![0.0], labels: vec![label], weights: vec![1.0], ..LessonRows::default() };
             let mut gradient = [0.0; 3];
-            distribution(&rows, &outputs, &levels, &turning_at(0.005), &mut gradient);
+            distribution(&rows, &outputs, &levels, &turning_at(0.005), rows.per_weight(), &mut gradient);
             let rate = 8.0 / (1.0 + step as f32 / 2000.0);
             outputs.iter_mut().zip(gradient).for_each(|(o, g)| *o -= rate * g);
         }

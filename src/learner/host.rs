@@ -24,8 +24,9 @@ use super::dims::Dims;
 use super::hindsight::{self, LessonRows};
 use super::loss::{Gradients, Losses, Outputs, support};
 use super::networks::{Networks, Norms};
+use super::share::{Share, Tally};
 use super::trainer::{Batch, Placed, Train, UpdatePlan, UpdateStats};
-use super::transfer::to_host;
+use super::transfer::{to_host, upload};
 
 /// Number of shards of a batch, processed in parallel if there are threads: small enough for a core's cache, enough for a
 /// few cores. A constant, so that results do not depend on the number of cores.
@@ -145,8 +146,9 @@ struct Taught {
 }
 
 impl HostTrainer {
-    /// Computes the gradients of the losses of hindsight prices; those of the critic only if it learns their distribution.
-    fn learn_from(&self, rows: &LessonRows) -> Taught {
+    /// Computes the gradients of the losses of hindsight prices, summed over the rows by their weights times `per_weight`; those of the
+    /// critic only if it learns their distribution.
+    fn learn_from(&self, rows: &LessonRows, per_weight: f32) -> Taught {
         let Networks { actor_flat, critic_flat, actor, critic } = &self.networks;
         let l = &self.settings.learner;
         let column = |values: Vec<f32>, columns: usize| -> Tensor<Flex, 2> {
@@ -165,8 +167,8 @@ impl HostTrainer {
             let pass = net.pass(&Rows::<Flex>::upload(shape, rows.features.clone(), &ids, &self.device));
             let outputs = to_host(pass.outputs.clone());
             let mut gradient = vec![0.0; outputs.len()];
-            critic_loss =
-                hindsight::distribution(rows, &outputs, &support(l), &loss_factors(&self.settings), &mut gradient);
+            let factors = loss_factors(&self.settings);
+            critic_loss = hindsight::distribution(rows, &outputs, &support(l), &factors, per_weight, &mut gradient);
             aims = hindsight::aims(rows, &outputs, l.hedge as f32);
             let by = column(gradient, shape.outputs);
             critic_gradient = Some(critic_flat.join(net.gradients(pass, by)));
@@ -176,9 +178,24 @@ impl HostTrainer {
         let pass = net.pass(&Rows::<Flex>::upload(shape, rows.features.clone(), &rows.ids, &self.device));
         let outputs = to_host(pass.outputs.clone());
         let mut gradient = vec![0.0; rows.len()];
-        let actor_loss = hindsight::bids(rows, &outputs, &aims, (l.anchor / ANCHOR_UNITS) as f32, &mut gradient);
+        let anchor = (l.anchor / ANCHOR_UNITS) as f32;
+        let actor_loss = hindsight::bids(rows, &outputs, &aims, anchor, per_weight, &mut gradient);
         let actor_gradient = actor_flat.join(net.gradients(pass, column(gradient, 1)));
         Taught { critic_gradient, actor_gradient, critic_loss, actor_loss }
+    }
+
+    /// Computes the gradients and losses of returns, each loss weighed with one of `weights`, by shards.
+    fn learn_from_returns(&self, batch: &[SegmentRows], weights: (f32, f32), train_actor: bool) -> Vec<Shard> {
+        let losses = Losses {
+            settings: &self.settings.learner,
+            dims: self.dims,
+            factors: loss_factors(&self.settings),
+            bids: &self.bids,
+            support: support(&self.settings.learner),
+            score_auctions: self.dims.score_auctions,
+        };
+        let size = batch.len().div_ceil(SHARDS);
+        batch.par_chunks(size).map(|part| self.shard(part, &losses, weights, train_actor)).collect()
     }
 
     /// Does a step from lessons alone; no step if the batch's segments have no lesson.
@@ -188,6 +205,16 @@ impl HostTrainer {
         };
         let stats = UpdateStats { critic_loss, actor_loss, ratio: 1.0, ..UpdateStats::default() }.check_losses()?;
         self.step(critic, plan.train_actor.then_some(actor_gradient), stats, plan)
+    }
+
+    /// Returns the lengths of the parts of [`Share::gradients`].
+    fn parts(&self) -> [usize; 3] {
+        let (critic, actor) = (self.networks.critic_flat.shape.len(), self.networks.actor_flat.shape.len());
+        match self.settings.learner.target {
+            Target::Return => [critic, actor, 0],
+            Target::Hindsight => [critic, 0, actor],
+            Target::Both => [critic, actor, actor],
+        }
     }
 
     fn step(
@@ -205,6 +232,11 @@ impl HostTrainer {
         let (critic_norm, actor_norm) = (f64::from(to_host(critic)[0]), f64::from(to_host(actor)[0]));
         Ok(Some(UpdateStats { critic_norm, actor_norm, ..stats }.check_norms()?))
     }
+}
+
+/// Sums gradients in their order.
+fn total(gradients: Vec<Tensor<Flex, 1>>) -> Option<Tensor<Flex, 1>> {
+    gradients.into_iter().reduce(|a, b| a + b)
 }
 
 fn join<T: Copy + Send + Sync>(batch: &[SegmentRows], part: impl Fn(&SegmentRows) -> &[T]) -> Vec<T> {
@@ -235,24 +267,14 @@ impl Train for HostTrainer {
     fn update(&mut self, batch: &Batch, plan: UpdatePlan) -> anyhow::Result<Option<UpdateStats>> {
         let Batch::Rows(batch, lessons) = batch else { anyhow::bail!("a batch of another trainer") };
         let target = self.settings.learner.target;
-        let taught = (!lessons.is_empty()).then(|| self.learn_from(lessons));
+        let taught = (!lessons.is_empty()).then(|| self.learn_from(lessons, lessons.per_weight()));
         if target == Target::Hindsight {
             return self.step_from(taught, plan);
         }
         let pairs = batch.iter().map(SegmentRows::pairs).sum::<usize>().max(1);
         let requests = batch.iter().map(|r| r.contests.len()).sum::<usize>().max(1);
-        let losses = Losses {
-            settings: &self.settings.learner,
-            dims: self.dims,
-            factors: loss_factors(&self.settings),
-            bids: &self.bids,
-            support: support(&self.settings.learner),
-            score_auctions: self.dims.score_auctions,
-        };
         let weights = (1.0 / pairs as f32, 1.0 / requests as f32);
-        let size = batch.len().div_ceil(SHARDS);
-        let shards: Vec<Shard> =
-            batch.par_chunks(size).map(|part| self.shard(part, &losses, weights, plan.train_actor)).collect();
+        let shards = self.learn_from_returns(batch, weights, plan.train_actor);
         let sum = |f: fn(&Shard) -> f64| shards.iter().map(f).sum::<f64>();
         let stats = UpdateStats {
             critic_loss: sum(|s| s.critic_loss) / pairs as f64,
@@ -264,12 +286,89 @@ impl Train for HostTrainer {
         .check_losses()?;
         let (critic, actor): (Vec<_>, Vec<_>) =
             shards.into_iter().map(|s| (s.critic_gradient, s.actor_gradient)).unzip();
-        // Sums the shards in their order.
-        let total = |gradients: Vec<Tensor<Flex, 1>>| gradients.into_iter().reduce(|a, b| a + b);
         let critic = total(critic).expect("a batch has a shard");
         let mut actor: Vec<Tensor<Flex, 1>> = actor.into_iter().flatten().collect();
         actor.extend(taught.filter(|_| plan.train_actor).map(|taught| taught.actor_gradient));
         self.step(critic, total(actor), stats, plan)
+    }
+
+    fn share(&self, batch: &Batch, plan: UpdatePlan) -> anyhow::Result<Share> {
+        let Batch::Rows(batch, lessons) = batch else { anyhow::bail!("a batch of another trainer") };
+        let taught = (!lessons.is_empty()).then(|| self.learn_from(lessons, 1.0));
+        let shards = match self.settings.learner.target {
+            Target::Hindsight => vec![],
+            _ => self.learn_from_returns(batch, (1.0, 1.0), plan.train_actor),
+        };
+        let sum = |f: fn(&Shard) -> f64| shards.iter().map(f).sum::<f64>();
+        let of_lessons = |f: fn(&Taught) -> f64| taught.as_ref().map_or(0.0, f);
+        let tally = Tally {
+            pairs: batch.iter().map(|rows| rows.pairs() as u64).sum(),
+            requests: batch.iter().map(|rows| rows.contests.len() as u64).sum(),
+            critic_loss: sum(|s| s.critic_loss),
+            actor_loss: sum(|s| s.actor_loss),
+            ratios: sum(|s| s.ratios),
+            calibration: Calibration::sum(shards.iter().map(|s| &s.calibration)),
+            lessons: lessons.len() as u64,
+            lesson_weight: lessons.weight().into(),
+            lesson_critic_loss: of_lessons(|t| t.critic_loss),
+            lesson_actor_loss: of_lessons(|t| t.actor_loss),
+        };
+        let (critic, actor): (Vec<_>, Vec<_>) =
+            shards.into_iter().map(|s| (s.critic_gradient, s.actor_gradient)).unzip();
+        let (taught_critic, taught_actor) = taught.map(|t| (t.critic_gradient, t.actor_gradient)).unzip();
+        let of = [
+            total(critic).or(taught_critic.flatten()),
+            total(actor.into_iter().flatten().collect()),
+            taught_actor.filter(|_| plan.train_actor),
+        ];
+        let mut gradients = Vec::with_capacity(self.parts().iter().sum());
+        for (part, len) in of.into_iter().zip(self.parts()) {
+            let end = gradients.len() + len;
+            if let Some(part) = part.filter(|_| len > 0) {
+                gradients.extend(to_host(part));
+            }
+            gradients.resize(end, 0.0);
+        }
+        Ok(Share { gradients, tally })
+    }
+
+    fn apply(&mut self, share: &Share, ranks: usize, plan: UpdatePlan) -> anyhow::Result<Option<UpdateStats>> {
+        let Share { gradients, tally } = share;
+        let by_returns = self.settings.learner.target != Target::Hindsight;
+        if !by_returns && tally.lessons == 0 {
+            return Ok(plan.read.then(UpdateStats::default));
+        }
+        let (pairs, requests) = (tally.pairs.max(1) as f64, tally.requests.max(1) as f64);
+        let weight = tally.lesson_weight.max(1e-12);
+        let stats = if by_returns {
+            UpdateStats {
+                critic_loss: tally.critic_loss / pairs,
+                actor_loss: tally.actor_loss / requests,
+                ratio: tally.ratios / requests,
+                calibration: tally.calibration.shares(),
+                ..UpdateStats::default()
+            }
+        } else {
+            UpdateStats {
+                critic_loss: tally.lesson_critic_loss / weight,
+                actor_loss: tally.lesson_actor_loss / weight,
+                ratio: 1.0,
+                ..UpdateStats::default()
+            }
+        }
+        .check_losses()?;
+        let [critic, actor, taught] = self.parts();
+        anyhow::ensure!(gradients.len() == critic + actor + taught, "gradients of networks of another size");
+        let (critic, rest) = gradients.split_at(critic);
+        let (actor, taught) = rest.split_at(actor);
+        // The mean over the ranks of what each summed.
+        let over = |gradient: &[f32], divisor: f64| -> Option<Tensor<Flex, 1>> {
+            let factor = (ranks as f64 / divisor) as f32;
+            (!gradient.is_empty()).then(|| upload(gradient.iter().map(|g| g * factor).collect(), &self.device))
+        };
+        let critic = over(critic, if by_returns { pairs } else { weight }).expect("a critic has parameters");
+        let actor = [over(actor, requests), over(taught, weight)].into_iter().flatten().collect();
+        self.step(critic, total(actor).filter(|_| plan.train_actor), stats, plan)
     }
 
     /// Does nothing: an update is complete when it returns.

@@ -14,9 +14,10 @@
 //!
 //! - [`hindsight`]: losses of hindsight prices, on the CPU alone. [`calibration`]: calibration of the critic's distributions.
 //! - [`dims`]: sizes of a batch. [`pool`]: replay pool of compact segments. [`core`]: pool, replay ratio, budget and the decay of
-//!   learning rates around the trainer, the same in every mode. [`networks`], [`optimiser`]: parameters as flat tensors.
+//!   learning rates around the trainer, the same in every mode. [`share`]: the part of one of several ranks. [`networks`], [`optimiser`]: parameters as flat tensors.
 //! - [`device`]: choice of the backend. [`agreement`], [`gpu`]: comparison of a GPU with the CPU, and its cache.
-//! - [`process`]: the learner process. [`saver`]: its side of snapshots.
+//! - [`process`]: the learner process. [`rings`]: its side of shared memory. [`saver`]: its side of snapshots.
+//! - [`peers`]: the other ranks of a learner (`learner.ranks`), as one of them sees them. `together`: what they do together.
 //!
 //! May import: `run`, `shm`, `policy`, `env`, `plan`, `log`, `formulas`, `settings`.
 
@@ -34,15 +35,20 @@ mod kernels;
 pub mod loss;
 pub mod networks;
 pub mod optimiser;
+pub mod peers;
 pub mod pool;
 pub mod process;
 pub mod resident;
+pub mod rings;
 mod saver;
+pub mod share;
 pub mod tensor_net;
+mod together;
 pub mod trainer;
 mod transfer;
 
 pub use self::core::{Learner, LearnerState, Publication};
 pub use device::Device;
 pub use dims::Dims;
+pub use share::{Share, Tally};
 pub use trainer::{Batch, NotFinite, Train, UpdateStats};

@@ -10,10 +10,10 @@ use anyhow::Context as _;
 use crate::awake::Deadline;
 use crate::env::Block;
 use crate::policy::TrainerState;
-use crate::run::snapshot::{self, EvaluatorState, PoolBlock, PoolBlocks, Publications, RunState, Snapshot};
+use crate::run::snapshot::{self, EvaluatorState, PoolBlock, PoolBlocks, Publications, RankState, RunState, Snapshot};
 use crate::run::{RunDirectory, Segments};
 use crate::settings::Settings;
-use crate::shm::control::STOP_NOW;
+use crate::shm::control::{LearnerStats, ProcessSlot, STOP_NOW};
 use crate::shm::{ControlBlock, Halves, Ledger, Part, Role, SampleRing, ShmError};
 
 use super::core::{Learner, LearnerState};
@@ -35,6 +35,8 @@ pub struct Saver<'a> {
     blocks: u64,
     ledger_before: Ledger,
     incomplete: bool,
+    slot: &'a ProcessSlot,
+    stats: &'a LearnerStats,
 }
 
 /// Parts of a snapshot besides the learner.
@@ -47,21 +49,39 @@ pub struct Surroundings<'a> {
 }
 
 impl<'a> Saver<'a> {
-    /// Creates a saver that continues after `from`, if the learner does.
-    pub fn new(segments: &'a Segments, halves: &'a Halves, settings: &Settings, from: Option<&Snapshot>) -> Self {
+    /// Creates the saver of a rank that continues after `from`, if the learner does.
+    pub fn new(
+        segments: &'a Segments,
+        halves: &'a Halves,
+        settings: &Settings,
+        from: Option<&Snapshot>,
+        rank: usize,
+    ) -> Self {
         Self {
             segments,
             halves,
             every: Duration::from_secs_f64(settings.checkpoint.every_s),
             last: Instant::now(),
             journal: PoolBlocks::new(settings.learner.pool),
-            blocks: from.map_or(0, |s| s.state.blocks),
+            blocks: from.map_or(0, |s| s.blocks_of(rank)),
             ledger_before: from.map_or(Ledger::default(), |s| {
                 let resumed = segments.control.resumed_from.get() == s.number;
                 if resumed { s.state.ledger_so_far() } else { s.state.ledger_before }
             }),
             incomplete: false,
+            slot: &segments.control.processes[Role::learner(rank).slot()],
+            stats: segments.control.learner_stats(rank),
         }
+    }
+
+    /// Whether `checkpoint.every_s` is over.
+    pub fn is_due(&self) -> bool {
+        self.last.elapsed() >= self.every
+    }
+
+    /// Returns the number of the snapshot that may be begun now.
+    pub fn next(&self) -> Option<u64> {
+        self.halves.next()
     }
 
     /// Returns the ledger of the earlier processes of this run.
@@ -81,7 +101,7 @@ impl<'a> Saver<'a> {
     /// # Errors
     /// [`super::NotFinite`], because such networks must not be kept.
     pub fn save_if_due(&mut self, learner: &Learner, around: Surroundings<'_>) -> anyhow::Result<()> {
-        if self.last.elapsed() < self.every {
+        if !self.is_due() {
             return Ok(());
         }
         match self.halves.next() {
@@ -94,18 +114,39 @@ impl<'a> Saver<'a> {
     pub fn save_finally(&mut self, learner: &Learner, around: Surroundings<'_>) -> anyhow::Result<bool> {
         let Some(number) = self.wait_for(|halves| halves.next()) else { return Ok(false) };
         self.save(number, learner, around)?;
-        Ok(self.wait_for(|halves| (halves.committed() >= number).then_some(())).is_some())
+        Ok(self.wait_until_on_disk(number))
+    }
+
+    /// Waits until a snapshot may be begun; returns whether it may.
+    pub fn wait_for_room(&self) -> bool {
+        self.wait_for(|halves| halves.next()).is_some()
+    }
+
+    /// Waits until snapshot `number` is on disk; returns whether it is.
+    pub fn wait_until_on_disk(&self, number: u64) -> bool {
+        self.wait_for(|halves| (halves.committed() >= number).then_some(())).is_some()
     }
 
     fn save(&mut self, number: u64, learner: &Learner, around: Surroundings<'_>) -> anyhow::Result<()> {
         let begun = Instant::now();
-        let LearnerState { updates, samples, elapsed_s, trainer, rng } = learner.state();
+        let state = self.state(learner, around)?;
+        self.write(number, &state)?;
+        self.stats.snapshot_ns.add(begun.elapsed().as_nanos() as u64);
+        Ok(())
+    }
+
+    /// Returns the state of the run, for the part of the only or first rank.
+    ///
+    /// # Errors
+    /// [`super::NotFinite`].
+    pub fn state(&self, learner: &Learner, around: Surroundings<'_>) -> anyhow::Result<RunState> {
+        let LearnerState { updates, elapsed_s, trainer, rng, .. } = learner.state();
         check_finite(&trainer)?;
         let control = &self.segments.control;
-        let state = RunState {
+        Ok(RunState {
             format: RunState::FORMAT,
             updates,
-            samples,
+            samples: learner.samples_of_all(),
             blocks: self.blocks,
             elapsed_s,
             rollbacks: around.rollbacks,
@@ -117,8 +158,31 @@ impl<'a> Saver<'a> {
             ledger: Ledger::sum(self.segments.rings.iter().map(SampleRing::ledger)),
             ledger_before: self.ledger_before,
             explorers: around.explorers.to_vec(),
-        };
-        self.halves.write(Part::Dense, number, updates, [&state.encode()?[..]])?;
+        })
+    }
+
+    /// Puts the part of the only or first rank into its half.
+    pub fn write(&mut self, number: u64, state: &RunState) -> anyhow::Result<()> {
+        self.write_parts(number, state.updates, &state.encode()?)
+    }
+
+    /// Puts the part of another rank into its half.
+    ///
+    /// # Errors
+    /// [`super::NotFinite`].
+    pub fn save_part(&mut self, number: u64, learner: &Learner, explorers: &[Vec<u8>]) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let LearnerState { updates, samples, trainer, rng, .. } = learner.state();
+        check_finite(&trainer)?;
+        let explorers = explorers.to_vec();
+        let state = RankState { format: RankState::FORMAT, updates, samples, blocks: self.blocks, rng, explorers };
+        self.write_parts(number, updates, &state.encode()?)?;
+        self.stats.snapshot_ns.add(begun.elapsed().as_nanos() as u64);
+        Ok(())
+    }
+
+    fn write_parts(&mut self, number: u64, updates: u64, state: &[u8]) -> anyhow::Result<()> {
+        self.halves.write(Part::Dense, number, updates, [state])?;
         loop {
             let heads: Vec<[u8; 16]> = self.journal.iter().map(PoolBlock::head).collect();
             let pieces = heads.iter().zip(self.journal.iter()).flat_map(|(head, block)| [&head[..], &block.bytes]);
@@ -136,7 +200,6 @@ impl<'a> Saver<'a> {
         }
         self.journal.clear();
         self.last = Instant::now();
-        control.learner.snapshot_ns.add(begun.elapsed().as_nanos() as u64);
         Ok(())
     }
 
@@ -151,13 +214,18 @@ impl<'a> Saver<'a> {
                 return None;
             }
             self.halves.news().wait(seen, NAP);
-            self.segments.control.processes[Role::Learner.slot()].beat();
+            self.slot.beat();
         }
     }
 }
 
 /// Returns the newest snapshot on disk, after the checkpointer has written the complete ones.
-pub fn newest(directory: &RunDirectory, halves: &Halves, control: &ControlBlock) -> anyhow::Result<Option<Snapshot>> {
+pub fn newest(
+    directory: &RunDirectory,
+    halves: &Halves,
+    control: &ControlBlock,
+    slot: &ProcessSlot,
+) -> anyhow::Result<Option<Snapshot>> {
     let mut deadline = Deadline::after(COMMIT);
     loop {
         let seen = halves.news().value();
@@ -165,25 +233,26 @@ pub fn newest(directory: &RunDirectory, halves: &Halves, control: &ControlBlock)
             break;
         }
         halves.news().wait(seen, NAP);
-        control.processes[Role::Learner.slot()].beat();
+        slot.beat();
     }
     snapshot::newest(&directory.checkpoints()).context("cannot read the snapshots")
 }
 
-/// Restores a learner from a snapshot.
+/// Restores a learner, or a rank of several, from a snapshot.
 ///
 /// # Errors
-/// If the snapshot is of other days or networks.
-pub fn restore(learner: &mut Learner, snapshot: &Snapshot) -> anyhow::Result<()> {
+/// If the snapshot is of other days, networks or ranks.
+pub fn restore(learner: &mut Learner, snapshot: &Snapshot, rank: usize) -> anyhow::Result<()> {
     let s = &snapshot.state;
+    let (rng, samples, pool) = snapshot.part_of(rank).context("a snapshot of fewer ranks")?;
     learner.restore(&LearnerState {
         updates: s.updates,
-        samples: s.samples,
+        samples,
         elapsed_s: s.elapsed_s,
         trainer: s.trainer.clone(),
-        rng: s.rng.clone(),
+        rng: rng.clone(),
     })?;
-    for block in &snapshot.pool {
+    for block in pool {
         learner.refill(Block::decode(&block.bytes)?.segments)?;
     }
     Ok(())

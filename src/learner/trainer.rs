@@ -7,6 +7,7 @@ use crate::run::failpoint;
 use super::batch::{Rebuild, SegmentRows};
 use super::calibration::DECILES;
 use super::hindsight::LessonRows;
+use super::share::Share;
 
 /// Statistics of an update.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
@@ -101,6 +102,21 @@ pub trait Train {
     /// [`NotFinite`] if a loss or the norm of a gradient is not finite and was read. A trainer on the host always reads its
     /// losses.
     fn update(&mut self, batch: &Batch, plan: UpdatePlan) -> anyhow::Result<Option<UpdateStats>>;
+    /// Computes this rank's part of an update of several ranks.
+    ///
+    /// # Errors
+    /// If the trainer learns alone, as those on GPUs do.
+    fn share(&self, _batch: &Batch, _plan: UpdatePlan) -> anyhow::Result<Share> {
+        anyhow::bail!("several ranks learn on the CPU alone")
+    }
+    /// Does the update of several ranks. `share` holds the mean of their gradients and the sum of their tallies, the same bits on
+    /// every rank, so the networks stay equal.
+    ///
+    /// # Errors
+    /// As [`Train::update`], on every rank; or if the trainer learns alone.
+    fn apply(&mut self, _share: &Share, _ranks: usize, _plan: UpdatePlan) -> anyhow::Result<Option<UpdateStats>> {
+        anyhow::bail!("several ranks learn on the CPU alone")
+    }
     /// Waits until the device has finished all work.
     fn wait(&self);
     /// Returns the actor that explores and the averaged one that is evaluated and served, flat.

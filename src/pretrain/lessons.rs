@@ -78,5 +78,5 @@ impl World<'_> {
 pub fn loss(spec: &PolicySpec, actor: &[f32], rows: &LessonRows) -> f64 {
     let mut outputs = vec![0.0; rows.len()];
     HostNet::new(spec.actor_shape(), actor.to_vec()).forward(&rows.features, &rows.ids, &mut outputs);
-    hindsight::bids(rows, &outputs, &rows.labels, 0.0, &mut vec![0.0; rows.len()])
+    hindsight::bids(rows, &outputs, &rows.labels, 0.0, rows.per_weight(), &mut vec![0.0; rows.len()])
 }

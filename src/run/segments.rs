@@ -4,15 +4,21 @@ use crate::env::{ADVICE_COLUMNS, DayModel, Delay, REPLAN_INTERVAL_S};
 use crate::log::schema::DAY_MS;
 use crate::policy::PolicySpec;
 use crate::settings::{self, Settings, Target};
+use crate::shm::control::MAX_LEARNER_RANKS;
 use crate::shm::names::CONTROL;
-use crate::shm::{Control, HalfShape, Halves, ParamCell, RingShape, RunNames, SampleRing, ShmError, check_space};
+use crate::shm::{
+    Control, Exchange, ExchangeShape, HalfShape, Halves, ParamCell, RingShape, RunNames, SampleRing, ShmError,
+    check_space,
+};
 
 /// Handles to all segments of a run.
 pub struct Segments {
     pub params: ParamCell,
     pub rings: Vec<SampleRing>,
-    /// Buffer in which snapshots are taken.
+    /// Buffer in which snapshots are taken; of several ranks of the learner, the first one's.
     pub halves: Option<Halves>,
+    /// Buffers for the parts of the other ranks, from rank 1; only for main and the checkpointer.
+    pub rank_halves: Vec<Halves>,
     /// Dropped last: while it exists and is locked, nobody sweeps the others.
     pub control: Control,
 }
@@ -20,8 +26,19 @@ pub struct Segments {
 /// Names drawn before a start gives up; each can be taken only by chance.
 const DRAWS: usize = 8;
 
-// The settings must not allow more actors than the control block has slots.
+// The settings must not allow more actors and ranks than the control block has slots.
 const _: () = assert!(settings::MOST_ACTORS == crate::shm::MAX_ACTORS);
+const _: () = assert!(settings::MOST_RANKS == MAX_LEARNER_RANKS);
+
+/// Returns the name of the exchange between the ranks of the learner.
+pub fn exchange_name(prefix: &str) -> String {
+    format!("{prefix}-exchange")
+}
+
+/// Returns the name of the buffer for a further rank's part of snapshots.
+pub fn rank_halves_name(prefix: &str, rank: usize) -> String {
+    format!("{prefix}-halves{rank}")
+}
 
 /// Words before the parameters in a publication: the update count, low word and high word.
 const HEAD_WORDS: usize = 2;
@@ -37,13 +54,15 @@ impl Segments {
         spec: &PolicySpec,
         block_bytes: usize,
         half: Option<HalfShape>,
+        exchange: Option<ExchangeShape>,
     ) -> Result<(RunNames, Self), ShmError> {
         let words = HEAD_WORDS + 2 * spec.actor_shape().len();
         let shape = |i: usize| RingShape { actor: i as u32, regions: settings.actors.regions, capacity: block_bytes };
         let total = Control::footprint()
             + ParamCell::footprint(words)
             + settings.actors.count as u64 * SampleRing::footprint(shape(0))
-            + half.map_or(0, Halves::footprint);
+            + half.map_or(0, Halves::footprint) * settings.learner.ranks as u64
+            + exchange.map_or(0, Exchange::footprint);
         check_space(total)?;
         let create = |names: &RunNames| {
             // First, because parts without a control segment would be swept.
@@ -54,6 +73,12 @@ impl Segments {
                     .map(|i| SampleRing::create(&names.part(&format!("ring{i}")), shape(i)))
                     .collect::<Result<_, _>>()?,
                 halves: half.map(|shape| Halves::create(&names.part("halves"), shape)).transpose()?,
+                rank_halves: match half {
+                    None => vec![],
+                    Some(shape) => (1..settings.learner.ranks)
+                        .map(|rank| Halves::create(&rank_halves_name(&names.to_string(), rank), shape))
+                        .collect::<Result<_, _>>()?,
+                },
                 control,
             })
         };
@@ -74,7 +99,14 @@ impl Segments {
             params: ParamCell::open(&format!("{prefix}-params"))?,
             rings: actors.map(|i| SampleRing::open(&format!("{prefix}-ring{i}"))).collect::<Result<_, _>>()?,
             halves: halves.then(|| Halves::open(&format!("{prefix}-halves"))).transpose()?,
+            rank_halves: vec![],
         })
+    }
+
+    /// Opens the segments that the checkpointer needs.
+    pub fn open_for_checkpointer(prefix: &str, ranks: usize) -> Result<Self, ShmError> {
+        let others = (1..ranks).map(|rank| Halves::open(&rank_halves_name(prefix, rank)));
+        Ok(Self { rank_halves: others.collect::<Result<_, _>>()?, ..Self::open(prefix, 0..0, true)? })
     }
 }
 
@@ -132,7 +164,7 @@ impl Sizes {
         let steps = settings.block_segments() * settings.learner.segment;
         // Blocks of shorter episodes hold fewer steps in more bytes; blocks that do not fit are left out of the snapshot's
         // pool.
-        let blocks = (settings.learner.pool / steps + 2) * 5 / 4 + 1;
+        let blocks = (settings.learner.pool / settings.learner.ranks / steps + 2) * 5 / 4 + 1;
         HalfShape {
             dense: networks + publications + settings.actors.count * (self.explorer + 16) + (1 << 14),
             sparse: blocks * (self.block + 16),

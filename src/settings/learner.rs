@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bounds::{bad, count, within};
 use super::load::SettingsError;
+use super::ranks::MOST_RANKS;
 use super::rate::ActorRate;
 
 /// Maximum number of quantiles of a critic; the losses have a buffer of this size on the stack.
@@ -98,8 +99,10 @@ pub struct Learner {
     pub kappa: f64,
     /// Atoms of the categorical critic.
     pub atoms: usize,
-    /// Threads for a batch; 0 = one per core, and one in serial mode.
+    /// Threads for a batch; 0 = one per core, and one in serial mode. Several ranks share them.
     pub threads: usize,
+    /// Processes that learn together, each with a part of the actors, of the pool and of every batch.
+    pub ranks: usize,
 }
 
 impl Default for Learner {
@@ -131,6 +134,7 @@ impl Default for Learner {
             kappa: 0.2,
             atoms: 51,
             threads: 0,
+            ranks: 1,
         }
     }
 }
@@ -149,6 +153,7 @@ impl Learner {
             ("learner.quantiles", self.quantiles, MOST_QUANTILES),
             ("learner.critic_hidden", self.critic_hidden, 1 << 16),
             ("learner.samples_per_update", self.samples_per_update, 1 << 30),
+            ("learner.ranks", self.ranks, MOST_RANKS),
         ] {
             count(key, value, most)?;
         }
@@ -166,6 +171,20 @@ impl Learner {
         }
         if self.pool < self.batch || self.pool < self.segment {
             return bad("learner.pool", format!("is {}; must hold at least one batch of {}", self.pool, self.batch));
+        }
+        let (ranks, segment) = (self.ranks, self.segment);
+        if !self.batch.is_multiple_of(segment * ranks) {
+            return bad(
+                "learner.batch",
+                format!(
+                    "is {}; with learner.ranks = {ranks} it must be a multiple of {ranks} x learner.segment = {}",
+                    self.batch,
+                    segment * ranks
+                ),
+            );
+        }
+        if !self.pool.is_multiple_of(ranks) {
+            return bad("learner.pool", format!("is {}; must be a multiple of learner.ranks = {ranks}", self.pool));
         }
         if self.critic == Critic::Categorical && self.credit == Credit::Total {
             return bad(

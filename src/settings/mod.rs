@@ -91,6 +91,26 @@ impl Settings {
         self.learner.batch / self.learner.segment
     }
 
+    /// Returns the settings of one rank of the learner: its part of batch, pool and threads.
+    pub fn of_rank(&self) -> Self {
+        let mut settings = self.clone();
+        let l = &mut settings.learner;
+        if l.ranks > 1 {
+            let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+            let threads = if l.threads == 0 { cores() } else { l.threads };
+            l.threads = (threads / l.ranks).max(1);
+            l.batch /= l.ranks;
+            l.pool /= l.ranks;
+        }
+        settings
+    }
+
+    /// Returns the actors whose blocks a rank of the learner takes in.
+    pub fn actors_of(&self, rank: usize) -> std::ops::Range<usize> {
+        let first = |rank: usize| rank * self.actors.count / self.learner.ranks;
+        first(rank)..first(rank + 1)
+    }
+
     /// Checks what the types cannot.
     ///
     /// # Errors
@@ -116,6 +136,15 @@ impl Settings {
             ("evaluate.every", self.evaluate.every as usize, usize::MAX),
         ] {
             count(key, value, most)?;
+        }
+        if self.actors.count < self.learner.ranks {
+            let (actors, ranks) = (self.actors.count, self.learner.ranks);
+            return bad(
+                "learner.ranks",
+                format!(
+                    "is {ranks}; each rank takes its own actors' samples in, so actors.count = {actors} must be at least as many"
+                ),
+            );
         }
         let (c, w) = (&self.checkpoint, &self.watchdog);
         for (key, seconds) in [

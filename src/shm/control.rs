@@ -22,6 +22,8 @@ use super::sync::{AtomicU32, AtomicU64, Ordering};
 use super::wait::Doorbell;
 
 const KIND: Kind = Kind(3);
+/// Maximum number of ranks of a learner.
+pub const MAX_LEARNER_RANKS: usize = 8;
 /// Stop level: actors and the learner finish their current work and end.
 pub const STOP_LEARNING: u32 = 1;
 /// Stop level: nothing will be published any more; the evaluator evaluates the newest parameters and ends.
@@ -43,7 +45,7 @@ pub struct ActorStats {
     pub param_version: Counter,
 }
 
-/// Statistics stored by the learner.
+/// Statistics stored by the learner, each rank its own. Those of the first rank count samples of all.
 #[repr(C, align(128))]
 pub struct LearnerStats {
     pub samples_consumed: Counter,
@@ -129,6 +131,8 @@ pub struct ControlBlock {
     /// Number of the snapshot from which this run resumes, 0 for none. Stored by main before it starts any child.
     pub resumed_from: Counter,
     pub actors: [ActorStats; MAX_ACTORS],
+    /// Statistics of the learner's further ranks, from rank 1.
+    pub learner_ranks: [LearnerStats; MAX_LEARNER_RANKS - 1],
     pub processes: [ProcessSlot; MAX_PROCESSES],
 }
 
@@ -156,6 +160,11 @@ impl ControlBlock {
         for bell in [&self.data, &self.params, &self.progress] {
             bell.ring();
         }
+    }
+
+    /// Returns the statistics of a rank of the learner.
+    pub fn learner_stats(&self, rank: usize) -> &LearnerStats {
+        rank.checked_sub(1).map_or(&self.learner, |other| &self.learner_ranks[other])
     }
 
     /// Returns the highest level requested so far.
@@ -235,6 +244,7 @@ fn layout() -> u64 {
         size_of::<ControlBlock>(),
         offset_of!(ControlBlock, learner),
         offset_of!(ControlBlock, actors),
+        offset_of!(ControlBlock, learner_ranks),
         offset_of!(ControlBlock, processes),
         size_of::<LearnerStats>(),
         size_of::<EvaluatorStats>(),

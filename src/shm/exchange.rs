@@ -388,6 +388,20 @@ impl Seat {
         mine: &[u8],
         read: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), Broken> {
+        self.exchange_while(values, mine, read, &|| {})
+    }
+
+    /// Does the same, and calls `look` now and then while it waits.
+    ///
+    /// # Errors
+    /// As [`Seat::exchange`].
+    pub fn exchange_while(
+        &mut self,
+        values: &mut [f32],
+        mine: &[u8],
+        read: &mut dyn FnMut(usize, &[u8]),
+        look: &dyn Fn(),
+    ) -> Result<(), Broken> {
         let shape = self.exchange.shape;
         if values.len() > shape.words || mine.len() > shape.bytes {
             let (words, bytes, most_words, most_bytes) = (values.len(), mine.len(), shape.words, shape.bytes);
@@ -397,10 +411,10 @@ impl Seat {
             return Err(broken);
         }
         let begin = 3 * self.done;
-        self.wait(begin)?;
+        self.wait(begin, look)?;
         self.put(values, mine);
         self.reach(begin + 1);
-        self.wait(begin + 1)?;
+        self.wait(begin + 1, look)?;
         self.compare_calls(values.len())?;
         if !values.is_empty() {
             self.average(values);
@@ -418,7 +432,7 @@ impl Seat {
             }
         }
         if !values.is_empty() {
-            self.wait(begin + 2)?;
+            self.wait(begin + 2, look)?;
             self.collect(values);
         }
         self.reach(begin + 3);
@@ -433,7 +447,7 @@ impl Seat {
     pub fn wait_published(&self, generation: u64) -> Result<(), Broken> {
         let head = self.exchange.head();
         // Acquire: pairs with the Release in `publish`.
-        self.wait_for(self.exchange.shape.first, &head.news, Instant::now(), || {
+        self.wait_for(self.exchange.shape.first, &head.news, Instant::now(), &|| {}, || {
             head.published.load(Ordering::Acquire) >= 2 * generation
         })
     }
@@ -447,7 +461,7 @@ impl Seat {
         let begun = Instant::now();
         let mut seen = 0;
         loop {
-            self.wait_for(self.exchange.shape.first, &head.news, begun, || {
+            self.wait_for(self.exchange.shape.first, &head.news, begun, &|| {}, || {
                 // Acquire: pairs with the Release in `publish`.
                 seen = head.published.load(Ordering::Acquire);
                 seen % 2 == 0
@@ -533,22 +547,23 @@ impl Seat {
     }
 
     /// Waits until all others have reached `step`.
-    fn wait(&self, step: u64) -> Result<(), Broken> {
+    fn wait(&self, step: u64, look: &dyn Fn()) -> Result<(), Broken> {
         let begun = Instant::now();
         for rank in (0..self.ranks()).filter(|rank| *rank != self.rank) {
             let line = self.exchange.line(rank);
             // Acquire: pairs with the Release in `reach`.
-            self.wait_for(rank, &line.bell, begun, || line.step.load(Ordering::Acquire) >= step)?;
+            self.wait_for(rank, &line.bell, begun, look, || line.step.load(Ordering::Acquire) >= step)?;
         }
         Ok(())
     }
 
-    /// Waits since `begun` for what `rank` is to do, which rings `bell`.
+    /// Waits since `begun` for what `rank` is to do, which rings `bell`; calls `look` now and then.
     fn wait_for(
         &self,
         rank: usize,
         bell: &Doorbell,
         begun: Instant,
+        look: &dyn Fn(),
         mut is_done: impl FnMut() -> bool,
     ) -> Result<(), Broken> {
         let mut patience = Patience::new(self.crowded);
@@ -566,8 +581,12 @@ impl Seat {
             let left = self.timeout.saturating_sub(begun.elapsed());
             if left.is_zero() {
                 self.exchange.break_off(Broken::Late { rank });
-            } else if bell.wait(seen, left.min(LOOK)) == Woken::TimedOut && self.exchange.is_gone(rank) {
-                self.exchange.break_off(Broken::Died { rank });
+            } else if bell.wait(seen, left.min(LOOK)) == Woken::TimedOut {
+                look();
+                // A rank may have done its part and ended while this one had no core.
+                if self.exchange.is_gone(rank) && !is_done() {
+                    self.exchange.break_off(Broken::Died { rank });
+                }
             }
         }
     }

@@ -334,6 +334,19 @@ impl Halves {
         Ok(Some(Complete { snapshot, update, dense, sparse }))
     }
 
+    /// Takes back what was declared ready of snapshots after `snapshot`, which was the newest one that came about. Called by the one
+    /// owner of both parts before it writes again, where another process decides whether a snapshot is whole.
+    pub fn give_up_after(&self, snapshot: u64) {
+        for part in [Part::Dense, Part::Sparse] {
+            let (ready, whole) = (self.ready(part), snapshot.max(self.committed()));
+            // Relaxed: the owner alone stores it.
+            if ready.load(Ordering::Relaxed) > whole {
+                // Release: as in `write`.
+                ready.store(whole, Ordering::Release);
+            }
+        }
+    }
+
     /// Marks everything up to `snapshot` as committed. Called by the checkpointer once the snapshot is on disk, and by main,
     /// before there are other processes, when a run resumes from a snapshot.
     pub fn commit(&self, snapshot: u64) {
@@ -428,6 +441,28 @@ mod tests {
     fn check(complete: &Complete<'_>) {
         assert_eq!(complete.dense, dense(complete.update));
         assert_eq!(complete.sparse, sparse(complete.update));
+    }
+
+    #[test]
+    fn a_part_of_a_snapshot_that_never_came_about_is_begun_again() {
+        let (first, other) = (halves(), halves());
+        for update in 1..4 {
+            // The other one's is there, the first one's is not.
+            snapshot(&other, update);
+            assert_eq!(other.next(), None);
+            other.give_up_after(first.complete());
+            assert_eq!((other.next(), other.complete()), (Some(update), update - 1));
+            // Now both are, and it stays.
+            snapshot(&other, update);
+            snapshot(&first, update);
+            other.give_up_after(first.complete());
+            check(&other.pending().unwrap().unwrap());
+            first.commit(update);
+            other.commit(update);
+            // What is on disk is never given up.
+            other.give_up_after(0);
+            assert_eq!(other.next(), Some(update + 1));
+        }
     }
 
     #[test]

@@ -14,6 +14,8 @@ pub const MAX_PROCESSES: usize = MAX_ACTORS + 16;
 pub enum Role {
     Actor(usize),
     Learner,
+    /// A further rank of the learner, numbered from 1.
+    LearnerRank(usize),
     Evaluator,
     Checkpointer,
     /// A reader of a run of `admix values train`.
@@ -31,6 +33,7 @@ impl Role {
         match self {
             Self::Actor(id) => ("actor", id, ProcessKind::Actor),
             Self::Learner => ("learner", MAX_PROCESSES - 1, ProcessKind::Learner),
+            Self::LearnerRank(id) => ("learner", MAX_PROCESSES - 3 - id, ProcessKind::Learner),
             Self::Evaluator => ("evaluator", MAX_PROCESSES - 2, ProcessKind::Evaluator),
             Self::Checkpointer => ("checkpointer", MAX_PROCESSES - 3, ProcessKind::Checkpointer),
             Self::Reader(id) => ("reader", id, ProcessKind::Actor),
@@ -46,11 +49,16 @@ impl Role {
         always.into_iter().chain(saves.then_some(Self::Checkpointer)).collect()
     }
 
+    /// Returns the role of a rank of the learner.
+    pub const fn learner(rank: usize) -> Self {
+        if rank == 0 { Self::Learner } else { Self::LearnerRank(rank) }
+    }
+
     /// Returns the role, in a training run, of the process that registered in a slot.
     pub fn of(kind: ProcessKind, slot: usize) -> Self {
         match kind {
             ProcessKind::Actor => Self::Actor(slot),
-            ProcessKind::Learner => Self::Learner,
+            ProcessKind::Learner => Self::learner((MAX_PROCESSES - 3).saturating_sub(slot)),
             ProcessKind::Checkpointer => Self::Checkpointer,
             ProcessKind::Evaluator => Self::Evaluator,
         }
@@ -73,7 +81,7 @@ impl Role {
     /// Returns its number, where there may be several processes of the role.
     pub fn id(self) -> Option<usize> {
         match self {
-            Self::Actor(id) | Self::Reader(id) | Self::Rank(id) => Some(id),
+            Self::Actor(id) | Self::Reader(id) | Self::Rank(id) | Self::LearnerRank(id) => Some(id),
             _ => None,
         }
     }
@@ -173,6 +181,8 @@ mod tests {
     fn no_two_roles_of_a_training_run_share_a_slot() {
         let mut roles: Vec<Role> = (0..MAX_ACTORS).map(Role::Actor).collect();
         roles.push(Role::Learner);
+        // As many as allowed (`settings::MOST_RANKS`), and some more.
+        roles.extend((1..=12).map(Role::learner));
         roles.extend(Role::helpers(true));
         for (i, role) in roles.iter().enumerate() {
             assert!(role.slot() < MAX_PROCESSES);

@@ -43,6 +43,8 @@ pub struct Soak {
     pub record: Option<PathBuf>,
     /// Requests per day of the generated world.
     pub requests: u32,
+    /// Settings of all runs, as `KEY=VALUE`.
+    pub sets: Vec<String>,
 }
 
 /// Strikes runs and checks them until the given number of kills has been survived.
@@ -51,7 +53,7 @@ pub struct Soak {
 /// The first failure; the run directory is kept.
 pub fn run(soak: &Soak) -> anyhow::Result<SoakReport> {
     let mut records = soak.record.as_deref().map_or(Ok(vec![]), record::read)?;
-    let task = Task::new(None, &[], soak.requests)?;
+    let task = Task::new(None, &soak.sets, soak.requests)?;
     let folder = tempfile::tempdir().context("cannot make a temporary directory")?.keep();
     let mut rng = ChaCha8Rng::seed_from_u64(soak.seed);
     let mut kills = 0;

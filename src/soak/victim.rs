@@ -64,7 +64,7 @@ impl<'a> Victim<'a> {
         sets.push("stop.patience=0".into());
         sets.push(format!("run.seed={seed}"));
         let mut roles: Vec<Role> = (0..task.settings.actors.count).map(Role::Actor).collect();
-        roles.push(Role::Learner);
+        roles.extend((0..task.settings.learner.ranks).map(Role::learner));
         roles.extend(Role::helpers(true));
         let main = launch(task, &sets, &run_dir, &[])?;
         let (main, control, rings) = opened(task, main, &run_dir)?;

@@ -197,7 +197,7 @@ const NICENESS: i32 = 10;
 /// The learner's threads share the work of an update and all wait for the last one: an actor that takes a core from one of them delays
 /// the update by that time and idles the other cores. Actors are not urgent: their rings bound how far they run ahead.
 pub fn queue_for_cores(role: Role) {
-    if !matches!(role, Role::Learner | Role::Trainer | Role::Rank(_))
+    if !matches!(role, Role::Learner | Role::LearnerRank(_) | Role::Trainer | Role::Rank(_))
         && let Err(e) = rustix::process::nice(NICENESS)
     {
         tracing::debug!("priority stays as it is: {e}");

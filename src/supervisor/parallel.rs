@@ -8,18 +8,21 @@ use serde::Serialize;
 
 use crate::awake::Deadline;
 use crate::learner::networks::critic_shape;
+use crate::learner::peers::SAID_BYTES;
 use crate::policy::file::PolicyFile;
 use crate::run::context::Context;
 use crate::run::segments::Sizes;
 use crate::run::snapshot::{self, Snapshot};
 use crate::run::{Metrics, RunDirectory, Segments, flight};
 use crate::settings::Settings;
+use crate::settings::Target;
 use crate::shm::control::{STOP_ALL, STOP_LEARNING, STOP_NOW};
-use crate::shm::{Ledger, Role, SampleRing, sweep};
+use crate::shm::{ExchangeShape, Ledger, Role, SampleRing, sweep};
 
 use super::children::{Process, without_huge_pages};
 use super::failure::RunFailure;
 use super::interrupt::Interrupt;
+use super::learners::{Learners, Reaped};
 use super::progress::{Progress, Status};
 use super::resume::restore_best;
 use super::watchdog::Watchdog;
@@ -87,15 +90,18 @@ pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt)
     let mut went_back = 0;
     loop {
         let snapshot = snapshot::newest(&directory.checkpoints())?;
+        let exchange = exchange_shape(context);
         let parameters = context.spec.actor_shape().len() + critic_shape(&context.spec, settings).len();
         let half = (settings.checkpoint.every_s > 0.0).then(|| sizes.half(settings, parameters));
-        let (names, segments) = Segments::create(&directory.run_id(), settings, &context.spec, sizes.block, half)?;
+        let (names, segments) =
+            Segments::create(&directory.run_id(), settings, &context.spec, sizes.block, half, exchange)?;
         if let Some(snapshot) = &snapshot {
             go_on_from(&segments, snapshot);
             restore_best(directory, snapshot)?;
         }
-        let mut run = Run::start(context, directory, segments, names.to_string(), snapshot.as_ref(), started)?;
-        run.went_back = went_back;
+        let learners = || Learners::start(exchange, directory, &names.to_string());
+        let mut run = Run::start(context, directory, segments, &names.to_string(), snapshot.as_ref(), learners)?;
+        (run.started, run.went_back) = (started, went_back);
         let watched = run.watch(interrupt);
         run.progress.finish();
         match watched {
@@ -117,6 +123,14 @@ pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt)
     }
 }
 
+/// Returns the sizes of the exchange between several ranks of the learner; `None` for one.
+fn exchange_shape(context: &Context) -> Option<ExchangeShape> {
+    let l = &context.settings.learner;
+    let (actor, critic) = (context.spec.actor_shape().len(), critic_shape(&context.spec, &context.settings).len());
+    let words = critic + if l.target == Target::Both { 2 * actor } else { actor };
+    (l.ranks > 1).then(|| ExchangeShape::of_one_machine(l.ranks, words, SAID_BYTES))
+}
+
 /// Initialises new shared memory from a snapshot.
 fn go_on_from(segments: &Segments, snapshot: &Snapshot) {
     let control = &segments.control;
@@ -135,7 +149,7 @@ fn go_on_from(segments: &Segments, snapshot: &Snapshot) {
     e.best_version.set(s.best_version);
     e.due.set(s.due);
     e.set_progress(s.progress, &control.progress);
-    if let Some(halves) = &segments.halves {
+    for halves in segments.rank_halves.iter().chain(&segments.halves) {
         halves.commit(snapshot.number);
     }
 }
@@ -154,7 +168,7 @@ struct Run<'a> {
     directory: &'a RunDirectory,
     prefix: String,
     started: Instant,
-    learner: Process,
+    learners: Learners,
     /// Whether the learner died, or was killed, after the run had been asked to end, and has no successor.
     learner_lost: bool,
     /// The evaluator, and the checkpointer where snapshots are taken.
@@ -177,15 +191,15 @@ impl<'a> Run<'a> {
         context: &'a Context,
         directory: &'a RunDirectory,
         segments: Segments,
-        prefix: String,
+        prefix: &str,
         snapshot: Option<&Snapshot>,
-        started: Instant,
+        learners: impl FnOnce() -> anyhow::Result<Learners>,
     ) -> anyhow::Result<Self> {
         let settings = &context.settings;
         let mut metrics = Metrics::open(&directory.metrics())?;
         metrics.append(if snapshot.is_some() { "resume" } else { "start" }, &Status::default());
-        let start = |role| Process::start(role, directory, &prefix);
-        let learner = start(Role::Learner)?;
+        let start = |role| Process::start(role, directory, prefix);
+        let learners = learners()?;
         let helpers = Role::helpers(segments.halves.is_some());
         let helpers = helpers.into_iter().map(start).collect::<Result<_, _>>()?;
         let actors = (0..settings.actors.count).map(|id| start(Role::Actor(id))).collect::<Result<_, _>>()?;
@@ -193,8 +207,8 @@ impl<'a> Run<'a> {
             context,
             settings,
             directory,
-            started,
-            learner,
+            started: Instant::now(),
+            learners,
             learner_lost: false,
             helpers,
             actors,
@@ -205,7 +219,7 @@ impl<'a> Run<'a> {
             ledger_before: snapshot.map_or(Ledger::default(), |s| s.state.ledger_so_far()),
             went_back: 0,
             segments,
-            prefix,
+            prefix: prefix.to_owned(),
         })
     }
 
@@ -213,16 +227,17 @@ impl<'a> Run<'a> {
     fn watch(&mut self, interrupt: &Interrupt) -> anyhow::Result<Ended> {
         let mut next_show = Instant::now() + SHOW_EVERY;
         loop {
-            if let Some(status) = self.learner.reap()? {
-                if status.success() {
-                    return Ok(Ended::Well(self.reason(interrupt)));
-                }
-                if status.code() == Some(RunFailure::NOT_FINITE.into()) {
-                    return Err(RunFailure::NotFinite { incidents: self.directory.incidents() }.into());
-                }
-                cannot_save(&status, Role::Learner, self.directory)?;
-                if let Some(ended) = self.replace_learner(&status.to_string())? {
-                    return Ok(ended);
+            match self.learners.reap(interrupt)? {
+                None => {}
+                Some(Reaped::Ended) => return Ok(Ended::Well(self.reason(interrupt))),
+                Some(Reaped::Died { role, pid, status }) => {
+                    if status.code() == Some(RunFailure::NOT_FINITE.into()) {
+                        return Err(RunFailure::NotFinite { incidents: self.directory.incidents() }.into());
+                    }
+                    cannot_save(&status, role, self.directory)?;
+                    if let Some(ended) = self.replace_learner(role, pid, &status.to_string())? {
+                        return Ok(ended);
+                    }
                 }
             }
             match interrupt.count() {
@@ -233,7 +248,7 @@ impl<'a> Run<'a> {
                     self.request_stop(STOP_LEARNING);
                     if over {
                         tracing::warn!("the learner has not ended within watchdog.grace_s, killing it");
-                        self.learner.kill();
+                        self.learners.kill();
                         self.learner_lost = true;
                         return Ok(Ended::Well(ExitReason::Interrupted));
                     }
@@ -287,22 +302,25 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Handles the death of the learner: starts another one from the newest snapshot, or ends the run if a stop was requested.
-    fn replace_learner(&mut self, status: &str) -> anyhow::Result<Option<Ended>> {
+    /// Handles the death of the learner, or of `role` of its ranks: starts it again from the newest snapshot, or ends the run if a stop
+    /// was requested.
+    fn replace_learner(&mut self, role: Role, pid: u32, status: &str) -> anyhow::Result<Option<Ended>> {
         let again = self.segments.rings.iter().map(SampleRing::recover_reader).sum();
-        self.segments.control.processes[Role::Learner.slot()].clear();
-        let (role, pid) = (Role::Learner, self.learner.pid());
+        for role in self.learners.roles() {
+            self.segments.control.processes[role.slot()].clear();
+        }
         self.note(role, pid, status, again);
         if self.settings.run.deterministic {
-            return Ok(Some(Ended::Broken(format!("the learner died ({status})"))));
+            let rank = if role == Role::Learner { "the learner".to_owned() } else { role.to_string() };
+            return Ok(Some(Ended::Broken(format!("{rank} died ({status})"))));
         }
         if self.segments.control.stop_level() > 0 {
             // Its updates since the last snapshot are lost; the run is being ended.
             self.learner_lost = true;
             return Ok(Some(Ended::Well(ExitReason::Interrupted)));
         }
-        schedule(&mut self.learner, self.settings.watchdog.max_restarts, self.directory)?;
-        self.learner.restart_if_due(self.directory, &self.prefix)?;
+        self.learners.schedule_restart(role, self.settings.watchdog.max_restarts, self.directory)?;
+        self.learners.restart_if_due(self.directory)?;
         Ok(None)
     }
 
@@ -312,15 +330,20 @@ impl<'a> Run<'a> {
         flight::restarted(role, pid, status, lost);
         let samples = match role {
             Role::Actor(_) => format!(", {lost} samples lost with it"),
-            Role::Learner => format!(", {lost} samples will be read again"),
+            Role::Learner | Role::LearnerRank(_) => format!(", {lost} samples will be read again"),
             _ => String::new(),
         };
-        tracing::warn!("{role} ended ({status}){samples}; starting another");
+        let others = if self.settings.learner.ranks > 1 && matches!(role, Role::Learner | Role::LearnerRank(_)) {
+            "; all ranks go back to the last snapshot"
+        } else {
+            ""
+        };
+        tracing::warn!("{role} ended ({status}){samples}; starting another{others}");
     }
 
     /// Replaces dead children other than the learner.
     fn mind_children(&mut self) -> anyhow::Result<Option<Ended>> {
-        self.learner.restart_if_due(self.directory, &self.prefix)?;
+        self.learners.restart_if_due(self.directory)?;
         // While the learner saves, the checkpointer has to run.
         let stopping = self.segments.control.stop_level() > 0;
         for i in 0..self.actors.len() + self.helpers.len() {
@@ -360,7 +383,7 @@ impl<'a> Run<'a> {
     /// Kills processes without a heartbeat; they are replaced like others that died.
     fn kill_the_silent(&mut self) {
         let slots = &self.segments.control.processes;
-        for process in self.actors.iter_mut().chain(&mut self.helpers).chain([&mut self.learner]) {
+        for process in self.actors.iter_mut().chain(&mut self.helpers).chain(self.learners.living()) {
             let index = process.role.slot();
             if process.due.is_none()
                 && let Some(silence) = self.watchdog.silence(index, &slots[index], process.pid())
@@ -405,12 +428,15 @@ impl<'a> Run<'a> {
             let s = &control.actors[id];
             of(Role::Actor(id), [s.compute_ns.get(), s.copy_ns.get(), s.wait_ns.get()])
         });
-        let (l, e) = (&control.learner, &control.evaluator);
-        let learner = of(Role::Learner, [l.compute_ns.get(), l.copy_ns.get() + l.snapshot_ns.get(), l.wait_ns.get()]);
+        let e = &control.evaluator;
+        let learners = (0..self.settings.learner.ranks).map(|rank| {
+            let l = control.learner_stats(rank);
+            of(Role::learner(rank), [l.compute_ns.get(), l.copy_ns.get() + l.snapshot_ns.get(), l.wait_ns.get()])
+        });
         let evaluator = of(Role::Evaluator, [e.compute_ns.get(), e.copy_ns.get(), e.wait_ns.get()]);
         let checkpointer = of(Role::Checkpointer, [0, control.checkpoint.write_ns.get(), 0]);
         let last = self.segments.halves.is_some().then_some(checkpointer);
-        actors.chain([learner, evaluator]).chain(last).collect()
+        actors.chain(learners).chain([evaluator]).chain(last).collect()
     }
 
     fn show(&mut self) {
@@ -438,7 +464,7 @@ impl<'a> Run<'a> {
         self.request_stop(if interim { STOP_NOW } else { STOP_ALL });
         let mut deadline = self.deadline.take().unwrap_or_else(|| Deadline::after(FINISH));
         // It has ended or was killed; the blocks that it was reading are handed back below once it is gone.
-        self.learner.finish(&mut deadline, interrupt)?;
+        self.learners.finish(&mut deadline, interrupt)?;
         for (id, actor) in self.actors.iter_mut().enumerate() {
             actor.finish(&mut deadline, interrupt)?;
             self.segments.rings[id].recover_writer(&self.segments.control.data);
@@ -481,7 +507,7 @@ impl<'a> Run<'a> {
             evaluations: status.evaluations,
             policy_lag: control.learner.lag.read(),
             actor_restarts: self.actors.iter().map(|a| a.restarts).sum(),
-            other_restarts: self.helpers.iter().map(|h| h.restarts).sum::<u32>() + self.learner.restarts,
+            other_restarts: self.helpers.iter().map(|h| h.restarts).sum::<u32>() + self.learners.restarts(),
             went_back: self.went_back,
             ledger: Some(self.ledger()),
             rolled_back: control.learner.rolled_back.get(),

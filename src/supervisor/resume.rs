@@ -16,6 +16,11 @@ use crate::settings::Settings;
 /// results.
 const MAY_DIFFER: [&str; 5] = ["budget.", "stop.", "checkpoint.", "watchdog.", "data.memory_mb"];
 
+/// Free runs may also go on with another number of ranks: all have the same networks, and their pools are dealt anew.
+const MAY_DIFFER_IN_FREE_RUNS: &str = "learner.ranks";
+/// Why lock-step runs may not.
+const SAME_RANKS: &str = " (in lock-step, another number of ranks would draw other batches)";
+
 /// The run that is to be resumed.
 #[derive(Debug)]
 pub struct Earlier {
@@ -93,10 +98,17 @@ fn differences(then: &Settings, now: &Settings) -> Vec<String> {
         |settings: &Settings| -> Table { toml::from_str(&settings.to_toml()).expect("a resolved configuration") };
     let mut differing = Vec::new();
     compare(&table(then), &table(now), "", &mut differing);
-    differing
+    if !now.run.deterministic {
+        differing.retain(|(key, _)| key != MAY_DIFFER_IN_FREE_RUNS);
+    }
+    let told = |(key, what): (String, String)| {
+        let why = if key == MAY_DIFFER_IN_FREE_RUNS { SAME_RANKS } else { "" };
+        format!("{key} {what}{why}")
+    };
+    differing.into_iter().map(told).collect()
 }
 
-fn compare(then: &Table, now: &Table, prefix: &str, differing: &mut Vec<String>) {
+fn compare(then: &Table, now: &Table, prefix: &str, differing: &mut Vec<(String, String)>) {
     for (key, value) in now {
         let path = format!("{prefix}{key}");
         if MAY_DIFFER.iter().any(|free| path.starts_with(free)) {
@@ -107,7 +119,7 @@ fn compare(then: &Table, now: &Table, prefix: &str, differing: &mut Vec<String>)
             (Some(then), now) if then == now => {}
             (then, now) => {
                 let then = then.map_or_else(|| "unset".to_owned(), Value::to_string);
-                differing.push(format!("{path} was {then}, is {now}"));
+                differing.push((path, format!("was {then}, is {now}")));
             }
         }
     }
@@ -223,7 +235,14 @@ mod tests {
         let mut now = then.clone();
         now.budget.max_updates = 7;
         now.checkpoint.every_s = 1.0;
+        now.learner.ranks = 2;
         assert_eq!(differences(&then, &now), Vec::<String>::new());
+        now.run.deterministic = true;
+        let mut lock_step = then.clone();
+        lock_step.run.deterministic = true;
+        let differing = differences(&lock_step, &now);
+        assert!(differing.len() == 1 && differing[0].starts_with("learner.ranks was 1, is 2 (in"), "{differing:?}");
+        (now.run.deterministic, now.learner.ranks) = (false, 1);
         now.learner.batch = 64;
         now.policy.replan = false;
         now.data.train = vec!["a".into()];

@@ -15,12 +15,12 @@ use crate::harness::{
     train, until_best,
 };
 
-fn control_of(kin: &Kin) -> Control {
+pub fn control_of(kin: &Kin) -> Control {
     Control::open(&format!("{}-control", kin.names)).unwrap()
 }
 
 /// Kills the process in `role` and waits for another in its place. How soon that is, `admix soak` measures.
-fn kill_and_await(run: &mut Run, role: &str) {
+pub fn kill_and_await(run: &mut Run, role: &str) {
     let victim = run.until(role, |run| child(run, role));
     send(victim.pid, Signal::SIGKILL);
     run.until("replacement", |run| child(run, role).filter(|kin| kin.pid != victim.pid));

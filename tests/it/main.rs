@@ -26,6 +26,7 @@ mod large_days;
 mod layers;
 mod leak;
 mod leakage;
+mod learner_ranks;
 mod learns;
 mod logged;
 mod logs;

@@ -20,7 +20,7 @@ fn interruptions() -> usize {
 
 /// Interrupts runs of `sets` at random moments, in every way there is, until so many interruptions have been gone on from;
 /// each run that comes to its end must be the one that was never interrupted.
-fn interrupted_like_uninterrupted(sets: &[&str], seed: u64, interruptions: usize) {
+pub fn interrupted_like_uninterrupted(sets: &[&str], seed: u64, interruptions: usize) {
     let sets = [sets, &["checkpoint.every_s=0.02", "data.test=[]"]].concat();
     let begun = Instant::now();
     let whole = policies(&train(&sets, &["--deterministic"]));
@@ -57,7 +57,7 @@ fn interrupted_like_uninterrupted(sets: &[&str], seed: u64, interruptions: usize
                 }
                 1 => {
                     // All go back to the last snapshot, in the same run.
-                    for role in ["actor0", "actor1", "learner", "evaluator", "checkpointer"] {
+                    for role in ["actor0", "actor1", "learner", "learner1", "evaluator", "checkpointer"] {
                         if rng.random_bool(0.3)
                             && let Some(kin) = child(&run, role)
                         {

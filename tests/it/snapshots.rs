@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use admix::policy::TrainerState;
 use admix::run::snapshot::files::{Disk, Files};
 use admix::run::snapshot::{
-    EvaluatorState, PoolBlock, Publications, RngState, RunState, SnapshotFolder, folder, newest,
+    EvaluatorState, PoolBlock, Publications, RankPart, RankState, RngState, RunState, SnapshotFolder, folder, newest,
 };
 use admix::shm::Ledger;
 use rand::{RngExt as _, SeedableRng as _};
@@ -37,12 +37,31 @@ fn pool(updates: u64) -> Vec<PoolBlock> {
     (0..updates % 4).map(|i| PoolBlock { index: i, samples: 10, bytes: vec![updates as u8; 30] }).collect()
 }
 
+/// The part of a further rank.
+fn rank_part(updates: u64) -> RankPart {
+    let state = RankState {
+        format: RankState::FORMAT,
+        updates,
+        samples: 40 * updates,
+        blocks: 2,
+        rng: RngState::of(&ChaCha8Rng::seed_from_u64(updates + 1)),
+        explorers: vec![],
+    };
+    let pool = (0..2).map(|i| PoolBlock { index: i, samples: 7, bytes: vec![!updates as u8; 20] }).collect();
+    RankPart { state, pool }
+}
+
+fn bytes_of(blocks: &[PoolBlock]) -> Vec<u8> {
+    blocks.iter().flat_map(|block| [&block.head()[..], &block.bytes].concat()).collect()
+}
+
 /// Commits the snapshot of so many updates under the same number.
 fn commit<F: Files>(folder: &SnapshotFolder<'_, F>, updates: u64, best: Option<&Path>) -> anyhow::Result<u64> {
-    let blocks = pool(updates);
-    let heads: Vec<[u8; 16]> = blocks.iter().map(PoolBlock::head).collect();
-    let pieces: Vec<&[u8]> = heads.iter().zip(&blocks).flat_map(|(h, b)| [&h[..], &b.bytes]).collect();
-    let bytes = folder.commit(updates, updates, &state(updates).encode().unwrap(), &pieces, best)?;
+    let part = rank_part(updates);
+    let [pool, other] = [&pool(updates), &part.pool].map(|blocks| bytes_of(blocks));
+    let rank = part.state.encode().unwrap();
+    let ranks = [(&rank[..], vec![&other[..]])];
+    let bytes = folder.commit(updates, updates, &state(updates).encode().unwrap(), &[&pool], &ranks, best)?;
     folder.prune(updates, 2)?;
     Ok(bytes)
 }
@@ -52,6 +71,7 @@ fn found(root: &Path) -> u64 {
     let Some(snapshot) = newest(root).unwrap() else { return 0 };
     assert_eq!(snapshot.state, state(snapshot.number));
     assert_eq!(snapshot.pool, pool(snapshot.number));
+    assert_eq!(snapshot.ranks, [rank_part(snapshot.number)]);
     if let Some(best) = snapshot.best() {
         assert_eq!(std::fs::read(best).unwrap(), b"the best policy");
     }
@@ -348,7 +368,9 @@ fn lose_power(recorder: &Recorder, draws: usize) -> Result<usize, String> {
             if number < committed {
                 return Err(format!("after operation {cut}: {number} is left of {committed}"));
             }
-            if left.is_some_and(|s| s.state != state(s.number) || s.pool != pool(s.number)) {
+            if left.is_some_and(|s| {
+                s.state != state(s.number) || s.pool != pool(s.number) || s.ranks != [rank_part(s.number)]
+            }) {
                 return Err(format!("after operation {cut}: snapshot {number} is not what was committed"));
             }
         }
@@ -403,7 +425,7 @@ fn damage_at_any_byte_and_any_truncation_is_noticed() {
     commit(&folder, 6, Some(&world.best())).unwrap();
     commit(&folder, 7, Some(&world.best())).unwrap();
     let path = root.join("00000007");
-    for name in ["manifest.json", "state.bin", "pool.bin", "best.safetensors"] {
+    for name in ["manifest.json", "state.bin", "pool.bin", "rank-1.bin", "pool-1.bin", "best.safetensors"] {
         let file = path.join(name);
         let whole = std::fs::read(&file).unwrap();
         let replace = |bytes: &[u8]| std::fs::write(&file, bytes).unwrap();
@@ -421,5 +443,36 @@ fn damage_at_any_byte_and_any_truncation_is_noticed() {
         assert_eq!(found(&root), 6, "{name}: missing");
         std::fs::write(&file, &whole).unwrap();
         assert_eq!(folder::verify(&path).unwrap().updates, 7);
+    }
+}
+
+#[test]
+fn a_snapshot_is_dealt_to_another_number_of_ranks_without_losing_a_block_or_a_sample() {
+    let world = World::new();
+    let root = world.root();
+    let folder = SnapshotFolder::new(&root, Disk);
+    commit(&folder, 7, None).unwrap();
+    let read = || newest(&root).unwrap().unwrap();
+    assert_eq!(read().dealt_to(2), read(), "as many ranks");
+    let contents = |pools: &[&[PoolBlock]]| {
+        let mut all: Vec<Vec<u8>> =
+            pools.iter().flat_map(|pool| pool.iter().map(|block| block.bytes.clone())).collect();
+        all.sort();
+        all
+    };
+    let before = read();
+    let expected = contents(&[&before.pool, &before.ranks[0].pool]);
+    for ranks in [1, 3, 4, 8] {
+        let dealt = read().dealt_to(ranks);
+        assert_eq!(dealt.ranks.len() + 1, ranks);
+        let parts: Vec<_> = (0..ranks).map(|rank| dealt.part_of(rank).unwrap()).collect();
+        assert_eq!(contents(&parts.iter().map(|part| part.2).collect::<Vec<_>>()), expected);
+        assert_eq!(parts.iter().map(|part| part.1).sum::<u64>(), before.state.samples);
+        for (rank, (rng, _, pool)) in parts.iter().enumerate() {
+            assert!(pool.iter().zip(0..).all(|(block, index)| block.index == index), "numbered from 0");
+            assert_eq!(dealt.blocks_of(rank), pool.len() as u64);
+            assert!(parts[..rank].iter().all(|(other, ..)| other != rng), "two ranks draw alike");
+        }
+        assert!(dealt.part_of(ranks).is_none());
     }
 }

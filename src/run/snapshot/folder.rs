@@ -6,6 +6,7 @@
 //!     manifest.json      numbers, lengths and checksums of the other files; its own checksum is its last line
 //!     state.bin          RunState
 //!     pool.bin           blocks of the replay pool
+//!     rank-1.bin, pool-1.bin, ..   the same of the learner's further ranks, where there are any
 //!     best.safetensors   the best policy so far, where there was one
 //!   .writing-00000008/   what a dead checkpointer leaves; the next one removes it
 //! ```
@@ -22,10 +23,11 @@ use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_128;
 
 use crate::files;
+use crate::shm::control::MAX_LEARNER_RANKS;
 
 use super::files::Files;
 use super::pool::{self, PoolBlock};
-use super::state::RunState;
+use super::state::{RankState, RunState};
 
 const FORMAT: u32 = 1;
 const WRITING: &str = ".writing-";
@@ -45,8 +47,17 @@ pub struct Snapshot {
     pub pool: Vec<PoolBlock>,
     /// Folder of the snapshot.
     pub path: PathBuf,
+    /// Parts of the learner's further ranks, from rank 1.
+    pub ranks: Vec<RankPart>,
     /// Whether it includes the best policy of its time.
     pub has_best: bool,
+}
+
+/// A further rank's part of a snapshot.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RankPart {
+    pub state: RankState,
+    pub pool: Vec<PoolBlock>,
 }
 
 impl Snapshot {
@@ -117,8 +128,8 @@ impl<'a, F: Files> SnapshotFolder<'a, F> {
         Self { root, files }
     }
 
-    /// Writes snapshot `number` and commits it by one rename; returns the bytes written. `pool` is given in pieces, `best` is
-    /// the file of the best policy at this time.
+    /// Writes snapshot `number` and commits it by one rename; returns the bytes written. `pool` is given in pieces, `ranks` are the
+    /// states and pools of the learner's further ranks, `best` is the file of the best policy at this time.
     ///
     /// # Errors
     /// Any error of the file system. The snapshot then does not exist, although parts of it may be left.
@@ -128,6 +139,7 @@ impl<'a, F: Files> SnapshotFolder<'a, F> {
         updates: u64,
         state: &[u8],
         pool: &[&[u8]],
+        ranks: &[(&[u8], Vec<&[u8]>)],
         best: Option<&Path>,
     ) -> anyhow::Result<u64> {
         let writing = self.root.join(format!("{WRITING}{number:08}"));
@@ -145,12 +157,17 @@ impl<'a, F: Files> SnapshotFolder<'a, F> {
         // A copy: a link would share damage with every snapshot and with the policy itself.
         let best = best.map(|path| files::read(path, files::MOST)).transpose()?;
         let best = best.as_deref().map(|bytes| [bytes]);
-        let parts = [(STATE, Some(&[state][..])), (POOL, Some(pool)), (BEST, best.as_ref().map(|bytes| &bytes[..]))];
-        for (name, pieces) in parts.into_iter().filter_map(|(name, pieces)| Some((name, pieces?))) {
+        let mut parts = vec![(STATE.to_owned(), vec![state]), (POOL.to_owned(), pool.to_vec())];
+        for (rank, (state, pool)) in (1..).zip(ranks) {
+            parts.push((rank_state(rank), vec![*state]));
+            parts.push((rank_pool(rank), pool.clone()));
+        }
+        parts.extend(best.map(|best| (BEST.to_owned(), best.to_vec())));
+        for (name, pieces) in &parts {
             let path = writing.join(name);
             self.files.write(&path, pieces)?;
             self.files.sync_file(&path)?;
-            manifest.files.insert(name.into(), FileEntry::of(pieces));
+            manifest.files.insert(name.clone(), FileEntry::of(pieces));
         }
         let path = writing.join(MANIFEST);
         self.files.write(&path, &[&manifest.encode()?])?;
@@ -222,7 +239,7 @@ fn read_files(path: &Path) -> anyhow::Result<(Manifest, BTreeMap<String, Vec<u8>
     let manifest = manifest.with_context(|| format!("{}", path.join(MANIFEST).display()))?;
     let mut contents = BTreeMap::new();
     for (name, entry) in &manifest.files {
-        ensure!([STATE, POOL, BEST].contains(&name.as_str()), "{} is no file of a snapshot", path.join(name).display());
+        ensure!(is_part(name), "{} is no file of a snapshot", path.join(name).display());
         // Reading stops at the recorded length: a file of another length is wrong, however long it is.
         let bytes =
             files::read(&path.join(name), entry.bytes).with_context(|| format!("{}", path.join(name).display()))?;
@@ -256,5 +273,36 @@ fn read(path: &Path, number: u64) -> anyhow::Result<Snapshot> {
     let state = RunState::decode(&file(STATE)?).context(STATE)?;
     let pool = pool::parse(&file(POOL)?).context(POOL)?;
     let has_best = file(BEST).is_ok();
-    Ok(Snapshot { number, state, pool, path: path.to_owned(), has_best })
+    let mut ranks = Vec::new();
+    while let Ok(state) = file(&rank_state(ranks.len() + 1)) {
+        let name = rank_pool(ranks.len() + 1);
+        let pool = pool::parse(&file(&name)?).context(name)?;
+        ranks.push(RankPart { state: RankState::decode(&state).context("a rank's state")?, pool });
+    }
+    ensure!(ranks.iter().all(|part| part.state.updates == state.updates), "its ranks are at different updates");
+    let others = ranks.iter().try_fold(0u64, |sum, part| sum.checked_add(part.state.samples));
+    ensure!(others.is_some_and(|others| others <= state.samples), "its ranks have more samples than all together");
+    Ok(Snapshot { number, state, pool, path: path.to_owned(), ranks, has_best })
+}
+
+/// Reads snapshot `number` of a folder.
+///
+/// # Errors
+/// If it is missing or damaged.
+pub fn numbered(root: &Path, number: u64) -> anyhow::Result<Snapshot> {
+    read(&root.join(format!("{number:08}")), number).with_context(|| format!("snapshot {number} cannot be read"))
+}
+
+/// Whether a file of this name belongs in a snapshot.
+fn is_part(name: &str) -> bool {
+    let of_rank = |rank| name == rank_state(rank) || name == rank_pool(rank);
+    [STATE, POOL, BEST].contains(&name) || (1..MAX_LEARNER_RANKS).any(of_rank)
+}
+
+fn rank_state(rank: usize) -> String {
+    format!("rank-{rank}.bin")
+}
+
+fn rank_pool(rank: usize) -> String {
+    format!("pool-{rank}.bin")
 }

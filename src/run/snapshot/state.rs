@@ -38,6 +38,26 @@ pub struct RunState {
     pub explorers: Vec<Vec<u8>>,
 }
 
+/// A further rank's part of a state: what its pool, its random stream and its actors make different from the first rank.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RankState {
+    /// Format number, [`RankState::FORMAT`].
+    pub format: u32,
+    pub updates: u64,
+    /// Samples and blocks that this rank has taken in.
+    pub samples: u64,
+    pub blocks: u64,
+    /// Random stream that draws batches.
+    pub rng: RngState,
+    /// As in [`RunState`]: of its own actors, empty for the others.
+    pub explorers: Vec<Vec<u8>>,
+}
+
+/// Returns the number of the random stream that draws a rank's batches after so many rollbacks.
+pub fn batch_stream(rank: usize, rollbacks: u32) -> u64 {
+    2 << 48 | (rank as u64) << 32 | u64::from(rollbacks)
+}
+
 /// Position of a random stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RngState {
@@ -49,6 +69,12 @@ pub struct RngState {
 impl RngState {
     pub fn of(rng: &ChaCha8Rng) -> Self {
         Self { seed: rng.get_seed(), stream: rng.get_stream(), position: rng.get_word_pos() }
+    }
+
+    /// Returns the same position in the stream that another rank draws its batches from.
+    pub fn of_rank(&self, rank: usize) -> Self {
+        // The low word counts rollbacks.
+        Self { stream: batch_stream(rank, self.stream as u32), ..self.clone() }
     }
 
     pub fn resume(&self) -> ChaCha8Rng {
@@ -137,14 +163,38 @@ impl RunState {
     /// # Errors
     /// Malformed bytes, or a state of another format.
     pub fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
-        // Limit on what a length field can request.
-        const LIMIT: usize = 1 << 30;
-        let config = bincode::config::standard().with_limit::<LIMIT>();
-        let (state, len): (Self, usize) = bincode::serde::decode_from_slice(bytes, config)?;
+        let state: Self = decode(bytes)?;
         ensure!(state.format == Self::FORMAT, "a state of form {}, this program reads {}", state.format, Self::FORMAT);
-        ensure!(len == bytes.len(), "a state of {len} bytes in {}", bytes.len());
         Ok(state)
     }
+}
+
+impl RankState {
+    /// Version of the serialised form.
+    pub const FORMAT: u32 = 1;
+
+    pub fn encode(&self) -> anyhow::Result<Vec<u8>> {
+        Ok(bincode::serde::encode_to_vec(self, bincode::config::standard())?)
+    }
+
+    /// Decodes a rank's part of a state.
+    ///
+    /// # Errors
+    /// Malformed bytes, or a part of another format.
+    pub fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
+        let state: Self = decode(bytes)?;
+        ensure!(state.format == Self::FORMAT, "a part of form {}, this program reads {}", state.format, Self::FORMAT);
+        Ok(state)
+    }
+}
+
+fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> anyhow::Result<T> {
+    // Limit on what a length field can request.
+    const LIMIT: usize = 1 << 30;
+    let config = bincode::config::standard().with_limit::<LIMIT>();
+    let (state, len) = bincode::serde::decode_from_slice(bytes, config)?;
+    ensure!(len == bytes.len(), "a state of {len} bytes in {}", bytes.len());
+    Ok(state)
 }
 
 #[cfg(test)]

@@ -1,0 +1,157 @@
+//! The processes of the learner: one, or several ranks.
+//!
+//! Ranks live and die together. When one is gone the others cannot go on with their update, so main ends them all and starts them
+//! again from the newest snapshot, with a new exchange; the old one stays broken. Actors do not notice.
+
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use crate::awake::Deadline;
+use crate::run::RunDirectory;
+use crate::run::segments::exchange_name;
+use crate::shm::{Exchange, ExchangeShape, Role};
+
+use super::children::Process;
+use super::failure::RunFailure;
+use super::interrupt::Interrupt;
+
+const POLL: Duration = Duration::from_millis(20);
+/// How long main looks for the rank that others lost.
+const BLAME: Duration = Duration::from_secs(2);
+/// Time limit for the end of a process that was killed.
+const GONE: Duration = Duration::from_secs(10);
+
+/// What became of the learner.
+pub enum Reaped {
+    /// The only or first rank has ended well, and with it all others.
+    Ended,
+    /// A rank has ended otherwise; none is left.
+    Died { role: Role, pid: u32, status: ExitStatus },
+}
+
+/// The learner's processes.
+pub struct Learners {
+    /// By rank.
+    ranks: Vec<Process>,
+    /// Whether each has ended well.
+    ended: Vec<bool>,
+    /// `None` for one rank.
+    exchange: Option<Exchange>,
+    shape: Option<ExchangeShape>,
+    prefix: String,
+}
+
+impl Learners {
+    /// Starts one process, or one for each rank of the exchange.
+    ///
+    /// # Errors
+    /// Too little shared memory; a process that cannot be started.
+    pub fn start(shape: Option<ExchangeShape>, directory: &RunDirectory, prefix: &str) -> anyhow::Result<Self> {
+        let exchange = shape.map(|shape| Exchange::create(&exchange_name(prefix), shape)).transpose()?;
+        let count = shape.map_or(1, |shape| shape.ranks);
+        let ranks = (0..count).map(|rank| Process::start(Role::learner(rank), directory, prefix));
+        let ranks = ranks.collect::<Result<_, _>>()?;
+        Ok(Self { ranks, ended: vec![false; count], exchange, shape, prefix: prefix.to_owned() })
+    }
+
+    /// Returns what has become of the learner, once.
+    ///
+    /// # Errors
+    /// A process that cannot be waited for.
+    pub fn reap(&mut self, interrupt: &Interrupt) -> anyhow::Result<Option<Reaped>> {
+        for rank in (0..self.ranks.len()).rev() {
+            if self.ended[rank] {
+                continue;
+            }
+            let Some(status) = self.ranks[rank].reap()? else { continue };
+            if !status.success() {
+                let (rank, status) = self.blame(rank, status)?;
+                self.end_all(interrupt)?;
+                let Process { role, .. } = self.ranks[rank];
+                return Ok(Some(Reaped::Died { role, pid: self.ranks[rank].pid(), status }));
+            }
+            self.ended[rank] = true;
+            if rank == 0 {
+                return Ok(Some(Reaped::Ended));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the rank that is to blame for the end of `rank`: one that merely lost another says so by its status.
+    fn blame(&mut self, rank: usize, status: ExitStatus) -> anyhow::Result<(usize, ExitStatus)> {
+        if let Some(exchange) = &self.exchange {
+            exchange.died(rank);
+        }
+        let lost_another = |status: &ExitStatus| status.code() == Some(RunFailure::RANK_LOST.into());
+        let begun = Instant::now();
+        while lost_another(&status) && begun.elapsed() < BLAME {
+            for (other, process) in self.ranks.iter_mut().enumerate() {
+                if let Some(status) = process.reap()?.filter(|status| !status.success() && !lost_another(status)) {
+                    return Ok((other, status));
+                }
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok((rank, status))
+    }
+
+    /// Ends those that are left.
+    fn end_all(&mut self, interrupt: &Interrupt) -> anyhow::Result<()> {
+        self.kill();
+        self.finish(&mut Deadline::after(GONE), interrupt)
+    }
+
+    /// Schedules the next start of all, after all have ended.
+    ///
+    /// # Errors
+    /// [`RunFailure::KeepsDying`], for `role`; too little shared memory.
+    pub fn schedule_restart(&mut self, role: Role, limit: u32, directory: &RunDirectory) -> anyhow::Result<()> {
+        let restarts = self.restarts();
+        if restarts >= limit {
+            let process = role.to_string();
+            let log = directory.log(&process);
+            return Err(RunFailure::KeepsDying { process, times: restarts + 1, log }.into());
+        }
+        // The old one is removed before the new one takes its name.
+        self.exchange = None;
+        self.exchange = self.shape.map(|shape| Exchange::create(&exchange_name(&self.prefix), shape)).transpose()?;
+        self.ended.fill(false);
+        self.ranks.iter_mut().for_each(Process::schedule_restart);
+        Ok(())
+    }
+
+    /// Starts what is due.
+    pub fn restart_if_due(&mut self, directory: &RunDirectory) -> anyhow::Result<()> {
+        for process in &mut self.ranks {
+            process.restart_if_due(directory, &self.prefix)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the processes that have not ended well.
+    pub fn living(&mut self) -> impl Iterator<Item = &mut Process> {
+        self.ranks.iter_mut().zip(&self.ended).filter(|(_, ended)| !**ended).map(|(process, _)| process)
+    }
+
+    pub fn kill(&mut self) {
+        self.living().for_each(Process::kill);
+    }
+
+    /// Waits for the end of all until `deadline` or a pressing interrupt, then kills them.
+    pub fn finish(&mut self, deadline: &mut Deadline, interrupt: &Interrupt) -> anyhow::Result<()> {
+        for process in &mut self.ranks {
+            process.finish(deadline, interrupt)?;
+        }
+        Ok(())
+    }
+
+    pub fn roles(&self) -> Vec<Role> {
+        self.ranks.iter().map(|process| process.role).collect()
+    }
+
+    /// Returns how often all were started again.
+    pub fn restarts(&self) -> u32 {
+        self.ranks[0].restarts
+    }
+}
