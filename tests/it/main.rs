@@ -36,6 +36,7 @@ mod manual;
 mod measure;
 mod neighbours;
 mod nights;
+mod parts;
 mod plan;
 mod plan_cache;
 mod quickstart;
