@@ -21,7 +21,7 @@
 //! | [`formulas`] | scalar formulas that host loops and kernels share |
 //! | [`shm`] | segments, sample ring, parameter cell, control block |
 //! | [`settings`] | the configuration tree |
-//! | [`files`], [`cancel`], [`awake`] | opening and reading untrusted files; cancellation of long computations; awake time |
+//! | [`files`], [`cancel`], [`awake`], [`failpoint`] | opening and reading untrusted files; cancellation of long computations; awake time; points at which tests kill |
 
 /// Prints a message on stderr. Unlike `eprintln!` it does not panic if the message cannot be written, for example on a full disk.
 macro_rules! say {
@@ -43,6 +43,7 @@ pub mod evaluate;
 pub mod evaluator;
 pub mod explain;
 pub mod export;
+pub mod failpoint;
 pub mod files;
 pub mod formulas;
 pub mod inspect;

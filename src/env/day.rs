@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::log::{self, CompiledLog, Request};
+use crate::log::{self, Auction, CompiledLog, Entries, Entry, Queue, Request};
 use crate::plan::{Forecast, Plan};
 
 use super::incoming::{Incoming, Visit};
@@ -51,10 +51,26 @@ impl DayModel {
     /// Returns the request at `row` in the form that replay takes.
     pub fn incoming(&self, row: usize) -> Incoming<'_> {
         let request = self.log.requests().row(row);
-        let Request { request_id, slot_id, region, gender, age, best, .. } = request;
+        self.with_queue(row, &request, self.log.entries(&request), self.log.auctions(&request))
+    }
+
+    /// Returns the request at `row`, whose queue is already unpacked, in the form that replay takes.
+    pub fn incoming_unpacked<'a>(&self, row: usize, (request, entries, auctions): Queue<'a>) -> Incoming<'a> {
+        self.with_queue(row, request, Entries::Plain(entries), Entries::Plain(auctions))
+    }
+
+    #[inline]
+    fn with_queue<'a>(
+        &self,
+        row: usize,
+        request: &Request,
+        entries: Entries<'a, Entry>,
+        auctions: Entries<'a, Auction>,
+    ) -> Incoming<'a> {
+        let &Request { request_id, slot_id, region, gender, age, best, .. } = request;
         let offset = request.ts_ms - self.known.start_ms;
         let visit = Visit { request_id, offset, slot_id, region, gender, age, best, place: self.places[row] };
-        Incoming { visit, entries: self.log.entries(&request), auctions: self.log.auctions(&request) }
+        Incoming { visit, entries, auctions }
     }
 }
 

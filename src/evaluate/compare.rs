@@ -1,15 +1,14 @@
 //! Replays several policies on a day and compares them with the hindsight bound.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use anyhow::bail;
 
-use crate::env::{DayModel, Delay, Replay, Vocabulary};
+use crate::env::{DayModel, Delay, Vocabulary};
 use crate::plan::{Bound, Plan, hindsight_bound};
 use crate::policy::baselines::{self, FixedPrices};
 use crate::policy::informed::{self, Informed};
-use crate::policy::witness::{Newest, Ranking, Scored, Watcher, Witness};
-use crate::policy::{Policy, ReplayOptions, Shown, Totals, replay_day};
+use crate::policy::{Policy, ReplayOptions, Shown, Totals};
 use crate::settings::Settings;
 use crate::values::Told;
 
@@ -20,6 +19,10 @@ use super::familiar;
 use super::logged::{self, Logged};
 use super::measure::{DayMeasure, Meter};
 use super::report::{BoundReport, DayReport, Kind, PolicyReport};
+use super::together::{self, Entrant, Watch};
+
+/// Name of the oracle's row.
+const ORACLE: &str = "oracle";
 
 /// A policy in a comparison.
 pub struct Contender {
@@ -28,24 +31,7 @@ pub struct Contender {
     pub policy: Box<dyn Policy>,
 }
 
-/// Shared between the observed policy and the writer of its decisions.
-#[derive(Clone, Default)]
-struct SharedNewest(Arc<Mutex<Newest>>);
-
-impl Watcher for SharedNewest {
-    fn see(&mut self, replay: &Replay, ranked: &[Scored], features: &[f32]) {
-        self.0.lock().expect("nobody panics with it").see(replay, ranked, features);
-    }
-}
-
-/// A policy to be replayed.
-struct Entrant<'a> {
-    name: &'a str,
-    kind: Kind,
-    policy: &'a mut dyn Policy,
-}
-
-/// A day with its bound, on which policies are replayed one after the other.
+/// A day with its bound, on which policies are replayed.
 struct Comparison {
     bound: Bound,
     measure: DayMeasure,
@@ -62,37 +48,24 @@ impl Comparison {
         Self { bound, measure, judged }
     }
 
-    /// Replays a policy on the day; `day` may contain another plan's knowledge of the same log.
-    fn replay(
-        &self,
-        day: &DayModel,
-        entrant: Entrant,
-        options: ReplayOptions,
-        watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
-    ) -> anyhow::Result<PolicyReport> {
-        let Entrant { name, kind, policy } = entrant;
-        let newest = SharedNewest::default();
-        let mut watcher = newest.clone();
-        let ranking = |shown: &Shown| newest.0.lock().expect("nobody panics with it").of(shown.request_id);
-        if let Some(judged) = &self.judged {
-            let (mut shown, mut rankings) = (Vec::new(), Vec::new());
-            replay_day(day, &mut Witness::new(policy, &mut watcher), options, &mut |s| {
-                rankings.push(ranking(&s));
-                shown.push(s.ad);
-            });
-            return self.recount(judged, name, kind, &Logged { shown }, &rankings, watch);
+    /// Returns the oracle as an entrant: it knows the day as it is judged, and sees every delivery at once.
+    fn oracle<'a>(&'a self, policy: &'a mut FixedPrices, day: &'a DayModel, options: ReplayOptions) -> Entrant<'a> {
+        let options = ReplayOptions { delay: Delay::fixed(0.0), ..options };
+        Entrant { name: ORACLE, kind: Kind::Oracle, policy, day: self.judged.as_ref().unwrap_or(day), options }
+    }
+
+    /// Replays policies, of which the oracle is the last, and returns their rows in the same order.
+    fn replay(&self, mut entrants: Vec<Entrant>, watch: &mut Watch) -> anyhow::Result<Vec<PolicyReport>> {
+        let names: Vec<(String, Kind)> = entrants.iter().map(|e| (e.name.to_owned(), e.kind)).collect();
+        let judged = self.judged.as_ref();
+        // The oracle replays another log than the policies that are told other values.
+        let oracle = judged.and_then(|_| entrants.pop());
+        let mut sums = together::replay(entrants, &self.measure, judged, watch)?;
+        if let Some(oracle) = oracle {
+            sums.extend(together::replay(vec![oracle], &self.measure, judged, watch)?);
         }
-        let mut failed = Ok(());
-        let mut meter = self.measure.meter();
-        let totals = replay_day(day, &mut Witness::new(policy, &mut watcher), options, &mut |shown| {
-            let shown = Shown { ranking: ranking(&shown), ..shown };
-            meter.see(&shown);
-            if failed.is_ok() {
-                failed = watch(name, shown);
-            }
-        });
-        failed?;
-        Ok(self.row(name, kind, &totals, meter))
+        let row = |((name, kind), (totals, meter)): ((String, Kind), _)| self.row(&name, kind, &totals, meter);
+        Ok(names.into_iter().zip(sums).map(row).collect())
     }
 
     /// Returns the row of a policy, from its sums and the meter.
@@ -124,75 +97,50 @@ impl Comparison {
     }
 
     /// Returns the row of the ads that the live system showed on the day.
-    fn logged(
-        &self,
-        day: &DayModel,
-        logged: &Logged,
-        watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
-    ) -> anyhow::Result<PolicyReport> {
-        self.recount(self.judged.as_ref().unwrap_or(day), logged::NAME, Kind::Baseline, logged, &[], watch)
-    }
-
-    /// Returns the row of the ads shown, counted at the values of `day`; `rankings` are those of the decisions, request by
-    /// request, or empty.
-    fn recount(
-        &self,
-        day: &DayModel,
-        name: &str,
-        kind: Kind,
-        shown: &Logged,
-        rankings: &[Option<Ranking>],
-        watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
-    ) -> anyhow::Result<PolicyReport> {
+    fn logged(&self, day: &DayModel, logged: &Logged, watch: &mut Watch) -> anyhow::Result<PolicyReport> {
         let mut meter = self.measure.meter();
-        let mut rankings = rankings.iter();
-        let totals = shown.replay(day, &mut |shown| {
-            let shown = Shown { ranking: rankings.next().copied().flatten(), ..shown };
+        let totals = logged.replay(self.judged.as_ref().unwrap_or(day), &mut |shown| {
             meter.see(&shown);
-            watch(name, shown)
+            watch(logged::NAME, shown)
         })?;
-        Ok(self.row(name, kind, &totals, meter))
+        Ok(self.row(logged::NAME, Kind::Baseline, &totals, meter))
     }
 
-    /// Replays contenders and the oracle, and builds the day's report.
-    fn report(
-        &self,
-        day: &DayModel,
-        contenders: &mut [Contender],
-        options: ReplayOptions,
-        watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
-    ) -> anyhow::Result<DayReport> {
-        let mut policies = Vec::new();
-        // No delay: the oracle knows the day, and a policy that predicts deliveries sees no delay.
-        let prompt = ReplayOptions { delay: Delay::fixed(0.0), ..options };
-        for c in contenders {
-            let options = if c.name.ends_with(baselines::PREDICTING) { prompt } else { options };
-            let entrant = Entrant { name: &c.name, kind: c.kind, policy: &mut *c.policy };
-            policies.push(self.replay(day, entrant, options, watch)?);
-        }
-        let mut oracle = FixedPrices::oracle(&self.bound);
-        let entrant = Entrant { name: "oracle", kind: Kind::Oracle, policy: &mut oracle };
-        let oracle = self.replay(self.judged.as_ref().unwrap_or(day), entrant, prompt, watch)?;
-        let primal = oracle.j;
-        policies.push(oracle);
-        Ok(DayReport {
+    /// Builds the day's report from the rows of its policies, of which the oracle's is the last.
+    fn report(&self, day: &DayModel, policies: Vec<PolicyReport>, rate_seed: u64) -> DayReport {
+        DayReport {
             log: day.log.name().to_owned(),
             told: Told::Logged.to_string(),
             judged: Told::Logged.to_string(),
             stress: None,
             requests: day.log.requests().len() as u64,
             quarantined: day.log.counts().quarantined,
-            unfilled: unfillable(day, options.rate_seed),
-            rate_seed: options.rate_seed,
+            unfilled: unfillable(day, rate_seed),
+            rate_seed,
             contracts_declared: day.log.contracts_declared(),
             seen: vec![],
             unknown: vec![],
-            bound: BoundReport { ub: self.bound.upper, primal, stake: self.bound.stake },
+            bound: BoundReport {
+                ub: self.bound.upper,
+                primal: policies.last().map_or(0.0, |oracle| oracle.j),
+                stake: self.bound.stake,
+            },
             policies,
             planned: self.measure.planned(),
             market: self.measure.market().clone(),
-        })
+        }
     }
+}
+
+/// Returns contenders as entrants on `day`.
+fn entrants<'a>(contenders: &'a mut [Contender], day: &'a DayModel, options: ReplayOptions) -> Vec<Entrant<'a>> {
+    // A policy that predicts deliveries sees no delay.
+    let prompt = ReplayOptions { delay: Delay::fixed(0.0), ..options };
+    let entrant = |c: &'a mut Contender| {
+        let options = if c.name.ends_with(baselines::PREDICTING) { prompt } else { options };
+        Entrant { name: &c.name, kind: c.kind, policy: &mut *c.policy, day, options }
+    };
+    contenders.iter_mut().map(entrant).collect()
 }
 
 /// Replays the named baselines, trained policies and the oracle on a day; `watch` is called with each decision and the policy's
@@ -244,17 +192,35 @@ pub fn compare(
     let base = day.model(base_plan, Arc::default());
     let judged = (!Arc::ptr_eq(&base.log, day.judged())).then(|| day.judged_model(base_plan));
     let comparison = Comparison::new(&base, judged, options.rate_seed);
-    let mut report = comparison.report(&base, &mut contenders, options, watch)?;
+    let mut oracle = FixedPrices::oracle(&comparison.bound);
+    let mut own: Vec<(&String, Kind, Box<dyn Policy>, DayModel)> = Vec::new();
+    for Entry { name, kind, policy, .. } in policies {
+        let taken = names.iter().map(String::as_str).chain([ORACLE]).any(|other| other == name);
+        if taken || own.iter().any(|(other, ..)| *other == name) {
+            bail!("two policies are called `{name}`; rename a run directory or file");
+        }
+        own.push((name, *kind, policy.policy(), day.model(policy.plan(), Arc::new(policy.vocabulary()))));
+    }
+    let baselines = contenders.len();
+    let mut all = entrants(&mut contenders, &base, options);
+    for (name, kind, policy, day) in &mut own {
+        all.push(Entrant { name, kind: *kind, policy: &mut **policy, day, options });
+    }
+    all.push(comparison.oracle(&mut oracle, &base, options));
+    let mut rows = comparison.replay(all, watch)?;
+    for (row, entry) in rows[baselines..].iter_mut().zip(policies) {
+        row.equals = entry.is_start.then(|| format!("{}{START}", entry.name));
+    }
+    let mut report = comparison.report(&base, rows, options.rate_seed);
     report.stress = day.stress().map(ToString::to_string);
     (report.told, report.judged) = (day.told().to_string(), day.judge().to_string());
     if let Some(plan) = plan.filter(|_| !names.is_empty()) {
         report.seen.extend(familiar::seen(familiar::BASELINES, plan, day.content()));
         report.unknown.extend(familiar::unknown(familiar::BASELINES, plan, &Vocabulary::default(), day.log()));
     }
-    let oracle = report.policies.pop();
     if names.iter().any(|n| n == logged::NAME) {
         match day.logged()? {
-            Some(logged) => report.policies.push(comparison.logged(&base, &logged, watch)?),
+            Some(logged) => report.policies.insert(baselines, comparison.logged(&base, &logged, watch)?),
             None => tracing::warn!(
                 "left out: {} needs a joined_exposure in {}, and the day as it was logged",
                 logged::NAME,
@@ -262,22 +228,13 @@ pub fn compare(
             ),
         }
     }
-    for Entry { name, kind, policy, is_start } in policies {
-        if report.policies.iter().any(|p| p.name == *name) {
-            bail!("two policies are called `{name}`; rename a run directory or file");
-        }
+    for Entry { name, kind, policy, .. } in policies {
         // The rows beside a chosen policy come from the same run.
         if matches!(kind, Kind::Trained | Kind::Baseline) {
             report.seen.extend(familiar::seen(name, policy.plan(), day.content()));
             report.unknown.extend(familiar::unknown(name, policy.plan(), &policy.vocabulary(), day.log()));
         }
-        let own = day.model(policy.plan(), Arc::new(policy.vocabulary()));
-        let entrant = Entrant { name, kind: *kind, policy: &mut *policy.policy() };
-        let mut row = comparison.replay(&own, entrant, options, watch)?;
-        row.equals = is_start.then(|| format!("{name}{START}"));
-        report.policies.push(row);
     }
-    report.policies.extend(oracle);
     Ok(report)
 }
 
@@ -291,7 +248,12 @@ pub fn compare_day(
     options: ReplayOptions,
     watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
 ) -> anyhow::Result<DayReport> {
-    Comparison::new(day, None, options.rate_seed).report(day, contenders, options, watch)
+    let comparison = Comparison::new(day, None, options.rate_seed);
+    let mut oracle = FixedPrices::oracle(&comparison.bound);
+    let mut all = entrants(contenders, day, options);
+    all.push(comparison.oracle(&mut oracle, day, options));
+    let rows = comparison.replay(all, watch)?;
+    Ok(comparison.report(day, rows, options.rate_seed))
 }
 
 /// Counts the requests without an auction ad and without a contract whose draw passed.

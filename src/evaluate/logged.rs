@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use crate::env::DayModel;
+use crate::env::{DayModel, Incoming};
 use crate::log::schema::AdType;
 use crate::log::table;
 use crate::log::{CompiledLog, exposure};
@@ -51,40 +51,57 @@ impl Logged {
     /// # Errors
     /// Any error of `watch`.
     pub fn replay(&self, day: &DayModel, watch: &mut dyn FnMut(Shown) -> anyhow::Result<()>) -> anyhow::Result<Totals> {
-        let mut totals = Totals::default();
-        let mut delivered = vec![0.0; day.contracts.len()];
-        for (row, (request, &ad)) in day.log.requests().iter().zip(&self.shown).enumerate() {
-            let mut contract = None;
-            let mut worth = 0.0;
-            match ad {
-                Some((ad_id, AdType::Auction)) => {
-                    worth = day.log.auctions(&request).iter().find(|a| a.ad_id == ad_id).map_or(0.0, |a| a.worth());
-                    totals.auction_revenue += worth;
-                    totals.auction_impressions += 1;
-                }
-                Some((ad_id, AdType::Contract)) => {
-                    let entries = day.log.entries(&request);
-                    if let Some(e) = entries.iter().find(|e| day.contracts[e.contract as usize].ad_id == ad_id) {
-                        let j = e.contract as usize;
-                        contract = Some(j);
-                        worth = day.contracts[j].click_value * e.pctr;
-                        delivered[j] += 1.0;
-                        totals.click_worth += worth;
-                        totals.contract_pctr += e.pctr;
-                        totals.contract_impressions += 1;
-                    }
-                }
-                None => totals.unfilled += 1,
-            }
-            watch(Shown {
-                request_id: request.request_id,
-                ad,
-                contract,
-                offset: day.offset(row),
-                worth,
-                ranking: None,
-            })?;
+        let mut recount = Recount::new(day);
+        for (row, &ad) in self.shown.iter().enumerate() {
+            watch(recount.take(day, &day.incoming(row), ad))?;
         }
+        Ok(recount.finish(day))
+    }
+}
+
+/// Sums of the ads shown on the requests of a day, at the values of that day.
+pub struct Recount {
+    totals: Totals,
+    /// Impressions of each contract.
+    delivered: Vec<f64>,
+}
+
+impl Recount {
+    pub fn new(day: &DayModel) -> Self {
+        Self { totals: Totals::default(), delivered: vec![0.0; day.contracts.len()] }
+    }
+
+    /// Counts the ad shown on the next request.
+    pub fn take(&mut self, day: &DayModel, incoming: &Incoming, ad: Option<(u64, AdType)>) -> Shown {
+        let Self { totals, delivered } = self;
+        let Incoming { visit, entries, auctions } = incoming;
+        let mut contract = None;
+        let mut worth = 0.0;
+        match ad {
+            Some((ad_id, AdType::Auction)) => {
+                worth = auctions.iter().find(|a| a.ad_id == ad_id).map_or(0.0, |a| a.worth());
+                totals.auction_revenue += worth;
+                totals.auction_impressions += 1;
+            }
+            Some((ad_id, AdType::Contract)) => {
+                if let Some(e) = entries.iter().find(|e| day.contracts[e.contract as usize].ad_id == ad_id) {
+                    let j = e.contract as usize;
+                    contract = Some(j);
+                    worth = day.contracts[j].click_value * e.pctr;
+                    delivered[j] += 1.0;
+                    totals.click_worth += worth;
+                    totals.contract_pctr += e.pctr;
+                    totals.contract_impressions += 1;
+                }
+            }
+            None => totals.unfilled += 1,
+        }
+        Shown { request_id: visit.request_id, ad, contract, offset: visit.offset, worth, ranking: None }
+    }
+
+    /// Returns the sums after the last request.
+    pub fn finish(self, day: &DayModel) -> Totals {
+        let Self { mut totals, delivered } = self;
         for (c, delivered) in day.contracts.iter().zip(delivered) {
             let missing = (c.owed - delivered).max(0.0);
             totals.owed += c.owed;
@@ -92,6 +109,6 @@ impl Logged {
             totals.penalty += c.penalty * missing;
         }
         totals.j = totals.auction_revenue + totals.click_worth - totals.penalty;
-        Ok(totals)
+        totals
     }
 }

@@ -81,8 +81,8 @@ pub struct Market {
 impl Market {
     fn of(day: &DayModel) -> Self {
         let mut seen = [Mean::default(); GRID];
-        for row in 0..day.log.requests().len() {
-            seen[quarter(day.offset(row))].add(1000.0 * day.incoming(row).visit.best);
+        for r in day.log.requests() {
+            seen[quarter(r.ts_ms - day.start_ms)].add(1000.0 * r.best);
         }
         let expected = (0..GRID).map(|q| 1000.0 * day.price_by_hour[q * HOURS / GRID]);
         Self { expected: expected.collect(), seen: seen.iter().map(Mean::value).collect() }

@@ -19,6 +19,7 @@ pub mod report;
 pub mod stress;
 pub mod table;
 pub mod test_day;
+mod together;
 pub mod verdict;
 
 pub use compare::{Contender, compare, compare_day};

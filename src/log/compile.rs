@@ -3,6 +3,7 @@
 //! A compiled log carries a hash of the content of its inputs and of its options; it is rebuilt when they change. [`super::keep`]
 //! says where it is stored. Compiling reads the tables once and stays within the given memory, whatever the size of the day.
 
+use std::fs::File;
 use std::io::{Cursor, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -13,15 +14,16 @@ use super::day::Day;
 use super::digest::{Digests, Stat};
 use super::error::{LogError, Result};
 use super::keep;
+use super::parts::{Parting, Parts, Savepoint, Sums};
 use super::queue::{QueueRules, Showable};
 use super::queue_buffer::{Queue, QueueBuffer};
 use super::raw::RawDay;
 use super::records::Request;
-use super::scan::{Gather, Next, Scanned, Source, Taker};
+use super::scan::{Gather, Next, PassState, Scanned, Source, Taker};
 use super::schema::TrackRow;
 use super::sorter::Sorter;
 use super::table;
-use super::writer::LogWriter;
+use super::writer::{Begun, LogWriter};
 
 /// Options that change the meaning of a compiled log, and limits for making one.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -62,13 +64,19 @@ pub fn open(dir: &Path, options: CompileOptions) -> Result<CompiledLog> {
         return Ok(found);
     }
     // One process compiles; others that need the same day wait for it.
-    let _lock = path.as_ref().and_then(|path| keep::lock(path));
+    let lock = path.as_ref().and_then(|path| keep::lock(path));
     path.as_deref().and_then(Path::parent).inspect(|folder| keep::remove_unfinished(folder));
     if let Some(found) = reuse(dir, path.as_deref(), options, true)? {
         return Ok(found);
     }
     let before = stats(dir)?;
-    let log = write_or_hold(path, dir, options.memory, &mut |to| compile(dir, options, to))?;
+    let mut write = |to: &mut dyn Output| compile(dir, options, to, None);
+    let log = match path.as_ref().zip(lock.as_ref()) {
+        None => write_or_hold(path, dir, options.memory, &mut write)?,
+        Some((path, _)) => {
+            keep_or_hold(path, dir, options.memory, write_in_parts(path, dir, options, &before), &mut write)?
+        }
+    };
     if stats(dir)? != before {
         let reason = "a table changed while it was read; run again once its writer has finished".into();
         return Err(LogError::Format { path: dir.to_owned(), reason });
@@ -100,12 +108,19 @@ fn reuse(dir: &Path, path: Option<&Path>, options: CompileOptions, locked: bool)
 pub(super) trait Output: Write + Seek {
     /// Discards everything that was written.
     fn restart(&mut self) -> std::io::Result<()>;
+
+    /// Discards what is beyond the first `at` bytes, and goes on after them.
+    fn resume(&mut self, at: u64) -> std::io::Result<()>;
 }
 
 impl Output for std::fs::File {
     fn restart(&mut self) -> std::io::Result<()> {
-        self.set_len(0)?;
-        self.rewind()
+        self.resume(0)
+    }
+
+    fn resume(&mut self, at: u64) -> std::io::Result<()> {
+        self.set_len(at)?;
+        self.seek(SeekFrom::Start(at)).map(drop)
     }
 }
 
@@ -118,21 +133,50 @@ pub(super) fn write_or_hold(
     write: &mut dyn FnMut(&mut dyn Output) -> Result<()>,
 ) -> Result<CompiledLog> {
     let failed = |cause| LogError::NotKept { dir: dir.to_owned(), cause };
-    if let Some(path) = path {
-        let mut kept = || {
-            let mut file = keep::Unfinished::begin(path.parent().unwrap_or(Path::new("."))).map_err(failed)?;
-            write(file.file())?;
-            file.finish(&path, dir).map_err(failed)
-        };
-        match kept() {
-            Ok(()) => return CompiledLog::open(&path),
-            // The disk is full: the log is made again at each run.
-            Err(LogError::NotKept { cause, .. }) => {
-                tracing::warn!("{}: what is compiled cannot be kept: {cause}", dir.display());
-            }
-            Err(e) => return Err(e),
+    let Some(path) = path else { return hold(dir, memory, write) };
+    let mut kept = || {
+        let mut file = keep::Unfinished::begin(path.parent().unwrap_or(Path::new("."))).map_err(failed)?;
+        write(file.file())?;
+        file.finish(&path, dir).map_err(failed)
+    };
+    let kept = kept();
+    keep_or_hold(&path, dir, memory, kept, write)
+}
+
+/// Opens the compiled log that was written to `path`. If there was no room for it, makes it in memory.
+fn keep_or_hold(
+    path: &Path,
+    dir: &Path,
+    memory: usize,
+    kept: Result<()>,
+    write: &mut dyn FnMut(&mut dyn Output) -> Result<()>,
+) -> Result<CompiledLog> {
+    match kept {
+        Ok(()) => CompiledLog::open(path),
+        // The disk is full: the log is made again at each run.
+        Err(LogError::NotKept { cause, .. }) => {
+            tracing::warn!("{}: what is compiled cannot be kept: {cause}", dir.display());
+            hold(dir, memory, write)
         }
+        Err(e) => Err(e),
     }
+}
+
+/// Writes a compiled log to `path`, in parts that outlive a kill. The caller holds the folder's lock.
+fn write_in_parts(path: &Path, dir: &Path, options: CompileOptions, stats: &[(PathBuf, Stat)]) -> Result<()> {
+    let failed = |cause| LogError::NotKept { dir: dir.to_owned(), cause };
+    let below = |path: &PathBuf| path.strip_prefix(dir).map_or_else(|_| path.clone(), Path::to_owned);
+    let stats: Vec<(PathBuf, Stat)> = stats.iter().map(|(path, stat)| (below(path), *stat)).collect();
+    let mut parts = Parts::of(path, &name_of(dir), options, &stats);
+    if options.verify {
+        parts.discard();
+    }
+    let mut file = parts.open().map_err(failed)?;
+    compile(dir, options, &mut file, Some(&mut parts))?;
+    parts.finish(&file, path, dir).map_err(failed)
+}
+
+fn hold(dir: &Path, memory: usize, write: &mut dyn FnMut(&mut dyn Output) -> Result<()>) -> Result<CompiledLog> {
     let mut held = Held { bytes: Cursor::new(Vec::new()), most: memory as u64 };
     write(&mut held)?;
     CompiledLog::of_bytes(dir, held.bytes.get_ref())
@@ -167,6 +211,12 @@ impl Seek for Held {
 impl Output for Held {
     fn restart(&mut self) -> std::io::Result<()> {
         self.bytes = Cursor::new(Vec::new());
+        Ok(())
+    }
+
+    fn resume(&mut self, at: u64) -> std::io::Result<()> {
+        self.bytes.get_mut().truncate(at as usize);
+        self.bytes.set_position(at);
         Ok(())
     }
 }
@@ -267,12 +317,12 @@ pub(super) fn contracts_declared(dir: &Path) -> bool {
 }
 
 /// Compiles a log directory in one pass, or in several if the first one finds repeated ids or rows far out of order.
-fn compile(dir: &Path, options: CompileOptions, to: &mut dyn Output) -> Result<()> {
+fn compile(dir: &Path, options: CompileOptions, to: &mut dyn Output, parts: Option<&mut Parts>) -> Result<()> {
     let source = Source::open(dir, options)?;
     std::thread::scope(|scope| {
         // The tables are hashed while they are parsed, so that they are read from the disk once.
         let inputs = scope.spawn(|| hash_inputs(dir, options));
-        let mut compiler = Compiler::new(dir, &source.rules, options.memory, to)?;
+        let mut compiler = Compiler::new(dir, (&source.day, &source.rules), options.memory, to, parts);
         let scanned = loop {
             match source.scan(&mut compiler)? {
                 Some(scanned) => break scanned,
@@ -289,12 +339,12 @@ fn compile(dir: &Path, options: CompileOptions, to: &mut dyn Output) -> Result<(
 /// Compiles rows that are in memory, in time order; `inputs` is the hash that identifies them.
 pub(super) fn compile_rows(raw: &RawDay, options: CompileOptions, inputs: u128, to: &mut dyn Output) -> Result<()> {
     let rules = QueueRules::new(raw.contracts.clone(), options.complete_queues);
-    let mut compiler = Compiler::new(&raw.dir, &rules, options.memory, to)?;
+    let mut compiler = Compiler::new(&raw.dir, (&raw.day, &rules), options.memory, to, None);
     compiler.begin()?;
     for rows in raw.rows.chunks(1024) {
         let mut batch = Compiled::default();
         rows.iter().for_each(|row| batch.add(row, &rules));
-        compiler.take(batch, &vec![true; rows.len()])?;
+        compiler.take(&mut batch, &vec![true; rows.len()])?;
     }
     compiler.drain()?;
     compiler.finish(raw.name.clone(), raw.day.clone(), raw.counts.clone(), raw.contracts_declared, inputs)
@@ -315,6 +365,12 @@ impl Gather for Compiled {
     fn push(&mut self, row: TrackRow, rules: &QueueRules) {
         self.add(&row, rules);
     }
+
+    fn clear(&mut self) {
+        self.queues.clear();
+        self.completed.clear();
+        self.targeted.clear();
+    }
 }
 
 impl Compiled {
@@ -334,10 +390,13 @@ impl Compiled {
 /// Collects the batches of a pass and writes their requests in time order.
 struct Compiler<'a> {
     dir: &'a Path,
+    day: &'a Day,
     rules: &'a QueueRules,
     sorter: Sorter,
     writer: LogWriter<&'a mut dyn Output>,
     tally: Tally,
+    /// Keeper of savepoints, if there are any.
+    parts: Option<&'a mut Parts>,
 }
 
 /// Totals over the requests of a day.
@@ -350,9 +409,22 @@ struct Tally {
 }
 
 impl<'a> Compiler<'a> {
-    fn new(dir: &'a Path, rules: &'a QueueRules, memory: usize, to: &'a mut dyn Output) -> Result<Self> {
-        let writer = LogWriter::new(to);
-        Ok(Self { dir, rules, sorter: Sorter::new(memory), writer, tally: Tally::default() })
+    fn new(
+        dir: &'a Path,
+        (day, rules): (&'a Day, &'a QueueRules),
+        memory: usize,
+        to: &'a mut dyn Output,
+        parts: Option<&'a mut Parts>,
+    ) -> Self {
+        Self {
+            dir,
+            day,
+            rules,
+            sorter: Sorter::new(memory),
+            writer: LogWriter::new(to),
+            tally: Tally::default(),
+            parts,
+        }
     }
 
     /// Writes the requests that the sorter still holds.
@@ -391,15 +463,59 @@ impl Tally {
 impl Taker for Compiler<'_> {
     type Gathered = Compiled;
 
+    fn stores(&self) -> bool {
+        self.sorter.held().is_some() && self.parts.as_ref().is_some_and(|parts| parts.stores())
+    }
+
+    fn resume(&mut self) -> Option<(PassState, File)> {
+        let parts = self.parts.as_mut()?;
+        let (Savepoint { pass, sums, held, block, index }, ids) = parts.load()?;
+        let Sums { pctr_sum, targeted, present, completed, given_ms, at, counts } = sums;
+        let contracts = self.rules.contracts().len();
+        if [pctr_sum.len(), targeted.len(), present.len()] != [contracts; 3] {
+            return None;
+        }
+        let begun = Begun { at, counts, block, index };
+        let resumed = self.writer.resume(parts.log(), begun, (self.day, contracts));
+        resumed.inspect_err(|why| tracing::warn!("{}: {why}; compiling from the start", parts.log().display())).ok()?;
+        self.sorter.resume(held, given_ms);
+        let pctr_sum = pctr_sum.into_iter().map(f64::from_bits).collect();
+        self.tally = Tally { pctr_sum, targeted, present, completed };
+        Some((pass, ids))
+    }
+
+    fn is_due(&self, rows: u64) -> bool {
+        self.parts.as_ref().is_some_and(|parts| parts.is_due(rows))
+    }
+
+    fn store(&mut self, pass: PassState, ids: &[u64]) {
+        let Self { sorter, writer, tally, parts, .. } = self;
+        let (Some(parts), Some((held, given_ms))) = (parts, sorter.held()) else { return };
+        let Begun { at, counts, block, index } = writer.begun();
+        let sums = Sums {
+            pctr_sum: tally.pctr_sum.iter().map(|sum| sum.to_bits()).collect(),
+            targeted: tally.targeted.clone(),
+            present: tally.present.clone(),
+            completed: tally.completed,
+            given_ms,
+            at,
+            counts,
+        };
+        parts.store(Parting { pass, sums, held, block, index }, ids);
+    }
+
     fn begin(&mut self) -> Result<()> {
+        if let Some(parts) = &mut self.parts {
+            parts.discard();
+        }
         let n = self.rules.contracts().len();
         self.tally = Tally { pctr_sum: vec![0.0; n], targeted: vec![0; n], present: vec![0; n], completed: 0 };
         self.sorter.reset()?;
         self.writer.begin().map_err(|cause| LogError::NotKept { dir: self.dir.to_owned(), cause })
     }
 
-    fn take(&mut self, batch: Compiled, keep: &[bool]) -> Result<Next> {
-        let Self { sorter, writer, tally, rules, dir } = self;
+    fn take(&mut self, batch: &mut Compiled, keep: &[bool]) -> Result<Next> {
+        let Self { sorter, writer, tally, rules, dir, .. } = self;
         for (sum, n) in tally.targeted.iter_mut().zip(&batch.targeted) {
             *sum += n;
         }

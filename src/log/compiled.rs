@@ -142,9 +142,11 @@ impl CompiledLog {
     pub fn open_checking(path: &Path, whole: usize) -> Result<Self> {
         let map = super::map::read_only(path).map_err(|e| LogError::io(path, e))?;
         let small = map.len() <= whole;
-        let log = Self::of_map(path, map)?;
+        let mut log = Self::of_map(path, map)?;
         if small {
             log.verify()?;
+        } else {
+            log.requests.release_passed();
         }
         Ok(log)
     }

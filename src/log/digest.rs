@@ -41,6 +41,12 @@ impl Stat {
         Ok(Self { size: m.len(), inode: m.ino(), modified, changed })
     }
 
+    /// Returns whether these files were last changed long enough ago, so that a later change will show.
+    pub fn are_settled(stats: &[(PathBuf, Self)]) -> bool {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs() as i64);
+        stats.iter().all(|(_, stat)| stat.is_settled(now))
+    }
+
     /// Returns whether the file was last changed long enough before `now`; a time in the future counts as not settled.
     fn is_settled(&self, now: i64) -> bool {
         self.modified.0.max(self.changed.0) < now - SETTLED_S

@@ -105,6 +105,15 @@ impl Unfinished {
     }
 }
 
+/// Renames an open file from `from` to `to`, readable by those who may read the log directory `dir`.
+///
+/// # Errors
+/// Any error of the file system.
+pub(super) fn place(file: &std::fs::File, from: &Path, to: &Path, dir: &Path) -> std::io::Result<()> {
+    as_private_as(file, dir)?;
+    std::fs::rename(from, to)
+}
+
 /// Writes a file derived from the log directory `dir` under a temporary name in its folder and renames it into place.
 ///
 /// # Errors
@@ -142,7 +151,7 @@ pub fn create_private(path: &Path) -> std::io::Result<std::fs::File> {
     OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
 }
 
-const UNFINISHED: &str = ".tmp";
+pub(super) const UNFINISHED: &str = ".tmp";
 /// Age below which a file may have a writer that has not locked it yet.
 const YOUNG: std::time::Duration = std::time::Duration::from_secs(10);
 

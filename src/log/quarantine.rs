@@ -1,8 +1,10 @@
 //! Bad rows of a log, listed in a file as they are found.
 
-use std::fs::File;
-use std::io::Write as _;
+use std::fs::{File, OpenOptions};
+use std::io::{Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
 
 use super::compile::quarantine_path;
 use super::compiled::Counts;
@@ -11,6 +13,15 @@ use super::keep;
 
 /// Maximum number of bad rows in the list; all are counted. A few kilobytes of Parquet can hold a hundred million of them.
 const LISTED: u64 = 10_000;
+
+/// The bad rows of a pass so far.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SetAside {
+    counts: Counts,
+    first: Option<String>,
+    /// Bytes of the list.
+    listed: u64,
+}
 
 /// The bad rows of one pass.
 pub struct Quarantine {
@@ -31,6 +42,35 @@ impl Quarantine {
             let _ = std::fs::remove_file(&path);
         }
         Self { path, file: None, lists: true, counts: Counts::default(), first: None }
+    }
+
+    /// Continues the list of an earlier process; `None` if it is not there.
+    pub fn resume(dir: &Path, set_aside: SetAside) -> Option<Self> {
+        let SetAside { counts, first, listed } = set_aside;
+        let path = quarantine_path(dir);
+        let mut file = None;
+        if listed > 0 {
+            let mut list = OpenOptions::new().write(true).open(&path).ok()?;
+            if list.metadata().ok()?.len() < listed {
+                return None;
+            }
+            list.set_len(listed).ok()?;
+            list.seek(SeekFrom::Start(listed)).ok()?;
+            file = Some(std::io::BufWriter::new(list));
+        } else if path.is_file() {
+            let _ = std::fs::remove_file(&path);
+        }
+        Some(Self { path, file, lists: true, counts, first })
+    }
+
+    /// Flushes the list and returns what [`Quarantine::resume`] needs; `None` if the list cannot be written.
+    pub fn set_aside_so_far(&mut self) -> Option<SetAside> {
+        self.finish();
+        let listed = match &mut self.file {
+            Some(file) => file.stream_position().ok()?,
+            None => 0,
+        };
+        self.lists.then(|| SetAside { counts: self.counts.clone(), first: self.first.clone(), listed })
     }
 
     /// Sets a row aside; `name` is the name of its file, with whether its table has several files.

@@ -8,12 +8,13 @@ use super::error::BadValue;
 use super::records::{Auction, Entry, Request};
 use super::schema::{AdType, ControlRow, TrackRow};
 use super::targeting::TargetingIndex;
+use foldhash::fast::RandomState;
 
 /// The contracts of a day, looked up by ad id.
 #[derive(Debug, Clone)]
 pub struct QueueRules {
     contracts: Vec<ControlRow>,
-    index: HashMap<u64, u32>,
+    index: HashMap<u64, u32, RandomState>,
     targeting: TargetingIndex,
     complete: bool,
 }

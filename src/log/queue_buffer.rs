@@ -1,6 +1,8 @@
-//! Requests with their queues in memory, used for the sorter's buffer and for the block that the writer fills.
+//! Requests with their queues in memory: the sorter's buffer, the block that the writer fills, a block that several policies replay.
 
+use super::CompiledLog;
 use super::records::{Auction, Entry, Request};
+use super::requests::Iter;
 
 /// Requests with their entries; offsets count from the first entry of the buffer.
 #[derive(Debug, Default)]
@@ -26,10 +28,30 @@ impl QueueBuffer {
         self.auctions.extend_from_slice(auctions);
     }
 
+    /// Replaces the content by the next `count` requests of a log, fewer at its end.
+    pub fn fill(&mut self, log: &CompiledLog, rows: &mut Iter, count: usize) {
+        self.clear();
+        for r in rows.take(count) {
+            let (entries_at, auctions_at) = (self.entries.len() as u32, self.auctions.len() as u32);
+            self.requests.push(Request { entries_at, auctions_at, ..r });
+            log.entries(&r).append_to(&mut self.entries);
+            log.auctions(&r).append_to(&mut self.auctions);
+        }
+    }
+
     pub fn get(&self, i: usize) -> Queue<'_> {
         let r = &self.requests[i];
         let (e, a) = (r.entries_at as usize, r.auctions_at as usize);
         (r, &self.entries[e..e + usize::from(r.entries)], &self.auctions[a..a + usize::from(r.auctions)])
+    }
+
+    /// Returns whether the entries of every request are there.
+    pub fn is_whole(&self) -> bool {
+        let within = |at: u32, n: u16, held: usize| at as usize + usize::from(n) <= held;
+        self.requests.iter().all(|r| {
+            within(r.entries_at, r.entries, self.entries.len())
+                && within(r.auctions_at, r.auctions, self.auctions.len())
+        })
     }
 
     pub fn bytes(&self) -> usize {

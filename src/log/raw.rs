@@ -35,6 +35,10 @@ impl Gather for Rows {
     fn push(&mut self, row: TrackRow, _: &QueueRules) {
         self.0.push(row);
     }
+
+    fn clear(&mut self) {
+        self.0.clear();
+    }
 }
 
 impl Taker for Rows {
@@ -45,8 +49,8 @@ impl Taker for Rows {
         Ok(())
     }
 
-    fn take(&mut self, gathered: Self, keep: &[bool]) -> Result<Next> {
-        self.0.extend(gathered.0.into_iter().zip(keep).filter_map(|(row, keep)| keep.then_some(row)));
+    fn take(&mut self, gathered: &mut Self, keep: &[bool]) -> Result<Next> {
+        self.0.extend(gathered.0.drain(..).zip(keep).filter_map(|(row, keep)| keep.then_some(row)));
         Ok(Next::GoOn)
     }
 }

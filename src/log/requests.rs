@@ -45,6 +45,8 @@ pub struct Requests {
     blocks: Box<[OnceLock<Box<Block>>]>,
     len: usize,
     contracts: usize,
+    /// Whether iterators release the pages of the blocks that they have left.
+    released: bool,
 }
 
 impl Requests {
@@ -74,7 +76,24 @@ impl Requests {
             len += block.requests as usize;
         }
         let blocks = index.iter().map(|_| OnceLock::new()).collect();
-        Ok(Self { path, map, index, blocks, len, contracts })
+        Ok(Self { path, map, index, blocks, len, contracts, released: false })
+    }
+
+    /// Returns the index, and closes the file.
+    pub(super) fn into_index(self) -> Vec<BlockMeta> {
+        self.index
+    }
+
+    /// Makes iterators release the pages of the blocks that they have left, so that a pass over a large file takes little memory. The map
+    /// must be that of a file.
+    pub(super) fn release_passed(&mut self) {
+        self.released = true;
+    }
+
+    #[cold]
+    fn leave(&self, number: usize) {
+        let BlockMeta { at, bytes, .. } = self.index[number];
+        super::map::release(&self.map, at as usize..(at + bytes) as usize);
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -96,6 +115,9 @@ impl Requests {
             if block.get().is_none() {
                 let checked = self.check(number)?;
                 let _ = block.set(checked);
+                if self.released {
+                    self.leave(number);
+                }
             }
         }
         Ok(())
@@ -190,7 +212,14 @@ impl Requests {
     /// If the range goes beyond the last row.
     pub fn range(&self, rows: Range<usize>) -> Iter<'_> {
         assert!(rows.end <= self.len);
-        Iter { requests: self, rows }
+        let block = rows.start / BLOCK;
+        Iter { requests: self, rows, block }
+    }
+
+    /// Returns the requests at these rows, each of which must be higher than the one before.
+    pub fn ascending(&self, rows: impl Iterator<Item = usize>) -> impl Iterator<Item = Request> {
+        let (mut requests, mut next) = (self.iter(), 0);
+        rows.map_while(move |row| requests.nth(row - std::mem::replace(&mut next, row + 1)))
     }
 
     pub fn to_vec(&self) -> Vec<Request> {
@@ -215,6 +244,22 @@ impl PartialEq for Requests {
 pub struct Iter<'a> {
     requests: &'a Requests,
     rows: Range<usize>,
+    /// Block of the last request returned.
+    block: usize,
+}
+
+impl Iter<'_> {
+    #[inline]
+    fn row(&mut self, row: usize) -> Request {
+        let block = row / BLOCK;
+        if block != self.block {
+            if self.requests.released {
+                self.requests.leave(self.block);
+            }
+            self.block = block;
+        }
+        self.requests.row(row)
+    }
 }
 
 impl Iterator for Iter<'_> {
@@ -222,11 +267,11 @@ impl Iterator for Iter<'_> {
 
     #[inline]
     fn next(&mut self) -> Option<Request> {
-        self.rows.next().map(|row| self.requests.row(row))
+        self.rows.next().map(|row| self.row(row))
     }
 
     fn nth(&mut self, n: usize) -> Option<Request> {
-        self.rows.nth(n).map(|row| self.requests.row(row))
+        self.rows.nth(n).map(|row| self.row(row))
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -238,7 +283,7 @@ impl ExactSizeIterator for Iter<'_> {}
 
 impl DoubleEndedIterator for Iter<'_> {
     fn next_back(&mut self) -> Option<Self::Item> {
-        self.rows.next_back().map(|row| self.requests.row(row))
+        self.rows.next_back().map(|row| self.row(row))
     }
 }
 

@@ -223,9 +223,9 @@ impl Taker for Thin<'_> {
         Ok(())
     }
 
-    fn take(&mut self, Rows(rows): Rows, keep: &[bool]) -> Result<Next> {
+    fn take(&mut self, Rows(rows): &mut Rows, keep: &[bool]) -> Result<Next> {
         let Some(writer) = &mut self.writer else { return Ok(Next::GoOn) };
-        for (mut row, _) in rows.into_iter().zip(keep).filter(|(_, keep)| **keep) {
+        for (mut row, _) in rows.drain(..).zip(keep).filter(|(_, keep)| **keep) {
             self.seen += 1;
             if !self.sampling.keeps(row.request_id) {
                 continue;

@@ -21,6 +21,8 @@ pub type Out<'a> = dyn FnMut(Queue) -> Result<()> + 'a;
 
 pub struct Sorter {
     held: QueueBuffer,
+    /// Memory for the buffer after half of it was given.
+    spare: QueueBuffer,
     /// Buffer limit in bytes, approximate.
     most: usize,
     /// Latest time passed to the output.
@@ -33,7 +35,7 @@ impl Sorter {
     pub fn new(memory: usize) -> Self {
         // Offsets of entries are u32, so an unreasonably large limit is clamped.
         let most = (memory / 8).clamp(1 << 10, 32 << 30);
-        Self { held: QueueBuffer::default(), most, given_ms: 0, spill: None }
+        Self { held: QueueBuffer::default(), spare: QueueBuffer::default(), most, given_ms: 0, spill: None }
     }
 
     /// Drops the buffered requests before a new pass.
@@ -56,6 +58,16 @@ impl Sorter {
     pub fn spill(&mut self, dir: &Path) -> Result<()> {
         self.spill = Some(Spill::new(dir)?);
         Ok(())
+    }
+
+    /// Returns the buffered requests and the latest time passed to the output; `None` if rows are sorted on disk.
+    pub fn held(&self) -> Option<(&QueueBuffer, u64)> {
+        self.spill.is_none().then_some((&self.held, self.given_ms))
+    }
+
+    /// Goes back to what [`Sorter::held`] returned.
+    pub fn resume(&mut self, held: QueueBuffer, given_ms: u64) {
+        (self.held, self.given_ms) = (held, given_ms);
     }
 
     /// Adds a request. `Next::Again` asks for a new pass.
@@ -87,12 +99,12 @@ impl Sorter {
             out(self.held.get(i as usize))?;
             self.given_ms = self.held.requests[i as usize].ts_ms;
         }
-        let mut rest = QueueBuffer::default();
         // Keep the order of the table, so that equal times stay in it.
         let mut later = later.to_vec();
         later.sort_unstable();
-        later.iter().for_each(|&i| rest.push(self.held.get(i as usize)));
-        self.held = rest;
+        self.spare.clear();
+        later.iter().for_each(|&i| self.spare.push(self.held.get(i as usize)));
+        std::mem::swap(&mut self.held, &mut self.spare);
         Ok(())
     }
 

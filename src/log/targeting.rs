@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 
+use foldhash::fast::RandomState;
+
 /// Allowed values per attribute; an empty list allows everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Targeting {
@@ -67,7 +69,7 @@ pub struct TargetingIndex {
 #[derive(Debug, Clone, Default)]
 struct Allowed {
     any: Vec<u64>,
-    named: HashMap<u32, Named>,
+    named: HashMap<u32, Named, RandomState>,
     /// Contracts of all lists, ascending within each.
     listed: Vec<u32>,
 }
@@ -93,7 +95,7 @@ impl Allowed {
         }
         pairs.sort_unstable();
         pairs.dedup();
-        let (mut named, mut listed) = (HashMap::new(), Vec::new());
+        let (mut named, mut listed) = (HashMap::default(), Vec::new());
         for of_value in pairs.chunk_by(|a, b| a.0 == b.0) {
             let contracts = of_value.iter().map(|&(_, j)| j);
             let shorter = size_of_val(of_value) / 2 < size_of::<u64>() * words;

@@ -1,6 +1,7 @@
 //! Writes a compiled log request by request. A block is written as soon as it is full, so memory does not grow with the day.
 
 use std::io::{Result, Seek, SeekFrom, Write};
+use std::path::Path;
 
 use bytemuck::Zeroable as _;
 use twox_hash::{XxHash3_64, XxHash3_128};
@@ -8,9 +9,10 @@ use twox_hash::{XxHash3_64, XxHash3_128};
 use super::block::{FIELDS, Packer};
 use super::compile::Output;
 use super::compiled::{MAGIC, Tail, VERSION};
+use super::day::Day;
 use super::queue_buffer::QueueBuffer;
 use super::records::{Auction, BLOCK, Entry, HEADER, Header, Request};
-use super::requests::BlockMeta;
+use super::requests::{BlockMeta, Requests};
 
 /// A compiled log being written. Its header is zero until [`LogWriter::finish`], so an incomplete file is never taken for a
 /// complete one.
@@ -22,25 +24,37 @@ pub(super) struct LogWriter<W> {
     block: QueueBuffer,
     packer: Packer,
     counts: [u64; 3],
-    content: XxHash3_128,
+    content: Content,
+}
+
+/// The hash of a day's traffic: [`super::CompiledLog::content`].
+#[derive(Default)]
+struct Content {
+    hash: XxHash3_128,
+    /// What the hash takes of a request.
+    words: Vec<u64>,
+}
+
+impl Content {
+    fn add(&mut self, r: &Request, auctions: impl ExactSizeIterator<Item = Auction>) {
+        let place = u64::from(r.slot_id) << 32 | u64::from(r.region);
+        self.words.clear();
+        self.words.extend([r.request_id, r.ts_ms, place, auctions.len() as u64]);
+        self.words.extend(auctions.flat_map(|a| [a.ad_id, a.ecpm.to_bits()]));
+        self.hash.write(bytemuck::cast_slice(&self.words));
+    }
 }
 
 impl<W: Write + Seek> LogWriter<W> {
     /// Creates a writer; [`LogWriter::begin`] starts the log.
     pub fn new(to: W) -> Self {
-        let content = XxHash3_128::new();
-        let (block, packer) = (QueueBuffer::default(), Packer::default());
+        let (block, packer, content) = (QueueBuffer::default(), Packer::default(), Content::default());
         Self { to, at: 0, index: Vec::new(), block, packer, counts: [0; 3], content }
     }
 
     /// Appends a request, which must not be earlier than the one before it.
     pub fn push(&mut self, request: &Request, entries: &[Entry], auctions: &[Auction]) -> Result<()> {
-        let r = request;
-        let place = u64::from(r.slot_id) << 32 | u64::from(r.region);
-        self.content.write(bytemuck::cast_slice(&[r.request_id, r.ts_ms, place, auctions.len() as u64]));
-        for a in auctions {
-            self.content.write(bytemuck::cast_slice(&[a.ad_id, a.ecpm.to_bits()]));
-        }
+        self.content.add(request, auctions.iter().copied());
         // A block holds 4,096 queues of at most 512 entries, so its own offsets always fit.
         let block = u32::try_from(self.index.len()).expect("a day of less than 2^44 requests");
         self.block.push((&Request { block, ..*request }, entries, auctions));
@@ -83,7 +97,7 @@ impl<W: Write + Seek> LogWriter<W> {
     /// written.
     pub fn finish(mut self, tail: Tail, inputs: u128) -> Result<()> {
         self.end_block()?;
-        let content = (self.counts[0] > 0).then(|| format!("{:032x}", self.content.finish_128()));
+        let content = (self.counts[0] > 0).then(|| format!("{:032x}", self.content.hash.finish_128()));
         let tail = Tail { content: tail.content.or(content), ..tail };
         let tail = serde_json::to_vec(&tail).expect("plain values serialise");
         let index: &[u8] = bytemuck::cast_slice(&self.index);
@@ -113,7 +127,47 @@ impl<W: Write + Seek> LogWriter<W> {
     }
 }
 
+/// What is written of a log that is not finished, and the block that is not full.
+pub(super) struct Begun<B, I> {
+    pub at: u64,
+    pub counts: [u64; 3],
+    pub block: B,
+    pub index: I,
+}
+
 impl<W: Output + ?Sized> LogWriter<&mut W> {
+    pub fn begun(&self) -> Begun<&QueueBuffer, &[BlockMeta]> {
+        Begun { at: self.at, counts: self.counts, block: &self.block, index: &self.index }
+    }
+
+    /// Continues the log that another writer began at `path`, after all its blocks were checked.
+    ///
+    /// # Errors
+    /// A file that does not hold these blocks.
+    pub fn resume(
+        &mut self,
+        path: &Path,
+        begun: Begun<QueueBuffer, Vec<BlockMeta>>,
+        (day, contracts): (&Day, usize),
+    ) -> std::result::Result<(), String> {
+        let Begun { at, counts, block, index } = begun;
+        let map = super::map::read_only(path).map_err(|e| e.to_string())?;
+        let end = usize::try_from(at).ok().filter(|end| (HEADER..=map.len()).contains(end)).ok_or("it is too short")?;
+        let mut written = Requests::new(path.to_owned(), map, index, end, contracts, day)?;
+        written.release_passed();
+        written.verify()?;
+        let mut content = Content::default();
+        written.iter().for_each(|r| content.add(&r, written.auctions(&r).iter()));
+        for i in 0..block.requests.len() {
+            let (request, _, auctions) = block.get(i);
+            content.add(request, auctions.iter().copied());
+        }
+        self.to.resume(at).map_err(|e| e.to_string())?;
+        (self.at, self.counts, self.block, self.index, self.content) =
+            (at, counts, block, written.into_index(), content);
+        Ok(())
+    }
+
     /// Begins a log, or starts it again.
     pub fn begin(&mut self) -> Result<()> {
         self.to.restart()?;
@@ -122,7 +176,7 @@ impl<W: Output + ?Sized> LogWriter<&mut W> {
         self.index.clear();
         self.block.clear();
         self.counts = [0; 3];
-        self.content = XxHash3_128::new();
+        self.content = Content::default();
         Ok(())
     }
 }

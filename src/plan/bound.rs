@@ -67,6 +67,7 @@ impl Problem {
         Self::of_rows(log, rate_seed, rows, wanted as f64 / len as f64)
     }
 
+    /// Creates the problem of ascending rows of a day.
     fn of_rows(log: &CompiledLog, rate_seed: u64, rows: impl Iterator<Item = usize>, share: f64) -> Self {
         let contracts = log.contracts();
         let column = |f: fn(&Contract) -> f64, share: f64| contracts.iter().map(|c| share * f(c)).collect();
@@ -77,9 +78,8 @@ impl Problem {
         );
         let mut takes = vec![Vec::new(); contracts.len()];
         let mut passed = Vec::new();
-        for (i, row) in rows.enumerate() {
-            let r = &log.requests().row(row);
-            passing(log, rate_seed, r, &mut passed);
+        for (i, r) in log.requests().ascending(rows).enumerate() {
+            passing(log, rate_seed, &r, &mut passed);
             for &(contract, click) in &passed {
                 takes[contract as usize].push((i as u32, click));
             }

@@ -79,13 +79,14 @@ impl Sample {
             let wanted = share(MOST_REQUESTS).min((share(MOST_ENTRIES) as f64 / mean.max(1e-9)) as usize).max(1);
             let strata = requests.len().min(wanted);
             let mut day = SampledDay::new(log, strata);
-            for i in 0..strata {
+            let picks = (0..strata).map(|i| {
                 let (from, to) = (i * requests.len() / strata, (i + 1) * requests.len() / strata);
-                let pick = from + (draw::hash64(SEED, days.len() as u64, i as u64) % (to - from) as u64) as usize;
-                let r = &requests.row(pick);
+                from + (draw::hash64(SEED, days.len() as u64, i as u64) % (to - from) as u64) as usize
+            });
+            for r in requests.ascending(picks) {
                 let next = kinds.len() as u32;
                 let kind = *kinds.entry((r.slot_id, r.region, r.gender, r.age)).or_insert(next);
-                day.push(log, r, kind);
+                day.push(log, &r, kind);
             }
             days.push(day);
         }

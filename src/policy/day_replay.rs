@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::cancel;
-use crate::env::{Choice, DayModel, Delay, Episode, Replay, RowSampler, Weights};
+use crate::env::{Choice, DayModel, Delay, Episode, Incoming, Replay, RowSampler, Weights};
 use crate::log::schema::AdType;
 
 use super::Policy;
@@ -96,16 +96,44 @@ pub fn replay_episode(
     watch: &mut dyn FnMut(Shown),
 ) -> Totals {
     let mut rows = RowSampler::new(&episode, day).peekable();
-    let mut replay = Replay::start(day, episode, delay_s, 0.0, &mut rows);
-    policy.begin(&replay);
-    let mut totals = Totals::default();
-    let mut decider = Decider::default();
+    let replay = Replay::start(day, episode, delay_s, 0.0, &mut rows);
+    let mut pass = DayPass::begin(replay, policy);
     for row in rows {
         if row % 256 == 0 {
             cancel::point();
         }
-        replay.arrive(day.incoming(row));
-        let choice = decider.decide(&mut replay, policy);
+        watch(pass.take(day.incoming(row), policy));
+    }
+    pass.finish()
+}
+
+/// A replay that is given its requests one by one.
+#[derive(Debug)]
+pub struct DayPass {
+    replay: Replay,
+    decider: Decider,
+    totals: Totals,
+}
+
+impl DayPass {
+    /// Begins the replay of a whole day.
+    pub fn of_day(day: &DayModel, policy: &mut dyn Policy, options: ReplayOptions) -> Self {
+        let episode = Episode::whole_day(day, options.rate_seed);
+        let delay_s = options.delay.on_day(day.start_ms);
+        Self::begin(Replay::start(day, episode, delay_s, 0.0, &mut std::iter::empty().peekable()), policy)
+    }
+
+    fn begin(replay: Replay, policy: &mut dyn Policy) -> Self {
+        policy.begin(&replay);
+        Self { replay, decider: Decider::default(), totals: Totals::default() }
+    }
+
+    /// Shows an ad on the next request.
+    #[inline]
+    pub fn take(&mut self, incoming: Incoming, policy: &mut dyn Policy) -> Shown {
+        let Self { replay, decider, totals } = self;
+        replay.arrive(incoming);
+        let choice = decider.decide(replay, policy);
         let request_id = replay.visit().request_id;
         let offset = replay.offset();
         let mut contract = None;
@@ -115,7 +143,7 @@ pub fn replay_episode(
                 totals.contract_impressions += 1;
                 totals.contract_pctr += c.pctr;
                 contract = Some(c.contract as usize);
-                Some((day.contracts[c.contract as usize].ad_id, AdType::Contract))
+                Some((replay.day.contracts[c.contract as usize].ad_id, AdType::Contract))
             }
             Choice::Auction(i) => {
                 totals.auction_impressions += 1;
@@ -130,14 +158,19 @@ pub fn replay_episode(
         totals.auction_revenue += display.auction;
         totals.click_worth += display.click;
         totals.j += display.absolute(&Weights::J);
-        watch(Shown { request_id, ad, contract, offset, worth: display.auction + display.click, ranking: None });
+        Shown { request_id, ad, contract, offset, worth: display.auction + display.click, ranking: None }
     }
-    for (j, c) in day.contracts.iter().enumerate() {
-        let missing = f64::from((replay.episode.owed[j] - replay.state.delivered[j]).max(0.0));
-        totals.owed += f64::from(replay.episode.owed[j]);
-        totals.missing += missing;
-        totals.penalty += c.penalty * missing;
+
+    /// Returns the sums after the last request.
+    pub fn finish(self) -> Totals {
+        let Self { replay, mut totals, .. } = self;
+        for (j, c) in replay.day.contracts.iter().enumerate() {
+            let missing = f64::from((replay.episode.owed[j] - replay.state.delivered[j]).max(0.0));
+            totals.owed += f64::from(replay.episode.owed[j]);
+            totals.missing += missing;
+            totals.penalty += c.penalty * missing;
+        }
+        totals.j -= replay.episode.stake(&replay.day);
+        totals
     }
-    totals.j -= replay.episode.stake(day);
-    totals
 }

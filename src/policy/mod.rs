@@ -31,7 +31,7 @@ pub mod witness;
 
 pub use bids::{Bids, lift};
 pub use controller::Controller;
-pub use day_replay::{ReplayOptions, Shown, Totals, replay_day, replay_episode};
+pub use day_replay::{DayPass, ReplayOptions, Shown, Totals, replay_day, replay_episode};
 pub use decide::Decider;
 pub use hindsight::Teacher;
 pub use learned::LearnedPolicy;

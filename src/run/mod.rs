@@ -11,7 +11,6 @@
 pub mod beginning;
 pub mod context;
 pub mod directory;
-pub mod failpoint;
 pub mod flight;
 pub mod leakage;
 pub mod metrics;
@@ -22,6 +21,7 @@ pub mod value_cursor;
 pub mod value_run;
 pub mod value_snapshot;
 
+pub use crate::failpoint;
 pub use context::{Context, open_days};
 pub use directory::{CannotSave, NotARunDirectory, RunDirectory};
 pub use metrics::Metrics;

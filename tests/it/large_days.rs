@@ -18,10 +18,10 @@ use super::worlds::{cases, open, world};
 
 /// A day of a synthetic world, with exposures and a forecast.
 const DAY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/test-0");
-const MIDNIGHT: u64 = 1_767_571_200_000;
+pub const MIDNIGHT: u64 = 1_767_571_200_000;
 
 /// A day of `requests` with queues of 16, a few megabytes of text for each 10,000; times in order unless `shuffled`.
-fn large(requests: u64, shuffled: bool) -> TempDir {
+pub fn large(requests: u64, shuffled: bool) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut rng = ChaCha8Rng::seed_from_u64(5);
     std::fs::write(dir.path().join("day.toml"), "date = \"2026-01-05\"\n").unwrap();
@@ -44,15 +44,15 @@ fn large(requests: u64, shuffled: bool) -> TempDir {
     dir
 }
 
-fn compiled(dir: &Path) -> PathBuf {
+pub fn compiled(dir: &Path) -> PathBuf {
     dir.join(".admix/compiled.log")
 }
 
-fn forget(dir: &Path) {
+pub fn forget(dir: &Path) {
     let _ = std::fs::remove_dir_all(dir.join(".admix"));
 }
 
-fn check(dir: &Path, args: &[&str]) -> std::process::Output {
+pub fn check(dir: &Path, args: &[&str]) -> std::process::Output {
     admix().args(["data", "check", "--json"]).args(args).arg(dir).output().unwrap()
 }
 
@@ -176,7 +176,7 @@ fn verify_reads_again_what_is_known() {
     assert!(said(&check(dir.path(), &[])).contains("inputs changed, compiling again"));
 }
 
-fn said(output: &std::process::Output) -> String {
+pub fn said(output: &std::process::Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 

@@ -35,6 +35,7 @@ mod manual;
 mod measure;
 mod neighbours;
 mod nights;
+mod parts;
 mod plan;
 mod plan_cache;
 mod quickstart;

@@ -1,19 +1,24 @@
 //! What evaluation says of a day beside its sums, held against a recount from the decisions.
 
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
-use admix::env::Delay;
+use admix::env::{DayModel, Delay};
 use admix::evaluate::bootstrap::{Block, share_interval};
 use admix::evaluate::compare::compare_day;
 use admix::evaluate::{Contender, Kind};
+use admix::log::BLOCK;
 use admix::log::schema::DAY_MS;
-use admix::policy::ReplayOptions;
+use admix::plan::{Plan, Tuned};
+use admix::policy::baselines::PREDICTING;
+use admix::policy::{ReplayOptions, Shown, replay_day};
 use proptest::prelude::*;
 use serde_json::Value;
 
 use super::replay::policies;
 use super::support;
-use super::worlds::{Decision, Loaded, cases, close, world};
+use super::worlds::{Decision, Loaded, cases, close, open, world};
 
 const QUARTERS: u64 = 96;
 
@@ -76,6 +81,36 @@ proptest! {
                 }
             }
         }
+    }
+}
+
+/// A day of several blocks, so that policies wait for each other between them.
+#[test]
+fn policies_that_share_a_pass_decide_as_if_alone() {
+    let dir = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/data/test-0"));
+    let log = Arc::new(open(dir));
+    assert!(log.requests().len() > 2 * BLOCK);
+    let mut plan = Plan::from_days(&[&log], 0).unwrap();
+    plan.tuned = Some(Tuned::default());
+    let day = DayModel::with_forecast(log, &plan.forecast, &plan, Arc::default());
+    let options = ReplayOptions { rate_seed: 3, delay: Delay::fixed(90.0) };
+    let mut contenders: Vec<Contender> = policies(&day, &plan)
+        .into_iter()
+        .map(|(name, policy)| Contender { name: name.to_owned(), kind: Kind::Baseline, policy })
+        .collect();
+    let mut together: BTreeMap<String, Vec<Shown>> = BTreeMap::new();
+    let report = compare_day(&day, &mut contenders, options, &mut |name, shown| {
+        together.entry(name.to_owned()).or_default().push(Shown { ranking: None, ..shown });
+        Ok(())
+    })
+    .unwrap();
+    for (name, mut policy) in policies(&day, &plan) {
+        let delay = if name.ends_with(PREDICTING) { Delay::fixed(0.0) } else { options.delay };
+        let mut alone = Vec::new();
+        let totals = replay_day(&day, &mut *policy, ReplayOptions { delay, ..options }, &mut |shown| alone.push(shown));
+        assert!(together[name] == alone, "{name}");
+        let row = report.policies.iter().find(|p| p.name == name).unwrap();
+        assert_eq!((row.j, row.auction_revenue), (totals.j, totals.auction_revenue), "{name}");
     }
 }
 

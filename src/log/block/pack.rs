@@ -4,6 +4,8 @@
 
 use std::collections::HashMap;
 
+use foldhash::fast::RandomState;
+
 use crate::log::queue_buffer::QueueBuffer;
 
 use super::{Auction, FieldMeta, HEAD, MANTISSAS, POWERS, Request, SLACK, kind, request};
@@ -15,7 +17,7 @@ pub(in crate::log) struct Packer {
     fields: Vec<(FieldMeta, Vec<u64>)>,
     head: Vec<FieldMeta>,
     /// Dictionary of auction ads: number of each by id, and the ids.
-    numbers: HashMap<u64, u32>,
+    numbers: HashMap<u64, u32, RandomState>,
     ads: Vec<u64>,
     pub bytes: Vec<u8>,
 }
@@ -161,27 +163,36 @@ fn span(numbers: impl Iterator<Item = u64>) -> (u64, u8) {
     }
 }
 
-/// Returns the mantissa of a decimal of `scale` digits that is this double.
-fn mantissa(value: f64, scale: usize) -> Option<u64> {
-    let near = value * POWERS[scale] + 0.5;
-    let mantissa = (near < MANTISSAS as f64).then_some(near as u64)?;
-    (mantissa < MANTISSAS && (mantissa as f64 / POWERS[scale]).to_bits() == value.to_bits()).then_some(mantissa)
+/// Returns the mantissa of a decimal that is this double, given the power of ten by which the mantissa is divided.
+#[inline]
+fn mantissa(value: f64, power: f64) -> Option<u64> {
+    let near = value * power + 0.5;
+    // A signed conversion is one instruction.
+    let mantissa = (near < MANTISSAS as f64).then_some(near as i64 as u64)?;
+    (mantissa < MANTISSAS && (mantissa as i64 as f64 / power).to_bits() == value.to_bits()).then_some(mantissa)
 }
 
 /// Returns the fewest digits with which all values are decimals, and their mantissas.
 fn decimals(values: &[f64]) -> Option<(u8, Vec<u64>)> {
+    let mut mantissas = Vec::with_capacity(values.len());
     let mut scale = 0;
-    for &value in values {
-        while mantissa(value, scale).is_none() {
-            scale += 1;
-            if scale == POWERS.len() {
+    while let Some(&power) = POWERS.get(scale) {
+        // A value that lacked digits is the first to be tried with more of them.
+        let first = mantissas.len();
+        if values.get(first).is_none_or(|&value| mantissa(value, power).is_some()) {
+            mantissas.clear();
+            mantissas.extend(values.iter().map_while(|&value| mantissa(value, power)));
+            if mantissas.len() == values.len() {
+                return Some((scale as u8, mantissas));
+            }
+            if mantissas.len() < first {
+                // A large value has no mantissa at the scale that a small one needs.
                 return None;
             }
         }
+        scale += 1;
     }
-    // A large value may have no mantissa at the scale that a small one needs.
-    let mantissas = values.iter().map(|&value| mantissa(value, scale)).collect::<Option<Vec<_>>>()?;
-    Some((scale as u8, mantissas))
+    None
 }
 
 #[cfg(test)]

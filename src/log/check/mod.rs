@@ -1,6 +1,7 @@
 //! `data check`: tests a log directory against the whole input contract and warns of values that are possible but look like a
 //! wrong unit.
 
+mod census;
 mod ranges;
 mod units;
 mod warning;
@@ -15,9 +16,9 @@ use super::compile::{self, CompileOptions};
 use super::error::Result;
 use super::exposure::{self, ExposureReport};
 use super::table;
-use super::targeting::TargetingIndex;
 use super::wander::Hourly;
 use super::{CompiledLog, inventory};
+use census::Census;
 pub use ranges::{Range, Ranges};
 pub use warning::Warning;
 
@@ -69,13 +70,14 @@ pub struct ContractReport {
 pub fn check(dir: &Path, options: CompileOptions, feedback_delay_s: f64) -> Result<CheckReport> {
     let log = compile::open(dir, options)?;
     let counts = log.counts().clone();
-    let ranges = Ranges::of(&log);
+    let census = Census::of(&log);
+    let ranges = Ranges::of(&log, &census);
     let mut warnings = units::of_directory(dir)?;
     if log.contracts_declared() {
         warnings.push(Warning::new("declared_contracts", "contracts were declared by the import, they are not real"));
     }
-    warnings.extend(units::of_log(&log, &ranges));
-    let contracts = contracts(&log, &mut warnings);
+    warnings.extend(units::of_log(&log, &ranges, &census));
+    let contracts = contracts(&log, &census, &mut warnings);
     let inventory_pv = match table::find(dir, "inventory")? {
         Some(path) => Some(inventory::read(&path)?.iter().map(|node| node.pv).sum()),
         None => None,
@@ -88,8 +90,6 @@ pub fn check(dir: &Path, options: CompileOptions, feedback_delay_s: f64) -> Resu
         let what = format!("{} rows stood out of time order and were sorted", counts.out_of_order);
         warnings.push(Warning::new("out_of_order", what));
     }
-    let unfillable =
-        log.requests().iter().filter(|r| log.entries(r).is_empty() && log.auctions(r).is_empty()).count() as u64;
     let quarantine = if counts.quarantined > 0 { Some(compile::quarantine_path(dir)) } else { None };
     Ok(CheckReport {
         directory: dir.to_owned(),
@@ -101,7 +101,7 @@ pub fn check(dir: &Path, options: CompileOptions, feedback_delay_s: f64) -> Resu
         reasons: counts.reasons,
         quarantine,
         out_of_order: counts.out_of_order,
-        unfillable,
+        unfillable: census.unfillable,
         ranges,
         contracts,
         inventory_pv,
@@ -111,49 +111,34 @@ pub fn check(dir: &Path, options: CompileOptions, feedback_delay_s: f64) -> Resu
     })
 }
 
-fn contracts(log: &CompiledLog, warnings: &mut Vec<Warning>) -> Vec<ContractReport> {
-    let n = log.contracts().len();
-    let mut targeted = vec![[0u64; 24]; n];
-    let mut present = vec![[0u64; 24]; n];
-    let wanting = TargetingIndex::new(log.contracts().iter().map(|c| &c.targeting));
-    for r in log.requests() {
-        let hour = ((r.ts_ms - log.day().start_ms) / 3_600_000).min(23) as usize;
-        for j in wanting.matching(r.slot_id, r.region, r.gender, r.age) {
-            let c = &log.contracts()[j];
-            if (c.start_ms..c.end_ms).contains(&r.ts_ms) {
-                targeted[j][hour] += 1;
-            }
-        }
-        for e in log.entries(&r) {
-            present[e.contract as usize][hour] += 1;
-        }
-    }
+fn contracts(log: &CompiledLog, census: &Census, warnings: &mut Vec<Warning>) -> Vec<ContractReport> {
     let (mut short, mut absent) = (Vec::new(), Vec::new());
-    let reports = log.contracts().iter().zip(targeted.iter().zip(&present)).map(|(c, (targeted, present))| {
-        if c.present < c.owed() {
-            short.push(format!(
-                "contract {} owes {} impressions but may be shown on {} requests only",
-                c.ad_id,
-                c.owed(),
-                c.present
-            ));
-        }
-        if (c.present as f64) < LOW_PRESENCE * c.targeted as f64 {
-            absent.push(format!(
-                "contract {} stands in the queues of {} of its {} targeted requests",
-                c.ad_id, c.present, c.targeted
-            ));
-        }
-        ContractReport {
-            ad_id: c.ad_id,
-            owed: c.owed(),
-            targeted: c.targeted,
-            present: c.present,
-            presence_by_hour: (0..24)
-                .map(|h| (targeted[h] > 0).then(|| present[h] as f64 / targeted[h] as f64))
-                .collect(),
-        }
-    });
+    let reports =
+        log.contracts().iter().zip(census.targeted.iter().zip(&census.present)).map(|(c, (targeted, present))| {
+            if c.present < c.owed() {
+                short.push(format!(
+                    "contract {} owes {} impressions but may be shown on {} requests only",
+                    c.ad_id,
+                    c.owed(),
+                    c.present
+                ));
+            }
+            if (c.present as f64) < LOW_PRESENCE * c.targeted as f64 {
+                absent.push(format!(
+                    "contract {} stands in the queues of {} of its {} targeted requests",
+                    c.ad_id, c.present, c.targeted
+                ));
+            }
+            ContractReport {
+                ad_id: c.ad_id,
+                owed: c.owed(),
+                targeted: c.targeted,
+                present: c.present,
+                presence_by_hour: (0..24)
+                    .map(|h| (targeted[h] > 0).then(|| present[h] as f64 / targeted[h] as f64))
+                    .collect(),
+            }
+        });
     let reports = reports.collect();
     let remedy = "Look at its targeting and flight, and whether `required` is this day's share of the booking";
     warnings.extend(several(&short).map(|what| Warning::new("short_supply", what).so(remedy)));

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
+use super::census::Census;
 use crate::log::CompiledLog;
 
 /// Maximum number of values used for quantiles; of a longer day a regular subset is taken.
@@ -57,13 +58,9 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    pub fn of(log: &CompiledLog) -> Self {
+    pub fn of(log: &CompiledLog, census: &Census) -> Self {
         let requests = log.requests();
         let (first_ms, last_ms) = (requests.first().map_or(0, |r| r.ts_ms), requests.last().map_or(0, |r| r.ts_ms));
-        let mut hours = [0u32; 25];
-        for r in requests {
-            hours[((r.ts_ms - log.day().start_ms) / 3_600_000).min(24) as usize] += 1;
-        }
         let step = requests.len().div_ceil(SAMPLED / 16).max(1);
         let (mut ecpm, mut pctr) = (Vec::new(), Vec::new());
         for r in requests.iter().step_by(step) {
@@ -75,7 +72,7 @@ impl Ranges {
             first_ms,
             last_ms,
             span_s: (last_ms - first_ms) as f64 / 1000.0,
-            requests_an_hour: Range::of(hours.iter().filter(|n| **n > 0).map(|n| f64::from(*n)).collect()),
+            requests_an_hour: Range::of(census.hours.iter().filter(|n| **n > 0).map(|n| *n as f64).collect()),
             ecpm: Range::of(ecpm),
             pctr: Range::of(pctr),
             penalty: Range::of(log.contracts().iter().map(|c| c.penalty).collect()),

@@ -1,9 +1,10 @@
 //! Signs of a wrong unit or a wrong file: values that are possible but hardly ever intended.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::Warning;
+use super::census::Census;
 use super::ranges::Ranges;
 use crate::log::day::Day;
 use crate::log::error::Result;
@@ -28,12 +29,12 @@ const CHARGES_APART: f64 = 5.0;
 const DELAY_S: f64 = 1.0;
 
 /// Returns warnings about the values of the day.
-pub fn of_log(log: &CompiledLog, ranges: &Ranges) -> Vec<Warning> {
+pub fn of_log(log: &CompiledLog, ranges: &Ranges, census: &Census) -> Vec<Warning> {
     let mut warnings = Vec::new();
     warnings.extend(times(log, ranges));
     warnings.extend(outside(log));
     warnings.extend(prices(ranges));
-    warnings.extend(both_types(log));
+    warnings.extend(both_types(&census.both_types));
     if let Some(pctr) = ranges.pctr.filter(|pctr| pctr.median > 0.3) {
         let what = format!("the median pctr is {}", pctr.median);
         let cause = "percent or per mille instead of a fraction";
@@ -111,10 +112,7 @@ fn prices(ranges: &Ranges) -> Option<Warning> {
     })
 }
 
-fn both_types(log: &CompiledLog) -> Option<Warning> {
-    let contracts: HashSet<u64> = log.contracts().iter().map(|c| c.ad_id).collect();
-    let auctions = log.requests().iter().flat_map(|r| log.auctions(&r)).map(|a| a.ad_id);
-    let both: std::collections::BTreeSet<u64> = auctions.filter(|id| contracts.contains(id)).collect();
+fn both_types(both: &BTreeSet<u64>) -> Option<Warning> {
     let first = both.first()?;
     let what = format!("{} ids are contracts in control and auction ads (A) in queues, {first} first", both.len());
     let cause = "two systems number their ads independently, or contract entries are typed A";

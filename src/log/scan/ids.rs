@@ -32,6 +32,8 @@ pub struct Ids {
     spill: Option<File>,
     /// First and one past the last id of each run in the spilled file.
     runs: Vec<(u64, u64)>,
+    /// Ids since the last savepoint, if there are to be savepoints.
+    fresh: Option<Vec<u64>>,
 }
 
 /// Rows that repeat the id of an earlier one.
@@ -48,11 +50,27 @@ impl Repeated {
 }
 
 impl Ids {
-    /// Uses an eighth of `memory` bytes; the rest is spilled to the folder for files derived from `dir`.
-    pub fn new(dir: &Path, memory: usize) -> Self {
+    /// Uses an eighth of `memory` bytes; the rest is spilled to the folder for files derived from `dir`. `saves` says that there will be
+    /// savepoints.
+    pub fn new(dir: &Path, memory: usize, saves: bool) -> Self {
         let most = (memory / 8 / size_of::<Id>()).max(4);
         let (held, runs) = (Vec::new(), Vec::new());
-        Self { dir: dir.to_owned(), held, most, ascending: true, last: None, rows: 0, spill: None, runs }
+        Self {
+            dir: dir.to_owned(),
+            held,
+            most,
+            ascending: true,
+            last: None,
+            rows: 0,
+            spill: None,
+            runs,
+            fresh: saves.then(Vec::new),
+        }
+    }
+
+    /// Returns the ids since the last savepoint.
+    pub fn take_fresh(&mut self) -> Vec<u64> {
+        self.fresh.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     pub fn push(&mut self, id: u64, row: u64) -> Result<()> {
@@ -63,6 +81,7 @@ impl Ids {
             self.spill()?;
         }
         self.held.push(Id { id, row });
+        self.fresh.iter_mut().for_each(|fresh| fresh.push(id));
         Ok(())
     }
 
@@ -165,7 +184,7 @@ mod tests {
 
     fn repeated(ids: &[u64], most: usize) -> Vec<u64> {
         let dir = tempfile::tempdir().unwrap();
-        let mut all = Ids { most, ..Ids::new(dir.path(), 0) };
+        let mut all = Ids { most, ..Ids::new(dir.path(), 0, false) };
         for (row, &id) in (0..).zip(ids) {
             all.push(id, row).unwrap();
         }

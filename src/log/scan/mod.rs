@@ -9,30 +9,67 @@ mod ids;
 mod progress;
 mod workers;
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
 
 use super::compile::{CompileOptions, check_share};
 use super::compiled::Counts;
 use super::day::Day;
 use super::error::{BadValue, LogError, Result};
-use super::quarantine::Quarantine;
+use super::quarantine::{Quarantine, SetAside};
 use super::queue::QueueRules;
 use super::schema::TrackRow;
 use super::table::{self, Lumps, Table};
-use super::{control, keep, track};
+use super::{control, keep, parts, track};
 use ids::{Ids, Repeated};
-use progress::Progress;
-use workers::Parsed;
+pub use progress::Progress;
+use workers::{Parsed, Step};
 
 /// Data that workers keep of the good rows of a batch.
 pub trait Gather: Default + Send {
     /// Adds a row whose contract entries all have a control row.
     fn push(&mut self, row: TrackRow, rules: &QueueRules);
+
+    /// Forgets all rows and keeps the memory for the next batch.
+    fn clear(&mut self);
+}
+
+/// A pass after a whole number of lumps.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct PassState {
+    lumps: u64,
+    /// Bytes of the table that these lumps took.
+    read: u64,
+    /// Rows that were parsed.
+    pub seen: u64,
+    good: u64,
+    latest: u64,
+    set_aside: SetAside,
 }
 
 /// Consumer of the batches of a pass.
 pub trait Taker {
     type Gathered: Gather;
+
+    /// Whether it stores savepoints of passes that begin at the first row.
+    fn stores(&self) -> bool {
+        false
+    }
+
+    /// Goes back to the savepoint of an earlier process. Returns the pass as it was, and the file of its ids.
+    fn resume(&mut self) -> Option<(PassState, File)> {
+        None
+    }
+
+    /// Returns whether a savepoint is due after `rows` rows.
+    fn is_due(&self, _rows: u64) -> bool {
+        false
+    }
+
+    /// Stores a savepoint with the ids since the one before.
+    fn store(&mut self, _pass: PassState, _ids: &[u64]) {}
 
     /// Starts a pass; data from an earlier pass must be discarded.
     ///
@@ -44,7 +81,7 @@ pub trait Taker {
     ///
     /// # Errors
     /// Any error ends the scan.
-    fn take(&mut self, gathered: Self::Gathered, keep: &[bool]) -> Result<Next>;
+    fn take(&mut self, gathered: &mut Self::Gathered, keep: &[bool]) -> Result<Next>;
 }
 
 /// The opened tables of a day, with the day and the contracts.
@@ -92,16 +129,42 @@ impl Source {
     /// A file that cannot be read to its end, too many bad rows, no good row, or an error of the taker.
     pub fn scan<T: Taker>(&self, taker: &mut T) -> Result<Option<Scanned>> {
         let mut repeated = None;
+        let mut resumed = self.resume(taker);
         loop {
-            taker.begin()?;
-            let Some((pass, found)) = self.pass(repeated.as_ref(), taker)? else { return Ok(None) };
-            let Some(found) = found else {
+            let mut pass = match resumed.take() {
+                Some(pass) => pass,
+                None => {
+                    taker.begin()?;
+                    Pass::begin(&self.dir, repeated.is_none().then(|| self.ids(taker)))
+                }
+            };
+            if self.pass(&mut pass, repeated.as_ref(), taker)? == Next::Again {
+                return Ok(None);
+            }
+            let Some(found) = pass.ids.take().map(Ids::finish).transpose()?.flatten() else {
                 self.judge(&pass)?;
                 return Ok(Some(Scanned { counts: pass.quarantine.counts }));
             };
             tracing::info!("{}: {} request ids stand twice; reading again", self.track_path.display(), found.count());
             repeated = Some(found);
         }
+    }
+
+    fn ids<T: Taker>(&self, taker: &T) -> Ids {
+        Ids::new(&self.dir, self.options.memory, taker.stores())
+    }
+
+    /// Goes back to the savepoint of an earlier process, if there is one that can be used.
+    fn resume<T: Taker>(&self, taker: &mut T) -> Option<Pass> {
+        let (state, file) = taker.resume()?;
+        let PassState { lumps, read, seen, good, latest, set_aside } = state;
+        let quarantine = Quarantine::resume(&self.dir, set_aside)?;
+        let mut ids = self.ids(taker);
+        let mut rows = 0..seen;
+        parts::each_id(file, seen, |id| ids.push(id, rows.next()?).ok())?;
+        ids.take_fresh();
+        tracing::info!("{}: {seen} rows are compiled already; going on after them", self.dir.display());
+        Some(Pass { quarantine, names: PartNames::default(), ids: Some(ids), lumps, read, seen, good, latest })
     }
 
     /// Returns an error if there are too many bad rows or no good one.
@@ -123,28 +186,34 @@ impl Source {
         Ok(())
     }
 
-    /// Makes one pass; `None` where the taker asks to start again. Returns the rows that repeat an id if there are any and `known`
-    /// is `None`.
-    fn pass<T: Taker>(&self, known: Option<&Repeated>, taker: &mut T) -> Result<Option<(Pass, Option<Repeated>)>> {
+    /// Makes one pass, or the rest of one; `Next::Again` where the taker asks to start again.
+    fn pass<T: Taker>(&self, pass: &mut Pass, known: Option<&Repeated>, taker: &mut T) -> Result<Next> {
         let table = Table::open(&self.track_path, track::COLUMNS)?;
         table.warn_unknown(0);
-        let names = PartNames { parted: table.is_parted(), names: table.part_names() };
-        let mut pass = Pass { quarantine: Quarantine::begin(&self.dir), names, seen: 0, good: 0, latest: 0 };
-        let mut ids = known.is_none().then(|| Ids::new(&self.dir, self.options.memory));
-        let mut progress = Progress::new(&self.dir, table.bytes());
+        pass.names = PartNames { parted: table.is_parted(), names: table.part_names() };
+        let stores = known.is_none() && taker.stores();
+        let mut progress = Progress::new(self.dir.display().to_string(), table.bytes().saturating_sub(pass.read));
         let mut keep = Vec::new();
-        let done = workers::run(self, table.into_lumps(), |batch: Parsed<T::Gathered>| {
-            crate::cancel::point();
-            pass.take(&batch, known, ids.as_mut(), &mut keep)?;
-            progress.add(batch.rows, batch.bytes);
-            taker.take(batch.gathered, &keep)
+        let done = workers::run(self, table.into_lumps(), pass.lumps, |step: Step<T::Gathered>| match step {
+            Step::Batch(batch) => {
+                crate::cancel::point();
+                pass.take(batch, known, &mut keep)?;
+                progress.add(batch.rows, batch.bytes);
+                taker.take(&mut batch.gathered, &keep)
+            }
+            Step::EndOfLump => {
+                pass.lumps += 1;
+                if stores
+                    && taker.is_due(pass.seen)
+                    && let Some((state, ids)) = pass.so_far()
+                {
+                    taker.store(state, &ids);
+                }
+                Ok(Next::GoOn)
+            }
         })?;
-        if done == Next::Again {
-            return Ok(None);
-        }
         pass.quarantine.finish();
-        let found = ids.map(Ids::finish).transpose()?.flatten();
-        Ok(Some((pass, found)))
+        Ok(done)
     }
 }
 
@@ -169,6 +238,7 @@ fn first_day(track_path: &Path, dir: &Path, options: CompileOptions) -> Result<D
 }
 
 /// Names of the part files of a table for lists.
+#[derive(Default)]
 struct PartNames {
     parted: bool,
     names: Vec<String>,
@@ -185,6 +255,11 @@ impl PartNames {
 struct Pass {
     quarantine: Quarantine,
     names: PartNames,
+    /// Ids of the rows that were parsed; `None` where repeated ones are known.
+    ids: Option<Ids>,
+    /// Lumps that are whole, and the bytes of the table up to now.
+    lumps: u64,
+    read: u64,
     /// Rows that were parsed, before the checks that need the whole table.
     seen: u64,
     good: u64,
@@ -192,15 +267,23 @@ struct Pass {
 }
 
 impl Pass {
+    fn begin(dir: &Path, ids: Option<Ids>) -> Self {
+        let (quarantine, names) = (Quarantine::begin(dir), PartNames::default());
+        Self { quarantine, names, ids, lumps: 0, read: 0, seen: 0, good: 0, latest: 0 }
+    }
+
+    /// Returns what a savepoint needs, with the ids since the last one; `None` if the list of bad rows cannot be written.
+    fn so_far(&mut self) -> Option<(PassState, Vec<u64>)> {
+        let set_aside = self.quarantine.set_aside_so_far()?;
+        let &mut Self { lumps, read, seen, good, latest, .. } = self;
+        let ids = self.ids.as_mut().map(Ids::take_fresh).unwrap_or_default();
+        Some((PassState { lumps, read, seen, good, latest, set_aside }, ids))
+    }
+
     /// Judges the rows of a batch in order; `keep` gets a flag for each gathered row.
-    fn take<G>(
-        &mut self,
-        batch: &Parsed<G>,
-        known: Option<&Repeated>,
-        mut ids: Option<&mut Ids>,
-        keep: &mut Vec<bool>,
-    ) -> Result<()> {
+    fn take<G>(&mut self, batch: &Parsed<G>, known: Option<&Repeated>, keep: &mut Vec<bool>) -> Result<()> {
         keep.clear();
+        self.read += batch.bytes;
         self.quarantine.counts.rows += batch.rows;
         let mut bad = batch.bad.iter().peekable();
         for i in 0..=batch.requests.len() {
@@ -220,7 +303,7 @@ impl Pass {
                 }
                 continue;
             }
-            if let Some(ids) = &mut ids {
+            if let Some(ids) = &mut self.ids {
                 ids.push(r.id, number)?;
             }
             self.quarantine.counts.out_of_order += u64::from(r.ts_ms < self.latest);

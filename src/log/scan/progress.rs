@@ -1,6 +1,5 @@
 //! Logs the progress of a long pass: rows, rate, time left.
 
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Shorter passes log nothing.
@@ -8,8 +7,8 @@ const QUIET: Duration = Duration::from_secs(5);
 const EVERY: Duration = Duration::from_secs(10);
 
 pub struct Progress {
-    dir: PathBuf,
-    /// Bytes of the table's files, and bytes read so far.
+    what: String,
+    /// Amount to be read, and amount read so far, in bytes or rows.
     whole: u64,
     read: u64,
     rows: u64,
@@ -18,13 +17,14 @@ pub struct Progress {
 }
 
 impl Progress {
-    pub fn new(dir: &Path, whole: u64) -> Self {
-        Self { dir: dir.to_owned(), whole, read: 0, rows: 0, began: Instant::now(), told: None }
+    /// Begins a pass over `whole` bytes or rows; `what` begins each message.
+    pub fn new(what: String, whole: u64) -> Self {
+        Self { what, whole, read: 0, rows: 0, began: Instant::now(), told: None }
     }
 
-    pub fn add(&mut self, rows: u64, bytes: u64) {
+    pub fn add(&mut self, rows: u64, read: u64) {
         self.rows += rows;
-        self.read += bytes;
+        self.read += read;
         let now = Instant::now();
         let (since, least) = self.told.map_or((self.began, QUIET), |told| (told, EVERY));
         if now - since < least {
@@ -39,11 +39,6 @@ impl Progress {
         } else {
             String::new()
         };
-        tracing::info!(
-            "{}: {:.1} M rows, {:.0} k rows/s{left}",
-            self.dir.display(),
-            self.rows as f64 / 1e6,
-            rate / 1e3
-        );
+        tracing::info!("{}: {:.1} M rows, {:.0} k rows/s{left}", self.what, self.rows as f64 / 1e6, rate / 1e3);
     }
 }

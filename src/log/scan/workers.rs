@@ -48,8 +48,15 @@ pub struct Bad {
 }
 
 impl<G: Gather> Parsed<G> {
-    fn new(part: u32) -> Self {
-        Self { part, rows: 0, bytes: 0, requests: Vec::new(), gathered: G::default(), bad: Vec::new(), entries: 0 }
+    /// Returns an empty batch, in the memory of one that was taken if there is any: memory that is given back and asked for again for
+    /// every batch is zeroed by the kernel each time.
+    fn begin(part: u32, spent: &Spent<G>) -> Self {
+        let batch = spent.lock().expect("nobody panics with it").pop();
+        let (mut requests, mut gathered, mut bad) = batch.map(|b| (b.requests, b.gathered, b.bad)).unwrap_or_default();
+        requests.clear();
+        gathered.clear();
+        bad.clear();
+        Self { part, rows: 0, bytes: 0, requests, gathered, bad, entries: 0 }
     }
 
     fn push(&mut self, source: &Source, line: u64, parsed: std::result::Result<TrackRow, BadValue>) {
@@ -79,12 +86,22 @@ impl<G: Gather> Parsed<G> {
 }
 
 type Outcome<G> = Result<Parsed<G>>;
+/// Batches that were taken, for their memory.
+type Spent<G> = Mutex<Vec<Parsed<G>>>;
 
-/// Reads all lumps and gives their batches to `take` in order, until it asks to start again.
+/// What [`run`] gives.
+pub enum Step<'a, G> {
+    Batch(&'a mut Parsed<G>),
+    /// All batches of a lump were taken.
+    EndOfLump,
+}
+
+/// Reads all lumps but the first `skipped` and gives their batches to `take` in order, until it asks to start again.
 pub fn run<G: Gather>(
     source: &Source,
     mut lumps: Lumps,
-    mut take: impl FnMut(Parsed<G>) -> Result<Next>,
+    skipped: u64,
+    mut take: impl FnMut(Step<G>) -> Result<Next>,
 ) -> Result<Next> {
     let workers = rayon::current_num_threads();
     // A row group is one lump, so its worker may be this many batches ahead.
@@ -92,12 +109,14 @@ pub fn run<G: Gather>(
     let (to_workers, lumps_in) = sync_channel::<(Lump, SyncSender<Outcome<G>>)>(workers);
     let (to_taker, batches) = sync_channel::<Result<Receiver<Outcome<G>>>>(2 * workers);
     let lumps_in = Mutex::new(lumps_in);
+    let spent = Spent::default();
     std::thread::scope(|scope| {
         // Dropped first when this closure ends or unwinds, so that threads blocked on sending get an error and end.
         let batches = batches;
         scope.spawn(move || {
-            loop {
+            for number in 0u64.. {
                 let lump = match lumps.take() {
+                    Ok(Some(_)) if number < skipped => continue,
                     Ok(Some(lump)) => lump,
                     Ok(None) => return,
                     Err(e) => return drop(to_taker.send(Err(e))),
@@ -109,37 +128,46 @@ pub fn run<G: Gather>(
             }
         });
         for _ in 0..workers {
-            let lumps_in = &lumps_in;
+            let (lumps_in, spent) = (&lumps_in, &spent);
             scope.spawn(move || {
                 let mut reader = LumpReader::default();
                 loop {
                     let next = lumps_in.lock().expect("no worker panics while it takes a lump").recv();
                     let Ok((lump, out)) = next else { return };
-                    parse(source, &mut reader, lump, &out);
+                    parse(source, &mut reader, lump, &out, spent);
                 }
             });
         }
         for lump in batches {
             for batch in lump? {
-                if take(batch?)? == Next::Again {
+                let mut batch = batch?;
+                if take(Step::Batch(&mut batch))? == Next::Again {
                     return Ok(Next::Again);
                 }
+                spent.lock().expect("nobody panics with it").push(batch);
             }
+            take(Step::EndOfLump)?;
         }
         Ok(Next::GoOn)
     })
 }
 
 /// Parses a lump and sends its batches.
-fn parse<G: Gather>(source: &Source, reader: &mut LumpReader, lump: Lump, out: &SyncSender<Outcome<G>>) {
+fn parse<G: Gather>(
+    source: &Source,
+    reader: &mut LumpReader,
+    lump: Lump,
+    out: &SyncSender<Outcome<G>>,
+    spent: &Spent<G>,
+) {
     let part = lump.part();
     let bytes = lump.bytes();
-    let mut batch = Parsed::new(part);
+    let mut batch = Parsed::begin(part, spent);
     let mut wanted = true;
     let read = reader.read(lump, track::of_plain, track::parse, |place, parsed| {
         batch.push(source, place.line, parsed);
         if batch.rows as usize == BATCH || batch.entries >= ENTRIES {
-            wanted = out.send(Ok(std::mem::replace(&mut batch, Parsed::new(part)))).is_ok();
+            wanted = out.send(Ok(std::mem::replace(&mut batch, Parsed::begin(part, spent)))).is_ok();
         }
         wanted
     });

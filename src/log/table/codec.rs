@@ -31,6 +31,8 @@ pub fn unpack(codec: CompressionCodec, page: &Bytes, plain: usize) -> Result<Byt
         }
         CompressionCodec::GZIP => stream(flate2::read::MultiGzDecoder::new(packed), &mut out)?,
         CompressionCodec::ZSTD => {
+            let says = zstd::zstd_safe::get_frame_content_size(packed).ok().flatten().unwrap_or(0);
+            out.reserve(usize::try_from(says).unwrap_or(MAX_PAGE).min(MAX_PAGE));
             stream(zstd::stream::read::Decoder::with_buffer(packed).map_err(damaged)?, &mut out)?;
         }
         CompressionCodec::BROTLI => stream(brotli::Decompressor::new(packed, 4096), &mut out)?,

@@ -259,19 +259,17 @@ impl ListCell {
     /// the list.
     fn next_plain(&mut self, list: &mut Vec<[Plain; FIELDS]>) -> Result<bool> {
         self.leaves.iter_mut().flatten().for_each(Leaf::begin_row);
-        let mut lengths = self.leaves.iter().flatten().map(|leaf| leaf.entries(self.slot));
-        let n = lengths.next().unwrap_or(0);
-        if lengths.any(|other| other != n) || n == 0 || n > MOST_PLAIN || self.leaves.len() > FIELDS {
+        let mut leaves = self.leaves.iter().flatten();
+        let n = leaves.next().map_or(0, |first| first.entries(self.slot));
+        if n == 0 || n > MOST_PLAIN || self.leaves.len() > FIELDS || !leaves.all(|leaf| leaf.has_entries(n, self.slot))
+        {
             return Ok(false);
         }
         list.resize(n, [Plain::Null; FIELDS]);
         for (f, leaf) in self.leaves.iter_mut().enumerate() {
             let Some(leaf) = leaf else { continue };
-            for entry in &mut *list {
-                match leaf.plain()? {
-                    Some(value) => entry[f] = value,
-                    None => return Ok(false),
-                }
+            if !leaf.plain_values(list.iter_mut().map(|entry| &mut entry[f]))? {
+                return Ok(false);
             }
         }
         Ok(true)

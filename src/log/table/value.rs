@@ -1,6 +1,7 @@
 //! One leaf column of a Parquet file, read in batches and converted to the text that the tables' parsers expect.
 
 use std::io::Write as _;
+use std::ops::Range;
 use std::sync::Arc;
 
 use parquet::basic::{ConvertedType, LogicalType, TimeUnit, Type};
@@ -145,32 +146,76 @@ impl Leaf {
         self.at = self.began;
     }
 
+    /// Returns whether the current row's list has `n` entries, as [`Leaf::entries`] counts them.
+    pub fn has_entries(&self, n: usize, slot: i16) -> bool {
+        let at = self.at.0;
+        if n < 2 {
+            return self.entries(slot) == n;
+        }
+        let rest = &self.rep[at + 1..];
+        // All levels are looked at, so that several are compared at once.
+        let within = rest.get(..n - 1).is_some_and(|levels| levels.iter().fold(true, |all, level| all & (*level != 0)));
+        within && rest.get(n - 1).is_none_or(|level| *level == 0)
+    }
+
     /// Returns the next value; `None` if it needs conversion to text.
     pub fn plain(&mut self) -> Result<Option<Plain>> {
+        let mut value = Plain::Null;
+        Ok(self.plain_values(std::iter::once(&mut value))?.then_some(value))
+    }
+
+    /// Reads the next values; returns false if one of them needs conversion to text.
+    pub fn plain_values<'a>(&mut self, to: impl ExactSizeIterator<Item = &'a mut Plain>) -> Result<bool> {
         let (level, value) = self.at;
-        self.at.0 += 1;
-        if self.max_def > 0 && self.def.get(level) != Some(&self.max_def) {
-            return Ok(Some(Plain::Null));
+        let max = self.max_def;
+        let levels = self.def.get(level..level + to.len());
+        if max == 0 || levels.is_some_and(|levels| levels.iter().fold(true, |all, def| all & (*def == max))) {
+            self.at = (level + to.len(), value + to.len());
+            return self.convert(value..value + to.len(), to);
         }
-        self.at.1 += 1;
-        let missing = || ParquetError::EOF("fewer values than rows".into());
-        let whole = |v: i64| u64::try_from(v).ok().map(Plain::Whole);
-        Ok(match (&self.values, self.form) {
-            (Values::Int32(v), Form::Unsigned) => {
-                Some(Plain::Whole((*v.get(value).ok_or_else(missing)? as u32).into()))
+        for slot in to {
+            let (level, value) = self.at;
+            self.at.0 += 1;
+            *slot = Plain::Null;
+            if self.def.get(level) == Some(&max) {
+                self.at.1 += 1;
+                if !self.convert(value..value + 1, std::iter::once(slot))? {
+                    return Ok(false);
+                }
             }
-            (Values::Int64(v), Form::Unsigned) => Some(Plain::Whole(*v.get(value).ok_or_else(missing)? as u64)),
-            (Values::Int32(v), Form::Plain) => whole((*v.get(value).ok_or_else(missing)?).into()),
-            (Values::Int64(v), Form::Plain) => whole(*v.get(value).ok_or_else(missing)?),
-            (Values::Int64(v), Form::Time(unit)) => whole(v.get(value).ok_or_else(missing)?.div_euclid(unit)),
-            (Values::Float(v), Form::Plain) => Some(Plain::Real((*v.get(value).ok_or_else(missing)?).into())),
-            (Values::Double(v), Form::Plain) => Some(Plain::Real(*v.get(value).ok_or_else(missing)?)),
-            (Values::Bytes(v), Form::Plain) => match v.get(value).ok_or_else(missing)?.data() {
+        }
+        Ok(true)
+    }
+
+    /// Converts values of the batch; returns false if one of them needs conversion to text.
+    fn convert<'a>(&self, range: Range<usize>, to: impl Iterator<Item = &'a mut Plain>) -> Result<bool> {
+        macro_rules! each {
+            ($values:expr, $plain:expr) => {{
+                let values = $values.get(range).ok_or_else(|| ParquetError::EOF("fewer values than rows".into()))?;
+                for (slot, value) in to.zip(values) {
+                    match $plain(value) {
+                        Some(plain) => *slot = plain,
+                        None => return Ok(false),
+                    }
+                }
+            }};
+        }
+        let whole = |v: i64| u64::try_from(v).ok().map(Plain::Whole);
+        match (&self.values, self.form) {
+            (Values::Int32(v), Form::Unsigned) => each!(v, |v: &i32| Some(Plain::Whole((*v as u32).into()))),
+            (Values::Int64(v), Form::Unsigned) => each!(v, |v: &i64| Some(Plain::Whole(*v as u64))),
+            (Values::Int32(v), Form::Plain) => each!(v, |v: &i32| whole((*v).into())),
+            (Values::Int64(v), Form::Plain) => each!(v, |v: &i64| whole(*v)),
+            (Values::Int64(v), Form::Time(unit)) => each!(v, |v: &i64| whole(v.div_euclid(unit))),
+            (Values::Float(v), Form::Plain) => each!(v, |v: &f32| Some(Plain::Real((*v).into()))),
+            (Values::Double(v), Form::Plain) => each!(v, |v: &f64| Some(Plain::Real(*v))),
+            (Values::Bytes(v), Form::Plain) => each!(v, |v: &ByteArray| match v.data() {
                 [letter] => Some(Plain::Letter(*letter)),
                 _ => None,
-            },
-            _ => None,
-        })
+            }),
+            _ => return Ok(false),
+        }
+        Ok(true)
     }
 
     /// Appends the next value to `text`; nothing if it is null.
