@@ -105,14 +105,16 @@ impl Parts {
         };
         let inputs = serde_json::to_vec(&(VERSION, options, stats)).unwrap_or_default();
         let every = (memory as u64 / BYTES_A_ROW).max(1024);
+        let state = of(".state");
         Self {
             log: of(".part"),
             ids: of(".ids"),
-            state: of(".state"),
+            // That of an earlier process, until it turns out to be of no use.
+            stored: state.exists(),
+            state,
             key: format!("{:032x}", XxHash3_128::oneshot(&inputs)),
             every: Stat::are_settled(stats).then_some(every),
             due: every,
-            stored: false,
             finished: false,
         }
     }
@@ -150,7 +152,6 @@ impl Parts {
             return None;
         }
         ids.set_len(length).ok()?;
-        self.stored = true;
         self.due = savepoint.pass.seen + self.every?;
         Some((savepoint, ids))
     }

@@ -80,6 +80,11 @@ impl Ids {
         Ok(())
     }
 
+    /// Forgets the ids since the last savepoint: there will be no further one.
+    pub fn without_savepoints(&mut self) {
+        self.fresh = None;
+    }
+
     /// Returns the ids since the last savepoint.
     pub fn take_fresh(&mut self) -> Vec<u64> {
         self.fresh.as_mut().map(std::mem::take).unwrap_or_default()

@@ -187,11 +187,14 @@ impl Source {
             }
             Step::EndOfLump => {
                 pass.lumps += 1;
-                if stores
-                    && taker.is_due(pass.seen)
-                    && let Some((state, ids)) = pass.so_far()
-                {
-                    taker.store(state, &ids);
+                if stores && taker.is_due(pass.seen) {
+                    match pass.so_far() {
+                        Some((state, ids)) => taker.store(state, &ids),
+                        None => pass.ids.iter_mut().for_each(Ids::without_savepoints),
+                    }
+                }
+                if !taker.stores() {
+                    pass.ids.iter_mut().for_each(Ids::without_savepoints);
                 }
                 Ok(Next::GoOn)
             }
