@@ -19,7 +19,6 @@ use super::familiar;
 use super::logged::{self, Logged};
 use super::measure::{DayMeasure, Meter};
 use super::report::{BoundReport, DayReport, Kind, PolicyReport};
-use super::TestDay;
 use super::together::{self, Entrant, Watch};
 
 /// Name of the oracle's row.

@@ -96,9 +96,9 @@ impl<'a> Blocks<'a> {
 
     /// Unpacks the next block, an empty one at the end of the day.
     fn fill(&mut self, block: &mut Block) {
-        block.queues.fill(self.logs.0, &mut self.rows.0, BLOCK);
+        self.logs.0.unpack(&mut self.rows.0, BLOCK, &mut block.queues);
         if let (Some(log), Some(rows)) = (self.logs.1, &mut self.rows.1) {
-            block.judged.fill(log, rows, BLOCK);
+            log.unpack(rows, BLOCK, &mut block.judged);
         }
     }
 }

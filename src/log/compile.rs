@@ -14,12 +14,12 @@ use super::day::Day;
 use super::digest::{Digests, Stat};
 use super::error::{LogError, Result};
 use super::keep;
-use super::parts::{Parting, Parts, Savepoint, Sums};
+use super::parts::{Parting, Parts, PassState, Savepoint, Sums};
 use super::queue::{QueueRules, Showable};
 use super::queue_buffer::{Queue, QueueBuffer};
 use super::raw::RawDay;
 use super::records::Request;
-use super::scan::{Gather, Next, PassState, Scanned, Source, Taker};
+use super::scan::{Gather, Next, Scanned, Source, Taker};
 use super::schema::TrackRow;
 use super::sorter::Sorter;
 use super::table;
@@ -167,7 +167,7 @@ fn write_in_parts(path: &Path, dir: &Path, options: CompileOptions, stats: &[(Pa
     let failed = |cause| LogError::NotKept { dir: dir.to_owned(), cause };
     let below = |path: &PathBuf| path.strip_prefix(dir).map_or_else(|_| path.clone(), Path::to_owned);
     let stats: Vec<(PathBuf, Stat)> = stats.iter().map(|(path, stat)| (below(path), *stat)).collect();
-    let mut parts = Parts::of(path, &name_of(dir), options, &stats);
+    let mut parts = Parts::of(path, (&name_of(dir), options.complete_queues), options.memory, &stats);
     if options.verify {
         parts.discard();
     }

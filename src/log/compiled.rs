@@ -16,8 +16,9 @@ use twox_hash::XxHash3_64;
 use super::block::{Entries, FIELDS};
 use super::day::Day;
 use super::error::{LogError, Result};
+use super::queue_buffer::QueueBuffer;
 use super::records::{Auction, Entry, HEADER, Header, Request};
-use super::requests::{BlockMeta, Requests};
+use super::requests::{BlockMeta, Iter, Requests};
 use super::schema::{ControlRow, MAX_CLICK_VALUE, MAX_IMPRESSIONS, MAX_PENALTY};
 use super::targeting::Targeting;
 
@@ -255,6 +256,17 @@ impl CompiledLog {
     #[inline]
     pub fn auctions(&self, request: &Request) -> Entries<'_, Auction> {
         self.requests.auctions(request)
+    }
+
+    /// Unpacks the next `count` requests of an iterator over this log, fewer at its end, in place of what `to` holds.
+    pub fn unpack(&self, rows: &mut Iter, count: usize, to: &mut QueueBuffer) {
+        to.clear();
+        for r in rows.take(count) {
+            let (entries_at, auctions_at) = (to.entries.len() as u32, to.auctions.len() as u32);
+            to.requests.push(Request { entries_at, auctions_at, ..r });
+            self.entries(&r).append_to(&mut to.entries);
+            self.auctions(&r).append_to(&mut to.auctions);
+        }
     }
 
     /// Returns the largest number of contract entries of any request.

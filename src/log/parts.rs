@@ -8,7 +8,7 @@
 //! A pass that knows of repeated ids or sorts on disk has no savepoints: a killed one begins at the first row.
 
 use std::fs::{File, OpenOptions};
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -16,14 +16,37 @@ use bytemuck::Pod;
 use serde::{Deserialize, Serialize};
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-use super::compiled::VERSION;
+use super::compiled::{Counts, VERSION};
 use super::digest::Stat;
+use super::keep;
 use super::queue_buffer::QueueBuffer;
 use super::requests::BlockMeta;
-use super::scan::PassState;
-use super::{CompileOptions, keep};
 
 const MAGIC: [u8; 8] = *b"ADMIXPRT";
+
+/// A pass after a whole number of lumps.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct PassState {
+    pub lumps: u64,
+    /// Bytes of the table that these lumps took.
+    pub read: u64,
+    /// Rows that were parsed, and those of them that are good.
+    pub seen: u64,
+    pub good: u64,
+    /// Latest time of a row.
+    pub latest: u64,
+    pub set_aside: SetAside,
+}
+
+/// The bad rows of a pass so far.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SetAside {
+    pub counts: Counts,
+    /// Text of the first one.
+    pub first: Option<String>,
+    /// Bytes of the list.
+    pub listed: u64,
+}
 
 /// Sums and places of a compilation besides its buffers.
 #[derive(Debug, Serialize, Deserialize)]
@@ -72,24 +95,26 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Begins or continues the compilation of a log that will be at `path`. `stats` are the files that it is made from; without
-    /// savepoints if one of them was changed within the last moments.
-    pub fn of(path: &Path, name: &str, options: CompileOptions, stats: &[(PathBuf, Stat)]) -> Self {
+    /// Begins or continues the compilation of a log that will be at `path`, within `memory` bytes. `stats` are the files that it is made
+    /// from, and `options` is all else that it depends on. There are no savepoints if a file was changed within the last moments.
+    pub fn of(path: &Path, options: (&str, bool), memory: usize, stats: &[(PathBuf, Stat)]) -> Self {
         let of = |ending: &str| {
             let mut name = path.as_os_str().to_owned();
             name.push(ending);
             PathBuf::from(name)
         };
-        let inputs = serde_json::to_vec(&(VERSION, options.complete_queues, name, stats)).unwrap_or_default();
-        let every = (options.memory as u64 / BYTES_A_ROW).max(1024);
+        let inputs = serde_json::to_vec(&(VERSION, options, stats)).unwrap_or_default();
+        let every = (memory as u64 / BYTES_A_ROW).max(1024);
+        let state = of(".state");
         Self {
             log: of(".part"),
             ids: of(".ids"),
-            state: of(".state"),
+            // That of an earlier process, until it turns out to be of no use.
+            stored: state.exists(),
+            state,
             key: format!("{:032x}", XxHash3_128::oneshot(&inputs)),
             every: Stat::are_settled(stats).then_some(every),
             due: every,
-            stored: false,
             finished: false,
         }
     }
@@ -127,7 +152,6 @@ impl Parts {
             return None;
         }
         ids.set_len(length).ok()?;
-        self.stored = true;
         self.due = savepoint.pass.seen + self.every?;
         Some((savepoint, ids))
     }
@@ -214,7 +238,7 @@ impl Parts {
 /// A compilation that fails leaves nothing behind. One that is interrupted leaves its last savepoint.
 impl Drop for Parts {
     fn drop(&mut self) {
-        if !self.finished && !(self.stored && std::thread::panicking()) {
+        if !(self.finished || self.stored && std::thread::panicking()) {
             self.discard();
             let _ = std::fs::remove_file(&self.log);
         }
@@ -228,19 +252,6 @@ pub struct Parting<'a> {
     pub held: &'a QueueBuffer,
     pub block: &'a QueueBuffer,
     pub index: &'a [BlockMeta],
-}
-
-/// Reads the ids of the rows before a savepoint in pieces and gives each to `take`; `None` as soon as one cannot be read or taken.
-pub fn each_id(mut file: File, rows: u64, mut take: impl FnMut(u64) -> Option<()>) -> Option<()> {
-    let mut ids = vec![0u64; 1 << 16];
-    let mut left = rows as usize;
-    while left > 0 {
-        let piece = left.min(ids.len());
-        file.read_exact(bytemuck::cast_slice_mut(&mut ids[..piece])).ok()?;
-        ids[..piece].iter().try_for_each(|&id| take(id))?;
-        left -= piece;
-    }
-    Some(())
 }
 
 fn add(bytes: &mut Vec<u8>, section: &[u8]) {

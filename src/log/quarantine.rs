@@ -10,6 +10,7 @@ use super::compile::quarantine_path;
 use super::compiled::Counts;
 use super::error::BadValue;
 use super::keep;
+use super::parts::SetAside;
 
 /// Maximum number of bad rows in the list; all are counted. A few kilobytes of Parquet can hold a hundred million of them.
 const LISTED: u64 = 10_000;

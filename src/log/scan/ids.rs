@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fs::File;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
@@ -66,6 +66,23 @@ impl Ids {
             runs,
             fresh: saves.then(Vec::new),
         }
+    }
+
+    /// Adds the ids of the first `rows` rows from the file of a savepoint.
+    pub fn read(&mut self, mut file: File, rows: u64) -> Result<()> {
+        let mut ids = vec![0u64; 1 << 16];
+        for from in (0..rows).step_by(ids.len()) {
+            let piece = &mut ids[..(rows - from).min(1 << 16) as usize];
+            file.read_exact(bytemuck::cast_slice_mut(piece)).map_err(|e| LogError::io(&self.dir, e))?;
+            (from..).zip(piece).try_for_each(|(row, id)| self.push(*id, row))?;
+            self.take_fresh();
+        }
+        Ok(())
+    }
+
+    /// Forgets the ids since the last savepoint: there will be no further one.
+    pub fn without_savepoints(&mut self) {
+        self.fresh = None;
     }
 
     /// Returns the ids since the last savepoint.

@@ -12,17 +12,16 @@ mod workers;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-
 use super::compile::{CompileOptions, check_share};
 use super::compiled::Counts;
 use super::day::Day;
 use super::error::{BadValue, LogError, Result};
-use super::quarantine::{Quarantine, SetAside};
+use super::parts::PassState;
+use super::quarantine::Quarantine;
 use super::queue::QueueRules;
 use super::schema::TrackRow;
 use super::table::{self, Lumps, Table};
-use super::{control, keep, parts, track};
+use super::{control, keep, track};
 use ids::{Ids, Repeated};
 pub use progress::Progress;
 use workers::{Parsed, Step};
@@ -34,19 +33,6 @@ pub trait Gather: Default + Send {
 
     /// Forgets all rows and keeps the memory for the next batch.
     fn clear(&mut self);
-}
-
-/// A pass after a whole number of lumps.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct PassState {
-    lumps: u64,
-    /// Bytes of the table that these lumps took.
-    read: u64,
-    /// Rows that were parsed.
-    pub seen: u64,
-    good: u64,
-    latest: u64,
-    set_aside: SetAside,
 }
 
 /// Consumer of the batches of a pass.
@@ -160,9 +146,7 @@ impl Source {
         let PassState { lumps, read, seen, good, latest, set_aside } = state;
         let quarantine = Quarantine::resume(&self.dir, set_aside)?;
         let mut ids = self.ids(taker);
-        let mut rows = 0..seen;
-        parts::each_id(file, seen, |id| ids.push(id, rows.next()?).ok())?;
-        ids.take_fresh();
+        ids.read(file, seen).ok()?;
         tracing::info!("{}: {seen} rows are compiled already; going on after them", self.dir.display());
         Some(Pass { quarantine, names: PartNames::default(), ids: Some(ids), lumps, read, seen, good, latest })
     }
@@ -203,11 +187,14 @@ impl Source {
             }
             Step::EndOfLump => {
                 pass.lumps += 1;
-                if stores
-                    && taker.is_due(pass.seen)
-                    && let Some((state, ids)) = pass.so_far()
-                {
-                    taker.store(state, &ids);
+                if stores && taker.is_due(pass.seen) {
+                    match pass.so_far() {
+                        Some((state, ids)) => taker.store(state, &ids),
+                        None => pass.ids.iter_mut().for_each(Ids::without_savepoints),
+                    }
+                }
+                if !taker.stores() {
+                    pass.ids.iter_mut().for_each(Ids::without_savepoints);
                 }
                 Ok(Next::GoOn)
             }
