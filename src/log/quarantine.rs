@@ -4,8 +4,6 @@ use std::fs::{File, OpenOptions};
 use std::io::{Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-
 use super::compile::quarantine_path;
 use super::compiled::Counts;
 use super::error::BadValue;
@@ -14,15 +12,6 @@ use super::parts::SetAside;
 
 /// Maximum number of bad rows in the list; all are counted. A few kilobytes of Parquet can hold a hundred million of them.
 const LISTED: u64 = 10_000;
-
-/// The bad rows of a pass so far.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct SetAside {
-    counts: Counts,
-    first: Option<String>,
-    /// Bytes of the list.
-    listed: u64,
-}
 
 /// The bad rows of one pass.
 pub struct Quarantine {

@@ -1,8 +1,6 @@
 //! Requests with their queues in memory: the sorter's buffer, the block that the writer fills, a block that several policies replay.
 
-use super::CompiledLog;
 use super::records::{Auction, Entry, Request};
-use super::requests::Iter;
 
 /// Requests with their entries; offsets count from the first entry of the buffer.
 #[derive(Debug, Default)]
@@ -26,17 +24,6 @@ impl QueueBuffer {
         });
         self.entries.extend_from_slice(entries);
         self.auctions.extend_from_slice(auctions);
-    }
-
-    /// Replaces the content by the next `count` requests of a log, fewer at its end.
-    pub fn fill(&mut self, log: &CompiledLog, rows: &mut Iter, count: usize) {
-        self.clear();
-        for r in rows.take(count) {
-            let (entries_at, auctions_at) = (self.entries.len() as u32, self.auctions.len() as u32);
-            self.requests.push(Request { entries_at, auctions_at, ..r });
-            log.entries(&r).append_to(&mut self.entries);
-            log.auctions(&r).append_to(&mut self.auctions);
-        }
     }
 
     pub fn get(&self, i: usize) -> Queue<'_> {
