@@ -57,7 +57,7 @@ mod tests {
             let n = 100_000u64;
             let mut dealt = vec![0u64; ranks];
             (0..n).for_each(|i| dealt[deal.rank((u128::from(i) * u128::from(u64::MAX) / u128::from(n)) as u64)] += 1);
-            let own = |rank: usize| if local > 1 && rank % local == 0 { share } else { 1.0 };
+            let own = |rank: usize| if local > 1 && rank.is_multiple_of(local) { share } else { 1.0 };
             let total: f64 = (0..ranks).map(own).sum();
             for (rank, &dealt) in dealt.iter().enumerate() {
                 prop_assert!((dealt as f64 / n as f64 - own(rank) / total).abs() < 1e-4);
