@@ -5,7 +5,6 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | [`deal`] | how exposures are dealt to ranks |
 //! | `node` | a node, the ranks of its job, and how a job fails |
 //! | `mpi` | the thread that calls MPI; only with the cargo feature `mpi` |
 //!
@@ -15,7 +14,6 @@
 //!
 //! May import: `shm`, `cancel`.
 
-pub mod deal;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod node;

@@ -3,7 +3,7 @@
 //! Each of N readers takes every Nth exposure of each day. Its stream of blocks follows from the seed and its number alone. So
 //! the successor of a dead reader, or a reader of a resumed run, makes the same blocks again and skips those that were handed over.
 //! Exposures are shuffled within a window, which holds all days where they fit. With several ranks a block holds a batch of all of
-//! them: each exposure goes to the rank that the hash of its request names ([`Deal`]), and every rank gets a shard of every block. The readers of a
+//! them: each exposure goes to the rank that the hash of its request names, and every rank gets a shard of every block. The readers of a
 //! node make the blocks of the whole job and hand over the shards of their node's ranks.
 //!
 //! May import: `run`, `values`, `nodes`, `sparse`, `shm`, `settings`.
@@ -15,8 +15,7 @@ use rand::seq::SliceRandom as _;
 use rand_chacha::ChaCha8Rng;
 
 use crate::nodes::World;
-use crate::nodes::deal::Deal;
-use crate::run::value_run::{Prepared, ValueSegments, compile_options, deal};
+use crate::run::value_run::{Prepared, ValueSegments, compile_options};
 use crate::run::{RunDirectory, failpoint};
 use crate::settings::{Configuration as _, RankSync, ValueSettings};
 use crate::shm::control::{ProcessSlot, STOP_ALL, STOP_LEARNING};
@@ -50,7 +49,6 @@ pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<
     let mut stream = Stream {
         settings: &settings,
         world,
-        deal: deal(&settings, world),
         fields: Fields::parse(&settings.values.fields)?,
         control: &segments.control,
         id,
@@ -71,7 +69,6 @@ pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<
 struct Stream<'a> {
     settings: &'a ValueSettings,
     world: World,
-    deal: Deal,
     fields: Fields,
     control: &'a Control,
     id: usize,
@@ -157,7 +154,7 @@ impl Stream<'_> {
             let shard = Block { number, epoch, ends_epoch, whole: samples.len() as u64, ..Block::default() };
             let mut shards = vec![Block { ranks: if ranks > 1 { ranks as u64 } else { 0 }, ..shard }; local];
             for &i in samples {
-                let rank = self.deal.rank(mix(window.requests[i]));
+                let rank = (mix(window.requests[i]) % ranks as u64) as usize;
                 if let Some(shard) = rank.checked_sub(first).and_then(|place| shards.get_mut(place)) {
                     shard.push(&window.samples[i], ids(i), self.settings.values.most_weight);
                     if self.settings.table.keep_days > 0 {

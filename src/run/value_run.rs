@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::collective::rows;
 use crate::log::CompileOptions;
-use crate::nodes::deal::Deal;
 use crate::nodes::{Node, World};
 use crate::settings::{KEPT_GRADIENTS, RankSync, ValueSettings};
 use crate::shm::{
@@ -110,11 +109,6 @@ pub fn exchange_name(prefix: &str) -> String {
     format!("{prefix}-exchange")
 }
 
-/// Returns how exposures are dealt to the ranks of a job.
-pub fn deal(settings: &ValueSettings, world: World) -> Deal {
-    Deal::new(world, settings.ranks.writer_share)
-}
-
 /// Returns the sizes of the exchange; `None` for a single rank.
 fn exchange_shape(settings: &ValueSettings, fields: &Fields, world: World) -> Option<ExchangeShape> {
     if world.ranks == 1 {
@@ -123,9 +117,8 @@ fn exchange_shape(settings: &ValueSettings, fields: &Fields, world: World) -> Op
     let v = &settings.values;
     // Each sample of the batch of all ranks goes to a rank by a hash: its share never exceeds the mean by ten standard
     // deviations.
-    let whole = v.batch * world.ranks;
-    let most = (deal(settings, world).largest() * whole as f64).ceil();
-    let rows = (most as usize + 10 * (most.sqrt() as usize + 1)).min(whole) * fields.len();
+    let spread = 10 * ((v.batch as f64).sqrt() as usize + 1);
+    let rows = (v.batch + spread).min(v.batch * world.ranks) * fields.len();
     let parts = if settings.ranks.sync == RankSync::Overlap { STATE_PARTS } else { 1 };
     let words = parts * net_shape(settings, fields).parameters();
     let bytes = RANK_HEADER + rows::capacity(rows, v.dim, fields.len());

@@ -20,8 +20,6 @@ pub struct Ranks {
     /// Whether each rank in `overlap` records which gradients it used and when, in RUN_DIR/trace.
     pub trace: bool,
     pub sparse_average: SparseAverage,
-    /// Exposures of a machine's first rank, which also writes the rows, for each exposure of another rank.
-    pub writer_share: f64,
     /// Seconds after which a rank that is alive but does not take part in an exchange counts as failed. The other ranks wait
     /// while rank 0 evaluates and saves.
     pub timeout_s: f64,
@@ -35,7 +33,6 @@ impl Default for Ranks {
             quorum: 0,
             trace: false,
             sparse_average: SparseAverage::default(),
-            writer_share: 0.5,
             timeout_s: 100.0,
         }
     }

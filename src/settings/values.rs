@@ -307,7 +307,6 @@ impl Configuration for ValueSettings {
             ("table.rate", t.rate, 0.0, 10.0),
             ("checkpoint.every_s", self.checkpoint.every_s, 0.0, 1e9),
             ("ranks.timeout_s", self.ranks.timeout_s, 1.0, 1e6),
-            ("ranks.writer_share", self.ranks.writer_share, 0.05, 1.0),
             ("watchdog.silent_s", self.watchdog.silent_s, 0.0, 1e9),
             ("watchdog.stuck_s", self.watchdog.stuck_s, 0.0, 1e9),
             ("watchdog.grace_s", self.watchdog.grace_s, 0.0, 1e9),
