@@ -42,7 +42,7 @@ pub struct Score {
     save_state: Option<PathBuf>,
 }
 
-/// Policy and day of `score`, `export` and `serve`.
+/// Policy and day of `score` and `serve`.
 #[derive(Debug, Args)]
 pub struct Served {
     /// A run directory (its best policy), the folder of a nightly job (the promoted one), a policy file, or baseline:NAME, which needs

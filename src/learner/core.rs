@@ -20,7 +20,7 @@ use super::batch::Rebuild;
 use super::dims::Dims;
 use super::peers::Agreed;
 use super::pool::Pool;
-use super::share::Share;
+use super::share::GradientShare;
 use super::trainer::{Batch, NotFinite, Train, UpdatePlan, UpdateStats};
 
 /// Published parameters: the actor that explores and the averaged one, flat.
@@ -270,7 +270,7 @@ impl<'a> Learner<'a> {
         &mut self,
         read: bool,
         ranks: usize,
-        average: impl FnOnce(&mut Share) -> anyhow::Result<()>,
+        average: impl FnOnce(&mut GradientShare) -> anyhow::Result<()>,
     ) -> anyhow::Result<Option<UpdateStats>> {
         let batch = self.batch();
         let plan = self.plan(read);

@@ -24,7 +24,7 @@ use super::dims::Dims;
 use super::hindsight::{self, LessonRows};
 use super::loss::{Gradients, Losses, Outputs, support};
 use super::networks::{Networks, Norms};
-use super::share::{Share, Tally};
+use super::share::{GradientShare, Tally};
 use super::trainer::{Batch, Placed, Train, UpdatePlan, UpdateStats};
 use super::transfer::{to_host, upload};
 
@@ -207,7 +207,7 @@ impl HostTrainer {
         self.step(critic, plan.train_actor.then_some(actor_gradient), stats, plan)
     }
 
-    /// Returns the lengths of the parts of [`Share::gradients`].
+    /// Returns the lengths of the parts of [`GradientShare::gradients`].
     fn parts(&self) -> [usize; 3] {
         let (critic, actor) = (self.networks.critic_flat.shape.len(), self.networks.actor_flat.shape.len());
         match self.settings.learner.target {
@@ -292,7 +292,7 @@ impl Train for HostTrainer {
         self.step(critic, total(actor), stats, plan)
     }
 
-    fn share(&self, batch: &Batch, plan: UpdatePlan) -> anyhow::Result<Share> {
+    fn share(&self, batch: &Batch, plan: UpdatePlan) -> anyhow::Result<GradientShare> {
         let Batch::Rows(batch, lessons) = batch else { anyhow::bail!("a batch of another trainer") };
         let taught = (!lessons.is_empty()).then(|| self.learn_from(lessons, 1.0));
         let shards = match self.settings.learner.target {
@@ -329,11 +329,11 @@ impl Train for HostTrainer {
             }
             gradients.resize(end, 0.0);
         }
-        Ok(Share { gradients, tally })
+        Ok(GradientShare { gradients, tally })
     }
 
-    fn apply(&mut self, share: &Share, ranks: usize, plan: UpdatePlan) -> anyhow::Result<Option<UpdateStats>> {
-        let Share { gradients, tally } = share;
+    fn apply(&mut self, share: &GradientShare, ranks: usize, plan: UpdatePlan) -> anyhow::Result<Option<UpdateStats>> {
+        let GradientShare { gradients, tally } = share;
         let by_returns = self.settings.learner.target != Target::Hindsight;
         if !by_returns && tally.lessons == 0 {
             return Ok(plan.read.then(UpdateStats::default));

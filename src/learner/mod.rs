@@ -50,5 +50,5 @@ mod transfer;
 pub use self::core::{Learner, LearnerState, Publication};
 pub use device::Device;
 pub use dims::Dims;
-pub use share::{Share, Tally};
+pub use share::{GradientShare, Tally};
 pub use trainer::{Batch, NotFinite, Train, UpdateStats};

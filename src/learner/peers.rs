@@ -1,7 +1,7 @@
-//! The other ranks of a learner, as one of them sees them.
+//! Exchanges between the ranks of a learner.
 //!
-//! Every exchange carries what each rank says of itself beside the gradients, so that all decide alike whether the next update is
-//! due, a snapshot begins, or the run stops: from the same words, in the same order.
+//! Beside gradients, every exchange carries the state of each rank ([`Said`]). All ranks read the same states in the same order, so they
+//! take the same decisions: whether the next update is due, a snapshot begins, or the run stops.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,12 +12,12 @@ use serde::{Deserialize, Serialize};
 use crate::run::{failpoint, flight};
 use crate::shm::{Broken, Exchange, Seat};
 
-use super::share::{Share, Tally};
+use super::share::{GradientShare, Tally};
 
-/// Maximum size of what a rank says, bytes.
+/// Maximum size of an encoded [`Said`], bytes.
 pub const SAID_BYTES: usize = 512;
 
-/// What a rank says of itself in an exchange.
+/// State of a rank that it sends with an exchange.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Said {
     /// It stops before the next update or round. Rank 0 also says so when the policy has converged.
@@ -44,7 +44,7 @@ pub struct Said {
     pub tally: Tally,
 }
 
-/// What all ranks said in an exchange, put together.
+/// Decisions that follow from the states of all ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Agreed {
     pub stops: bool,
@@ -92,7 +92,7 @@ impl Agreed {
 /// A rank's seat among the others.
 pub struct Peers {
     seat: Seat,
-    /// What was agreed on in the last exchange.
+    /// Result of the last exchange.
     pub agreed: Agreed,
     /// Time spent in exchanges.
     pub waited: Duration,
@@ -116,7 +116,7 @@ impl Peers {
         self.seat.ranks()
     }
 
-    /// Says `said` and hears all ranks; `beat` is called now and then meanwhile.
+    /// Exchanges states with all ranks; `beat` is called now and then while it waits.
     ///
     /// # Errors
     /// [`Broken`]; or ranks that have drifted apart.
@@ -128,7 +128,7 @@ impl Peers {
     ///
     /// # Errors
     /// As [`Peers::agree`].
-    pub fn average(&mut self, share: &mut Share, said: Said, beat: impl Fn()) -> anyhow::Result<()> {
+    pub fn average(&mut self, share: &mut GradientShare, said: Said, beat: impl Fn()) -> anyhow::Result<()> {
         failpoint::reached(if self.rank() == 0 { "learner.exchange" } else { "peer.exchange" });
         failpoint::reached("exchange.latency");
         let said = Said { tally: share.tally, ..said };

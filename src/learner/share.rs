@@ -10,7 +10,7 @@ use super::calibration::Calibration;
 
 /// A rank's part of an update; the mean of all parts once the gradients are averaged and the tallies added.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Share {
+pub struct GradientShare {
     /// Gradients of the summed losses, flat: the critic's; the actor's by returns, unless the target is hindsight prices; the actor's by
     /// lessons, unless the target is the return. Zero where a batch has nothing to learn from, and for an actor that does not learn yet.
     pub gradients: Vec<f32>,

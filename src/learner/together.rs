@@ -1,4 +1,4 @@
-//! What the ranks of a learner do together.
+//! The steps that the ranks of a learner take together: learning, updates, snapshots, the end.
 //!
 //! All make the same updates, each with gradients of its own part of the batch. Each takes its own actors' blocks in, keeps its own
 //! pool and its own random stream, and steps its own copy of the networks; the copies stay equal to the last bit, which every

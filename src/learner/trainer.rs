@@ -7,7 +7,7 @@ use crate::run::failpoint;
 use super::batch::{Rebuild, SegmentRows};
 use super::calibration::DECILES;
 use super::hindsight::LessonRows;
-use super::share::Share;
+use super::share::GradientShare;
 
 /// Statistics of an update.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
@@ -106,7 +106,7 @@ pub trait Train {
     ///
     /// # Errors
     /// If the trainer learns alone, as those on GPUs do.
-    fn share(&self, _batch: &Batch, _plan: UpdatePlan) -> anyhow::Result<Share> {
+    fn share(&self, _batch: &Batch, _plan: UpdatePlan) -> anyhow::Result<GradientShare> {
         anyhow::bail!("several ranks learn on the CPU alone")
     }
     /// Does the update of several ranks. `share` holds the mean of their gradients and the sum of their tallies, the same bits on
@@ -114,7 +114,12 @@ pub trait Train {
     ///
     /// # Errors
     /// As [`Train::update`], on every rank; or if the trainer learns alone.
-    fn apply(&mut self, _share: &Share, _ranks: usize, _plan: UpdatePlan) -> anyhow::Result<Option<UpdateStats>> {
+    fn apply(
+        &mut self,
+        _share: &GradientShare,
+        _ranks: usize,
+        _plan: UpdatePlan,
+    ) -> anyhow::Result<Option<UpdateStats>> {
         anyhow::bail!("several ranks learn on the CPU alone")
     }
     /// Waits until the device has finished all work.

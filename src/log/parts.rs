@@ -1,4 +1,4 @@
-//! Savepoints of a compilation: the next start goes on from the last one of a process that was killed.
+//! Stores savepoints of a compilation. If the process is killed, the next start continues from its last savepoint.
 //!
 //! A log is compiled into `compiled.log.part`. Every few million rows, what the pass holds in memory is stored beside it, in
 //! `compiled.log.state`, and the request ids seen since the savepoint before are appended to `compiled.log.ids`. A savepoint belongs to
@@ -35,6 +35,8 @@ pub struct PassState {
     pub good: u64,
     /// Latest time of a row.
     pub latest: u64,
+    /// Hash of the ids of all rows.
+    pub ids: u64,
     pub set_aside: SetAside,
 }
 

@@ -127,7 +127,7 @@ impl<W: Write + Seek> LogWriter<W> {
     }
 }
 
-/// What is written of a log that is not finished, and the block that is not full.
+/// State of an unfinished log: the length, counts and index of what is written, and the block that is not full yet.
 pub(super) struct Begun<B, I> {
     pub at: u64,
     pub counts: [u64; 3],

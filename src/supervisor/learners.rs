@@ -21,7 +21,7 @@ const BLAME: Duration = Duration::from_secs(2);
 /// Time limit for the end of a process that was killed.
 const GONE: Duration = Duration::from_secs(10);
 
-/// What became of the learner.
+/// End of a learner process.
 pub enum Reaped {
     /// The only or first rank has ended well, and with it all others.
     Ended,
@@ -54,7 +54,7 @@ impl Learners {
         Ok(Self { ranks, ended: vec![false; count], exchange, shape, prefix: prefix.to_owned() })
     }
 
-    /// Returns what has become of the learner, once.
+    /// Returns the end of the learner, once.
     ///
     /// # Errors
     /// A process that cannot be waited for.

@@ -8,7 +8,7 @@ use admix::bench::world::{self, WorldSize};
 use admix::env::Segment;
 use admix::learner::batch::Rebuild;
 use admix::learner::trainer::{Train, UpdatePlan};
-use admix::learner::{Device, Dims, Learner, LearnerState, NotFinite, Share, Tally, UpdateStats};
+use admix::learner::{Device, Dims, GradientShare, Learner, LearnerState, NotFinite, Tally, UpdateStats};
 use admix::policy::TrainerState;
 use admix::policy::file::PolicyFile;
 use admix::policy::start::initial_actor;
@@ -77,11 +77,11 @@ impl Scene {
         &self,
         trainers: &mut [Box<dyn Train>],
         plan: UpdatePlan,
-        distort: impl Fn(&mut Share),
+        distort: impl Fn(&mut GradientShare),
     ) -> anyhow::Result<UpdateStats> {
         let ranks = trainers.len();
         let parts = self.segments.chunks(SEGMENTS / ranks);
-        let shares: Vec<Share> = trainers
+        let shares: Vec<GradientShare> = trainers
             .iter()
             .zip(parts)
             .map(|(trainer, part)| {
@@ -91,7 +91,7 @@ impl Scene {
             })
             .collect();
         let mean = |i: usize| shares.iter().map(|share| share.gradients[i]).sum::<f32>() / ranks as f32;
-        let share = Share {
+        let share = GradientShare {
             gradients: (0..shares[0].gradients.len()).map(mean).collect(),
             tally: Tally::sum(shares.iter().map(|share| &share.tally)),
         };
@@ -207,7 +207,7 @@ fn a_number_of_one_rank_that_is_another_is_seen_in_its_digest() {
 #[test]
 fn a_loss_or_gradient_of_one_rank_that_is_not_finite_is_an_error_in_all() {
     let scene = Scene::new(settings(Target::Return, Critic::Quantile));
-    let distortions: [fn(&mut Share); 2] =
+    let distortions: [fn(&mut GradientShare); 2] =
         [|share| share.tally.critic_loss = f64::NAN, |share| share.gradients[0] = f32::NAN];
     for distort in distortions {
         let mut trainers: Vec<_> = (0..2).map(|_| scene.trainer()).collect();

@@ -360,3 +360,13 @@ fn the_network_alone_gains_five_points_and_none_without_a_learning_rate() {
     let points = gained(&["learner.actor_rate=0", "learner.critic_rate=0"]);
     assert!(points.abs() < 1e-9, "{points} points gained without learning");
 }
+
+#[test]
+fn two_ranks_gain_five_points_and_none_without_a_learning_rate() {
+    days();
+    let ranks = ["learner.ranks=2", "actors.count=2"];
+    let points = gained(&ranks);
+    assert!(points >= 5.0, "{points} points gained");
+    let points = gained(&[&ranks[..], &["learner.actor_rate=0", "learner.critic_rate=0"]].concat());
+    assert!(points.abs() < 1e-9, "{points} points gained without learning");
+}

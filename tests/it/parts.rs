@@ -140,12 +140,14 @@ fn parts_of_other_inputs_and_damaged_parts_are_not_used() {
         let file = std::fs::File::options().write(true).open(path).unwrap();
         file.set_len(file.metadata().unwrap().len() / 2).unwrap();
     };
-    let damages: [&dyn Fn(); 6] = [
+    let damages: [&dyn Fn(); 7] = [
         &|| flip(&beside(dir.path(), "part"), 5_000),
         &|| cut(&beside(dir.path(), "part")),
         &|| flip(&beside(dir.path(), "state"), 70),
         &|| cut(&beside(dir.path(), "state")),
         &|| cut(&beside(dir.path(), "ids")),
+        // Without a checksum two rows would have one id, and one of them would be lost.
+        &|| std::fs::write(beside(dir.path(), "ids"), vec![0; 8 * REQUESTS as usize]).unwrap(),
         &|| std::fs::remove_file(beside(dir.path(), "ids")).unwrap(),
     ];
     for (number, damage) in damages.into_iter().enumerate() {

@@ -3,12 +3,14 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fs::File;
+use std::hash::Hasher as _;
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use bytemuck::{Pod, Zeroable};
 use rayon::slice::ParallelSliceMut as _;
+use twox_hash::XxHash3_64;
 
 use super::{LogError, Result, keep};
 
@@ -34,6 +36,8 @@ pub struct Ids {
     runs: Vec<(u64, u64)>,
     /// Ids since the last savepoint, if there are to be savepoints.
     fresh: Option<Vec<u64>>,
+    /// Hash of the ids up to the last savepoint.
+    saved: XxHash3_64,
 }
 
 /// Rows that repeat the id of an earlier one.
@@ -65,11 +69,12 @@ impl Ids {
             spill: None,
             runs,
             fresh: saves.then(Vec::new),
+            saved: XxHash3_64::new(),
         }
     }
 
-    /// Adds the ids of the first `rows` rows from the file of a savepoint.
-    pub fn read(&mut self, mut file: File, rows: u64) -> Result<()> {
+    /// Adds the ids of the first `rows` rows from the file of a savepoint; returns whether they are those with this hash.
+    pub fn read(&mut self, mut file: File, rows: u64, hash: u64) -> Result<bool> {
         let mut ids = vec![0u64; 1 << 16];
         for from in (0..rows).step_by(ids.len()) {
             let piece = &mut ids[..(rows - from).min(1 << 16) as usize];
@@ -77,7 +82,7 @@ impl Ids {
             (from..).zip(piece).try_for_each(|(row, id)| self.push(*id, row))?;
             self.take_fresh();
         }
-        Ok(())
+        Ok(self.saved.finish() == hash)
     }
 
     /// Forgets the ids since the last savepoint: there will be no further one.
@@ -85,9 +90,11 @@ impl Ids {
         self.fresh = None;
     }
 
-    /// Returns the ids since the last savepoint.
-    pub fn take_fresh(&mut self) -> Vec<u64> {
-        self.fresh.as_mut().map(std::mem::take).unwrap_or_default()
+    /// Returns the ids since the last savepoint, and the hash of all ids so far.
+    pub fn take_fresh(&mut self) -> (Vec<u64>, u64) {
+        let fresh = self.fresh.as_mut().map(std::mem::take).unwrap_or_default();
+        self.saved.write(bytemuck::cast_slice(&fresh));
+        (fresh, self.saved.finish())
     }
 
     pub fn push(&mut self, id: u64, row: u64) -> Result<()> {

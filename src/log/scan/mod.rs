@@ -143,10 +143,12 @@ impl Source {
     /// Goes back to the savepoint of an earlier process, if there is one that can be used.
     fn resume<T: Taker>(&self, taker: &mut T) -> Option<Pass> {
         let (state, file) = taker.resume()?;
-        let PassState { lumps, read, seen, good, latest, set_aside } = state;
+        let PassState { lumps, read, seen, good, latest, ids: hash, set_aside } = state;
         let quarantine = Quarantine::resume(&self.dir, set_aside)?;
         let mut ids = self.ids(taker);
-        ids.read(file, seen).ok()?;
+        if !ids.read(file, seen, hash).ok()? {
+            return None;
+        }
         tracing::info!("{}: {seen} rows are compiled already; going on after them", self.dir.display());
         Some(Pass { quarantine, names: PartNames::default(), ids: Some(ids), lumps, read, seen, good, latest })
     }
@@ -263,8 +265,8 @@ impl Pass {
     fn so_far(&mut self) -> Option<(PassState, Vec<u64>)> {
         let set_aside = self.quarantine.set_aside_so_far()?;
         let &mut Self { lumps, read, seen, good, latest, .. } = self;
-        let ids = self.ids.as_mut().map(Ids::take_fresh).unwrap_or_default();
-        Some((PassState { lumps, read, seen, good, latest, set_aside }, ids))
+        let (fresh, ids) = self.ids.as_mut().map(Ids::take_fresh).unwrap_or_default();
+        Some((PassState { lumps, read, seen, good, latest, ids, set_aside }, fresh))
     }
 
     /// Judges the rows of a batch in order; `keep` gets a flag for each gathered row.

@@ -1,7 +1,7 @@
 //! The parts of a snapshot that belong to the ranks of a learner.
 //!
-//! All ranks have the same networks, so those are stored once. Each has a pool, a random stream and a count of blocks of its own. Where a
-//! run goes on with another number of ranks, [`Snapshot::dealt_to`] deals the blocks of all pools to the new ranks.
+//! All ranks have the same networks, so those are stored once. Each rank has its own pool, random stream and count of blocks. If a run is
+//! resumed with another number of ranks, [`Snapshot::dealt_to`] deals the blocks of all pools to the new ranks.
 
 use std::collections::VecDeque;
 

@@ -1,5 +1,7 @@
 use std::thread;
 
+use std::sync::Arc;
+
 use super::super::crash::{abandon, kill_after};
 use super::super::segment::tests::unique_name;
 use super::*;

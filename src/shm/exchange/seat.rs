@@ -1,0 +1,270 @@
+//! A rank's seat: it carries out the steps of an exchange, and waits for the other ranks.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::super::error::ShmError;
+use super::super::futex::Patience;
+use super::super::names::start_time;
+use super::super::sync::{Ordering, fence};
+use super::super::wait::{Doorbell, Woken};
+use super::sums::{average_all, average_two};
+use super::{Broken, Exchange, LOOK};
+
+impl Exchange {
+    /// Takes the seat of `rank`, one of this machine. An exchange in which somebody does not take part for `timeout` is broken.
+    ///
+    /// # Errors
+    /// When another process has the seat.
+    pub fn join(self: &Arc<Self>, rank: usize, timeout: Duration) -> Result<Seat, ShmError> {
+        let line = self.line(rank);
+        let me = std::process::id();
+        // Relaxed: published by the pid below.
+        line.start_time.store(start_time(me).unwrap_or(0), Ordering::Relaxed);
+        // Release: pairs with the Acquire in `is_gone`.
+        match line.pid.compare_exchange(0, me, Ordering::Release, Ordering::Relaxed) {
+            Ok(_) => {
+                let crowded = Patience::is_crowded(self.shape.local);
+                Ok(Seat { exchange: Arc::clone(self), rank, done: 0, timeout, crowded })
+            }
+            Err(pid) => {
+                Err(ShmError::RoleTaken { name: self.segment.name().into(), role: "exchanging", pid: pid.into() })
+            }
+        }
+    }
+}
+
+/// A rank's part in the exchanges of a run.
+pub struct Seat {
+    exchange: Arc<Exchange>,
+    rank: usize,
+    /// Exchanges that are over.
+    done: u64,
+    timeout: Duration,
+    /// Whether the ranks share cores.
+    crowded: bool,
+}
+
+impl Seat {
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    pub fn ranks(&self) -> usize {
+        self.exchange.shape.ranks
+    }
+
+    /// Replaces `values` by their mean over the ranks, summed in the order of the ranks, and hands the bytes that each rank gave,
+    /// `mine` among them, to `read`, in the same order. All ranks call it with as many values; either part may be empty.
+    ///
+    /// # Errors
+    /// [`Broken`], in this and all later calls of every rank; `values` are worth nothing then.
+    pub fn exchange(
+        &mut self,
+        values: &mut [f32],
+        mine: &[u8],
+        read: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), Broken> {
+        self.exchange_while(values, mine, read, &|| {})
+    }
+
+    /// Does the same, and calls `look` now and then while it waits.
+    ///
+    /// # Errors
+    /// As [`Seat::exchange`].
+    pub fn exchange_while(
+        &mut self,
+        values: &mut [f32],
+        mine: &[u8],
+        read: &mut dyn FnMut(usize, &[u8]),
+        look: &dyn Fn(),
+    ) -> Result<(), Broken> {
+        let shape = self.exchange.shape;
+        if values.len() > shape.words || mine.len() > shape.bytes {
+            let (words, bytes, most_words, most_bytes) = (values.len(), mine.len(), shape.words, shape.bytes);
+            return Err(Broken::TooLong { words, bytes, most_words, most_bytes });
+        }
+        if let Some(broken) = self.exchange.broken() {
+            return Err(broken);
+        }
+        let begin = 3 * self.done;
+        self.wait(begin, look)?;
+        self.put(values, mine);
+        self.reach(begin + 1);
+        self.wait(begin + 1, look)?;
+        self.compare_calls(values.len())?;
+        if !values.is_empty() {
+            self.average(values);
+            self.reach(begin + 2);
+        }
+        for rank in 0..shape.ranks {
+            if rank == self.rank {
+                read(rank, mine);
+            } else {
+                // Relaxed: acquired with the rank's step.
+                let len = self.exchange.line(rank).bytes.load(Ordering::Relaxed) as usize;
+                // SAFETY: the rank reached step 3e + 1, seen by `wait`, and writes there again only when this one has
+                // reached 3e + 3.
+                read(rank, unsafe { self.exchange.segment.slice(shape.bytes_at(rank), len.min(shape.bytes)) });
+            }
+        }
+        if !values.is_empty() {
+            self.wait(begin + 2, look)?;
+            self.collect(values);
+        }
+        self.reach(begin + 3);
+        self.done += 1;
+        Ok(())
+    }
+
+    /// Waits until the first rank of this machine has published `generation`.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    pub fn wait_published(&self, generation: u64) -> Result<(), Broken> {
+        let head = self.exchange.head();
+        // Acquire: pairs with the Release in `publish`.
+        self.wait_for(self.exchange.shape.first, &head.news, Instant::now(), &|| {}, || {
+            head.published.load(Ordering::Acquire) >= 2 * generation
+        })
+    }
+
+    /// Reads what the ranks share, by atomic words: again where the first one wrote meanwhile. Returns the generation that was read.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    pub fn read_shared(&self, mut read: impl FnMut()) -> Result<u64, Broken> {
+        let head = self.exchange.head();
+        let begun = Instant::now();
+        let mut seen = 0;
+        loop {
+            self.wait_for(self.exchange.shape.first, &head.news, begun, &|| {}, || {
+                // Acquire: pairs with the Release in `publish`.
+                seen = head.published.load(Ordering::Acquire);
+                seen % 2 == 0
+            })?;
+            read();
+            // Acquire fence: pairs with the Release fence in `begin_write`; keeps the check after the reads.
+            fence(Ordering::Acquire);
+            if head.published.load(Ordering::Relaxed) == seen {
+                return Ok(seen / 2);
+            }
+        }
+    }
+
+    /// Puts what the others need into this rank's area.
+    fn put(&self, values: &[f32], mine: &[u8]) {
+        let (shape, segment) = (self.exchange.shape, &self.exchange.segment);
+        // Ranks of other machines need all of it.
+        let own = if shape.local == shape.ranks { shape.range(self.rank, values.len()) } else { 0..0 };
+        // SAFETY: the area is this rank's; all others have reached 3e, seen by `wait`, and read it again only when this one
+        // has reached 3e + 1.
+        let area = unsafe { segment.slice_mut(shape.inputs_at(self.rank), size_of_val(values)) };
+        let area: &mut [f32] = bytemuck::cast_slice_mut(area);
+        area[..own.start].copy_from_slice(&values[..own.start]);
+        area[own.end..].copy_from_slice(&values[own.end..]);
+        // SAFETY: as above.
+        unsafe { segment.slice_mut(shape.bytes_at(self.rank), mine.len()) }.copy_from_slice(mine);
+        let line = self.exchange.line(self.rank);
+        // Relaxed: published by the step.
+        line.words.store(values.len() as u64, Ordering::Relaxed);
+        line.bytes.store(mine.len() as u64, Ordering::Relaxed);
+    }
+
+    /// Checks that all ranks called for the same.
+    fn compare_calls(&self, words: usize) -> Result<(), Broken> {
+        for rank in 0..self.ranks() {
+            // Relaxed: acquired with the rank's step.
+            if self.exchange.line(rank).words.load(Ordering::Relaxed) != words as u64 {
+                // The first rank is right, by definition.
+                let rank = if rank == 0 { self.rank } else { rank };
+                self.exchange.break_off(Broken::Differs { rank });
+            }
+        }
+        self.exchange.broken().map_or(Ok(()), Err)
+    }
+
+    /// Averages this rank's share, into `values` and into its area.
+    fn average(&self, values: &mut [f32]) {
+        let (shape, segment) = (self.exchange.shape, &self.exchange.segment);
+        let (words, own) = (values.len(), shape.range(self.rank, values.len()));
+        // SAFETY: this rank's area; others read it only when this one has reached 3e + 2.
+        let result = unsafe { segment.slice_mut(shape.result_at(self.rank), own.len() * size_of::<f32>()) };
+        let result: &mut [f32] = bytemuck::cast_slice_mut(result);
+        let inputs = |rank: usize| -> &[f32] {
+            // SAFETY: the rank reached 3e + 1, seen by `wait`, and writes there again only when this one has reached 3e + 3.
+            bytemuck::cast_slice(unsafe { segment.slice(shape.inputs_at(rank), words * size_of::<f32>()) })
+        };
+        let mine = &mut values[own.clone()];
+        let others: Vec<&[f32]> =
+            (0..shape.ranks).filter(|rank| *rank != self.rank).map(|rank| &inputs(rank)[own.clone()]).collect();
+        match others[..] {
+            [] => result.copy_from_slice(mine),
+            [other] => average_two(mine, other, result),
+            _ => average_all(self.rank, mine, &others, result),
+        }
+    }
+
+    /// Copies the shares of the others.
+    fn collect(&self, values: &mut [f32]) {
+        let (shape, segment) = (self.exchange.shape, &self.exchange.segment);
+        for rank in shape.here().filter(|rank| *rank != self.rank) {
+            let range = shape.range(rank, values.len());
+            // SAFETY: the rank reached 3e + 2, seen by `wait`, and writes there again only when this one has reached 3e + 3.
+            let result = unsafe { segment.slice(shape.result_at(rank), range.len() * size_of::<f32>()) };
+            values[range].copy_from_slice(bytemuck::cast_slice(result));
+        }
+    }
+
+    fn reach(&self, step: u64) {
+        let line = self.exchange.line(self.rank);
+        // Release: pairs with the Acquire in `wait`; what this rank wrote and read comes before the step.
+        line.step.store(step, Ordering::Release);
+        line.bell.ring();
+    }
+
+    /// Waits until all others have reached `step`.
+    fn wait(&self, step: u64, look: &dyn Fn()) -> Result<(), Broken> {
+        let begun = Instant::now();
+        for rank in (0..self.ranks()).filter(|rank| *rank != self.rank) {
+            let line = self.exchange.line(rank);
+            // Acquire: pairs with the Release in `reach`.
+            self.wait_for(rank, &line.bell, begun, look, || line.step.load(Ordering::Acquire) >= step)?;
+        }
+        Ok(())
+    }
+
+    /// Waits since `begun` for what `rank` is to do, which rings `bell`; calls `look` now and then.
+    fn wait_for(
+        &self,
+        rank: usize,
+        bell: &Doorbell,
+        begun: Instant,
+        look: &dyn Fn(),
+        mut is_done: impl FnMut() -> bool,
+    ) -> Result<(), Broken> {
+        let mut patience = Patience::new(self.crowded);
+        loop {
+            let seen = bell.value();
+            if is_done() {
+                return Ok(());
+            }
+            if let Some(broken) = self.exchange.broken() {
+                return Err(broken);
+            }
+            if patience.look_again() {
+                continue;
+            }
+            let left = self.timeout.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                self.exchange.break_off(Broken::Late { rank });
+            } else if bell.wait(seen, left.min(LOOK)) == Woken::TimedOut {
+                look();
+                // A rank may have done its part and ended while this one had no core.
+                if self.exchange.is_gone(rank) && !is_done() {
+                    self.exchange.break_off(Broken::Died { rank });
+                }
+            }
+        }
+    }
+}
