@@ -45,6 +45,7 @@ sources!(
     "cell.rs",
     "exchange.rs",
     "exchange/remote.rs",
+    "exchange/seat.rs",
     "halves.rs",
     "turns.rs",
     "wait.rs",

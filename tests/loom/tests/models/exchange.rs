@@ -139,8 +139,9 @@ fn nobody_waits_for_the_dead() {
 fn planted_bugs_are_found() {
     const DAMAGE: &[&str] = &["Causality violation", "a wrong mean", "wrong bytes", "Differs"];
     let site = |code| Site::find("exchange.rs", code);
-    let step = site("line.step.store(step, Ordering::Release)");
-    let seen = site("line.step.load(Ordering::Acquire)");
+    let seat = |code| Site::find("exchange/seat.rs", code);
+    let step = seat("line.step.store(step, Ordering::Release)");
+    let seen = seat("line.step.load(Ordering::Acquire)");
     // The bell orders as well, as far as nobody saw the step before it was rung.
     for bug in [Plant::Weaken(vec![step], Ordering::Relaxed), Plant::Weaken(vec![seen], Ordering::Relaxed)] {
         caught(bug, 2, two_rounds, DAMAGE);
@@ -153,8 +154,8 @@ fn planted_bugs_are_found() {
     }
     let published = site("head.published.store(2 * generation, Ordering::Release)");
     caught(Plant::Weaken(vec![published], Ordering::Relaxed), 2, publication, DAMAGE);
-    for fence in ["fence(Ordering::Release);", "fence(Ordering::Acquire);"] {
-        caught(Plant::Weaken(vec![site(fence)], Ordering::Relaxed), 2, writing, &["wrong words"]);
+    for fence in [site("fence(Ordering::Release);"), seat("fence(Ordering::Acquire);")] {
+        caught(Plant::Weaken(vec![fence], Ordering::Relaxed), 2, writing, &["wrong words"]);
     }
     caught(Plant::OneBuffer, 2, two_rounds, DAMAGE);
     let poison = site("compare_exchange(0, cause.encode(), Ordering::Release, Ordering::Relaxed)");
