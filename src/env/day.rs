@@ -50,8 +50,12 @@ impl DayModel {
 
     /// Returns the request at `row` in the form that replay takes.
     pub fn incoming(&self, row: usize) -> Incoming<'_> {
-        let request = self.log.requests().row(row);
-        self.with_queue(row, &request, self.log.entries(&request), self.log.auctions(&request))
+        self.incoming_of(row, &self.log.requests().row(row))
+    }
+
+    /// Returns `request`, which is at `row`, in the form that replay takes.
+    pub fn incoming_of(&self, row: usize, request: &Request) -> Incoming<'_> {
+        self.with_queue(row, request, self.log.entries(request), self.log.auctions(request))
     }
 
     /// Returns the request at `row`, whose queue is already unpacked, in the form that replay takes.

@@ -104,8 +104,9 @@ impl Replay {
     ) -> Self {
         let state = State::new(episode.draw_delivered(day, spread));
         let mut replay = Self::resume(day, episode, delay_s, state);
+        let mut requests = day.log.requests().iter();
         while let Some(row) = rows.next_if(|&row| day.offset(row) < replay.episode.start) {
-            let Incoming { visit, entries, .. } = day.incoming(row);
+            let Incoming { visit, entries, .. } = day.incoming_of(row, &requests.row(row));
             let best = visit.best * replay.episode.price_factor(visit.region, visit.offset);
             let weight = replay.state.arrive(day, &replay.episode, visit.offset, replay.delay, best);
             for e in entries {

@@ -5,11 +5,13 @@
 //! have shown an ad that the evaluation's seed would not have let in.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::env::{DayModel, Incoming};
+use crate::log::exposure::{self, ShownAds};
 use crate::log::schema::AdType;
 use crate::log::table;
-use crate::log::{CompiledLog, exposure};
+use crate::log::{CompiledLog, compile};
 use crate::policy::{Shown, Totals};
 
 /// Name of its row.
@@ -17,7 +19,8 @@ pub const NAME: &str = "logged";
 
 /// The ad shown on each request of a log.
 pub struct Logged {
-    pub shown: Vec<Option<(u64, AdType)>>,
+    log: Arc<CompiledLog>,
+    shown: ShownAds,
 }
 
 impl Logged {
@@ -26,9 +29,9 @@ impl Logged {
     ///
     /// # Errors
     /// If the table is unreadable.
-    pub fn read(dir: &Path, log: &CompiledLog) -> anyhow::Result<Option<Self>> {
+    pub fn read(dir: &Path, log: &Arc<CompiledLog>) -> anyhow::Result<Option<Self>> {
         let Some(path) = table::find(dir, "joined_exposure")? else { return Ok(None) };
-        let exposures = exposure::join(&path, log)?;
+        let exposures = exposure::join(&path, log, compile::MEMORY)?;
         let e = &exposures.report;
         if e.bad + e.unknown_requests + e.repeated + e.not_allowed + e.requests_without > 0 {
             tracing::warn!(
@@ -43,17 +46,18 @@ impl Logged {
                 e.requests_without
             );
         }
-        Ok(Some(Self { shown: exposures.shown }))
+        Ok(Some(Self { log: log.clone(), shown: exposures.shown }))
     }
 
-    /// Sums the ads shown; `watch` is called with each impression.
+    /// Sums the ads shown at the values of `day`, which has the same requests; `watch` is called with each impression.
     ///
     /// # Errors
     /// Any error of `watch`.
     pub fn replay(&self, day: &DayModel, watch: &mut dyn FnMut(Shown) -> anyhow::Result<()>) -> anyhow::Result<Totals> {
         let mut recount = Recount::new(day);
-        for (row, &ad) in self.shown.iter().enumerate() {
-            watch(recount.take(day, &day.incoming(row), ad))?;
+        for (row, (logged, request)) in self.log.requests().iter().zip(day.log.requests().iter()).enumerate() {
+            let ad = self.shown.ad(&self.log, row, &logged);
+            watch(recount.take(day, &day.incoming_of(row, &request), ad))?;
         }
         Ok(recount.finish(day))
     }

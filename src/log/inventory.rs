@@ -46,8 +46,9 @@ fn parse(row: &Row) -> std::result::Result<InventoryRow, BadValue> {
         .split(';')
         .filter(|id| !id.is_empty())
         .map(|id| {
-            id.parse()
-                .map_err(|_| BadValue::new("ad_ids", ads_text, "not_an_integer", format!("`{id}` is not an ad id")))
+            id.parse().map_err(|_| {
+                BadValue::new("ad_ids", ads_text, "not_an_integer", format!("`{id}` is not an ad id, a whole number"))
+            })
         })
         .collect::<std::result::Result<Vec<u64>, _>>()?;
     Ok(InventoryRow {

@@ -7,6 +7,7 @@
 //! May import: nothing of the project.
 
 mod block;
+mod buckets;
 pub mod check;
 pub mod compile;
 pub mod compiled;
@@ -28,6 +29,7 @@ mod queue_buffer;
 pub mod raw;
 mod records;
 pub mod requests;
+pub mod row_index;
 pub mod sample;
 mod scan;
 pub mod schema;

@@ -90,6 +90,13 @@ impl Requests {
         self.released = true;
     }
 
+    /// Releases all pages, where iterators do so too. For whoever reads rows in no order.
+    pub fn release(&self) {
+        if self.released {
+            super::map::release(&self.map, 0..self.map.len());
+        }
+    }
+
     #[cold]
     fn leave(&self, number: usize) {
         let BlockMeta { at, bytes, .. } = self.index[number];
@@ -249,8 +256,12 @@ pub struct Iter<'a> {
 }
 
 impl Iter<'_> {
+    /// Returns the request at any row. Like the next one, it may release the pages of the request before it.
+    ///
+    /// # Panics
+    /// If there is no such row.
     #[inline]
-    fn row(&mut self, row: usize) -> Request {
+    pub fn row(&mut self, row: usize) -> Request {
         let block = row / BLOCK;
         if block != self.block {
             if self.requests.released {

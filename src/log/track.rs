@@ -166,7 +166,12 @@ fn entry(text: &str) -> Result<QueueEntry, BadValue> {
     };
     let whole = |value: &str, what: &str| {
         value.parse::<u64>().map_err(|_| {
-            BadValue::new("queue", text, "not_an_integer", format!("{what} `{value}` is not a whole number"))
+            let hint = if what == "ad_id" && value.parse::<f64>().is_err() {
+                "; hash ids that are texts, alike in every table"
+            } else {
+                ""
+            };
+            BadValue::new("queue", text, "not_an_integer", format!("{what} `{value}` is not a whole number{hint}"))
         })
     };
     let ad_id = whole(next("ad_id")?, "ad_id")?;

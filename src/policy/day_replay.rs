@@ -98,11 +98,12 @@ pub fn replay_episode(
     let mut rows = RowSampler::new(&episode, day).peekable();
     let replay = Replay::start(day, episode, delay_s, 0.0, &mut rows);
     let mut pass = DayPass::begin(replay, policy);
+    let mut requests = day.log.requests().iter();
     for row in rows {
         if row % 256 == 0 {
             cancel::point();
         }
-        watch(pass.take(day.incoming(row), policy));
+        watch(pass.take(day.incoming_of(row, &requests.row(row)), policy));
     }
     pass.finish()
 }

@@ -46,8 +46,9 @@ impl Teacher {
         let count = rows.clone().count();
         let every = count.div_ceil(MOST_ROWS).max(1);
         let mut transport = Transport::new(owed, left.clone(), penalty.clone());
+        let mut requests = day.log.requests().iter();
         for row in rows.skip(count / 7 % every).step_by(every) {
-            let request = &day.log.requests().row(row);
+            let request = &requests.row(row);
             let best = request.best * episode.price_factor(request.region, day.offset(row));
             let entries = day.log.entries(request).iter().filter_map(|e| {
                 let c = &day.contracts[e.contract as usize];

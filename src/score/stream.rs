@@ -10,7 +10,7 @@ use crate::log::table::{Row, Table};
 use crate::log::{LogError, track};
 
 use super::delivered::Arrived;
-use super::json::{self, JsonDecision};
+use super::json::{self, JsonDecision, JsonId};
 use super::scorer::{Decision, Scorer};
 
 /// How requests come and decisions go.
@@ -41,6 +41,8 @@ pub struct Requests {
     source: Source,
     seen: Recent,
     first: Option<(u64, TrackRow)>,
+    /// Id of the newest good request as it came.
+    id: JsonId,
     /// Lines that were skipped on the way to the first good one, by reason.
     early: BTreeMap<&'static str, u64>,
 }
@@ -101,7 +103,7 @@ impl Requests {
             }
             Format::Jsonl => Source::Jsonl(input, Vec::new(), 0),
         };
-        Ok(Self { source, seen: Recent::default(), first: None, early: BTreeMap::new() })
+        Ok(Self { source, seen: Recent::default(), first: None, id: JsonId::Number(0), early: BTreeMap::new() })
     }
 
     /// The time of the first good request, Unix milliseconds, which stays to be read; bad lines before it go to `bad`. `None` at the
@@ -160,7 +162,8 @@ impl Requests {
                 }
                 *line += 1;
                 if !text.trim_ascii().is_empty() {
-                    return Ok(Some((*line, json::request(text.trim_ascii()))));
+                    let parsed = json::request(text.trim_ascii());
+                    return Ok(Some((*line, parsed.map(|(request, id)| (request, self.id = id).0))));
                 }
             },
         }
@@ -199,7 +202,7 @@ pub fn stream(
             Ok(()) => {
                 report.decided += 1;
                 report.candidates += decision.scores.len() as u64;
-                write(&decision, format, output)?;
+                write(&decision, requests.id, format, output)?;
             }
             Err(why) => {
                 *report.bad.entry(why.reason).or_default() += 1;
@@ -211,7 +214,7 @@ pub fn stream(
     Ok(report)
 }
 
-fn write(decision: &Decision, format: Format, output: &mut dyn Write) -> io::Result<()> {
+fn write(decision: &Decision, id: JsonId, format: Format, output: &mut dyn Write) -> io::Result<()> {
     match format {
         Format::Tsv => {
             let chosen = decision.chosen.map(|(ad_id, _)| ad_id);
@@ -221,7 +224,7 @@ fn write(decision: &Decision, format: Format, output: &mut dyn Write) -> io::Res
             }
         }
         Format::Jsonl => {
-            serde_json::to_writer(&mut *output, &JsonDecision::from(decision))?;
+            serde_json::to_writer(&mut *output, &JsonDecision::new(decision, id))?;
             output.write_all(b"\n")?;
         }
     }

@@ -11,7 +11,7 @@ use crate::export;
 use crate::log::day::Day;
 use crate::log::error::BadValue;
 use crate::log::schema::TrackRow;
-use crate::score::json::{JsonDecision, JsonRequest};
+use crate::score::json::{JsonDecision, JsonId, JsonRequest};
 use crate::score::{Decision, Errand, Exposure, Finished, Scorer};
 
 use super::api::ApiError;
@@ -36,8 +36,8 @@ pub struct Engine {
 
 #[derive(Deserialize)]
 struct JsonExposure {
-    request_id: u64,
-    ad_id: u64,
+    request_id: JsonId,
+    ad_id: JsonId,
     ts_ms: u64,
 }
 
@@ -72,18 +72,18 @@ impl Engine {
         let mut out = Vec::with_capacity(64 + 1024 * rows.len());
         let mut decision = Decision::default();
         let (mut scorer, mut errand) = (self.scorer(), None);
-        for (i, row) in rows.iter().enumerate() {
+        for (i, (row, _)) in rows.iter().enumerate() {
             let checked = self.check_time(row).and_then(|()| scorer.check(row));
             checked.map_err(|bad| ApiError::bad(&bad, array.then_some(i)))?;
         }
-        for (i, row) in rows.iter().enumerate() {
+        for (i, (row, id)) in rows.iter().enumerate() {
             scorer.decide(row, &mut decision).map_err(|bad| ApiError::bad(&bad, array.then_some(i)))?;
             self.metrics.decided(&decision);
             errand = errand.or_else(|| scorer.take_errand());
             if array {
                 out.push(if i == 0 { b'[' } else { b',' });
             }
-            serde_json::to_writer(&mut out, &JsonDecision::from(&decision)).expect("plain values serialise");
+            serde_json::to_writer(&mut out, &JsonDecision::new(&decision, *id)).expect("plain values serialise");
         }
         drop(scorer);
         if array {
@@ -91,7 +91,7 @@ impl Engine {
         }
         self.send(errand);
         if let Some(journal) = &self.journal {
-            self.metrics.journal_dropped(rows.into_iter().filter_map(|row| journal.request(row).err()).count());
+            self.metrics.journal_dropped(rows.into_iter().filter_map(|(row, _)| journal.request(row).err()).count());
         }
         Ok(out)
     }
@@ -121,6 +121,7 @@ impl Engine {
         let arrival_ms = now_ms();
         let (mut news, mut dropped) = (0, 0);
         for JsonExposure { request_id, ad_id, ts_ms } in exposures {
+            let (request_id, ad_id) = (request_id.value(), ad_id.value());
             let exposure = Exposure { request_id, ad_id, ts_ms };
             let (is_news, contract, claim) = {
                 let mut scorer = self.scorer();
@@ -207,7 +208,8 @@ impl Engine {
     }
 }
 
-fn parse(body: &[u8], array: bool) -> Result<Vec<TrackRow>, ApiError> {
+/// Parses a body to requests, each with its id as it came.
+fn parse(body: &[u8], array: bool) -> Result<Vec<(TrackRow, JsonId)>, ApiError> {
     let requests: Vec<JsonRequest> = if array {
         serde_json::from_slice(body).map_err(|e| ApiError::json(&e))?
     } else {
@@ -217,7 +219,9 @@ fn parse(body: &[u8], array: bool) -> Result<Vec<TrackRow>, ApiError> {
         let why = format!("{} requests, at most {MOST_REQUESTS} at once", requests.len());
         return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why, "body"));
     }
-    let check =
-        |(i, request): (usize, JsonRequest)| request.check().map_err(|bad| ApiError::bad(&bad, array.then_some(i)));
+    let check = |(i, request): (usize, JsonRequest)| {
+        let id = request.id();
+        request.check().map(|row| (row, id)).map_err(|bad| ApiError::bad(&bad, array.then_some(i)))
+    };
     requests.into_iter().enumerate().map(check).collect()
 }

@@ -42,6 +42,7 @@ pub mod flight;
 mod futex;
 pub mod halves;
 pub mod histogram;
+mod huge;
 pub mod lock;
 pub mod names;
 pub mod pod;

@@ -15,6 +15,7 @@ use shared_memory::{Shmem, ShmemConf, ShmemError};
 use twox_hash::XxHash3_64;
 
 use super::error::ShmError;
+use super::huge::{self, View};
 use super::names::{SHM_DIR, start_time};
 use super::pod::Shareable;
 use super::sync::{AtomicU32, AtomicU64, Ordering};
@@ -51,7 +52,8 @@ pub struct Segment {
 }
 
 enum Mapping {
-    Shared(Shmem),
+    /// The crate's map, which owns the name, and of a large segment one for huge pages.
+    Shared(Shmem, Option<View>),
     /// A map of no file, or of one opened for reading: stores are not shared.
     Private(MmapRaw),
 }
@@ -59,14 +61,15 @@ enum Mapping {
 impl Mapping {
     fn start(&self) -> *mut u8 {
         match self {
-            Self::Shared(mapping) => mapping.as_ptr(),
+            Self::Shared(_, Some(view)) => view.start(),
+            Self::Shared(mapping, None) => mapping.as_ptr(),
             Self::Private(mapping) => mapping.as_mut_ptr(),
         }
     }
 
     fn len(&self) -> usize {
         match self {
-            Self::Shared(mapping) => mapping.len(),
+            Self::Shared(mapping, _) => mapping.len(),
             Self::Private(mapping) => mapping.len(),
         }
     }
@@ -90,10 +93,27 @@ impl Segment {
             ShmemError::MappingIdExists => ShmError::Exists { name: name.into() },
             e => os_error(name, "create it", e),
         })?;
-        let segment = Self { name: name.into(), mapping: Mapping::Shared(mapping) };
+        let view = Self::view(name, &mapping);
+        let segment = Self { name: name.into(), mapping: Mapping::Shared(mapping, view) };
         segment.reserve(total)?;
+        segment.use_huge_pages();
         segment.fill_header(kind, layout_hash, total);
         Ok(segment)
+    }
+
+    /// Maps a large segment for huge pages.
+    fn view(name: &str, mapping: &Shmem) -> Option<View> {
+        if (mapping.len() as u64) < huge::FROM {
+            return None;
+        }
+        let file = File::options().read(true).write(true).open(Path::new(SHM_DIR).join(name));
+        let view = file.and_then(|file| View::of(&file, mapping.len()));
+        view.inspect_err(|e| tracing::debug!("{name} stays without huge pages: {e}")).ok()
+    }
+
+    /// Puts the pages of a large segment, which are reserved, together to huge ones; returns whether all of them are.
+    fn use_huge_pages(&self) -> bool {
+        matches!(&self.mapping, Mapping::Shared(_, Some(view)) if view.use_huge_pages())
     }
 
     fn fill_header(&self, kind: Kind, layout_hash: u64, total: u64) {
@@ -117,7 +137,8 @@ impl Segment {
     pub fn open(name: &str, kind: Kind, layout_hash: u64, least: usize) -> Result<Self, ShmError> {
         Self::check_file(name)?;
         let mapping = ShmemConf::new().os_id(name).open().map_err(|e| os_error(name, "map it", e))?;
-        let segment = Self { name: name.into(), mapping: Mapping::Shared(mapping) };
+        let view = Self::view(name, &mapping);
+        let segment = Self { name: name.into(), mapping: Mapping::Shared(mapping, view) };
         segment.validate(kind, layout_hash, least)?;
         Ok(segment)
     }
@@ -130,7 +151,9 @@ impl Segment {
         let total = Self::footprint(body_len);
         let mapping = MmapOptions::new().len(total as usize).map_anon();
         let failed = |source| ShmError::Os { name: "private memory".into(), what: "map it", source };
-        let mapping = Mapping::Private(mapping.map_err(failed)?.into());
+        let mapping = MmapRaw::from(mapping.map_err(failed)?);
+        huge::advise(&mapping);
+        let mapping = Mapping::Private(mapping);
         let segment = Self { name: "private memory".into(), mapping };
         segment.fill_header(kind, layout_hash, total);
         Ok(segment)
@@ -427,6 +450,36 @@ pub(super) mod tests {
         assert_eq!(observer.at::<AtomicU64>(8).load(Ordering::Acquire), 42);
         observer.at::<AtomicU64>(8).store(1, Ordering::Release);
         assert_eq!(owner.at::<AtomicU64>(8).load(Ordering::Acquire), 42);
+    }
+
+    /// The map that the `shared_memory` crate makes begins anywhere, and the kernel then leaves huge pages in pieces.
+    #[test]
+    fn a_large_segment_begins_where_huge_pages_fit() {
+        let name = unique_name("seg");
+        let body = huge::FROM as usize;
+        let owner = Segment::create(&name, KIND, 7, body).unwrap();
+        let other = Segment::open(&name, KIND, 7, body).unwrap();
+        for offset in [0, 2 << 20, body - 8] {
+            owner.at::<AtomicU64>(offset).store(offset as u64 + 1, Ordering::Release);
+            assert_eq!(other.at::<AtomicU64>(offset).load(Ordering::Acquire), offset as u64 + 1);
+        }
+        let maps = || std::fs::read_to_string("/proc/self/maps").unwrap();
+        for segment in [&owner, &other] {
+            let start = segment.header() as *const Header as usize;
+            assert_eq!(start % (2 << 20), 0);
+            assert!(maps().contains(&format!("{start:x}-")), "{start:x}");
+        }
+        if owner.use_huge_pages() {
+            let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+            let start = owner.header() as *const Header as usize;
+            let mine = smaps.split_once(&format!("\n{start:x}-")).unwrap().1;
+            let huge = mine.lines().find_map(|line| line.strip_prefix("ShmemPmdMapped:")).unwrap().trim();
+            assert_ne!(huge, "0 kB", "{}", &mine[..1000]);
+        } else {
+            eprintln!("skipped in part: no huge pages here");
+        }
+        drop((owner, other));
+        assert!(!maps().contains(&name), "its maps outlive it");
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! Exposures joined to their requests. What does not join is counted by what is wrong with it, never dropped in silence.
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::log::corrected::asked;
 use crate::log::error::LogError;
+use crate::log::row_index::RowIndex;
 use crate::log::schema::AdType;
 use crate::log::table::{self, Table};
 use crate::log::{self, CompileOptions, CompiledLog, exposure};
@@ -108,7 +108,6 @@ pub fn join(dir: &Path, options: CompileOptions, fields: &Fields, share: Share) 
         return Err(FieldError::NoUser { log: dir.display().to_string() }.into());
     }
     let path = table::find(dir, "joined_exposure")?.ok_or_else(|| JoinError::NoTable { dir: dir.to_owned() })?;
-    let row_of: HashMap<u64, u32> = log.requests().iter().map(|r| r.request_id).zip(0..).collect();
     let mut exposed = vec![false; log.requests().len()];
     let mut table = Table::open(&path, exposure::COLUMNS)?;
     let mut row = table.row();
@@ -117,6 +116,7 @@ pub fn join(dir: &Path, options: CompileOptions, fields: &Fields, share: Share) 
     let (mut first, mut queue) = (None, Vec::new());
     let mut usable = 0;
     let Joined { log, samples, ids, requests, places, counts } = &mut joined;
+    let index = RowIndex::whole(log);
     while table.read(&mut row)? {
         counts.rows += 1;
         let exposure = match exposure::parse(&row) {
@@ -128,15 +128,15 @@ pub fn join(dir: &Path, options: CompileOptions, fields: &Fields, share: Share) 
                 continue;
             }
         };
-        let Some(&at) = row_of.get(&exposure.request_id) else {
+        let Some(at) = index.find(exposure.request_id) else {
             counts.unknown_requests += 1;
             continue;
         };
-        if std::mem::replace(&mut exposed[at as usize], true) {
+        if std::mem::replace(&mut exposed[at], true) {
             counts.repeated += 1;
             continue;
         }
-        let request = &log.requests().row(at as usize);
+        let request = &log.requests().row(at);
         queue.clear();
         queue.extend(asked(log, request));
         let Some(shown) = queue.iter().find(|a| a.ad_id == exposure.ad_id && a.ad_type == exposure.ad_type) else {

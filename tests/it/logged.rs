@@ -4,6 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use admix::log::row_index::{self, RowIndex};
+use admix::log::{self, CompileOptions, exposure};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -161,10 +163,10 @@ fn the_check_reports_join_delay_and_calibration() {
         let delay = &exposure["feedback_delay"];
         assert_eq!(delay["early"], delays.iter().filter(|d| **d < 0).count());
         for (name, share) in [("p50_s", 0.5), ("p90_s", 0.9), ("p99_s", 0.99), ("max_s", 1.0)] {
-            // The share of rows that a quantile covers, and that no less delay does.
+            // The share of rows that a quantile covers, and that no delay does which is less by more than 0.1 %.
             let at = (1000.0 * number(&delay[name])).round() as i64;
             let within = |limit: i64| delays.iter().filter(|d| **d <= limit).count() as f64 / delays.len() as f64;
-            assert!(within(at) >= share && within(at - 1) < share, "{name}: {at} ms");
+            assert!(within(at) >= share && within((at as f64 / 1.001) as i64 - 1) < share, "{name}: {at} ms");
         }
         let tenths = exposure["calibration"].as_array().unwrap();
         assert_eq!(tenths.len(), 10);
@@ -177,7 +179,8 @@ fn the_check_reports_join_delay_and_calibration() {
             assert!(count.abs_diff(by_pctr.len() / 10) <= 1, "{count}");
             let (mine, rest) = left.split_at(count);
             let mean = mine.iter().map(|(p, _)| p).sum::<f64>() / count as f64;
-            assert!(close(number(&tenth["predicted"]), mean), "{tenth}");
+            // Values that differ by less than 0.1 % share a bucket, of which each tenth gets a part.
+            assert!((number(&tenth["predicted"]) / mean - 1.0).abs() < 1e-3, "{tenth}");
             left = rest;
         }
         assert!(left.is_empty());
@@ -191,6 +194,45 @@ fn the_check_reports_join_delay_and_calibration() {
     let said = String::from_utf8(said.get_output().stdout.clone()).unwrap();
     for words in ["(p50)", "by tenth of pctr", "6 repeated", "5 exposures show an ad", "2 exposures arrived before"] {
         assert!(said.contains(words), "no `{words}` in {said}");
+    }
+}
+
+/// A large day's index of request ids does not fit into the memory that it may take; then the table is read once for each part of the ids.
+#[test]
+fn exposures_join_in_parts_as_in_one() {
+    let (_scratch, days) = days();
+    for day in &days {
+        let log = log::open(day, CompileOptions::default()).unwrap();
+        let path = day.join("joined_exposure.tsv");
+        let whole = exposure::join(&path, &log, 1 << 30).unwrap();
+        for memory in [24_000, 5_000, 900] {
+            assert!(row_index::parts(&log, memory) >= 30_000 / memory as u64);
+            let joined = exposure::join(&path, &log, memory).unwrap();
+            assert_eq!((&joined.shown, &joined.first_bad), (&whole.shown, &whole.first_bad), "{memory}");
+            // Sums run in another order.
+            assert_eq!(format!("{:.6?}", joined.report), format!("{:.6?}", whole.report), "{memory}");
+        }
+    }
+}
+
+#[test]
+fn an_index_of_a_part_finds_its_rows_and_no_others() {
+    let (_scratch, days) = days();
+    let log = log::open(&days[0], CompileOptions::default()).unwrap();
+    for parts in [1, 2, 3, 50] {
+        let hasher = Default::default();
+        let indices: Vec<RowIndex> = (0..parts).map(|part| RowIndex::part(&log, &hasher, part, parts)).collect();
+        for (row, request) in log.requests().iter().enumerate() {
+            let found: Vec<_> = indices
+                .iter()
+                .map(|index| (index.covers(request.request_id), index.find(request.request_id)))
+                .collect();
+            assert_eq!(found.iter().filter(|found| **found == (true, Some(row))).count(), 1);
+            assert_eq!(found.iter().filter(|found| **found == (false, None)).count() as u64, parts - 1);
+        }
+        for unknown in 0..1000 {
+            assert!(indices.iter().all(|index| index.find(90_000_000 + unknown).is_none()));
+        }
     }
 }
 

@@ -285,6 +285,56 @@ fn a_stateless_scorer_gives_the_same_scores_in_any_order() {
     }
 }
 
+/// Programs whose numbers are doubles keep an id above 2^53 only in a string, and read it back only from one.
+#[test]
+fn ids_that_come_as_strings_go_out_as_strings() {
+    let setting = setting();
+    let mut arguments = files(&setting.day);
+    arguments.extend(["--policy", "baseline:static-prices", "--format", "jsonl", "--plan"].map(str::to_owned));
+    arguments.push(setting.plan.to_str().unwrap().to_owned());
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let numbers = jsonl(&setting.rows()[..200]).unwrap();
+    let as_text = |object: &mut Value, name: &str| {
+        if let Some(id) = object.get(name).and_then(Value::as_u64) {
+            object[name] = Value::String(id.to_string());
+        }
+    };
+    let texts: Vec<String> = std::str::from_utf8(&numbers)
+        .unwrap()
+        .lines()
+        .map(|line| {
+            let mut object: Value = serde_json::from_str(line).unwrap();
+            as_text(&mut object, "request_id");
+            as_text(&mut object, "user_id");
+            object["queue"].as_array_mut().unwrap().iter_mut().for_each(|entry| as_text(entry, "ad_id"));
+            object.to_string()
+        })
+        .collect();
+    let (plain, _) = run_score(&arguments, &numbers);
+    let (quoted, _) = run_score(&arguments, texts.join("\n").as_bytes());
+    assert_eq!(quoted.lines().count(), 200);
+    for (plain, quoted) in plain.lines().zip(quoted.lines()) {
+        let mut expected: Value = serde_json::from_str(plain).unwrap();
+        as_text(&mut expected, "request_id");
+        as_text(&mut expected, "chosen");
+        expected["scores"].as_array_mut().unwrap().iter_mut().for_each(|score| as_text(score, "ad_id"));
+        assert_eq!(serde_json::from_str::<Value>(quoted).unwrap(), expected);
+    }
+    for wrong in ["17.0", "\"17.0\"", "\"+17\"", "-17", "\"a7\"", "\"\"", "18446744073709551616", "null"] {
+        let mut object = texts[0].replacen("\"request_id\":\"", "\"request_id\":#", 1);
+        let end = object.find('#').unwrap() + object[object.find('#').unwrap()..].find('"').unwrap();
+        object.replace_range(object.find('#').unwrap()..=end, wrong);
+        let input = format!("{object}\n{}", texts[1]);
+        let (answers, said) = run_score(&arguments, input.as_bytes());
+        assert_eq!(answers.lines().count(), 1, "{wrong}");
+        let words = [
+            "an id: a whole number from 0 to 18446744073709551615, or its digits as a string",
+            "hash ids that are texts",
+        ];
+        assert!(words.iter().all(|word| said.contains(word)), "{wrong}: {said}");
+    }
+}
+
 #[test]
 fn json_lines_give_the_scores_of_tsv() {
     let setting = setting();

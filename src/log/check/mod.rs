@@ -83,7 +83,7 @@ pub fn check(dir: &Path, options: CompileOptions, feedback_delay_s: f64) -> Resu
         None => None,
     };
     let exposure = match table::find(dir, "joined_exposure")? {
-        Some(path) => Some(join_exposure(&path, &log, feedback_delay_s, &mut warnings)?),
+        Some(path) => Some(join_exposure(&path, &log, (options.memory, feedback_delay_s), &mut warnings)?),
         None => None,
     };
     if counts.out_of_order > 0 {
@@ -159,10 +159,10 @@ fn several(found: &[String]) -> Option<String> {
 fn join_exposure(
     path: &Path,
     log: &CompiledLog,
-    feedback_delay_s: f64,
+    (memory, feedback_delay_s): (usize, f64),
     warnings: &mut Vec<Warning>,
 ) -> Result<ExposureReport> {
-    let exposures = exposure::join(path, log)?;
+    let exposures = exposure::join(path, log, memory)?;
     if let Some(first) = exposures.first_bad {
         warnings.push(Warning::new("bad_exposures", format!("bad exposure rows are left out; the first: {first}")));
     }

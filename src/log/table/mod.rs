@@ -18,7 +18,7 @@ use std::collections::HashSet;
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::error::{BadValue, LogError, Result, printable};
 use parquet::ParquetRows;
@@ -278,6 +278,12 @@ impl Table {
         self.parts.iter().map(|part| part.metadata().map_or(0, |m| m.len())).sum()
     }
 
+    /// Returns the number of bytes that were read from its files so far.
+    pub fn bytes_read(&self) -> u64 {
+        // Relaxed: the value is for a message.
+        self.read.load(Ordering::Relaxed)
+    }
+
     /// Returns the names of its parts for lists.
     pub fn part_names(&self) -> Vec<String> {
         (0..self.parts.len() as u32).map(|part| self.part_name(part)).collect()
@@ -489,14 +495,7 @@ impl Row {
         if text.is_empty() {
             return Ok(None);
         }
-        text.parse().map(Some).map_err(|_| {
-            BadValue::new(
-                self.columns[i].name,
-                text,
-                "not_an_integer",
-                format!("is not a whole number that fits {}", std::any::type_name::<T>()),
-            )
-        })
+        text.parse().map(Some).map_err(|_| not_whole(self.columns[i].name, text, std::any::type_name::<T>()))
     }
 
     /// Parses column `i` as a number within `low..=high`; `None` where it is empty.
@@ -512,6 +511,22 @@ impl Row {
     pub fn empty(&self, i: usize) -> BadValue {
         BadValue::new(self.columns[i].name, "", "empty", "must not be empty")
     }
+}
+
+/// Returns the error for a text that is no whole number of type `kind`, with what to do about it.
+fn not_whole(column: &'static str, text: &str, kind: &str) -> BadValue {
+    let hint = match (text.parse::<f64>(), column) {
+        (Ok(number), _) if number >= 0.0 && number.fract() == 0.0 && text.contains(['.', 'e', 'E']) => {
+            "; write it without point and exponent (pandas: give the column the type Int64)"
+        }
+        (Ok(_), _) => "",
+        (Err(_), "ts_ms" | "arrival_ms") => "; times are Unix milliseconds, in Parquet also timestamps",
+        (Err(_), _) if kind == "u64" => {
+            "; hash ids that are texts, alike in every table (docs/formats.md, \"Rules for every file\")"
+        }
+        (Err(_), _) => "; number your texts, alike in every table",
+    };
+    BadValue::new(column, text, "not_an_integer", format!("is not a whole number that fits {kind}{hint}"))
 }
 
 /// Parses a finite number within `low..=high`.
