@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use crate::bench::{collectives, params, ring};
 use crate::run::{RunDirectory, flight};
 use crate::shm::Role;
-use crate::supervisor::children::{bind_to_parent, name_this_process, queue_for_cores};
+use crate::supervisor::children::{bind_to_parent, name_this_process, queue_for_cores, with_huge_pages};
 use crate::{actor, checkpoint, evaluator, learner, rank, reader};
 
 use super::exit::Exit;
@@ -77,6 +77,7 @@ impl RunArguments {
         bind_to_parent(self.parent)?;
         name_this_process(role);
         queue_for_cores(role);
+        with_huge_pages(role);
         let directory = RunDirectory::open(&self.run_dir)?;
         flight::begin(&directory.flight(), &role.to_string());
         let result = process(&directory, &self.names);

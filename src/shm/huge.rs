@@ -11,6 +11,7 @@ use std::ptr::NonNull;
 
 use memmap2::{Advice, MmapRaw};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use nix::sys::prctl;
 
 /// Segments of at least so many bytes use huge pages.
 pub const FROM: u64 = 32 << 20;
@@ -56,14 +57,20 @@ impl View {
 
     /// Puts the pages of the file, which must be there, together to huge ones, as far as these are free; returns whether all are. Kernels
     /// before 6.1 have huge pages only in a file system mounted with `huge=`.
+    ///
+    /// A process that has disabled huge pages for itself (`PR_SET_THP_DISABLE`) makes them too, and still maps small ones.
     pub fn use_huge_pages(&self) -> bool {
+        let disabled = prctl::get_thp_disable().unwrap_or(false) && prctl::set_thp_disable(false).is_ok();
         // SAFETY: advice does not change what is in the map.
-        let done = unsafe { libc::madvise(self.start().cast(), self.len, libc::MADV_COLLAPSE) } == 0;
-        if !done {
-            let why = io::Error::last_os_error();
-            tracing::debug!("some pages of {} MB of shared memory stay small: {why}", self.len >> 20);
+        let done = match unsafe { libc::madvise(self.start().cast(), self.len, libc::MADV_COLLAPSE) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        };
+        if disabled && let Err(e) = prctl::set_thp_disable(true) {
+            tracing::debug!("huge pages stay on: {e}");
         }
-        done
+        done.inspect_err(|e| tracing::debug!("some pages of {} MB of shared memory stay small: {e}", self.len >> 20))
+            .is_ok()
     }
 }
 
