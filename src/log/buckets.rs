@@ -23,6 +23,8 @@ pub struct Bucket {
 impl Buckets {
     pub fn add(&mut self, value: f64, marked: bool) {
         debug_assert!(value >= 0.0);
+        // A negative zero becomes a positive one, whose bits are the lowest.
+        let value = value + 0.0;
         let bucket = self.0.entry(value.to_bits() >> DROPPED).or_default();
         bucket.count += 1;
         bucket.sum += value;
@@ -127,5 +129,12 @@ mod tests {
         assert!(buckets.parts(10).iter().all(|part| (part.marked / part.count as f64 - 0.1).abs() < 1e-12));
         assert_eq!(buckets.quantiles([0.5]), Some([0.25]));
         assert_eq!(Buckets::default().quantiles([0.5]), None);
+    }
+
+    #[test]
+    fn a_negative_zero_is_no_large_number() {
+        let mut buckets = Buckets::default();
+        [-0.0, 1.0, 2.0].iter().for_each(|value| buckets.add(*value, false));
+        assert_eq!(buckets.quantiles([0.1, 0.5, 1.0]), Some([0.0, 1.0, 2.0]));
     }
 }

@@ -163,7 +163,11 @@ impl Requests {
                 *line += 1;
                 if !text.trim_ascii().is_empty() {
                     let parsed = json::request(text.trim_ascii());
-                    return Ok(Some((*line, parsed.map(|(request, id)| (request, self.id = id).0))));
+                    let keep_id = |(request, id)| {
+                        self.id = id;
+                        request
+                    };
+                    return Ok(Some((*line, parsed.map(keep_id))));
                 }
             },
         }
