@@ -187,6 +187,8 @@ struct Builder<'a> {
     dims: &'a Dims,
     weights: Weights,
     terms: Vec<Terms>,
+    /// Of each contract, at the current step.
+    moments: Vec<ContractMoment>,
     per_step: usize,
     tables: usize,
 }
@@ -198,8 +200,8 @@ impl SegmentRows {
         let per_step = usize::from(segment.per_step);
         let tables = spec.actor_shape().tables.len();
         let rows = Self::empty(segment, dims, spec.features(), tables);
-        let mut builder =
-            Builder { rows, spec, dims, weights: Weights::from(&settings.reward), terms: vec![], per_step, tables };
+        let weights = Weights::from(&settings.reward);
+        let mut builder = Builder { rows, spec, dims, weights, terms: vec![], moments: vec![], per_step, tables };
         replay(segment, with, &mut builder);
         builder.rows
     }
@@ -304,10 +306,12 @@ impl Witness for Builder<'_> {
         if t == 0 {
             self.terms = Terms::all(day, &replay.episode, self.spec.policy.warm_start);
         }
+        self.moments.clear();
+        self.moments.extend(self.terms.iter().enumerate().map(|(j, terms)| moment.of(j, terms)));
         for j in 0..day.contracts.len() {
             let at = t * n + j;
             let delivered = replay.state.delivered[j];
-            let of = moment.of(j, &self.terms[j]);
+            let of = self.moments[j];
             of.write(delivered, &mut self.rows.states[at * FEATURES..(at + 1) * FEATURES]);
             self.rows.state_ads[at] = day.contracts[j].vocabulary;
             (self.rows.potential[at], self.rows.scale[at]) =
@@ -320,7 +324,8 @@ impl Witness for Builder<'_> {
         if self.per_step == 1 {
             for (slot, c) in replay.candidates().iter().enumerate() {
                 let j = c.contract as usize;
-                self.bidder(replay, &moment.of(j, &self.terms[j]), (t, slot), j);
+                let of = self.moments[j];
+                self.bidder(replay, &of, (t, slot), j);
             }
         }
         if self.spec.score_mode == ScoreMode::All {
