@@ -35,7 +35,7 @@ pub struct Eval {
     #[arg(long = "policy", value_name = "RUN_DIR|FILE", num_args = 1..)]
     policies: Vec<PathBuf>,
     /// Plan of the training days; default: the one stored with the first policy
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "RUN_DIR|FILE")]
     plan: Option<PathBuf>,
     /// `all`, `none`, or names: random, auction-only, contract-first, theta-lottery, shale, pass-rate, static-prices, pid,
     /// dual-descent-cold, dual-descent-warm, receding-horizon, and logged (what was really shown, where there is a joined_exposure). With a

@@ -35,7 +35,7 @@ pub struct Explain {
     #[arg(long, value_name = "ID")]
     request: u64,
     /// Plan of the baselines; default: the policy's
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "RUN_DIR|FILE")]
     plan: Option<PathBuf>,
     #[command(flatten)]
     told: ToldArguments,

@@ -31,7 +31,7 @@ pub struct Export {
     #[arg(long, value_name = "RUN_DIR|FILE|baseline:NAME")]
     policy: String,
     /// Plan of a baseline, and of the planned play probabilities that the dictionary is compared with; default: the policy's
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "RUN_DIR|FILE")]
     plan: Option<PathBuf>,
     /// Held-out log directory that the dictionary is judged on before it is written
     #[arg(long, value_name = "DIR")]

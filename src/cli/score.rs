@@ -53,7 +53,7 @@ pub struct Served {
     #[arg(long, value_name = "FILE")]
     pub control: PathBuf,
     /// Plan of a baseline; a policy file carries its own
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "RUN_DIR|FILE")]
     pub plan: Option<PathBuf>,
     /// Impressions delivered since the start of the day (ad_id, delivered), for a start in the middle of it
     #[arg(long, value_name = "FILE")]
@@ -61,7 +61,7 @@ pub struct Served {
     /// Supply forecast of the day; default: the plan's
     #[arg(long, value_name = "FILE")]
     pub inventory: Option<PathBuf>,
-    /// The day's date and time zone; default: UTC and the first request's date
+    /// The day's date and time zone; default: UTC, and the date of the first request (`serve`: today)
     #[arg(long, value_name = "DAY.TOML")]
     pub day: Option<PathBuf>,
     /// Values that the policy is told: those of a run of `admix values train`, or those of the requests. Default: the ones that it was

@@ -45,7 +45,7 @@ pub struct Train {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
     /// Use this plan, from `admix plan --out`, instead of planning from data.train
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "RUN_DIR|FILE")]
     plan: Option<PathBuf>,
     /// Directory of the run; new or empty, except with --resume. Default: runs/<config name>-<time>
     #[arg(long, value_name = "DIR")]

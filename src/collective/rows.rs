@@ -88,19 +88,21 @@ pub fn encode(
     for number in [rows as u32, dim as u32, fields as u32].iter().chain(&counts) {
         out.extend_from_slice(&number.to_le_bytes());
     }
-    for &row in &order {
-        out.extend_from_slice(&lookup.unique[row as usize].to_le_bytes());
-    }
-    for &row in &order {
-        out.extend_from_slice(&of_row(row as usize).1.to_le_bytes());
-    }
-    for &row in &order {
-        out.extend_from_slice(&of_row(row as usize).2.to_le_bytes());
-    }
-    for &row in &order {
-        for value in &gradients[row as usize * dim..(row as usize + 1) * dim] {
-            out.extend_from_slice(&value.to_le_bytes());
-        }
+    let at = out.len();
+    out.resize(at + rows * (16 + 4 * dim), 0);
+    let (ids, rest) = out[at..].split_at_mut(8 * rows);
+    let (weights, rest) = rest.split_at_mut(4 * rows);
+    let (squares, floats) = rest.split_at_mut(4 * rows);
+    let (ids, weights, squares) = (ids.as_chunks_mut().0, weights.as_chunks_mut().0, squares.as_chunks_mut().0);
+    let floats = floats.as_chunks_mut().0;
+    for (place, &row) in order.iter().enumerate() {
+        let row = row as usize;
+        let (_, weight, square) = of_row(row);
+        ids[place] = lookup.unique[row].to_le_bytes();
+        weights[place] = weight.to_le_bytes();
+        squares[place] = square.to_le_bytes();
+        let gradient = &gradients[row * dim..(row + 1) * dim];
+        floats[place * dim..(place + 1) * dim].iter_mut().zip(gradient).for_each(|(to, g)| *to = g.to_le_bytes());
     }
 }
 
@@ -131,14 +133,13 @@ pub fn decode(rank: usize, message: &[u8], dim: usize, out: &mut RowGradients) -
     if counted != rows {
         return Err(damaged);
     }
-    let floats_of = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().expect("4 bytes"));
     let (ids, rest) = message[HEADER + 4 * fields..].split_at(8 * rows);
     let (weights, rest) = rest.split_at(4 * rows);
     let (squares, gradients) = rest.split_at(4 * rows);
-    out.ids.extend(ids.chunks_exact(8).map(|id| u64::from_le_bytes(id.try_into().expect("8 bytes"))));
-    out.weights.extend(weights.chunks_exact(4).map(floats_of));
-    out.squares.extend(squares.chunks_exact(4).map(floats_of));
-    out.gradients.extend(gradients.chunks_exact(4).map(floats_of));
+    out.ids.extend(ids.as_chunks().0.iter().map(|id| u64::from_le_bytes(*id)));
+    for (bytes, floats) in [(weights, &mut out.weights), (squares, &mut out.squares), (gradients, &mut out.gradients)] {
+        floats.extend(bytes.as_chunks().0.iter().map(|float| f32::from_le_bytes(*float)));
+    }
     Ok(())
 }
 

@@ -191,7 +191,11 @@ impl Judgement {
             );
         }
         if v.decision == Decision::Worse {
-            text += "It is not worth deploying: serve the baseline, or train longer or on more days.\n";
+            text += &format!(
+                "It is not worth deploying: serve the baseline (--policy baseline:{} --plan RUN_DIR), or train longer or on more \
+                 days.\n",
+                v.against
+            );
         }
         text
     }

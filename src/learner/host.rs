@@ -76,9 +76,8 @@ impl HostTrainer {
         let Networks { actor_flat, critic_flat, actor, critic } = &self.networks;
         let (actor_shape, critic_shape) = (&actor_flat.shape, &critic_flat.shape);
         let ids = |ads: Vec<u32>| if critic_shape.tables.is_empty() { vec![] } else { ads };
-        let upload = |shape: &Shape, features: Vec<f32>, ids: Vec<u32>| {
-            Rows::<Flex>::upload(shape, features, &ids, &self.device)
-        };
+        let upload =
+            |shape: &Shape, features: Vec<f32>, ids: Vec<u32>| Rows::upload(shape, features, &ids, &self.device);
 
         let critic_net = critic_flat.cut(&critic.at.params);
         let state_ids = ids(join(batch, |r| &r.state_ads));
@@ -87,9 +86,8 @@ impl HostTrainer {
         let actor_rows = upload(actor_shape, join(batch, |r| &r.actor), join(batch, |r| &r.actor_ids));
         let actor_pass = actor_net.pass(&actor_rows);
         let after_ids = ids(join(batch, |r| &r.after_ads));
-        let infer = |net: &Net<Flex>, features: Vec<f32>, ids: Vec<u32>| {
-            to_host(net.forward(&upload(critic_shape, features, ids)))
-        };
+        let infer =
+            |net: &Net, features: Vec<f32>, ids: Vec<u32>| to_host(net.forward(&upload(critic_shape, features, ids)));
         let after = infer(&critic_net, join(batch, |r| &r.after), after_ids);
         let last_ids = ids(join(batch, |r| &r.last_ads));
         let last = infer(&critic_flat.cut(&critic.at.follower), join(batch, |r| &r.last), last_ids);
@@ -164,7 +162,7 @@ impl HostTrainer {
                 (_, tables) => rows.ids.iter().step_by(tables).copied().collect(),
             };
             let net = critic_flat.cut(&critic.at.params);
-            let pass = net.pass(&Rows::<Flex>::upload(shape, rows.features.clone(), &ids, &self.device));
+            let pass = net.pass(&Rows::upload(shape, rows.features.clone(), &ids, &self.device));
             let outputs = to_host(pass.outputs.clone());
             let mut gradient = vec![0.0; outputs.len()];
             let factors = loss_factors(&self.settings);
@@ -175,7 +173,7 @@ impl HostTrainer {
         }
         let net = actor_flat.cut(&actor.at.params);
         let shape = &actor_flat.shape;
-        let pass = net.pass(&Rows::<Flex>::upload(shape, rows.features.clone(), &rows.ids, &self.device));
+        let pass = net.pass(&Rows::upload(shape, rows.features.clone(), &rows.ids, &self.device));
         let outputs = to_host(pass.outputs.clone());
         let mut gradient = vec![0.0; rows.len()];
         let anchor = (l.anchor / ANCHOR_UNITS) as f32;

@@ -4,12 +4,19 @@
 //! averaging are a few operations on one array instead of a chain per layer. The backward pass is explicit: the losses give
 //! gradients by the outputs in closed form, and from there to the parameters it takes a dozen operations; automatic
 //! differentiation would need more of them, and a graph node for every operation.
+//!
+//! Matrix products call the library that burn's CPU backend calls, so that a product is written to fresh memory (the backend clears
+//! and copies it first), and bias and rectifier are applied to it in place, in one pass: as operations on tensors, each takes a pass
+//! and a new tensor.
 
-use burn::tensor::activation::relu;
-use burn::tensor::backend::Backend;
+use burn::backend::Flex;
 use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData};
+use burn_flex::FlexDevice;
+use multiversion::multiversion;
 
 use crate::policy::net::{Part, Shape};
+
+use super::transfer::to_host;
 
 /// Positions of a shape's arrays in its flat parameters.
 #[derive(Debug, Clone)]
@@ -24,48 +31,51 @@ impl Flat {
     }
 
     /// Cuts flat parameters into plain arrays.
-    pub fn cut<B: Backend>(&self, flat: &Tensor<B, 1>) -> Net<B> {
+    pub fn cut(&self, flat: &Tensor<Flex, 1>) -> Net {
         let cut = |p: &Part| flat.clone().slice(p.range()).reshape([p.rows, p.columns]);
         Net { arrays: self.parts.iter().map(cut).collect(), features: self.shape.features }
     }
 
     /// Joins gradients by the arrays.
-    pub fn join<B: Backend>(&self, gradients: Vec<Tensor<B, 2>>) -> Tensor<B, 1> {
+    pub fn join(&self, gradients: Vec<Matrix>) -> Tensor<Flex, 1> {
         let flat = self.parts.iter().zip(gradients).map(|(p, g)| g.reshape([p.rows * p.columns]));
         Tensor::cat(flat.collect(), 0)
     }
 }
 
+type Matrix = Tensor<Flex, 2>;
+type Ids = Tensor<Flex, 1, Int>;
+
 /// Parameters cut into the arrays of the shape, each `[rows, columns]`.
-pub struct Net<B: Backend> {
-    arrays: Vec<Tensor<B, 2>>,
+pub struct Net {
+    arrays: Vec<Matrix>,
     features: usize,
 }
 
 /// Activations of rows in a network, `[rows, width]` each, for the backward pass.
-pub struct Pass<B: Backend> {
-    ids: Vec<Tensor<B, 1, Int>>,
-    inputs: Tensor<B, 2>,
-    first: Tensor<B, 2>,
-    second: Tensor<B, 2>,
+pub struct Pass {
+    ids: Vec<Ids>,
+    inputs: Matrix,
+    first: Matrix,
+    second: Matrix,
     /// `[rows, outputs]`
-    pub outputs: Tensor<B, 2>,
+    pub outputs: Matrix,
 }
 
 /// Rows to infer.
-pub struct Rows<B: Backend> {
+pub struct Rows {
     /// `[rows, features]`.
-    pub features: Tensor<B, 2>,
+    pub features: Matrix,
     /// One `[rows]` for each table.
-    pub ids: Vec<Tensor<B, 1, Int>>,
+    pub ids: Vec<Ids>,
 }
 
-impl<B: Backend> Rows<B> {
+impl Rows {
     /// Uploads rows.
     ///
     /// # Shapes
     /// - features: `[rows, features]`, ids: `[rows, tables]`, row-major.
-    pub fn upload(shape: &Shape, features: Vec<f32>, ids: &[u32], device: &B::Device) -> Self {
+    pub fn upload(shape: &Shape, features: Vec<f32>, ids: &[u32], device: &FlexDevice) -> Self {
         let rows = features.len() / shape.features;
         let tables = shape.tables.len();
         let ids = (0..tables)
@@ -78,14 +88,86 @@ impl<B: Backend> Rows<B> {
     }
 }
 
-impl<B: Backend> Net<B> {
+/// Returns the product of two matrices, row-major.
+///
+/// # Shapes
+/// - lhs: `[m, k]`, rhs: `[k, n]`; result: `[m, n]`
+///
+/// # Panics
+/// If the shapes do not fit.
+fn product(lhs: &Matrix, rhs: &Matrix) -> Vec<f32> {
+    let ([m, k], [rhs_k, n]) = (lhs.dims(), rhs.dims());
+    assert_eq!(k, rhs_k, "the columns of one matrix are the rows of the other");
+    let [lhs, rhs] = [lhs, rhs].map(|matrix| matrix.clone().into_primitive().tensor());
+    let [from_lhs, from_rhs] = [&lhs, &rhs].map(|matrix| &matrix.storage::<f32>()[matrix.layout().start_offset()..]);
+    let [lhs_strides, rhs_strides] = [&lhs, &rhs].map(|matrix| matrix.layout().strides());
+    let mut out = Vec::with_capacity(m * n);
+    // SAFETY: the layouts are those of the storages, which `lhs` and `rhs` keep alive; `out` has room for `m` rows of `n`, and all of
+    // them are written before its length says so.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            out.as_mut_ptr(),
+            1,
+            n as isize,
+            false,
+            from_lhs.as_ptr(),
+            lhs_strides[1],
+            lhs_strides[0],
+            from_rhs.as_ptr(),
+            rhs_strides[1],
+            rhs_strides[0],
+            0.0,
+            1.0,
+            false,
+            false,
+            false,
+            gemm::Parallelism::None,
+        );
+        out.set_len(m * n);
+    }
+    out
+}
+
+fn matrix(numbers: Vec<f32>, columns: usize) -> Matrix {
+    let rows = numbers.len() / columns;
+    Tensor::from_data(TensorData::new(numbers, [rows, columns]), &FlexDevice)
+}
+
+/// Adds a bias to each row.
+#[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
+fn add_bias(rows: &mut [f32], bias: &[f32]) {
+    for row in rows.chunks_exact_mut(bias.len()) {
+        row.iter_mut().zip(bias).for_each(|(x, b)| *x += b);
+    }
+}
+
+/// Adds a bias to each row and rectifies.
+#[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
+fn add_bias_and_rectify(rows: &mut [f32], bias: &[f32]) {
+    for row in rows.chunks_exact_mut(bias.len()) {
+        row.iter_mut().zip(bias).for_each(|(x, b)| *x = (*x + b).max(0.0));
+    }
+}
+
+/// Clears the gradients where the rectifier was closed.
+#[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
+fn close(gradients: &mut [f32], rectified: &[f32]) {
+    for (gradient, rectified) in gradients.iter_mut().zip(rectified) {
+        *gradient = if *rectified == 0.0 { 0.0 } else { *gradient };
+    }
+}
+
+impl Net {
     /// Returns the embedding tables.
-    fn tables(&self) -> &[Tensor<B, 2>] {
+    fn tables(&self) -> &[Matrix] {
         &self.arrays[..self.arrays.len() - 6]
     }
 
     /// Returns weights and bias of each layer.
-    fn layers(&self) -> [&[Tensor<B, 2>]; 3] {
+    fn layers(&self) -> [&[Matrix]; 3] {
         let layers = &self.arrays[self.tables().len()..];
         [&layers[..2], &layers[2..4], &layers[4..]]
     }
@@ -94,7 +176,7 @@ impl<B: Backend> Net<B> {
     ///
     /// # Shapes
     /// - result: `[rows, inputs]`
-    pub fn inputs(&self, rows: &Rows<B>) -> Tensor<B, 2> {
+    fn inputs(&self, rows: &Rows) -> Matrix {
         let features = rows.features.clone();
         if rows.ids.is_empty() {
             return features;
@@ -107,9 +189,9 @@ impl<B: Backend> Net<B> {
     ///
     /// # Shapes
     /// - ids: `[rows]` each, by: `[rows, inputs - features]`; result: that of the tables.
-    pub fn by_tables(&self, ids: Vec<Tensor<B, 1, Int>>, by: &Tensor<B, 2>) -> Vec<Tensor<B, 2>> {
+    fn by_tables(&self, ids: Vec<Ids>, by: &Matrix) -> Vec<Matrix> {
         let mut at = 0;
-        let by_table = |(table, ids): (&Tensor<B, 2>, Tensor<B, 1, Int>)| {
+        let by_table = |(table, ids): (&Matrix, Ids)| {
             let [rows, width] = table.dims();
             let by_rows = by.clone().narrow(1, at, width);
             at += width;
@@ -123,18 +205,23 @@ impl<B: Backend> Net<B> {
     ///
     /// # Shapes
     /// - result: `[rows, outputs]`
-    pub fn forward(&self, rows: &Rows<B>) -> Tensor<B, 2> {
+    pub fn forward(&self, rows: &Rows) -> Matrix {
         self.pass(rows).outputs
     }
 
     /// Infers rows and keeps the activations for the backward pass.
-    pub fn pass(&self, rows: &Rows<B>) -> Pass<B> {
+    pub fn pass(&self, rows: &Rows) -> Pass {
         let inputs = self.inputs(rows);
-        let dense = |x: &Tensor<B, 2>, layer: &[Tensor<B, 2>]| x.clone().matmul(layer[0].clone()) + layer[1].clone();
+        let dense = |x: &Matrix, layer: &[Matrix], finish: fn(&mut [f32], &[f32])| {
+            let bias = to_host(layer[1].clone());
+            let mut rows = product(x, &layer[0]);
+            finish(&mut rows, &bias);
+            matrix(rows, bias.len())
+        };
         let [l1, l2, l3] = self.layers();
-        let first = relu(dense(&inputs, l1));
-        let second = relu(dense(&first, l2));
-        let outputs = dense(&second, l3);
+        let first = dense(&inputs, l1, add_bias_and_rectify);
+        let second = dense(&first, l2, add_bias_and_rectify);
+        let outputs = dense(&second, l3, add_bias);
         Pass { ids: rows.ids.clone(), inputs, first, second, outputs }
     }
 
@@ -142,25 +229,31 @@ impl<B: Backend> Net<B> {
     ///
     /// # Shapes
     /// - by: `[rows, outputs]`; result: that of the arrays.
-    pub fn gradients(&self, pass: Pass<B>, by: Tensor<B, 2>) -> Vec<Tensor<B, 2>> {
+    pub fn gradients(&self, pass: Pass, by: Matrix) -> Vec<Matrix> {
         let Pass { ids, inputs, first, second, .. } = pass;
         let [l1, l2, l3] = self.layers();
-        let by_layer =
-            |x: &Tensor<B, 2>, by: &Tensor<B, 2>| [x.clone().transpose().matmul(by.clone()), by.clone().sum_dim(0)];
+        let by_layer = |x: &Matrix, by: &Matrix| {
+            [matrix(product(&x.clone().transpose(), by), by.dims()[1]), by.clone().sum_dim(0)]
+        };
         // Back-propagates through the weights, and through the rectifier where it was open.
-        let through = |by: Tensor<B, 2>, weights: &Tensor<B, 2>, rectified: &Tensor<B, 2>| {
-            by.matmul(weights.clone().transpose()).mask_fill(rectified.clone().equal_elem(0.0), 0.0)
+        let through = |by: &Matrix, weights: &Matrix, rectified: &Matrix| {
+            let columns = rectified.dims()[1];
+            let rectified = rectified.clone().into_primitive().tensor();
+            let mut gradients = product(by, &weights.clone().transpose());
+            close(&mut gradients, rectified.storage());
+            matrix(gradients, columns)
         };
         let third = by_layer(&second, &by);
-        let by = through(by, &l3[0], &second);
+        let by = through(&by, &l3[0], &second);
         let second = by_layer(&first, &by);
-        let by = through(by, &l2[0], &first);
+        let by = through(&by, &l2[0], &first);
         let first = by_layer(&inputs, &by);
         let mut gradients = Vec::new();
         if !ids.is_empty() {
             // Features are constants: no gradient by them is needed.
             let weights = l1[0].clone().slice(self.features..l1[0].dims()[0]);
-            gradients = self.by_tables(ids, &by.matmul(weights.transpose()));
+            gradients =
+                self.by_tables(ids, &matrix(product(&by, &weights.transpose()), inputs.dims()[1] - self.features));
         }
         gradients.extend([first, second, third].into_iter().flatten());
         gradients
@@ -169,8 +262,6 @@ impl<B: Backend> Net<B> {
 
 #[cfg(test)]
 mod tests {
-    use burn::backend::Flex;
-    use burn_flex::FlexDevice;
     use rand::{RngExt as _, SeedableRng as _};
     use rand_chacha::ChaCha8Rng;
 
@@ -198,8 +289,7 @@ mod tests {
                 out.iter().zip(&by).map(|(o, b)| f64::from(*o) * f64::from(*b)).sum()
             };
             let flat = Flat::new(shape.clone());
-            let net =
-                flat.cut::<Flex>(&Tensor::from_data(TensorData::new(params.clone(), [params.len()]), &FlexDevice));
+            let net = flat.cut(&Tensor::from_data(TensorData::new(params.clone(), [params.len()]), &FlexDevice));
             let pass = net.pass(&Rows::upload(&shape, features.clone(), &ids, &FlexDevice));
             let by = Tensor::from_data(TensorData::new(by.clone(), [rows, shape.outputs]), &FlexDevice);
             let gradient = flat.join(net.gradients(pass, by)).into_data().into_vec::<f32>().unwrap();

@@ -12,7 +12,7 @@ use twox_hash::XxHash3_128;
 use super::compiled::{self, CompiledLog, Contract, Counts, Tail};
 use super::day::Day;
 use super::digest::{Digests, Stat};
-use super::error::{LogError, Result};
+use super::error::{BadValue, LogError, Result};
 use super::keep;
 use super::parts::{Parting, Parts, PassState, Savepoint, Sums};
 use super::queue::{QueueRules, Showable};
@@ -22,7 +22,8 @@ use super::records::Request;
 use super::scan::{Gather, Next, Scanned, Source, Taker};
 use super::schema::TrackRow;
 use super::sorter::Sorter;
-use super::table;
+use super::table::{self, Table};
+use super::track;
 use super::writer::{Begun, LogWriter};
 
 /// Options that change the meaning of a compiled log, and limits for making one.
@@ -292,7 +293,8 @@ pub(super) fn check_share(counts: &Counts, options: CompileOptions, dir: &Path) 
     let listed = std::fs::read_to_string(quarantine_path(dir)).unwrap_or_default();
     let first = match listed.lines().nth(1).map(|line| line.split('\t').collect::<Vec<_>>()).as_deref() {
         Some([file, line, column, value, reason, rule]) => {
-            format!("{file}: line {line}, column `{column}`: `{value}`: {rule} ({reason})")
+            let listed = || format!("column `{column}`: `{value}`: {rule} ({reason})");
+            format!("{file}: line {line}, {}", problems_of(dir, line).unwrap_or_else(listed))
         }
         _ => String::new(),
     };
@@ -304,6 +306,31 @@ pub(super) fn check_share(counts: &Counts, options: CompileOptions, dir: &Path) 
         first,
         quarantine: quarantine_path(dir),
     })
+}
+
+/// Rows among which the first bad one is looked for.
+const LOOKED_AT: usize = 10_000;
+
+/// Describes every bad column of the row of a line of the track log: where all rows are bad, each column would cost another attempt.
+/// `None` if the row is not bad by itself, or is not among the first.
+fn problems_of(dir: &Path, line: &str) -> Option<String> {
+    let path = table::find(dir, "track_log").ok()??;
+    let mut table = Table::open(&path, track::COLUMNS).ok()?;
+    let mut row = table.row();
+    for _ in 0..LOOKED_AT {
+        if !table.read(&mut row).ok()? {
+            return None;
+        }
+        let problems = track::problems(&row);
+        if !problems.is_empty() {
+            let column = |BadValue { column, value, reason, rule }: &BadValue| {
+                format!("column `{column}`: `{value}`: {rule} ({reason})")
+            };
+            let columns: Vec<String> = problems.iter().map(column).collect();
+            return (row.place.line.to_string() == line).then(|| columns.join("; "));
+        }
+    }
+    None
 }
 
 /// File in which an importer leaves its report.

@@ -36,6 +36,27 @@ pub fn parse(row: &Row) -> Result<TrackRow, BadValue> {
     })
 }
 
+/// Returns every column of a row that breaks a rule, for a message; of the queue, the first value.
+pub fn problems(row: &Row) -> Vec<BadValue> {
+    if let Err(bad) = row.check_shape() {
+        return vec![bad];
+    }
+    let whole = |column: usize| row.integer::<u64>(column)?.ok_or_else(|| row.empty(column));
+    let small = |column: usize| row.integer::<u32>(column)?.ok_or_else(|| row.empty(column));
+    let viewer = |column: usize| row.integer::<u8>(column)?.ok_or_else(|| row.empty(column));
+    let columns = [
+        whole(0).map(|_| ()),
+        whole(1).map(|_| ()),
+        small(2).map(|_| ()),
+        small(3).map(|_| ()),
+        viewer(4).and_then(|gender| check_viewer(gender, 0)),
+        viewer(5).and_then(|age| check_viewer(0, age)),
+        row.text_of(6).and_then(queue).map(|_| ()),
+        row.integer::<u64>(7).map(|_| ()),
+    ];
+    columns.into_iter().filter_map(Result::err).collect()
+}
+
 /// Takes the values of a row that is certainly good. For any other row it returns `None`, and [`parse`] decides.
 pub fn of_plain(row: &PlainRow) -> Option<TrackRow> {
     let whole = |i: usize| match row.cells[i] {

@@ -32,7 +32,7 @@ pub mod tuned;
 pub mod volume;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
@@ -55,6 +55,9 @@ pub use tuned::{Horizon, PacingGains, PidGains, Tuned};
 pub use volume::{DayVolume, Deviation, VolumeModel};
 
 const FORMAT: u32 = 2;
+
+/// Name of the plan in its directory.
+const FILE: &str = "plan.json";
 
 /// Knowledge from the training days.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -272,11 +275,13 @@ impl Plan {
         Self { price_unit: self.price_unit, price_by_hour: vec![self.price_unit; 24], ..Self::empty() }
     }
 
-    /// Reads a plan file.
+    /// Reads a plan: a file, or that of a directory: a run, or its `plan`.
     ///
     /// # Errors
     /// If the file is unreadable, is not a plan, or has another format.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let within = [FILE.into(), Path::new("plan").join(FILE)].map(|file: PathBuf| path.join(file));
+        let path = within.iter().find(|file| file.is_file()).map_or(path, PathBuf::as_path);
         let text = crate::files::read(path, crate::files::MOST)
             .with_context(|| format!("cannot read the plan {}", path.display()))?;
         let plan: Self =

@@ -7,7 +7,7 @@ use crate::run::value_run::compile_options;
 use crate::settings::ValueSettings;
 use crate::sparse::lookup::Finder;
 use crate::sparse::{HostTable, Lookup};
-use crate::values::join::{Share, join};
+use crate::values::join::{Share, join_watched};
 use crate::values::net::{Losses, Net, clamped};
 use crate::values::{Block, Fields};
 
@@ -20,14 +20,14 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// Joins the exposures of the validation days.
+    /// Joins the exposures of the validation days; calls `beat` now and then.
     ///
     /// # Errors
     /// A log that cannot be used.
-    pub fn open(settings: &ValueSettings, fields: &Fields) -> anyhow::Result<Self> {
+    pub fn open(settings: &ValueSettings, fields: &Fields, beat: impl Fn()) -> anyhow::Result<Self> {
         let mut blocks = Vec::new();
         for dir in &settings.values.validation {
-            let joined = join(dir, compile_options(settings), fields, Share::ALL)?;
+            let joined = join_watched(dir, compile_options(settings), fields, Share::ALL, |_| beat())?;
             for (samples, ids) in joined.samples.chunks(AT_ONCE).zip(joined.ids.chunks(AT_ONCE * fields.len())) {
                 let mut block = Block::default();
                 for (sample, ids) in samples.iter().zip(ids.chunks_exact(fields.len())) {
@@ -39,14 +39,23 @@ impl Judge {
         Ok(Self { blocks })
     }
 
-    /// Losses of the parameters on all validation exposures; ids without a row are read at their first value.
-    pub fn losses(&self, net: &mut Net, parameters: &[f32], table: &HostTable, dispersion: f32) -> Losses {
+    /// Losses of the parameters on all validation exposures; ids without a row are read at their first value. `beat` is called now and
+    /// then.
+    pub fn losses(
+        &self,
+        net: &mut Net,
+        parameters: &[f32],
+        table: &HostTable,
+        dispersion: f32,
+        beat: impl Fn(),
+    ) -> Losses {
         let shape = table.shape();
         let (mut finder, mut lookup) = (Finder::default(), Lookup::default());
         let (mut rows, mut record) = (Vec::new(), vec![0; shape.words()]);
         let mut sum = Losses::default();
         let (mut charged, mut expected) = (0.0, 0.0);
         for block in &self.blocks {
+            beat();
             finder.find(&block.ids, &mut lookup);
             rows.clear();
             for &id in &lookup.unique {

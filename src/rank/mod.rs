@@ -86,7 +86,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     if let Some(undo) = undo {
         table.track(undo);
     }
-    let judge = Judge::open(&settings, &fields)?;
+    let judge = Judge::open(&settings, &fields, || slot.beat())?;
     let prior = RowPrior::new(&settings, &prepared);
     // The row thread has a handle of its own.
     let of_rows = halves.is_some().then(|| ValueHalves::open(prefix)).transpose()?.flatten().map(|of| of.halves);
@@ -98,7 +98,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
         rows,
         halves: halves.as_ref(),
         dense: Dense::new(shape, prepared.dispersion),
-        passes: Passes { settings: &settings, prepared: &prepared, directory, judge },
+        passes: Passes { settings: &settings, prepared: &prepared, directory, judge, slot },
         saver: Saver::new(&segments, halves.as_ref(), &settings, 1),
         sums: Losses::default(),
         sums_samples: 0,

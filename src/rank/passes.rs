@@ -4,6 +4,7 @@ use crate::run::value_run::Prepared;
 use crate::run::value_snapshot::ValueState;
 use crate::run::{CannotSave, RunDirectory};
 use crate::settings::ValueSettings;
+use crate::shm::control::ProcessSlot;
 use crate::sparse::HostTable;
 use crate::values::model::{self, Meta};
 use crate::values::net::Net;
@@ -17,6 +18,8 @@ pub struct Passes<'a> {
     pub prepared: &'a Prepared,
     pub directory: &'a RunDirectory,
     pub judge: Judge,
+    /// This process's heartbeat.
+    pub slot: &'a ProcessSlot,
 }
 
 impl Passes<'_> {
@@ -31,7 +34,7 @@ impl Passes<'_> {
         net: &mut Net,
         table: &HostTable,
     ) -> Result<Option<Evaluation>, CannotSave> {
-        let losses = self.judge.losses(net, &state.parameters, table, self.prepared.dispersion);
+        let losses = self.judge.losses(net, &state.parameters, table, self.prepared.dispersion, || self.slot.beat());
         let weight = losses.weight.max(1.0);
         let (click, charge, total) = (losses.click / weight, losses.charge / weight, losses.total() / weight);
         let v = &self.settings.values;
@@ -51,6 +54,7 @@ impl Passes<'_> {
                 validation_charge: charge,
                 ..Meta::new(v.fields.clone(), v.dim, v.hidden, self.settings.run.seed, self.prepared.dispersion)
             };
+            self.slot.beat();
             let folder = self.directory.root().join("values");
             model::write(&folder, meta, &state.parameters, table).map_err(CannotSave)?;
         } else if chosen {

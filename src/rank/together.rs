@@ -65,7 +65,8 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
         }
         let rows = MergedRows::new(Store::new(table, settings), RowPrior::new(settings, &prepared));
         let passes = || -> anyhow::Result<_> {
-            Ok(Passes { settings, prepared: &prepared, directory, judge: Judge::open(settings, &fields)? })
+            let judge = Judge::open(settings, &fields, || slot.beat())?;
+            Ok(Passes { settings, prepared: &prepared, directory, judge, slot })
         };
         first = Some(First {
             rows: Arc::new(Mutex::new(rows)),

@@ -21,7 +21,7 @@ use crate::settings::{Configuration as _, RankSync, ValueSettings};
 use crate::shm::control::{ProcessSlot, STOP_ALL, STOP_LEARNING};
 use crate::shm::{Control, Overflow, ProcessKind, RingWriter, SampleRing};
 use crate::sparse::index::mix;
-use crate::values::join::{Share, join};
+use crate::values::join::{Share, join_watched};
 use crate::values::{Block, Fields, Sample};
 
 const NAP: Duration = Duration::from_millis(100);
@@ -110,8 +110,10 @@ impl Stream<'_> {
         let (mut window, mut number) = (Window::default(), 0);
         for (day, dir) in v.train.iter().enumerate() {
             let share = Share { part: self.id as u64, parts: v.readers as u64 };
-            let joined = join(dir, compile_options(self.settings), &self.fields, share)?;
-            self.slot.beat();
+            let joined = join_watched(dir, compile_options(self.settings), &self.fields, share, |rows| {
+                self.slot.beat();
+                self.control.actors[self.id].rows_read.add(rows);
+            })?;
             window.samples.extend(joined.samples);
             window.ids.extend(joined.ids);
             window.requests.extend(joined.requests);

@@ -125,7 +125,7 @@ impl Default for Values {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ValueWatchdog {
-    /// Seconds without a heartbeat after which the trainer is killed and replaced; 0 = never.
+    /// Seconds without a heartbeat after which a process is killed and replaced; 0 = never.
     pub silent_s: f64,
     /// Seconds without a new sample and without an update after which the run ends; 0 = never.
     pub stuck_s: f64,

@@ -43,6 +43,8 @@ pub struct ActorStats {
     pub copy_ns: Counter,
     /// Version of the parameters in use.
     pub param_version: Counter,
+    /// Rows of exposure tables read by a reader of values.
+    pub rows_read: Counter,
 }
 
 /// Statistics stored by the learner, each rank its own. Those of the first rank count samples of all.

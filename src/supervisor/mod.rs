@@ -2,13 +2,15 @@
 //!
 //! - [`prepare`]: the first steps of main. [`resume`]: whether a run may be resumed. [`parallel`]: the run in separate processes.
 //!   [`serial`]: the same run in one process, the reference for correctness and speed. [`children`]: spawning and reaping.
-//!   `learners`: the learner's processes. [`watchdog`]: detection of stalls. [`failure`]: reasons of failure. [`interrupt`]: Ctrl-C. [`progress`]: display of the
-//!   progress. [`manifest`]: description of the run on disk. [`values`]: runs of `admix values train`.
+//!   `learners`: the learner's processes. [`heartbeats`]: processes that hang, in every kind of run. [`watchdog`]: a training run
+//!   without progress. [`failure`]: reasons of failure. [`interrupt`]: Ctrl-C. [`progress`]: display of the progress.
+//!   [`manifest`]: description of the run on disk. [`values`]: runs of `admix values train`.
 //!
 //! May import: everything but `cli` and what stands beside training (`bench`, `study`, `inspect`, `soak`).
 
 pub mod children;
 pub mod failure;
+mod heartbeats;
 pub mod interrupt;
 mod learners;
 pub mod manifest;

@@ -21,6 +21,7 @@ use crate::shm::{ExchangeShape, Ledger, Role, SampleRing, sweep};
 
 use super::children::{Process, without_huge_pages};
 use super::failure::RunFailure;
+use super::heartbeats::Heartbeats;
 use super::interrupt::Interrupt;
 use super::learners::{Learners, Reaped};
 use super::progress::{Progress, Status};
@@ -176,6 +177,7 @@ struct Run<'a> {
     actors: Vec<Process>,
     progress: Progress,
     metrics: Metrics,
+    heartbeats: Heartbeats,
     watchdog: Watchdog,
     /// Time by which the run has to be over; set at the first interrupt.
     deadline: Option<Deadline>,
@@ -214,6 +216,7 @@ impl<'a> Run<'a> {
             actors,
             progress: Progress::new(settings),
             metrics,
+            heartbeats: Heartbeats::new(settings.watchdog.silent_s),
             watchdog: Watchdog::new(settings),
             deadline: None,
             ledger_before: snapshot.map_or(Ledger::default(), |s| s.state.ledger_so_far()),
@@ -264,14 +267,15 @@ impl<'a> Run<'a> {
             if let Some(ended) = self.mind_children()? {
                 return Ok(ended);
             }
-            self.watchdog.tick();
+            let now = self.heartbeats.tick();
             if Instant::now() >= next_show {
                 next_show = Instant::now() + SHOW_EVERY;
                 self.show();
                 if self.segments.control.stop_level() == 0 {
-                    self.kill_the_silent();
-                    self.watchdog.check_snapshots(&self.segments, self.directory);
-                    self.watchdog.check(&self.segments, self.directory)?;
+                    let processes = self.actors.iter_mut().chain(&mut self.helpers).chain(self.learners.living());
+                    self.heartbeats.kill_the_silent(&self.segments.control, processes);
+                    self.watchdog.check_snapshots(&self.segments, self.directory, now);
+                    self.watchdog.check(&self.segments, self.directory, now)?;
                 }
             }
             std::thread::sleep(POLL);
@@ -377,24 +381,6 @@ impl<'a> Run<'a> {
         match i.checked_sub(self.actors.len()) {
             None => &mut self.actors[i],
             Some(helper) => &mut self.helpers[helper],
-        }
-    }
-
-    /// Kills processes without a heartbeat; they are replaced like others that died.
-    fn kill_the_silent(&mut self) {
-        let slots = &self.segments.control.processes;
-        for process in self.actors.iter_mut().chain(&mut self.helpers).chain(self.learners.living()) {
-            let index = process.role.slot();
-            if process.due.is_none()
-                && let Some(silence) = self.watchdog.silence(index, &slots[index], process.pid())
-            {
-                tracing::warn!(
-                    "{} has given no sign of life for {:.0} s (watchdog.silent_s), killing it",
-                    process.role,
-                    silence.as_secs_f64()
-                );
-                process.kill();
-            }
         }
     }
 

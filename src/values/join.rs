@@ -87,6 +87,9 @@ pub struct Joined {
     pub counts: JoinCounts,
 }
 
+/// Rows between two calls of what [`join_watched`] is given: some milliseconds.
+const READ_EVERY: u64 = 4096;
+
 /// Which of a table's exposures are wanted: those whose row number leaves `part` when divided by `parts`.
 #[derive(Debug, Clone, Copy)]
 pub struct Share {
@@ -103,6 +106,20 @@ impl Share {
 /// # Errors
 /// A log or table that cannot be used, requests without the user where a field needs one, no exposure that can be used.
 pub fn join(dir: &Path, options: CompileOptions, fields: &Fields, share: Share) -> Result<Joined, JoinError> {
+    join_watched(dir, options, fields, share, |_| ())
+}
+
+/// As [`join`], for a process whose heartbeat is watched: calls `read` now and then with the number of rows read since.
+///
+/// # Errors
+/// As [`join`].
+pub fn join_watched(
+    dir: &Path,
+    options: CompileOptions,
+    fields: &Fields,
+    share: Share,
+    mut read: impl FnMut(u64),
+) -> Result<Joined, JoinError> {
     let log = log::open(dir, options)?;
     if fields.need_user() && log.requests().iter().all(|r| r.user().is_none()) {
         return Err(FieldError::NoUser { log: dir.display().to_string() }.into());
@@ -119,6 +136,9 @@ pub fn join(dir: &Path, options: CompileOptions, fields: &Fields, share: Share) 
     let index = RowIndex::whole(log);
     while table.read(&mut row)? {
         counts.rows += 1;
+        if counts.rows.is_multiple_of(READ_EVERY) {
+            read(READ_EVERY);
+        }
         let exposure = match exposure::parse(&row) {
             Ok(exposure) => exposure,
             Err(bad) => {

@@ -130,6 +130,16 @@ fn the_share_of_bad_rows_that_is_allowed_can_be_set_everywhere() {
     }
 }
 
+/// They were told of one column at a time: an export of texts took six attempts.
+#[test]
+fn a_log_of_texts_is_told_of_every_bad_column_at_once() {
+    let bad = |i: usize| format!("req-{i}\t{}\ttop\tgeo3\tf\tband-2\t7,open,20,0.01,0\n", MIDNIGHT + i as u64);
+    let log = Log::new(&(0..20).map(bad).collect::<Vec<_>>());
+    let words = ["request_id", "slot_id", "region", "gender", "age", "queue"].map(|name| format!("column `{name}`: "));
+    let words: Vec<&str> = ["20 of 20 rows are bad"].into_iter().chain(words.iter().map(String::as_str)).collect();
+    log.check(&[]).expect(2, &words);
+}
+
 /// A configuration that trains on a directory, and validates on a day of the small world: a day has one role.
 pub fn config(folder: &Path, log: &str, more: &str) -> PathBuf {
     let path = folder.join("small.toml");

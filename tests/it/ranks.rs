@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::harness::PATIENCE;
 use super::support::admix;
-use super::values::{MANY_DEATHS, Scene, WORLD, model};
+use super::values::{MANY_DEATHS, Scene, WORLD, model, pids};
 
 /// A world whose exposures have propensities, so that samples weigh differently.
 fn scene() -> Scene {
@@ -91,13 +91,6 @@ fn the_timing_and_killed_processes_change_no_bit() {
         assert!(said.contains("started again") || said.contains("went back"), "{failpoint}: nobody died: {said}");
         assert!(plain == model(&scene.folder.path().join(&run)), "{failpoint}");
     }
-}
-
-/// Processes of a run by what they are called in lists.
-fn pids(main: u32, name: &str) -> Vec<i32> {
-    let children = std::fs::read_to_string(format!("/proc/{main}/task/{main}/children")).unwrap_or_default();
-    let is = |pid: &&str| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name);
-    children.split_whitespace().filter(is).map(|pid| pid.parse().unwrap()).collect()
 }
 
 #[test]

@@ -285,6 +285,24 @@ fn a_stateless_scorer_gives_the_same_scores_in_any_order() {
     }
 }
 
+/// The verdict of a training says `--plan RUN_DIR`; only the file in it was taken.
+#[test]
+fn the_plan_of_a_baseline_is_that_of_a_run_directory() {
+    let setting = setting();
+    let run = tempfile::tempdir().unwrap();
+    std::fs::create_dir(run.path().join("plan")).unwrap();
+    std::fs::copy(&setting.plan, run.path().join("plan/plan.json")).unwrap();
+    let rows = jsonl(&setting.rows()[..50]).unwrap();
+    let score = |plan: &Path| {
+        let mut arguments = files(&setting.day);
+        arguments.extend(["--policy", "baseline:pid", "--format", "jsonl", "--plan"].map(str::to_owned));
+        arguments.push(plan.to_str().unwrap().to_owned());
+        run_score(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), &rows).0
+    };
+    let scores = score(&setting.plan);
+    assert!(scores.lines().count() == 50 && scores == score(run.path()) && scores == score(&run.path().join("plan")));
+}
+
 /// Programs whose numbers are doubles keep an id above 2^53 only in a string, and read it back only from one.
 #[test]
 fn ids_that_come_as_strings_go_out_as_strings() {

@@ -3,14 +3,18 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use admix::settings::{Configuration as _, ValueSettings};
 use admix::sparse::{HostTable, file};
 use admix::values::ValueModel;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use super::decisions::synth;
+use super::harness::PATIENCE;
 use super::logs::LogRows;
 use super::support::admix;
 
@@ -192,6 +196,39 @@ fn killed_readers_and_trainers_change_no_bit() {
         let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
         assert!(said.contains("started again") || said.contains("went back"), "{failpoint}: nobody died: {said}");
         assert!(plain == model(&scene.folder.path().join(&run)), "{failpoint}");
+    }
+}
+
+/// Processes of a run by what they are called in lists.
+pub fn pids(main: u32, name: &str) -> Vec<i32> {
+    let children = std::fs::read_to_string(format!("/proc/{main}/task/{main}/children")).unwrap_or_default();
+    let is = |pid: &&str| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name);
+    children.split_whitespace().filter(is).map(|pid| pid.parse().unwrap()).collect()
+}
+
+/// Only a trainer that hung was replaced; a reader that hung ended the run.
+#[test]
+fn readers_and_trainers_that_hang_are_killed_and_change_no_bit() {
+    let scene = Scene::new();
+    let sets = ["values.readers=2", "values.epochs=30", "checkpoint.every_s=0.02"];
+    let plain = model(&scene.train("plain", &sets));
+    let limits = ["watchdog.silent_s=8", "ranks.timeout_s=5", MANY_DEATHS];
+    for name in ["admix-reader1", "admix-trainer"] {
+        let command = scene.command(name, &[&sets[..], &limits].concat());
+        let mut program = std::process::Command::new(command.get_program());
+        let mut child = program.args(command.get_args()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+        let begun = Instant::now();
+        let victim = loop {
+            assert!(begun.elapsed() < PATIENCE && child.try_wait().unwrap().is_none(), "no {name} to stop");
+            if let Some(pid) = pids(child.id(), name).first() {
+                break Pid::from_raw(*pid);
+            }
+        };
+        kill(victim, Signal::SIGSTOP).unwrap();
+        let ended = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(ended.status.success() && said.contains("no sign of life"), "{name}: {said}");
+        assert!(plain == model(&scene.folder.path().join(name)), "{name}");
     }
 }
 

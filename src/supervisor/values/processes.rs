@@ -15,6 +15,7 @@ use crate::shm::control::{STOP_ALL, STOP_LEARNING, STOP_NOW};
 use crate::supervisor::ExitReason;
 use crate::supervisor::children::Process;
 use crate::supervisor::failure::RunFailure;
+use crate::supervisor::heartbeats::{Heartbeats, Still};
 use crate::supervisor::interrupt::Interrupt;
 
 const POLL: Duration = Duration::from_millis(20);
@@ -44,6 +45,9 @@ pub struct Run<'a> {
     /// `None` where no snapshots are taken.
     checkpointer: Option<Process>,
     readers: Vec<Process>,
+    heartbeats: Heartbeats,
+    /// Updates; samples consumed, and exposures read.
+    progress: Still<(u64, u64)>,
     metrics: Metrics,
     started: Instant,
     /// When it was last shown how far the run is, and the samples then.
@@ -79,6 +83,8 @@ impl<'a> Run<'a> {
             others: others.collect::<Result<_, _>>()?,
             checkpointer,
             readers: readers.collect::<Result<_, _>>()?,
+            heartbeats: Heartbeats::new(settings.watchdog.silent_s),
+            progress: Still::new((0, samples)),
             metrics: Metrics::open(&directory.metrics())?,
             started: Instant::now(),
             shown: (Instant::now(), samples),
@@ -91,7 +97,6 @@ impl<'a> Run<'a> {
     pub fn watch(mut self, interrupt: &Interrupt, restarts: &mut u32) -> anyhow::Result<Ended> {
         let control = &self.segments.control;
         let mut deadline = None;
-        let mut progress = (0, Instant::now());
         loop {
             if let Some((rank, status)) = self.fallen_rank()? {
                 return self.rank_died(rank, status, interrupt);
@@ -148,20 +153,17 @@ impl<'a> Run<'a> {
             self.mind_readers(restarts)?;
             self.mind_checkpointer()?;
             self.show();
-            let limits = &self.settings.watchdog;
-            let slot = &control.processes[Role::Trainer.slot()];
-            let silent_s = slot.silent_ms() as f64 / 1000.0;
-            if limits.silent_s > 0.0 && slot.pid() == Some(self.trainer.pid()) && silent_s > limits.silent_s {
-                tracing::warn!(
-                    "the trainer has given no sign of life for {silent_s:.0} s (watchdog.silent_s), killing it"
-                );
-                self.trainer.kill();
+            let now = self.heartbeats.tick();
+            if control.stop_level() == 0 {
+                let processes = std::iter::once(&mut self.trainer).chain(&mut self.others);
+                let processes = processes.chain(&mut self.checkpointer).chain(&mut self.readers);
+                self.heartbeats.kill_the_silent(control, processes);
             }
-            let now = control.learner.updates.get() + control.learner.samples_consumed.get();
-            if now != progress.0 {
-                progress = (now, Instant::now());
-            } else if limits.stuck_s > 0.0 && progress.1.elapsed() > Duration::from_secs_f64(limits.stuck_s) {
-                let (seconds, logs) = (progress.1.elapsed().as_secs_f64(), self.directory.logs());
+            let read = control.actors.iter().map(|reader| reader.rows_read.get()).sum::<u64>();
+            let done = (control.learner.updates.get(), control.learner.samples_consumed.get() + read);
+            let (still, stuck_s) = (self.progress.look(done, now), self.settings.watchdog.stuck_s);
+            if stuck_s > 0.0 && still.as_secs_f64() > stuck_s {
+                let (seconds, logs) = (still.as_secs_f64(), self.directory.logs());
                 return Err(RunFailure::NoProgress { seconds, logs }.into());
             }
             std::thread::sleep(POLL);
