@@ -14,7 +14,8 @@
 //!
 //! - [`hindsight`]: losses of hindsight prices, on the CPU alone. [`calibration`]: calibration of the critic's distributions.
 //! - [`dims`]: sizes of a batch. [`pool`]: replay pool of compact segments. [`core`]: pool, replay ratio, budget and the decay of
-//!   learning rates around the trainer, the same in every mode. [`share`]: the part of one of several ranks. [`networks`], [`optimiser`]: parameters as flat tensors.
+//!   learning rates around the trainer, the same in every mode. [`share`]: the part of one of several ranks. [`networks`], [`optimiser`]: parameters as flat
+//!   tensors. [`tensor_net`]: the network's passes on the CPU.
 //! - [`device`]: choice of the backend. [`agreement`], [`gpu`]: comparison of a GPU with the CPU, and its cache.
 //! - [`process`]: the learner process. [`rings`]: its side of shared memory. [`saver`]: its side of snapshots.
 //! - [`peers`]: the other ranks of a learner (`learner.ranks`), as one of them sees them. `together`: what they do together.

@@ -1,13 +1,12 @@
-//! The same network in burn, for the learner; parameters are one flat tensor.
+//! The network as the learner passes through it on the CPU, forwards and backwards; parameters are one flat tensor.
 //!
 //! A pass cuts the flat tensor into arrays; their gradients are joined into one flat gradient, so that clipping, Adam and
 //! averaging are a few operations on one array instead of a chain per layer. The backward pass is explicit: the losses give
 //! gradients by the outputs in closed form, and from there to the parameters it takes a dozen operations; automatic
 //! differentiation would need more of them, and a graph node for every operation.
 //!
-//! Matrix products call the library that burn's CPU backend calls, so that a product is written to fresh memory (the backend clears
-//! and copies it first), and bias and rectifier are applied to it in place, in one pass: as operations on tensors, each takes a pass
-//! and a new tensor.
+//! Matrix products call the library that burn's CPU backend calls, but write to fresh memory, which the backend clears and copies
+//! first. Bias and rectifier are applied to a product in place. As operations on tensors, each takes a pass and a new tensor.
 
 use burn::backend::Flex;
 use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData};
