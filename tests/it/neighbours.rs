@@ -14,13 +14,18 @@ use nix::sys::signal::Signal;
 use crate::harness::{ENDLESS, PROGRAM, Run, children_of, config_in, copy_program, days, until_best};
 
 const SHM: &str = "/dev/shm";
-const ALICE: u32 = 61_001;
-const BOB: u32 = 61_002;
-const CAROL: u32 = 61_003;
-// Of one test alone: a start sweeps what dead runs of its own user left.
-const DAVE: u32 = 61_014;
-const ERIN: u32 = 61_015;
-const FRANK: u32 = 61_016;
+/// Users of this process alone: a start sweeps what dead runs of its own user left, and several suites may run at once.
+fn user(number: u32) -> u32 {
+    1_000_000 + 8 * std::process::id() + number
+}
+
+const ALICE: u32 = 1;
+const BOB: u32 = 2;
+const CAROL: u32 = 3;
+// Each of one test alone.
+const DAVE: u32 = 4;
+const ERIN: u32 = 5;
+const FRANK: u32 = 6;
 
 /// Whether this is root; says so where it is not.
 fn is_root(test: &str) -> bool {
@@ -106,8 +111,11 @@ fn what_another_user_left_in_shared_memory_stops_nobody() {
     if !is_root("what_another_user_left_in_shared_memory_stops_nobody") {
         return;
     }
-    let names = ["admix-00000000-999999-1-control", "admix-00000001-999999-1-ring0", "admix-00000002-999999-1-control"];
-    let planted = Planted(names.map(|name| Path::new(SHM).join(name)).to_vec());
+    // Numbers that no process of this machine has: the largest pid is 2^22.
+    let run = 4_200_000 + std::process::id();
+    let names = ["control", "ring0", "control"].into_iter().enumerate();
+    let planted =
+        Planted(names.map(|(i, name)| Path::new(SHM).join(format!("admix-0000000{i}-{run}-1-{name}"))).collect());
     // Given to its owner before it has its name: another test's start would sweep what is root's.
     for (i, path) in planted.0.iter().enumerate() {
         let unnamed = Path::new(SHM).join(format!("planted-{}-{i}", std::process::id()));
@@ -116,11 +124,11 @@ fn what_another_user_left_in_shared_memory_stops_nobody() {
         } else {
             std::fs::write(&unnamed, "left").unwrap()
         }
-        own(&unnamed, DAVE);
+        own(&unnamed, user(DAVE));
         std::fs::rename(&unnamed, path).unwrap();
     }
     let sets = ["budget.max_updates=8", "data.test=[]"];
-    Home::new(ERIN).train(&sets, &[]).wait().expect(0);
+    Home::new(user(ERIN)).train(&sets, &[]).wait().expect(0);
     Run::start(&sets, &[]).wait().expect(0);
     assert!(planted.0.iter().all(|path| path.exists()), "another user's things are left alone, by root too");
 }
@@ -130,19 +138,20 @@ fn two_users_cannot_read_change_or_stop_each_others_runs() {
     if !is_root("two_users_cannot_read_change_or_stop_each_others_runs") {
         return;
     }
-    let mut alices = Home::new(ALICE).train(&[ENDLESS, &["checkpoint.every_s=0.1", "data.test=[]"]].concat(), &[]);
+    let mut alices =
+        Home::new(user(ALICE)).train(&[ENDLESS, &["checkpoint.every_s=0.1", "data.test=[]"]].concat(), &[]);
     until_best(&mut alices);
     let id = run_id(&alices);
     let hers = segments(&id);
     assert_eq!(hers.len(), 5, "{hers:?}");
 
     // A run of Bob's begins and ends meanwhile.
-    let bob = Home::new(BOB);
+    let bob = Home::new(user(BOB));
     let bobs = bob.command().arg("--version").output().unwrap();
     assert!(bobs.status.success());
     for path in hers.iter().chain([&alices.dir().join("lock")]) {
         for flag in ["-r", "-w"] {
-            let asked = Command::new("test").arg(flag).arg(path).uid(BOB).gid(BOB).status().unwrap();
+            let asked = Command::new("test").arg(flag).arg(path).uid(user(BOB)).gid(user(BOB)).status().unwrap();
             assert!(!asked.success(), "{} {flag}", path.display());
         }
     }
@@ -153,7 +162,7 @@ fn two_users_cannot_read_change_or_stop_each_others_runs() {
     // What somebody puts under names that could be hers.
     let planted = Planted(vec![Path::new(SHM).join(format!("admix-{id}.1-1-1-control"))]);
     std::fs::write(&planted.0[0], [0; 8192]).unwrap();
-    own(&planted.0[0], CAROL);
+    own(&planted.0[0], user(CAROL));
     bob.train(&["budget.max_updates=8", "data.test=[]"], &[]).wait().expect(0);
 
     assert_eq!(segments(&id).len(), 6, "her segments and what was put there");
@@ -165,10 +174,10 @@ fn two_users_cannot_read_change_or_stop_each_others_runs() {
     assert!(children_of(pid).is_empty());
 
     // Dead, she is swept by nobody but herself.
-    Home::new(BOB).train(&["budget.max_updates=8", "data.test=[]"], &[]).wait().expect(0);
+    Home::new(user(BOB)).train(&["budget.max_updates=8", "data.test=[]"], &[]).wait().expect(0);
     assert_eq!(segments(&id).len(), 6);
     let sets = ["budget.max_updates=8", "data.test=[]"];
-    Home { folder, user: ALICE }.train(&sets, &["--resume"]).wait().expect(0);
+    Home { folder, user: user(ALICE) }.train(&sets, &["--resume"]).wait().expect(0);
     assert_eq!(segments(&id), planted.0, "only what was put there is left");
 }
 
@@ -232,9 +241,10 @@ fn a_hidden_proc_changes_nothing() {
     until_best(&mut roots);
     let names = segments(&run_id(&roots));
     // A user of its own: a start sweeps what dead runs of its user left, which a test beside this counts.
-    let home = Home::new(FRANK);
+    let frank = user(FRANK);
+    let home = Home::new(frank);
     let script = format!(
-        "mount -o remount,hidepid=2 /proc && exec setpriv --reuid {FRANK} --regid {FRANK} --clear-groups \
+        "mount -o remount,hidepid=2 /proc && exec setpriv --reuid {frank} --regid {frank} --clear-groups \
          ./admix train --config config.toml --run-dir run --set budget.max_updates=8 --set 'data.test=[]'"
     );
     let mut command = Command::new("unshare");
@@ -255,7 +265,7 @@ fn what_another_user_planted_as_a_compiled_log_is_not_believed() {
     if !is_root("what_another_user_planted_as_a_compiled_log_is_not_believed") {
         return;
     }
-    let alice = Home::new(ALICE);
+    let alice = Home::new(user(ALICE));
     let (path, day) = (alice.folder.path(), alice.folder.path().join("days/day-2"));
     let shares = |command: &mut Command| {
         let output =
@@ -279,7 +289,7 @@ fn what_another_user_planted_as_a_compiled_log_is_not_believed() {
         assert_eq!(shares(&mut bereft(cache)), honest, "all is made each time");
     }
     // Bob has compiled another log under the name that hers would have.
-    let bobs = Home::new(BOB);
+    let bobs = Home::new(user(BOB));
     let other = bobs.folder.path().join("days/day-0");
     let mut compiling = bobs.command();
     compiling.args(["eval", "--baselines", "none", "--log"]).arg(&other);
@@ -292,7 +302,7 @@ fn what_another_user_planted_as_a_compiled_log_is_not_believed() {
             std::fs::create_dir_all(&folder).unwrap();
             std::fs::copy(&compiled, folder.join("compiled.log")).unwrap();
         }
-        own(&folder, BOB);
+        own(&folder, user(BOB));
     }
     for cache in ["UNUSED", "XDG_CACHE_HOME"] {
         assert_eq!(shares(&mut bereft(cache)), honest, "{cache}");
