@@ -44,7 +44,7 @@ pub fn lambda_returns(
 /// Computes the quantile Huber loss of `theta_q = factor * z_q` against target quantiles (Dabney et al. 2018, equations 9 and
 /// 10), averaged over both; writes the gradient by `z` times `weight` to `gradient`.
 ///
-/// A lane is a quantile, so that neither sum needs a reduction over lanes: those took most of the time of a lane per target.
+/// Each lane is a quantile, so no sum runs across lanes. With a lane for each target, these sums took most of the time.
 #[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
 pub fn quantile_huber(
     z: &[f32],

@@ -311,8 +311,10 @@ pub(super) fn check_share(counts: &Counts, options: CompileOptions, dir: &Path) 
 /// Rows among which the first bad one is looked for.
 const LOOKED_AT: usize = 10_000;
 
-/// Describes every bad column of the row of a line of the track log: where all rows are bad, each column would cost another attempt.
-/// `None` if the row is not bad by itself, or is not among the first.
+/// Returns a description of every bad column in one line of the track log, because a log of texts would otherwise cost an attempt
+/// for each column.
+///
+/// Returns `None` if the row breaks a rule only beside other rows (a repeated id), or comes after the first [`LOOKED_AT`] rows.
 fn problems_of(dir: &Path, line: &str) -> Option<String> {
     let path = table::find(dir, "track_log").ok()??;
     let mut table = Table::open(&path, track::COLUMNS).ok()?;
