@@ -15,6 +15,7 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_128;
 
+use crate::failpoint;
 use crate::files;
 use crate::log::corrected::Asked;
 use crate::log::{self, Request};
@@ -59,14 +60,16 @@ pub struct Meta {
 /// What the file system says; the model that was there stays then.
 pub fn write(folder: &Path, mut meta: Meta, parameters: &[f32], table: &HostTable) -> anyhow::Result<()> {
     std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let temporary = folder.join(".rows.writing");
-    let hash = file::write(&temporary, table)?;
+    // One process writes a model, so that the names are free and its successor leaves none of them behind.
+    let [rows, dense] = [".rows.writing", ".dense.writing"].map(|name| folder.join(name));
+    let hash = file::write(&rows, table)?;
     meta.rows = format!("rows-{:08}-{hash:016x}.bin", meta.updates);
-    std::fs::File::open(&temporary)?.sync_all()?;
-    std::fs::rename(&temporary, folder.join(&meta.rows))?;
+    put(&rows, &folder.join(&meta.rows))?;
     let shape = NetShape { fields: meta.fields.len(), dim: meta.dim, hidden: meta.hidden };
     let bytes = tensors(shape, parameters, &meta)?;
-    files::replace(&folder.join(DENSE_FILE), &bytes)?;
+    std::fs::write(&dense, &bytes)?;
+    failpoint::reached("values.model");
+    put(&dense, &folder.join(DENSE_FILE))?;
     std::fs::File::open(folder)?.sync_all()?;
     for entry in std::fs::read_dir(folder)?.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -75,6 +78,12 @@ pub fn write(folder: &Path, mut meta: Meta, parameters: &[f32], table: &HostTabl
         }
     }
     Ok(())
+}
+
+/// Syncs a written file and gives it its name.
+fn put(written: &Path, path: &Path) -> std::io::Result<()> {
+    std::fs::File::open(written)?.sync_all()?;
+    std::fs::rename(written, path)
 }
 
 fn tensors(shape: NetShape, parameters: &[f32], meta: &Meta) -> anyhow::Result<Vec<u8>> {

@@ -199,6 +199,22 @@ fn killed_readers_and_trainers_change_no_bit() {
     }
 }
 
+/// A temporary file of the dead writer lay beside the model for ever.
+#[test]
+fn a_trainer_killed_while_it_writes_the_model_leaves_the_model_alone_in_its_folder() {
+    let scene = Scene::new();
+    for (i, sets) in [&[][..], &["values.ranks=2", "values.batch=128"]].into_iter().enumerate() {
+        let plain = model(&scene.train(&format!("plain{i}"), sets));
+        assert_eq!(plain.len(), 2);
+        let run = format!("killed{i}");
+        let mut command = scene.command(&run, &[sets, &["checkpoint.every_s=0.001", MANY_DEATHS]].concat());
+        let assert = command.env("ADMIX_FAILPOINT", "values.model@2=kill").assert().success();
+        let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+        assert!(said.contains("went back"), "nobody died: {said}");
+        assert!(plain == model(&scene.folder.path().join(&run)), "{sets:?}");
+    }
+}
+
 /// Processes of a run by what they are called in lists.
 pub fn pids(main: u32, name: &str) -> Vec<i32> {
     let children = std::fs::read_to_string(format!("/proc/{main}/task/{main}/children")).unwrap_or_default();
