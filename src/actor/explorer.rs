@@ -214,7 +214,7 @@ impl<'a> Explorer<'a> {
             }
             let mut rows = RowSampler::new(&episode, model).peekable();
             let spread = self.settings.episodes.start_spread;
-            let delay = Delay::from(&self.settings.env).in_episode(episode.seed);
+            let delay = Delay::of_policy(&self.settings.policy, &self.settings.env).in_episode(episode.seed);
             let replay = Replay::start(model, episode, delay, spread, &mut rows);
             if rows.peek().is_some() {
                 let replanner = self.policy.replanner(&replay, horizon(model));

@@ -90,7 +90,7 @@ impl<'a> Explorer<'a> {
         ensure!(saved.state.fits(day.contracts.len()), "an explorer of other days");
         let mut rows = RowSampler::new(&episode, day).peekable();
         while rows.next_if(|&row| (row as u64) < saved.next).is_some() {}
-        let delay = Delay::from(&settings.env).in_episode(episode.seed);
+        let delay = Delay::of_policy(&settings.policy, &settings.env).in_episode(episode.seed);
         let replay = Replay::resume(day, episode, delay, saved.state);
         let replanner_fits = saved.replanner.as_ref().is_none_or(|state| state.fits(day.contracts.len()));
         ensure!(replanner_fits, "an explorer of other days");

@@ -112,7 +112,9 @@ impl Eval {
         let delay = stress.as_ref().and_then(Stress::feedback_delay_s).unwrap_or(self.replayed.feedback_delay);
         for entry in policies.iter().filter(|entry| matches!(entry.kind, Kind::Trained | Kind::Baseline)) {
             warn_of_logged(&entry.name, entry.policy.plan(), &told);
-            warn_of_delay(&entry.name, entry.policy.plan(), delay);
+            if !entry.policy.predicts() {
+                warn_of_delay(&entry.name, entry.policy.plan(), delay);
+            }
         }
         let judge = if self.truth { Told::Table(Table::Truth) } else { Told::Logged };
         let view = View { judge, told, stress, decisions: self.decisions };

@@ -92,7 +92,7 @@ impl Export {
         let model = |plan: &Plan, vocabulary| {
             DayModel::with_forecast(compiled.clone(), own.as_ref().unwrap_or(&plan.forecast), plan, vocabulary)
         };
-        let held_day = model(policy.plan(), policy.vocabulary());
+        let held_day = model(policy.plan(), policy.vocabulary()).seen_by(policy.predicts());
         let baseline_day = model(base, Arc::default());
 
         let files = self.files()?;

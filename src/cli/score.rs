@@ -83,7 +83,9 @@ impl Served {
     pub fn open(&self) -> anyhow::Result<ServedPolicy> {
         let policy = ServedPolicy::open(&self.policy, self.plan.as_deref());
         let policy = policy.map_err(|e| UsageError(format!("{e:#}")))?;
-        warn_of_delay("the policy", policy.plan(), self.replayed.feedback_delay);
+        if !policy.predicts() {
+            warn_of_delay("the policy", policy.plan(), self.replayed.feedback_delay);
+        }
         if self.plan.is_some() && !self.policy.starts_with("baseline:") {
             tracing::info!("the policy goes by the plan that it carries, as in `eval`; --plan is for baselines");
         }

@@ -43,6 +43,15 @@ impl DayModel {
         Self { log, known: Arc::new(known), places }
     }
 
+    /// The same day for a policy that predicts deliveries, if it `predicts`.
+    #[must_use]
+    pub fn seen_by(self, predicts: bool) -> Self {
+        if !predicts {
+            return self;
+        }
+        Self { known: Arc::new(Arc::unwrap_or_clone(self.known).predicting()), ..self }
+    }
+
     /// Returns the time of a row, milliseconds from midnight.
     pub fn offset(&self, row: usize) -> u64 {
         self.log.requests().ts_ms(row) - self.known.start_ms

@@ -5,7 +5,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution as _, StandardNormal};
 
 use crate::log::draw;
-use crate::settings::{Env, FeedbackDelay};
+use crate::settings::{Env, FeedbackDelay, Policy};
 
 /// Hash keys of the draws, so that days and episodes do not share them.
 const DAY: u64 = 1;
@@ -29,6 +29,11 @@ impl Delay {
     /// Returns a delay of `seconds` on every day.
     pub const fn fixed(seconds: f64) -> Self {
         Self { fixed_s: seconds, drawn: FeedbackDelay::NONE, seed: 0 }
+    }
+
+    /// Returns the delay that a learned policy of these settings sees: none where it predicts deliveries.
+    pub fn of_policy(policy: &Policy, env: &Env) -> Self {
+        if policy.predicts() { Self::fixed(0.0) } else { Self::from(env) }
     }
 
     /// Returns the delay of a whole day that is replayed, seconds; `start_ms` is the start of the day, Unix milliseconds.

@@ -81,6 +81,8 @@ pub struct KnownDay {
     pub volume: Option<Arc<VolumeModel>>,
     /// Gains of the pacing controller on whole days.
     pub pacing: PacingGains,
+    /// Gains and horizon of a policy that predicts deliveries, where they differ.
+    predicting: Option<(PacingGains, Horizon)>,
     pub auction_pctr: f64,
     pub contract_pctr: f64,
     pub vocabulary: Arc<Vocabulary>,
@@ -146,12 +148,22 @@ impl KnownDay {
             remaining_price,
             pacing: tuned.pacing,
             horizon: tuned.receding,
+            predicting: plan.tuned_predicting.map(|tuned| (tuned.pacing, tuned.receding)),
             sample: plan.sample.clone(),
             volume: plan.volume.clone(),
             auction_pctr: plan.auction_pctr,
             contract_pctr,
             vocabulary,
         }
+    }
+
+    /// The same day for a policy that predicts deliveries.
+    #[must_use]
+    pub fn predicting(mut self) -> Self {
+        if let Some((pacing, horizon)) = self.predicting {
+            (self.pacing, self.horizon) = (pacing, horizon);
+        }
+        self
     }
 
     /// Returns the expected best auction worth over the traffic still to come.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::bail;
 
-use crate::env::{DayModel, Delay, Vocabulary};
+use crate::env::{DayModel, Vocabulary};
 use crate::plan::{Bound, Plan, hindsight_bound};
 use crate::policy::baselines::{self, FixedPrices};
 use crate::policy::informed::{self, Informed};
@@ -50,7 +50,7 @@ impl Comparison {
 
     /// Returns the oracle as an entrant: it knows the day as it is judged, and sees every delivery at once.
     fn oracle<'a>(&'a self, policy: &'a mut FixedPrices, day: &'a DayModel, options: ReplayOptions) -> Entrant<'a> {
-        let options = ReplayOptions { delay: Delay::fixed(0.0), ..options };
+        let options = options.seen_by(true);
         Entrant { name: ORACLE, kind: Kind::Oracle, policy, day: self.judged.as_ref().unwrap_or(day), options }
     }
 
@@ -134,10 +134,8 @@ impl Comparison {
 
 /// Returns contenders as entrants on `day`.
 fn entrants<'a>(contenders: &'a mut [Contender], day: &'a DayModel, options: ReplayOptions) -> Vec<Entrant<'a>> {
-    // A policy that predicts deliveries sees no delay.
-    let prompt = ReplayOptions { delay: Delay::fixed(0.0), ..options };
     let entrant = |c: &'a mut Contender| {
-        let options = if c.name.ends_with(baselines::PREDICTING) { prompt } else { options };
+        let options = options.seen_by(c.name.ends_with(baselines::PREDICTING));
         Entrant { name: &c.name, kind: c.kind, policy: &mut *c.policy, day, options }
     };
     contenders.iter_mut().map(entrant).collect()
@@ -193,17 +191,20 @@ pub fn compare(
     let judged = (!Arc::ptr_eq(&base.log, day.judged())).then(|| day.judged_model(base_plan));
     let comparison = Comparison::new(&base, judged, options.rate_seed);
     let mut oracle = FixedPrices::oracle(&comparison.bound);
-    let mut own: Vec<(&String, Kind, Box<dyn Policy>, DayModel)> = Vec::new();
-    for Entry { name, kind, policy, .. } in policies {
+    let mut own: Vec<(&Entry, Box<dyn Policy>, DayModel)> = Vec::new();
+    for entry in policies {
+        let Entry { name, policy, .. } = entry;
         let taken = names.iter().map(String::as_str).chain([ORACLE]).any(|other| other == name);
-        if taken || own.iter().any(|(other, ..)| *other == name) {
+        if taken || own.iter().any(|(other, ..)| other.name == *name) {
             bail!("two policies are called `{name}`; rename a run directory or file");
         }
-        own.push((name, *kind, policy.policy(), day.model(policy.plan(), Arc::new(policy.vocabulary()))));
+        let model = day.model(policy.plan(), Arc::new(policy.vocabulary())).seen_by(policy.predicts());
+        own.push((entry, policy.policy(), model));
     }
     let baselines = contenders.len();
     let mut all = entrants(&mut contenders, &base, options);
-    for (name, kind, policy, day) in &mut own {
+    for (Entry { name, kind, policy: stored, .. }, policy, day) in &mut own {
+        let options = options.seen_by(stored.predicts());
         all.push(Entrant { name, kind: *kind, policy: &mut **policy, day, options });
     }
     all.push(comparison.oracle(&mut oracle, &base, options));

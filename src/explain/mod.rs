@@ -158,18 +158,22 @@ pub fn explain(
     };
     let options = day.options(&settings.env);
     let mut views = Vec::new();
-    let mut ask = |name: &str, plan: &Plan, vocabulary, policy: &mut dyn Policy| {
+    let mut ask = |name: &str, predicts: bool, plan: &Plan, vocabulary, policy: &mut dyn Policy| {
         let mut ear = Ear { request_id, heard: None };
-        let model = day.model(plan, Arc::new(vocabulary));
-        replay_day(&model, &mut Witness::new(policy, &mut ear), options, &mut |_| {});
+        let model = day.model(plan, Arc::new(vocabulary)).seen_by(predicts);
+        replay_day(&model, &mut Witness::new(policy, &mut ear), options.seen_by(predicts), &mut |_| {});
         views.extend(ear.heard.map(|view| View { policy: name.to_owned(), ..view }));
     };
-    for entry in entries {
-        ask(&entry.name, entry.policy.plan(), entry.policy.vocabulary(), &mut *entry.policy.policy());
+    for Entry { name, policy, .. } in entries {
+        ask(name, policy.predicts(), policy.plan(), policy.vocabulary(), &mut *policy.policy());
     }
     for name in names {
         match baselines::named(name, Some(plan), settings.baselines.interval_s) {
-            Ok(mut policy) => ask(name, plan, crate::env::Vocabulary::default(), &mut *policy),
+            Ok(mut policy) => {
+                let predicts = name.ends_with(baselines::PREDICTING);
+                // The baseline has its own gains in the plan.
+                ask(name, predicts, plan, crate::env::Vocabulary::default(), &mut *policy);
+            }
             Err(why) => tracing::warn!("left out: {why}"),
         }
     }

@@ -74,7 +74,8 @@ impl Guard {
     ) -> anyhow::Result<Self> {
         let log = &*held.day.log;
         let bound = hindsight_bound(log, options.rate_seed);
-        let j = |policy: &mut dyn Policy| replay_day(held.day, policy, options, &mut |_| {}).j;
+        let own = options.seen_by(held.policy.predicts());
+        let j = |policy: &mut dyn Policy| replay_day(held.day, policy, own, &mut |_| {}).j;
         let j_policy = j(&mut *held.policy.policy());
         let j_bucketed = j(&mut Bucketed::new(held.policy.policy(), 0.0));
         let j_dictionary = j(&mut Bucketed::new(held.policy.policy(), ttl_s));

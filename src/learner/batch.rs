@@ -149,7 +149,7 @@ pub fn replay(segment: &Segment, with: Rebuild, witness: &mut impl Witness) {
     let per_step = usize::from(segment.per_step);
     let weights = Weights::from(&settings.reward);
     let episode = Episode::draw(day, &settings.episodes, per_step, segment.episode);
-    let delay = Delay::from(&settings.env).in_episode(episode.seed);
+    let delay = Delay::of_policy(&settings.policy, &settings.env).in_episode(episode.seed);
     let mut replay = Replay::resume(day, episode, delay, segment.start.clone());
     let mut replans = segment.replans.iter().peekable();
     for (at, &row) in segment.rows.iter().enumerate() {

@@ -18,6 +18,14 @@ pub struct ReplayOptions {
     pub delay: Delay,
 }
 
+impl ReplayOptions {
+    /// The options of a policy that sees no delay, because it predicts deliveries, if it `predicts`.
+    #[must_use]
+    pub fn seen_by(self, predicts: bool) -> Self {
+        if predicts { Self { delay: Delay::fixed(0.0), ..self } } else { self }
+    }
+}
+
 /// The ad shown on a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shown {

@@ -110,6 +110,14 @@ impl Stored {
         Ok(Self::Baseline(BaselineFile::new(&name, interval_s, plan)?))
     }
 
+    /// Whether the policy counts its displays as delivered before they are observed.
+    pub fn predicts(&self) -> bool {
+        match self {
+            Self::Learned(file) => file.spec.policy.predicts(),
+            Self::Baseline(file) => file.name.ends_with(baselines::PREDICTING),
+        }
+    }
+
     /// Returns the plan that the policy was made with.
     pub fn plan(&self) -> &Plan {
         match self {

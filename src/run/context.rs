@@ -101,7 +101,8 @@ impl Context {
     }
 
     pub fn replay_options(&self) -> ReplayOptions {
-        ReplayOptions { rate_seed: self.settings.env.rate_seed, delay: Delay::from(&self.settings.env) }
+        let Settings { policy, env, .. } = &self.settings;
+        ReplayOptions { rate_seed: env.rate_seed, delay: Delay::of_policy(policy, env) }
     }
 }
 

@@ -133,7 +133,7 @@ impl Sizes {
         let most = |f: &dyn Fn(&DayModel) -> usize| days.iter().map(f).max().unwrap_or(0);
         let contracts = most(&|d| d.contracts.len());
         // With a feedback delay the state carries the pending displays.
-        let pending = most(&|d| most_within(d, Delay::from(&settings.env).most_s()));
+        let pending = most(&|d| most_within(d, Delay::of_policy(&settings.policy, &settings.env).most_s()));
         // Counters, observed and expected traffic over several memories, and the replanner's columns.
         let per_contract = 4 * (9 + 7 + ADVICE_COLUMNS);
         let state = 256 + contracts * per_contract + pending * 24;

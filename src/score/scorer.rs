@@ -77,10 +77,11 @@ impl Scorer {
     /// # Errors
     /// A policy that cannot begin the day.
     pub fn new(day: &ServedDay, policy: &ServedPolicy, options: ScoreOptions) -> anyhow::Result<Self> {
-        let known = Arc::new(day.known(policy.plan(), policy.vocabulary()));
+        let known = Arc::new(day.known(policy));
         let episode = Episode::whole_day(&known, options.rate_seed);
         let state = State::new(vec![0.0; known.contracts.len()]);
-        let replay = Replay::serve(known, episode, options.feedback_delay_s, state);
+        let delay_s = if policy.predicts() { 0.0 } else { options.feedback_delay_s };
+        let replay = Replay::serve(known, episode, delay_s, state);
         let version = policy.version.clone();
         let mut policy = policy.policy();
         policy.begin(&replay);

@@ -77,10 +77,12 @@ impl ServedDay {
     }
 
     /// The day as a policy may know it.
-    pub fn known(&self, plan: &Plan, vocabulary: Arc<Vocabulary>) -> KnownDay {
+    pub fn known(&self, policy: &ServedPolicy) -> KnownDay {
+        let (plan, vocabulary) = (policy.plan(), policy.vocabulary());
         let contracts: Vec<Contract> = self.contracts.iter().map(Contract::before_the_day).collect();
         let forecast = self.forecast.as_ref().unwrap_or(&plan.forecast);
-        KnownDay::new(&contracts, self.day.start_ms, forecast, plan, vocabulary)
+        let known = KnownDay::new(&contracts, self.day.start_ms, forecast, plan, vocabulary);
+        if policy.predicts() { known.predicting() } else { known }
     }
 }
 
@@ -172,6 +174,11 @@ impl ServedPolicy {
     /// The plan that it goes by.
     pub fn plan(&self) -> &Plan {
         self.stored.plan()
+    }
+
+    /// Whether it counts its displays as delivered before they are observed.
+    pub fn predicts(&self) -> bool {
+        self.stored.predicts()
     }
 
     pub fn vocabulary(&self) -> Arc<Vocabulary> {

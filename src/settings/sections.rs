@@ -189,6 +189,9 @@ pub struct Policy {
     /// Add the tuned pacing controller's term to every bid, with gains that fall with the square root of the thinning: the
     /// network then learns corrections to pacing, which carry over from thinned days to whole ones.
     pub pacing: bool,
+    /// Under a feedback delay: count an impression as delivered from its display on, instead of when it is observed (a Smith
+    /// predictor). Right where displays are confirmed in the end, as all are in replay. With the outlook the network does so itself.
+    pub predict: bool,
     /// Extend the network's inputs by the planner's prices at the levels seen and at the forecast levels, traffic and prices
     /// with several time constants, and unconfirmed displays, which then count as delivered.
     pub outlook: bool,
@@ -214,6 +217,7 @@ impl Default for Policy {
             replan: true,
             volume_model: true,
             pacing: true,
+            predict: true,
             outlook: false,
             shipped_start: true,
             negative_bids: false,
@@ -226,6 +230,11 @@ impl Policy {
     /// Whether starting prices are solved again during the day.
     pub fn replans(&self) -> bool {
         self.warm_start && self.replan
+    }
+
+    /// Whether the policy sees its own displays as delivered at once.
+    pub fn predicts(&self) -> bool {
+        self.predict && !self.outlook
     }
 
     /// Whether the planner uses the learned volume. The network of the outlook was trained on a planner that does not.

@@ -44,11 +44,20 @@ const CHANGE: &[(&str, &str, &[&str])] = &[
     ("data.train", "[\"DAYS/day-2\"]", &[]),
     // Of a single training day; with several it chooses alone.
     ("data.validation", "[\"DAYS/day-2\"]", &[]),
-    ("env.feedback_delay_s", "600", &[]),
-    ("env.feedback_delay.median_s", "600", &["env.feedback_delay.max_s=1800"]),
-    ("env.feedback_delay.log_sd", "1", &["env.feedback_delay.max_s=1800", "env.feedback_delay.median_s=600"]),
-    ("env.feedback_delay.max_s", "300", &["env.feedback_delay.max_s=1800", "env.feedback_delay.median_s=600"]),
-    ("env.delay_seed", "1", &["env.feedback_delay={median_s=600, log_sd=1, max_s=1800}"]),
+    // A policy that predicts deliveries does not see the delay.
+    ("env.feedback_delay_s", "600", &["policy.predict=false"]),
+    ("env.feedback_delay.median_s", "600", &["env.feedback_delay.max_s=1800", "policy.predict=false"]),
+    (
+        "env.feedback_delay.log_sd",
+        "1",
+        &["env.feedback_delay.max_s=1800", "env.feedback_delay.median_s=600", "policy.predict=false"],
+    ),
+    (
+        "env.feedback_delay.max_s",
+        "300",
+        &["env.feedback_delay.max_s=1800", "env.feedback_delay.median_s=600", "policy.predict=false"],
+    ),
+    ("env.delay_seed", "1", &["env.feedback_delay={median_s=600, log_sd=1, max_s=1800}", "policy.predict=false"]),
     ("env.rate_seed", "3", &[]),
     ("env.complete_queues", "true", &[]),
     ("episodes.steps", "200", &[]),
@@ -77,6 +86,7 @@ const CHANGE: &[(&str, &str, &[&str])] = &[
     ("policy.replan", "false", &[]),
     ("policy.volume_model", "false", &[]),
     ("policy.pacing", "false", &[]),
+    ("policy.predict", "false", &["env.feedback_delay_s=1800"]),
     ("policy.outlook", "true", &[]),
     (
         "policy.shipped_start",
