@@ -18,6 +18,7 @@
 //! | [`sparse`] | the table of embedding rows, its device cache and its file |
 //! | [`plan`], [`env`] | forecast, supply-demand graph, play probabilities, prices, bound; the replay environment, features, rewards |
 //! | [`log`], [`synth`] | input schemas, readers, checks, importers, the compiled log; the synthetic generator |
+//! | [`gpu`] | devices, arrays and layers of networks on a GPU |
 //! | [`formulas`] | scalar formulas that host loops and kernels share |
 //! | [`shm`] | segments, sample ring, parameter cell, control block |
 //! | [`settings`] | the configuration tree |
@@ -46,6 +47,7 @@ pub mod export;
 pub mod failpoint;
 pub mod files;
 pub mod formulas;
+pub mod gpu;
 pub mod inspect;
 pub mod learner;
 pub mod log;

@@ -8,12 +8,27 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
-use crate::learner::Device;
-use crate::learner::agreement::{Agreement, Losses};
+use crate::gpu::Device;
+use crate::gpu::agreement::{Agreement, Losses, Subject};
 
-/// Updates that are compared, and requests of a step: the two ways in which a batch is made.
+/// Updates that are compared.
 const UPDATES: usize = 8;
-const REQUESTS: [usize; 2] = [1, 30];
+
+/// What is compared of a subject: names, and arguments of `admix bench`.
+fn cases(subject: Subject) -> &'static [(&'static str, &'static [&'static str])] {
+    match subject {
+        // The two ways in which a batch is made.
+        Subject::Policy => &[
+            ("steps of 1", &["learner", "--threads", "0", "--requests-per-step", "1"]),
+            ("steps of 30", &["learner", "--threads", "0", "--requests-per-step", "30"]),
+        ],
+        // All rows resident, and rows that leave and come back.
+        Subject::Values => &[
+            ("all rows", &["table", "--rows", "5000", "--batch", "512"]),
+            ("a cache", &["table", "--rows", "20000", "--batch", "512", "--cache-rows", "4096"]),
+        ],
+    }
+}
 /// Limit on the time of one process. Compiling the kernels takes seconds, so a process beyond this hangs.
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -21,11 +36,11 @@ const PATIENCE: Duration = Duration::from_secs(300);
 ///
 /// # Errors
 /// A process that fails or does not end.
-pub fn compare(device: Device) -> anyhow::Result<Agreement> {
+pub fn compare(subject: Subject, device: Device) -> anyhow::Result<Agreement> {
     let mut worst: Option<Agreement> = None;
-    for requests in REQUESTS {
-        let [cpu, other] = [Device::Cpu, device].map(|device| losses(device, requests));
-        let found = Agreement::between(&cpu?, &other?, &format!("steps of {requests}"));
+    for (name, arguments) in cases(subject) {
+        let [cpu, other] = [Device::Cpu, device].map(|device| losses(device, arguments));
+        let found = Agreement::between(subject, &cpu?, &other?, name);
         worst = Some(match worst {
             Some(worst) => worst.and(found),
             None => found,
@@ -34,12 +49,13 @@ pub fn compare(device: Device) -> anyhow::Result<Agreement> {
     worst.context("nothing was compared")
 }
 
-fn losses(device: Device, requests: usize) -> anyhow::Result<Vec<Losses>> {
+fn losses(device: Device, arguments: &[&str]) -> anyhow::Result<Vec<Losses>> {
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
     let (out, log) = (folder.path().join("losses.json"), folder.path().join("log"));
     let mut child = Command::new("/proc/self/exe")
-        .args(["bench", "learner", "--json", "--threads", "0", "--device", &device.to_string()])
-        .args(["--losses", &UPDATES.to_string(), "--requests-per-step", &requests.to_string()])
+        .arg("bench")
+        .args(arguments)
+        .args(["--json", "--device", &device.to_string(), "--losses", &UPDATES.to_string()])
         .stdin(Stdio::null())
         .stdout(File::create(&out)?)
         .stderr(File::create(&log)?)

@@ -13,20 +13,28 @@ use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use crate::rank::rows::{RowStep, Rows};
+use crate::gpu::Device;
+use crate::rank::device::{self, DeviceDense, DeviceShape, Opened};
+use crate::rank::network::Network;
+use crate::rank::prior::RowPrior;
+use crate::rank::rows::{RowStep, Rows, slots};
 use crate::rank::store::{BatchRows, Store};
+use crate::run::value_snapshot::ValueState;
 use crate::settings::{RowOptimizer, ValueSettings};
 use crate::sparse::table::DIRECT;
 use crate::sparse::{Cache, Counters, HostTable, Lookup, TableShape, file};
 use crate::values::Block;
-use crate::values::adam::Adam;
-use crate::values::net::{Net, NetShape};
+use crate::values::net::NetShape;
 use crate::values::sample::{DENSE, Sample, Seen};
 
 const BATCHES: usize = 64;
 /// Updates before the clock starts.
 const WARM: u64 = 5;
 const HIDDEN: usize = 64;
+const NET_RATE: f32 = 1e-3;
+const ROW_RATE: f32 = 0.05;
+/// Variance of the charges over their mean.
+const DISPERSION: f32 = 1.5;
 
 /// What to measure.
 #[derive(Debug, Clone)]
@@ -41,6 +49,7 @@ pub struct TableBench {
     /// Rows of the cache; 0 = none.
     pub cache_rows: usize,
     pub prefetch: usize,
+    pub device: Device,
     pub seconds: f64,
     /// Accesses whose hits are counted, after three times as many; 0 = none.
     pub accesses: usize,
@@ -72,6 +81,8 @@ pub struct TableReport {
     pub row_thread: Speed,
     /// With the cache over the table, rows on a thread of their own.
     pub cached: Option<Speed>,
+    /// With network and cache on a GPU, which holds all rows where the cache has no size.
+    pub on_device: Option<Speed>,
     /// Unique ids of a batch over all of its ids.
     pub unique_share: f64,
     /// Rows found and copied per second, at the same law and uniform.
@@ -107,8 +118,12 @@ impl fmt::Display for TableReport {
             self.lookups_per_s * 1e-6,
             self.uniform_lookups_per_s * 1e-6,
         )?;
-        let forms =
-            [("one thread", Some(self.one_thread)), ("row thread", Some(self.row_thread)), ("cached", self.cached)];
+        let forms = [
+            ("one thread", Some(self.one_thread)),
+            ("row thread", Some(self.row_thread)),
+            ("cached", self.cached),
+            ("on the GPU", self.on_device),
+        ];
         for (name, speed) in forms.into_iter().filter_map(|(name, speed)| Some((name, speed?))) {
             write!(
                 f,
@@ -149,14 +164,17 @@ impl Zipf {
     }
 }
 
+pub fn table_shape(bench: &TableBench) -> TableShape {
+    TableShape { dim: bench.dim + DIRECT, optimizer: bench.optimizer, max_rows: bench.rows, seed: 1, marks: false }
+}
+
 /// Runs the benchmark.
 ///
 /// # Errors
 /// No memory for the table, or a cache smaller than a batch.
 pub fn run_table(bench: &TableBench) -> anyhow::Result<TableReport> {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
-    let shape =
-        TableShape { dim: bench.dim + DIRECT, optimizer: bench.optimizer, max_rows: bench.rows, seed: 1, marks: false };
+    let shape = table_shape(bench);
     let mut table = HostTable::private(shape)?;
     // Popular ids stand anywhere in the table.
     let mut scattered: Vec<u64> = (0..bench.rows as u64).collect();
@@ -178,16 +196,21 @@ pub fn run_table(bench: &TableBench) -> anyhow::Result<TableReport> {
 
     let table = Store::new(table, &ValueSettings::default());
     let (one_thread, unique_share, table) = one_thread(bench, shape, table, &blocks)?;
-    let (row_thread, store) = on_row_thread(bench, shape, table, &blocks, 1)?;
-    let (mut cached, mut cache, mut hits) = (None, None, None);
-    if bench.cache_rows > 0 {
+    let (row_thread, store) = on_row_thread(bench, shape, (table, None), &blocks, 1)?;
+    let (mut cached, mut on_device, mut cache, mut hits) = (None, None, None, None);
+    if let Device::Cuda(index) = bench.device {
+        let opened = device::open_cuda(index, &device_shape(bench, shape))?;
+        let (speed, store) = on_device_with(bench, shape, store.into_table(), opened, &blocks)?;
+        (on_device, cache) = (Some(speed), store.counters());
+    } else if bench.cache_rows > 0 {
         let mut table = store.into_table();
         if bench.accesses > 0 {
             hits = Some(count_hits(bench, &mut table, &zipf, &scattered, &mut rng)?);
         }
         let mut settings = ValueSettings::default();
         settings.table.cache_rows = bench.cache_rows;
-        let (speed, store) = on_row_thread(bench, shape, Store::new(table, &settings), &blocks, bench.prefetch)?;
+        let (speed, store) =
+            on_row_thread(bench, shape, (Store::new(table, &settings), None), &blocks, bench.prefetch)?;
         (cached, cache) = (Some(speed), store.counters());
     }
     Ok(TableReport {
@@ -199,6 +222,7 @@ pub fn run_table(bench: &TableBench) -> anyhow::Result<TableReport> {
         one_thread,
         row_thread,
         cached,
+        on_device,
         unique_share,
         lookups_per_s,
         uniform_lookups_per_s,
@@ -206,33 +230,6 @@ pub fn run_table(bench: &TableBench) -> anyhow::Result<TableReport> {
         cache,
         hits,
     })
-}
-
-/// The network of the benchmark.
-struct Dense {
-    net: Net,
-    parameters: Vec<f32>,
-    adam: Adam,
-    gradient: Vec<f32>,
-}
-
-impl Dense {
-    fn new(bench: &TableBench, shape: TableShape) -> Self {
-        let shape = NetShape { fields: bench.fields, dim: shape.dim, hidden: HIDDEN };
-        let parameters = shape.first_parameters(&mut ChaCha8Rng::seed_from_u64(2));
-        Self { net: Net::new(shape), adam: Adam::new(parameters.len()), parameters, gradient: vec![] }
-    }
-
-    fn interact(&mut self, block: &Block, rows: &BatchRows, d_rows: &mut Vec<f32>) {
-        self.net.above(&self.parameters, &rows.values, &rows.lookup.inverse);
-        self.net.losses(block, 1.0);
-        self.net.back_above(&self.parameters, &rows.values, &rows.lookup.inverse, &mut self.gradient, d_rows);
-    }
-
-    fn finish(&mut self, block: &Block) {
-        self.net.back_below(&self.parameters, &block.dense, &mut self.gradient);
-        self.adam.step(1e-3, &mut self.parameters, &self.gradient);
-    }
 }
 
 /// Counts updates once the first are over.
@@ -276,7 +273,8 @@ fn one_thread(
     mut store: Store,
     blocks: &[Arc<Block>],
 ) -> anyhow::Result<(Speed, f64, Store)> {
-    let (mut dense, mut rows, mut d_rows) = (Dense::new(bench, shape), BatchRows::default(), vec![]);
+    let (mut state, mut rows, mut d_rows) = (first_state(bench, shape), BatchRows::default(), vec![]);
+    let mut network = Network::new(net_shape(bench, shape), DISPERSION, None, &state);
     let (mut clock, mut unique) = (Clock::new(bench.seconds), 0);
     while clock.runs(Duration::ZERO) {
         let block = &blocks[clock.done as usize % BATCHES];
@@ -285,24 +283,163 @@ fn one_thread(
         store.fetch(&mut rows)?;
         store.settle(&mut rows, block)?;
         store.gather(&mut rows);
-        dense.net.below(&dense.parameters, &block.dense);
-        dense.interact(block, &rows, &mut d_rows);
-        dense.finish(block);
-        store.update(&mut rows, &d_rows, 0.05);
+        network.begin(&state, block);
+        network.interact(&state, block, &rows, &mut d_rows)?;
+        network.step(&mut state, block, NET_RATE)?;
+        store.update(&mut rows, &d_rows, ROW_RATE);
     }
     let ids = (clock.done - 1) as usize * bench.batch * bench.fields;
     Ok((clock.speed(bench.batch, Duration::ZERO), unique as f64 / ids as f64, store))
+}
+
+/// As training does it on a GPU.
+fn on_device_with(
+    bench: &TableBench,
+    shape: TableShape,
+    table: HostTable,
+    (memory, dense): Opened,
+    blocks: &[Arc<Block>],
+) -> anyhow::Result<(Speed, Store)> {
+    let rows = device_shape(bench, shape).rows;
+    let store = Store::on_device(table, &ValueSettings::default(), rows, memory);
+    on_row_thread(bench, shape, (store, Some(dense)), blocks, bench.prefetch)
+}
+
+fn net_shape(bench: &TableBench, shape: TableShape) -> NetShape {
+    NetShape { fields: bench.fields, dim: shape.dim, hidden: HIDDEN }
+}
+
+fn first_state(bench: &TableBench, shape: TableShape) -> ValueState {
+    ValueState::new(1, net_shape(bench, shape).first_parameters(&mut ChaCha8Rng::seed_from_u64(2)))
+}
+
+/// What the benchmark needs of a GPU.
+pub fn device_shape(bench: &TableBench, shape: TableShape) -> DeviceShape {
+    let rows = if bench.cache_rows > 0 { bench.cache_rows } else { bench.rows };
+    DeviceShape {
+        net: net_shape(bench, shape),
+        table: shape,
+        rows,
+        slots: slots(bench.prefetch),
+        dispersion: DISPERSION,
+    }
+}
+
+/// What updates on fixed data came to.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Updates {
+    pub device: String,
+    /// Of each update: mean losses of charge and click.
+    pub losses: Vec<[f64; 2]>,
+    #[serde(skip)]
+    pub rows: Vec<(u64, Vec<u32>)>,
+    #[serde(skip)]
+    pub parameters: Vec<f32>,
+    #[serde(skip)]
+    pub cache: Option<Counters>,
+}
+
+impl fmt::Display for Updates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "update  charge         click")?;
+        for (i, [charge, click]) in self.losses.iter().enumerate() {
+            writeln!(f, "{:>6}  {charge:<13.8}  {click:.8}", i + 1)?;
+        }
+        write!(f, "table: {} updates on {}", self.losses.len(), self.device)
+    }
+}
+
+/// Makes updates on fixed data on the benchmark's device.
+///
+/// # Errors
+/// As [`updates`], and a GPU that does not work.
+pub fn losses(bench: &TableBench, count: usize) -> anyhow::Result<Updates> {
+    let opened = match bench.device {
+        Device::Cpu => None,
+        Device::Cuda(index) => Some(device::open_cuda(index, &device_shape(bench, table_shape(bench)))?),
+    };
+    updates(bench, opened, count, true)
+}
+
+/// Makes updates on fixed data from an empty table, with the prior: on the CPU, or on what was `opened` for [`device_shape`]. With `wait`,
+/// each loss is waited for, so that all of them are known.
+///
+/// # Errors
+/// A cache smaller than a batch, or a loss that is not finite.
+pub fn updates(bench: &TableBench, opened: Option<Opened>, count: usize, wait: bool) -> anyhow::Result<Updates> {
+    let mut rng = ChaCha8Rng::seed_from_u64(3);
+    let shape = table_shape(bench);
+    let zipf = Zipf::new(bench.rows, bench.zipf);
+    let ids: Vec<u64> = (0..bench.rows as u64).collect();
+    let blocks: Vec<Arc<Block>> = (0..count).map(|_| Arc::new(varied(block(bench, &zipf, &ids, &mut rng)))).collect();
+    let table = HostTable::private(shape)?;
+    let mut settings = ValueSettings::default();
+    settings.table.cache_rows = bench.cache_rows;
+    let (store, device) = match opened {
+        Some((memory, dense)) => {
+            (Store::on_device(table, &settings, device_shape(bench, shape).rows, memory), Some(dense))
+        }
+        None => (Store::new(table, &settings), None),
+    };
+    let prior = RowPrior::of(vec![[0.2, 0.1]; bench.fields], 0.3);
+    let mut state = first_state(bench, shape);
+    let mut network = Network::new(net_shape(bench, shape), DISPERSION, device, &state);
+    let mut rows = Rows::start(store, Some(prior), None, bench.prefetch)?;
+    let (mut losses, mut asked) = (vec![], blocks.iter());
+    for (update, block) in blocks.iter().enumerate() {
+        while rows.has_room()
+            && let Some(block) = asked.next()
+        {
+            rows.ask(block.clone());
+        }
+        network.begin(&state, block);
+        let mut looked_up = rows.looked_up(|| ())?;
+        let (_, batch, gradients) = looked_up.parts();
+        let mut found = network.interact(&state, block, batch, gradients)?;
+        if wait {
+            found.add(network.settle(&state)?);
+        }
+        looked_up.ready(RowStep { rate: ROW_RATE, passes: update as f64 / count as f64, snapshot: None });
+        network.step(&mut state, block, NET_RATE)?;
+        losses.push([found.charge, found.click].map(|sum| sum / found.weight.max(1.0)));
+    }
+    network.settle(&state)?;
+    network.fetch(&mut state)?;
+    // The row thread ends with what it is doing, not with what it was given.
+    drop(rows.settle(|| ()));
+    let mut store = rows.end();
+    store.flush();
+    let table = store.table();
+    Ok(Updates {
+        device: bench.device.to_string(),
+        losses,
+        rows: table.sorted().into_iter().map(|(id, record)| (id, table.record(record).to_vec())).collect(),
+        parameters: state.parameters,
+        cache: store.counters(),
+    })
+}
+
+/// The same batch with what real ones have: contracts, auction ads without a prediction, weights.
+fn varied(mut block: Block) -> Block {
+    for i in 0..block.len() {
+        block.auction[i] = i % 3 != 0;
+        block.predicted[i] = if i % 7 == 0 { 0.0 } else { 0.25 + (i % 5) as f32 };
+        block.weight[i] = if i % 11 == 0 { 10.0 } else { 1.0 };
+        block.clicked[i] = i % 13 == 0;
+    }
+    block
 }
 
 /// As training does it: rows on a thread of their own.
 fn on_row_thread(
     bench: &TableBench,
     shape: TableShape,
-    store: Store,
+    (store, device): (Store, Option<Box<dyn DeviceDense>>),
     blocks: &[Arc<Block>],
     ahead: usize,
 ) -> anyhow::Result<(Speed, Store)> {
-    let mut dense = Dense::new(bench, shape);
+    let mut state = first_state(bench, shape);
+    let mut network = Network::new(net_shape(bench, shape), DISPERSION, device, &state);
     let mut rows = Rows::start(store, None, None, ahead)?;
     let (mut clock, mut asked) = (Clock::new(bench.seconds), 0);
     while clock.runs(rows.waited()) {
@@ -311,13 +448,14 @@ fn on_row_thread(
             rows.ask(blocks[asked % BATCHES].clone());
         }
         let block = &blocks[clock.done as usize % BATCHES];
-        dense.net.below(&dense.parameters, &block.dense);
+        network.begin(&state, block);
         let mut looked_up = rows.looked_up(|| ())?;
         let (_, batch, gradients) = looked_up.parts();
-        dense.interact(block, batch, gradients);
-        looked_up.ready(RowStep { rate: 0.05, passes: 1.0, snapshot: None });
-        dense.finish(block);
+        network.interact(&state, block, batch, gradients)?;
+        looked_up.ready(RowStep { rate: ROW_RATE, passes: 1.0, snapshot: None });
+        network.step(&mut state, block, NET_RATE)?;
     }
+    network.settle(&state)?;
     let speed = clock.speed(bench.batch, rows.waited());
     Ok((speed, rows.end()))
 }

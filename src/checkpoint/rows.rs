@@ -41,6 +41,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
         root: &root,
         layout: table_shape(&settings).into(),
         keep: settings.checkpoint.keep as u64,
+        delta: Vec::new(),
         merging: None,
     };
     // A predecessor may have died between the rename and saying so.
@@ -56,6 +57,8 @@ struct Deltas<'a> {
     root: &'a Path,
     layout: RowLayout,
     keep: u64,
+    /// The newest delta. Its memory is used again: fresh pages of a large delta cost as much as its rows.
+    delta: Vec<u8>,
     merging: Option<JoinHandle<anyhow::Result<()>>>,
 }
 
@@ -63,10 +66,11 @@ impl Keeper for Deltas<'_> {
     fn commit(&mut self, complete: &Complete<'_>) -> anyhow::Result<u64> {
         let part = SparsePart::parse(complete.sparse, self.layout)?;
         let state = [complete.dense, part.sightings].concat();
-        let mut delta = std::io::Cursor::new(Vec::with_capacity(complete.sparse.len() + 64));
-        part.write_delta(&mut delta)?;
+        self.delta.clear();
+        self.delta.reserve(complete.sparse.len() + 64);
+        part.write_delta(std::io::Cursor::new(&mut self.delta))?;
         anyhow::ensure!(!failpoint::reached("checkpoint.commit"), "made to fail");
-        let written = self.folder.commit(complete.snapshot, complete.update, &state, &[delta.get_ref()], &[], None)?;
+        let written = self.folder.commit(complete.snapshot, complete.update, &state, &[&self.delta], &[], None)?;
         failpoint::reached("checkpoint.committed");
         Ok(written)
     }

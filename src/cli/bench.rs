@@ -11,13 +11,14 @@ use crate::bench::collectives::{self, CollectivesBench};
 use crate::bench::params::{ParamsBench, run_params};
 use crate::bench::ring::{RingBench, run_ring};
 use crate::bench::serve::ServeBench;
-use crate::bench::table::{TableBench, run_table};
+use crate::bench::table::{self, TableBench, run_table};
 use crate::bench::world::WorldSize;
 use crate::bench::{actor, e2e, env, evaluate, ingest, learner, plan, score, speedup, start};
+use crate::gpu::Device;
 use crate::learner::device;
 use crate::settings::{Critic, RowOptimizer, Settings};
 
-use super::exit::Exit;
+use super::exit::{Exit, UsageError};
 use super::output::{print_json, print_text};
 
 #[derive(Debug, Args)]
@@ -187,6 +188,12 @@ enum Stage {
         /// Accesses for which cache hits are counted, after three times as many to warm it; 0 = none
         #[arg(long, default_value_t = 0)]
         accesses: usize,
+        /// Also measure network and cache on this device: cpu, cuda, cuda:INDEX
+        #[arg(long, default_value = "cpu")]
+        device: String,
+        /// Print the losses of so many updates on fixed data instead, to compare devices
+        #[arg(long, value_name = "UPDATES")]
+        losses: Option<usize>,
         /// Also write the rows to this file, which a run can begin with (values.from): a table of any size
         #[arg(long, value_name = "FILE")]
         dump: Option<PathBuf>,
@@ -328,21 +335,39 @@ impl Bench {
                 rounds: *rounds,
                 mpi: !no_mpi,
             })?),
-            &Stage::Table { rows, batch, fields, dim, zipf, cache_rows, prefetch, seconds, accesses, ref dump } => {
-                let optimizer = RowOptimizer::RowwiseAdagrad;
-                self.print(&run_table(&TableBench {
+            &Stage::Table {
+                rows,
+                batch,
+                fields,
+                dim,
+                zipf,
+                cache_rows,
+                prefetch,
+                seconds,
+                accesses,
+                ref device,
+                losses,
+                ref dump,
+            } => {
+                let device = Device::untried(device).map_err(|e| UsageError(e.to_string()))?;
+                let bench = TableBench {
                     rows,
                     batch,
                     fields,
                     dim,
                     zipf,
-                    optimizer,
+                    optimizer: RowOptimizer::RowwiseAdagrad,
                     cache_rows,
                     prefetch,
+                    device,
                     seconds,
                     accesses,
                     dump: dump.clone(),
-                })?)
+                };
+                match losses {
+                    Some(updates) => self.print(&table::losses(&bench, updates)?),
+                    None => self.print(&run_table(&bench)?),
+                }
             }
             Stage::Speedup { config, sets, seeds } => self.print(&speedup::run(config, sets, *seeds)?),
             Stage::Plan { contracts, nodes, seed, runs } => self.print(&plan::run(*contracts, *nodes, *seed, *runs)),

@@ -1,9 +1,9 @@
 //! Selects the device of a training. A GPU is used only after its updates were found to agree with the CPU's.
 
 use crate::bench;
-use crate::learner::Device;
-use crate::learner::agreement::{self, Agreement};
-use crate::settings::Settings;
+use crate::gpu::Device;
+use crate::gpu::agreement::{self, Agreement, Subject};
+use crate::settings::{Settings, ValueSettings};
 
 use super::exit::UsageError;
 
@@ -14,15 +14,29 @@ pub struct Choice {
     pub why: Option<String>,
 }
 
-/// Resolves `run.device`. A GPU that this program has not used before is first compared with the CPU, which takes seconds.
+/// Resolves `run.device` of a policy's training. A GPU that this program has not used before is first compared with the CPU, which
+/// takes seconds.
 ///
 /// # Errors
 /// [`UsageError`] for an unknown name, for `cuda` without its requirements, and for a GPU with settings that only the CPU supports;
 /// for `cuda` also if the GPU does not agree with the CPU.
 pub fn choose(settings: &Settings) -> anyhow::Result<Choice> {
-    let name = settings.run.device.as_str();
-    let only = Device::cpu_only(settings);
-    let device = if only.is_some() { Device::of(settings) } else { Device::untried(name) };
+    choose_for(Subject::Policy, &settings.run.device, Device::cpu_only(settings))
+}
+
+/// Resolves `run.device` of a value model's training, as [`choose`] does.
+///
+/// # Errors
+/// As [`choose`].
+pub fn choose_for_values(settings: &ValueSettings) -> anyhow::Result<Choice> {
+    choose_for(Subject::Values, &settings.run.device, settings.cpu_only())
+}
+
+fn choose_for(subject: Subject, name: &str, only: Option<&'static str>) -> anyhow::Result<Choice> {
+    let device = match only {
+        Some(_) => Device::resolve_with(name, subject, only),
+        None => Device::untried(name),
+    };
     let gpu = device.map_err(|e| UsageError(e.to_string()))?;
     let Device::Cuda(index) = gpu else {
         let why = (name == "auto").then(|| match (only, Device::idle_gpu()) {
@@ -32,13 +46,17 @@ pub fn choose(settings: &Settings) -> anyhow::Result<Choice> {
         });
         return Ok(Choice { device: gpu, why });
     };
-    let found = match agreement::remembered(index) {
+    let found = match agreement::remembered(subject, index) {
         Some(known) => Ok(known),
         None => {
             say!("comparing a few updates on {gpu} with the CPU's, once for this program, driver and device ..");
-            bench::agreement::compare(gpu).and_then(|found| match agreement::remember(index, &found) {
-                Err(e) if name == "auto" => Err(e.context("agrees with the CPU, which other processes cannot know")),
-                _ => Ok(found),
+            bench::agreement::compare(subject, gpu).and_then(|found| {
+                match agreement::remember(subject, index, &found) {
+                    Err(e) if name == "auto" => {
+                        Err(e.context("agrees with the CPU, which other processes cannot know"))
+                    }
+                    _ => Ok(found),
+                }
             })
         }
     };

@@ -8,11 +8,12 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use crate::cancel;
 use crate::files;
+use crate::gpu::Device;
 use crate::log::CompileOptions;
 use crate::nodes::{Job, Node};
 use crate::run::value_run::Prepared;
 use crate::run::{RunDirectory, flight};
-use crate::settings::{self, Configuration as _, ValueSettings};
+use crate::settings::{self, Configuration as _, ValueSettings, Weights};
 use crate::sparse::file;
 use crate::supervisor::children::bind_to_parent;
 use crate::supervisor::failure::RunFailure;
@@ -24,6 +25,7 @@ use crate::values::prior::FieldSd;
 use crate::values::report::{self, LossDifference, Points, ValueReport};
 use crate::values::{Fields, ValueModel, model, ratios};
 
+use super::device::{self, Choice};
 use super::exit::{Exit, UsageError};
 use super::output::{print_json, print_text};
 
@@ -74,6 +76,9 @@ pub struct Train {
     /// Begin with the rows of a file written by `values dump`, or with rows and network of another run; sets values.from
     #[arg(long, value_name = "ROWS|RUN_DIR")]
     from: Option<PathBuf>,
+    /// Device of the trainer: cpu, cuda, cuda:INDEX, or auto (a GPU, if it computes the CPU's losses); sets run.device
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<String>,
     /// Set a configuration key, for example --set table.rate=0.1; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
@@ -173,22 +178,40 @@ impl Train {
         if let Some(from) = &self.from {
             settings.values.from.clone_from(from);
         }
+        if let Some(device) = &self.device {
+            settings.run.device.clone_from(device);
+        }
+        let Choice { device, why } = device::choose_for_values(&settings)?;
         let fields = Fields::parse(&settings.values.fields)?;
         let interrupt = Interrupt::listen(settings.watchdog.grace_s)?;
         values::check_job(&settings, &fields, job.node())?;
         let directory = self.directory(job)?;
+        if device != Device::Cpu || why.is_some() {
+            tell!(job, "device {device}{}", why.map(|why| format!(" ({why})")).unwrap_or_default());
+        }
         flight::begin(&directory.flight(), "main");
         let root = directory.root().to_owned();
         if let Some(exit) = learn(&settings, &fields, &directory, &interrupt, job)? {
             return Ok(exit);
         }
+        if settings.chooses_weights() && Prepared::read(&directory)?.weighted > 0 {
+            tell!(job, "learning beside it with equal weights");
+            settings.values.weights = Weights::Equal;
+            let beside = resume::open(&root.join(model::EQUAL), resume::Resume::Auto)?;
+            if let Some(exit) = learn(&settings, &fields, &beside, &interrupt, job)? {
+                return Ok(exit);
+            }
+            // The first node has the models.
+            let equal = job.node().is_first() && ValueModel::chosen(&root) != root;
+            settings.values.weights = if job.tell(&equal)?[0] { Weights::Equal } else { Weights::Propensity };
+            let chosen = if settings.values.weights == Weights::Equal { "equal weights" } else { "1 / propensity" };
+            tell!(job, "the validation days choose {chosen}");
+        }
         if settings.values.refit && !settings.values.validation.is_empty() {
-            let meta = || ValueModel::read_meta(&root.join("values"));
+            let meta = || ValueModel::read_meta(&ValueModel::chosen(&root).join("values"));
             let passes = job.node().is_first().then(meta).transpose()?.map_or(0, |meta| meta.epoch + 1);
-            // The first node has the model.
             let passes = job.tell(&passes)?[0];
             tell!(job, "learning once more, {passes} passes over training and validation days together");
-            let mut settings = settings;
             let v = &mut settings.values;
             v.train.append(&mut v.validation);
             (v.epochs, v.patience) = (passes, 0);

@@ -24,6 +24,9 @@ pub mod device {
     include!("real.rs");
 }
 
+/// Formulas of the value model that both sides compute in single precision.
+pub mod values;
+
 /// Formulas that both sides compute in single precision.
 pub mod shared {
     use cubecl::prelude::*;
@@ -132,6 +135,14 @@ pub mod shared {
         pub fresh1: f32,
         pub decay2: f32,
         pub fresh2: f32,
+    }
+
+    impl AdamFactors {
+        /// Returns the constants as a kernel's launch argument.
+        pub fn launched<R: Runtime>(self) -> AdamFactorsLaunch<R> {
+            let Self { clip, rate, correction, epsilon, follow, decay1, fresh1, decay2, fresh2 } = self;
+            AdamFactorsLaunch::new(clip, rate, correction, epsilon, follow, decay1, fresh1, decay2, fresh2)
+        }
     }
 
     /// A parameter with its optimiser state.

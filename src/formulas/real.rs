@@ -153,3 +153,37 @@ pub fn auction_factor(share: Real) -> Real {
 pub fn auction_slope(share: Real) -> Real {
     Real::new(2.0) * share * (Real::new(1.0) - share)
 }
+
+/// Returns half the Poisson deviance of an outcome against an expectation; 0 where both are 0.
+#[cube]
+#[inline]
+pub fn poisson(outcome: Real, expected: Real) -> Real {
+    let mut mean = expected;
+    if mean < Real::new(1e-9) {
+        mean = Real::new(1e-9);
+    }
+    let mut log = Real::new(0.0);
+    if outcome > Real::new(0.0) {
+        log = outcome * (outcome / mean).ln();
+    }
+    log - (outcome - mean)
+}
+
+/// Returns the logistic loss of a click, 1 or 0, against a logit.
+#[cube]
+#[inline]
+pub fn logistic(clicked: Real, logit: Real) -> Real {
+    let mut size = logit;
+    if size < Real::new(0.0) {
+        size = -logit;
+    }
+    at_least_0(logit) - clicked * logit + (Real::new(1.0) + (-size).exp()).ln()
+}
+
+/// Returns the share of the prior's gradient that belongs to one of a row's batches: a row of this version has been in so many
+/// batches in so many passes over the samples.
+#[cube]
+#[inline]
+pub fn prior_share(passes: Real, version: Real) -> Real {
+    at_most(passes / (version + Real::new(1.0)), Real::new(1.0))
+}

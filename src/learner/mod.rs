@@ -16,20 +16,18 @@
 //! - [`dims`]: sizes of a batch. [`pool`]: replay pool of compact segments. [`core`]: pool, replay ratio, budget and the decay of
 //!   learning rates around the trainer, the same in every mode. [`share`]: the part of one of several ranks. [`networks`], [`optimiser`]: parameters as flat
 //!   tensors. [`tensor_net`]: the network's passes on the CPU.
-//! - [`device`]: choice of the backend. [`agreement`], [`gpu`]: comparison of a GPU with the CPU, and its cache.
+//! - [`device`]: choice of the backend.
 //! - [`process`]: the learner process. [`rings`]: its side of shared memory. [`saver`]: its side of snapshots.
 //! - [`peers`]: the other ranks of a learner (`learner.ranks`), as one of them sees them. `together`: what they do together.
 //!
-//! May import: `run`, `shm`, `policy`, `env`, `plan`, `log`, `formulas`, `settings`.
+//! May import: `run`, `shm`, `policy`, `env`, `plan`, `log`, `gpu`, `formulas`, `settings`.
 
-pub mod agreement;
 pub mod batch;
 pub mod calibration;
 pub mod core;
 pub mod device;
 pub mod dims;
 pub mod factors;
-pub mod gpu;
 pub mod hindsight;
 mod host;
 mod kernels;

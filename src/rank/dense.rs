@@ -14,6 +14,13 @@ pub struct NotFinite {
     update: u64,
 }
 
+impl NotFinite {
+    /// In the update after this state.
+    pub fn at(state: &ValueState) -> Self {
+        Self { update: state.updates }
+    }
+}
+
 /// The network at work, with the gradient of its parameters.
 pub struct Dense {
     pub net: Net,
@@ -47,11 +54,16 @@ impl Dense {
         self.net.above(&state.parameters, &rows.values, inverse);
         let losses = self.net.losses(block, self.dispersion);
         self.net.back_above(&state.parameters, &rows.values, inverse, &mut self.gradient, d_rows);
-        if losses.total().is_finite() && !failpoint::reached("rank.loss") {
+        if losses.total().is_finite() && !Self::made_to_fail() {
             finite(state, d_rows)?;
             return Ok(losses);
         }
-        Err(NotFinite { update: state.updates })
+        Err(NotFinite::at(state))
+    }
+
+    /// Whether a test makes this batch's loss fail.
+    pub fn made_to_fail() -> bool {
+        failpoint::reached("rank.loss")
     }
 
     /// Computes the rest of the parameters' gradient.
@@ -76,5 +88,5 @@ impl Dense {
 }
 
 fn finite(state: &ValueState, gradient: &[f32]) -> Result<(), NotFinite> {
-    if gradient.iter().all(|g| g.is_finite()) { Ok(()) } else { Err(NotFinite { update: state.updates }) }
+    if gradient.iter().all(|g| g.is_finite()) { Ok(()) } else { Err(NotFinite::at(state)) }
 }

@@ -70,10 +70,7 @@ impl Judge {
                     expected += weight * f64::from(block.predicted[i] * clamped(correction[0]).exp());
                 }
             }
-            let losses = net.losses(block, dispersion);
-            sum.charge += losses.charge;
-            sum.click += losses.click;
-            sum.weight += losses.weight;
+            sum.add(net.losses(block, dispersion));
         }
         if charged > 0.0 && expected > 0.0 {
             let level = charged / expected;

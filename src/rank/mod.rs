@@ -11,7 +11,9 @@
 //! | [`rows`] | the row thread: look-ups, fetches and updates beside the dense products |
 //! | [`store`] | rows in the table itself or in the cache over it |
 //! | [`prior`], [`occurrences`] | the prior's part of the gradients of rows |
-//! | [`dense`] | the network's products and their gradients |
+//! | [`dense`] | the network's products and their gradients, on the CPU |
+//! | [`device`] | rows and network on a GPU |
+//! | [`network`] | the one or the other, for a single trainer |
 //! | [`passes`], [`judge`] | the end of a pass: evaluation, the best model |
 //! | [`progress`] | where training begins and stands: its first state, the rates of an update, what main is told |
 //! | [`saver`] | snapshots |
@@ -22,17 +24,19 @@
 //! | [`merged`] | the rows of a machine, moved along the gradients of all ranks |
 //! | [`record`] | records in `metrics.jsonl` |
 //!
-//! May import: `run`, `values`, `collective`, `sparse`, `shm`, `settings`.
+//! May import: `run`, `values`, `collective`, `sparse`, `gpu`, `formulas`, `shm`, `settings`.
 
 mod arrivals;
 mod blocks;
 pub mod dense;
+pub mod device;
 pub mod judge;
 mod merged;
+pub mod network;
 mod occurrences;
 mod overlapped;
 mod passes;
-mod prior;
+pub mod prior;
 mod progress;
 mod record;
 pub mod rows;
@@ -44,6 +48,8 @@ mod writer;
 
 use std::time::{Duration, Instant};
 
+use crate::gpu::Device;
+use crate::gpu::agreement::Subject;
 use crate::run::value_run::{Prepared, ValueHalves, ValueSegments, net_shape, table_name};
 use crate::run::value_snapshot::ValueState;
 use crate::run::{Metrics, RunDirectory, failpoint};
@@ -55,8 +61,9 @@ use crate::values::Fields;
 use crate::values::net::Losses;
 
 use blocks::{Batch, Blocks};
-use dense::Dense;
+use device::DeviceShape;
 use judge::Judge;
+use network::Network;
 use passes::Passes;
 use prior::RowPrior;
 use progress::{report, state_of, step_of};
@@ -90,14 +97,23 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let prior = RowPrior::new(&settings, &prepared);
     // The row thread has a handle of its own.
     let of_rows = halves.is_some().then(|| ValueHalves::open(prefix)).transpose()?.flatten().map(|of| of.halves);
-    let mut store = Store::new(table, &settings);
+    let (mut store, device) = match Device::resolve_with(&settings.run.device, Subject::Values, settings.cpu_only())? {
+        Device::Cpu => (Store::new(table, &settings), None),
+        Device::Cuda(index) => {
+            let (rows, slots) = (settings.device_rows(), rows::slots(settings.ahead()));
+            let (table_shape, dispersion) = (table.shape(), prepared.dispersion);
+            let shape = DeviceShape { net: shape, table: table_shape, rows, slots, dispersion };
+            let (memory, dense) = device::open_cuda(index, &shape)?;
+            (Store::on_device(table, &settings, rows, memory), Some(dense))
+        }
+    };
     store.begin(&settings, &prepared.days, &sightings)?;
     let rows = Rows::start(store, Some(prior), of_rows, settings.ahead())?;
     let mut trainer = Trainer {
         blocks: Blocks::open(&segments, slot, fields.len())?,
         rows,
         halves: halves.as_ref(),
-        dense: Dense::new(shape, prepared.dispersion),
+        network: Network::new(shape, prepared.dispersion, device, &state),
         passes: Passes { settings: &settings, prepared: &prepared, directory, judge, slot },
         saver: Saver::new(&segments, halves.as_ref(), &settings, 1),
         sums: Losses::default(),
@@ -129,7 +145,7 @@ struct Trainer<'a> {
     blocks: Blocks<'a>,
     rows: Rows,
     halves: Option<&'a Halves>,
-    dense: Dense,
+    network: Network,
     passes: Passes<'a>,
     saver: Saver<'a>,
     state: ValueState,
@@ -191,24 +207,26 @@ impl Trainer<'_> {
             return Ok(());
         }
         let begun = Instant::now();
-        self.dense.begin(&self.state, &batch.block);
+        self.network.begin(&self.state, &batch.block);
         let (slot, changed) = (self.slot, self.rows.changed());
         let mut looked_up = self.rows.looked_up(|| slot.beat())?;
         let (block, rows, gradients) = looked_up.parts();
-        let losses = self.dense.interact(&self.state, block, rows, gradients)?;
+        let losses = self.network.interact(&self.state, block, rows, gradients)?;
+        self.sums.add(losses);
         self.state.samples += block.len() as u64;
         let (step, rate) = step_of(self.settings, self.prepared, &self.state);
         let snapshot = self.saver.begin(changed, || slot.beat());
+        if snapshot.is_some() {
+            self.sums.add(self.network.settle(&self.state)?);
+        }
         let update = self.state.updates + 1;
         looked_up.ready(RowStep { snapshot: snapshot.map(|number| (number, update)), ..step });
-        self.dense.finish(&self.state, &batch.block)?;
-        self.dense.apply(&mut self.state, rate);
+        self.network.step(&mut self.state, &batch.block, rate)?;
         self.state.updates = update;
         if let Some(number) = snapshot {
+            self.network.fetch(&mut self.state)?;
             self.saver.write(number, &self.state)?;
         }
-        self.sums.click += losses.click;
-        self.sums.charge += losses.charge;
         self.sums_samples += batch.block.len() as u64;
         self.segments.control.learner.updates.set(self.state.updates);
         self.segments.control.learner.compute_ns.add(begun.elapsed().as_nanos() as u64);
@@ -216,12 +234,14 @@ impl Trainer<'_> {
     }
 
     fn end_pass(&mut self) -> anyhow::Result<()> {
+        self.sums.add(self.network.settle(&self.state)?);
+        self.network.fetch(&mut self.state)?;
         self.record();
         self.slot.beat();
         let slot = self.slot;
         let mut store = self.rows.settle(|| slot.beat());
         store.flush();
-        let evaluation = self.passes.end(&mut self.state, &mut self.dense.net, store.table())?;
+        let evaluation = self.passes.end(&mut self.state, self.network.net(), store.table())?;
         drop(store);
         if let Some(evaluation) = evaluation {
             self.metrics.append("evaluation", &evaluation);
@@ -233,6 +253,8 @@ impl Trainer<'_> {
 
     /// Takes the last snapshot.
     fn save(&mut self) -> anyhow::Result<()> {
+        self.network.settle(&self.state)?;
+        self.network.fetch(&mut self.state)?;
         let slot = self.slot;
         if let (Some(number), Some(halves)) = (self.saver.begin_last(|| slot.beat())?, self.halves) {
             self.rows.settle(|| slot.beat()).snapshot(halves, number, self.state.updates)?;

@@ -1,5 +1,6 @@
 //! The prior's part of the gradients of rows: it draws rare ids towards 0.
 
+use crate::formulas::host::prior_share;
 use crate::run::value_run::Prepared;
 use crate::settings::ValueSettings;
 use crate::sparse::table::DIRECT;
@@ -17,8 +18,12 @@ pub struct RowPrior {
 
 impl RowPrior {
     pub fn new(settings: &ValueSettings, prepared: &Prepared) -> Self {
-        let direct = prepared.prior.iter().map(|sds| sds.map(f64::from)).collect();
-        Self { direct, rest: settings.values.prior_sd, occurrences: Occurrences::default() }
+        Self::of(prepared.prior.iter().map(|sds| sds.map(f64::from)).collect(), settings.values.prior_sd)
+    }
+
+    /// A prior of these standard deviations: of the direct elements of each field's rows, and of all other elements.
+    pub fn of(direct: Vec<[f64; 2]>, rest: f64) -> Self {
+        Self { direct, rest, occurrences: Occurrences::default() }
     }
 
     /// Adds the prior's part to the gradients of a batch's rows: the mean over samples of these `weights`, after so many `passes` over
@@ -30,6 +35,19 @@ impl RowPrior {
         store.add_prior(batch, gradients, |place, version, row, gradient| {
             of_batch.add(occurrences.field(place), occurrences.weight(place), version, row, gradient);
         });
+    }
+
+    /// Returns the prior's precisions for each of a batch's rows, spread over its batches: of the direct elements and of the others.
+    /// A device adds them to the gradients as [`add`](Self::add) does.
+    pub fn precisions(&mut self, batch: &BatchRows, weights: &[f32]) -> Vec<f32> {
+        let of_batch = self.of_batch(weights.len() as u64, 1.0);
+        self.occurrences.count(&batch.lookup, weights, self.direct.len());
+        let rows = (0..batch.lookup.unique.len()).flat_map(|place| {
+            let [charge, click] = of_batch.direct[self.occurrences.field(place)];
+            let weight = f64::from(self.occurrences.weight(place));
+            [charge, click, of_batch.rest].map(|precision| (precision * weight) as f32)
+        });
+        rows.collect()
     }
 
     /// The prior as it applies to a batch of so many `samples`, after so many `passes`.
@@ -51,7 +69,7 @@ impl BatchPrior {
     /// Adds the prior's part to the gradient of a row of `field`. `weight` is the mean weight of the row's samples, `version` the number
     /// of its updates.
     pub fn add(&self, field: usize, weight: f32, version: u32, row: &[f32], gradient: &mut [f32]) {
-        let share = (self.passes / f64::from(version + 1)).min(1.0) * f64::from(weight);
+        let share = prior_share(self.passes, version.into()) * f64::from(weight);
         let [charge, click] = self.direct[field];
         // Of the two direct elements, and of all others.
         let weights = [charge, click, self.rest].map(|precision| (precision * share) as f32);

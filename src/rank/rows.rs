@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::shm::Halves;
 use crate::shm::turns::{Party, Turn, Turns};
+use crate::sparse::cache::memory::DeviceStep;
 use crate::values::Block;
 
 use super::prior::RowPrior;
@@ -99,6 +100,11 @@ impl LookedUp<'_> {
     }
 }
 
+/// Batches under way when rows are fetched for `ahead` of them: one that is updated, one that is computed, and those ahead.
+pub fn slots(ahead: usize) -> usize {
+    2 + ahead.max(1)
+}
+
 impl Rows {
     /// Starts the row thread, which fetches the rows of up to `ahead` batches before their turn, and puts the rows of snapshots into
     /// `halves`.
@@ -121,8 +127,8 @@ impl Rows {
         ahead: usize,
         #[cfg(test)] planted: Option<tests::Bug>,
     ) -> std::io::Result<Self> {
-        // One batch that is updated, one that is computed, and those ahead.
-        let slots = (0..2 + ahead.max(1)).map(|_| Mutex::default()).collect();
+        let slot = |slot| Mutex::new(Slot { rows: BatchRows::in_slot(slot), ..Slot::default() });
+        let slots = (0..slots(ahead)).map(slot).collect();
         let shared = Arc::new(Shared {
             turns: Turns::default(),
             slots,
@@ -284,10 +290,17 @@ impl Worker {
         let mut store = self.shared.store();
         match step.take() {
             Some(step) => {
-                if let Some(prior) = &mut self.prior {
-                    prior.add(&store, rows, &block.weight, step.passes, gradients);
+                if store.is_on_device() {
+                    let precisions = self.prior.as_mut().map(|prior| prior.precisions(rows, &block.weight));
+                    let (rate, passes) = (step.rate, step.passes as f32);
+                    let step = DeviceStep { rate, passes, precisions: precisions.unwrap_or_default() };
+                    store.update_on_device(rows, &step);
+                } else {
+                    if let Some(prior) = &mut self.prior {
+                        prior.add(&store, rows, &block.weight, step.passes, gradients);
+                    }
+                    store.update(rows, gradients, step.rate);
                 }
-                store.update(rows, gradients, step.rate);
                 if let (Some(halves), Some((number, update))) = (&self.halves, step.snapshot) {
                     store.snapshot(halves, number, update).expect("a half holds all rows that may change");
                 }

@@ -10,6 +10,8 @@ use crate::settings::ValueSettings;
 use crate::shm::{Halves, Part, ShmError};
 use crate::sparse::admission::Asked;
 use crate::sparse::cache::Counters;
+use crate::sparse::cache::memory::{DeviceMemory, DeviceStep};
+use crate::sparse::index::AHEAD;
 use crate::sparse::lookup::Finder;
 use crate::sparse::{Admission, Cache, CacheError, HostTable, Lookup, Ticket};
 use crate::values::Block;
@@ -32,8 +34,10 @@ pub struct Store {
 /// The rows of a batch; its memory serves one batch after another.
 #[derive(Debug, Default)]
 pub struct BatchRows {
+    /// Number of the batch among those under way, by which a device knows it.
+    pub slot: usize,
     pub lookup: Lookup,
-    /// The rows of the unique ids, `dim` floats each, once they are gathered.
+    /// The rows of the unique ids, `dim` floats each, once they are gathered; empty where they are on a device.
     pub values: Vec<f32>,
     fetched: bool,
     /// Where they lie in the cache, and in the table; `None` for an id without a row.
@@ -42,6 +46,10 @@ pub struct BatchRows {
 }
 
 impl BatchRows {
+    pub fn in_slot(slot: usize) -> Self {
+        Self { slot, ..Self::default() }
+    }
+
     pub fn is_fetched(&self) -> bool {
         self.fetched
     }
@@ -50,8 +58,20 @@ impl BatchRows {
 impl Store {
     pub fn new(table: HostTable, settings: &ValueSettings) -> Self {
         let t = &settings.table;
+        let cache = (t.cache_rows > 0).then(|| Cache::new(table.shape(), t.cache_rows, t.devices));
+        Self::over(table, settings, cache)
+    }
+
+    /// Rows are read and written in the memory of a GPU, which has places for `rows` rows.
+    pub fn on_device(table: HostTable, settings: &ValueSettings, rows: usize, memory: Box<dyn DeviceMemory>) -> Self {
+        let cache = Cache::on_device(table.shape(), rows, memory);
+        Self::over(table, settings, Some(cache))
+    }
+
+    fn over(table: HostTable, settings: &ValueSettings, cache: Option<Cache>) -> Self {
+        let t = &settings.table;
         Self {
-            cache: (t.cache_rows > 0).then(|| Cache::new(table.shape(), t.cache_rows, t.devices)),
+            cache,
             first: vec![0; table.shape().words()],
             admission: Admission::new(t),
             table,
@@ -128,7 +148,9 @@ impl Store {
                 }
             }
         }
-        if let (Some(cache), Some(ticket)) = (&cache, &batch.ticket) {
+        if let (Some(cache), Some(ticket)) = (cache.as_mut(), &batch.ticket) {
+            // A row that is on its way to the host must not meet the next owner of its record.
+            cache.land(table);
             cache.records(ticket, &mut batch.records);
         } else if table.shape().marks {
             // What was found ahead may have been freed since, and given to another id.
@@ -160,8 +182,12 @@ impl Store {
 
     /// Copies the rows of a settled batch, one after another, into `batch.values`.
     pub fn gather(&mut self, batch: &mut BatchRows) {
-        if let (Some(cache), Some(ticket)) = (&self.cache, &batch.ticket) {
-            cache.gather(ticket, &batch.lookup.unique, &mut batch.values);
+        if let (Some(cache), Some(ticket)) = (&mut self.cache, &batch.ticket) {
+            if cache.is_on_device() {
+                cache.gather_on_device(ticket, &batch.lookup.unique, batch.slot);
+            } else {
+                cache.gather(ticket, &batch.lookup.unique, &mut batch.values);
+            }
             return;
         }
         let dim = self.table.shape().dim;
@@ -217,6 +243,19 @@ impl Store {
         self.release(batch);
     }
 
+    /// Whether rows are on a GPU, where batches are gathered and updated.
+    pub fn is_on_device(&self) -> bool {
+        self.cache.as_ref().is_some_and(Cache::is_on_device)
+    }
+
+    /// Moves the rows of a batch along the gradients that the GPU has for its slot, and ends the batch.
+    pub fn update_on_device(&mut self, batch: &mut BatchRows, step: &DeviceStep) {
+        if let (Some(cache), Some(ticket)) = (&mut self.cache, &batch.ticket) {
+            cache.update_on_device(ticket, batch.slot, step);
+        }
+        self.release(batch);
+    }
+
     /// Ends a batch: its rows may be evicted.
     pub fn release(&mut self, batch: &mut BatchRows) {
         if let (Some(cache), Some(ticket)) = (&mut self.cache, batch.ticket.take()) {
@@ -249,9 +288,12 @@ impl Store {
         assert!(changed.iter().all(|(_, record)| used(*record)), "every changed row was used");
         let dropped: Vec<u8> = table.dropped().flat_map(u64::to_le_bytes).collect();
         let head = SparsePart::head(changed.len(), dropped.len() / size_of::<u64>());
-        let rows = changed
-            .iter()
-            .flat_map(|(id, record)| [&id[..], bytemuck::cast_slice::<u32, u8>(table.file_record(*record))]);
+        let rows = changed.iter().enumerate().flat_map(|(i, (id, record))| {
+            if let Some((_, later)) = changed.get(i + AHEAD) {
+                table.prefetch(*later);
+            }
+            [&id[..], bytemuck::cast_slice::<u32, u8>(table.file_record(*record))]
+        });
         let pieces = std::iter::once(&head[..]).chain(rows).chain([&dropped[..], self.admission.sightings()]);
         halves.write(Part::Sparse, number, update, pieces)?;
         failpoint::reached("rank.snapshot.rows");

@@ -158,7 +158,7 @@ impl Stream<'_> {
             for &i in samples {
                 let rank = (mix(window.requests[i]) % ranks as u64) as usize;
                 if let Some(shard) = rank.checked_sub(first).and_then(|place| shards.get_mut(place)) {
-                    shard.push(&window.samples[i], ids(i), self.settings.values.most_weight);
+                    shard.push(&window.samples[i], ids(i), self.settings.training_weight());
                     if self.settings.table.keep_days > 0 {
                         shard.day.push(window.days[i]);
                     }

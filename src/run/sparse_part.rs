@@ -6,7 +6,9 @@ use std::io::{Seek, Write};
 
 use anyhow::Context as _;
 
+use crate::shm::prefetch;
 use crate::sparse::file::{RowFileWriter, RowLayout};
+use crate::sparse::index::AHEAD;
 
 const HEAD: usize = 16;
 
@@ -64,7 +66,11 @@ impl<'a> SparsePart<'a> {
         self.rows.extend(self.dropped.iter().map(|id| (*id, &[][..])));
         self.rows.sort_unstable_by_key(|(id, _)| *id);
         let (mut out, mut dropped) = (RowFileWriter::begin(out, self.layout)?, Vec::new());
-        for (id, row) in self.rows {
+        for (i, (id, row)) in self.rows.iter().enumerate() {
+            if let Some((_, [first, .., last])) = self.rows.get(i + AHEAD) {
+                prefetch(first);
+                prefetch(last);
+            }
             if row.is_empty() {
                 dropped.clear();
                 dropped.extend_from_slice(&id.to_le_bytes());

@@ -307,6 +307,9 @@ pub struct Prepared {
     /// Number of training samples, and the ratio of variance to mean of their charges at the logged predictions.
     pub samples: u64,
     pub dispersion: f32,
+    /// Training samples that weigh more than 1 by their propensity.
+    #[serde(default)]
+    pub weighted: u64,
     /// Standard deviations of the prior on the direct weights of each field's rows.
     pub prior: Vec<FieldSd>,
     pub train: JoinCounts,

@@ -24,6 +24,19 @@ pub enum RowOptimizer {
     LazyAdam,
 }
 
+/// How exposures weigh in training.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Weights {
+    /// Both ways are learned, and the validation days choose.
+    #[default]
+    Auto,
+    /// By 1 / propensity: what exploration shows too rarely counts for what it stands for.
+    Propensity,
+    /// All alike: more precise where the fields explain the errors.
+    Equal,
+}
+
 /// All settings of a run of `admix values train`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -39,13 +52,15 @@ pub struct ValueSettings {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ValueRun {
-    /// Seed of everything random; 0..2^63. Blocks are taken in a fixed order, so the same seed gives the same bytes.
+    /// Seed of everything random; 0..2^63. Blocks are taken in a fixed order, so the same seed gives the same bytes on the CPU.
     pub seed: u64,
+    /// Device of the trainer: `cpu`, `cuda`, `cuda:INDEX`, or `auto`, which is a GPU if there is one that computes the CPU's losses.
+    pub device: String,
 }
 
 impl Default for ValueRun {
     fn default() -> Self {
-        Self { seed: 1 }
+        Self { seed: 1, device: "cpu".into() }
     }
 }
 
@@ -83,9 +98,10 @@ pub struct Values {
     pub rate: f64,
     /// Share of the initial rates that remains at the end of the last pass. Rates decay linearly.
     pub final_rate_share: f64,
-    /// Maximum weight of an exposure: the weight is 1 / propensity up to this, and 1 if no propensity is logged. At 1 all
-    /// exposures have equal weight.
+    /// Maximum weight of an exposure: the weight is 1 / propensity up to this, and 1 if no propensity is logged. Validation exposures
+    /// are weighted in any case.
     pub most_weight: f64,
+    pub weights: Weights,
     /// Standard deviation of the Gaussian prior on each element of a row: rare ids stay near 0.
     pub prior_sd: f64,
     /// Whether the prior of each field's direct weights is estimated from the exposures, so that the weights of an
@@ -114,6 +130,7 @@ impl Default for Values {
             rate: 1e-3,
             final_rate_share: 0.05,
             most_weight: 10.0,
+            weights: Weights::default(),
             prior_sd: 0.15,
             learn_prior: true,
             refit: true,
@@ -200,6 +217,19 @@ impl Default for Table {
 }
 
 impl ValueSettings {
+    /// Returns the maximum weight of an exposure that is learned from.
+    pub fn training_weight(&self) -> f64 {
+        match self.values.weights {
+            Weights::Equal => 1.0,
+            Weights::Auto | Weights::Propensity => self.values.most_weight,
+        }
+    }
+
+    /// Whether the validation days choose how exposures weigh.
+    pub fn chooses_weights(&self) -> bool {
+        self.values.weights == Weights::Auto && self.values.most_weight > 1.0 && !self.values.validation.is_empty()
+    }
+
     /// Whether each row carries a mark of its last use.
     pub fn marks(&self) -> bool {
         self.table.when_full == WhenFull::Oldest || self.table.keep_days > 0
@@ -208,6 +238,20 @@ impl ValueSettings {
     /// Returns the number of batches whose rows are fetched before their turn.
     pub fn ahead(&self) -> usize {
         if self.table.cache_rows > 0 { self.table.prefetch } else { 1 }
+    }
+
+    /// Returns the number of rows that a GPU holds: those of the cache, or all.
+    pub fn device_rows(&self) -> usize {
+        if self.table.cache_rows > 0 { self.table.cache_rows } else { self.table.max_rows }
+    }
+
+    /// Returns the setting that only the CPU can learn, if any.
+    pub fn cpu_only(&self) -> Option<&'static str> {
+        match (self.values.ranks, self.table.devices) {
+            (2.., _) => Some("values.ranks > 1"),
+            (_, 2..) => Some("table.devices > 1"),
+            _ => None,
+        }
     }
 
     /// Returns the number of rows that may change, or be inserted, before the next update at which a snapshot can begin, with so many

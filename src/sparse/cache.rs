@@ -18,16 +18,23 @@
 //!   another id, go. What a place held of a freed row is forgotten, not written back; a place that prefetched batches pin stays
 //!   empty until they are settled, or until the first of them gives its id a row again, which comes into the same place.
 //!
-//! On the CPU an arena is plain memory; the rules are the same for one on a GPU.
+//! An arena's records are in a [`Memory`], plain on the CPU or a GPU's. Rows go to it and come from it many at a time: a prefetch begins to
+//! copy its victims to the host, then copies what it fetches into their places. What is on its way to the host lands before the
+//! host's rows are looked at again, which is a batch later, so that nobody waits for a device that is busy with the batch before.
 
 #[path = "cache/arena.rs"]
 mod arena;
+#[path = "cache/memory.rs"]
+pub mod memory;
+
+use std::collections::HashMap;
 
 use serde::Serialize;
 
-use super::index::mix;
+use super::index::{IdMap, mix};
 use super::table::{HostTable, TableShape};
 use arena::{Arena, Place};
+use memory::{DeviceMemory, DeviceStep, HostMemory, Memory, Taken};
 
 /// What the cache has done so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -68,10 +75,64 @@ pub struct Ticket {
     settled: bool,
 }
 
+/// Rows flushed at a time: what is copied to the host at once stays small beside the arena.
+const FLUSHED: usize = 1 << 16;
+
+/// Records of one device.
+enum Records {
+    Host(HostMemory),
+    Device(Box<dyn DeviceMemory>),
+}
+
+impl Records {
+    fn memory(&mut self) -> &mut dyn Memory {
+        match self {
+            Self::Host(memory) => memory,
+            Self::Device(memory) => &mut **memory,
+        }
+    }
+
+    /// Plain memory, whose records can be looked at.
+    fn plain(&self) -> &HostMemory {
+        let Self::Host(memory) = self else { panic!("the records are on a device") };
+        memory
+    }
+
+    fn plain_mut(&mut self) -> &mut HostMemory {
+        let Self::Host(memory) = self else { panic!("the records are on a device") };
+        memory
+    }
+}
+
+/// A changed row that leaves its place, or only goes to the host.
+#[derive(Debug, Clone, Copy)]
+struct Leaving {
+    id: u64,
+    /// Its record in the host table.
+    record: u32,
+}
+
+/// What goes to and from a device at the end of the prefetch in hand.
+#[derive(Default)]
+struct Traffic {
+    leaving: Vec<Leaving>,
+    leaving_places: Vec<u32>,
+    coming_places: Vec<u32>,
+    /// Records, one after another.
+    coming: Vec<u32>,
+}
+
 /// The rows that devices hold.
 pub struct Cache {
     shape: TableShape,
     arenas: Vec<Arena>,
+    /// Records of each arena.
+    records: Vec<Records>,
+    traffic: Vec<Traffic>,
+    /// Rows on their way to the host.
+    landing: Vec<(Vec<Leaving>, Taken)>,
+    /// Their ids, and those of rows that leave in the prefetch in hand.
+    away: IdMap<()>,
     /// Places of an arena.
     capacity: usize,
     prefetches: u64,
@@ -85,17 +146,34 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// A cache of `rows` rows in all over `devices` arenas.
+    /// A cache of `rows` rows in all over `devices` arenas in plain memory.
     ///
     /// # Panics
     /// When there is no device or less than one row for each.
     pub fn new(shape: TableShape, rows: usize, devices: usize) -> Self {
         let capacity = rows.div_ceil(devices);
-        assert!(devices > 0 && capacity > 0 && u32::try_from(capacity).is_ok(), "{rows} rows on {devices} devices");
-        let arenas = (0..devices).map(|_| Arena::new(capacity, shape.words())).collect();
+        let plain = |_| Records::Host(HostMemory::new(capacity, shape.words()));
+        Self::over(shape, capacity, (0..devices).map(plain).collect())
+    }
+
+    /// A cache of `rows` rows in the memory of a GPU, which has places for them.
+    ///
+    /// # Panics
+    /// When there is no row.
+    pub fn on_device(shape: TableShape, rows: usize, memory: Box<dyn DeviceMemory>) -> Self {
+        Self::over(shape, rows, vec![Records::Device(memory)])
+    }
+
+    fn over(shape: TableShape, capacity: usize, records: Vec<Records>) -> Self {
+        let devices = records.len();
+        assert!(devices > 0 && capacity > 0 && u32::try_from(capacity).is_ok(), "{capacity} rows on {devices} devices");
         Self {
             shape,
-            arenas,
+            arenas: (0..devices).map(|_| Arena::new(capacity)).collect(),
+            records,
+            traffic: (0..devices).map(|_| Traffic::default()).collect(),
+            landing: vec![],
+            away: HashMap::default(),
             capacity,
             prefetches: 0,
             dirty: 0,
@@ -138,6 +216,7 @@ impl Cache {
     /// [`CacheError::Stall`] where pinned rows leave no room, [`CacheError::BatchTooLarge`] where no release could help: nothing
     /// has changed then.
     pub fn prefetch(&mut self, table: &mut HostTable, unique: &[u64]) -> Result<Ticket, CacheError> {
+        self.land(table);
         self.check_room(unique)?;
         self.prefetches += 1;
         let mut rows = Vec::with_capacity(unique.len());
@@ -162,28 +241,79 @@ impl Cache {
                 None => self.arenas[*device as usize].reserved += 1,
             }
         }
+        self.exchange();
         Ok(Ticket { rows, settled: false })
     }
 
-    /// Copies a row from the host into a place of its own and pins it.
-    fn fetch(&mut self, table: &mut HostTable, device: usize, id: u64, record: u32) -> u32 {
+    /// Begins to copy rows that leave to the host, then copies those that come into their places.
+    fn exchange(&mut self) {
+        for (traffic, records) in self.traffic.iter_mut().zip(&mut self.records) {
+            #[cfg(test)]
+            if self.planted == Some(tests::Bug::PutsBeforeItTakes) && !traffic.coming_places.is_empty() {
+                records.memory().put(&traffic.coming_places, &traffic.coming);
+            }
+            if !traffic.leaving.is_empty() {
+                let taken = records.memory().take(&traffic.leaving_places);
+                self.landing.push((std::mem::take(&mut traffic.leaving), taken));
+                traffic.leaving_places.clear();
+            }
+            if !traffic.coming_places.is_empty() {
+                records.memory().put(&traffic.coming_places, &traffic.coming);
+                traffic.coming_places.clear();
+                traffic.coming.clear();
+            }
+        }
+    }
+
+    /// Brings what is on its way into the host table.
+    pub fn land(&mut self, table: &mut HostTable) {
+        let words = self.shape.words();
+        for (rows, taken) in self.landing.drain(..) {
+            let taken = taken();
+            for (row, record) in rows.iter().zip(taken.chunks_exact(words)) {
+                #[cfg(test)]
+                let changed = self.planted.map(|bug| bug.spoil(table, row, record, self.shape));
+                #[cfg(test)]
+                let record = changed.as_deref().unwrap_or(record);
+                table.write_record(row.id, row.record, record);
+            }
+            self.dirty -= rows.len();
+            self.counters.write_backs += rows.len() as u64;
+            self.counters.bytes_down += 4 * (words * rows.len()) as u64;
+        }
+        self.away.clear();
+    }
+
+    /// Lets a row come into a place with what the host has of it.
+    fn stage(&mut self, table: &mut HostTable, (device, place): (usize, u32), (id, record): (u64, u32)) {
+        // Only rows that are settled can have left in the same step.
+        if self.away.contains_key(&id) {
+            self.exchange();
+            self.land(table);
+        }
         self.counters.misses += 1;
         self.counters.bytes_up += 4 * self.shape.words() as u64;
-        let place = self.make_room(table, device);
+        let traffic = &mut self.traffic[device];
+        traffic.coming_places.push(place);
+        traffic.coming.extend_from_slice(table.record(record));
+    }
+
+    /// Fetches a row from the host into a place of its own and pins it.
+    fn fetch(&mut self, table: &mut HostTable, device: usize, id: u64, record: u32) -> u32 {
+        let place = self.make_room(device);
+        self.stage(table, (device, place), (id, record));
         let arena = &mut self.arenas[device];
-        arena.record_mut(place, self.shape.words()).copy_from_slice(table.record(record));
         arena.places[place as usize] = Place { id, record, ..Place::default() };
         arena.resident.insert(id, place);
         arena.pin(place, self.prefetches);
         place
     }
 
-    /// Copies the row that an id has got anew into the place that batches have kept pinned for it, and pins it.
-    fn fill_again(&mut self, table: &HostTable, device: usize, number: u32, record: u32) {
-        self.counters.misses += 1;
-        self.counters.bytes_up += 4 * self.shape.words() as u64;
+    /// Fetches the row that an id has got anew into the place that batches have kept pinned for it, and pins it.
+    fn fill_again(&mut self, table: &mut HostTable, device: usize, number: u32, record: u32) {
+        let id = self.arenas[device].places[number as usize].id;
+        self.stage(table, (device, number), (id, record));
         let arena = &mut self.arenas[device];
-        arena.record_mut(number, self.shape.words()).copy_from_slice(table.record(record));
         let place = &mut arena.places[number as usize];
         (place.record, place.gone) = (record, false);
         arena.young += usize::from(!place.again);
@@ -203,6 +333,7 @@ impl Cache {
     /// Brings in the rows that ids of a batch have got since its prefetch; `records` has the record of each that has a row. The batch
     /// is the oldest one in flight.
     pub fn settle(&mut self, table: &mut HostTable, unique: &[u64], records: &[Option<u32>], ticket: &mut Ticket) {
+        self.land(table);
         for ((&id, record), (device, place)) in unique.iter().zip(records).zip(&mut ticket.rows) {
             let arena = &mut self.arenas[*device as usize];
             if *place != ABSENT && !arena.places[*place as usize].gone {
@@ -228,7 +359,7 @@ impl Cache {
                 // Room was kept for one place of the id, not for two.
                 (Some(record), _, Some(kept)) => {
                     if let Some(place) = resident {
-                        self.evict(table, *device as usize, place);
+                        self.evict(*device as usize, place);
                         self.arenas[*device as usize].free.push(place);
                     }
                     self.fill_again(table, *device as usize, kept, *record);
@@ -243,6 +374,7 @@ impl Cache {
                 (Some(record), None, None) => self.fetch(table, *device as usize, id, *record),
             };
         }
+        self.exchange();
         ticket.settled = true;
     }
 
@@ -288,22 +420,22 @@ impl Cache {
     }
 
     /// A place of an arena that nobody needs.
-    fn make_room(&mut self, table: &mut HostTable, device: usize) -> u32 {
+    fn make_room(&mut self, device: usize) -> u32 {
         if let Some(place) = self.arenas[device].free.pop() {
             return place;
         }
         let place = self.arenas[device].victim();
-        self.evict(table, device, place);
+        self.evict(device, place);
         place
     }
 
-    /// Empties an unpinned place; what has changed goes to the host first.
-    fn evict(&mut self, table: &mut HostTable, device: usize, place: u32) {
+    /// Empties an unpinned place; what has changed goes to the host.
+    fn evict(&mut self, device: usize, place: u32) {
         let Place { id, dirty, .. } = self.arenas[device].places[place as usize];
         #[cfg(test)]
         let dirty = dirty && self.planted != Some(tests::Bug::ForgetsToWriteBack);
         if dirty {
-            self.write_back(table, device, place);
+            self.write_back(device, place);
         }
         let arena = &mut self.arenas[device];
         arena.resident.remove(&id);
@@ -312,22 +444,18 @@ impl Cache {
         self.counters.evictions += 1;
     }
 
-    /// Takes a changed row to the host: row, optimiser state and version.
-    fn write_back(&mut self, table: &mut HostTable, device: usize, place: u32) {
-        let words = self.shape.words();
-        let arena = &mut self.arenas[device];
-        let id = arena.places[place as usize].id;
+    /// Lets a changed row go to the host: row, optimiser state and version. It counts as changed until it is there.
+    fn write_back(&mut self, device: usize, place: u32) {
+        let Place { id, record, dirty, .. } = &mut self.arenas[device].places[place as usize];
+        *dirty = false;
+        let traffic = &mut self.traffic[device];
+        traffic.leaving.push(Leaving { id: *id, record: *record });
+        traffic.leaving_places.push(place);
         #[cfg(test)]
-        if self.planted == Some(tests::Bug::LeavesTheStateBehind) {
-            let state = self.shape.dim..words - 1;
-            let old = table.find(id).map(|record| table.record(record)[state.clone()].to_vec()).unwrap_or_default();
-            arena.record_mut(place, words)[state].copy_from_slice(&old);
+        if self.planted == Some(tests::Bug::ForgetsWhatIsAway) {
+            return;
         }
-        table.write_record(id, arena.places[place as usize].record, arena.record_mut(place, words));
-        arena.places[place as usize].dirty = false;
-        self.dirty -= 1;
-        self.counters.write_backs += 1;
-        self.counters.bytes_down += 4 * words as u64;
+        self.away.insert(*id, ());
     }
 
     /// Copies the rows of a batch, one after another, into `out`; `unique` are its ids, of which those without a row are read at their
@@ -341,7 +469,7 @@ impl Cache {
                 self.shape.first_value(id, &mut first);
                 &first[..]
             } else {
-                self.arenas[device as usize].record(place, self.shape.words())
+                self.records[device as usize].plain().record(place)
             };
             out.extend_from_slice(bytemuck::cast_slice(&words[..self.shape.dim]));
         }
@@ -350,8 +478,44 @@ impl Cache {
     /// The version of each of a batch's rows; `None` of an id without a row.
     pub fn versions(&self, ticket: &Ticket) -> impl Iterator<Item = Option<u32>> {
         let words = self.shape.words();
-        let version = move |device: u32, place: u32| self.arenas[device as usize].record(place, words)[words - 1];
+        let version = move |device: u32, place: u32| self.records[device as usize].plain().record(place)[words - 1];
         ticket.rows.iter().map(move |&(device, place)| (place != ABSENT).then(|| version(device, place)))
+    }
+
+    /// Gathers the rows of a batch on the GPU that holds them, for its slot; `unique` are its ids.
+    ///
+    /// # Panics
+    /// When the rows are in plain memory.
+    pub fn gather_on_device(&mut self, ticket: &Ticket, unique: &[u64], slot: usize) {
+        let (mut firsts, mut first) = (Vec::<f32>::new(), vec![0; self.shape.words()]);
+        let places = ticket.rows.iter().zip(unique).map(|(&(_, place), &id)| {
+            if place != ABSENT {
+                return place;
+            }
+            self.shape.first_value(id, &mut first);
+            firsts.extend_from_slice(bytemuck::cast_slice(&first[..self.shape.dim]));
+            (self.capacity + firsts.len() / self.shape.dim - 1) as u32
+        });
+        let places: Vec<u32> = places.collect();
+        let [Records::Device(memory)] = &mut self.records[..] else { panic!("rows in plain memory") };
+        memory.gather(slot, &places, &firsts);
+    }
+
+    /// Moves the rows of a batch along the gradients that the GPU has for its slot.
+    ///
+    /// # Panics
+    /// When the rows are in plain memory.
+    pub fn update_on_device(&mut self, ticket: &Ticket, slot: usize, step: &DeviceStep) {
+        let [Records::Device(memory)] = &mut self.records[..] else { panic!("rows in plain memory") };
+        memory.update(slot, step);
+        for &(device, place) in ticket.rows.iter().filter(|(_, place)| *place != ABSENT) {
+            self.mark_changed(device as usize, place);
+        }
+    }
+
+    /// Whether the rows are on a GPU.
+    pub fn is_on_device(&self) -> bool {
+        matches!(self.records[..], [Records::Device(_)])
     }
 
     /// Applies the gradients of a batch's rows, `dim` floats for each, in place. The owner of a row is its only writer.
@@ -359,15 +523,18 @@ impl Cache {
         let shape = self.shape;
         let rows = ticket.rows.iter().zip(gradients.chunks_exact(shape.dim));
         for (&(device, place), gradient) in rows.filter(|((_, place), _)| *place != ABSENT) {
-            let arena = &mut self.arenas[device as usize];
-            shape.update(arena.record_mut(place, shape.words()), gradient, rate);
-            self.dirty += usize::from(!arena.places[place as usize].dirty);
-            arena.places[place as usize].dirty = true;
+            shape.update(self.records[device as usize].plain_mut().record_mut(place), gradient, rate);
+            self.mark_changed(device as usize, place);
             #[cfg(test)]
             if self.planted == Some(tests::Bug::ForgetsThatItChanged) {
-                arena.places[place as usize].dirty = false;
+                self.arenas[device as usize].places[place as usize].dirty = false;
             }
         }
+    }
+
+    fn mark_changed(&mut self, device: usize, place: u32) {
+        let dirty = &mut self.arenas[device].places[place as usize].dirty;
+        self.dirty += usize::from(!std::mem::replace(dirty, true));
     }
 
     /// Ends a batch: its rows may be evicted, as far as no other batch needs them.
@@ -384,13 +551,20 @@ impl Cache {
 
     /// Writes everything that was changed back to the host; the rows stay resident.
     pub fn flush(&mut self, table: &mut HostTable) {
+        self.land(table);
         for device in 0..self.arenas.len() {
             for place in 0..self.capacity {
                 if self.arenas[device].places[place].dirty {
-                    self.write_back(table, device, place as u32);
+                    self.write_back(device, place as u32);
+                }
+                if self.traffic[device].leaving.len() == FLUSHED {
+                    self.exchange();
+                    self.land(table);
                 }
             }
         }
+        self.exchange();
+        self.land(table);
     }
 }
 

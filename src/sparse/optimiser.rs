@@ -1,10 +1,10 @@
-//! How a row moves along its gradient: the one place of these formulas, for the flat table and for the device cache.
+//! How a row moves along its gradient on the host, in the flat table and in the cache. [`crate::formulas::values`] has the formulas.
 
+use crate::formulas::values::{adagrad, lazy_adam, rowwise_rate, sgd};
 use crate::settings::RowOptimizer;
 
-const ADAGRAD_EPSILON: f32 = 1e-10;
-const ADAM_BETAS: [f32; 2] = [0.9, 0.999];
-const ADAM_EPSILON: f32 = 1e-8;
+/// Decay of the moments of lazy Adam.
+pub const ADAM_BETAS: [f32; 2] = [0.9, 0.999];
 
 impl RowOptimizer {
     /// Floats of state beside a row of `dim` floats.
@@ -35,32 +35,36 @@ impl RowOptimizer {
     /// Moves `row` along `gradient`, the sum over a batch. `step` counts this row's updates, this one included, from 1.
     pub fn apply(self, rate: f32, row: &mut [f32], state: &mut [f32], gradient: &[f32], step: u32) {
         match self {
-            Self::Sgd => row.iter_mut().zip(gradient).for_each(|(w, g)| *w -= rate * g),
+            Self::Sgd => row.iter_mut().zip(gradient).for_each(|(w, g)| *w = sgd(*w, *g, rate)),
             Self::Adagrad => {
                 for ((w, s), g) in row.iter_mut().zip(state).zip(gradient) {
                     *s += g * g;
-                    *w -= rate * g / (s.sqrt() + ADAGRAD_EPSILON);
+                    *w = adagrad(*w, *g, *s, rate);
                 }
             }
             Self::RowwiseAdagrad => {
                 let square: f32 = gradient.iter().map(|g| g * g).sum();
                 state[0] += square / gradient.len() as f32;
-                let rate = rate / (state[0].sqrt() + ADAGRAD_EPSILON);
-                row.iter_mut().zip(gradient).for_each(|(w, g)| *w -= rate * g);
+                let rate = rowwise_rate(state[0], rate);
+                row.iter_mut().zip(gradient).for_each(|(w, g)| *w = sgd(*w, *g, rate));
             }
             Self::LazyAdam => {
                 let (first, second) = state.split_at_mut(row.len());
                 let [b1, b2] = ADAM_BETAS;
-                let steps = step.min(1 << 24) as i32;
-                let (c1, c2) = (1.0 - b1.powi(steps), 1.0 - b2.powi(steps));
+                let [c1, c2] = adam_corrections(step);
                 for (((w, m), v), g) in row.iter_mut().zip(first).zip(second).zip(gradient) {
                     *m = b1 * *m + (1.0 - b1) * g;
                     *v = b2 * *v + (1.0 - b2) * g * g;
-                    *w -= rate * (*m / c1) / ((*v / c2).sqrt() + ADAM_EPSILON);
+                    *w = lazy_adam(*w, *m, *v, rate, c1, c2);
                 }
             }
         }
     }
+}
+
+/// Corrections of the moments of lazy Adam in the update of this number, from 1.
+pub fn adam_corrections(step: u32) -> [f32; 2] {
+    ADAM_BETAS.map(|beta| 1.0 - beta.powi(step.min(1 << 24) as i32))
 }
 
 #[cfg(test)]

@@ -117,9 +117,14 @@ impl HostTable {
 
     /// Starts to load the record that is used some places after place `i`.
     pub fn load_ahead(&self, records: &[Option<u32>], i: usize) {
-        if let Some(Some(later)) = records.get(i + AHEAD)
-            && let [first, .., last] = self.record(*later)
-        {
+        if let Some(Some(later)) = records.get(i + AHEAD) {
+            self.prefetch(*later);
+        }
+    }
+
+    /// Starts to load a record.
+    pub fn prefetch(&self, record: u32) {
+        if let [first, .., last] = self.record(record) {
             prefetch(first);
             prefetch(last);
         }

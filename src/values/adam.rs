@@ -1,5 +1,9 @@
 //! The optimiser of the value network.
 
+use crate::formulas::shared::{AdamFactors, AdamParameter, adam};
+
+const BETAS: [f32; 2] = [0.9, 0.999];
+
 /// Adam for the network's parameters.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Adam {
@@ -15,16 +19,29 @@ impl Adam {
 
     /// One step along a gradient.
     pub fn step(&mut self, rate: f32, parameters: &mut [f32], gradient: &[f32]) {
-        const B1: f32 = 0.9;
-        const B2: f32 = 0.999;
-        self.steps += 1;
-        let steps = self.steps.min(1 << 24) as i32;
-        let (c1, c2) = (1.0 / (1.0 - B1.powi(steps)), 1.0 / (1.0 - B2.powi(steps)));
+        let by = self.next(rate);
         let moments = self.first.iter_mut().zip(&mut self.second);
         for ((w, g), (m, v)) in parameters.iter_mut().zip(gradient).zip(moments) {
-            *m = B1 * *m + (1.0 - B1) * g;
-            *v = B2 * *v + (1.0 - B2) * g * g;
-            *w -= rate * (*m * c1) / ((*v * c2).sqrt() + 1e-8);
+            let old = AdamParameter { param: *w, follower: *w, first: *m, second: *v };
+            let new = adam(*g, &old, &by);
+            (*w, *m, *v) = (new.param, new.first, new.second);
+        }
+    }
+
+    /// Counts another step and returns its constants.
+    pub fn next(&mut self, rate: f32) -> AdamFactors {
+        self.steps += 1;
+        let steps = self.steps.min(1 << 24) as i32;
+        AdamFactors {
+            clip: f32::MAX,
+            rate: rate / (1.0 - BETAS[0].powi(steps)),
+            correction: 1.0 - BETAS[1].powi(steps),
+            epsilon: 1e-8,
+            follow: 0.0,
+            decay1: BETAS[0],
+            fresh1: 1.0 - BETAS[0],
+            decay2: BETAS[1],
+            fresh2: 1.0 - BETAS[1],
         }
     }
 }

@@ -30,6 +30,8 @@ use super::sample::Seen;
 pub const DENSE_FILE: &str = "values.safetensors";
 /// Run of the model that was learned once more from all days, in the directory of the run that chose its passes.
 pub const REFIT: &str = "refit";
+/// Run in which all exposures weigh alike, in the directory of the one in which they do not.
+pub const EQUAL: &str = "equal";
 const META: &str = "admix.values";
 const FORMAT: u32 = 1;
 
@@ -52,6 +54,13 @@ pub struct Meta {
     pub validation_charge: f64,
     /// File of the rows in the same folder.
     pub rows: String,
+}
+
+impl Meta {
+    /// Loss on the validation days: click plus charge over its dispersion, per exposure by weight.
+    pub fn validation_loss(&self) -> f64 {
+        self.validation_click + self.validation_charge
+    }
 }
 
 /// Writes a model into `folder`, replacing the one that is there.
@@ -137,8 +146,18 @@ impl ValueModel {
 
     /// The folder of the model in a run directory, or in a folder that holds one.
     pub fn folder(dir: &Path) -> Option<PathBuf> {
-        let folders = [dir.join(REFIT).join("values"), dir.join("values"), dir.to_owned()];
+        let folders = [dir.join(REFIT).join("values"), Self::chosen(dir).join("values"), dir.to_owned()];
         folders.into_iter().find(|folder| folder.join(DENSE_FILE).is_file())
+    }
+
+    /// The run that the validation days chose in a run directory: the run itself, or the one in it whose exposures weigh alike.
+    pub fn chosen(dir: &Path) -> PathBuf {
+        let equal = dir.join(EQUAL);
+        let loss = |run: &Path| Self::read_meta(&run.join("values")).ok().map(|meta| meta.validation_loss());
+        match (loss(dir), loss(&equal)) {
+            (Some(own), Some(other)) if other < own => equal,
+            _ => dir.to_owned(),
+        }
     }
 
     /// Reads the network of a model's folder, and what prediction needs beside the numbers.

@@ -13,6 +13,8 @@
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
 
+use crate::formulas::host::{logistic, poisson};
+use crate::formulas::values::{clamped_slope, click_probability};
 use crate::sparse::table::DIRECT;
 
 use super::linear::{backward_inputs, backward_weights, forward, transpose};
@@ -20,8 +22,8 @@ use super::products;
 use super::sample::{Block, DENSE};
 
 /// Corrections beyond this say that something is wrong, not what an impression is worth.
-const MOST_CORRECTION: f32 = 3.0;
-const HEADS: usize = 2;
+pub const MOST_CORRECTION: f32 = 3.0;
+pub const HEADS: usize = 2;
 
 /// Sizes of a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,19 +113,12 @@ impl Losses {
     pub fn total(&self) -> f64 {
         self.charge + self.click
     }
-}
 
-/// Half the Poisson deviance of an outcome against an expectation; 0 where both are 0.
-pub fn poisson(outcome: f64, expected: f64) -> f64 {
-    let expected = expected.max(1e-9);
-    let log = if outcome > 0.0 { outcome * (outcome / expected).ln() } else { 0.0 };
-    log - (outcome - expected)
-}
-
-/// Logistic loss of an outcome against a logit.
-pub fn logistic(clicked: bool, logit: f64) -> f64 {
-    let z = if clicked { -logit } else { logit };
-    z.max(0.0) + (-z.abs()).exp().ln_1p()
+    pub fn add(&mut self, other: Self) {
+        self.charge += other.charge;
+        self.click += other.click;
+        self.weight += other.weight;
+    }
 }
 
 /// A network at work: its sizes and the memory of a batch.
@@ -249,17 +244,12 @@ impl Net {
                 slope[0] = weight * scale * (expected - batch.charged[i]) / dispersion;
             }
             let logit = batch.logit[i] + q;
-            let p = 1.0 / (1.0 + (-logit).exp());
-            losses.click += f64::from(weight) * logistic(batch.clicked[i], logit.into());
-            slope[1] = weight * scale * (p - f32::from(batch.clicked[i]));
+            let clicked = f32::from(batch.clicked[i]);
+            losses.click += f64::from(weight) * logistic(clicked.into(), logit.into());
+            slope[1] = weight * scale * (click_probability(logit) - clicked);
             losses.weight += f64::from(weight);
-            // Beyond the bound a correction may only come back.
-            for ((slope, raw), bounded) in slope.iter_mut().zip(out).zip([c, q]) {
-                if (*raw - bounded) * *slope < 0.0 {
-                    *slope = 0.0;
-                }
-            }
-            self.d_out.extend(slope);
+            let slopes = slope.iter().zip(out).zip([c, q]);
+            self.d_out.extend(slopes.map(|((slope, raw), bounded)| clamped_slope(*slope, *raw, bounded)));
         }
         losses
     }
@@ -306,9 +296,9 @@ fn layer(parameters: &[f32], layer: Layer, x: &[f32], y: &mut Vec<f32>, rectify:
     }
 }
 
-/// A correction within its bounds; NaN stays NaN, to be noticed.
+/// A correction within its bounds.
 pub fn clamped(correction: f32) -> f32 {
-    correction.clamp(-MOST_CORRECTION, MOST_CORRECTION)
+    crate::formulas::values::clamped(correction, MOST_CORRECTION)
 }
 
 #[cfg(test)]

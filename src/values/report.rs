@@ -7,9 +7,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::formulas::host::{logistic, poisson};
+
 use super::join::{JoinCounts, Joined};
 use super::model::{Predictor, ValueModel};
-use super::net::{logistic, poisson};
 use super::sample::{DENSE, Sample};
 
 /// Impressions at the prediction that a ratio of an ad is shrunk by: of charges, and of clicks by their expected number.
@@ -204,7 +205,7 @@ fn is_charged(sample: &Sample) -> bool {
 /// Logistic loss of a probability.
 fn click_loss(p: &Point) -> f64 {
     let bounded = p.predicted.clamp(1e-9, 1.0 - 1e-9);
-    logistic(p.outcome > 0.5, (bounded / (1.0 - bounded)).ln())
+    logistic(p.outcome, (bounded / (1.0 - bounded)).ln())
 }
 
 fn charge_loss(p: &Point) -> f64 {

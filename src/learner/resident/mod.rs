@@ -20,11 +20,12 @@ use burn_cubecl::CubeRuntime;
 use rayon::prelude::*;
 
 use crate::env::DayModel;
+use crate::gpu::numbers::{Cube, Numbers};
 use crate::policy::TrainerState;
 use crate::policy::{Bids, PolicySpec};
 use crate::settings::Settings;
 
-use self::cube::{Constants, Cube, Gradients, Numbers, Update, Weights, gather, gradients, write};
+use self::cube::{Constants, Gradients, Update, Weights, gather, gradients, write};
 use self::layout::Layout;
 use self::record::{Counts, Record};
 use super::batch::Rebuild;

@@ -1,4 +1,4 @@
-//! The memory of one device: places of one record each, what they hold, and which of them gives its place next.
+//! The places of one device, of one record each: what they hold, and which of them gives its place next.
 
 use std::collections::VecDeque;
 
@@ -9,10 +9,8 @@ const YOUNG_SHARE: usize = 10;
 /// Old entries that an arena's queue of victims may hold beside two for each place.
 pub(super) const QUEUE_SLACK: usize = 1024;
 
-/// The memory of one device, in places of one record each.
+/// The places of one device, of one record each.
 pub(super) struct Arena {
-    /// Words of all places.
-    pub(super) words: Vec<u32>,
     pub(super) places: Vec<Place>,
     pub(super) resident: IdMap<u32>,
     pub(super) free: Vec<u32>,
@@ -46,10 +44,9 @@ pub(super) struct Place {
 }
 
 impl Arena {
-    /// Memory for so many records of so many words.
-    pub(super) fn new(capacity: usize, words: usize) -> Self {
+    /// So many places, all free.
+    pub(super) fn new(capacity: usize) -> Self {
         Self {
-            words: vec![0; capacity * words],
             places: vec![Place::default(); capacity],
             resident: IdMap::with_capacity_and_hasher(capacity, Default::default()),
             free: (0..capacity as u32).rev().collect(),
@@ -60,14 +57,6 @@ impl Arena {
             #[cfg(test)]
             evicts_pinned: false,
         }
-    }
-
-    pub(super) fn record(&self, place: u32, words: usize) -> &[u32] {
-        &self.words[place as usize * words..][..words]
-    }
-
-    pub(super) fn record_mut(&mut self, place: u32, words: usize) -> &mut [u32] {
-        &mut self.words[place as usize * words..][..words]
     }
 
     pub(super) fn pin(&mut self, number: u32, stamp: u64) {

@@ -20,6 +20,20 @@ pub enum Bug {
     LeavesTheStateBehind,
     FetchesWhatIsResident,
     EvictsPinned,
+    PutsBeforeItTakes,
+    ForgetsWhatIsAway,
+}
+
+impl Bug {
+    /// What lands of a record that was taken.
+    pub(super) fn spoil(self, table: &HostTable, row: &Leaving, record: &[u32], shape: TableShape) -> Vec<u32> {
+        let mut record = record.to_vec();
+        if self == Self::LeavesTheStateBehind {
+            let state = shape.dim..shape.words() - 1;
+            record[state.clone()].copy_from_slice(&table.record(row.record)[state]);
+        }
+        record
+    }
 }
 
 const OPTIMIZERS: [RowOptimizer; 4] =
@@ -159,9 +173,11 @@ fn the_oracle_finds_every_planted_bug() {
         Bug::LeavesTheStateBehind,
         Bug::FetchesWhatIsResident,
         Bug::EvictsPinned,
+        Bug::PutsBeforeItTakes,
+        Bug::ForgetsWhatIsAway,
     ] {
         let mut runner = TestRunner::deterministic();
-        let found = (0..400).any(|_| {
+        let found = (0..4000).any(|_| {
             let case = cases().new_tree(&mut runner).unwrap().current();
             !matches!(catch_unwind(AssertUnwindSafe(|| check(&case, Some(bug)))), Ok(Ok(_)))
         });

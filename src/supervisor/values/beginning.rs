@@ -20,6 +20,7 @@ pub fn prepare(settings: &ValueSettings, fields: &Fields, node: Node) -> anyhow:
     let mut prepared = Prepared {
         samples: 0,
         dispersion: 1.0,
+        weighted: 0,
         prior: vec![[settings.values.prior_sd as f32; 2]; fields.len()],
         train: JoinCounts::default(),
         validation: JoinCounts::default(),
@@ -49,6 +50,7 @@ pub fn prepare(settings: &ValueSettings, fields: &Fields, node: Node) -> anyhow:
             continue;
         }
         prepared.samples += joined.samples.len() as u64;
+        prepared.weighted += joined.samples.iter().filter(|sample| sample.weight > 1.0).count() as u64;
         prepared.days.push(day_number(&joined.log));
         prepared.train.add(&joined.counts);
         if v.learn_prior {
@@ -93,7 +95,8 @@ pub fn check_resume(directory: &RunDirectory, settings: &ValueSettings, now: &Pr
             s.values.ranks = ranks;
         }
         (s.checkpoint, s.watchdog, s.values.epochs, s.values.patience) = Default::default();
-        // Cache and snapshots change no number.
+        s.run.device.clear();
+        // Cache and snapshots change no number; another device changes their rounding.
         (s.table.cache_rows, s.table.prefetch, s.table.devices, s.table.snapshot_rows) = Default::default();
         s
     };

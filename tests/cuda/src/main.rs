@@ -7,19 +7,23 @@
 use std::time::{Duration, Instant};
 
 use admix::actor::Explorer;
+use admix::bench::table::{TableBench, device_shape, table_shape, updates};
 use admix::bench::world::{self, WorldSize};
 use admix::env::{Block, DayModel};
+use admix::gpu::Device as Gpu;
+use admix::learner::Learner;
 use admix::learner::resident::ResidentTrainer;
 use admix::learner::trainer::UpdatePlan;
-use admix::learner::{Device, Learner};
 use admix::policy::start::initial_actor;
-use admix::settings::{Credit, Critic, ScoreMode, Settings};
+use admix::rank::device::open;
+use admix::settings::{Credit, Critic, RowOptimizer, ScoreMode, Settings};
 use burn_cuda::CudaDevice;
 use cubecl::cuda::CudaRuntime;
 use libloading::{Library, Symbol};
 
 const WORLD: WorldSize = WorldSize { requests: 6_000, queue: 16, eligible: 8, contracts: 30 };
 const UPDATES: usize = 2_000;
+const VALUE_UPDATES: usize = 200;
 /// Blocks that are taken in again and again, and for how long.
 const BLOCKS: usize = 16;
 const TAKING: Duration = Duration::from_secs(3);
@@ -91,12 +95,50 @@ fn taken_in(days: &[DayModel], settings: &Settings, learner: &mut Learner) -> an
     Ok(steps as f64 / (took + began.elapsed()).as_secs_f64())
 }
 
+/// Compiles the kernels of the value model for every optimiser; then launches and time of an update.
+fn values(driver: &Driver) -> anyhow::Result<()> {
+    let bench = |optimizer, rows, cache_rows| TableBench {
+        rows,
+        batch: 4096,
+        fields: 8,
+        dim: 16,
+        zipf: 1.05,
+        optimizer,
+        cache_rows,
+        prefetch: 1,
+        device: Gpu::Cpu,
+        seconds: 0.0,
+        accesses: 0,
+        dump: None,
+    };
+    let updates = |bench: &TableBench, count: usize| {
+        let shape = device_shape(bench, table_shape(bench));
+        updates(bench, Some(open::<CudaRuntime>(CudaDevice { index: 0 }, &shape)?), count, false)
+    };
+    let before = driver.modules()?;
+    for optimizer in [RowOptimizer::Sgd, RowOptimizer::Adagrad, RowOptimizer::RowwiseAdagrad, RowOptimizer::LazyAdam] {
+        updates(&bench(optimizer, 50_000, 40_000), 2)?;
+    }
+    println!("values: {} kernels compiled and loaded", driver.modules()? - before);
+    println!("rows       cache  launches an update  host's us an update, look-ups and blocks included");
+    for (rows, cache_rows) in [(1_000_000, 0), (1_000_000, 60_000)] {
+        let count = VALUE_UPDATES;
+        let (before, began) = (driver.launches()?, Instant::now());
+        updates(&bench(RowOptimizer::RowwiseAdagrad, rows, cache_rows), count)?;
+        let each = began.elapsed().as_secs_f64() * 1e6 / count as f64;
+        let launches = (driver.launches()? - before) as f64 / count as f64;
+        println!("{rows:>9}  {cache_rows:>5}  {launches:>18.1}  {each:>19.1}");
+    }
+    Ok(())
+}
+
 fn main() -> anyhow::Result<()> {
     let driver = Driver::open()?;
+    values(&driver)?;
     let days = [world::day(WORLD)?.0];
 
     let (spec, settings) = (world::spec(&days[0], &Settings::default()), Settings::default());
-    let refused = Device::Cuda(0).trainer(&days, &spec, &settings).err();
+    let refused = Gpu::Cuda(0).trainer(&days, &spec, &settings).err();
     anyhow::ensure!(refused.is_some(), "a GPU that runs nothing was taken for one that does");
 
     let began = Instant::now();

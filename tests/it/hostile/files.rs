@@ -412,7 +412,7 @@ fn blocks_of_samples() {
         bytes
     };
     let seeds: Vec<Vec<u8>> = (0..4).map(|_| encode(&explorer.block())).collect();
-    let trainer = Device::resolve("cpu").unwrap().trainer(&days, &spec, &settings).unwrap();
+    let trainer = Device::Cpu.trainer(&days, &spec, &settings).unwrap();
     let learner = RefCell::new(Learner::new(&days, spec.clone(), &settings, trainer));
     let last = RefCell::new(None);
     let taken = std::cell::Cell::new(0);

@@ -4,6 +4,8 @@
 //! last translation, to CUDA's language or to Vulkan's, and the speed can be checked on any machine: losses within the tolerance of
 //! `scripts/gpu-check`, every variant of the losses, and that updates take no more memory as they go on.
 
+mod values;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,9 +13,10 @@ use std::time::{Duration, Instant};
 use admix::actor::Explorer;
 use admix::bench::world::{self, WorldSize};
 use admix::env::DayModel;
+use admix::gpu::kernels::keep_kernels;
 use admix::learner::resident::ResidentTrainer;
 use admix::learner::trainer::UpdatePlan;
-use admix::learner::{Device, Learner, UpdateStats, gpu};
+use admix::learner::{Device, Learner, UpdateStats};
 use admix::policy::PolicySpec;
 use admix::policy::start::initial_actor;
 use admix::settings::{Credit, Critic, ScoreMode, Settings};
@@ -273,7 +276,8 @@ fn report_threads(scene: &Scene) {
 }
 
 fn main() {
-    gpu::keep_kernels();
+    keep_kernels();
+
     let (day, _) = world::day(WORLD).expect("a day can be made");
     let days = [day];
     let cases = [
@@ -283,7 +287,7 @@ fn main() {
         (30, ScoreMode::Contract, Critic::Quantile),
         (30, ScoreMode::Contract, Critic::Scalar),
     ];
-    let mut held = check_states(&days) & check_variants(&days);
+    let mut held = values::check() & check_states(&days) & check_variants(&days);
     if std::env::args().any(|argument| argument == "--variants") {
         println!("{}", if held { "held" } else { "NOT HELD" });
         std::process::exit(i32::from(!held));

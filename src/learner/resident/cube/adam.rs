@@ -4,10 +4,10 @@ use burn::tensor::Tensor;
 use burn_cubecl::CubeRuntime;
 use cubecl::prelude::*;
 
-use crate::formulas::shared::{AdamFactors, AdamFactorsLaunch, AdamParameter, adam, clip_factor};
+use crate::formulas::shared::{AdamFactors, AdamParameter, adam, clip_factor};
 
 use super::super::super::optimiser::{Arrays, Optimise};
-use super::numbers::{CUBE, Cube, Numbers};
+use crate::gpu::numbers::{CUBE, Cube, Numbers};
 
 /// Number of parts of a sum of squares, one cube each.
 const PARTS: usize = 64;
@@ -81,17 +81,6 @@ impl<R: CubeRuntime> Optimise for Cube<R> {
         let new = [(); 4].map(|()| gradient.empty(gradient.len));
         let squares = gradient.empty(PARTS);
         let norm = gradient.empty(1);
-        let factors = AdamFactorsLaunch::new(
-            step.clip,
-            step.rate,
-            step.correction,
-            step.epsilon,
-            step.follow,
-            step.decay1,
-            step.fresh1,
-            step.decay2,
-            step.fresh2,
-        );
         let client = &gradient.client;
         let cubes = CubeCount::Static(PARTS as u32, 1, 1);
         let (count, dim) = gradient.units(gradient.len);
@@ -115,7 +104,7 @@ impl<R: CubeRuntime> Optimise for Cube<R> {
                 new_first.arg(),
                 new_second.arg(),
                 norm.arg(),
-                factors,
+                step.launched(),
             );
         }
         let [params, follower, first, second] = new.map(Numbers::flat);

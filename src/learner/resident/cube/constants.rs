@@ -8,7 +8,7 @@ use crate::learner::factors::{launched, loss_factors};
 use crate::learner::loss::support;
 use crate::settings::{Critic, Settings};
 
-use super::numbers::Numbers;
+use crate::gpu::numbers::Numbers;
 
 /// Range of the categorical critic's atoms.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]

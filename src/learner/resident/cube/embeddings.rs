@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 use crate::env::FEATURES;
 use crate::learner::tensor_net::Flat;
 
-use super::numbers::{CUBE, Numbers};
+use crate::gpu::numbers::{CUBE, Numbers};
 
 /// A range of columns in rows, and the source of their numbers.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]

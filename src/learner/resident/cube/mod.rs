@@ -11,14 +11,14 @@
 //!
 //! - [`records`]: expands segments into the pool. [`pool`]: gathers batches from it. [`networks`]: forward and backward passes,
 //!   with the [`embeddings`] of ids. [`losses`]: gradients by the outputs. [`adam`]: the optimiser.
-//! - [`numbers`]: arrays on the device. [`constants`]: constants of the losses from the settings. [`update`]: inputs of an update.
+//! - [`constants`]: constants of the losses from the settings. [`update`]: inputs of an update. Arrays on the device and the products
+//!   of layers are in [`crate::gpu`].
 
 mod adam;
 mod constants;
 mod embeddings;
 mod losses;
 mod networks;
-mod numbers;
 mod pool;
 mod records;
 mod update;
@@ -26,8 +26,9 @@ mod update;
 use burn::tensor::Tensor;
 use burn_cubecl::CubeRuntime;
 
+use crate::gpu::numbers::{Cube, Numbers};
+
 pub use constants::Constants;
-pub use numbers::{Cube, Numbers};
 pub use pool::gather;
 pub use records::write;
 pub use update::{Update, Weights};

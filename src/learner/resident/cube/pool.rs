@@ -3,7 +3,7 @@
 use burn_cubecl::CubeRuntime;
 use cubecl::prelude::*;
 
-use super::numbers::{Numbers, whole};
+use crate::gpu::numbers::{Numbers, whole};
 
 /// Gathers a batch, with one unit for each of its numbers.
 #[cube(launch_unchecked)]

@@ -21,7 +21,7 @@ use super::super::layout::{ABSENT, Layout};
 use super::super::record::{
     AuctionRecord, CourseRecord, OfferRecord, Record, RequestRecord, StepRecord, TRAFFIC as KINDS, TermsRecord,
 };
-use super::numbers::{Numbers, whole};
+use crate::gpu::numbers::{Numbers, whole};
 
 /// Defines the offset of a record's field, in numbers.
 macro_rules! fields {

@@ -5,7 +5,7 @@ use burn_cubecl::CubeRuntime;
 use super::super::super::networks::Networks;
 use super::super::layout::Layout;
 use super::constants::Constants;
-use super::numbers::{Cube, Numbers};
+use crate::gpu::numbers::{Cube, Numbers};
 
 /// Factors on the gradients: one over the pairs of step and contract with something to learn, one over the requests.
 #[derive(Debug, Clone, Copy)]

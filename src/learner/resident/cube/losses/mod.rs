@@ -12,8 +12,8 @@ use burn_cubecl::CubeRuntime;
 use crate::settings::Critic;
 
 use super::networks::{ByOutputs, Passes};
-use super::numbers::Numbers;
 use super::update::Update;
+use crate::gpu::numbers::Numbers;
 
 use actor::{actor_kernel, contests_kernel};
 use arguments::{PlacesLaunch, SizesLaunch};

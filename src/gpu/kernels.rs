@@ -12,7 +12,7 @@ use crate::files::private_folder;
 /// Returns the cache folder of this machine's GPUs: `~/.cache/admix/kernels`, wherever the program is started, with a subfolder
 /// for each set of GPUs and driver, because kernels are specific to them. `None` if it is not writable, or if others could
 /// write there, because its content is executed.
-pub(super) fn kernel_folder() -> Option<PathBuf> {
+pub fn kernel_folder() -> Option<PathBuf> {
     let cache = dirs::cache_dir()?.join("admix").join("kernels");
     private_folder(&cache, &gpus()).ok().filter(|folder| tempfile::tempfile_in(folder).is_ok())
 }

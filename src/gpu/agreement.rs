@@ -10,14 +10,38 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
-use super::gpu::kernel_folder;
+use super::kernels::kernel_folder;
 
 /// Largest relative difference between two losses at which two devices agree: ten times the bound promised for a hundred
 /// updates, and a tenth of the error of a product in a lower precision.
 pub const TOLERANCE: f64 = 1e-3;
 
-/// Losses of one update: the critic's and the actor's.
+/// Two losses of one update: [`Subject::losses`] names them.
 pub type Losses = [f64; 2];
+
+/// What is trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Subject {
+    Policy,
+    Values,
+}
+
+impl Subject {
+    /// Returns the names of its losses.
+    pub fn losses(self) -> [&'static str; 2] {
+        match self {
+            Self::Policy => ["critic", "actor"],
+            Self::Values => ["charge", "click"],
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Policy => "policy",
+            Self::Values => "values",
+        }
+    }
+}
 
 /// Difference between a device's losses and the CPU's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -30,12 +54,12 @@ pub struct Agreement {
 
 impl Agreement {
     /// Compares losses of the same updates on the same data; `what` names the data.
-    pub fn between(cpu: &[Losses], gpu: &[Losses], what: &str) -> Self {
+    pub fn between(subject: Subject, cpu: &[Losses], gpu: &[Losses], what: &str) -> Self {
         let mut worst = Self { difference: Some(0.0), place: what.into() };
         if cpu.len() != gpu.len() || cpu.is_empty() {
             return Self { difference: None, place: format!("{what}: {} updates instead of {}", gpu.len(), cpu.len()) };
         }
-        for (i, name) in ["critic", "actor"].into_iter().enumerate() {
+        for (i, name) in subject.losses().into_iter().enumerate() {
             // A loss may cross zero, so differences are relative to the mean size.
             let size = cpu.iter().map(|l| l[i].abs()).sum::<f64>() / cpu.len() as f64;
             for (update, (a, b)) in cpu.iter().zip(gpu).enumerate() {
@@ -77,23 +101,23 @@ impl std::fmt::Display for Agreement {
 }
 
 /// Returns the file that stores the agreement of a GPU; `None` without a cache folder.
-fn memory(index: usize) -> Option<PathBuf> {
-    let program = std::fs::read("/proc/self/exe").ok()?;
-    Some(kernel_folder()?.join(format!("agreement-cuda-{index}-{:016x}.json", XxHash3_64::oneshot(&program))))
+fn memory(subject: Subject, index: usize) -> Option<PathBuf> {
+    let program = XxHash3_64::oneshot(&std::fs::read("/proc/self/exe").ok()?);
+    Some(kernel_folder()?.join(format!("agreement-{}-cuda-{index}-{program:016x}.json", subject.name())))
 }
 
 /// Returns the stored agreement of this program, this driver and the GPU of this index; `None` if there is none or it cannot
 /// be read.
-pub fn remembered(index: usize) -> Option<Agreement> {
-    serde_json::from_slice(&std::fs::read(memory(index)?).ok()?).ok()
+pub fn remembered(subject: Subject, index: usize) -> Option<Agreement> {
+    serde_json::from_slice(&std::fs::read(memory(subject, index)?).ok()?).ok()
 }
 
 /// Stores a GPU's agreement for later processes and starts.
 ///
 /// # Errors
 /// If there is no cache folder, or it cannot be written.
-pub fn remember(index: usize, agreement: &Agreement) -> anyhow::Result<()> {
-    let path = memory(index).context("there is no ~/.cache to remember it in")?;
+pub fn remember(subject: Subject, index: usize, agreement: &Agreement) -> anyhow::Result<()> {
+    let path = memory(subject, index).context("there is no ~/.cache to remember it in")?;
     crate::files::replace(&path, &serde_json::to_vec(agreement)?)
         .with_context(|| format!("cannot write {}", path.display()))
 }
@@ -106,19 +130,19 @@ mod tests {
     fn losses_agree_up_to_the_tolerance_and_never_with_nan() {
         let cpu = [[1.0, -0.5], [0.9, 0.5], [0.8, 1e-9]];
         let mut gpu = cpu;
-        assert_eq!(Agreement::between(&cpu, &gpu, "x").difference, Some(0.0));
+        assert_eq!(Agreement::between(Subject::Policy, &cpu, &gpu, "x").difference, Some(0.0));
         // The third loss of the actor is small beside the others: the difference is relative to their mean size.
         gpu[2][1] = 1e-5;
-        assert!(Agreement::between(&cpu, &gpu, "x").holds());
+        assert!(Agreement::between(Subject::Policy, &cpu, &gpu, "x").holds());
         gpu[1][0] *= 1.01;
-        let off = Agreement::between(&cpu, &gpu, "steps of 30");
+        let off = Agreement::between(Subject::Policy, &cpu, &gpu, "steps of 30");
         assert!(!off.holds());
         assert!(off.to_string().contains("steps of 30: loss of the critic at update 2"), "{off}");
-        assert!(off.clone().and(Agreement::between(&cpu, &cpu, "x")) == off);
+        assert!(off.clone().and(Agreement::between(Subject::Policy, &cpu, &cpu, "x")) == off);
         gpu[0][1] = f64::NAN;
-        let nan = Agreement::between(&cpu, &gpu, "x");
+        let nan = Agreement::between(Subject::Policy, &cpu, &gpu, "x");
         assert!(!nan.holds() && off.and(nan.clone()) == nan);
-        assert!(!Agreement::between(&cpu, &cpu[..2], "x").holds());
-        assert!(!Agreement::between(&[], &[], "x").holds());
+        assert!(!Agreement::between(Subject::Policy, &cpu, &cpu[..2], "x").holds());
+        assert!(!Agreement::between(Subject::Policy, &[], &[], "x").holds());
     }
 }

@@ -5,21 +5,22 @@ use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeBackend, CubeRuntime};
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::ComputeClient;
+use cubecl::future::block_on;
 use cubecl::prelude::{ArrayArg, CubeCount, CubeDim};
 use cubecl::server::Handle;
 
 /// Units of a cube if each works alone.
-pub(super) const CUBE: u32 = 256;
+pub const CUBE: u32 = 256;
 
 /// Backend of the tensors used together with the kernels.
 pub type Cube<R> = CubeBackend<R, f32, i32, u32>;
 
 /// Contiguous numbers on the device.
 pub struct Numbers<R: CubeRuntime> {
-    pub(super) client: ComputeClient<R>,
-    pub(super) device: R::Device,
-    pub(super) handle: Handle,
-    pub(super) len: usize,
+    pub client: ComputeClient<R>,
+    pub device: R::Device,
+    pub handle: Handle,
+    pub len: usize,
 }
 
 impl<R: CubeRuntime> Clone for Numbers<R> {
@@ -29,8 +30,14 @@ impl<R: CubeRuntime> Clone for Numbers<R> {
 }
 
 impl<R: CubeRuntime> Numbers<R> {
-    pub(super) fn of<const D: usize>(tensor: &Tensor<Cube<R>, D>) -> Self {
+    pub fn of<const D: usize>(tensor: &Tensor<Cube<R>, D>) -> Self {
         Self::of_primitive(tensor.clone().into_primitive().tensor())
+    }
+
+    /// Allocates uninitialised numbers with a client of its own, whose stream everything that comes of them goes through.
+    pub fn allocate(client: ComputeClient<R>, device: R::Device, len: usize) -> Self {
+        let handle = client.empty(len * size_of::<f32>());
+        Self { client, device, handle, len }
     }
 
     /// Allocates zeros on a device.
@@ -40,7 +47,8 @@ impl<R: CubeRuntime> Numbers<R> {
 
     /// Waits until everything that was launched before is done.
     pub fn wait(&self) {
-        crate::learner::transfer::to_host(self.clone().flat().slice(0..1));
+        let first = self.handle.clone().offset_end(((self.len - 1) * size_of::<f32>()) as u64);
+        self.client.read_one_unchecked(first);
     }
 
     fn of_primitive(tensor: CubeTensor<R>) -> Self {
@@ -50,7 +58,7 @@ impl<R: CubeRuntime> Numbers<R> {
     }
 
     /// Allocates uninitialised numbers on the same device.
-    pub(super) fn empty(&self, len: usize) -> Self {
+    pub fn empty(&self, len: usize) -> Self {
         self.with(self.client.empty(len * size_of::<f32>()), len)
     }
 
@@ -59,34 +67,61 @@ impl<R: CubeRuntime> Numbers<R> {
         self.with(self.client.create_from_slice(bytemuck::cast_slice(values)), values.len())
     }
 
-    pub(super) fn with(&self, handle: Handle, len: usize) -> Self {
+    pub fn with(&self, handle: Handle, len: usize) -> Self {
         Self { client: self.client.clone(), device: self.device.clone(), handle, len }
     }
 
-    pub(super) fn tensor<const D: usize>(self, shape: [usize; D]) -> Tensor<Cube<R>, D> {
+    pub fn tensor<const D: usize>(self, shape: [usize; D]) -> Tensor<Cube<R>, D> {
         let shape = Shape::from(shape);
         assert_eq!(shape.num_elements(), self.len, "a tensor of other numbers");
         let tensor = CubeTensor::new_contiguous(self.client, self.device, shape, self.handle, burn::tensor::DType::F32);
         Tensor::from_primitive(TensorPrimitive::Float(tensor))
     }
 
-    pub(super) fn flat(self) -> Tensor<Cube<R>, 1> {
+    pub fn flat(self) -> Tensor<Cube<R>, 1> {
         let len = self.len;
         self.tensor([len])
     }
 
-    pub(super) fn arg(&self) -> ArrayArg<R> {
+    pub fn arg(&self) -> ArrayArg<R> {
         // SAFETY: the handle was created for this number of values, or belongs to a tensor that has them.
         unsafe { ArrayArg::from_raw_parts(self.handle.clone(), self.len) }
     }
 
     /// Returns the launch size of `units` units, each of which works alone.
-    pub(super) fn units(&self, units: usize) -> (CubeCount, CubeDim) {
+    pub fn units(&self, units: usize) -> (CubeCount, CubeDim) {
         let dim = CubeDim::new_1d(CUBE);
         (calculate_cube_count_elemwise(&self.client, units, dim), dim)
     }
 }
 
-pub(super) fn whole(places: &[usize]) -> Vec<u32> {
+/// Reads arrays of a device without waiting for them.
+pub struct Reader<R: CubeRuntime> {
+    client: &'static ComputeClient<R>,
+}
+
+impl<R: CubeRuntime> Clone for Reader<R> {
+    fn clone(&self) -> Self {
+        Self { client: self.client }
+    }
+}
+
+impl<R: CubeRuntime> Reader<R> {
+    /// A reader of arrays that the client of `beside` has made. It is never freed: a process makes one for each device.
+    pub fn new(beside: &Numbers<R>) -> Self {
+        Self { client: Box::leak(Box::new(beside.client.clone())) }
+    }
+
+    /// Begins to copy numbers to the host, as they are now. The result waits for them.
+    pub fn begin(&self, numbers: &Numbers<R>) -> impl FnOnce() -> Vec<u32> + Send + use<R> {
+        let reading = self.client.read_async(vec![numbers.handle.clone()]);
+        move || {
+            let read = block_on(reading).expect("the device answers");
+            bytemuck::pod_collect_to_vec(&read[0])
+        }
+    }
+}
+
+pub fn whole(places: &[usize]) -> Vec<u32> {
     places.iter().map(|place| *place as u32).collect()
 }

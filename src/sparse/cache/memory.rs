@@ -1,0 +1,69 @@
+//! Where a device keeps records: plain memory on the CPU, and what a GPU has to offer.
+
+/// Records on their way to the host, one after another; whoever calls it waits for them.
+pub type Taken = Box<dyn FnOnce() -> Vec<u32> + Send>;
+
+/// The memory of one device, in places of one record each.
+///
+/// Everything happens in the order of the calls: what is taken is as it was before what is put afterwards.
+pub trait Memory: Send {
+    /// Copies records, one after another in `words`, to places.
+    fn put(&mut self, places: &[u32], words: &[u32]);
+
+    /// Begins to copy the records of places to the host.
+    fn take(&mut self, places: &[u32]) -> Taken;
+}
+
+/// A GPU's memory, on which the rows of batches are gathered and updated too. A batch under way is named by its slot.
+pub trait DeviceMemory: Memory {
+    /// Gathers the rows of a batch's unique ids; places beyond the memory are those in `firsts`, rows of ids without a record.
+    fn gather(&mut self, slot: usize, places: &[u32], firsts: &[f32]);
+
+    /// Moves the rows of a batch along the gradients that were computed for its slot. Rows in `firsts` are not moved.
+    fn update(&mut self, slot: usize, step: &DeviceStep);
+}
+
+/// A step of a batch's rows on a device.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeviceStep {
+    /// Rate of the rows' optimiser.
+    pub rate: f32,
+    /// Passes over the exposures so far.
+    pub passes: f32,
+    /// The prior's precision for the two direct elements of each row and for the others, three numbers a row; empty without a prior.
+    pub precisions: Vec<f32>,
+}
+
+/// Plain memory.
+pub struct HostMemory {
+    words: Vec<u32>,
+    /// Words of a record.
+    width: usize,
+}
+
+impl HostMemory {
+    pub fn new(capacity: usize, width: usize) -> Self {
+        Self { words: vec![0; capacity * width], width }
+    }
+
+    pub fn record(&self, place: u32) -> &[u32] {
+        &self.words[place as usize * self.width..][..self.width]
+    }
+
+    pub fn record_mut(&mut self, place: u32) -> &mut [u32] {
+        &mut self.words[place as usize * self.width..][..self.width]
+    }
+}
+
+impl Memory for HostMemory {
+    fn put(&mut self, places: &[u32], words: &[u32]) {
+        for (&place, record) in places.iter().zip(words.chunks_exact(self.width)) {
+            self.record_mut(place).copy_from_slice(record);
+        }
+    }
+
+    fn take(&mut self, places: &[u32]) -> Taken {
+        let words: Vec<u32> = places.iter().flat_map(|place| self.record(*place)).copied().collect();
+        Box::new(|| words)
+    }
+}
