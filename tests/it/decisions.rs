@@ -311,6 +311,30 @@ fn two_logs_of_one_name_do_not_share_a_decision_file() {
 }
 
 #[test]
+fn a_policy_that_predicts_deliveries_decides_as_without_a_delay() {
+    let scratch = tempfile::tempdir().unwrap();
+    let days = synth(scratch.path(), SMALL, 2);
+    let plan = plan(scratch.path(), &days[..1]);
+    let predicting = policies(scratch.path(), &plan, &days[0]).swap_remove(0);
+    let mut file = PolicyFile::read(&predicting).unwrap();
+    let policy = settings::Policy { predict: false, ..file.spec.policy.clone() };
+    file.spec = Arc::new(PolicySpec { policy, ..PolicySpec::clone(&file.spec) });
+    let waiting = scratch.path().join("waiting.safetensors");
+    file.write(&waiting).unwrap();
+    let of = |delay: &str| {
+        let mut arguments = vec!["--plan", plan.to_str().unwrap(), "--feedback-delay", delay, "--policy"];
+        arguments.extend([&predicting, &waiting].map(|path| path.to_str().unwrap()));
+        let evaluation = evaluate(&days[1..], &arguments);
+        let folder = evaluation.folder.path().join("day-1");
+        ["by-contract", "waiting"].map(|name| decisions(&folder, name))
+    };
+    let [at_once, also_at_once] = of("0");
+    let [predicts, waits] = of("3600");
+    assert!(at_once == also_at_once, "there is nothing to predict without a delay");
+    assert!(predicts == at_once && waits != at_once);
+}
+
+#[test]
 fn decisions_of_real_impressions_give_every_reported_number() {
     let Some(real) = real_logs("decisions_of_real_impressions") else { return };
     let scratch = tempfile::tempdir().unwrap();
