@@ -145,6 +145,20 @@ fn exposures_become_values_that_are_nearer_to_the_truth_and_earn_more() {
 }
 
 #[test]
+fn the_validation_days_choose_how_exposures_weigh() {
+    let scene = Scene::new();
+    let auto = scene.train("auto", &[]);
+    let [weighted, equal] =
+        ["propensity", "equal"].map(|weights| scene.train(weights, &[&format!("values.weights={weights}")]));
+    assert!(model(&weighted) != model(&equal), "exploration was logged");
+    assert!(model(&auto) == model(&weighted) && model(&auto.join("equal")) == model(&equal));
+    assert!(!weighted.join("equal").exists() && !equal.join("equal").exists());
+    let loss = |run: &Path| ValueModel::read_meta(&run.join("values")).unwrap().validation_loss();
+    let better = if loss(&equal) < loss(&weighted) { auto.join("equal") } else { auto.clone() };
+    assert_eq!(ValueModel::folder(&auto), Some(better.join("values")));
+}
+
+#[test]
 fn a_model_that_learns_nothing_changes_nothing() {
     let scene = Scene::new();
     let run = scene.train("run", &["values.rate=0", "table.rate=0", "values.epochs=1"]);
