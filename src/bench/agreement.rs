@@ -14,7 +14,7 @@ use crate::gpu::agreement::{Agreement, Losses, Subject};
 /// Updates that are compared.
 const UPDATES: usize = 8;
 
-/// What is compared of a subject: names, and arguments of `admix bench`.
+/// Returns the comparisons of a subject: their names, and arguments of `admix bench`.
 fn cases(subject: Subject) -> &'static [(&'static str, &'static [&'static str])] {
     match subject {
         // The two ways in which a batch is made.

@@ -19,7 +19,7 @@ pub const TOLERANCE: f64 = 1e-3;
 /// Two losses of one update: [`Subject::losses`] names them.
 pub type Losses = [f64; 2];
 
-/// What is trained.
+/// A kind of training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject {
     Policy,

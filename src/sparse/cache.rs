@@ -19,8 +19,8 @@
 //!   empty until they are settled, or until the first of them gives its id a row again, which comes into the same place.
 //!
 //! An arena's records are in a [`Memory`], plain on the CPU or a GPU's. Rows go to it and come from it many at a time: a prefetch begins to
-//! copy its victims to the host, then copies what it fetches into their places. What is on its way to the host lands before the
-//! host's rows are looked at again, which is a batch later, so that nobody waits for a device that is busy with the batch before.
+//! copy its victims to the host, then copies the rows it fetches into their places. The victims are in the host table before its
+//! rows are looked at again, which is a batch later, so that nobody waits for a device that is busy with the batch before.
 
 #[path = "cache/arena.rs"]
 mod arena;

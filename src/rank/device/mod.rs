@@ -8,10 +8,13 @@
 //! [`Turns`](crate::shm::turns::Turns) already give. Nobody waits for the device but for losses, which are read one batch late, and for
 //! rows that left the cache, which are read when the next batch is fetched.
 //!
-//! [`kernels`]: what the device computes. [`order`]: the order in which gradients of rows are summed.
+//! [`arena`], [`interaction`], [`parameters`]: what the device computes on rows, on a batch, and on the network. [`order`]: the order in which
+//! gradients of rows are summed.
 
-mod kernels;
+mod arena;
+mod interaction;
 mod order;
+mod parameters;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,8 +36,10 @@ use crate::values::adam::Adam;
 use crate::values::net::{Losses, MOST_CORRECTION, NetShape};
 use crate::values::sample::DENSE;
 
-use kernels::{Arena, BatchSizes, Interaction, LOSSES, LossConstants, Parameters};
+use arena::Arena;
+use interaction::{BatchSizes, Interaction, LOSSES, LossConstants};
 use order::Order;
+use parameters::Parameters;
 
 /// Updates of a row after which the corrections of lazy Adam are 1 in single precision.
 const CORRECTED: u32 = 1 << 14;
