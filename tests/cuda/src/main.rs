@@ -134,12 +134,12 @@ fn values(driver: &Driver) -> anyhow::Result<()> {
 
 fn main() -> anyhow::Result<()> {
     let driver = Driver::open()?;
-    values(&driver)?;
     let days = [world::day(WORLD)?.0];
 
     let (spec, settings) = (world::spec(&days[0], &Settings::default()), Settings::default());
     let refused = Gpu::Cuda(0).trainer(&days, &spec, &settings).err();
     anyhow::ensure!(refused.is_some(), "a GPU that runs nothing was taken for one that does");
+    values(&driver)?;
 
     let began = Instant::now();
     for critic in [Critic::Quantile, Critic::Categorical, Critic::Scalar] {
