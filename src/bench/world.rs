@@ -22,8 +22,10 @@ pub struct WorldSize {
     pub requests: usize,
     /// Entries of a queue.
     pub queue: usize,
-    /// Of these, contracts.
+    /// Of these, contracts at most.
     pub eligible: usize,
+    /// Probability that one of these contracts may not be shown on a request.
+    pub masked: f64,
     /// Contracts of the day.
     pub contracts: usize,
 }
@@ -61,12 +63,13 @@ pub fn written(size: WorldSize) -> anyhow::Result<tempfile::TempDir> {
         let queue = (0..size.queue)
             .map(|k| {
                 let contract = k < size.eligible;
+                let masked = contract && hash((size.queue + k) as u64) < size.masked;
                 QueueEntry {
                     ad_id: if contract { 1 + ((i + k) % size.contracts) as u64 } else { FIRST_AUCTION_AD + k as u64 },
                     ad_type: if contract { AdType::Contract } else { AdType::Auction },
                     ecpm: (200_000.0 * (1.0 + 4.0 * hash(k as u64))).round() / 100.0,
                     pctr: 0.005,
-                    filter: 0,
+                    filter: u64::from(masked),
                     boost: 1.0,
                 }
             })

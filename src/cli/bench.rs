@@ -244,7 +244,13 @@ struct Day {
 
 impl Day {
     fn size(&self) -> WorldSize {
-        WorldSize { requests: 60_000, queue: self.queue, eligible: self.eligible, contracts: self.contracts }
+        WorldSize {
+            requests: 60_000,
+            queue: self.queue,
+            eligible: self.eligible,
+            masked: 0.0,
+            contracts: self.contracts,
+        }
     }
 }
 
@@ -253,9 +259,12 @@ struct LearnerArguments {
     /// Contracts of the day
     #[arg(long, default_value_t = 30)]
     contracts: usize,
-    /// Contracts that a request may show
+    /// Contracts that a request may show, at most
     #[arg(long, default_value_t = 8)]
     eligible: usize,
+    /// Probability that one of these may not be shown; the peer masks as many
+    #[arg(long, default_value_t = 0.2, value_parser = share)]
+    masked: f64,
     /// States in a batch
     #[arg(long, default_value_t = 512)]
     batch: usize,
@@ -287,6 +296,11 @@ struct LearnerArguments {
 fn rate(text: &str) -> Result<f64, String> {
     let rate: f64 = text.parse().map_err(|_| "is not a number")?;
     if rate > 0.0 && rate <= 1e6 { Ok(rate) } else { Err("use more than 0 and at most 1000000".into()) }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let share: f64 = text.parse().map_err(|_| "is not a number")?;
+    if (0.0..1.0).contains(&share) { Ok(share) } else { Err("use 0 to less than 1".into()) }
 }
 
 fn nodes(text: &str) -> Result<usize, String> {
@@ -381,8 +395,13 @@ impl Bench {
                 settings.policy.hidden = a.hidden;
                 settings.run.device.clone_from(&a.device);
                 device::set_threads(a.threads);
-                let size =
-                    WorldSize { requests: 60_000, queue: a.eligible + 8, eligible: a.eligible, contracts: a.contracts };
+                let size = WorldSize {
+                    requests: 60_000,
+                    queue: a.eligible + 8,
+                    eligible: a.eligible,
+                    masked: a.masked,
+                    contracts: a.contracts,
+                };
                 match a.losses {
                     Some(updates) => self.print(&learner::losses(size, &settings, updates)?),
                     None => self.print(&learner::run(size, &settings, a.seconds)?),
@@ -392,8 +411,13 @@ impl Bench {
                 let mut settings = Settings::default();
                 settings.run.device.clone_from(device);
                 settings.episodes.requests_per_step = *requests_per_step;
-                let size =
-                    WorldSize { requests: 60_000, queue: 16, eligible: 6.min(*contracts), contracts: *contracts };
+                let size = WorldSize {
+                    requests: 60_000,
+                    queue: 16,
+                    eligible: 6.min(*contracts),
+                    masked: 0.0,
+                    contracts: *contracts,
+                };
                 self.print(&ingest::run(size, &settings, *seconds)?)
             }
             Stage::Start { task, starts } => {

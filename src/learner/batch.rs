@@ -206,6 +206,36 @@ impl SegmentRows {
         builder.rows
     }
 
+    /// Returns row `at` of [`states`](Self::states).
+    pub fn state(&self, at: usize) -> &[f32] {
+        &self.states[at * FEATURES..(at + 1) * FEATURES]
+    }
+
+    /// Returns row `at` of [`after`](Self::after).
+    pub fn after(&self, at: usize) -> &[f32] {
+        &self.after[at * FEATURES..(at + 1) * FEATURES]
+    }
+
+    /// Returns row `at` of [`last`](Self::last).
+    pub fn last(&self, at: usize) -> &[f32] {
+        &self.last[at * FEATURES..(at + 1) * FEATURES]
+    }
+
+    /// Returns row `at` of [`actor`](Self::actor), of `width` features.
+    pub fn actor(&self, at: usize, width: usize) -> &[f32] {
+        &self.actor[at * width..(at + 1) * width]
+    }
+
+    /// Returns the rows of [`actor`](Self::actor) that are used: those of bidders, and those of auction ads if they are scored.
+    pub fn actor_rows_present(&self, dims: &Dims) -> impl Iterator<Item = usize> {
+        let (rows, k) = (dims.actor_rows(), dims.eligible);
+        let present = move |at: &usize| match at % rows {
+            slot if slot < k => self.bidders[at / rows * k + slot].is_some(),
+            _ => true,
+        };
+        (0..self.len * rows).filter(present)
+    }
+
     /// Returns the number of pairs of step and contract with something to learn.
     pub fn pairs(&self) -> usize {
         self.scale.iter().filter(|scale| **scale > 0.0).count()

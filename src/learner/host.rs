@@ -1,20 +1,17 @@
-//! The trainer of the CPU: batches are rebuilt for every update, networks run in burn, losses are closed forms.
+//! The trainer of the CPU: batches are rebuilt for every update, losses are closed forms.
 //!
 //! Here the losses take one pass over the outputs, where tensor operations take a dozen over `[.., quantiles, quantiles]`. A
-//! batch is processed in shards that each fit a core's cache.
+//! batch is processed in shards that each fit a core's cache, in memory that serves every update.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::backend::Flex;
-use burn::tensor::{Tensor, TensorData};
 use burn_flex::FlexDevice;
 use rayon::prelude::*;
 
 use crate::env::DayModel;
 use crate::learner::factors::loss_factors;
-use crate::learner::tensor_net::{Net, Rows};
 use crate::policy::TrainerState;
-use crate::policy::net::Shape;
 use crate::policy::{Bids, PolicySpec};
 use crate::settings::{Settings, Target};
 
@@ -24,6 +21,8 @@ use super::dims::Dims;
 use super::hindsight::{self, LessonRows};
 use super::loss::{Gradients, Losses, Outputs, support};
 use super::networks::{Networks, Norms};
+use super::passes::{Net, Pass};
+use super::present::PresentRows;
 use super::share::{GradientShare, Tally};
 use super::trainer::{Batch, Placed, Train, UpdatePlan, UpdateStats};
 use super::transfer::{to_host, upload};
@@ -32,14 +31,42 @@ use super::transfer::{to_host, upload};
 /// few cores. A constant, so that results do not depend on the number of cores.
 const SHARDS: usize = 4;
 
-/// Results of one shard of a batch: gradients and sums.
-struct Shard {
-    critic_gradient: Tensor<Flex, 1>,
-    actor_gradient: Option<Tensor<Flex, 1>>,
+/// Memory of a shard, for one update after another.
+#[derive(Debug, Default)]
+struct ShardMemory {
+    states: PresentRows,
+    after: PresentRows,
+    last: PresentRows,
+    actor: PresentRows,
+    /// Gradients by all outputs of the shard.
+    by_states: Vec<f32>,
+    by_actor: Vec<f32>,
+    /// Gradients by the parameters.
+    critic_gradient: Vec<f32>,
+    actor_gradient: Vec<f32>,
+}
+
+/// Flat parameters during an update.
+struct Parameters {
+    critic: Vec<f32>,
+    target_critic: Vec<f32>,
+    actor: Vec<f32>,
+}
+
+/// Sums over the samples of a batch, or of a shard of it.
+#[derive(Debug, Default)]
+struct Sums {
     critic_loss: f64,
     actor_loss: f64,
     ratios: f64,
     calibration: Calibration,
+}
+
+/// Gradients by the parameters, and sums.
+struct Learned {
+    critic: Vec<f32>,
+    actor: Option<Vec<f32>>,
+    sums: Sums,
 }
 
 /// [`Train`] with batches and losses on the host.
@@ -49,6 +76,7 @@ pub struct HostTrainer {
     dims: Dims,
     bids: Vec<(Bids, f64)>,
     networks: Networks<Flex>,
+    memory: Mutex<[ShardMemory; SHARDS]>,
 }
 
 impl HostTrainer {
@@ -60,74 +88,111 @@ impl HostTrainer {
             bids: days.iter().map(|d| (Bids::new(d, &spec.policy), d.unit)).collect(),
             settings: settings.clone(),
             device,
+            memory: Mutex::default(),
         }
     }
 
-    /// Infers a part of the batch, computes its losses and back-propagates them.
+    fn parameters(&self) -> Parameters {
+        let Networks { actor, critic, .. } = &self.networks;
+        Parameters {
+            critic: to_host(critic.at.params.clone()),
+            target_critic: to_host(critic.at.follower.clone()),
+            actor: to_host(actor.at.params.clone()),
+        }
+    }
+
+    /// Infers a part of the batch, computes its losses and back-propagates them; leaves the gradients in `memory`.
     fn shard(
         &self,
+        memory: &mut ShardMemory,
+        parameters: &Parameters,
         batch: &[SegmentRows],
         losses: &Losses,
         (critic_weight, actor_weight): (f32, f32),
         train_actor: bool,
-    ) -> Shard {
+    ) -> Sums {
         let d = self.dims;
-        let q = d.outputs;
-        let Networks { actor_flat, critic_flat, actor, critic } = &self.networks;
-        let (actor_shape, critic_shape) = (&actor_flat.shape, &critic_flat.shape);
-        let ids = |ads: Vec<u32>| if critic_shape.tables.is_empty() { vec![] } else { ads };
-        let upload =
-            |shape: &Shape, features: Vec<f32>, ids: Vec<u32>| Rows::upload(shape, features, &ids, &self.device);
-
-        let critic_net = critic_flat.cut(&critic.at.params);
-        let state_ids = ids(join(batch, |r| &r.state_ads));
-        let state_pass = critic_net.pass(&upload(critic_shape, join(batch, |r| &r.states), state_ids));
-        let actor_net = actor_flat.cut(&actor.at.params);
-        let actor_rows = upload(actor_shape, join(batch, |r| &r.actor), join(batch, |r| &r.actor_ids));
-        let actor_pass = actor_net.pass(&actor_rows);
-        let after_ids = ids(join(batch, |r| &r.after_ads));
-        let infer =
-            |net: &Net, features: Vec<f32>, ids: Vec<u32>| to_host(net.forward(&upload(critic_shape, features, ids)));
-        let after = infer(&critic_net, join(batch, |r| &r.after), after_ids);
-        let last_ids = ids(join(batch, |r| &r.last_ads));
-        let last = infer(&critic_flat.cut(&critic.at.follower), join(batch, |r| &r.last), last_ids);
-        let states_host = to_host(state_pass.outputs.clone());
-        let actor_host = to_host(actor_pass.outputs.clone());
-
-        let part = |all: &'_ [f32], i: usize, len: usize| -> std::ops::Range<usize> {
-            debug_assert_eq!(all.len(), len * batch.len());
-            i * len..(i + 1) * len
+        let Networks { actor_flat, critic_flat, .. } = &self.networks;
+        let critic = Net::new(critic_flat, &parameters.critic);
+        let target_critic = Net::new(critic_flat, &parameters.target_critic);
+        let actor = Net::new(actor_flat, &parameters.actor);
+        let ShardMemory { states, after, last, actor: bids, .. } = memory;
+        for rows in [&mut *states, after, last, bids] {
+            rows.clear();
+        }
+        let tables = critic_flat.shape.tables.len();
+        for (i, rows) in batch.iter().enumerate() {
+            let first = i * d.steps * d.contracts;
+            for at in rows.potential.iter().enumerate().filter(|(_, potential)| **potential != 0.0).map(|(at, _)| at) {
+                states.push(&critic, first + at, rows.state(at), &rows.state_ads[at..at + tables]);
+            }
+            let first = i * d.steps * d.eligible;
+            for (at, bidder) in rows.bidders.iter().enumerate() {
+                let Some(bidder) = bidder else { continue };
+                if bidder.after_potential != 0.0 {
+                    after.push(&critic, first + at, rows.after(at), &rows.after_ads[at..at + tables]);
+                }
+            }
+            for at in 0..d.contracts {
+                last.push(&target_critic, i * d.contracts + at, rows.last(at), &rows.last_ads[at..at + tables]);
+            }
+            let actor_tables = actor_flat.shape.tables.len();
+            for at in rows.actor_rows_present(&d) {
+                let ids = &rows.actor_ids[at * actor_tables..(at + 1) * actor_tables];
+                bids.push(&actor, i * d.steps * d.actor_rows() + at, rows.actor(at, actor_flat.shape.features), ids);
+            }
+        }
+        let outputs = BatchOutputs {
+            states: states.infer(&critic, batch.len() * d.steps * d.contracts),
+            after: after.infer(&critic, batch.len() * d.steps * d.eligible),
+            last: last.infer(&target_critic, batch.len() * d.contracts),
+            actor: bids.infer(&actor, batch.len() * d.steps * d.actor_rows()),
         };
         let gradients: Vec<Gradients> = batch
             .par_iter()
             .enumerate()
-            .map(|(i, rows)| {
-                let outputs = Outputs {
-                    states: &states_host[part(&states_host, i, d.steps * d.contracts * q)],
-                    last: &last[part(&last, i, d.contracts * q)],
-                    after: &after[part(&after, i, d.steps * d.eligible * q)],
-                    actor: &actor_host[part(&actor_host, i, d.steps * d.actor_rows())],
-                };
-                losses.segment(rows, &outputs, critic_weight, actor_weight)
-            })
+            .map(|(i, rows)| losses.segment(rows, &outputs.of_segment(i, batch.len()), critic_weight, actor_weight))
             .collect();
-        let joined = |f: fn(&Gradients) -> &Vec<f32>, columns: usize| -> Tensor<Flex, 2> {
-            let mut all = Vec::with_capacity(gradients.len() * f(&gradients[0]).len());
-            for g in &gradients {
-                all.extend_from_slice(f(g));
-            }
-            let rows = all.len() / columns;
-            Tensor::from_data(TensorData::new(all, [rows, columns]), &self.device)
-        };
+
+        let ShardMemory { states, actor: bids, by_states, by_actor, critic_gradient, actor_gradient, .. } = memory;
+        by_states.clear();
+        gradients.iter().for_each(|g| by_states.extend_from_slice(&g.states));
+        states.gradients(&critic, by_states, critic_gradient);
+        if train_actor {
+            by_actor.clear();
+            gradients.iter().for_each(|g| by_actor.extend_from_slice(&g.actor));
+            bids.gradients(&actor, by_actor, actor_gradient);
+        }
         let sum = |f: fn(&Gradients) -> f64| gradients.iter().map(f).sum::<f64>();
-        Shard {
-            critic_gradient: critic_flat.join(critic_net.gradients(state_pass, joined(|g| &g.states, q))),
-            actor_gradient: train_actor
-                .then(|| actor_flat.join(actor_net.gradients(actor_pass, joined(|g| &g.actor, 1)))),
+        Sums {
             critic_loss: sum(|g| g.critic_loss),
             actor_loss: sum(|g| g.actor_loss),
             ratios: sum(|g| g.ratios),
             calibration: Calibration::sum(gradients.iter().map(|g| &g.calibration)),
+        }
+    }
+}
+
+/// Outputs of the networks for the segments of a shard, one after another.
+struct BatchOutputs<'a> {
+    states: &'a [f32],
+    after: &'a [f32],
+    last: &'a [f32],
+    actor: &'a [f32],
+}
+
+impl BatchOutputs<'_> {
+    /// Returns those of segment `i` of `segments`.
+    fn of_segment(&self, i: usize, segments: usize) -> Outputs<'_> {
+        let part = |all: &'_ [f32]| {
+            let len = all.len() / segments;
+            i * len..(i + 1) * len
+        };
+        Outputs {
+            states: &self.states[part(self.states)],
+            last: &self.last[part(self.last)],
+            after: &self.after[part(self.after)],
+            actor: &self.actor[part(self.actor)],
         }
     }
 }
@@ -137,8 +202,8 @@ const ANCHOR_UNITS: f64 = 30.0;
 
 /// Results of the lessons of a batch.
 struct Taught {
-    critic_gradient: Option<Tensor<Flex, 1>>,
-    actor_gradient: Tensor<Flex, 1>,
+    critic_gradient: Option<Vec<f32>>,
+    actor_gradient: Vec<f32>,
     critic_loss: f64,
     actor_loss: f64,
 }
@@ -147,43 +212,43 @@ impl HostTrainer {
     /// Computes the gradients of the losses of hindsight prices, summed over the rows by their weights times `per_weight`; those of the
     /// critic only if it learns their distribution.
     fn learn_from(&self, rows: &LessonRows, per_weight: f32) -> Taught {
-        let Networks { actor_flat, critic_flat, actor, critic } = &self.networks;
+        let Networks { actor_flat, critic_flat, .. } = &self.networks;
+        let parameters = self.parameters();
         let l = &self.settings.learner;
-        let column = |values: Vec<f32>, columns: usize| -> Tensor<Flex, 2> {
-            Tensor::from_data(TensorData::new(values, [rows.len(), columns]), &self.device)
+        let features = actor_flat.shape.features;
+        let actor_tables = actor_flat.shape.tables.len();
+        let through = |net: &Net, tables: usize| {
+            let mut pass = Pass::default();
+            for (i, features) in rows.features.chunks_exact(features).enumerate() {
+                // The first of the actor's tables is that of the ads, which the critic has alone.
+                net.push(&mut pass, features, &rows.ids[i * actor_tables..][..tables]);
+            }
+            net.forward(&mut pass);
+            pass
         };
         let mut aims = rows.labels.clone();
         let (mut critic_gradient, mut critic_loss) = (None, 0.0);
         if l.target == Target::Hindsight {
-            let shape = &critic_flat.shape;
-            // The first of the actor's tables is that of the ads.
-            let ids: Vec<u32> = match (shape.tables.len(), actor_flat.shape.tables.len()) {
-                (0, _) | (_, 0) => vec![],
-                (_, tables) => rows.ids.iter().step_by(tables).copied().collect(),
-            };
-            let net = critic_flat.cut(&critic.at.params);
-            let pass = net.pass(&Rows::upload(shape, rows.features.clone(), &ids, &self.device));
-            let outputs = to_host(pass.outputs.clone());
-            let mut gradient = vec![0.0; outputs.len()];
+            let net = Net::new(critic_flat, &parameters.critic);
+            let mut pass = through(&net, critic_flat.shape.tables.len());
+            let mut by = vec![0.0; pass.outputs.len()];
             let factors = loss_factors(&self.settings);
-            critic_loss = hindsight::distribution(rows, &outputs, &support(l), &factors, per_weight, &mut gradient);
-            aims = hindsight::aims(rows, &outputs, l.hedge as f32);
-            let by = column(gradient, shape.outputs);
-            critic_gradient = Some(critic_flat.join(net.gradients(pass, by)));
+            critic_loss = hindsight::distribution(rows, &pass.outputs, &support(l), &factors, per_weight, &mut by);
+            aims = hindsight::aims(rows, &pass.outputs, l.hedge as f32);
+            net.gradients(&mut pass, &by, critic_gradient.insert(vec![]));
         }
-        let net = actor_flat.cut(&actor.at.params);
-        let shape = &actor_flat.shape;
-        let pass = net.pass(&Rows::upload(shape, rows.features.clone(), &rows.ids, &self.device));
-        let outputs = to_host(pass.outputs.clone());
-        let mut gradient = vec![0.0; rows.len()];
+        let net = Net::new(actor_flat, &parameters.actor);
+        let mut pass = through(&net, actor_tables);
+        let mut by = vec![0.0; rows.len()];
         let anchor = (l.anchor / ANCHOR_UNITS) as f32;
-        let actor_loss = hindsight::bids(rows, &outputs, &aims, anchor, per_weight, &mut gradient);
-        let actor_gradient = actor_flat.join(net.gradients(pass, column(gradient, 1)));
+        let actor_loss = hindsight::bids(rows, &pass.outputs, &aims, anchor, per_weight, &mut by);
+        let mut actor_gradient = vec![];
+        net.gradients(&mut pass, &by, &mut actor_gradient);
         Taught { critic_gradient, actor_gradient, critic_loss, actor_loss }
     }
 
     /// Computes the gradients and losses of returns, each loss weighed with one of `weights`, by shards.
-    fn learn_from_returns(&self, batch: &[SegmentRows], weights: (f32, f32), train_actor: bool) -> Vec<Shard> {
+    fn learn_from_returns(&self, batch: &[SegmentRows], weights: (f32, f32), train_actor: bool) -> Learned {
         let losses = Losses {
             settings: &self.settings.learner,
             dims: self.dims,
@@ -192,8 +257,25 @@ impl HostTrainer {
             support: support(&self.settings.learner),
             score_auctions: self.dims.score_auctions,
         };
+        let parameters = self.parameters();
         let size = batch.len().div_ceil(SHARDS);
-        batch.par_chunks(size).map(|part| self.shard(part, &losses, weights, train_actor)).collect()
+        // A panic in a shard ends the process: what it leaves in the memory is never read.
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let shards = batch.par_chunks(size).zip(memory.par_iter_mut());
+        let shards: Vec<(Sums, &mut ShardMemory)> = shards
+            .map(|(part, memory)| (self.shard(memory, &parameters, part, &losses, weights, train_actor), memory))
+            .collect();
+        let sum = |f: fn(&Sums) -> f64| shards.iter().map(|(sums, _)| f(sums)).sum::<f64>();
+        Learned {
+            sums: Sums {
+                critic_loss: sum(|s| s.critic_loss),
+                actor_loss: sum(|s| s.actor_loss),
+                ratios: sum(|s| s.ratios),
+                calibration: Calibration::sum(shards.iter().map(|(sums, _)| &sums.calibration)),
+            },
+            critic: total(shards.iter().map(|(_, memory)| &memory.critic_gradient)).expect("a batch has a shard"),
+            actor: total(shards.iter().map(|(_, memory)| &memory.actor_gradient)).filter(|_| train_actor),
+        }
     }
 
     /// Does a step from lessons alone; no step if the batch's segments have no lesson.
@@ -217,12 +299,13 @@ impl HostTrainer {
 
     fn step(
         &mut self,
-        critic: Tensor<Flex, 1>,
-        actor: Option<Tensor<Flex, 1>>,
+        critic: Vec<f32>,
+        actor: Option<Vec<f32>>,
         stats: UpdateStats,
         plan: UpdatePlan,
     ) -> anyhow::Result<Option<UpdateStats>> {
-        let norms = self.networks.step(critic, actor, plan.rate);
+        let [critic, actor] = [Some(critic), actor].map(|gradient| Some(upload(gradient?, &self.device)));
+        let norms = self.networks.step(critic.expect("the critic always learns"), actor, plan.rate);
         if !plan.read {
             return Ok(None);
         }
@@ -233,16 +316,12 @@ impl HostTrainer {
 }
 
 /// Sums gradients in their order.
-fn total(gradients: Vec<Tensor<Flex, 1>>) -> Option<Tensor<Flex, 1>> {
-    gradients.into_iter().reduce(|a, b| a + b)
-}
-
-fn join<T: Copy + Send + Sync>(batch: &[SegmentRows], part: impl Fn(&SegmentRows) -> &[T]) -> Vec<T> {
-    let mut joined = Vec::with_capacity(batch.len() * part(&batch[0]).len());
-    for rows in batch {
-        joined.extend_from_slice(part(rows));
+fn total<'a>(mut gradients: impl Iterator<Item = &'a Vec<f32>>) -> Option<Vec<f32>> {
+    let mut total = gradients.next()?.clone();
+    for gradient in gradients {
+        total.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
     }
-    joined
+    Some(total)
 }
 
 impl Train for HostTrainer {
@@ -272,58 +351,49 @@ impl Train for HostTrainer {
         let pairs = batch.iter().map(SegmentRows::pairs).sum::<usize>().max(1);
         let requests = batch.iter().map(|r| r.contests.len()).sum::<usize>().max(1);
         let weights = (1.0 / pairs as f32, 1.0 / requests as f32);
-        let shards = self.learn_from_returns(batch, weights, plan.train_actor);
-        let sum = |f: fn(&Shard) -> f64| shards.iter().map(f).sum::<f64>();
+        let Learned { critic, actor, sums } = self.learn_from_returns(batch, weights, plan.train_actor);
         let stats = UpdateStats {
-            critic_loss: sum(|s| s.critic_loss) / pairs as f64,
-            actor_loss: sum(|s| s.actor_loss) / requests as f64,
-            ratio: sum(|s| s.ratios) / requests as f64,
-            calibration: Calibration::sum(shards.iter().map(|s| &s.calibration)).shares(),
+            critic_loss: sums.critic_loss / pairs as f64,
+            actor_loss: sums.actor_loss / requests as f64,
+            ratio: sums.ratios / requests as f64,
+            calibration: sums.calibration.shares(),
             ..UpdateStats::default()
         }
         .check_losses()?;
-        let (critic, actor): (Vec<_>, Vec<_>) =
-            shards.into_iter().map(|s| (s.critic_gradient, s.actor_gradient)).unzip();
-        let critic = total(critic).expect("a batch has a shard");
-        let mut actor: Vec<Tensor<Flex, 1>> = actor.into_iter().flatten().collect();
-        actor.extend(taught.filter(|_| plan.train_actor).map(|taught| taught.actor_gradient));
-        self.step(critic, total(actor), stats, plan)
+        let taught = taught.filter(|_| plan.train_actor).map(|taught| taught.actor_gradient);
+        self.step(critic, total(actor.iter().chain(&taught)), stats, plan)
     }
 
     fn share(&self, batch: &Batch, plan: UpdatePlan) -> anyhow::Result<GradientShare> {
         let Batch::Rows(batch, lessons) = batch else { anyhow::bail!("a batch of another trainer") };
         let taught = (!lessons.is_empty()).then(|| self.learn_from(lessons, 1.0));
-        let shards = match self.settings.learner.target {
-            Target::Hindsight => vec![],
-            _ => self.learn_from_returns(batch, (1.0, 1.0), plan.train_actor),
+        let (critic, actor, sums) = match self.settings.learner.target {
+            Target::Hindsight => (None, None, Sums::default()),
+            _ => {
+                let Learned { critic, actor, sums } = self.learn_from_returns(batch, (1.0, 1.0), plan.train_actor);
+                (Some(critic), actor, sums)
+            }
         };
-        let sum = |f: fn(&Shard) -> f64| shards.iter().map(f).sum::<f64>();
         let of_lessons = |f: fn(&Taught) -> f64| taught.as_ref().map_or(0.0, f);
         let tally = Tally {
             pairs: batch.iter().map(|rows| rows.pairs() as u64).sum(),
             requests: batch.iter().map(|rows| rows.contests.len() as u64).sum(),
-            critic_loss: sum(|s| s.critic_loss),
-            actor_loss: sum(|s| s.actor_loss),
-            ratios: sum(|s| s.ratios),
-            calibration: Calibration::sum(shards.iter().map(|s| &s.calibration)),
+            critic_loss: sums.critic_loss,
+            actor_loss: sums.actor_loss,
+            ratios: sums.ratios,
+            calibration: sums.calibration,
             lessons: lessons.len() as u64,
             lesson_weight: lessons.weight().into(),
             lesson_critic_loss: of_lessons(|t| t.critic_loss),
             lesson_actor_loss: of_lessons(|t| t.actor_loss),
         };
-        let (critic, actor): (Vec<_>, Vec<_>) =
-            shards.into_iter().map(|s| (s.critic_gradient, s.actor_gradient)).unzip();
         let (taught_critic, taught_actor) = taught.map(|t| (t.critic_gradient, t.actor_gradient)).unzip();
-        let of = [
-            total(critic).or(taught_critic.flatten()),
-            total(actor.into_iter().flatten().collect()),
-            taught_actor.filter(|_| plan.train_actor),
-        ];
+        let parts = [critic.or(taught_critic.flatten()), actor, taught_actor.filter(|_| plan.train_actor)];
         let mut gradients = Vec::with_capacity(self.parts().iter().sum());
-        for (part, len) in of.into_iter().zip(self.parts()) {
+        for (part, len) in parts.into_iter().zip(self.parts()) {
             let end = gradients.len() + len;
             if let Some(part) = part.filter(|_| len > 0) {
-                gradients.extend(to_host(part));
+                gradients.extend(part);
             }
             gradients.resize(end, 0.0);
         }
@@ -360,13 +430,14 @@ impl Train for HostTrainer {
         let (critic, rest) = gradients.split_at(critic);
         let (actor, taught) = rest.split_at(actor);
         // The mean over the ranks of what each summed.
-        let over = |gradient: &[f32], divisor: f64| -> Option<Tensor<Flex, 1>> {
+        let over = |gradient: &[f32], divisor: f64| -> Vec<f32> {
             let factor = (ranks as f64 / divisor) as f32;
-            (!gradient.is_empty()).then(|| upload(gradient.iter().map(|g| g * factor).collect(), &self.device))
+            gradient.iter().map(|g| g * factor).collect()
         };
-        let critic = over(critic, if by_returns { pairs } else { weight }).expect("a critic has parameters");
-        let actor = [over(actor, requests), over(taught, weight)].into_iter().flatten().collect();
-        self.step(critic, total(actor).filter(|_| plan.train_actor), stats, plan)
+        let critic = over(critic, if by_returns { pairs } else { weight });
+        let actor = [over(actor, requests), over(taught, weight)];
+        let actor = total(actor.iter().filter(|gradient| !gradient.is_empty()));
+        self.step(critic, actor.filter(|_| plan.train_actor), stats, plan)
     }
 
     /// Does nothing: an update is complete when it returns.

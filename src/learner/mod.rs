@@ -15,7 +15,7 @@
 //! - [`hindsight`]: losses of hindsight prices, on the CPU alone. [`calibration`]: calibration of the critic's distributions.
 //! - [`dims`]: sizes of a batch. [`pool`]: replay pool of compact segments. [`core`]: pool, replay ratio, budget and the decay of
 //!   learning rates around the trainer, the same in every mode. [`share`]: the part of one of several ranks. [`networks`], [`optimiser`]: parameters as flat
-//!   tensors. [`tensor_net`]: the network's passes on the CPU.
+//!   tensors. [`passes`]: a network's passes on the CPU. `present`: the rows of a batch that need them.
 //! - [`device`]: choice of the backend.
 //! - [`process`]: the learner process. [`rings`]: its side of shared memory. [`saver`]: its side of snapshots.
 //! - [`peers`]: the other ranks of a learner (`learner.ranks`), as one of them sees them. `together`: what they do together.
@@ -34,14 +34,15 @@ mod kernels;
 pub mod loss;
 pub mod networks;
 pub mod optimiser;
+pub mod passes;
 pub mod peers;
 pub mod pool;
+mod present;
 pub mod process;
 pub mod resident;
 pub mod rings;
 mod saver;
 pub mod share;
-pub mod tensor_net;
 mod together;
 pub mod trainer;
 mod transfer;

@@ -6,16 +6,28 @@ use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
 use crate::env::FEATURES;
-use crate::learner::tensor_net::Flat;
 use crate::policy::PolicySpec;
 use crate::policy::TrainerState;
-use crate::policy::net::{Shape, Table};
+use crate::policy::net::{Part, Shape, Table};
 use crate::policy::start::initial_actor;
 use crate::settings::{Critic, Settings, Target};
 
 use super::dims::outputs;
 use super::optimiser::{Adam, Arrays, Optimise, Rates};
 use super::transfer::to_host;
+
+/// Positions of a shape's arrays in its flat parameters.
+#[derive(Debug, Clone)]
+pub struct Flat {
+    pub shape: Shape,
+    pub parts: Vec<Part>,
+}
+
+impl Flat {
+    pub fn new(shape: Shape) -> Self {
+        Self { parts: shape.parts(), shape }
+    }
+}
 
 /// All state that updates change.
 pub struct Networks<B: Backend> {

@@ -47,7 +47,7 @@ struct Scene {
 
 impl Scene {
     fn new(settings: Settings) -> Self {
-        let size = WorldSize { requests: 2_000, queue: 6, eligible: 3, contracts: 4 };
+        let size = WorldSize { requests: 2_000, queue: 6, eligible: 3, masked: 0.2, contracts: 4 };
         let days = vec![world::day(size).unwrap().0];
         let spec = world::spec(&days[0], &settings);
         let mut explorer = Explorer::new(&days, &settings, spec.clone(), initial_actor(&spec, 1), 0, 0);

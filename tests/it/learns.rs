@@ -137,7 +137,8 @@ fn gradients_by_the_outputs_are_the_differences_of_the_losses() {
         let mut settings = settings();
         (settings.learner.critic, settings.learner.credit, settings.score_mode) = (critic, credit, mode);
         settings.episodes.requests_per_step = per_step;
-        let (day, _) = world::day(WorldSize { requests: 400, queue: 6, eligible: 3, contracts: 4 }).unwrap();
+        let (day, _) =
+            world::day(WorldSize { requests: 400, queue: 6, eligible: 3, masked: 0.2, contracts: 4 }).unwrap();
         let scene = Scene::new(day, settings.clone(), |days, spec| {
             let mut explorer = Explorer::new(days, &settings, spec.clone(), initial_actor(spec, 1), 0, 0);
             let dims = Dims::of(days, spec, &settings);
@@ -162,7 +163,7 @@ fn gradients_by_the_outputs_are_the_differences_of_the_losses() {
 fn the_anchor_pulls_outputs_towards_zero() {
     let mut settings = settings();
     settings.episodes.requests_per_step = 3;
-    let (day, _) = world::day(WorldSize { requests: 400, queue: 6, eligible: 3, contracts: 4 }).unwrap();
+    let (day, _) = world::day(WorldSize { requests: 400, queue: 6, eligible: 3, masked: 0.2, contracts: 4 }).unwrap();
     let mut scene = Scene::new(day, settings.clone(), |days, spec| {
         let mut explorer = Explorer::new(days, &settings, spec.clone(), initial_actor(spec, 1), 0, 0);
         let dims = Dims::of(days, spec, &settings);
@@ -284,7 +285,7 @@ fn prediction(critic: Critic, credit: Credit) -> Settings {
 
 /// Losses on episodes that were not learned from, before and after so many updates of the critic.
 fn held_out(settings: &Settings, updates: usize) -> [f64; 2] {
-    let (day, _) = world::day(WorldSize { requests: 2_000, queue: 6, eligible: 3, contracts: 4 }).unwrap();
+    let (day, _) = world::day(WorldSize { requests: 2_000, queue: 6, eligible: 3, masked: 0.2, contracts: 4 }).unwrap();
     let days = [day];
     let spec = world::spec(&days[0], settings);
     let learner = || {

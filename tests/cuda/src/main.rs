@@ -21,7 +21,7 @@ use burn_cuda::CudaDevice;
 use cubecl::cuda::CudaRuntime;
 use libloading::{Library, Symbol};
 
-const WORLD: WorldSize = WorldSize { requests: 6_000, queue: 16, eligible: 8, contracts: 30 };
+const WORLD: WorldSize = WorldSize { requests: 6_000, queue: 16, eligible: 8, masked: 0.2, contracts: 30 };
 const UPDATES: usize = 2_000;
 const VALUE_UPDATES: usize = 200;
 /// Blocks that are taken in again and again, and for how long.

@@ -25,7 +25,7 @@ use cubecl::Runtime as _;
 
 const TOLERANCE: f64 = 1e-4;
 const UPDATES: usize = 100;
-const WORLD: WorldSize = WorldSize { requests: 6_000, queue: 16, eligible: 8, contracts: 12 };
+const WORLD: WorldSize = WorldSize { requests: 6_000, queue: 16, eligible: 8, masked: 0.2, contracts: 12 };
 /// Wider, because norms of small batches are differences of large terms.
 const VARIANTS_TOLERANCE: f64 = 2e-3;
 

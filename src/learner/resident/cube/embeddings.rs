@@ -8,7 +8,7 @@ use burn_cubecl::CubeRuntime;
 use cubecl::prelude::*;
 
 use crate::env::FEATURES;
-use crate::learner::tensor_net::Flat;
+use crate::learner::networks::Flat;
 
 use crate::gpu::numbers::{CUBE, Numbers};
 

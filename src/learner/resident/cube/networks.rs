@@ -8,7 +8,7 @@ use burn_cubecl::CubeRuntime;
 use crate::env::FEATURES;
 use crate::gpu::layers::{Layer, Parts};
 use crate::gpu::numbers::{Cube, Numbers};
-use crate::learner::tensor_net::Flat;
+use crate::learner::networks::Flat;
 
 use super::super::super::networks::Networks;
 use super::super::layout::Layout;

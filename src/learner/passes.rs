@@ -1,0 +1,316 @@
+//! Forward and backward passes of a network on the CPU.
+//!
+//! Parameters and gradients are flat, and arrays are slices of them: nothing is cut or joined. The memory of a [`Pass`] serves one
+//! update after another, because an update touches tens of megabytes and fresh pages cost a tenth of its time. Matrix products
+//! call the library that burn's CPU backend calls. The backward pass is explicit: the losses give gradients by the outputs in
+//! closed form, and from there to the parameters it takes a few products.
+
+use multiversion::multiversion;
+
+use super::networks::Flat;
+
+/// A network with its flat parameters.
+#[derive(Clone, Copy)]
+pub struct Net<'a> {
+    flat: &'a Flat,
+    params: &'a [f32],
+}
+
+/// Rows on their way through a network: inputs and activations, `[rows, width]` each. Kept for the backward pass, and as memory
+/// for the rows of the next update.
+#[derive(Debug, Default)]
+pub struct Pass {
+    rows: usize,
+    inputs: Vec<f32>,
+    /// `[rows, tables]`
+    ids: Vec<u32>,
+    first: Vec<f32>,
+    second: Vec<f32>,
+    /// `[rows, outputs]`
+    pub outputs: Vec<f32>,
+    /// Gradients by the second and by the first layer, before their rectifiers.
+    by_second: Vec<f32>,
+    by_first: Vec<f32>,
+}
+
+impl Pass {
+    /// Forgets the rows.
+    pub fn clear(&mut self) {
+        self.rows = 0;
+        self.inputs.clear();
+        self.ids.clear();
+    }
+}
+
+/// A matrix in memory, row-major.
+#[derive(Clone, Copy)]
+struct Matrix<'a> {
+    numbers: &'a [f32],
+    rows: usize,
+    columns: usize,
+    /// Distances of neighbours in a column and in a row.
+    strides: [isize; 2],
+}
+
+impl<'a> Matrix<'a> {
+    fn new(numbers: &'a [f32], columns: usize) -> Self {
+        let rows = numbers.len() / columns;
+        Self { numbers: &numbers[..rows * columns], rows, columns, strides: [columns as isize, 1] }
+    }
+
+    fn transposed(self) -> Self {
+        let [row, column] = self.strides;
+        Self { rows: self.columns, columns: self.rows, strides: [column, row], ..self }
+    }
+}
+
+/// Writes the product of two matrices to `out`, row-major.
+///
+/// # Shapes
+/// - lhs: `[m, k]`, rhs: `[k, n]`, out: `[m, n]`
+///
+/// # Panics
+/// If the shapes do not fit.
+fn product(lhs: Matrix, rhs: Matrix, out: &mut [f32]) {
+    let (m, k, n) = (lhs.rows, lhs.columns, rhs.columns);
+    assert_eq!(k, rhs.rows, "the columns of one matrix are the rows of the other");
+    assert_eq!(out.len(), m * n, "the result has the rows of one matrix and the columns of the other");
+    // SAFETY: a matrix has `rows * columns` numbers, and its strides stay within them; `out` has `m` rows of `n`.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            out.as_mut_ptr(),
+            1,
+            n as isize,
+            false,
+            lhs.numbers.as_ptr(),
+            lhs.strides[1],
+            lhs.strides[0],
+            rhs.numbers.as_ptr(),
+            rhs.strides[1],
+            rhs.strides[0],
+            0.0,
+            1.0,
+            false,
+            false,
+            false,
+            gemm::Parallelism::None,
+        );
+    }
+}
+
+/// Adds a bias to each row.
+#[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
+fn add_bias(rows: &mut [f32], bias: &[f32]) {
+    for row in rows.chunks_exact_mut(bias.len()) {
+        row.iter_mut().zip(bias).for_each(|(x, b)| *x += b);
+    }
+}
+
+/// Adds a bias to each row and rectifies.
+#[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
+fn add_bias_and_rectify(rows: &mut [f32], bias: &[f32]) {
+    for row in rows.chunks_exact_mut(bias.len()) {
+        row.iter_mut().zip(bias).for_each(|(x, b)| *x = (*x + b).max(0.0));
+    }
+}
+
+/// Writes the sum of the rows to `sum`.
+#[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
+fn sum_rows(rows: &[f32], sum: &mut [f32]) {
+    sum.fill(0.0);
+    for row in rows.chunks_exact(sum.len()) {
+        sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+    }
+}
+
+/// Clears the gradients where the rectifier was closed, and writes the sum of the rows to `sum`.
+#[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
+fn close_and_sum_rows(gradients: &mut [f32], rectified: &[f32], sum: &mut [f32]) {
+    sum.fill(0.0);
+    let columns = sum.len();
+    for (gradients, rectified) in gradients.chunks_exact_mut(columns).zip(rectified.chunks_exact(columns)) {
+        for ((gradient, rectified), sum) in gradients.iter_mut().zip(rectified).zip(sum.iter_mut()) {
+            *gradient = if *rectified == 0.0 { 0.0 } else { *gradient };
+            *sum += *gradient;
+        }
+    }
+}
+
+impl<'a> Net<'a> {
+    /// # Panics
+    /// If the length of `params` does not fit the shape.
+    pub fn new(flat: &'a Flat, params: &'a [f32]) -> Self {
+        assert_eq!(params.len(), flat.shape.len(), "parameters fit the shape");
+        Self { flat, params }
+    }
+
+    /// Returns the number of outputs of a row.
+    pub fn outputs(&self) -> usize {
+        self.flat.shape.outputs
+    }
+
+    fn tables(&self) -> usize {
+        self.flat.shape.tables.len()
+    }
+
+    /// Returns the weights `[inputs, outputs]` and the bias of layer 1, 2 or 3.
+    fn layer(&self, layer: usize) -> (Matrix<'a>, &'a [f32]) {
+        let at = self.tables() + 2 * (layer - 1);
+        let [weights, bias] = [at, at + 1].map(|part| &self.flat.parts[part]);
+        (Matrix::new(&self.params[weights.range()], weights.columns), &self.params[bias.range()])
+    }
+
+    /// Adds a row to those of `pass`: its features, then the embeddings of its ids.
+    ///
+    /// # Shapes
+    /// - features: `[features]`, ids: `[tables]`
+    ///
+    /// # Panics
+    /// If the lengths do not fit, or an id is beyond its table.
+    pub fn push(&self, pass: &mut Pass, features: &[f32], ids: &[u32]) {
+        assert_eq!((features.len(), ids.len()), (self.flat.shape.features, self.tables()), "a row of this network");
+        pass.rows += 1;
+        pass.inputs.extend_from_slice(features);
+        for (table, &id) in self.flat.parts.iter().zip(ids) {
+            let at = table.at + id as usize * table.columns;
+            assert!(at < table.range().end, "an id beyond its table");
+            pass.inputs.extend_from_slice(&self.params[at..at + table.columns]);
+        }
+        pass.ids.extend_from_slice(ids);
+    }
+
+    /// Infers the rows of `pass`.
+    pub fn forward(&self, pass: &mut Pass) {
+        let dense = |inputs: &[f32], layer: usize, finish: fn(&mut [f32], &[f32]), out: &mut Vec<f32>| {
+            let (weights, bias) = self.layer(layer);
+            out.resize(pass.rows * bias.len(), 0.0);
+            product(Matrix::new(inputs, weights.rows), weights, out);
+            finish(out, bias);
+        };
+        dense(&pass.inputs, 1, add_bias_and_rectify, &mut pass.first);
+        dense(&pass.first, 2, add_bias_and_rectify, &mut pass.second);
+        dense(&pass.second, 3, add_bias, &mut pass.outputs);
+    }
+
+    /// Writes the gradients by the parameters, of a sum whose gradient by the outputs of `pass` is `by`, to `gradient`.
+    ///
+    /// # Shapes
+    /// - by: `[rows, outputs]`; gradient: flat, as the parameters
+    pub fn gradients(&self, pass: &mut Pass, by: &[f32], gradient: &mut Vec<f32>) {
+        let rows = pass.rows;
+        gradient.resize(self.params.len(), 0.0);
+        if rows == 0 {
+            gradient.fill(0.0);
+            return;
+        }
+        let (tables, mut layers) = gradient.split_at_mut(self.flat.parts[self.tables()].at);
+        let mut parts = self.flat.parts[self.tables()..].iter().map(|part| {
+            let (part, rest) = std::mem::take(&mut layers).split_at_mut(part.range().len());
+            layers = rest;
+            part
+        });
+        let mut part = || parts.next().expect("three layers have six parts");
+        let [w1, b1, w2, b2, w3, b3] = [part(), part(), part(), part(), part(), part()];
+
+        // Back-propagates through the weights of `layer`, and through the rectifier of the layer below where it was open.
+        let through = |by: &[f32], layer: usize, rectified: &[f32], out: &mut Vec<f32>, bias: &mut [f32]| {
+            let (weights, _) = self.layer(layer);
+            out.resize(rows * weights.rows, 0.0);
+            product(Matrix::new(by, weights.columns), weights.transposed(), out);
+            close_and_sum_rows(out, rectified, bias);
+        };
+        let by_weights = |inputs: &[f32], by: &[f32], columns: usize, out: &mut [f32]| {
+            let width = out.len() / columns;
+            product(Matrix::new(inputs, width).transposed(), Matrix::new(by, columns), out);
+        };
+        let hidden = self.flat.shape.hidden;
+        sum_rows(by, b3);
+        by_weights(&pass.second, by, self.outputs(), w3);
+        through(by, 3, &pass.second, &mut pass.by_second, b2);
+        by_weights(&pass.first, &pass.by_second, hidden, w2);
+        through(&pass.by_second, 2, &pass.first, &mut pass.by_first, b1);
+        by_weights(&pass.inputs, &pass.by_first, hidden, w1);
+
+        tables.fill(0.0);
+        if !tables.is_empty() {
+            self.by_tables(pass, tables);
+        }
+    }
+
+    /// Adds the gradients by the tables to `gradient`, from those by the first layer.
+    fn by_tables(&self, pass: &Pass, gradient: &mut [f32]) {
+        let features = self.flat.shape.features;
+        let (weights, _) = self.layer(1);
+        // Features are constants: no gradient by them is needed.
+        let weights = Matrix::new(&weights.numbers[features * weights.columns..], weights.columns);
+        let width = weights.rows;
+        let mut by_embeddings = vec![0.0; pass.rows * width];
+        product(Matrix::new(&pass.by_first, weights.columns), weights.transposed(), &mut by_embeddings);
+        for (ids, mut by) in pass.ids.chunks_exact(self.tables()).zip(by_embeddings.chunks_exact(width)) {
+            for (table, &id) in self.flat.parts.iter().zip(ids) {
+                let (own, rest) = by.split_at(table.columns);
+                by = rest;
+                let at = table.at + id as usize * table.columns;
+                gradient[at..at + table.columns].iter_mut().zip(own).for_each(|(sum, by)| *sum += by);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::{RngExt as _, SeedableRng as _};
+    use rand_chacha::ChaCha8Rng;
+
+    use super::*;
+    use crate::policy::net::{HostNet, Shape, Table};
+
+    /// Differences of the plain loops' outputs in single precision need wide steps, so the gradient is compared to few digits
+    /// only.
+    #[test]
+    fn gradients_are_what_differences_say() {
+        let mut rng = ChaCha8Rng::seed_from_u64(7);
+        // The memory serves both networks, so that what is left of one must not reach the other.
+        let (mut pass, mut gradient) = (Pass::default(), Vec::new());
+        for tables in [vec![Table { rows: 3, width: 2 }, Table { rows: 4, width: 1 }], vec![]] {
+            let shape = Shape { features: 5, tables, hidden: 6, outputs: 2 };
+            let params: Vec<f32> = (0..shape.len()).map(|_| rng.random_range(-0.8..0.8)).collect();
+            let rows = 9;
+            let features: Vec<f32> = (0..rows * shape.features).map(|_| rng.random_range(-1.0..1.0)).collect();
+            let ids: Vec<u32> = (0..rows)
+                .flat_map(|_| shape.tables.iter().map(|t| t.rows as u32))
+                .map(|n| rng.random_range(0..n))
+                .collect();
+            let by: Vec<f32> = (0..rows * shape.outputs).map(|_| rng.random_range(-1.0..1.0)).collect();
+            let sum = |params: &[f32]| -> f64 {
+                let mut out = vec![0.0; by.len()];
+                HostNet::new(shape.clone(), params.to_vec()).forward(&features, &ids, &mut out);
+                out.iter().zip(&by).map(|(o, b)| f64::from(*o) * f64::from(*b)).sum()
+            };
+            let flat = Flat::new(shape.clone());
+            let net = Net::new(&flat, &params);
+            pass.clear();
+            let tables = shape.tables.len();
+            for (row, features) in features.chunks_exact(shape.features).enumerate() {
+                net.push(&mut pass, features, &ids[row * tables..(row + 1) * tables]);
+            }
+            net.forward(&mut pass);
+            net.gradients(&mut pass, &by, &mut gradient);
+            let mut moved = params.clone();
+            for (i, g) in gradient.iter().enumerate() {
+                let step = 1e-3;
+                let at = |moved: &mut Vec<f32>, x: f32| {
+                    moved[i] = x;
+                    sum(moved)
+                };
+                let difference = (at(&mut moved, params[i] + step) - at(&mut moved, params[i] - step)) / 2e-3;
+                moved[i] = params[i];
+                assert!((difference - f64::from(*g)).abs() < 0.02, "{i}: {g} is not {difference}");
+            }
+            assert!(gradient.iter().filter(|g| g.abs() > 0.05).count() > shape.len() / 2, "hardly any gradient");
+        }
+    }
+}
