@@ -7,9 +7,9 @@
 //! live, for which only a [`KnownDay`] exists before its requests arrive. A [`Segment`] of a trajectory names rows of the
 //! compiled log and carries only what replay changed; the learner rebuilds the states with this same code.
 //!
-//! [`State`] has the counters of a replay, among them the `tracker` of traffic and prices. It is serialised in three places: in
-//! blocks of segments ([`BLOCK_FORMAT`]) and with them in snapshots, in the state of a lock-step explorer, and in the state of a
-//! scorer (`score::saved`). A counter that is added changes all three formats.
+//! [`State`] has the counters of a replay, among them the `tracker` of traffic and prices. It is serialised in
+//! blocks of segments ([`BLOCK_FORMAT`]) and with them in snapshots, in the state of a lock-step explorer, which a snapshot's state
+//! holds, and in the state of a scorer (`score::saved`). A counter that is added changes these formats.
 //!
 //! [`Weights`] weighs the parts of the reward. [`Delay`] draws the feedback delay. [`outlook`] holds the features of
 //! the outlook network, `features` the others.
