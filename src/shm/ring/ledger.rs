@@ -85,3 +85,23 @@ impl fmt::Display for Ledger {
         f.write_str(&self.line(|n| n.to_string()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A field that a sum or the line forgets would be noticed by nobody else: totals would still look plausible.
+    #[test]
+    fn every_part_is_summed_accounted_for_and_written() {
+        let parts =
+            Ledger { consumed: 1, overwritten: 20, lost: 300, unread: 4000, discarded: 50_000, ..Ledger::default() };
+        let ledger = Ledger { produced: 54_321, ..parts };
+        assert_eq!((ledger.accounted(), ledger.balance().is_ok(), parts.balance().is_ok()), (54_321, true, false));
+        let line = "produced 54321 = consumed 1 + overwritten 20 + lost 300 + unread 4000 + discarded 50000";
+        assert_eq!(ledger.to_string(), line);
+        let torn = Ledger::sum([ledger, Ledger { torn_blocks: 2, ..ledger }]);
+        assert_eq!(torn.line(|n| (n / 2).to_string()), format!("{line} (2 blocks torn)"));
+        let read: Ledger = serde_json::from_str(r#"{"produced": 3, "consumed": 3}"#).unwrap();
+        assert_eq!(read, Ledger { produced: 3, consumed: 3, ..Ledger::default() });
+    }
+}
