@@ -13,8 +13,6 @@ pub struct Tuned {
     pub pid: PidGains,
     /// Relative change of a pass rate in one step of the throttle.
     pub pass_rate_step: f64,
-    /// Share of the penalty that every contract bids.
-    pub penalty_share: f64,
     /// Step size of dual descent from half the penalty, and from the training days' prices: the price change, as a share of a
     /// contract's stake, if its whole demand is missing.
     pub dual_cold_step: f64,
@@ -28,11 +26,10 @@ impl Tuned {
     /// Returns each tuned baseline's name with its parameters in words.
     pub fn parameters(&self) -> Vec<(&'static str, String)> {
         // Not `..`: a field that is added does not compile until it is named here.
-        let Self { pid, pass_rate_step, penalty_share, dual_cold_step, dual_warm_step, receding, pacing: _ } = self;
+        let Self { pid, pass_rate_step, dual_cold_step, dual_warm_step, receding, pacing: _ } = self;
         vec![
             ("pid", format!("P {:.2}, I {:.2}, D {:.3}", pid.proportional, pid.integral, pid.derivative)),
             ("pass-rate", format!("step {pass_rate_step:.3}")),
-            ("penalty-share", format!("{penalty_share:.2}")),
             ("dual-descent-cold", format!("step {dual_cold_step:.2}")),
             ("dual-descent-warm", format!("step {dual_warm_step:.2}")),
             ("receding-horizon", format!("each {:.0} s, price memory {:.0} s", receding.interval_s, receding.memory_s)),
@@ -41,8 +38,8 @@ impl Tuned {
 
     /// Whether every figure can be used.
     pub(super) fn is_sound(&self) -> bool {
-        let Self { pid, pass_rate_step, penalty_share, dual_cold_step, dual_warm_step, receding, pacing } = *self;
-        let steps = [pass_rate_step, penalty_share, dual_cold_step, dual_warm_step];
+        let Self { pid, pass_rate_step, dual_cold_step, dual_warm_step, receding, pacing } = *self;
+        let steps = [pass_rate_step, dual_cold_step, dual_warm_step];
         let gains =
             [pid.proportional, pid.integral, pid.derivative, pacing.proportional, pacing.integral, pacing.market];
         steps.iter().chain(&gains).all(|v| is_amount(v.abs()))
@@ -55,7 +52,6 @@ impl Default for Tuned {
         Self {
             pid: PidGains::default(),
             pass_rate_step: 0.1,
-            penalty_share: 0.5,
             dual_cold_step: 5.0,
             dual_warm_step: 5.0,
             receding: Horizon::default(),

@@ -21,7 +21,7 @@ use crate::env::{DayModel, Episode};
 use crate::plan::{Horizon, PacingGains, PidGains, Sample, Tuned};
 use crate::settings;
 
-use super::baselines::{DualDescent, PassRate, PenaltyShare, Pid, Receding};
+use super::baselines::{DualDescent, PassRate, Pid, Receding};
 use super::{Controller, Policy, ReplayOptions, replay_episode};
 
 const START_FACTORS: [f64; 2] = [0.8, 1.25];
@@ -69,11 +69,10 @@ type Found = Box<dyn FnOnce(&mut Tuned) + Send>;
 
 /// All searches, the longest first. They are independent of each other and run in parallel: a search over few days leaves cores
 /// idle.
-const SEARCHES: [Search; 6] = [
+const SEARCHES: [Search; 5] = [
     Search { cost: |b| b.solving / 2 + b.solving, run: |bench, replays| bench.planned(replays) },
     Search { cost: |b| b.replays, run: |bench, replays| bench.pid(replays) },
     Search { cost: |b| b.replays / 2, run: |bench, replays| bench.pass_rate(replays) },
-    Search { cost: |b| b.replays / 2, run: |bench, replays| bench.penalty_share(replays) },
     Search { cost: |b| b.replays / 2, run: |bench, replays| bench.dual_cold(replays) },
     Search { cost: |b| b.replays / 2, run: |bench, replays| bench.dual_warm(replays) },
 ];
@@ -199,13 +198,6 @@ impl Bench<'_> {
             Box::new(PassRate::new(s, self.terms.interval_s))
         });
         Box::new(move |tuned| tuned.pass_rate_step = step)
-    }
-
-    fn penalty_share(&self, budget: usize) -> Found {
-        let share = self.climb(Tuned::default().penalty_share, budget, &self.plain, step_neighbours, |s, _| {
-            Box::new(PenaltyShare::new(s))
-        });
-        Box::new(move |tuned| tuned.penalty_share = share)
     }
 
     fn dual_cold(&self, budget: usize) -> Found {

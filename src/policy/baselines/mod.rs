@@ -4,7 +4,6 @@ mod clock;
 mod dual_descent;
 mod lottery;
 mod pass_rate;
-mod penalty_share;
 mod pid;
 mod prices;
 mod random;
@@ -14,7 +13,6 @@ mod simple;
 pub use dual_descent::DualDescent;
 pub use lottery::{ShaleLottery, ThetaLottery};
 pub use pass_rate::PassRate;
-pub use penalty_share::PenaltyShare;
 pub use pid::Pid;
 pub use prices::FixedPrices;
 pub use random::Random;
@@ -50,14 +48,13 @@ impl Baseline {
 }
 
 /// The baselines in the order of tables. Commands, help, studies and reports take names and properties from here.
-const TABLE: [Baseline; 12] = [
+const TABLE: [Baseline; 11] = [
     Baseline::new("random", |_| Ok(Box::new(Random::new(RANDOM_SEED)))),
     Baseline::new("auction-only", |_| Ok(Box::new(AuctionOnly))),
     Baseline::new("contract-first", |_| Ok(Box::new(ContractFirst))),
     Baseline::new("theta-lottery", |of| of.plan().map(|_| Box::new(ThetaLottery::default()) as _)),
     Baseline::new("shale", |of| of.plan().map(|_| Box::new(ShaleLottery::default()) as _)),
     Baseline::new("pass-rate", |of| Ok(Box::new(PassRate::new(of.tuned()?.pass_rate_step, of.interval_s)))),
-    Baseline::new("penalty-share", |of| Ok(Box::new(PenaltyShare::new(of.tuned()?.penalty_share)))),
     Baseline::new("static-prices", |of| of.plan().map(|_| Box::new(FixedPrices::training_days()) as _)),
     Baseline::new("pid", |of| Ok(Box::new(Pid::new(of.tuned()?.pid, of.interval_s)))).classical().predicts(),
     Baseline::new("dual-descent-cold", |of| Ok(Box::new(DualDescent::cold(of.tuned()?.dual_cold_step, of.interval_s))))
