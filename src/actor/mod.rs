@@ -3,8 +3,6 @@
 //! [`Explorer`] is the exploration itself, the same in every mode; [`process`] is the actor process around it: its
 //! own ring region, newer parameters, its ledger. [`resume`] is the state of an explorer between two blocks, for resuming
 //! lock-step runs.
-//!
-//! May import: `run`, `shm`, `policy`, `env`, `plan`, `log`, `settings`.
 
 mod explorer;
 pub mod process;

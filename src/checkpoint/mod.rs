@@ -6,8 +6,6 @@
 //! successor starts from the newest snapshot on disk, which is what the half's changes are counted from.
 //!
 //! [`rows`] is its sister in runs of `admix values train`.
-//!
-//! May import: `run`, `sparse`, `shm`, `settings`.
 
 pub mod rows;
 

@@ -37,11 +37,7 @@ pub struct Eval {
     /// Plan of the training days; default: the one stored with the first policy
     #[arg(long, value_name = "RUN_DIR|FILE")]
     plan: Option<PathBuf>,
-    /// `all`, `none`, or names: random, auction-only, contract-first, theta-lottery, shale, pass-rate, static-prices, pid,
-    /// dual-descent-cold, dual-descent-warm, receding-horizon, and logged (what was really shown, where there is a joined_exposure). With a
-    /// feedback delay also pid-predicting, dual-descent-cold-predicting, dual-descent-warm-predicting, receding-horizon-predicting, which
-    /// count what they have shown as delivered
-    #[arg(long, value_name = "NAME,..", default_value = "all", value_delimiter = ',')]
+    #[arg(long, value_name = "NAME,..", default_value = "all", value_delimiter = ',', help = baselines_help())]
     baselines: Vec<String>,
     /// Also replay the reference that knows the process of a synthetic world; the log must lie beside its world.toml
     #[arg(long)]
@@ -71,6 +67,16 @@ pub struct Eval {
     decisions: Option<PathBuf>,
 }
 
+fn baselines_help() -> String {
+    format!(
+        "`all`, `none`, or names: {}, and {} (what was really shown, where there is a joined_exposure). With a feedback delay also {}, which \
+         count what they have shown as delivered",
+        baselines::NAMES.join(", "),
+        logged::NAME,
+        baselines::predictors().join(", ")
+    )
+}
+
 /// Returns the names of all baselines except those that predict deliveries.
 pub fn all_baselines() -> Vec<String> {
     baselines::NAMES.into_iter().chain([logged::NAME]).map(String::from).collect()
@@ -80,14 +86,14 @@ impl Eval {
     pub fn run(self) -> anyhow::Result<Exit> {
         let mut names = match self.baselines.as_slice() {
             [one] if one == "all" && self.replayed.feedback_delay > 0.0 => {
-                all_baselines().into_iter().chain(baselines::PREDICTORS.map(String::from)).collect()
+                all_baselines().into_iter().chain(baselines::predictors()).collect()
             }
             [one] if one == "all" => all_baselines(),
             [one] if one == "none" => Vec::new(),
             names => names.to_vec(),
         };
-        let known: Vec<&str> = baselines::known().into_iter().chain([logged::NAME]).collect();
-        if let Some(unknown) = names.iter().find(|n| !known.contains(&n.as_str())) {
+        let known: Vec<String> = baselines::known().into_iter().chain([logged::NAME.to_owned()]).collect();
+        if let Some(unknown) = names.iter().find(|n| !known.contains(n)) {
             let known = known.join(", ");
             return Err(UsageError(format!("no baseline `{unknown}`; there are {known}")).into());
         }

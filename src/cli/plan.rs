@@ -93,21 +93,10 @@ fn render(plan: &plan::Plan) -> String {
         );
     }
     if let Some(tuned) = plan.tuned {
-        let (pid, receding) = (tuned.pid, tuned.receding);
-        let _ = writeln!(
-            text,
-            "tuned baselines\n  pid                P {:.2}, I {:.2}, D {:.3}\n  pass-rate          step {:.3}\n  \
-             dual-descent-cold  step {:.2}\n  dual-descent-warm  step {:.2}\n  receding-horizon   each {:.0} s, price memory \
-             {:.0} s",
-            pid.proportional,
-            pid.integral,
-            pid.derivative,
-            tuned.pass_rate_step,
-            tuned.dual_cold_step,
-            tuned.dual_warm_step,
-            receding.interval_s,
-            receding.memory_s
-        );
+        text.push_str("tuned baselines\n");
+        for (name, parameters) in tuned.parameters() {
+            let _ = writeln!(text, "  {name:17}  {parameters}");
+        }
     }
     if let Some(day) = &plan.served {
         contracts(&mut text, plan, day);

@@ -7,8 +7,6 @@
 //! |---|---|
 //! | [`rows`] | gradients of embedding rows: merged, encoded, summed over ranks, divided |
 //! | [`overlap`] | the overlapped mode: which global gradient is used when, and how |
-//!
-//! May import: `sparse`, `shm`, `settings`.
 
 pub mod overlap;
 pub mod rows;

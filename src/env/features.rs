@@ -8,16 +8,16 @@ use std::mem::offset_of;
 use bytemuck::{Pod, Zeroable};
 use cubecl::prelude::*;
 
-use crate::formulas::host::{at_least_0, demand_over_supply, done, inverse_root, log_ratio, needed_speed, pace_error};
+use crate::formulas::host::{
+    at_least_0, delivered_share, demand_met, demand_over_supply, done, inverse_root, log_level, log_ratio,
+    needed_speed, pace_error, pacing, pacing_feature, speed_against_plan, worth,
+};
 use crate::plan::Time;
 
 use super::episode::Episode;
 use super::known::KnownDay;
 use super::replay::Replay;
 use super::state::{State, decay, growth, market_gain};
-
-/// Largest value of the feature `worth`.
-pub const WORTH_LIMIT: f32 = 4.0;
 
 /// Version of the feature rows, incremented with every change; a policy of another version cannot be read.
 pub const FEATURE_VERSION: u32 = 2;
@@ -194,10 +194,10 @@ impl ContractMoment {
         let pacing = course.pacing(terms);
         let mut row = [0.0; FEATURES];
         row[const { column("planned_share") }] = course.planned as f32;
-        row[const { column("log_speed_against_plan") }] = log_ratio(course.speed, 1.0, 3.0);
-        row[const { column("pacing") }] = 0.5 * pacing as f32;
-        row[const { column("log_market_level") }] = 2.0 * log_ratio(course.market, 1.0, 1.0);
-        row[const { column("log_market_level_of_day") }] = 2.0 * log_ratio(course.day_market, 1.0, 1.0);
+        row[const { column("log_speed_against_plan") }] = speed_against_plan(course.speed);
+        row[const { column("pacing") }] = pacing_feature(pacing);
+        row[const { column("log_market_level") }] = log_level(course.market, 1.0);
+        row[const { column("log_market_level_of_day") }] = log_level(course.day_market, 1.0);
         general.features.write(&mut row);
         terms.features.write(&mut row);
         course.features.write(&mut row);
@@ -226,14 +226,14 @@ impl ContractMoment {
         let remaining = at_least_0(owed - delivered);
         let done = done(delivered, owed);
         *out = row;
-        out[const { column("delivered_share") }] = done.min(2.0) as f32;
+        out[const { column("delivered_share") }] = delivered_share(done) as f32;
         out[const { column("pace_error") }] = pace_error(done, planned) as f32;
         out[const { column("log_remaining_demand_over_supply") }] = demand_over_supply(remaining, supply_left);
         out[const { column("log_remaining_demand_over_supply_at_seen_volume") }] =
             demand_over_supply(remaining, supply_left * volume_ratio);
         out[const { column("inverse_root_remaining") }] = inverse_root(remaining) as f32;
         out[const { column("log_needed_speed") }] = needed_speed(done, planned);
-        out[const { column("demand_met") }] = f32::from(delivered >= owed);
+        out[const { column("demand_met") }] = demand_met(delivered, owed);
     }
 }
 
@@ -249,7 +249,7 @@ impl Terms {
         let features = TermsFeatures {
             cap_slack: if owed > 0.0 { ((f64::from(episode.left[j]) - owed) / owed).min(2.0) as f32 } else { 2.0 },
             penalty: 0.5 * log_ratio(c.penalty.max(1e-2 * day.unit), day.unit, 4.0),
-            worth: (c.mean_click / day.unit).min(f64::from(WORTH_LIMIT)) as f32,
+            worth: worth(c.mean_click / day.unit),
             theta: (c.theta / f64::from(episode.supply_error[j])).min(1.0) as f32,
             rate: c.rate as f32,
             price: if warm && c.penalty > 0.0 { off_by(c.price / c.penalty, episode.start_error[j]) } else { 0.0 },
@@ -259,12 +259,12 @@ impl Terms {
 }
 
 impl General {
-    /// Writes the features of an auction ad; `worth` is in units of the mean best auction worth.
-    pub fn auction(&self, worth: f32, out: &mut [f32]) {
+    /// Writes the features of an auction ad, whose worth is in units of the mean best auction worth.
+    pub fn auction(&self, units: f32, out: &mut [f32]) {
         let out: &mut [f32; FEATURES] = out.try_into().expect("a row of FEATURES");
         out.fill(0.0);
         self.features.write(out);
-        out[const { column("worth") }] = worth.min(WORTH_LIMIT);
+        out[const { column("worth") }] = worth(units.into());
         out[const { column("is_auction") }] = 1.0;
     }
 }
@@ -273,7 +273,7 @@ impl Course {
     /// Returns the pacing controller's term, as [`State::pacing`] does.
     #[inline]
     pub fn pacing(&self, terms: &Terms) -> f64 {
-        self.controller + crate::formulas::host::market_term(terms.market_gain, self.day_market)
+        pacing(self.controller, terms.market_gain, self.day_market)
     }
 }
 
@@ -296,11 +296,11 @@ impl<'a> Moment<'a> {
         };
         let features = GeneralFeatures {
             traffic: (before / whole) as f32,
-            price: 2.0 * log_ratio(level, 1.0, 1.0),
-            volume: 2.0 * log_ratio(volume_ratio, 1.0, 1.0),
+            price: log_level(level, 1.0),
+            volume: log_level(volume_ratio, 1.0),
             shortage: state.shortage().min(1.0),
             pressure: state.pressure().max(1e-3).ln().clamp(-3.0, 1.0),
-            remaining_price: 2.0 * log_ratio(day.remaining_price(offset), day.unit, 1.0),
+            remaining_price: log_level(day.remaining_price(offset), day.unit),
             auction_worth: ratio(state.auction_worth(day.unit), day.unit),
             contract_ctr: ratio(state.contract_ctr(day.contract_pctr), day.contract_pctr),
             auction_ctr: ratio(state.auction_ctr(day.auction_pctr), day.auction_pctr),

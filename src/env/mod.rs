@@ -7,12 +7,14 @@
 //! live, for which only a [`KnownDay`] exists before its requests arrive. A [`Segment`] of a trajectory names rows of the
 //! compiled log and carries only what replay changed; the learner rebuilds the states with this same code.
 //!
+//! [`State`] has the counters of a replay, among them the `tracker` of traffic and prices. It is serialised in
+//! blocks of segments ([`BLOCK_FORMAT`]) and with them in snapshots, in the state of a lock-step explorer, which a snapshot's state
+//! holds, and in the state of a scorer (`score::saved`). A counter that is added changes these formats.
+//!
 //! [`Weights`] weighs the parts of the reward. [`Delay`] draws the feedback delay. [`outlook`] holds the features of
 //! the outlook network, `features` the others.
 //!
 //! Not modelled: auction budgets, frequency caps, second-price charges, bidders that react.
-//!
-//! May import: `log`, `plan`, `formulas`, `settings`.
 
 mod advice;
 mod day;
@@ -36,7 +38,7 @@ pub use delay::Delay;
 pub use episode::{Episode, RowSampler};
 pub use features::{
     ContractMoment, Course, CourseFeatures, FEATURE_NAMES, FEATURE_VERSION, FEATURES, General, GeneralFeatures, Moment,
-    Terms, TermsFeatures, WORTH_LIMIT, column, copy_course, copy_general, copy_terms,
+    Terms, TermsFeatures, column, copy_course, copy_general, copy_terms,
 };
 pub use incoming::{Incoming, Visit};
 pub use known::{ContractModel, KnownDay};

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
+use crate::formulas::host::pacing;
 use crate::plan::{Deviation, PacingGains, Time};
 
 use super::advice::{ADVICE_COLUMNS, Advice};
@@ -327,11 +328,8 @@ impl State {
     /// The market term is not scaled, because prices are seen on every request. `until` is
     /// [`Replay::observed_until`](super::Replay).
     pub fn pacing(&self, day: &KnownDay, gains: &PacingGains, episode: &Episode, j: usize, until: u64) -> f64 {
-        self.controller(day, gains, episode, j, Time::at(until))
-            + crate::formulas::host::market_term(
-                market_gain(day, gains, episode, j),
-                self.day_market_level(day.unit, j),
-            )
+        let controller = self.controller(day, gains, episode, j, Time::at(until));
+        pacing(controller, market_gain(day, gains, episode, j), self.day_market_level(day.unit, j))
     }
 
     /// Returns [`State::pacing`] without the market term.

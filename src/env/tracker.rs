@@ -1,4 +1,5 @@
-//! Traffic and prices of a replay so far against the forecast, with several time constants.
+//! Traffic and prices of a replay so far against the forecast, with several time constants: traffic of each contract and of all
+//! requests, prices of all requests. The state of a replay contains it, so it is serialised with the state.
 
 use serde::{Deserialize, Serialize};
 

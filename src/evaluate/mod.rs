@@ -5,8 +5,6 @@
 //! deploying; [`logged`] computes the benefit of the ads that the live system showed; [`stress`] alters a day; [`familiar`]
 //! finds out which days a policy has used; [`measure`] computes the measurements of a day and [`bootstrap`] their intervals;
 //! [`table`] renders them as text; [`decisions`] writes the ads shown.
-//!
-//! May import: `policy`, `values`, `env`, `plan`, `log`, `settings`.
 
 pub mod bootstrap;
 pub mod compare;

@@ -1,8 +1,6 @@
 //! The evaluator process: replays the validation days with newly published parameters and saves the best.
 //!
 //! [`judge`] scores parameters on the validation days, here and in serial mode; [`process`] is the role.
-//!
-//! May import: `run`, `shm`, `policy`, `env`, `plan`, `log`, `settings`.
 
 pub mod judge;
 pub mod process;

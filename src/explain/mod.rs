@@ -2,8 +2,6 @@
 //!
 //! The day is replayed up to the request, because a policy's bids depend on everything that it has shown before. Each policy
 //! replays the day by itself, so a baseline decides at the deliveries that it made itself.
-//!
-//! May import: `evaluate`, `policy`, `env`, `plan`, `log`, `settings`.
 
 mod text;
 

@@ -4,8 +4,6 @@
 //! state (the start of the day, or the counts at a time) and is exported again every `ttl_s`. Its loss against the policy
 //! itself is measured on a held-out day before anything is written. A dictionary is refused if it would earn less than serving
 //! the planned play probabilities, if a score is not finite, or if it covers too little of the traffic.
-//!
-//! May import: `score`, `policy`, `plan`, `env`, `log`.
 
 mod bucket;
 mod guard;

@@ -4,8 +4,6 @@
 //! ([`shared`]). Functions that the host computes in double precision cannot: the arithmetic of cubecl's generic floats exists
 //! in kernels only. So [`host`] and [`device`] are one source file, included with `Real` as `f64` and as `f32`. (A macro cannot
 //! emit it: `#[cube]` and macro hygiene do not go together.)
-//!
-//! May import: nothing.
 
 /// For the host, in double precision.
 pub mod host {

@@ -64,6 +64,24 @@ pub fn done(delivered: Real, owed: Real) -> Real {
     done
 }
 
+/// Returns the feature `delivered_share`.
+#[cube]
+#[inline]
+pub fn delivered_share(done: Real) -> Real {
+    at_most(done, Real::new(2.0))
+}
+
+/// Returns the feature `demand_met`: 1 once everything owed is delivered.
+#[cube]
+#[inline]
+pub fn demand_met(delivered: Real, owed: Real) -> f32 {
+    let mut met = f32::new(0.0);
+    if delivered >= owed {
+        met = f32::new(1.0);
+    }
+    met
+}
+
 /// Returns the feature `pace_error`: the delivered minus the planned share, scaled.
 #[cube]
 #[inline]
@@ -92,11 +110,39 @@ pub fn needed_speed(done: Real, planned: Real) -> f32 {
     log_ratio(at_least_0(Real::new(1.0) - done) + 0.01, Real::new(1.0) - planned + 0.01, f32::new(3.0))
 }
 
-/// Returns the market term of the pacing controller at a price level of the day.
+/// Returns the feature `log_speed_against_plan` of an observed speed over the plan's.
 #[cube]
 #[inline]
-pub fn market_term(gain: Real, level: Real) -> Real {
-    gain * clamp(level.ln(), Real::new(2.0))
+pub fn speed_against_plan(speed: Real) -> f32 {
+    log_ratio(speed, Real::new(1.0), f32::new(3.0))
+}
+
+/// Returns a feature of a price or volume level, for example `log_market_level`: what was seen over what was expected.
+#[cube]
+#[inline]
+pub fn log_level(seen: Real, expected: Real) -> f32 {
+    f32::new(2.0) * log_ratio(seen, expected, f32::new(1.0))
+}
+
+/// Returns the term of the pacing controller: its `base`, and a market term at a price level of the day.
+#[cube]
+#[inline]
+pub fn pacing(base: Real, market_gain: Real, level: Real) -> Real {
+    base + market_gain * clamp(level.ln(), Real::new(2.0))
+}
+
+/// Returns the feature `pacing` of the controller's term.
+#[cube]
+#[inline]
+pub fn pacing_feature(pacing: Real) -> f32 {
+    f32::new(0.5) * (pacing as f32)
+}
+
+/// Returns the feature `worth` of a worth in units of the mean best auction worth.
+#[cube]
+#[inline]
+pub fn worth(units: Real) -> f32 {
+    at_most(units, Real::new(4.0)) as f32
 }
 
 /// Returns the maximum earnings of a contract's remaining impressions: penalty averted while owed, and clicks.

@@ -3,8 +3,6 @@
 //! - [`device`]: the device that a name means, and whether this machine has it. [`agreement`]: whether a GPU computes the CPU's
 //!   numbers. [`kernels`]: compiled kernels, kept for the next start.
 //! - [`numbers`]: arrays on the device, as kernels take them. [`layers`]: layers of networks, forward and backward.
-//!
-//! May import: `files`.
 
 pub mod agreement;
 pub mod device;

@@ -5,8 +5,6 @@
 //! note and the rest is shown.
 //!
 //! - [`memory`]: reads the shared memory. [`record`]: reads the run directory. [`text`]: renders both as text.
-//!
-//! May import: `run`, `shm`.
 
 pub mod memory;
 pub mod record;

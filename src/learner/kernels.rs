@@ -1,4 +1,5 @@
-//! The arithmetic of the losses: returns, the quantile Huber loss, the projection onto atoms.
+//! Loops of the losses over rows of numbers, vectorised: returns, quantiles against quantiles, the projection onto atoms. Formulas
+//! of one number, such as the quantile Huber loss, are in [`formulas::shared`](crate::formulas::shared).
 
 use multiversion::multiversion;
 

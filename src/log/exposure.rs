@@ -1,4 +1,6 @@
-//! Reads `joined_exposure`: the impressions that the live system showed, joined to the log by request.
+//! Reads `joined_exposure`: the impressions that the live system showed. Here they are joined to the log by request for the
+//! `logged` baseline and for `data check`; `values::join` joins the same rows as samples of the value model, and has the reasons
+//! why one is left out there.
 
 use std::path::Path;
 

@@ -3,8 +3,6 @@
 //! Everything above this folder sees a day only as a [`CompiledLog`]: one memory-mapped file, shared by every process, that
 //! holds the requests with the entries that may be shown by the log's own static rules (filter, control row, flight,
 //! targeting). The text files are read once and checked row by row; bad rows are set aside with the reason.
-//!
-//! May import: nothing of the project.
 
 mod block;
 mod buckets;

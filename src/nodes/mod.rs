@@ -11,8 +11,6 @@
 //! **One thread calls MPI**, from its initialisation to its end, and it belongs to the main process. Main hands it what to tell the other
 //! nodes, and the seats of their ranks in its exchange ([`Remote`]). Ranks and readers never call MPI: they are new executions of the
 //! program.
-//!
-//! May import: `shm`, `cancel`.
 
 #[cfg(feature = "mpi")]
 mod mpi;

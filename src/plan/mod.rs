@@ -12,8 +12,6 @@
 //! - [`volume`]: the learned deviation of traffic from its forecast.
 //! - [`cache`]: finished plans, kept for the next start. [`seen`]: the days used for a plan, by their content.
 //! - [`Plan`]: all knowledge from the training days, and the results of tuning.
-//!
-//! May import: `log`.
 
 mod amount;
 pub mod bound;

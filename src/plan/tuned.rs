@@ -5,9 +5,10 @@ use serde::{Deserialize, Serialize};
 
 use super::amount::is_amount;
 
-/// Tuned parameters by baseline; tuning starts from the defaults.
+/// Tuned parameters by baseline; tuning starts from the defaults. Plans and policy files hold them: a file that was written
+/// before a baseline existed has the defaults for it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct Tuned {
     pub pid: PidGains,
     /// Relative change of a pass rate in one step of the throttle.
@@ -22,14 +23,27 @@ pub struct Tuned {
 }
 
 impl Tuned {
+    /// Returns each tuned baseline's name with its parameters in words.
+    pub fn parameters(&self) -> Vec<(&'static str, String)> {
+        // Not `..`: a field that is added does not compile until it is named here.
+        let Self { pid, pass_rate_step, dual_cold_step, dual_warm_step, receding, pacing: _ } = self;
+        vec![
+            ("pid", format!("P {:.2}, I {:.2}, D {:.3}", pid.proportional, pid.integral, pid.derivative)),
+            ("pass-rate", format!("step {pass_rate_step:.3}")),
+            ("dual-descent-cold", format!("step {dual_cold_step:.2}")),
+            ("dual-descent-warm", format!("step {dual_warm_step:.2}")),
+            ("receding-horizon", format!("each {:.0} s, price memory {:.0} s", receding.interval_s, receding.memory_s)),
+        ]
+    }
+
     /// Whether every figure can be used.
     pub(super) fn is_sound(&self) -> bool {
-        let (pid, pacing) = (self.pid, self.pacing);
-        let steps = [self.pass_rate_step, self.dual_cold_step, self.dual_warm_step];
+        let Self { pid, pass_rate_step, dual_cold_step, dual_warm_step, receding, pacing } = *self;
+        let steps = [pass_rate_step, dual_cold_step, dual_warm_step];
         let gains =
             [pid.proportional, pid.integral, pid.derivative, pacing.proportional, pacing.integral, pacing.market];
         steps.iter().chain(&gains).all(|v| is_amount(v.abs()))
-            && [self.receding.interval_s, self.receding.memory_s].iter().all(|&v| is_amount(v) && v > 0.0)
+            && [receding.interval_s, receding.memory_s].iter().all(|&v| is_amount(v) && v > 0.0)
     }
 }
 
@@ -99,5 +113,24 @@ pub struct Horizon {
 impl Default for Horizon {
     fn default() -> Self {
         Self { interval_s: 600.0, memory_s: 10_800.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A plan or policy that was made before a baseline existed stays readable.
+    #[test]
+    fn a_file_without_a_field_has_its_default() {
+        let tuned = Tuned { pass_rate_step: 0.25, ..Tuned::default() };
+        let mut file = serde_json::to_value(tuned).unwrap();
+        let fields: Vec<String> = file.as_object().unwrap().keys().cloned().collect();
+        for field in fields.iter().filter(|field| *field != "pass_rate_step") {
+            file.as_object_mut().unwrap().remove(field);
+            assert_eq!(serde_json::from_value::<Tuned>(file.clone()).unwrap(), tuned, "without {field}");
+        }
+        file["pass_rat_step"] = 1.0.into();
+        assert!(serde_json::from_value::<Tuned>(file).is_err(), "an unknown field is refused");
     }
 }

@@ -8,8 +8,6 @@
 //! first two alone.
 //!
 //! [`informed`] is the reference that knows the process of a synthetic world.
-//!
-//! May import: `env`, `plan`, `log`, `synth`, `formulas`, `settings`.
 
 pub mod baselines;
 mod bids;

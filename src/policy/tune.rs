@@ -52,9 +52,30 @@ impl Budget {
 
     /// Returns the maximum number of replays of [`all`]; searches without improvement end earlier.
     pub fn most(&self) -> usize {
-        self.replays + 3 * (self.replays / 2) + self.solving + self.solving / 2
+        SEARCHES.iter().map(|search| (search.cost)(self)).sum()
     }
 }
+
+/// A search for the parameters of a baseline.
+struct Search {
+    /// Returns the number of replays that it may cost.
+    cost: fn(&Budget) -> usize,
+    /// Runs it with so many replays.
+    run: fn(&Bench, usize) -> Found,
+}
+
+/// Puts the result of a search in its place.
+type Found = Box<dyn FnOnce(&mut Tuned) + Send>;
+
+/// All searches, the longest first. They are independent of each other and run in parallel: a search over few days leaves cores
+/// idle.
+const SEARCHES: [Search; 5] = [
+    Search { cost: |b| b.solving / 2 + b.solving, run: |bench, replays| bench.planned(replays) },
+    Search { cost: |b| b.replays, run: |bench, replays| bench.pid(replays) },
+    Search { cost: |b| b.replays / 2, run: |bench, replays| bench.pass_rate(replays) },
+    Search { cost: |b| b.replays / 2, run: |bench, replays| bench.dual_cold(replays) },
+    Search { cost: |b| b.replays / 2, run: |bench, replays| bench.dual_warm(replays) },
+];
 
 /// Settings of tuning besides the days.
 #[derive(Debug, Clone, Copy)]
@@ -92,8 +113,11 @@ pub fn all(days: &[DayModel], judges: &[DayModel], sample: &Sample, terms: Terms
         let episode = Episode::draw(day, &jitter, terms.per_step, SEED + i as u64);
         Judge { day, sample, episode }
     };
-    let bench = Bench { judges: judged.into_iter().enumerate().map(draw).collect(), terms };
-    Ok(pool.install(|| bench.tune(days.len() > 1)))
+    let judges: Vec<Judge> = judged.into_iter().enumerate().map(draw).collect();
+    let plain = (0..judges.len()).map(|d| (d, 1.0)).collect();
+    let off = (0..judges.len()).map(|d| (d, START_FACTORS[d % START_FACTORS.len()])).collect();
+    let bench = Bench { judges, terms, several: days.len() > 1, plain, off };
+    Ok(pool.install(|| bench.tune()))
 }
 
 /// Seed of the first day's episode; differs from any seed in training.
@@ -112,76 +136,82 @@ type Trial = (usize, f64);
 struct Bench<'a> {
     judges: Vec<Judge<'a>>,
     terms: Terms<'a>,
+    /// Whether starting prices come from several training days.
+    several: bool,
+    /// Every judge with right starting prices, and with wrong ones.
+    plain: Vec<Trial>,
+    off: Vec<Trial>,
 }
 
 impl Bench<'_> {
-    /// `several`: whether starting prices come from several training days.
-    fn tune(&self, several: bool) -> Tuned {
+    fn tune(&self) -> Tuned {
+        let run = |search: &Search| (search.run)(self, (search.cost)(self.terms.budget));
+        let found: Vec<Found> = SEARCHES.par_iter().map(run).collect();
+        let mut tuned = Tuned::default();
+        found.into_iter().for_each(|put| put(&mut tuned));
+        tuned
+    }
+
+    fn sample(&self, day: usize) -> Arc<Sample> {
+        self.judges[day].sample.clone()
+    }
+
+    /// The receding horizon, then the controller over it, which gets twice as many replays.
+    fn planned(&self, budget: usize) -> Found {
         let Terms { interval_s: interval, policy, .. } = self.terms;
-        let Budget { replays: budget, solving, .. } = *self.terms.budget;
-        let start = Tuned::default();
-        let judges = 0..self.judges.len();
-        let plain: Vec<Trial> = judges.clone().map(|d| (d, 1.0)).collect();
-        let off: Vec<Trial> = judges.map(|d| (d, START_FACTORS[d % START_FACTORS.len()])).collect();
-        let sample = |day: usize| self.judges[day].sample.clone();
-        let step = |s: f64, factor: f64| vec![s * factor, s / factor];
-        let receding = || {
-            self.climb(
-                start.receding,
-                solving / 2,
-                &off,
-                |horizon, factor| {
-                    let mut near = horizon_neighbours(horizon, factor);
-                    near.retain(|h| h.interval_s >= interval);
-                    near
-                },
-                |horizon, (day, factor)| Box::new(Receding::new(sample(day), horizon).expecting_prices_off_by(factor)),
-            )
+        let receding = self.climb(
+            Horizon::default(),
+            budget / 3,
+            &self.off,
+            |horizon, factor| {
+                let mut near = horizon_neighbours(horizon, factor);
+                near.retain(|h| h.interval_s >= interval);
+                near
+            },
+            |horizon, (day, factor)| Box::new(Receding::new(self.sample(day), horizon).expecting_prices_off_by(factor)),
+        );
+        let controlled = |gains, (day, factor): Trial| -> Box<dyn Policy> {
+            let controller = Controller::new(policy, gains, receding).starting_off_by(factor);
+            Box::new(controller.expecting(self.sample(day)))
         };
         // The error of replanned prices is only what the other days do not predict; they may need no controller at all.
-        let pacing = |receding| {
-            let controlled = |gains, (day, factor): Trial| -> Box<dyn Policy> {
-                let controller = Controller::new(policy, gains, receding).starting_off_by(factor);
-                Box::new(controller.expecting(sample(day)))
-            };
-            if policy.replans() && several {
-                self.climb(PacingGains::NONE, solving, &plain, pacing_neighbours, controlled)
-            } else {
-                self.climb(start.pacing, solving, &off, pacing_neighbours, controlled)
-            }
+        let (start, trials) = if policy.replans() && self.several {
+            (PacingGains::NONE, &self.plain)
+        } else {
+            (PacingGains::default(), &self.off)
         };
-        let pid = || {
-            self.climb(start.pid, budget, &off, pid_neighbours, |gains, (_, factor)| {
-                Box::new(Pid::new(gains, interval).starting_off_by(factor))
-            })
-        };
+        let pacing = self.climb(start, budget - budget / 3, trials, pacing_neighbours, controlled);
+        Box::new(move |tuned| (tuned.receding, tuned.pacing) = (receding, pacing))
+    }
+
+    fn pid(&self, budget: usize) -> Found {
+        let gains = self.climb(PidGains::default(), budget, &self.off, pid_neighbours, |gains, (_, factor)| {
+            Box::new(Pid::new(gains, self.terms.interval_s).starting_off_by(factor))
+        });
+        Box::new(move |tuned| tuned.pid = gains)
+    }
+
+    fn pass_rate(&self, budget: usize) -> Found {
         // Above one half a rate would jump between its bounds.
-        let pass_rate = || {
-            self.climb(
-                start.pass_rate_step,
-                budget / 2,
-                &plain,
-                |s, factor| step(s, factor).into_iter().filter(|s| *s <= 0.5).collect(),
-                |s, _| Box::new(PassRate::new(s, interval)),
-            )
-        };
-        let cold = || {
-            self.climb(start.dual_cold_step, budget / 2, &plain, step, |s, _| Box::new(DualDescent::cold(s, interval)))
-        };
-        let warm = || {
-            self.climb(start.dual_warm_step, budget / 2, &off, step, |s, (_, factor)| {
-                Box::new(DualDescent::warm(s, interval).starting_off_by(factor))
-            })
-        };
-        // In parallel: a search over few days leaves cores idle. Only the controller depends on another result.
-        let ((receding, pacing), ((pid, pass_rate_step), (dual_cold_step, dual_warm_step))) = rayon::join(
-            || {
-                let receding = receding();
-                (receding, pacing(receding))
-            },
-            || rayon::join(|| rayon::join(pid, pass_rate), || rayon::join(cold, warm)),
-        );
-        Tuned { pid, pass_rate_step, dual_cold_step, dual_warm_step, receding, pacing }
+        let steps = |s, factor| step_neighbours(s, factor).into_iter().filter(|s| *s <= 0.5).collect();
+        let step = self.climb(Tuned::default().pass_rate_step, budget, &self.plain, steps, |s, _| {
+            Box::new(PassRate::new(s, self.terms.interval_s))
+        });
+        Box::new(move |tuned| tuned.pass_rate_step = step)
+    }
+
+    fn dual_cold(&self, budget: usize) -> Found {
+        let step = self.climb(Tuned::default().dual_cold_step, budget, &self.plain, step_neighbours, |s, _| {
+            Box::new(DualDescent::cold(s, self.terms.interval_s))
+        });
+        Box::new(move |tuned| tuned.dual_cold_step = step)
+    }
+
+    fn dual_warm(&self, budget: usize) -> Found {
+        let step = self.climb(Tuned::default().dual_warm_step, budget, &self.off, step_neighbours, |s, (_, factor)| {
+            Box::new(DualDescent::warm(s, self.terms.interval_s).starting_off_by(factor))
+        });
+        Box::new(move |tuned| tuned.dual_warm_step = step)
     }
 
     /// Returns the setting with the highest J summed over the trials: a pattern search from a robust start, which moves to a
@@ -233,6 +263,10 @@ impl Bench<'_> {
     }
 }
 
+fn step_neighbours(best: f64, factor: f64) -> Vec<f64> {
+    vec![best * factor, best / factor]
+}
+
 fn pid_neighbours(best: PidGains, factor: f64) -> Vec<PidGains> {
     let gains = |proportional, integral, derivative| PidGains { proportional, integral, derivative };
     vec![
@@ -270,13 +304,25 @@ fn horizon_neighbours(best: Horizon, factor: f64) -> Vec<Horizon> {
 
 #[cfg(test)]
 mod tests {
+    use crate::policy::baselines::NAMES;
+
     use super::*;
 
     /// With 5,000 contracts tuning took minutes: each replay of the receding horizon solves thousands of prices 144 times.
     #[test]
     fn replays_that_solve_prices_are_fewer_with_many_contracts() {
         let most = |contracts| Budget::of(48, contracts).most();
-        assert_eq!((most(0), most(500), most(1000)), (192, 192, 156));
+        assert_eq!(most(0), most(500));
+        // Half of the planner's 24 replays and of the controller's 48.
+        assert_eq!(most(500) - most(1000), 36);
         assert_eq!(Budget::of(48, 5000).solving, 4);
+    }
+
+    /// `admix plan` prints them by these names.
+    #[test]
+    fn tuned_parameters_are_called_like_their_baselines() {
+        for (name, parameters) in Tuned::default().parameters() {
+            assert!(NAMES.contains(&name), "{name}: {parameters}");
+        }
     }
 }

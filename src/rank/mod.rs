@@ -23,8 +23,6 @@
 //! | [`writer`] | the thread of rank 0 that writes rows while ranks overlap |
 //! | [`merged`] | the rows of a machine, moved along the gradients of all ranks |
 //! | [`record`] | records in `metrics.jsonl` |
-//!
-//! May import: `run`, `values`, `collective`, `sparse`, `gpu`, `formulas`, `shm`, `settings`.
 
 mod arrivals;
 mod blocks;

@@ -5,8 +5,6 @@
 //! Exposures are shuffled within a window, which holds all days where they fit. With several ranks a block holds a batch of all of
 //! them: each exposure goes to the rank that the hash of its request names, and every rank gets a shard of every block. The readers of a
 //! node make the blocks of the whole job and hand over the shards of their node's ranks.
-//!
-//! May import: `run`, `values`, `nodes`, `sparse`, `shm`, `settings`.
 
 use std::time::Duration;
 

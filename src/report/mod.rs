@@ -6,8 +6,6 @@
 //!
 //! [`content`] is `report.json`; [`html`] renders it with the [`charts`] of [`svg`], the [`means`] over its days and the other files of the
 //! run directory ([`surroundings`]).
-//!
-//! May import: everything but `cli` and its neighbours of the row.
 
 mod charts;
 mod content;

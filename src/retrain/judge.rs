@@ -1,4 +1,5 @@
-//! The rule of promotion, on days that neither policy was trained on.
+//! The rule of promotion, on days that neither policy was trained on: the interval of the difference in share (points) above
+//! `promote.margin`, and a shortage rate (a fraction of 1) that rises by at most `promote.max_shortage_increase`.
 
 use serde::{Deserialize, Serialize};
 

@@ -3,14 +3,13 @@
 //!
 //! A platform runs it from a timer and serves `current.safetensors`. Whatever happens at night, that file is a complete policy that was
 //! promoted with a reason, and the history records which one and why. This has three consequences. Days are checked before they are used,
-//! and if the newest day cannot be trusted, the served policy is kept. A candidate has to win by an interval, not by a mean. It has to beat
-//! more than the incumbent: where a tuned baseline is better than both, the baseline is promoted.
+//! and if the newest day cannot be trusted, the served policy is kept. A candidate has to win by an interval, not by a mean, and
+//! must not deliver less by more than an allowed shortage. It has to beat more than the incumbent: where a tuned baseline is better than
+//! both, the baseline is promoted.
 //!
 //! [`config`] is the job's file. [`days`] finds the day directories, [`roles`] assigns their roles, and [`check`] decides which can be used
-//! and how they drift. [`values`] chooses the values of the night, [`training`] runs trainings as processes. [`judge`] has the rule of promotion, [`window`] cuts windows of a day for the refresh during the day, [`history`]
+//! and how they drift. [`values`] chooses the values of the night, [`training`] runs trainings as processes. [`judge`] has the rule of promotion (difference in share, shortage), [`window`] cuts windows of a day for the refresh during the day, [`history`]
 //! records promotions, and [`night`] is one night from lock to entry.
-//!
-//! May import: everything but `cli` and its neighbours of the row, `study` and `report` excepted.
 
 pub mod check;
 pub mod config;

@@ -5,8 +5,6 @@
 //! [`value_snapshot`] the state to resume from, [`sparse_part`] the layout of a snapshot's rows in shared memory. [`metrics`] is the file of records to which all processes append, and [`flight`]
 //! records the last events of a process for the report of a crash. A run resumes from a [`snapshot`]. [`leakage`] refuses a day that
 //! has two roles.
-//!
-//! May import: `shm`, `collective`, `nodes`, `sparse`, `policy`, `values`, `env`, `plan`, `log`, `settings`.
 
 pub mod beginning;
 pub mod context;

@@ -2,8 +2,6 @@
 //!
 //! Runs are compared on their common reported days, identified by content, hour by hour as recorded in their `report.json`; the
 //! logs are not opened again. Runs of the same name, or of logs that have moved, can therefore be compared as well.
-//!
-//! May import: everything but `cli` and its neighbours of the row; `report`.
 
 mod text;
 

@@ -20,8 +20,6 @@
 //! println!("{:?} of {:?}", decision.chosen, decision.scores);
 //! # Ok(()) }
 //! ```
-//!
-//! May import: `evaluate`, `policy`, `values`, `plan`, `env`, `log`, `settings`.
 
 mod claims;
 mod counting;

@@ -14,7 +14,7 @@ use crate::log::schema::TrackRow;
 use crate::score::json::{JsonDecision, JsonId, JsonRequest};
 use crate::score::{Decision, Errand, Exposure, Finished, Scorer};
 
-use super::api::ApiError;
+use super::error::ApiError;
 use super::journal::Journal;
 use super::metrics::Metrics;
 

@@ -18,8 +18,8 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::api::ApiError;
 use super::engine::Engine;
+use super::error::ApiError;
 use super::options::Limits;
 
 /// How often the accepting loop looks whether it should stop.

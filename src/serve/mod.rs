@@ -4,11 +4,9 @@
 //! replanner's thread, a newly promoted policy is read and begun on the keeper's, which also saves the counts every second, and
 //! rows for tomorrow's training are written on the journal's. The lock on the [`crate::score::Scorer`] is held for single decisions and for
 //! copies of counters alone.
-//!
-//! May import: `score`, `export`, `policy`, `values`, `log`.
 
-mod api;
 mod engine;
+mod error;
 mod http;
 mod journal;
 mod keeper;
@@ -24,8 +22,8 @@ use anyhow::Context as _;
 
 use crate::score::{ScoreOptions, Scorer, ServedDay, ServedPolicy};
 
-pub use api::ApiError;
 pub use engine::Engine;
+pub use error::ApiError;
 use journal::Journal;
 use keeper::Keeper;
 pub use options::{Limits, ServeOptions};

@@ -2,8 +2,6 @@
 //!
 //! Commands receive [`Settings`], already valid and with absolute paths; they never see clap or TOML. Every key is a
 //! field below with its unit and default. A misspelt key is an error that names the nearest one.
-//!
-//! May import: nothing of the project.
 
 mod bounds;
 mod cores;

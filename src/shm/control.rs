@@ -34,7 +34,7 @@ pub const STOP_NOW: u32 = 3;
 /// Statistics of an actor, stored by it alone.
 #[repr(C, align(128))]
 pub struct ActorStats {
-    /// Requests replayed.
+    /// Steps of `episodes.requests_per_step` requests that were replayed.
     pub steps: Counter,
     /// Time spent waiting for a region or for parameters.
     pub wait_ns: Counter,

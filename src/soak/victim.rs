@@ -163,7 +163,7 @@ impl<'a> Victim<'a> {
         let block = (settings.block_segments() * settings.learner.segment) as i64;
         self.rings.iter().all(|ring| {
             let l = ring.ledger();
-            let open = l.produced as i64 - (l.consumed + l.overwritten + l.lost + l.unread + l.discarded) as i64;
+            let open = l.produced as i64 - l.accounted() as i64;
             open.abs() <= 2 * block && l.torn_blocks == 0
         })
     }

@@ -7,7 +7,7 @@
 //!   nobody reads it.
 //! - A batch pins its rows from its prefetch to its release. A pinned row is never evicted, so a batch that is in flight or
 //!   prefetched never loses one, and a row that two batches share is fetched once.
-//! - The victim is the row that no batch has asked for the longest, among the rows that one batch alone has asked for while these take
+//! - The victim, which [`arena`] chooses, is the row that no batch has asked for the longest, among the rows that one batch alone has asked for while these take
 //!   more than a tenth of the places, among the others otherwise: ids that come once do not drive out those that come again. If the
 //!   victim was changed since it came, it is written back with its optimiser state and version before its place is given away; a clean
 //!   one is not.
@@ -18,7 +18,8 @@
 //!   another id, go. What a place held of a freed row is forgotten, not written back; a place that prefetched batches pin stays
 //!   empty until they are settled, or until the first of them gives its id a row again, which comes into the same place.
 //!
-//! An arena's records are in a [`Memory`], plain on the CPU or a GPU's. Rows go to it and come from it many at a time: a prefetch begins to
+//! [`arena`] has the places, their order and the rule of eviction; this file moves rows, and keeps the arena's count of rows that
+//! one batch alone has asked for when it fills, empties or frees a place. An arena's records are in a [`Memory`], plain on the CPU or a GPU's. Rows go to it and come from it many at a time: a prefetch begins to
 //! copy its victims to the host, then copies the rows it fetches into their places. The victims are in the host table before its
 //! rows are looked at again, which is a batch later, so that nobody waits for a device that is busy with the batch before.
 

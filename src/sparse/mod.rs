@@ -19,8 +19,6 @@
 //! | [`cache`] | [`Cache`], the rows that devices hold: prefetch, pins, eviction with write-back |
 //! | [`file`](mod@file), [`merge`] | the binary sparse-parameter file; several of them made one |
 //! | [`mapped`] | [`MappedRows`], the rows of a file that is mapped and not loaded |
-//!
-//! May import: `shm`, `settings`.
 
 pub mod admission;
 pub mod cache;

@@ -170,7 +170,8 @@ impl Study {
         for variant in std::iter::once(&base).chain(&variants) {
             variant.check()?;
         }
-        let taken: HashSet<&str> = baselines::known().into_iter().chain(["oracle", "informed", CHOSEN]).collect();
+        let known = baselines::known();
+        let taken: HashSet<&str> = known.iter().map(String::as_str).chain(["oracle", "informed", CHOSEN]).collect();
         if let Some(v) = variants.iter().find(|v| taken.contains(v.name.as_str())) {
             bail!("variant `{}` is called like a baseline, the oracle or `chosen`; give it another name", v.name);
         }
@@ -320,14 +321,13 @@ impl Days {
 fn baseline_names(names: Names, delayed: bool) -> Result<Vec<String>> {
     let names = match names {
         Names::One(one) if one == "all" => {
-            let names = if delayed { baselines::known() } else { baselines::NAMES.to_vec() };
-            return Ok(names.into_iter().map(String::from).collect());
+            return Ok(if delayed { baselines::known() } else { baselines::NAMES.map(String::from).to_vec() });
         }
         Names::One(one) if one == "none" => return Ok(vec![]),
         Names::One(one) => vec![one],
         Names::List(list) => list,
     };
-    if let Some(unknown) = names.iter().find(|n| !baselines::known().contains(&n.as_str())) {
+    if let Some(unknown) = names.iter().find(|n| !baselines::known().contains(n)) {
         bail!("no baseline `{unknown}`; there are {}", baselines::known().join(", "));
     }
     ensure!(distinct(&names), "`baselines` names one twice");

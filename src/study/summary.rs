@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::evaluate::Kind;
+use crate::policy::baselines::is_classical;
 
 use super::found::{BEST_BASELINE, Found};
 use super::frontier::HindsightPoint;
@@ -149,10 +150,6 @@ fn frontier(points: &[HindsightPoint], policies: &[PolicySummary], weights: &[(S
         })
     });
     hindsight.chain(trained).collect()
-}
-
-fn is_classical(policy: &str) -> bool {
-    policy == "pid" || policy.starts_with("dual-descent")
 }
 
 impl Summary {

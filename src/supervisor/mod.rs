@@ -5,8 +5,6 @@
 //!   `learners`: the learner's processes. [`heartbeats`]: processes that hang, in every kind of run. [`watchdog`]: a training run
 //!   without progress. [`failure`]: reasons of failure. [`interrupt`]: Ctrl-C. [`progress`]: display of the progress.
 //!   [`manifest`]: description of the run on disk. [`values`]: runs of `admix values train`.
-//!
-//! May import: everything but `cli` and what stands beside training (`bench`, `study`, `inspect`, `soak`).
 
 pub mod children;
 pub mod failure;

@@ -1,4 +1,6 @@
-//! Exposures joined to their requests. What does not join is counted by what is wrong with it, never dropped in silence.
+//! Exposures joined to their requests, as samples of the value model. What does not join is counted by what is wrong with it
+//! ([`JoinCounts`]), never dropped in silence. `log::exposure` reads the rows, and joins them for the `logged` baseline and
+//! `data check`, with counts of its own.
 
 use std::path::{Path, PathBuf};
 
@@ -15,8 +17,10 @@ use super::Fields;
 use super::fields::FieldError;
 use super::sample::{Sample, Seen};
 
-/// What became of the rows of exposure tables.
+/// What became of the rows of exposure tables. Findings of a run hold it: a reason that they lack is 0, so that a run of an
+/// older program can be resumed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct JoinCounts {
     pub rows: u64,
     /// Rows that became samples.
@@ -36,15 +40,17 @@ pub struct JoinCounts {
 
 impl JoinCounts {
     pub fn add(&mut self, other: &Self) {
-        let sum = |mine: &mut u64, theirs: u64| *mine += theirs;
-        sum(&mut self.rows, other.rows);
-        sum(&mut self.samples, other.samples);
-        sum(&mut self.bad, other.bad);
-        sum(&mut self.unknown_requests, other.unknown_requests);
-        sum(&mut self.repeated, other.repeated);
-        sum(&mut self.not_in_queue, other.not_in_queue);
-        sum(&mut self.charged_contracts, other.charged_contracts);
-        sum(&mut self.charged_at_zero, other.charged_at_zero);
+        // Not `..`: a count that is added does not compile until it is summed here.
+        let Self { rows, samples, bad, unknown_requests, repeated, not_in_queue, charged_contracts, charged_at_zero } =
+            *other;
+        self.rows += rows;
+        self.samples += samples;
+        self.bad += bad;
+        self.unknown_requests += unknown_requests;
+        self.repeated += repeated;
+        self.not_in_queue += not_in_queue;
+        self.charged_contracts += charged_contracts;
+        self.charged_at_zero += charged_at_zero;
     }
 
     /// What is wrong with the rows, in words; `None` where nothing is.
@@ -186,4 +192,20 @@ pub fn join_watched(
         return Err(JoinError::Nothing { dir: dir.to_owned(), rows: counts.rows, first });
     }
     Ok(joined)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn findings_without_a_reason_have_none_of_it() {
+        let counts = JoinCounts { rows: 5, samples: 4, bad: 1, ..JoinCounts::default() };
+        let mut file = serde_json::to_value(counts).unwrap();
+        let reasons: Vec<String> = file.as_object().unwrap().keys().cloned().collect();
+        for reason in reasons.iter().filter(|reason| !["rows", "samples", "bad"].contains(&reason.as_str())) {
+            file.as_object_mut().unwrap().remove(reason);
+            assert_eq!(serde_json::from_value::<JoinCounts>(file.clone()).unwrap(), counts, "without {reason}");
+        }
+    }
 }

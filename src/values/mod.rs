@@ -17,8 +17,6 @@
 //! | [`report`] | how well values predict outcomes, beside simpler corrections |
 //! | [`told`] | days at the values that are told |
 //! | [`store`] | models beside the policies that were made at their values |
-//!
-//! May import: `sparse`, `log`, `shm`, `settings`.
 
 pub mod adam;
 pub mod fields;

@@ -2,8 +2,6 @@
 //!
 //! It reads the same sources as `inspect`, with as little disturbance: files and shared memory are opened for reading. The
 //! screen is text of a fixed size, by default 80 x 24, so that it works over any ssh connection and in a pipe.
-//!
-//! May import: `inspect`, `report`, `run`, `shm`.
 
 mod screen;
 

@@ -1,8 +1,10 @@
 //! The screen, as lines of a given size.
 
+use serde::Deserialize as _;
 use serde_json::Value;
 
 use crate::inspect::State;
+use crate::shm::Ledger;
 
 use super::Watched;
 
@@ -204,16 +206,6 @@ fn processes(watched: &Watched) -> Vec<String> {
 
 fn ledger(watched: &Watched) -> Vec<String> {
     let run = watched.run.as_ref().map(|run| &run["ledger"]);
-    let Some(ledger) = run.filter(|ledger| ledger.is_object()) else { return vec![] };
-    let of = |key: &str| short(number(Some(ledger), key));
-    vec![format!(
-        "samples: {} produced = {} consumed + {} overwritten + {} lost + {} unread + {} discarded; {} restarts",
-        of("produced"),
-        of("consumed"),
-        of("overwritten"),
-        of("lost"),
-        of("unread"),
-        of("discarded"),
-        watched.restarts
-    )]
+    let Some(ledger) = run.and_then(|ledger| Ledger::deserialize(ledger).ok()) else { return vec![] };
+    vec![format!("samples: {}; {} restarts", ledger.line(|n| short(n as f64)), watched.restarts)]
 }

@@ -186,8 +186,8 @@ fn decisions_and_the_log_alone_give_every_reported_number() {
             let names = check(report, evaluation.folder.path(), &PlainLog::read(day), seed);
             let others = ["logged", "by-contract", "by-contract:untrained", "by-all", "by-all:untrained", "oracle"];
             let delayed = options.contains(&"--feedback-delay");
-            let baselines = if delayed { known() } else { NAMES.to_vec() };
-            assert_eq!(names, baselines.into_iter().chain(others).collect::<Vec<_>>());
+            let baselines = if delayed { known() } else { NAMES.map(String::from).to_vec() };
+            assert_eq!(names, baselines.into_iter().chain(others.map(String::from)).collect::<Vec<_>>());
         }
     }
 }

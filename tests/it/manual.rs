@@ -5,6 +5,10 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use admix::env::FEATURE_NAMES;
+use admix::evaluate::logged;
+use admix::policy::baselines::NAMES;
+
 use crate::harness::train;
 use crate::support::admix;
 
@@ -109,4 +113,21 @@ fn the_pages_link_to_what_is_there() {
         }
     }
     assert!(links > 5, "{links}");
+}
+
+/// The names in the first cells of a page's table rows, from a line that begins with `start` to the next heading.
+fn first_cells(page: &str, start: &str) -> BTreeSet<String> {
+    let lines = page.lines().skip_while(|line| !line.starts_with(start)).skip(1);
+    let rows = lines.take_while(|line| !line.starts_with('#')).filter_map(|line| line.strip_prefix("| "));
+    let cells = rows.filter_map(|row| row.split('|').next());
+    cells.flat_map(|cell| cell.split(',')).map(|name| name.trim().trim_matches('`').to_owned()).collect()
+}
+
+#[test]
+fn the_concepts_page_explains_every_feature_and_every_baseline() {
+    let page = std::fs::read_to_string(Path::new(ROOT).join("docs/concepts.md")).unwrap();
+    let names = |names: &[&str]| -> BTreeSet<String> { names.iter().map(|&name| name.to_owned()).collect() };
+    let header = names(&["feature"]);
+    assert_eq!(first_cells(&page, "The features are"), &names(&FEATURE_NAMES) | &header);
+    assert_eq!(first_cells(&page, "## Baselines"), &names(&NAMES) | &names(&["baseline", logged::NAME]));
 }

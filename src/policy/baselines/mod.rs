@@ -21,36 +21,109 @@ pub use simple::{AuctionOnly, ContractFirst};
 
 use crate::plan::{Plan, Tuned};
 
-/// Names of the baselines, in the order of the table.
-pub const NAMES: [&str; 11] = [
-    "random",
-    "auction-only",
-    "contract-first",
-    "theta-lottery",
-    "shale",
-    "pass-rate",
-    "static-prices",
-    "pid",
-    "dual-descent-cold",
-    "dual-descent-warm",
-    "receding-horizon",
+/// A baseline: how it is called, which forms it has, and how it is made.
+struct Baseline {
+    name: &'static str,
+    /// Whether it is a classical controller. Studies say how much of the best one's gap a policy closes.
+    classical: bool,
+    /// Whether it also exists as NAME[`PREDICTING`].
+    predicts: bool,
+    make: fn(&Parts) -> Made,
+}
+
+type Made = Result<Box<dyn super::Policy>, String>;
+
+impl Baseline {
+    const fn new(name: &'static str, make: fn(&Parts) -> Made) -> Self {
+        Self { name, classical: false, predicts: false, make }
+    }
+
+    const fn classical(self) -> Self {
+        Self { classical: true, ..self }
+    }
+
+    const fn predicts(self) -> Self {
+        Self { predicts: true, ..self }
+    }
+}
+
+/// The baselines in the order of tables. Commands, help, studies and reports take names and properties from here.
+const TABLE: [Baseline; 11] = [
+    Baseline::new("random", |_| Ok(Box::new(Random::new(RANDOM_SEED)))),
+    Baseline::new("auction-only", |_| Ok(Box::new(AuctionOnly))),
+    Baseline::new("contract-first", |_| Ok(Box::new(ContractFirst))),
+    Baseline::new("theta-lottery", |of| of.plan().map(|_| Box::new(ThetaLottery::default()) as _)),
+    Baseline::new("shale", |of| of.plan().map(|_| Box::new(ShaleLottery::default()) as _)),
+    Baseline::new("pass-rate", |of| Ok(Box::new(PassRate::new(of.tuned()?.pass_rate_step, of.interval_s)))),
+    Baseline::new("static-prices", |of| of.plan().map(|_| Box::new(FixedPrices::training_days()) as _)),
+    Baseline::new("pid", |of| Ok(Box::new(Pid::new(of.tuned()?.pid, of.interval_s)))).classical().predicts(),
+    Baseline::new("dual-descent-cold", |of| Ok(Box::new(DualDescent::cold(of.tuned()?.dual_cold_step, of.interval_s))))
+        .classical()
+        .predicts(),
+    Baseline::new("dual-descent-warm", |of| Ok(Box::new(DualDescent::warm(of.tuned()?.dual_warm_step, of.interval_s))))
+        .classical()
+        .predicts(),
+    Baseline::new("receding-horizon", |of| {
+        Ok(Box::new(Receding::new(of.plan()?.sample.clone(), of.tuned()?.receding)))
+    })
+    .predicts(),
 ];
+
+/// Names of the baselines, in the order of the table.
+pub const NAMES: [&str; TABLE.len()] = {
+    let mut names = [""; TABLE.len()];
+    let mut i = 0;
+    while i < names.len() {
+        names[i] = TABLE[i].name;
+        i += 1;
+    }
+    names
+};
 
 /// Suffix of a baseline that counts its displays as delivered before they are observed: a Smith predictor. If
 /// every display is confirmed in the end, as in replay, it equals the baseline without delay, tuned without delay.
 pub const PREDICTING: &str = "-predicting";
 
-/// Names of the baselines that can predict.
-pub const PREDICTORS: [&str; 4] =
-    ["pid-predicting", "dual-descent-cold-predicting", "dual-descent-warm-predicting", "receding-horizon-predicting"];
+/// Returns the names of the baselines that predict deliveries.
+pub fn predictors() -> Vec<String> {
+    TABLE.iter().filter(|b| b.predicts).map(|b| format!("{}{PREDICTING}", b.name)).collect()
+}
 
 /// Returns every name, predicting ones last.
-pub fn known() -> Vec<&'static str> {
-    NAMES.into_iter().chain(PREDICTORS).collect()
+pub fn known() -> Vec<String> {
+    NAMES.map(String::from).into_iter().chain(predictors()).collect()
+}
+
+/// Whether a name is that of a classical controller, in its predicting form or not.
+pub fn is_classical(name: &str) -> bool {
+    let name = name.strip_suffix(PREDICTING).unwrap_or(name);
+    TABLE.iter().any(|b| b.classical && b.name == name)
 }
 
 /// Seed of the random baseline's draws.
 const RANDOM_SEED: u64 = 0x4A4D_0000_0000_0001;
+
+/// What a baseline is made of.
+struct Parts<'a> {
+    name: &'a str,
+    plan: Option<&'a Plan>,
+    predicting: bool,
+    /// Seconds of log time between two steps of a controller.
+    interval_s: f64,
+}
+
+impl Parts<'_> {
+    fn plan(&self) -> Result<&Plan, String> {
+        self.plan.ok_or_else(|| format!("{} needs a plan: give --plan or a trained --policy", self.name))
+    }
+
+    fn tuned(&self) -> Result<Tuned, String> {
+        let plan = self.plan()?;
+        // A plan that was made for no delay is also one for predicting.
+        let tuned = if self.predicting { plan.tuned_predicting.or(plan.tuned) } else { plan.tuned };
+        tuned.ok_or_else(|| format!("{} needs a tuned plan; make the plan again", self.name))
+    }
+}
 
 /// Returns the baseline called `name`, for a day planned with `plan`.
 ///
@@ -58,39 +131,14 @@ const RANDOM_SEED: u64 = 0x4A4D_0000_0000_0001;
 ///
 /// # Errors
 /// If the name is unknown, or the plan lacks a part that the baseline needs; the error names it.
-pub fn named(name: &str, plan: Option<&Plan>, interval_s: f64) -> Result<Box<dyn super::Policy>, String> {
-    let (name, predicts) = match name.strip_suffix(PREDICTING).filter(|_| PREDICTORS.contains(&name)) {
-        Some(name) => (name, true),
-        None => (name, false),
+pub fn named(name: &str, plan: Option<&Plan>, interval_s: f64) -> Made {
+    let found = TABLE.iter().find_map(|b| match name.strip_prefix(b.name)? {
+        "" => Some((b, false)),
+        PREDICTING if b.predicts => Some((b, true)),
+        _ => None,
+    });
+    let Some((baseline, predicting)) = found else {
+        return Err(format!("no baseline `{name}`; there are {}", known().join(", ")));
     };
-    let planned = || plan.ok_or_else(|| format!("{name} needs a plan: give --plan or a trained --policy"));
-    let tuned = || -> Result<Tuned, String> {
-        let plan = planned()?;
-        // A plan that was made for no delay is also one for predicting.
-        let tuned = if predicts { plan.tuned_predicting.or(plan.tuned) } else { plan.tuned };
-        tuned.ok_or_else(|| format!("{name} needs a tuned plan; make the plan again"))
-    };
-    Ok(match name {
-        "random" => Box::new(Random::new(RANDOM_SEED)),
-        "auction-only" => Box::new(AuctionOnly),
-        "contract-first" => Box::new(ContractFirst),
-        "theta-lottery" => {
-            planned()?;
-            Box::new(ThetaLottery::default())
-        }
-        "shale" => {
-            planned()?;
-            Box::new(ShaleLottery::default())
-        }
-        "pass-rate" => Box::new(PassRate::new(tuned()?.pass_rate_step, interval_s)),
-        "static-prices" => {
-            planned()?;
-            Box::new(FixedPrices::training_days())
-        }
-        "pid" => Box::new(Pid::new(tuned()?.pid, interval_s)),
-        "dual-descent-cold" => Box::new(DualDescent::cold(tuned()?.dual_cold_step, interval_s)),
-        "dual-descent-warm" => Box::new(DualDescent::warm(tuned()?.dual_warm_step, interval_s)),
-        "receding-horizon" => Box::new(Receding::new(planned()?.sample.clone(), tuned()?.receding)),
-        other => return Err(format!("no baseline `{other}`; there are {}", known().join(", "))),
-    })
+    (baseline.make)(&Parts { name: baseline.name, plan, predicting, interval_s })
 }

@@ -1,4 +1,4 @@
-//! Constants that the losses take from the settings.
+//! Constants of the losses on the device: uploads and launch arguments. [`factors`](crate::learner::factors) converts the settings.
 
 use burn_cubecl::CubeRuntime;
 use cubecl::prelude::*;

@@ -10,10 +10,10 @@ use burn_cubecl::CubeRuntime;
 use cubecl::bytes::Bytes;
 use cubecl::prelude::*;
 
-use crate::env::{FEATURES, WORTH_LIMIT, column, copy_course, copy_general, copy_terms};
+use crate::env::{FEATURES, column, copy_course, copy_general, copy_terms};
 use crate::formulas::device::{
-    at_least_0, at_most, demand_over_supply, done, inverse_root, log_ratio, loss_scale, market_term, needed_speed,
-    pace_error, potential,
+    at_least_0, delivered_share, demand_met, demand_over_supply, done, inverse_root, log_level, loss_scale,
+    needed_speed, pace_error, pacing, pacing_feature, potential, speed_against_plan, worth,
 };
 use crate::formulas::shared::{ahead, may_bid};
 
@@ -179,8 +179,8 @@ struct With {
 
 /// Returns the pacing controller's term.
 #[cube]
-fn pacing(records: &Array<f32>, terms: usize, course: usize) -> f32 {
-    records[course + CONTROLLER] + market_term(records[terms + MARKET_GAIN], records[course + DAY_MARKET])
+fn pacing_term(records: &Array<f32>, terms: usize, course: usize) -> f32 {
+    pacing(records[course + CONTROLLER], records[terms + MARKET_GAIN], records[course + DAY_MARKET])
 }
 
 #[cube]
@@ -206,23 +206,19 @@ fn features(
     let supply_left = records[course + SUPPLY_LEFT];
     let remaining = at_least_0(owed - delivered);
     let done = done(delivered, owed);
-    let mut met = 0.0f32;
-    if delivered >= owed {
-        met = f32::new(1.0);
-    }
     let one = f32::new(1.0);
-    pool[to + DELIVERED_SHARE] = at_most(done, f32::new(2.0));
+    pool[to + DELIVERED_SHARE] = delivered_share(done);
     pool[to + PLANNED_SHARE] = planned;
     pool[to + PACE_ERROR] = pace_error(done, planned);
     pool[to + DEMAND_OVER_SUPPLY] = demand_over_supply(remaining, supply_left);
     pool[to + DEMAND_OVER_SEEN] = demand_over_supply(remaining, supply_left * records[step + VOLUME_RATIO]);
     pool[to + INVERSE_ROOT] = inverse_root(remaining);
     pool[to + NEEDED_SPEED] = needed_speed(done, planned);
-    pool[to + SPEED_AGAINST_PLAN] = log_ratio(records[course + SPEED], one, f32::new(3.0));
-    pool[to + DEMAND_MET] = met;
-    pool[to + PACING] = 0.5f32 * pacing(records, terms, course);
-    pool[to + MARKET_LEVEL] = 2.0f32 * log_ratio(records[course + MARKET], one, f32::new(1.0));
-    pool[to + MARKET_LEVEL_OF_DAY] = 2.0f32 * log_ratio(records[course + DAY_MARKET], one, f32::new(1.0));
+    pool[to + SPEED_AGAINST_PLAN] = speed_against_plan(records[course + SPEED]);
+    pool[to + DEMAND_MET] = demand_met(delivered, owed);
+    pool[to + PACING] = pacing_feature(pacing_term(records, terms, course));
+    pool[to + MARKET_LEVEL] = log_level(records[course + MARKET], one);
+    pool[to + MARKET_LEVEL_OF_DAY] = log_level(records[course + DAY_MARKET], one);
     pool[to + IS_AUCTION] = 0.0f32;
     copy_general(records, step + GENERAL, pool, to);
     copy_terms(records, terms + CONSTANT, pool, to);
@@ -389,7 +385,7 @@ fn bidders_kernel(
         contract = f32::cast_from(j);
         shift = records[terms + START] + records[course + REPLANNED];
         if comptime!(with.pacing) {
-            shift += pacing(records, terms, course);
+            shift += pacing_term(records, terms, course);
         }
         low = records[terms + LOW];
         high = records[terms + HIGH];
@@ -489,7 +485,7 @@ fn requests_kernel(
                 zeros(pool, features, FEATURES);
                 if there {
                     copy_general(records, step + GENERAL, pool, features);
-                    pool[features + WORTH] = at_most(records[auction + AUCTION_WORTH], f32::new(WORTH_LIMIT));
+                    pool[features + WORTH] = worth(records[auction + AUCTION_WORTH]);
                     pool[features + IS_AUCTION] = f32::new(1.0);
                 }
                 let kinds = record + from.kinds + t * KINDS;
