@@ -20,7 +20,7 @@
 //! - [`process`]: the learner process. [`rings`]: its side of shared memory. [`saver`]: its side of snapshots.
 //! - [`peers`]: the other ranks of a learner (`learner.ranks`), as one of them sees them. `together`: what they do together.
 //!
-//! May import: `run`, `shm`, `policy`, `env`, `plan`, `log`, `gpu`, `formulas`, `settings`.
+//! May import: `run`, `nodes`, `shm`, `policy`, `env`, `plan`, `log`, `gpu`, `formulas`, `settings`.
 
 pub mod batch;
 pub mod calibration;
