@@ -385,10 +385,8 @@ fn train(
         }
     };
     let context = together::hand_over(job, directory, settings, stored)?;
-    let mut manifest = match job.node().is_first() {
-        true => Some(Manifest::begin(&context, mode, &device.to_string(), starts)?),
-        false => None,
-    };
+    let begin = || Manifest::begin(&context, mode, &device.to_string(), starts);
+    let mut manifest = job.node().is_first().then(begin).transpose()?;
     if let Some(manifest) = &manifest {
         manifest.write(directory)?;
     }
