@@ -36,8 +36,8 @@ use super::output::print_text;
 #[command(
     after_help = "Days: data.train is learned from, data.validation chooses the best parameters, data.test is reported at the end. A day that \
                   stands in two of them is refused.\n\
-                  Ctrl-C saves; --resume goes on. docs/tuning.md says which keys matter. Several processes, and several machines under mpirun:\n\
-                  docs/ranks.md.\n\n\
+                  Ctrl-C saves; --resume goes on. docs/tuning.md says which keys matter.\n\
+                  Several learners, and several machines under mpirun: docs/ranks.md.\n\n\
                   Examples:\n  \
                   admix train --config configs/quickstart.toml\n  \
                   admix train --config configs/default.toml --set 'data.train=[\"day-0\", \"day-1\"]' --set 'data.validation=[\"day-2\"]'"
