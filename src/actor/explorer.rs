@@ -58,7 +58,8 @@ pub struct Explorer<'a> {
 }
 
 impl<'a> Explorer<'a> {
-    /// Creates an explorer with its own random stream: `id` is the actor, `incarnation` the number of earlier starts.
+    /// Creates an explorer with its own random stream: `id` is the actor among those of all nodes, `incarnation` the number of earlier
+    /// starts.
     pub fn new(
         days: &'a [DayModel],
         settings: &Settings,

@@ -33,7 +33,8 @@ pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<
     // snapshot, or from the beginning if no round had ended before the snapshot.
     let start = if lock_step { 0 } else { incarnation - 1 + control.resumed_from.get() * 4096 };
     let start = start & u64::from(u32::MAX);
-    let mut explorer = Explorer::new(&days, settings, context.spec.clone(), initial, id as u64, start);
+    let number = context.node.first_of(settings.actors.count) + id;
+    let mut explorer = Explorer::new(&days, settings, context.spec.clone(), initial, number as u64, start);
     let mut words = Vec::new();
     let mut version = 0;
     let mut round = 0;

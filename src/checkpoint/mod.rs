@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
+use crate::run::context::read_node;
 use crate::run::snapshot::files::Disk;
 use crate::run::snapshot::pool::{self, PoolBlock, PoolBlocks};
 use crate::run::snapshot::{RankState, RunState, SnapshotFolder, newest};
@@ -33,7 +34,8 @@ const LAST_ATTEMPTS: u32 = 3;
 /// Anything that keeps it from working but a file system that refuses: that is told, counted and tried again.
 pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let settings = Settings::read_resolved(&directory.config())?;
-    let segments = Segments::open_for_checkpointer(prefix, settings.learner.ranks)?;
+    let world = read_node(directory)?.world(settings.learner.ranks);
+    let segments = Segments::open_for_checkpointer(prefix, world.local)?;
     let halves = segments.halves.as_ref().context("the run takes no snapshots")?;
     let control = &segments.control;
     let slot = &control.processes[Role::Checkpointer.slot()];
@@ -44,10 +46,10 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
         directory,
         keep: settings.checkpoint.keep,
         others: &segments.rank_halves,
-        pools: vec![PoolBlocks::new(settings.of_rank().learner.pool); settings.learner.ranks],
+        pools: vec![PoolBlocks::new(settings.of_rank(world.ranks).learner.pool); world.local],
     };
     if let Some(base) = newest(&root)? {
-        let base = base.dealt_to(settings.learner.ranks);
+        let base = base.dealt_to(world);
         let pools = std::iter::once(base.pool).chain(base.ranks.into_iter().map(|part| part.pool));
         for (pool, blocks) in writer.pools.iter_mut().zip(pools) {
             pool.extend(blocks)?;

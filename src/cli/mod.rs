@@ -3,6 +3,15 @@
 //! Arguments and TOML become settings here; commands get settings, never clap types. Data goes to stdout, logs and progress to
 //! stderr. [`exit`] has the exit codes, [`output`] prints results.
 
+/// Tells a person something, on the first node of a job.
+macro_rules! tell {
+    ($job:expr, $($arg:tt)*) => {
+        if $job.node().is_first() {
+            say!($($arg)*);
+        }
+    };
+}
+
 mod bench;
 mod child;
 mod data;
@@ -12,6 +21,7 @@ mod exit;
 mod explain;
 mod export;
 mod inspect;
+mod node;
 pub mod output;
 mod plan;
 mod pretrain;
@@ -45,7 +55,7 @@ use exit::exit_of;
                   12 verdict not reached (train --require), 130 interrupted (what was learned is saved);\n\
                   of a training run: 20 a process kept dying, 21 the learner got no samples, 22 the actors got no\n\
                   parameters, 23 no update although there were samples, 24 losses that are not finite,\n\
-                  25 its policy cannot be written, 27 a node of a job of several is lost (values train).\n\
+                  25 its policy cannot be written, 27 a node of a job of several is lost.\n\
                   ADMIX_LOG=debug shows more of what happens (trace, debug, info, warn, error)."
 )]
 struct Arguments {

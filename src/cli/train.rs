@@ -1,15 +1,16 @@
 //! `admix train`: trains a policy from a configuration and prints the table that judges it.
 
 use std::cell::OnceCell;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use clap::{Args, ValueEnum};
 
 use crate::cancel;
 use crate::evaluate::{DayReport, Decision, Entry, Judgement, familiar};
 use crate::learner::Device;
-use crate::nodes;
+use crate::nodes::{self, Job};
 use crate::plan::Plan;
 use crate::policy::file::PolicyFile;
 use crate::report::{self, RunReport, Validation};
@@ -18,21 +19,25 @@ use crate::run::{RunDirectory, flight};
 use crate::settings::{self, Settings};
 use crate::supervisor::children::bind_to_parent;
 use crate::supervisor::interrupt::Interrupt;
+use crate::supervisor::job::{self, Common};
 use crate::supervisor::manifest::Manifest;
 use crate::supervisor::prepare::{Origin, prepare};
 use crate::supervisor::resume::{self, Earlier};
-use crate::supervisor::{ExitReason, Outcome, parallel, serial};
+use crate::supervisor::{ExitReason, Outcome, RunFailure, parallel, serial, together};
+use crate::values::Told;
 
 use super::device::{self, Choice};
 use super::eval;
 use super::exit::{Exit, UsageError};
+use super::node;
 use super::output::print_text;
 
 #[derive(Debug, Args)]
 #[command(
     after_help = "Days: data.train is learned from, data.validation chooses the best parameters, data.test is reported at the end. A day that \
                   stands in two of them is refused.\n\
-                  Ctrl-C saves; --resume goes on. docs/tuning.md says which keys matter.\n\n\
+                  Ctrl-C saves; --resume goes on. docs/tuning.md says which keys matter.\n\
+                  Several learners, and several machines under mpirun: docs/ranks.md.\n\n\
                   Examples:\n  \
                   admix train --config configs/quickstart.toml\n  \
                   admix train --config configs/default.toml --set 'data.train=[\"day-0\", \"day-1\"]' --set 'data.validation=[\"day-2\"]'"
@@ -146,17 +151,29 @@ impl Train {
         })
     }
 
-    /// Trains and reports; sets `trained` to the best policy once training has ended.
     fn train_and_report(self, trained: &OnceCell<PathBuf>) -> anyhow::Result<Exit> {
-        if let Some(parent) = self.parent {
-            bind_to_parent(parent)?;
-        }
-        nodes::one_machine().map_err(|processes| {
-            UsageError(format!(
-                "{processes} processes were started together, and `admix train` runs on one machine: start one; several nodes are for \
-                 `admix values train`"
-            ))
-        })?;
+        let job = match self.parent {
+            None => Job::join()?,
+            Some(parent) => {
+                bind_to_parent(parent)?;
+                nodes::one_machine().map_err(|processes| {
+                    UsageError(format!(
+                        "{processes} processes were started together, and a command that starts runs of its own is for one: start one"
+                    ))
+                })?;
+                Job::of_one_node()
+            }
+        };
+        let exit = self.train_in(&job, trained)?;
+        // Leaving keeps a core busy, and the first node reports at length.
+        job.tell(&())?;
+        job.leave();
+        Ok(exit)
+    }
+
+    /// Trains and reports as a node of a job; sets `trained` to the best policy once training has ended.
+    fn train_in(self, job: &Job, trained: &OnceCell<PathBuf>) -> anyhow::Result<Exit> {
+        let node = job.node();
         let mut sets = self.sets.clone();
         sets.extend(self.seed.map(|seed| format!("run.seed={seed}")));
         sets.extend(self.device.as_ref().map(|device| format!("run.device=\"{device}\"")));
@@ -164,17 +181,23 @@ impl Train {
         if self.deterministic {
             sets.push("run.deterministic=true".into());
         }
-        let settings: Settings = settings::load(&self.config, &sets)?;
+        let mut settings: Settings = settings::load(&self.config, &sets)?;
+        if !node.is_alone() && settings.run.device == "auto" {
+            settings.run.device = "cpu".into();
+        }
+        together::check_job(&settings, node)?;
         if settings.run.deterministic && settings.budget.max_updates == 0 && settings.budget.max_samples == 0 {
             return Err(UsageError(
                 "a lock-step run cannot end by wall time: set budget.max_updates or budget.max_samples".into(),
             )
             .into());
         }
-        if self.serial && settings.learner.ranks > 1 {
-            let ranks = settings.learner.ranks;
+        let ranks = node.world(settings.learner.ranks).ranks;
+        if self.serial && ranks > 1 {
+            let many =
+                if node.is_alone() { format!("learner.ranks = {ranks}") } else { format!("mpirun -n {}", node.of) };
             return Err(UsageError(format!(
-                "learner.ranks = {ranks} learns in {ranks} processes, and --serial in one: leave one of them out"
+                "{many} learns in {ranks} processes, and --serial in one: leave one of them out"
             ))
             .into());
         }
@@ -200,58 +223,77 @@ impl Train {
         };
         // Checked before the directory is made.
         let fresh = self.run_dir.as_ref().is_none_or(|root| !root.exists());
-        let (directory, earlier) = match (self.resume, &self.run_dir) {
-            (Some(how), Some(root)) => {
-                let directory = resume::open(root, how.into())?;
-                let earlier = Earlier::find(&directory, &settings, mode)?;
+        let directory =
+            node::directory(job, self.run_dir.as_deref(), self.resume.is_some(), || self.first_directory())?;
+        let told = (!node.is_alone()).then(|| Told::of(&settings.data)).transpose()?;
+        // Logs are compared once the first node has compiled them.
+        let common = Common {
+            configuration: settings.to_toml(),
+            inputs: &BTreeMap::new(),
+            source: ("data.values", told.and_then(|told| told.key())),
+        };
+        let known = job::agree_on_run(job, &directory, &common)?;
+        let earlier = match self.resume {
+            Some(how) if node.is_first() => {
+                let earlier = Earlier::find(&directory, &settings, mode, node)?;
                 let how = earlier.as_ref().map(|earlier| earlier.settle(&directory, how.into())).transpose()?;
-                (directory, earlier.zip(how))
+                earlier.zip(how)
             }
-            (_, Some(root)) => (RunDirectory::create(root)?, None),
-            (_, None) => (RunDirectory::create_unique(Path::new("runs"), &self.default_name())?, None),
+            Some(Resume::Restart) => {
+                resume::set_aside(&directory)?;
+                None
+            }
+            _ => None,
         };
         flight::begin(&directory.flight(), "main");
-        say!("run directory {}", directory.root().display());
+        tell!(job, "run directory {}", directory.root().display());
         let earlier = earlier.map(|(earlier, how)| {
             say!("{how}");
             earlier
         });
         if let Some(why) = why {
-            say!("learning on the CPU: {why}");
+            tell!(job, "learning on the CPU: {why}");
         }
-        let result = train(&settings, Given { plan, from }, earlier, device, mode, &directory, &interrupt);
+        let given = Given { plan, from };
+        let result = train(&settings, given, earlier, (device, mode), &directory, &interrupt, (job, known));
         flight::end(&result);
         if interrupt.count() > 1 {
+            // Without taking leave, which would wait for the other nodes.
+            ensure!(node.is_alone(), RunFailure::NotSaved { node: node.index });
             return result.map(|_| Exit::Interrupted).or_else(|e| {
                 say!("{e:#}");
                 Ok(Exit::Interrupted)
             });
         }
         let (context, outcome) = match result {
-            Err(e) if fresh && !directory.metrics().exists() => {
+            Err(e) if fresh && node.is_alone() && !directory.metrics().exists() => {
                 remove_unused(directory);
                 return Err(e);
             }
             result => result?,
         };
-        say!("{}", summary(&outcome));
+        tell!(job, "{}", summary(&outcome));
         let head_start = settings.head_start();
         if head_start > 0 && outcome.updates <= head_start {
-            say!(
+            tell!(
+                job,
                 "the actor has not learned yet: training ended after {} updates, and the critic learns alone for {head_start} \
                  (learner.critic_head_start); give a larger budget",
                 outcome.updates
             );
         }
         if outcome.reason == ExitReason::Interrupted {
-            say!("interrupted; the best policy so far is {}", directory.best().display());
+            tell!(job, "interrupted; the best policy so far is {}", directory.best().display());
             if outcome.checkpoints.is_some_and(|c| c.snapshots > 0) {
-                say!("go on with the same command, --run-dir {} and --resume", directory.root().display());
+                tell!(job, "go on with the same command, --run-dir {} and --resume", directory.root().display());
             }
             return Ok(Exit::Interrupted);
         }
         trained.get_or_init(|| directory.best());
         interrupt.leave();
+        if !node.is_first() {
+            return Ok(Exit::Done);
+        }
         let (report, reported) = report(&context, &directory)?;
         // A full disk must not turn a finished run into a failed one.
         if let Err(e) = report::write(&report, &directory) {
@@ -283,6 +325,14 @@ impl Train {
         Exit::VerdictNotReached
     }
 
+    fn first_directory(&self) -> anyhow::Result<RunDirectory> {
+        match (self.resume, &self.run_dir) {
+            (Some(how), Some(root)) => resume::open(root, how.into()),
+            (_, Some(root)) => RunDirectory::create(root),
+            (_, None) => RunDirectory::create_unique(Path::new("runs"), &self.default_name()),
+        }
+    }
+
     /// Returns the default name of a run directory.
     fn default_name(&self) -> String {
         let name = self.config.file_stem().map_or_else(|| "run".into(), |s| s.to_string_lossy().into_owned());
@@ -309,41 +359,49 @@ fn train(
     settings: &Settings,
     given: Given,
     earlier: Option<Earlier>,
-    device: Device,
-    mode: &'static str,
+    (device, mode): (Device, &'static str),
     directory: &RunDirectory,
     interrupt: &Interrupt,
+    (job, known): (&Job, bool),
 ) -> anyhow::Result<(Context, Outcome)> {
     let starts = earlier.as_ref().map(Earlier::starts).unwrap_or_default();
-    let context = match earlier {
+    let stored = match earlier {
         Some(earlier) => {
             if let Some(from) = &given.from {
                 say!("--from {} is left aside: the run has its start already", from.path.display());
             }
             earlier.context.store_settings(directory)?;
-            earlier.context
+            Some(earlier.context)
         }
+        None if !job.node().is_first() => None,
         None => {
             if let Some(plan) = &given.plan {
                 say!("the plan is given, made from {} days", plan.days.len());
             }
-            let context = prepare(settings, given.plan, given.from.as_ref())?;
+            let mut context = prepare(settings, given.plan, given.from.as_ref())?;
+            context.node = job.node();
             context.store(directory)?;
-            context
+            Some(context)
         }
     };
-    let mut manifest = Manifest::begin(&context, mode, &device.to_string(), starts)?;
-    manifest.write(directory)?;
+    let context = together::hand_over(job, directory, settings, stored)?;
+    let begin = || Manifest::begin(&context, mode, &device.to_string(), starts);
+    let mut manifest = job.node().is_first().then(begin).transpose()?;
+    if let Some(manifest) = &manifest {
+        manifest.write(directory)?;
+    }
     interrupt.supervise();
     let outcome = if mode == "serial" {
         serial::train(&context, directory, interrupt)
     } else {
-        parallel::train(&context, directory, interrupt)
+        parallel::train(&context, directory, interrupt, (job, known))
     };
-    manifest.end(&outcome);
-    // A full disk must not turn a finished run into a failed one.
-    if let Err(e) = manifest.write(directory) {
-        tracing::warn!("{e:#}");
+    if let Some(manifest) = &mut manifest {
+        manifest.end(&outcome);
+        // A full disk must not turn a finished run into a failed one.
+        if let Err(e) = manifest.write(directory) {
+            tracing::warn!("{e:#}");
+        }
     }
     Ok((context, outcome?))
 }

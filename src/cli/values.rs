@@ -10,7 +10,7 @@ use crate::cancel;
 use crate::files;
 use crate::gpu::Device;
 use crate::log::CompileOptions;
-use crate::nodes::{Job, Node};
+use crate::nodes::Job;
 use crate::run::value_run::Prepared;
 use crate::run::{RunDirectory, flight};
 use crate::settings::{self, Configuration as _, ValueSettings, Weights};
@@ -27,16 +27,8 @@ use crate::values::{Fields, ValueModel, model, ratios};
 
 use super::device::{self, Choice};
 use super::exit::{Exit, UsageError};
+use super::node;
 use super::output::{print_json, print_text};
-
-/// Tells a person something, on the first node of a job.
-macro_rules! tell {
-    ($job:expr, $($arg:tt)*) => {
-        if $job.node().is_first() {
-            say!($($arg)*);
-        }
-    };
-}
 
 #[derive(Debug, Subcommand)]
 pub enum Values {
@@ -185,7 +177,8 @@ impl Train {
         let fields = Fields::parse(&settings.values.fields)?;
         let interrupt = Interrupt::listen(settings.watchdog.grace_s)?;
         values::check_job(&settings, &fields, job.node())?;
-        let directory = self.directory(job)?;
+        let directory =
+            node::directory(job, self.run_dir.as_deref(), self.resume.is_some(), || self.first_directory())?;
         if device != Device::Cpu || why.is_some() {
             tell!(job, "device {device}{}", why.map(|why| format!(" ({why})")).unwrap_or_default());
         }
@@ -224,28 +217,10 @@ impl Train {
         Ok(Exit::Done)
     }
 
-    /// The run directory of this node.
-    fn directory(&self, job: &Job) -> anyhow::Result<RunDirectory> {
-        let node = job.node();
-        if node.is_first() {
-            let directory = self.first_directory(node)?;
-            // Those of the others lie in it.
-            job.tell(&())?;
-            return Ok(directory);
-        }
-        job.tell(&())?;
-        let root = self.run_dir.as_deref().ok_or_else(without_directory)?.join(format!("node-{}", node.index));
-        match self.resume {
-            Some(_) => resume::open(&root, resume::Resume::Auto),
-            None => RunDirectory::create(&root),
-        }
-    }
-
-    fn first_directory(&self, node: Node) -> anyhow::Result<RunDirectory> {
+    fn first_directory(&self) -> anyhow::Result<RunDirectory> {
         match (self.resume, &self.run_dir) {
             (Some(how), Some(root)) => resume::open(root, how.into()),
             (_, Some(root)) => RunDirectory::create(root),
-            (_, None) if !node.is_alone() => Err(without_directory().into()),
             (_, None) => {
                 let name =
                     self.config.file_stem().map_or_else(|| "values".into(), |s| s.to_string_lossy().into_owned());
@@ -254,10 +229,6 @@ impl Train {
             }
         }
     }
-}
-
-fn without_directory() -> UsageError {
-    UsageError("several nodes share a run directory: name it with --run-dir".into())
 }
 
 /// Learns in a run directory, from the beginning or from where it was interrupted; returns the exit if the program is to end.

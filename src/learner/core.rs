@@ -86,7 +86,7 @@ impl<'a> Learner<'a> {
         }
     }
 
-    /// Makes this the learner of rank `rank`, which draws other batches than the others.
+    /// Makes this the learner of rank `rank` of all nodes, which draws other batches than the others.
     pub fn of_rank(mut self, rank: usize) -> Self {
         self.rank = rank;
         self.rng.set_stream(batch_stream(rank, 0));
@@ -123,6 +123,11 @@ impl<'a> Learner<'a> {
     /// Returns the number of samples that all ranks have taken in.
     pub fn samples_of_all(&self) -> u64 {
         self.agreed.map_or(self.samples, |agreed| agreed.samples)
+    }
+
+    /// Returns the number of samples that the ranks of this node have taken in.
+    pub fn samples_of_node(&self) -> u64 {
+        self.agreed.map_or(self.samples, |agreed| agreed.samples_of_node)
     }
 
     /// Returns a hash of everything that updates change, to compare ranks.

@@ -3,6 +3,7 @@
 //! Beside gradients, every exchange carries the state of each rank ([`Said`]). All ranks read the same states in the same order, so they
 //! take the same decisions: whether the next update is due, a snapshot begins, or the run stops.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -56,6 +57,8 @@ pub struct Agreed {
     /// Whether all had room.
     pub room: bool,
     pub samples: u64,
+    /// Of the ranks of this node.
+    pub samples_of_node: u64,
     pub elapsed_s: f64,
     /// The number of rank 0, and whether all gave the same.
     pub number: u64,
@@ -64,15 +67,18 @@ pub struct Agreed {
 }
 
 impl Agreed {
+    /// Decides by what all ranks say, for those of the node that has the ranks `here`.
+    ///
     /// # Errors
     /// The first rank whose parameters are not those of rank 0.
-    fn of(all: &[Said]) -> anyhow::Result<Self> {
+    fn of(all: &[Said], here: Range<usize>) -> anyhow::Result<Self> {
         let first = all.first().context("an exchange without ranks")?;
         if let Some(rank) = all.iter().position(|said| said.parameters != first.parameters) {
             anyhow::bail!("the parameters of rank {rank} are not those of rank 0 any more");
         }
         let any = |of: fn(&Said) -> bool| all.iter().any(of);
         let room = all.iter().all(|said| said.room);
+        let samples = |of: &[Said]| of.iter().map(|said| said.samples).sum();
         Ok(Self {
             stops: any(|said| said.stops),
             at_once: any(|said| said.at_once),
@@ -80,7 +86,8 @@ impl Agreed {
             ready: all.iter().all(|said| said.ready),
             saves: first.due && room,
             room,
-            samples: all.iter().map(|said| said.samples).sum(),
+            samples: samples(all),
+            samples_of_node: samples(&all[here]),
             elapsed_s: first.elapsed_s,
             number: first.number,
             one_number: all.iter().all(|said| said.number == first.number),
@@ -99,7 +106,7 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Takes the seat of `rank`. A rank that hangs is main's to find: another may wait for the disk or for the evaluator.
+    /// Takes the seat of `rank`, one of this node. A rank that hangs is main's to find: another may wait for the disk or for the evaluator.
     ///
     /// # Errors
     /// A seat that is taken.
@@ -153,7 +160,7 @@ impl Peers {
         self.waited += begun.elapsed();
         exchanged?;
         failed.map_or(Ok(()), Err)?;
-        self.agreed = Agreed::of(&all)?;
+        self.agreed = Agreed::of(&all, self.seat.here())?;
         Ok(self.agreed)
     }
 }
@@ -186,11 +193,12 @@ mod tests {
             Said { due: true, room: true, elapsed_s: 2.0, samples: 5, ..Said::default() },
             Said { samples: 7, ..Said::default() },
         ];
-        let agreed = Agreed::of(&[first, second]).unwrap();
+        let agreed = Agreed::of(&[first, second], 1..2).unwrap();
         assert!(!agreed.saves && !agreed.stops && !agreed.ready && agreed.samples == 12 && agreed.elapsed_s == 2.0);
-        let agreed = Agreed::of(&[first, Said { room: true, stops: true, number: 1, ..second }]).unwrap();
+        assert_eq!(agreed.samples_of_node, 7);
+        let agreed = Agreed::of(&[first, Said { room: true, stops: true, number: 1, ..second }], 0..2).unwrap();
         assert!(agreed.saves && agreed.stops && !agreed.one_number);
-        let error = Agreed::of(&[first, Said { parameters: 9, ..second }]).unwrap_err();
+        let error = Agreed::of(&[first, Said { parameters: 9, ..second }], 0..1).unwrap_err();
         assert!(error.to_string().contains("parameters of rank 1"));
     }
 }

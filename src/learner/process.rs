@@ -1,7 +1,7 @@
 //! The learner process: drains the rings, updates, publishes, takes snapshots.
 //!
-//! With `learner.ranks` there are several of them, each with a part of the actors, of the pool and of every batch. What they do
-//! together is in [`super::together`].
+//! With `learner.ranks`, or on several nodes, there are several of them, each with a part of the actors, of the pool and of every batch.
+//! What they do together is in [`super::together`].
 
 use std::time::{Duration, Instant};
 
@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use serde::Serialize;
 
 use crate::env::{BLOCK_FORMAT, Block, Segment};
+use crate::nodes::World;
 use crate::policy::file::PolicyFile;
 use crate::run::segments::{exchange_name, rank_halves_name};
 use crate::run::snapshot::Snapshot;
@@ -48,14 +49,15 @@ struct Restored {
     samples: u64,
 }
 
-/// Runs the learner, or rank `rank` of several, until the budget is spent, the policy converged, or the run is stopped.
+/// Runs the learner, or rank `rank` of several on its node, until the budget is spent, the policy converged, or the run is stopped.
 ///
 /// # Errors
 /// [`NotFinite`] if losses are repeatedly not finite; a rank that is gone ([`crate::shm::Broken`]); any other failure of learning,
 /// after which main starts another learner.
 pub fn run(directory: &RunDirectory, prefix: &str, rank: usize) -> anyhow::Result<()> {
     let mut context = Context::load(directory)?;
-    context.settings = context.settings.of_rank();
+    let world = context.world();
+    context.settings = context.settings.of_rank(world.ranks);
     let settings = &context.settings;
     device::set_threads(settings.learner.threads);
     let segments = Segments::open(prefix, 0..settings.actors.count, settings.checkpoint.every_s > 0.0)?;
@@ -65,7 +67,7 @@ pub fn run(directory: &RunDirectory, prefix: &str, rank: usize) -> anyhow::Resul
     let days = context.training_days()?;
     let device = Device::of(settings)?;
     let trainer = device.trainer(&days, &context.spec, settings)?;
-    let mut learner = Learner::new(&days, context.spec.clone(), settings, trainer).of_rank(rank);
+    let mut learner = Learner::new(&days, context.spec.clone(), settings, trainer).of_rank(world.first + rank);
     learner.start_from(&context.start)?;
     let own = match &segments.halves {
         Some(first) if rank > 0 => {
@@ -76,9 +78,9 @@ pub fn run(directory: &RunDirectory, prefix: &str, rank: usize) -> anyhow::Resul
         }
         _ => None,
     };
-    let peers = match settings.learner.ranks {
+    let peers = match world.ranks {
         1 => None,
-        _ => Some(Peers::join(Exchange::open(&exchange_name(prefix))?, rank)?),
+        _ => Some(Peers::join(Exchange::open(&exchange_name(prefix))?, world.first + rank)?),
     };
     let mut process = LearnerProcess {
         settings,
@@ -95,6 +97,8 @@ pub fn run(directory: &RunDirectory, prefix: &str, rank: usize) -> anyhow::Resul
             settings.actors_of(rank),
         )?,
         peers,
+        world,
+        rank,
         rollbacks: 0,
     };
     let snapshot = process.newest(&mut learner)?;
@@ -107,7 +111,7 @@ pub fn run(directory: &RunDirectory, prefix: &str, rank: usize) -> anyhow::Resul
             Err(e) => process.roll_back(&mut learner, &e.downcast::<NotFinite>()?)?,
         }
     }
-    if rank > 0 || segments.control.stop_level() >= STOP_NOW {
+    if !process.leads() || segments.control.stop_level() >= STOP_NOW {
         // No snapshot was taken of these parameters: the run goes on from an earlier one, or from its beginning.
         return Ok(());
     }
@@ -134,6 +138,9 @@ pub(super) struct LearnerProcess<'a> {
     pub rings: Rings<'a>,
     /// `None` for a learner that learns alone.
     pub peers: Option<Peers>,
+    pub world: World,
+    /// Number of this rank on its node.
+    rank: usize,
     /// Number of rollbacks because a loss was not finite.
     pub rollbacks: u32,
 }
@@ -146,7 +153,7 @@ impl LearnerProcess<'_> {
             None => Ok(None),
         };
         let found = if self.peers.is_some() { self.newest_of_all(learner, find)? } else { find(self)? };
-        Ok(found.map(|snapshot| snapshot.dealt_to(self.settings.learner.ranks)))
+        Ok(found.map(|snapshot| snapshot.dealt_to(self.world)))
     }
 
     /// Starts a new training, or resumes from a snapshot.
@@ -154,9 +161,9 @@ impl LearnerProcess<'_> {
         let control = &self.segments.control;
         let stats = self.rings.stats;
         if let Some(snapshot) = &snapshot {
-            saver::restore(learner, snapshot, self.rank()).context("the run cannot go on from its snapshot")?;
+            saver::restore(learner, snapshot, self.rank).context("the run cannot go on from its snapshot")?;
             self.rings.publications = snapshot.state.publications.clone();
-            self.rings.explorers = snapshot.explorers_of(self.rank()).to_vec();
+            self.rings.explorers = snapshot.explorers_of(self.rank).to_vec();
             self.rollbacks = self.rollbacks.max(snapshot.state.rollbacks);
             if self.rollbacks > snapshot.state.rollbacks {
                 learner.draw_differently(self.rollbacks);
@@ -171,7 +178,7 @@ impl LearnerProcess<'_> {
         stats.samples_consumed.set(if self.rings.is_first { samples } else { learner.samples() });
         stats.updates.set(learner.updates());
         self.rings.saver =
-            self.halves.map(|halves| Saver::new(self.segments, halves, self.settings, snapshot.as_ref(), self.rank()));
+            self.halves.map(|halves| Saver::new(self.segments, halves, self.settings, snapshot.as_ref(), self.rank));
         if self.rings.is_first {
             // The rings' ledgers count what was consumed, also by an earlier learner, whenever it was killed.
             let before = self.rings.saver.as_ref().map_or(0, |saver| saver.ledger_before().consumed);
@@ -194,14 +201,15 @@ impl LearnerProcess<'_> {
         let evaluator = &control.evaluator;
         let awaited =
             evaluator.progress() == 0 || learner.updates() / self.settings.evaluate.every > evaluator.due.get();
-        if lock_step && awaited && self.rings.is_first {
+        if lock_step && awaited && self.leads() {
             self.rings.await_evaluation();
         }
         Ok(())
     }
 
-    pub fn rank(&self) -> usize {
-        self.peers.as_ref().map_or(0, Peers::rank)
+    /// Whether it is the only rank or the first one of all nodes, beside the evaluator.
+    pub fn leads(&self) -> bool {
+        self.world.first + self.rank == 0
     }
 
     /// Whether the evaluator sees no improvement any more.
@@ -280,8 +288,10 @@ impl LearnerProcess<'_> {
     /// Stores the last batch before a figure was found not to be finite and restores the newest snapshot, up to a maximum
     /// number of times. On the CPU that batch is the cause; on a GPU, where not every update is read, it may be an earlier one.
     pub fn roll_back(&mut self, learner: &mut Learner, error: &NotFinite) -> anyhow::Result<()> {
-        // In lock-step the same would happen again.
-        let may = !self.settings.run.deterministic && self.rollbacks < self.settings.watchdog.max_rollbacks;
+        // In lock-step the same would happen again; nodes do not go back by themselves.
+        let may = !self.settings.run.deterministic
+            && self.world.is_one_node()
+            && self.rollbacks < self.settings.watchdog.max_rollbacks;
         if !may || self.halves.is_none() {
             return Err((*error).into());
         }
@@ -303,7 +313,7 @@ impl LearnerProcess<'_> {
     fn keep_batch(&self, updates: u64, segments: Vec<Segment>) -> anyhow::Result<String> {
         let folder = self.directory.incidents();
         std::fs::create_dir_all(&folder)?;
-        let rank = if self.rank() > 0 { format!("-rank-{}", self.rank()) } else { String::new() };
+        let rank = if self.rank > 0 { format!("-rank-{}", self.rank) } else { String::new() };
         let path = folder.join(format!("rollback-{}-update-{updates}{rank}.block", self.rollbacks));
         std::fs::write(&path, Block { format: BLOCK_FORMAT, segments, explorer: vec![] }.to_bytes()?)?;
         Ok(path.display().to_string())

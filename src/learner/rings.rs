@@ -22,7 +22,7 @@ pub struct Rings<'a> {
     /// This process's heartbeat and statistics.
     pub slot: &'a ProcessSlot,
     pub stats: &'a LearnerStats,
-    /// Whether it is the only rank or the first one, which publishes and waits for evaluations.
+    /// Whether it is the only rank or the first one of its node, which publishes.
     pub is_first: bool,
     /// Actors whose blocks it takes in.
     actors: Range<usize>,

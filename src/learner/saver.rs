@@ -146,7 +146,7 @@ impl<'a> Saver<'a> {
         Ok(RunState {
             format: RunState::FORMAT,
             updates,
-            samples: learner.samples_of_all(),
+            samples: learner.samples_of_node(),
             blocks: self.blocks,
             elapsed_s,
             rollbacks: around.rollbacks,

@@ -2,7 +2,8 @@
 //!
 //! All make the same updates, each with gradients of its own part of the batch. Each takes its own actors' blocks in, keeps its own
 //! pool and its own random stream, and steps its own copy of the networks; the copies stay equal to the last bit, which every
-//! exchange checks. The first rank publishes, and asks for snapshots; a snapshot has a part of every rank.
+//! exchange checks. The first rank of each node publishes; a snapshot has a part of every rank of a node. The first of all nodes asks for
+//! snapshots, waits for evaluations and sees when the policy has converged.
 
 use std::time::Duration;
 
@@ -25,10 +26,10 @@ impl LearnerProcess<'_> {
         learner: &mut Learner,
         find: impl FnOnce(&Self) -> anyhow::Result<Option<Snapshot>>,
     ) -> anyhow::Result<Option<Snapshot>> {
-        let found = if self.rings.is_first { find(self)? } else { None };
+        let found = if self.leads() { find(self)? } else { None };
         let number = found.as_ref().map_or(0, |snapshot| snapshot.number);
         let agreed = self.agree(learner, |said| said.number = number)?;
-        if self.rings.is_first || agreed.number == 0 {
+        if self.leads() || agreed.number == 0 {
             return Ok(found);
         }
         folder::numbered(&self.directory.checkpoints(), agreed.number).map(Some)
@@ -69,7 +70,7 @@ impl LearnerProcess<'_> {
                 let due = learner.updates() / self.settings.evaluate.every;
                 if due > evaluated {
                     evaluated = due;
-                    if self.rings.is_first {
+                    if self.leads() {
                         self.rings.await_evaluation();
                     }
                 }
@@ -140,7 +141,7 @@ impl LearnerProcess<'_> {
         Ok(!self.rings.is_first || self.rings.saver.as_ref().is_none_or(|saver| saver.wait_until_on_disk(number)))
     }
 
-    /// Puts every rank's part of a snapshot into shared memory, that of the first rank last: it makes the snapshot whole.
+    /// Puts every rank's part of a snapshot into shared memory, that of a node's first rank last: it makes the node's snapshot whole.
     fn save_together(&mut self, learner: &mut Learner) -> anyhow::Result<u64> {
         let (publications, explorers) = (&self.rings.publications, &self.rings.explorers[..]);
         let around = Surroundings { publications, explorers, rollbacks: self.rollbacks };
@@ -191,10 +192,10 @@ impl LearnerProcess<'_> {
         let level = self.segments.control.stop_level();
         let saver = self.rings.saver.as_ref();
         Said {
-            stops: level > 0 || self.rings.is_first && self.converged(),
+            stops: level > 0 || self.leads() && self.converged(),
             at_once: level >= STOP_NOW,
             ready: learner.ready(),
-            due: self.rings.is_first && saver.is_some_and(|saver| saver.is_due()),
+            due: self.leads() && saver.is_some_and(|saver| saver.is_due()),
             room: saver.is_none_or(|saver| saver.next().is_some()),
             samples: learner.samples(),
             elapsed_s: learner.elapsed_s(),

@@ -1,7 +1,7 @@
 //! The machines of a job: which one this is, what their main processes tell each other, and who carries what ranks exchange.
 //!
-//! A node is one main process with its own ranks, readers, shared memory and table. `mpirun` starts one for each machine; without it a
-//! job has one node. MPI does the networking; we have no protocol of our own.
+//! A node is one main process with its own ranks and shared memory, and with readers and a table, or actors and rings. `mpirun` starts
+//! one for each machine; without it a job has one node. MPI does the networking; we have no protocol of our own.
 //!
 //! | file | what it is |
 //! |---|---|
@@ -9,8 +9,8 @@
 //! | `mpi` | the thread that calls MPI; only with the cargo feature `mpi` |
 //!
 //! **One thread calls MPI**, from its initialisation to its end, and it belongs to the main process. Main hands it what to tell the other
-//! nodes, and the seats of their ranks in its exchange ([`Remote`]). Ranks and readers never call MPI: they are new executions of the
-//! program.
+//! nodes, and the seats of their ranks in its exchange ([`Remote`]). Ranks, readers and actors never call MPI: they are new executions
+//! of the program.
 
 #[cfg(feature = "mpi")]
 mod mpi;
@@ -31,6 +31,15 @@ pub struct Job {
 }
 
 impl Job {
+    /// A job of one node.
+    pub fn of_one_node() -> Self {
+        Self {
+            node: Node::default(),
+            #[cfg(feature = "mpi")]
+            link: None,
+        }
+    }
+
     /// Joins the job that this process was started for: a job of one node, unless a launcher of MPI started several processes together.
     ///
     /// # Errors
@@ -45,11 +54,7 @@ impl Job {
             return Ok(Self { node, link: Some(link) });
         }
         one_machine().map_err(|processes| JobError::NotBuilt { processes })?;
-        Ok(Self {
-            node: Node::default(),
-            #[cfg(feature = "mpi")]
-            link: None,
-        })
+        Ok(Self::of_one_node())
     }
 
     pub fn node(&self) -> Node {
@@ -68,7 +73,11 @@ impl Job {
         self.tell_bytes(bytes)?.into_iter().enumerate().map(decode).collect()
     }
 
-    fn tell_bytes(&self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>, JobError> {
+    /// As [`Job::tell`], of bytes.
+    ///
+    /// # Errors
+    /// [`JobError`].
+    pub fn tell_bytes(&self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>, JobError> {
         #[cfg(feature = "mpi")]
         if let Some(link) = &self.link {
             return link.tell(mine);

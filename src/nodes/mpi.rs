@@ -237,9 +237,7 @@ impl Caller {
             }
             match self.all_gather(world, &mine, &mut all) {
                 Err(Stop::TooLong(bytes)) => {
-                    tracing::error!(
-                        "the ranks exchange {bytes} bytes at once, MPI counts to {MOST_BYTES}: lower values.batch"
-                    );
+                    tracing::error!("the ranks exchange {bytes} bytes at once, MPI counts to {MOST_BYTES}");
                     remote.lost((shape.here().end) % shape.ranks);
                     return Ok(());
                 }

@@ -20,6 +20,13 @@ pub struct World {
     pub local: usize,
 }
 
+impl World {
+    /// Whether all ranks are on one node.
+    pub fn is_one_node(self) -> bool {
+        self.local == self.ranks
+    }
+}
+
 impl Default for Node {
     fn default() -> Self {
         Self { index: 0, of: 1 }
@@ -38,7 +45,12 @@ impl Node {
 
     /// The ranks of the job, where each node has `local` ones.
     pub fn world(self, local: usize) -> World {
-        World { ranks: self.of * local, first: self.index * local, local }
+        World { ranks: self.of * local, first: self.first_of(local), local }
+    }
+
+    /// Number of this node's first process among those of all nodes, where each has `local` ones.
+    pub fn first_of(self, local: usize) -> usize {
+        self.index * local
     }
 }
 

@@ -11,10 +11,12 @@ use twox_hash::XxHash3_128;
 use crate::env::{DayModel, Delay, Vocabulary};
 use crate::files;
 use crate::log::{self, CompileOptions, CompiledLog};
+use crate::nodes::{Node, World};
 use crate::plan::{Plan, Sample};
 use crate::policy::file::PolicyFile;
 use crate::policy::{PolicySpec, ReplayOptions};
 use crate::settings::Settings;
+use crate::shm::MAX_RANKS;
 use crate::values::Told;
 
 use super::directory::RunDirectory;
@@ -35,6 +37,8 @@ pub struct Context {
     pub start: Vec<f32>,
     /// The values (logged or corrected) that planning, training and policies see.
     pub told: Told,
+    /// The node that this is.
+    pub node: Node,
 }
 
 impl Context {
@@ -52,7 +56,8 @@ impl Context {
         let inputs = serde_json::from_slice(&text).with_context(|| format!("{} is malformed", path.display()))?;
         let start = PolicyFile::read_actor(&directory.start(), &spec)?;
         let told = Told::of(&settings.data)?;
-        Ok(Self { settings, plan, spec: Arc::new(spec), inputs, start, told })
+        let node = read_node(directory)?;
+        Ok(Self { settings, plan, spec: Arc::new(spec), inputs, start, told, node })
     }
 
     /// Writes the files that [`Context::load`] reads.
@@ -69,9 +74,32 @@ impl Context {
         PolicyFile { spec, plan, actor, updates: 0 }.write(&directory.start())
     }
 
-    /// Writes only the settings, for a resumed run.
+    /// Writes only the settings and the node, for a resumed run.
     pub fn store_settings(&self, directory: &RunDirectory) -> anyhow::Result<()> {
-        directory.replace(&directory.config(), self.settings.to_toml().as_bytes())
+        directory.replace(&directory.config(), self.settings.to_toml().as_bytes())?;
+        directory.replace(&directory.node(), &serde_json::to_vec(&self.node)?)
+    }
+
+    /// Returns the ranks of the learner on all nodes.
+    pub fn world(&self) -> World {
+        self.node.world(self.settings.learner.ranks)
+    }
+
+    /// Returns the first log that is not the one that the run was begun with.
+    ///
+    /// # Errors
+    /// A log that cannot be used.
+    pub fn changed_log(&self) -> anyhow::Result<Option<&Path>> {
+        let data = &self.settings.data;
+        for dirs in [&data.train, &data.validation, &data.test] {
+            for (dir, log) in dirs.iter().zip(open_logs(dirs, compile_options(&self.settings), &self.told)?) {
+                let now = inputs_hash(dir, &log)?;
+                if self.inputs.get(dir).is_some_and(|then| *then != now) {
+                    return Ok(Some(dir));
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// Opens log directories as days of this run.
@@ -104,6 +132,20 @@ impl Context {
         let Settings { policy, env, .. } = &self.settings;
         ReplayOptions { rate_seed: env.rate_seed, delay: Delay::of_policy(policy, env) }
     }
+}
+
+/// Reads which node the run in a directory is of: the only one, in directories of earlier versions.
+///
+/// # Errors
+/// A file that is malformed.
+pub fn read_node(directory: &RunDirectory) -> anyhow::Result<Node> {
+    let path = directory.node();
+    let text = match files::read(&path, files::MOST) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Node::default()),
+        text => text.with_context(|| format!("cannot read {}", path.display()))?,
+    };
+    let node = serde_json::from_slice(&text).ok().filter(|node: &Node| node.index < node.of && node.of <= MAX_RANKS);
+    node.with_context(|| format!("{} is malformed", path.display()))
 }
 
 /// Hashes the inputs of a day: the files that its log was compiled from, and its forecast.
@@ -160,4 +202,45 @@ fn open_day(
 ) -> anyhow::Result<DayModel> {
     let log = told.open(dir, options)?;
     Ok(DayModel::new(dir, log, plan, vocabulary.clone())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A job ends with the bytes of one node that has all ranks and actors only where both deal actors alike.
+    #[test]
+    fn nodes_deal_their_actors_to_ranks_as_one_node_deals_all_of_them() {
+        let with = |ranks, actors| {
+            let mut settings = Settings::default();
+            (settings.learner.ranks, settings.actors.count) = (ranks, actors);
+            settings
+        };
+        for (nodes, ranks, actors) in [(2, 1, 1), (2, 1, 3), (2, 2, 3), (4, 2, 5), (3, 2, 7), (5, 3, 4)] {
+            let (of_node, of_one) = (with(ranks, actors), with(nodes * ranks, nodes * actors));
+            for index in 0..nodes {
+                let node = Node { index, of: nodes };
+                let first = node.first_of(actors);
+                for rank in 0..ranks {
+                    let own = of_node.actors_of(rank);
+                    let own = first + own.start..first + own.end;
+                    assert_eq!(own, of_one.actors_of(node.world(ranks).first + rank), "{nodes} x {ranks} x {actors}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_node_is_read_back_and_an_impossible_one_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = RunDirectory::lock(folder.path()).unwrap();
+        assert_eq!(read_node(&directory).unwrap(), Node::default());
+        let node = Node { index: 2, of: 3 };
+        std::fs::write(directory.node(), serde_json::to_vec(&node).unwrap()).unwrap();
+        assert_eq!(read_node(&directory).unwrap(), node);
+        for wrong in [r#"{"index":3,"of":3}"#, r#"{"index":0,"of":0}"#, r#"{"index":0,"of":1000}"#, "x"] {
+            std::fs::write(directory.node(), wrong).unwrap();
+            assert!(read_node(&directory).is_err(), "{wrong}");
+        }
+    }
 }

@@ -212,6 +212,11 @@ impl RunDirectory {
         self.root.join("policy").join("best.safetensors")
     }
 
+    /// Returns the path of this node's number among those of its job.
+    pub fn node(&self) -> PathBuf {
+        self.root.join("plan").join("node.json")
+    }
+
     /// Returns the path of the policy before the first update.
     pub fn start(&self) -> PathBuf {
         self.root.join("policy").join("start.safetensors")

@@ -156,15 +156,16 @@ impl Sizes {
         Self { block, explorer }
     }
 
-    /// Returns the size of a snapshot: the state with `parameters` parameters of both networks, and the replay pool in blocks.
-    pub fn half(&self, settings: &Settings, parameters: usize) -> HalfShape {
+    /// Returns the size of a rank's part of a snapshot where all nodes have `ranks`: the state with `parameters` parameters of both
+    /// networks, and the replay pool in blocks.
+    pub fn half(&self, settings: &Settings, parameters: usize, ranks: usize) -> HalfShape {
         // Weights, their average or target, and two moments.
         let networks = 4 * 4 * parameters;
         let publications = 10 * 1024;
         let steps = settings.block_segments() * settings.learner.segment;
         // Blocks of shorter episodes hold fewer steps in more bytes; blocks that do not fit are left out of the snapshot's
         // pool.
-        let blocks = (settings.learner.pool / settings.learner.ranks / steps + 2) * 5 / 4 + 1;
+        let blocks = (settings.learner.pool / ranks / steps + 2) * 5 / 4 + 1;
         HalfShape {
             dense: networks + publications + settings.actors.count * (self.explorer + 16) + (1 << 14),
             sparse: blocks * (self.block + 16),

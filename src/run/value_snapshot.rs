@@ -215,9 +215,7 @@ pub fn bases(root: &Path) -> anyhow::Result<Vec<u64>> {
 /// # Errors
 /// Any error of the file system.
 pub fn remove_behind(root: &Path, number: u64) -> anyhow::Result<()> {
-    for behind in folder::numbers(root)?.into_iter().filter(|n| *n > number) {
-        std::fs::remove_dir_all(root.join(format!("{behind:08}")))?;
-    }
+    folder::remove_behind(root, number)?;
     for behind in bases(root)?.into_iter().filter(|n| *n > number) {
         std::fs::remove_file(base_path(root, behind))?;
     }

@@ -101,7 +101,7 @@ pub struct Learner {
     pub atoms: usize,
     /// Threads for a batch; 0 = one per core, and one in serial mode. Several ranks share them.
     pub threads: usize,
-    /// Processes that learn together, each with a part of the actors, of the pool and of every batch.
+    /// Processes of a node that learn together, each with a part of its actors; with those of all nodes they share pool and batches.
     pub ranks: usize,
 }
 
@@ -140,6 +140,30 @@ impl Default for Learner {
 }
 
 impl Learner {
+    /// Checks that batch and pool can be dealt to the ranks of so many nodes.
+    ///
+    /// # Errors
+    /// The key whose value cannot.
+    pub fn check_ranks(&self, nodes: usize) -> Result<(), SettingsError> {
+        let of_nodes = if nodes > 1 { format!(" on each of {nodes} nodes") } else { String::new() };
+        let (ranks, segment, of) =
+            (self.ranks * nodes, self.segment, format!("learner.ranks = {}{of_nodes}", self.ranks));
+        if !self.batch.is_multiple_of(segment * ranks) {
+            return bad(
+                "learner.batch",
+                format!(
+                    "is {}; with {of} it must be a multiple of {ranks} x learner.segment = {}",
+                    self.batch,
+                    segment * ranks
+                ),
+            );
+        }
+        if !self.pool.is_multiple_of(ranks) {
+            return bad("learner.pool", format!("is {}; with {of} it must be a multiple of {ranks}", self.pool));
+        }
+        Ok(())
+    }
+
     /// Checks the keys of this section.
     ///
     /// # Errors
@@ -172,20 +196,7 @@ impl Learner {
         if self.pool < self.batch || self.pool < self.segment {
             return bad("learner.pool", format!("is {}; must hold at least one batch of {}", self.pool, self.batch));
         }
-        let (ranks, segment) = (self.ranks, self.segment);
-        if !self.batch.is_multiple_of(segment * ranks) {
-            return bad(
-                "learner.batch",
-                format!(
-                    "is {}; with learner.ranks = {ranks} it must be a multiple of {ranks} x learner.segment = {}",
-                    self.batch,
-                    segment * ranks
-                ),
-            );
-        }
-        if !self.pool.is_multiple_of(ranks) {
-            return bad("learner.pool", format!("is {}; must be a multiple of learner.ranks = {ranks}", self.pool));
-        }
+        self.check_ranks(1)?;
         if self.critic == Critic::Categorical && self.credit == Credit::Total {
             return bad(
                 "learner.credit",

@@ -89,21 +89,21 @@ impl Settings {
         self.learner.batch / self.learner.segment
     }
 
-    /// Returns the settings of one rank of the learner: its part of batch, pool and threads.
-    pub fn of_rank(&self) -> Self {
+    /// Returns the settings of one of `ranks` ranks of the learner on all nodes: its part of batch and pool, and of its node's threads.
+    pub fn of_rank(&self, ranks: usize) -> Self {
         let mut settings = self.clone();
         let l = &mut settings.learner;
-        if l.ranks > 1 {
+        if ranks > 1 {
             let cores = || std::thread::available_parallelism().map_or(1, usize::from);
             let threads = if l.threads == 0 { cores() } else { l.threads };
             l.threads = (threads / l.ranks).max(1);
-            l.batch /= l.ranks;
-            l.pool /= l.ranks;
+            l.batch /= ranks;
+            l.pool /= ranks;
         }
         settings
     }
 
-    /// Returns the actors whose blocks a rank of the learner takes in.
+    /// Returns the actors whose blocks a rank of the learner takes in; both are counted on their node.
     pub fn actors_of(&self, rank: usize) -> std::ops::Range<usize> {
         let first = |rank: usize| rank * self.actors.count / self.learner.ranks;
         first(rank)..first(rank + 1)

@@ -246,7 +246,7 @@ impl Policy {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Actors {
-    /// Actor processes (N). A number, or `"auto"`: five for every eight cores of the machine ([`actors_for`](super::actors_for)),
+    /// Actor processes (N) of each node. A number, or `"auto"`: five for every eight cores of the machine ([`actors_for`](super::actors_for)),
     /// resolved when the settings are loaded, so that the run's `config.toml` contains the number. The default is 2 on every
     /// machine: the number of actors affects what is learned, and one configuration should give one result.
     #[serde(deserialize_with = "super::cores::number_or_auto")]

@@ -43,10 +43,10 @@ impl Role {
         }
     }
 
-    /// Returns the roles of a training run besides its actors and its learner; `saves` says whether it takes snapshots.
-    pub fn helpers(saves: bool) -> Vec<Self> {
-        let always = [Self::Evaluator];
-        always.into_iter().chain(saves.then_some(Self::Checkpointer)).collect()
+    /// Returns the roles of a training run besides its actors and its learner: `evaluates` says whether it is on the first node, `saves`
+    /// whether it takes snapshots.
+    pub fn helpers(evaluates: bool, saves: bool) -> Vec<Self> {
+        evaluates.then_some(Self::Evaluator).into_iter().chain(saves.then_some(Self::Checkpointer)).collect()
     }
 
     /// Returns the role of a rank of the learner.
@@ -183,7 +183,7 @@ mod tests {
         roles.push(Role::Learner);
         // As many as allowed (`settings::MOST_RANKS`), and some more.
         roles.extend((1..=12).map(Role::learner));
-        roles.extend(Role::helpers(true));
+        roles.extend(Role::helpers(true, true));
         for (i, role) in roles.iter().enumerate() {
             assert!(role.slot() < MAX_PROCESSES);
             assert_eq!(Role::of(role.kind(), role.slot()), *role);

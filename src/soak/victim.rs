@@ -65,7 +65,7 @@ impl<'a> Victim<'a> {
         sets.push(format!("run.seed={seed}"));
         let mut roles: Vec<Role> = (0..task.settings.actors.count).map(Role::Actor).collect();
         roles.extend((0..task.settings.learner.ranks).map(Role::learner));
-        roles.extend(Role::helpers(true));
+        roles.extend(Role::helpers(true, true));
         let main = launch(task, &sets, &run_dir, &[])?;
         let (main, control, rings) = opened(task, main, &run_dir)?;
         let mut victim = Self { task, sets, run_dir, main, control, rings, roles };

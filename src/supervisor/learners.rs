@@ -1,15 +1,20 @@
 //! The processes of the learner: one, or several ranks.
 //!
 //! Ranks live and die together. When one is gone the others cannot go on with their update, so main ends them all and starts them
-//! again from the newest snapshot, with a new exchange; the old one stays broken. Actors do not notice.
+//! again from the newest snapshot, with a new exchange; the old one stays broken. Actors do not notice. On several nodes the job ends.
 
 use std::process::ExitStatus;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::awake::Deadline;
-use crate::run::RunDirectory;
+use crate::learner::networks::critic_shape;
+use crate::learner::peers::SAID_BYTES;
+use crate::nodes::{MOST_BYTES, World};
 use crate::run::segments::exchange_name;
-use crate::shm::{Exchange, ExchangeShape, Role};
+use crate::run::{Context, RunDirectory};
+use crate::settings::{SettingsError, Target};
+use crate::shm::{Exchange, ExchangeShape, Remote, Role};
 
 use super::children::Process;
 use super::failure::RunFailure;
@@ -20,6 +25,33 @@ const POLL: Duration = Duration::from_millis(20);
 const BLAME: Duration = Duration::from_secs(2);
 /// Time limit for the end of a process that was killed.
 const GONE: Duration = Duration::from_secs(10);
+
+/// Returns the sizes of the exchange between the ranks of all nodes; `None` for a single rank.
+///
+/// # Errors
+/// Networks whose gradients MPI cannot carry.
+pub fn exchange_shape(context: &Context) -> Result<Option<ExchangeShape>, SettingsError> {
+    let World { ranks, first, local } = context.world();
+    if ranks == 1 {
+        return Ok(None);
+    }
+    let (actor, critic) = (context.spec.actor_shape().len(), critic_shape(&context.spec, &context.settings).len());
+    let words = critic + if context.settings.learner.target == Target::Both { 2 * actor } else { actor };
+    let bytes = (ranks * (size_of::<f32>() * words + 2 * SAID_BYTES)) as u64;
+    if local < ranks && bytes > MOST_BYTES {
+        let why = format!(
+            "makes networks of which {ranks} ranks exchange {bytes} bytes at once, and MPI counts to {MOST_BYTES}: lower it, or \
+             learner.critic_hidden"
+        );
+        return Err(SettingsError::Value { key: "policy.hidden".into(), why });
+    }
+    Ok(Some(ExchangeShape { ranks, first, local, words, bytes: SAID_BYTES }))
+}
+
+/// Opens the seats that the ranks of other nodes have in the exchange of this one.
+pub fn remote(prefix: &str) -> anyhow::Result<Remote> {
+    Ok(Remote::new(Arc::new(Exchange::open(&exchange_name(prefix))?)))
+}
 
 /// End of a learner process.
 pub enum Reaped {
@@ -42,13 +74,13 @@ pub struct Learners {
 }
 
 impl Learners {
-    /// Starts one process, or one for each rank of the exchange.
+    /// Starts one process, or one for each rank that this node has in the exchange.
     ///
     /// # Errors
     /// Too little shared memory; a process that cannot be started.
     pub fn start(shape: Option<ExchangeShape>, directory: &RunDirectory, prefix: &str) -> anyhow::Result<Self> {
         let exchange = shape.map(|shape| Exchange::create(&exchange_name(prefix), shape)).transpose()?;
-        let count = shape.map_or(1, |shape| shape.ranks);
+        let count = shape.map_or(1, |shape| shape.local);
         let ranks = (0..count).map(|rank| Process::start(Role::learner(rank), directory, prefix));
         let ranks = ranks.collect::<Result<_, _>>()?;
         Ok(Self { ranks, ended: vec![false; count], exchange, shape, prefix: prefix.to_owned() })
@@ -81,7 +113,7 @@ impl Learners {
     /// Returns the rank that is to blame for the end of `rank`: one that merely lost another says so by its status.
     fn blame(&mut self, rank: usize, status: ExitStatus) -> anyhow::Result<(usize, ExitStatus)> {
         if let Some(exchange) = &self.exchange {
-            exchange.died(rank);
+            exchange.died(exchange.shape().first + rank);
         }
         let lost_another = |status: &ExitStatus| status.code() == Some(RunFailure::RANK_LOST.into());
         let begun = Instant::now();

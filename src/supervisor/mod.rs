@@ -2,14 +2,16 @@
 //!
 //! - [`prepare`]: the first steps of main. [`resume`]: whether a run may be resumed. [`parallel`]: the run in separate processes.
 //!   [`serial`]: the same run in one process, the reference for correctness and speed. [`children`]: spawning and reaping.
-//!   `learners`: the learner's processes. [`heartbeats`]: processes that hang, in every kind of run. [`watchdog`]: a training run
-//!   without progress. [`failure`]: reasons of failure. [`interrupt`]: Ctrl-C. [`progress`]: display of the progress.
-//!   [`manifest`]: description of the run on disk. [`values`]: runs of `admix values train`.
+//!   `learners`: the learner's processes. [`job`]: what nodes agree on; [`together`]: what else they do together in a training of a
+//!   policy. [`heartbeats`]: processes that hang, in every kind of run. [`watchdog`]: a training run without progress. [`failure`]:
+//!   reasons of failure. [`interrupt`]: Ctrl-C. [`progress`]: display of the progress. [`manifest`]: description of the run on disk.
+//!   [`values`]: runs of `admix values train`.
 
 pub mod children;
 pub mod failure;
 mod heartbeats;
 pub mod interrupt;
+pub mod job;
 mod learners;
 pub mod manifest;
 pub mod parallel;
@@ -17,6 +19,7 @@ pub mod prepare;
 pub mod progress;
 pub mod resume;
 pub mod serial;
+pub mod together;
 pub mod values;
 mod watchdog;
 
@@ -25,7 +28,7 @@ pub use failure::RunFailure;
 use crate::shm::{Distribution, Ledger};
 
 /// Reason why a run ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExitReason {
     /// The budget is spent.

@@ -1,4 +1,6 @@
-//! A training run in separate processes.
+//! A training run in separate processes; on several nodes, the part of one of them.
+//!
+//! All nodes have actors, ranks of the learner, and snapshots of their own. The first alone evaluates.
 
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
@@ -8,26 +10,25 @@ use serde::Serialize;
 
 use crate::awake::Deadline;
 use crate::learner::networks::critic_shape;
-use crate::learner::peers::SAID_BYTES;
+use crate::nodes::Job;
 use crate::policy::file::PolicyFile;
 use crate::run::context::Context;
 use crate::run::segments::Sizes;
 use crate::run::snapshot::{self, Snapshot};
 use crate::run::{Metrics, RunDirectory, Segments, flight};
 use crate::settings::Settings;
-use crate::settings::Target;
 use crate::shm::control::{STOP_ALL, STOP_LEARNING, STOP_NOW};
-use crate::shm::{ExchangeShape, Ledger, Role, SampleRing, sweep};
+use crate::shm::{Ledger, Role, SampleRing, sweep};
 
 use super::children::{Process, without_huge_pages};
 use super::failure::RunFailure;
 use super::heartbeats::Heartbeats;
 use super::interrupt::Interrupt;
-use super::learners::{Learners, Reaped};
+use super::learners::{Learners, Reaped, exchange_shape, remote};
 use super::progress::{Progress, Status};
 use super::resume::restore_best;
 use super::watchdog::Watchdog;
-use super::{Checkpoints, ExitReason, Outcome};
+use super::{Checkpoints, ExitReason, Outcome, together};
 
 const POLL: Duration = Duration::from_millis(20);
 const SHOW_EVERY: Duration = Duration::from_secs(1);
@@ -70,16 +71,23 @@ struct Restart {
 enum Ended {
     /// The learner ended by itself.
     Well(ExitReason),
-    /// A lock-step run lost a process and has to go back to its last snapshot; the text is the reason.
+    /// A lock-step run lost a process and has to go back to its last snapshot, or a node can no longer take part in its job; the text is
+    /// the reason.
     Broken(String),
 }
 
 /// Trains in separate processes until the learner ends, and returns the results. Resumes from the newest snapshot in the run
-/// directory, if there is one.
+/// directory, if there is one. All nodes of the `job` call it; each says whether it was part of the run before, `known`
+/// ([`super::job::agree_on_run`]).
 ///
 /// # Errors
 /// A [`RunFailure`], or no room for the shared memory.
-pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt) -> anyhow::Result<Outcome> {
+pub fn train(
+    context: &Context,
+    directory: &RunDirectory,
+    interrupt: &Interrupt,
+    (job, known): (&Job, bool),
+) -> anyhow::Result<Outcome> {
     let removed = sweep();
     if !removed.is_empty() {
         tracing::info!("removed shared memory that dead runs left: {}", removed.join(", "));
@@ -89,11 +97,11 @@ pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt)
     let sizes = Sizes::of(settings, &context.spec, &context.days(&settings.data.train)?);
     let started = Instant::now();
     let mut went_back = 0;
+    let exchange = exchange_shape(context)?;
     loop {
-        let snapshot = snapshot::newest(&directory.checkpoints())?;
-        let exchange = exchange_shape(context);
+        let snapshot = together::newest(job, directory, known)?;
         let parameters = context.spec.actor_shape().len() + critic_shape(&context.spec, settings).len();
-        let half = (settings.checkpoint.every_s > 0.0).then(|| sizes.half(settings, parameters));
+        let half = (settings.checkpoint.every_s > 0.0).then(|| sizes.half(settings, parameters, context.world().ranks));
         let (names, segments) =
             Segments::create(&directory.run_id(), settings, &context.spec, sizes.block, half, exchange)?;
         if let Some(snapshot) = &snapshot {
@@ -103,10 +111,21 @@ pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt)
         let learners = || Learners::start(exchange, directory, &names.to_string());
         let mut run = Run::start(context, directory, segments, &names.to_string(), snapshot.as_ref(), learners)?;
         (run.started, run.went_back) = (started, went_back);
+        let carrying = job.carry(|| remote(&names.to_string()))?;
         let watched = run.watch(interrupt);
         run.progress.finish();
         match watched {
-            Ok(Ended::Well(reason)) => return run.finish(reason, interrupt),
+            Ok(Ended::Well(reason)) => {
+                if let Some(carrying) = carrying {
+                    carrying.end();
+                }
+                let reason = together::reason(job, reason)?;
+                return together::outcome(job, run.finish(reason, interrupt)?);
+            }
+            Ok(Ended::Broken(why)) if !job.node().is_alone() => {
+                run.segments.control.request_stop(STOP_NOW);
+                return Err(RunFailure::NodeLost { why, logs: directory.logs() }.into());
+            }
             Ok(Ended::Broken(why)) => {
                 went_back += 1;
                 if went_back > settings.watchdog.max_restarts {
@@ -122,14 +141,6 @@ pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt)
             }
         }
     }
-}
-
-/// Returns the sizes of the exchange between several ranks of the learner; `None` for one.
-fn exchange_shape(context: &Context) -> Option<ExchangeShape> {
-    let l = &context.settings.learner;
-    let (actor, critic) = (context.spec.actor_shape().len(), critic_shape(&context.spec, &context.settings).len());
-    let words = critic + if l.target == Target::Both { 2 * actor } else { actor };
-    (l.ranks > 1).then(|| ExchangeShape::of_one_machine(l.ranks, words, SAID_BYTES))
 }
 
 /// Initialises new shared memory from a snapshot.
@@ -172,7 +183,7 @@ struct Run<'a> {
     learners: Learners,
     /// Whether the learner died, or was killed, after the run had been asked to end, and has no successor.
     learner_lost: bool,
-    /// The evaluator, and the checkpointer where snapshots are taken.
+    /// The evaluator, on the first node, and the checkpointer where snapshots are taken.
     helpers: Vec<Process>,
     actors: Vec<Process>,
     progress: Progress,
@@ -202,7 +213,7 @@ impl<'a> Run<'a> {
         metrics.append(if snapshot.is_some() { "resume" } else { "start" }, &Status::default());
         let start = |role| Process::start(role, directory, prefix);
         let learners = learners()?;
-        let helpers = Role::helpers(segments.halves.is_some());
+        let helpers = Role::helpers(context.node.is_first(), segments.halves.is_some());
         let helpers = helpers.into_iter().map(start).collect::<Result<_, _>>()?;
         let actors = (0..settings.actors.count).map(|id| start(Role::Actor(id))).collect::<Result<_, _>>()?;
         Ok(Self {
@@ -214,7 +225,7 @@ impl<'a> Run<'a> {
             learner_lost: false,
             helpers,
             actors,
-            progress: Progress::new(settings),
+            progress: Progress::new(settings, context.node),
             metrics,
             heartbeats: Heartbeats::new(settings.watchdog.silent_s),
             watchdog: Watchdog::new(settings),
@@ -252,6 +263,8 @@ impl<'a> Run<'a> {
                     if over {
                         tracing::warn!("the learner has not ended within watchdog.grace_s, killing it");
                         self.learners.kill();
+                        let node = self.context.node;
+                        anyhow::ensure!(node.is_alone(), RunFailure::NotSaved { node: node.index });
                         self.learner_lost = true;
                         return Ok(Ended::Well(ExitReason::Interrupted));
                     }
@@ -314,9 +327,8 @@ impl<'a> Run<'a> {
             self.segments.control.processes[role.slot()].clear();
         }
         self.note(role, pid, status, again);
-        if self.settings.run.deterministic {
-            let rank = if role == Role::Learner { "the learner".to_owned() } else { role.to_string() };
-            return Ok(Some(Ended::Broken(format!("{rank} died ({status})"))));
+        if self.settings.run.deterministic || !self.context.node.is_alone() {
+            return Ok(Some(self.broken_by(role, status)));
         }
         if self.segments.control.stop_level() > 0 {
             // Its updates since the last snapshot are lost; the run is being ended.
@@ -328,6 +340,14 @@ impl<'a> Run<'a> {
         Ok(None)
     }
 
+    /// Returns how the run ended when it cannot go on without `role`.
+    fn broken_by(&self, role: Role, status: &str) -> Ended {
+        let who = if role == Role::Learner { "the learner".to_owned() } else { role.to_string() };
+        let node = self.context.node;
+        let of_node = if node.is_alone() { String::new() } else { format!(" of node {}", node.index) };
+        Ended::Broken(format!("{who}{of_node} died ({status})"))
+    }
+
     fn note(&mut self, role: Role, pid: u32, status: &str, lost: u64) {
         let record = Restart { process: role.to_string(), pid, status: status.to_owned(), lost };
         self.metrics.append("restart", &record);
@@ -337,12 +357,14 @@ impl<'a> Run<'a> {
             Role::Learner | Role::LearnerRank(_) => format!(", {lost} samples will be read again"),
             _ => String::new(),
         };
-        let others = if self.settings.learner.ranks > 1 && matches!(role, Role::Learner | Role::LearnerRank(_)) {
-            "; all ranks go back to the last snapshot"
-        } else {
-            ""
+        let next = match role {
+            Role::Learner | Role::LearnerRank(_) if !self.context.node.is_alone() => "the job ends",
+            Role::Learner | Role::LearnerRank(_) if self.settings.learner.ranks > 1 => {
+                "starting another; all ranks go back to the last snapshot"
+            }
+            _ => "starting another",
         };
-        tracing::warn!("{role} ended ({status}){samples}; starting another{others}");
+        tracing::warn!("{role} ended ({status}){samples}; {next}");
     }
 
     /// Replaces dead children other than the learner.
@@ -365,7 +387,7 @@ impl<'a> Run<'a> {
                 self.segments.control.processes[role.slot()].clear();
                 self.note(role, pid, &status.to_string(), lost);
                 if self.settings.run.deterministic && role != Role::Checkpointer {
-                    return Ok(Some(Ended::Broken(format!("{role} died ({status})"))));
+                    return Ok(Some(self.broken_by(role, &status.to_string())));
                 }
                 let directory = self.directory;
                 schedule(self.nth(i), limit, directory)?;
@@ -419,10 +441,11 @@ impl<'a> Run<'a> {
             let l = control.learner_stats(rank);
             of(Role::learner(rank), [l.compute_ns.get(), l.copy_ns.get() + l.snapshot_ns.get(), l.wait_ns.get()])
         });
-        let evaluator = of(Role::Evaluator, [e.compute_ns.get(), e.copy_ns.get(), e.wait_ns.get()]);
-        let checkpointer = of(Role::Checkpointer, [0, control.checkpoint.write_ns.get(), 0]);
-        let last = self.segments.halves.is_some().then_some(checkpointer);
-        actors.chain(learners).chain([evaluator]).chain(last).collect()
+        let helpers = self.helpers.iter().map(|helper| match helper.role {
+            Role::Evaluator => of(helper.role, [e.compute_ns.get(), e.copy_ns.get(), e.wait_ns.get()]),
+            role => of(role, [0, control.checkpoint.write_ns.get(), 0]),
+        });
+        actors.chain(learners).chain(helpers).collect()
     }
 
     fn show(&mut self) {

@@ -8,6 +8,7 @@ use anyhow::Context as _;
 
 use crate::env::{DayModel, Delay, Vocabulary};
 use crate::log::{CompileOptions, CompiledLog, LogError, table};
+use crate::nodes::Node;
 use crate::plan::cache::{Key, Place};
 use crate::plan::{DayAhead, DayVolume, Forecast, Plan, Seen, Use, VolumeModel};
 use crate::policy::file::PolicyFile;
@@ -242,7 +243,7 @@ pub fn prepare(settings: &Settings, given: Option<Plan>, from: Option<&Origin>) 
             policy.start_for(&spec, initial).map_err(unfit)?
         }
     };
-    Ok(Context { settings: settings.clone(), plan, spec: Arc::new(spec), inputs, start, told })
+    Ok(Context { settings: settings.clone(), plan, spec: Arc::new(spec), inputs, start, told, node: Node::default() })
 }
 
 /// Reports which training days are replayed in part.

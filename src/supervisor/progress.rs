@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::nodes::Node;
 use crate::settings::Settings;
 
 /// Status of a run at one moment.
@@ -24,8 +25,9 @@ pub struct Status {
     pub evaluations: u64,
 }
 
-/// Displays [`Status`].
+/// Displays [`Status`]; on nodes other than the first it only computes rates.
 pub struct Progress {
+    shown: bool,
     bar: Option<ProgressBar>,
     started: Instant,
     last: (Instant, Status),
@@ -38,9 +40,10 @@ const LINE_EVERY: Duration = Duration::from_secs(10);
 const COUNT_EVERY: Duration = Duration::from_millis(50);
 
 impl Progress {
-    pub fn new(settings: &Settings) -> Self {
+    pub fn new(settings: &Settings, node: Node) -> Self {
         let now = Instant::now();
-        let bar = std::io::stderr().is_terminal().then(|| {
+        let shown = node.is_first();
+        let bar = (shown && std::io::stderr().is_terminal()).then(|| {
             let bar = match settings.budget.max_updates {
                 0 => ProgressBar::new_spinner(),
                 n => ProgressBar::new(n),
@@ -52,6 +55,7 @@ impl Progress {
             bar
         });
         Self {
+            shown,
             bar,
             started: now,
             last: (now, Status::default()),
@@ -93,7 +97,7 @@ impl Progress {
         if let Some(bar) = &self.bar {
             bar.set_position(status.updates);
             bar.set_message(line);
-        } else if now >= self.next_line {
+        } else if self.shown && now >= self.next_line {
             self.next_line = now + LINE_EVERY;
             say!("{:>5.0}s  {line}", self.started.elapsed().as_secs_f64());
         }

@@ -6,9 +6,10 @@ use anyhow::{Context as _, bail};
 use toml::{Table, Value};
 
 use crate::files;
+use crate::nodes::Node;
 use crate::policy::file::PolicyFile;
 use crate::run::RunDirectory;
-use crate::run::context::{Context, compile_options, inputs_hash, open_logs};
+use crate::run::context::Context;
 use crate::run::snapshot::{self, Snapshot};
 use crate::settings::Settings;
 
@@ -37,11 +38,11 @@ pub struct Refused {
 }
 
 impl Earlier {
-    /// Examines the run in a directory; `None` where there is none yet.
+    /// Examines the run in a directory, which is to go on on this `node`; `None` where there is none yet.
     ///
     /// # Errors
     /// A run of another program, configuration or data ([`Refused`]), or one that cannot be read.
-    pub fn find(directory: &RunDirectory, settings: &Settings, mode: &str) -> anyhow::Result<Option<Self>> {
+    pub fn find(directory: &RunDirectory, settings: &Settings, mode: &str, node: Node) -> anyhow::Result<Option<Self>> {
         let refused = |why: String| Refused { root: directory.root().to_owned(), why };
         let text = match files::read(&directory.manifest(), files::MOST) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -67,20 +68,21 @@ impl Earlier {
             );
             return Err(refused(why).into());
         }
-        let data = &settings.data;
-        for dirs in [&data.train, &data.validation, &data.test] {
-            for (dir, log) in dirs.iter().zip(open_logs(dirs, compile_options(settings), &context.told)?) {
-                let now = inputs_hash(dir, &log)?;
-                if context.inputs.get(dir).is_some_and(|then| *then != now) {
-                    let why = format!(
-                        "the log {} has changed since the run began: put it back, or start a new run in another --run-dir",
-                        dir.display()
-                    );
-                    return Err(refused(why).into());
-                }
-            }
+        let (before, now) = (context.node.of, node.of);
+        if before != now {
+            return Err(refused(format!(
+                "the run has {before} nodes, and there are {now} now: go on with as many, or start a new run in another --run-dir"
+            ))
+            .into());
         }
         context.settings = settings.clone();
+        if let Some(dir) = context.changed_log()? {
+            let why = format!(
+                "the log {} has changed since the run began: put it back, or start a new run in another --run-dir",
+                dir.display()
+            );
+            return Err(refused(why).into());
+        }
         Ok(Some(Self { context, manifest }))
     }
 
@@ -195,7 +197,7 @@ impl Earlier {
 }
 
 /// Moves the snapshots and the last policy of a run, and copies its best policy, to a separate folder in the run directory.
-fn set_aside(directory: &RunDirectory) -> anyhow::Result<PathBuf> {
+pub fn set_aside(directory: &RunDirectory) -> anyhow::Result<PathBuf> {
     let failed = || format!("cannot set aside the snapshots in {}", directory.root().display());
     let free = (1..).map(|n| directory.root().join(format!("set-aside-{n}"))).find(|folder| !folder.exists());
     let folder = free.expect("there are more names than folders");

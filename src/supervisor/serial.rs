@@ -40,7 +40,7 @@ pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt)
             &mut || {},
         ),
         metrics,
-        progress: Progress::new(settings),
+        progress: Progress::new(settings, context.node),
         status: Status::default(),
         without_improvement: 0,
         evaluated: 0,

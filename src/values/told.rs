@@ -71,6 +71,14 @@ impl Told {
         }
     }
 
+    /// Returns half of the key of the model; `None` where the values are no model's.
+    pub fn key(&self) -> Option<u64> {
+        match self {
+            Self::Model(model) => Some(model.key as u64),
+            _ => None,
+        }
+    }
+
     /// Returns the name of the model that a text names, as [`Told`] is displayed; `None` where the values are no model's.
     pub fn model_name(text: &str) -> Option<&str> {
         text.strip_prefix(MODEL)

@@ -9,6 +9,7 @@ use admix::env::Segment;
 use admix::learner::batch::Rebuild;
 use admix::learner::trainer::{Train, UpdatePlan};
 use admix::learner::{Device, Dims, GradientShare, Learner, LearnerState, NotFinite, Tally, UpdateStats};
+use admix::nodes::Node;
 use admix::policy::TrainerState;
 use admix::policy::file::PolicyFile;
 use admix::policy::start::initial_actor;
@@ -402,7 +403,7 @@ fn a_free_run_goes_on_with_another_number_of_ranks_and_with_the_pools_of_all() {
         let newest = snapshot::newest(&folder.path().join("run/checkpoints")).unwrap().unwrap();
         assert_eq!(newest.ranks.len() + 1, before);
         let updates = newest.state.updates + 8;
-        let dealt = newest.dealt_to(ranks);
+        let dealt = newest.dealt_to(Node::default().world(ranks));
         let [budget, ranks_set] = [format!("budget.max_updates={updates}"), format!("learner.ranks={ranks}")];
         let ended = Run::resume(folder, &[&budget, &ranks_set, rings], &["--resume"]).wait().expect(0);
         let outcome = ended.outcome();

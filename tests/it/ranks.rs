@@ -203,10 +203,16 @@ fn processes_that_a_launcher_started_together_are_refused_without_mpi() {
     assert!(!scene.folder.path().join("many").exists());
     scene.command("one", &["values.epochs=1"]).env("OMPI_COMM_WORLD_SIZE", "1").assert().success();
     let mut train = admix();
-    let assert =
-        train.args(["train", "--config", "configs/quickstart.toml"]).env("OMPI_COMM_WORLD_SIZE", "4").assert().code(2);
+    let run = scene.folder.path().join("policy");
+    let train = train.args(["train", "--config", "configs/quickstart.toml", "--run-dir"]).arg(&run);
+    let assert = train.env("OMPI_COMM_WORLD_SIZE", "4").assert().code(2);
     let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
-    assert!(said.contains("one machine"), "{said}");
+    assert!(said.contains("--features mpi") && said.contains('4') && !run.exists(), "{said}");
+    // A run that another command starts is not one node of a job, with MPI or without.
+    let parent = std::process::id().to_string();
+    let assert = train.args(["--parent", &parent]).assert().code(2);
+    let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    assert!(said.contains("starts runs of its own") && !run.exists(), "{said}");
 }
 
 /// Returns the first error of the trace of a rank whose periods have `period` iterations at most.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use admix::nodes::Node;
 use admix::policy::TrainerState;
 use admix::run::snapshot::files::{Disk, Files};
 use admix::run::snapshot::{
@@ -453,7 +454,8 @@ fn a_snapshot_is_dealt_to_another_number_of_ranks_without_losing_a_block_or_a_sa
     let folder = SnapshotFolder::new(&root, Disk);
     commit(&folder, 7, None).unwrap();
     let read = || newest(&root).unwrap().unwrap();
-    assert_eq!(read().dealt_to(2), read(), "as many ranks");
+    let one = Node::default();
+    assert_eq!(read().dealt_to(one.world(2)), read(), "as many ranks");
     let contents = |pools: &[&[PoolBlock]]| {
         let mut all: Vec<Vec<u8>> =
             pools.iter().flat_map(|pool| pool.iter().map(|block| block.bytes.clone())).collect();
@@ -463,7 +465,7 @@ fn a_snapshot_is_dealt_to_another_number_of_ranks_without_losing_a_block_or_a_sa
     let before = read();
     let expected = contents(&[&before.pool, &before.ranks[0].pool]);
     for ranks in [1, 3, 4, 8] {
-        let dealt = read().dealt_to(ranks);
+        let dealt = read().dealt_to(one.world(ranks));
         assert_eq!(dealt.ranks.len() + 1, ranks);
         let parts: Vec<_> = (0..ranks).map(|rank| dealt.part_of(rank).unwrap()).collect();
         assert_eq!(contents(&parts.iter().map(|part| part.2).collect::<Vec<_>>()), expected);
@@ -474,5 +476,11 @@ fn a_snapshot_is_dealt_to_another_number_of_ranks_without_losing_a_block_or_a_sa
             assert!(parts[..rank].iter().all(|(other, ..)| other != rng), "two ranks draw alike");
         }
         assert!(dealt.part_of(ranks).is_none());
+        // On another node the same blocks, and streams that no rank of the first one has.
+        let there = read().dealt_to(Node { index: 1, of: 2 }.world(ranks));
+        for rank in 0..ranks {
+            let (rng, _, pool) = there.part_of(rank).unwrap();
+            assert_eq!((rng.rank(), pool), (ranks + rank, parts[rank].2));
+        }
     }
 }

@@ -254,7 +254,15 @@ fn read_files(path: &Path) -> anyhow::Result<(Manifest, BTreeMap<String, Vec<u8>
 /// # Errors
 /// A folder that cannot be read.
 pub fn newest(root: &Path) -> anyhow::Result<Option<Snapshot>> {
-    for &number in numbers(root)?.iter().rev() {
+    newest_until(root, u64::MAX)
+}
+
+/// Reads the newest complete snapshot that has no higher number than `most`.
+///
+/// # Errors
+/// A folder that cannot be read.
+pub fn newest_until(root: &Path, most: u64) -> anyhow::Result<Option<Snapshot>> {
+    for &number in numbers(root)?.iter().rev().filter(|number| **number <= most) {
         let path = root.join(format!("{number:08}"));
         match read(&path, number) {
             Ok(snapshot) => return Ok(Some(snapshot)),
@@ -291,6 +299,17 @@ fn read(path: &Path, number: u64) -> anyhow::Result<Snapshot> {
 /// If it is missing or damaged.
 pub fn numbered(root: &Path, number: u64) -> anyhow::Result<Snapshot> {
     read(&root.join(format!("{number:08}")), number).with_context(|| format!("snapshot {number} cannot be read"))
+}
+
+/// Removes snapshots newer than `number`, from which the run does not resume.
+///
+/// # Errors
+/// Any error of the file system.
+pub fn remove_behind(root: &Path, number: u64) -> anyhow::Result<()> {
+    for behind in numbers(root)?.into_iter().filter(|n| *n > number) {
+        std::fs::remove_dir_all(root.join(format!("{behind:08}")))?;
+    }
+    Ok(())
 }
 
 /// Whether a file of this name belongs in a snapshot.

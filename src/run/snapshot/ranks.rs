@@ -5,6 +5,8 @@
 
 use std::collections::VecDeque;
 
+use crate::nodes::World;
+
 use super::folder::{RankPart, Snapshot};
 use super::pool::PoolBlock;
 use super::state::{RankState, RngState};
@@ -42,9 +44,10 @@ impl Snapshot {
         Some((&part.state.rng, part.state.samples, &part.pool))
     }
 
-    /// Deals the pools of all ranks to `ranks` ranks; returns it as it is if there are as many. The parts are a function of the snapshot,
-    /// so the learner and the checkpointer number the blocks alike. Samples so far count as those of the first rank.
-    pub fn dealt_to(mut self, ranks: usize) -> Self {
+    /// Deals the pools of a node's ranks to its ranks of `world`; returns it as it is if there are as many. The parts are a function of the
+    /// snapshot, so the learner and the checkpointer number the blocks alike. Samples so far count as those of the first rank.
+    pub fn dealt_to(mut self, world: World) -> Self {
+        let ranks = world.local;
         if self.ranks.len() + 1 == ranks {
             return self;
         }
@@ -55,6 +58,7 @@ impl Snapshot {
             pool.push(PoolBlock { index: pool.len() as u64, ..block });
         }
         let state = &mut self.state;
+        state.rng = state.rng.of_rank(world.first);
         let mut dealt = dealt.into_iter();
         self.pool = dealt.next().unwrap_or_default();
         state.blocks = self.pool.len() as u64;
@@ -64,7 +68,7 @@ impl Snapshot {
                 updates: state.updates,
                 samples: 0,
                 blocks: pool.len() as u64,
-                rng: state.rng.of_rank(rank),
+                rng: state.rng.of_rank(world.first + rank),
                 explorers: vec![],
             },
             pool,

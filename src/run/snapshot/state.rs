@@ -15,7 +15,7 @@ use crate::shm::Ledger;
 pub struct RunState {
     /// Format number, [`RunState::FORMAT`].
     pub format: u32,
-    /// Number of updates, of samples ingested and of blocks ingested.
+    /// Number of updates, of samples that the ranks of this node ingested, and of blocks that the first one ingested.
     pub updates: u64,
     pub samples: u64,
     pub blocks: u64,
@@ -75,6 +75,11 @@ impl RngState {
     pub fn of_rank(&self, rank: usize) -> Self {
         // The low word counts rollbacks.
         Self { stream: batch_stream(rank, self.stream as u32), ..self.clone() }
+    }
+
+    /// Returns the rank that draws its batches from this stream.
+    pub fn rank(&self) -> usize {
+        (self.stream >> 32 & 0xffff) as usize
     }
 
     pub fn resume(&self) -> ChaCha8Rng {
@@ -212,6 +217,21 @@ mod tests {
             let mut again = RngState::of(&rng).resume();
             let (a, b): (Vec<u64>, Vec<u64>) = (0..i % 7).map(|_| (rng.random::<u64>(), again.random::<u64>())).unzip();
             assert_eq!(a, b);
+        }
+    }
+
+    /// A node took the snapshots of another one for its own, and two ranks would have drawn the same batches.
+    #[test]
+    fn ranks_of_all_nodes_have_streams_of_their_own_that_name_them() {
+        let mut streams = std::collections::BTreeSet::new();
+        for rank in [0, 1, 7, 8, 63] {
+            for rollbacks in [0, 1, u32::MAX] {
+                let mut rng = ChaCha8Rng::seed_from_u64(5);
+                rng.set_stream(batch_stream(rank, rollbacks));
+                let state = RngState::of(&rng);
+                assert_eq!((state.rank(), state.of_rank(9).rank()), (rank, 9));
+                assert!(streams.insert(state.stream));
+            }
         }
     }
 

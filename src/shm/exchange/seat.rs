@@ -1,5 +1,6 @@
 //! A rank's seat: it carries out the steps of an exchange, and waits for the other ranks.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -52,6 +53,11 @@ impl Seat {
 
     pub fn ranks(&self) -> usize {
         self.exchange.shape.ranks
+    }
+
+    /// The ranks of this machine.
+    pub fn here(&self) -> Range<usize> {
+        self.exchange.shape.here()
     }
 
     /// Replaces `values` by their mean over the ranks, summed in the order of the ranks, and hands the bytes that each rank gave,

@@ -1,16 +1,60 @@
 //! What main finds out before it starts the processes of a value training.
 
 use crate::log::{self, CompiledLog};
-use crate::nodes::Node;
-use crate::run::RunDirectory;
+use crate::nodes::{Job, MOST_BYTES, Node};
 use crate::run::context::inputs_hash;
 use crate::run::leakage::Roles;
-use crate::run::value_run::{Prepared, compile_options};
-use crate::settings::{Configuration as _, RankSync, SparseAverage, ValueSettings};
+use crate::run::value_run::{Prepared, compile_options, exchange_bytes};
+use crate::run::{RunDirectory, beginning};
+use crate::settings::{Configuration as _, RankSync, SettingsError, SparseAverage, ValueSettings};
+use crate::supervisor::job::{self, Common};
 use crate::supervisor::resume::Refused;
 use crate::values::Fields;
 use crate::values::join::{JoinCounts, Share, join};
 use crate::values::prior::PriorEstimate;
+
+/// Checks that a configuration can run on several nodes, where there are several.
+///
+/// # Errors
+/// A key whose value is for one machine alone.
+pub fn check_job(settings: &ValueSettings, fields: &Fields, node: Node) -> Result<(), SettingsError> {
+    let bad = |key: &str, why: String| Err(SettingsError::Value { key: key.into(), why });
+    if node.is_alone() {
+        return Ok(());
+    }
+    let v = &settings.values;
+    let ranks = node.world(v.ranks).ranks;
+    job::check(node, ("values.ranks", v.ranks), &settings.checkpoint)?;
+    if settings.ranks.sync == RankSync::Overlap {
+        return bad("ranks.sync", "= \"overlap\" is for one machine; several nodes train with \"step\"".into());
+    }
+    let bytes = exchange_bytes(settings, fields, node.world(v.ranks));
+    if bytes > MOST_BYTES {
+        let why = format!(
+            "is {}; the {ranks} ranks may exchange {bytes} bytes at once, and MPI counts to {MOST_BYTES}: lower it, or values.dim",
+            v.batch
+        );
+        return bad("values.batch", why);
+    }
+    settings.check_ranks(ranks)
+}
+
+/// Checks that all nodes run the same, as [`job::agree_on_run`] does.
+///
+/// # Errors
+/// As there.
+pub fn agree_on_run(
+    job: &Job,
+    directory: &RunDirectory,
+    settings: &ValueSettings,
+    prepared: &Prepared,
+) -> anyhow::Result<bool> {
+    if job.node().is_alone() {
+        return Ok(true);
+    }
+    let source = ("values.from", beginning::digest(settings));
+    job::agree_on_run(job, directory, &Common { configuration: settings.to_toml(), inputs: &prepared.inputs, source })
+}
 
 /// Joins all exposures once: counts what is wrong with them, and measures how charges scatter. For a run of this `node`.
 ///
@@ -128,4 +172,43 @@ pub fn check_resume(directory: &RunDirectory, settings: &ValueSettings, now: &Pr
         return Err(refused("a log has changed since the run began; put it back, or start a new run").into());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::WhenFull;
+
+    type Change = fn(&mut ValueSettings);
+
+    /// Keys that several ranks must not have were ignored with one rank on each of several nodes, and with `oldest` all rows were
+    /// saved as dropped ones.
+    #[test]
+    fn several_nodes_refuse_what_several_ranks_refuse() {
+        let cases: [(&str, Change); 8] = [
+            ("table.admit_after", |s| s.table.admit_after = 2),
+            ("table.when_full", |s| s.table.when_full = WhenFull::Oldest),
+            ("table.keep_days", |s| s.table.keep_days = 7),
+            ("table.cache_rows", |s| s.table.cache_rows = 1 << 16),
+            ("table.snapshot_rows", |s| s.table.snapshot_rows = 100_000),
+            ("ranks.timeout_s", |s| (s.ranks.timeout_s, s.watchdog.silent_s) = (60.0, 30.0)),
+            ("checkpoint.keep", |s| s.checkpoint.keep = 1),
+            ("values.batch", |s| (s.values.batch, s.values.dim, s.checkpoint.every_s) = (1 << 20, 256, 0.0)),
+        ];
+        let mut good = ValueSettings::default();
+        good.values.train = vec!["day".into()];
+        let two = Node { index: 1, of: 2 };
+        let fields = Fields::parse(&good.values.fields).unwrap();
+        check_job(&good, &fields, two).unwrap();
+        for (key, change) in cases {
+            let mut settings = good.clone();
+            change(&mut settings);
+            check_job(&settings, &fields, Node::default()).unwrap();
+            if key != "table.snapshot_rows" {
+                settings.validate().unwrap();
+            }
+            let refused = check_job(&settings, &fields, two).unwrap_err().to_string();
+            assert!(refused.contains(key), "{refused}");
+        }
+    }
 }

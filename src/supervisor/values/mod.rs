@@ -4,13 +4,12 @@
 //! one of several ranks, which are trainers of one model, then what has changed in the table since the newest snapshot is undone, and
 //! the whole run returns to it. Blocks are taken in a fixed order: either way the run ends with the bytes of an undisturbed one.
 //!
-//! On several nodes each has such a main process. They agree on what they run and on the snapshot that they go on from ([`job`]), and one
-//! thread of each carries what ranks exchange ([`crate::nodes`]). There a rank that dies ends the job.
+//! On several nodes each has such a main process. They agree on what they run and on the snapshot that they go on from ([`super::job`]),
+//! and one thread of each carries what ranks exchange ([`crate::nodes`]). There a rank that dies ends the job.
 //!
 //! [`beginning`]: what is known before a run starts. [`table`]: its rows, and how they go back. [`processes`]: its processes, watched.
 
 mod beginning;
-mod job;
 mod processes;
 mod table;
 
@@ -31,9 +30,9 @@ use super::ExitReason;
 use super::children::without_huge_pages;
 use super::failure::RunFailure;
 use super::interrupt::Interrupt;
+use super::job;
 
-pub use beginning::{check_resume, prepare};
-pub use job::{agree_on_run, check_job};
+pub use beginning::{agree_on_run, check_job, check_resume, prepare};
 use processes::{Ended, Run};
 use table::Rows;
 

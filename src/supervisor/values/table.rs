@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use twox_hash::XxHash3_64;
+
 use crate::nodes::{Node, World};
 use crate::run::RunDirectory;
 use crate::run::beginning::first_rows;
@@ -10,7 +12,25 @@ use crate::run::value_snapshot::{ValueSnapshot, ValueState, read_state, remove_b
 use crate::settings::ValueSettings;
 use crate::shm::RunNames;
 use crate::sparse::{HostTable, file};
+use crate::supervisor::job::OnDisk;
 use crate::values::Fields;
+
+impl OnDisk for ValueSnapshot {
+    const LOST: &'static str = "its rows. All nodes hold the same: copy the checkpoints of another node there, or start a new run in \
+                                another --run-dir";
+
+    fn newest_until(directory: &RunDirectory, most: u64) -> anyhow::Result<Option<Self>> {
+        Self::newest_until(directory, most)
+    }
+
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn digest(&self) -> u64 {
+        XxHash3_64::oneshot_with_seed(self.state.updates, bytemuck::cast_slice(&self.state.parameters))
+    }
+}
 
 /// The table of a run, and the snapshot that it is as of.
 pub struct Rows {
