@@ -15,20 +15,34 @@ use crate::gpu::agreement::{Agreement, Losses, Subject};
 const UPDATES: usize = 8;
 
 /// Returns the comparisons of a subject: their names, and arguments of `admix bench`.
-fn cases(subject: Subject) -> &'static [(&'static str, &'static [&'static str])] {
-    match subject {
+fn cases(subject: Subject) -> Vec<(String, Vec<String>)> {
+    let cases: &[(&str, &[&str])] = match subject {
         // The two ways in which a batch is made.
         Subject::Policy => &[
             ("steps of 1", &["learner", "--threads", "0", "--requests-per-step", "1"]),
             ("steps of 30", &["learner", "--threads", "0", "--requests-per-step", "30"]),
         ],
         // All rows resident, and rows that leave and come back.
-        Subject::Values => &[
+        Subject::Values { .. } => &[
             ("all rows", &["table", "--rows", "5000", "--batch", "512"]),
             ("a cache", &["table", "--rows", "20000", "--batch", "512", "--cache-rows", "4096"]),
         ],
-    }
+    };
+    let devices = subject.devices();
+    let case = |(name, arguments): &(&str, &[&str])| {
+        let arguments = arguments.iter().map(|argument| (*argument).to_owned());
+        match devices {
+            1 => ((*name).to_owned(), arguments.collect()),
+            // Only rows can lie on several.
+            _ => {
+                let arenas = ["--devices".to_owned(), devices.to_string()];
+                (format!("{name} on {devices} devices"), arguments.chain(arenas).collect())
+            }
+        }
+    };
+    cases.iter().map(case).collect()
 }
+
 /// Limit on the time of one process. Compiling the kernels takes seconds, so a process beyond this hangs.
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -39,8 +53,8 @@ const PATIENCE: Duration = Duration::from_secs(300);
 pub fn compare(subject: Subject, device: Device) -> anyhow::Result<Agreement> {
     let mut worst: Option<Agreement> = None;
     for (name, arguments) in cases(subject) {
-        let [cpu, other] = [Device::Cpu, device].map(|device| losses(device, arguments));
-        let found = Agreement::between(subject, &cpu?, &other?, name);
+        let [cpu, other] = [Device::Cpu, device].map(|device| losses(device, &arguments));
+        let found = Agreement::between(subject, &cpu?, &other?, &name);
         worst = Some(match worst {
             Some(worst) => worst.and(found),
             None => found,
@@ -49,7 +63,7 @@ pub fn compare(subject: Subject, device: Device) -> anyhow::Result<Agreement> {
     worst.context("nothing was compared")
 }
 
-fn losses(device: Device, arguments: &[&str]) -> anyhow::Result<Vec<Losses>> {
+fn losses(device: Device, arguments: &[String]) -> anyhow::Result<Vec<Losses>> {
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
     let (out, log) = (folder.path().join("losses.json"), folder.path().join("log"));
     let mut child = Command::new("/proc/self/exe")
@@ -85,4 +99,21 @@ fn losses(device: Device, arguments: &[&str]) -> anyhow::Result<Vec<Losses>> {
     let report: Report =
         serde_json::from_slice(&std::fs::read(&out)?).context("cannot read the losses of a process")?;
     Ok(report.losses)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_devices_are_compared_with_rows_on_all_of_them() {
+        let one = cases(Subject::Values { devices: 1 });
+        let three = cases(Subject::Values { devices: 3 });
+        assert_eq!(one.len(), three.len());
+        for ((name, arguments), (name_of_three, of_three)) in one.iter().zip(&three) {
+            assert_eq!(of_three.strip_prefix(&arguments[..]), Some(&["--devices".to_owned(), "3".to_owned()][..]));
+            assert!(name_of_three.starts_with(name.as_str()) && name_of_three.contains('3'), "{name_of_three}");
+        }
+        assert!(cases(Subject::Policy).iter().all(|(_, arguments)| !arguments.contains(&"--devices".to_owned())));
+    }
 }

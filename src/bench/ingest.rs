@@ -66,7 +66,7 @@ pub fn run(size: WorldSize, settings: &Settings, seconds: f64) -> anyhow::Result
     let days = [day];
     let mut explorer = Explorer::new(&days, settings, spec.clone(), initial_actor(&spec, 1), 0, 0);
     let blocks: Vec<Block> = (0..BLOCKS).map(|_| explorer.block()).collect();
-    let device = Device::untried(&settings.run.device)?;
+    let device = Device::untried(&settings.run.device, 1)?;
     let mut learner = Learner::new(&days, spec.clone(), settings, device.trainer(&days, &spec, settings)?);
 
     let names = RunNames::for_this_process("bench")?;

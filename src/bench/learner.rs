@@ -117,7 +117,7 @@ impl Scene {
         let spec = world::spec(&day, settings);
         let days = [day];
         let dims = Dims::of(&days, &spec, settings);
-        Ok(Self { days, spec, device: Device::untried(&settings.run.device)?, dims })
+        Ok(Self { days, spec, device: Device::untried(&settings.run.device, 1)?, dims })
     }
 
     /// A learner with a full pool, and the explorer that filled it.

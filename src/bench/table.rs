@@ -13,7 +13,7 @@ use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use crate::gpu::Device;
+use crate::gpu::{self, Device};
 use crate::rank::device::{self, DeviceDense, DeviceShape, Opened};
 use crate::rank::network::Network;
 use crate::rank::prior::RowPrior;
@@ -50,6 +50,8 @@ pub struct TableBench {
     pub cache_rows: usize,
     pub prefetch: usize,
     pub device: Device,
+    /// Arenas of the cache; on GPUs each on a device of its own, from `device` on.
+    pub devices: usize,
     pub seconds: f64,
     /// Accesses whose hits are counted, after three times as many; 0 = none.
     pub accesses: usize,
@@ -81,7 +83,7 @@ pub struct TableReport {
     pub row_thread: Speed,
     /// With the cache over the table, rows on a thread of their own.
     pub cached: Option<Speed>,
-    /// With network and cache on a GPU, which holds all rows where the cache has no size.
+    /// With network and cache on GPUs, which hold all rows where the cache has no size.
     pub on_device: Option<Speed>,
     /// Unique ids of a batch over all of its ids.
     pub unique_share: f64,
@@ -199,7 +201,7 @@ pub fn run_table(bench: &TableBench) -> anyhow::Result<TableReport> {
     let (row_thread, store) = on_row_thread(bench, shape, (table, None), &blocks, 1)?;
     let (mut cached, mut on_device, mut cache, mut hits) = (None, None, None, None);
     if let Device::Cuda(index) = bench.device {
-        let opened = device::open_cuda(index, &device_shape(bench, shape))?;
+        let opened = device::open_cuda(&gpu::device::from(index, bench.devices), &device_shape(bench, shape))?;
         let (speed, store) = on_device_with(bench, shape, store.into_table(), opened, &blocks)?;
         (on_device, cache) = (Some(speed), store.counters());
     } else if bench.cache_rows > 0 {
@@ -208,7 +210,7 @@ pub fn run_table(bench: &TableBench) -> anyhow::Result<TableReport> {
             hits = Some(count_hits(bench, &mut table, &zipf, &scattered, &mut rng)?);
         }
         let mut settings = ValueSettings::default();
-        settings.table.cache_rows = bench.cache_rows;
+        (settings.table.cache_rows, settings.table.devices) = (bench.cache_rows, bench.devices);
         let (speed, store) =
             on_row_thread(bench, shape, (Store::new(table, &settings), None), &blocks, bench.prefetch)?;
         (cached, cache) = (Some(speed), store.counters());
@@ -300,8 +302,7 @@ fn on_device_with(
     (memory, dense): Opened,
     blocks: &[Arc<Block>],
 ) -> anyhow::Result<(Speed, Store)> {
-    let rows = device_shape(bench, shape).rows;
-    let store = Store::on_device(table, &ValueSettings::default(), rows, memory);
+    let store = Store::on_device(table, &ValueSettings::default(), memory);
     on_row_thread(bench, shape, (store, Some(dense)), blocks, bench.prefetch)
 }
 
@@ -313,7 +314,7 @@ fn first_state(bench: &TableBench, shape: TableShape) -> ValueState {
     ValueState::new(1, net_shape(bench, shape).first_parameters(&mut ChaCha8Rng::seed_from_u64(2)))
 }
 
-/// What the benchmark needs of a GPU.
+/// What the benchmark needs of its GPUs.
 pub fn device_shape(bench: &TableBench, shape: TableShape) -> DeviceShape {
     let rows = if bench.cache_rows > 0 { bench.cache_rows } else { bench.rows };
     DeviceShape {
@@ -356,7 +357,10 @@ impl fmt::Display for Updates {
 pub fn losses(bench: &TableBench, count: usize) -> anyhow::Result<Updates> {
     let opened = match bench.device {
         Device::Cpu => None,
-        Device::Cuda(index) => Some(device::open_cuda(index, &device_shape(bench, table_shape(bench)))?),
+        Device::Cuda(index) => {
+            let devices = gpu::device::from(index, bench.devices);
+            Some(device::open_cuda(&devices, &device_shape(bench, table_shape(bench)))?)
+        }
     };
     updates(bench, opened, count, true)
 }
@@ -374,11 +378,9 @@ pub fn updates(bench: &TableBench, opened: Option<Opened>, count: usize, wait: b
     let blocks: Vec<Arc<Block>> = (0..count).map(|_| Arc::new(varied(block(bench, &zipf, &ids, &mut rng)))).collect();
     let table = HostTable::private(shape)?;
     let mut settings = ValueSettings::default();
-    settings.table.cache_rows = bench.cache_rows;
+    (settings.table.cache_rows, settings.table.devices) = (bench.cache_rows, bench.devices);
     let (store, device) = match opened {
-        Some((memory, dense)) => {
-            (Store::on_device(table, &settings, device_shape(bench, shape).rows, memory), Some(dense))
-        }
+        Some((memory, dense)) => (Store::on_device(table, &settings, memory), Some(dense)),
         None => (Store::new(table, &settings), None),
     };
     let prior = RowPrior::of(vec![[0.2, 0.1]; bench.fields], 0.3);
@@ -442,7 +444,7 @@ fn on_row_thread(
     let mut network = Network::new(net_shape(bench, shape), DISPERSION, device, &state);
     let mut rows = Rows::start(store, None, None, ahead)?;
     let (mut clock, mut asked) = (Clock::new(bench.seconds), 0);
-    while clock.runs(rows.waited()) {
+    while clock.runs(rows.waited() + network.waited()) {
         while rows.has_room() {
             asked += 1;
             rows.ask(blocks[asked % BATCHES].clone());
@@ -456,7 +458,7 @@ fn on_row_thread(
         network.step(&mut state, block, NET_RATE)?;
     }
     network.settle(&state)?;
-    let speed = clock.speed(bench.batch, rows.waited());
+    let speed = clock.speed(bench.batch, rows.waited() + network.waited());
     Ok((speed, rows.end()))
 }
 
@@ -468,7 +470,7 @@ fn count_hits(
     scattered: &[u64],
     rng: &mut ChaCha8Rng,
 ) -> anyhow::Result<Hits> {
-    let mut cache = Cache::new(table.shape(), bench.cache_rows, 1);
+    let mut cache = Cache::new(table.shape(), bench.cache_rows, bench.devices);
     let (mut seen, mut hits, mut ideal) = (0, 0usize, 0usize);
     let size = bench.batch * bench.fields;
     while seen < 4 * bench.accesses {

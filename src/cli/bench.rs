@@ -16,7 +16,7 @@ use crate::bench::world::WorldSize;
 use crate::bench::{actor, e2e, env, evaluate, ingest, learner, plan, score, speedup, start};
 use crate::gpu::Device;
 use crate::learner::device;
-use crate::settings::{Critic, RowOptimizer, Settings};
+use crate::settings::{Critic, MOST_DEVICES, RowOptimizer, Settings};
 
 use super::exit::{Exit, UsageError};
 use super::output::{print_json, print_text};
@@ -191,6 +191,9 @@ enum Stage {
         /// Also measure network and cache on this device: cpu, cuda, cuda:INDEX
         #[arg(long, default_value = "cpu")]
         device: String,
+        /// Arenas of the cache; on GPUs each on a device of its own, from --device on
+        #[arg(long, default_value_t = 1, value_parser = arenas)]
+        devices: usize,
         /// Print the losses of so many updates on fixed data instead, to compare devices
         #[arg(long, value_name = "UPDATES")]
         losses: Option<usize>,
@@ -308,6 +311,11 @@ fn nodes(text: &str) -> Result<usize, String> {
     if (1..=plan::MOST_NODES).contains(&nodes) { Ok(nodes) } else { Err(format!("use 1 to {}", plan::MOST_NODES)) }
 }
 
+fn arenas(text: &str) -> Result<usize, String> {
+    let devices = text.parse().map_err(|_| "is not a whole number")?;
+    if (1..=MOST_DEVICES).contains(&devices) { Ok(devices) } else { Err(format!("use 1 to {MOST_DEVICES}")) }
+}
+
 /// Parses the name of a critic as in the configuration.
 fn critic(text: &str) -> Result<Critic, String> {
     let name = StrDeserializer::<serde::de::value::Error>::new(text);
@@ -360,10 +368,11 @@ impl Bench {
                 seconds,
                 accesses,
                 ref device,
+                devices,
                 losses,
                 ref dump,
             } => {
-                let device = Device::untried(device).map_err(|e| UsageError(e.to_string()))?;
+                let device = Device::untried(device, devices).map_err(|e| UsageError(e.to_string()))?;
                 let bench = TableBench {
                     rows,
                     batch,
@@ -374,6 +383,7 @@ impl Bench {
                     cache_rows,
                     prefetch,
                     device,
+                    devices,
                     seconds,
                     accesses,
                     dump: dump.clone(),

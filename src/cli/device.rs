@@ -29,17 +29,17 @@ pub fn choose(settings: &Settings) -> anyhow::Result<Choice> {
 /// # Errors
 /// As [`choose`].
 pub fn choose_for_values(settings: &ValueSettings) -> anyhow::Result<Choice> {
-    choose_for(Subject::Values, &settings.run.device, settings.cpu_only())
+    choose_for(Subject::Values { devices: settings.table.devices }, &settings.run.device, settings.cpu_only())
 }
 
 fn choose_for(subject: Subject, name: &str, only: Option<&'static str>) -> anyhow::Result<Choice> {
     let device = match only {
         Some(_) => Device::resolve_with(name, subject, only),
-        None => Device::untried(name),
+        None => Device::untried(name, subject.devices()),
     };
     let gpu = device.map_err(|e| UsageError(e.to_string()))?;
     let Device::Cuda(index) = gpu else {
-        let why = (name == "auto").then(|| match (only, Device::idle_gpu()) {
+        let why = (name == "auto").then(|| match (only, Device::idle_gpu(subject.devices())) {
             (Some(what), _) => format!("{what} is learned there"),
             (None, Some(missing)) => format!("though there is a GPU: {missing}"),
             (None, None) => "no CUDA driver found".into(),
@@ -49,7 +49,13 @@ fn choose_for(subject: Subject, name: &str, only: Option<&'static str>) -> anyho
     let found = match agreement::remembered(subject, index) {
         Some(known) => Ok(known),
         None => {
-            say!("comparing a few updates on {gpu} with the CPU's, once for this program, driver and device ..");
+            let others = match subject.devices() {
+                1 => String::new(),
+                devices => format!(", with rows on {devices} GPUs,"),
+            };
+            say!(
+                "comparing a few updates on {gpu}{others} with the CPU's, once for this program, driver and device .."
+            );
             bench::agreement::compare(subject, gpu).and_then(|found| {
                 match agreement::remember(subject, index, &found) {
                     Err(e) if name == "auto" => {
@@ -78,6 +84,17 @@ fn decide(auto: bool, gpu: Device, found: anyhow::Result<Agreement>) -> anyhow::
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_several_ranks_keep_the_training_of_values_on_the_cpu() {
+        let mut settings = ValueSettings::default();
+        settings.table.devices = 3;
+        assert_eq!(settings.cpu_only(), None);
+        settings.values.ranks = 2;
+        let (name, only) = ("cuda:1", settings.cpu_only());
+        let refused = choose_for(Subject::Values { devices: 3 }, name, only).unwrap_err().to_string();
+        assert!(refused.contains("values.ranks > 1") && refused.contains(name), "{refused}");
+    }
 
     fn found(difference: Option<f64>) -> anyhow::Result<Agreement> {
         Ok(Agreement { difference, place: "steps of 1".into() })

@@ -68,7 +68,8 @@ pub struct Train {
     /// Begin with the rows of a file written by `values dump`, or with rows and network of another run; sets values.from
     #[arg(long, value_name = "ROWS|RUN_DIR")]
     from: Option<PathBuf>,
-    /// Device of the trainer: cpu, cuda, cuda:INDEX, or auto (a GPU, if it computes the CPU's losses); sets run.device
+    /// Device of the trainer: cpu, cuda, cuda:INDEX, or auto (a GPU, if it computes the CPU's losses); sets run.device. Rows lie on
+    /// table.devices GPUs from this one on
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
     /// Set a configuration key, for example --set table.rate=0.1; may be repeated
@@ -180,7 +181,11 @@ impl Train {
         let directory =
             node::directory(job, self.run_dir.as_deref(), self.resume.is_some(), || self.first_directory())?;
         if device != Device::Cpu || why.is_some() {
-            tell!(job, "device {device}{}", why.map(|why| format!(" ({why})")).unwrap_or_default());
+            let others = match settings.table.devices {
+                devices @ 2.. if device != Device::Cpu => format!(", rows on {devices} GPUs from it on"),
+                _ => String::new(),
+            };
+            tell!(job, "device {device}{others}{}", why.map(|why| format!(" ({why})")).unwrap_or_default());
         }
         flight::begin(&directory.flight(), "main");
         let root = directory.root().to_owned();

@@ -23,7 +23,10 @@ pub type Losses = [f64; 2];
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject {
     Policy,
-    Values,
+    /// With rows on so many GPUs.
+    Values {
+        devices: usize,
+    },
 }
 
 impl Subject {
@@ -31,14 +34,23 @@ impl Subject {
     pub fn losses(self) -> [&'static str; 2] {
         match self {
             Self::Policy => ["critic", "actor"],
-            Self::Values => ["charge", "click"],
+            Self::Values { .. } => ["charge", "click"],
         }
     }
 
-    fn name(self) -> &'static str {
+    /// Returns the number of GPUs that it needs.
+    pub fn devices(self) -> usize {
         match self {
-            Self::Policy => "policy",
-            Self::Values => "values",
+            Self::Policy => 1,
+            Self::Values { devices } => devices,
+        }
+    }
+
+    fn name(self) -> String {
+        match self {
+            Self::Policy => "policy".into(),
+            Self::Values { devices: 1 } => "values".into(),
+            Self::Values { devices } => format!("values-on-{devices}"),
         }
     }
 }
@@ -106,7 +118,7 @@ fn memory(subject: Subject, index: usize) -> Option<PathBuf> {
     Some(kernel_folder()?.join(format!("agreement-{}-cuda-{index}-{program:016x}.json", subject.name())))
 }
 
-/// Returns the stored agreement of this program, this driver and the GPU of this index; `None` if there is none or it cannot
+/// Returns the stored agreement of this program, this driver and the GPU of this index, with those that the subject needs behind it; `None` if there is none or it cannot
 /// be read.
 pub fn remembered(subject: Subject, index: usize) -> Option<Agreement> {
     serde_json::from_slice(&std::fs::read(memory(subject, index)?).ok()?).ok()
@@ -125,6 +137,13 @@ pub fn remember(subject: Subject, index: usize, agreement: &Agreement) -> anyhow
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_number_of_devices_is_compared_for_itself() {
+        let names =
+            [Subject::Policy, Subject::Values { devices: 1 }, Subject::Values { devices: 2 }].map(Subject::name);
+        assert_eq!(names, ["policy", "values", "values-on-2"]);
+    }
 
     #[test]
     fn losses_agree_up_to_the_tolerance_and_never_with_nan() {

@@ -6,6 +6,8 @@ use anyhow::bail;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorData};
 use burn_cuda::{Cuda, CudaDevice};
+use cubecl::Runtime as _;
+use cubecl::cuda::CudaRuntime;
 use libloading::Library;
 
 use super::agreement::{self, Subject};
@@ -26,7 +28,7 @@ impl Device {
     /// # Errors
     /// As [`Device::untried`], and if the GPU's stored comparison differs from the CPU.
     pub fn resolve(name: &str, subject: Subject) -> anyhow::Result<Self> {
-        let device = Self::untried(name)?;
+        let device = Self::untried(name, subject.devices())?;
         let Self::Cuda(index) = device else { return Ok(device) };
         match agreement::remembered(subject, index) {
             Some(found) if found.holds() => Ok(device),
@@ -51,13 +53,13 @@ impl Device {
         }
     }
 
-    /// Returns the device of a name without regard to its agreement with the CPU.
+    /// Returns the device of a name, the first of so many `devices`, without regard to its agreement with the CPU.
     ///
     /// # Errors
-    /// If the name is unknown, or names CUDA and a driver, NVRTC or headers are missing.
-    pub fn untried(name: &str) -> anyhow::Result<Self> {
+    /// If the name is unknown, or names CUDA and a driver, NVRTC, headers or GPUs are missing.
+    pub fn untried(name: &str, devices: usize) -> anyhow::Result<Self> {
         let gpu = Self::gpu(name)?;
-        match (gpu, missing()) {
+        match (gpu, gpu.and_then(|first| unusable(first, devices))) {
             (None, _) => Ok(Self::Cpu),
             (Some(index), None) => Ok(Self::Cuda(index)),
             (Some(_), Some(_)) if name == "auto" => Ok(Self::Cpu),
@@ -80,9 +82,10 @@ impl Device {
         }
     }
 
-    /// Returns the reason why `auto` does not use the GPU of this machine; `None` if there is no GPU or it is used.
-    pub fn idle_gpu() -> Option<&'static str> {
-        missing().filter(|_| Path::new("/dev/nvidiactl").exists())
+    /// Returns the reason why `auto` does not use the GPUs of this machine for what needs so many `devices`; `None` if there is no GPU
+    /// or they are used.
+    pub fn idle_gpu(devices: usize) -> Option<String> {
+        unusable(0, devices).filter(|_| Path::new("/dev/nvidiactl").exists())
     }
 }
 
@@ -93,6 +96,35 @@ impl std::fmt::Display for Device {
             Self::Cuda(index) => write!(f, "cuda:{index}"),
         }
     }
+}
+
+/// Returns the numbers of `devices` GPUs from `first` on; behind the last one of this machine comes the first.
+pub fn from(first: usize, devices: usize) -> Vec<usize> {
+    // Without need, CUDA is not asked.
+    if devices == 1 { vec![first] } else { around(first, devices, present()) }
+}
+
+fn around(first: usize, devices: usize, present: usize) -> Vec<usize> {
+    (first..first + devices).map(|index| index % present).collect()
+}
+
+/// Returns the number of this machine's GPUs. CUDA's driver is there.
+fn present() -> usize {
+    CudaRuntime::enumerate_devices(0, &()).len()
+}
+
+/// Returns the reason why `devices` GPUs from `first` on cannot be used.
+fn unusable(first: usize, devices: usize) -> Option<String> {
+    let too_few = || (devices > 1).then(present).and_then(|present| too_few(first, devices, present));
+    missing().map(Into::into).or_else(too_few)
+}
+
+fn too_few(first: usize, devices: usize, present: usize) -> Option<String> {
+    let gpus = |count: usize| format!("{count} GPU{}", if count == 1 { "" } else { "s" });
+    if devices > present {
+        return Some(format!("{} are asked for (table.devices), and this machine has {present}", gpus(devices)));
+    }
+    (first >= present).then(|| format!("there is no cuda:{first}; this machine has {}", gpus(present)))
 }
 
 /// Returns the missing requirement of using a GPU, and its remedy; checked before burn looks for it, which panics.
@@ -140,4 +172,26 @@ fn try_out<B: Backend>(device: &B::Device) -> anyhow::Result<()> {
         "the GPU does not run what is compiled for it (found {found:?}); what failed is above. scripts/gpu-check says more, --device cpu works"
     );
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_follow_one_another_and_begin_again() {
+        assert_eq!(around(0, 3, 4), [0, 1, 2]);
+        assert_eq!(around(2, 3, 4), [2, 3, 0]);
+        assert_eq!(around(1, 2, 2), [1, 0]);
+        assert_eq!(from(5, 1), [5]);
+    }
+
+    #[test]
+    fn what_is_missing_is_told_with_numbers() {
+        assert_eq!((too_few(0, 2, 2), too_few(1, 2, 2), too_few(3, 4, 8)), (None, None, None));
+        let said = too_few(0, 3, 2).unwrap();
+        assert!(said.contains("3 GPUs") && said.contains("table.devices") && said.ends_with("has 2"), "{said}");
+        let said = too_few(2, 2, 2).unwrap();
+        assert!(said.contains("no cuda:2") && said.ends_with("2 GPUs"), "{said}");
+    }
 }

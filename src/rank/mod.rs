@@ -12,7 +12,7 @@
 //! | [`store`] | rows in the table itself or in the cache over it |
 //! | [`prior`], [`occurrences`] | the prior's part of the gradients of rows |
 //! | [`dense`] | the network's products and their gradients, on the CPU |
-//! | [`device`] | rows and network on a GPU |
+//! | [`device`] | rows and network on GPUs |
 //! | [`network`] | the one or the other, for a single trainer |
 //! | [`passes`], [`judge`] | the end of a pass: evaluation, the best model |
 //! | [`progress`] | where training begins and stands: its first state, the rates of an update, what main is told |
@@ -46,8 +46,8 @@ mod writer;
 
 use std::time::{Duration, Instant};
 
-use crate::gpu::Device;
 use crate::gpu::agreement::Subject;
+use crate::gpu::{self, Device};
 use crate::run::value_run::{Prepared, ValueHalves, ValueSegments, net_shape, table_name};
 use crate::run::value_snapshot::ValueState;
 use crate::run::{Metrics, RunDirectory, failpoint};
@@ -95,14 +95,15 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let prior = RowPrior::new(&settings, &prepared);
     // The row thread has a handle of its own.
     let of_rows = halves.is_some().then(|| ValueHalves::open(prefix)).transpose()?.flatten().map(|of| of.halves);
-    let (mut store, device) = match Device::resolve_with(&settings.run.device, Subject::Values, settings.cpu_only())? {
+    let subject = Subject::Values { devices: settings.table.devices };
+    let (mut store, device) = match Device::resolve_with(&settings.run.device, subject, settings.cpu_only())? {
         Device::Cpu => (Store::new(table, &settings), None),
         Device::Cuda(index) => {
             let (rows, slots) = (settings.device_rows(), rows::slots(settings.ahead()));
             let (table_shape, dispersion) = (table.shape(), prepared.dispersion);
             let shape = DeviceShape { net: shape, table: table_shape, rows, slots, dispersion };
-            let (memory, dense) = device::open_cuda(index, &shape)?;
-            (Store::on_device(table, &settings, rows, memory), Some(dense))
+            let (memory, dense) = device::open_cuda(&gpu::device::from(index, settings.table.devices), &shape)?;
+            (Store::on_device(table, &settings, memory), Some(dense))
         }
     };
     store.begin(&settings, &prepared.days, &sightings)?;
@@ -284,7 +285,7 @@ impl Trainer<'_> {
             click: self.sums.click / n,
             charge: self.sums.charge / n,
             wait_s: self.blocks.waited().as_secs_f64(),
-            rows_wait_s: self.rows.waited().as_secs_f64(),
+            rows_wait_s: (self.rows.waited() + self.network.waited()).as_secs_f64(),
             snapshot_wait_s: snapshot_wait.as_secs_f64(),
             early_snapshots,
             cache,

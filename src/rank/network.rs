@@ -3,6 +3,8 @@
 //! On the CPU every loss is known at once. A GPU is not waited for: the losses of a batch come while the next one is computed, and the
 //! parameters come when they are evaluated or saved. Either way nothing that is not finite is saved.
 
+use std::time::Duration;
+
 use crate::run::value_snapshot::ValueState;
 use crate::values::Block;
 use crate::values::net::{Losses, Net, NetShape};
@@ -73,6 +75,11 @@ impl Network {
             }
         }
         Ok(())
+    }
+
+    /// How long it has waited for rows that other devices own.
+    pub fn waited(&self) -> Duration {
+        self.device.as_ref().map_or(Duration::ZERO, |device| device.waited())
     }
 
     /// Waits until all losses are known; returns those that were not returned before.

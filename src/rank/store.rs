@@ -62,9 +62,9 @@ impl Store {
         Self::over(table, settings, cache)
     }
 
-    /// Rows are read and written in the memory of a GPU, which has places for `rows` rows.
-    pub fn on_device(table: HostTable, settings: &ValueSettings, rows: usize, memory: Box<dyn DeviceMemory>) -> Self {
-        let cache = Cache::on_device(table.shape(), rows, memory);
+    /// Rows are read and written in the memory of GPUs.
+    pub fn on_device(table: HostTable, settings: &ValueSettings, memory: Box<dyn DeviceMemory>) -> Self {
+        let cache = Cache::on_device(table.shape(), memory);
         Self::over(table, settings, Some(cache))
     }
 

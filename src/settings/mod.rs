@@ -24,7 +24,9 @@ pub use load::{Configuration, SettingsError, load};
 pub use ranks::{KEPT_GRADIENTS, MOST_RANKS, RankSync, Ranks, SparseAverage};
 pub use rate::ActorRate;
 pub use sections::*;
-pub use values::{RowOptimizer, Table, ValueRun, ValueSettings, ValueWatchdog, Values, Weights, WhenFull};
+pub use values::{
+    MOST_DEVICES, RowOptimizer, Table, ValueRun, ValueSettings, ValueWatchdog, Values, Weights, WhenFull,
+};
 
 /// All settings of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

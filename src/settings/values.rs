@@ -172,6 +172,9 @@ pub enum WhenFull {
     Oldest,
 }
 
+/// Largest number of arenas of the cache.
+pub const MOST_DEVICES: usize = 64;
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Table {
@@ -192,7 +195,7 @@ pub struct Table {
     pub cache_rows: usize,
     /// Number of batches whose rows are prefetched into the cache.
     pub prefetch: usize,
-    /// Number of arenas over which the cache is distributed.
+    /// Number of arenas over which the cache is distributed; on GPUs, each on a device of its own.
     pub devices: usize,
     /// Number of changed rows since the last snapshot at which the next one begins early.
     pub snapshot_rows: usize,
@@ -240,18 +243,14 @@ impl ValueSettings {
         if self.table.cache_rows > 0 { self.table.prefetch } else { 1 }
     }
 
-    /// Returns the number of rows that a GPU holds: those of the cache, or all.
+    /// Returns the number of rows that GPUs hold: those of the cache, or all.
     pub fn device_rows(&self) -> usize {
         if self.table.cache_rows > 0 { self.table.cache_rows } else { self.table.max_rows }
     }
 
     /// Returns the setting that only the CPU can learn, if any.
     pub fn cpu_only(&self) -> Option<&'static str> {
-        match (self.values.ranks, self.table.devices) {
-            (2.., _) => Some("values.ranks > 1"),
-            (_, 2..) => Some("table.devices > 1"),
-            _ => None,
-        }
+        (self.values.ranks > 1).then_some("values.ranks > 1")
     }
 
     /// Returns the number of rows that may change, or be inserted, before the next update at which a snapshot can begin, with so many
@@ -332,7 +331,7 @@ impl Configuration for ValueSettings {
             ("table.max_rows", t.max_rows, 1, (1 << 32) - 2),
             ("table.cache_rows", t.cache_rows, 0, (1 << 32) - 2),
             ("table.prefetch", t.prefetch, 0, 64),
-            ("table.devices", t.devices, 1, 64),
+            ("table.devices", t.devices, 1, MOST_DEVICES),
             ("table.snapshot_rows", t.snapshot_rows, 1, (1 << 32) - 2),
             ("table.admit_after", t.admit_after as usize, 1, 255),
             ("table.counters", t.counters, 64, 1 << 36),

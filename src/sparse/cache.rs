@@ -35,7 +35,7 @@ use serde::Serialize;
 use super::index::{IdMap, mix};
 use super::table::{HostTable, TableShape};
 use arena::{Arena, Place};
-use memory::{DeviceMemory, DeviceStep, HostMemory, Memory, Taken};
+use memory::{ABSENT, DeviceMemory, DeviceStep, HostMemory, Records, Taken};
 
 /// What the cache has done so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -46,6 +46,8 @@ pub struct Counters {
     /// Bytes from the host to the device, and back.
     pub bytes_up: u64,
     pub bytes_down: u64,
+    /// Bytes of rows and gradients from one GPU to another.
+    pub bytes_between: u64,
     pub evictions: u64,
     pub write_backs: u64,
     /// Prefetches that found no room beside pinned rows.
@@ -64,9 +66,6 @@ pub enum CacheError {
     BatchTooLarge { needed: usize, capacity: usize },
 }
 
-/// The place of an id that is not on the devices.
-const ABSENT: u32 = u32::MAX;
-
 /// A batch's rows on the devices, from its prefetch to its release.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Ticket {
@@ -78,32 +77,6 @@ pub struct Ticket {
 
 /// Rows flushed at a time: what is copied to the host at once stays small beside the arena.
 const FLUSHED: usize = 1 << 16;
-
-/// Records of one device.
-enum Records {
-    Host(HostMemory),
-    Device(Box<dyn DeviceMemory>),
-}
-
-impl Records {
-    fn memory(&mut self) -> &mut dyn Memory {
-        match self {
-            Self::Host(memory) => memory,
-            Self::Device(memory) => &mut **memory,
-        }
-    }
-
-    /// Plain memory, whose records can be looked at.
-    fn plain(&self) -> &HostMemory {
-        let Self::Host(memory) = self else { panic!("the records are on a device") };
-        memory
-    }
-
-    fn plain_mut(&mut self) -> &mut HostMemory {
-        let Self::Host(memory) = self else { panic!("the records are on a device") };
-        memory
-    }
-}
 
 /// A changed row that leaves its place, or only goes to the host.
 #[derive(Debug, Clone, Copy)]
@@ -127,8 +100,7 @@ struct Traffic {
 pub struct Cache {
     shape: TableShape,
     arenas: Vec<Arena>,
-    /// Records of each arena.
-    records: Vec<Records>,
+    records: Records,
     traffic: Vec<Traffic>,
     /// Rows on their way to the host.
     landing: Vec<(Vec<Leaving>, Taken)>,
@@ -153,20 +125,19 @@ impl Cache {
     /// When there is no device or less than one row for each.
     pub fn new(shape: TableShape, rows: usize, devices: usize) -> Self {
         let capacity = rows.div_ceil(devices);
-        let plain = |_| Records::Host(HostMemory::new(capacity, shape.words()));
-        Self::over(shape, capacity, (0..devices).map(plain).collect())
+        let plain = (0..devices).map(|_| HostMemory::new(capacity, shape.words())).collect();
+        Self::over(shape, capacity, devices, Records::Host(plain))
     }
 
-    /// A cache of `rows` rows in the memory of a GPU, which has places for them.
+    /// A cache of as many rows as the memory of GPUs has places for.
     ///
     /// # Panics
-    /// When there is no row.
-    pub fn on_device(shape: TableShape, rows: usize, memory: Box<dyn DeviceMemory>) -> Self {
-        Self::over(shape, rows, vec![Records::Device(memory)])
+    /// When there is no place.
+    pub fn on_device(shape: TableShape, memory: Box<dyn DeviceMemory>) -> Self {
+        Self::over(shape, memory.capacity(), memory.arenas(), Records::Device(memory))
     }
 
-    fn over(shape: TableShape, capacity: usize, records: Vec<Records>) -> Self {
-        let devices = records.len();
+    fn over(shape: TableShape, capacity: usize, devices: usize, records: Records) -> Self {
         assert!(devices > 0 && capacity > 0 && u32::try_from(capacity).is_ok(), "{capacity} rows on {devices} devices");
         Self {
             shape,
@@ -248,18 +219,19 @@ impl Cache {
 
     /// Begins to copy rows that leave to the host, then copies those that come into their places.
     fn exchange(&mut self) {
-        for (traffic, records) in self.traffic.iter_mut().zip(&mut self.records) {
+        for (device, traffic) in self.traffic.iter_mut().enumerate() {
+            let memory = self.records.memory(device);
             #[cfg(test)]
             if self.planted == Some(tests::Bug::PutsBeforeItTakes) && !traffic.coming_places.is_empty() {
-                records.memory().put(&traffic.coming_places, &traffic.coming);
+                memory.put(&traffic.coming_places, &traffic.coming);
             }
             if !traffic.leaving.is_empty() {
-                let taken = records.memory().take(&traffic.leaving_places);
+                let taken = memory.take(&traffic.leaving_places);
                 self.landing.push((std::mem::take(&mut traffic.leaving), taken));
                 traffic.leaving_places.clear();
             }
             if !traffic.coming_places.is_empty() {
-                records.memory().put(&traffic.coming_places, &traffic.coming);
+                memory.put(&traffic.coming_places, &traffic.coming);
                 traffic.coming_places.clear();
                 traffic.coming.clear();
             }
@@ -470,7 +442,7 @@ impl Cache {
                 self.shape.first_value(id, &mut first);
                 &first[..]
             } else {
-                self.records[device as usize].plain().record(place)
+                self.records.plain(device).record(place)
             };
             out.extend_from_slice(bytemuck::cast_slice(&words[..self.shape.dim]));
         }
@@ -479,27 +451,22 @@ impl Cache {
     /// The version of each of a batch's rows; `None` of an id without a row.
     pub fn versions(&self, ticket: &Ticket) -> impl Iterator<Item = Option<u32>> {
         let words = self.shape.words();
-        let version = move |device: u32, place: u32| self.records[device as usize].plain().record(place)[words - 1];
+        let version = move |device: u32, place: u32| self.records.plain(device).record(place)[words - 1];
         ticket.rows.iter().map(move |&(device, place)| (place != ABSENT).then(|| version(device, place)))
     }
 
-    /// Gathers the rows of a batch on the GPU that holds them, for its slot; `unique` are its ids.
+    /// Gathers the rows of a batch on the GPUs that hold them, for its slot; `unique` are its ids.
     ///
     /// # Panics
     /// When the rows are in plain memory.
     pub fn gather_on_device(&mut self, ticket: &Ticket, unique: &[u64], slot: usize) {
         let (mut firsts, mut first) = (Vec::<f32>::new(), vec![0; self.shape.words()]);
-        let places = ticket.rows.iter().zip(unique).map(|(&(_, place), &id)| {
-            if place != ABSENT {
-                return place;
-            }
+        for (_, &id) in ticket.rows.iter().zip(unique).filter(|((_, place), _)| *place == ABSENT) {
             self.shape.first_value(id, &mut first);
             firsts.extend_from_slice(bytemuck::cast_slice(&first[..self.shape.dim]));
-            (self.capacity + firsts.len() / self.shape.dim - 1) as u32
-        });
-        let places: Vec<u32> = places.collect();
-        let [Records::Device(memory)] = &mut self.records[..] else { panic!("rows in plain memory") };
-        memory.gather(slot, &places, &firsts);
+        }
+        self.records.on_device().gather(slot, &ticket.rows, &firsts);
+        self.count_crossing(ticket);
     }
 
     /// Moves the rows of a batch along the gradients that the GPU has for its slot.
@@ -507,16 +474,22 @@ impl Cache {
     /// # Panics
     /// When the rows are in plain memory.
     pub fn update_on_device(&mut self, ticket: &Ticket, slot: usize, step: &DeviceStep) {
-        let [Records::Device(memory)] = &mut self.records[..] else { panic!("rows in plain memory") };
-        memory.update(slot, step);
+        self.records.on_device().update(slot, step);
+        self.count_crossing(ticket);
         for &(device, place) in ticket.rows.iter().filter(|(_, place)| *place != ABSENT) {
             self.mark_changed(device as usize, place);
         }
     }
 
-    /// Whether the rows are on a GPU.
+    /// Counts the rows of a batch, or their gradients, that go from one device to another.
+    fn count_crossing(&mut self, ticket: &Ticket) {
+        let rows = ticket.rows.iter().filter(|(device, place)| *device > 0 && *place != ABSENT).count();
+        self.counters.bytes_between += (4 * self.shape.dim * rows) as u64;
+    }
+
+    /// Whether the rows are on GPUs.
     pub fn is_on_device(&self) -> bool {
-        matches!(self.records[..], [Records::Device(_)])
+        matches!(self.records, Records::Device(_))
     }
 
     /// Applies the gradients of a batch's rows, `dim` floats for each, in place. The owner of a row is its only writer.
@@ -524,7 +497,7 @@ impl Cache {
         let shape = self.shape;
         let rows = ticket.rows.iter().zip(gradients.chunks_exact(shape.dim));
         for (&(device, place), gradient) in rows.filter(|((_, place), _)| *place != ABSENT) {
-            shape.update(self.records[device as usize].plain_mut().record_mut(place), gradient, rate);
+            shape.update(self.records.plain_mut(device).record_mut(place), gradient, rate);
             self.mark_changed(device as usize, place);
             #[cfg(test)]
             if self.planted == Some(tests::Bug::ForgetsThatItChanged) {

@@ -47,7 +47,8 @@ fn take_kernel(arena: &Array<u32>, places: &Array<u32>, words: &mut Array<u32>, 
     words[ABSOLUTE_POS] = arena[places[row] as usize * of.width + ABSOLUTE_POS - row * of.width];
 }
 
-/// Copies the rows of places, and of `firsts` for places beyond the arena; one unit for each float.
+/// Copies the rows of places, and of `firsts` for places beyond the arena; those beyond both are left as they are. One unit for each
+/// float.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn gather_kernel(arena: &Array<u32>, places: &Array<u32>, firsts: &Array<f32>, rows: &mut Array<f32>, of: Records) {
     let row = ABSOLUTE_POS / of.dim;
@@ -59,7 +60,10 @@ fn gather_kernel(arena: &Array<u32>, places: &Array<u32>, firsts: &Array<f32>, r
     if place < of.capacity {
         rows[ABSOLUTE_POS] = f32::reinterpret(arena[place * of.width + element]);
     } else {
-        rows[ABSOLUTE_POS] = firsts[(place - of.capacity) * of.dim + element];
+        let first = (place - of.capacity) * of.dim + element;
+        if first < firsts.len() {
+            rows[ABSOLUTE_POS] = firsts[first];
+        }
     }
 }
 
@@ -162,7 +166,7 @@ fn row_gradient(
     g
 }
 
-/// Records of a cache on the device.
+/// Records on the device: those of a cache, or the rows of a batch.
 pub struct Arena<R: CubeRuntime> {
     pub words: Numbers<R>,
     pub dim: usize,
@@ -172,6 +176,11 @@ pub struct Arena<R: CubeRuntime> {
 }
 
 impl<R: CubeRuntime> Arena<R> {
+    /// The rows of a batch, or their gradients, which are `dim` floats and nothing else.
+    pub fn of_rows(words: Numbers<R>, dim: usize) -> Self {
+        Self { capacity: words.len / dim, words, dim, width: dim }
+    }
+
     fn records(&self, rows: usize) -> RecordsLaunch<R> {
         RecordsLaunch::new(rows, self.dim, self.width, self.capacity)
     }
@@ -228,16 +237,16 @@ impl<R: CubeRuntime> Arena<R> {
         words
     }
 
-    /// Copies the rows of places; those beyond the arena are in `firsts`. Returns rows and places.
+    /// Copies the rows of places; those beyond the arena are in `firsts`, and those beyond both come later. Returns rows and places.
     pub fn gather(&self, places: &[u32], firsts: &[f32]) -> (Numbers<R>, Numbers<R>) {
         let end = self.capacity + firsts.len() / self.dim;
-        assert!(places.iter().all(|place| (*place as usize) < end), "a place beyond arena and first values");
+        assert!(places.iter().all(|place| *place as usize <= end), "a place beyond arena and first values");
         let rows = self.words.empty(places.len() * self.dim);
         let at = self.words.upload(places);
         // An array has at least one number.
         let firsts = self.words.upload(if firsts.is_empty() { &[0] } else { bytemuck::cast_slice(firsts) });
         let (count, dim) = self.words.units(rows.len);
-        // SAFETY: places are within the arena and the first values, and the result has a row for each.
+        // SAFETY: only places within the arena and the first values are read, and the result has a row for each.
         unsafe {
             gather_kernel::launch_unchecked::<R>(
                 &self.words.client,

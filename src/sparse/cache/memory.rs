@@ -14,10 +14,24 @@ pub trait Memory: Send {
     fn take(&mut self, places: &[u32]) -> Taken;
 }
 
-/// A GPU's memory, on which the rows of batches are gathered and updated too. A batch under way is named by its slot.
-pub trait DeviceMemory: Memory {
-    /// Gathers the rows of a batch's unique ids; places beyond the memory are those in `firsts`, rows of ids without a record.
-    fn gather(&mut self, slot: usize, places: &[u32], firsts: &[f32]);
+/// The place of an id that is not on the devices, and whose row is read at its first value.
+pub const ABSENT: u32 = u32::MAX;
+
+/// The memory of GPUs, an arena on each, on which the rows of batches are gathered and updated too. A batch under way is named by its
+/// slot.
+pub trait DeviceMemory: Send {
+    /// Number of arenas.
+    fn arenas(&self) -> usize;
+
+    /// Places of each arena.
+    fn capacity(&self) -> usize;
+
+    /// The memory of arena `number`.
+    fn arena(&mut self, number: usize) -> &mut dyn Memory;
+
+    /// Gathers the rows of a batch's unique ids, each of which lies in an arena at a place of it. The rows of those at [`ABSENT`] are in
+    /// `firsts`, one after another.
+    fn gather(&mut self, slot: usize, places: &[(u32, u32)], firsts: &[f32]);
 
     /// Moves the rows of a batch along the gradients that were computed for its slot. Rows in `firsts` are not moved.
     fn update(&mut self, slot: usize, step: &DeviceStep);
@@ -32,6 +46,39 @@ pub struct DeviceStep {
     pub passes: f32,
     /// The prior's precision for the two direct elements of each row and for the others, three numbers a row; empty without a prior.
     pub precisions: Vec<f32>,
+}
+
+/// Records of all devices.
+pub(super) enum Records {
+    Host(Vec<HostMemory>),
+    Device(Box<dyn DeviceMemory>),
+}
+
+impl Records {
+    /// The memory of a device.
+    pub(super) fn memory(&mut self, device: usize) -> &mut dyn Memory {
+        match self {
+            Self::Host(memories) => &mut memories[device],
+            Self::Device(memory) => memory.arena(device),
+        }
+    }
+
+    /// Plain memory, whose records can be looked at.
+    pub(super) fn plain(&self, device: u32) -> &HostMemory {
+        let Self::Host(memories) = self else { panic!("the records are on a GPU") };
+        &memories[device as usize]
+    }
+
+    pub(super) fn plain_mut(&mut self, device: u32) -> &mut HostMemory {
+        let Self::Host(memories) = self else { panic!("the records are on a GPU") };
+        &mut memories[device as usize]
+    }
+
+    /// The memory of GPUs.
+    pub(super) fn on_device(&mut self) -> &mut dyn DeviceMemory {
+        let Self::Device(memory) = self else { panic!("the records are in plain memory") };
+        &mut **memory
+    }
 }
 
 /// Plain memory.

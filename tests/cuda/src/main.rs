@@ -97,7 +97,7 @@ fn taken_in(days: &[DayModel], settings: &Settings, learner: &mut Learner) -> an
 
 /// Compiles the kernels of the value model for every optimiser; then launches and time of an update.
 fn values(driver: &Driver) -> anyhow::Result<()> {
-    let bench = |optimizer, rows, cache_rows| TableBench {
+    let bench = |optimizer, rows, cache_rows, devices| TableBench {
         rows,
         batch: 4096,
         fields: 8,
@@ -107,27 +107,34 @@ fn values(driver: &Driver) -> anyhow::Result<()> {
         cache_rows,
         prefetch: 1,
         device: Gpu::Cpu,
+        devices,
         seconds: 0.0,
         accesses: 0,
         dump: None,
     };
     let updates = |bench: &TableBench, count: usize| {
         let shape = device_shape(bench, table_shape(bench));
-        updates(bench, Some(open::<CudaRuntime>(CudaDevice { index: 0 }, &shape)?), count, false)
+        let devices: Vec<CudaDevice> = (0..bench.devices).map(|index| CudaDevice { index }).collect();
+        updates(bench, Some(open::<CudaRuntime>(&devices, &shape)?), count, false)
     };
     let before = driver.modules()?;
     for optimizer in [RowOptimizer::Sgd, RowOptimizer::Adagrad, RowOptimizer::RowwiseAdagrad, RowOptimizer::LazyAdam] {
-        updates(&bench(optimizer, 50_000, 40_000), 2)?;
+        updates(&bench(optimizer, 50_000, 40_000, 1), 2)?;
     }
     println!("values: {} kernels compiled and loaded", driver.modules()? - before);
-    println!("rows       cache  launches an update  host's us an update, look-ups and blocks included");
-    for (rows, cache_rows) in [(1_000_000, 0), (1_000_000, 60_000)] {
+    println!(
+        "rows       cache  devices  launches an update  host's us an update, look-ups and blocks included  MB between devices"
+    );
+    for (rows, cache_rows, devices) in
+        [(1_000_000, 0, 1), (1_000_000, 60_000, 1), (1_000_000, 0, 2), (1_000_000, 60_000, 2), (1_000_000, 60_000, 4)]
+    {
         let count = VALUE_UPDATES;
         let (before, began) = (driver.launches()?, Instant::now());
-        updates(&bench(RowOptimizer::RowwiseAdagrad, rows, cache_rows), count)?;
+        let done = updates(&bench(RowOptimizer::RowwiseAdagrad, rows, cache_rows, devices), count)?;
         let each = began.elapsed().as_secs_f64() * 1e6 / count as f64;
         let launches = (driver.launches()? - before) as f64 / count as f64;
-        println!("{rows:>9}  {cache_rows:>5}  {launches:>18.1}  {each:>19.1}");
+        let between = done.cache.map_or(0, |cache| cache.bytes_between) as f64 * 1e-6 / count as f64;
+        println!("{rows:>9}  {cache_rows:>5}  {devices:>7}  {launches:>18.1}  {each:>53.1}  {between:>18.2}");
     }
     Ok(())
 }

@@ -4,6 +4,7 @@
 //! last translation, to CUDA's language or to Vulkan's, and the speed can be checked on any machine: losses within the tolerance of
 //! `scripts/gpu-check`, every variant of the losses, and that updates take no more memory as they go on.
 
+mod planted;
 mod values;
 
 use std::path::PathBuf;
