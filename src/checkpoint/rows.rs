@@ -1,7 +1,8 @@
 //! The checkpointer of a run of `admix values train`: one synced delta for each snapshot, merged into a base now and then.
 //!
-//! It never holds the table. A snapshot's rows are those that have changed since the one before; they are sorted and written as a delta.
-//! When deltas have grown to the size of the base, a thread merges them into a new one, row by row, and removes what it replaces.
+//! It never holds more than may change between two snapshots. A snapshot's rows are those that have changed since the one before; they are
+//! sorted and written as a delta. A snapshot of all rows is a base, too, under a second name. Otherwise a thread merges deltas into a new base,
+//! row by row, when they have grown to twice its size. What a new base replaces is removed.
 
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
@@ -10,7 +11,7 @@ use anyhow::Context as _;
 
 use crate::run::snapshot::files::Disk;
 use crate::run::snapshot::{SnapshotFolder, folder};
-use crate::run::sparse_part::SparsePart;
+use crate::run::sparse_part::{DeltaMemory, SparsePart};
 use crate::run::value_run::{ValueHalves, table_shape};
 use crate::run::value_snapshot::{base_path, bases, delta_path};
 use crate::run::{RunDirectory, failpoint};
@@ -23,6 +24,9 @@ use super::{Keeper, serve};
 
 /// Deltas after which a base is written however small they are.
 const MOST_DELTAS: u64 = 64;
+/// So many times the base's size make deltas due to be merged: a merge reads and writes the base, and each delta's share of that is the less
+/// the more there are.
+const GROWN: u64 = 2;
 const MERGING: &str = ".merging.rows";
 
 /// Runs the checkpointer until the run stops and everything complete is on disk.
@@ -41,7 +45,8 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
         root: &root,
         layout: table_shape(&settings).into(),
         keep: settings.checkpoint.keep as u64,
-        delta: Vec::new(),
+        memory: DeltaMemory::default(),
+        all: false,
         merging: None,
     };
     // A predecessor may have died between the rename and saying so.
@@ -57,8 +62,9 @@ struct Deltas<'a> {
     root: &'a Path,
     layout: RowLayout,
     keep: u64,
-    /// The newest delta. Its memory is used again: fresh pages of a large delta cost as much as its rows.
-    delta: Vec<u8>,
+    memory: DeltaMemory,
+    /// The snapshot that was written last has all rows.
+    all: bool,
     merging: Option<JoinHandle<anyhow::Result<()>>>,
 }
 
@@ -66,17 +72,21 @@ impl Keeper for Deltas<'_> {
     fn commit(&mut self, complete: &Complete<'_>) -> anyhow::Result<u64> {
         let part = SparsePart::parse(complete.sparse, self.layout)?;
         let state = [complete.dense, part.sightings].concat();
-        self.delta.clear();
-        self.delta.reserve(complete.sparse.len() + 64);
-        part.write_delta(std::io::Cursor::new(&mut self.delta))?;
+        self.all = part.all;
+        let delta = part.delta(&mut self.memory);
         anyhow::ensure!(!failpoint::reached("checkpoint.commit"), "made to fail");
-        let written = self.folder.commit(complete.snapshot, complete.update, &state, &[&self.delta], &[], None)?;
+        let written = self.folder.commit(complete.snapshot, complete.update, &state, &[delta], &[], None)?;
         failpoint::reached("checkpoint.committed");
         Ok(written)
     }
 
     fn committed(&mut self, number: u64) {
-        self.merge_if_due(number);
+        if self.all
+            && let Err(e) = make_base(self.root, number)
+        {
+            tracing::debug!("snapshot {number} is no base by itself, deltas are merged: {e}");
+        }
+        self.merge_or_prune(number);
     }
 
     /// The rows of a delta that is lost would be missing from all that follow.
@@ -86,9 +96,10 @@ impl Keeper for Deltas<'_> {
 }
 
 impl Deltas<'_> {
-    /// Merges deltas into a new base on a thread of its own, if they have grown to the size of the base. The newest `keep` snapshots
-    /// stay apart.
-    fn merge_if_due(&mut self, newest: u64) {
+    /// Merges deltas into a new base on a thread of its own, if that is due, or removes what newer bases replace. The newest `keep`
+    /// snapshots stay apart.
+    fn merge_or_prune(&mut self, newest: u64) {
+        // It removes nothing while files are being merged.
         if self.merging.as_ref().is_some_and(|thread| !thread.is_finished()) {
             return;
         }
@@ -97,8 +108,9 @@ impl Deltas<'_> {
             Some(Err(_)) => tracing::warn!("deltas cannot be merged, they stay: the thread has panicked"),
             _ => {}
         }
-        let merge = Merge::due(self.root, newest, self.keep).unwrap_or_else(|e| {
-            tracing::warn!("deltas cannot be looked at, they stay: {e:#}");
+        let looked = prune(self.root, newest, self.keep).and_then(|()| Merge::due(self.root, newest, self.keep));
+        let merge = looked.unwrap_or_else(|e| {
+            tracing::warn!("deltas cannot be looked at or removed, they stay: {e:#}");
             None
         });
         if let Some(merge) = merge {
@@ -127,7 +139,7 @@ impl Merge {
         let base = bases.last().map(|from| base_path(root, *from));
         let deltas: Vec<PathBuf> = (from + 1..=to).map(|n| delta_path(root, n)).collect();
         let len = |path: &PathBuf| path.metadata().map_or(0, |metadata| metadata.len());
-        let grown = deltas.iter().map(len).sum::<u64>() >= base.as_ref().map_or(0, len);
+        let grown = deltas.iter().map(len).sum::<u64>() >= GROWN * base.as_ref().map_or(0, len);
         let due = deltas.len() as u64 >= MOST_DELTAS || (deltas.len() > 1 && grown);
         let files = base.into_iter().chain(deltas).collect();
         Ok(due.then(|| Self { root: root.to_owned(), files, to }))
@@ -140,13 +152,100 @@ impl Merge {
         std::fs::rename(&writing, base_path(&self.root, self.to))?;
         std::fs::File::open(&self.root)?.sync_all()?;
         failpoint::reached("checkpoint.base");
-        // The state of the base's snapshot stays, and what is behind it.
-        for number in folder::numbers(&self.root)?.into_iter().filter(|n| *n < self.to) {
-            std::fs::remove_dir_all(self.root.join(format!("{number:08}")))?;
+        remove_before(&self.root, self.to)
+    }
+}
+
+/// Gives the rows of snapshot `number`, which are all rows, a second name: that of a base.
+fn make_base(root: &Path, number: u64) -> std::io::Result<()> {
+    let base = base_path(root, number);
+    match std::fs::remove_file(&base) {
+        // Of a snapshot of this number that was damaged.
+        Ok(()) => {}
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+        Err(e) => return Err(e),
+    }
+    std::fs::hard_link(delta_path(root, number), &base)?;
+    std::fs::File::open(root)?.sync_all()?;
+    failpoint::reached("checkpoint.base");
+    Ok(())
+}
+
+/// Removes what the newest base replaces that all of the newest `keep` snapshots may go back to.
+fn prune(root: &Path, newest: u64, keep: u64) -> anyhow::Result<()> {
+    let oldest = (newest + 1).saturating_sub(keep);
+    match bases(root)?.into_iter().rfind(|base| *base <= oldest) {
+        Some(base) => remove_before(root, base),
+        None => Ok(()),
+    }
+}
+
+/// Removes snapshots and bases before base `number`. The state of that base's snapshot stays, and what is behind it.
+fn remove_before(root: &Path, number: u64) -> anyhow::Result<()> {
+    for older in folder::numbers(root)?.into_iter().filter(|n| *n < number) {
+        std::fs::remove_dir_all(root.join(format!("{older:08}")))?;
+    }
+    for older in bases(root)?.into_iter().filter(|n| *n < number) {
+        std::fs::remove_file(base_path(root, older))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Snapshots of these numbers, some of which are bases, too.
+    fn folder(snapshots: &[u64], bases: &[u64]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for number in snapshots {
+            std::fs::create_dir(root.path().join(format!("{number:08}"))).unwrap();
+            std::fs::write(delta_path(root.path(), *number), number.to_string()).unwrap();
         }
-        for number in bases(&self.root)?.into_iter().filter(|n| *n < self.to) {
-            std::fs::remove_file(base_path(&self.root, number))?;
+        bases.iter().for_each(|number| make_base(root.path(), *number).unwrap());
+        root
+    }
+
+    fn left(root: &Path) -> (Vec<u64>, Vec<u64>) {
+        (folder::numbers(root).unwrap(), bases(root).unwrap())
+    }
+
+    #[test]
+    fn what_the_newest_snapshots_may_go_back_to_stays() {
+        for (keep, expected) in [
+            (1, (vec![5, 6], vec![5])),
+            (2, (vec![5, 6], vec![5])),
+            // Snapshot 4 is no base, and needs the one before.
+            (3, (vec![3, 4, 5, 6], vec![3, 5])),
+            (4, (vec![3, 4, 5, 6], vec![3, 5])),
+            (5, (vec![1, 2, 3, 4, 5, 6], vec![1, 3, 5])),
+            (9, (vec![1, 2, 3, 4, 5, 6], vec![1, 3, 5])),
+        ] {
+            let root = folder(&[1, 2, 3, 4, 5, 6], &[1, 3, 5]);
+            prune(root.path(), 6, keep).unwrap();
+            assert_eq!(left(root.path()), expected, "the newest {keep}");
         }
-        Ok(())
+    }
+
+    #[test]
+    fn a_base_of_a_snapshot_that_was_written_again_is_that_of_the_new_one() {
+        let root = folder(&[3], &[3]);
+        std::fs::remove_file(delta_path(root.path(), 3)).unwrap();
+        std::fs::write(delta_path(root.path(), 3), "again").unwrap();
+        make_base(root.path(), 3).unwrap();
+        assert_eq!(std::fs::read(base_path(root.path(), 3)).unwrap(), b"again");
+    }
+
+    #[test]
+    fn deltas_are_merged_when_they_have_grown_to_twice_the_base() {
+        let root = folder(&[1, 2, 3, 4, 5], &[1]);
+        let len = |number, len: usize| std::fs::write(delta_path(root.path(), number), vec![0; len]).unwrap();
+        // The base is a second name of the first of them.
+        len(1, 100);
+        for (lens, due) in [([60, 60, 60, 100], None), ([60, 60, 80, 100], Some(4)), ([0, 0, 200, 0], Some(4))] {
+            (2..).zip(lens).for_each(|(number, bytes)| len(number, bytes));
+            let merge = Merge::due(root.path(), 5, 2).unwrap();
+            assert_eq!(merge.map(|merge| (merge.to, merge.files.len())).unzip().0, due, "{lens:?}");
+        }
     }
 }

@@ -44,6 +44,7 @@ pub mod store;
 mod together;
 mod writer;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::gpu::agreement::Subject;
@@ -84,17 +85,15 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let slot = &segments.control.processes[Role::Trainer.slot()];
     slot.sign_in(Role::Trainer.kind());
     let mut table = HostTable::open(&table_name(prefix))?;
-    let (halves, undo) = ValueHalves::open(prefix)?.map(|of| (of.halves, of.undo)).unzip();
+    let (halves, undo) = ValueHalves::open(prefix)?.map(|of| (Arc::new(of.halves), of.undo)).unzip();
     let fields = Fields::parse(&settings.values.fields)?;
     let shape = net_shape(&settings, &fields);
-    let (state, sightings) = state_of(&settings, directory, shape, halves.as_ref())?;
+    let (state, sightings) = state_of(&settings, directory, shape, halves.as_deref())?;
     if let Some(undo) = undo {
         table.track(undo);
     }
     let judge = Judge::open(&settings, &fields, || slot.beat())?;
     let prior = RowPrior::new(&settings, &prepared);
-    // The row thread has a handle of its own.
-    let of_rows = halves.is_some().then(|| ValueHalves::open(prefix)).transpose()?.flatten().map(|of| of.halves);
     let subject = Subject::Values { devices: settings.table.devices };
     let (mut store, device) = match Device::resolve_with(&settings.run.device, subject, settings.cpu_only())? {
         Device::Cpu => (Store::new(table, &settings), None),
@@ -107,14 +106,14 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
         }
     };
     store.begin(&settings, &prepared.days, &sightings)?;
-    let rows = Rows::start(store, Some(prior), of_rows, settings.ahead())?;
+    let rows = Rows::start(store, Some(prior), halves.clone(), settings.ahead())?;
     let mut trainer = Trainer {
         blocks: Blocks::open(&segments, slot, fields.len())?,
         rows,
         halves: halves.as_ref(),
         network: Network::new(shape, prepared.dispersion, device, &state),
         passes: Passes { settings: &settings, prepared: &prepared, directory, judge, slot },
-        saver: Saver::new(&segments, halves.as_ref(), &settings, 1),
+        saver: Saver::new(&segments, halves.as_deref(), &settings, 1),
         sums: Losses::default(),
         sums_samples: 0,
         metrics: Metrics::open(&directory.metrics())?,
@@ -143,7 +142,7 @@ struct Trainer<'a> {
     slot: &'a ProcessSlot,
     blocks: Blocks<'a>,
     rows: Rows,
-    halves: Option<&'a Halves>,
+    halves: Option<&'a Arc<Halves>>,
     network: Network,
     passes: Passes<'a>,
     saver: Saver<'a>,
@@ -207,8 +206,9 @@ impl Trainer<'_> {
         }
         let begun = Instant::now();
         self.network.begin(&self.state, &batch.block);
-        let (slot, changed) = (self.slot, self.rows.changed());
+        let slot = self.slot;
         let mut looked_up = self.rows.looked_up(|| slot.beat())?;
+        let changed = looked_up.changed();
         let (block, rows, gradients) = looked_up.parts();
         let losses = self.network.interact(&self.state, block, rows, gradients)?;
         self.sums.add(losses);

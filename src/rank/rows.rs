@@ -20,6 +20,11 @@ use super::prior::RowPrior;
 use super::store::{BatchRows, Store};
 
 const NAP: Duration = Duration::from_millis(100);
+/// Rows of a snapshot that are copied at a time while there is nothing else to do.
+const COPIED: usize = 64;
+/// Behind each look-up, while the batch is computed, at least one row of the snapshot is copied for so many of the batch: a row thread that
+/// always has something to do copies a snapshot, too, in so many times the updates that have changed its rows at the most.
+const COPIED_SHARE: usize = 8;
 
 /// What the row thread does with a batch's gradients.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -77,9 +82,15 @@ impl Shared {
 pub struct LookedUp<'a> {
     turns: &'a Turns,
     slot: MutexGuard<'a, Slot>,
+    changed: usize,
 }
 
 impl LookedUp<'_> {
+    /// Rows that had changed since the newest snapshot after the update before this batch, at most.
+    pub fn changed(&self) -> usize {
+        self.changed
+    }
+
     /// The batch, its rows, and where the gradients of its rows go.
     pub fn parts(&mut self) -> (&Block, &BatchRows, &mut Vec<f32>) {
         let slot = &mut *self.slot;
@@ -111,7 +122,12 @@ impl Rows {
     ///
     /// # Errors
     /// No thread to be had.
-    pub fn start(store: Store, prior: Option<RowPrior>, halves: Option<Halves>, ahead: usize) -> std::io::Result<Self> {
+    pub fn start(
+        store: Store,
+        prior: Option<RowPrior>,
+        halves: Option<Arc<Halves>>,
+        ahead: usize,
+    ) -> std::io::Result<Self> {
         Self::start_with(
             store,
             (prior, halves),
@@ -123,7 +139,7 @@ impl Rows {
 
     fn start_with(
         store: Store,
-        (prior, halves): (Option<RowPrior>, Option<Halves>),
+        (prior, halves): (Option<RowPrior>, Option<Arc<Halves>>),
         ahead: usize,
         #[cfg(test)] planted: Option<tests::Bug>,
     ) -> std::io::Result<Self> {
@@ -176,7 +192,10 @@ impl Rows {
         let mut slot = self.shared.slot(next);
         match slot.failed.take() {
             Some(error) => Err(error),
-            None => Ok(LookedUp { turns: &self.shared.turns, slot }),
+            // Relaxed: published by the turn. It is of the update before: the next one waits for this batch.
+            None => {
+                Ok(LookedUp { turns: &self.shared.turns, slot, changed: self.shared.changed.load(Ordering::Relaxed) })
+            }
         }
     }
 
@@ -184,11 +203,6 @@ impl Rows {
     pub fn settle(&mut self, look: impl FnMut()) -> MutexGuard<'_, Store> {
         self.wait(Turn::Updated, self.shared.turns.value(Turn::Ready), look);
         self.shared.store()
-    }
-
-    /// Rows that had changed since the newest snapshot after the last update, at most.
-    pub fn changed(&self) -> usize {
-        self.shared.changed.load(Ordering::Relaxed)
     }
 
     /// How long the trainer has waited for the row thread.
@@ -232,7 +246,7 @@ impl Drop for Rows {
 struct Worker {
     shared: Arc<Shared>,
     prior: Option<RowPrior>,
-    halves: Option<Halves>,
+    halves: Option<Arc<Halves>>,
     /// The batch that comes next found no room in the cache; it is tried again after an update.
     stalled: bool,
     #[cfg(test)]
@@ -278,7 +292,7 @@ impl Worker {
         } else if asked > looked_up && updated_first {
             self.look_up(looked_up + 1);
         } else {
-            return self.prepare(looked_up + 1..=asked);
+            return self.prepare(looked_up + 1..=asked) || self.shared.store().copy_rows(COPIED);
         }
         true
     }
@@ -302,7 +316,7 @@ impl Worker {
                     store.update(rows, gradients, step.rate);
                 }
                 if let (Some(halves), Some((number, update))) = (&self.halves, step.snapshot) {
-                    store.snapshot(halves, number, update).expect("a half holds all rows that may change");
+                    store.begin_snapshot(halves, number, update).expect("a half holds all rows that may change");
                 }
             }
             None => store.release(rows),
@@ -330,8 +344,10 @@ impl Worker {
                 Err(e) => *failed = Some(e),
             }
         }
+        let copied = (rows.lookup.unique.len() / COPIED_SHARE).max(COPIED);
         drop((store, slot));
         self.shared.turns.pass(Turn::LookedUp);
+        self.shared.store().copy_rows(copied);
     }
 
     /// Finds and fetches the rows of one batch ahead; false when there is nothing to do.

@@ -1,7 +1,7 @@
 //! Snapshots of a run: when one is begun, and its dense part.
 //!
 //! A snapshot is begun between two updates. The row thread copies the rows that have changed since the one before into a half of
-//! shared memory, the trainer the dense state; the checkpointer brings both to disk. Nobody waits for it, unless the rows that
+//! shared memory, beside the updates that follow, and the trainer the dense state; the checkpointer brings both to disk. Nobody waits for it, unless the rows that
 //! may change between two snapshots (`table.snapshot_rows`) come to their end while the one before is not on disk.
 
 use std::time::{Duration, Instant};
@@ -72,6 +72,8 @@ pub struct Saver<'a> {
     taken: Instant,
     early: u64,
     waited: Duration,
+    /// Number of the snapshot that was begun last. Its rows may still be on their way into the half.
+    begun: u64,
 }
 
 impl<'a> Saver<'a> {
@@ -88,14 +90,21 @@ impl<'a> Saver<'a> {
             most if most >= settings.table.max_rows => usize::MAX,
             most => most.saturating_sub(settings.rows_in_flight(ranks)),
         };
-        Self { segments, halves, every, most_rows, taken: Instant::now(), early: 0, waited: Duration::ZERO }
+        Self { segments, halves, every, most_rows, taken: Instant::now(), early: 0, waited: Duration::ZERO, begun: 0 }
+    }
+
+    /// The snapshot that may be begun now.
+    fn next(&self) -> Option<u64> {
+        self.halves?.next().filter(|number| *number > self.begun)
     }
 
     /// Says whether a snapshot is to be taken, `changed` rows having changed since the last one.
     pub fn wish(&self, changed: usize) -> Wish {
-        let Some(halves) = self.halves else { return Wish { room: true, ..Wish::default() } };
+        if self.halves.is_none() {
+            return Wish { room: true, ..Wish::default() };
+        }
         let (due, full) = (self.taken.elapsed() >= self.every, changed >= self.most_rows);
-        Wish { due, full, room: halves.next().is_some() }
+        Wish { due, full, room: self.next().is_some() }
     }
 
     /// Whether a snapshot begins behind the update in hand: its number. `changed` rows have changed since the last one. Calls `look` now
@@ -110,7 +119,8 @@ impl<'a> Saver<'a> {
 
     /// Begins the snapshot that was wished for: its number. `None` where there is no room.
     pub fn begin_now(&mut self, wish: Wish) -> Option<u64> {
-        let number = self.halves?.next()?;
+        let number = self.next()?;
+        self.begun = number;
         self.early += u64::from(wish.full && !wish.due);
         self.taken = Instant::now();
         Some(number)
@@ -126,7 +136,7 @@ impl<'a> Saver<'a> {
         let Some(halves) = self.halves else { return Room::Free };
         let control = &self.segments.control;
         let seen = halves.news().value();
-        if halves.next().is_some() {
+        if self.next().is_some() {
             return Room::Free;
         }
         let fails = control.checkpoint.failures.get() - wait.failures >= LAST_FAILURES;
@@ -154,7 +164,7 @@ impl<'a> Saver<'a> {
 
     /// Number of the last snapshot of the run, for which there is room; `None` in a run that takes none.
     pub fn last(&self) -> Option<u64> {
-        self.halves?.next()
+        self.next()
     }
 
     /// Waits until the last snapshot of the run may begin; `None` in a run that takes none.

@@ -4,14 +4,15 @@
 //! The first two may be done while earlier batches are under way. It is settled in its turn, after the update of the batch before: ids
 //! that are new get a row then, by the rules of [`Admission`], and rows that went since they were fetched are fetched again.
 
+use std::sync::Arc;
+
 use crate::run::failpoint;
-use crate::run::sparse_part::SparsePart;
+use crate::run::sparse_part::{SparseHead, SparsePart};
 use crate::settings::ValueSettings;
-use crate::shm::{Halves, Part, ShmError};
+use crate::shm::{Halves, Part, PartWriter, ShmError};
 use crate::sparse::admission::Asked;
 use crate::sparse::cache::Counters;
 use crate::sparse::cache::memory::{DeviceMemory, DeviceStep};
-use crate::sparse::index::AHEAD;
 use crate::sparse::lookup::Finder;
 use crate::sparse::{Admission, Cache, CacheError, HostTable, Lookup, Ticket};
 use crate::values::Block;
@@ -272,32 +273,51 @@ impl Store {
         self.table.changed_len() + in_cache.map_or(0, Cache::dirty)
     }
 
-    /// Puts the rows that have changed since the newest snapshot, as they are after `update`, into the half of snapshot `number`.
+    /// Begins snapshot `number`, the state after `update`: its rows are those that have changed since the one before, as they are now. They
+    /// are yet to be copied ([`copy_rows`](Self::copy_rows)).
+    ///
+    /// Where most rows have changed, the snapshot takes all of them, if the half has room: it is a base then, and nothing needs to be merged.
     ///
     /// # Errors
     /// More rows than the half holds.
     ///
     /// # Panics
-    /// When a row with a mark was changed and never used: its record would say that it was dropped.
-    pub fn snapshot(&mut self, halves: &Halves, number: u64, update: u64) -> Result<(), ShmError> {
+    /// While rows of the snapshot before are being copied.
+    pub fn begin_snapshot(&mut self, halves: &Arc<Halves>, number: u64, update: u64) -> Result<(), ShmError> {
         failpoint::reached("rank.snapshot");
         self.flush();
-        let table = &self.table;
-        let changed: Vec<([u8; 8], u32)> = table.changed().map(|(id, record)| (id.to_le_bytes(), record)).collect();
-        let used = |record: u32| !table.shape().marks || table.last_use(record).number > 0;
-        assert!(changed.iter().all(|(_, record)| used(*record)), "every changed row was used");
-        let dropped: Vec<u8> = table.dropped().flat_map(u64::to_le_bytes).collect();
-        let head = SparsePart::head(changed.len(), dropped.len() / size_of::<u64>());
-        let rows = changed.iter().enumerate().flat_map(|(i, (id, record))| {
-            if let Some((_, later)) = changed.get(i + AHEAD) {
-                table.prefetch(*later);
-            }
-            [&id[..], bytemuck::cast_slice::<u32, u8>(table.file_record(*record))]
-        });
-        let pieces = std::iter::once(&head[..]).chain(rows).chain([&dropped[..], self.admission.sightings()]);
-        halves.write(Part::Sparse, number, update, pieces)?;
-        failpoint::reached("rank.snapshot.rows");
-        self.table.begin_changes(number);
+        let (table, sightings) = (&self.table, self.admission.sightings());
+        let (layout, changed) = (table.shape().into(), table.changed_len());
+        let mut out = PartWriter::begin(halves.clone(), Part::Sparse, number, update);
+        let capacity = |rows| SparsePart::capacity(layout, rows, sightings.len());
+        let all = 2 * changed > table.len() && out.check_room(capacity(table.len())).is_ok();
+        let dropped: Vec<u8> = if all { vec![] } else { table.dropped().flat_map(u64::to_le_bytes).collect() };
+        let rows = if all { table.len() } else { changed };
+        let head = SparseHead { rows, dropped: dropped.len() / size_of::<u64>(), sightings: sightings.len(), all };
+        out.check_room(head.bytes(layout))?;
+        [&head.encode()[..], &dropped, sightings].into_iter().try_for_each(|piece| out.push(piece))?;
+        self.table.begin_snapshot(out, all);
+        Ok(())
+    }
+
+    /// Copies up to `most` rows of the newest snapshot into its half. The snapshot's rows are ready once all are copied. Returns false
+    /// where there was nothing to do.
+    pub fn copy_rows(&mut self, most: usize) -> bool {
+        if !self.table.is_copying() {
+            return false;
+        }
+        let left = self.table.copy_rows(most);
+        failpoint::reached(if left { "rank.snapshot.copying" } else { "rank.snapshot.rows" });
+        true
+    }
+
+    /// Puts all of snapshot `number` into its half.
+    ///
+    /// # Errors
+    /// As [`begin_snapshot`](Self::begin_snapshot).
+    pub fn snapshot(&mut self, halves: &Arc<Halves>, number: u64, update: u64) -> Result<(), ShmError> {
+        self.begin_snapshot(halves, number, update)?;
+        while self.copy_rows(usize::MAX) {}
         Ok(())
     }
 

@@ -55,8 +55,8 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
     let shape = net_shape(settings, &fields);
     let exchange = Arc::new(Exchange::open(&exchange_name(prefix))?);
     let seat = exchange.join(world.first + rank, Duration::from_secs_f64(settings.ranks.timeout_s))?;
-    let (halves, undo) = ValueHalves::open(prefix)?.map(|of| (of.halves, of.undo)).unzip();
-    let (state, _) = state_of(settings, directory, shape, halves.as_ref())?;
+    let (halves, undo) = ValueHalves::open(prefix)?.map(|of| (Arc::new(of.halves), of.undo)).unzip();
+    let (state, _) = state_of(settings, directory, shape, halves.as_deref())?;
     let mut first = None;
     if rank == 0 {
         let mut table = HostTable::open(&table_name(prefix))?;
@@ -72,7 +72,7 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
             rows: Arc::new(Mutex::new(rows)),
             passes: prepared.node.is_first().then(passes).transpose()?,
             metrics: Metrics::open(&directory.metrics())?,
-            saver: Saver::new(&segments, halves.as_ref(), settings, world.ranks),
+            saver: Saver::new(&segments, halves.as_deref(), settings, world.ranks),
             halves: halves.as_ref(),
         });
         exchange.publish(0);
@@ -118,7 +118,7 @@ pub struct First<'a> {
     passes: Option<Passes<'a>>,
     metrics: Metrics,
     saver: Saver<'a>,
-    halves: Option<&'a Halves>,
+    halves: Option<&'a Arc<Halves>>,
 }
 
 impl First<'_> {

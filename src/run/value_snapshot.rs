@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! checkpoints/
-//!   base-00000010.rows   all rows as of snapshot 10: the result of the deltas up to it
-//!   00000010/            state of snapshot 10, and the rows that changed between 9 and 10
+//!   base-00000010.rows   all rows as of snapshot 10: the result of the deltas up to it, or a second name of the rows of 10
+//!   00000010/            state of snapshot 10, and the rows that changed between 9 and 10, or all rows
 //!   00000011/
 //! ```
 //!
 //! Snapshot n is the newest base b <= n with the rows of b + 1 to n applied, and the state of n. Base 0 of a run that
-//! starts with an empty table has no file. A new base appears by one rename, and the files that it replaces are removed after that,
+//! starts with an empty table has no file. A new base appears by one rename or link, and the files that it replaces are removed after that,
 //! so a base and complete deltas always exist.
 
 use std::collections::BTreeMap;

@@ -18,8 +18,13 @@
 //! Therefore base (the newest snapshot on disk) + a complete half is always a whole snapshot. As s is begun only when s-1 is on
 //! disk, its sparse part holds the changes since exactly that base. A party that is killed at any point leaves a half that is
 //! either complete or will be begun again; no process waits for a dead one.
+//!
+//! An owner that does not want to stop for its part writes it piece by piece beside its other work ([`PartWriter`]): the part is ready when the
+//! last piece is there.
 
+use std::hash::Hasher as _;
 use std::mem::{offset_of, size_of};
+use std::ops::Deref;
 
 use serde::Serialize;
 use twox_hash::XxHash3_64;
@@ -136,6 +141,91 @@ pub enum HalfState {
     Begun,
     /// A complete snapshot that is not on disk yet.
     Complete,
+}
+
+/// A part that is being written piece by piece, over a while if its owner has other things to do. Nobody sees it before it is finished; if it
+/// never is, the snapshot is begun again.
+pub struct PartWriter<H> {
+    halves: H,
+    part: Part,
+    snapshot: u64,
+    update: u64,
+    len: usize,
+    /// Of the bytes before `hashed`.
+    hasher: XxHash3_64,
+    hashed: usize,
+}
+
+/// Bytes that are hashed together, while they are in the processor's cache.
+const HASHED: usize = 1 << 16;
+
+impl<H: Deref<Target = Halves>> PartWriter<H> {
+    /// Begins a part of `snapshot`, the state after `update`; as [`Halves::write`].
+    ///
+    /// # Panics
+    /// When the snapshot may not be begun.
+    pub fn begin(halves: H, part: Part, snapshot: u64, update: u64) -> Self {
+        assert!(halves.next() == Some(snapshot), "snapshot {snapshot} may not be begun");
+        let hasher = XxHash3_64::with_seed(seed(snapshot, update));
+        Self { halves, part, snapshot, update, len: 0, hasher, hashed: 0 }
+    }
+
+    /// Number of the snapshot.
+    pub fn snapshot(&self) -> u64 {
+        self.snapshot
+    }
+
+    /// Checks that so many more bytes fit.
+    ///
+    /// # Errors
+    /// They do not.
+    pub fn check_room(&self, bytes: usize) -> Result<(), ShmError> {
+        let capacity = self.halves.capacity(self.part);
+        if bytes > capacity - self.len {
+            return Err(ShmError::SnapshotTooLarge { needed: (self.len + bytes) as u64, capacity: capacity as u64 });
+        }
+        Ok(())
+    }
+
+    /// Adds a piece.
+    ///
+    /// # Errors
+    /// It does not fit.
+    pub fn push(&mut self, piece: &[u8]) -> Result<(), ShmError> {
+        self.check_room(piece.len())?;
+        let at = self.halves.offset(self.part, self.snapshot);
+        // SAFETY: these bytes are this part's; until it is declared ready below only its one owner touches them: the
+        // checkpointer reads complete halves only, and this half's last snapshot is two behind, hence committed.
+        let room = unsafe { self.halves.segment.slice_mut(at + self.len, piece.len()) };
+        room.copy_from_slice(piece);
+        self.len += piece.len();
+        if self.len - self.hashed >= HASHED {
+            self.hash();
+        }
+        Ok(())
+    }
+
+    fn hash(&mut self) {
+        let at = self.halves.offset(self.part, self.snapshot) + self.hashed;
+        // SAFETY: as above, and the writer alone has these bytes.
+        let bytes = unsafe { self.halves.segment.slice(at, self.len - self.hashed) };
+        self.hasher.write(bytes);
+        self.hashed = self.len;
+    }
+
+    /// Declares the part ready.
+    pub fn finish(mut self) {
+        self.hash();
+        let head = self.halves.part(self.part, self.snapshot);
+        // Relaxed: made visible by the counter below.
+        head.snapshot.store(self.snapshot, Ordering::Relaxed);
+        head.update.store(self.update, Ordering::Relaxed);
+        head.len.store(self.len as u64, Ordering::Relaxed);
+        head.checksum.store(self.hasher.finish(), Ordering::Relaxed);
+        // Release: pairs with the Acquire in `complete`; bytes and header come before the number.
+        self.halves.ready(self.part).store(self.snapshot, Ordering::Release);
+        self.halves.news().ring();
+    }
 }
 
 /// A handle to the halves of a run.
@@ -269,31 +359,11 @@ impl Halves {
         update: u64,
         pieces: impl IntoIterator<Item = &'a [u8]>,
     ) -> Result<(), ShmError> {
-        assert!(self.next() == Some(snapshot), "snapshot {snapshot} may not be begun");
-        let capacity = self.capacity(part);
-        // SAFETY: these bytes are this part's; until it is declared ready below only its one owner touches them: the
-        // checkpointer reads complete halves only, and this half's last snapshot is two behind, hence committed.
-        let room = unsafe { self.segment.slice_mut(self.offset(part, snapshot), capacity) };
-        let mut len = 0;
+        let mut writer = PartWriter::begin(self, part, snapshot, update);
         for piece in pieces {
-            if piece.len() > capacity - len {
-                return Err(ShmError::SnapshotTooLarge {
-                    needed: (len + piece.len()) as u64,
-                    capacity: capacity as u64,
-                });
-            }
-            room[len..len + piece.len()].copy_from_slice(piece);
-            len += piece.len();
+            writer.push(piece)?;
         }
-        let head = self.part(part, snapshot);
-        // Relaxed: made visible by the counter below.
-        head.snapshot.store(snapshot, Ordering::Relaxed);
-        head.update.store(update, Ordering::Relaxed);
-        head.len.store(len as u64, Ordering::Relaxed);
-        head.checksum.store(checksum(snapshot, update, &room[..len]), Ordering::Relaxed);
-        // Release: pairs with the Acquire in `complete`; bytes and header come before the number.
-        self.ready(part).store(snapshot, Ordering::Release);
-        self.news().ring();
+        writer.finish();
         Ok(())
     }
 
@@ -405,9 +475,13 @@ fn layout() -> u64 {
     layout_hash(&[size_of::<Head>(), offset_of!(Head, news), offset_of!(Head, parts), size_of::<PartHead>(), PAGE])
 }
 
+/// Seed of the checksum of a part.
+fn seed(snapshot: u64, update: u64) -> u64 {
+    XxHash3_64::oneshot(bytemuck::cast_slice(&[snapshot, update]))
+}
+
 fn checksum(snapshot: u64, update: u64, bytes: &[u8]) -> u64 {
-    let seed = XxHash3_64::oneshot(bytemuck::cast_slice(&[snapshot, update]));
-    XxHash3_64::oneshot_with_seed(seed, bytes)
+    XxHash3_64::oneshot_with_seed(seed(snapshot, update), bytes)
 }
 
 #[cfg(test)]
@@ -463,6 +537,22 @@ mod tests {
             other.give_up_after(0);
             assert_eq!(other.next(), Some(update + 1));
         }
+    }
+
+    #[test]
+    fn a_part_that_is_written_over_a_while_is_not_seen_before_it_is_finished() {
+        let shape = HalfShape { dense: 1, sparse: 3 * HASHED };
+        let halves = Halves::create(&unique_name("halves"), shape).unwrap();
+        halves.write(Part::Dense, 1, 5, []).unwrap();
+        let bytes: Vec<u8> = (0..2 * HASHED as u32 + 999).map(|i| (i >> 3) as u8).collect();
+        let mut writer = PartWriter::begin(&halves, Part::Sparse, 1, 5);
+        for piece in bytes.chunks(777) {
+            writer.push(piece).unwrap();
+            assert!(halves.pending().unwrap().is_none() && halves.next() == Some(1));
+        }
+        assert!(matches!(writer.push(&bytes), Err(ShmError::SnapshotTooLarge { .. })));
+        writer.finish();
+        assert_eq!(halves.pending().unwrap().expect("complete").sparse, bytes);
     }
 
     #[test]

@@ -13,7 +13,8 @@ use super::segment::{Kind, Segment, layout_hash};
 use super::sync::{AtomicU64, Ordering};
 
 const KIND: Kind = Kind(8);
-/// Words of an entry in front of the record's: id, record number, whether it was inserted.
+/// Words of an entry beside the record's: id, record number, whether it was inserted. They stand apart, so that whoever goes through the
+/// records that have changed does not load what they held.
 const FRONT: usize = 4;
 
 /// How much there is room for.
@@ -26,12 +27,16 @@ pub struct UndoShape {
 }
 
 impl UndoShape {
-    fn entry_len(self) -> usize {
-        (FRONT + self.words) * size_of::<u32>()
+    fn fronts_len(self) -> usize {
+        2 * self.entries * FRONT * size_of::<u32>()
+    }
+
+    fn words_len(self) -> usize {
+        self.words * size_of::<u32>()
     }
 
     fn body_len(self) -> usize {
-        size_of::<Head>() + 2 * self.entries * self.entry_len()
+        size_of::<Head>() + self.fronts_len() + 2 * self.entries * self.words_len()
     }
 }
 
@@ -131,7 +136,8 @@ impl UndoLog {
         self.len() == 0
     }
 
-    fn len_of(&self, since: u64) -> usize {
+    /// Entries of the log of the changes since a snapshot.
+    pub fn len_of(&self, since: u64) -> usize {
         // Acquire: pairs with the Release in `push`.
         (self.head().lens[(since % 2) as usize].load(Ordering::Acquire) as usize).min(self.shape.entries)
     }
@@ -144,12 +150,13 @@ impl UndoLog {
         let since = self.since();
         let len = self.len_of(since);
         assert!(len < self.shape.entries, "the log of changes is full at {len} records");
-        let at = self.offset(since, len);
-        // SAFETY: in bounds and aligned; this process alone writes, and it writes through `&mut self`.
-        let bytes = unsafe { self.segment.slice_mut(at, self.shape.entry_len()) };
-        let entry: &mut [u32] = bytemuck::cast_slice_mut(bytes);
-        entry[..FRONT].copy_from_slice(&[id as u32, (id >> 32) as u32, record, inserted.into()]);
-        entry[FRONT..].copy_from_slice(words);
+        let (front, at) = self.offsets(since, len);
+        // SAFETY: both in bounds and aligned; this process alone writes, and it writes through `&mut self`.
+        let bytes = unsafe { self.segment.slice_mut(front, FRONT * size_of::<u32>()) };
+        bytemuck::cast_slice_mut(bytes).copy_from_slice(&[id as u32, (id >> 32) as u32, record, inserted.into()]);
+        // SAFETY: as above.
+        let bytes = unsafe { self.segment.slice_mut(at, self.shape.words_len()) };
+        bytemuck::cast_slice_mut(bytes).copy_from_slice(words);
         // Release: pairs with the Acquire in `len_of`; the entry is whole before it counts.
         self.head().lens[(since % 2) as usize].store(len as u64 + 1, Ordering::Release);
     }
@@ -159,21 +166,26 @@ impl UndoLog {
         (0..self.len_of(since)).map(move |number| self.entry(since, number))
     }
 
-    fn entry(&self, since: u64, number: usize) -> Undo<'_> {
+    /// An entry of the log of the changes since a snapshot, which has more entries than `number`.
+    pub fn entry(&self, since: u64, number: usize) -> Undo<'_> {
+        let (front, at) = self.offsets(since, number);
         // SAFETY: the entry is whole; its writer is dead, or is the caller.
-        let bytes = unsafe { self.segment.slice(self.offset(since, number), self.shape.entry_len()) };
-        let entry: &[u32] = bytemuck::cast_slice(bytes);
+        let front: &[u32] = bytemuck::cast_slice(unsafe { self.segment.slice(front, FRONT * size_of::<u32>()) });
+        // SAFETY: as above.
+        let words = unsafe { self.segment.slice(at, self.shape.words_len()) };
         Undo {
-            id: u64::from(entry[0]) | u64::from(entry[1]) << 32,
-            record: entry[2],
-            inserted: entry[3] != 0,
-            words: &entry[FRONT..],
+            id: u64::from(front[0]) | u64::from(front[1]) << 32,
+            record: front[2],
+            inserted: front[3] != 0,
+            words: bytemuck::cast_slice(words),
         }
     }
 
-    fn offset(&self, since: u64, number: usize) -> usize {
+    /// Where the two pieces of an entry are.
+    fn offsets(&self, since: u64, number: usize) -> (usize, usize) {
         let entry = (since % 2) as usize * self.shape.entries + number;
-        size_of::<Head>() + entry * self.shape.entry_len()
+        let front = size_of::<Head>() + entry * FRONT * size_of::<u32>();
+        (front, size_of::<Head>() + self.shape.fronts_len() + entry * self.shape.words_len())
     }
 
     fn head(&self) -> &Head {

@@ -1,18 +1,26 @@
 //! Which rows have changed since the newest snapshot, and what they held then.
 
-use crate::shm::UndoLog;
+use std::sync::Arc;
 
-/// The changes of a table since its newest snapshot.
+use crate::shm::{Halves, PartWriter, UndoLog};
+
+use super::copying::{Copying, Source};
+
+/// The changes of a table since its newest snapshot, and the rows of that snapshot that are still to be copied.
 pub struct Changes {
     log: UndoLog,
     /// A bit for each record that is in the log.
     noted: Vec<u64>,
+    /// As many bits, none of which is set; not there while rows are being copied.
+    spare: Vec<u64>,
+    copying: Option<Copying>,
 }
 
 impl Changes {
     /// `log` is empty and begins with the newest snapshot of a table of so many records.
     pub fn new(log: UndoLog, records: usize) -> Self {
-        Self { log, noted: vec![0; records.div_ceil(64)] }
+        let bits = vec![0; records.div_ceil(64)];
+        Self { log, noted: bits.clone(), spare: bits, copying: None }
     }
 
     /// Notes what a record holds, unless it has changed before.
@@ -22,6 +30,9 @@ impl Changes {
     pub fn note(&mut self, id: u64, record: u32, inserted: bool, words: &[u32]) {
         let (word, bit) = (record as usize / 64, 1 << (record % 64));
         if self.noted[word] & bit == 0 {
+            if let Some(copying) = &mut self.copying {
+                copying.copy(id, record, words);
+            }
             self.log.push(id, record, inserted, words);
             self.noted[word] |= bit;
         }
@@ -42,12 +53,54 @@ impl Changes {
         self.log.len()
     }
 
-    /// Begins anew: what has changed is in snapshot `number`.
-    pub fn begin(&mut self, number: u64) {
-        for undo in self.log.entries(self.log.since()) {
-            self.noted[undo.record as usize / 64] = 0;
-        }
+    /// Begins anew: what has changed is part of the snapshot that `out` is of, and is to be copied there, or the rows of all of
+    /// the first `all` records. A row has `words` words there.
+    ///
+    /// # Panics
+    /// While rows of the snapshot before are being copied.
+    pub fn begin(&mut self, out: PartWriter<Arc<Halves>>, all: Option<(Source, usize)>, words: usize) {
+        assert!(self.copying.is_none(), "a snapshot is begun when the one before is on disk");
+        let (number, changed) = (out.snapshot(), self.log.len());
+        let mut pending = std::mem::replace(&mut self.noted, std::mem::take(&mut self.spare));
+        let (source, left) = match all {
+            Some((source, records)) => {
+                pending[..records / 64].fill(u64::MAX);
+                if records % 64 > 0 {
+                    pending[records / 64] = (1 << (records % 64)) - 1;
+                }
+                (source, records)
+            }
+            None => (Source::Log, changed),
+        };
+        // From here on the snapshot's rows are what the log says, where they have changed again.
         self.log.begin(number);
+        self.copying = Some(Copying::new(out, source, (pending, left), words));
+    }
+
+    pub fn is_copying(&self) -> bool {
+        self.copying.is_some()
+    }
+
+    /// The snapshot whose rows are being copied, for a moment: it is given back.
+    pub fn take_copying(&mut self) -> Option<Copying> {
+        self.copying.take()
+    }
+
+    /// Takes the snapshot back, which is finished where nothing is left to be copied. Returns whether something is.
+    pub fn give_back(&mut self, copying: Copying) -> bool {
+        let left = copying.left() > 0;
+        if left {
+            self.copying = Some(copying);
+        } else {
+            self.spare = copying.finish();
+        }
+        left
+    }
+
+    /// Id and record number of a row that had changed when snapshot `number` began, by its place in the log of then; `None` behind the last.
+    pub fn changed_before(&self, number: u64, place: usize) -> Option<(u64, u32)> {
+        let since = number - 1;
+        (place < self.log.len_of(since)).then(|| self.log.entry(since, place)).map(|undo| (undo.id, undo.record))
     }
 }
 
@@ -59,8 +112,9 @@ mod tests {
     use proptest::prelude::*;
     use proptest::test_runner::TestCaseError;
 
+    use super::*;
     use crate::settings::RowOptimizer;
-    use crate::shm::{RunNames, UndoLog, UndoShape};
+    use crate::shm::{HalfShape, Part, RunNames, UndoShape};
     use crate::sparse::{HostTable, TableShape};
 
     const SHAPE: TableShape =
@@ -72,9 +126,13 @@ mod tests {
         Insert(u64),
         Update(u64, i8),
         Write(u64, u8),
-        /// The rows are in the half, and the log begins anew.
-        Snapshot,
-        /// The other part of the newest snapshot is there, too, and it is on disk.
+        /// The log begins anew; the rows that have changed, or all, are to be copied.
+        Snapshot {
+            all: bool,
+        },
+        /// So many rows are copied.
+        Copy(usize),
+        /// All rows are copied, the other part of the newest snapshot is there, too, and it is on disk.
         Complete,
         /// The writer dies, and its successor goes on from the newest complete snapshot.
         Die,
@@ -86,11 +144,12 @@ mod tests {
             3 => id.clone().prop_map(Act::Insert),
             6 => (id.clone(), any::<i8>()).prop_map(|(id, g)| Act::Update(id, g)),
             2 => (id, any::<u8>()).prop_map(|(id, v)| Act::Write(id, v)),
-            1 => Just(Act::Snapshot),
+            2 => any::<bool>().prop_map(|all| Act::Snapshot { all }),
+            2 => (0usize..4).prop_map(Act::Copy),
             2 => Just(Act::Complete),
             1 => Just(Act::Die),
         ];
-        prop::collection::vec(act, 0..80)
+        prop::collection::vec(act, 0..100)
     }
 
     fn all(table: &HostTable) -> Rows {
@@ -104,18 +163,42 @@ mod tests {
         RunNames::for_this_process(&format!("changes{n}")).unwrap().part("undo")
     }
 
+    const ROW: usize = 64;
+
+    /// Halves whose newest snapshot on disk is that of a number.
+    fn halves(number: u64) -> Arc<Halves> {
+        let halves = Halves::create(&unique_name(), HalfShape { dense: 1, sparse: ROW * SHAPE.max_rows }).unwrap();
+        halves.commit(number);
+        Arc::new(halves)
+    }
+
+    fn begin(table: &mut HostTable, halves: &Arc<Halves>, number: u64, all: bool) {
+        table.begin_snapshot(PartWriter::begin(halves.clone(), Part::Sparse, number, 0), all);
+    }
+
+    /// Brings the newest snapshot to disk: its rows.
+    fn complete(table: &mut HostTable, halves: &Halves, number: u64) -> Rows {
+        while table.copy_rows(3) {}
+        halves.write(Part::Dense, number, 0, []).unwrap();
+        let sparse = halves.pending().unwrap().expect("both parts").sparse.to_vec();
+        halves.commit(number);
+        let rows = sparse.chunks_exact(8 + 4 * SHAPE.words());
+        rows.map(|row| (u64::from_le_bytes(row[..8].try_into().unwrap()), bytemuck::pod_collect_to_vec(&row[8..])))
+            .collect()
+    }
+
     fn log(name: &str, since: u64) -> UndoLog {
         UndoLog::create(name, UndoShape { words: SHAPE.words(), entries: SHAPE.max_rows }, since).unwrap()
     }
 
     fn check(acts: Vec<Act>) -> Result<(), TestCaseError> {
         let mut name = unique_name();
-        let mut main = log(&name, 0);
+        let (mut main, mut halves) = (log(&name, 0), halves(0));
         let mut table = HostTable::private(SHAPE).unwrap();
         table.track(UndoLog::open(&name).unwrap());
-        // Snapshots whose rows were copied, by number; the newest complete one; what deltas on disk come to.
-        let (mut copied, mut complete) = (vec![Rows::new()], 0);
-        let mut merged = Rows::new();
+        // What the table held at each snapshot; the newest complete one, and what deltas on disk come to; whether that under way is of all rows.
+        let (mut held, mut newest) = (vec![Rows::new()], 0);
+        let (mut merged, mut of_all) = (Rows::new(), false);
         for act in acts {
             match act {
                 Act::Insert(id) => drop(table.find_or_insert(id)),
@@ -127,22 +210,29 @@ mod tests {
                 Act::Write(id, value) => {
                     table.write(id, &vec![f32::from(value).to_bits(); SHAPE.words()]);
                 }
-                Act::Snapshot if complete + 1 == copied.len() => {
-                    let delta = table.changed().map(|(id, record)| (id, table.record(record).to_vec()));
-                    merged.extend(delta.collect::<Rows>());
-                    copied.push(all(&table));
-                    prop_assert_eq!(&merged, &all(&table), "the deltas are the table");
-                    table.begin_changes(copied.len() as u64 - 1);
+                Act::Snapshot { all } if newest + 1 == held.len() => {
+                    held.push(self::all(&table));
+                    of_all = all;
+                    begin(&mut table, &halves, newest as u64 + 1, all);
                 }
-                Act::Snapshot => {}
-                Act::Complete => complete = copied.len() - 1,
+                Act::Snapshot { .. } => {}
+                Act::Copy(most) => _ = table.copy_rows(most),
+                Act::Complete if newest + 1 < held.len() => {
+                    newest += 1;
+                    let rows = complete(&mut table, &halves, newest as u64);
+                    if of_all {
+                        merged.clear();
+                    }
+                    merged.extend(rows);
+                    prop_assert_eq!(&merged, &held[newest], "the deltas are the table");
+                }
+                Act::Complete => {}
                 Act::Die => {
-                    prop_assert!(table.roll_back(&main, complete as u64).is_some());
-                    prop_assert_eq!(all(&table), copied[complete].clone());
-                    copied.truncate(complete + 1);
-                    merged = copied[complete].clone();
+                    prop_assert!(table.roll_back(&main, newest as u64).is_some());
+                    prop_assert_eq!(self::all(&table), held[newest].clone());
+                    held.truncate(newest + 1);
                     name = unique_name();
-                    main = log(&name, complete as u64);
+                    (main, halves) = (log(&name, newest as u64), self::halves(newest as u64));
                     table.track(UndoLog::open(&name).unwrap());
                 }
             }
@@ -162,7 +252,7 @@ mod tests {
         let undo = log(&unique_name(), 5);
         assert_eq!(
             [3, 4, 5, 6, 7].map(|number| table.roll_back(&undo, number).is_some()),
-            [false, true, true, true, false]
+            [false, true, true, false, false]
         );
     }
 

@@ -133,12 +133,29 @@ pub fn copy(
     Ok(written)
 }
 
+/// Bytes that are hashed together, while they are in the processor's cache.
+const HASHED: usize = 1 << 16;
+
+/// Header of a file of so many rows, whose body has this hash.
+fn header_of(layout: RowLayout, rows: u64, hash: u64) -> [u8; HEADER] {
+    let RowLayout { dim, optimizer, marks } = layout;
+    let mut header = [0; HEADER];
+    header[..8].copy_from_slice(MAGIC);
+    let words = [VERSIONS[usize::from(marks)], dim as u32, optimizer.code(), optimizer.state_floats(dim) as u32];
+    header[8..24].chunks_exact_mut(4).zip(words).for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_le_bytes()));
+    header[ROWS_AT as usize..][..8].copy_from_slice(&rows.to_le_bytes());
+    header[HASH_AT as usize..].copy_from_slice(&hash.to_le_bytes());
+    header
+}
+
 /// Writes a file row by row.
 pub struct RowFileWriter<W> {
     out: W,
+    layout: RowLayout,
     rows: u64,
     hasher: XxHash3_64,
-    row: Vec<u8>,
+    /// Rows that are not hashed and written yet.
+    waiting: Vec<u8>,
 }
 
 impl<W: Write + Seek> RowFileWriter<W> {
@@ -147,42 +164,75 @@ impl<W: Write + Seek> RowFileWriter<W> {
     /// # Errors
     /// What the writer says, as below.
     pub fn begin(mut out: W, layout: RowLayout) -> std::io::Result<Self> {
-        let RowLayout { dim, optimizer, marks } = layout;
-        out.write_all(MAGIC)?;
-        let version = VERSIONS[usize::from(marks)];
-        for word in [version, dim as u32, optimizer.code(), optimizer.state_floats(dim) as u32] {
-            out.write_all(&word.to_le_bytes())?;
-        }
-        out.write_all(&[0; 16])?;
-        Ok(Self { out, rows: 0, hasher: XxHash3_64::new(), row: vec![] })
+        out.write_all(&header_of(layout, 0, 0))?;
+        Ok(Self { out, layout, rows: 0, hasher: XxHash3_64::new(), waiting: Vec::with_capacity(2 * HASHED) })
     }
 
     /// Writes a row: id and record.
     pub fn push(&mut self, id: u64, words: &[u32]) -> std::io::Result<()> {
-        let mut row = std::mem::take(&mut self.row);
-        row.clear();
-        row.extend_from_slice(&id.to_le_bytes());
-        words.iter().for_each(|word| row.extend_from_slice(&word.to_le_bytes()));
-        let written = self.push_row(&row);
-        self.row = row;
-        written
+        self.rows += 1;
+        self.waiting.extend_from_slice(&id.to_le_bytes());
+        words.iter().for_each(|word| self.waiting.extend_from_slice(&word.to_le_bytes()));
+        if self.waiting.len() >= HASHED { self.write_waiting() } else { Ok(()) }
     }
 
-    /// Writes a row as it stands in files.
-    pub fn push_row(&mut self, row: &[u8]) -> std::io::Result<()> {
-        self.rows += 1;
-        self.hasher.write(row);
-        self.out.write_all(row)
+    fn write_waiting(&mut self) -> std::io::Result<()> {
+        self.hasher.write(&self.waiting);
+        self.out.write_all(&self.waiting)?;
+        self.waiting.clear();
+        Ok(())
     }
 
     /// Completes the header; returns the hash of the body.
     pub fn finish(mut self) -> std::io::Result<u64> {
+        self.write_waiting()?;
         let hash = self.hasher.finish();
-        self.out.seek(SeekFrom::Start(ROWS_AT))?;
-        self.out.write_all(&self.rows.to_le_bytes())?;
-        self.out.write_all(&hash.to_le_bytes())?;
+        self.out.seek(SeekFrom::Start(0))?;
+        self.out.write_all(&header_of(self.layout, self.rows, hash))?;
         self.out.flush()?;
         Ok(hash)
+    }
+}
+
+/// A file that is made in memory.
+pub struct RowFileImage<'a> {
+    bytes: &'a mut Vec<u8>,
+    layout: RowLayout,
+    rows: usize,
+    hasher: XxHash3_64,
+    hashed: usize,
+}
+
+impl<'a> RowFileImage<'a> {
+    /// Begins a file of so many rows in the place of what `bytes` holds.
+    pub fn begin(bytes: &'a mut Vec<u8>, layout: RowLayout, rows: usize) -> Self {
+        bytes.clear();
+        bytes.reserve(HEADER + rows * layout.row_bytes());
+        bytes.extend_from_slice(&[0; HEADER]);
+        Self { bytes, layout, rows, hasher: XxHash3_64::new(), hashed: HEADER }
+    }
+
+    /// Adds a row as it stands in files, or the next piece of one.
+    pub fn push(&mut self, row: &[u8]) {
+        self.bytes.extend_from_slice(row);
+        if self.bytes.len() - self.hashed >= HASHED {
+            self.hash();
+        }
+    }
+
+    fn hash(&mut self) {
+        self.hasher.write(&self.bytes[self.hashed..]);
+        self.hashed = self.bytes.len();
+    }
+
+    /// Completes the header.
+    ///
+    /// # Panics
+    /// When there are more rows or fewer.
+    pub fn finish(mut self) {
+        assert_eq!(self.bytes.len(), HEADER + self.rows * self.layout.row_bytes(), "a file of {} rows", self.rows);
+        self.hash();
+        self.bytes[..HEADER].copy_from_slice(&header_of(self.layout, self.rows as u64, self.hasher.finish()));
     }
 }
 
@@ -191,8 +241,12 @@ pub struct RowFileReader<R = BufReader<File>> {
     path: PathBuf,
     file: R,
     pub found: RowFile,
+    /// Rows given so far.
     number: u64,
-    row: Vec<u8>,
+    /// Rows that were read and hashed together, and where in them the row stands that was given last.
+    block: Vec<u8>,
+    at: usize,
+    /// Words of that row.
     words: Vec<u32>,
     hasher: XxHash3_64,
     last: Option<u64>,
@@ -216,7 +270,8 @@ impl<R: Read> RowFileReader<R> {
             file,
             found,
             number: 0,
-            row: vec![0; 8 + 4 * words],
+            block: vec![],
+            at: 0,
             words: vec![0; words],
             hasher: XxHash3_64::new(),
             last: None,
@@ -231,11 +286,32 @@ impl<R: Read> RowFileReader<R> {
         let words = self.found.layout.words();
         let last = LastUse::of(&self.words[words..]);
         if last.number == 0 {
-            let row = HEADER as u64 + (self.number - 1) * self.row.len() as u64;
             let what = "the row was dropped: this file holds changes, not all rows of a table";
-            return Err(self.bad(row + 8 + 4 * words as u64, what.into()));
+            return Err(self.bad(self.offset() + 8 + 4 * words as u64, what.into()));
         }
         Ok(last)
+    }
+
+    /// Offset of the row that was given last.
+    fn offset(&self) -> u64 {
+        HEADER as u64 + (self.number - 1) * self.found.layout.row_bytes() as u64
+    }
+
+    /// The words of the row that was given last.
+    pub fn words(&self) -> &[u32] {
+        &self.words
+    }
+
+    /// Reads the rows that come next.
+    fn read_block(&mut self) -> Result<(), RowFileError> {
+        let len = self.found.layout.row_bytes() as u64;
+        let rows = (HASHED as u64).div_ceil(len).min(self.found.rows - self.number);
+        self.block.resize((rows * len) as usize, 0);
+        self.at = 0;
+        let read = self.file.read_exact(&mut self.block);
+        read.map_err(|source| RowFileError::Io { path: self.path.clone(), source })?;
+        self.hasher.write(&self.block);
+        Ok(())
     }
 
     fn bad(&self, offset: u64, what: String) -> RowFileError {
@@ -253,13 +329,15 @@ impl<R: Read> RowFileReader<R> {
             }
             return Ok(None);
         }
-        let at = HEADER as u64 + self.number * self.row.len() as u64;
-        let read = self.file.read_exact(&mut self.row);
-        read.map_err(|source| RowFileError::Io { path: self.path.clone(), source })?;
-        self.hasher.write(&self.row);
+        let len = self.found.layout.row_bytes();
+        self.at += len;
+        if self.at >= self.block.len() {
+            self.read_block()?;
+        }
         self.number += 1;
-        let id = u64::from_le_bytes(self.row[..8].try_into().expect("8 bytes"));
-        for (word, bytes) in self.words.iter_mut().zip(self.row[8..].chunks_exact(4)) {
+        let (row, at) = (&self.block[self.at..self.at + len], self.offset());
+        let id = u64::from_le_bytes(row[..8].try_into().expect("8 bytes"));
+        for (word, bytes) in self.words.iter_mut().zip(row[8..].chunks_exact(4)) {
             *word = u32::from_le_bytes(bytes.try_into().expect("4 bytes"));
         }
         let floats = self.found.layout.words() - 1;

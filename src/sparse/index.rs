@@ -88,6 +88,13 @@ impl<'a> Index<'a> {
         found.then(|| self.offsets[slot].load(Ordering::Relaxed))
     }
 
+    /// The entry in a slot; `None` for an empty one and behind the last.
+    pub fn at(&self, slot: usize) -> Option<(u64, u32)> {
+        let key = self.keys.get(slot)?.load(Ordering::Acquire);
+        // Relaxed: ordered by the key's Acquire.
+        (key != 0).then(|| (key - 1, self.offsets[slot].load(Ordering::Relaxed)))
+    }
+
     /// Appends the record of each id to `records`; `None` for an id that is not there.
     ///
     /// The slots of later ids are loaded while earlier ids are compared: one by one, each search would wait for memory.

@@ -14,19 +14,11 @@ use super::table::HostTable;
 struct Input {
     rows: RowFileReader,
     next: Option<u64>,
-    words: Vec<u32>,
 }
 
 impl Input {
     fn advance(&mut self) -> anyhow::Result<()> {
-        self.next = match self.rows.read()? {
-            Some((id, words)) => {
-                self.words.clear();
-                self.words.extend_from_slice(words);
-                Some(id)
-            }
-            None => None,
-        };
+        self.next = self.rows.read()?.map(|(id, _)| id);
         Ok(())
     }
 }
@@ -42,7 +34,7 @@ impl Merged {
     fn open(files: &[PathBuf]) -> anyhow::Result<Self> {
         let mut inputs = Vec::new();
         for path in files {
-            let mut input = Input { rows: RowFileReader::open(path)?, next: None, words: vec![] };
+            let mut input = Input { rows: RowFileReader::open(path)?, next: None };
             input.advance()?;
             inputs.push(input);
         }
@@ -56,7 +48,7 @@ impl Merged {
     fn each(mut self, mut take: impl FnMut(u64, &[u32]) -> anyhow::Result<()>) -> anyhow::Result<()> {
         while let Some(id) = self.inputs.iter().filter_map(|input| input.next).min() {
             let newest = self.inputs.iter().rposition(|input| input.next == Some(id)).expect("the smallest is there");
-            let words = &self.inputs[newest].words;
+            let words = self.inputs[newest].rows.words();
             if !self.layout.marks || LastUse::of(&words[self.layout.words()..]).number > 0 {
                 take(id, words)?;
             }

@@ -14,15 +14,16 @@
 //! | [`admission`] | [`Admission`], which ids get a row and whose row gives way for it |
 //! | [`marks`], [`oldest`], [`sightings`] | when a row was used last; which one that is the longest ago; how often ids without a row were seen |
 //! | `shape`, `rollback` | what a row is at first and how it is updated; a table's return to a snapshot |
-//! | [`changes`] | which rows have changed since the newest snapshot |
+//! | [`changes`], `copying`, `snapshot` | which rows have changed since the newest snapshot; the copies of its rows |
 //! | [`lookup`] | [`Lookup`], the unique ids of a batch and where each of its ids stands among them |
 //! | [`cache`] | [`Cache`], the rows that devices hold: prefetch, pins, eviction with write-back |
-//! | [`file`](mod@file), [`merge`] | the binary sparse-parameter file; several of them made one |
+//! | [`file`](mod@file), [`order`], [`merge`] | the binary sparse-parameter file; the order of its rows; several files made one |
 //! | [`mapped`] | [`MappedRows`], the rows of a file that is mapped and not loaded |
 
 pub mod admission;
 pub mod cache;
 pub mod changes;
+mod copying;
 pub mod file;
 pub mod index;
 pub mod lookup;
@@ -31,9 +32,11 @@ pub mod marks;
 pub mod merge;
 pub mod oldest;
 pub mod optimiser;
+pub mod order;
 mod rollback;
 mod shape;
 pub mod sightings;
+mod snapshot;
 pub mod table;
 
 pub use admission::Admission;

@@ -12,8 +12,6 @@ impl HostTable {
         let logs = match since {
             _ if since == number => vec![number],
             _ if since == number + 1 => vec![since, number],
-            // It was about to begin the log, and has changed nothing since the snapshot.
-            _ if since + 1 == number => vec![],
             _ => return None,
         };
         if self.rows.is_moving() {

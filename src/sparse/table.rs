@@ -4,7 +4,7 @@
 //! that the row has seen; where rows may go again, a mark stands behind it ([`super::marks`]). The first value of a row follows from
 //! seed and id, so an absent id reads as what would be inserted.
 
-use crate::shm::{RowReader, RowWriter, ShmError, UndoLog, prefetch};
+use crate::shm::{RowReader, RowWriter, ShmError, prefetch};
 
 use super::changes::Changes;
 use super::index::{AHEAD, Index, NO_ID};
@@ -35,7 +35,7 @@ pub struct HostTable {
     pub(super) rows: RowWriter,
     pub(super) shape: TableShape,
     /// Where changes since the newest snapshot are noted, if anywhere.
-    changes: Option<Changes>,
+    pub(super) changes: Option<Changes>,
     /// Number of the newest use of a row.
     uses: u64,
 }
@@ -274,35 +274,6 @@ impl HostTable {
     fn note(&mut self, id: u64, record: u32, inserted: bool) {
         if let Some(changes) = &mut self.changes {
             changes.note(id, record, inserted, self.rows.record(record));
-        }
-    }
-
-    /// Notes from here on what changes since the snapshot that `log` begins with.
-    pub fn track(&mut self, log: UndoLog) {
-        self.changes = Some(Changes::new(log, self.shape.max_rows));
-    }
-
-    /// Rows that were inserted or changed since the newest snapshot: id and record number.
-    pub fn changed(&self) -> impl Iterator<Item = (u64, u32)> {
-        let owner = |(id, record)| (if self.shape.marks { self.owner(record) } else { id }, record);
-        self.changes.iter().flat_map(Changes::rows).map(owner)
-    }
-
-    /// Ids that had a row at the newest snapshot and have none any more.
-    pub fn dropped(&self) -> impl Iterator<Item = u64> {
-        let before = self.changes.iter().filter(|_| self.shape.marks).flat_map(Changes::before);
-        before.filter(|id| self.find(*id).is_none())
-    }
-
-    /// Number of the rows that [`changed`](Self::changed) gives.
-    pub fn changed_len(&self) -> usize {
-        self.changes.as_ref().map_or(0, Changes::count)
-    }
-
-    /// Says that what has changed is in snapshot `number`.
-    pub fn begin_changes(&mut self, number: u64) {
-        if let Some(changes) = &mut self.changes {
-            changes.begin(number);
         }
     }
 

@@ -181,7 +181,7 @@ impl Drop for Process {
 /// Disables huge pages for main and, by inheritance, its children; main calls it before it spawns them.
 ///
 /// Freed memory leaves holes, and the kernel fills them again when it builds a huge page around them: main grew by a fifth while it only
-/// watched, and the learner's memory varied by a tenth. Huge pages bring no speed there (`BENCHMARKS.md`). Trainers and ranks of values use
+/// watched, and the learner's memory varied by a tenth. Huge pages bring no speed there (`BENCHMARKS.md`). Trainers, ranks and the checkpointer of values use
 /// them ([`with_huge_pages`]).
 pub fn without_huge_pages() {
     if let Err(e) = prctl::set_thp_disable(true) {
@@ -189,9 +189,9 @@ pub fn without_huge_pages() {
     }
 }
 
-/// Enables huge pages for this child if it reads and writes the table of rows, which lies in them.
+/// Enables huge pages for this child if it works with rows, which lie in them: those of the table, and of snapshots in shared memory.
 pub fn with_huge_pages(role: Role) {
-    if matches!(role, Role::Trainer | Role::Rank(_))
+    if matches!(role, Role::Trainer | Role::Rank(_) | Role::ValueCheckpointer)
         && let Err(e) = prctl::set_thp_disable(false)
     {
         tracing::debug!("huge pages stay off: {e}");

@@ -61,6 +61,7 @@ fn rows_come_and_go_in_the_same_way_whatever_is_ahead_and_whoever_dies() {
         ("saved", "", &[]),
         ("update", "rank.update@150=kill", &["checkpoint.every_s=0.001"]),
         ("cached-update", "rank.update@150=kill", &["checkpoint.every_s=0.001", "table.cache_rows=60"]),
+        ("copying", "rank.snapshot.copying@60=kill", &["table.cache_rows=60"]),
         ("rows", "rank.snapshot.rows@20=kill", &["table.cache_rows=60"]),
         ("dense", "rank.snapshot.dense@20=kill", &[]),
         ("committed", "checkpoint.committed@20=kill", &[]),

@@ -277,6 +277,7 @@ fn a_run_that_is_killed_at_any_point_of_a_snapshot_changes_no_bit() {
     let plain = model(&scene.train("plain", &[&OFTEN[..4], &["checkpoint.every_s=0"]].concat()));
     for (failpoint, sets, said) in [
         ("rank.snapshot@20=kill", &[][..], "rows restored"),
+        ("rank.snapshot.copying@60=kill", &[], "rows restored"),
         ("rank.snapshot.rows@20=kill", &[], "rows restored"),
         ("rank.snapshot.dense@20=kill", &[], "rows restored"),
         ("rank.update@150=kill", &["table.cache_rows=300"], "rows restored"),
@@ -296,6 +297,36 @@ fn a_run_that_is_killed_at_any_point_of_a_snapshot_changes_no_bit() {
         let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
         let early = |line: &str| serde_json::from_str::<Value>(line).unwrap()["early_snapshots"].as_u64();
         assert!(metrics.lines().filter_map(early).any(|early| early > 0), "{failpoint}");
+    }
+}
+
+/// Most rows change between two snapshots: each holds all rows and is a base by itself.
+#[test]
+fn a_snapshot_of_all_rows_is_a_base() {
+    let scene = Scene::new();
+    let sets = ["checkpoint.every_s=0.001", MANY_DEATHS];
+    let plain = model(&scene.train("plain", &["checkpoint.every_s=0"]));
+    for (run, failpoint, code) in [
+        ("linked", "checkpoint.base@3=kill", 0),
+        ("unlinked", "checkpoint.committed@3=kill", 0),
+        ("copying", "rank.snapshot.copying@9=kill", 0),
+        ("cut", "rank.update@80=kill", 20),
+    ] {
+        let restarts = if code == 0 { MANY_DEATHS } else { "watchdog.max_restarts=0" };
+        let mut command = scene.command(run, &[sets[0], restarts]);
+        let assert = command.env("ADMIX_FAILPOINT", failpoint).assert().code(code);
+        let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+        assert!(code != 0 || said.contains("starting another") || said.contains("rows restored"), "{run}: {said}");
+        let checkpoints = scene.folder.path().join(run).join("checkpoints");
+        let names = std::fs::read_dir(&checkpoints).unwrap().map(|entry| entry.unwrap().path());
+        let (bases, others): (Vec<_>, Vec<_>) = names.partition(|path| path.to_string_lossy().contains("base-"));
+        let links: Vec<u64> = bases.iter().map(|base| base.metadata().unwrap().nlink()).collect();
+        assert!(links.contains(&2), "{run}: {links:?}");
+        assert!(others.len() <= 4, "what they replace is gone: {others:?}");
+        if code != 0 {
+            scene.command(run, &sets).arg("--resume").assert().success();
+        }
+        assert!(plain == model(&scene.folder.path().join(run)), "{run}");
     }
 }
 

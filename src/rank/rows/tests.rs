@@ -8,6 +8,7 @@ use proptest::test_runner::{TestCaseError, TestRunner};
 
 use super::*;
 use crate::settings::{RowOptimizer, ValueSettings};
+use crate::shm::{HalfShape, Part, RunNames, UndoLog, UndoShape};
 use crate::sparse::{HostTable, Lookup, TableShape};
 
 /// Bugs that the oracle has to find.
@@ -129,4 +130,39 @@ fn a_batch_larger_than_the_cache_is_told_when_its_turn_comes() {
     rows.looked_up(|| ()).unwrap().release();
     let error = rows.looked_up(|| ()).err().expect("refused").to_string();
     assert!(error.contains("table.cache_rows"), "{error}");
+}
+
+/// The trainer used to look at the count from before the snapshot while the row thread was still at it, took it for another full log, and
+/// waited until the snapshot was on disk to begin the next one.
+#[test]
+fn a_snapshot_is_copied_beside_later_batches_which_see_that_nothing_has_changed_since() {
+    let names = RunNames::for_this_process("rows").unwrap();
+    let halves = Halves::create(&names.part("halves"), HalfShape { dense: 1, sparse: 1 << 16 }).unwrap();
+    let halves = Arc::new(halves);
+    let undo = UndoShape { words: SHAPE.words(), entries: SHAPE.max_rows };
+    let _main = UndoLog::create(&names.part("undo"), undo, 0).unwrap();
+    let mut table = HostTable::private(SHAPE).unwrap();
+    table.track(UndoLog::open(&names.part("undo")).unwrap());
+    let store = Store::new(table, &ValueSettings::default());
+    let mut rows = Rows::start(store, None, Some(halves.clone()), 1).unwrap();
+    for number in 1..6 {
+        rows.ask(Arc::new(Block { ids: (0..60).collect(), weight: vec![1.0; 60], ..Block::default() }));
+        let mut looked_up = rows.looked_up(|| ()).unwrap();
+        assert_eq!(looked_up.changed(), 60 * usize::from(number % 2 == 0));
+        let (_, batch, gradients) = looked_up.parts();
+        *gradients = vec![1.0; batch.values.len()];
+        let snapshot = (number % 2 == 0).then_some((number / 2, number));
+        looked_up.ready(RowStep { rate: 0.1, passes: 1.0, snapshot });
+        if let Some((number, update)) = snapshot {
+            halves.write(Part::Dense, number, update, []).unwrap();
+            let complete = loop {
+                match halves.pending().unwrap() {
+                    Some(complete) => break complete,
+                    None => std::thread::yield_now(),
+                }
+            };
+            assert_eq!((complete.snapshot, complete.update), (number, update));
+            halves.commit(number);
+        }
+    }
 }

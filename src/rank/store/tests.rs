@@ -10,10 +10,13 @@ use proptest::strategy::ValueTree as _;
 use proptest::test_runner::{TestCaseError, TestRunner};
 
 use super::*;
+use crate::run::sparse_part::DeltaMemory;
 use crate::settings::{RowOptimizer, WhenFull};
 use crate::shm::crash::kill_after;
-use crate::shm::{RunNames, UndoLog, UndoShape};
+use crate::shm::{HalfShape, RunNames, UndoLog, UndoShape};
+use crate::sparse::file::{RowFileReader, RowLayout};
 use crate::sparse::marks::LastUse;
+use crate::sparse::sightings::Sightings;
 use crate::sparse::{TableError, TableShape};
 
 const DAYS: [u32; 3] = [20_000, 20_001, 20_002];
@@ -39,6 +42,8 @@ struct Case {
     cache: Option<(usize, usize)>,
     /// The writer dies in this batch, at this one of its stores.
     death: Option<(usize, u32)>,
+    /// Rows of a snapshot that are copied behind each batch.
+    copied: usize,
 }
 
 fn cases() -> impl Strategy<Value = Case> {
@@ -55,16 +60,10 @@ fn cases() -> impl Strategy<Value = Case> {
         (1u32..4, prop_oneof![0usize..4, 3usize..7]),
         prop::option::of((prop_oneof![0usize..6, Just(0)], prop::sample::select(&[1usize, 3][..]))),
         prop::option::of((0usize..40, 0u32..120)),
+        0usize..6,
     )
-        .prop_map(|((batches, second_pass, max_rows), when_full, (admit_after, ahead), cache, death)| Case {
-            batches,
-            second_pass,
-            max_rows,
-            when_full,
-            admit_after,
-            ahead,
-            cache,
-            death,
+        .prop_map(|((batches, second_pass, max_rows), when_full, (admit_after, ahead), cache, death, copied)| {
+            Case { batches, second_pass, max_rows, when_full, admit_after, ahead, cache, death, copied }
         })
 }
 
@@ -231,12 +230,53 @@ fn store(case: &Case, mut table: HostTable, log: UndoLog, sightings: &[u8], bug:
     store
 }
 
+/// Halves whose newest snapshot on disk is that of a number.
+fn halves(case: &Case, number: u64) -> Arc<Halves> {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = RunNames::for_this_process(&format!("store{n}")).unwrap().part("halves");
+    let sightings = Sightings::bytes(case.settings().table.counters);
+    let sparse = SparsePart::capacity(case.shape().into(), case.max_rows, sightings);
+    let halves = Halves::create(&name, HalfShape { dense: 1, sparse }).unwrap();
+    halves.commit(number);
+    Arc::new(halves)
+}
+
+impl Snapshot {
+    /// Brings the snapshot, whose rows are ready, to disk behind `before`, and checks it.
+    fn commit(mut self, halves: &Halves, case: &Case, before: &Rows) -> Result<Self, TestCaseError> {
+        halves.write(Part::Dense, self.number, 0, []).unwrap();
+        let layout = RowLayout::from(case.shape());
+        let part = SparsePart::parse(halves.pending().unwrap().expect("complete").sparse, layout).unwrap();
+        prop_assert_eq!(part.sightings, &self.sightings[..]);
+        let mut memory = DeltaMemory::default();
+        let file = part.delta(&mut memory);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("delta");
+        std::fs::write(&path, file).unwrap();
+        let mut reader = RowFileReader::open(&path).unwrap();
+        self.merged = if part.all { Rows::new() } else { before.clone() };
+        while let Some((id, words)) = reader.read().unwrap() {
+            if layout.marks && LastUse::of(&words[layout.words()..]).number == 0 {
+                self.merged.remove(&id).expect("it was in a snapshot");
+            } else {
+                self.merged.insert(id, words.to_vec());
+            }
+        }
+        prop_assert_eq!(&self.merged, &self.model.rows, "the deltas are the table");
+        halves.commit(self.number);
+        Ok(self)
+    }
+}
+
 /// Runs a case through the store and through the model.
 fn check(case: &Case, bug: Option<Bug>) -> Result<(), TestCaseError> {
     let shape = case.shape();
     let mut model = Model { shape, rows: Rows::new(), seen: HashMap::new(), uses: 0 };
     let mut newest = Snapshot { number: 0, behind: 0, model: model.clone(), sightings: vec![], merged: Rows::new() };
-    let (mut main, log) = undo_log(case, 0);
+    let ((mut main, log), mut halves) = (undo_log(case, 0), self::halves(case, 0));
+    // A snapshot whose rows are being copied.
+    let mut begun: Option<Snapshot> = None;
     let mut store = store(case, HostTable::private(shape).unwrap(), log, &[], bug);
     let mut ahead: VecDeque<BatchRows> = VecDeque::new();
     let (mut n, mut death) = (0, case.death);
@@ -266,6 +306,12 @@ fn check(case: &Case, bug: Option<Bug>) -> Result<(), TestCaseError> {
             let gradients = gradients(&expected);
             store.update(&mut batch, &gradients, 0.1);
             model.update(&unique, &gradients);
+            if case.batches[n].snapshot && begun.is_none() {
+                let (number, sightings) = (newest.number + 1, store.admission.sightings().to_vec());
+                store.begin_snapshot(&halves, number, 0).unwrap();
+                begun = Some(Snapshot { number, behind: n + 1, model: model.clone(), sightings, merged: Rows::new() });
+            }
+            store.copy_rows(case.copied);
             Ok(true)
         };
         let room = match death.filter(|(batch, _)| *batch == n) {
@@ -283,6 +329,7 @@ fn check(case: &Case, bug: Option<Bug>) -> Result<(), TestCaseError> {
         if died {
             // Whatever it was doing: the table is what it was at the newest snapshot, and what was fetched ahead is lost.
             ahead.clear();
+            begun = None;
             let mut table = store.into_table();
             prop_assert!(table.roll_back(&main, newest.number).is_some());
             prop_assert_eq!(all(&table), newest.model.rows.clone(), "after a death in batch {}", n);
@@ -290,21 +337,15 @@ fn check(case: &Case, bug: Option<Bug>) -> Result<(), TestCaseError> {
             (n, model) = (newest.behind, newest.model.clone());
             let log;
             (main, log) = undo_log(case, newest.number);
+            halves = self::halves(case, newest.number);
             store = self::store(case, table, log, &newest.sightings, bug);
             continue;
         }
         n += 1;
-        if case.batches[n - 1].snapshot {
-            store.flush();
-            let table = &store.table;
-            let mut merged = newest.merged.clone();
-            merged.extend(table.changed().map(|(id, record)| (id, table.file_record(record).to_vec())));
-            table.dropped().for_each(|id| prop_drop(&mut merged, id));
-            prop_assert_eq!(&merged, &model.rows, "the deltas are the table");
-            let number = newest.number + 1;
-            let sightings = store.admission.sightings().to_vec();
-            newest = Snapshot { number, behind: n, model: model.clone(), sightings, merged };
-            store.table.begin_changes(number);
+        if !store.table.is_copying()
+            && let Some(ready) = begun.take()
+        {
+            newest = ready.commit(&halves, case, &newest.merged)?;
         }
     }
     store.flush();
@@ -313,10 +354,6 @@ fn check(case: &Case, bug: Option<Bug>) -> Result<(), TestCaseError> {
         prop_assert_eq!(cache.pinned(), 0, "no pins at the end");
     }
     Ok(())
-}
-
-fn prop_drop(rows: &mut Rows, id: u64) {
-    rows.remove(&id).expect("it was in a snapshot");
 }
 
 #[test]
@@ -354,6 +391,7 @@ fn small(batches: &[&[u64]], max_rows: usize, ahead: usize) -> Case {
         ahead,
         cache: None,
         death: None,
+        copied: 1,
     }
 }
 
