@@ -140,12 +140,12 @@ fn the_order_of_the_parts_matters_to_a_successor() {
 #[test]
 fn planted_bugs_are_found() {
     let site = |code| Site::find("halves.rs", code);
-    let ready = site("self.ready(part).store(snapshot, Ordering::Release)");
+    let ready = site("self.halves.ready(self.part).store(self.snapshot, Ordering::Release)");
     for bug in [
         // The flag is early.
         Plant::Weaken(vec![ready], Ordering::Relaxed),
         Plant::Weaken(vec![site("head.dense_ready.0.load(Ordering::Acquire)")], Ordering::Relaxed),
-        Plant::Late(site("head.update.store(update, Ordering::Relaxed)"), ready),
+        Plant::Late(site("head.update.store(self.update, Ordering::Relaxed)"), ready),
         // The half is overwritten while it is read.
         Plant::Weaken(vec![site("head.committed.0.fetch_max(snapshot, Ordering::Release)")], Ordering::Relaxed),
         Plant::Weaken(vec![site("self.head().committed.0.load(Ordering::Acquire)")], Ordering::Relaxed),
