@@ -12,7 +12,7 @@ use crate::sparse::order::{Key, by_id};
 
 const HEAD: usize = 32;
 
-/// What stands in front of the part.
+/// Header of the part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SparseHead {
     pub rows: usize,

@@ -300,7 +300,7 @@ fn a_run_that_is_killed_at_any_point_of_a_snapshot_changes_no_bit() {
     }
 }
 
-/// Most rows change between two snapshots: each holds all rows and is a base by itself.
+/// When most rows change between two snapshots, each snapshot holds all rows and becomes a base without a merge.
 #[test]
 fn a_snapshot_of_all_rows_is_a_base() {
     let scene = Scene::new();

@@ -1,9 +1,9 @@
 //! The rows of the cache, each on the device that owns it.
 //!
 //! An owner alone reads and writes the records of its arena: it gathers the rows of a batch that it owns, and moves them along gradients that
-//! the device that computes has summed. That device owns the first arena. What it needs of the others crosses the host: rows begin to
-//! travel when the batch is gathered and are waited for when its products are computed; gradients begin to travel when they are computed and
-//! are waited for when rows are moved.
+//! the device that computes has summed. That device owns the first arena. Rows and
+//! gradients of the other arenas cross the host. The copy of rows begins when the batch is gathered, and its products wait for it. The copy of
+//! gradients begins when they are computed, and the update of the rows waits for it.
 
 use std::sync::Arc;
 
