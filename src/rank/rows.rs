@@ -25,6 +25,8 @@ const COPIED: usize = 64;
 /// Behind each look-up, while the batch is computed, at least one row of the snapshot is copied for so many of the batch: a row thread that
 /// always has something to do copies a snapshot, too, in so many times the updates that have changed its rows at the most.
 const COPIED_SHARE: usize = 8;
+/// Rows of the next batch that are noted at a time: some tens of microseconds.
+const NOTED: usize = 256;
 
 /// What the row thread does with a batch's gradients.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -350,7 +352,7 @@ impl Worker {
         self.shared.store().copy_rows(copied);
     }
 
-    /// Finds and fetches the rows of one batch ahead; false when there is nothing to do.
+    /// Finds, fetches or notes rows of one batch ahead; false when there is nothing to do.
     fn prepare(&mut self, batches: std::ops::RangeInclusive<u64>) -> bool {
         let first = *batches.start();
         for n in batches {
@@ -358,6 +360,9 @@ impl Worker {
             let mut store = self.shared.store();
             if !slot.found {
                 find(&mut store, &mut slot);
+                return true;
+            }
+            if slot.rows.is_fetched() && store.note_ahead(&mut slot.rows, NOTED) {
                 return true;
             }
             // Rows are fetched in the order of the batches.

@@ -41,6 +41,8 @@ pub struct BatchRows {
     /// The rows of the unique ids, `dim` floats each, once they are gathered; empty where they are on a device.
     pub values: Vec<f32>,
     fetched: bool,
+    /// So many of the records, from the first, were noted before their update.
+    noted: usize,
     /// Where they lie in the cache, and in the table; `None` for an id without a row.
     ticket: Option<Ticket>,
     pub records: Vec<Option<u32>>,
@@ -97,7 +99,7 @@ impl Store {
     /// Finds the unique ids of a batch.
     pub fn find(&mut self, ids: &[u64], batch: &mut BatchRows) {
         self.finder.find(ids, &mut batch.lookup);
-        batch.fetched = false;
+        (batch.fetched, batch.noted) = (false, 0);
     }
 
     /// Fetches and pins the rows that a batch's ids have by now. False, and nothing has changed, while pinned rows of earlier batches
@@ -121,6 +123,19 @@ impl Store {
         }
         batch.fetched = true;
         Ok(true)
+    }
+
+    /// Notes what up to `most` rows of a fetched batch hold, for the next snapshot and for a way back to the newest one; the update of
+    /// the batch has less to do then. False where there is nothing to note: a cache writes rows back long after their update.
+    pub fn note_ahead(&mut self, batch: &mut BatchRows, most: usize) -> bool {
+        let end = batch.records.len().min(batch.noted.saturating_add(most));
+        if self.cache.is_some() || batch.noted == end || !self.table.is_tracked() {
+            return false;
+        }
+        let next = batch.noted..end;
+        self.table.note_ahead(&batch.lookup.unique[next.clone()], &batch.records[next]);
+        batch.noted = end;
+        true
     }
 
     /// Gives rows to those ids of a fetched batch that are to have one. All batches before it are updated, none after it is settled.

@@ -9,7 +9,7 @@ use super::copying::{Copying, Source};
 /// The changes of a table since its newest snapshot, and the rows of that snapshot that are still to be copied.
 pub struct Changes {
     log: UndoLog,
-    /// A bit for each record that is in the log.
+    /// A bit for each record that is in the log: it has changed, or may do so soon.
     noted: Vec<u64>,
     /// As many bits, none of which is set; not there while rows are being copied.
     spare: Vec<u64>,
@@ -23,22 +23,32 @@ impl Changes {
         Self { log, noted: bits.clone(), spare: bits, copying: None }
     }
 
-    /// Notes what a record holds, unless it has changed before.
+    /// Notes what a record holds, unless it was noted before.
     ///
     /// # Panics
     /// When the log is full.
     pub fn note(&mut self, id: u64, record: u32, inserted: bool, words: &[u32]) {
-        let (word, bit) = (record as usize / 64, 1 << (record % 64));
-        if self.noted[word] & bit == 0 {
-            if let Some(copying) = &mut self.copying {
-                copying.copy(id, record, words);
-            }
-            self.log.push(id, record, inserted, words);
-            self.noted[word] |= bit;
+        if !self.is_noted(record) {
+            self.note_first(id, record, inserted, words);
         }
     }
 
-    /// Id and record number of each row that has changed.
+    /// Whether a record was noted since the newest snapshot.
+    pub fn is_noted(&self, record: u32) -> bool {
+        self.noted[record as usize / 64] & (1 << (record % 64)) != 0
+    }
+
+    /// Most updates are of rows that were noted before, and are not to carry this code.
+    #[inline(never)]
+    fn note_first(&mut self, id: u64, record: u32, inserted: bool, words: &[u32]) {
+        if let Some(copying) = &mut self.copying {
+            copying.copy(id, record, words);
+        }
+        self.log.push(id, record, inserted, words);
+        self.noted[record as usize / 64] |= 1 << (record % 64);
+    }
+
+    /// Id and record number of each row that was noted.
     pub fn rows(&self) -> impl Iterator<Item = (u64, u32)> {
         self.log.entries(self.log.since()).map(|undo| (undo.id, undo.record))
     }
@@ -48,7 +58,7 @@ impl Changes {
         self.log.entries(self.log.since()).filter(|undo| !undo.inserted).map(|undo| undo.id)
     }
 
-    /// Rows that have changed.
+    /// Rows that were noted.
     pub fn count(&self) -> usize {
         self.log.len()
     }

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::shm::{Halves, PartWriter, UndoLog};
+use crate::shm::{Halves, PartWriter, UndoLog, prefetch};
 
 use super::changes::Changes;
 use super::copying::Source;
 use super::index::AHEAD;
+use super::marks;
 use super::table::HostTable;
 
 /// Places of the source that are looked at for each row that may be copied: rows that have changed meanwhile are copied already, and the index
@@ -17,6 +18,11 @@ impl HostTable {
     /// Notes from here on what changes since the snapshot that `log` begins with.
     pub fn track(&mut self, log: UndoLog) {
         self.changes = Some(Changes::new(log, self.shape.max_rows));
+    }
+
+    /// Whether changes are noted.
+    pub fn is_tracked(&self) -> bool {
+        self.changes.is_some()
     }
 
     /// Rows that were inserted or changed since the newest snapshot: id and record number.
@@ -46,6 +52,27 @@ impl HostTable {
         let (all, words) = (all.then(|| (source, self.len())), self.shape.file_words());
         if let Some(changes) = &mut self.changes {
             changes.begin(out, all, words);
+        }
+    }
+
+    /// Notes what rows hold that are about to change, while there is time for it: their updates need not do so any more. `records` are those
+    /// of `ids`; a row that does not change after all is part of the next snapshot as it is.
+    pub fn note_ahead(&mut self, ids: &[u64], records: &[Option<u32>]) {
+        let Some(changes) = &mut self.changes else { return };
+        let (shape, words) = (self.shape, |record: u32| self.rows.record(record));
+        for (i, (&id, record)) in ids.iter().zip(records).enumerate() {
+            if let Some(Some(later)) = records.get(i + AHEAD)
+                && !changes.is_noted(*later)
+                && let [first, .., last] = words(*later)
+            {
+                prefetch(first);
+                prefetch(last);
+            }
+            if let Some(record) = *record {
+                // A row with a mark may have gone since it was found.
+                let id = if shape.marks { marks::id(&words(record)[shape.words()..]) } else { id };
+                changes.note(id, record, false, words(record));
+            }
         }
     }
 

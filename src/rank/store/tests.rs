@@ -42,8 +42,9 @@ struct Case {
     cache: Option<(usize, usize)>,
     /// The writer dies in this batch, at this one of its stores.
     death: Option<(usize, u32)>,
-    /// Rows of a snapshot that are copied behind each batch.
+    /// Rows of a snapshot that are copied behind each batch, and rows of a later one that are noted before its update.
     copied: usize,
+    noted: usize,
 }
 
 fn cases() -> impl Strategy<Value = Case> {
@@ -60,11 +61,22 @@ fn cases() -> impl Strategy<Value = Case> {
         (1u32..4, prop_oneof![0usize..4, 3usize..7]),
         prop::option::of((prop_oneof![0usize..6, Just(0)], prop::sample::select(&[1usize, 3][..]))),
         prop::option::of((0usize..40, 0u32..120)),
-        0usize..6,
+        (0usize..6, 0usize..6),
     )
-        .prop_map(|((batches, second_pass, max_rows), when_full, (admit_after, ahead), cache, death, copied)| {
-            Case { batches, second_pass, max_rows, when_full, admit_after, ahead, cache, death, copied }
-        })
+        .prop_map(
+            |((batches, second_pass, max_rows), when_full, (admit_after, ahead), cache, death, (copied, noted))| Case {
+                batches,
+                second_pass,
+                max_rows,
+                when_full,
+                admit_after,
+                ahead,
+                cache,
+                death,
+                copied,
+                noted,
+            },
+        )
 }
 
 impl Case {
@@ -292,6 +304,9 @@ fn check(case: &Case, bug: Option<Bug>) -> Result<(), TestCaseError> {
                 }
                 ahead.push_back(batch);
             }
+            if let Some(batch) = ahead.get_mut(1) {
+                store.note_ahead(batch, case.noted);
+            }
             let mut batch = ahead.pop_front().ok_or_else(|| TestCaseError::fail("no room for a batch in its turn"))?;
             let room = model.settle(case, n);
             match store.settle(&mut batch, &block) {
@@ -392,6 +407,7 @@ fn small(batches: &[&[u64]], max_rows: usize, ahead: usize) -> Case {
         cache: None,
         death: None,
         copied: 1,
+        noted: 1,
     }
 }
 
