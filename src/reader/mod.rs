@@ -52,7 +52,7 @@ pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<
         id,
         slot,
         writers: &mut writers,
-        stops_at: if settings.values.ranks > 1 && settings.ranks.sync == RankSync::Overlap {
+        stops_at: if world.ranks > 1 && settings.ranks.sync == RankSync::Overlap {
             STOP_ALL
         } else {
             STOP_LEARNING

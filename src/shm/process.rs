@@ -7,7 +7,7 @@ use super::sync::{AtomicU32, AtomicU64, Ordering};
 /// Maximum number of actors of a run.
 pub const MAX_ACTORS: usize = 64;
 /// Number of process slots: the actors' come first, the others' follow.
-pub const MAX_PROCESSES: usize = MAX_ACTORS + 16;
+pub const MAX_PROCESSES: usize = MAX_ACTORS + 32;
 
 /// A process of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -195,8 +195,8 @@ mod tests {
     #[test]
     fn no_two_roles_of_a_value_training_share_a_slot() {
         let mut roles: Vec<Role> = (0..MAX_ACTORS).map(Role::Reader).collect();
-        // As many ranks as allowed (`settings::MOST_RANKS`), and some more.
-        roles.extend((1..=12).map(Role::Rank));
+        // As many ranks as allowed (`settings::MOST_RANKS_HERE`), and some more.
+        roles.extend((1..=28).map(Role::Rank));
         roles.extend([Role::Trainer, Role::ValueCheckpointer]);
         let mut slots: Vec<usize> = roles.iter().map(|role| role.slot()).collect();
         slots.sort_unstable();
