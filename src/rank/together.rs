@@ -24,7 +24,7 @@ use crate::run::value_snapshot::ValueState;
 use crate::run::{CannotSave, Metrics, RunDirectory, failpoint};
 use crate::settings::{RankSync, ValueSettings};
 use crate::shm::control::{ProcessSlot, STOP_LEARNING};
-use crate::shm::{Exchange, Halves, Role, RowReader, Seat};
+use crate::shm::{Exchange, Halves, NumaNodes, Role, RowReader, Seat};
 use crate::sparse::lookup::Finder;
 use crate::sparse::{HostTable, TableView};
 use crate::values::net::Losses;
@@ -52,7 +52,7 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
     let prepared = Prepared::read(directory)?;
     let world = prepared.world(settings);
     let segments = ValueSegments::open_for_rank(prefix, rank, settings.values.readers)?;
-    let role = if rank == 0 { Role::Trainer } else { Role::Rank(rank) };
+    let role = Role::rank(rank);
     let slot = &segments.control.processes[role.slot()];
     slot.sign_in(role.kind());
     let fields = Fields::parse(&settings.values.fields)?;
@@ -61,6 +61,9 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
     let seat = exchange.join(world.first + rank, Duration::from_secs_f64(settings.ranks.timeout_s))?;
     let (halves, undo) = ValueHalves::open(prefix)?.map(|of| (Arc::new(of.halves), of.undo)).unzip();
     let (state, _) = state_of(settings, directory, shape, halves.as_deref())?;
+    if let Some(nodes) = NumaNodes::of_part(seat.group(), settings.ranks.tables) {
+        nodes.stay();
+    }
     let table_name = |table| table_name(prefix, table);
     let mut rows = None;
     if seat.publishes() {

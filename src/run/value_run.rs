@@ -11,8 +11,8 @@ use crate::log::CompileOptions;
 use crate::nodes::{Node, World};
 use crate::settings::{KEPT_GRADIENTS, RankSync, ValueSettings};
 use crate::shm::{
-    Control, Exchange, ExchangeShape, HalfShape, Halves, ParamCell, RingShape, RunNames, SampleRing, ShmError, UndoLog,
-    UndoShape, check_space,
+    Control, Exchange, ExchangeShape, HalfShape, Halves, NumaNodes, ParamCell, RingShape, RunNames, SampleRing,
+    ShmError, UndoLog, UndoShape, check_space,
 };
 use crate::sparse::sightings::Sightings;
 use crate::sparse::{HostTable, TableShape};
@@ -49,7 +49,11 @@ pub struct RankSegments {
 }
 
 impl RankSegments {
-    fn names(prefix: &str, ranks: usize, tables: usize) -> (impl Iterator<Item = String>, impl Iterator<Item = String>) {
+    fn names(
+        prefix: &str,
+        ranks: usize,
+        tables: usize,
+    ) -> (impl Iterator<Item = String>, impl Iterator<Item = String>) {
         let cell = move |i: usize| format!("gradient{}.{}", i / KEPT_GRADIENTS, i % KEPT_GRADIENTS);
         let cells = (0..ranks * KEPT_GRADIENTS).map(move |i| format!("{prefix}-{}", cell(i)));
         (cells, (0..ranks * tables).map(move |i| format!("{prefix}-rows{}.{}", i / tables, i % tables)))
@@ -270,8 +274,13 @@ pub fn create_tables(
             mib(halves + undo)
         )
     })?;
-    let prefix = names.to_string();
-    Ok((0..tables).map(|i| HostTable::create(&table_name(&prefix, i), table)).collect::<Result<_, _>>()?)
+    let create = |number: usize| {
+        let create = || HostTable::create(&table_name(&names.to_string(), number), table);
+        let Some(nodes) = NumaNodes::of_part(number, tables) else { return create() };
+        tracing::info!("table {number} and its ranks: {nodes}");
+        nodes.prefer(create)
+    };
+    Ok((0..tables).map(create).collect::<Result<_, _>>()?)
 }
 
 fn ring_shape(settings: &ValueSettings, fields: &Fields, reader: usize, world: World) -> RingShape {

@@ -376,7 +376,10 @@ impl Configuration for ValueSettings {
         if ranks > MOST_RANKS_HERE {
             return bad(
                 "ranks.tables",
-                format!("is {}; with values.ranks = {} each, that makes {ranks} ranks, and a machine has at most {MOST_RANKS_HERE}", r.tables, v.ranks),
+                format!(
+                    "is {}; with values.ranks = {} each, that makes {ranks} ranks, and a machine has at most {MOST_RANKS_HERE}",
+                    r.tables, v.ranks
+                ),
             );
         }
         if !(1..=1 << 20).contains(&r.period) {

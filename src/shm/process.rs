@@ -54,6 +54,11 @@ impl Role {
         if rank == 0 { Self::Learner } else { Self::LearnerRank(rank) }
     }
 
+    /// Returns the role of a rank of a value training.
+    pub const fn rank(rank: usize) -> Self {
+        if rank == 0 { Self::Trainer } else { Self::Rank(rank) }
+    }
+
     /// Returns the role, in a training run, of the process that registered in a slot.
     pub fn of(kind: ProcessKind, slot: usize) -> Self {
         match kind {
@@ -61,6 +66,15 @@ impl Role {
             ProcessKind::Learner => Self::learner((MAX_PROCESSES - 3).saturating_sub(slot)),
             ProcessKind::Checkpointer => Self::Checkpointer,
             ProcessKind::Evaluator => Self::Evaluator,
+        }
+    }
+
+    /// Returns the role, in a value training, of the process that registered in a slot.
+    pub fn of_values(kind: ProcessKind, slot: usize) -> Self {
+        match kind {
+            ProcessKind::Actor => Self::Reader(slot),
+            ProcessKind::Learner => Self::rank((MAX_PROCESSES - 3).saturating_sub(slot)),
+            ProcessKind::Checkpointer | ProcessKind::Evaluator => Self::ValueCheckpointer,
         }
     }
 
@@ -198,6 +212,7 @@ mod tests {
         // As many ranks as allowed (`settings::MOST_RANKS_HERE`), and some more.
         roles.extend((1..=28).map(Role::Rank));
         roles.extend([Role::Trainer, Role::ValueCheckpointer]);
+        assert!(roles.iter().all(|role| Role::of_values(role.kind(), role.slot()) == *role));
         let mut slots: Vec<usize> = roles.iter().map(|role| role.slot()).collect();
         slots.sort_unstable();
         slots.dedup();

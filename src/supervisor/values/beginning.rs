@@ -24,7 +24,10 @@ pub fn check_job(settings: &ValueSettings, fields: &Fields, node: Node) -> Resul
     }
     let v = &settings.values;
     if settings.ranks.tables > 1 {
-        let why = format!("is {}; several tables are for one machine, and each of several nodes has one: set it to 1", settings.ranks.tables);
+        let why = format!(
+            "is {}; several tables are for one machine, and each of several nodes has one: set it to 1",
+            settings.ranks.tables
+        );
         return bad("ranks.tables", why);
     }
     let ranks = node.world(v.ranks).ranks;

@@ -251,7 +251,7 @@ impl<'a> Run<'a> {
             process.finish(&mut Deadline::after(FINISH), interrupt)?;
         }
         self.end_checkpointer(interrupt)?;
-        let role = if rank == 0 { Role::Trainer } else { Role::Rank(rank) };
+        let role = Role::rank(rank);
         let log = self.directory.log(&role.to_string());
         match status.code().and_then(|code| u8::try_from(code).ok()) {
             Some(RunFailure::NOT_FINITE) => Ok(Ended::NotFinite),
