@@ -69,7 +69,10 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
     if seat.publishes() {
         let mut table = HostTable::open(&table_name(seat.group()))?;
         if rank > 0 {
+            let begun = Instant::now();
             table.copy_from(&table_name(0), || slot.beat())?;
+            let (rows, seconds) = (table.len(), begun.elapsed().as_secs_f64());
+            tracing::info!("table {} has the {rows} rows of the first one after {seconds:.3} s", seat.group());
         } else if let Some(undo) = undo {
             table.track(undo);
         }
@@ -449,7 +452,8 @@ impl Member<'_> {
         for (rank, other) in verdicts {
             ensure!(
                 verdict.same_rows(&other?),
-                "the rows of the table of rank {rank} are not those of rank 0 any more"
+                "the rows of the table of rank {rank} are not those of rank 0 any more: a write was lost. Snapshots of this pass may hold what \
+                 followed: begin anew in another --run-dir"
             );
         }
         verdict.apply(&mut self.state);

@@ -155,8 +155,9 @@ mod tests {
         assert_eq!(numbers(&["0", "1", "2", "3"], &all, 2), [[0, 1], [2, 3]]);
         // A node without cores, one without cores that may be used, and a single one.
         assert_eq!(numbers(&["0-1", "", "2-3"], &all, 2), [[0], [2]]);
-        assert_eq!(numbers(&two, &[0, 1], 2), [vec![], vec![]]);
-        assert_eq!(numbers(&["0-15"], &all, 2), [vec![], vec![]]);
+        let nothing = [Vec::<usize>::new(), vec![]];
+        assert_eq!(numbers(&two, &[0, 1], 2), nothing);
+        assert_eq!(numbers(&["0-15"], &all, 2), nothing);
     }
 
     #[test]

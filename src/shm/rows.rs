@@ -394,7 +394,7 @@ mod tests {
 
     #[test]
     fn a_copy_holds_what_the_original_holds_whatever_it_held_before() {
-        let (name, other) = (unique_name(), unique_name());
+        let (name, other) = (unique_name("table"), unique_name("table1"));
         let mut original = RowWriter::create(&name, SHAPE, [7; PARAMETERS]).unwrap();
         let mut copy = RowWriter::create(&other, SHAPE, [7; PARAMETERS]).unwrap();
         let fill = |rows: &mut RowWriter, records: u32| {
