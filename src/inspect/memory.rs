@@ -2,9 +2,11 @@
 
 use serde::Serialize;
 
+use crate::run::value_run::table_name;
+use crate::settings::MOST_TABLES;
 use crate::shm::control::{LearnerStats, MAX_ACTORS, MAX_LEARNER_RANKS, STOP_ALL, STOP_LEARNING, STOP_NOW};
 use crate::shm::{
-    Balance, Control, Distribution, Halves, HalvesView, Ledger, ParamCell, ProcessKind, RingView, Role, RunNames,
+    Balance, Control, Distribution, Halves, HalvesView, Ledger, ParamCell, RingView, Role, RowReader, RunNames,
     SampleRing, ShmError, names,
 };
 
@@ -20,6 +22,9 @@ pub struct Memory {
     pub params: Option<ParamsView>,
     /// Snapshots waiting for the checkpointer; `None` if none are taken.
     pub snapshots: Option<HalvesView>,
+    /// The tables of rows of a value training.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<TableView>,
     pub rings: Vec<RingView>,
     /// Sum over the rings.
     pub ledger: Ledger,
@@ -98,6 +103,21 @@ pub struct ActorView {
     pub wait_s: f64,
 }
 
+/// A table of embedding rows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TableView {
+    pub segment: String,
+    pub rows: usize,
+    /// Rows that there is room for.
+    pub capacity: usize,
+    /// Bytes of shared memory.
+    pub bytes: u64,
+    /// The process that has the writing role.
+    pub writer_pid: Option<u64>,
+    /// With several ranks: how often it has written the gradients of an update, those that were undone later among them.
+    pub writes: u64,
+}
+
 /// Content of the parameter cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct ParamsView {
@@ -122,6 +142,15 @@ impl Memory {
                 None
             }
         };
+        let mut tables = Vec::new();
+        for number in 0..MOST_TABLES {
+            let segment = table_name(&run.to_string(), number);
+            match RowReader::observe(&segment) {
+                Ok(table) => tables.push(table_view(segment, &table)),
+                Err(ShmError::Missing { .. }) => break,
+                Err(e) => notes.push(e.to_string()),
+            }
+        }
         let mut rings = Vec::new();
         for id in 0..MAX_ACTORS {
             match SampleRing::observe(&run.part(&format!("ring{id}"))) {
@@ -140,13 +169,14 @@ impl Memory {
             names: run.to_string(),
             main_pid: run.pid(),
             main_alive,
-            control: control.map(|control| control_view(&control, rings.len())),
+            control: control.map(|control| control_view(&control, rings.len(), tables.is_empty())),
             params: params.map(|cell| ParamsView {
                 version: cell.version(),
                 capacity: cell.capacity(),
                 torn: cell.torn(),
             }),
             snapshots,
+            tables,
             ledger: Ledger::sum(rings.iter().map(|ring| ring.ledger)),
             rings,
             balance,
@@ -158,13 +188,20 @@ fn seconds(ns: u64) -> f64 {
     ns as f64 * 1e-9
 }
 
-fn control_view(control: &Control, actors: usize) -> ControlView {
+fn table_view(segment: String, table: &RowReader) -> TableView {
+    let (rows, capacity) = (table.len(), table.shape().records);
+    TableView { segment, rows, capacity, bytes: table.bytes(), writer_pid: table.writer(), writes: table.batches() }
+}
+
+/// `trains` says whether it is a run of `admix train`, and not of values.
+fn control_view(control: &Control, actors: usize, trains: bool) -> ControlView {
+    let role = if trains { Role::of } else { Role::of_values };
     let processes =
         control.processes.iter().enumerate().filter(|(_, slot)| slot.incarnation() > 0).map(|(at, slot)| {
             let pid = slot.pid();
             let kind = slot.kind();
             ProcessView {
-                name: process_name(at, kind),
+                name: kind.map_or_else(|| format!("slot{at}"), |kind| role(kind, at).to_string()),
                 pid,
                 alive: pid.is_some_and(names::is_alive),
                 incarnation: slot.incarnation(),
@@ -229,8 +266,4 @@ fn learner_view(l: &LearnerStats) -> LearnerView {
         compute_s: seconds(l.compute_ns.get()),
         wait_s: seconds(l.wait_ns.get()),
     }
-}
-
-fn process_name(slot: usize, kind: Option<ProcessKind>) -> String {
-    kind.map_or_else(|| format!("slot{slot}"), |kind| Role::of(kind, slot).to_string())
 }

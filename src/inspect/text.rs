@@ -108,6 +108,7 @@ fn shared_memory(out: &mut String, memory: &Memory) {
     if let Some(halves) = &memory.snapshots {
         snapshots(out, halves);
     }
+    tables(out, memory);
     if !memory.rings.is_empty() {
         let _ = writeln!(
             out,
@@ -116,6 +117,23 @@ fn shared_memory(out: &mut String, memory: &Memory) {
         );
         memory.rings.iter().for_each(|ring| one_ring(out, ring));
         let _ = writeln!(out, "  samples: {}{}", memory.ledger, balance(memory.balance, writing(memory)));
+    }
+}
+
+fn tables(out: &mut String, memory: &Memory) {
+    let processes = memory.control.as_ref().map_or(&[][..], |control| &control.processes);
+    for (number, table) in memory.tables.iter().enumerate() {
+        let writer = processes.iter().find(|p| p.pid.is_some() && p.pid.map(u64::from) == table.writer_pid);
+        let _ = writeln!(
+            out,
+            "  table {number}: {} rows of {}, {:.1} MiB in {}; written by {}, {} times",
+            table.rows,
+            table.capacity,
+            table.bytes as f64 / f64::from(1 << 20),
+            table.segment,
+            writer.map_or("nobody", |writer| &writer.name),
+            table.writes
+        );
     }
 }
 

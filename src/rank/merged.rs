@@ -1,4 +1,4 @@
-//! The rows of a machine in the hands of rank 0: moved along the merged gradients of all ranks.
+//! The rows of a table in the hands of its first rank: moved along the merged gradients of all ranks.
 
 use crate::collective::rows::{Damaged, Merger, RowGradients};
 use crate::settings::{ValueSettings, WhenFull};
@@ -70,6 +70,7 @@ impl MergedRows {
             prior.add(self.merged.fields[row] as usize, weight, version, table.row(record), gradient);
             table.update_shared(self.merged.ids[row], record, gradient, step.rate, &mut self.record);
         }
+        table.count_batch();
         Ok(())
     }
 }

@@ -20,8 +20,8 @@
 //! | [`together`], [`overlapped`] | a rank among others: in step, and overlapped |
 //! | [`said`] | what ranks tell each other beside gradients |
 //! | [`arrivals`] | which gradients of others have arrived |
-//! | [`writer`] | the thread of rank 0 that writes rows while ranks overlap |
-//! | [`merged`] | the rows of a machine, moved along the gradients of all ranks |
+//! | [`writer`] | the thread that writes the rows of a table while ranks overlap |
+//! | [`merged`] | the rows of a table, moved along the gradients of all ranks |
 //! | [`record`] | records in `metrics.jsonl` |
 
 mod arrivals;
@@ -84,7 +84,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let segments = ValueSegments::open_for_rank(prefix, 0, settings.values.readers)?;
     let slot = &segments.control.processes[Role::Trainer.slot()];
     slot.sign_in(Role::Trainer.kind());
-    let mut table = HostTable::open(&table_name(prefix))?;
+    let mut table = HostTable::open(&table_name(prefix, 0))?;
     let (halves, undo) = ValueHalves::open(prefix)?.map(|of| (Arc::new(of.halves), of.undo)).unzip();
     let fields = Fields::parse(&settings.values.fields)?;
     let shape = net_shape(&settings, &fields);
@@ -282,6 +282,7 @@ impl Trainer<'_> {
             samples: self.state.samples,
             samples_per_s: (self.state.samples - before) as f64 / seconds,
             rows,
+            row_writes: None,
             click: self.sums.click / n,
             charge: self.sums.charge / n,
             wait_s: self.blocks.waited().as_secs_f64(),

@@ -1,8 +1,9 @@
 //! Overlapped training: within a period no rank waits for another.
 //!
 //! The rule by which a rank moves its parameters is in [`crate::collective::overlap`]. Here is what runs beside it. Gradients of the
-//! last few iterations lie in parameter cells, which a rank publishes and the others read without waiting. Gradients of rows go to rank
-//! 0 through a ring for each rank, where [`super::writer`] applies them and publishes generations; readers take the newest. At the end of a period, of a pass, and when the run stops, the ranks meet: their parameters and moments
+//! last few iterations lie in parameter cells, which a rank publishes and the others read without waiting. Gradients of rows go to the first rank
+//! of each table through a ring for each rank, where [`super::writer`] applies them and publishes generations; readers take the newest of
+//! their own table. Tables may be some iterations apart within a period. At the end of a period, of a pass, and when the run stops, the ranks meet: their parameters and moments
 //! are averaged, all rows are written, and rank 0 evaluates and saves.
 //!
 //! What was used when depends on the timing; `ranks.trace` records it in `RUN_DIR/trace`.
@@ -48,8 +49,9 @@ pub struct Overlapped<'m, 'a> {
     rule: Overlap,
     segments: RankSegments,
     arrivals: Arrivals,
-    rows_out: RingWriter,
-    /// Of rank 0: the thread that writes rows.
+    /// One for each table.
+    rows_out: Vec<RingWriter>,
+    /// Of the first rank of a table: the thread that writes its rows.
     writer: Option<Writer>,
     /// Iterations since this process began; and those before this period.
     done: u64,
@@ -69,11 +71,14 @@ impl<'m, 'a> Overlapped<'m, 'a> {
     /// A segment that is missing, or in use.
     pub fn open(prefix: &str, directory: &RunDirectory, member: &'m mut Member<'a>) -> anyhow::Result<Self> {
         let rank = member.seat.rank();
-        let segments = RankSegments::open(prefix, member.settings.values.ranks)?;
-        let writer = match &member.first {
-            Some(first) => Some(Writer::start(Work {
-                rows: first.rows.clone(),
-                rings: segments.rows.iter().map(SampleRing::reader).collect::<Result<_, _>>()?,
+        let segments = RankSegments::open(prefix, member.seat.ranks(), member.settings.ranks.tables)?;
+        let table = member.seat.group();
+        let rings = (0..segments.ranks()).map(|rank| segments.rows_from(rank)[table].reader());
+        let writer = match &member.rows {
+            Some(rows) => Some(Writer::start(Work {
+                table,
+                rows: rows.clone(),
+                rings: rings.collect::<Result<_, _>>()?,
                 exchange: member.exchange.clone(),
                 settings: member.settings.clone(),
                 prepared: member.prepared.clone(),
@@ -89,7 +94,7 @@ impl<'m, 'a> Overlapped<'m, 'a> {
         Ok(Self {
             rank,
             rule: Overlap::new(rank, member.settings.ranks.period),
-            rows_out: segments.rows[rank].writer()?,
+            rows_out: segments.rows_from(rank).iter().map(SampleRing::writer).collect::<Result<_, _>>()?,
             arrivals: Arrivals::new(segments.ranks()),
             segments,
             writer,
@@ -143,7 +148,7 @@ impl<'m, 'a> Overlapped<'m, 'a> {
                 continue;
             }
             self.iterate(batch)?;
-            failpoint::reached(if self.member.is_first() { "rank.update" } else { "other.update" });
+            failpoint::reached(self.member.named(["rank.update", "table.update", "other.update"]));
         }
         Ok(())
     }
@@ -160,7 +165,9 @@ impl<'m, 'a> Overlapped<'m, 'a> {
         let said = Said { stops: false, wish: Wish::default(), parameters: 0, click: 0.0, charge: 0.0 };
         said.encode(&mut member.message);
         member.encode_rows(block);
-        give_rows(member, &mut self.rows_out, self.done, whole)?;
+        for out in &mut self.rows_out {
+            give_rows(member, out, self.done, whole)?;
+        }
         let gradient = member.dense.gradient(member.state.parameters.len());
         let bell = member.exchange.news();
         self.segments.gradient(self.rank, self.done).publish(self.done, bytemuck::cast_slice(gradient), bell)?;
@@ -190,10 +197,11 @@ impl<'m, 'a> Overlapped<'m, 'a> {
         let stops = member.is_first() && member.segments.control.stop_level() >= STOP_LEARNING;
         let said = Said { stops, wish: member.wish(), parameters: self.agreed, click: self.click, charge: self.charge };
         said.encode(&mut member.message);
+        let point = member.named(["rank.exchange", "table.exchange", "other.exchange"]);
         let ValueState { parameters, adam, .. } = &mut member.state;
         let mut all = [&parameters[..], &adam.first, &adam.second].concat();
         let mut heard = Vec::new();
-        failpoint::reached(if member.first.is_some() { "rank.exchange" } else { "other.exchange" });
+        failpoint::reached(point);
         failpoint::reached("exchange.latency");
         member.seat.exchange(&mut all, &member.message, &mut |_, message| heard.extend(Said::decode(message)))?;
         ensure!(heard.len() == member.seat.ranks(), "a rank said nothing at the end of a period");
@@ -204,7 +212,7 @@ impl<'m, 'a> Overlapped<'m, 'a> {
         adam.second.copy_from_slice(&all[2 * n..]);
         self.agreed = hash(parameters);
         if let Some(writer) = &mut self.writer {
-            writer.finish(self.done, &member.exchange, || member.slot.beat())?;
+            writer.finish(self.done, (&member.exchange, member.seat.group()), || member.slot.beat())?;
         }
         member.seat.wait_published(self.done)?;
         member.exchanging += begun.elapsed();
@@ -221,7 +229,7 @@ impl<'m, 'a> Overlapped<'m, 'a> {
     }
 }
 
-/// Hands the gradients of iteration `number`'s rows to rank 0; waits only while its ring is full.
+/// Hands the gradients of iteration `number`'s rows to the writer of a table; waits only while its ring is full.
 fn give_rows(member: &Member<'_>, out: &mut RingWriter, number: u64, whole: u64) -> anyhow::Result<()> {
     loop {
         let seen = out.ring().space().value();

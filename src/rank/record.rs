@@ -12,6 +12,8 @@ pub struct Training {
     pub samples: u64,
     pub samples_per_s: f64,
     pub rows: usize,
+    /// With several ranks: how often the gradients of an update were written, by all tables of the machine since main has started it.
+    pub row_writes: Option<u64>,
     /// Means over the pass so far, per sample.
     pub click: f64,
     pub charge: f64,

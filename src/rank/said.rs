@@ -61,22 +61,22 @@ pub fn hash(parameters: &[f32]) -> u64 {
     XxHash3_64::oneshot(bytemuck::cast_slice(parameters))
 }
 
-/// What the end of a pass has come to, as the first rank of each machine says. That of rank 0 counts for all.
+/// What the end of a pass has come to, as the first rank of each table says. That of rank 0 counts for all.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
     finished: bool,
     evaluations: u64,
     without_improvement: u64,
     best: Option<f64>,
-    /// Digest of the rows of its machine, where there are several.
+    /// Digest of the rows of its table, where there are several.
     rows: Option<u64>,
 }
 
 impl Verdict {
-    /// Of `state`, and of the `rows` of this machine.
+    /// Of `state`, and of the `rows` of a table.
     pub fn of(state: &ValueState, rows: Option<&HostTable>) -> Self {
         let &ValueState { finished, evaluations, without_improvement, best, .. } = state;
-        Self { finished, evaluations, without_improvement, best, rows: rows.map(digest) }
+        Self { finished, evaluations, without_improvement, best, rows: rows.map(HostTable::digest) }
     }
 
     pub fn encode(&self) -> Vec<u8> {
@@ -89,7 +89,7 @@ impl Verdict {
         Ok(bincode::serde::decode_from_slice(bytes, bincode::config::standard())?.0)
     }
 
-    /// Whether the rows of two machines are the same.
+    /// Whether the rows of two tables are the same.
     pub fn same_rows(&self, other: &Self) -> bool {
         self.rows == other.rows
     }
@@ -101,13 +101,6 @@ impl Verdict {
         state.without_improvement = self.without_improvement;
         state.best = self.best;
     }
-}
-
-/// A digest of all rows and their state, whatever their places in the table.
-fn digest(table: &HostTable) -> u64 {
-    let of_row =
-        |(id, record): (u64, u32)| XxHash3_64::oneshot_with_seed(id, bytemuck::cast_slice(table.record(record)));
-    table.sorted().into_iter().map(of_row).fold(0, u64::wrapping_add)
 }
 
 #[cfg(test)]

@@ -3,9 +3,13 @@
 //! **In step** (`ranks.sync = "step"`) all make the same updates. They exchange everything of an update at once: the mean of the
 //! parameters' gradients, and the gradients of rows. Each moves its own copy of the parameters; rank 0 alone writes the table,
 //! evaluates, and saves. Nobody reads rows for the next batch before rank 0 has published those of the last; until then the others
-//! compute what needs no rows. On several machines each has a table of its own, written and saved by its first rank: all hold the same
-//! bytes, which is checked at the end of each pass. Rank 0 alone evaluates. Every message carries a hash of its rank's parameters, so that ranks that have drifted apart are an
+//! compute what needs no rows. Every message carries a hash of its rank's parameters, so that ranks that have drifted apart are an
 //! error at the next exchange.
+//!
+//! **Several tables**, one on each of several machines or `ranks.tables` on one: the first rank of each writes it, with the gradients of
+//! all ranks of all tables in the same order, and the ranks of a table wait for that one alone. All hold the same rows, which is checked at
+//! the end of each pass. Rank 0 alone evaluates. The first rank of each machine saves, and it saves the first table: the first ranks of further
+//! ones copy it when they begin.
 //!
 //! **Overlapped** (`ranks.sync = "overlap"`) nobody waits for the others within a period: [`super::overlapped`].
 
@@ -20,7 +24,7 @@ use crate::run::value_snapshot::ValueState;
 use crate::run::{CannotSave, Metrics, RunDirectory, failpoint};
 use crate::settings::{RankSync, ValueSettings};
 use crate::shm::control::{ProcessSlot, STOP_LEARNING};
-use crate::shm::{Exchange, Halves, Role, Seat};
+use crate::shm::{Exchange, Halves, NumaNodes, Role, RowReader, Seat};
 use crate::sparse::lookup::Finder;
 use crate::sparse::{HostTable, TableView};
 use crate::values::net::Losses;
@@ -48,7 +52,7 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
     let prepared = Prepared::read(directory)?;
     let world = prepared.world(settings);
     let segments = ValueSegments::open_for_rank(prefix, rank, settings.values.readers)?;
-    let role = if rank == 0 { Role::Trainer } else { Role::Rank(rank) };
+    let role = Role::rank(rank);
     let slot = &segments.control.processes[role.slot()];
     slot.sign_in(role.kind());
     let fields = Fields::parse(&settings.values.fields)?;
@@ -57,36 +61,51 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
     let seat = exchange.join(world.first + rank, Duration::from_secs_f64(settings.ranks.timeout_s))?;
     let (halves, undo) = ValueHalves::open(prefix)?.map(|of| (Arc::new(of.halves), of.undo)).unzip();
     let (state, _) = state_of(settings, directory, shape, halves.as_deref())?;
-    let mut first = None;
-    if rank == 0 {
-        let mut table = HostTable::open(&table_name(prefix))?;
-        if let Some(undo) = undo {
+    if let Some(nodes) = NumaNodes::of_part(seat.group(), settings.ranks.tables) {
+        nodes.stay();
+    }
+    let table_name = |table| table_name(prefix, table);
+    let mut rows = None;
+    if seat.publishes() {
+        let mut table = HostTable::open(&table_name(seat.group()))?;
+        if rank > 0 {
+            let begun = Instant::now();
+            table.copy_from(&table_name(0), || slot.beat())?;
+            let (rows, seconds) = (table.len(), begun.elapsed().as_secs_f64());
+            tracing::info!("table {} has the {rows} rows of the first one after {seconds:.3} s", seat.group());
+        } else if let Some(undo) = undo {
             table.track(undo);
         }
-        let rows = MergedRows::new(Store::new(table, settings), RowPrior::new(settings, &prepared));
+        let merged = MergedRows::new(Store::new(table, settings), RowPrior::new(settings, &prepared));
+        rows = Some(Arc::new(Mutex::new(merged)));
+        exchange.publish(seat.group(), 0);
+    }
+    let mut first = None;
+    if rank == 0 {
         let passes = || -> anyhow::Result<_> {
             let judge = Judge::open(settings, &fields, || slot.beat())?;
             Ok(Passes { settings, prepared: &prepared, directory, judge, slot })
         };
+        let tables = (0..settings.ranks.tables).map(|table| RowReader::open(&table_name(table)));
         first = Some(First {
-            rows: Arc::new(Mutex::new(rows)),
             passes: prepared.node.is_first().then(passes).transpose()?,
             metrics: Metrics::open(&directory.metrics())?,
             saver: Saver::new(&segments, halves.as_deref(), settings, world.ranks),
             halves: halves.as_ref(),
+            tables: tables.collect::<Result<_, _>>()?,
         });
-        exchange.publish(0);
     }
     let mut member = Member {
         blocks: Blocks::open(&segments, slot, fields.len())?,
         dense: Dense::new(shape, prepared.dispersion),
-        view: TableView::open(&table_name(prefix))?,
+        view: TableView::open(&table_name(seat.group()))?,
         occurrences: Occurrences::default(),
         finder: Finder::default(),
         batch_rows: BatchRows::default(),
         row_gradients: vec![],
         record: vec![],
         message: vec![],
+        rows,
         first,
         written: 0,
         sums: Losses::default(),
@@ -102,7 +121,7 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
         seat,
         state,
     };
-    // Rank 0 has the table.
+    // The first rank of each table has it, with the rows that all begin with.
     member.seat.exchange(&mut [], &[], &mut |_, _| {})?;
     match settings.ranks.sync {
         RankSync::Step => member.train()?,
@@ -113,27 +132,18 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
 
 /// What the first rank of a machine does for all others there.
 pub struct First<'a> {
-    pub rows: Arc<Mutex<MergedRows>>,
     /// Of rank 0.
     passes: Option<Passes<'a>>,
     metrics: Metrics,
     saver: Saver<'a>,
     halves: Option<&'a Arc<Halves>>,
+    /// All tables of the machine.
+    tables: Vec<RowReader>,
 }
 
-impl First<'_> {
-    pub fn rows(&self) -> MutexGuard<'_, MergedRows> {
-        self.rows.lock().expect("whoever writes rows works")
-    }
-
-    /// Puts snapshot `number` into its half.
-    fn save(&mut self, number: u64, state: &ValueState) -> anyhow::Result<()> {
-        if let Some(halves) = self.halves {
-            self.rows().store.snapshot(halves, number, state.updates)?;
-            self.saver.write(number, state)?;
-        }
-        Ok(())
-    }
+/// The rows of the table that this rank writes.
+pub fn lock(rows: &Mutex<MergedRows>) -> MutexGuard<'_, MergedRows> {
+    rows.lock().expect("whoever has rows works")
 }
 
 /// A rank at work.
@@ -155,9 +165,11 @@ pub struct Member<'a> {
     /// Memory for a record of the table.
     record: Vec<u32>,
     pub message: Vec<u8>,
-    pub first: Option<First<'a>>,
+    /// Of the first rank of a table: what it writes.
+    pub rows: Option<Arc<Mutex<MergedRows>>>,
+    first: Option<First<'a>>,
     pub state: ValueState,
-    /// Number of the rows that rank 0 has published: updates since this process began.
+    /// Number of the rows that are published: updates since this process began.
     pub written: u64,
     /// Losses of the pass so far, of all ranks.
     pub sums: Losses,
@@ -186,7 +198,7 @@ impl Member<'_> {
             }
             let Some(all) = self.update(next)? else { break };
             self.after_update(&all)?;
-            failpoint::reached(if self.is_first() { "rank.update" } else { "other.update" });
+            failpoint::reached(self.named(["rank.update", "table.update", "other.update"]));
         }
         Ok(())
     }
@@ -197,18 +209,37 @@ impl Member<'_> {
     /// [`CannotSave`], where the snapshot before cannot be written on one of them. A machine that took another one meanwhile would
     /// have removed what the others need.
     fn end(&mut self) -> anyhow::Result<()> {
+        let room = self.agree_on_room(true)?;
+        // All ranks have written their last rows.
         self.record();
-        if !self.agree_on_room(true)? {
+        if !room {
             return Err(
                 CannotSave(anyhow::anyhow!("the snapshot before the last cannot be written on every machine")).into()
             );
         }
-        if let Some(first) = &mut self.first
-            && let Some(number) = first.saver.last()
-        {
-            first.save(number, &self.state)?;
+        match self.first.as_ref().and_then(|first| first.saver.last()) {
+            Some(number) => self.save(number),
+            None => Ok(()),
+        }
+    }
+
+    /// Puts snapshot `number` into its half.
+    fn save(&mut self, number: u64) -> anyhow::Result<()> {
+        let (Some(first), Some(rows)) = (&mut self.first, &self.rows) else { return Ok(()) };
+        if let Some(halves) = first.halves {
+            lock(rows).store.snapshot(halves, number, self.state.updates)?;
+            first.saver.write(number, &self.state)?;
         }
         Ok(())
+    }
+
+    /// The name of a failpoint: in the first rank of the machine, in that of a further table, and in all others.
+    pub fn named(&self, [first, writer, other]: [&'static str; 3]) -> &'static str {
+        match (&self.first, &self.rows) {
+            (Some(_), _) => first,
+            (None, Some(_)) => writer,
+            (None, None) => other,
+        }
     }
 
     pub fn is_first(&self) -> bool {
@@ -234,8 +265,10 @@ impl Member<'_> {
 
     /// What this rank says of snapshots, before an update.
     pub fn wish(&self) -> Wish {
-        let of = |first: &First<'_>| first.saver.wish(first.rows().store.changed());
-        self.first.as_ref().map_or(Wish { room: true, ..Wish::default() }, of)
+        match (&self.first, &self.rows) {
+            (Some(first), Some(rows)) => first.saver.wish(lock(rows).store.changed()),
+            _ => Wish { room: true, ..Wish::default() },
+        }
     }
 
     /// Makes an update with all ranks, and returns what they said; `None` when one of them stops.
@@ -264,10 +297,13 @@ impl Member<'_> {
         self.state.samples += whole;
         let (of_rows, rate) = step_of(self.settings, self.prepared, &self.state);
         self.written += 1;
-        if let Some(first) = &self.first {
-            first.rows().write(self.settings, of_rows, whole)?;
-            failpoint::reached("rank.written");
-            self.exchange.publish(self.written);
+        if let Some(rows) = &self.rows {
+            // Where a test makes it fail, this table misses a write.
+            if !failpoint::reached(self.named(["rank.write", "table.write", "other.write"])) {
+                lock(rows).write(self.settings, of_rows, whole)?;
+            }
+            failpoint::reached(self.named(["rank.written", "table.written", "other.written"]));
+            self.exchange.publish(self.seat.group(), self.written);
         }
         self.dense.apply(&mut self.state, rate);
         self.state.updates += 1;
@@ -315,19 +351,20 @@ impl Member<'_> {
         encode(&self.batch_rows.lookup, of_row, &self.row_gradients, self.fields, &mut self.message);
     }
 
-    /// Gives gradients and message to all; returns what each rank said. The parameters' gradient is the mean of all then, and rank 0
-    /// has the rows of all.
+    /// Gives gradients and message to all; returns what each rank said. The parameters' gradient is the mean of all then, and the first
+    /// rank of each table has the rows of all.
     fn give_all(&mut self) -> anyhow::Result<Vec<Said>> {
         let begun = Instant::now();
         let dim = self.settings.values.dim;
-        let mut rows = self.first.as_ref().map(First::rows);
+        let point = self.named(["rank.exchange", "table.exchange", "other.exchange"]);
+        let mut rows = self.rows.as_deref().map(lock);
         if let Some(rows) = &mut rows {
             rows.begin();
         }
         let mut all = Vec::with_capacity(self.seat.ranks());
         let mut failed = None;
         let gradient = self.dense.gradient(self.state.parameters.len());
-        failpoint::reached(if rows.is_some() { "rank.exchange" } else { "other.exchange" });
+        failpoint::reached(point);
         failpoint::reached("exchange.latency");
         self.seat.exchange(gradient, &self.message, &mut |rank, message| {
             let Some(said) = Said::decode(message) else {
@@ -361,12 +398,10 @@ impl Member<'_> {
         if full && !self.agree_on_room(false)? || !full && !due {
             return Ok(());
         }
-        if let Some(first) = &mut self.first
-            && let Some(number) = first.saver.begin_now(all[0].wish)
-        {
-            first.save(number, &self.state)?;
+        match self.first.as_mut().and_then(|first| first.saver.begin_now(all[0].wish)) {
+            Some(number) => self.save(number),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Waits until every machine has room for a snapshot, the `last` one of the run or one that must not wait; false where one will not
@@ -392,24 +427,19 @@ impl Member<'_> {
     pub fn end_pass(&mut self) -> anyhow::Result<()> {
         self.record();
         self.slot.beat();
-        let mut mine = Vec::new();
-        match &mut self.first {
-            Some(First { rows, passes, metrics, .. }) => {
-                let rows = rows.lock().expect("nobody writes rows now");
-                let table = rows.store.table();
-                match passes {
-                    Some(passes) => {
-                        if let Some(evaluation) = passes.end(&mut self.state, &mut self.dense.net, table)? {
-                            metrics.append("evaluation", &evaluation);
-                        }
-                    }
-                    None => self.state.cursor.next_pass(),
+        let rows = self.rows.as_deref().map(lock);
+        let table = rows.as_ref().map(|rows| rows.store.table());
+        match (&mut self.first, table) {
+            (Some(First { passes: Some(passes), metrics, .. }), Some(table)) => {
+                if let Some(evaluation) = passes.end(&mut self.state, &mut self.dense.net, table)? {
+                    metrics.append("evaluation", &evaluation);
                 }
-                let compared = (!self.prepared.node.is_alone()).then_some(table);
-                mine = Verdict::of(&self.state, compared).encode();
             }
-            None => self.state.cursor.next_pass(),
+            _ => self.state.cursor.next_pass(),
         }
+        let several = self.settings.ranks.tables > 1 || !self.prepared.node.is_alone();
+        let mine = table.map(|table| Verdict::of(&self.state, several.then_some(table)).encode()).unwrap_or_default();
+        drop(rows);
         let mut given = Vec::new();
         self.seat.exchange(&mut [], &mine, &mut |rank, bytes| {
             if !bytes.is_empty() {
@@ -422,7 +452,8 @@ impl Member<'_> {
         for (rank, other) in verdicts {
             ensure!(
                 verdict.same_rows(&other?),
-                "the rows of the machine of rank {rank} are not those of rank 0 any more"
+                "the rows of the table of rank {rank} are not those of rank 0 any more: a write was lost. Snapshots of this pass may hold what \
+                 followed: begin anew in another --run-dir"
             );
         }
         verdict.apply(&mut self.state);
@@ -438,7 +469,7 @@ impl Member<'_> {
     }
 
     fn record(&mut self) {
-        let Some(First { rows, metrics, saver, .. }) = &mut self.first else { return };
+        let (Some(First { metrics, saver, tables, .. }), Some(rows)) = (&mut self.first, &self.rows) else { return };
         let (snapshot_wait, early_snapshots) = saver.cost();
         let (then, before) = self.shown;
         let n = self.sums_samples.max(1) as f64;
@@ -447,7 +478,8 @@ impl Member<'_> {
             updates: self.state.updates,
             samples: self.state.samples,
             samples_per_s: (self.state.samples - before) as f64 / then.elapsed().as_secs_f64().max(1e-9),
-            rows: rows.lock().expect("whoever writes rows works").store.table().len(),
+            rows: lock(rows).store.table().len(),
+            row_writes: Some(tables.iter().map(RowReader::batches).sum()),
             click: self.sums.click / n,
             charge: self.sums.charge / n,
             wait_s: self.blocks.waited().as_secs_f64(),

@@ -1,4 +1,4 @@
-//! The thread of rank 0 that writes rows while ranks overlap.
+//! The thread of a table's first rank that writes its rows while ranks overlap.
 //!
 //! It takes the gradients of rows of all ranks from their rings, applies them in the order of iterations and ranks, and publishes
 //! generations.
@@ -49,7 +49,7 @@ impl Writer {
             if let Err(error) = ended {
                 *with.failed.lock().expect("nobody panics with it") = Some(error);
                 // Whoever reads rows would wait for them.
-                work.exchange.died(0);
+                work.exchange.died(work.exchange.shape().publisher(work.table));
             }
         })?;
         Ok(Self { shared, thread: Some(thread) })
@@ -61,10 +61,15 @@ impl Writer {
     }
 
     /// Waits until the rows of `iterations` are written.
-    pub fn finish(&mut self, iterations: u64, exchange: &Exchange, beat: impl Fn()) -> anyhow::Result<()> {
+    pub fn finish(
+        &mut self,
+        iterations: u64,
+        (exchange, table): (&Exchange, usize),
+        beat: impl Fn(),
+    ) -> anyhow::Result<()> {
         loop {
             let seen = exchange.news().value();
-            if exchange.published() >= iterations {
+            if exchange.published(table) >= iterations {
                 return Ok(());
             }
             if let Some(error) = self.failure() {
@@ -89,6 +94,8 @@ impl Drop for Writer {
 
 /// What the thread works with.
 pub struct Work {
+    /// Number of the table, and its rows.
+    pub table: usize,
     pub rows: Arc<Mutex<MergedRows>>,
     /// Of each rank, in their order.
     pub rings: Vec<RingReader>,
@@ -107,11 +114,11 @@ impl Work {
             self.state.samples += whole;
             let (step, _) = step_of(&self.settings, &self.prepared, &self.state);
             let mut rows = self.rows.lock().expect("whoever reads the table works");
-            self.exchange.begin_write();
+            self.exchange.begin_write(self.table);
             rows.write(&self.settings, step, whole)?;
             drop(rows);
-            failpoint::reached("rank.written");
-            self.exchange.publish(iteration);
+            failpoint::reached(if self.table == 0 { "rank.written" } else { "table.written" });
+            self.exchange.publish(self.table, iteration);
         }
         Ok(())
     }

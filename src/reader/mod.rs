@@ -52,11 +52,7 @@ pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<
         id,
         slot,
         writers: &mut writers,
-        stops_at: if settings.values.ranks > 1 && settings.ranks.sync == RankSync::Overlap {
-            STOP_ALL
-        } else {
-            STOP_LEARNING
-        },
+        stops_at: if world.ranks > 1 && settings.ranks.sync == RankSync::Overlap { STOP_ALL } else { STOP_LEARNING },
         // What was handed over, by this process's predecessors or before the snapshot.
         first: segments.control.actors[id].param_version.get(),
         next: 0,

@@ -11,8 +11,8 @@ use crate::log::CompileOptions;
 use crate::nodes::{Node, World};
 use crate::settings::{KEPT_GRADIENTS, RankSync, ValueSettings};
 use crate::shm::{
-    Control, Exchange, ExchangeShape, HalfShape, Halves, ParamCell, RingShape, RunNames, SampleRing, ShmError, UndoLog,
-    UndoShape, check_space,
+    Control, Exchange, ExchangeShape, HalfShape, Halves, NumaNodes, ParamCell, RingShape, RunNames, SampleRing,
+    ShmError, UndoLog, UndoShape, check_space,
 };
 use crate::sparse::sightings::Sightings;
 use crate::sparse::{HostTable, TableShape};
@@ -43,36 +43,42 @@ pub struct ValueSegments {
 pub struct RankSegments {
     /// Gradients of the last iterations of each rank; iteration i is in cell i mod [`KEPT_GRADIENTS`].
     gradients: Vec<ParamCell>,
-    /// One ring per rank for its row gradients on their way to rank 0.
-    pub rows: Vec<SampleRing>,
+    /// One ring per rank and table for the rank's row gradients on their way to whoever writes the table.
+    rows: Vec<SampleRing>,
+    tables: usize,
 }
 
 impl RankSegments {
-    fn names(prefix: &str, ranks: usize) -> (impl Iterator<Item = String>, impl Iterator<Item = String>) {
+    fn names(
+        prefix: &str,
+        ranks: usize,
+        tables: usize,
+    ) -> (impl Iterator<Item = String>, impl Iterator<Item = String>) {
         let cell = move |i: usize| format!("gradient{}.{}", i / KEPT_GRADIENTS, i % KEPT_GRADIENTS);
         let cells = (0..ranks * KEPT_GRADIENTS).map(move |i| format!("{prefix}-{}", cell(i)));
-        (cells, (0..ranks).map(move |rank| format!("{prefix}-rows{rank}")))
+        (cells, (0..ranks * tables).map(move |i| format!("{prefix}-rows{}.{}", i / tables, i % tables)))
     }
 
-    fn ring(shape: ExchangeShape, rank: usize) -> RingShape {
+    fn ring_shape(shape: ExchangeShape, rank: usize) -> RingShape {
         RingShape { actor: rank as u32, regions: KEPT_GRADIENTS / 2, capacity: shape.bytes }
     }
 
     fn footprint(shape: ExchangeShape) -> u64 {
         let cells = (shape.ranks * KEPT_GRADIENTS) as u64 * ParamCell::footprint(shape.words / STATE_PARTS);
-        cells + shape.ranks as u64 * SampleRing::footprint(Self::ring(shape, 0))
+        cells + (shape.ranks * shape.groups) as u64 * SampleRing::footprint(Self::ring_shape(shape, 0))
     }
 
     fn create(prefix: &str, shape: ExchangeShape) -> Result<Self, ShmError> {
-        let (cells, rings) = Self::names(prefix, shape.ranks);
+        let (cells, rings) = Self::names(prefix, shape.ranks, shape.groups);
         Ok(Self {
             gradients: cells
                 .map(|name| ParamCell::create(&name, shape.words / STATE_PARTS))
                 .collect::<Result<_, _>>()?,
             rows: rings
                 .enumerate()
-                .map(|(rank, name)| SampleRing::create(&name, Self::ring(shape, rank)))
+                .map(|(i, name)| SampleRing::create(&name, Self::ring_shape(shape, i / shape.groups)))
                 .collect::<Result<_, _>>()?,
+            tables: shape.groups,
         })
     }
 
@@ -80,16 +86,22 @@ impl RankSegments {
     ///
     /// # Errors
     /// A segment that is missing or of another build.
-    pub fn open(prefix: &str, ranks: usize) -> Result<Self, ShmError> {
-        let (cells, rings) = Self::names(prefix, ranks);
+    pub fn open(prefix: &str, ranks: usize, tables: usize) -> Result<Self, ShmError> {
+        let (cells, rings) = Self::names(prefix, ranks, tables);
         Ok(Self {
             gradients: cells.map(|name| ParamCell::open(&name)).collect::<Result<_, _>>()?,
             rows: rings.map(|name| SampleRing::open(&name)).collect::<Result<_, _>>()?,
+            tables,
         })
     }
 
     pub fn ranks(&self) -> usize {
-        self.rows.len()
+        self.rows.len() / self.tables
+    }
+
+    /// Returns the ring from a rank to the writer of each table.
+    pub fn rows_from(&self, rank: usize) -> &[SampleRing] {
+        &self.rows[rank * self.tables..(rank + 1) * self.tables]
     }
 
     /// Returns the cell for a rank's gradient of an iteration.
@@ -123,7 +135,7 @@ fn exchange_shape(settings: &ValueSettings, fields: &Fields, world: World) -> Op
     let words = parts * net_shape(settings, fields).parameters();
     let bytes = RANK_HEADER + rows::capacity(rows, v.dim, fields.len());
     let World { ranks, first, local } = world;
-    Some(ExchangeShape { ranks, first, local, words, bytes })
+    Some(ExchangeShape { ranks, first, local, groups: settings.ranks.tables, words, bytes })
 }
 
 /// Returns the most bytes that the ranks of all nodes give to one exchange.
@@ -232,34 +244,43 @@ impl ValueSegments {
     }
 }
 
-/// Creates the empty table of a run, after checking that there is room for it and everything else.
+/// Creates the empty tables of a run, after checking that there is room for them and everything else.
 ///
 /// # Errors
 /// Too little shared memory, with what to change.
-pub fn create_table(
+pub fn create_tables(
     names: &RunNames,
     settings: &ValueSettings,
     fields: &Fields,
     world: World,
-) -> anyhow::Result<HostTable> {
-    let table = table_shape(settings);
+) -> anyhow::Result<Vec<HostTable>> {
+    let (table, tables) = (table_shape(settings), settings.ranks.tables);
     let rings = (settings.values.readers * world.local) as u64;
     let rings = rings * SampleRing::footprint(ring_shape(settings, fields, 0, world));
     let exchange = exchange_shape(settings, fields, world).map_or(0, Exchange::footprint)
         + overlap_shape(settings, fields, world).map_or(0, RankSegments::footprint);
     let halves = halves_shape(settings, fields).map_or(0, Halves::footprint);
     let undo = undo_shape(settings).map_or(0, UndoLog::footprint);
-    check_space(Control::footprint() + rings + exchange + halves + undo + table.footprint()).with_context(|| {
+    let all = tables as u64 * table.footprint();
+    check_space(Control::footprint() + rings + exchange + halves + undo + all).with_context(|| {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let (what, lower) = match tables {
+            1 => (format!("the table of {} rows takes", table.max_rows), "table.max_rows"),
+            _ => (format!("{tables} tables of {} rows take", table.max_rows), "ranks.tables, table.max_rows"),
+        };
         format!(
-            "the table of {} rows takes {:.0} MiB of shared memory and its snapshots {:.0} MiB: lower table.max_rows or \
-             table.snapshot_rows, or give it more room",
-            table.max_rows,
-            mib(table.footprint()),
+            "{what} {:.0} MiB of shared memory and snapshots {:.0} MiB: lower {lower} or table.snapshot_rows, or give it more room",
+            mib(all),
             mib(halves + undo)
         )
     })?;
-    Ok(HostTable::create(&names.part("table"), table)?)
+    let create = |number: usize| {
+        let create = || HostTable::create(&table_name(&names.to_string(), number), table);
+        let Some(nodes) = NumaNodes::of_part(number, tables) else { return create() };
+        tracing::info!("table {number} and its ranks: {nodes}");
+        nodes.prefer(create)
+    };
+    Ok((0..tables).map(create).collect::<Result<_, _>>()?)
 }
 
 fn ring_shape(settings: &ValueSettings, fields: &Fields, reader: usize, world: World) -> RingShape {
@@ -281,9 +302,9 @@ fn undo_shape(settings: &ValueSettings) -> Option<UndoShape> {
     (settings.checkpoint.every_s > 0.0).then(|| UndoShape { words: table_shape(settings).stored_words(), entries })
 }
 
-/// Returns the name of the table's segment.
-pub fn table_name(prefix: &str) -> String {
-    format!("{prefix}-table")
+/// Returns the name of the segment of a table of the machine, from 0.
+pub fn table_name(prefix: &str, table: usize) -> String {
+    if table == 0 { format!("{prefix}-table") } else { format!("{prefix}-table{table}") }
 }
 
 pub fn table_shape(settings: &ValueSettings) -> TableShape {
@@ -327,7 +348,7 @@ pub struct Prepared {
 impl Prepared {
     /// Returns the ranks of the run.
     pub fn world(&self, settings: &ValueSettings) -> World {
-        self.node.world(settings.values.ranks)
+        self.node.world(settings.ranks_here())
     }
 
     /// Reads the file that main wrote.

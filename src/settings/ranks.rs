@@ -2,8 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of ranks of a run.
+/// Maximum number of ranks of a learner, or of a table.
 pub const MOST_RANKS: usize = 8;
+/// Maximum number of tables of a machine.
+pub const MOST_TABLES: usize = 8;
+/// Maximum number of ranks of all tables of a machine.
+pub const MOST_RANKS_HERE: usize = 24;
 
 /// Number of iterations whose gradients are kept if ranks overlap. Twice the distance that a rank may be ahead of rank 0's
 /// writing of rows, so that ranks of different speed still find iterations that all of them have.
@@ -20,6 +24,8 @@ pub struct Ranks {
     /// Whether each rank in `overlap` records which gradients it used and when, in RUN_DIR/trace.
     pub trace: bool,
     pub sparse_average: SparseAverage,
+    /// Tables with equal rows on a machine, each with `values.ranks` ranks of its own, the first of which writes it.
+    pub tables: usize,
     /// Seconds after which a rank that is alive but does not take part in an exchange counts as failed. The other ranks wait
     /// while rank 0 evaluates and saves.
     pub timeout_s: f64,
@@ -33,6 +39,7 @@ impl Default for Ranks {
             quorum: 0,
             trace: false,
             sparse_average: SparseAverage::default(),
+            tables: 1,
             timeout_s: 100.0,
         }
     }

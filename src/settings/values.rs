@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cores::MOST_ACTORS;
 use super::load::{Configuration, SettingsError};
-use super::ranks::{KEPT_GRADIENTS, MOST_RANKS, RankSync, Ranks};
+use super::ranks::{KEPT_GRADIENTS, MOST_RANKS, MOST_RANKS_HERE, MOST_TABLES, RankSync, Ranks};
 use super::sections::{Checkpoint, Watchdog};
 
 /// Optimiser of the embedding rows.
@@ -83,7 +83,7 @@ pub struct Values {
     pub hidden: usize,
     /// Samples in a batch of one rank, and in one write of a reader for it.
     pub batch: usize,
-    /// Trainer processes, each with a copy of the networks; a global batch has `ranks` times `batch` samples.
+    /// Trainer processes of a table, each with a copy of the networks; a global batch has `batch` samples for each rank of all tables.
     pub ranks: usize,
     /// Reader processes.
     pub readers: usize,
@@ -250,14 +250,23 @@ impl ValueSettings {
 
     /// Returns the setting that only the CPU can learn, if any.
     pub fn cpu_only(&self) -> Option<&'static str> {
-        (self.values.ranks > 1).then_some("values.ranks > 1")
+        match self.ranks_here() {
+            1 => None,
+            _ if self.values.ranks > 1 => Some("values.ranks > 1"),
+            _ => Some("ranks.tables > 1"),
+        }
+    }
+
+    /// Returns the number of ranks of a machine: of all its tables.
+    pub fn ranks_here(&self) -> usize {
+        self.values.ranks * self.ranks.tables
     }
 
     /// Returns the number of rows that may change, or be inserted, before the next update at which a snapshot can begin, with so many
     /// `ranks` in all.
     pub fn rows_in_flight(&self, ranks: usize) -> usize {
         let batches = match self.ranks.sync {
-            RankSync::Overlap if self.values.ranks > 1 => self.ranks.period as usize + KEPT_GRADIENTS,
+            RankSync::Overlap if self.ranks_here() > 1 => self.ranks.period as usize + KEPT_GRADIENTS,
             _ => 4 + self.ahead().max(1),
         };
         batches * self.values.batch * ranks * self.values.fields.len()
@@ -288,7 +297,8 @@ impl ValueSettings {
         ] {
             if set {
                 let why = format!(
-                    "goes with values.ranks = 1 on one node, and there are {ranks} ranks: they read the table while one writes it"
+                    "goes with values.ranks = 1 and ranks.tables = 1 on one node, and there are {ranks} ranks: they read the table while one \
+                     writes it"
                 );
                 return bad(key, why);
             }
@@ -303,7 +313,7 @@ impl ValueSettings {
             return bad(
                 "table.cache_rows",
                 format!(
-                    "must be 0 with {ranks} ranks (values.ranks, of all nodes): the ranks of a machine read one table"
+                    "must be 0 with {ranks} ranks (values.ranks, of all tables and nodes): the ranks of a table read it directly"
                 ),
             );
         }
@@ -326,6 +336,7 @@ impl Configuration for ValueSettings {
             ("values.hidden", v.hidden, 1, 4096),
             ("values.batch", v.batch, 1, 1 << 20),
             ("values.ranks", v.ranks, 1, MOST_RANKS),
+            ("ranks.tables", self.ranks.tables, 1, MOST_TABLES),
             ("values.readers", v.readers, 1, MOST_ACTORS),
             ("values.shuffle", v.shuffle, 1, 1 << 28),
             ("table.max_rows", t.max_rows, 1, (1 << 32) - 2),
@@ -361,19 +372,28 @@ impl Configuration for ValueSettings {
         if v.epochs == 0 {
             return bad("values.epochs", "must be at least 1".into());
         }
-        let r = &self.ranks;
+        let (r, ranks) = (&self.ranks, self.ranks_here());
+        if ranks > MOST_RANKS_HERE {
+            return bad(
+                "ranks.tables",
+                format!(
+                    "is {}; with values.ranks = {} each, that makes {ranks} ranks, and a machine has at most {MOST_RANKS_HERE}",
+                    r.tables, v.ranks
+                ),
+            );
+        }
         if !(1..=1 << 20).contains(&r.period) {
             return bad("ranks.period", format!("is {}; must lie within 1..={}", r.period, 1 << 20));
         }
-        if r.quorum > v.ranks {
+        if r.quorum > ranks {
             return bad(
                 "ranks.quorum",
-                format!("is {}; there are {} ranks (values.ranks), 0 = all", r.quorum, v.ranks),
+                format!("is {}; there are {ranks} ranks (values.ranks x ranks.tables), 0 = all", r.quorum),
             );
         }
         if self.checkpoint.keep == 0 {
             return bad("checkpoint.keep", "must be at least 1; checkpoint.every_s = 0 takes no snapshots".into());
         }
-        self.check_ranks(v.ranks)
+        self.check_ranks(ranks)
     }
 }

@@ -13,6 +13,9 @@
 //! Each rank averages an equal share of the floats and the others copy the result, so every rank gets the same bytes. A rank's own
 //! share never leaves its private memory.
 //!
+//! **Groups.** Beside this, ranks read rows that one of them writes. The ranks of a machine are split evenly into groups, each with rows of
+//! its own: the first rank of a group publishes how far they are written, and the others of the group wait for it.
+//!
 //! **Several machines.** Ranks of other machines have areas here, too. [`Remote`] fills them: it hands what the ranks of this machine
 //! gave to whoever carries messages between machines, and brings what the others gave. The ranks here average all floats among
 //! themselves, in the order of all ranks. So the result has the same bytes as between ranks of one machine.
@@ -92,6 +95,8 @@ pub struct ExchangeShape {
     /// The first rank of this machine, and how many it has.
     pub first: usize,
     pub local: usize,
+    /// Groups of this machine's ranks, of equal size.
+    pub groups: usize,
     /// Most floats that are averaged at a time.
     pub words: usize,
     /// Most bytes that a rank gives to the others at a time.
@@ -101,12 +106,27 @@ pub struct ExchangeShape {
 impl ExchangeShape {
     /// Sizes of an exchange between `ranks` of one machine.
     pub fn of_one_machine(ranks: usize, words: usize, bytes: usize) -> Self {
-        Self { ranks, first: 0, local: ranks, words, bytes }
+        Self { ranks, first: 0, local: ranks, groups: 1, words, bytes }
     }
 
     /// The ranks of this machine.
     pub fn here(self) -> Range<usize> {
         self.first..self.first + self.local
+    }
+
+    /// Ranks of a group.
+    fn group_len(self) -> usize {
+        self.local / self.groups
+    }
+
+    /// The group of `rank`, one of this machine.
+    fn group_of(self, rank: usize) -> usize {
+        (rank - self.first) / self.group_len()
+    }
+
+    /// The rank that publishes for a group.
+    pub fn publisher(self, group: usize) -> usize {
+        self.first + group * self.group_len()
     }
 
     /// Floats that each rank of this machine averages of `words`.
@@ -124,9 +144,13 @@ impl ExchangeShape {
         size_of::<Head>()
     }
 
+    fn publications_at(self) -> usize {
+        Self::lines_at() + self.ranks * size_of::<Line>()
+    }
+
     /// Every part begins on a page of its own.
     fn areas_at(self) -> usize {
-        (Self::lines_at() + self.ranks * size_of::<Line>()).next_multiple_of(PAGE)
+        (self.publications_at() + self.groups * size_of::<Publication>()).next_multiple_of(PAGE)
     }
 
     fn inputs_len(self) -> usize {
@@ -165,14 +189,21 @@ struct Head {
     ranks: AtomicU64,
     first: AtomicU64,
     local: AtomicU64,
+    groups: AtomicU64,
     words: AtomicU64,
     bytes: AtomicU64,
     /// Why the exchange is broken; 0 = it is not. The first cause stays.
     poison: AtomicU64,
-    /// Twice the number of the newest rows that this machine's first rank has written for all; odd while it writes the next ones.
-    published: AtomicU64,
-    /// Rung when `published` grows, and by whoever poisons the exchange.
+    /// Rung when a group's rows are published, and by whoever poisons the exchange.
     news: Doorbell,
+}
+
+/// The rows of a group; stored by its first rank.
+#[repr(C, align(128))]
+#[derive(Default)]
+struct Publication {
+    /// Twice the number of the newest rows that are written for all of the group; odd while the next ones are being written.
+    published: AtomicU64,
 }
 
 /// One rank; stored by itself.
@@ -194,6 +225,8 @@ struct Line {
 // SAFETY: repr(C), atomics and structs of atomics only.
 unsafe impl Shareable for Head {}
 // SAFETY: as above.
+unsafe impl Shareable for Publication {}
+// SAFETY: as above.
 unsafe impl Shareable for Line {}
 
 /// The exchange of a run, as main and every rank map it.
@@ -209,10 +242,11 @@ impl Exchange {
     /// When the name is taken or `/dev/shm` has no room.
     ///
     /// # Panics
-    /// Without ranks, or with more than [`MAX_RANKS`].
+    /// Without ranks, with more than [`MAX_RANKS`], or with groups of different size.
     pub fn create(name: &str, shape: ExchangeShape) -> Result<Self, ShmError> {
         assert!((1..=MAX_RANKS).contains(&shape.ranks), "{} ranks", shape.ranks);
         assert!(shape.local > 0 && shape.here().end <= shape.ranks, "ranks {:?} of {}", shape.here(), shape.ranks);
+        assert!(shape.groups > 0 && shape.local.is_multiple_of(shape.groups), "{} groups", shape.groups);
         let segment = Segment::create(name, KIND, layout(), shape.body_len())?;
         let head = segment.at::<Head>(0);
         // Relaxed: the ranks are spawned later.
@@ -220,6 +254,7 @@ impl Exchange {
             (&head.ranks, shape.ranks),
             (&head.first, shape.first),
             (&head.local, shape.local),
+            (&head.groups, shape.groups),
             (&head.words, shape.words),
             (&head.bytes, shape.bytes),
         ] {
@@ -241,6 +276,7 @@ impl Exchange {
             ranks: load(&head.ranks),
             first: load(&head.first),
             local: load(&head.local),
+            groups: load(&head.groups),
             words: load(&head.words),
             bytes: load(&head.bytes),
         };
@@ -249,6 +285,8 @@ impl Exchange {
             && (1..=MAX_RANKS).contains(&shape.local)
             && shape.first <= shape.ranks - shape.local.min(shape.ranks)
             && shape.local <= shape.ranks
+            && shape.groups > 0
+            && shape.local.is_multiple_of(shape.groups)
             && shape.words.max(shape.bytes) <= found;
         let expected = if fits { shape.body_len() } else { usize::MAX };
         if expected > found {
@@ -272,28 +310,27 @@ impl Exchange {
         self.break_off(Broken::Died { rank });
     }
 
-    /// Says that what the ranks of this machine share is written up to `generation`. The first of them does this.
-    pub fn publish(&self, generation: u64) {
-        let head = self.head();
+    /// Says that what a group of ranks shares is written up to `generation`. Its first rank does this.
+    pub fn publish(&self, group: usize, generation: u64) {
         // Release: pairs with the Acquire in `wait_published` and `read_shared`; what was written comes before the number.
-        head.published.store(2 * generation, Ordering::Release);
-        head.news.ring();
+        self.publication(group).published.store(2 * generation, Ordering::Release);
+        self.head().news.ring();
     }
 
-    /// Says that the first rank begins to change what the ranks of this machine share, by atomic words: who reads meanwhile reads again.
-    pub fn begin_write(&self) {
-        let head = self.head();
+    /// Says that the first rank of a group begins to change what the group shares, by atomic words: who reads meanwhile reads again.
+    pub fn begin_write(&self, group: usize) {
+        let word = &self.publication(group).published;
         // Relaxed: the first rank's own store.
-        let published = head.published.load(Ordering::Relaxed);
-        head.published.store(published | 1, Ordering::Relaxed);
+        let published = word.load(Ordering::Relaxed);
+        word.store(published | 1, Ordering::Relaxed);
         // Release fence: pairs with the Acquire fence in `read_shared`. Who reads any of what is written sees the odd number.
         fence(Ordering::Release);
     }
 
-    /// The newest generation that is published.
-    pub fn published(&self) -> u64 {
+    /// The newest generation that is published in a group.
+    pub fn published(&self, group: usize) -> u64 {
         // Acquire: pairs with the Release in `publish`.
-        self.head().published.load(Ordering::Acquire) / 2
+        self.publication(group).published.load(Ordering::Acquire) / 2
     }
 
     /// Rung at every publication; other news of the ranks may ring it as well.
@@ -331,6 +368,10 @@ impl Exchange {
         self.segment.at::<Head>(0)
     }
 
+    fn publication(&self, group: usize) -> &Publication {
+        &self.segment.array::<Publication>(self.shape.publications_at(), self.shape.groups)[group]
+    }
+
     fn line(&self, rank: usize) -> &Line {
         &self.segment.array::<Line>(ExchangeShape::lines_at(), self.shape.ranks)[rank]
     }
@@ -343,6 +384,7 @@ fn layout() -> u64 {
         size_of::<Line>(),
         offset_of!(Line, pid),
         offset_of!(Line, bell),
+        size_of::<Publication>(),
     ])
 }
 

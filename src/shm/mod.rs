@@ -12,6 +12,7 @@
 //! | `sync` | the atomics; in unit tests they can be made to "die" after any number of stores (`crash`), in `tests/loom` they are loom's |
 //! | `pod` | [`Shareable`], the `unsafe trait` of types that may be in shared memory |
 //! | `segment` | [`Segment`], a named mapping with a validated header; space is checked and reserved first |
+//! | `numa` | [`NumaNodes`], where memory lies and who works beside it |
 //! | `lock` | locks that show whether a process is alive |
 //! | `names` | [`RunNames`], the names of a run's segments, and [`sweep`] for those of dead runs |
 //! | `wait` | [`Doorbell`], sleeping until another process has news |
@@ -45,6 +46,7 @@ pub mod histogram;
 mod huge;
 pub mod lock;
 pub mod names;
+pub mod numa;
 pub mod pod;
 mod prefetch;
 pub mod process;
@@ -65,6 +67,7 @@ pub use flight::{FlightFile, FlightLog, FlightRecord};
 pub use halves::{Complete, HalfShape, HalfState, Halves, HalvesView, Part, PartWriter};
 pub use histogram::{Distribution, Histogram};
 pub use names::{RunNames, sweep};
+pub use numa::NumaNodes;
 pub use pod::Shareable;
 pub use prefetch::prefetch;
 pub use process::{MAX_ACTORS, ProcessKind, Role};

@@ -7,7 +7,7 @@ use super::sync::{AtomicU32, AtomicU64, Ordering};
 /// Maximum number of actors of a run.
 pub const MAX_ACTORS: usize = 64;
 /// Number of process slots: the actors' come first, the others' follow.
-pub const MAX_PROCESSES: usize = MAX_ACTORS + 16;
+pub const MAX_PROCESSES: usize = MAX_ACTORS + 32;
 
 /// A process of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +54,11 @@ impl Role {
         if rank == 0 { Self::Learner } else { Self::LearnerRank(rank) }
     }
 
+    /// Returns the role of a rank of a value training.
+    pub const fn rank(rank: usize) -> Self {
+        if rank == 0 { Self::Trainer } else { Self::Rank(rank) }
+    }
+
     /// Returns the role, in a training run, of the process that registered in a slot.
     pub fn of(kind: ProcessKind, slot: usize) -> Self {
         match kind {
@@ -61,6 +66,15 @@ impl Role {
             ProcessKind::Learner => Self::learner((MAX_PROCESSES - 3).saturating_sub(slot)),
             ProcessKind::Checkpointer => Self::Checkpointer,
             ProcessKind::Evaluator => Self::Evaluator,
+        }
+    }
+
+    /// Returns the role, in a value training, of the process that registered in a slot.
+    pub fn of_values(kind: ProcessKind, slot: usize) -> Self {
+        match kind {
+            ProcessKind::Actor => Self::Reader(slot),
+            ProcessKind::Learner => Self::rank((MAX_PROCESSES - 3).saturating_sub(slot)),
+            ProcessKind::Checkpointer | ProcessKind::Evaluator => Self::ValueCheckpointer,
         }
     }
 
@@ -195,9 +209,10 @@ mod tests {
     #[test]
     fn no_two_roles_of_a_value_training_share_a_slot() {
         let mut roles: Vec<Role> = (0..MAX_ACTORS).map(Role::Reader).collect();
-        // As many ranks as allowed (`settings::MOST_RANKS`), and some more.
-        roles.extend((1..=12).map(Role::Rank));
+        // As many ranks as allowed (`settings::MOST_RANKS_HERE`), and some more.
+        roles.extend((1..=28).map(Role::Rank));
         roles.extend([Role::Trainer, Role::ValueCheckpointer]);
+        assert!(roles.iter().all(|role| Role::of_values(role.kind(), role.slot()) == *role));
         let mut slots: Vec<usize> = roles.iter().map(|role| role.slot()).collect();
         slots.sort_unstable();
         slots.dedup();

@@ -2,10 +2,10 @@
 //!
 //! A table of embedding rows is the largest thing of a run, and it outlives the process that works on it: main owns the segment, and
 //! a trainer that takes the place of a dead one takes its role. The holder of the role works on plain slices, guarded by `&mut`.
-//! Other ranks of the machine read ([`RowReader`]), word by word; that nothing is written meanwhile is for their protocol
+//! A machine may have several of these memories with equal rows ([`RowWriter::copy_from`]). Other ranks of the machine read ([`RowReader`]), word by word; that nothing is written meanwhile is for their protocol
 //! ([`super::exchange`]). What the words mean is for `sparse`.
 
-use std::mem::size_of;
+use std::mem::{offset_of, size_of};
 
 use super::error::ShmError;
 use super::pod::Shareable;
@@ -16,6 +16,8 @@ use super::sync::{AtomicU32, AtomicU64, Ordering};
 const KIND: Kind = Kind(6);
 /// Parameters that the creator leaves for whoever opens the memory.
 pub const PARAMETERS: usize = 8;
+/// Words that are copied at a time.
+const COPIED: usize = 1 << 22;
 
 /// How much there is of everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +58,8 @@ struct Head {
     writer: AtomicU64,
     /// 1 while entries of the index are being moved.
     moving: AtomicU64,
+    /// Batches of changes that were written, those that were undone later among them.
+    batches: AtomicU64,
 }
 
 // SAFETY: repr(C), atomics only.
@@ -92,6 +96,12 @@ impl Memory {
 
     fn offsets(&self) -> &[AtomicU32] {
         self.segment.array(self.shape.offsets_at(), self.shape.slots)
+    }
+
+    /// The words of the first `records` records.
+    fn words(&self, records: usize) -> &[AtomicU32] {
+        let records = records.min(self.shape.records);
+        self.segment.array(self.shape.records_at(), records * self.shape.words)
     }
 
     fn parameters(&self) -> [u64; PARAMETERS] {
@@ -223,6 +233,40 @@ impl RowWriter {
         self.0.head().used.load(Ordering::Relaxed) as usize
     }
 
+    /// Counts a batch of changes that is written.
+    pub fn count_batch(&mut self) {
+        self.0.head().batches.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Replaces everything here by what `of` holds, which nobody changes meanwhile. Calls `look` now and then. If this process dies before
+    /// the end, what is here is of no use, and has to be replaced again.
+    ///
+    /// # Panics
+    /// When the two differ in shape or parameters.
+    pub fn copy_from(&mut self, of: &RowReader, look: impl Fn()) {
+        let (to, from) = (&self.0, &of.0);
+        assert_eq!((to.shape, to.parameters()), (from.shape, from.parameters()), "tables of different shape");
+        let used = from.head().used.load(Ordering::Relaxed) as usize;
+        for (to, from) in to.keys().chunks(COPIED).zip(from.keys().chunks(COPIED)) {
+            // Relaxed, as everywhere below: whoever reads here waits until this process says that all is there.
+            to.iter().zip(from).for_each(|(to, from)| to.store(from.load(Ordering::Relaxed), Ordering::Relaxed));
+            look();
+        }
+        for (to, from) in [(to.offsets(), from.offsets()), (to.words(used), from.words(used))] {
+            for (to, from) in to.chunks(COPIED).zip(from.chunks(COPIED)) {
+                to.iter().zip(from).for_each(|(to, from)| to.store(from.load(Ordering::Relaxed), Ordering::Relaxed));
+                look();
+            }
+        }
+        for (to, from) in [
+            (&to.head().used, &from.head().used),
+            (&to.head().len, &from.head().len),
+            (&to.head().moving, &from.head().moving),
+        ] {
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
     pub fn record(&self, record: u32) -> &[u32] {
         // SAFETY: in bounds and aligned; this process alone writes, and it writes through `&mut self`.
         let bytes = unsafe { self.0.segment.slice(self.0.at(record), self.0.shape.words * size_of::<u32>()) };
@@ -263,6 +307,14 @@ impl RowReader {
         Ok(Self(Memory::of(Segment::open(name, KIND, layout(), size_of::<Head>())?)?))
     }
 
+    /// Opens memory that main created to look at it: nothing can be changed there by mistake.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn observe(name: &str) -> Result<Self, ShmError> {
+        Ok(Self(Memory::of(Segment::observe(name, KIND, layout(), size_of::<Head>())?)?))
+    }
+
     pub fn shape(&self) -> RowShape {
         self.0.shape
     }
@@ -277,6 +329,30 @@ impl RowReader {
 
     pub fn offsets(&self) -> &[AtomicU32] {
         self.0.offsets()
+    }
+
+    /// Ids in the index.
+    pub fn len(&self) -> usize {
+        self.0.head().len.load(Ordering::Relaxed) as usize
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of `/dev/shm` that it takes.
+    pub fn bytes(&self) -> u64 {
+        RowWriter::footprint(self.0.shape)
+    }
+
+    /// The process that has the writing role, if any.
+    pub fn writer(&self) -> Option<u64> {
+        Some(self.0.head().writer.load(Ordering::Relaxed)).filter(|pid| *pid != 0)
+    }
+
+    /// Batches of changes that were written so far.
+    pub fn batches(&self) -> u64 {
+        self.0.head().batches.load(Ordering::Relaxed)
     }
 
     /// Starts to load the first `words` words of a record.
@@ -298,7 +374,7 @@ impl RowReader {
 }
 
 fn layout() -> u64 {
-    layout_hash(&[size_of::<Head>(), PARAMETERS])
+    layout_hash(&[size_of::<Head>(), offset_of!(Head, batches), PARAMETERS])
 }
 
 #[cfg(test)]
@@ -314,6 +390,34 @@ mod tests {
         let all: Vec<u32> = std::iter::from_fn(|| rows.allocate()).collect();
         assert_eq!(all, [0, 1, 2, 3]);
         assert_eq!(rows.allocate(), None);
+    }
+
+    #[test]
+    fn a_copy_holds_what_the_original_holds_whatever_it_held_before() {
+        let (name, other) = (unique_name("table"), unique_name("table1"));
+        let mut original = RowWriter::create(&name, SHAPE, [7; PARAMETERS]).unwrap();
+        let mut copy = RowWriter::create(&other, SHAPE, [7; PARAMETERS]).unwrap();
+        let fill = |rows: &mut RowWriter, records: u32| {
+            for _ in 0..records {
+                let record = rows.allocate().unwrap();
+                rows.record_mut(record).fill(record + 10 * records);
+                rows.keys()[record as usize + 2].store(u64::from(records), Ordering::Relaxed);
+                rows.set_len(record as usize + 1);
+            }
+        };
+        fill(&mut original, 2);
+        fill(&mut copy, 4);
+        copy.set_moving(true);
+        copy.copy_from(&RowReader::open(&name).unwrap(), || {});
+        let all = |rows: &RowWriter| -> (usize, usize, bool, Vec<u64>, Vec<Vec<u32>>) {
+            let keys = rows.keys().iter().map(|key| key.load(Ordering::Relaxed)).collect();
+            let records = (0..rows.used() as u32).map(|record| rows.record(record).to_vec()).collect();
+            (rows.used(), rows.len(), rows.is_moving(), keys, records)
+        };
+        assert_eq!(all(&copy), all(&original));
+        copy.record_mut(0)[0] += 1;
+        assert_ne!(all(&copy), all(&original), "they share nothing");
+        assert_eq!((RowReader::observe(&name).unwrap().len(), original.used()), (2, 2));
     }
 
     #[test]

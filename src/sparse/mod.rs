@@ -1,7 +1,7 @@
 //! Embedding rows by the hundred million: the host table, the device cache over it, and how rows learn.
 //!
 //! An id is 64 bits and has one row: `dim` floats, the optimiser's state beside them, and a version that counts the row's updates.
-//! The host table is in shared memory, one copy per machine; a row that nobody has asked for yet has a first value that
+//! The host table is in shared memory, one copy per machine, or several equal ones; a row that nobody has asked for yet has a first value that
 //! follows from seed and id, so whoever needs an absent row can compute it. A batch asks for its unique ids once and expands
 //! by the inverse. A device holds a part of the rows: what it has updated stays there and is what the next batch reads; only
 //! what is missing comes from the host, and only what was changed goes back.
@@ -13,6 +13,7 @@
 //! | [`table`] | [`HostTable`], the rows of a machine, with its one writer; [`TableView`] of other ranks |
 //! | [`admission`] | [`Admission`], which ids get a row and whose row gives way for it |
 //! | [`marks`], [`oldest`], [`sightings`] | when a row was used last; which one that is the longest ago; how often ids without a row were seen |
+//! | `twins` | tables that hold the same rows |
 //! | `shape`, `rollback` | what a row is at first and how it is updated; a table's return to a snapshot |
 //! | [`changes`], `copying`, `snapshot` | which rows have changed since the newest snapshot; the copies of its rows |
 //! | [`lookup`] | [`Lookup`], the unique ids of a batch and where each of its ids stands among them |
@@ -38,6 +39,7 @@ mod shape;
 pub mod sightings;
 mod snapshot;
 pub mod table;
+mod twins;
 
 pub use admission::Admission;
 pub use cache::{Cache, CacheError, Counters, Ticket};

@@ -45,7 +45,7 @@ pub fn exchange_shape(context: &Context) -> Result<Option<ExchangeShape>, Settin
         );
         return Err(SettingsError::Value { key: "policy.hidden".into(), why });
     }
-    Ok(Some(ExchangeShape { ranks, first, local, words, bytes: SAID_BYTES }))
+    Ok(Some(ExchangeShape { ranks, first, local, groups: 1, words, bytes: SAID_BYTES }))
 }
 
 /// Opens the seats that the ranks of other nodes have in the exchange of this one.

@@ -4,6 +4,7 @@ use serde::Deserialize as _;
 use serde_json::Value;
 
 use crate::inspect::State;
+use crate::inspect::memory::TableView;
 use crate::shm::Ledger;
 
 use super::Watched;
@@ -16,6 +17,7 @@ pub fn render(watched: &Watched, width: usize, height: usize) -> Vec<String> {
     let mut head = vec![title(watched, width), progress(watched)];
     let mut foot = figures(watched);
     foot.extend(processes(watched));
+    foot.extend(tables(watched));
     foot.extend(ledger(watched));
     foot.extend(watched.seen.notes.iter().map(|note| format!("note: {note}")));
     let room = height.saturating_sub(head.len() + 1);
@@ -202,6 +204,20 @@ fn processes(watched: &Watched) -> Vec<String> {
         lines.push(format!("{name:14} {state:8} {silent:>8} {c:>10} {x:>8} {w:>8}"));
     }
     if lines.len() == 1 { vec![] } else { lines }
+}
+
+/// Returns one line per table of rows.
+fn tables(watched: &Watched) -> Vec<String> {
+    let tables = watched.seen.memory.as_ref().map_or(&[][..], |memory| &memory.tables);
+    let line = |(number, table): (usize, &TableView)| {
+        let mebibytes = table.bytes as f64 / f64::from(1 << 20);
+        format!(
+            "table {number}: {} rows of {}, {mebibytes:.1} MiB",
+            short(table.rows as f64),
+            short(table.capacity as f64)
+        )
+    };
+    tables.iter().enumerate().map(line).collect()
 }
 
 fn ledger(watched: &Watched) -> Vec<String> {

@@ -48,6 +48,7 @@ mod resume;
 mod rings;
 mod score;
 mod serve;
+mod several_tables;
 mod small_logs;
 mod snapshots;
 mod stress;

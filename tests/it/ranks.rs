@@ -98,23 +98,27 @@ fn ranks_killed_at_random_moments_hang_nobody_and_change_no_bit() {
     let scene = scene();
     let sets = ["values.ranks=2", "values.batch=128", "values.epochs=30", "checkpoint.every_s=0.02"];
     let plain = model(&scene.train("plain", &sets));
+    let kills = killed_at_random_moments(&scene, "killed", &sets, &["admix-rank1", "admix-trainer"]);
+    assert!(plain == model(&scene.folder.path().join("killed")), "after {kills} kills");
+}
+
+/// Trains while one of the named processes is killed again and again; returns how often.
+pub fn killed_at_random_moments(scene: &Scene, run: &str, sets: &[&str], names: &[&str]) -> usize {
     let mut rng = ChaCha8Rng::seed_from_u64(5);
-    let mut program = std::process::Command::new(scene.command("killed", &sets).get_program());
-    program.args(scene.command("killed", &sets).get_args());
-    let mut child = program.stderr(std::process::Stdio::null()).spawn().unwrap();
+    let mut child = scene.start(run, sets);
     let begun = std::time::Instant::now();
     let mut kills = 0;
     while child.try_wait().unwrap().is_none() {
         assert!(begun.elapsed() < PATIENCE, "it hangs");
         std::thread::sleep(Duration::from_millis(rng.random_range(20..400)));
-        let name = ["admix-rank1", "admix-trainer"][rng.random_range(0..2)];
+        let name = names[rng.random_range(0..names.len())];
         if let Some(pid) = pids(child.id(), name).first().filter(|_| kills < 15) {
             let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(*pid), nix::sys::signal::Signal::SIGKILL);
             kills += 1;
         }
     }
     assert!(child.wait().unwrap().success(), "after {kills} kills");
-    assert!(plain == model(&scene.folder.path().join("killed")), "after {kills} kills");
+    kills
 }
 
 /// A rank that hangs is given up by the others, and named; the run ends with the same bytes.
@@ -146,27 +150,12 @@ fn a_rank_that_hangs_is_given_up() {
 fn an_interrupted_run_goes_on_with_as_many_ranks_and_with_others_where_that_is_the_same() {
     let scene = scene();
     let sets = ["values.ranks=2", "values.batch=64", "values.epochs=30", "ranks.sparse_average=world"];
-    let interrupted = |run: &str| {
-        let mut program = std::process::Command::new(scene.command(run, &sets).get_program());
-        program.args(scene.command(run, &sets).get_args());
-        let mut child = program.stderr(std::process::Stdio::null()).spawn().unwrap();
-        let metrics = scene.folder.path().join(run).join("metrics.jsonl");
-        while !std::fs::read_to_string(&metrics).is_ok_and(|text| text.contains("\"kind\":\"evaluation\"")) {
-            assert!(child.try_wait().unwrap().is_none(), "it ended before anything was learned");
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), nix::sys::signal::Signal::SIGINT)
-            .unwrap();
-        // It may have come to its end a moment before.
-        let code = child.wait().unwrap().code();
-        assert!(code == Some(130) || code == Some(0), "{code:?}");
-    };
     let plain = model(&scene.train("plain", &sets));
-    interrupted("same");
+    scene.interrupted("same", &sets);
     scene.command("same", &sets).arg("--resume").assert().success();
     assert!(plain == model(&scene.folder.path().join("same")));
 
-    interrupted("other");
+    scene.interrupted("other", &sets);
     let assert = scene.command("other", &[&sets[..], &["values.ranks=4"]].concat()).arg("--resume").assert().code(2);
     let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
     assert!(said.contains("values.ranks was 2 and is 4 now") && said.contains("world"), "{said}");
@@ -297,16 +286,6 @@ fn ranks_that_overlap_survive_kills_and_interrupts() {
     assert!(said.contains("table.max_rows") && said.contains("50 rows"), "{said}");
 
     let long = [&sets[..], &["values.epochs=60"]].concat();
-    let mut program = std::process::Command::new(scene.command("cut", &long).get_program());
-    program.args(scene.command("cut", &long).get_args());
-    let mut child = program.stderr(std::process::Stdio::null()).spawn().unwrap();
-    let metrics = scene.folder.path().join("cut/metrics.jsonl");
-    while !std::fs::read_to_string(&metrics).is_ok_and(|text| text.contains("\"kind\":\"evaluation\"")) {
-        assert!(child.try_wait().unwrap().is_none(), "it ended before anything was learned");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), nix::sys::signal::Signal::SIGINT).unwrap();
-    let code = child.wait().unwrap().code();
-    assert!(code == Some(130) || code == Some(0), "{code:?}");
+    scene.interrupted("cut", &long);
     scene.command("cut", &long).arg("--resume").assert().success();
 }

@@ -59,6 +59,27 @@ impl Scene {
         command
     }
 
+    /// The same as a process that is started, without its messages.
+    pub fn start(&self, run: &str, sets: &[&str]) -> std::process::Child {
+        let command = self.command(run, sets);
+        let mut program = std::process::Command::new(command.get_program());
+        program.args(command.get_args()).stderr(std::process::Stdio::null()).spawn().unwrap()
+    }
+
+    /// Trains until the first evaluation is there, and interrupts.
+    pub fn interrupted(&self, run: &str, sets: &[&str]) {
+        let mut child = self.start(run, sets);
+        let metrics = self.folder.path().join(run).join("metrics.jsonl");
+        while !std::fs::read_to_string(&metrics).is_ok_and(|text| text.contains("\"kind\":\"evaluation\"")) {
+            assert!(child.try_wait().unwrap().is_none(), "it ended before anything was learned");
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+        // It may have come to its end a moment before.
+        let code = child.wait().unwrap().code();
+        assert!(code == Some(130) || code == Some(0), "{code:?}");
+    }
+
     /// Trains and returns the run directory.
     pub fn train(&self, run: &str, sets: &[&str]) -> PathBuf {
         self.command(run, sets).assert().success();

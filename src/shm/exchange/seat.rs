@@ -55,6 +55,21 @@ impl Seat {
         self.exchange.shape.ranks
     }
 
+    /// This rank's group.
+    pub fn group(&self) -> usize {
+        self.exchange.shape.group_of(self.rank)
+    }
+
+    /// Whether this rank writes the rows of its group.
+    pub fn publishes(&self) -> bool {
+        self.publisher() == self.rank
+    }
+
+    /// The rank that writes the rows of this one's group.
+    fn publisher(&self) -> usize {
+        self.exchange.shape.publisher(self.group())
+    }
+
     /// The ranks of this machine.
     pub fn here(&self) -> Range<usize> {
         self.exchange.shape.here()
@@ -123,36 +138,36 @@ impl Seat {
         Ok(())
     }
 
-    /// Waits until the first rank of this machine has published `generation`.
+    /// Waits until the first rank of this one's group has published `generation`.
     ///
     /// # Errors
     /// [`Broken`].
     pub fn wait_published(&self, generation: u64) -> Result<(), Broken> {
-        let head = self.exchange.head();
+        let publication = self.exchange.publication(self.group());
         // Acquire: pairs with the Release in `publish`.
-        self.wait_for(self.exchange.shape.first, &head.news, Instant::now(), &|| {}, || {
-            head.published.load(Ordering::Acquire) >= 2 * generation
+        self.wait_for(self.publisher(), self.exchange.news(), Instant::now(), &|| {}, || {
+            publication.published.load(Ordering::Acquire) >= 2 * generation
         })
     }
 
-    /// Reads what the ranks share, by atomic words: again where the first one wrote meanwhile. Returns the generation that was read.
+    /// Reads what the group shares, by atomic words: again where the first one wrote meanwhile. Returns the generation that was read.
     ///
     /// # Errors
     /// [`Broken`].
     pub fn read_shared(&self, mut read: impl FnMut()) -> Result<u64, Broken> {
-        let head = self.exchange.head();
+        let publication = self.exchange.publication(self.group());
         let begun = Instant::now();
         let mut seen = 0;
         loop {
-            self.wait_for(self.exchange.shape.first, &head.news, begun, &|| {}, || {
+            self.wait_for(self.publisher(), self.exchange.news(), begun, &|| {}, || {
                 // Acquire: pairs with the Release in `publish`.
-                seen = head.published.load(Ordering::Acquire);
+                seen = publication.published.load(Ordering::Acquire);
                 seen % 2 == 0
             })?;
             read();
             // Acquire fence: pairs with the Release fence in `begin_write`; keeps the check after the reads.
             fence(Ordering::Acquire);
-            if head.published.load(Ordering::Relaxed) == seen {
+            if publication.published.load(Ordering::Relaxed) == seen {
                 return Ok(seen / 2);
             }
         }

@@ -150,7 +150,7 @@ fn nobody_goes_on_before_rank_0_has_published() {
         s.spawn(|| {
             for generation in 1..=500 {
                 written.store(generation, Ordering::Relaxed);
-                exchange.publish(generation);
+                exchange.publish(0, generation);
             }
         });
         for generation in 1..=500 {
@@ -164,6 +164,22 @@ fn nobody_goes_on_before_rank_0_has_published() {
 }
 
 #[test]
+fn each_group_waits_for_its_own_first_rank() {
+    let shape = ExchangeShape { groups: 2, ..ExchangeShape::of_one_machine(6, 8, 8) };
+    let exchange = Arc::new(Exchange::create(&unique_name("exchange"), shape).unwrap());
+    let seats: Vec<Seat> = (0..6).map(|rank| exchange.join(rank, PATIENT).unwrap()).collect();
+    assert_eq!(seats.iter().map(Seat::group).collect::<Vec<_>>(), [0, 0, 0, 1, 1, 1]);
+    assert_eq!(seats.iter().map(Seat::publishes).collect::<Vec<_>>(), [true, false, false, true, false, false]);
+    exchange.publish(1, 3);
+    assert_eq!((exchange.published(0), exchange.published(1)), (0, 3));
+    assert_eq!((seats[0].read_shared(|| {}), seats[5].read_shared(|| {})), (Ok(0), Ok(3)));
+    seats[4].wait_published(3).unwrap();
+    exchange.died(3);
+    assert_eq!(seats[4].wait_published(4), Err(Broken::Died { rank: 3 }));
+    assert_eq!(seats[1].wait_published(1), Err(Broken::Died { rank: 3 }), "they exchange gradients");
+}
+
+#[test]
 fn what_is_read_while_it_is_written_is_read_again() {
     let exchange = exchange(2, 8, 8);
     let reader = exchange.join(1, PATIENT).unwrap();
@@ -171,9 +187,9 @@ fn what_is_read_while_it_is_written_is_read_again() {
     thread::scope(|s| {
         s.spawn(|| {
             for generation in 1..=20_000 {
-                exchange.begin_write();
+                exchange.begin_write(0);
                 words.iter().for_each(|word| word.store(generation, Ordering::Relaxed));
-                exchange.publish(generation);
+                exchange.publish(0, generation);
             }
         });
         loop {
@@ -190,7 +206,7 @@ fn what_is_read_while_it_is_written_is_read_again() {
 
 /// The exchanges of `nodes` machines with `local` ranks each.
 fn machines(nodes: usize, local: usize, words: usize) -> Vec<Arc<Exchange>> {
-    let shape = |node| ExchangeShape { ranks: nodes * local, first: node * local, local, words, bytes: 64 };
+    let shape = |node| ExchangeShape { ranks: nodes * local, first: node * local, local, groups: 1, words, bytes: 64 };
     (0..nodes).map(|node| Arc::new(Exchange::create(&unique_name("machine"), shape(node)).unwrap())).collect()
 }
 

@@ -23,6 +23,13 @@ pub fn check_job(settings: &ValueSettings, fields: &Fields, node: Node) -> Resul
         return Ok(());
     }
     let v = &settings.values;
+    if settings.ranks.tables > 1 {
+        let why = format!(
+            "is {}; several tables are for one machine, and each of several nodes has one: set it to 1",
+            settings.ranks.tables
+        );
+        return bad("ranks.tables", why);
+    }
     let ranks = node.world(v.ranks).ranks;
     job::check(node, ("values.ranks", v.ranks), &settings.checkpoint)?;
     if settings.ranks.sync == RankSync::Overlap {
@@ -131,6 +138,8 @@ pub fn check_resume(directory: &RunDirectory, settings: &ValueSettings, now: &Pr
     let free = |s: &ValueSettings, ranks: usize| {
         let mut s = s.clone();
         s.ranks.timeout_s = 0.0;
+        // All tables hold the same rows, and a snapshot is of one of them: only the number of all ranks counts.
+        s.ranks.tables = 1;
         // The sum over all ranks does not depend on how many there are; the mean over those that hold a row does.
         if s.ranks.sparse_average == SparseAverage::World && s.ranks.sync == RankSync::Step {
             s.values.batch *= ranks;
@@ -148,9 +157,10 @@ pub fn check_resume(directory: &RunDirectory, settings: &ValueSettings, now: &Pr
     let (ranks_before, ranks) = (before.world(&then).ranks, now.world(settings).ranks);
     let same = free(&then, ranks_before) == free(settings, ranks);
     if ranks_before != ranks && !same {
-        let of = |s: &ValueSettings, node: Node| match node.of {
-            1 => s.values.ranks.to_string(),
-            nodes => format!("{} on each of {nodes} nodes", s.values.ranks),
+        let of = |s: &ValueSettings, node: Node| match (node.of, s.ranks.tables) {
+            (1, 1) => s.values.ranks.to_string(),
+            (1, tables) => format!("{} of each of {tables} tables", s.values.ranks),
+            (nodes, _) => format!("{} on each of {nodes} nodes", s.values.ranks),
         };
         let (before, ranks) = (of(&then, before.node), of(settings, now.node));
         return Err(refused(&format!(
@@ -185,7 +195,7 @@ mod tests {
     /// saved as dropped ones.
     #[test]
     fn several_nodes_refuse_what_several_ranks_refuse() {
-        let cases: [(&str, Change); 8] = [
+        let cases: [(&str, Change); 9] = [
             ("table.admit_after", |s| s.table.admit_after = 2),
             ("table.when_full", |s| s.table.when_full = WhenFull::Oldest),
             ("table.keep_days", |s| s.table.keep_days = 7),
@@ -194,6 +204,7 @@ mod tests {
             ("ranks.timeout_s", |s| (s.ranks.timeout_s, s.watchdog.silent_s) = (60.0, 30.0)),
             ("checkpoint.keep", |s| s.checkpoint.keep = 1),
             ("values.batch", |s| (s.values.batch, s.values.dim, s.checkpoint.every_s) = (1 << 20, 256, 0.0)),
+            ("ranks.tables", |s| s.ranks.tables = 2),
         ];
         let mut good = ValueSettings::default();
         good.values.train = vec!["day".into()];

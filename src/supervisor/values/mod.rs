@@ -85,7 +85,7 @@ pub fn train(
     let (mut went_back, mut reader_restarts, mut snapshots) = (0, 0, (0, 0));
     // The update that was not finite, if the last attempt ended with one.
     let mut not_finite = None;
-    let (node, world) = (job.node(), job.node().world(settings.values.ranks));
+    let (node, world) = (job.node(), job.node().world(settings.ranks_here()));
     let mut rows =
         Rows::load(&names, settings, fields, directory, (world, job::newest_of_all(job, directory, known)?))?;
     loop {

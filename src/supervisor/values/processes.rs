@@ -73,7 +73,7 @@ impl<'a> Run<'a> {
         let saves = settings.checkpoint.every_s > 0.0;
         let checkpointer = saves.then(|| Process::start(Role::ValueCheckpointer, directory, &prefix)).transpose()?;
         let readers = (0..settings.values.readers).map(|id| Process::start(Role::Reader(id), directory, &prefix));
-        let others = (1..settings.values.ranks).map(|rank| Process::start(Role::Rank(rank), directory, &prefix));
+        let others = (1..settings.ranks_here()).map(|rank| Process::start(Role::Rank(rank), directory, &prefix));
         let samples = segments.control.learner.samples_consumed.get();
         Ok(Self {
             settings,
@@ -116,7 +116,7 @@ impl<'a> Run<'a> {
                 }
                 control.request_stop(STOP_ALL);
                 let saved = self.end_checkpointer(interrupt)?;
-                let ranks = self.settings.values.ranks;
+                let ranks = self.settings.ranks_here();
                 anyhow::ensure!(saved, RunFailure::CannotSave { log: self.directory.log("checkpointer") });
                 for (reader, rings) in self.readers.iter_mut().zip(self.segments.rings.chunks(ranks)) {
                     rings.iter().for_each(|ring| ring.space().ring());
@@ -251,7 +251,7 @@ impl<'a> Run<'a> {
             process.finish(&mut Deadline::after(FINISH), interrupt)?;
         }
         self.end_checkpointer(interrupt)?;
-        let role = if rank == 0 { Role::Trainer } else { Role::Rank(rank) };
+        let role = Role::rank(rank);
         let log = self.directory.log(&role.to_string());
         match status.code().and_then(|code| u8::try_from(code).ok()) {
             Some(RunFailure::NOT_FINITE) => Ok(Ended::NotFinite),
@@ -278,7 +278,7 @@ impl<'a> Run<'a> {
         let control = &self.segments.control;
         for (id, reader) in self.readers.iter_mut().enumerate() {
             if let Some(status) = reader.reap()? {
-                let ranks = self.settings.values.ranks;
+                let ranks = self.settings.ranks_here();
                 let rings = &self.segments.rings[id * ranks..(id + 1) * ranks];
                 let lost = rings.iter().map(|ring| ring.recover_writer(&control.data)).sum();
                 control.processes[id].clear();

@@ -1,4 +1,10 @@
 //! The table of a value training across the lives of its trainers.
+//!
+//! With `ranks.tables` there are several with equal rows. Snapshots are of the first one alone, and it alone notes what has changed since.
+//! The others have no snapshot, no half and no log: whenever processes start, the first rank of each copies the rows of the first table
+//! ([`HostTable::copy_from`]). So a snapshot does not know how many tables there were, and a rank that dies at any moment leaves
+//! nothing to be repaired in a copy. Parts for each table, as nodes have them, would write equal rows to disk several
+//! times, and would have to be begun and completed together.
 
 use std::time::Instant;
 
@@ -7,7 +13,7 @@ use twox_hash::XxHash3_64;
 use crate::nodes::{Node, World};
 use crate::run::RunDirectory;
 use crate::run::beginning::first_rows;
-use crate::run::value_run::{Prepared, ValueHalves, create_table};
+use crate::run::value_run::{Prepared, ValueHalves, create_tables};
 use crate::run::value_snapshot::{ValueSnapshot, ValueState, read_state, remove_behind};
 use crate::settings::ValueSettings;
 use crate::shm::RunNames;
@@ -32,9 +38,11 @@ impl OnDisk for ValueSnapshot {
     }
 }
 
-/// The table of a run, and the snapshot that it is as of.
+/// The tables of a run, and the snapshot that the first one is as of.
 pub struct Rows {
     table: HostTable,
+    /// What is in them follows from the first one when ranks start.
+    copies: Vec<HostTable>,
     /// 0 and `None` at the beginning of a run.
     pub number: u64,
     pub state: Option<ValueState>,
@@ -49,7 +57,8 @@ impl Rows {
         directory: &RunDirectory,
         (world, snapshot): (World, Option<ValueSnapshot>),
     ) -> anyhow::Result<Self> {
-        let mut table = create_table(names, settings, fields, world)?;
+        let mut copies = create_tables(names, settings, fields, world)?;
+        let mut table = copies.remove(0);
         let number = snapshot.as_ref().map_or(0, |snapshot| snapshot.number);
         remove_behind(&directory.checkpoints(), number)?;
         match &snapshot {
@@ -61,7 +70,7 @@ impl Rows {
                 }
             }
         }
-        Ok(Self { table, number, state: snapshot.map(|snapshot| snapshot.state) })
+        Ok(Self { table, copies, number, state: snapshot.map(|snapshot| snapshot.state) })
     }
 
     /// Returns the table to the newest snapshot after the trainer's death, by undoing what has changed since. On one machine.
@@ -74,8 +83,8 @@ impl Rows {
         halves: Option<ValueHalves>,
     ) -> anyhow::Result<Self> {
         let begun = Instant::now();
-        let who = if settings.values.ranks > 1 { "a rank" } else { "the trainer" };
-        self.table.recover();
+        let who = if settings.ranks_here() > 1 { "a rank" } else { "the trainer" };
+        self.copies.iter().chain([&self.table]).for_each(HostTable::recover);
         if let Some(ValueHalves { halves, undo }) = halves {
             let number = halves.complete();
             let on_disk = halves.committed() == number;
@@ -85,12 +94,12 @@ impl Rows {
                     "{who} died; all went back to snapshot {number}: {rows} rows restored in {:.3} s",
                     begun.elapsed().as_secs_f64()
                 );
-                return Ok(Self { table: self.table, number, state });
+                return Ok(Self { number, state, ..self });
             }
         }
         tracing::warn!("{who} died; all went back to the newest snapshot on disk");
-        drop(self.table);
+        drop((self.table, self.copies));
         let snapshot = ValueSnapshot::newest(directory)?;
-        Self::load(names, settings, fields, directory, (Node::default().world(settings.values.ranks), snapshot))
+        Self::load(names, settings, fields, directory, (Node::default().world(settings.ranks_here()), snapshot))
     }
 }

@@ -53,7 +53,7 @@ fn gathers() {
 
 /// Rank 0 of this machine, and who brings what rank 1 of another one gave.
 fn another_machine() {
-    let shape = ExchangeShape { ranks: 2, first: 0, local: 1, words: WORDS, bytes: 4 };
+    let shape = ExchangeShape { ranks: 2, first: 0, local: 1, groups: 1, words: WORDS, bytes: 4 };
     let exchange = Arc::new(Exchange::create("exchange", shape).unwrap());
     let seat = exchange.join(0, FOREVER).unwrap();
     let mut remote = Remote::new(exchange);
@@ -81,7 +81,7 @@ fn publication() {
         let shared = shared;
         // SAFETY: the other rank reads behind the publication; loom checks it.
         shared.0.with_mut(|written| unsafe { *written = 7 });
-        publishing.publish(1);
+        publishing.publish(0, 1);
     });
     second.wait_published(1).unwrap();
     // SAFETY: as above.
@@ -100,9 +100,9 @@ fn writing() {
     let words: Arc<[AtomicU64; 2]> = Arc::new(Default::default());
     let (publishing, written) = (exchange.clone(), words.clone());
     let writer = thread::spawn(move || {
-        publishing.begin_write();
+        publishing.begin_write(0);
         written.iter().for_each(|word| word.store(1, Ordering::Relaxed));
-        publishing.publish(1);
+        publishing.publish(0, 1);
     });
     let mut read = [0; 2];
     let generation = second
@@ -152,7 +152,7 @@ fn planted_bugs_are_found() {
     for bug in [Plant::Weaken(vec![delivered], Ordering::Relaxed), Plant::Weaken(vec![collected], Ordering::Relaxed)] {
         caught(bug, 2, another_machine, DAMAGE);
     }
-    let published = site("head.published.store(2 * generation, Ordering::Release)");
+    let published = site("published.store(2 * generation, Ordering::Release)");
     caught(Plant::Weaken(vec![published], Ordering::Relaxed), 2, publication, DAMAGE);
     for fence in [site("fence(Ordering::Release);"), seat("fence(Ordering::Acquire);")] {
         caught(Plant::Weaken(vec![fence], Ordering::Relaxed), 2, writing, &["wrong words"]);
