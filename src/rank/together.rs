@@ -142,7 +142,7 @@ pub struct First<'a> {
 }
 
 /// The rows of the table that this rank writes.
-pub fn lock(rows: &Mutex<MergedRows>) -> MutexGuard<'_, MergedRows> {
+fn lock(rows: &Mutex<MergedRows>) -> MutexGuard<'_, MergedRows> {
     rows.lock().expect("whoever has rows works")
 }
 

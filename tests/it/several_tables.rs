@@ -15,8 +15,8 @@ use super::values::{MANY_DEATHS, Scene, WORLD, model, pids};
 /// The last record of training.
 fn last_record(run: &Path) -> Value {
     let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let records = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    records.filter(|record| record["kind"] == "values").last().unwrap()
+    let mut records = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    records.rfind(|record| record["kind"] == "values").unwrap()
 }
 
 /// What a command that fails says.
