@@ -14,6 +14,8 @@ const WORDS: usize = 2;
 fn exchange() -> (Arc<Exchange>, [Seat; 2]) {
     let exchange = Arc::new(Exchange::create("exchange", ExchangeShape::of_one_machine(2, WORDS, 4)).unwrap());
     let seats = [0, 1].map(|rank| exchange.join(rank, FOREVER).unwrap());
+    // The main thread makes loom's atomics before any other uses them.
+    assert_eq!(exchange.published(0), 0);
     (exchange, seats)
 }
 
