@@ -41,7 +41,7 @@ impl OnDisk for ValueSnapshot {
 /// The tables of a run, and the snapshot that the first one is as of.
 pub struct Rows {
     table: HostTable,
-    /// What is in them follows from the first one when ranks start.
+    /// The further tables. Their first ranks fill them with the rows of the first one when they start.
     copies: Vec<HostTable>,
     /// 0 and `None` at the beginning of a run.
     pub number: u64,
