@@ -71,25 +71,32 @@ fn the_timing_and_killed_processes_change_no_bit() {
     let sets = ["values.readers=2", "values.ranks=3", "values.batch=100"];
     let plain = model(&scene.train("plain", &sets));
     assert!(plain == model(&scene.train("again", &sets)));
-    for (i, failpoint) in [
-        "reader.claimed@40=kill",
-        "reader.committed@52=kill",
-        "other.update@20=kill",
-        "other.exchange@21=kill",
-        "rank.exchange@22=kill",
-        "rank.written@23=kill",
-        // How many snapshots there are depends on the checkpointer's speed; two are certain.
-        "rank.snapshot@2=kill",
-    ]
-    .into_iter()
-    .enumerate()
-    {
+    killed_at_each(
+        &scene,
+        &sets,
+        &plain,
+        &[
+            "reader.claimed@40=kill",
+            "reader.committed@52=kill",
+            "other.update@20=kill",
+            "other.exchange@21=kill",
+            "rank.exchange@22=kill",
+            "rank.written@23=kill",
+            // How many snapshots there are depends on the checkpointer's speed; two are certain.
+            "rank.snapshot@2=kill",
+        ],
+    );
+}
+
+/// Trains once for each failpoint, at which a process is killed: the model is always `plain`.
+pub fn killed_at_each(scene: &Scene, sets: &[&str], plain: &BTreeMap<String, Vec<u8>>, failpoints: &[&str]) {
+    for (i, failpoint) in failpoints.iter().enumerate() {
         let run = format!("killed{i}");
-        let mut command = scene.command(&run, &[&sets[..], &["checkpoint.every_s=0.001", MANY_DEATHS]].concat());
+        let mut command = scene.command(&run, &[sets, &["checkpoint.every_s=0.001", MANY_DEATHS]].concat());
         let assert = command.env("ADMIX_FAILPOINT", failpoint).assert().success();
         let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
         assert!(said.contains("started again") || said.contains("went back"), "{failpoint}: nobody died: {said}");
-        assert!(plain == model(&scene.folder.path().join(&run)), "{failpoint}");
+        assert!(*plain == model(&scene.folder.path().join(&run)), "{failpoint}");
     }
 }
 

@@ -8,7 +8,7 @@ use admix::sparse::TableShape;
 use serde_json::Value;
 
 use super::harness::PATIENCE;
-use super::ranks::killed_at_random_moments;
+use super::ranks::{killed_at_each, killed_at_random_moments};
 use super::support::admix;
 use super::values::{MANY_DEATHS, Scene, WORLD, model, pids};
 
@@ -57,25 +57,20 @@ fn killed_processes_change_no_bit() {
     let scene = Scene::of(WORLD);
     let sets = ["values.readers=2", "values.ranks=2", "ranks.tables=2", "values.batch=64"];
     let plain = model(&scene.train("plain", &["values.readers=2", "values.ranks=4", "values.batch=64"]));
-    for (i, failpoint) in [
-        "reader.committed@52=kill",
-        "other.update@20=kill",
-        "rank.written@23=kill",
-        "rank.snapshot@2=kill",
-        "table.exchange@21=kill",
-        "table.write@19=kill",
-        "table.written@22=kill",
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let run = format!("killed{i}");
-        let mut command = scene.command(&run, &[&sets[..], &["checkpoint.every_s=0.001", MANY_DEATHS]].concat());
-        let assert = command.env("ADMIX_FAILPOINT", failpoint).assert().success();
-        let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
-        assert!(said.contains("started again") || said.contains("went back"), "{failpoint}: nobody died: {said}");
-        assert!(plain == model(&scene.folder.path().join(&run)), "{failpoint}");
-    }
+    killed_at_each(
+        &scene,
+        &sets,
+        &plain,
+        &[
+            "reader.committed@52=kill",
+            "other.update@20=kill",
+            "rank.written@23=kill",
+            "rank.snapshot@2=kill",
+            "table.exchange@21=kill",
+            "table.write@19=kill",
+            "table.written@22=kill",
+        ],
+    );
     // The first ranks of both tables, and another one of the second.
     let long = [&sets[..], &["values.epochs=30", "checkpoint.every_s=0.02"]].concat();
     let plain = model(&scene.train("long", &long));
