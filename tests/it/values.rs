@@ -327,11 +327,12 @@ fn a_snapshot_of_all_rows_is_a_base() {
     let scene = Scene::new();
     let sets = ["checkpoint.every_s=0.001", MANY_DEATHS];
     let plain = model(&scene.train("plain", &["checkpoint.every_s=0"]));
+    // Updates wait for the disk, so that there are as many snapshots on a slow one.
     for (run, failpoint, code) in [
-        ("linked", "checkpoint.base@3=kill", 0),
-        ("unlinked", "checkpoint.committed@3=kill", 0),
+        ("linked", "rank.update@1=5ms,checkpoint.base@3=kill", 0),
+        ("unlinked", "rank.update@1=5ms,checkpoint.committed@3=kill", 0),
         // More than the steps in which one snapshot is copied: each trainer gets at least one to disk.
-        ("copying", "rank.snapshot.copying@60=kill", 0),
+        ("copying", "rank.update@1=5ms,rank.snapshot.copying@60=kill", 0),
         ("cut", "rank.update@80=kill", 20),
     ] {
         let restarts = if code == 0 { MANY_DEATHS } else { "watchdog.max_restarts=0" };
