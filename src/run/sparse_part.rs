@@ -5,9 +5,8 @@
 
 use anyhow::Context as _;
 
-use crate::shm::prefetch;
+use crate::shm::{ahead, prefetch};
 use crate::sparse::file::{RowFileImage, RowLayout};
-use crate::sparse::index::AHEAD;
 use crate::sparse::order::{Key, by_id};
 
 const HEAD: usize = 32;
@@ -102,9 +101,11 @@ impl<'a> SparsePart<'a> {
         let mut out = RowFileImage::begin(image, self.layout, keys.len());
         for (i, Key { id, place }) in keys.iter().enumerate() {
             let at = |key: &Key| self.rows.get(key.place as usize * len..).and_then(|rows| rows.get(..len));
-            if let Some([first, .., last]) = keys.get(i + AHEAD).and_then(at) {
-                prefetch(first);
-                prefetch(last);
+            for row in keys[ahead(i, keys.len())].iter().filter_map(at) {
+                if let [first, .., last] = row {
+                    prefetch(first);
+                    prefetch(last);
+                }
             }
             match self.rows.get(*place as usize * len..(*place as usize + 1) * len) {
                 Some(row) => out.push(row),

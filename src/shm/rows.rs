@@ -109,6 +109,18 @@ impl Memory {
         std::array::from_fn(|i| self.head().parameters[i].load(Ordering::Relaxed))
     }
 
+    /// Starts to load the first `words` words of records.
+    fn load_ahead(&self, records: impl Iterator<Item = u32>, words: usize) {
+        let all = self.words(self.shape.records);
+        for record in records {
+            let at = record as usize * self.shape.words;
+            if let Some([first, .., last]) = all.get(at..at + words) {
+                prefetch(first);
+                prefetch(last);
+            }
+        }
+    }
+
     fn at(&self, record: u32) -> usize {
         assert!((record as usize) < self.shape.records, "record {record}");
         self.shape.records_at() + record as usize * self.shape.words * size_of::<u32>()
@@ -273,6 +285,11 @@ impl RowWriter {
         bytemuck::cast_slice(bytes)
     }
 
+    /// Starts to load records.
+    pub fn load_ahead(&self, records: impl Iterator<Item = u32>) {
+        self.0.load_ahead(records, self.0.shape.words);
+    }
+
     /// Replaces a record by atomic words: other processes may be reading it.
     pub fn store(&mut self, record: u32, words: &[u32]) {
         let shared = self.0.segment.array::<AtomicU32>(self.0.at(record), self.0.shape.words);
@@ -355,14 +372,9 @@ impl RowReader {
         self.0.head().batches.load(Ordering::Relaxed)
     }
 
-    /// Starts to load the first `words` words of a record.
-    ///
-    /// # Panics
-    /// When a record is shorter than `words`, or `words` is 0.
-    pub fn load_ahead(&self, record: u32, words: usize) {
-        let record = self.0.segment.array::<AtomicU32>(self.0.at(record), self.0.shape.words);
-        prefetch(&record[0]);
-        prefetch(&record[words - 1]);
+    /// Starts to load the first `words` words of records.
+    pub fn load_ahead(&self, records: impl Iterator<Item = u32>, words: usize) {
+        self.0.load_ahead(records, words);
     }
 
     /// Copies a record, as many of its words as `out` has. If the writer is at work on it, old and new words may be mixed.

@@ -4,14 +4,11 @@
 //! offset before the key: if it dies in between, the slot is still empty. A removal moves other entries and is not safe against a
 //! death in that way: the table says beforehand that entries move, and makes the index anew from its records after a death.
 
-use crate::shm::prefetch;
 use crate::shm::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::shm::{ahead, prefetch};
 
 /// The id that no row can have.
 pub const NO_ID: u64 = u64::MAX;
-
-/// Number of searches, or of rows, that memory is asked for ahead.
-pub const AHEAD: usize = 16;
 
 /// Keys and the records that they stand for.
 pub struct Index<'a> {
@@ -100,7 +97,7 @@ impl<'a> Index<'a> {
     /// The slots of later ids are loaded while earlier ids are compared: one by one, each search would wait for memory.
     pub fn find_all(&self, ids: &[u64], records: &mut Vec<Option<u32>>) {
         records.extend(ids.iter().enumerate().map(|(i, &id)| {
-            if let Some(&later) = ids.get(i + AHEAD) {
+            for &later in &ids[ahead(i, ids.len())] {
                 let home = self.home(later);
                 prefetch(&self.keys[home]);
                 prefetch(&self.offsets[home]);

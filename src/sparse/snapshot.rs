@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::shm::{Halves, PartWriter, UndoLog, prefetch};
+use crate::shm::{Halves, PartWriter, UndoLog, ahead};
 
 use super::changes::Changes;
 use super::copying::Source;
-use super::index::AHEAD;
 use super::marks;
 use super::table::HostTable;
 
@@ -61,13 +60,8 @@ impl HostTable {
         let Some(changes) = &mut self.changes else { return };
         let (shape, words) = (self.shape, |record: u32| self.rows.record(record));
         for (i, (&id, record)) in ids.iter().zip(records).enumerate() {
-            if let Some(Some(later)) = records.get(i + AHEAD)
-                && !changes.is_noted(*later)
-                && let [first, .., last] = words(*later)
-            {
-                prefetch(first);
-                prefetch(last);
-            }
+            let later = records[ahead(i, records.len())].iter().copied().flatten();
+            self.rows.load_ahead(later.filter(|later| !changes.is_noted(*later)));
             if let Some(record) = *record {
                 // A row with a mark may have gone since it was found.
                 let id = if shape.marks { marks::id(&words(record)[shape.words()..]) } else { id };
@@ -96,11 +90,8 @@ impl HostTable {
         let least = copying.left().saturating_sub(most);
         let last = copying.next.saturating_add(most.saturating_mul(LOOKED_AT));
         while copying.left() > least && copying.next < last {
-            if let Some((_, later)) = at(copying.next + AHEAD)
-                && copying.is_pending(later)
-            {
-                self.prefetch(later);
-            }
+            let later = ahead(copying.next, usize::MAX).filter_map(|place| Some(at(place)?.1));
+            self.rows.load_ahead(later.filter(|later| copying.is_pending(*later)));
             if let Some((id, record)) = at(copying.next)
                 && copying.is_pending(record)
             {

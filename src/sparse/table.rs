@@ -4,10 +4,10 @@
 //! that the row has seen; where rows may go again, a mark stands behind it ([`super::marks`]). The first value of a row follows from
 //! seed and id, so an absent id reads as what would be inserted.
 
-use crate::shm::{RowReader, RowWriter, ShmError, prefetch};
+use crate::shm::{RowReader, RowWriter, ShmError, ahead};
 
 use super::changes::Changes;
-use super::index::{AHEAD, Index, NO_ID};
+use super::index::{Index, NO_ID};
 use super::marks::{self, LastUse};
 
 pub use super::shape::{DIRECT, TableShape};
@@ -115,19 +115,9 @@ impl HostTable {
         })
     }
 
-    /// Starts to load the record that is used some places after place `i`.
+    /// Starts to load records that are used after the one at place `i`, where that is due.
     pub fn load_ahead(&self, records: &[Option<u32>], i: usize) {
-        if let Some(Some(later)) = records.get(i + AHEAD) {
-            self.prefetch(*later);
-        }
-    }
-
-    /// Starts to load a record.
-    pub fn prefetch(&self, record: u32) {
-        if let [first, .., last] = self.record(record) {
-            prefetch(first);
-            prefetch(last);
-        }
+        self.rows.load_ahead(records[ahead(i, records.len())].iter().copied().flatten());
     }
 
     /// The record number of an id; a row at its first value is inserted where there is none. `None` where there is no room.
@@ -319,9 +309,7 @@ impl TableView {
         scratch.resize(self.shape.words(), 0);
         values.resize(ids.len() * dim, 0.0);
         for (i, (&id, values)) in ids.iter().zip(values.chunks_exact_mut(dim)).enumerate() {
-            if let Some(Some(later)) = records.get(i + AHEAD) {
-                self.rows.load_ahead(*later, dim);
-            }
+            self.rows.load_ahead(records[ahead(i, records.len())].iter().copied().flatten(), dim);
             if records[i].is_none() {
                 records[i] = self.index().find(id);
             }

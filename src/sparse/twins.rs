@@ -5,9 +5,8 @@
 
 use twox_hash::XxHash3_64;
 
-use crate::shm::{RowReader, ShmError};
+use crate::shm::{RowReader, ShmError, ahead};
 
-use super::index::AHEAD;
 use super::table::HostTable;
 
 impl HostTable {
@@ -35,10 +34,9 @@ impl HostTable {
     /// A digest of all rows and their state, whatever their places in the table.
     pub fn digest(&self) -> u64 {
         let index = self.index();
-        let rows = (0..self.rows.keys().len()).filter_map(|slot| {
-            if let Some((_, later)) = index.at(slot + AHEAD) {
-                self.prefetch(later);
-            }
+        let slots = self.rows.keys().len();
+        let rows = (0..slots).filter_map(|slot| {
+            self.rows.load_ahead(ahead(slot, slots).filter_map(|later| Some(index.at(later)?.1)));
             index.at(slot)
         });
         let of_row =
