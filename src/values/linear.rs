@@ -5,10 +5,11 @@
 //! the same order on every processor, without fused multiply-adds, so that every processor gives the same bits.
 
 use multiversion::multiversion;
+use multiversion::target::target_cfg_f;
 
-/// Rows of a tile: samples in [`forward`], inputs in [`backward_weights`].
+/// Inputs of a tile of [`backward_weights`].
 const TILE: usize = 8;
-/// Rows of a tile where fewer than [`TILE`] are left.
+/// Inputs of a tile where fewer than [`TILE`] are left.
 const SMALL: usize = 4;
 /// Columns of a tile.
 const LANES: usize = 16;
@@ -16,6 +17,8 @@ const LANES: usize = 16;
 /// Computes `y = x w + b` for `n` samples: `x` is n x `inputs`, `w` is `inputs` x `outputs`, `b` has `outputs`.
 #[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma"))]
 pub fn forward(x: &[f32], w: &[f32], b: &[f32], inputs: usize, y: &mut [f32]) {
+    // Samples of a tile: with 8, AVX2 has no register left for what is multiplied.
+    const TILE: usize = if target_cfg_f!(target_feature = "avx512f") { 8 } else { 6 };
     let outputs = b.len();
     // Padded with zeros to whole runs of lanes; the first row is `b`.
     let padded = outputs.next_multiple_of(LANES);

@@ -176,7 +176,6 @@ impl Net {
         let (k, fields, dim) = (shape.product(), shape.fields, shape.dim);
         let n = self.b.len() / k;
         let width = k + shape.pairs();
-        self.top.clear();
         self.top.resize(n * width, 0.0);
         products::forward(&self.b, rows, dim, inverse, fields, &mut self.top);
         layer(parameters, shape.layer(2), &self.top, &mut self.h1, true);
@@ -208,7 +207,6 @@ impl Net {
         self.back(parameters, shape.layer(3), Through::Top, gradient);
         self.back(parameters, shape.layer(2), Through::Products, gradient);
         let (fields, dim) = (shape.fields, shape.dim);
-        self.d_b.clear();
         self.d_b.resize(self.b.len(), 0.0);
         products::backward(&self.b, rows, dim, inverse, &self.d_top, &mut self.d_b, d_rows);
         for (places, d_out) in inverse.chunks_exact(fields).zip(self.d_out.chunks_exact(HEADS)) {
@@ -268,7 +266,6 @@ impl Net {
         let (dw, db) = layer.weights_mut(d);
         backward_weights(x, dy, layer.inputs, dw, db);
         transpose(layer.weights(parameters).0, layer.outputs, &mut self.transposed);
-        dx.clear();
         dx.resize(x.len(), 0.0);
         backward_inputs(dy, &self.transposed, layer.outputs, layer.inputs, dx);
         if !matches!(through, Through::Products) {
@@ -288,7 +285,6 @@ enum Through {
 
 fn layer(parameters: &[f32], layer: Layer, x: &[f32], y: &mut Vec<f32>, rectify: bool) {
     let (w, b) = layer.weights(parameters);
-    y.clear();
     y.resize(x.len() / layer.inputs * layer.outputs, 0.0);
     forward(x, w, b, layer.inputs, y);
     if rectify {
