@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
-/// Places of a run. Runs of 16 and 32 are as good for tables much larger than the processor's cache, and worse for smaller ones: what is asked for at
-/// once is more than a core can wait for.
+/// Places of a run. Runs of 16 and 32 are as fast in tables much larger than the processor's cache and slower in smaller ones: a core has no
+/// room for so many loads at once.
 const RUN: usize = 8;
 
 /// Starts to load the cache line that holds `place`, without waiting for it.
@@ -22,7 +22,16 @@ pub fn prefetch<T>(place: &T) {
     let _ = place;
 }
 
-/// Places to load before the work on place `i` of `len` places that are worked on from 0 on: the next run where one begins, else none.
+/// Starts to load a slice whose ends are on two cache lines at most.
+pub fn prefetch_ends<T>(places: &[T]) {
+    if let [first, .., last] = places {
+        prefetch(first);
+        prefetch(last);
+    }
+}
+
+/// Returns the places to load before the work on place `i` of `len`: a run of later places if `i` is the first of a run, none otherwise. The
+/// work begins with place 0.
 pub fn ahead(i: usize, len: usize) -> Range<usize> {
     if !i.is_multiple_of(RUN) {
         return 0..0;

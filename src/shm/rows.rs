@@ -9,7 +9,7 @@ use std::mem::{offset_of, size_of};
 
 use super::error::ShmError;
 use super::pod::Shareable;
-use super::prefetch;
+use super::prefetch_ends;
 use super::segment::{Kind, Segment, layout_hash};
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -114,10 +114,7 @@ impl Memory {
         let all = self.words(self.shape.records);
         for record in records {
             let at = record as usize * self.shape.words;
-            if let Some([first, .., last]) = all.get(at..at + words) {
-                prefetch(first);
-                prefetch(last);
-            }
+            all.get(at..at + words).into_iter().for_each(prefetch_ends);
         }
     }
 
