@@ -3,7 +3,7 @@
 use crate::run::failpoint;
 use crate::run::value_snapshot::ValueState;
 use crate::values::Block;
-use crate::values::net::{Losses, Net, NetShape};
+use crate::values::net::{Embedded, Lesson, Losses, Net, NetShape};
 
 use super::store::BatchRows;
 
@@ -29,9 +29,11 @@ pub struct Dense {
 }
 
 impl Dense {
-    /// `dispersion` is the charges' variance over their mean.
-    pub fn new(shape: NetShape, dispersion: f32) -> Self {
-        Self { net: Net::new(shape), gradient: vec![], dispersion }
+    /// `dispersion` is the charges' variance over their mean; `trainers` share the cores of this machine.
+    pub fn new(shape: NetShape, dispersion: f32, trainers: usize) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let net = if cores / trainers > 1 { Net::on_two_threads(shape) } else { Net::new(shape) };
+        Self { net, gradient: vec![], dispersion }
     }
 
     /// Computes what needs no rows: the products of the dense features.
@@ -50,10 +52,9 @@ impl Dense {
         rows: &BatchRows,
         d_rows: &mut Vec<f32>,
     ) -> Result<Losses, NotFinite> {
-        let inverse = &rows.lookup.inverse;
-        self.net.above(&state.parameters, &rows.values, inverse);
-        let losses = self.net.losses(block, self.dispersion);
-        self.net.back_above(&state.parameters, &rows.values, inverse, &mut self.gradient, d_rows);
+        let of = Embedded { rows: &rows.values, inverse: &rows.lookup.inverse };
+        let lesson = Lesson { batch: block, first: 0, dispersion: self.dispersion };
+        let losses = self.net.learn_above(&state.parameters, of, lesson, &mut self.gradient, d_rows);
         if losses.total().is_finite() && !Self::made_to_fail() {
             finite(state, d_rows)?;
             return Ok(losses);

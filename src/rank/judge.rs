@@ -8,7 +8,7 @@ use crate::settings::ValueSettings;
 use crate::sparse::lookup::Finder;
 use crate::sparse::{HostTable, Lookup};
 use crate::values::join::{Share, join_watched};
-use crate::values::net::{Losses, Net, clamped};
+use crate::values::net::{Embedded, Losses, Net, clamped};
 use crate::values::{Block, Fields};
 
 /// Samples that are evaluated at a time.
@@ -62,7 +62,7 @@ impl Judge {
                 table.read(id, &mut record);
                 rows.extend_from_slice(bytemuck::cast_slice::<u32, f32>(&record[..shape.dim]));
             }
-            let corrections = net.forward(parameters, &block.dense, &rows, &lookup.inverse);
+            let corrections = net.forward(parameters, &block.dense, Embedded { rows: &rows, inverse: &lookup.inverse });
             for (i, correction) in corrections.chunks_exact(2).enumerate() {
                 if block.auction[i] && block.predicted[i] > 0.0 {
                     let weight = f64::from(block.weight[i]);

@@ -25,7 +25,7 @@ impl Network {
         if let Some(device) = &mut device {
             device.load(&state.parameters, &state.adam);
         }
-        Self { dense: Dense::new(shape, dispersion), device }
+        Self { dense: Dense::new(shape, dispersion, 1), device }
     }
 
     /// The network on the CPU, for evaluations.

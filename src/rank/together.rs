@@ -97,7 +97,7 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
     }
     let mut member = Member {
         blocks: Blocks::open(&segments, slot, fields.len())?,
-        dense: Dense::new(shape, prepared.dispersion),
+        dense: Dense::new(shape, prepared.dispersion, settings.ranks_here()),
         view: TableView::open(&table_name(seat.group()))?,
         occurrences: Occurrences::default(),
         finder: Finder::default(),

@@ -32,6 +32,8 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
+use crate::shm::{ahead, prefetch, prefetch_ends};
+
 use super::index::{IdMap, mix};
 use super::table::{HostTable, TableShape};
 use arena::{Arena, Place};
@@ -104,8 +106,10 @@ pub struct Cache {
     traffic: Vec<Traffic>,
     /// Rows on their way to the host.
     landing: Vec<(Vec<Leaving>, Taken)>,
-    /// Their ids, and those of rows that leave in the prefetch in hand.
+    /// Ids of rows that leave while a batch is settled, until they are in the host table. A prefetch needs none: it brings everything there first, and evicts
+    /// nothing that it fetches.
     away: IdMap<()>,
+    settling: bool,
     /// Places of an arena.
     capacity: usize,
     prefetches: u64,
@@ -146,6 +150,7 @@ impl Cache {
             traffic: (0..devices).map(|_| Traffic::default()).collect(),
             landing: vec![],
             away: HashMap::default(),
+            settling: false,
             capacity,
             prefetches: 0,
             dirty: 0,
@@ -172,12 +177,16 @@ impl Cache {
 
     /// Whether an id's row is on its device.
     pub fn is_resident(&self, id: u64) -> bool {
-        self.arenas[self.device(id)].resident.contains_key(&id)
+        self.arenas[self.device(id)].resident.get(id).is_some()
     }
 
     /// The device that owns an id.
     fn device(&self, id: u64) -> usize {
-        // Other bits than those by which the host's index begins its search.
+        // A division takes as long as the rest of a search.
+        if self.arenas.len() == 1 {
+            return 0;
+        }
+        // Other bits than those by which an index begins its search.
         (mix(id).rotate_left(32) % self.arenas.len() as u64) as usize
     }
 
@@ -189,26 +198,36 @@ impl Cache {
     /// has changed then.
     pub fn prefetch(&mut self, table: &mut HostTable, unique: &[u64]) -> Result<Ticket, CacheError> {
         self.land(table);
-        self.check_room(unique)?;
-        self.prefetches += 1;
-        let mut rows = Vec::with_capacity(unique.len());
-        // Pin what is there first, so that making room for the others cannot evict it.
-        for &id in unique {
+        let mut rows: Vec<(u32, u32)> = Vec::with_capacity(unique.len());
+        for (i, &id) in unique.iter().enumerate() {
+            for &later in &unique[ahead(i, unique.len())] {
+                self.arenas[self.device(later)].resident.prefetch(later);
+            }
             let device = self.device(id);
-            let place = self.arenas[device].resident.get(&id).copied();
-            #[cfg(test)]
-            let place = place.filter(|_| self.planted != Some(tests::Bug::FetchesWhatIsResident));
-            if let Some(place) = place {
-                self.arenas[device].pin(place, self.prefetches);
-            }
-            rows.push((device as u32, place.unwrap_or(ABSENT)));
+            rows.push((device as u32, self.arenas[device].resident.get(id).unwrap_or(ABSENT)));
         }
-        for (&id, (device, place)) in unique.iter().zip(&mut rows) {
-            if *place != ABSENT {
+        self.check_room(&rows)?;
+        #[cfg(test)]
+        if self.planted == Some(tests::Bug::FetchesWhatIsResident) {
+            rows.iter_mut().for_each(|(_, place)| *place = ABSENT);
+        }
+        self.prefetches += 1;
+        // Pin what is there first, so that making room for the others cannot evict it.
+        let mut missing = vec![];
+        for (&id, &(device, place)) in unique.iter().zip(&rows) {
+            if place == ABSENT {
+                missing.push(id);
+            } else {
+                self.arenas[device as usize].pin(place, self.prefetches);
                 self.counters.hits += 1;
-                continue;
             }
-            match table.find(id) {
+        }
+        let mut records = Vec::with_capacity(missing.len());
+        table.find_all(&missing, &mut records);
+        let absent = rows.iter_mut().filter(|(_, place)| *place == ABSENT);
+        for (i, (&id, (device, place))) in missing.iter().zip(absent).enumerate() {
+            table.load_ahead(&records, i);
+            match records[i] {
                 Some(record) => *place = self.fetch(table, *device as usize, id, record),
                 None => self.arenas[*device as usize].reserved += 1,
             }
@@ -243,7 +262,8 @@ impl Cache {
         let words = self.shape.words();
         for (rows, taken) in self.landing.drain(..) {
             let taken = taken();
-            for (row, record) in rows.iter().zip(taken.chunks_exact(words)) {
+            for (i, (row, record)) in rows.iter().zip(taken.chunks_exact(words)).enumerate() {
+                table.prefetch(rows[ahead(i, rows.len())].iter().map(|row| row.record));
                 #[cfg(test)]
                 let changed = self.planted.map(|bug| bug.spoil(table, row, record, self.shape));
                 #[cfg(test)]
@@ -259,7 +279,6 @@ impl Cache {
 
     /// Lets a row come into a place with what the host has of it.
     fn stage(&mut self, table: &mut HostTable, (device, place): (usize, u32), (id, record): (u64, u32)) {
-        // Only rows that are settled can have left in the same step.
         if self.away.contains_key(&id) {
             self.exchange();
             self.land(table);
@@ -307,6 +326,7 @@ impl Cache {
     /// is the oldest one in flight.
     pub fn settle(&mut self, table: &mut HostTable, unique: &[u64], records: &[Option<u32>], ticket: &mut Ticket) {
         self.land(table);
+        self.settling = true;
         for ((&id, record), (device, place)) in unique.iter().zip(records).zip(&mut ticket.rows) {
             let arena = &mut self.arenas[*device as usize];
             if *place != ABSENT && !arena.places[*place as usize].gone {
@@ -320,7 +340,7 @@ impl Cache {
                 arena.unpin(*place);
                 kept = Some(*place).filter(|place| arena.places[*place as usize].pins > 0);
             }
-            let resident = arena.resident.get(&id).copied();
+            let resident = arena.resident.get(id);
             if resident.is_some_and(|place| arena.places[place as usize].pins > 0) {
                 kept = None;
             }
@@ -347,6 +367,7 @@ impl Cache {
                 (Some(record), None, None) => self.fetch(table, *device as usize, id, *record),
             };
         }
+        self.settling = false;
         self.exchange();
         ticket.settled = true;
     }
@@ -355,7 +376,7 @@ impl Cache {
     pub fn forget(&mut self, id: u64) {
         let device = self.device(id);
         let arena = &mut self.arenas[device];
-        let Some(number) = arena.resident.remove(&id) else { return };
+        let Some(number) = arena.resident.remove(id) else { return };
         let place = &mut arena.places[number as usize];
         self.dirty -= usize::from(std::mem::take(&mut place.dirty));
         arena.young -= usize::from(!place.again);
@@ -367,17 +388,18 @@ impl Cache {
         }
     }
 
-    fn check_room(&mut self, unique: &[u64]) -> Result<(), CacheError> {
+    /// Checks that there is room for a batch, given arena and place of each of its ids.
+    fn check_room(&mut self, rows: &[(u32, u32)]) -> Result<(), CacheError> {
         self.wanted.iter_mut().for_each(|wanted| *wanted = [0; 2]);
-        for &id in unique {
-            let device = self.device(id);
-            let arena = &self.arenas[device];
-            match arena.resident.get(&id) {
-                Some(&place) => self.wanted[device][0] += usize::from(arena.places[place as usize].pins == 0),
-                None => self.wanted[device][1] += 1,
+        for (i, &(device, place)) in rows.iter().enumerate() {
+            self.load_places_ahead(rows, i);
+            let [unpinned, missing] = &mut self.wanted[device as usize];
+            match self.arenas[device as usize].places.get(place as usize) {
+                Some(place) => *unpinned += usize::from(place.pins == 0),
+                None => *missing += 1,
             }
         }
-        let needed = |device: usize| unique.iter().filter(|id| self.device(**id) == device).count();
+        let needed = |device: usize| rows.iter().filter(|(of, _)| *of as usize == device).count();
         for (device, [unpinned, missing]) in self.wanted.iter().enumerate() {
             let arena = &self.arenas[device];
             if arena.pinned + arena.reserved + unpinned + missing > self.capacity {
@@ -411,7 +433,7 @@ impl Cache {
             self.write_back(device, place);
         }
         let arena = &mut self.arenas[device];
-        arena.resident.remove(&id);
+        arena.resident.remove(id);
         arena.young -= usize::from(!arena.places[place as usize].again);
         arena.places[place as usize] = Place::default();
         self.counters.evictions += 1;
@@ -428,7 +450,9 @@ impl Cache {
         if self.planted == Some(tests::Bug::ForgetsWhatIsAway) {
             return;
         }
-        self.away.insert(*id, ());
+        if self.settling {
+            self.away.insert(*id, ());
+        }
     }
 
     /// Copies the rows of a batch, one after another, into `out`; `unique` are its ids, of which those without a row are read at their
@@ -436,7 +460,8 @@ impl Cache {
     pub fn gather(&self, ticket: &Ticket, unique: &[u64], out: &mut Vec<f32>) {
         out.clear();
         let mut first = Vec::new();
-        for (&(device, place), &id) in ticket.rows.iter().zip(unique) {
+        for (i, (&(device, place), &id)) in ticket.rows.iter().zip(unique).enumerate() {
+            self.load_ahead(ticket, i);
             let words = if place == ABSENT {
                 first.resize(self.shape.words(), 0);
                 self.shape.first_value(id, &mut first);
@@ -495,13 +520,33 @@ impl Cache {
     /// Applies the gradients of a batch's rows, `dim` floats for each, in place. The owner of a row is its only writer.
     pub fn update(&mut self, ticket: &Ticket, gradients: &[f32], rate: f32) {
         let shape = self.shape;
-        let rows = ticket.rows.iter().zip(gradients.chunks_exact(shape.dim));
-        for (&(device, place), gradient) in rows.filter(|((_, place), _)| *place != ABSENT) {
+        for (i, (&(device, place), gradient)) in ticket.rows.iter().zip(gradients.chunks_exact(shape.dim)).enumerate() {
+            self.load_ahead(ticket, i);
+            if place == ABSENT {
+                continue;
+            }
             shape.update(self.records.plain_mut(device).record_mut(place), gradient, rate);
             self.mark_changed(device as usize, place);
             #[cfg(test)]
             if self.planted == Some(tests::Bug::ForgetsThatItChanged) {
                 self.arenas[device as usize].places[place as usize].dirty = false;
+            }
+        }
+    }
+
+    /// Starts to load what arenas say of rows that are used after the one at place `i`, where that is due.
+    fn load_places_ahead(&self, rows: &[(u32, u32)], i: usize) {
+        for &(device, place) in &rows[ahead(i, rows.len())] {
+            self.arenas[device as usize].places.get(place as usize).into_iter().for_each(prefetch);
+        }
+    }
+
+    /// Starts to load rows of a batch that are used after the one at place `i`, where that is due.
+    fn load_ahead(&self, ticket: &Ticket, i: usize) {
+        for &(device, place) in &ticket.rows[ahead(i, ticket.rows.len())] {
+            if let Some(at) = self.arenas[device as usize].places.get(place as usize) {
+                prefetch(at);
+                prefetch_ends(self.records.plain(device).record(place));
             }
         }
     }
@@ -513,7 +558,8 @@ impl Cache {
 
     /// Ends a batch: its rows may be evicted, as far as no other batch needs them.
     pub fn release(&mut self, ticket: Ticket) {
-        for (device, place) in ticket.rows {
+        for (i, &(device, place)) in ticket.rows.iter().enumerate() {
+            self.load_places_ahead(&ticket.rows, i);
             let arena = &mut self.arenas[device as usize];
             if place != ABSENT {
                 arena.unpin(place);

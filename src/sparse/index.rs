@@ -97,13 +97,16 @@ impl<'a> Index<'a> {
     /// The slots of later ids are loaded while earlier ids are compared: one by one, each search would wait for memory.
     pub fn find_all(&self, ids: &[u64], records: &mut Vec<Option<u32>>) {
         records.extend(ids.iter().enumerate().map(|(i, &id)| {
-            for &later in &ids[ahead(i, ids.len())] {
-                let home = self.home(later);
-                prefetch(&self.keys[home]);
-                prefetch(&self.offsets[home]);
-            }
+            ids[ahead(i, ids.len())].iter().for_each(|later| self.prefetch(*later));
             self.find(id)
         }));
+    }
+
+    /// Starts to load what a search for an id looks at first.
+    pub fn prefetch(&self, id: u64) {
+        let home = self.home(id);
+        prefetch(&self.keys[home]);
+        prefetch(&self.offsets[home]);
     }
 
     /// Adds an id that is not there; false where there is no room. Of the writer alone.

@@ -117,7 +117,12 @@ impl HostTable {
 
     /// Starts to load records that are used after the one at place `i`, where that is due.
     pub fn load_ahead(&self, records: &[Option<u32>], i: usize) {
-        self.rows.load_ahead(records[ahead(i, records.len())].iter().copied().flatten());
+        self.prefetch(records[ahead(i, records.len())].iter().copied().flatten());
+    }
+
+    /// Starts to load records.
+    pub fn prefetch(&self, records: impl Iterator<Item = u32>) {
+        self.rows.load_ahead(records);
     }
 
     /// The record number of an id; a row at its first value is inserted where there is none. `None` where there is no room.

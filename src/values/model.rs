@@ -24,7 +24,7 @@ use crate::sparse::mapped::CHECKED;
 use crate::sparse::{HostTable, Lookup, MappedRows, file};
 
 use super::Fields;
-use super::net::{Net, NetShape, clamped};
+use super::net::{Embedded, Net, NetShape, clamped};
 use super::sample::Seen;
 
 pub const DENSE_FILE: &str = "values.safetensors";
@@ -280,7 +280,8 @@ impl<M: Deref<Target = ValueModel>> Predictor<M> {
         for (&id, row) in self.lookup.unique.iter().zip(self.rows.chunks_exact_mut(dim)) {
             self.model.rows.read(id, row);
         }
-        let out = self.net.forward(&self.model.parameters, dense, &self.rows, &self.lookup.inverse);
+        let of = Embedded { rows: &self.rows, inverse: &self.lookup.inverse };
+        let out = self.net.forward(&self.model.parameters, dense, of);
         out.chunks_exact(2).map(|c| [clamped(c[0]), clamped(c[1])]).collect()
     }
 

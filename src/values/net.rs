@@ -9,17 +9,26 @@
 //! [b, <b,e_1>, <e_1,e_2>, ..] - linear - relu - linear = (c, q);   c += sum of direct charges, q += sum of direct clicks
 //! charge: Poisson deviance of y against w0 exp(c), over its dispersion      click: logistic loss of logit + q
 //! ```
+//!
+//! | file | what it is |
+//! |---|---|
+//! | [`layer`] | a layer's place among the parameters, and its products |
+//! | [`above`] | products in pairs and the layers above them, for some of a batch's samples |
+
+mod above;
+mod layer;
 
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
 
-use crate::formulas::host::{logistic, poisson};
-use crate::formulas::values::{clamped_slope, click_probability};
 use crate::sparse::table::DIRECT;
 
-use super::linear::{backward_inputs, backward_weights, forward, transpose};
 use super::products;
 use super::sample::{Block, DENSE};
+
+use above::{Above, Gradients, Weights};
+pub use above::{Embedded, Lesson};
+use layer::{Layer, rectify};
 
 /// Corrections beyond this say that something is wrong, not what an impression is worth.
 pub const MOST_CORRECTION: f32 = 3.0;
@@ -32,28 +41,6 @@ pub struct NetShape {
     /// Floats of a row.
     pub dim: usize,
     pub hidden: usize,
-}
-
-/// Where the layers lie among the parameters.
-#[derive(Debug, Clone, Copy)]
-struct Layer {
-    at: usize,
-    inputs: usize,
-    outputs: usize,
-}
-
-impl Layer {
-    fn len(self) -> usize {
-        (self.inputs + 1) * self.outputs
-    }
-
-    fn weights(self, parameters: &[f32]) -> (&[f32], &[f32]) {
-        parameters[self.at..self.at + self.len()].split_at(self.inputs * self.outputs)
-    }
-
-    fn weights_mut(self, parameters: &mut [f32]) -> (&mut [f32], &mut [f32]) {
-        parameters[self.at..self.at + self.len()].split_at_mut(self.inputs * self.outputs)
-    }
 }
 
 impl NetShape {
@@ -121,174 +108,144 @@ impl Losses {
     }
 }
 
+/// Shares of a batch whose gradients are summed apart: two threads compute them at once, or one computes them in turn, with the same bits.
+const SHARES: usize = 2;
+/// Samples of the first share, of so many in all. It is the larger one: where there are two cores, the thread of the second share has one of them
+/// together with the row thread.
+const FIRST: (usize, usize) = (2, 3);
+
 /// A network at work: its sizes and the memory of a batch.
 pub struct Net {
     shape: NetShape,
-    /// Activations and their gradients, by layer.
+    /// Activations of the layers below and their gradients, by layer.
     h0: Vec<f32>,
     b: Vec<f32>,
-    top: Vec<f32>,
-    h1: Vec<f32>,
-    out: Vec<f32>,
     d_h0: Vec<f32>,
     d_b: Vec<f32>,
-    d_top: Vec<f32>,
-    d_h1: Vec<f32>,
-    d_out: Vec<f32>,
-    transposed: Vec<f32>,
+    /// Transposed weights of one or two layers.
+    transposed: [Vec<f32>; 2],
+    /// Corrections of the samples that [`forward`](Self::forward) was called with last.
+    out: Vec<f32>,
+    above: [Above; SHARES],
+    /// Gradients of the second share.
+    spare: (Vec<f32>, Vec<f32>),
+    /// A thread for the second share.
+    beside: Option<rayon::ThreadPool>,
 }
 
 impl Net {
+    /// Makes a network of one thread.
     pub fn new(shape: NetShape) -> Self {
-        let empty = Vec::new;
         Self {
             shape,
-            h0: empty(),
-            b: empty(),
-            top: empty(),
-            h1: empty(),
-            out: empty(),
-            d_h0: empty(),
-            d_b: empty(),
-            d_top: empty(),
-            d_h1: empty(),
-            d_out: empty(),
-            transposed: empty(),
+            h0: vec![],
+            b: vec![],
+            d_h0: vec![],
+            d_b: vec![],
+            transposed: [vec![], vec![]],
+            out: vec![],
+            above: std::array::from_fn(|_| Above::new(shape)),
+            spare: (vec![], vec![]),
+            beside: None,
         }
     }
 
-    /// Computes the corrections (c, q) of samples: `dense` features, `rows` of the unique ids, and the place of each sample's
-    /// `fields` ids among them.
-    pub fn forward(&mut self, parameters: &[f32], dense: &[f32], rows: &[f32], inverse: &[u32]) -> &[f32] {
+    /// Makes a network that learns the second share of each batch on a thread of its own. Where none is to be had, it learns on one.
+    pub fn on_two_threads(shape: NetShape) -> Self {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(SHARES - 1).thread_name(|_| "network".into());
+        Self { beside: pool.build().ok(), ..Self::new(shape) }
+    }
+
+    /// Computes the corrections (c, q) of samples from their `dense` features.
+    pub fn forward(&mut self, parameters: &[f32], dense: &[f32], of: Embedded) -> &[f32] {
         self.below(parameters, dense);
-        self.above(parameters, rows, inverse)
+        self.out.resize(self.b.len() / self.shape.product() * HEADS, 0.0);
+        let [above, _] = &mut self.above;
+        above.forward(parameters, of, &self.b, &mut self.out);
+        &self.out
+    }
+
+    /// Computes the losses of the samples that [`forward`](Self::forward) was called with last. `dispersion` is the charges' variance over their mean.
+    pub fn losses(&mut self, batch: &Block, dispersion: f32) -> Losses {
+        let [above, _] = &mut self.above;
+        above.losses(&self.out, Lesson { batch, first: 0, dispersion })
     }
 
     /// Computes the layers below the products from the dense features, which need no rows.
     pub fn below(&mut self, parameters: &[f32], dense: &[f32]) {
-        layer(parameters, self.shape.layer(0), dense, &mut self.h0, true);
-        layer(parameters, self.shape.layer(1), &self.h0, &mut self.b, true);
+        self.shape.layer(0).forward(parameters, dense, &mut self.h0, true);
+        self.shape.layer(1).forward(parameters, &self.h0, &mut self.b, true);
     }
 
-    /// Computes the corrections (c, q) of the samples that [`below`](Self::below) was called with last.
-    pub fn above(&mut self, parameters: &[f32], rows: &[f32], inverse: &[u32]) -> &[f32] {
-        let shape = self.shape;
-        let (k, fields, dim) = (shape.product(), shape.fields, shape.dim);
-        let n = self.b.len() / k;
-        let width = k + shape.pairs();
-        self.top.resize(n * width, 0.0);
-        products::forward(&self.b, rows, dim, inverse, fields, &mut self.top);
-        layer(parameters, shape.layer(2), &self.top, &mut self.h1, true);
-        layer(parameters, shape.layer(3), &self.h1, &mut self.out, false);
-        for (out, places) in self.out.chunks_exact_mut(HEADS).zip(inverse.chunks_exact(fields)) {
-            for &place in places {
-                let row = &rows[place as usize * dim..][..DIRECT];
-                out.iter_mut().zip(row).for_each(|(out, w)| *out += w);
-            }
-        }
-        &self.out
-    }
-
-    /// Computes the gradients of the rows (`dim` floats for each unique id) and of the layers above the products, for the samples
-    /// that [`losses`](Self::losses) was called with last: the mean over the samples.
-    pub fn back_above(
+    /// Computes the losses of the batch that [`below`](Self::below) was called with last, and the gradients of its rows (`dim` floats for
+    /// each unique id) and of the layers above the products: the mean over the samples.
+    pub fn learn_above(
         &mut self,
         parameters: &[f32],
-        rows: &[f32],
-        inverse: &[u32],
+        of: Embedded,
+        lesson: Lesson,
         gradient: &mut Vec<f32>,
         d_rows: &mut Vec<f32>,
-    ) {
+    ) -> Losses {
         let shape = self.shape;
-        gradient.clear();
-        gradient.resize(parameters.len(), 0.0);
-        d_rows.clear();
-        d_rows.resize(rows.len(), 0.0);
-        self.back(parameters, shape.layer(3), Through::Top, gradient);
-        self.back(parameters, shape.layer(2), Through::Products, gradient);
-        let (fields, dim) = (shape.fields, shape.dim);
         self.d_b.resize(self.b.len(), 0.0);
-        products::backward(&self.b, rows, dim, inverse, &self.d_top, &mut self.d_b, d_rows);
-        for (places, d_out) in inverse.chunks_exact(fields).zip(self.d_out.chunks_exact(HEADS)) {
-            for &place in places {
-                let d_row = &mut d_rows[place as usize * dim..][..DIRECT];
-                d_row.iter_mut().zip(d_out).for_each(|(d, out)| *d += out);
-            }
+        let [here, there] = &mut self.above;
+        let (spare, spare_rows) = &mut self.spare;
+        for gradient in [&mut *gradient, spare] {
+            gradient.clear();
+            gradient.resize(parameters.len(), 0.0);
         }
-    }
-
-    /// Computes the gradients of the layers below the products, once [`back_above`](Self::back_above) has computed the others.
-    pub fn back_below(&mut self, parameters: &[f32], dense: &[f32], gradient: &mut [f32]) {
-        self.back(parameters, self.shape.layer(1), Through::Bottom, gradient);
-        let below = self.shape.layer(0);
-        let (dw, db) = below.weights_mut(gradient);
-        backward_weights(dense, &self.d_h0, below.inputs, dw, db);
-    }
-
-    /// Computes the losses of the samples that [`above`](Self::above) was called with last, and their gradients by the corrections.
-    /// `dispersion` is the charges' variance over their mean.
-    pub fn losses(&mut self, batch: &Block, dispersion: f32) -> Losses {
-        let mut losses = Losses::default();
-        let scale = batch.scale();
-        self.d_out.clear();
-        for (i, out) in self.out.chunks_exact(HEADS).enumerate() {
-            let weight = batch.weight[i];
-            let (c, q) = (clamped(out[0]), clamped(out[1]));
-            let mut slope = [0.0; HEADS];
-            if batch.auction[i] && batch.predicted[i] > 0.0 {
-                let expected = batch.predicted[i] * c.exp();
-                losses.charge +=
-                    f64::from(weight) * poisson(batch.charged[i].into(), expected.into()) / f64::from(dispersion);
-                slope[0] = weight * scale * (expected - batch.charged[i]) / dispersion;
-            }
-            let logit = batch.logit[i] + q;
-            let clicked = f32::from(batch.clicked[i]);
-            losses.click += f64::from(weight) * logistic(clicked.into(), logit.into());
-            slope[1] = weight * scale * (click_probability(logit) - clicked);
-            losses.weight += f64::from(weight);
-            let slopes = slope.iter().zip(out).zip([c, q]);
-            self.d_out.extend(slopes.map(|((slope, raw), bounded)| clamped_slope(*slope, *raw, bounded)));
+        for d_rows in [&mut *d_rows, spare_rows] {
+            d_rows.clear();
+            d_rows.resize(of.rows.len(), 0.0);
         }
-        losses
-    }
+        let layers = [shape.layer(2), shape.layer(3)];
+        layers.iter().zip(&mut self.transposed).for_each(|(layer, to)| layer.transpose(parameters, to));
+        let weights = Weights { parameters, transposed: self.transposed.each_ref().map(Vec::as_slice) };
 
-    /// Takes a gradient back through one layer: its weights' part is added to `d`, its inputs' part stays here.
-    fn back(&mut self, parameters: &[f32], layer: Layer, through: Through, d: &mut [f32]) {
-        let (x, dy, dx) = match through {
-            Through::Top => (&self.h1, &self.d_out, &mut self.d_h1),
-            Through::Products => (&self.top, &self.d_h1, &mut self.d_top),
-            Through::Bottom => {
-                // The rectifier behind the second layer.
-                self.d_b.iter_mut().zip(&self.b).for_each(|(d, y)| *d = if *y > 0.0 { *d } else { 0.0 });
-                (&self.h0, &self.d_b, &mut self.d_h0)
-            }
+        let samples = lesson.batch.len();
+        let first = (samples * FIRST.0 / FIRST.1).next_multiple_of(above::TILES).min(samples);
+        let (b, d_b) = (self.b.split_at(first * shape.product()), self.d_b.split_at_mut(first * shape.product()));
+        let places = of.inverse.split_at(first * shape.fields);
+        let mut first_share = || {
+            let of = Embedded { inverse: places.0, ..of };
+            here.learn(weights, of, lesson, b.0, Gradients { d_b: d_b.0, parameters: gradient, rows: d_rows })
         };
-        let (dw, db) = layer.weights_mut(d);
-        backward_weights(x, dy, layer.inputs, dw, db);
-        transpose(layer.weights(parameters).0, layer.outputs, &mut self.transposed);
-        dx.resize(x.len(), 0.0);
-        backward_inputs(dy, &self.transposed, layer.outputs, layer.inputs, dx);
-        if !matches!(through, Through::Products) {
-            // The rectifier below.
-            dx.iter_mut().zip(x).for_each(|(d, x)| *d = if *x > 0.0 { *d } else { 0.0 });
+        let mut second_share = || {
+            let of = Embedded { inverse: places.1, ..of };
+            let lesson = Lesson { first: lesson.first + first, ..lesson };
+            there.learn(weights, of, lesson, b.1, Gradients { d_b: d_b.1, parameters: spare, rows: spare_rows })
+        };
+        let mut losses = [Losses::default(); SHARES];
+        match &self.beside {
+            Some(pool) => {
+                let [of_first, of_second] = &mut losses;
+                pool.in_place_scope(|scope| {
+                    scope.spawn(|_| *of_second = second_share());
+                    *of_first = first_share();
+                });
+            }
+            None => losses = [first_share(), second_share()],
         }
+
+        gradient.iter_mut().zip(&*spare).for_each(|(d, other)| *d += other);
+        d_rows.iter_mut().zip(&*spare_rows).for_each(|(d, other)| *d += other);
+        let [mut sum, other] = losses;
+        sum.add(other);
+        sum
     }
-}
 
-/// Which layer a gradient goes back through.
-#[derive(Debug, Clone, Copy)]
-enum Through {
-    Top,
-    Products,
-    Bottom,
-}
-
-fn layer(parameters: &[f32], layer: Layer, x: &[f32], y: &mut Vec<f32>, rectify: bool) {
-    let (w, b) = layer.weights(parameters);
-    y.resize(x.len() / layer.inputs * layer.outputs, 0.0);
-    forward(x, w, b, layer.inputs, y);
-    if rectify {
-        y.iter_mut().for_each(|y| *y = y.max(0.0));
+    /// Computes the gradients of the layers below the products, once [`learn_above`](Self::learn_above) has computed the others.
+    pub fn back_below(&mut self, parameters: &[f32], dense: &[f32], gradient: &mut [f32]) {
+        let (first, second) = (self.shape.layer(0), self.shape.layer(1));
+        rectify(&mut self.d_b, &self.b);
+        second.backward_weights(&self.h0, &self.d_b, gradient);
+        let [transposed, _] = &mut self.transposed;
+        second.transpose(parameters, transposed);
+        self.d_h0.resize(self.h0.len(), 0.0);
+        second.backward_inputs(&self.d_b, transposed, &mut self.d_h0);
+        rectify(&mut self.d_h0, &self.h0);
+        first.backward_weights(dense, &self.d_h0, gradient);
     }
 }
 

@@ -21,27 +21,49 @@ fn embedding(rows: &[f32], dim: usize, place: u32) -> &[f32] {
     &rows[place as usize * dim + DIRECT..(place as usize + 1) * dim]
 }
 
+/// Calls a function with the length of an embedding, which is a constant for usual lengths: a copy of a length that the compiler does not know is a
+/// call, and takes longer than the products of what was copied.
+macro_rules! with_length {
+    ($k:expr, $function:ident($($argument:expr),*)) => {
+        match $k {
+            8 => $function(8, $($argument),*),
+            16 => $function(16, $($argument),*),
+            32 => $function(32, $($argument),*),
+            k => $function(k, $($argument),*),
+        }
+    };
+}
+
 /// Writes for each sample its dense vector and the products.
 ///
 /// # Shapes
 /// - `b`: samples x k; `rows`: unique ids x `dim`, where `dim` is k + [`DIRECT`]; `places`: samples x `fields`; `top`: samples x (k + pairs)
+#[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma"))]
 pub fn forward(b: &[f32], rows: &[f32], dim: usize, places: &[u32], fields: usize, top: &mut [f32]) {
-    let k = dim - DIRECT;
+    with_length!(dim - DIRECT, forward_of(b, rows, places, fields, top));
+}
+
+#[inline(always)]
+fn forward_of(k: usize, b: &[f32], rows: &[f32], places: &[u32], fields: usize, top: &mut [f32]) {
+    let dim = k + DIRECT;
+    let mut z = vec![0.0f32; (fields + 1) * k];
     let samples = top.chunks_exact_mut(k + pairs(fields)).zip(b.chunks_exact(k)).zip(places.chunks_exact(fields));
     for ((top, b), places) in samples {
+        let own = std::iter::once(b).chain(places.iter().map(|&place| embedding(rows, dim, place)));
+        z.chunks_exact_mut(k).zip(own).for_each(|(z, vector)| z.copy_from_slice(vector));
         let (head, products) = top.split_at_mut(k);
         head.copy_from_slice(b);
         let mut products = products.iter_mut();
-        for (i, &place) in places.iter().enumerate() {
-            let e = embedding(rows, dim, place);
-            let others = std::iter::once(b).chain(places[..i].iter().map(|&other| embedding(rows, dim, other)));
-            for (other, product) in others.zip(&mut products) {
-                *product = dot(e, other);
+        for i in 1..=fields {
+            let (others, own) = z.split_at(i * k);
+            for (other, product) in others.chunks_exact(k).zip(&mut products) {
+                *product = dot(&own[..k], other);
             }
         }
     }
 }
 
+#[inline(always)]
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0f32; 4];
     let (a4, a_rest) = a.as_chunks::<4>();
@@ -70,7 +92,12 @@ pub fn backward(
     d_b: &mut [f32],
     d_rows: &mut [f32],
 ) {
-    let k = dim - DIRECT;
+    with_length!(dim - DIRECT, backward_of(b, rows, places, d_top, d_b, d_rows));
+}
+
+#[inline(always)]
+fn backward_of(k: usize, b: &[f32], rows: &[f32], places: &[u32], d_top: &[f32], d_b: &mut [f32], d_rows: &mut [f32]) {
+    let dim = k + DIRECT;
     let samples = b.len() / k;
     let fields = places.len() / samples.max(1);
     let (vectors, runs) = (fields + 1, k.div_ceil(LANES));

@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use crate::sparse::index::IdMap;
+use crate::shm::prefetch;
+use crate::shm::sync::{AtomicU32, AtomicU64};
+use crate::sparse::index::Index;
 
 /// One place in so many is for rows that one batch alone has asked for.
 const YOUNG_SHARE: usize = 10;
@@ -12,7 +14,7 @@ pub(super) const QUEUE_SLACK: usize = 1024;
 /// The places of one device, of one record each.
 pub(super) struct Arena {
     pub(super) places: Vec<Place>,
-    pub(super) resident: IdMap<u32>,
+    pub(super) resident: Resident,
     pub(super) free: Vec<u32>,
     /// Places by when they were asked for, of rows that one batch has asked for and of the others. An entry whose stamp is not its
     /// place's any more is old.
@@ -43,12 +45,62 @@ pub(super) struct Place {
     pub(super) gone: bool,
 }
 
+/// Places that [`Arena::oldest`] looks at ahead: the entry of the queue, then what the place says.
+const AHEAD: [usize; 2] = [16, 8];
+
+/// The place of each resident id.
+pub(super) struct Resident {
+    keys: Vec<AtomicU64>,
+    places: Vec<AtomicU32>,
+}
+
+impl Resident {
+    /// Room for `capacity` ids, in twice as many slots: searches for ids that are not resident stay short.
+    fn new(capacity: usize) -> Self {
+        let slots = 2 * capacity;
+        Self {
+            keys: std::iter::repeat_with(AtomicU64::default).take(slots).collect(),
+            places: std::iter::repeat_with(AtomicU32::default).take(slots).collect(),
+        }
+    }
+
+    fn index(&self) -> Index<'_> {
+        Index::new(&self.keys, &self.places)
+    }
+
+    pub(super) fn get(&self, id: u64) -> Option<u32> {
+        self.index().find(id)
+    }
+
+    /// Starts to load what a search for an id looks at first.
+    pub(super) fn prefetch(&self, id: u64) {
+        self.index().prefetch(id);
+    }
+
+    /// Adds an id that is not resident.
+    pub(super) fn insert(&mut self, id: u64, place: u32) {
+        assert!(self.index().insert(id, place), "there are more slots than places");
+    }
+
+    /// Removes an id; returns its place.
+    pub(super) fn remove(&mut self, id: u64) -> Option<u32> {
+        let place = self.get(id)?;
+        self.index().remove(id);
+        Some(place)
+    }
+
+    #[cfg(test)]
+    pub(super) fn ids(&self) -> Vec<u64> {
+        self.index().entries().map(|(id, _)| id).collect()
+    }
+}
+
 impl Arena {
     /// So many places, all free.
     pub(super) fn new(capacity: usize) -> Self {
         Self {
             places: vec![Place::default(); capacity],
-            resident: IdMap::with_capacity_and_hasher(capacity, Default::default()),
+            resident: Resident::new(capacity),
             free: (0..capacity as u32).rev().collect(),
             queues: Default::default(),
             young: 0,
@@ -104,6 +156,9 @@ impl Arena {
     /// The unpinned place of a queue that was asked for the longest ago.
     fn oldest(&mut self, queue: usize) -> Option<u32> {
         while let Some((number, stamp)) = self.queues[queue].pop_front() {
+            let [far, near] = AHEAD.map(|ahead| self.queues[queue].get(ahead).map(|(number, _)| *number as usize));
+            far.into_iter().for_each(|number| prefetch(&self.places[number]));
+            near.into_iter().for_each(|number| self.resident.prefetch(self.places[number].id));
             #[cfg(test)]
             if self.evicts_pinned {
                 return Some(number);

@@ -1,5 +1,7 @@
 //! Where a device keeps records: plain memory on the CPU, and what a GPU has to offer.
 
+use crate::shm::{ahead, prefetch_ends};
+
 /// Records on their way to the host, one after another; whoever calls it waits for them.
 pub type Taken = Box<dyn FnOnce() -> Vec<u32> + Send>;
 
@@ -93,6 +95,11 @@ impl HostMemory {
         Self { words: vec![0; capacity * width], width }
     }
 
+    /// Starts to load records that are used after the one at place `i`, where that is due.
+    fn load_ahead(&self, places: &[u32], i: usize) {
+        places[ahead(i, places.len())].iter().for_each(|place| prefetch_ends(self.record(*place)));
+    }
+
     pub fn record(&self, place: u32) -> &[u32] {
         &self.words[place as usize * self.width..][..self.width]
     }
@@ -104,13 +111,18 @@ impl HostMemory {
 
 impl Memory for HostMemory {
     fn put(&mut self, places: &[u32], words: &[u32]) {
-        for (&place, record) in places.iter().zip(words.chunks_exact(self.width)) {
+        for (i, (&place, record)) in places.iter().zip(words.chunks_exact(self.width)).enumerate() {
+            self.load_ahead(places, i);
             self.record_mut(place).copy_from_slice(record);
         }
     }
 
     fn take(&mut self, places: &[u32]) -> Taken {
-        let words: Vec<u32> = places.iter().flat_map(|place| self.record(*place)).copied().collect();
+        let mut words = Vec::with_capacity(places.len() * self.width);
+        for (i, &place) in places.iter().enumerate() {
+            self.load_ahead(places, i);
+            words.extend_from_slice(self.record(place));
+        }
         Box::new(|| words)
     }
 }

@@ -150,7 +150,7 @@ fn check(case: &Case, bug: Option<Bug>) -> Result<Counters, TestCaseError> {
     prop_assert_eq!(counters.bytes_down, counters.write_backs * 4 * shape.words() as u64);
     let asked: usize = lookups.iter().map(|l| l.unique.len()).sum();
     prop_assert_eq!(counters.hits + counters.misses, asked as u64);
-    let resident: Vec<u64> = cache.arenas.iter().flat_map(|arena| arena.resident.keys().copied()).collect();
+    let resident: Vec<u64> = cache.arenas.iter().flat_map(|arena| arena.resident.ids()).collect();
     prop_assert_eq!(resident.len() as u64, counters.misses - counters.evictions, "no row twice");
     Ok(counters)
 }
@@ -268,7 +268,7 @@ fn ids_that_come_once_do_not_drive_out_those_that_come_again() {
     // As many ids as the table has room for, twice as many as there are places.
     (10..50).for_each(|id| ask(&mut cache, &[id]));
     assert!([1, 2, 3].iter().all(|id| cache.is_resident(*id)));
-    assert_eq!(cache.arenas[0].young + 3, cache.arenas[0].resident.len());
+    assert_eq!(cache.arenas[0].young + 3, cache.arenas[0].resident.ids().len());
 }
 
 /// A row is freed and its record given to another id while a prefetched batch has it pinned.

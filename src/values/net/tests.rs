@@ -16,8 +16,12 @@ struct Scene {
 
 /// Samples that share rows, a field that meets itself, zero charges, a contract, an eCPM of 0, odd numbers of samples.
 fn scene(seed: u64) -> Scene {
+    scene_of(7, seed)
+}
+
+fn scene_of(n: usize, seed: u64) -> Scene {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let (n, unique) = (7, 5);
+    let unique = 5;
     let mut batch = Block::default();
     for i in 0..n {
         let seen = Seen {
@@ -40,11 +44,28 @@ fn scene(seed: u64) -> Scene {
 }
 
 impl Scene {
+    fn embedded(&self) -> Embedded<'_> {
+        Embedded { rows: &self.rows, inverse: &self.inverse }
+    }
+
+    fn lesson(&self) -> Lesson<'_> {
+        Lesson { batch: &self.batch, first: 0, dispersion: 1.7 }
+    }
+
+    /// Learns the batch: its losses, and the gradients of parameters and rows.
+    fn learn(&self, net: &mut Net) -> (Losses, Vec<f32>, Vec<f32>) {
+        let (mut gradient, mut d_rows) = (vec![], vec![]);
+        net.below(&self.parameters, &self.batch.dense);
+        let losses = net.learn_above(&self.parameters, self.embedded(), self.lesson(), &mut gradient, &mut d_rows);
+        net.back_below(&self.parameters, &self.batch.dense, &mut gradient);
+        (losses, gradient, d_rows)
+    }
+
     /// The mean loss, and which rectifiers are open.
     fn loss(&self) -> (f64, Vec<bool>) {
         let mut net = Net::new(SHAPE);
-        net.forward(&self.parameters, &self.batch.dense, &self.rows, &self.inverse);
-        let open = [&net.h0, &net.b, &net.h1].into_iter().flatten().map(|y| *y > 0.0).collect();
+        net.forward(&self.parameters, &self.batch.dense, self.embedded());
+        let open = [&net.h0, &net.b, net.above[0].hidden()].into_iter().flatten().map(|y| *y > 0.0).collect();
         (net.losses(&self.batch, 1.7).total() / self.batch.len() as f64, open)
     }
 
@@ -65,13 +86,7 @@ impl Scene {
 fn gradients_are_those_of_finite_differences() {
     for seed in 0..5 {
         let mut scene = scene(seed);
-        let (mut gradient, mut d_rows) = (vec![], vec![]);
-        let (parameters, rows) = (scene.parameters.clone(), scene.rows.clone());
-        let mut net = Net::new(SHAPE);
-        net.forward(&parameters, &scene.batch.dense, &rows, &scene.inverse);
-        net.losses(&scene.batch, 1.7);
-        net.back_above(&parameters, &rows, &scene.inverse, &mut gradient, &mut d_rows);
-        net.back_below(&parameters, &scene.batch.dense, &mut gradient);
+        let (_, gradient, d_rows) = scene.learn(&mut Net::new(SHAPE));
         let mut compared = 0;
         let mut compare = |analytic: f32, numeric: Option<f64>, what: &str| {
             let Some(numeric) = numeric else { return };
@@ -87,7 +102,7 @@ fn gradients_are_those_of_finite_differences() {
             let numeric = scene.derivative(|s| &mut s.rows[i]);
             compare(*analytic, numeric, &format!("row element {i}"));
         }
-        assert!(compared > (parameters.len() + rows.len()) / 2, "{compared}");
+        assert!(compared > (gradient.len() + d_rows.len()) / 2, "{compared}");
     }
 }
 
@@ -99,5 +114,69 @@ fn a_network_that_has_learned_nothing_corrects_nothing() {
     let mut rows = scene.rows.clone();
     rows.chunks_mut(SHAPE.dim).for_each(|row| row[..DIRECT].fill(0.0));
     let mut net = Net::new(SHAPE);
-    assert!(net.forward(&parameters, &scene.batch.dense, &rows, &scene.inverse).iter().all(|c| *c == 0.0));
+    let of = Embedded { rows: &rows, inverse: &scene.inverse };
+    assert!(net.forward(&parameters, &scene.batch.dense, of).iter().all(|c| *c == 0.0));
+}
+
+/// One sample, fewer than a tile, whole tiles and chunks, and some more of each.
+const SIZES: [usize; 8] = [1, 2, 23, 48, 49, 480, 1000, 1031];
+
+#[test]
+fn two_threads_learn_the_bits_of_one() {
+    let (mut one, mut two) = (Net::new(SHAPE), Net::on_two_threads(SHAPE));
+    assert!(two.beside.is_some());
+    for (seed, n) in (0..).zip(SIZES) {
+        let scene = scene_of(n, seed);
+        assert_eq!(scene.learn(&mut one), scene.learn(&mut two), "{n} samples");
+    }
+}
+
+/// Chunks and shares only change the order of sums: their losses are those of all samples at once.
+#[test]
+fn losses_of_a_batch_are_those_of_its_samples() {
+    let mut net = Net::new(SHAPE);
+    for (seed, n) in (0..).zip(SIZES) {
+        let scene = scene_of(n, seed);
+        let (learned, ..) = scene.learn(&mut net);
+        let corrections = net.forward(&scene.parameters, &scene.batch.dense, scene.embedded()).to_vec();
+        let losses = net.losses(&scene.batch, 1.7);
+        for (a, b) in [(learned.charge, losses.charge), (learned.click, losses.click), (learned.weight, losses.weight)]
+        {
+            assert!((a - b).abs() <= 1e-9 * b.abs(), "{n} samples: {a}, {b}");
+        }
+        for i in 0..n {
+            let dense = &scene.batch.dense[i * DENSE..][..DENSE];
+            let of = Embedded { rows: &scene.rows, inverse: &scene.inverse[i * SHAPE.fields..][..SHAPE.fields] };
+            assert_eq!(
+                Net::new(SHAPE).forward(&scene.parameters, dense, of),
+                &corrections[i * HEADS..][..HEADS],
+                "{i} of {n}"
+            );
+        }
+    }
+}
+
+/// The gradient of a batch in which each sample stands twice is that of the batch, whichever share and chunk they are in.
+#[test]
+fn a_batch_twice_has_the_gradient_of_once() {
+    let mut net = Net::new(SHAPE);
+    for (seed, n) in (0..).zip(SIZES) {
+        let once = scene_of(n, seed);
+        let mut twice = scene_of(n, seed);
+        twice.inverse.extend_from_within(..);
+        twice.batch.dense.extend_from_within(..);
+        for of in
+            [&mut twice.batch.predicted, &mut twice.batch.charged, &mut twice.batch.logit, &mut twice.batch.weight]
+        {
+            of.extend_from_within(..);
+        }
+        for of in [&mut twice.batch.auction, &mut twice.batch.clicked] {
+            of.extend_from_within(..);
+        }
+        let (_, gradient, d_rows) = once.learn(&mut net);
+        let (_, gradient_2, d_rows_2) = twice.learn(&mut net);
+        for (a, b) in gradient.iter().chain(&d_rows).zip(gradient_2.iter().chain(&d_rows_2)) {
+            assert!((a - b).abs() <= 1e-4 + 1e-3 * b.abs(), "{n} samples: {a}, {b}");
+        }
+    }
 }
