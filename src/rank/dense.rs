@@ -52,9 +52,9 @@ impl Dense {
         rows: &BatchRows,
         d_rows: &mut Vec<f32>,
     ) -> Result<Losses, NotFinite> {
-        let of = Embedded { rows: &rows.values, inverse: &rows.lookup.inverse };
+        let embedded = Embedded { rows: &rows.values, inverse: &rows.lookup.inverse };
         let lesson = Lesson { batch: block, first: 0, dispersion: self.dispersion };
-        let losses = self.net.learn_above(&state.parameters, of, lesson, &mut self.gradient, d_rows);
+        let losses = self.net.learn_above(&state.parameters, embedded, lesson, &mut self.gradient, d_rows);
         if losses.total().is_finite() && !Self::made_to_fail() {
             finite(state, d_rows)?;
             return Ok(losses);

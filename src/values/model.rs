@@ -280,8 +280,8 @@ impl<M: Deref<Target = ValueModel>> Predictor<M> {
         for (&id, row) in self.lookup.unique.iter().zip(self.rows.chunks_exact_mut(dim)) {
             self.model.rows.read(id, row);
         }
-        let of = Embedded { rows: &self.rows, inverse: &self.lookup.inverse };
-        let out = self.net.forward(&self.model.parameters, dense, of);
+        let embedded = Embedded { rows: &self.rows, inverse: &self.lookup.inverse };
+        let out = self.net.forward(&self.model.parameters, dense, embedded);
         out.chunks_exact(2).map(|c| [clamped(c[0]), clamped(c[1])]).collect()
     }
 

@@ -12,101 +12,25 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | [`layer`] | a layer's place among the parameters, and its products |
+//! | [`shape`] | sizes, and where the layers lie |
+//! | [`layer`] | a layer and its products |
+//! | [`losses`] | losses of samples and their gradients by the corrections |
 //! | [`above`] | products in pairs and the layers above them, for some of a batch's samples |
 
 mod above;
 mod layer;
+mod losses;
+mod shape;
 
-use rand::RngExt as _;
-use rand_chacha::ChaCha8Rng;
-
-use crate::sparse::table::DIRECT;
-
-use super::products;
-use super::sample::{Block, DENSE};
+use super::sample::Block;
 
 use above::{Above, Gradients, Weights};
-pub use above::{Embedded, Lesson};
-use layer::{Layer, rectify};
+use layer::rectify;
+use losses::losses;
 
-/// Corrections beyond this say that something is wrong, not what an impression is worth.
-pub const MOST_CORRECTION: f32 = 3.0;
-pub const HEADS: usize = 2;
-
-/// Sizes of a network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NetShape {
-    pub fields: usize,
-    /// Floats of a row.
-    pub dim: usize,
-    pub hidden: usize,
-}
-
-impl NetShape {
-    /// Floats of a row that take part in products.
-    pub fn product(&self) -> usize {
-        self.dim - DIRECT
-    }
-
-    fn pairs(&self) -> usize {
-        products::pairs(self.fields)
-    }
-
-    /// Names, inputs and outputs of the layers, in their order.
-    pub fn layers(&self) -> [(&'static str, usize, usize); 4] {
-        let (k, h) = (self.product(), self.hidden);
-        [("below.0", DENSE, h), ("below.1", h, k), ("above.0", k + self.pairs(), h), ("above.1", h, HEADS)]
-    }
-
-    fn layer(&self, number: usize) -> Layer {
-        let mut at = 0;
-        for (_, inputs, outputs) in &self.layers()[..number] {
-            at += (inputs + 1) * outputs;
-        }
-        let (_, inputs, outputs) = self.layers()[number];
-        Layer { at, inputs, outputs }
-    }
-
-    /// Parameters of the network.
-    pub fn parameters(&self) -> usize {
-        self.layers().iter().map(|(_, inputs, outputs)| (inputs + 1) * outputs).sum()
-    }
-
-    /// First parameters: He's uniform ones, and zeroes in the last layer.
-    pub fn first_parameters(&self, rng: &mut ChaCha8Rng) -> Vec<f32> {
-        let mut parameters = vec![0.0; self.parameters()];
-        for number in 0..3 {
-            let layer = self.layer(number);
-            let bound = (6.0 / layer.inputs as f32).sqrt();
-            let (weights, _) = layer.weights_mut(&mut parameters);
-            weights.iter_mut().for_each(|w| *w = rng.random_range(-bound..bound));
-        }
-        parameters
-    }
-}
-
-/// Losses of a batch, each summed over its samples by weight.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Losses {
-    /// Poisson deviance over the dispersion, auction rows.
-    pub charge: f64,
-    pub click: f64,
-    /// Sum of the weights.
-    pub weight: f64,
-}
-
-impl Losses {
-    pub fn total(&self) -> f64 {
-        self.charge + self.click
-    }
-
-    pub fn add(&mut self, other: Self) {
-        self.charge += other.charge;
-        self.click += other.click;
-        self.weight += other.weight;
-    }
-}
+pub use above::Embedded;
+pub use losses::{Lesson, Losses, MOST_CORRECTION, clamped};
+pub use shape::{HEADS, NetShape};
 
 /// Shares of a batch whose gradients are summed apart: two threads compute them at once, or one computes them in turn, with the same bits.
 const SHARES: usize = 2;
@@ -126,6 +50,8 @@ pub struct Net {
     transposed: [Vec<f32>; 2],
     /// Corrections of the samples that [`forward`](Self::forward) was called with last.
     out: Vec<f32>,
+    /// Gradients of their losses.
+    slopes: Vec<f32>,
     above: [Above; SHARES],
     /// Gradients of the second share.
     spare: (Vec<f32>, Vec<f32>),
@@ -144,6 +70,7 @@ impl Net {
             d_b: vec![],
             transposed: [vec![], vec![]],
             out: vec![],
+            slopes: vec![],
             above: std::array::from_fn(|_| Above::new(shape)),
             spare: (vec![], vec![]),
             beside: None,
@@ -157,18 +84,17 @@ impl Net {
     }
 
     /// Computes the corrections (c, q) of samples from their `dense` features.
-    pub fn forward(&mut self, parameters: &[f32], dense: &[f32], of: Embedded) -> &[f32] {
+    pub fn forward(&mut self, parameters: &[f32], dense: &[f32], embedded: Embedded) -> &[f32] {
         self.below(parameters, dense);
         self.out.resize(self.b.len() / self.shape.product() * HEADS, 0.0);
         let [above, _] = &mut self.above;
-        above.forward(parameters, of, &self.b, &mut self.out);
+        above.forward(parameters, embedded, &self.b, &mut self.out);
         &self.out
     }
 
     /// Computes the losses of the samples that [`forward`](Self::forward) was called with last. `dispersion` is the charges' variance over their mean.
     pub fn losses(&mut self, batch: &Block, dispersion: f32) -> Losses {
-        let [above, _] = &mut self.above;
-        above.losses(&self.out, Lesson { batch, first: 0, dispersion })
+        losses(&self.out, Lesson { batch, first: 0, dispersion }, &mut self.slopes)
     }
 
     /// Computes the layers below the products from the dense features, which need no rows.
@@ -182,7 +108,7 @@ impl Net {
     pub fn learn_above(
         &mut self,
         parameters: &[f32],
-        of: Embedded,
+        embedded: Embedded,
         lesson: Lesson,
         gradient: &mut Vec<f32>,
         d_rows: &mut Vec<f32>,
@@ -197,7 +123,7 @@ impl Net {
         }
         for d_rows in [&mut *d_rows, spare_rows] {
             d_rows.clear();
-            d_rows.resize(of.rows.len(), 0.0);
+            d_rows.resize(embedded.rows.len(), 0.0);
         }
         let layers = [shape.layer(2), shape.layer(3)];
         layers.iter().zip(&mut self.transposed).for_each(|(layer, to)| layer.transpose(parameters, to));
@@ -206,31 +132,31 @@ impl Net {
         let samples = lesson.batch.len();
         let first = (samples * FIRST.0 / FIRST.1).next_multiple_of(above::TILES).min(samples);
         let (b, d_b) = (self.b.split_at(first * shape.product()), self.d_b.split_at_mut(first * shape.product()));
-        let places = of.inverse.split_at(first * shape.fields);
+        let places = embedded.inverse.split_at(first * shape.fields);
         let mut first_share = || {
-            let of = Embedded { inverse: places.0, ..of };
-            here.learn(weights, of, lesson, b.0, Gradients { d_b: d_b.0, parameters: gradient, rows: d_rows })
+            let embedded = Embedded { inverse: places.0, ..embedded };
+            here.learn(weights, embedded, lesson, b.0, Gradients { d_b: d_b.0, parameters: gradient, rows: d_rows })
         };
         let mut second_share = || {
-            let of = Embedded { inverse: places.1, ..of };
+            let embedded = Embedded { inverse: places.1, ..embedded };
             let lesson = Lesson { first: lesson.first + first, ..lesson };
-            there.learn(weights, of, lesson, b.1, Gradients { d_b: d_b.1, parameters: spare, rows: spare_rows })
+            there.learn(weights, embedded, lesson, b.1, Gradients { d_b: d_b.1, parameters: spare, rows: spare_rows })
         };
-        let mut losses = [Losses::default(); SHARES];
+        let mut of_shares = [Losses::default(); SHARES];
         match &self.beside {
             Some(pool) => {
-                let [of_first, of_second] = &mut losses;
+                let [of_first, of_second] = &mut of_shares;
                 pool.in_place_scope(|scope| {
                     scope.spawn(|_| *of_second = second_share());
                     *of_first = first_share();
                 });
             }
-            None => losses = [first_share(), second_share()],
+            None => of_shares = [first_share(), second_share()],
         }
 
         gradient.iter_mut().zip(&*spare).for_each(|(d, other)| *d += other);
         d_rows.iter_mut().zip(&*spare_rows).for_each(|(d, other)| *d += other);
-        let [mut sum, other] = losses;
+        let [mut sum, other] = of_shares;
         sum.add(other);
         sum
     }
@@ -247,11 +173,6 @@ impl Net {
         rectify(&mut self.d_h0, &self.h0);
         first.backward_weights(dense, &self.d_h0, gradient);
     }
-}
-
-/// A correction within its bounds.
-pub fn clamped(correction: f32) -> f32 {
-    crate::formulas::values::clamped(correction, MOST_CORRECTION)
 }
 
 #[cfg(test)]

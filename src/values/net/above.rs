@@ -1,15 +1,13 @@
-//! The part of the network that needs rows: products in pairs and the layers above them, with the losses and all gradients.
+//! The part of the network that needs rows: products in pairs and the layers above them, with their gradients.
 //!
 //! Samples go through it a chunk at a time, forward and back, so that what is kept of them stays in a core's own cache.
 
-use crate::formulas::host::{logistic, poisson};
-use crate::formulas::values::{clamped_slope, click_probability};
 use crate::sparse::table::DIRECT;
 use crate::values::products;
-use crate::values::sample::Block;
 
 use super::layer::rectify;
-use super::{HEADS, Losses, NetShape, clamped};
+use super::losses::{Lesson, Losses, losses};
+use super::shape::{HEADS, NetShape};
 
 /// Samples that fill the tiles of products on every processor.
 pub const TILES: usize = 24;
@@ -21,15 +19,6 @@ const CHUNK: usize = 10 * TILES;
 pub struct Embedded<'a> {
     pub rows: &'a [f32],
     pub inverse: &'a [u32],
-}
-
-/// What was observed of samples: those of `batch` from `first` on.
-#[derive(Debug, Clone, Copy)]
-pub struct Lesson<'a> {
-    pub batch: &'a Block,
-    pub first: usize,
-    /// The charges' variance over their mean.
-    pub dispersion: f32,
 }
 
 /// Parameters, and the transposed weights of the two layers above the products.
@@ -69,26 +58,27 @@ impl Above {
     }
 
     /// Writes the corrections of samples with the dense vectors `b`.
-    pub fn forward(&mut self, parameters: &[f32], of: Embedded, b: &[f32], out: &mut [f32]) {
+    pub fn forward(&mut self, parameters: &[f32], embedded: Embedded, b: &[f32], out: &mut [f32]) {
         let NetShape { fields, .. } = self.shape;
-        let chunks = b.chunks(CHUNK * self.shape.product()).zip(of.inverse.chunks(CHUNK * fields));
+        let chunks = b.chunks(CHUNK * self.shape.product()).zip(embedded.inverse.chunks(CHUNK * fields));
         for ((b, inverse), out) in chunks.zip(out.chunks_mut(CHUNK * HEADS)) {
-            self.forward_chunk(parameters, Embedded { inverse, ..of }, b, out);
+            self.forward_chunk(parameters, Embedded { inverse, ..embedded }, b, out);
         }
     }
 
     /// Computes the losses of samples with the dense vectors `b`, and their gradients.
-    pub fn learn(&mut self, weights: Weights, of: Embedded, lesson: Lesson, b: &[f32], to: Gradients) -> Losses {
+    pub fn learn(&mut self, weights: Weights, embedded: Embedded, lesson: Lesson, b: &[f32], to: Gradients) -> Losses {
         let (k, fields) = (self.shape.product(), self.shape.fields);
         let (first, second) = (self.shape.layer(2), self.shape.layer(3));
-        let mut losses = Losses::default();
+        let mut sum = Losses::default();
         let mut out = std::mem::take(&mut self.out);
-        let chunks = b.chunks(CHUNK * k).zip(to.d_b.chunks_mut(CHUNK * k)).zip(of.inverse.chunks(CHUNK * fields));
+        let chunks = b.chunks(CHUNK * k).zip(to.d_b.chunks_mut(CHUNK * k)).zip(embedded.inverse.chunks(CHUNK * fields));
         for (chunk, ((b, d_b), inverse)) in chunks.enumerate() {
-            let of = Embedded { inverse, ..of };
+            let embedded = Embedded { inverse, ..embedded };
             out.resize(b.len() / k * HEADS, 0.0);
-            self.forward_chunk(weights.parameters, of, b, &mut out);
-            losses.add(self.losses(&out, Lesson { first: lesson.first + chunk * CHUNK, ..lesson }));
+            self.forward_chunk(weights.parameters, embedded, b, &mut out);
+            let lesson = Lesson { first: lesson.first + chunk * CHUNK, ..lesson };
+            sum.add(losses(&out, lesson, &mut self.d_out));
 
             second.backward_weights(&self.h1, &self.d_out, to.parameters);
             self.d_h1.resize(self.h1.len(), 0.0);
@@ -97,7 +87,7 @@ impl Above {
             first.backward_weights(&self.top, &self.d_h1, to.parameters);
             self.d_top.resize(self.top.len(), 0.0);
             first.backward_inputs(&self.d_h1, weights.transposed[0], &mut self.d_top);
-            products::backward(b, of.rows, self.shape.dim, inverse, &self.d_top, d_b, to.rows);
+            products::backward(b, embedded.rows, self.shape.dim, inverse, &self.d_top, d_b, to.rows);
             for (places, d_out) in inverse.chunks_exact(fields).zip(self.d_out.chunks_exact(HEADS)) {
                 for &place in places {
                     let d_row = &mut to.rows[place as usize * self.shape.dim..][..DIRECT];
@@ -106,46 +96,19 @@ impl Above {
             }
         }
         self.out = out;
-        losses
+        sum
     }
 
-    /// Computes the losses of samples from their corrections, and the gradients of those.
-    pub fn losses(&mut self, out: &[f32], lesson: Lesson) -> Losses {
-        let Lesson { batch, first, dispersion } = lesson;
-        let mut losses = Losses::default();
-        let scale = batch.scale();
-        self.d_out.clear();
-        for (i, out) in (first..).zip(out.chunks_exact(HEADS)) {
-            let weight = batch.weight[i];
-            let (c, q) = (clamped(out[0]), clamped(out[1]));
-            let mut slope = [0.0; HEADS];
-            if batch.auction[i] && batch.predicted[i] > 0.0 {
-                let expected = batch.predicted[i] * c.exp();
-                losses.charge +=
-                    f64::from(weight) * poisson(batch.charged[i].into(), expected.into()) / f64::from(dispersion);
-                slope[0] = weight * scale * (expected - batch.charged[i]) / dispersion;
-            }
-            let logit = batch.logit[i] + q;
-            let clicked = f32::from(batch.clicked[i]);
-            losses.click += f64::from(weight) * logistic(clicked.into(), logit.into());
-            slope[1] = weight * scale * (click_probability(logit) - clicked);
-            losses.weight += f64::from(weight);
-            let slopes = slope.iter().zip(out).zip([c, q]);
-            self.d_out.extend(slopes.map(|((slope, raw), bounded)| clamped_slope(*slope, *raw, bounded)));
-        }
-        losses
-    }
-
-    fn forward_chunk(&mut self, parameters: &[f32], of: Embedded, b: &[f32], out: &mut [f32]) {
+    fn forward_chunk(&mut self, parameters: &[f32], embedded: Embedded, b: &[f32], out: &mut [f32]) {
         let NetShape { fields, dim, .. } = self.shape;
         let (first, second) = (self.shape.layer(2), self.shape.layer(3));
         self.top.resize(b.len() / self.shape.product() * first.inputs, 0.0);
-        products::forward(b, of.rows, dim, of.inverse, fields, &mut self.top);
+        products::forward(b, embedded.rows, dim, embedded.inverse, fields, &mut self.top);
         first.forward(parameters, &self.top, &mut self.h1, true);
         second.forward_to(parameters, &self.h1, out);
-        for (out, places) in out.chunks_exact_mut(HEADS).zip(of.inverse.chunks_exact(fields)) {
+        for (out, places) in out.chunks_exact_mut(HEADS).zip(embedded.inverse.chunks_exact(fields)) {
             for &place in places {
-                let row = &of.rows[place as usize * dim..][..DIRECT];
+                let row = &embedded.rows[place as usize * dim..][..DIRECT];
                 out.iter_mut().zip(row).for_each(|(out, w)| *out += w);
             }
         }

@@ -2,8 +2,11 @@
 
 use rand::{RngExt as _, SeedableRng as _};
 
+use rand_chacha::ChaCha8Rng;
+
 use super::*;
-use crate::values::sample::{Sample, Seen};
+use crate::sparse::table::DIRECT;
+use crate::values::sample::{DENSE, Sample, Seen};
 
 const SHAPE: NetShape = NetShape { fields: 3, dim: 5, hidden: 7 };
 
@@ -114,8 +117,8 @@ fn a_network_that_has_learned_nothing_corrects_nothing() {
     let mut rows = scene.rows.clone();
     rows.chunks_mut(SHAPE.dim).for_each(|row| row[..DIRECT].fill(0.0));
     let mut net = Net::new(SHAPE);
-    let of = Embedded { rows: &rows, inverse: &scene.inverse };
-    assert!(net.forward(&parameters, &scene.batch.dense, of).iter().all(|c| *c == 0.0));
+    let embedded = Embedded { rows: &rows, inverse: &scene.inverse };
+    assert!(net.forward(&parameters, &scene.batch.dense, embedded).iter().all(|c| *c == 0.0));
 }
 
 /// One sample, fewer than a tile, whole tiles and chunks, and some more of each.
@@ -146,9 +149,9 @@ fn losses_of_a_batch_are_those_of_its_samples() {
         }
         for i in 0..n {
             let dense = &scene.batch.dense[i * DENSE..][..DENSE];
-            let of = Embedded { rows: &scene.rows, inverse: &scene.inverse[i * SHAPE.fields..][..SHAPE.fields] };
+            let embedded = Embedded { rows: &scene.rows, inverse: &scene.inverse[i * SHAPE.fields..][..SHAPE.fields] };
             assert_eq!(
-                Net::new(SHAPE).forward(&scene.parameters, dense, of),
+                Net::new(SHAPE).forward(&scene.parameters, dense, embedded),
                 &corrections[i * HEADS..][..HEADS],
                 "{i} of {n}"
             );
