@@ -55,8 +55,8 @@ pub struct Net {
     above: [Above; SHARES],
     /// Gradients of the second share.
     spare: (Vec<f32>, Vec<f32>),
-    /// A thread for the second share.
-    beside: Option<rayon::ThreadPool>,
+    /// A thread for each share.
+    threads: Option<rayon::ThreadPool>,
 }
 
 impl Net {
@@ -73,14 +73,14 @@ impl Net {
             slopes: vec![],
             above: std::array::from_fn(|_| Above::new(shape)),
             spare: (vec![], vec![]),
-            beside: None,
+            threads: None,
         }
     }
 
-    /// Makes a network that learns the second share of each batch on a thread of its own. Where none is to be had, it learns on one.
+    /// Makes a network that learns the two shares of a batch on a thread each. Where none are to be had, it learns on one.
     pub fn on_two_threads(shape: NetShape) -> Self {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(SHARES - 1).thread_name(|_| "network".into());
-        Self { beside: pool.build().ok(), ..Self::new(shape) }
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(SHARES).thread_name(|_| "network".into());
+        Self { threads: pool.build().ok(), ..Self::new(shape) }
     }
 
     /// Computes the corrections (c, q) of samples from their `dense` features.
@@ -142,21 +142,14 @@ impl Net {
             let lesson = Lesson { first: lesson.first + first, ..lesson };
             there.learn(weights, embedded, lesson, b.1, Gradients { d_b: d_b.1, parameters: spare, rows: spare_rows })
         };
-        let mut of_shares = [Losses::default(); SHARES];
-        match &self.beside {
-            Some(pool) => {
-                let [of_first, of_second] = &mut of_shares;
-                pool.in_place_scope(|scope| {
-                    scope.spawn(|_| *of_second = second_share());
-                    *of_first = first_share();
-                });
-            }
-            None => of_shares = [first_share(), second_share()],
-        }
+        // The thread that has computed the first share computes the second one, too, if the other has not begun with it.
+        let (mut sum, other) = match &self.threads {
+            Some(pool) => pool.install(|| rayon::join(first_share, second_share)),
+            None => (first_share(), second_share()),
+        };
 
         gradient.iter_mut().zip(&*spare).for_each(|(d, other)| *d += other);
         d_rows.iter_mut().zip(&*spare_rows).for_each(|(d, other)| *d += other);
-        let [mut sum, other] = of_shares;
         sum.add(other);
         sum
     }

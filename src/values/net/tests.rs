@@ -127,7 +127,7 @@ const SIZES: [usize; 8] = [1, 2, 23, 48, 49, 480, 1000, 1031];
 #[test]
 fn two_threads_learn_the_bits_of_one() {
     let (mut one, mut two) = (Net::new(SHAPE), Net::on_two_threads(SHAPE));
-    assert!(two.beside.is_some());
+    assert!(two.threads.is_some());
     for (seed, n) in (0..).zip(SIZES) {
         let scene = scene_of(n, seed);
         assert_eq!(scene.learn(&mut one), scene.learn(&mut two), "{n} samples");
