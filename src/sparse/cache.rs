@@ -109,6 +109,7 @@ pub struct Cache {
     /// Ids of rows that leave while a batch is settled, until they are in the host table. A prefetch needs none: it brings everything there first, and evicts
     /// nothing that it fetches.
     away: IdMap<()>,
+    /// Whether a batch is being settled.
     settling: bool,
     /// Places of an arena.
     capacity: usize,
@@ -204,7 +205,7 @@ impl Cache {
             let device = self.device(id);
             rows.push((device as u32, self.arenas[device].resident.get(id).unwrap_or(ABSENT)));
         }
-        // Counting what the batch needs takes a look at each of its places.
+        // The exact count looks at every place of the batch, so it is made only where the batch's size alone does not show that there is room.
         if !self.arenas.iter().all(|arena| arena.pinned + arena.reserved + unique.len() <= self.capacity) {
             self.check_room(&rows)?;
         }
@@ -537,12 +538,12 @@ impl Cache {
         }
     }
 
-    /// Starts to load what the searches for ids look at that come after the one at place `i`, where that is due.
+    /// Starts to load the index's slots of ids that are searched for after the one at place `i`, where that is due.
     fn load_slots_ahead(&self, ids: &[u64], i: usize) {
         ids[ahead(i, ids.len())].iter().for_each(|id| self.arenas[self.device(*id)].resident.prefetch(*id));
     }
 
-    /// Starts to load what arenas say of rows that are used after the one at place `i`, where that is due.
+    /// Starts to load the [`Place`]s of rows that are used after the one at `i`, where that is due.
     fn load_places_ahead(&self, rows: &[(u32, u32)], i: usize) {
         for &(device, place) in &rows[ahead(i, rows.len())] {
             self.arenas[device as usize].places.get(place as usize).into_iter().for_each(prefetch);

@@ -1,4 +1,4 @@
-//! What the corrections of a batch's samples lose.
+//! Losses of samples, given their corrections, and the gradients of these losses.
 
 use crate::formulas::host::{logistic, poisson};
 use crate::formulas::values::{clamped_slope, click_probability};
@@ -9,10 +9,11 @@ use super::shape::HEADS;
 /// Corrections beyond this say that something is wrong, not what an impression is worth.
 pub const MOST_CORRECTION: f32 = 3.0;
 
-/// What was observed of samples: those of `batch` from `first` on.
+/// Samples of a batch with what was observed of them.
 #[derive(Debug, Clone, Copy)]
 pub struct Lesson<'a> {
     pub batch: &'a Block,
+    /// Number of the first of these samples in the batch.
     pub first: usize,
     /// The charges' variance over their mean.
     pub dispersion: f32,
