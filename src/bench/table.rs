@@ -481,7 +481,8 @@ fn count_hits(
             hits += lookup.inverse.iter().filter(|place| resident[**place as usize]).count();
             ideal += ranks.iter().filter(|rank| **rank < bench.cache_rows).count();
         }
-        let ticket = cache.prefetch(table, &lookup.unique)?;
+        let mut ticket = cache.prefetch(table, &lookup.unique)?;
+        cache.fetch(table, &lookup.unique, &mut ticket, usize::MAX);
         cache.release(ticket);
         seen += size;
     }

@@ -181,7 +181,7 @@ enum Stage {
         #[arg(long, default_value_t = 0)]
         cache_rows: usize,
         /// Batches whose rows are fetched ahead
-        #[arg(long, default_value_t = 1)]
+        #[arg(long, default_value_t = 2)]
         prefetch: usize,
         #[arg(long, default_value_t = 5.0)]
         seconds: f64,

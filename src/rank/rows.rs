@@ -337,14 +337,7 @@ impl Worker {
         find(&mut store, &mut slot);
         let Slot { block, rows, failed, .. } = &mut *slot;
         if failed.is_none() {
-            match store.fetch(rows) {
-                Ok(true) => match store.settle(rows, block) {
-                    Ok(()) => store.gather(rows),
-                    Err(e) => *failed = Some(e),
-                },
-                Ok(false) => *failed = Some(anyhow::anyhow!("rows are pinned by no batch")),
-                Err(e) => *failed = Some(e),
-            }
+            *failed = gather(&mut store, block, rows).err();
         }
         let copied = (rows.lookup.unique.len() / COPIED_SHARE).max(COPIED);
         drop((store, slot));
@@ -377,6 +370,16 @@ impl Worker {
         }
         false
     }
+}
+
+/// Gathers the rows of the batch whose turn it is.
+fn gather(store: &mut Store, block: &Block, rows: &mut BatchRows) -> anyhow::Result<()> {
+    while !rows.is_fetched() {
+        anyhow::ensure!(store.fetch(rows)?, "rows are pinned by no batch");
+    }
+    store.settle(rows, block)?;
+    store.gather(rows);
+    Ok(())
 }
 
 fn find(store: &mut Store, slot: &mut Slot) {

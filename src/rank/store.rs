@@ -17,6 +17,10 @@ use crate::sparse::lookup::Finder;
 use crate::sparse::{Admission, Cache, CacheError, HostTable, Lookup, Ticket};
 use crate::values::Block;
 
+/// Rows that the cache fetches from the table at a time, so that an update does not wait long: some tens of microseconds. Batches of tests are
+/// small.
+const FETCHED: usize = if cfg!(test) { 2 } else { 512 };
+
 /// Where rows are read and written during training.
 pub struct Store {
     table: HostTable,
@@ -55,6 +59,11 @@ impl BatchRows {
 
     pub fn is_fetched(&self) -> bool {
         self.fetched
+    }
+
+    fn end(&mut self) {
+        self.records.clear();
+        self.fetched = false;
     }
 }
 
@@ -102,26 +111,29 @@ impl Store {
         (batch.fetched, batch.noted) = (false, 0);
     }
 
-    /// Fetches and pins the rows that a batch's ids have by now. False, and nothing has changed, while pinned rows of earlier batches
-    /// leave no room in the cache.
+    /// Fetches and pins the rows that a batch's ids have by now, one piece of the work with each call. False, and nothing has changed, while
+    /// pinned rows of earlier batches leave no room in the cache.
     ///
     /// # Errors
     /// A batch larger than the cache.
     pub fn fetch(&mut self, batch: &mut BatchRows) -> anyhow::Result<bool> {
-        if batch.fetched {
+        let Some(cache) = &mut self.cache else {
+            batch.records.clear();
+            self.table.find_all(&batch.lookup.unique, &mut batch.records);
+            batch.fetched = true;
             return Ok(true);
-        }
-        if let Some(cache) = &mut self.cache {
-            match cache.prefetch(&mut self.table, &batch.lookup.unique) {
+        };
+        let unique = &batch.lookup.unique;
+        if batch.ticket.is_none() {
+            match cache.prefetch(&mut self.table, unique) {
                 Ok(ticket) => batch.ticket = Some(ticket),
                 Err(CacheError::Stall) => return Ok(false),
                 Err(e) => return Err(e.into()),
             }
-        } else {
-            batch.records.clear();
-            self.table.find_all(&batch.lookup.unique, &mut batch.records);
+        } else if let Some(ticket) = &mut batch.ticket {
+            let most = if cache.is_on_device() { usize::MAX } else { FETCHED };
+            batch.fetched = cache.fetch(&mut self.table, unique, ticket, most);
         }
-        batch.fetched = true;
         Ok(true)
     }
 
@@ -244,7 +256,7 @@ impl Store {
 
     /// Moves the rows of a batch along their gradients, `dim` floats for each, and ends the batch.
     pub fn update(&mut self, batch: &mut BatchRows, gradients: &[f32], rate: f32) {
-        if let (Some(cache), Some(ticket)) = (&mut self.cache, &batch.ticket) {
+        if let (Some(cache), Some(ticket)) = (&mut self.cache, batch.ticket.take()) {
             cache.update(ticket, gradients, rate);
         } else {
             let dim = self.table.shape().dim;
@@ -256,7 +268,7 @@ impl Store {
                 }
             }
         }
-        self.release(batch);
+        batch.end();
     }
 
     /// Whether rows are on a GPU, where batches are gathered and updated.
@@ -266,19 +278,18 @@ impl Store {
 
     /// Moves the rows of a batch along the gradients that the GPU has for its slot, and ends the batch.
     pub fn update_on_device(&mut self, batch: &mut BatchRows, step: &DeviceStep) {
-        if let (Some(cache), Some(ticket)) = (&mut self.cache, &batch.ticket) {
+        if let (Some(cache), Some(ticket)) = (&mut self.cache, batch.ticket.take()) {
             cache.update_on_device(ticket, batch.slot, step);
         }
-        self.release(batch);
+        batch.end();
     }
 
-    /// Ends a batch: its rows may be evicted.
+    /// Ends a batch without an update: its rows may be evicted.
     pub fn release(&mut self, batch: &mut BatchRows) {
         if let (Some(cache), Some(ticket)) = (&mut self.cache, batch.ticket.take()) {
             cache.release(ticket);
         }
-        batch.records.clear();
-        batch.fetched = false;
+        batch.end();
     }
 
     /// Rows that have changed since the newest snapshot, at most.

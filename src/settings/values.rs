@@ -212,7 +212,7 @@ impl Default for Table {
             optimizer: RowOptimizer::Adagrad,
             rate: 0.05,
             cache_rows: 0,
-            prefetch: 1,
+            prefetch: 2,
             devices: 1,
             snapshot_rows: 1 << 17,
         }

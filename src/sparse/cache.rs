@@ -12,32 +12,36 @@
 //!   victim was changed since it came, it is written back with its optimiser state and version before its place is given away; a clean
 //!   one is not.
 //! - An update happens in place. A prefetched batch that shares the row reads the updated value: it gathers later.
-//! - A prefetch takes all of its rows or none: where pinned rows leave no room it changes nothing, and is tried again after the
-//!   next release. It keeps room for ids that have no row yet.
+//! - A prefetch has room for all of its rows or changes nothing: where pinned rows leave none it is tried again after the next release.
+//!   The rows that are not resident are brought in some at a time, and other batches may go on in between. Room stays kept for ids that
+//!   have no row yet.
 //! - A batch is settled in its turn: ids that have got a row since its prefetch come in, and rows that the table has freed since, for
 //!   another id, go. What a place held of a freed row is forgotten, not written back; a place that prefetched batches pin stays
 //!   empty until they are settled, or until the first of them gives its id a row again, which comes into the same place.
 //!
-//! [`arena`] has the places, their order and the rule of eviction; this file moves rows, and keeps the arena's count of rows that
-//! one batch alone has asked for when it fills, empties or frees a place. An arena's records are in a [`Memory`], plain on the CPU or a GPU's. Rows go to it and come from it many at a time: a prefetch begins to
-//! copy its victims to the host, then copies the rows it fetches into their places. The victims are in the host table before its
-//! rows are looked at again, which is a batch later, so that nobody waits for a device that is busy with the batch before.
+//! [`arena`] has the places, their order and the rule of eviction, [`resident`] finds the place of an id, [`memory`] keeps the records, and
+//! [`traffic`] moves them between devices and host. This file has the batches, and keeps the arena's count of rows that one batch alone
+//! has asked for when it fills, empties or frees a place.
 
 #[path = "cache/arena.rs"]
 mod arena;
 #[path = "cache/memory.rs"]
 pub mod memory;
-
-use std::collections::HashMap;
+#[path = "cache/resident.rs"]
+mod resident;
+#[path = "cache/traffic.rs"]
+mod traffic;
 
 use serde::Serialize;
 
 use crate::shm::{ahead, prefetch, prefetch_ends};
 
-use super::index::{IdMap, mix};
+use super::index::mix;
 use super::table::{HostTable, TableShape};
 use arena::{Arena, Place};
-use memory::{ABSENT, DeviceMemory, DeviceStep, HostMemory, Records, Taken};
+use memory::{ABSENT, DeviceMemory, DeviceStep, HostMemory, Records};
+use resident::hash;
+use traffic::Traffic;
 
 /// What the cache has done so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -73,29 +77,17 @@ pub enum CacheError {
 pub struct Ticket {
     /// Arena and place of each unique id.
     rows: Vec<(u32, u32)>,
+    /// The record in the host table of each of them, as of when it was fetched.
+    records: Vec<Option<u32>>,
+    /// Those that were not resident at the prefetch, and how many of them have been fetched or not found.
+    missing: Vec<u32>,
+    fetched: usize,
+    /// What [`Cache::brought`] was when rows were last fetched for this batch, if no other batch has brought in any since its prefetch.
+    brought: u64,
+    /// What [`Cache::lost`] was at the prefetch.
+    lost: u64,
     /// Whether ids without a place have none for good, and none is kept for them.
     settled: bool,
-}
-
-/// Rows flushed at a time: what is copied to the host at once stays small beside the arena.
-const FLUSHED: usize = 1 << 16;
-
-/// A changed row that leaves its place, or only goes to the host.
-#[derive(Debug, Clone, Copy)]
-struct Leaving {
-    id: u64,
-    /// Its record in the host table.
-    record: u32,
-}
-
-/// What goes to and from a device at the end of the prefetch in hand.
-#[derive(Default)]
-struct Traffic {
-    leaving: Vec<Leaving>,
-    leaving_places: Vec<u32>,
-    coming_places: Vec<u32>,
-    /// Records, one after another.
-    coming: Vec<u32>,
 }
 
 /// The rows that devices hold.
@@ -103,17 +95,14 @@ pub struct Cache {
     shape: TableShape,
     arenas: Vec<Arena>,
     records: Records,
-    traffic: Vec<Traffic>,
-    /// Rows on their way to the host.
-    landing: Vec<(Vec<Leaving>, Taken)>,
-    /// Ids of rows that leave while a batch is settled, until they are in the host table. A prefetch needs none: it brings everything there first, and evicts
-    /// nothing that it fetches.
-    away: IdMap<()>,
-    /// Whether a batch is being settled.
-    settling: bool,
+    traffic: Traffic,
     /// Places of an arena.
     capacity: usize,
     prefetches: u64,
+    /// Rows brought in so far.
+    brought: u64,
+    /// Pinned rows that the table has freed so far.
+    lost: u64,
     /// Rows that have changed since they were fetched or written back.
     dirty: usize,
     counters: Counters,
@@ -148,12 +137,11 @@ impl Cache {
             shape,
             arenas: (0..devices).map(|_| Arena::new(capacity)).collect(),
             records,
-            traffic: (0..devices).map(|_| Traffic::default()).collect(),
-            landing: vec![],
-            away: HashMap::default(),
-            settling: false,
+            traffic: Traffic::of(devices),
             capacity,
             prefetches: 0,
+            brought: 0,
+            lost: 0,
             dirty: 0,
             counters: Counters::default(),
             wanted: vec![[0; 2]; devices],
@@ -178,125 +166,118 @@ impl Cache {
 
     /// Whether an id's row is on its device.
     pub fn is_resident(&self, id: u64) -> bool {
-        self.arenas[self.device(id)].resident.get(id).is_some()
+        self.arenas[self.device(id)].find(id).is_some()
     }
 
     /// The device that owns an id.
     fn device(&self, id: u64) -> usize {
-        // A division takes as long as the rest of a search.
-        if self.arenas.len() == 1 {
-            return 0;
-        }
-        // Other bits than those by which an index begins its search.
-        (mix(id).rotate_left(32) % self.arenas.len() as u64) as usize
+        self.device_and_hash(id).0 as usize
     }
 
-    /// Makes room and fetches what is not resident, and pins all of a batch's rows; keeps room for ids that have no row. `unique`
-    /// holds no id twice.
+    /// The device that owns an id, and the hash by which its arena finds it.
+    fn device_and_hash(&self, id: u64) -> (u32, u32) {
+        let mixed = mix(id);
+        // A division takes as long as the rest of a search.
+        let device = match self.arenas.len() as u64 {
+            1 => 0,
+            // Other bits than those by which an index begins its search.
+            devices => (mixed.rotate_left(32) % devices) as u32,
+        };
+        (device, hash(mixed))
+    }
+
+    /// Begins to fetch a batch: pins those of its rows that are resident, and keeps room for the others, which [`fetch`](Self::fetch) brings.
+    /// `unique` holds no id twice.
     ///
     /// # Errors
     /// [`CacheError::Stall`] where pinned rows leave no room, [`CacheError::BatchTooLarge`] where no release could help: nothing
     /// has changed then.
     pub fn prefetch(&mut self, table: &mut HostTable, unique: &[u64]) -> Result<Ticket, CacheError> {
         self.land(table);
-        let mut rows: Vec<(u32, u32)> = Vec::with_capacity(unique.len());
-        for (i, &id) in unique.iter().enumerate() {
-            self.load_slots_ahead(unique, i);
-            let device = self.device(id);
-            rows.push((device as u32, self.arenas[device].resident.get(id).unwrap_or(ABSENT)));
+        let mut rows: Vec<(u32, u32)> = unique.iter().map(|id| self.device_and_hash(*id)).collect();
+        for i in 0..rows.len() {
+            for &(device, hash) in &rows[ahead(i, rows.len())] {
+                self.arenas[device as usize].resident.prefetch(hash);
+            }
+            let (device, hash) = rows[i];
+            rows[i].1 = self.arenas[device as usize].resident.likely(hash).unwrap_or(ABSENT);
         }
         // The exact count looks at every place of the batch, so it is made only where the batch's size alone does not show that there is room.
         if !self.arenas.iter().all(|arena| arena.pinned + arena.reserved + unique.len() <= self.capacity) {
-            self.check_room(&rows)?;
+            self.check_room(unique, &rows)?;
         }
         #[cfg(test)]
         if self.planted == Some(tests::Bug::FetchesWhatIsResident) {
             rows.iter_mut().for_each(|(_, place)| *place = ABSENT);
         }
         self.prefetches += 1;
-        // Pin what is there first, so that making room for the others cannot evict it.
-        let mut missing = vec![];
-        for (i, (&id, &(device, place))) in unique.iter().zip(&rows).enumerate() {
+        let (mut missing, mut records) = (vec![], Vec::with_capacity(unique.len()));
+        for (i, &id) in unique.iter().enumerate() {
             self.load_places_ahead(&rows, i);
+            let (device, likely) = rows[i];
+            let place = self.arenas[device as usize].confirm(id, likely);
+            #[cfg(test)]
+            let place = if self.planted == Some(tests::Bug::BelievesWhatIsLikely) { likely } else { place };
+            rows[i].1 = place;
             if place == ABSENT {
-                missing.push(id);
+                missing.push(i as u32);
+                records.push(None);
+                self.arenas[device as usize].reserved += 1;
             } else {
-                self.arenas[device as usize].pin(place, self.prefetches);
+                let arena = &mut self.arenas[device as usize];
+                arena.pin(place, self.prefetches);
+                records.push(Some(arena.places[place as usize].record));
                 self.counters.hits += 1;
             }
         }
-        let mut records = Vec::with_capacity(missing.len());
-        table.find_all(&missing, &mut records);
-        let absent = rows.iter_mut().filter(|(_, place)| *place == ABSENT);
-        for (i, (&id, (device, place))) in missing.iter().zip(absent).enumerate() {
-            table.load_ahead(&records, i);
-            self.load_slots_ahead(&missing, i);
-            match records[i] {
-                Some(record) => *place = self.fetch(table, *device as usize, id, record),
-                None => self.arenas[*device as usize].reserved += 1,
-            }
-        }
-        self.exchange();
-        Ok(Ticket { rows, settled: false })
+        Ok(Ticket { rows, records, missing, fetched: 0, brought: self.brought, lost: self.lost, settled: false })
     }
 
-    /// Begins to copy rows that leave to the host, then copies those that come into their places.
-    fn exchange(&mut self) {
-        for (device, traffic) in self.traffic.iter_mut().enumerate() {
-            let memory = self.records.memory(device);
+    /// Fetches up to `most` of the rows that were not resident at a batch's prefetch and that the table has, and pins them. Returns whether none
+    /// are left. Other batches may be settled, updated and released in between.
+    pub fn fetch(&mut self, table: &mut HostTable, unique: &[u64], ticket: &mut Ticket, most: usize) -> bool {
+        let Ticket { rows, records, missing, fetched, .. } = ticket;
+        let next = &missing[*fetched..missing.len().min(fetched.saturating_add(most))];
+        let ids: Vec<u64> = next.iter().map(|i| unique[*i as usize]).collect();
+        let mut found = Vec::with_capacity(ids.len());
+        table.find_all(&ids, &mut found);
+        let alone = ticket.brought == self.brought;
+        self.traffic.may_return = !alone;
+        for (i, (&id, &at)) in ids.iter().zip(next).enumerate() {
+            for (device, hash) in ids[ahead(i, ids.len())].iter().map(|id| self.device_and_hash(*id)) {
+                self.arenas[device as usize].resident.prefetch(hash);
+            }
+            let (device, place) = &mut rows[at as usize];
+            let arena = &mut self.arenas[*device as usize];
+            // Another batch may have brought it in since.
+            let resident = if alone { None } else { arena.find(id) };
             #[cfg(test)]
-            if self.planted == Some(tests::Bug::PutsBeforeItTakes) && !traffic.coming_places.is_empty() {
-                memory.put(&traffic.coming_places, &traffic.coming);
-            }
-            if !traffic.leaving.is_empty() {
-                let taken = memory.take(&traffic.leaving_places);
-                self.landing.push((std::mem::take(&mut traffic.leaving), taken));
-                traffic.leaving_places.clear();
-            }
-            if !traffic.coming_places.is_empty() {
-                memory.put(&traffic.coming_places, &traffic.coming);
-                traffic.coming_places.clear();
-                traffic.coming.clear();
-            }
+            let resident = resident.filter(|_| self.planted != Some(tests::Bug::BringsInTwice));
+            let Some(record) = resident.map(|place| arena.places[place as usize].record).or(found[i]) else { continue };
+            arena.reserved -= 1;
+            records[at as usize] = Some(record);
+            *place = match resident {
+                Some(place) => {
+                    self.counters.hits += 1;
+                    arena.pin(place, self.prefetches);
+                    place
+                }
+                None => self.bring_in(table, *device as usize, id, record),
+            };
         }
-    }
-
-    /// Brings what is on its way into the host table.
-    pub fn land(&mut self, table: &mut HostTable) {
-        let words = self.shape.words();
-        for (rows, taken) in self.landing.drain(..) {
-            let taken = taken();
-            for (i, (row, record)) in rows.iter().zip(taken.chunks_exact(words)).enumerate() {
-                table.prefetch(rows[ahead(i, rows.len())].iter().map(|row| row.record));
-                #[cfg(test)]
-                let changed = self.planted.map(|bug| bug.spoil(table, row, record, self.shape));
-                #[cfg(test)]
-                let record = changed.as_deref().unwrap_or(record);
-                table.write_record(row.id, row.record, record);
-            }
-            self.dirty -= rows.len();
-            self.counters.write_backs += rows.len() as u64;
-            self.counters.bytes_down += 4 * (words * rows.len()) as u64;
+        self.traffic.may_return = false;
+        self.exchange(table);
+        *fetched += next.len();
+        if alone {
+            ticket.brought = self.brought;
         }
-        self.away.clear();
-    }
-
-    /// Lets a row come into a place with what the host has of it.
-    fn stage(&mut self, table: &mut HostTable, (device, place): (usize, u32), (id, record): (u64, u32)) {
-        if self.away.contains_key(&id) {
-            self.exchange();
-            self.land(table);
-        }
-        self.counters.misses += 1;
-        self.counters.bytes_up += 4 * self.shape.words() as u64;
-        let traffic = &mut self.traffic[device];
-        traffic.coming_places.push(place);
-        traffic.coming.extend_from_slice(table.record(record));
+        ticket.fetched == ticket.missing.len()
     }
 
     /// Fetches a row from the host into a place of its own and pins it.
-    fn fetch(&mut self, table: &mut HostTable, device: usize, id: u64, record: u32) -> u32 {
+    fn bring_in(&mut self, table: &mut HostTable, device: usize, id: u64, record: u32) -> u32 {
         let place = self.make_room(device);
+        self.brought += 1;
         self.stage(table, (device, place), (id, record));
         let arena = &mut self.arenas[device];
         arena.places[place as usize] = Place { id, record, ..Place::default() };
@@ -308,6 +289,7 @@ impl Cache {
     /// Fetches the row that an id has got anew into the place that batches have kept pinned for it, and pins it.
     fn fill_again(&mut self, table: &mut HostTable, device: usize, number: u32, record: u32) {
         let id = self.arenas[device].places[number as usize].id;
+        self.brought += 1;
         self.stage(table, (device, number), (id, record));
         let arena = &mut self.arenas[device];
         let place = &mut arena.places[number as usize];
@@ -320,6 +302,10 @@ impl Cache {
     /// The record in the host table of each of a batch's ids whose row is still on its device.
     pub fn records(&self, ticket: &Ticket, records: &mut Vec<Option<u32>>) {
         records.clear();
+        if ticket.lost == self.lost {
+            records.extend_from_slice(&ticket.records);
+            return;
+        }
         records.extend(ticket.rows.iter().map(|&(device, place)| {
             let place = self.arenas[device as usize].places.get(place as usize)?;
             (!place.gone).then_some(place.record)
@@ -330,10 +316,11 @@ impl Cache {
     /// is the oldest one in flight.
     pub fn settle(&mut self, table: &mut HostTable, unique: &[u64], records: &[Option<u32>], ticket: &mut Ticket) {
         self.land(table);
-        self.settling = true;
+        self.traffic.may_return = true;
+        let all_there = ticket.lost == self.lost;
         for ((&id, record), (device, place)) in unique.iter().zip(records).zip(&mut ticket.rows) {
             let arena = &mut self.arenas[*device as usize];
-            if *place != ABSENT && !arena.places[*place as usize].gone {
+            if *place != ABSENT && (all_there || !arena.places[*place as usize].gone) {
                 continue;
             }
             // The empty place that later batches still pin for this id, if there is one.
@@ -344,7 +331,7 @@ impl Cache {
                 arena.unpin(*place);
                 kept = Some(*place).filter(|place| arena.places[*place as usize].pins > 0);
             }
-            let resident = arena.resident.get(id);
+            let resident = arena.find(id);
             if resident.is_some_and(|place| arena.places[place as usize].pins > 0) {
                 kept = None;
             }
@@ -368,11 +355,11 @@ impl Cache {
                     arena.pin(place, self.prefetches);
                     place
                 }
-                (Some(record), None, None) => self.fetch(table, *device as usize, id, *record),
+                (Some(record), None, None) => self.bring_in(table, *device as usize, id, *record),
             };
         }
-        self.settling = false;
-        self.exchange();
+        self.traffic.may_return = false;
+        self.exchange(table);
         ticket.settled = true;
     }
 
@@ -380,7 +367,8 @@ impl Cache {
     pub fn forget(&mut self, id: u64) {
         let device = self.device(id);
         let arena = &mut self.arenas[device];
-        let Some(number) = arena.resident.remove(id) else { return };
+        let Some(number) = arena.find(id) else { return };
+        arena.resident.remove(id, number);
         let place = &mut arena.places[number as usize];
         self.dirty -= usize::from(std::mem::take(&mut place.dirty));
         arena.young -= usize::from(!place.again);
@@ -389,16 +377,18 @@ impl Cache {
             arena.free.push(number);
         } else {
             place.gone = true;
+            self.lost += 1;
         }
     }
 
-    /// Checks that there is room for a batch, given arena and place of each of its ids.
-    fn check_room(&mut self, rows: &[(u32, u32)]) -> Result<(), CacheError> {
+    /// Checks that there is room for a batch, given arena and likely place of each of its ids.
+    fn check_room(&mut self, unique: &[u64], rows: &[(u32, u32)]) -> Result<(), CacheError> {
         self.wanted.iter_mut().for_each(|wanted| *wanted = [0; 2]);
-        for (i, &(device, place)) in rows.iter().enumerate() {
+        for (i, (&id, &(device, place))) in unique.iter().zip(rows).enumerate() {
             self.load_places_ahead(rows, i);
             let [unpinned, missing] = &mut self.wanted[device as usize];
-            match self.arenas[device as usize].places.get(place as usize) {
+            let arena = &self.arenas[device as usize];
+            match arena.places.get(arena.confirm(id, place) as usize) {
                 Some(place) => *unpinned += usize::from(place.pins == 0),
                 None => *missing += 1,
             }
@@ -437,26 +427,10 @@ impl Cache {
             self.write_back(device, place);
         }
         let arena = &mut self.arenas[device];
-        arena.resident.remove(id);
+        arena.resident.remove(id, place);
         arena.young -= usize::from(!arena.places[place as usize].again);
         arena.places[place as usize] = Place::default();
         self.counters.evictions += 1;
-    }
-
-    /// Lets a changed row go to the host: row, optimiser state and version. It counts as changed until it is there.
-    fn write_back(&mut self, device: usize, place: u32) {
-        let Place { id, record, dirty, .. } = &mut self.arenas[device].places[place as usize];
-        *dirty = false;
-        let traffic = &mut self.traffic[device];
-        traffic.leaving.push(Leaving { id: *id, record: *record });
-        traffic.leaving_places.push(place);
-        #[cfg(test)]
-        if self.planted == Some(tests::Bug::ForgetsWhatIsAway) {
-            return;
-        }
-        if self.settling {
-            self.away.insert(*id, ());
-        }
     }
 
     /// Copies the rows of a batch, one after another, into `out`; `unique` are its ids, of which those without a row are read at their
@@ -465,7 +439,7 @@ impl Cache {
         out.clear();
         let mut first = Vec::new();
         for (i, (&(device, place), &id)) in ticket.rows.iter().zip(unique).enumerate() {
-            self.load_ahead(ticket, i);
+            self.load_records_ahead(&ticket.rows, i);
             let words = if place == ABSENT {
                 first.resize(self.shape.words(), 0);
                 self.shape.first_value(id, &mut first);
@@ -498,15 +472,17 @@ impl Cache {
         self.count_crossing(ticket);
     }
 
-    /// Moves the rows of a batch along the gradients that the GPU has for its slot.
+    /// Moves the rows of a batch along the gradients that the GPU has for its slot, and ends the batch.
     ///
     /// # Panics
     /// When the rows are in plain memory.
-    pub fn update_on_device(&mut self, ticket: &Ticket, slot: usize, step: &DeviceStep) {
+    pub fn update_on_device(&mut self, ticket: Ticket, slot: usize, step: &DeviceStep) {
         self.records.on_device().update(slot, step);
-        self.count_crossing(ticket);
-        for &(device, place) in ticket.rows.iter().filter(|(_, place)| *place != ABSENT) {
-            self.mark_changed(device as usize, place);
+        self.count_crossing(&ticket);
+        for (i, &row) in ticket.rows.iter().enumerate() {
+            self.load_places_ahead(&ticket.rows, i);
+            self.mark_changed(row);
+            self.unpin(row, ticket.settled);
         }
     }
 
@@ -521,26 +497,18 @@ impl Cache {
         matches!(self.records, Records::Device(_))
     }
 
-    /// Applies the gradients of a batch's rows, `dim` floats for each, in place. The owner of a row is its only writer.
-    pub fn update(&mut self, ticket: &Ticket, gradients: &[f32], rate: f32) {
+    /// Applies the gradients of a batch's rows, `dim` floats for each, in place, and ends the batch. The owner of a row is its only writer.
+    pub fn update(&mut self, ticket: Ticket, gradients: &[f32], rate: f32) {
         let shape = self.shape;
         for (i, (&(device, place), gradient)) in ticket.rows.iter().zip(gradients.chunks_exact(shape.dim)).enumerate() {
-            self.load_ahead(ticket, i);
-            if place == ABSENT {
-                continue;
+            self.load_places_ahead(&ticket.rows, i);
+            self.load_records_ahead(&ticket.rows, i);
+            if place != ABSENT {
+                shape.update(self.records.plain_mut(device).record_mut(place), gradient, rate);
+                self.mark_changed((device, place));
             }
-            shape.update(self.records.plain_mut(device).record_mut(place), gradient, rate);
-            self.mark_changed(device as usize, place);
-            #[cfg(test)]
-            if self.planted == Some(tests::Bug::ForgetsThatItChanged) {
-                self.arenas[device as usize].places[place as usize].dirty = false;
-            }
+            self.unpin((device, place), ticket.settled);
         }
-    }
-
-    /// Starts to load the index's slots of ids that are searched for after the one at place `i`, where that is due.
-    fn load_slots_ahead(&self, ids: &[u64], i: usize) {
-        ids[ahead(i, ids.len())].iter().for_each(|id| self.arenas[self.device(*id)].resident.prefetch(*id));
     }
 
     /// Starts to load the [`Place`]s of rows that are used after the one at `i`, where that is due.
@@ -550,50 +518,39 @@ impl Cache {
         }
     }
 
-    /// Starts to load rows of a batch that are used after the one at place `i`, where that is due.
-    fn load_ahead(&self, ticket: &Ticket, i: usize) {
-        for &(device, place) in &ticket.rows[ahead(i, ticket.rows.len())] {
-            if let Some(at) = self.arenas[device as usize].places.get(place as usize) {
-                prefetch(at);
-                prefetch_ends(self.records.plain(device).record(place));
-            }
+    /// Starts to load the records of rows that are used after the one at `i`, where that is due.
+    fn load_records_ahead(&self, rows: &[(u32, u32)], i: usize) {
+        for &(device, place) in rows[ahead(i, rows.len())].iter().filter(|(_, place)| *place != ABSENT) {
+            prefetch_ends(self.records.plain(device).record(place));
         }
     }
 
-    fn mark_changed(&mut self, device: usize, place: u32) {
-        let dirty = &mut self.arenas[device].places[place as usize].dirty;
-        self.dirty += usize::from(!std::mem::replace(dirty, true));
+    fn mark_changed(&mut self, (device, place): (u32, u32)) {
+        #[cfg(test)]
+        if self.planted == Some(tests::Bug::ForgetsThatItChanged) {
+            return;
+        }
+        if let Some(place) = self.arenas[device as usize].places.get_mut(place as usize) {
+            self.dirty += usize::from(!std::mem::replace(&mut place.dirty, true));
+        }
     }
 
-    /// Ends a batch: its rows may be evicted, as far as no other batch needs them.
+    /// Takes a batch's pin off a row, or gives back the room that was kept for it.
+    fn unpin(&mut self, (device, place): (u32, u32), settled: bool) {
+        let arena = &mut self.arenas[device as usize];
+        if place != ABSENT {
+            arena.unpin(place);
+        } else if !settled {
+            arena.reserved -= 1;
+        }
+    }
+
+    /// Ends a batch without an update: its rows may be evicted, as far as no other batch needs them.
     pub fn release(&mut self, ticket: Ticket) {
-        for (i, &(device, place)) in ticket.rows.iter().enumerate() {
+        for (i, &row) in ticket.rows.iter().enumerate() {
             self.load_places_ahead(&ticket.rows, i);
-            let arena = &mut self.arenas[device as usize];
-            if place != ABSENT {
-                arena.unpin(place);
-            } else if !ticket.settled {
-                arena.reserved -= 1;
-            }
+            self.unpin(row, ticket.settled);
         }
-    }
-
-    /// Writes everything that was changed back to the host; the rows stay resident.
-    pub fn flush(&mut self, table: &mut HostTable) {
-        self.land(table);
-        for device in 0..self.arenas.len() {
-            for place in 0..self.capacity {
-                if self.arenas[device].places[place].dirty {
-                    self.write_back(device, place as u32);
-                }
-                if self.traffic[device].leaving.len() == FLUSHED {
-                    self.exchange();
-                    self.land(table);
-                }
-            }
-        }
-        self.exchange();
-        self.land(table);
     }
 }
 

@@ -45,6 +45,8 @@ struct Case {
     /// Rows of a snapshot that are copied behind each batch, and rows of a later one that are noted before its update.
     copied: usize,
     noted: usize,
+    /// Pieces of the work of fetching the newest batch that are done behind each batch.
+    pieces: usize,
 }
 
 fn cases() -> impl Strategy<Value = Case> {
@@ -61,10 +63,17 @@ fn cases() -> impl Strategy<Value = Case> {
         (1u32..4, prop_oneof![0usize..4, 3usize..7]),
         prop::option::of((prop_oneof![0usize..6, Just(0)], prop::sample::select(&[1usize, 3][..]))),
         prop::option::of((0usize..40, 0u32..120)),
-        (0usize..6, 0usize..6),
+        (0usize..6, 0usize..6, 0usize..5),
     )
         .prop_map(
-            |((batches, second_pass, max_rows), when_full, (admit_after, ahead), cache, death, (copied, noted))| Case {
+            |(
+                (batches, second_pass, max_rows),
+                when_full,
+                (admit_after, ahead),
+                cache,
+                death,
+                (copied, noted, pieces),
+            )| Case {
                 batches,
                 second_pass,
                 max_rows,
@@ -75,6 +84,7 @@ fn cases() -> impl Strategy<Value = Case> {
                 death,
                 copied,
                 noted,
+                pieces,
             },
         )
 }
@@ -281,6 +291,19 @@ impl Snapshot {
     }
 }
 
+/// Does up to so many pieces of the work of fetching a batch; false where there is no room.
+fn fetch(store: &mut Store, batch: &mut BatchRows, pieces: usize) -> Result<bool, TestCaseError> {
+    for _ in 0..pieces {
+        if batch.is_fetched() {
+            break;
+        }
+        if !store.fetch(batch).map_err(|e| TestCaseError::fail(e.to_string()))? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// Runs a case through the store and through the model.
 fn check(case: &Case, bug: Option<Bug>) -> Result<(), TestCaseError> {
     let shape = case.shape();
@@ -297,17 +320,23 @@ fn check(case: &Case, bug: Option<Bug>) -> Result<(), TestCaseError> {
         let mut step = || -> Result<bool, TestCaseError> {
             while ahead.len() <= case.ahead && n + ahead.len() < case.batches.len() {
                 let mut batch = BatchRows::default();
+                // One after another, as the row thread does.
+                ahead
+                    .back_mut()
+                    .into_iter()
+                    .try_for_each(|before| fetch(&mut store, before, usize::MAX).map(|_| ()))?;
                 store.find(&case.batches[n + ahead.len()].ids, &mut batch);
-                let fetched = store.fetch(&mut batch).map_err(|e| TestCaseError::fail(e.to_string()))?;
-                if !fetched {
+                if !fetch(&mut store, &mut batch, 1)? {
                     break;
                 }
                 ahead.push_back(batch);
             }
+            ahead.back_mut().into_iter().try_for_each(|last| fetch(&mut store, last, case.pieces).map(|_| ()))?;
             if let Some(batch) = ahead.get_mut(1) {
                 store.note_ahead(batch, case.noted);
             }
             let mut batch = ahead.pop_front().ok_or_else(|| TestCaseError::fail("no room for a batch in its turn"))?;
+            fetch(&mut store, &mut batch, usize::MAX)?;
             let room = model.settle(case, n);
             match store.settle(&mut batch, &block) {
                 Err(e) if !room && e.is::<TableError>() => return Ok(false),
@@ -408,6 +437,7 @@ fn small(batches: &[&[u64]], max_rows: usize, ahead: usize) -> Case {
         death: None,
         copied: 1,
         noted: 1,
+        pieces: 1,
     }
 }
 

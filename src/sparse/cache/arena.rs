@@ -3,22 +3,25 @@
 use std::collections::VecDeque;
 
 use crate::shm::prefetch;
-use crate::shm::sync::{AtomicU32, AtomicU64};
-use crate::sparse::index::Index;
+use crate::sparse::index::mix;
+
+use super::memory::ABSENT;
+use super::resident::{Resident, hash};
 
 /// One place in so many is for rows that one batch alone has asked for.
 const YOUNG_SHARE: usize = 10;
-/// Old entries that an arena's queue of victims may hold beside two for each place.
-pub(super) const QUEUE_SLACK: usize = 1024;
+/// Entries that an arena's queue of victims may hold for each place, most of them old, and beside these.
+const QUEUE_PLACES: usize = 4;
+const QUEUE_SLACK: usize = 1024;
 
 /// The places of one device, of one record each.
 pub(super) struct Arena {
     pub(super) places: Vec<Place>,
     pub(super) resident: Resident,
     pub(super) free: Vec<u32>,
-    /// Places by when they were asked for, of rows that one batch has asked for and of the others. An entry whose stamp is not its
-    /// place's any more is old.
-    pub(super) queues: [VecDeque<(u32, u64)>; 2],
+    /// Places by when they were asked for, of rows that one batch has asked for and of the others, with the low half of their stamp then. An
+    /// entry whose stamp is not its place's any more is old.
+    queues: [VecDeque<(u32, u32)>; 2],
     /// Rows that one batch alone has asked for since they came.
     pub(super) young: usize,
     /// Places with pins.
@@ -48,59 +51,12 @@ pub(super) struct Place {
 /// Places that [`Arena::oldest`] looks at ahead: the entry of the queue, then what the place says.
 const AHEAD: [usize; 2] = [16, 8];
 
-/// The place of each resident id.
-pub(super) struct Resident {
-    keys: Vec<AtomicU64>,
-    places: Vec<AtomicU32>,
-}
-
-impl Resident {
-    /// Room for `capacity` ids, in twice as many slots: searches for ids that are not resident stay short.
-    fn new(capacity: usize) -> Self {
-        let slots = 2 * capacity;
-        Self {
-            keys: std::iter::repeat_with(AtomicU64::default).take(slots).collect(),
-            places: std::iter::repeat_with(AtomicU32::default).take(slots).collect(),
-        }
-    }
-
-    fn index(&self) -> Index<'_> {
-        Index::new(&self.keys, &self.places)
-    }
-
-    pub(super) fn get(&self, id: u64) -> Option<u32> {
-        self.index().find(id)
-    }
-
-    /// Starts to load what a search for an id looks at first.
-    pub(super) fn prefetch(&self, id: u64) {
-        self.index().prefetch(id);
-    }
-
-    /// Adds an id that is not resident.
-    pub(super) fn insert(&mut self, id: u64, place: u32) {
-        assert!(self.index().insert(id, place), "there are more slots than places");
-    }
-
-    /// Removes an id; returns its place.
-    pub(super) fn remove(&mut self, id: u64) -> Option<u32> {
-        let place = self.get(id)?;
-        self.index().remove(id);
-        Some(place)
-    }
-
-    #[cfg(test)]
-    pub(super) fn ids(&self) -> Vec<u64> {
-        self.index().entries().map(|(id, _)| id).collect()
-    }
-}
-
 impl Arena {
     /// So many places, all free.
     pub(super) fn new(capacity: usize) -> Self {
         Self {
             places: vec![Place::default(); capacity],
-            resident: Resident::new(capacity),
+            resident: Resident::of(capacity),
             free: (0..capacity as u32).rev().collect(),
             queues: Default::default(),
             young: 0,
@@ -108,6 +64,19 @@ impl Arena {
             reserved: 0,
             #[cfg(test)]
             evicts_pinned: false,
+        }
+    }
+
+    /// The place of a resident id.
+    pub(super) fn find(&self, id: u64) -> Option<u32> {
+        self.resident.find(id, &self.places)
+    }
+
+    /// The place of an id, given the one where it [most likely](Resident::likely) is; [`ABSENT`] for an id that is not resident.
+    pub(super) fn confirm(&self, id: u64, likely: u32) -> u32 {
+        match self.places.get(likely as usize) {
+            Some(place) if place.id != id => self.find(id).unwrap_or(ABSENT),
+            _ => likely,
         }
     }
 
@@ -135,15 +104,21 @@ impl Arena {
             }
             // Where it can be found as a victim; until now it could not be one.
             let queue = &mut self.queues[usize::from(place.again)];
-            queue.push_back((number, place.stamp));
-            if queue.len() > 2 * self.places.len() + QUEUE_SLACK {
+            queue.push_back((number, place.stamp as u32));
+            if queue.len() > QUEUE_PLACES * self.places.len() + QUEUE_SLACK {
                 let places = &self.places;
                 queue.retain(|&(number, stamp)| {
                     let place = &places[number as usize];
-                    place.pins == 0 && place.stamp == stamp
+                    place.pins == 0 && place.stamp as u32 == stamp
                 });
             }
         }
+    }
+
+    /// Whether the queues of victims are no longer than they may be.
+    #[cfg(test)]
+    pub(super) fn queues_are_short(&self) -> bool {
+        self.queues.iter().all(|queue| queue.len() <= QUEUE_PLACES * self.places.len() + QUEUE_SLACK)
     }
 
     /// The unpinned place whose row is missed the least. Room was checked: there is one.
@@ -158,14 +133,14 @@ impl Arena {
         while let Some((number, stamp)) = self.queues[queue].pop_front() {
             let [far, near] = AHEAD.map(|ahead| self.queues[queue].get(ahead).map(|(number, _)| *number as usize));
             far.into_iter().for_each(|number| prefetch(&self.places[number]));
-            near.into_iter().for_each(|number| self.resident.prefetch(self.places[number].id));
+            near.into_iter().for_each(|number| self.resident.prefetch(hash(mix(self.places[number].id))));
             #[cfg(test)]
             if self.evicts_pinned {
                 return Some(number);
             }
             // Else pinned or asked for again since it was queued: it stands further back, or will.
             let place = &self.places[number as usize];
-            if place.pins == 0 && place.stamp == stamp {
+            if place.pins == 0 && place.stamp as u32 == stamp {
                 return Some(number);
             }
         }

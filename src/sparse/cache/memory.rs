@@ -1,11 +1,9 @@
 //! Where a device keeps records: plain memory on the CPU, and what a GPU has to offer.
 
-use crate::shm::{ahead, prefetch_ends};
-
 /// Records on their way to the host, one after another; whoever calls it waits for them.
 pub type Taken = Box<dyn FnOnce() -> Vec<u32> + Send>;
 
-/// The memory of one device, in places of one record each.
+/// The memory of one GPU, in places of one record each.
 ///
 /// Everything happens in the order of the calls: what is taken is as it was before what is put afterwards.
 pub trait Memory: Send {
@@ -57,14 +55,6 @@ pub(super) enum Records {
 }
 
 impl Records {
-    /// The memory of a device.
-    pub(super) fn memory(&mut self, device: usize) -> &mut dyn Memory {
-        match self {
-            Self::Host(memories) => &mut memories[device],
-            Self::Device(memory) => memory.arena(device),
-        }
-    }
-
     /// Plain memory, whose records can be looked at.
     pub(super) fn plain(&self, device: u32) -> &HostMemory {
         let Self::Host(memories) = self else { panic!("the records are on a GPU") };
@@ -95,34 +85,11 @@ impl HostMemory {
         Self { words: vec![0; capacity * width], width }
     }
 
-    /// Starts to load records that are used after the one at place `i`, where that is due.
-    fn load_ahead(&self, places: &[u32], i: usize) {
-        places[ahead(i, places.len())].iter().for_each(|place| prefetch_ends(self.record(*place)));
-    }
-
     pub fn record(&self, place: u32) -> &[u32] {
         &self.words[place as usize * self.width..][..self.width]
     }
 
     pub fn record_mut(&mut self, place: u32) -> &mut [u32] {
         &mut self.words[place as usize * self.width..][..self.width]
-    }
-}
-
-impl Memory for HostMemory {
-    fn put(&mut self, places: &[u32], words: &[u32]) {
-        for (i, (&place, record)) in places.iter().zip(words.chunks_exact(self.width)).enumerate() {
-            self.load_ahead(places, i);
-            self.record_mut(place).copy_from_slice(record);
-        }
-    }
-
-    fn take(&mut self, places: &[u32]) -> Taken {
-        let mut words = Vec::with_capacity(places.len() * self.width);
-        for (i, &place) in places.iter().enumerate() {
-            self.load_ahead(places, i);
-            words.extend_from_slice(self.record(place));
-        }
-        Box::new(|| words)
     }
 }
