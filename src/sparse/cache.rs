@@ -41,7 +41,7 @@ use super::table::{HostTable, TableShape};
 use arena::{Arena, Place};
 use memory::{ABSENT, DeviceMemory, DeviceStep, HostMemory, Records};
 use resident::hash;
-use traffic::Traffic;
+use traffic::{Coming, Leaving, Traffic};
 
 /// What the cache has done so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -90,6 +90,9 @@ pub struct Ticket {
     settled: bool,
 }
 
+/// Rows flushed at a time: what is copied to the host at once stays small beside the arena.
+const FLUSHED: usize = 1 << 16;
+
 /// The rows that devices hold.
 pub struct Cache {
     shape: TableShape,
@@ -103,8 +106,9 @@ pub struct Cache {
     brought: u64,
     /// Pinned rows that the table has freed so far.
     lost: u64,
-    /// Rows that have changed since they were fetched or written back.
+    /// Places whose row has changed since it was fetched or written back.
     dirty: usize,
+    /// Without what [`Traffic`] counts.
     counters: Counters,
     /// Rows wanted of each arena by the prefetch in hand, resident ones that nobody pins yet, and those to be fetched.
     wanted: Vec<[usize; 2]>,
@@ -151,7 +155,10 @@ impl Cache {
     }
 
     pub fn counters(&self) -> Counters {
-        self.counters
+        let Traffic { came, landed, .. } = self.traffic;
+        let bytes = 4 * self.shape.words() as u64;
+        let [bytes_up, bytes_down] = [came, landed].map(|rows| rows * bytes);
+        Counters { misses: came, bytes_up, bytes_down, write_backs: landed, ..self.counters }
     }
 
     /// Rows that are pinned; 0 when no batch is in flight or prefetched.
@@ -161,7 +168,7 @@ impl Cache {
 
     /// Rows that the host has not got yet.
     pub fn dirty(&self) -> usize {
-        self.dirty
+        self.dirty + self.traffic.under_way()
     }
 
     /// Whether an id's row is on its device.
@@ -193,7 +200,7 @@ impl Cache {
     /// [`CacheError::Stall`] where pinned rows leave no room, [`CacheError::BatchTooLarge`] where no release could help: nothing
     /// has changed then.
     pub fn prefetch(&mut self, table: &mut HostTable, unique: &[u64]) -> Result<Ticket, CacheError> {
-        self.land(table);
+        self.traffic.land(table);
         let mut rows: Vec<(u32, u32)> = unique.iter().map(|id| self.device_and_hash(*id)).collect();
         for i in 0..rows.len() {
             for &(device, hash) in &rows[ahead(i, rows.len())] {
@@ -266,7 +273,7 @@ impl Cache {
             };
         }
         self.traffic.may_return = false;
-        self.exchange(table);
+        self.traffic.exchange(table, &mut self.records);
         *fetched += next.len();
         if alone {
             ticket.brought = self.brought;
@@ -278,7 +285,7 @@ impl Cache {
     fn bring_in(&mut self, table: &mut HostTable, device: usize, id: u64, record: u32) -> u32 {
         let place = self.make_room(device);
         self.brought += 1;
-        self.stage(table, (device, place), (id, record));
+        self.traffic.bring(table, &mut self.records, device, Coming { id, record, place });
         let arena = &mut self.arenas[device];
         arena.places[place as usize] = Place { id, record, ..Place::default() };
         arena.resident.insert(id, place);
@@ -290,7 +297,7 @@ impl Cache {
     fn fill_again(&mut self, table: &mut HostTable, device: usize, number: u32, record: u32) {
         let id = self.arenas[device].places[number as usize].id;
         self.brought += 1;
-        self.stage(table, (device, number), (id, record));
+        self.traffic.bring(table, &mut self.records, device, Coming { id, record, place: number });
         let arena = &mut self.arenas[device];
         let place = &mut arena.places[number as usize];
         (place.record, place.gone) = (record, false);
@@ -315,7 +322,7 @@ impl Cache {
     /// Brings in the rows that ids of a batch have got since its prefetch; `records` has the record of each that has a row. The batch
     /// is the oldest one in flight.
     pub fn settle(&mut self, table: &mut HostTable, unique: &[u64], records: &[Option<u32>], ticket: &mut Ticket) {
-        self.land(table);
+        self.traffic.land(table);
         self.traffic.may_return = true;
         let all_there = ticket.lost == self.lost;
         for ((&id, record), (device, place)) in unique.iter().zip(records).zip(&mut ticket.rows) {
@@ -359,7 +366,7 @@ impl Cache {
             };
         }
         self.traffic.may_return = false;
-        self.exchange(table);
+        self.traffic.exchange(table, &mut self.records);
         ticket.settled = true;
     }
 
@@ -551,6 +558,37 @@ impl Cache {
             self.load_places_ahead(&ticket.rows, i);
             self.unpin(row, ticket.settled);
         }
+    }
+
+    /// Lets a changed row go to the host.
+    fn write_back(&mut self, device: usize, place: u32) {
+        let Place { id, record, dirty, .. } = &mut self.arenas[device].places[place as usize];
+        *dirty = false;
+        self.dirty -= 1;
+        self.traffic.send(&self.records, device, Leaving { id: *id, record: *record, place });
+    }
+
+    /// Brings what is on its way from GPUs into the host table.
+    pub fn land(&mut self, table: &mut HostTable) {
+        self.traffic.land(table);
+    }
+
+    /// Writes everything that was changed back to the host; the rows stay resident.
+    pub fn flush(&mut self, table: &mut HostTable) {
+        self.traffic.land(table);
+        for device in 0..self.arenas.len() {
+            for place in 0..self.capacity {
+                if self.arenas[device].places[place].dirty {
+                    self.write_back(device, place as u32);
+                }
+                if self.traffic.leaving(device) == FLUSHED {
+                    self.traffic.exchange(table, &mut self.records);
+                    self.traffic.land(table);
+                }
+            }
+        }
+        self.traffic.exchange(table, &mut self.records);
+        self.traffic.land(table);
     }
 }
 

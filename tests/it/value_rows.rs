@@ -14,7 +14,7 @@ use super::values::{MANY_DEATHS, Scene, model};
 const FIELDS: [&str; 3] = ["ad", "user", "user*slot"];
 
 /// Far more ids than rows, and few rows may change between two snapshots: they follow one another whatever the clock says.
-const LIMITED: [&str; 9] = [
+const LIMITED: [&str; 10] = [
     "values.fields=[\"ad\", \"user\", \"user*slot\"]",
     "values.batch=16",
     "values.epochs=2",
@@ -24,6 +24,7 @@ const LIMITED: [&str; 9] = [
     "table.admit_after=2",
     "table.keep_days=3",
     "table.snapshot_rows=480",
+    "table.prefetch=1",
 ];
 
 /// How often each id occurs among the exposures of days.

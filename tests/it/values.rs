@@ -284,12 +284,13 @@ fn readers_and_trainers_that_hang_are_killed_and_change_no_bit() {
 }
 
 /// Few rows may change between two snapshots: they follow one another whatever the clock says, and every one is waited for.
-const OFTEN: [&str; 5] = [
+const OFTEN: [&str; 6] = [
     "values.batch=16",
     "values.epochs=2",
     "values.fields=[\"ad\", \"user\", \"user*slot\"]",
     "table.max_rows=5000",
     "table.snapshot_rows=480",
+    "table.prefetch=1",
 ];
 
 #[test]

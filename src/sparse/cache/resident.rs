@@ -6,7 +6,6 @@
 use crate::shm::prefetch;
 use crate::sparse::index::mix;
 
-use super::arena::Place;
 use super::memory::ABSENT;
 
 /// Slots of a bucket, which are searched together.
@@ -96,8 +95,8 @@ impl Resident {
         }
     }
 
-    /// The place of an id.
-    pub(super) fn find(&self, id: u64, places: &[Place]) -> Option<u32> {
+    /// The place of an id, given which places hold it.
+    pub(super) fn find(&self, id: u64, holds: impl Fn(u32) -> bool) -> Option<u32> {
         let hash = hash(mix(id));
         let mut at = self.home(hash);
         loop {
@@ -105,7 +104,7 @@ impl Resident {
             let mut likely = bucket.with(hash);
             while let Some(slot) = first(likely) {
                 let place = bucket.places[slot];
-                if places[place as usize].id == id {
+                if holds(place) {
                     return Some(place);
                 }
                 likely &= likely - 1;
@@ -199,24 +198,24 @@ pub mod tests {
         /// Few buckets and many ids: buckets are full, and searches wrap around.
         #[test]
         fn it_does_what_a_map_does(steps in prop::collection::vec((0u64..60, prop::bool::weighted(0.4)), 0..300), capacity in 1usize..60) {
-            let mut places = vec![Place::default(); capacity];
+            let mut places = vec![None; capacity];
             let mut free: Vec<u32> = (0..capacity as u32).collect();
             let (mut resident, mut map) = (Resident::of(capacity), HashMap::new());
             for (id, removes) in steps {
                 if removes {
                     if let Some(place) = map.remove(&id) {
                         resident.remove(id, place);
-                        places[place as usize] = Place::default();
+                        places[place as usize] = None;
                         free.push(place);
                     }
                 } else if !map.contains_key(&id) && let Some(place) = free.pop() {
-                    places[place as usize].id = id;
+                    places[place as usize] = Some(id);
                     resident.insert(id, place);
                     map.insert(id, place);
                 }
                 prop_assert_eq!(resident.len(), map.len());
                 for id in 0..60 {
-                    prop_assert_eq!(resident.find(id, &places), map.get(&id).copied());
+                    prop_assert_eq!(resident.find(id, |place| places[place as usize] == Some(id)), map.get(&id).copied());
                     // None of these ids share a hash.
                     prop_assert_eq!(resident.likely(hash(mix(id))), map.get(&id).copied());
                 }
@@ -227,16 +226,22 @@ pub mod tests {
     #[test]
     fn ids_of_one_hash_are_told_apart_by_their_places() {
         let [first, second] = two_of_one_hash();
-        let mut places = vec![Place::default(); 2];
+        let mut places = [None; 2];
         let mut resident = Resident::of(2);
         for (place, id) in [(0, first), (1, second)] {
-            places[place as usize].id = id;
+            places[place as usize] = Some(id);
             resident.insert(id, place);
         }
-        assert_eq!([first, second].map(|id| resident.find(id, &places)), [Some(0), Some(1)]);
+        assert_eq!(
+            [first, second].map(|id| resident.find(id, |place| places[place as usize] == Some(id))),
+            [Some(0), Some(1)]
+        );
         assert_eq!(resident.likely(hash(mix(second))), Some(0));
         resident.remove(first, 0);
-        assert_eq!([first, second].map(|id| resident.find(id, &places)), [None, Some(1)]);
+        assert_eq!(
+            [first, second].map(|id| resident.find(id, |place| places[place as usize] == Some(id))),
+            [None, Some(1)]
+        );
     }
 
     /// Two ids with the same hash, found by trying.

@@ -11,7 +11,6 @@ use proptest::test_runner::{TestCaseError, TestRunner};
 
 use self::emulated::Emulated;
 use super::resident::tests::two_of_one_hash;
-use super::traffic::Leaving;
 use super::*;
 use crate::settings::RowOptimizer;
 use crate::sparse::Lookup;
@@ -21,25 +20,11 @@ use crate::sparse::Lookup;
 pub enum Bug {
     ForgetsToWriteBack,
     ForgetsThatItChanged,
-    LeavesTheStateBehind,
     FetchesWhatIsResident,
     EvictsPinned,
-    PutsBeforeItTakes,
-    ForgetsWhatIsAway,
     BelievesWhatIsLikely,
     BringsInTwice,
-}
-
-impl Bug {
-    /// What lands of a record that was taken.
-    pub(super) fn spoil(self, table: &HostTable, row: &Leaving, record: &[u32]) -> Vec<u32> {
-        let (shape, mut record) = (table.shape(), record.to_vec());
-        if self == Self::LeavesTheStateBehind {
-            let state = shape.dim..shape.words() - 1;
-            record[state.clone()].copy_from_slice(&table.record(row.record)[state]);
-        }
-        record
-    }
+    Traffic(traffic::Bug),
 }
 
 const OPTIMIZERS: [RowOptimizer; 4] =
@@ -162,6 +147,7 @@ fn check(case: &Case, bug: Option<Bug>) -> Result<Counters, TestCaseError> {
         false => Cache::new(shape, capacity * case.devices, case.devices),
     };
     cache.planted = bug;
+    cache.traffic.planted = bug.and_then(|bug| if let Bug::Traffic(bug) = bug { Some(bug) } else { None });
     cache.arenas.iter_mut().for_each(|arena| arena.evicts_pinned = bug == Some(Bug::EvictsPinned));
     let (mut table, mut flat) = (HostTable::private(shape).unwrap(), HostTable::private(shape).unwrap());
     let mut ahead = Ahead::default();
@@ -240,13 +226,13 @@ fn the_oracle_finds_every_planted_bug() {
     for bug in [
         Bug::ForgetsToWriteBack,
         Bug::ForgetsThatItChanged,
-        Bug::LeavesTheStateBehind,
         Bug::FetchesWhatIsResident,
         Bug::EvictsPinned,
-        Bug::PutsBeforeItTakes,
-        Bug::ForgetsWhatIsAway,
         Bug::BelievesWhatIsLikely,
         Bug::BringsInTwice,
+        Bug::Traffic(traffic::Bug::LeavesTheStateBehind),
+        Bug::Traffic(traffic::Bug::PutsBeforeItTakes),
+        Bug::Traffic(traffic::Bug::ForgetsWhatIsAway),
     ] {
         let mut runner = TestRunner::deterministic();
         let cases = cases();

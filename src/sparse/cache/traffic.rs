@@ -10,14 +10,7 @@ use crate::shm::{ahead, prefetch_ends};
 use crate::sparse::index::IdMap;
 use crate::sparse::table::HostTable;
 
-use super::Cache;
-use super::arena::Place;
 use super::memory::{Records, Taken};
-#[cfg(test)]
-use super::tests::Bug;
-
-/// Rows flushed at a time: what is copied to the host at once stays small beside the arena.
-const FLUSHED: usize = 1 << 16;
 
 /// A changed row that leaves its place, or only goes to the host.
 #[derive(Debug, Clone, Copy)]
@@ -25,25 +18,15 @@ pub(super) struct Leaving {
     pub(super) id: u64,
     /// Its record in the host table.
     pub(super) record: u32,
-    place: u32,
-}
-
-impl Leaving {
-    /// Writes a row that has left its device into the host table.
-    fn arrive(&self, table: &mut HostTable, record: &[u32], #[cfg(test)] planted: Option<Bug>) {
-        #[cfg(test)]
-        let changed = planted.map(|bug| bug.spoil(table, self, record));
-        #[cfg(test)]
-        let record = changed.as_deref().unwrap_or(record);
-        table.write_record(self.id, self.record, record);
-    }
+    pub(super) place: u32,
 }
 
 /// A row that comes into a place.
 #[derive(Debug, Clone, Copy)]
-struct Coming {
-    record: u32,
-    place: u32,
+pub(super) struct Coming {
+    pub(super) id: u64,
+    pub(super) record: u32,
+    pub(super) place: u32,
 }
 
 /// What goes to and from a device with the next exchange.
@@ -72,6 +55,21 @@ pub(super) struct Traffic {
     /// Whether rows that leave may be brought in again before they are in the host table: while a batch is settled, and while rows are fetched
     /// that another batch may have had in the meantime.
     pub(super) may_return: bool,
+    /// Rows that have left their devices so far, those that are in the host table by now, and those that have come to the devices.
+    left: u64,
+    pub(super) landed: u64,
+    pub(super) came: u64,
+    #[cfg(test)]
+    pub(super) planted: Option<Bug>,
+}
+
+/// Bugs that the cache's oracle has to find.
+#[cfg(test)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bug {
+    LeavesTheStateBehind,
+    PutsBeforeItTakes,
+    ForgetsWhatIsAway,
 }
 
 impl Traffic {
@@ -82,153 +80,148 @@ impl Traffic {
             landing: vec![],
             away: HashMap::default(),
             may_return: false,
+            left: 0,
+            landed: 0,
+            came: 0,
+            #[cfg(test)]
+            planted: None,
         }
     }
-}
 
-impl Cache {
+    /// Rows that have left their places and are not in the host table yet.
+    pub(super) fn under_way(&self) -> usize {
+        (self.left - self.landed) as usize
+    }
+
+    /// Rows that leave a device with the next exchange.
+    pub(super) fn leaving(&self, device: usize) -> usize {
+        self.of_device[device].leaving.len()
+    }
+
     /// Lets a row come into a place with what the host has of it.
-    pub(super) fn stage(&mut self, table: &mut HostTable, (device, place): (usize, u32), (id, record): (u64, u32)) {
-        if self.traffic.away.contains_key(&id) {
-            self.exchange(table);
+    pub(super) fn bring(&mut self, table: &mut HostTable, records: &mut Records, device: usize, row: Coming) {
+        if self.away.contains_key(&row.id) {
+            self.exchange(table, records);
             self.land(table);
         }
-        self.counters.misses += 1;
-        self.counters.bytes_up += 4 * self.shape.words() as u64;
-        self.traffic.of_device[device].coming.push(Coming { record, place });
+        self.came += 1;
+        self.of_device[device].coming.push(row);
     }
 
-    /// Lets a changed row go to the host: row, optimiser state and version. It counts as changed until it is there.
-    pub(super) fn write_back(&mut self, device: usize, place: u32) {
-        let Place { id, record, dirty, .. } = &mut self.arenas[device].places[place as usize];
-        *dirty = false;
-        self.traffic.of_device[device].leaving.push(Leaving { id: *id, record: *record, place });
+    /// Lets a changed row go to the host: row, optimiser state and version.
+    pub(super) fn send(&mut self, records: &Records, device: usize, row: Leaving) {
+        self.left += 1;
+        self.of_device[device].leaving.push(row);
         #[cfg(test)]
         if self.planted == Some(Bug::ForgetsWhatIsAway) {
             return;
         }
-        if self.traffic.may_return && matches!(self.records, Records::Device(_)) {
-            self.traffic.away.insert(*id, ());
+        if self.may_return && matches!(records, Records::Device(_)) {
+            self.away.insert(row.id, ());
         }
     }
 
     /// Copies rows that leave to the host, or begins to, then copies those that come into their places.
-    pub(super) fn exchange(&mut self, table: &mut HostTable) {
-        for device in 0..self.arenas.len() {
+    pub(super) fn exchange(&mut self, table: &mut HostTable, records: &mut Records) {
+        for device in 0..self.of_device.len() {
             #[cfg(test)]
             if self.planted == Some(Bug::PutsBeforeItTakes) {
-                self.bring(table, device);
+                self.put(table, records, device);
             }
-            self.send(table, device);
-            self.bring(table, device);
-            self.traffic.of_device[device].coming.clear();
+            self.take(table, records, device);
+            self.put(table, records, device);
+            self.of_device[device].coming.clear();
         }
     }
 
     /// Copies rows that leave a device to the host, or begins to.
-    fn send(&mut self, table: &mut HostTable, device: usize) {
-        let leaving = &mut self.traffic.of_device[device].leaving;
+    fn take(&mut self, table: &mut HostTable, records: &mut Records, device: usize) {
+        let mut leaving = std::mem::take(&mut self.of_device[device].leaving);
         if leaving.is_empty() {
             return;
         }
-        match &mut self.records {
+        match records {
             Records::Host(memories) => {
                 let memory = &memories[device];
                 for (i, row) in leaving.iter().enumerate() {
                     let later = &leaving[ahead(i, leaving.len())];
                     later.iter().for_each(|row| prefetch_ends(memory.record(row.place)));
                     table.prefetch(later.iter().map(|row| row.record));
-                    row.arrive(
-                        table,
-                        memory.record(row.place),
-                        #[cfg(test)]
-                        self.planted,
-                    );
+                    self.arrive(table, row, memory.record(row.place));
                 }
-                let rows = leaving.len();
                 leaving.clear();
-                self.count_down(rows);
+                self.of_device[device].leaving = leaving;
             }
             Records::Device(memory) => {
-                let places = &mut self.traffic.parcel.places;
+                let places = &mut self.parcel.places;
                 places.clear();
                 places.extend(leaving.iter().map(|row| row.place));
                 let taken = memory.arena(device).take(places);
-                self.traffic.landing.push((std::mem::take(leaving), taken));
+                self.landing.push((leaving, taken));
             }
         }
     }
 
     /// Copies the rows that come to a device into their places.
-    fn bring(&mut self, table: &HostTable, device: usize) {
-        let coming = &self.traffic.of_device[device].coming;
+    fn put(&mut self, table: &HostTable, records: &mut Records, device: usize) {
+        let coming = &self.of_device[device].coming;
         if coming.is_empty() {
             return;
         }
-        let records = coming.iter().enumerate().map(|(i, row)| {
+        let rows = coming.iter().enumerate().map(|(i, row)| {
             table.prefetch(coming[ahead(i, coming.len())].iter().map(|row| row.record));
             table.record(row.record)
         });
-        match &mut self.records {
+        match records {
             Records::Host(memories) => {
                 let memory = &mut memories[device];
-                for (i, (row, record)) in coming.iter().zip(records).enumerate() {
+                for (i, (row, record)) in coming.iter().zip(rows).enumerate() {
                     let later = &coming[ahead(i, coming.len())];
                     later.iter().for_each(|row| prefetch_ends(memory.record(row.place)));
                     memory.record_mut(row.place).copy_from_slice(record);
                 }
             }
             Records::Device(memory) => {
-                let Parcel { places, words } = &mut self.traffic.parcel;
+                let Parcel { places, words } = &mut self.parcel;
                 places.clear();
                 words.clear();
                 places.extend(coming.iter().map(|row| row.place));
-                records.for_each(|record| words.extend_from_slice(record));
+                rows.for_each(|record| words.extend_from_slice(record));
                 memory.arena(device).put(places, words);
             }
         }
     }
 
     /// Brings what is on its way from GPUs into the host table.
-    pub fn land(&mut self, table: &mut HostTable) {
-        for (rows, taken) in std::mem::take(&mut self.traffic.landing) {
+    pub(super) fn land(&mut self, table: &mut HostTable) {
+        for (rows, taken) in std::mem::take(&mut self.landing) {
             let taken = taken();
-            for (i, (row, record)) in rows.iter().zip(taken.chunks_exact(self.shape.words())).enumerate() {
+            for (i, (row, record)) in rows.iter().zip(taken.chunks_exact(table.shape().words())).enumerate() {
                 table.prefetch(rows[ahead(i, rows.len())].iter().map(|row| row.record));
-                row.arrive(
-                    table,
-                    record,
-                    #[cfg(test)]
-                    self.planted,
-                );
-            }
-            self.count_down(rows.len());
-        }
-        self.traffic.away.clear();
-    }
-
-    /// Counts rows that have come to the host.
-    fn count_down(&mut self, rows: usize) {
-        self.dirty -= rows;
-        self.counters.write_backs += rows as u64;
-        self.counters.bytes_down += 4 * (self.shape.words() * rows) as u64;
-    }
-
-    /// Writes everything that was changed back to the host; the rows stay resident.
-    pub fn flush(&mut self, table: &mut HostTable) {
-        self.land(table);
-        for device in 0..self.arenas.len() {
-            for place in 0..self.capacity {
-                if self.arenas[device].places[place].dirty {
-                    self.write_back(device, place as u32);
-                }
-                if self.traffic.of_device[device].leaving.len() == FLUSHED {
-                    self.exchange(table);
-                    self.land(table);
-                }
+                self.arrive(table, row, record);
             }
         }
-        self.exchange(table);
-        self.land(table);
+        self.away.clear();
+    }
+
+    /// Writes a row that has left its device into the host table.
+    fn arrive(&mut self, table: &mut HostTable, row: &Leaving, record: &[u32]) {
+        #[cfg(test)]
+        let changed = self.spoilt(table, row, record);
+        #[cfg(test)]
+        let record = &changed[..];
+        table.write_record(row.id, row.record, record);
+        self.landed += 1;
+    }
+
+    /// What arrives of a record, with a bug or without.
+    #[cfg(test)]
+    fn spoilt(&self, table: &HostTable, row: &Leaving, record: &[u32]) -> Vec<u32> {
+        let (shape, mut record) = (table.shape(), record.to_vec());
+        if self.planted == Some(Bug::LeavesTheStateBehind) {
+            let state = shape.dim..shape.words() - 1;
+            record[state.clone()].copy_from_slice(&table.record(row.record)[state]);
+        }
+        record
     }
 }
