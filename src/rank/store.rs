@@ -17,8 +17,8 @@ use crate::sparse::lookup::Finder;
 use crate::sparse::{Admission, Cache, CacheError, HostTable, Lookup, Ticket};
 use crate::values::Block;
 
-/// Rows that the cache fetches from the table at a time, so that an update does not wait long: some tens of microseconds. Batches of tests are
-/// small.
+/// Rows that the cache fetches from the table at a time: an update that becomes due waits for some tens of microseconds. Batches of unit tests
+/// are small.
 const FETCHED: usize = if cfg!(test) { 2 } else { 512 };
 
 /// Where rows are read and written during training.

@@ -7,10 +7,10 @@
 //!   nobody reads it.
 //! - A batch pins its rows from its prefetch to its release. A pinned row is never evicted, so a batch that is in flight or
 //!   prefetched never loses one, and a row that two batches share is fetched once.
-//! - The victim, which [`arena`] chooses, is the row that no batch has asked for the longest, among the rows that one batch alone has asked for while these take
-//!   more than a tenth of the places, among the others otherwise: ids that come once do not drive out those that come again. If the
-//!   victim was changed since it came, it is written back with its optimiser state and version before its place is given away; a clean
-//!   one is not.
+//! - The victim, which [`arena`] chooses, is the row that no batch has asked for the longest, among the rows that one batch alone has
+//!   asked for while these take more than a tenth of the places, among the others otherwise: ids that come once do not drive out those
+//!   that come again. If the victim was changed since it came, it is written back with its optimiser state and version before its place
+//!   is given away; a clean one is not.
 //! - An update happens in place. A prefetched batch that shares the row reads the updated value: it gathers later.
 //! - A prefetch has room for all of its rows or changes nothing: where pinned rows leave none it is tried again after the next release.
 //!   The rows that are not resident are brought in some at a time, and other batches may go on in between. Room stays kept for ids that
@@ -46,7 +46,7 @@ use traffic::{Coming, Leaving, Traffic};
 /// What the cache has done so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
-    /// Rows asked for that were resident when their batch's prefetch was issued, and that were not.
+    /// Rows asked for that were on their device already, and those that were brought there.
     pub hits: u64,
     pub misses: u64,
     /// Bytes from the host to the device, and back.

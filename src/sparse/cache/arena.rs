@@ -10,7 +10,7 @@ use super::resident::{Resident, hash};
 
 /// One place in so many is for rows that one batch alone has asked for.
 const YOUNG_SHARE: usize = 10;
-/// Entries that an arena's queue of victims may hold for each place, most of them old, and beside these.
+/// Entries that a queue of victims may hold before the old ones are thrown out: so many for each place, and some more in a small arena.
 const QUEUE_PLACES: usize = 4;
 const QUEUE_SLACK: usize = 1024;
 
