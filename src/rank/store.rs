@@ -124,15 +124,16 @@ impl Store {
             return Ok(true);
         };
         let unique = &batch.lookup.unique;
-        if batch.ticket.is_none() {
-            match cache.prefetch(&mut self.table, unique) {
+        match &mut batch.ticket {
+            None => match cache.prefetch(&mut self.table, unique) {
                 Ok(ticket) => batch.ticket = Some(ticket),
                 Err(CacheError::Stall) => return Ok(false),
                 Err(e) => return Err(e.into()),
+            },
+            Some(ticket) => {
+                let most = if cache.is_on_device() { usize::MAX } else { FETCHED };
+                batch.fetched = cache.fetch(&mut self.table, unique, ticket, most);
             }
-        } else if let Some(ticket) = &mut batch.ticket {
-            let most = if cache.is_on_device() { usize::MAX } else { FETCHED };
-            batch.fetched = cache.fetch(&mut self.table, unique, ticket, most);
         }
         Ok(true)
     }

@@ -69,7 +69,7 @@ impl Arena {
 
     /// The place of a resident id.
     pub(super) fn find(&self, id: u64) -> Option<u32> {
-        self.resident.find(id, |place| self.places[place as usize].id == id)
+        self.resident.find(hash(mix(id)), |place| self.places[place as usize].id == id)
     }
 
     /// The place of an id, given the one where it [most likely](Resident::likely) is; [`ABSENT`] for an id that is not resident.

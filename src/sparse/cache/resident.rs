@@ -80,24 +80,13 @@ impl Resident {
         prefetch(&self.buckets[self.home(hash)]);
     }
 
-    /// The place of an id, most likely: that of the first one with the same hash. `None` is certain.
+    /// The place of an id with a hash, most likely: that of the first one with the same hash. `None` is certain.
     pub(super) fn likely(&self, hash: u32) -> Option<u32> {
-        let mut at = self.home(hash);
-        loop {
-            let bucket = &self.buckets[at];
-            if let Some(slot) = first(bucket.with(hash)) {
-                return Some(bucket.places[slot]);
-            }
-            if !bucket.is_full() {
-                return None;
-            }
-            at = self.next(at);
-        }
+        self.find(hash, |_| true)
     }
 
-    /// The place of an id, given which places hold it.
-    pub(super) fn find(&self, id: u64, holds: impl Fn(u32) -> bool) -> Option<u32> {
-        let hash = hash(mix(id));
+    /// The place of an id with a hash, given whether a place holds the id.
+    pub(super) fn find(&self, hash: u32, holds: impl Fn(u32) -> bool) -> Option<u32> {
         let mut at = self.home(hash);
         loop {
             let bucket = &self.buckets[at];
@@ -215,7 +204,7 @@ pub mod tests {
                 }
                 prop_assert_eq!(resident.len(), map.len());
                 for id in 0..60 {
-                    prop_assert_eq!(resident.find(id, |place| places[place as usize] == Some(id)), map.get(&id).copied());
+                    prop_assert_eq!(resident.find(hash(mix(id)), |place| places[place as usize] == Some(id)), map.get(&id).copied());
                     // None of these ids share a hash.
                     prop_assert_eq!(resident.likely(hash(mix(id))), map.get(&id).copied());
                 }
@@ -233,13 +222,13 @@ pub mod tests {
             resident.insert(id, place);
         }
         assert_eq!(
-            [first, second].map(|id| resident.find(id, |place| places[place as usize] == Some(id))),
+            [first, second].map(|id| resident.find(hash(mix(id)), |place| places[place as usize] == Some(id))),
             [Some(0), Some(1)]
         );
         assert_eq!(resident.likely(hash(mix(second))), Some(0));
         resident.remove(first, 0);
         assert_eq!(
-            [first, second].map(|id| resident.find(id, |place| places[place as usize] == Some(id))),
+            [first, second].map(|id| resident.find(hash(mix(id)), |place| places[place as usize] == Some(id))),
             [None, Some(1)]
         );
     }
