@@ -18,7 +18,7 @@ const UPDATES: usize = 8;
 fn cases(subject: Subject) -> Vec<(String, Vec<String>)> {
     let cases: &[(&str, &[&str])] = match subject {
         // The two ways in which a batch is made.
-        Subject::Policy => &[
+        Subject::Policy { .. } => &[
             ("steps of 1", &["learner", "--threads", "0", "--requests-per-step", "1"]),
             ("steps of 30", &["learner", "--threads", "0", "--requests-per-step", "30"]),
         ],
@@ -114,6 +114,10 @@ mod tests {
             assert_eq!(of_three.strip_prefix(&arguments[..]), Some(&["--devices".to_owned(), "3".to_owned()][..]));
             assert!(name_of_three.starts_with(name.as_str()) && name_of_three.contains('3'), "{name_of_three}");
         }
-        assert!(cases(Subject::Policy).iter().all(|(_, arguments)| !arguments.contains(&"--devices".to_owned())));
+        assert!(
+            cases(Subject::Policy { ranks: 1 })
+                .iter()
+                .all(|(_, arguments)| !arguments.contains(&"--devices".to_owned()))
+        );
     }
 }

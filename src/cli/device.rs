@@ -3,6 +3,7 @@
 use crate::bench;
 use crate::gpu::Device;
 use crate::gpu::agreement::{self, Agreement, Subject};
+use crate::gpu::device::compared;
 use crate::settings::{Settings, ValueSettings};
 
 use super::exit::UsageError;
@@ -21,7 +22,7 @@ pub struct Choice {
 /// [`UsageError`] for an unknown name, for `cuda` without its requirements, and for a GPU with settings that only the CPU supports;
 /// for `cuda` also if the GPU does not agree with the CPU.
 pub fn choose(settings: &Settings) -> anyhow::Result<Choice> {
-    choose_for(Subject::Policy, &settings.run.device, Device::cpu_only(settings))
+    choose_for(Device::subject(settings), &settings.run.device, Device::cpu_only(settings))
 }
 
 /// Resolves `run.device` of a value model's training, as [`choose`] does.
@@ -32,13 +33,20 @@ pub fn choose_for_values(settings: &ValueSettings) -> anyhow::Result<Choice> {
     choose_for(Subject::Values { devices: settings.table.devices }, &settings.run.device, settings.cpu_only())
 }
 
+/// Returns the names of the devices that the ranks of a policy's training use, given the first one.
+pub fn names(first: Device, settings: &Settings) -> String {
+    let Device::Cuda(first) = first else { return first.to_string() };
+    let names = compared(Device::subject(settings), first).into_iter().map(|index| Device::Cuda(index).to_string());
+    names.collect::<Vec<_>>().join(", ")
+}
+
 fn choose_for(subject: Subject, name: &str, only: Option<&'static str>) -> anyhow::Result<Choice> {
     let device = match only {
         Some(_) => Device::resolve_with(name, subject, only),
         None => Device::untried(name, subject.devices()),
     };
     let gpu = device.map_err(|e| UsageError(e.to_string()))?;
-    let Device::Cuda(index) = gpu else {
+    let Device::Cuda(first) = gpu else {
         let why = (name == "auto").then(|| match (only, Device::idle_gpu(subject.devices())) {
             (Some(what), _) => format!("{what} is learned there"),
             (None, Some(missing)) => format!("though there is a GPU: {missing}"),
@@ -46,27 +54,31 @@ fn choose_for(subject: Subject, name: &str, only: Option<&'static str>) -> anyho
         });
         return Ok(Choice { device: gpu, why });
     };
-    let found = match agreement::remembered(subject, index) {
-        Some(known) => Ok(known),
-        None => {
-            let others = match subject.devices() {
-                1 => String::new(),
-                devices => format!(", with rows on {devices} GPUs,"),
-            };
-            say!(
-                "comparing a few updates on {gpu}{others} with the CPU's, once for this program, driver and device .."
-            );
-            bench::agreement::compare(subject, gpu).and_then(|found| {
-                match agreement::remember(subject, index, &found) {
-                    Err(e) if name == "auto" => {
-                        Err(e.context("agrees with the CPU, which other processes cannot know"))
-                    }
-                    _ => Ok(found),
-                }
-            })
+    for index in compared(subject, first) {
+        let choice = decide(name == "auto", Device::Cuda(index), compare(subject, index, name))?;
+        if choice.why.is_some() {
+            return Ok(choice);
         }
+    }
+    Ok(Choice { device: gpu, why: None })
+}
+
+/// Returns the agreement of a GPU with the CPU, which is determined now if it is not known yet.
+fn compare(subject: Subject, index: usize, name: &str) -> anyhow::Result<Agreement> {
+    if let Some(known) = agreement::remembered(subject, index) {
+        return Ok(known);
+    }
+    let gpu = Device::Cuda(index);
+    let others = match subject {
+        Subject::Values { devices: devices @ 2.. } => format!(", with rows on {devices} GPUs,"),
+        _ => String::new(),
     };
-    decide(name == "auto", gpu, found)
+    say!("comparing a few updates on {gpu}{others} with the CPU's, once for this program, driver and device ..");
+    let found = bench::agreement::compare(subject, gpu)?;
+    match agreement::remember(subject, index, &found) {
+        Err(e) if name == "auto" => Err(e.context("agrees with the CPU, which other processes cannot know")),
+        _ => Ok(found),
+    }
 }
 
 fn decide(auto: bool, gpu: Device, found: anyhow::Result<Agreement>) -> anyhow::Result<Choice> {
@@ -94,6 +106,15 @@ mod tests {
         let (name, only) = ("cuda:1", settings.cpu_only());
         let refused = choose_for(Subject::Values { devices: 3 }, name, only).unwrap_err().to_string();
         assert!(refused.contains("values.ranks > 1") && refused.contains(name), "{refused}");
+    }
+
+    #[test]
+    fn several_ranks_of_a_policy_may_learn_on_gpus() {
+        let mut settings = Settings::default();
+        assert_eq!(names(Device::Cpu, &settings), "cpu");
+        assert_eq!(names(Device::Cuda(1), &settings), "cuda:1");
+        settings.learner.ranks = 2;
+        assert_eq!(Device::cpu_only(&settings), None);
     }
 
     fn found(difference: Option<f64>) -> anyhow::Result<Agreement> {

@@ -16,7 +16,7 @@ use super::output::{print_json, print_text};
 #[command(
     after_help = "Everything is kept under --out and used again where settings and days are the same: a study that \
                         was interrupted goes on. Written there: results.jsonl (one row per world, day, stress, policy and \
-                        seed), learning.jsonl, frontier.jsonl, table.md; worlds/, plans/, runs/.\n\
+                        seed), learning.jsonl, curves.svg, frontier.jsonl, table.md; worlds/, plans/, runs/.\n\
                         --shard I/N makes a part of the plans and runs and no table: start one on each of N machines with the same \
                         --out, then the command without --shard, which finds them. docs/sweeps-and-shards.md has a Slurm \
                         array and a Kubernetes job.\n\

@@ -22,18 +22,17 @@ pub type Losses = [f64; 2];
 /// A kind of training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject {
-    Policy,
+    /// With so many ranks, each on a GPU of its own, which is compared by itself.
+    Policy { ranks: usize },
     /// With rows on so many GPUs.
-    Values {
-        devices: usize,
-    },
+    Values { devices: usize },
 }
 
 impl Subject {
     /// Returns the names of its losses.
     pub fn losses(self) -> [&'static str; 2] {
         match self {
-            Self::Policy => ["critic", "actor"],
+            Self::Policy { .. } => ["critic", "actor"],
             Self::Values { .. } => ["charge", "click"],
         }
     }
@@ -41,14 +40,13 @@ impl Subject {
     /// Returns the number of GPUs that it needs.
     pub fn devices(self) -> usize {
         match self {
-            Self::Policy => 1,
-            Self::Values { devices } => devices,
+            Self::Policy { ranks: devices } | Self::Values { devices } => devices,
         }
     }
 
     fn name(self) -> String {
         match self {
-            Self::Policy => "policy".into(),
+            Self::Policy { .. } => "policy".into(),
             Self::Values { devices: 1 } => "values".into(),
             Self::Values { devices } => format!("values-on-{devices}"),
         }
@@ -138,10 +136,11 @@ pub fn remember(subject: Subject, index: usize, agreement: &Agreement) -> anyhow
 mod tests {
     use super::*;
 
+    const POLICY: Subject = Subject::Policy { ranks: 1 };
+
     #[test]
     fn each_number_of_devices_is_compared_for_itself() {
-        let names =
-            [Subject::Policy, Subject::Values { devices: 1 }, Subject::Values { devices: 2 }].map(Subject::name);
+        let names = [POLICY, Subject::Values { devices: 1 }, Subject::Values { devices: 2 }].map(Subject::name);
         assert_eq!(names, ["policy", "values", "values-on-2"]);
     }
 
@@ -149,19 +148,19 @@ mod tests {
     fn losses_agree_up_to_the_tolerance_and_never_with_nan() {
         let cpu = [[1.0, -0.5], [0.9, 0.5], [0.8, 1e-9]];
         let mut gpu = cpu;
-        assert_eq!(Agreement::between(Subject::Policy, &cpu, &gpu, "x").difference, Some(0.0));
+        assert_eq!(Agreement::between(POLICY, &cpu, &gpu, "x").difference, Some(0.0));
         // The third loss of the actor is small beside the others: the difference is relative to their mean size.
         gpu[2][1] = 1e-5;
-        assert!(Agreement::between(Subject::Policy, &cpu, &gpu, "x").holds());
+        assert!(Agreement::between(POLICY, &cpu, &gpu, "x").holds());
         gpu[1][0] *= 1.01;
-        let off = Agreement::between(Subject::Policy, &cpu, &gpu, "steps of 30");
+        let off = Agreement::between(POLICY, &cpu, &gpu, "steps of 30");
         assert!(!off.holds());
         assert!(off.to_string().contains("steps of 30: loss of the critic at update 2"), "{off}");
-        assert!(off.clone().and(Agreement::between(Subject::Policy, &cpu, &cpu, "x")) == off);
+        assert!(off.clone().and(Agreement::between(POLICY, &cpu, &cpu, "x")) == off);
         gpu[0][1] = f64::NAN;
-        let nan = Agreement::between(Subject::Policy, &cpu, &gpu, "x");
+        let nan = Agreement::between(POLICY, &cpu, &gpu, "x");
         assert!(!nan.holds() && off.and(nan.clone()) == nan);
-        assert!(!Agreement::between(Subject::Policy, &cpu, &cpu[..2], "x").holds());
-        assert!(!Agreement::between(Subject::Policy, &[], &[], "x").holds());
+        assert!(!Agreement::between(POLICY, &cpu, &cpu[..2], "x").holds());
+        assert!(!Agreement::between(POLICY, &[], &[], "x").holds());
     }
 }

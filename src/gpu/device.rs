@@ -29,13 +29,18 @@ impl Device {
     /// As [`Device::untried`], and if the GPU's stored comparison differs from the CPU.
     pub fn resolve(name: &str, subject: Subject) -> anyhow::Result<Self> {
         let device = Self::untried(name, subject.devices())?;
-        let Self::Cuda(index) = device else { return Ok(device) };
-        match agreement::remembered(subject, index) {
-            Some(found) if found.holds() => Ok(device),
-            _ if name == "auto" => Ok(Self::Cpu),
-            Some(found) => bail!("device `{name}`: {found}; scripts/gpu-check says more, --device cpu works"),
-            None => Ok(device),
+        let Self::Cuda(first) = device else { return Ok(device) };
+        for index in compared(subject, first) {
+            match agreement::remembered(subject, index) {
+                Some(found) if found.holds() => {}
+                _ if name == "auto" => return Ok(Self::Cpu),
+                Some(found) => {
+                    bail!("device `{name}`: cuda:{index}: {found}; scripts/gpu-check says more, --device cpu works")
+                }
+                None => {}
+            }
         }
+        Ok(device)
     }
 
     /// Resolves a name as [`resolve`](Self::resolve) does, where a setting may be learned on the CPU alone: `auto` is the CPU then.
@@ -104,6 +109,15 @@ pub fn from(first: usize, devices: usize) -> Vec<usize> {
     if devices == 1 { vec![first] } else { around(first, devices, present()) }
 }
 
+/// Returns the GPUs that are compared with the CPU, each by itself, before `subject` is learned on those from `first` on.
+pub fn compared(subject: Subject, first: usize) -> Vec<usize> {
+    match subject {
+        Subject::Policy { ranks } => from(first, ranks),
+        // Rows on several GPUs are compared as a whole.
+        Subject::Values { .. } => vec![first],
+    }
+}
+
 fn around(first: usize, devices: usize, present: usize) -> Vec<usize> {
     (first..first + devices).map(|index| index % present).collect()
 }
@@ -122,7 +136,8 @@ fn unusable(first: usize, devices: usize) -> Option<String> {
 fn too_few(first: usize, devices: usize, present: usize) -> Option<String> {
     let gpus = |count: usize| format!("{count} GPU{}", if count == 1 { "" } else { "s" });
     if devices > present {
-        return Some(format!("{} are asked for (table.devices), and this machine has {present}", gpus(devices)));
+        let asked = gpus(devices);
+        return Some(format!("{asked} are asked for (learner.ranks or table.devices), and this machine has {present}"));
     }
     (first >= present).then(|| format!("there is no cuda:{first}; this machine has {}", gpus(present)))
 }

@@ -22,14 +22,27 @@ impl Device {
     /// # Errors
     /// As [`Device::resolve`]; or if a GPU is named and the settings need a feature that it lacks, with the reason.
     pub fn of(settings: &Settings) -> anyhow::Result<Self> {
-        Self::resolve_with(&settings.run.device, Subject::Policy, Self::cpu_only(settings))
+        Self::resolve_with(&settings.run.device, Self::subject(settings), Self::cpu_only(settings))
+    }
+
+    /// Returns the device of a rank of the learner: each has a GPU of its own, or all have the CPU.
+    ///
+    /// # Errors
+    /// As [`Device::of`].
+    pub fn of_rank(settings: &Settings, rank: usize) -> anyhow::Result<Self> {
+        Ok(match Self::of(settings)? {
+            Self::Cuda(first) => Self::Cuda(device::from(first, settings.learner.ranks)[rank]),
+            Self::Cpu => Self::Cpu,
+        })
+    }
+
+    /// Returns the kind of training that a run's settings ask for.
+    pub fn subject(settings: &Settings) -> Subject {
+        Subject::Policy { ranks: settings.learner.ranks }
     }
 
     /// Returns the setting that only the CPU can learn, if any.
     pub fn cpu_only(settings: &Settings) -> Option<&'static str> {
-        if settings.learner.ranks > 1 {
-            return Some("learner.ranks > 1");
-        }
         match (settings.learner.target, settings.policy.outlook) {
             (Target::Hindsight, _) => Some("learner.target = \"hindsight\""),
             (Target::Both, _) => Some("learner.target = \"both\""),

@@ -23,7 +23,7 @@ use super::loss::{Gradients, Losses, Outputs, support};
 use super::networks::{Networks, Norms};
 use super::passes::{Net, Pass};
 use super::present::PresentRows;
-use super::share::{GradientShare, Tally};
+use super::share::{GradientShare, Tally, over};
 use super::trainer::{Batch, Placed, Train, UpdatePlan, UpdateStats};
 use super::transfer::{to_host, upload};
 
@@ -409,13 +409,7 @@ impl Train for HostTrainer {
         let (pairs, requests) = (tally.pairs.max(1) as f64, tally.requests.max(1) as f64);
         let weight = tally.lesson_weight.max(1e-12);
         let stats = if by_returns {
-            UpdateStats {
-                critic_loss: tally.critic_loss / pairs,
-                actor_loss: tally.actor_loss / requests,
-                ratio: tally.ratios / requests,
-                calibration: tally.calibration.shares(),
-                ..UpdateStats::default()
-            }
+            UpdateStats::of_returns(tally)
         } else {
             UpdateStats {
                 critic_loss: tally.lesson_critic_loss / weight,
@@ -429,13 +423,8 @@ impl Train for HostTrainer {
         anyhow::ensure!(gradients.len() == critic + actor + taught, "gradients of networks of another size");
         let (critic, rest) = gradients.split_at(critic);
         let (actor, taught) = rest.split_at(actor);
-        // The mean over the ranks of what each summed.
-        let over = |gradient: &[f32], divisor: f64| -> Vec<f32> {
-            let factor = (ranks as f64 / divisor) as f32;
-            gradient.iter().map(|g| g * factor).collect()
-        };
-        let critic = over(critic, if by_returns { pairs } else { weight });
-        let actor = [over(actor, requests), over(taught, weight)];
+        let critic = over(critic, ranks, if by_returns { pairs } else { weight });
+        let actor = [over(actor, ranks, requests), over(taught, ranks, weight)];
         let actor = total(actor.iter().filter(|gradient| !gradient.is_empty()));
         self.step(critic, actor.filter(|_| plan.train_actor), stats, plan)
     }

@@ -7,9 +7,9 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::env::FEATURES;
 use crate::policy::PolicySpec;
-use crate::policy::TrainerState;
 use crate::policy::net::{Part, Shape, Table};
 use crate::policy::start::initial_actor;
+use crate::policy::{AdamState, TrainerState};
 use crate::settings::{Critic, Settings, Target};
 
 use super::dims::outputs;
@@ -98,15 +98,24 @@ impl<B: Optimise> Networks<B> {
         (raw, averaged)
     }
 
+    /// Returns everything, in one read.
     pub fn state(&self) -> TrainerState {
-        let (actor, critic) = (&self.actor, &self.critic);
+        let arrays = |adam: &Adam<B>| {
+            let Arrays { params, follower, first, second } = adam.at.clone();
+            [params, follower, first, second]
+        };
+        let all = to_host(Tensor::cat(arrays(&self.actor).into_iter().chain(arrays(&self.critic)).collect(), 0));
+        let (actor, critic) = all.split_at(4 * self.actor_flat.shape.len());
+        let of = |arrays: &[f32], i: usize| arrays.chunks_exact(arrays.len() / 4).nth(i).expect("four arrays").to_vec();
+        let moments =
+            |arrays, adam: &Adam<B>| AdamState { first: of(arrays, 2), second: of(arrays, 3), steps: adam.steps() };
         TrainerState {
-            actor: to_host(actor.at.params.clone()),
-            averaged: to_host(actor.at.follower.clone()),
-            critic: to_host(critic.at.params.clone()),
-            target: to_host(critic.at.follower.clone()),
-            actor_adam: actor.state(),
-            critic_adam: critic.state(),
+            actor: of(actor, 0),
+            averaged: of(actor, 1),
+            critic: of(critic, 0),
+            target: of(critic, 1),
+            actor_adam: moments(actor, &self.actor),
+            critic_adam: moments(critic, &self.critic),
         }
     }
 

@@ -93,10 +93,9 @@ impl<B: Optimise> Adam<B> {
         norm
     }
 
-    /// Returns the moments and the step count, on the host.
-    pub fn state(&self) -> AdamState {
-        let Arrays { first, second, .. } = &self.at;
-        AdamState { first: to_host(first.clone()), second: to_host(second.clone()), steps: self.steps }
+    /// Returns the number of steps so far.
+    pub fn steps(&self) -> i32 {
+        self.steps
     }
 
     /// Restores a state of the same number of parameters.

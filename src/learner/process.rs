@@ -65,7 +65,7 @@ pub fn run(directory: &RunDirectory, prefix: &str, rank: usize) -> anyhow::Resul
     let slot = &segments.control.processes[role.slot()];
     slot.sign_in(role.kind());
     let days = context.training_days()?;
-    let device = Device::of(settings)?;
+    let device = Device::of_rank(settings, rank)?;
     let trainer = device.trainer(&days, &context.spec, settings)?;
     let mut learner = Learner::new(&days, context.spec.clone(), settings, trainer).of_rank(world.first + rank);
     learner.start_from(&context.start)?;

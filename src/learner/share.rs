@@ -17,6 +17,12 @@ pub struct GradientShare {
     pub tally: Tally,
 }
 
+/// Returns the gradient of a mean over everything that so many ranks have summed, given the mean of their gradients of sums.
+pub fn over(gradient: &[f32], ranks: usize, divisor: f64) -> Vec<f32> {
+    let factor = (ranks as f64 / divisor) as f32;
+    gradient.iter().map(|g| g * factor).collect()
+}
+
 /// Sums over batches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tally {

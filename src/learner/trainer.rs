@@ -7,7 +7,7 @@ use crate::run::failpoint;
 use super::batch::{Rebuild, SegmentRows};
 use super::calibration::DECILES;
 use super::hindsight::LessonRows;
-use super::share::GradientShare;
+use super::share::{GradientShare, Tally};
 
 /// Statistics of an update.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
@@ -26,6 +26,18 @@ pub struct UpdateStats {
 }
 
 impl UpdateStats {
+    /// Returns the means of what ranks have learned from returns.
+    pub fn of_returns(tally: &Tally) -> Self {
+        let (pairs, requests) = (tally.pairs.max(1) as f64, tally.requests.max(1) as f64);
+        Self {
+            critic_loss: tally.critic_loss / pairs,
+            actor_loss: tally.actor_loss / requests,
+            ratio: tally.ratios / requests,
+            calibration: tally.calibration.shares(),
+            ..Self::default()
+        }
+    }
+
     /// # Errors
     /// If a loss is not finite.
     pub fn check_losses(mut self) -> Result<Self, NotFinite> {
@@ -102,26 +114,17 @@ pub trait Train {
     /// [`NotFinite`] if a loss or the norm of a gradient is not finite and was read. A trainer on the host always reads its
     /// losses.
     fn update(&mut self, batch: &Batch, plan: UpdatePlan) -> anyhow::Result<Option<UpdateStats>>;
-    /// Computes this rank's part of an update of several ranks.
+    /// Computes this rank's part of an update of several ranks; a device is waited for.
     ///
     /// # Errors
-    /// If the trainer learns alone, as those on GPUs do.
-    fn share(&self, _batch: &Batch, _plan: UpdatePlan) -> anyhow::Result<GradientShare> {
-        anyhow::bail!("several ranks learn on the CPU alone")
-    }
+    /// A batch of another trainer.
+    fn share(&self, batch: &Batch, plan: UpdatePlan) -> anyhow::Result<GradientShare>;
     /// Does the update of several ranks. `share` holds the mean of their gradients and the sum of their tallies, the same bits on
     /// every rank, so the networks stay equal.
     ///
     /// # Errors
-    /// As [`Train::update`], on every rank; or if the trainer learns alone.
-    fn apply(
-        &mut self,
-        _share: &GradientShare,
-        _ranks: usize,
-        _plan: UpdatePlan,
-    ) -> anyhow::Result<Option<UpdateStats>> {
-        anyhow::bail!("several ranks learn on the CPU alone")
-    }
+    /// As [`Train::update`], on every rank.
+    fn apply(&mut self, share: &GradientShare, ranks: usize, plan: UpdatePlan) -> anyhow::Result<Option<UpdateStats>>;
     /// Waits until the device has finished all work.
     fn wait(&self);
     /// Returns the actor that explores and the averaged one that is evaluated and served, flat.

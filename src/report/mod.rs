@@ -12,7 +12,7 @@ mod content;
 mod html;
 mod means;
 mod surroundings;
-mod svg;
+pub mod svg;
 
 pub use content::{CHOSEN, ReportedDay, RunReport, Validation, ValidationRow};
 

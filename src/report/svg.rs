@@ -1,4 +1,4 @@
-//! Charts as inline SVG. Colours are classes of the page, so that they follow its light and dark scheme.
+//! Charts as SVG, within a page or in a file of their own. Colours are classes of the page or the file, so that they follow a light and a dark scheme.
 
 use std::fmt::Write as _;
 
@@ -81,20 +81,25 @@ impl Chart {
                     let (_, y) = self.at(self.x.0, value);
                     let _ = write!(
                         self.body,
-                        "<line class=grid x1={LEFT} x2={right} y1={y:.1} y2={y:.1} />\
-                         <text x={:.1} y={:.1} text-anchor=end>{text}</text>",
+                        "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{y:.1}\" y2=\"{y:.1}\" />\
+                         <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{text}</text>",
                         LEFT - 6.0,
                         y + 4.0
                     );
                 } else {
                     let (x, _) = self.at(value, self.y.0);
-                    let _ = write!(self.body, "<text x={x:.1} y={:.1} text-anchor=middle>{text}</text>", bottom + 18.0);
+                    let _ = write!(
+                        self.body,
+                        "<text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{text}</text>",
+                        bottom + 18.0
+                    );
                 }
             }
         }
         let _ = write!(
             self.body,
-            "<text class=axis x={right} y={:.1} text-anchor=end>{}</text><text class=axis x=0 y=18>{}</text>",
+            "<text class=\"axis\" x=\"{right}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\
+             <text class=\"axis\" x=\"0\" y=\"18\">{}</text>",
             self.height - 4.0,
             escape(x_title),
             escape(y_title)
@@ -137,7 +142,7 @@ impl Chart {
         let (x, y) = self.at(x, y);
         let _ = write!(
             self.body,
-            "<circle class=\"{class}\" cx={x:.1} cy={y:.1} r=4.5><title>{}</title></circle>",
+            "<circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4.5\"><title>{}</title></circle>",
             escape(title)
         );
         if let Some(label) = label {
@@ -155,7 +160,7 @@ impl Chart {
             self.labels.push([left, left + width, at]);
             let _ = write!(
                 self.body,
-                "<text class=\"{class}\" x={:.1} y={at:.1} text-anchor={}>{}</text>",
+                "<text class=\"{class}\" x=\"{:.1}\" y=\"{at:.1}\" text-anchor=\"{}\">{}</text>",
                 anchor.1,
                 anchor.0,
                 escape(label)
@@ -170,7 +175,8 @@ impl Chart {
             let class = if value >= 0.0 { "gain" } else { "loss" };
             let _ = write!(
                 self.body,
-                "<rect class={class} x={left:.1} y={:.1} width={:.1} height={:.1}><title>{x:.0} h: {value:+.1}</title></rect>",
+                "<rect class=\"{class}\" x=\"{left:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\">\
+                 <title>{x:.0} h: {value:+.1}</title></rect>",
                 top.min(zero),
                 right - left,
                 (top - zero).abs().max(0.5)
@@ -178,13 +184,24 @@ impl Chart {
         }
     }
 
-    /// Returns the chart as SVG.
+    /// Returns the chart as SVG for a page.
     pub fn finish(self, title: &str) -> String {
         format!(
-            "<svg viewBox=\"0 0 {WIDTH} {}\" role=img aria-label=\"{}\">{}</svg>",
+            "<svg viewBox=\"0 0 {WIDTH} {}\" role=\"img\" aria-label=\"{}\">{}</svg>",
             self.height,
             escape(title),
             self.body
+        )
+    }
+
+    /// Returns the chart as an SVG file with a style sheet of its own.
+    pub fn file(self, title: &str, style: &str) -> String {
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {}\" role=\"img\" aria-label=\"{}\">\n\
+             <style>\n{style}</style>\n<rect class=\"page\" width=\"100%\" height=\"100%\" />\n{}\n</svg>\n",
+            self.height,
+            escape(title),
+            self.body.replace("<polyline", "\n<polyline")
         )
     }
 }
@@ -192,7 +209,7 @@ impl Chart {
 /// Draws a small chart of cumulative shares over a day: one line per class, from 0 to the maximum.
 pub fn small(title: &str, lines: &[(&str, Vec<f64>)]) -> String {
     let most = lines.iter().flat_map(|(_, line)| line).fold(1.0f64, |a, &b| a.max(b));
-    let mut body = String::from("<rect class=frame x=0.5 y=0.5 width=159 height=79 />");
+    let mut body = String::from("<rect class=\"frame\" x=\"0.5\" y=\"0.5\" width=\"159\" height=\"79\" />");
     for (class, line) in lines {
         let last = line.len().saturating_sub(1).max(1) as f64;
         let points: Vec<String> = line
@@ -202,7 +219,7 @@ pub fn small(title: &str, lines: &[(&str, Vec<f64>)]) -> String {
             .collect();
         let _ = write!(body, "<polyline class=\"{class}\" points=\"{}\" />", points.join(" "));
     }
-    format!("<svg viewBox=\"0 0 160 80\" role=img aria-label=\"{}\">{body}</svg>", escape(title))
+    format!("<svg viewBox=\"0 0 160 80\" role=\"img\" aria-label=\"{}\">{body}</svg>", escape(title))
 }
 
 #[cfg(test)]

@@ -15,6 +15,8 @@ pub struct Curve {
     pub world: String,
     pub variant: String,
     pub seed: u64,
+    /// Evaluations on the validation days, by updates.
+    pub evaluations: Vec<Evaluated>,
     /// For each of [`MARKS`], the first evaluation that reached it.
     pub reached: Vec<Option<Reached>>,
     pub best_share: Option<f64>,
@@ -23,6 +25,12 @@ pub struct Curve {
     /// Staleness of blocks in updates.
     pub mean_lag: f64,
     pub max_lag: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Evaluated {
+    pub updates: u64,
+    pub share: f64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -53,6 +61,7 @@ impl Curve {
             world: world.to_owned(),
             variant: variant.to_owned(),
             seed,
+            evaluations: evaluations(&lines),
             reached: MARKS.map(|mark| reached(&lines, mark)).to_vec(),
             best_share: outcome["best_share"].as_f64(),
             samples: outcome["samples"].as_u64().unwrap_or(0),
@@ -61,6 +70,17 @@ impl Curve {
             max_lag: outcome["policy_lag"]["max"].as_u64().unwrap_or(0),
         })
     }
+}
+
+fn evaluations(lines: &[Value]) -> Vec<Evaluated> {
+    let of_kind = lines.iter().filter(|line| line["kind"] == "evaluation");
+    let mut all: Vec<Evaluated> = of_kind
+        .filter_map(|line| Some(Evaluated { updates: line["updates"].as_u64()?, share: line["share"].as_f64()? }))
+        .collect();
+    // A run that went on from a snapshot may have evaluated the same parameters again.
+    all.sort_by_key(|e| e.updates);
+    all.dedup_by_key(|e| e.updates);
+    all
 }
 
 fn reached(lines: &[Value], mark: f64) -> Option<Reached> {

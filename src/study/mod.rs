@@ -4,8 +4,8 @@
 //! refuses days that are both trained and reported on. [`worlds`] generates synthetic worlds. [`runs`] determines which plans and training
 //! runs are missing, and [`jobs`] executes them as processes of this program. [`evaluation`] replays all policies on the reported days,
 //! without and under stress, into [`rows`], collected in [`found`]. [`frontier`] computes the possible trade-offs between shortage and
-//! revenue, [`summary`] takes means with intervals and [`paired`] differences ([`statistics`]), [`learning`] reads the learning curves, and
-//! [`report`] renders the table.
+//! revenue, [`summary`] takes means with intervals and [`paired`] differences ([`statistics`]), [`learning`] reads the learning curves and
+//! [`curves`] draws them, and [`report`] renders the table.
 //!
 //! [`sweep`] makes the variants of a study from a grid or at random and ranks them; [`shard`] is a part of a study on one of many machines.
 //!
@@ -13,6 +13,7 @@
 //! interrupted study continues where it stopped.
 
 pub mod config;
+mod curves;
 pub mod evaluation;
 pub mod found;
 pub mod frontier;
@@ -155,6 +156,9 @@ pub fn run(title: &str, study: &Study, options: &Options, interrupt: &Interrupt)
     write_lines(&out.join("differences.jsonl"), &summary.differences)?;
     write_lines(&out.join("frontier.jsonl"), &found.frontier)?;
     write_lines(&out.join("learning.jsonl"), &curves)?;
+    if let Some(chart) = curves::draw(study, &curves) {
+        write(&out.join("curves.svg"), chart.as_bytes())?;
+    }
     write(&out.join("table.md"), table.as_bytes())?;
     Ok(End::Done(Box::new(Done { report: Report { summary, learning: curves, table }, failures })))
 }

@@ -31,8 +31,9 @@ use self::record::{Counts, Record};
 use super::batch::Rebuild;
 use super::dims::Dims;
 use super::networks::{Networks, Norms};
+use super::share::{GradientShare, Tally, over};
 use super::trainer::{Batch, Placed, Train, UpdatePlan, UpdateStats};
-use super::transfer::to_host;
+use super::transfer::{to_host, upload};
 
 /// Maximum number of segments in one upload: more than a block has, and tens of megabytes.
 const UPLOAD: usize = 64;
@@ -106,6 +107,36 @@ impl<R: CubeRuntime> ResidentTrainer<R> {
         }
         write(&self.pool, records, &places, (&self.record, &self.layout));
     }
+
+    /// Returns the numbers of pairs of a state and a contract with something at stake, and of requests, in segments at places.
+    fn counted(&self, places: &[usize]) -> (usize, usize) {
+        let sum = |count: fn(&Counts) -> usize| places.iter().map(|p| count(&self.counts[*p])).sum();
+        (sum(|c| c.pairs), sum(|c| c.requests))
+    }
+
+    /// Computes the gradients by a batch, with factors on them.
+    fn learn(&self, places: &[usize], weights: Weights, plan: UpdatePlan, with_sums: bool) -> Gradients<R> {
+        let batch = gather(&self.pool, places, &self.sources, self.layout.width);
+        gradients(Update {
+            layout: &self.layout,
+            losses: &self.losses,
+            networks: &self.networks,
+            batch: &batch,
+            weights,
+            train_actor: plan.train_actor,
+            with_sums,
+        })
+    }
+
+    /// Returns the numbers of parameters of critic and actor.
+    fn parts(&self) -> [usize; 2] {
+        [self.networks.critic_flat.shape.len(), self.networks.actor_flat.shape.len()]
+    }
+}
+
+fn places(batch: &Batch) -> anyhow::Result<&[usize]> {
+    let Batch::Places(places) = batch else { anyhow::bail!("a batch of another trainer") };
+    Ok(places)
 }
 
 impl<R: CubeRuntime> Train for ResidentTrainer<R> {
@@ -120,19 +151,11 @@ impl<R: CubeRuntime> Train for ResidentTrainer<R> {
     }
 
     fn update(&mut self, batch: &Batch, plan: UpdatePlan) -> anyhow::Result<Option<UpdateStats>> {
-        let Batch::Places(places) = batch else { anyhow::bail!("a batch of another trainer") };
-        let sum = |count: fn(&Counts) -> usize| places.iter().map(|p| count(&self.counts[*p])).sum::<usize>().max(1);
-        let (pairs, requests) = (sum(|c| c.pairs), sum(|c| c.requests));
-        let batch = gather(&self.pool, places, &self.sources, self.layout.width);
-        let Gradients { critic, actor, sums } = gradients(Update {
-            layout: &self.layout,
-            losses: &self.losses,
-            networks: &self.networks,
-            batch: &batch,
-            weights: Weights { critic: 1.0 / pairs as f32, actor: 1.0 / requests as f32 },
-            train_actor: plan.train_actor,
-            with_sums: plan.read,
-        });
+        let places = places(batch)?;
+        let (pairs, requests) = self.counted(places);
+        let (pairs, requests) = (pairs.max(1), requests.max(1));
+        let weights = Weights { critic: 1.0 / pairs as f32, actor: 1.0 / requests as f32 };
+        let Gradients { critic, actor, sums } = self.learn(places, weights, plan, plan.read);
         let norms = self.networks.step(critic, actor, plan.rate);
         let Some([critic_loss, actor_loss, ratios]) = sums else { return Ok(None) };
         let Norms { critic, actor } = norms;
@@ -147,6 +170,41 @@ impl<R: CubeRuntime> Train for ResidentTrainer<R> {
             calibration: None,
         };
         Ok(Some(stats.check_losses()?.check_norms()?))
+    }
+
+    fn share(&self, batch: &Batch, plan: UpdatePlan) -> anyhow::Result<GradientShare> {
+        let places = places(batch)?;
+        let (pairs, requests) = self.counted(places);
+        let Gradients { critic, actor, sums } = self.learn(places, Weights { critic: 1.0, actor: 1.0 }, plan, true);
+        let [_, actor_len] = self.parts();
+        let actor = actor.unwrap_or_else(|| Tensor::zeros([actor_len], &critic.device()));
+        let sums = sums.expect("they were asked for");
+        let mut gradients = to_host(Tensor::cat([critic, actor].into_iter().chain(sums).collect(), 0));
+        let sums = gradients.split_off(gradients.len() - 3);
+        let [critic_loss, actor_loss, ratios] = [0, 1, 2].map(|i| f64::from(sums[i]));
+        let (pairs, requests) = (pairs as u64, requests as u64);
+        Ok(GradientShare {
+            gradients,
+            tally: Tally { pairs, requests, critic_loss, actor_loss, ratios, ..Tally::default() },
+        })
+    }
+
+    fn apply(&mut self, share: &GradientShare, ranks: usize, plan: UpdatePlan) -> anyhow::Result<Option<UpdateStats>> {
+        let GradientShare { gradients, tally } = share;
+        let stats = UpdateStats::of_returns(tally).check_losses()?;
+        let [critic_len, actor_len] = self.parts();
+        anyhow::ensure!(gradients.len() == critic_len + actor_len, "gradients of networks of another size");
+        let (critic, actor) = gradients.split_at(critic_len);
+        let device = self.networks.critic.at.params.device();
+        let scaled = |gradient, divisor: u64| upload(over(gradient, ranks, divisor.max(1) as f64), &device);
+        let actor = plan.train_actor.then(|| scaled(actor, tally.requests));
+        let Norms { critic, actor } = self.networks.step(scaled(critic, tally.pairs), actor, plan.rate);
+        if !plan.read {
+            return Ok(None);
+        }
+        let norms = to_host(Tensor::cat(vec![critic, actor], 0));
+        let (critic_norm, actor_norm) = (f64::from(norms[0]), f64::from(norms[1]));
+        Ok(Some(UpdateStats { critic_norm, actor_norm, ..stats }.check_norms()?))
     }
 
     fn wait(&self) {

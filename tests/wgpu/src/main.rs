@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 
 use admix::actor::Explorer;
 use admix::bench::world::{self, WorldSize};
-use admix::env::DayModel;
+use admix::env::{DayModel, Segment};
 use admix::gpu::kernels::keep_kernels;
+use admix::learner::batch::Rebuild;
 use admix::learner::resident::ResidentTrainer;
-use admix::learner::trainer::UpdatePlan;
-use admix::learner::{Device, Learner, UpdateStats};
+use admix::learner::trainer::{Train, UpdatePlan};
+use admix::learner::{Device, Dims, GradientShare, Learner, Tally, UpdateStats};
 use admix::policy::PolicySpec;
 use admix::policy::start::initial_actor;
 use admix::settings::{Credit, Critic, ScoreMode, Settings};
@@ -218,6 +219,82 @@ fn check_states(days: &[DayModel]) -> bool {
     held
 }
 
+/// Two ranks with a half of the segments each: what each device's ranks do together, and one trainer alone with all segments.
+struct Ranks {
+    together: Vec<UpdateStats>,
+    alone: Vec<UpdateStats>,
+}
+
+impl Ranks {
+    fn learn(scene: &Scene, updates: usize, trainer: impl Fn(&Settings) -> Box<dyn Train>) -> Self {
+        let Scene { days, spec, settings } = scene;
+        let dims = Dims::of(days, spec, settings);
+        let with = Rebuild { days, spec, settings, dims: &dims };
+        let mut explorer = Explorer::new(days, settings, spec.clone(), initial_actor(spec, 1), 0, 0);
+        let segments: Vec<Segment> = (0..dims.segments).map(|_| explorer.segment()).collect();
+        let batch = |trainer: &mut Box<dyn Train>, part: &[Segment]| {
+            let placed: Vec<_> = part.iter().enumerate().collect();
+            trainer.store(&placed, with);
+            trainer.batch(&placed, with)
+        };
+        let plan = UpdatePlan { rate: 1.0, train_actor: true, read: true };
+        let mut all = trainer(settings);
+        let whole = batch(&mut all, &segments);
+        let alone =
+            (0..updates).map(|_| all.update(&whole, plan).expect("losses are finite").expect("they were asked for"));
+        let alone = alone.collect();
+        let mut ranks = [(); 2].map(|()| trainer(&settings.of_rank(2)));
+        let halves = segments.chunks(segments.len() / 2);
+        let batches: Vec<_> = ranks.iter_mut().zip(halves).map(|(rank, half)| batch(rank, half)).collect();
+        let mut together = vec![];
+        for _ in 0..updates {
+            let shares: Vec<_> =
+                ranks.iter().zip(&batches).map(|(rank, batch)| rank.share(batch, plan).expect("its batch")).collect();
+            let share = GradientShare {
+                gradients: shares[0].gradients.iter().zip(&shares[1].gradients).map(|(a, b)| (a + b) / 2.0).collect(),
+                tally: Tally::sum(shares.iter().map(|share| &share.tally)),
+            };
+            let stats = ranks.each_mut().map(|rank| rank.apply(&share, 2, plan).expect("losses are finite"));
+            assert!(stats[0] == stats[1] && ranks[0].state() == ranks[1].state(), "ranks that have drifted apart");
+            together.extend(stats[0]);
+        }
+        Self { together, alone }
+    }
+
+    /// Largest differences of [`FIGURES`] between two, each over its own size.
+    fn differences(one: &[UpdateStats], other: &[UpdateStats]) -> [f64; FIGURES.len()] {
+        FIGURES.map(|(_, figure)| {
+            let size = one.iter().map(|s| figure(s).abs()).fold(1e-9, f64::max);
+            one.iter().zip(other).map(|(a, b)| (figure(a) - figure(b)).abs() / size).fold(0.0, f64::max)
+        })
+    }
+}
+
+/// Ranks on devices of their own learn what ranks on the CPU learn, and what one device learns from all segments.
+fn check_ranks(days: &[DayModel]) -> bool {
+    let mut held = true;
+    for (per_step, critic) in [(1, Critic::Quantile), (3, Critic::Categorical)] {
+        let mut settings = settings(per_step, ScoreMode::Contract, critic);
+        (settings.learner.segment, settings.learner.batch, settings.learner.pool) = (7, 84, 84);
+        let spec = world::spec(&days[0], &settings);
+        let scene = Scene { days, spec, settings };
+        let host =
+            Ranks::learn(&scene, 4, |settings| Device::Cpu.trainer(days, &scene.spec, settings).expect("a trainer"));
+        let vulkan = Ranks::learn(&scene, 4, |settings| {
+            let trainer = ResidentTrainer::<WgpuRuntime>::new(days, &scene.spec, settings, WgpuDevice::default());
+            Box::new(trainer.expect("a trainer"))
+        });
+        for (what, one, other) in
+            [("the host's", &host.together, &vulkan.together), ("one device alone", &vulkan.alone, &vulkan.together)]
+        {
+            let differences = Ranks::differences(one, other);
+            held &= one.len() == 4 && other.len() == 4 && differences.iter().all(|d| *d <= VARIANTS_TOLERANCE);
+            println!("two ranks, {critic:?}, beside {what}: {}", said(differences));
+        }
+    }
+    held
+}
+
 /// The sizes that are trained with: many cubes in every direction.
 fn check_sizes() -> bool {
     let (day, _) = world::day(WorldSize { contracts: 30, ..WORLD }).expect("a day can be made");
@@ -288,7 +365,7 @@ fn main() {
         (30, ScoreMode::Contract, Critic::Quantile),
         (30, ScoreMode::Contract, Critic::Scalar),
     ];
-    let mut held = values::check() & check_states(&days) & check_variants(&days);
+    let mut held = check_states(&days) & check_ranks(&days) & values::check() & check_variants(&days);
     if std::env::args().any(|argument| argument == "--variants") {
         println!("{}", if held { "held" } else { "NOT HELD" });
         std::process::exit(i32::from(!held));
