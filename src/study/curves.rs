@@ -1,4 +1,4 @@
-//! Draws the learning curves of a study: the validation share of its variants by updates.
+//! Draws the learning curves of a study: the validation share of its variants by samples.
 
 use crate::report::svg::Chart;
 
@@ -12,52 +12,46 @@ const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00
 pub fn draw(study: &Study, curves: &[Curve]) -> Option<String> {
     let all = || curves.iter().flat_map(|curve| &curve.evaluations).map(point);
     all().next()?;
-    let mut chart = Chart::over(400.0, all().map(|(updates, _)| updates), all().map(|(_, share)| share));
-    chart.axes("updates", "share of the bound on the validation days, %");
+    let mut chart = Chart::over(400.0, all().map(|(samples, _)| samples), all().map(|(_, share)| share));
+    chart.axes("samples, thousands", "share of the bound on the validation days, %");
     for (number, variant) in study.variants.iter().enumerate() {
-        let colour = number % COLOURS.len();
-        let runs: Vec<&Curve> =
-            curves.iter().filter(|c| c.variant == variant.name && !c.evaluations.is_empty()).collect();
+        let class = format!("v{}", number % COLOURS.len());
+        let runs = curves.iter().filter(|curve| curve.variant == variant.name);
+        let runs: Vec<Vec<(f64, f64)>> = runs.map(|run| run.evaluations.iter().map(point).collect()).collect();
+        let runs: Vec<Vec<(f64, f64)>> = runs.into_iter().filter(|run| !run.is_empty()).collect();
         for run in &runs {
-            let points: Vec<(f64, f64)> = run.evaluations.iter().map(point).collect();
-            chart.line(&format!("run v{colour}"), &points);
+            chart.line(&format!("run {class}"), run);
         }
         let mean = mean(&runs);
-        let Some(&(updates, share)) = mean.last() else { continue };
-        chart.line(&format!("v{colour}"), &mean);
-        let title = format!("{}: {share:.2} in the mean after {updates:.0} updates", variant.name);
-        chart.dot(&format!("v{colour}"), (updates, share), &title, Some(&variant.name));
+        let Some(&(samples, share)) = mean.last() else { continue };
+        chart.line(&class, &mean);
+        let title = format!("{}: {share:.2} in the mean after {samples:.0} thousand samples", variant.name);
+        chart.dot(&class, (samples, share), &title, Some(&variant.name));
     }
-    Some(chart.file("validation share by updates", &style()))
+    Some(chart.file("validation share by samples", &style()))
 }
 
 fn point(evaluation: &Evaluated) -> (f64, f64) {
-    (evaluation.updates as f64, 100.0 * evaluation.share)
+    (evaluation.samples / 1000.0, 100.0 * evaluation.share)
 }
 
-/// Returns the mean over runs at each update count at which one of them was evaluated. A run that has ended keeps its last share.
-fn mean(runs: &[&Curve]) -> Vec<(f64, f64)> {
-    // From where all runs have a value.
-    let first = runs.iter().map(|run| run.evaluations[0].updates).max().unwrap_or(0);
-    let mut counts: Vec<u64> =
-        runs.iter().flat_map(|run| &run.evaluations).map(|e| e.updates).filter(|u| *u >= first).collect();
-    counts.sort_unstable();
-    counts.dedup();
-    let mean =
-        |updates: &u64| runs.iter().map(|run| share_at(&run.evaluations, *updates)).sum::<f64>() / runs.len() as f64;
-    counts.iter().map(|updates| (*updates as f64, 100.0 * mean(updates))).collect()
+/// Returns the mean of lines wherever one of them has a point, from where all have begun. A line that has ended keeps its last value.
+fn mean(lines: &[Vec<(f64, f64)>]) -> Vec<(f64, f64)> {
+    let begin = lines.iter().map(|line| line[0].0).fold(0.0, f64::max);
+    let mut xs: Vec<f64> = lines.iter().flatten().map(|(x, _)| *x).filter(|x| *x >= begin).collect();
+    xs.sort_by(f64::total_cmp);
+    xs.dedup();
+    let mean = |x: f64| lines.iter().map(|line| value_at(line, x)).sum::<f64>() / lines.len() as f64;
+    xs.into_iter().map(|x| (x, mean(x))).collect()
 }
 
-/// Interpolates a run's share at an update count that is not before its first evaluation.
-fn share_at(evaluations: &[Evaluated], updates: u64) -> f64 {
-    let after = evaluations.partition_point(|e| e.updates <= updates);
-    let before = evaluations[after - 1];
-    match evaluations.get(after) {
-        Some(next) => {
-            let part = (updates - before.updates) as f64 / (next.updates - before.updates) as f64;
-            before.share + part * (next.share - before.share)
-        }
-        None => before.share,
+/// Interpolates a line at a place that is not before its first point.
+fn value_at(line: &[(f64, f64)], x: f64) -> f64 {
+    let after = line.partition_point(|point| point.0 <= x);
+    let (x0, y0) = line[after - 1];
+    match line.get(after) {
+        Some((x1, y1)) => y0 + (y1 - y0) * (x - x0) / (x1 - x0),
+        None => y0,
     }
 }
 
@@ -81,30 +75,9 @@ fn style() -> String {
 mod tests {
     use super::*;
 
-    fn run(evaluations: &[(u64, f64)]) -> Curve {
-        let evaluations = evaluations.iter().map(|&(updates, share)| Evaluated { updates, share }).collect();
-        Curve {
-            world: "w".into(),
-            variant: "v".into(),
-            seed: 1,
-            evaluations,
-            reached: vec![],
-            best_share: None,
-            samples: 0,
-            seconds: 0.0,
-            mean_lag: 0.0,
-            max_lag: 0,
-        }
-    }
-
     #[test]
-    fn the_mean_begins_where_all_runs_do_and_keeps_runs_that_have_ended() {
-        let runs = [run(&[(0, 0.5), (10, 0.7)]), run(&[(5, 0.8), (15, 1.0)])];
-        let mean = mean(&runs.iter().collect::<Vec<_>>());
-        let expected = [(5.0, 70.0), (10.0, 80.0), (15.0, 85.0)];
-        assert_eq!(mean.len(), expected.len());
-        for (found, expected) in mean.iter().zip(expected) {
-            assert!(found.0 == expected.0 && (found.1 - expected.1).abs() < 1e-9, "{found:?} {expected:?}");
-        }
+    fn the_mean_begins_where_all_lines_have_and_keeps_those_that_have_ended() {
+        let lines = [vec![(0.0, 50.0), (10.0, 70.0)], vec![(5.0, 80.0), (15.0, 100.0)]];
+        assert_eq!(mean(&lines), [(5.0, 70.0), (10.0, 80.0), (15.0, 85.0)]);
     }
 }

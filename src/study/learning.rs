@@ -15,7 +15,7 @@ pub struct Curve {
     pub world: String,
     pub variant: String,
     pub seed: u64,
-    /// Evaluations on the validation days, by updates.
+    /// Evaluations on the validation days, by samples.
     pub evaluations: Vec<Evaluated>,
     /// For each of [`MARKS`], the first evaluation that reached it.
     pub reached: Vec<Option<Reached>>,
@@ -30,6 +30,8 @@ pub struct Curve {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Evaluated {
     pub updates: u64,
+    /// Samples that the learner had ingested by then.
+    pub samples: f64,
     pub share: f64,
 }
 
@@ -75,7 +77,10 @@ impl Curve {
 fn evaluations(lines: &[Value]) -> Vec<Evaluated> {
     let of_kind = lines.iter().filter(|line| line["kind"] == "evaluation");
     let mut all: Vec<Evaluated> = of_kind
-        .filter_map(|line| Some(Evaluated { updates: line["updates"].as_u64()?, share: line["share"].as_f64()? }))
+        .filter_map(|line| {
+            let (updates, share) = (line["updates"].as_u64()?, line["share"].as_f64()?);
+            Some(Evaluated { updates, samples: samples_at(lines, updates), share })
+        })
         .collect();
     // A run that went on from a snapshot may have evaluated the same parameters again.
     all.sort_by_key(|e| e.updates);

@@ -136,6 +136,9 @@ pub fn run(title: &str, study: &Study, options: &Options, interrupt: &Interrupt)
         return Ok(End::Made { there, failures });
     }
     let (fields, curves) = collect(study, &products, &out)?;
+    if let Some(chart) = curves::draw(study, &curves) {
+        write(&out.join("curves.svg"), chart.as_bytes())?;
+    }
     let settings = base_settings(&study.base)?;
     let mut found = match evaluation::evaluate(study, &fields, &settings, options.jobs, interrupt) {
         Err(_) if interrupt.count() > 0 => return Ok(End::Interrupted),
@@ -156,9 +159,6 @@ pub fn run(title: &str, study: &Study, options: &Options, interrupt: &Interrupt)
     write_lines(&out.join("differences.jsonl"), &summary.differences)?;
     write_lines(&out.join("frontier.jsonl"), &found.frontier)?;
     write_lines(&out.join("learning.jsonl"), &curves)?;
-    if let Some(chart) = curves::draw(study, &curves) {
-        write(&out.join("curves.svg"), chart.as_bytes())?;
-    }
     write(&out.join("table.md"), table.as_bytes())?;
     Ok(End::Done(Box::new(Done { report: Report { summary, learning: curves, table }, failures })))
 }

@@ -473,6 +473,5 @@ fn settings_that_ranks_cannot_share_are_refused_at_once() {
     refused(&["learner.pool=4001"], &[], &["learner.pool", "learner.ranks = 2"]);
     refused(&["actors.count=1"], &[], &["learner.ranks", "actors.count = 1"]);
     refused(&["learner.ranks=9"], &[], &["learner.ranks", "at most 8"]);
-    refused(&["run.device=cuda"], &[], &["learner.ranks > 1", "--device cpu"]);
     refused(&[], &["--serial"], &["learner.ranks = 2", "--serial"]);
 }
