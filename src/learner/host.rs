@@ -240,7 +240,7 @@ impl HostTrainer {
         let net = Net::new(actor_flat, &parameters.actor);
         let mut pass = through(&net, actor_tables);
         let mut by = vec![0.0; rows.len()];
-        let anchor = (l.anchor / ANCHOR_UNITS) as f32;
+        let anchor = (self.settings.anchor() / ANCHOR_UNITS) as f32;
         let actor_loss = hindsight::bids(rows, &pass.outputs, &aims, anchor, per_weight, &mut by);
         let mut actor_gradient = vec![];
         net.gradients(&mut pass, &by, &mut actor_gradient);
@@ -256,6 +256,7 @@ impl HostTrainer {
             bids: &self.bids,
             support: support(&self.settings.learner),
             score_auctions: self.dims.score_auctions,
+            anchor: self.settings.anchor() as f32,
         };
         let parameters = self.parameters();
         let size = batch.len().div_ceil(SHARDS);

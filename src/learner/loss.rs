@@ -50,6 +50,8 @@ pub struct Losses<'a> {
     /// Quantile midpoints, or the atoms' values.
     pub support: Vec<f32>,
     pub score_auctions: bool,
+    /// As [`crate::settings::Settings::anchor`] returns it.
+    pub anchor: f32,
 }
 
 /// Target of an output row. Money in units of the mean best auction worth.
@@ -188,7 +190,7 @@ impl Losses<'_> {
         }
         // The anchor: an L2 penalty on the outputs, towards the controller's bids, with the same weight on every row.
         let rows_used = rows.bidders.iter().flatten().count().max(1);
-        let spring = self.settings.anchor as f32 * weight * rows.contests.len() as f32 / rows_used as f32;
+        let spring = self.anchor * weight * rows.contests.len() as f32 / rows_used as f32;
         for (at, _) in rows.bidders.iter().enumerate().filter(|(_, b)| b.is_some()) {
             let row = at / k * actor_rows + at % k;
             g.actor[row] += spring * out.actor[row];

@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::automatic::Automatic;
 use super::bounds::{bad, count, within};
 use super::load::SettingsError;
 use super::ranks::MOST_RANKS;
-use super::rate::ActorRate;
 
 /// Maximum number of quantiles of a critic; the losses have a buffer of this size on the stack.
 pub const MOST_QUANTILES: usize = 256;
@@ -70,11 +70,13 @@ pub struct Learner {
     /// L2 penalty of the bids towards their start (the controller's bid, if it takes part): the weight of half the squared network
     /// output relative to the expected advantage. The critic is never exact, and bids that are nearly right
     /// should move only where it is certain.
-    pub anchor: f64,
+    ///
+    /// `"auto"`: 0.3 with `policy.warm_start` or `policy.pacing`, 0 where bids start from nothing.
+    pub anchor: Automatic,
     /// Updates in which only the critic learns.
     pub critic_head_start: u64,
     /// Adam's rate for the actor. `"auto"`: 1e-4 with `policy.warm_start`, 1e-3 without.
-    pub actor_rate: ActorRate,
+    pub actor_rate: Automatic,
     /// Adam's rate for the critic.
     pub critic_rate: f64,
     /// Share of both rates that remains at the end of the budget; they decay linearly.
@@ -118,9 +120,9 @@ impl Default for Learner {
             segment: 64,
             pool: 32_000,
             samples_per_update: 512,
-            anchor: 0.3,
+            anchor: Automatic::AUTO,
             critic_head_start: 160,
-            actor_rate: ActorRate::AUTO,
+            actor_rate: Automatic::AUTO,
             critic_rate: 2e-3,
             final_rate_share: 0.1,
             adam_epsilon: 1e-8,
@@ -221,7 +223,6 @@ impl Learner {
             ("learner.hedge", self.hedge, -4.0, 4.0),
             ("learner.lesson_every_s", self.lesson_every_s, 60.0, 86_400.0),
             ("learner.kappa", self.kappa, 1e-6, 1e6),
-            ("learner.anchor", self.anchor, 0.0, 1e6),
             ("learner.target_rate", self.target_rate, 1e-6, 1.0),
             ("learner.average_rate", self.average_rate, 1e-6, 1.0),
             ("learner.critic_rate", self.critic_rate, 0.0, 1.0),

@@ -3,13 +3,13 @@
 //! Commands receive [`Settings`], already valid and with absolute paths; they never see clap or TOML. Every key is a
 //! field below with its unit and default. A misspelt key is an error that names the nearest one.
 
+mod automatic;
 mod bounds;
 mod cores;
 mod delay;
 mod learner;
 mod load;
 mod ranks;
-mod rate;
 mod sections;
 mod values;
 
@@ -17,16 +17,25 @@ use serde::{Deserialize, Serialize};
 
 use bounds::{bad, count, within};
 
+pub use automatic::Automatic;
 pub use cores::{MOST_ACTORS, actors_for};
 pub use delay::FeedbackDelay;
 pub use learner::{Credit, Critic, Learner, MOST_QUANTILES, Target};
 pub use load::{Configuration, SettingsError, load};
 pub use ranks::{KEPT_GRADIENTS, MOST_RANKS, MOST_RANKS_HERE, MOST_TABLES, RankSync, Ranks, SparseAverage};
-pub use rate::ActorRate;
 pub use sections::*;
 pub use values::{
     MOST_DEVICES, RowOptimizer, Table, ValueRun, ValueSettings, ValueWatchdog, Values, Weights, WhenFull,
 };
+
+/// Rate for bids that start from a plan's prices. A ten times higher rate moved them away from prices that were already nearly
+/// right: in eight volatile worlds the last parameters then lost the planner's gains (BENCHMARKS.md).
+const RATE_FROM_A_PLAN: f64 = 1e-4;
+/// Rate for bids without a starting price.
+const RATE_FROM_NOTHING: f64 = 1e-3;
+/// Coefficient of the penalty for bids that start from a plan's prices or a controller. Without one, all settings drifted away from a good
+/// start; with one, a network that starts from arbitrary bids lost a point of share (BENCHMARKS.md).
+const ANCHOR: f64 = 0.3;
 
 /// All settings of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -78,7 +87,13 @@ impl Settings {
 
     /// Returns Adam's rate for the actor.
     pub fn actor_rate(&self) -> f64 {
-        self.learner.actor_rate.resolve(self.policy.warm_start)
+        self.learner.actor_rate.or(if self.policy.warm_start { RATE_FROM_A_PLAN } else { RATE_FROM_NOTHING })
+    }
+
+    /// Returns the coefficient of the L2 penalty of the bids towards their start.
+    pub fn anchor(&self) -> f64 {
+        let starts_well = self.policy.warm_start || self.policy.pacing;
+        self.learner.anchor.or(if starts_well { ANCHOR } else { 0.0 })
     }
 
     /// Returns the number of updates before the actor learns: 0 if its target needs no critic.
@@ -170,6 +185,7 @@ impl Settings {
             ("policy.temperature", self.policy.temperature, 1e-4, 1e3),
             ("policy.initial_bid", self.policy.initial_bid, 0.001, 0.999),
             ("learner.actor_rate", self.actor_rate(), 0.0, 1.0),
+            ("learner.anchor", self.anchor(), 0.0, 1e6),
             ("reward.auction", self.reward.auction, 0.0, 1e6),
             ("reward.contract_ctr", self.reward.contract_ctr, 0.0, 1e6),
             ("reward.contract_delivery", self.reward.contract_delivery, 0.0, 1e6),

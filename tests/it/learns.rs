@@ -15,7 +15,7 @@ use admix::log::schema::{AdType, ControlRow, DAY_MS, QueueEntry, TrackRow};
 use admix::log::targeting::Targeting;
 use admix::policy::start::initial_actor;
 use admix::policy::{Bids, PolicySpec};
-use admix::settings::{Credit, Critic, ScoreMode, Settings};
+use admix::settings::{Automatic, Credit, Critic, ScoreMode, Settings};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
@@ -81,6 +81,7 @@ impl Scene {
             bids: &self.bids,
             support: support(learner),
             score_auctions: self.dims.score_auctions,
+            anchor: self.settings.anchor() as f32,
         };
         let Said { states, last, after, actor } = said;
         losses.segment(&self.rows, &Outputs { states, last, after, actor }, 1.0, 1.0)
@@ -118,7 +119,7 @@ fn settings() -> Settings {
     settings.policy.auction_candidates = 3;
     (settings.learner.segment, settings.learner.batch, settings.learner.pool) = (6, 12, 60);
     (settings.learner.quantiles, settings.learner.atoms) = (5, 7);
-    settings.learner.anchor = 0.0;
+    settings.learner.anchor = Automatic::Fixed(0.0);
     // Returns that no output of the critic enters: targets stay what they are when an output moves.
     settings.learner.lambda = 1.0;
     settings
@@ -171,7 +172,7 @@ fn the_anchor_pulls_outputs_towards_zero() {
     });
     let said = scene.said(&mut ChaCha8Rng::seed_from_u64(5));
     let free = scene.gradients(&said).actor;
-    scene.settings.learner.anchor = 0.7;
+    scene.settings.learner.anchor = Automatic::Fixed(0.7);
     let held = scene.gradients(&said).actor;
     let bidders = scene.rows.bidders.iter().flatten().count() as f32;
     let spring = 0.7 * scene.rows.contests.len() as f32 / bidders;

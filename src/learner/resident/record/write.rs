@@ -28,7 +28,7 @@ impl Record {
         };
         replay(segment, with, &mut writer);
         let Writer { counts, bidders, .. } = writer;
-        let spring = with.settings.learner.anchor as f32 * counts.requests as f32 / bidders.max(1) as f32;
+        let spring = with.settings.anchor() as f32 * counts.requests as f32 / bidders.max(1) as f32;
         out[self.spring.start] = spring;
         cast_slice_mut::<_, StepRecord>(&mut out[self.steps.clone()])[segment.len() - 1].ends = 1.0;
         counts
