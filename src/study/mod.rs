@@ -139,7 +139,13 @@ pub fn run(title: &str, study: &Study, options: &Options, interrupt: &Interrupt)
     if let Some(chart) = curves::draw(study, &curves) {
         write(&out.join("curves.svg"), chart.as_bytes())?;
     }
+    // Read before anything is evaluated, which takes long: somebody may write the file meanwhile.
     let settings = base_settings(&study.base)?;
+    let weights = study
+        .variants
+        .iter()
+        .map(|v| Ok((v.name.clone(), base_settings(v)?.reward.contract_delivery)))
+        .collect::<anyhow::Result<Vec<_>>>()?;
     let mut found = match evaluation::evaluate(study, &fields, &settings, options.jobs, interrupt) {
         Err(_) if interrupt.count() > 0 => return Ok(End::Interrupted),
         found => found?,
@@ -147,11 +153,6 @@ pub fn run(title: &str, study: &Study, options: &Options, interrupt: &Interrupt)
     if study.choose {
         found.choose(&curves);
     }
-    let weights = study
-        .variants
-        .iter()
-        .map(|v| Ok((v.name.clone(), base_settings(v)?.reward.contract_delivery)))
-        .collect::<anyhow::Result<Vec<_>>>()?;
     let summary = Summary::of(&found, &weights);
     let table = report::render(title, study, &summary, &curves);
     write_lines(&out.join("results.jsonl"), &found.rows)?;
