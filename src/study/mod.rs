@@ -107,6 +107,13 @@ pub fn run(title: &str, study: &Study, options: &Options, interrupt: &Interrupt)
     std::fs::create_dir_all(&options.out).with_context(|| format!("cannot make {}", options.out.display()))?;
     let out = options.out.canonicalize().with_context(|| format!("cannot use {}", options.out.display()))?;
     let _locks = lock(&out, options.shard)?;
+    // Read first: the rest takes hours, and somebody may change the files meanwhile.
+    let settings = base_settings(&study.base)?;
+    let weights = study
+        .variants
+        .iter()
+        .map(|v| Ok((v.name.clone(), base_settings(v)?.reward.contract_delivery)))
+        .collect::<anyhow::Result<Vec<_>>>()?;
     for world in &study.worlds {
         let Some(_alone) = wait_for(&out.join("worlds.lock"), interrupt)? else { return Ok(End::Interrupted) };
         if interrupt.count() > 0 {
@@ -139,13 +146,6 @@ pub fn run(title: &str, study: &Study, options: &Options, interrupt: &Interrupt)
     if let Some(chart) = curves::draw(study, &curves) {
         write(&out.join("curves.svg"), chart.as_bytes())?;
     }
-    // Read before anything is evaluated, which takes long: somebody may write the file meanwhile.
-    let settings = base_settings(&study.base)?;
-    let weights = study
-        .variants
-        .iter()
-        .map(|v| Ok((v.name.clone(), base_settings(v)?.reward.contract_delivery)))
-        .collect::<anyhow::Result<Vec<_>>>()?;
     let mut found = match evaluation::evaluate(study, &fields, &settings, options.jobs, interrupt) {
         Err(_) if interrupt.count() > 0 => return Ok(End::Interrupted),
         found => found?,

@@ -155,6 +155,14 @@ fn a_study_evaluates_everybody_everywhere_and_is_not_trained_twice() {
     assert!(rows.iter().all(|row| row["seed"].is_u64() != (row["kind"] == "baseline" || row["kind"] == "oracle")));
     assert_eq!(desk.lines("learning.jsonl").len(), 8);
     assert_eq!(desk.lines("frontier.jsonl").len(), 4);
+    let curves = std::fs::read_to_string(desk.out().join("curves.svg")).unwrap();
+    assert!(curves.starts_with("<svg xmlns="), "{curves}");
+    // Four runs and their mean, and the name behind it.
+    for (class, name) in [("v0", ">warm</text>"), ("v1", ">cold</text>")] {
+        let lines = |class: &str| curves.matches(&format!("<polyline class=\"{class}\"")).count();
+        assert_eq!((lines(&format!("run {class}")), lines(class)), (4, 1), "{curves}");
+        assert!(curves.contains(name), "{curves}");
+    }
 
     // A row is what `eval` says of that run on that day.
     let dir = desk.run_dir("logged/cold-2");
@@ -294,6 +302,17 @@ impl Drop for Under {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// A configuration that was changed while the study was evaluated made it fail at its end.
+#[test]
+fn a_study_ends_whatever_becomes_of_its_configuration_meanwhile() {
+    let desk = Desk::new(&STUDY.replace("seeds = [1, 2]", "seeds = [1]"));
+    let mut under = Under(desk.command(&[]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    under.until("the curves, which are drawn before days are evaluated", || desk.out().join("curves.svg").exists());
+    std::fs::write(desk.0.path().join("base.toml"), "no configuration").unwrap();
+    assert_eq!(under.0.wait().unwrap().code(), Some(0));
+    assert!(desk.out().join("table.md").is_file());
 }
 
 /// Processes that mention a folder in their command line.
