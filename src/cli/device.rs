@@ -54,8 +54,9 @@ fn choose_for(subject: Subject, name: &str, only: Option<&'static str>) -> anyho
         });
         return Ok(Choice { device: gpu, why });
     };
+    let auto = name == "auto";
     for index in compared(subject, first) {
-        let choice = decide(name == "auto", Device::Cuda(index), compare(subject, index, name))?;
+        let choice = decide(auto, Device::Cuda(index), compare(subject, index, auto))?;
         if choice.why.is_some() {
             return Ok(choice);
         }
@@ -64,7 +65,7 @@ fn choose_for(subject: Subject, name: &str, only: Option<&'static str>) -> anyho
 }
 
 /// Returns the agreement of a GPU with the CPU, which is determined now if it is not known yet.
-fn compare(subject: Subject, index: usize, name: &str) -> anyhow::Result<Agreement> {
+fn compare(subject: Subject, index: usize, auto: bool) -> anyhow::Result<Agreement> {
     if let Some(known) = agreement::remembered(subject, index) {
         return Ok(known);
     }
@@ -76,7 +77,7 @@ fn compare(subject: Subject, index: usize, name: &str) -> anyhow::Result<Agreeme
     say!("comparing a few updates on {gpu}{others} with the CPU's, once for this program, driver and device ..");
     let found = bench::agreement::compare(subject, gpu)?;
     match agreement::remember(subject, index, &found) {
-        Err(e) if name == "auto" => Err(e.context("agrees with the CPU, which other processes cannot know")),
+        Err(e) if auto => Err(e.context("agrees with the CPU, which other processes cannot know")),
         _ => Ok(found),
     }
 }

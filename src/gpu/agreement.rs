@@ -22,7 +22,7 @@ pub type Losses = [f64; 2];
 /// A kind of training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject {
-    /// With so many ranks, each on a GPU of its own, which is compared by itself.
+    /// A policy. Each rank uses a GPU of its own, and each GPU is compared with the CPU separately.
     Policy { ranks: usize },
     /// With rows on so many GPUs.
     Values { devices: usize },

@@ -109,7 +109,7 @@ pub fn from(first: usize, devices: usize) -> Vec<usize> {
     if devices == 1 { vec![first] } else { around(first, devices, present()) }
 }
 
-/// Returns the GPUs that are compared with the CPU, each by itself, before `subject` is learned on those from `first` on.
+/// Returns the GPUs, from `first` on, whose updates are compared with the CPU's before `subject` uses them. Each one is compared separately.
 pub fn compared(subject: Subject, first: usize) -> Vec<usize> {
     match subject {
         Subject::Policy { ranks } => from(first, ranks),

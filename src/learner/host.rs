@@ -62,6 +62,12 @@ struct Sums {
     calibration: Calibration,
 }
 
+impl From<Sums> for Tally {
+    fn from(Sums { critic_loss, actor_loss, ratios, calibration }: Sums) -> Self {
+        Self { critic_loss, actor_loss, ratios, calibration, ..Self::default() }
+    }
+}
+
 /// Gradients by the parameters, and sums.
 struct Learned {
     critic: Vec<f32>,
@@ -325,6 +331,11 @@ fn total<'a>(mut gradients: impl Iterator<Item = &'a Vec<f32>>) -> Option<Vec<f3
     Some(total)
 }
 
+/// Returns the numbers of pairs of a state and a contract with something at stake, and of requests.
+fn counted(batch: &[SegmentRows]) -> (u64, u64) {
+    (batch.iter().map(|rows| rows.pairs() as u64).sum(), batch.iter().map(|rows| rows.contests.len() as u64).sum())
+}
+
 impl Train for HostTrainer {
     /// Does nothing: segments stay compact until they are drawn.
     fn store(&mut self, _: &[Placed], _: Rebuild) {}
@@ -349,18 +360,10 @@ impl Train for HostTrainer {
         if target == Target::Hindsight {
             return self.step_from(taught, plan);
         }
-        let pairs = batch.iter().map(SegmentRows::pairs).sum::<usize>().max(1);
-        let requests = batch.iter().map(|r| r.contests.len()).sum::<usize>().max(1);
-        let weights = (1.0 / pairs as f32, 1.0 / requests as f32);
+        let (pairs, requests) = counted(batch);
+        let weights = (1.0 / pairs.max(1) as f32, 1.0 / requests.max(1) as f32);
         let Learned { critic, actor, sums } = self.learn_from_returns(batch, weights, plan.train_actor);
-        let stats = UpdateStats {
-            critic_loss: sums.critic_loss / pairs as f64,
-            actor_loss: sums.actor_loss / requests as f64,
-            ratio: sums.ratios / requests as f64,
-            calibration: sums.calibration.shares(),
-            ..UpdateStats::default()
-        }
-        .check_losses()?;
+        let stats = UpdateStats::of_returns(&Tally { pairs, requests, ..sums.into() }).check_losses()?;
         let taught = taught.filter(|_| plan.train_actor).map(|taught| taught.actor_gradient);
         self.step(critic, total(actor.iter().chain(&taught)), stats, plan)
     }
@@ -376,17 +379,15 @@ impl Train for HostTrainer {
             }
         };
         let of_lessons = |f: fn(&Taught) -> f64| taught.as_ref().map_or(0.0, f);
+        let (pairs, requests) = counted(batch);
         let tally = Tally {
-            pairs: batch.iter().map(|rows| rows.pairs() as u64).sum(),
-            requests: batch.iter().map(|rows| rows.contests.len() as u64).sum(),
-            critic_loss: sums.critic_loss,
-            actor_loss: sums.actor_loss,
-            ratios: sums.ratios,
-            calibration: sums.calibration,
+            pairs,
+            requests,
             lessons: lessons.len() as u64,
             lesson_weight: lessons.weight().into(),
             lesson_critic_loss: of_lessons(|t| t.critic_loss),
             lesson_actor_loss: of_lessons(|t| t.actor_loss),
+            ..sums.into()
         };
         let (taught_critic, taught_actor) = taught.map(|t| (t.critic_gradient, t.actor_gradient)).unzip();
         let parts = [critic.or(taught_critic.flatten()), actor, taught_actor.filter(|_| plan.train_actor)];

@@ -1,4 +1,4 @@
-//! Charts as SVG, within a page or in a file of their own. Colours are classes of the page or the file, so that they follow a light and a dark scheme.
+//! Charts as SVG, inline or as files. Colours are classes: the style sheet of the page or of the file sets them.
 
 use std::fmt::Write as _;
 

@@ -236,3 +236,22 @@ impl Configuration for Settings {
         Self::validate(self)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A network alone was held to the arbitrary bids that it starts from.
+    #[test]
+    fn auto_goes_by_where_bids_start() {
+        for (warm_start, pacing, rate, anchor) in
+            [(true, true, 1e-4, 0.3), (true, false, 1e-4, 0.3), (false, true, 1e-3, 0.3), (false, false, 1e-3, 0.0)]
+        {
+            let mut settings = Settings::default();
+            (settings.policy.warm_start, settings.policy.pacing) = (warm_start, pacing);
+            assert_eq!((settings.actor_rate(), settings.anchor()), (rate, anchor), "{warm_start}, {pacing}");
+            settings.learner.anchor = Automatic::Fixed(0.7);
+            assert_eq!(settings.anchor(), 0.7);
+        }
+    }
+}

@@ -16,9 +16,8 @@ pub fn draw(study: &Study, curves: &[Curve]) -> Option<String> {
     chart.axes("samples, thousands", "share of the bound on the validation days, %");
     for (number, variant) in study.variants.iter().enumerate() {
         let class = format!("v{}", number % COLOURS.len());
-        let runs = curves.iter().filter(|curve| curve.variant == variant.name);
+        let runs = curves.iter().filter(|curve| curve.variant == variant.name && !curve.evaluations.is_empty());
         let runs: Vec<Vec<(f64, f64)>> = runs.map(|run| run.evaluations.iter().map(point).collect()).collect();
-        let runs: Vec<Vec<(f64, f64)>> = runs.into_iter().filter(|run| !run.is_empty()).collect();
         for run in &runs {
             chart.line(&format!("run {class}"), run);
         }

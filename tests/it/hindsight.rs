@@ -3,12 +3,11 @@
 use crate::harness::*;
 
 /// From bids far too low, without the training days' prices, planner or controller.
-const COLD: [&str; 8] = [
+const COLD: [&str; 7] = [
     "policy.warm_start=false",
     "policy.pacing=false",
     "policy.initial_bid=0.05",
     "learner.target=hindsight",
-    "learner.anchor=0",
     "learner.samples_per_update=16",
     "budget.max_updates=600",
     "evaluate.every=100",

@@ -109,8 +109,8 @@ impl<R: CubeRuntime> ResidentTrainer<R> {
     }
 
     /// Returns the numbers of pairs of a state and a contract with something at stake, and of requests, in segments at places.
-    fn counted(&self, places: &[usize]) -> (usize, usize) {
-        let sum = |count: fn(&Counts) -> usize| places.iter().map(|p| count(&self.counts[*p])).sum();
+    fn counted(&self, places: &[usize]) -> (u64, u64) {
+        let sum = |count: fn(&Counts) -> usize| places.iter().map(|p| count(&self.counts[*p]) as u64).sum();
         (sum(|c| c.pairs), sum(|c| c.requests))
     }
 
@@ -134,6 +134,12 @@ impl<R: CubeRuntime> ResidentTrainer<R> {
     }
 }
 
+/// Returns the tally of counts and of the sums of [`Gradients`], as they were read.
+fn tally((pairs, requests): (u64, u64), sums: &[f32]) -> Tally {
+    let [critic_loss, actor_loss, ratios] = [0, 1, 2].map(|i| f64::from(sums[i]));
+    Tally { pairs, requests, critic_loss, actor_loss, ratios, ..Tally::default() }
+}
+
 fn places(batch: &Batch) -> anyhow::Result<&[usize]> {
     let Batch::Places(places) = batch else { anyhow::bail!("a batch of another trainer") };
     Ok(places)
@@ -152,41 +158,27 @@ impl<R: CubeRuntime> Train for ResidentTrainer<R> {
 
     fn update(&mut self, batch: &Batch, plan: UpdatePlan) -> anyhow::Result<Option<UpdateStats>> {
         let places = places(batch)?;
-        let (pairs, requests) = self.counted(places);
-        let (pairs, requests) = (pairs.max(1), requests.max(1));
-        let weights = Weights { critic: 1.0 / pairs as f32, actor: 1.0 / requests as f32 };
+        let counted @ (pairs, requests) = self.counted(places);
+        let weights = Weights { critic: 1.0 / pairs.max(1) as f32, actor: 1.0 / requests.max(1) as f32 };
         let Gradients { critic, actor, sums } = self.learn(places, weights, plan, plan.read);
         let norms = self.networks.step(critic, actor, plan.rate);
         let Some([critic_loss, actor_loss, ratios]) = sums else { return Ok(None) };
         let Norms { critic, actor } = norms;
         let read = to_host(Tensor::cat(vec![critic_loss, actor_loss, ratios, critic, actor], 0));
-        let read = |i: usize| f64::from(read[i]);
-        let stats = UpdateStats {
-            critic_loss: read(0) / pairs as f64,
-            actor_loss: read(1) / requests as f64,
-            ratio: read(2) / requests as f64,
-            critic_norm: read(3),
-            actor_norm: read(4),
-            calibration: None,
-        };
-        Ok(Some(stats.check_losses()?.check_norms()?))
+        let stats = UpdateStats::of_returns(&tally(counted, &read)).check_losses()?;
+        let (critic_norm, actor_norm) = (f64::from(read[3]), f64::from(read[4]));
+        Ok(Some(UpdateStats { critic_norm, actor_norm, ..stats }.check_norms()?))
     }
 
     fn share(&self, batch: &Batch, plan: UpdatePlan) -> anyhow::Result<GradientShare> {
         let places = places(batch)?;
-        let (pairs, requests) = self.counted(places);
         let Gradients { critic, actor, sums } = self.learn(places, Weights { critic: 1.0, actor: 1.0 }, plan, true);
         let [_, actor_len] = self.parts();
         let actor = actor.unwrap_or_else(|| Tensor::zeros([actor_len], &critic.device()));
         let sums = sums.expect("they were asked for");
         let mut gradients = to_host(Tensor::cat([critic, actor].into_iter().chain(sums).collect(), 0));
         let sums = gradients.split_off(gradients.len() - 3);
-        let [critic_loss, actor_loss, ratios] = [0, 1, 2].map(|i| f64::from(sums[i]));
-        let (pairs, requests) = (pairs as u64, requests as u64);
-        Ok(GradientShare {
-            gradients,
-            tally: Tally { pairs, requests, critic_loss, actor_loss, ratios, ..Tally::default() },
-        })
+        Ok(GradientShare { gradients, tally: tally(self.counted(places), &sums) })
     }
 
     fn apply(&mut self, share: &GradientShare, ranks: usize, plan: UpdatePlan) -> anyhow::Result<Option<UpdateStats>> {

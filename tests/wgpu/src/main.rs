@@ -132,16 +132,23 @@ const FIGURES: [(&str, fn(&UpdateStats) -> f64); 5] = [
     ("actor's norm", |s| s.actor_norm),
 ];
 
-/// Largest differences of [`FIGURES`] over so many updates, each over its own size.
-fn differences(scene: &Scene, updates: usize) -> [f64; FIGURES.len()] {
-    let host = scene.updates(&mut scene.on_the_host(), updates);
-    let vulkan = scene.updates(&mut scene.on_vulkan(), updates);
+/// Largest differences of [`FIGURES`] between the same updates of two, each over its own size.
+fn between(one: &[UpdateStats], other: &[UpdateStats]) -> [f64; FIGURES.len()] {
+    assert_eq!(one.len(), other.len());
     FIGURES.map(|(_, figure)| {
-        let size = host.iter().map(|(s, _)| figure(s).abs()).fold(1e-9, f64::max);
-        let differences = host.iter().zip(&vulkan).map(|((a, _), (b, _))| (figure(a) - figure(b)).abs() / size);
+        let size = one.iter().map(|s| figure(s).abs()).fold(1e-9, f64::max);
+        let differences = one.iter().zip(other).map(|(a, b)| (figure(a) - figure(b)).abs() / size);
         // NaN is what it stays.
         differences.fold(0.0_f64, |worst, d| if worst.is_nan() || d <= worst { worst } else { d })
     })
+}
+
+/// The same between host and device, after so many updates of each.
+fn differences(scene: &Scene, updates: usize) -> [f64; FIGURES.len()] {
+    let [host, vulkan] = [scene.on_the_host(), scene.on_vulkan()].map(|mut learner| {
+        scene.updates(&mut learner, updates).into_iter().map(|(stats, _)| stats).collect::<Vec<_>>()
+    });
+    between(&host, &vulkan)
 }
 
 fn said(differences: [f64; FIGURES.len()]) -> String {
@@ -226,7 +233,13 @@ struct Ranks {
 }
 
 impl Ranks {
-    fn learn(scene: &Scene, updates: usize, trainer: impl Fn(&Settings) -> Box<dyn Train>) -> Self {
+    /// `distort` may plant a bug in what the ranks give each other.
+    fn learn(
+        scene: &Scene,
+        updates: usize,
+        trainer: impl Fn(&Settings) -> Box<dyn Train>,
+        distort: impl Fn(&mut GradientShare),
+    ) -> Self {
         let Scene { days, spec, settings } = scene;
         let dims = Dims::of(days, spec, settings);
         let with = Rebuild { days, spec, settings, dims: &dims };
@@ -248,8 +261,9 @@ impl Ranks {
         let batches: Vec<_> = ranks.iter_mut().zip(halves).map(|(rank, half)| batch(rank, half)).collect();
         let mut together = vec![];
         for _ in 0..updates {
-            let shares: Vec<_> =
+            let mut shares: Vec<_> =
                 ranks.iter().zip(&batches).map(|(rank, batch)| rank.share(batch, plan).expect("its batch")).collect();
+            shares.iter_mut().for_each(&distort);
             let share = GradientShare {
                 gradients: shares[0].gradients.iter().zip(&shares[1].gradients).map(|(a, b)| (a + b) / 2.0).collect(),
                 tally: Tally::sum(shares.iter().map(|share| &share.tally)),
@@ -259,14 +273,6 @@ impl Ranks {
             together.extend(stats[0]);
         }
         Self { together, alone }
-    }
-
-    /// Largest differences of [`FIGURES`] between two, each over its own size.
-    fn differences(one: &[UpdateStats], other: &[UpdateStats]) -> [f64; FIGURES.len()] {
-        FIGURES.map(|(_, figure)| {
-            let size = one.iter().map(|s| figure(s).abs()).fold(1e-9, f64::max);
-            one.iter().zip(other).map(|(a, b)| (figure(a) - figure(b)).abs() / size).fold(0.0, f64::max)
-        })
     }
 }
 
@@ -278,19 +284,23 @@ fn check_ranks(days: &[DayModel]) -> bool {
         (settings.learner.segment, settings.learner.batch, settings.learner.pool) = (7, 84, 84);
         let spec = world::spec(&days[0], &settings);
         let scene = Scene { days, spec, settings };
-        let host =
-            Ranks::learn(&scene, 4, |settings| Device::Cpu.trainer(days, &scene.spec, settings).expect("a trainer"));
-        let vulkan = Ranks::learn(&scene, 4, |settings| {
+        let on_the_host = |settings: &Settings| Device::Cpu.trainer(days, &scene.spec, settings).expect("a trainer");
+        let on_vulkan = |settings: &Settings| -> Box<dyn Train> {
             let trainer = ResidentTrainer::<WgpuRuntime>::new(days, &scene.spec, settings, WgpuDevice::default());
             Box::new(trainer.expect("a trainer"))
-        });
-        for (what, one, other) in
-            [("the host's", &host.together, &vulkan.together), ("one device alone", &vulkan.alone, &vulkan.together)]
-        {
-            let differences = Ranks::differences(one, other);
-            held &= one.len() == 4 && other.len() == 4 && differences.iter().all(|d| *d <= VARIANTS_TOLERANCE);
+        };
+        let host = Ranks::learn(&scene, 4, on_the_host, |_| {});
+        let vulkan = Ranks::learn(&scene, 4, on_vulkan, |_| {});
+        for (what, one) in [("the host's", &host.together), ("one device alone", &vulkan.alone)] {
+            let differences = between(one, &vulkan.together);
+            held &= differences.iter().all(|d| *d <= VARIANTS_TOLERANCE);
             println!("two ranks, {critic:?}, beside {what}: {}", said(differences));
         }
+        let halved = |share: &mut GradientShare| share.gradients.iter_mut().for_each(|g| *g *= 0.5);
+        let planted = between(&host.together, &Ranks::learn(&scene, 4, on_vulkan, halved).together);
+        let found = planted.iter().any(|d| *d > VARIANTS_TOLERANCE);
+        held &= found;
+        println!("gradients that were halved on their way: {}", if found { "found" } else { "NOT FOUND" });
     }
     held
 }
