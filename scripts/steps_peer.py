@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
-"""Updates per second of a PyTorch learner whose steps hold several requests: the peer of the default shape.
+"""Updates per second of a PyTorch learner whose steps hold several requests, or that leaves out rows with nothing to learn.
+
+The first is the peer of the default shape, the second (--masked 0.2) of steps of one request with as many contracts as eligible ones.
 
 The update is the one of `admix bench learner --requests-per-step M`: B steps in segments of S, N contracts with F features each. The
 critic on all rows [B, N, F] (quantile Huber loss against given returns, spread by the target critic at the segments' ends), the critic
 on the rows after a display [B, N, F], the actor on [B, N, F]; its outputs are shared by the M requests of a step, each of which
 chooses between K of the contracts and its best auction ad by a softmax of bids (expected policy gradient). Adam on both networks, gradients
 clipped by their norm, the target critic moved towards the critic, the actor averaged. Batches are prepared before the clock starts.
+With --masked a share of the rows may not be shown; they are left out of all passes, and their places prepared with the batch.
 
     python scripts/steps_peer.py --threads 2 --batch 512 --contracts 30 --eligible 8 --requests 30 --hidden 64
+    python scripts/steps_peer.py --threads 2 --batch 512 --contracts 8 --eligible 8 --requests 1 --hidden 256 --masked 0.2
 
 Needs torch alone. Prints one line of JSON with the key `updates_per_s`. --loss closed has the loss's gradient written out, plain is for
 --compile.
@@ -28,6 +32,7 @@ parser.add_argument("--segment", type=int, default=64)
 parser.add_argument("--contracts", type=int, default=30)
 parser.add_argument("--eligible", type=int, default=8)
 parser.add_argument("--requests", type=int, default=30)
+parser.add_argument("--masked", type=float, default=0.0)
 parser.add_argument("--features", type=int, default=32)
 parser.add_argument("--hidden", type=int, default=64)
 parser.add_argument("--quantiles", type=int, default=16)
@@ -89,21 +94,34 @@ quantile_loss = ClosedLoss.apply if a.loss == "closed" and not a.compile else pl
 
 def batch():
     chosen = uniform(B, M, N).argsort(2)[:, :, :K].contiguous()
-    return (uniform(B, N, F), uniform(segments, N, F), uniform(B, N, F), uniform(B, N, F), uniform(B, N), chosen,
-            uniform(B, M, K), uniform(B, M, 1), uniform(B, M, K) < 0.8)
+    if a.masked > 0:
+        shown = uniform(B, N) >= a.masked
+        places = shown.view(-1).nonzero().squeeze(1)
+        may_show = shown.unsqueeze(1).expand(B, M, N).gather(2, chosen)
+        rows = len(places)
+    else:
+        places, may_show, rows = None, uniform(B, M, K) < 0.8, B * N
+    return (uniform(rows, F), uniform(segments, N, F), uniform(rows, F), uniform(rows, F), uniform(B, N), chosen,
+            uniform(B, M, K), uniform(B, M, 1), may_show, places)
 
 
-def losses(now, last, after, rows, returns, chosen, gain, auction, may_show):
+def of_all(values, places):
+    """[B, N] from the values of the rows that are there."""
+    return (values if places is None else values.new_zeros(B * N).index_copy(0, places, values)).view(B, N)
+
+
+def losses(now, last, after, rows, returns, chosen, gain, auction, may_show, places):
     z = critic(now)
     with torch.no_grad():
         spread = target_critic(last)
         spread = (spread - spread.mean(2, keepdim=True)).repeat_interleave(B // segments, 0)
-        target = returns.unsqueeze(2) + spread
-        change = critic(after).mean(2) - z.detach().mean(2)
+        target = (returns.unsqueeze(2) + spread).view(B * N, Q)
+        target = target if places is None else target[places]
+        change = of_all(critic(after).mean(1) - z.detach().mean(1), places)
         flat = chosen.view(B, M * K)
         advantage = gain + change.gather(1, flat).view(B, M, K)
-    critic_loss = quantile_loss(target.reshape(B * N, Q), z.reshape(B * N, Q), 0.2)
-    bids = torch.sigmoid(actor(rows).squeeze(2)).gather(1, flat).view(B, M, K).masked_fill(~may_show, -1e9)
+    critic_loss = quantile_loss(target, z, 0.2)
+    bids = torch.sigmoid(of_all(actor(rows).squeeze(1), places)).gather(1, flat).view(B, M, K).masked_fill(~may_show, -1e9)
     weights = torch.softmax(torch.cat([auction, bids], 2) / 0.1, 2)
     return critic_loss, -(weights[:, :, 1:] * advantage.masked_fill(~may_show, 0)).sum(2).mean()
 

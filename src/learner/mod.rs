@@ -15,7 +15,7 @@
 //! - [`hindsight`]: losses of hindsight prices, on the CPU alone. [`calibration`]: calibration of the critic's distributions.
 //! - [`dims`]: sizes of a batch. [`pool`]: replay pool of compact segments. [`core`]: pool, replay ratio, budget and the decay of
 //!   learning rates around the trainer, the same in every mode. [`share`]: the part of one of several ranks. [`networks`], [`optimiser`]: parameters as flat
-//!   tensors. [`passes`]: a network's passes on the CPU. `present`: the rows of a batch that need them.
+//!   tensors. [`passes`]: a network's passes on the CPU. `row_loops`, `open_sums`: its loops, and its products with 0/1 matrices. `present`: the rows of a batch that need them.
 //! - [`device`]: choice of the backend.
 //! - [`process`]: the learner process. [`rings`]: its side of shared memory. [`saver`]: its side of snapshots.
 //! - [`peers`]: the other ranks of a learner (`learner.ranks`), as one of them sees them. `together`: what they do together.
@@ -31,6 +31,7 @@ mod host;
 mod kernels;
 pub mod loss;
 pub mod networks;
+mod open_sums;
 pub mod optimiser;
 pub mod passes;
 pub mod peers;
@@ -39,6 +40,7 @@ mod present;
 pub mod process;
 pub mod resident;
 pub mod rings;
+mod row_loops;
 mod saver;
 pub mod share;
 mod together;

@@ -25,25 +25,29 @@ pub struct Arrays<B: Backend> {
 
 /// A backend that does steps of [`adam`].
 pub trait Optimise: Backend {
-    /// Returns the arrays after a step, and the gradient's norm before clipping, `[1]`, left on the device.
-    fn step(at: &Arrays<Self>, gradient: Tensor<Self, 1>, step: AdamFactors) -> (Arrays<Self>, Tensor<Self, 1>);
+    /// Does a step; returns the gradient's norm before clipping, `[1]`, left on the device.
+    fn step(at: &mut Arrays<Self>, gradient: Tensor<Self, 1>, step: AdamFactors) -> Tensor<Self, 1>;
 }
 
 impl Optimise for Flex {
-    fn step(at: &Arrays<Self>, gradient: Tensor<Self, 1>, step: AdamFactors) -> (Arrays<Self>, Tensor<Self, 1>) {
+    fn step(at: &mut Arrays<Self>, gradient: Tensor<Self, 1>, step: AdamFactors) -> Tensor<Self, 1> {
         let norm = (gradient.clone() * gradient.clone()).sum().sqrt();
         let factor = clip_factor(to_host(norm.clone())[0], step.clip);
-        let [mut params, mut follower, mut first, mut second] =
-            [&at.params, &at.follower, &at.first, &at.second].map(|array| to_host(array.clone()));
+        let device = gradient.device();
+        // An array that nobody else holds is taken without a copy.
+        let take = |array: &mut Tensor<Self, 1>| to_host(std::mem::replace(array, Tensor::empty([0], &device)));
+        let Arrays { params, follower, first, second } = at;
+        let mut numbers = [&mut *params, &mut *follower, &mut *first, &mut *second].map(take);
+        let [p, f, m, v] = &mut numbers;
         for (i, g) in to_host(gradient).into_iter().enumerate() {
-            let old = AdamParameter { param: params[i], follower: follower[i], first: first[i], second: second[i] };
+            let old = AdamParameter { param: p[i], follower: f[i], first: m[i], second: v[i] };
             let new = adam(g * factor, &old, &step);
-            (params[i], follower[i], first[i], second[i]) = (new.param, new.follower, new.first, new.second);
+            (p[i], f[i], m[i], v[i]) = (new.param, new.follower, new.first, new.second);
         }
-        let upload = |values| upload(values, &at.params.device());
-        let arrays =
-            Arrays { params: upload(params), follower: upload(follower), first: upload(first), second: upload(second) };
-        (arrays, norm)
+        for (array, numbers) in [params, follower, first, second].into_iter().zip(numbers) {
+            *array = upload(numbers, &device);
+        }
+        norm
     }
 }
 
@@ -88,9 +92,7 @@ impl<B: Optimise> Adam<B> {
             decay2: BETA2 as f32,
             fresh2: (1.0 - BETA2) as f32,
         };
-        let (at, norm) = B::step(&self.at, gradient, step);
-        self.at = at;
-        norm
+        B::step(&mut self.at, gradient, step)
     }
 
     /// Returns the number of steps so far.

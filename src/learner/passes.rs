@@ -3,11 +3,15 @@
 //! Parameters and gradients are flat, and arrays are slices of them: nothing is cut or joined. The memory of a [`Pass`] serves one
 //! update after another, because an update touches tens of megabytes and fresh pages cost a tenth of its time. Matrix products
 //! call the library that burn's CPU backend calls. The backward pass is explicit: the losses give gradients by the outputs in
-//! closed form, and from there to the parameters it takes a few products.
-
-use multiversion::multiversion;
+//! closed form, and from there to the parameters it takes a few products. With one output, the two largest of them are
+//! [`open_sums`](super::open_sums).
 
 use super::networks::Flat;
+use super::open_sums::{Open, OpenSums};
+use super::row_loops::{
+    add_bias, add_bias_and_rectify, close_and_sum_rows, close_sums, dot_rows, scale_and_sum_rows, sum_rows, transpose,
+    turn_sums,
+};
 
 /// A network with its flat parameters.
 #[derive(Clone, Copy)]
@@ -28,9 +32,12 @@ pub struct Pass {
     second: Vec<f32>,
     /// `[rows, outputs]`
     pub outputs: Vec<f32>,
-    /// Gradients by the second and by the first layer, before their rectifiers.
+    /// Gradients by the second layer, before its rectifier. With one output `open` is in their place.
     by_second: Vec<f32>,
+    /// Gradients by the first layer, before its rectifier.
     by_first: Vec<f32>,
+    open: Open,
+    open_sums: OpenSums,
 }
 
 impl Pass {
@@ -101,42 +108,18 @@ fn product(lhs: Matrix, rhs: Matrix, out: &mut [f32]) {
     }
 }
 
-/// Adds a bias to each row.
-#[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
-fn add_bias(rows: &mut [f32], bias: &[f32]) {
-    for row in rows.chunks_exact_mut(bias.len()) {
-        row.iter_mut().zip(bias).for_each(|(x, b)| *x += b);
-    }
+/// Writes the gradient by weights, from their layer's inputs and the gradient by its `columns` outputs.
+fn by_weights(inputs: &[f32], by: &[f32], columns: usize, out: &mut [f32]) {
+    let width = out.len() / columns;
+    product(Matrix::new(inputs, width).transposed(), Matrix::new(by, columns), out);
 }
 
-/// Adds a bias to each row and rectifies.
-#[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
-fn add_bias_and_rectify(rows: &mut [f32], bias: &[f32]) {
-    for row in rows.chunks_exact_mut(bias.len()) {
-        row.iter_mut().zip(bias).for_each(|(x, b)| *x = (*x + b).max(0.0));
-    }
-}
-
-/// Writes the sum of the rows to `sum`.
-#[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
-fn sum_rows(rows: &[f32], sum: &mut [f32]) {
-    sum.fill(0.0);
-    for row in rows.chunks_exact(sum.len()) {
-        sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
-    }
-}
-
-/// Clears the gradients where the rectifier was closed, and writes the sum of the rows to `sum`.
-#[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
-fn close_and_sum_rows(gradients: &mut [f32], rectified: &[f32], sum: &mut [f32]) {
-    sum.fill(0.0);
-    let columns = sum.len();
-    for (gradients, rectified) in gradients.chunks_exact_mut(columns).zip(rectified.chunks_exact(columns)) {
-        for ((gradient, rectified), sum) in gradients.iter_mut().zip(rectified).zip(sum.iter_mut()) {
-            *gradient = if *rectified == 0.0 { 0.0 } else { *gradient };
-            *sum += *gradient;
-        }
-    }
+/// Gradients by the parameters between the first layer's rectifier and the outputs.
+struct Upper<'a> {
+    b1: &'a mut [f32],
+    w2: &'a mut [f32],
+    b2: &'a mut [f32],
+    w3: &'a mut [f32],
 }
 
 impl<'a> Net<'a> {
@@ -154,6 +137,17 @@ impl<'a> Net<'a> {
 
     fn tables(&self) -> usize {
         self.flat.shape.tables.len()
+    }
+
+    /// Returns what [`Net::gradients`] takes, once for all passes of an update: with one output the transpose of the second layer's
+    /// weights, with several nothing.
+    pub fn turned(&self) -> Vec<f32> {
+        let hidden = self.flat.shape.hidden;
+        let mut turned = vec![0.0; if self.outputs() == 1 { hidden * hidden } else { 0 }];
+        if !turned.is_empty() {
+            transpose(self.layer(2).0.numbers, hidden, &mut turned);
+        }
+        turned
     }
 
     /// Returns the weights `[inputs, outputs]` and the bias of layer 1, 2 or 3.
@@ -187,7 +181,10 @@ impl<'a> Net<'a> {
         let dense = |inputs: &[f32], layer: usize, finish: fn(&mut [f32], &[f32]), out: &mut Vec<f32>| {
             let (weights, bias) = self.layer(layer);
             out.resize(pass.rows * bias.len(), 0.0);
-            product(Matrix::new(inputs, weights.rows), weights, out);
+            match bias.len() {
+                1 => dot_rows(inputs, weights.numbers, out),
+                _ => product(Matrix::new(inputs, weights.rows), weights, out),
+            }
             finish(out, bias);
         };
         dense(&pass.inputs, 1, add_bias_and_rectify, &mut pass.first);
@@ -198,8 +195,8 @@ impl<'a> Net<'a> {
     /// Writes the gradients by the parameters, of a sum whose gradient by the outputs of `pass` is `by`, to `gradient`.
     ///
     /// # Shapes
-    /// - by: `[rows, outputs]`; gradient: flat, as the parameters
-    pub fn gradients(&self, pass: &mut Pass, by: &[f32], gradient: &mut Vec<f32>) {
+    /// - by: `[rows, outputs]`; turned: [`Net::turned`]; gradient: flat, as the parameters
+    pub fn gradients(&self, turned: &[f32], pass: &mut Pass, by: &[f32], gradient: &mut Vec<f32>) {
         let rows = pass.rows;
         gradient.resize(self.params.len(), 0.0);
         if rows == 0 {
@@ -215,46 +212,75 @@ impl<'a> Net<'a> {
         let mut part = || parts.next().expect("three layers have six parts");
         let [w1, b1, w2, b2, w3, b3] = [part(), part(), part(), part(), part(), part()];
 
+        sum_rows(by, b3);
+        let upper = Upper { b1, w2, b2, w3 };
+        if self.outputs() == 1 {
+            self.by_open_sums(turned, pass, by, upper)
+        } else {
+            self.by_products(pass, by, upper)
+        }
+        by_weights(&pass.inputs, &pass.by_first, self.flat.shape.hidden, w1);
+
+        self.by_tables(pass, tables);
+    }
+
+    /// Back-propagates to the first layer.
+    fn by_products(&self, pass: &mut Pass, by: &[f32], Upper { b1, w2, b2, w3 }: Upper) {
         // Back-propagates through the weights of `layer`, and through the rectifier of the layer below where it was open.
         let through = |by: &[f32], layer: usize, rectified: &[f32], out: &mut Vec<f32>, bias: &mut [f32]| {
             let (weights, _) = self.layer(layer);
-            out.resize(rows * weights.rows, 0.0);
+            out.resize(pass.rows * weights.rows, 0.0);
             product(Matrix::new(by, weights.columns), weights.transposed(), out);
             close_and_sum_rows(out, rectified, bias);
         };
-        let by_weights = |inputs: &[f32], by: &[f32], columns: usize, out: &mut [f32]| {
-            let width = out.len() / columns;
-            product(Matrix::new(inputs, width).transposed(), Matrix::new(by, columns), out);
-        };
-        let hidden = self.flat.shape.hidden;
-        sum_rows(by, b3);
         by_weights(&pass.second, by, self.outputs(), w3);
         through(by, 3, &pass.second, &mut pass.by_second, b2);
-        by_weights(&pass.first, &pass.by_second, hidden, w2);
+        by_weights(&pass.first, &pass.by_second, self.flat.shape.hidden, w2);
         through(&pass.by_second, 2, &pass.first, &mut pass.by_first, b1);
-        by_weights(&pass.inputs, &pass.by_first, hidden, w1);
-
-        tables.fill(0.0);
-        if !tables.is_empty() {
-            self.by_tables(pass, tables);
-        }
     }
 
-    /// Adds the gradients by the tables to `gradient`, from those by the first layer.
+    /// Back-propagates to the first layer, from one output: the gradient by unit `h` of the second layer in row `r` is
+    /// `by[r] * weights[h]` if the unit is open there, else 0.
+    fn by_open_sums(&self, turned: &[f32], pass: &mut Pass, by: &[f32], Upper { b1, w2, b2, w3 }: Upper) {
+        let hidden = self.flat.shape.hidden;
+        let weights3 = self.layer(3).0.numbers;
+        scale_and_sum_rows(&pass.second, by, w3, b2);
+        b2.iter_mut().zip(weights3).for_each(|(x, weight)| *x *= weight);
+
+        pass.open.by_unit(&pass.second, hidden);
+        pass.open_sums.each(&pass.first, by, &pass.open, |inputs, sums| turn_sums(inputs, sums, weights3, w2));
+
+        pass.by_first.resize(pass.rows * hidden, 0.0);
+        pass.open.by_row(&pass.second, hidden);
+        pass.open_sums.each(turned, weights3, &pass.open, |units, sums| {
+            close_sums(units, sums, by, &pass.first, &mut pass.by_first, b1);
+        });
+    }
+
+    /// Writes the gradients by the tables to `gradient`, from those by the first layer: of each table's id that occurs, the product
+    /// of its rows' sum with the weights of its columns.
     fn by_tables(&self, pass: &Pass, gradient: &mut [f32]) {
-        let features = self.flat.shape.features;
+        gradient.fill(0.0);
         let (weights, _) = self.layer(1);
+        let hidden = weights.columns;
         // Features are constants: no gradient by them is needed.
-        let weights = Matrix::new(&weights.numbers[features * weights.columns..], weights.columns);
-        let width = weights.rows;
-        let mut by_embeddings = vec![0.0; pass.rows * width];
-        product(Matrix::new(&pass.by_first, weights.columns), weights.transposed(), &mut by_embeddings);
-        for (ids, mut by) in pass.ids.chunks_exact(self.tables()).zip(by_embeddings.chunks_exact(width)) {
-            for (table, &id) in self.flat.parts.iter().zip(ids) {
-                let (own, rest) = by.split_at(table.columns);
-                by = rest;
-                let at = table.at + id as usize * table.columns;
-                gradient[at..at + table.columns].iter_mut().zip(own).for_each(|(sum, by)| *sum += by);
+        let mut weights = &weights.numbers[self.flat.shape.features * hidden..];
+        for (number, table) in self.flat.parts[..self.tables()].iter().enumerate() {
+            let (own, rest) = weights.split_at(table.columns * hidden);
+            weights = rest;
+            let ids = || pass.ids.iter().skip(number).step_by(self.tables()).copied();
+            let mut occurring: Vec<u32> = ids().collect();
+            occurring.sort_unstable();
+            occurring.dedup();
+            let mut sums = vec![0.0; occurring.len() * hidden];
+            for (id, by) in ids().zip(pass.by_first.chunks_exact(hidden)) {
+                let at = occurring.partition_point(|other| *other < id) * hidden;
+                sums[at..at + hidden].iter_mut().zip(by).for_each(|(sum, by)| *sum += by);
+            }
+            let mut by_embeddings = vec![0.0; occurring.len() * table.columns];
+            product(Matrix::new(&sums, hidden), Matrix::new(own, hidden).transposed(), &mut by_embeddings);
+            for (id, by) in occurring.into_iter().zip(by_embeddings.chunks_exact(table.columns)) {
+                gradient[table.at + id as usize * table.columns..][..table.columns].copy_from_slice(by);
             }
         }
     }
@@ -273,10 +299,11 @@ mod tests {
     #[test]
     fn gradients_are_what_differences_say() {
         let mut rng = ChaCha8Rng::seed_from_u64(7);
-        // The memory serves both networks, so that what is left of one must not reach the other.
+        // The memory serves all networks, so that what is left of one must not reach the other.
         let (mut pass, mut gradient) = (Pass::default(), Vec::new());
-        for tables in [vec![Table { rows: 3, width: 2 }, Table { rows: 4, width: 1 }], vec![]] {
-            let shape = Shape { features: 5, tables, hidden: 6, outputs: 2 };
+        let tables = vec![Table { rows: 3, width: 2 }, Table { rows: 4, width: 1 }];
+        for (tables, outputs) in [(tables.clone(), 2), (vec![], 2), (tables, 1), (vec![], 1)] {
+            let shape = Shape { features: 5, tables, hidden: 6, outputs };
             let params: Vec<f32> = (0..shape.len()).map(|_| rng.random_range(-0.8..0.8)).collect();
             let rows = 9;
             let features: Vec<f32> = (0..rows * shape.features).map(|_| rng.random_range(-1.0..1.0)).collect();
@@ -298,7 +325,7 @@ mod tests {
                 net.push(&mut pass, features, &ids[row * tables..(row + 1) * tables]);
             }
             net.forward(&mut pass);
-            net.gradients(&mut pass, &by, &mut gradient);
+            net.gradients(&net.turned(), &mut pass, &by, &mut gradient);
             let mut moved = params.clone();
             for (i, g) in gradient.iter().enumerate() {
                 let step = 1e-3;

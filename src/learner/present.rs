@@ -50,14 +50,14 @@ impl PresentRows {
     /// Writes the gradients by the network's parameters, from those by the outputs of all places, to `gradient`.
     ///
     /// # Shapes
-    /// - by: `[places, outputs]`; gradient: flat, as the parameters
-    pub fn gradients(&mut self, net: &Net, by: &[f32], gradient: &mut Vec<f32>) {
+    /// - turned: [`Net::turned`]; by: `[places, outputs]`; gradient: flat, as the parameters
+    pub fn gradients(&mut self, net: &Net, turned: &[f32], by: &[f32], gradient: &mut Vec<f32>) {
         let width = net.outputs();
         self.by.clear();
         for &place in &self.places {
             self.by.extend_from_slice(&by[place * width..(place + 1) * width]);
         }
-        net.gradients(&mut self.pass, &self.by, gradient);
+        net.gradients(turned, &mut self.pass, &self.by, gradient);
     }
 }
 
@@ -80,7 +80,7 @@ mod tests {
             rows.push(&net, place, &row(place), &[]);
         }
         let outputs = rows.infer(&net, 6).to_vec();
-        rows.gradients(&net, &by, &mut gradient);
+        rows.gradients(&net, &net.turned(), &by, &mut gradient);
 
         let mut summed = vec![0.0; params.len()];
         for place in 0..6 {
@@ -93,14 +93,14 @@ mod tests {
                 continue;
             }
             assert!(outputs[range.clone()].iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5));
-            alone.gradients(&net, &by[range], &mut by_alone);
+            alone.gradients(&net, &net.turned(), &by[range], &mut by_alone);
             summed.iter_mut().zip(by_alone).for_each(|(sum, by)| *sum += by);
         }
         assert!(gradient.iter().zip(&summed).all(|(a, b)| (a - b).abs() < 1e-3), "{gradient:?} {summed:?}");
 
         rows.clear();
         assert_eq!(rows.infer(&net, 2), [0.0; 4], "no row at all");
-        rows.gradients(&net, &[1.0; 4], &mut gradient);
+        rows.gradients(&net, &net.turned(), &[1.0; 4], &mut gradient);
         assert!(gradient.iter().all(|g| *g == 0.0));
     }
 }

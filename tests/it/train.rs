@@ -197,7 +197,7 @@ fn delayed_feedback_is_trained_through() {
 #[test]
 fn overwriting_actors_do_not_wait_for_a_slow_learner_and_the_ledger_says_what_went() {
     let slow =
-        ["learner.samples_per_update=16", "learner.batch=512", "learner.critic_hidden=64", "budget.max_updates=150"];
+        ["learner.samples_per_update=16", "learner.batch=512", "learner.critic_hidden=192", "budget.max_updates=150"];
     let overwrite = [&slow[..], &["actors.overflow=overwrite", "actors.regions=3"]].concat();
     let ended = train(&overwrite, &[]);
     assert!(ended.ledger("overwritten") > 0, "{}", ended.outcome());

@@ -74,7 +74,7 @@ fn step_kernel(
 }
 
 impl<R: CubeRuntime> Optimise for Cube<R> {
-    fn step(at: &Arrays<Self>, gradient: Tensor<Self, 1>, step: AdamFactors) -> (Arrays<Self>, Tensor<Self, 1>) {
+    fn step(at: &mut Arrays<Self>, gradient: Tensor<Self, 1>, step: AdamFactors) -> Tensor<Self, 1> {
         let gradient = Numbers::of(&gradient);
         let old = [&at.params, &at.follower, &at.first, &at.second].map(|array| Numbers::of(array));
         assert!(old.iter().all(|array| array.len == gradient.len), "a gradient of other parameters");
@@ -108,6 +108,7 @@ impl<R: CubeRuntime> Optimise for Cube<R> {
             );
         }
         let [params, follower, first, second] = new.map(Numbers::flat);
-        (Arrays { params, follower, first, second }, norm.flat())
+        *at = Arrays { params, follower, first, second };
+        norm.flat()
     }
 }
