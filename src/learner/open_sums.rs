@@ -19,7 +19,8 @@ const GROUP: usize = 4;
 const SUMS: usize = 1 << GROUP;
 /// Number of groups whose sums fit the first cache together.
 const CACHED: usize = 16;
-/// Number of results summed side by side, because each addition to one waits for the one before.
+/// Number of results summed side by side, because each addition to one waits for the one before. The compiler keeps six in
+/// registers; with eight, the loop alone was thirty times slower.
 const SIDE: usize = 6;
 
 /// Sums of as many columns. Aligned, because a load across two lines of the cache takes twice as long.
@@ -43,6 +44,7 @@ type Subsets = [Lanes; SUMS];
 pub struct Open {
     subsets: Vec<u8>,
     results: usize,
+    /// Memory of [`Open::by_row`].
     marks: Vec<u8>,
 }
 
@@ -71,7 +73,7 @@ impl Open {
 /// The bit of each member of a group in a subset.
 const BITS: [u8; GROUP] = [16, 32, 64, 128];
 
-/// `marks`: memory.
+/// Writes the subset of each group of units, for each row; `marks` is memory for one of them.
 #[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw", "x86_64+avx2"))]
 fn subsets_of_rows(rectified: &[f32], units: usize, marks: &mut Vec<u8>, subsets: &mut [u8]) {
     let rows = rectified.len() / units;
@@ -88,6 +90,7 @@ fn subsets_of_rows(rectified: &[f32], units: usize, marks: &mut Vec<u8>, subsets
     }
 }
 
+/// Writes the subset of each group of rows, for each unit.
 #[multiversion(targets("x86_64+avx512f+avx512vl+avx512bw", "x86_64+avx2"))]
 fn subsets_of_units(rectified: &[f32], units: usize, subsets: &mut [u8]) {
     for (subsets, group) in subsets.chunks_exact_mut(units).zip(rectified.chunks(GROUP * units)) {
@@ -149,6 +152,7 @@ fn tabulate(rows: &[f32], factors: &[f32], columns: Range<usize>, subsets: &mut 
         for ((member, row), factor) in members.iter_mut().zip(rows.chunks_exact(width)).zip(factors) {
             member.0.iter_mut().zip(&row[columns.clone()]).for_each(|(x, y)| *x = y * factor);
         }
+        // The sum of the empty subset is 0 from the start.
         for subset in 1..SUMS {
             let newest = subset.ilog2();
             subsets[subset] = subsets[subset - (1 << newest)];
