@@ -51,8 +51,9 @@ struct Parameters {
     critic: Vec<f32>,
     target_critic: Vec<f32>,
     actor: Vec<f32>,
-    /// [`Net::turned`] of critic and actor.
-    turned: [Vec<f32>; 2],
+    /// [`Net::turned`] of the critic and of the actor.
+    critic_turned: Vec<f32>,
+    actor_turned: Vec<f32>,
 }
 
 /// Sums over the samples of a batch, or of a shard of it.
@@ -104,9 +105,9 @@ impl HostTrainer {
         let Networks { actor, critic, actor_flat, critic_flat } = &self.networks;
         let target_critic = to_host(critic.at.follower.clone());
         let [critic, actor] = [critic, actor].map(|network| to_host(network.at.params.clone()));
-        let turned =
-            [(critic_flat, &critic), (actor_flat, &actor)].map(|(flat, params)| Net::new(flat, params).turned());
-        Parameters { critic, target_critic, actor, turned }
+        let critic_turned = Net::new(critic_flat, &critic).turned();
+        let actor_turned = Net::new(actor_flat, &actor).turned();
+        Parameters { critic, target_critic, actor, critic_turned, actor_turned }
     }
 
     /// Infers a part of the batch, computes its losses and back-propagates them; leaves the gradients in `memory`.
@@ -165,11 +166,11 @@ impl HostTrainer {
         let ShardMemory { states, actor: bids, by_states, by_actor, critic_gradient, actor_gradient, .. } = memory;
         by_states.clear();
         gradients.iter().for_each(|g| by_states.extend_from_slice(&g.states));
-        states.gradients(&critic, &parameters.turned[0], by_states, critic_gradient);
+        states.gradients(&critic, &parameters.critic_turned, by_states, critic_gradient);
         if train_actor {
             by_actor.clear();
             gradients.iter().for_each(|g| by_actor.extend_from_slice(&g.actor));
-            bids.gradients(&actor, &parameters.turned[1], by_actor, actor_gradient);
+            bids.gradients(&actor, &parameters.actor_turned, by_actor, actor_gradient);
         }
         let sum = |f: fn(&Gradients) -> f64| gradients.iter().map(f).sum::<f64>();
         Sums {
@@ -243,7 +244,7 @@ impl HostTrainer {
             let factors = loss_factors(&self.settings);
             critic_loss = hindsight::distribution(rows, &pass.outputs, &support(l), &factors, per_weight, &mut by);
             aims = hindsight::aims(rows, &pass.outputs, l.hedge as f32);
-            net.gradients(&parameters.turned[0], &mut pass, &by, critic_gradient.insert(vec![]));
+            net.gradients(&parameters.critic_turned, &mut pass, &by, critic_gradient.insert(vec![]));
         }
         let net = Net::new(actor_flat, &parameters.actor);
         let mut pass = through(&net, actor_tables);
@@ -251,7 +252,7 @@ impl HostTrainer {
         let anchor = (self.settings.anchor() / ANCHOR_UNITS) as f32;
         let actor_loss = hindsight::bids(rows, &pass.outputs, &aims, anchor, per_weight, &mut by);
         let mut actor_gradient = vec![];
-        net.gradients(&parameters.turned[1], &mut pass, &by, &mut actor_gradient);
+        net.gradients(&parameters.actor_turned, &mut pass, &by, &mut actor_gradient);
         Taught { critic_gradient, actor_gradient, critic_loss, actor_loss }
     }
 

@@ -74,6 +74,7 @@ pub fn close_sums(
     sum: &mut [f32],
 ) {
     let width = sum.len();
+    let closed = |gradient: f32, rectified: f32| if rectified == 0.0 { 0.0 } else { gradient };
     sum[columns.clone()].fill(0.0);
     let rows = gradients.chunks_exact_mut(width).zip(rectified.chunks_exact(width)).zip(factors);
     for (row, ((gradients, rectified), factor)) in rows.enumerate() {
@@ -83,7 +84,7 @@ pub fn close_sums(
         let places = gradients.iter_mut().zip(rectified).zip(sum);
         for (((gradients, rectified), sum), sums) in places.zip(sums[row..].iter().step_by(factors.len())) {
             for i in 0..LANES {
-                gradients[i] = if rectified[i] == 0.0 { 0.0 } else { sums.0[i] * factor };
+                gradients[i] = closed(sums.0[i] * factor, rectified[i]);
                 sum[i] += gradients[i];
             }
         }
@@ -94,7 +95,7 @@ pub fn close_sums(
     for (row, (sums, factor)) in last.iter().zip(factors).enumerate() {
         for (column, x) in rest.clone().zip(&sums.0) {
             let at = row * width + column;
-            gradients[at] = if rectified[at] == 0.0 { 0.0 } else { x * factor };
+            gradients[at] = closed(x * factor, rectified[at]);
             sum[column] += gradients[at];
         }
     }
