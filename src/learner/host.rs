@@ -12,15 +12,16 @@ use rayon::prelude::*;
 use crate::env::DayModel;
 use crate::learner::factors::loss_factors;
 use crate::policy::TrainerState;
+use crate::policy::net::Shape;
 use crate::policy::{Bids, PolicySpec};
-use crate::settings::{Settings, Target};
+use crate::settings::{Critic, Settings, Target};
 
 use super::batch::{Rebuild, SegmentRows};
 use super::calibration::Calibration;
 use super::dims::Dims;
 use super::hindsight::{self, LessonRows};
 use super::loss::{Gradients, Losses, Outputs, support};
-use super::networks::{Networks, Norms};
+use super::networks::{Flat, Networks, Norms};
 use super::passes::{Net, Pass};
 use super::present::PresentRows;
 use super::share::{GradientShare, Tally, over};
@@ -51,6 +52,8 @@ struct Parameters {
     critic: Vec<f32>,
     target_critic: Vec<f32>,
     actor: Vec<f32>,
+    /// [`Net::mean_of_outputs`] of the critic, if its outputs' mean is the mean of what they represent.
+    critic_mean: Option<Vec<f32>>,
     /// [`Net::turned`] of the critic and of the actor.
     critic_turned: Vec<f32>,
     actor_turned: Vec<f32>,
@@ -85,14 +88,19 @@ pub struct HostTrainer {
     dims: Dims,
     bids: Vec<(Bids, f64)>,
     networks: Networks<Flex>,
+    /// Shape of a critic with one output, the mean.
+    critic_mean_flat: Flat,
     memory: Mutex<[ShardMemory; SHARDS]>,
 }
 
 impl HostTrainer {
     pub fn new(days: &[DayModel], spec: &Arc<PolicySpec>, settings: &Settings) -> Self {
         let device = FlexDevice;
+        let networks = Networks::new(spec, settings, &device);
+        let critic_mean_flat = Flat::new(Shape { outputs: 1, ..networks.critic_flat.shape.clone() });
         Self {
-            networks: Networks::new(spec, settings, &device),
+            networks,
+            critic_mean_flat,
             dims: Dims::of(days, spec, settings),
             bids: days.iter().map(|d| (Bids::new(d, &spec.policy), d.unit)).collect(),
             settings: settings.clone(),
@@ -105,9 +113,14 @@ impl HostTrainer {
         let Networks { actor, critic, actor_flat, critic_flat } = &self.networks;
         let target_critic = to_host(critic.at.follower.clone());
         let [critic, actor] = [critic, actor].map(|network| to_host(network.at.params.clone()));
-        let critic_turned = Net::new(critic_flat, &critic).turned();
+        let net = Net::new(critic_flat, &critic);
+        let critic_mean = match self.settings.learner.critic {
+            Critic::Quantile | Critic::Scalar => Some(net.mean_of_outputs()),
+            Critic::Categorical => None,
+        };
+        let critic_turned = net.turned();
         let actor_turned = Net::new(actor_flat, &actor).turned();
-        Parameters { critic, target_critic, actor, critic_turned, actor_turned }
+        Parameters { critic, target_critic, actor, critic_mean, critic_turned, actor_turned }
     }
 
     /// Infers a part of the batch, computes its losses and back-propagates them; leaves the gradients in `memory`.
@@ -151,9 +164,19 @@ impl HostTrainer {
                 bids.push(&actor, i * d.steps * d.actor_rows() + at, rows.actor(at, actor_flat.shape.features), ids);
             }
         }
+        let places = batch.len() * d.steps * d.eligible;
+        let means: Vec<f32>;
+        let after = match &parameters.critic_mean {
+            Some(mean) => after.infer(&Net::new(&self.critic_mean_flat, mean), places),
+            None => {
+                let after = after.infer(&critic, places).chunks_exact(d.outputs);
+                means = after.map(|row| losses.mean(row)).collect();
+                &means
+            }
+        };
         let outputs = BatchOutputs {
             states: states.infer(&critic, batch.len() * d.steps * d.contracts),
-            after: after.infer(&critic, batch.len() * d.steps * d.eligible),
+            after,
             last: last.infer(&target_critic, batch.len() * d.contracts),
             actor: bids.infer(&actor, batch.len() * d.steps * d.actor_rows()),
         };

@@ -19,7 +19,7 @@ pub struct Outputs<'a> {
     pub states: &'a [f32],
     /// `[N, Q]`, from the target critic.
     pub last: &'a [f32],
-    /// `[T, K, Q]`
+    /// `[T, K]`, as [`Losses::mean`] returns it.
     pub after: &'a [f32],
     /// `[T, K (+ A)]`
     pub actor: &'a [f32],
@@ -88,7 +88,7 @@ pub fn support(settings: &Learner) -> Vec<f32> {
 
 impl Losses<'_> {
     /// Returns the mean of the fraction that an output row represents.
-    fn mean(&self, row: &[f32]) -> f32 {
+    pub fn mean(&self, row: &[f32]) -> f32 {
         match self.settings.critic {
             Critic::Quantile | Critic::Scalar => row.iter().sum::<f32>() / row.len() as f32,
             Critic::Categorical => {
@@ -124,7 +124,7 @@ impl Losses<'_> {
     /// The advantage of showing contract c is its relative reward plus the change by the next impression in the contract's future
     /// earnings: `E[Z_c]` some impressions ahead minus `E[Z_c]` now, per impression.
     fn actor(&self, rows: &SegmentRows, out: &Outputs, values: &[f32], weight: f32, g: &mut Gradients) -> Vec<f32> {
-        let Dims { contracts: n, eligible: k, outputs: q, .. } = self.dims;
+        let Dims { contracts: n, eligible: k, .. } = self.dims;
         let (bids, unit) = &self.bids[rows.day];
         let actor_rows = self.dims.actor_rows();
         // By bidder: the sum added to the logit, and the change by the next impression.
@@ -137,7 +137,7 @@ impl Losses<'_> {
                 let (t, slot) = (at / k, at % k);
                 let after = match b.after_potential {
                     0.0 => 0.0,
-                    m => m * self.mean(&out.after[at * q..(at + 1) * q]),
+                    m => m * out.after[at],
                 };
                 let output = f64::from(out.actor[t * actor_rows + slot] + b.lift);
                 (output, outlook(after, values[t * n + b.contract as usize], b.ahead))

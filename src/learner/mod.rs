@@ -15,7 +15,7 @@
 //! - [`hindsight`]: losses of hindsight prices, on the CPU alone. [`calibration`]: calibration of the critic's distributions.
 //! - [`dims`]: sizes of a batch. [`pool`]: replay pool of compact segments. [`core`]: pool, replay ratio, budget and the decay of
 //!   learning rates around the trainer, the same in every mode. [`share`]: the part of one of several ranks. [`networks`], [`optimiser`]: parameters as flat
-//!   tensors. [`passes`]: a network's passes on the CPU. `row_loops`, `open_sums`: its loops, and its products with 0/1 matrices. `present`: the rows of a batch that need them.
+//!   tensors. [`passes`]: a network's passes on the CPU. `row_loops`, `open_sums`, `id_sums`: its loops, its products with 0/1 matrices, its sums by embedding. `present`: the rows of a batch that need them.
 //! - [`device`]: choice of the backend.
 //! - [`process`]: the learner process. [`rings`]: its side of shared memory. [`saver`]: its side of snapshots.
 //! - [`peers`]: the other ranks of a learner (`learner.ranks`), as one of them sees them. `together`: what they do together.
@@ -28,6 +28,7 @@ pub mod dims;
 pub mod factors;
 pub mod hindsight;
 mod host;
+mod id_sums;
 mod kernels;
 pub mod loss;
 pub mod networks;

@@ -19,9 +19,8 @@ const GROUP: usize = 4;
 const SUMS: usize = 1 << GROUP;
 /// Number of groups whose sums fit the first cache together.
 const CACHED: usize = 16;
-/// Number of results summed side by side, because each addition to one waits for the one before. The compiler keeps six in
-/// registers; with eight, the loop alone was thirty times slower.
-const SIDE: usize = 6;
+/// Number of results summed side by side, because each addition to one waits for the one before. Their subsets are one load.
+const SIDE: usize = 4;
 
 /// Sums of as many columns. Aligned, because a load across two lines of the cache takes twice as long.
 #[derive(Debug, Clone, Copy)]
@@ -83,9 +82,9 @@ fn subsets_of_rows(rectified: &[f32], units: usize, marks: &mut Vec<u8>, subsets
         marks.iter_mut().zip(rectified).for_each(|(mark, x)| *mark = u8::from(*x > 0.0));
         let (groups, _) = marks.as_chunks::<GROUP>();
         for (subset, group) in subsets[row..].iter_mut().step_by(rows).zip(groups) {
-            // The four bytes' lowest bits, beside each other.
-            let group = u32::from_le_bytes(*group);
-            *subset = ((group | group >> 7 | group >> 14 | group >> 21) << 4) as u8;
+            // The product has the four bytes' lowest bits beside each other, at the top.
+            *subset =
+                (u32::from_le_bytes(*group).wrapping_mul(1 << 28 | 1 << 21 | 1 << 14 | 1 << 7) >> 24) as u8 & 0xF0;
         }
     }
 }
@@ -152,11 +151,14 @@ fn tabulate(rows: &[f32], factors: &[f32], columns: Range<usize>, subsets: &mut 
         for ((member, row), factor) in members.iter_mut().zip(rows.chunks_exact(width)).zip(factors) {
             member.0.iter_mut().zip(&row[columns.clone()]).for_each(|(x, y)| *x = y * factor);
         }
-        // The sum of the empty subset is 0 from the start.
-        for subset in 1..SUMS {
-            let newest = subset.ilog2();
-            subsets[subset] = subsets[subset - (1 << newest)];
-            subsets[subset].add(&members[newest as usize]);
+        let (subsets_by_high, _) = subsets.as_chunks_mut::<4>();
+        for lane in 0..LANES {
+            let [a, b, c, d] = [0, 1, 2, 3].map(|i: usize| members[i].0[lane]);
+            for (subsets, high) in subsets_by_high.iter_mut().zip([0.0, c, d, c + d]) {
+                for (subset, low) in subsets.iter_mut().zip([0.0, a, b, a + b]) {
+                    subset.0[lane] = low + high;
+                }
+            }
         }
     }
 }
@@ -173,8 +175,9 @@ fn add(subsets: &[Subsets], open: &[u8], sums: &mut [Lanes]) {
     for block in blocks {
         let mut sums = *block;
         for (subsets, open) in subsets.iter().zip(open.chunks_exact(results)) {
-            let side = sums.iter_mut().zip(&open[at..at + SIDE]);
-            side.for_each(|(sums, subset)| sums.add(&subsets[usize::from(subset >> 4)]));
+            let open = u32::from_le_bytes(*open[at..].first_chunk::<SIDE>().expect("a subset for each result"));
+            let side = sums.iter_mut().enumerate();
+            side.for_each(|(i, sums)| sums.add(&subsets[(open >> (8 * i + 4)) as usize % SUMS]));
         }
         *block = sums;
         at += SIDE;

@@ -6,6 +6,9 @@
 //! closed form, and from there to the parameters it takes a few products. With one output, the two largest of them are
 //! [`open_sums`](super::open_sums).
 
+use std::ops::Range;
+
+use super::id_sums::IdSums;
 use super::networks::Flat;
 use super::open_sums::{Open, OpenSums};
 use super::row_loops::{
@@ -34,7 +37,7 @@ pub struct Pass {
     pub outputs: Vec<f32>,
     /// Gradients by the second layer, before its rectifier. With one output `open` is in their place.
     by_second: Vec<f32>,
-    /// Gradients by the first layer, before its rectifier.
+    /// Gradients by the first layer, before its rectifier; with one output, of some columns at a time.
     by_first: Vec<f32>,
     open: Open,
     open_sums: OpenSums,
@@ -79,18 +82,34 @@ impl<'a> Matrix<'a> {
 /// # Panics
 /// If the shapes do not fit.
 fn product(lhs: Matrix, rhs: Matrix, out: &mut [f32]) {
+    product_to_columns(lhs, rhs, out, 0..rhs.columns, rhs.columns);
+}
+
+/// Writes the product of two matrices to some columns of a row-major matrix with `width` columns.
+///
+/// # Shapes
+/// - lhs: `[m, k]`, rhs: `[k, columns]`, out: `[m, width]`
+///
+/// # Panics
+/// If the shapes do not fit.
+fn product_to_columns(lhs: Matrix, rhs: Matrix, out: &mut [f32], columns: Range<usize>, width: usize) {
     let (m, k, n) = (lhs.rows, lhs.columns, rhs.columns);
     assert_eq!(k, rhs.rows, "the columns of one matrix are the rows of the other");
-    assert_eq!(out.len(), m * n, "the result has the rows of one matrix and the columns of the other");
-    // SAFETY: a matrix has `rows * columns` numbers, and its strides stay within them; `out` has `m` rows of `n`.
+    assert!(columns.len() == n && columns.end <= width, "the result has the columns of the second matrix");
+    assert_eq!(out.len(), m * width, "the result has the rows of the first matrix");
+    if m == 0 {
+        return;
+    }
+    // SAFETY: a matrix has `rows * columns` numbers, and its strides stay within them; `out` has `m` rows of `width`, of which
+    // `columns` are written.
     unsafe {
         gemm::gemm(
             m,
             n,
             k,
-            out.as_mut_ptr(),
+            out[columns.start..].as_mut_ptr(),
             1,
-            n as isize,
+            width as isize,
             false,
             lhs.numbers.as_ptr(),
             lhs.strides[1],
@@ -122,6 +141,26 @@ struct Upper<'a> {
     w3: &'a mut [f32],
 }
 
+/// Gradients below the first layer's rectifier.
+struct Lower<'a> {
+    w1: &'a mut [f32],
+    /// Sums of the gradients by the first layer, for each table.
+    by_ids: Vec<IdSums>,
+}
+
+impl Lower<'_> {
+    /// Takes in the gradients by some columns of the first layer.
+    ///
+    /// # Shapes
+    /// - inputs: `[rows, inputs]`, by_first: `[rows, columns]`
+    fn take(&mut self, inputs: Matrix, columns: Range<usize>, by_first: &[f32]) {
+        let by = Matrix::new(by_first, columns.len());
+        let hidden = self.w1.len() / inputs.columns;
+        product_to_columns(inputs.transposed(), by, self.w1, columns.clone(), hidden);
+        self.by_ids.iter_mut().for_each(|sums| sums.add(columns.clone(), by_first));
+    }
+}
+
 impl<'a> Net<'a> {
     /// # Panics
     /// If the length of `params` does not fit the shape.
@@ -148,6 +187,17 @@ impl<'a> Net<'a> {
             transpose(self.layer(2).0.numbers, hidden, &mut turned);
         }
         turned
+    }
+
+    /// Returns the parameters of a network with one output, the mean of this one's outputs.
+    pub fn mean_of_outputs(&self) -> Vec<f32> {
+        let (weights, bias) = self.layer(3);
+        let mean = |outputs: &[f32]| outputs.iter().sum::<f32>() / outputs.len() as f32;
+        let below = self.params.len() - weights.numbers.len() - bias.len();
+        let mut params = self.params[..below].to_vec();
+        params.extend(weights.numbers.chunks_exact(weights.columns).map(mean));
+        params.push(mean(bias));
+        params
     }
 
     /// Returns the weights `[inputs, outputs]` and the bias of layer 1, 2 or 3.
@@ -213,19 +263,19 @@ impl<'a> Net<'a> {
         let [w1, b1, w2, b2, w3, b3] = [part(), part(), part(), part(), part(), part()];
 
         sum_rows(by, b3);
-        let upper = Upper { b1, w2, b2, w3 };
+        let ids_of = |table| pass.ids.iter().skip(table).step_by(self.tables()).copied();
+        let by_ids = (0..self.tables()).map(|table| IdSums::new(ids_of(table), self.flat.shape.hidden)).collect();
+        let (upper, mut lower) = (Upper { b1, w2, b2, w3 }, Lower { w1, by_ids });
         if self.outputs() == 1 {
-            self.by_open_sums(turned, pass, by, upper)
+            self.by_open_sums(turned, pass, by, upper, &mut lower)
         } else {
-            self.by_products(pass, by, upper)
+            self.by_products(pass, by, upper, &mut lower)
         }
-        by_weights(&pass.inputs, &pass.by_first, self.flat.shape.hidden, w1);
-
-        self.by_tables(pass, tables);
+        self.by_tables(&lower.by_ids, tables);
     }
 
-    /// Back-propagates to the first layer.
-    fn by_products(&self, pass: &mut Pass, by: &[f32], Upper { b1, w2, b2, w3 }: Upper) {
+    /// Back-propagates from several outputs.
+    fn by_products(&self, pass: &mut Pass, by: &[f32], Upper { b1, w2, b2, w3 }: Upper, lower: &mut Lower) {
         // Back-propagates through the weights of `layer`, and through the rectifier of the layer below where it was open.
         let through = |by: &[f32], layer: usize, rectified: &[f32], out: &mut Vec<f32>, bias: &mut [f32]| {
             let (weights, _) = self.layer(layer);
@@ -237,50 +287,52 @@ impl<'a> Net<'a> {
         through(by, 3, &pass.second, &mut pass.by_second, b2);
         by_weights(&pass.first, &pass.by_second, self.flat.shape.hidden, w2);
         through(&pass.by_second, 2, &pass.first, &mut pass.by_first, b1);
+        lower.take(Matrix::new(&pass.inputs, self.flat.shape.inputs()), 0..self.flat.shape.hidden, &pass.by_first);
     }
 
-    /// Back-propagates to the first layer, from one output: the gradient by unit `h` of the second layer in row `r` is
-    /// `by[r] * weights[h]` if the unit is open there, else 0.
-    fn by_open_sums(&self, turned: &[f32], pass: &mut Pass, by: &[f32], Upper { b1, w2, b2, w3 }: Upper) {
+    /// Back-propagates from one output: the gradient by unit `h` of the second layer in row `r` is `by[r] * weights[h]` if the unit
+    /// is open there, else 0. Gradients by the first layer are made and used some columns at a time, so that they stay in the
+    /// second cache.
+    fn by_open_sums(
+        &self,
+        turned: &[f32],
+        pass: &mut Pass,
+        by: &[f32],
+        Upper { b1, w2, b2, w3 }: Upper,
+        lower: &mut Lower,
+    ) {
         let hidden = self.flat.shape.hidden;
         let weights3 = self.layer(3).0.numbers;
-        scale_and_sum_rows(&pass.second, by, w3, b2);
+        let Pass { inputs, first, second, by_first, open, open_sums, .. } = pass;
+        scale_and_sum_rows(second, by, w3, b2);
         b2.iter_mut().zip(weights3).for_each(|(x, weight)| *x *= weight);
 
-        pass.open.by_unit(&pass.second, hidden);
-        pass.open_sums.each(&pass.first, by, &pass.open, |inputs, sums| turn_sums(inputs, sums, weights3, w2));
+        open.by_unit(second, hidden);
+        open_sums.each(first, by, open, |inputs, sums| turn_sums(inputs, sums, weights3, w2));
 
-        pass.by_first.resize(pass.rows * hidden, 0.0);
-        pass.open.by_row(&pass.second, hidden);
-        pass.open_sums.each(turned, weights3, &pass.open, |units, sums| {
-            close_sums(units, sums, by, &pass.first, &mut pass.by_first, b1);
+        open.by_row(second, hidden);
+        open_sums.each(turned, weights3, open, |units, sums| {
+            by_first.resize(by.len() * units.len(), 0.0);
+            close_sums(units.clone(), sums, by, first, by_first, &mut b1[units.clone()]);
+            lower.take(Matrix::new(inputs, self.flat.shape.inputs()), units, by_first);
         });
     }
 
-    /// Writes the gradients by the tables to `gradient`, from those by the first layer: of each table's id that occurs, the product
-    /// of its rows' sum with the weights of its columns.
-    fn by_tables(&self, pass: &Pass, gradient: &mut [f32]) {
+    /// Writes the gradients by the tables to `gradient`: of each table's id that occurs, the product of its rows' sum with the weights
+    /// of its columns.
+    fn by_tables(&self, by_ids: &[IdSums], gradient: &mut [f32]) {
         gradient.fill(0.0);
         let (weights, _) = self.layer(1);
         let hidden = weights.columns;
         // Features are constants: no gradient by them is needed.
         let mut weights = &weights.numbers[self.flat.shape.features * hidden..];
-        for (number, table) in self.flat.parts[..self.tables()].iter().enumerate() {
+        for (table, IdSums { ids, sums, .. }) in self.flat.parts.iter().zip(by_ids) {
             let (own, rest) = weights.split_at(table.columns * hidden);
             weights = rest;
-            let ids = || pass.ids.iter().skip(number).step_by(self.tables()).copied();
-            let mut occurring: Vec<u32> = ids().collect();
-            occurring.sort_unstable();
-            occurring.dedup();
-            let mut sums = vec![0.0; occurring.len() * hidden];
-            for (id, by) in ids().zip(pass.by_first.chunks_exact(hidden)) {
-                let at = occurring.partition_point(|other| *other < id) * hidden;
-                sums[at..at + hidden].iter_mut().zip(by).for_each(|(sum, by)| *sum += by);
-            }
-            let mut by_embeddings = vec![0.0; occurring.len() * table.columns];
-            product(Matrix::new(&sums, hidden), Matrix::new(own, hidden).transposed(), &mut by_embeddings);
-            for (id, by) in occurring.into_iter().zip(by_embeddings.chunks_exact(table.columns)) {
-                gradient[table.at + id as usize * table.columns..][..table.columns].copy_from_slice(by);
+            let mut by_embeddings = vec![0.0; ids.len() * table.columns];
+            product(Matrix::new(sums, hidden), Matrix::new(own, hidden).transposed(), &mut by_embeddings);
+            for (id, by) in ids.iter().zip(by_embeddings.chunks_exact(table.columns)) {
+                gradient[table.at + *id as usize * table.columns..][..table.columns].copy_from_slice(by);
             }
         }
     }
@@ -293,6 +345,30 @@ mod tests {
 
     use super::*;
     use crate::policy::net::{HostNet, Shape, Table};
+
+    #[test]
+    fn one_output_is_the_mean_of_several() {
+        let mut rng = ChaCha8Rng::seed_from_u64(8);
+        let shape = Shape { features: 3, tables: vec![Table { rows: 4, width: 2 }], hidden: 20, outputs: 5 };
+        let [several, one] = [5, 1].map(|outputs| Flat::new(Shape { outputs, ..shape.clone() }));
+        let params: Vec<f32> = (0..shape.len()).map(|_| rng.random_range(-0.8..0.8)).collect();
+        let several = Net::new(&several, &params);
+        let mean = several.mean_of_outputs();
+        let one = Net::new(&one, &mean);
+        let [mut of_several, mut of_one] = [(); 2].map(|_| Pass::default());
+        for _ in 0..11 {
+            let features = [(); 3].map(|_| rng.random_range(-1.0..1.0));
+            let id = [rng.random_range(0..4)];
+            several.push(&mut of_several, &features, &id);
+            one.push(&mut of_one, &features, &id);
+        }
+        several.forward(&mut of_several);
+        one.forward(&mut of_one);
+        for (outputs, output) in of_several.outputs.chunks_exact(5).zip(&of_one.outputs) {
+            let mean = outputs.iter().sum::<f32>() / 5.0;
+            assert!((mean - output).abs() < 1e-5, "{output} is not {mean}");
+        }
+    }
 
     /// Differences of the plain loops' outputs in single precision need wide steps, so the gradient is compared to few digits
     /// only.

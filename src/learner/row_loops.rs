@@ -63,7 +63,7 @@ pub fn close_and_sum_rows(gradients: &mut [f32], rectified: &[f32], sum: &mut [f
 /// the rows.
 ///
 /// # Shapes
-/// - sums: `[columns / LANES, rows]`; factors: `[rows]`; rectified, gradients: `[rows, width]`; sum: `[width]`
+/// - sums: `[columns / LANES, rows]`; factors: `[rows]`; rectified: `[rows, width]`; gradients: `[rows, columns]`; sum: `[columns]`
 #[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
 pub fn close_sums(
     columns: Range<usize>,
@@ -73,30 +73,27 @@ pub fn close_sums(
     gradients: &mut [f32],
     sum: &mut [f32],
 ) {
-    let width = sum.len();
+    let (rows, width) = (factors.len(), rectified.len() / factors.len());
     let closed = |gradient: f32, rectified: f32| if rectified == 0.0 { 0.0 } else { gradient };
-    sum[columns.clone()].fill(0.0);
-    let rows = gradients.chunks_exact_mut(width).zip(rectified.chunks_exact(width)).zip(factors);
-    for (row, ((gradients, rectified), factor)) in rows.enumerate() {
-        let (gradients, _) = gradients[columns.clone()].as_chunks_mut::<LANES>();
-        let (rectified, _) = rectified[columns.clone()].as_chunks::<LANES>();
-        let (sum, _) = sum[columns.clone()].as_chunks_mut::<LANES>();
-        let places = gradients.iter_mut().zip(rectified).zip(sum);
-        for (((gradients, rectified), sum), sums) in places.zip(sums[row..].iter().step_by(factors.len())) {
+    sum.fill(0.0);
+    let (sum_by_lane, rest_of_sum) = sum.as_chunks_mut::<LANES>();
+    let last = &sums[sums.len() - rows..];
+    let of_rows = gradients.chunks_exact_mut(columns.len()).zip(rectified.chunks_exact(width)).zip(factors);
+    for (row, ((gradients, rectified), factor)) in of_rows.enumerate() {
+        let (gradients, rest_of_gradients) = gradients.as_chunks_mut::<LANES>();
+        let (rectified, rest_of_rectified) = rectified[columns.clone()].as_chunks::<LANES>();
+        let places = gradients.iter_mut().zip(rectified).zip(sum_by_lane.iter_mut());
+        for (((gradients, rectified), sum), sums) in places.zip(sums[row..].iter().step_by(rows)) {
             for i in 0..LANES {
                 gradients[i] = closed(sums.0[i] * factor, rectified[i]);
                 sum[i] += gradients[i];
             }
         }
-    }
-    // The columns that do not fill the lanes.
-    let rest = columns.end - columns.len() % LANES..columns.end;
-    let last = &sums[sums.len() - factors.len()..];
-    for (row, (sums, factor)) in last.iter().zip(factors).enumerate() {
-        for (column, x) in rest.clone().zip(&sums.0) {
-            let at = row * width + column;
-            gradients[at] = closed(x * factor, rectified[at]);
-            sum[column] += gradients[at];
+        // The columns that do not fill the lanes.
+        let rest = rest_of_gradients.iter_mut().zip(rest_of_rectified).zip(rest_of_sum.iter_mut());
+        for (((gradient, rectified), sum), x) in rest.zip(&last[row].0) {
+            *gradient = closed(x * factor, *rectified);
+            *sum += *gradient;
         }
     }
 }
@@ -164,7 +161,11 @@ mod tests {
                 })
             };
             let sums: Vec<Lanes> = stretches(columns.clone(), LANES).flat_map(lanes).collect();
-            close_sums(columns.clone(), &sums, &factors, &rectified, &mut gradients, &mut sum);
+            let mut some = vec![f32::NAN; rows * columns.len()];
+            close_sums(columns.clone(), &sums, &factors, &rectified, &mut some, &mut sum[columns.clone()]);
+            some.chunks_exact(columns.len()).enumerate().for_each(|(row, some)| {
+                gradients[row * width..][columns.clone()].copy_from_slice(some);
+            });
             turn_sums(columns, &sums, &factors, &mut turned);
         }
         for column in 0..width {

@@ -67,7 +67,7 @@ impl Scene {
         Said {
             states: random(d.steps * d.contracts * d.outputs),
             last: random(d.contracts * d.outputs),
-            after: random(d.steps * d.eligible * d.outputs),
+            after: random(d.steps * d.eligible),
             actor: random(d.steps * d.actor_rows()),
         }
     }
