@@ -25,10 +25,10 @@ pub struct Pretrain {
     #[arg(long, default_value_t = 200)]
     worlds: usize,
     /// Episodes per world
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = 4)]
     episodes: usize,
     /// Passes of the regression over all episodes
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 10)]
     epochs: usize,
     /// Worlds processed in parallel [default: one per core]
     #[arg(long, value_name = "N")]
