@@ -107,6 +107,9 @@ enum Stage {
         /// Skip MPI
         #[arg(long)]
         no_mpi: bool,
+        /// Average by NCCL, with GPU K for rank K
+        #[arg(long)]
+        nccl: bool,
     },
     /// Whole training in processes beside the serial mode: time to the same validation share
     #[command(after_help = "Example: admix bench speedup --config configs/quickstart.toml --seeds 3")]
@@ -351,12 +354,15 @@ impl Bench {
             Stage::Params { publications, words, readers } => {
                 self.print(&run_params(&ParamsBench { publications: *publications, words: *words, readers: *readers })?)
             }
-            Stage::Collectives { ranks, bytes, rounds, no_mpi } => self.print(&collectives::run(&CollectivesBench {
-                ranks: ranks.iter().map(|ranks| usize::from(*ranks)).collect(),
-                bytes: *bytes,
-                rounds: *rounds,
-                mpi: !no_mpi,
-            })?),
+            Stage::Collectives { ranks, bytes, rounds, no_mpi, nccl } => {
+                self.print(&collectives::run(&CollectivesBench {
+                    ranks: ranks.iter().map(|ranks| usize::from(*ranks)).collect(),
+                    bytes: *bytes,
+                    rounds: *rounds,
+                    mpi: !no_mpi,
+                    nccl: *nccl,
+                })?)
+            }
             &Stage::Table {
                 rows,
                 batch,

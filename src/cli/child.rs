@@ -56,6 +56,8 @@ pub enum Child {
         name: String,
         rank: usize,
         rounds: usize,
+        #[arg(long)]
+        nccl: bool,
     },
 }
 
@@ -107,7 +109,7 @@ impl Child {
             Self::Checkpointer(run) => run.run(Role::Checkpointer, checkpoint::run)?,
             Self::BenchRingWriter { name, blocks } => ring::ring_writer(&name, blocks)?,
             Self::BenchParamsReader { name, last, reader } => params::params_reader(&name, last, reader)?,
-            Self::BenchRank { name, rank, rounds } => collectives::rank(&name, rank, rounds)?,
+            Self::BenchRank { name, rank, rounds, nccl } => collectives::rank(&name, rank, rounds, nccl)?,
         }
         Ok(Exit::Done)
     }

@@ -1,10 +1,11 @@
 //! Selects the device of a training. A GPU is used only after its updates were found to agree with the CPU's.
 
 use crate::bench;
+use crate::collective::nccl;
 use crate::gpu::Device;
 use crate::gpu::agreement::{self, Agreement, Subject};
 use crate::gpu::device::compared;
-use crate::settings::{Settings, ValueSettings};
+use crate::settings::{Collective, Settings, ValueSettings};
 
 use super::exit::UsageError;
 
@@ -22,7 +23,17 @@ pub struct Choice {
 /// [`UsageError`] for an unknown name, for `cuda` without its requirements, and for a GPU with settings that only the CPU supports;
 /// for `cuda` also if the GPU does not agree with the CPU.
 pub fn choose(settings: &Settings) -> anyhow::Result<Choice> {
-    choose_for(Device::subject(settings), &settings.run.device, Device::cpu_only(settings))
+    let choice = choose_for(Device::subject(settings), &settings.run.device, Device::cpu_only(settings))?;
+    if settings.learner.collective == Collective::Nccl {
+        let why = match choice.device {
+            Device::Cpu => Some("each rank needs a GPU, and this run is on the CPU"),
+            Device::Cuda(_) => nccl::missing(),
+        };
+        if let Some(why) = why {
+            return Err(UsageError(format!("learner.collective = \"nccl\": {why}; \"memory\" works")).into());
+        }
+    }
+    Ok(choice)
 }
 
 /// Resolves `run.device` of a value model's training, as [`choose`] does.

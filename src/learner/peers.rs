@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
 
+use crate::collective::nccl::Nccl;
 use crate::run::{failpoint, flight};
 use crate::shm::{Broken, Exchange, Seat};
 
@@ -99,6 +100,8 @@ impl Agreed {
 /// A rank's seat among the others.
 pub struct Peers {
     seat: Seat,
+    /// Averages gradients in place of the seat.
+    nccl: Option<Nccl>,
     /// Result of the last exchange.
     pub agreed: Agreed,
     /// Time spent in exchanges.
@@ -112,7 +115,16 @@ impl Peers {
     /// A seat that is taken.
     pub fn join(exchange: Exchange, rank: usize) -> anyhow::Result<Self> {
         let seat = Arc::new(exchange).join(rank, Duration::MAX)?;
-        Ok(Self { seat, agreed: Agreed::default(), waited: Duration::ZERO })
+        Ok(Self { seat, nccl: None, agreed: Agreed::default(), waited: Duration::ZERO })
+    }
+
+    /// Has NCCL average gradients from now on. Each rank calls it with its own GPU, before any exchange.
+    ///
+    /// # Errors
+    /// [`Broken`]; or NCCL's.
+    pub fn use_nccl(&mut self, device: usize) -> anyhow::Result<()> {
+        self.nccl = Some(Nccl::join(&mut self.seat, device)?);
+        Ok(())
     }
 
     pub fn rank(&self) -> usize {
@@ -139,8 +151,19 @@ impl Peers {
         failpoint::reached(if self.rank() == 0 { "learner.exchange" } else { "peer.exchange" });
         failpoint::reached("exchange.latency");
         let said = Said { tally: share.tally, ..said };
-        share.tally = self.exchange(&mut share.gradients, said, beat)?.tally;
-        Ok(())
+        if self.nccl.is_none() {
+            share.tally = self.exchange(&mut share.gradients, said, beat)?.tally;
+            return Ok(());
+        }
+        share.tally = self.exchange(&mut [], said, &beat)?.tally;
+        let begun = Instant::now();
+        let look = || {
+            flight::waiting("other ranks");
+            beat();
+        };
+        let averaged = self.nccl.as_mut().map_or(Ok(()), |nccl| nccl.average(&self.seat, &mut share.gradients, &look));
+        self.waited += begun.elapsed();
+        averaged
     }
 
     fn exchange(&mut self, values: &mut [f32], said: Said, beat: impl Fn()) -> anyhow::Result<Agreed> {

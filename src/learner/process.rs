@@ -14,7 +14,7 @@ use crate::policy::file::PolicyFile;
 use crate::run::segments::{exchange_name, rank_halves_name};
 use crate::run::snapshot::Snapshot;
 use crate::run::{CannotSave, Context, Metrics, RunDirectory, Segments};
-use crate::settings::Settings;
+use crate::settings::{Collective, Settings};
 use crate::shm::control::STOP_NOW;
 use crate::shm::{Distribution, Exchange, Halves, Role};
 
@@ -78,10 +78,13 @@ pub fn run(directory: &RunDirectory, prefix: &str, rank: usize) -> anyhow::Resul
         }
         _ => None,
     };
-    let peers = match world.ranks {
+    let mut peers = match world.ranks {
         1 => None,
         _ => Some(Peers::join(Exchange::open(&exchange_name(prefix))?, world.first + rank)?),
     };
+    if let (Some(peers), Collective::Nccl, Device::Cuda(gpu)) = (&mut peers, settings.learner.collective, device) {
+        peers.use_nccl(gpu)?;
+    }
     let mut process = LearnerProcess {
         settings,
         directory,

@@ -47,6 +47,17 @@ pub enum Credit {
     Total,
 }
 
+/// How the gradients of several ranks are averaged.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Collective {
+    /// Through shared memory, in the order of the ranks; between nodes through MPI.
+    #[default]
+    Memory,
+    /// By NCCL, where each rank has a GPU.
+    Nccl,
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Learner {
@@ -105,6 +116,8 @@ pub struct Learner {
     pub threads: usize,
     /// Processes of a node that learn together, each with a part of its actors; with those of all nodes they share pool and batches.
     pub ranks: usize,
+    /// Averages the gradients of several ranks.
+    pub collective: Collective,
 }
 
 impl Default for Learner {
@@ -137,6 +150,7 @@ impl Default for Learner {
             atoms: 51,
             threads: 0,
             ranks: 1,
+            collective: Collective::Memory,
         }
     }
 }
@@ -199,6 +213,12 @@ impl Learner {
             return bad("learner.pool", format!("is {}; must hold at least one batch of {}", self.pool, self.batch));
         }
         self.check_ranks(1)?;
+        if self.collective == Collective::Nccl && self.ranks == 1 {
+            return bad(
+                "learner.collective",
+                "= \"nccl\" averages over several ranks; set learner.ranks to the number of GPUs".into(),
+            );
+        }
         if self.critic == Critic::Categorical && self.credit == Credit::Total {
             return bad(
                 "learner.credit",

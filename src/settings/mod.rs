@@ -20,7 +20,7 @@ use bounds::{bad, count, within};
 pub use automatic::Automatic;
 pub use cores::{MOST_ACTORS, actors_for};
 pub use delay::FeedbackDelay;
-pub use learner::{Credit, Critic, Learner, MOST_QUANTILES, Target};
+pub use learner::{Collective, Credit, Critic, Learner, MOST_QUANTILES, Target};
 pub use load::{Configuration, SettingsError, load};
 pub use ranks::{KEPT_GRADIENTS, MOST_RANKS, MOST_RANKS_HERE, MOST_TABLES, RankSync, Ranks, SparseAverage};
 pub use sections::*;

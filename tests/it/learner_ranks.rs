@@ -474,4 +474,6 @@ fn settings_that_ranks_cannot_share_are_refused_at_once() {
     refused(&["actors.count=1"], &[], &["learner.ranks", "actors.count = 1"]);
     refused(&["learner.ranks=9"], &[], &["learner.ranks", "at most 8"]);
     refused(&[], &["--serial"], &["learner.ranks = 2", "--serial"]);
+    refused(&["learner.collective=nccl"], &["--device", "cpu"], &["learner.collective", "each rank needs a GPU"]);
+    refused(&["learner.collective=nccl", "learner.ranks=1"], &[], &["learner.collective", "set learner.ranks"]);
 }

@@ -1,7 +1,7 @@
 //! How fast ranks of one machine average their gradients, beside the MPI that is installed.
 //!
 //! Real processes, as in a run. Each round begins with a barrier; what is timed is the all-reduce of rank 0 behind it, and its result is
-//! checked. Where `mpirun` and `mpicc` are there, the same sizes are timed with MPI's own all-reduce, between the same number of
+//! checked. With `nccl` rank K has GPU K, and NCCL averages in place of shared memory. Where `mpirun` and `mpicc` are there, the same sizes are timed with MPI's own all-reduce, between the same number of
 //! processes, in the same run.
 
 use std::fmt;
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
+use crate::collective::nccl::{ID_BYTES, Nccl};
 use crate::shm::{Control, Exchange, ExchangeShape, RunNames, Seat};
 
 /// After this long a rank that does not take part is given up.
@@ -26,6 +27,8 @@ pub struct CollectivesBench {
     pub rounds: usize,
     /// Time MPI's own as well, where it is installed.
     pub mpi: bool,
+    /// Average by NCCL.
+    pub nccl: bool,
 }
 
 /// Measurements for one number of ranks.
@@ -93,8 +96,8 @@ pub fn run(bench: &CollectivesBench) -> anyhow::Result<CollectivesReport> {
     let mpi = if bench.mpi { compile(folder.path()) } else { Err("left out".to_owned()) };
     let mut report = CollectivesReport { runs: vec![], mpi_missing: mpi.as_ref().err().cloned() };
     for &ranks in &bench.ranks {
-        let large = all_reduce(ranks, words, bench.rounds)?;
-        let small = all_reduce(ranks, 1, bench.rounds)?;
+        let large = all_reduce(ranks, words, bench)?;
+        let small = all_reduce(ranks, 1, bench)?;
         let mut run = RanksReport {
             ranks,
             bytes: words * size_of::<f32>(),
@@ -139,15 +142,17 @@ impl Rounds {
     }
 }
 
-fn all_reduce(ranks: usize, words: usize, rounds: usize) -> anyhow::Result<Rounds> {
+fn all_reduce(ranks: usize, words: usize, bench: &CollectivesBench) -> anyhow::Result<Rounds> {
+    let &CollectivesBench { rounds, nccl, .. } = bench;
     let names = RunNames::for_this_process("bench")?;
     // Its lock says that the segments are in use.
     let _control = Control::create(&names.part("control"))?;
     let name = names.part("exchange");
-    let exchange = Arc::new(Exchange::create(&name, ExchangeShape::of_one_machine(ranks, words, 0))?);
-    let others: Vec<Rank> = (1..ranks).map(|rank| Rank::spawn(&name, rank, rounds)).collect::<anyhow::Result<_>>()?;
+    let exchange = Arc::new(Exchange::create(&name, ExchangeShape::of_one_machine(ranks, words, ID_BYTES))?);
+    let others = (1..ranks).map(|rank| Rank::spawn(&name, rank, rounds, nccl));
+    let others: Vec<Rank> = others.collect::<anyhow::Result<_>>()?;
     let mut seat = exchange.join(0, PATIENCE)?;
-    let rounds = take_part(&mut seat, words, rounds)?;
+    let rounds = take_part(&mut seat, words, rounds, nccl)?;
     others.into_iter().try_for_each(Rank::finish)?;
     Ok(rounds)
 }
@@ -156,16 +161,17 @@ fn all_reduce(ranks: usize, words: usize, rounds: usize) -> anyhow::Result<Round
 ///
 /// # Errors
 /// When the exchange cannot be opened or breaks.
-pub fn rank(name: &str, rank: usize, rounds: usize) -> anyhow::Result<()> {
+pub fn rank(name: &str, rank: usize, rounds: usize, nccl: bool) -> anyhow::Result<()> {
     let exchange = Arc::new(Exchange::open(name)?);
     let words = exchange.shape().words;
-    take_part(&mut exchange.join(rank, PATIENCE)?, words, rounds)?;
+    take_part(&mut exchange.join(rank, PATIENCE)?, words, rounds, nccl)?;
     Ok(())
 }
 
 /// Warms up, and then averages as often as asked.
-fn take_part(seat: &mut Seat, words: usize, rounds: usize) -> anyhow::Result<Rounds> {
+fn take_part(seat: &mut Seat, words: usize, rounds: usize, nccl: bool) -> anyhow::Result<Rounds> {
     let (rank, ranks) = (seat.rank(), seat.ranks());
+    let mut nccl = if nccl { Some(Nccl::join(seat, rank)?) } else { None };
     let mut values = vec![0.0f32; words];
     let mut found = Rounds { seconds: Vec::with_capacity(rounds), wrong: 0 };
     let mean = (ranks - 1) as f32 / 2.0;
@@ -173,7 +179,10 @@ fn take_part(seat: &mut Seat, words: usize, rounds: usize) -> anyhow::Result<Rou
         values.iter_mut().enumerate().for_each(|(i, value)| *value = (rank + i % 7) as f32);
         seat.exchange(&mut [], &[], &mut |_, _| {})?;
         let begun = Instant::now();
-        seat.exchange(&mut values, &[], &mut |_, _| {})?;
+        match &mut nccl {
+            Some(nccl) => nccl.average(seat, &mut values, &|| {})?,
+            None => seat.exchange(&mut values, &[], &mut |_, _| {})?,
+        }
         let seconds = begun.elapsed().as_secs_f64();
         if round >= rounds / 4 {
             found.seconds.push(seconds);
@@ -189,9 +198,10 @@ fn take_part(seat: &mut Seat, words: usize, rounds: usize) -> anyhow::Result<Rou
 struct Rank(Child);
 
 impl Rank {
-    fn spawn(exchange: &str, rank: usize, rounds: usize) -> anyhow::Result<Self> {
+    fn spawn(exchange: &str, rank: usize, rounds: usize, nccl: bool) -> anyhow::Result<Self> {
         let child = Command::new(std::env::current_exe()?)
             .args(["child", "bench-rank", exchange, &rank.to_string(), &rounds.to_string()])
+            .args(nccl.then_some("--nccl"))
             .spawn()
             .context("cannot start a rank")?;
         Ok(Self(child))

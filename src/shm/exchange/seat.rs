@@ -70,6 +70,19 @@ impl Seat {
         self.exchange.shape.publisher(self.group())
     }
 
+    /// Returns the most values that can be averaged at a time.
+    pub fn room(&self) -> usize {
+        self.exchange.shape.words
+    }
+
+    /// Returns an error if the exchange is broken: for a rank that waits for the others elsewhere.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    pub fn check(&self) -> Result<(), Broken> {
+        self.exchange.broken().map_or(Ok(()), Err)
+    }
+
     /// The ranks of this machine.
     pub fn here(&self) -> Range<usize> {
         self.exchange.shape.here()
