@@ -61,6 +61,14 @@ fn all_ranks_average_to_the_same() {
     assert_eq!(report["mpi_missing"], "left out");
 }
 
+/// More GPUs than any machine has.
+#[test]
+fn ranks_without_a_gpu_each_are_not_averaged_by_nccl() {
+    let refused = admix().args(["bench", "collectives", "--nccl", "--ranks", "64", "--no-mpi"]).assert().code(1);
+    let said = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
+    assert!(said.contains("device `cuda`"), "{said}");
+}
+
 #[test]
 fn the_benchmark_plans_what_it_says() {
     let report = bench("plan", &["--contracts", "60", "--nodes", "3000", "--runs", "1"]);

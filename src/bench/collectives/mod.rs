@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 
 use crate::collective::nccl::{ID_BYTES, Nccl};
+use crate::gpu::Device;
 use crate::shm::{Control, Exchange, ExchangeShape, RunNames, Seat};
 
 /// After this long a rank that does not take part is given up.
@@ -92,6 +93,10 @@ impl fmt::Display for CollectivesReport {
 pub fn run(bench: &CollectivesBench) -> anyhow::Result<CollectivesReport> {
     let words = bench.bytes / size_of::<f32>();
     ensure!(words > 0 && bench.rounds > 0, "nothing to measure");
+    if let (true, Some(most)) = (bench.nccl, bench.ranks.iter().max()) {
+        // NCCL's library would panic without a driver.
+        Device::untried("cuda", *most)?;
+    }
     let folder = tempfile::tempdir()?;
     let mpi = if bench.mpi { compile(folder.path()) } else { Err("left out".to_owned()) };
     let mut report = CollectivesReport { runs: vec![], mpi_missing: mpi.as_ref().err().cloned() };
