@@ -151,6 +151,7 @@ fn tabulate(rows: &[f32], factors: &[f32], columns: Range<usize>, subsets: &mut 
         for ((member, row), factor) in members.iter_mut().zip(rows.chunks_exact(width)).zip(factors) {
             member.0.iter_mut().zip(&row[columns.clone()]).for_each(|(x, y)| *x = y * factor);
         }
+        // Of the four members the first two are the low bits of a subset, the others the high ones.
         let (subsets_by_high, _) = subsets.as_chunks_mut::<4>();
         for lane in 0..LANES {
             let [a, b, c, d] = [0, 1, 2, 3].map(|i: usize| members[i].0[lane]);

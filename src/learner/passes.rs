@@ -370,6 +370,43 @@ mod tests {
         }
     }
 
+    /// More columns than are made at a time, and a rest: sums over open units beside the products of a network with a second output
+    /// that nothing depends on.
+    #[test]
+    fn gradients_from_one_output_are_those_of_several_of_which_one_counts() {
+        let mut rng = ChaCha8Rng::seed_from_u64(9);
+        let shape = Shape { features: 5, tables: vec![Table { rows: 4, width: 2 }], hidden: 150, outputs: 1 };
+        let [one, two] = [1, 2].map(|outputs| Flat::new(Shape { outputs, ..shape.clone() }));
+        let params: Vec<f32> = (0..shape.len()).map(|_| rng.random_range(-0.3..0.3)).collect();
+        let last = params.len() - shape.hidden - 1;
+        let with_second = |column: &[f32]| -> Vec<f32> { column.iter().flat_map(|weight| [*weight, 0.7]).collect() };
+        let wide = [params[..last].to_vec(), with_second(&params[last..])].concat();
+        let (one, two) = (Net::new(&one, &params), Net::new(&two, &wide));
+        let [mut of_one, mut of_two] = [(); 2].map(|_| Pass::default());
+        let rows = 37;
+        for _ in 0..rows {
+            let features = [(); 5].map(|_| rng.random_range(-1.0..1.0));
+            let id = [rng.random_range(0..4)];
+            one.push(&mut of_one, &features, &id);
+            two.push(&mut of_two, &features, &id);
+        }
+        let by: Vec<f32> = (0..rows).map(|_| rng.random_range(-1.0..1.0)).collect();
+        let by_two: Vec<f32> = by.iter().flat_map(|by| [*by, 0.0]).collect();
+        let [mut found, mut expected] = [vec![], vec![]];
+        one.forward(&mut of_one);
+        two.forward(&mut of_two);
+        one.gradients(&one.turned(), &mut of_one, &by, &mut found);
+        two.gradients(&two.turned(), &mut of_two, &by_two, &mut expected);
+        let lower = expected[..last].iter().copied();
+        let expected: Vec<f32> = lower.chain(expected[last..].iter().copied().step_by(2)).collect();
+        let size = expected.iter().fold(0.0f32, |most, g| most.max(g.abs()));
+        assert_eq!(found.len(), expected.len());
+        for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            assert!((found - expected).abs() < 1e-5 * size, "{i}: {found} is not {expected}");
+        }
+        assert!(expected.iter().filter(|g| g.abs() > 1e-3 * size).count() > expected.len() / 4, "hardly any gradient");
+    }
+
     /// Differences of the plain loops' outputs in single precision need wide steps, so the gradient is compared to few digits
     /// only.
     #[test]

@@ -151,17 +151,14 @@ impl Peers {
         failpoint::reached(if self.rank() == 0 { "learner.exchange" } else { "peer.exchange" });
         failpoint::reached("exchange.latency");
         let said = Said { tally: share.tally, ..said };
-        if self.nccl.is_none() {
-            share.tally = self.exchange(&mut share.gradients, said, beat)?.tally;
-            return Ok(());
-        }
-        share.tally = self.exchange(&mut [], said, &beat)?.tally;
-        let begun = Instant::now();
-        let look = || {
-            flight::waiting("other ranks");
-            beat();
+        let exchanged: &mut [f32] = match self.nccl {
+            Some(_) => &mut [],
+            None => &mut share.gradients,
         };
-        let averaged = self.nccl.as_mut().map_or(Ok(()), |nccl| nccl.average(&self.seat, &mut share.gradients, &look));
+        share.tally = self.exchange(exchanged, said, &beat)?.tally;
+        let Some(nccl) = &mut self.nccl else { return Ok(()) };
+        let begun = Instant::now();
+        let averaged = nccl.average(&self.seat, &mut share.gradients, &|| wait(&beat));
         self.waited += begun.elapsed();
         averaged
     }
@@ -175,17 +172,19 @@ impl Peers {
             Ok(said) => all.push(said),
             Err(e) => failed = Some(e.context(format!("rank {rank} said what cannot be read"))),
         };
-        let look = || {
-            flight::waiting("other ranks");
-            beat();
-        };
-        let exchanged: Result<(), Broken> = self.seat.exchange_while(values, &message, &mut hear, &look);
+        let exchanged: Result<(), Broken> = self.seat.exchange_while(values, &message, &mut hear, &|| wait(&beat));
         self.waited += begun.elapsed();
         exchanged?;
         failed.map_or(Ok(()), Err)?;
         self.agreed = Agreed::of(&all, self.seat.here())?;
         Ok(self.agreed)
     }
+}
+
+/// Says that this rank waits for others and is alive.
+fn wait(beat: &impl Fn()) {
+    flight::waiting("other ranks");
+    beat();
 }
 
 fn decode(bytes: &[u8]) -> anyhow::Result<Said> {

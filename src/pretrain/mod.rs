@@ -36,8 +36,8 @@ use lessons::World;
 const BATCH: usize = 1024;
 /// One world in this many is held out; the progress shows its loss.
 const HELD_OUT: usize = 10;
-/// Sd of the noise added to every feature in training. On worlds held out the loss is lower with less of it, but what is earned
-/// there is not higher, and differs more between worlds.
+/// Sd of the noise added to every feature in training, against overfitting. With less of it the loss on worlds held out is lower, but
+/// policies earn no more, and what they earn differs more between worlds (BENCHMARKS.md, a start from two hundred worlds).
 const NOISE: f32 = 0.25;
 /// Random stream of the order of the rows in training.
 const SHUFFLE: u64 = 0x5FFE << 32;

@@ -47,7 +47,7 @@ pub enum Credit {
     Total,
 }
 
-/// How the gradients of several ranks are averaged.
+/// Transport by which the gradients of several ranks are averaged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Collective {
@@ -116,7 +116,7 @@ pub struct Learner {
     pub threads: usize,
     /// Processes of a node that learn together, each with a part of its actors; with those of all nodes they share pool and batches.
     pub ranks: usize,
-    /// Averages the gradients of several ranks.
+    /// Transport that averages the gradients of several ranks.
     pub collective: Collective,
 }
 

@@ -1,8 +1,8 @@
 //! How fast ranks of one machine average their gradients, beside the MPI that is installed.
 //!
 //! Real processes, as in a run. Each round begins with a barrier; what is timed is the all-reduce of rank 0 behind it, and its result is
-//! checked. With `nccl` rank K has GPU K, and NCCL averages in place of shared memory. Where `mpirun` and `mpicc` are there, the same sizes are timed with MPI's own all-reduce, between the same number of
-//! processes, in the same run.
+//! checked. With `nccl` rank K has GPU K, and NCCL averages in place of shared memory. Where `mpirun` and `mpicc` are there, the same
+//! sizes are timed with MPI's own all-reduce, between the same number of processes, in the same run.
 
 use std::fmt;
 use std::path::Path;
