@@ -156,9 +156,9 @@ const KEEP: &[(&str, &str)] = &[
     ("watchdog.max_rollbacks", "5"),
 ];
 
-/// How the run is done, not what: `determinism` and `train` have their tests. At which values: `values` has. By how many learners:
-/// `learner_ranks` has.
-const MODES: &[&str] = &["run.device", "run.deterministic", "data.values", "learner.ranks"];
+/// How the run is done, not what: `determinism` and `train` have their tests. At which values: `values` has. By how many learners,
+/// and what averages their gradients: `learner_ranks` has.
+const MODES: &[&str] = &["run.device", "run.deterministic", "data.values", "learner.ranks", "learner.collective"];
 
 /// The days with the contracts missing from every third queue, so that completing queues means something.
 fn censored(days: &[PathBuf], folder: PathBuf) -> PathBuf {
