@@ -1,7 +1,9 @@
 //! Converts compact segments to training rows: each segment is replayed with the environment's own code ([`replay`]), and a
 //! [`Witness`] records the replay; here the rows that the networks take ([`SegmentRows`]).
 
-use crate::env::{Choice, ContractMoment, DayModel, Delay, Episode, FEATURES, Moment, Replay, Segment, Terms, Weights};
+use crate::env::{
+    Choice, ContractMoment, DayModel, Delay, Episode, FEATURES, Incoming, Moment, Replay, Segment, Terms, Weights,
+};
 use crate::formulas::host as formulas;
 use crate::formulas::shared::{ahead, may_bid};
 use crate::log::Auction;
@@ -60,7 +62,7 @@ pub struct AuctionOffer {
     pub boost: f32,
 }
 
-/// A segment as rows. `T` steps, `N` contracts, `K` eligible, `A` auctions; unused rows are zero.
+/// A segment as rows. `T` steps, `N` contracts, `K` eligible, `A` auctions; rows that are not used are zero.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SegmentRows {
     pub day: usize,
@@ -93,23 +95,51 @@ pub struct SegmentRows {
     pub auction_rewards: Vec<f32>,
 }
 
-/// Returns the potential value of a contract with `owed` and `left` impressions, and the scale of its loss, in the money of its
-/// `penalty` averted and `click` worth per impression.
-pub fn potential((penalty, click): (f64, f64), (owed, left): (f32, f32), per_step: f64) -> (f64, f64) {
-    let (owed, left) = (f64::from(owed.max(0.0)), f64::from(left.max(0.0)));
-    (formulas::potential(penalty, click, owed, left), formulas::loss_scale(penalty, click, owed, left, per_step))
+/// Returns the unit of the loss of a contract with `owed` and `left` impressions, in the money of its `penalty` averted and `click`
+/// worth per impression.
+pub fn loss_scale((penalty, click): (f64, f64), (owed, left): (f32, f32), per_step: f64) -> f64 {
+    formulas::loss_scale(penalty, click, f64::from(owed.max(0.0)), f64::from(left.max(0.0)), per_step)
 }
 
-/// Returns the [`potential`] of contract `j` with `delivered` counted, in units of the mean best auction worth; 0 after its
-/// flight.
-fn potential_of(replay: &Replay, w: &Weights, per_step: f64, j: usize, delivered: f32) -> (f32, f32) {
-    let c = &replay.day.contracts[j];
-    if replay.offset() >= c.end {
-        return (0.0, 0.0);
+/// A contract with a number of impressions delivered: what is still to be earned with it.
+#[derive(Clone, Copy)]
+struct Remaining<'a> {
+    replay: &'a Replay,
+    weights: &'a Weights,
+    contract: usize,
+    delivered: f32,
+}
+
+impl Remaining<'_> {
+    /// Returns the earnings of an impression: the penalty averted and the click's worth.
+    fn earnings(&self) -> (f64, f64) {
+        let c = &self.replay.day.contracts[self.contract];
+        (self.weights.delivery * c.penalty, self.weights.click * c.mean_click)
     }
-    let remain = (replay.episode.owed[j] - delivered, replay.episode.left[j] - delivered);
-    let (potential, scale) = potential((w.delivery * c.penalty, w.click * c.mean_click), remain, per_step);
-    ((potential / replay.day.unit) as f32, (scale / replay.day.unit) as f32)
+
+    /// Returns the impressions owed and the impressions left.
+    fn impressions(&self) -> (f32, f32) {
+        let Episode { owed, left, .. } = &self.replay.episode;
+        (owed[self.contract] - self.delivered, left[self.contract] - self.delivered)
+    }
+
+    fn in_units(&self, money: f64) -> f32 {
+        (money / self.replay.day.unit) as f32
+    }
+
+    /// Returns the potential value in units of the mean best auction worth; 0 after the flight.
+    fn potential(&self) -> f32 {
+        if self.replay.offset() >= self.replay.day.contracts[self.contract].end {
+            return 0.0;
+        }
+        let ((penalty, click), (owed, left)) = (self.earnings(), self.impressions());
+        self.in_units(formulas::potential(penalty, click, owed.max(0.0).into(), left.max(0.0).into()))
+    }
+
+    /// Returns the unit of its loss, within its flight.
+    fn scale(&self, per_step: f64) -> f32 {
+        self.in_units(loss_scale(self.earnings(), self.impressions(), per_step))
+    }
 }
 
 /// Inputs for rebuilding segments.
@@ -154,7 +184,8 @@ pub fn replay(segment: &Segment, with: Rebuild, witness: &mut impl Witness) {
     let mut replans = segment.replans.iter().peekable();
     for (at, &row) in segment.rows.iter().enumerate() {
         let t = at / per_step;
-        replay.arrive(day.incoming(row as usize));
+        let incoming = day.incoming(row as usize);
+        replay.arrive(Incoming { auctions: incoming.auctions.truncated(dims.auctions), ..incoming });
         if let Some((_, offsets)) = replans.next_if(|(changed, _)| *changed as usize == at) {
             replay.state.replan(offsets);
         }
@@ -162,7 +193,7 @@ pub fn replay(segment: &Segment, with: Rebuild, witness: &mut impl Witness) {
             witness.step(&replay, t);
         }
         let candidates = replay.candidates().len();
-        let ads = candidates + replay.auctions().len().min(dims.auctions);
+        let ads = candidates + replay.auctions().len();
         // An index beyond the queue can only come from a damaged segment.
         let shown = Some(usize::from(segment.actions[at])).filter(|shown| *shown < ads);
         witness.request(&replay, t, Decided { shown, behaviour: segment.probabilities.get(at).copied() });
@@ -183,12 +214,20 @@ pub fn replay(segment: &Segment, with: Rebuild, witness: &mut impl Witness) {
 /// Witness that builds the rows.
 struct Builder<'a> {
     rows: SegmentRows,
+    layout: Layout<'a>,
+    terms: Vec<Terms>,
+    /// Of each contract, at the current step; `None` if it has no row.
+    moments: Vec<Option<ContractMoment>>,
+    /// Memory for the ids of a row.
+    ids: Vec<u32>,
+}
+
+/// What all steps of a segment have in common.
+#[derive(Clone, Copy)]
+struct Layout<'a> {
     spec: &'a PolicySpec,
     dims: &'a Dims,
     weights: Weights,
-    terms: Vec<Terms>,
-    /// Of each contract, at the current step.
-    moments: Vec<ContractMoment>,
     per_step: usize,
     tables: usize,
 }
@@ -201,7 +240,8 @@ impl SegmentRows {
         let tables = spec.actor_shape().tables.len();
         let rows = Self::empty(segment, dims, spec.features(), tables);
         let weights = Weights::from(&settings.reward);
-        let mut builder = Builder { rows, spec, dims, weights, terms: vec![], moments: vec![], per_step, tables };
+        let layout = Layout { spec, dims, weights, per_step, tables };
+        let mut builder = Builder { rows, layout, terms: vec![], moments: vec![], ids: vec![] };
         replay(segment, with, &mut builder);
         builder.rows
     }
@@ -261,40 +301,63 @@ impl SegmentRows {
             bidders: vec![None; steps * k],
             contests: Vec::with_capacity(segment.rows.len()),
             offers: Vec::new(),
-            auctions: Vec::new(),
+            auctions: Vec::with_capacity(segment.rows.len() * dims.auctions),
             rewards: vec![0.0; steps * n],
             auction_rewards: vec![0.0; steps],
         }
     }
 }
 
-impl Builder<'_> {
-    /// Fills slot `slot` of step `t` with contract `j`.
-    fn bidder(&mut self, replay: &Replay, of: &ContractMoment, (t, slot): (usize, usize), j: usize) {
-        let (rows, day) = (&mut self.rows, &*replay.day);
+impl Layout<'_> {
+    fn remaining<'a>(&'a self, replay: &'a Replay, contract: usize, delivered: f32) -> Remaining<'a> {
+        Remaining { replay, weights: &self.weights, contract, delivered }
+    }
+
+    /// Writes the ids for the actor's tables of a row of the current request; `ids` is memory.
+    fn write_ids(&self, replay: &Replay, ad: u32, row: usize, ids: &mut Vec<u32>, actor_ids: &mut [u32]) {
+        ids.clear();
+        self.spec.push_ids(replay.visit(), ad, ids);
+        actor_ids[row * self.tables..(row + 1) * self.tables].copy_from_slice(ids);
+    }
+}
+
+/// Place of a bidder: its step, and its row among the step's bidders.
+type Place = (usize, usize);
+
+impl SegmentRows {
+    /// Fills the place of a bidder with contract `j`.
+    fn fill(
+        &mut self,
+        layout: &Layout,
+        replay: &Replay,
+        moment: &ContractMoment,
+        (t, slot): Place,
+        j: usize,
+        ids: &mut Vec<u32>,
+    ) {
+        let Layout { spec, dims, per_step, .. } = *layout;
         let (delivered, observed) = (replay.state.delivered[j], replay.state.observed[j]);
-        let state_at = (t * self.dims.contracts + j) * FEATURES;
-        let actor_row = t * self.dims.actor_rows() + slot;
-        let width = self.spec.features();
-        let actor = &mut rows.actor[actor_row * width..(actor_row + 1) * width];
-        if width == FEATURES && observed == delivered {
-            actor.copy_from_slice(&rows.states[state_at..state_at + FEATURES]);
+        let state = t * dims.contracts + j;
+        let actor_row = t * dims.actor_rows() + slot;
+        let width = spec.features();
+        let actor = &mut self.actor[actor_row * width..(actor_row + 1) * width];
+        // A row of the states that is not used was not written.
+        if width == FEATURES && observed == delivered && self.potential[state] != 0.0 {
+            actor.copy_from_slice(&self.states[state * FEATURES..(state + 1) * FEATURES]);
         } else {
-            write_row(&self.spec.policy, replay, of, j, actor);
+            write_row(&spec.policy, replay, moment, j, actor);
         }
-        let mut ids = Vec::new();
-        self.spec.push_ids(replay.visit(), day.contracts[j].vocabulary, &mut ids);
-        rows.actor_ids[actor_row * self.tables..(actor_row + 1) * self.tables].copy_from_slice(&ids);
-        let ahead = ahead(self.per_step as f32, replay.episode.left[j] - delivered);
-        let at = t * self.dims.eligible + slot;
-        of.write(delivered + ahead, &mut rows.after[at * FEATURES..(at + 1) * FEATURES]);
-        rows.after_ads[at] = day.contracts[j].vocabulary;
-        rows.bidders[at] = Some(Bidder {
-            contract: j as u32,
-            lift: lift(&self.spec.policy, replay, j, of.pacing) as f32,
-            ahead,
-            after_potential: potential_of(replay, &self.weights, self.per_step as f64, j, delivered + ahead).0,
-        });
+        let ad = replay.day.contracts[j].vocabulary;
+        layout.write_ids(replay, ad, actor_row, ids, &mut self.actor_ids);
+        let ahead = ahead(per_step as f32, replay.episode.left[j] - delivered);
+        let at = t * dims.eligible + slot;
+        let after_potential = layout.remaining(replay, j, delivered + ahead).potential();
+        if after_potential != 0.0 {
+            moment.write(delivered + ahead, &mut self.after[at * FEATURES..(at + 1) * FEATURES]);
+        }
+        self.after_ads[at] = ad;
+        let lift = lift(&spec.policy, replay, j, moment.pacing) as f32;
+        self.bidders[at] = Some(Bidder { contract: j as u32, lift, ahead, after_potential });
     }
 }
 
@@ -330,54 +393,59 @@ pub fn auction_offer(replay: &Replay, w: &Weights, ad: &Auction) -> AuctionOffer
 
 impl Witness for Builder<'_> {
     fn step(&mut self, replay: &Replay, t: usize) {
+        let Self { rows, layout, terms, moments, ids } = self;
+        let Layout { spec, dims, per_step, .. } = *layout;
         let day = &*replay.day;
-        let n = self.dims.contracts;
         let moment = Moment::new(replay);
         if t == 0 {
-            self.terms = Terms::all(day, &replay.episode, self.spec.policy.warm_start);
+            *terms = Terms::all(day, &replay.episode, spec.policy.warm_start);
         }
-        self.moments.clear();
-        self.moments.extend(self.terms.iter().enumerate().map(|(j, terms)| moment.of(j, terms)));
-        for j in 0..day.contracts.len() {
-            let at = t * n + j;
+        moments.clear();
+        for (j, terms) in terms.iter().enumerate() {
+            let at = t * dims.contracts + j;
             let delivered = replay.state.delivered[j];
-            let of = self.moments[j];
-            of.write(delivered, &mut self.rows.states[at * FEATURES..(at + 1) * FEATURES]);
-            self.rows.state_ads[at] = day.contracts[j].vocabulary;
-            (self.rows.potential[at], self.rows.scale[at]) =
-                potential_of(replay, &self.weights, self.per_step as f64, j, delivered);
+            let remaining = layout.remaining(replay, j, delivered);
+            let potential = remaining.potential();
+            let in_time = replay.offset() < day.contracts[j].end;
+            let may_be_shown = in_time && delivered < replay.episode.left[j];
+            moments.push((potential != 0.0 || may_be_shown).then(|| moment.of(j, terms)));
+            rows.state_ads[at] = day.contracts[j].vocabulary;
+            rows.potential[at] = potential;
+            if in_time {
+                rows.scale[at] = remaining.scale(per_step as f64);
+            }
+            let Some(contract_moment) = moments[j].as_ref() else { continue };
+            if potential != 0.0 {
+                contract_moment.write(delivered, &mut rows.states[at * FEATURES..(at + 1) * FEATURES]);
+            }
             // Later requests of a step may show a contract that the first may not.
-            if self.per_step > 1 && may_bid(of.flight_state(), delivered, replay.episode.left[j]) {
-                self.bidder(replay, &of, (t, j), j);
+            if per_step > 1 && may_bid(contract_moment.flight_state(), delivered, replay.episode.left[j]) {
+                rows.fill(layout, replay, contract_moment, (t, j), j, ids);
             }
         }
-        if self.per_step == 1 {
+        if per_step == 1 {
             for (slot, c) in replay.candidates().iter().enumerate() {
                 let j = c.contract as usize;
-                let of = self.moments[j];
-                self.bidder(replay, &of, (t, slot), j);
+                let contract_moment = moments[j].get_or_insert_with(|| moment.of(j, &terms[j]));
+                rows.fill(layout, replay, contract_moment, (t, slot), j, ids);
             }
         }
-        if self.spec.score_mode == ScoreMode::All {
-            let mut ids = Vec::new();
-            for (i, ad) in replay.auctions().iter().take(self.dims.auctions).enumerate() {
-                let at = t * self.dims.actor_rows() + self.dims.eligible + i;
-                let from = at * self.spec.features();
-                moment.auction(replay.worth(ad), &mut self.rows.actor[from..from + FEATURES]);
-                ids.clear();
-                self.spec.push_ids(replay.visit(), self.spec.vocabulary.ad(ad.ad_id), &mut ids);
-                self.rows.actor_ids[at * self.tables..(at + 1) * self.tables].copy_from_slice(&ids);
+        if spec.score_mode == ScoreMode::All {
+            for (i, ad) in replay.auctions().iter().enumerate() {
+                let at = t * dims.actor_rows() + dims.eligible + i;
+                let from = at * spec.features();
+                moment.auction(replay.worth(ad), &mut rows.actor[from..from + FEATURES]);
+                layout.write_ids(replay, spec.vocabulary.ad(ad.ad_id), at, ids, &mut rows.actor_ids);
             }
         }
     }
 
     fn request(&mut self, replay: &Replay, t: usize, decided: Decided) {
-        let rows = &mut self.rows;
+        let Self { rows, layout: Layout { spec, weights, per_step, .. }, .. } = self;
         let from = (rows.offers.len(), rows.auctions.len());
         let offers = 0..replay.candidates().len();
-        rows.offers.extend(offers.map(|i| offer(replay, &self.spec.policy, &self.weights, self.per_step, i)));
-        let ads = replay.auctions().iter().take(self.dims.auctions);
-        rows.auctions.extend(ads.map(|ad| auction_offer(replay, &self.weights, ad)));
+        rows.offers.extend(offers.map(|i| offer(replay, &spec.policy, weights, *per_step, i)));
+        rows.auctions.extend(replay.auctions().iter().map(|ad| auction_offer(replay, weights, ad)));
         rows.contests.push(Contest {
             step: t,
             offers: (from.0, rows.offers.len()),
@@ -389,7 +457,7 @@ impl Witness for Builder<'_> {
 
     fn earned(&mut self, t: usize, contract: Option<usize>, reward: f32) {
         match contract {
-            Some(j) => self.rows.rewards[t * self.dims.contracts + j] += reward,
+            Some(j) => self.rows.rewards[t * self.layout.dims.contracts + j] += reward,
             None => self.rows.auction_rewards[t] += reward,
         }
     }
@@ -397,12 +465,11 @@ impl Witness for Builder<'_> {
     fn last(&mut self, replay: &Replay) {
         let (rows, day) = (&mut self.rows, &*replay.day);
         let moment = Moment::new(replay);
-        for j in 0..day.contracts.len() {
+        for (j, terms) in self.terms.iter().enumerate() {
             let delivered = replay.state.delivered[j];
-            let of = moment.of(j, &self.terms[j]);
-            of.write(delivered, &mut rows.last[j * FEATURES..(j + 1) * FEATURES]);
+            moment.of(j, terms).write(delivered, &mut rows.last[j * FEATURES..(j + 1) * FEATURES]);
             rows.last_ads[j] = day.contracts[j].vocabulary;
-            rows.last_potential[j] = potential_of(replay, &self.weights, self.per_step as f64, j, delivered).0;
+            rows.last_potential[j] = self.layout.remaining(replay, j, delivered).potential();
         }
     }
 }

@@ -15,12 +15,40 @@ pub struct Calibration {
     seen: u32,
 }
 
+/// Where the deciles of a distribution are between its quantiles.
+#[derive(Debug, Clone, Copy)]
+pub struct Deciles([Place; DECILES]);
+
+/// Indices of the two nearest quantiles, and how far it is from the first to the second.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    low: usize,
+    high: usize,
+    part: f32,
+}
+
+impl Deciles {
+    /// Returns the places of deciles 1 to 9 of ten between `quantiles` quantiles at `(i + 0.5) / quantiles`.
+    pub fn of(quantiles: usize) -> Self {
+        let last = quantiles - 1;
+        Self(std::array::from_fn(|d| {
+            let at = ((d + 1) as f32 / 10.0 * quantiles as f32 - 0.5).clamp(0.0, last as f32);
+            let low = at as usize;
+            Place { low, high: (low + 1).min(last), part: at.fract() }
+        }))
+    }
+}
+
 impl Calibration {
-    /// Counts a distribution, given as its quantiles at `(i + 0.5) / n`, and its outcome, in the same unit.
-    pub fn see(&mut self, quantiles: &[f32], came: f32) {
+    /// Counts a distribution, given as its quantiles, and its outcome, in the same unit.
+    ///
+    /// # Panics
+    /// If `deciles` are those of more quantiles.
+    pub fn see(&mut self, deciles: &Deciles, quantiles: &[f32], came: f32) {
         self.seen += 1;
-        for (d, below) in self.below.iter_mut().enumerate() {
-            *below += u32::from(came < decile(quantiles, d));
+        for (below, Place { low, high, part }) in self.below.iter_mut().zip(deciles.0) {
+            let decile = quantiles[low] + part * (quantiles[high] - quantiles[low]);
+            *below += u32::from(came < decile);
         }
     }
 
@@ -39,14 +67,6 @@ impl Calibration {
     }
 }
 
-/// Returns decile `d + 1` of ten, interpolated between the two nearest quantiles.
-fn decile(quantiles: &[f32], d: usize) -> f32 {
-    let last = quantiles.len() - 1;
-    let at = ((d + 1) as f32 / 10.0 * quantiles.len() as f32 - 0.5).clamp(0.0, last as f32);
-    let (low, part) = (at as usize, at.fract());
-    quantiles[low] + part * (quantiles[(low + 1).min(last)] - quantiles[low])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -54,11 +74,12 @@ mod tests {
     #[test]
     fn a_distribution_that_is_right_has_its_deciles_where_they_should_be() {
         let quantiles: Vec<f32> = (0..16).map(|i| (i as f32 + 0.5) / 16.0).collect();
+        let deciles = Deciles::of(16);
         let (mut right, mut low) = (Calibration::default(), Calibration::default());
         for i in 0..1000 {
             let came = (i as f32 + 0.5) / 1000.0;
-            right.see(&quantiles, came);
-            low.see(&quantiles, came + 1.0);
+            right.see(&deciles, &quantiles, came);
+            low.see(&deciles, &quantiles, came + 1.0);
         }
         for (d, share) in right.shares().unwrap().into_iter().enumerate() {
             assert!((share - (d + 1) as f64 / 10.0).abs() <= 0.001, "decile {}: {share}", d + 1);

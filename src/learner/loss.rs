@@ -9,9 +9,9 @@ use crate::policy::Bids;
 use crate::settings::{Credit, Critic, Learner, MOST_QUANTILES};
 
 use super::batch::SegmentRows;
-use super::calibration::Calibration;
+use super::calibration::{Calibration, Deciles};
 use super::dims::Dims;
-use super::kernels::{exponentials, lambda_returns, project, quantile_huber, softmax};
+use super::kernels::{exponentials, lambda_returns, project, quantile_huber, softmax, sum};
 
 /// Outputs of the networks for one segment.
 pub struct Outputs<'a> {
@@ -90,7 +90,7 @@ impl Losses<'_> {
     /// Returns the mean of the fraction that an output row represents.
     pub fn mean(&self, row: &[f32]) -> f32 {
         match self.settings.critic {
-            Critic::Quantile | Critic::Scalar => row.iter().sum::<f32>() / row.len() as f32,
+            Critic::Quantile | Critic::Scalar => sum(row) / row.len() as f32,
             Critic::Categorical => {
                 let (weights, sum) = softmax(row);
                 weights.iter().zip(&self.support).map(|(w, a)| w * a).sum::<f32>() / sum
@@ -127,7 +127,7 @@ impl Losses<'_> {
         let Dims { contracts: n, eligible: k, .. } = self.dims;
         let (bids, unit) = &self.bids[rows.day];
         let actor_rows = self.dims.actor_rows();
-        // By bidder: the sum added to the logit, and the change by the next impression.
+        // By bidder: the share of its bid, and the change by the next impression.
         let outlook: Vec<(f64, f32)> = rows
             .bidders
             .iter()
@@ -140,7 +140,8 @@ impl Losses<'_> {
                     m => m * out.after[at],
                 };
                 let output = f64::from(out.actor[t * actor_rows + slot] + b.lift);
-                (output, outlook(after, values[t * n + b.contract as usize], b.ahead))
+                let share = bids.share(b.contract as usize, output);
+                (share, outlook(after, values[t * n + b.contract as usize], b.ahead))
             })
             .collect();
         let mut ratios = vec![1.0; rows.len];
@@ -156,8 +157,8 @@ impl Losses<'_> {
             let offers = &rows.offers[contest.offers.0..contest.offers.1];
             for o in offers {
                 let bidder = rows.bidders[t * k + o.slot].expect("who may be shown has a row");
-                let (output, change) = outlook[t * k + o.slot];
-                let (bid, slope) = bids.contract(bidder.contract as usize, output, f64::from(o.unit));
+                let (share, change) = outlook[t * k + o.slot];
+                let (bid, slope) = bids.at_share(bidder.contract as usize, share, f64::from(o.unit));
                 let worth = (bid / unit) as f32 + o.click;
                 scores.push(o.boost * worth / self.factors.temperature);
                 slopes.push(o.boost * (slope / unit) as f32 / self.factors.temperature);
@@ -210,6 +211,7 @@ impl Losses<'_> {
         let Dims { contracts: n, outputs: q, .. } = self.dims;
         match self.settings.credit {
             Credit::Contract => {
+                let deciles = Deciles::of(q);
                 for j in 0..n {
                     let m_last = rows.last_potential[j];
                     let last = &out.last[j * q..(j + 1) * q];
@@ -231,7 +233,7 @@ impl Losses<'_> {
                         if self.settings.critic == Critic::Quantile {
                             // Outcome: one of the target distribution's quantiles, in rotation.
                             let came = target + m_last * last[at % q] - last_value;
-                            g.calibration.see(&out.states[row], came / m);
+                            g.calibration.see(&deciles, &out.states[row], came / m);
                         }
                     }
                 }

@@ -67,7 +67,16 @@ impl Bids {
     /// Returns the bid of contract `j` without its click worth when `unit` of the next impression is still owed, and its
     /// derivative by `output`, the network's output plus the lift.
     pub fn contract(&self, j: usize, output: f64, unit: f64) -> (f64, f64) {
-        let share = sigmoid(self.base[j] + output);
+        self.at_share(j, self.share(j, output), unit)
+    }
+
+    /// Returns how far contract `j`'s bid is on the way from the lowest to the highest, 0 to 1; `output` as in [`Bids::contract`].
+    pub fn share(&self, j: usize, output: f64) -> f64 {
+        sigmoid(self.base[j] + output)
+    }
+
+    /// Returns what [`Bids::contract`] does, at a [`Bids::share`].
+    pub fn at_share(&self, j: usize, share: f64, unit: f64) -> (f64, f64) {
         let (low, high) = (self.low[j], self.penalty[j]);
         (bid(share, low, high, unit), bid_slope(share, low, high, unit))
     }

@@ -65,6 +65,16 @@ impl<'a, T: Packed> Entries<'a, T> {
         EntriesIter { of: *self, next: 0 }
     }
 
+    /// Returns the first `most` entries.
+    #[inline]
+    pub fn truncated(self, most: usize) -> Self {
+        let most = most.min(self.len());
+        match self {
+            Self::Plain(rows) => Self::Plain(&rows[..most]),
+            Self::Stored { of, from, .. } => Self::Stored { of, from, end: from + most as u32 },
+        }
+    }
+
     /// Appends all entries to `out`.
     #[inline]
     pub fn append_to(&self, out: &mut Vec<T>) {

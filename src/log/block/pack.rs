@@ -201,6 +201,7 @@ mod tests {
     use proptest::prelude::*;
 
     use crate::log::CompiledLog;
+    use crate::log::Entries;
     use crate::log::compiled::{Contract, Tail};
     use crate::log::day::Day;
     use crate::log::draw::hash64;
@@ -260,6 +261,14 @@ mod tests {
             assert_eq!(cast_slice::<_, u8>(&log.auctions(&r).to_vec()), cast_slice::<_, u8>(auctions), "row {i}");
             assert_eq!(log.requests().ts_ms(i), request.ts_ms);
             assert_eq!((log.entries(&r).len(), log.auctions(&r).len()), (entries.len(), auctions.len()));
+            for most in [0, 1, auctions.len(), auctions.len() + 1] {
+                let first = &auctions[..most.min(auctions.len())];
+                assert_eq!(cast_slice::<_, u8>(&log.auctions(&r).truncated(most).to_vec()), cast_slice::<_, u8>(first));
+                assert_eq!(
+                    cast_slice::<_, u8>(&Entries::Plain(auctions).truncated(most).to_vec()),
+                    cast_slice::<_, u8>(first)
+                );
+            }
         }
     }
 

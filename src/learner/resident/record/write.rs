@@ -7,7 +7,7 @@ use bytemuck::{Pod, cast_slice, cast_slice_mut};
 use crate::env::{Moment, Replay, Segment, Terms, Visit, Weights};
 use crate::policy::{Bids, PolicySpec};
 
-use super::super::super::batch::{Decided, Rebuild, Witness, auction_offer, offer, potential, replay, slot};
+use super::super::super::batch::{Decided, Rebuild, Witness, auction_offer, loss_scale, offer, replay, slot};
 use super::super::super::dims::Dims;
 use super::{
     AuctionRecord, Counts, CourseRecord, OfferRecord, Record, RequestRecord, StepRecord, TRAFFIC, TermsRecord,
@@ -116,7 +116,7 @@ impl Witness for Writer<'_> {
         let courses = &courses[t * of.dims.contracts..];
         let learns = |(terms, course): &(&TermsRecord, &CourseRecord)| {
             let remain = (terms.owed - course.delivered, terms.left - course.delivered);
-            let (_, scale) = potential((terms.averted.into(), terms.click.into()), remain, 1.0);
+            let scale = loss_scale((terms.averted.into(), terms.click.into()), remain, 1.0);
             course.features.flight_state < 1.0 && scale > 0.0
         };
         self.counts.pairs += terms.iter().zip(courses).filter(learns).count();
