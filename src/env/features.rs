@@ -211,11 +211,6 @@ impl ContractMoment {
         }
     }
 
-    /// Returns -1 before the flight, 0 within it and 1 after it.
-    pub fn flight_state(&self) -> f32 {
-        self.row[const { column("flight_state") }]
-    }
-
     /// Writes the features for a count of `delivered` impressions.
     ///
     /// The actor passes observed counts. The critic passes true ones, and higher ones for the state after a display.
@@ -331,6 +326,19 @@ impl<'a> Moment<'a> {
         ContractMoment::new(&self.general, terms, &self.course(j))
     }
 
+    /// Returns -1 before the flight of contract `j`, 0 within it and 1 after it.
+    #[inline]
+    pub fn flight_state(&self, j: usize) -> f32 {
+        let c = &self.day.contracts[j];
+        if self.offset >= c.end {
+            1.0
+        } else if self.offset >= c.start {
+            0.0
+        } else {
+            -1.0
+        }
+    }
+
     /// Computes the current course of contract `j`.
     #[inline]
     pub fn course(&self, j: usize) -> Course {
@@ -354,13 +362,7 @@ impl<'a> Moment<'a> {
             day_market: state.day_market_level(day.unit, j),
             replanned,
             features: CourseFeatures {
-                flight_state: if self.offset >= c.end {
-                    1.0
-                } else if self.offset >= c.start {
-                    0.0
-                } else {
-                    -1.0
-                },
+                flight_state: self.flight_state(j),
                 flight_left: ((c.end.saturating_sub(self.offset)) as f64 / (c.end - c.start).max(1) as f64).min(2.0)
                     as f32,
                 replanned: replanned.clamp(-3.0, 3.0),

@@ -62,7 +62,8 @@ pub struct AuctionOffer {
     pub boost: f32,
 }
 
-/// A segment as rows. `T` steps, `N` contracts, `K` eligible, `A` auctions; rows that are not used are zero.
+/// A segment as rows. `T` steps, `N` contracts, `K` eligible, `A` auctions. A row of `states` or `after` whose potential is 0 is
+/// never read, and zero.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SegmentRows {
     pub day: usize,
@@ -127,17 +128,24 @@ impl Remaining<'_> {
         (money / self.replay.day.unit) as f32
     }
 
+    fn flight_is_over(&self) -> bool {
+        self.replay.offset() >= self.replay.day.contracts[self.contract].end
+    }
+
     /// Returns the potential value in units of the mean best auction worth; 0 after the flight.
     fn potential(&self) -> f32 {
-        if self.replay.offset() >= self.replay.day.contracts[self.contract].end {
+        if self.flight_is_over() {
             return 0.0;
         }
         let ((penalty, click), (owed, left)) = (self.earnings(), self.impressions());
         self.in_units(formulas::potential(penalty, click, owed.max(0.0).into(), left.max(0.0).into()))
     }
 
-    /// Returns the unit of its loss, within its flight.
+    /// Returns the unit of its loss in units of the mean best auction worth; 0 after the flight.
     fn scale(&self, per_step: f64) -> f32 {
+        if self.flight_is_over() {
+            return 0.0;
+        }
         self.in_units(loss_scale(self.earnings(), self.impressions(), per_step))
     }
 }
@@ -172,7 +180,7 @@ pub trait Witness {
     fn last(&mut self, replay: &Replay);
 }
 
-/// Replays a segment.
+/// Replays a segment. Of a request's auction ads the witness sees those that are part of the choice, [`Dims::auctions`].
 pub fn replay(segment: &Segment, with: Rebuild, witness: &mut impl Witness) {
     let Rebuild { days, settings, dims, .. } = with;
     let day = &days[segment.day as usize];
@@ -181,11 +189,14 @@ pub fn replay(segment: &Segment, with: Rebuild, witness: &mut impl Witness) {
     let episode = Episode::draw(day, &settings.episodes, per_step, segment.episode);
     let delay = Delay::of_policy(&settings.policy, &settings.env).in_episode(episode.seed);
     let mut replay = Replay::resume(day, episode, delay, segment.start.clone());
+    let arrive = |replay: &mut Replay, row: u32| {
+        let incoming = day.incoming(row as usize);
+        replay.arrive(Incoming { auctions: incoming.auctions.truncated(dims.auctions), ..incoming });
+    };
     let mut replans = segment.replans.iter().peekable();
     for (at, &row) in segment.rows.iter().enumerate() {
         let t = at / per_step;
-        let incoming = day.incoming(row as usize);
-        replay.arrive(Incoming { auctions: incoming.auctions.truncated(dims.auctions), ..incoming });
+        arrive(&mut replay, row);
         if let Some((_, offsets)) = replans.next_if(|(changed, _)| *changed as usize == at) {
             replay.state.replan(offsets);
         }
@@ -194,7 +205,7 @@ pub fn replay(segment: &Segment, with: Rebuild, witness: &mut impl Witness) {
         }
         let candidates = replay.candidates().len();
         let ads = candidates + replay.auctions().len();
-        // An index beyond the queue can only come from a damaged segment.
+        // An index beyond the ads of the choice can only come from a damaged segment.
         let shown = Some(usize::from(segment.actions[at])).filter(|shown| *shown < ads);
         witness.request(&replay, t, Decided { shown, behaviour: segment.probabilities.get(at).copied() });
         let (choice, contract) = match shown {
@@ -206,7 +217,7 @@ pub fn replay(segment: &Segment, with: Rebuild, witness: &mut impl Witness) {
         witness.earned(t, contract, earned as f32);
     }
     if let Some(row) = segment.next {
-        replay.arrive(day.incoming(row as usize));
+        arrive(&mut replay, row);
         witness.last(&replay);
     }
 }
@@ -214,9 +225,9 @@ pub fn replay(segment: &Segment, with: Rebuild, witness: &mut impl Witness) {
 /// Witness that builds the rows.
 struct Builder<'a> {
     rows: SegmentRows,
-    layout: Layout<'a>,
+    common: Common<'a>,
     terms: Vec<Terms>,
-    /// Of each contract, at the current step; `None` if it has no row.
+    /// Of each contract, at the current step; `None` until one of its rows needs it.
     moments: Vec<Option<ContractMoment>>,
     /// Memory for the ids of a row.
     ids: Vec<u32>,
@@ -224,7 +235,7 @@ struct Builder<'a> {
 
 /// What all steps of a segment have in common.
 #[derive(Clone, Copy)]
-struct Layout<'a> {
+struct Common<'a> {
     spec: &'a PolicySpec,
     dims: &'a Dims,
     weights: Weights,
@@ -240,8 +251,8 @@ impl SegmentRows {
         let tables = spec.actor_shape().tables.len();
         let rows = Self::empty(segment, dims, spec.features(), tables);
         let weights = Weights::from(&settings.reward);
-        let layout = Layout { spec, dims, weights, per_step, tables };
-        let mut builder = Builder { rows, layout, terms: vec![], moments: vec![], ids: vec![] };
+        let common = Common { spec, dims, weights, per_step, tables };
+        let mut builder = Builder { rows, common, terms: vec![], moments: vec![], ids: vec![] };
         replay(segment, with, &mut builder);
         builder.rows
     }
@@ -308,7 +319,7 @@ impl SegmentRows {
     }
 }
 
-impl Layout<'_> {
+impl Common<'_> {
     fn remaining<'a>(&'a self, replay: &'a Replay, contract: usize, delivered: f32) -> Remaining<'a> {
         Remaining { replay, weights: &self.weights, contract, delivered }
     }
@@ -321,37 +332,34 @@ impl Layout<'_> {
     }
 }
 
-/// Place of a bidder: its step, and its row among the step's bidders.
-type Place = (usize, usize);
-
 impl SegmentRows {
-    /// Fills the place of a bidder with contract `j`.
+    /// Fills row `slot` among the bidders of step `t` with contract `j`; `ids` is memory.
     fn fill(
         &mut self,
-        layout: &Layout,
+        common: &Common,
         replay: &Replay,
         moment: &ContractMoment,
-        (t, slot): Place,
+        (t, slot): (usize, usize),
         j: usize,
         ids: &mut Vec<u32>,
     ) {
-        let Layout { spec, dims, per_step, .. } = *layout;
+        let Common { spec, dims, per_step, .. } = *common;
         let (delivered, observed) = (replay.state.delivered[j], replay.state.observed[j]);
         let state = t * dims.contracts + j;
         let actor_row = t * dims.actor_rows() + slot;
         let width = spec.features();
         let actor = &mut self.actor[actor_row * width..(actor_row + 1) * width];
-        // A row of the states that is not used was not written.
+        // A state's row without potential was not written.
         if width == FEATURES && observed == delivered && self.potential[state] != 0.0 {
             actor.copy_from_slice(&self.states[state * FEATURES..(state + 1) * FEATURES]);
         } else {
             write_row(&spec.policy, replay, moment, j, actor);
         }
         let ad = replay.day.contracts[j].vocabulary;
-        layout.write_ids(replay, ad, actor_row, ids, &mut self.actor_ids);
+        common.write_ids(replay, ad, actor_row, ids, &mut self.actor_ids);
         let ahead = ahead(per_step as f32, replay.episode.left[j] - delivered);
         let at = t * dims.eligible + slot;
-        let after_potential = layout.remaining(replay, j, delivered + ahead).potential();
+        let after_potential = common.remaining(replay, j, delivered + ahead).potential();
         if after_potential != 0.0 {
             moment.write(delivered + ahead, &mut self.after[at * FEATURES..(at + 1) * FEATURES]);
         }
@@ -393,8 +401,8 @@ pub fn auction_offer(replay: &Replay, w: &Weights, ad: &Auction) -> AuctionOffer
 
 impl Witness for Builder<'_> {
     fn step(&mut self, replay: &Replay, t: usize) {
-        let Self { rows, layout, terms, moments, ids } = self;
-        let Layout { spec, dims, per_step, .. } = *layout;
+        let Self { rows, common, terms, moments, ids } = self;
+        let Common { spec, dims, per_step, .. } = *common;
         let day = &*replay.day;
         let moment = Moment::new(replay);
         if t == 0 {
@@ -404,30 +412,27 @@ impl Witness for Builder<'_> {
         for (j, terms) in terms.iter().enumerate() {
             let at = t * dims.contracts + j;
             let delivered = replay.state.delivered[j];
-            let remaining = layout.remaining(replay, j, delivered);
+            let remaining = common.remaining(replay, j, delivered);
             let potential = remaining.potential();
-            let in_time = replay.offset() < day.contracts[j].end;
-            let may_be_shown = in_time && delivered < replay.episode.left[j];
-            moments.push((potential != 0.0 || may_be_shown).then(|| moment.of(j, terms)));
             rows.state_ads[at] = day.contracts[j].vocabulary;
             rows.potential[at] = potential;
-            if in_time {
-                rows.scale[at] = remaining.scale(per_step as f64);
-            }
-            let Some(contract_moment) = moments[j].as_ref() else { continue };
+            rows.scale[at] = remaining.scale(per_step as f64);
+            // Later requests of a step may show a contract that the first may not.
+            let bids = per_step > 1 && may_bid(moment.flight_state(j), delivered, replay.episode.left[j]);
+            moments.push((potential != 0.0 || bids).then(|| moment.of(j, terms)));
+            let Some(contract_moment) = &moments[j] else { continue };
             if potential != 0.0 {
                 contract_moment.write(delivered, &mut rows.states[at * FEATURES..(at + 1) * FEATURES]);
             }
-            // Later requests of a step may show a contract that the first may not.
-            if per_step > 1 && may_bid(contract_moment.flight_state(), delivered, replay.episode.left[j]) {
-                rows.fill(layout, replay, contract_moment, (t, j), j, ids);
+            if bids {
+                rows.fill(common, replay, contract_moment, (t, j), j, ids);
             }
         }
         if per_step == 1 {
             for (slot, c) in replay.candidates().iter().enumerate() {
                 let j = c.contract as usize;
                 let contract_moment = moments[j].get_or_insert_with(|| moment.of(j, &terms[j]));
-                rows.fill(layout, replay, contract_moment, (t, slot), j, ids);
+                rows.fill(common, replay, contract_moment, (t, slot), j, ids);
             }
         }
         if spec.score_mode == ScoreMode::All {
@@ -435,13 +440,13 @@ impl Witness for Builder<'_> {
                 let at = t * dims.actor_rows() + dims.eligible + i;
                 let from = at * spec.features();
                 moment.auction(replay.worth(ad), &mut rows.actor[from..from + FEATURES]);
-                layout.write_ids(replay, spec.vocabulary.ad(ad.ad_id), at, ids, &mut rows.actor_ids);
+                common.write_ids(replay, spec.vocabulary.ad(ad.ad_id), at, ids, &mut rows.actor_ids);
             }
         }
     }
 
     fn request(&mut self, replay: &Replay, t: usize, decided: Decided) {
-        let Self { rows, layout: Layout { spec, weights, per_step, .. }, .. } = self;
+        let Self { rows, common: Common { spec, weights, per_step, .. }, .. } = self;
         let from = (rows.offers.len(), rows.auctions.len());
         let offers = 0..replay.candidates().len();
         rows.offers.extend(offers.map(|i| offer(replay, &spec.policy, weights, *per_step, i)));
@@ -457,7 +462,7 @@ impl Witness for Builder<'_> {
 
     fn earned(&mut self, t: usize, contract: Option<usize>, reward: f32) {
         match contract {
-            Some(j) => self.rows.rewards[t * self.layout.dims.contracts + j] += reward,
+            Some(j) => self.rows.rewards[t * self.common.dims.contracts + j] += reward,
             None => self.rows.auction_rewards[t] += reward,
         }
     }
@@ -469,7 +474,7 @@ impl Witness for Builder<'_> {
             let delivered = replay.state.delivered[j];
             moment.of(j, terms).write(delivered, &mut rows.last[j * FEATURES..(j + 1) * FEATURES]);
             rows.last_ads[j] = day.contracts[j].vocabulary;
-            rows.last_potential[j] = self.layout.remaining(replay, j, delivered).potential();
+            rows.last_potential[j] = self.common.remaining(replay, j, delivered).potential();
         }
     }
 }

@@ -17,11 +17,14 @@ pub struct Calibration {
 
 /// Where the deciles of a distribution are between its quantiles.
 #[derive(Debug, Clone, Copy)]
-pub struct Deciles([Place; DECILES]);
+pub struct Deciles {
+    quantiles: usize,
+    between: [Between; DECILES],
+}
 
 /// Indices of the two nearest quantiles, and how far it is from the first to the second.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct Between {
     low: usize,
     high: usize,
     part: f32,
@@ -31,11 +34,12 @@ impl Deciles {
     /// Returns the places of deciles 1 to 9 of ten between `quantiles` quantiles at `(i + 0.5) / quantiles`.
     pub fn of(quantiles: usize) -> Self {
         let last = quantiles - 1;
-        Self(std::array::from_fn(|d| {
+        let between = |d: usize| {
             let at = ((d + 1) as f32 / 10.0 * quantiles as f32 - 0.5).clamp(0.0, last as f32);
             let low = at as usize;
-            Place { low, high: (low + 1).min(last), part: at.fract() }
-        }))
+            Between { low, high: (low + 1).min(last), part: at.fract() }
+        };
+        Self { quantiles, between: std::array::from_fn(between) }
     }
 }
 
@@ -43,10 +47,11 @@ impl Calibration {
     /// Counts a distribution, given as its quantiles, and its outcome, in the same unit.
     ///
     /// # Panics
-    /// If `deciles` are those of more quantiles.
+    /// If `deciles` are those of another number of quantiles.
     pub fn see(&mut self, deciles: &Deciles, quantiles: &[f32], came: f32) {
+        assert_eq!(quantiles.len(), deciles.quantiles, "deciles of this distribution");
         self.seen += 1;
-        for (below, Place { low, high, part }) in self.below.iter_mut().zip(deciles.0) {
+        for (below, Between { low, high, part }) in self.below.iter_mut().zip(deciles.between) {
             let decile = quantiles[low] + part * (quantiles[high] - quantiles[low]);
             *below += u32::from(came < decile);
         }

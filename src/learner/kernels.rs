@@ -5,10 +5,10 @@ use multiversion::multiversion;
 
 use crate::formulas::shared::{self as formulas, LossFactors, return_step};
 
-/// Numbers that are summed side by side: a sum in their order would wait for every addition.
+/// Numbers that are processed side by side.
 const LANES: usize = 16;
 
-/// Returns the sum of a row.
+/// Returns the sum of a row, not in its order: each addition would wait for the one before.
 pub fn sum(row: &[f32]) -> f32 {
     let (whole, rest) = row.as_chunks::<LANES>();
     let mut lanes = [0.0; LANES];

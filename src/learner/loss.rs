@@ -92,8 +92,8 @@ impl Losses<'_> {
         match self.settings.critic {
             Critic::Quantile | Critic::Scalar => sum(row) / row.len() as f32,
             Critic::Categorical => {
-                let (weights, sum) = softmax(row);
-                weights.iter().zip(&self.support).map(|(w, a)| w * a).sum::<f32>() / sum
+                let (weights, total) = softmax(row);
+                weights.iter().zip(&self.support).map(|(w, a)| w * a).sum::<f32>() / total
             }
         }
     }
@@ -128,7 +128,7 @@ impl Losses<'_> {
         let (bids, unit) = &self.bids[rows.day];
         let actor_rows = self.dims.actor_rows();
         // By bidder: the share of its bid, and the change by the next impression.
-        let outlook: Vec<(f64, f32)> = rows
+        let stakes: Vec<(f64, f32)> = rows
             .bidders
             .iter()
             .enumerate()
@@ -157,7 +157,7 @@ impl Losses<'_> {
             let offers = &rows.offers[contest.offers.0..contest.offers.1];
             for o in offers {
                 let bidder = rows.bidders[t * k + o.slot].expect("who may be shown has a row");
-                let (share, change) = outlook[t * k + o.slot];
+                let (share, change) = stakes[t * k + o.slot];
                 let (bid, slope) = bids.at_share(bidder.contract as usize, share, f64::from(o.unit));
                 let worth = (bid / unit) as f32 + o.click;
                 scores.push(o.boost * worth / self.factors.temperature);
@@ -174,18 +174,18 @@ impl Losses<'_> {
                 slopes.push(o.boost * o.worth * slope as f32 / self.factors.temperature);
                 advantages.push(o.gain);
             }
-            let sum = exponentials(&mut scores);
-            let mean: f32 = scores.iter().zip(&advantages).map(|(w, a)| w * a / sum).sum();
+            let total = exponentials(&mut scores);
+            let mean: f32 = scores.iter().zip(&advantages).map(|(w, a)| w * a / total).sum();
             for (s, (w, a)) in scores.iter().zip(&advantages).enumerate() {
                 let row = match offers.get(s) {
                     Some(o) => o.slot,
                     None if self.score_auctions => k + s - offers.len(),
                     None => continue,
                 };
-                g.actor[t * actor_rows + row] -= policy_gradient(weight * w / sum, *a, mean, slopes[s]);
+                g.actor[t * actor_rows + row] -= policy_gradient(weight * w / total, *a, mean, slopes[s]);
             }
             g.actor_loss -= f64::from(mean);
-            let ratio = contest.behaviour.map_or(1.0, |b| (scores[shown] / sum / b.max(1e-6)).min(1.0));
+            let ratio = contest.behaviour.map_or(1.0, |b| (scores[shown] / total / b.max(1e-6)).min(1.0));
             g.ratios += f64::from(ratio);
             ratios[t] = ratio;
         }
@@ -314,16 +314,16 @@ impl Losses<'_> {
                 quantile_huber(z, targets, &self.support, m / s, &self.factors, weight, gradient)
             }
             Critic::Categorical => {
-                let (weights, sum) = softmax(last);
+                let (weights, total) = softmax(last);
                 let moved = self.support.iter().zip(&weights).map(|(atom, w)| {
                     let spread = if m_last == 0.0 { 0.0 } else { m_last * atom - last_value };
-                    ((returns + spread) / m, w / sum)
+                    ((returns + spread) / m, w / total)
                 });
                 let projected = project(&self.support, moved);
-                let (weights, sum) = softmax(z);
+                let (weights, total) = softmax(z);
                 let mut loss = 0.0;
                 for ((d, w), p) in gradient.iter_mut().zip(&weights).zip(&projected) {
-                    let share = w / sum;
+                    let share = w / total;
                     *d = weight * (share - p);
                     loss -= p * share.max(1e-12).ln();
                 }

@@ -41,6 +41,7 @@ mod plan;
 mod plan_cache;
 mod quickstart;
 mod ranks;
+mod rebuilt;
 mod refresh;
 mod replay;
 mod report;
