@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use admix::env::{DayModel, Delay, Replay};
 use admix::log::schema::{AdType, ControlRow, DAY_MS, QueueEntry, TrackRow};
-use admix::log::targeting::Targeting;
 use admix::plan::{Horizon, PacingGains, Plan, Sample, Tuned, hindsight_bound};
 use admix::policy::baselines::{self, DualDescent, PassRate, Random, Receding};
 use admix::policy::{Controller, Policy, ReplayOptions, replay_day, tune};
@@ -14,7 +13,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::bound::untied;
 use super::replay::decide;
-use super::worlds::{Loaded, World, contract_id, open};
+use super::worlds::{Loaded, World, open, plain_contract};
 
 const PROMPT: ReplayOptions = ReplayOptions { rate_seed: 0, delay: Delay::fixed(0.0) };
 
@@ -35,31 +34,11 @@ impl<P: Policy, F: FnMut(&P, &Replay) + Send> Policy for Watched<P, F> {
     }
 }
 
-fn contract(k: usize, required: u64, penalty: f64) -> ControlRow {
-    ControlRow {
-        ad_id: contract_id(k),
-        required,
-        cap: required,
-        delivered0: 0,
-        start_ms: 0,
-        end_ms: 0,
-        targeting: Targeting::default(),
-        theta: None,
-        rate: 1.0,
-        penalty,
-        click_value: 0.0,
-        pctr: None,
-    }
-}
-
 /// A day of evenly spread requests, all alike but for their prices, with every contract in every queue.
 fn stationary(seed: u64, requests: usize, contracts: Vec<ControlRow>) -> World {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut world = World { utc_offset_minutes: 0, rows: vec![], contracts };
     let start = world.start_ms();
-    for c in &mut world.contracts {
-        (c.start_ms, c.end_ms) = (start, start + DAY_MS);
-    }
     for i in 0..requests {
         let entry = |ad_id, ad_type, ecpm, boost| QueueEntry { ad_id, ad_type, ecpm, pctr: 0.01, filter: 0, boost };
         let mut queue: Vec<QueueEntry> =
@@ -82,7 +61,7 @@ fn stationary(seed: u64, requests: usize, contracts: Vec<ControlRow>) -> World {
 
 #[test]
 fn random_shows_every_candidate_alike_whatever_its_boost_and_repeats_itself() {
-    let mut world = stationary(1, 24_000, (0..3).map(|k| contract(k, 24_000, 1.0)).collect());
+    let mut world = stationary(1, 24_000, (0..3).map(|k| plain_contract(k, 24_000, 1.0)).collect());
     for (i, e) in world.rows.iter_mut().flat_map(|r| r.queue.iter_mut().enumerate()) {
         // The dearer auction ad stays the best one.
         e.boost = [0.1, 10.0, 1.0, 5.0, 1.0][i];
@@ -106,7 +85,7 @@ fn random_shows_every_candidate_alike_whatever_its_boost_and_repeats_itself() {
 fn pass_rates_follow_the_planned_curve() {
     // A tenth of the requests is needed; rates start at half and twice of that.
     for start in [0.05, 0.2] {
-        let mut terms = contract(0, 2000, 5.0);
+        let mut terms = plain_contract(0, 2000, 5.0);
         terms.theta = Some(start);
         let day = stationary(2, 20_000, vec![terms]).load().day;
         let mut worst: f64 = 0.0;
@@ -129,7 +108,7 @@ fn pass_rates_follow_the_planned_curve() {
 #[test]
 fn dual_descent_finds_the_price_of_a_stationary_day() {
     for (seed, required) in [(3, 3000), (4, 6000), (5, 10_000)] {
-        let day = stationary(seed, 20_000, vec![contract(0, required, 4.0)]).load().day;
+        let day = stationary(seed, 20_000, vec![plain_contract(0, required, 4.0)]).load().day;
         let optimal = hindsight_bound(&day.log, 0).prices[0];
         for cold in [true, false] {
             let (mut sum, mut n) = (0.0, 0.0);
@@ -174,7 +153,7 @@ fn a_receding_horizon_with_perfect_knowledge_comes_close_to_the_bound() {
 #[test]
 fn a_receding_horizon_starts_at_the_prices_of_the_bound() {
     let Loaded { day, plan, .. } =
-        stationary(6, 4000, (0..3).map(|k| contract(k, 500, 3.0 + k as f64)).collect()).load();
+        stationary(6, 4000, (0..3).map(|k| plain_contract(k, 500, 3.0 + k as f64)).collect()).load();
     let bound = hindsight_bound(&day.log, 0).prices;
     let mut first = None;
     let mut policy = Watched {
@@ -192,8 +171,12 @@ fn a_receding_horizon_starts_at_the_prices_of_the_bound() {
 
 #[test]
 fn a_receding_horizon_serves_contracts_that_no_training_day_knew() {
-    let known = stationary(7, 4000, vec![contract(0, 900, 4.0)]).load();
-    let mut world = stationary(8, 4000, vec![contract(0, 900, 4.0), contract(1, 900, 4.0), contract(2, 300, 4.0)]);
+    let known = stationary(7, 4000, vec![plain_contract(0, 900, 4.0)]).load();
+    let mut world = stationary(
+        8,
+        4000,
+        vec![plain_contract(0, 900, 4.0), plain_contract(1, 900, 4.0), plain_contract(2, 300, 4.0)],
+    );
     // The last one's flight is the afternoon.
     world.contracts[2].start_ms += DAY_MS / 2;
     let dir = tempfile::tempdir().unwrap();
@@ -346,7 +329,7 @@ impl Policy for EveryFourth {
 /// What is not reported yet was taken for missing: under half an hour of delay controllers overshot all day.
 #[test]
 fn a_contract_on_its_plan_is_not_behind_because_feedback_is_late() {
-    let Loaded { day, .. } = stationary(3, 4000, vec![contract(0, 1000, 2.0)]).load();
+    let Loaded { day, .. } = stationary(3, 4000, vec![plain_contract(0, 1000, 2.0)]).load();
     for feedback_delay_s in [0.0, 600.0, 1800.0] {
         let mut policy = EveryFourth { requests: 0, worst: 0.0 };
         let options = ReplayOptions { rate_seed: 0, delay: Delay::fixed(feedback_delay_s) };
@@ -360,8 +343,8 @@ fn a_contract_on_its_plan_is_not_behind_because_feedback_is_late() {
 /// Days at the edge of what is legal: nothing divides by nothing, and what can be shown is.
 #[test]
 fn every_baseline_bears_degenerate_days() {
-    let free = || contract(0, 3, 0.0);
-    let full = ControlRow { delivered0: 3, ..contract(0, 3, 2.0) };
+    let free = || plain_contract(0, 3, 0.0);
+    let full = ControlRow { delivered0: 3, ..plain_contract(0, 3, 2.0) };
     let worthless = |mut world: World| {
         for e in world.rows.iter_mut().flat_map(|r| &mut r.queue) {
             e.ecpm = 0.0;
@@ -375,14 +358,17 @@ fn every_baseline_bears_degenerate_days() {
         world
     };
     for (what, world) in [
-        ("one request", stationary(1, 1, vec![contract(0, 3, 2.0)])),
+        ("one request", stationary(1, 1, vec![plain_contract(0, 3, 2.0)])),
         ("one request, no contracts", stationary(1, 1, vec![])),
         ("no contracts", stationary(1, 50, vec![])),
         ("no penalty", stationary(1, 50, vec![free()])),
         ("nothing owed", stationary(1, 50, vec![full])),
         ("no worth at all", worthless(stationary(1, 50, vec![free()]))),
-        ("contracts alone", no_auctions(stationary(1, 50, vec![contract(0, 20, 2.0), contract(1, 3, 0.0)]))),
-        ("a rate of zero", stationary(1, 50, vec![ControlRow { rate: 0.0, ..contract(0, 20, 2.0) }])),
+        (
+            "contracts alone",
+            no_auctions(stationary(1, 50, vec![plain_contract(0, 20, 2.0), plain_contract(1, 3, 0.0)])),
+        ),
+        ("a rate of zero", stationary(1, 50, vec![ControlRow { rate: 0.0, ..plain_contract(0, 20, 2.0) }])),
     ] {
         let Loaded { day, mut plan, plain, .. } = world.load();
         let days = [day];
@@ -417,7 +403,7 @@ fn every_baseline_bears_degenerate_days() {
 /// A forecast of nothing says that every contract is out of reach; the day may bring requests all the same.
 #[test]
 fn every_baseline_bears_a_forecast_of_nothing() {
-    let Loaded { dir, mut plan, plain, .. } = stationary(1, 200, vec![contract(0, 50, 2.0)]).load();
+    let Loaded { dir, mut plan, plain, .. } = stationary(1, 200, vec![plain_contract(0, 50, 2.0)]).load();
     for node in &mut plan.forecast.nodes {
         node.pv = 0.0;
     }
@@ -432,7 +418,7 @@ fn every_baseline_bears_a_forecast_of_nothing() {
 
 #[test]
 fn a_baseline_without_its_inputs_says_what_it_lacks() {
-    let plan = stationary(1, 20, vec![contract(0, 3, 2.0)]).load().plan;
+    let plan = stationary(1, 20, vec![plain_contract(0, 3, 2.0)]).load().plan;
     let untuned = Plan { tuned: None, ..plan };
     for name in baselines::NAMES {
         let bare = baselines::named(name, None, 300.0);

@@ -11,8 +11,7 @@ use admix::learner::factors::loss_factors;
 use admix::learner::loss::{Gradients, Losses, Outputs, support};
 use admix::learner::trainer::UpdatePlan;
 use admix::learner::{Device, Dims, Learner};
-use admix::log::schema::{AdType, ControlRow, DAY_MS, QueueEntry, TrackRow};
-use admix::log::targeting::Targeting;
+use admix::log::schema::{AdType, QueueEntry, TrackRow};
 use admix::policy::start::initial_actor;
 use admix::policy::{Bids, PolicySpec};
 use admix::settings::{Automatic, Credit, Critic, ScoreMode, Settings};
@@ -20,7 +19,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 use super::harness::{days, train};
-use super::worlds::{World, contract_id};
+use super::worlds::{MIDNIGHT, World, plain_contract};
 
 const CRITICS: [(Critic, Credit); 5] = [
     (Critic::Quantile, Credit::Contract),
@@ -184,20 +183,7 @@ fn the_anchor_pulls_outputs_towards_zero() {
 
 /// A day of two requests, each with one auction ad of this worth beside the contract, which is owed one impression of penalty 3.
 fn two_steps(auctions: [f64; 2]) -> DayModel {
-    let contract = ControlRow {
-        ad_id: contract_id(0),
-        required: 1,
-        cap: 1,
-        delivered0: 0,
-        start_ms: 1_773_100_800_000,
-        end_ms: 1_773_100_800_000 + DAY_MS,
-        targeting: Targeting::default(),
-        theta: None,
-        rate: 1.0,
-        penalty: 3.0,
-        click_value: 0.0,
-        pctr: None,
-    };
+    let contract = plain_contract(0, 1, 3.0);
     let request = |i: usize| {
         let entry = |ad_id: u64, ad_type: AdType, ecpm: f64| QueueEntry {
             ad_id,
@@ -209,7 +195,7 @@ fn two_steps(auctions: [f64; 2]) -> DayModel {
         };
         TrackRow {
             request_id: 1 + i as u64,
-            ts_ms: 1_773_100_800_000 + (1 + i as u64) * 3_600_000,
+            ts_ms: MIDNIGHT + (1 + i as u64) * 3_600_000,
             slot_id: 1,
             region: 1,
             gender: 0,

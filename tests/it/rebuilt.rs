@@ -8,36 +8,22 @@ use admix::env::{DayModel, FEATURES, Moment, Replay, Segment, State, Terms};
 use admix::formulas::shared::ahead;
 use admix::learner::Dims;
 use admix::learner::batch::{Decided, Rebuild, SegmentRows, Witness, replay};
-use admix::log::schema::{AdType, ControlRow, DAY_MS, QueueEntry, TrackRow};
-use admix::log::targeting::Targeting;
+use admix::log::schema::{AdType, ControlRow, QueueEntry, TrackRow};
 use admix::policy::PolicySpec;
 use admix::settings::{ScoreMode, Settings};
 
-use super::worlds::{World, contract_id};
+use super::worlds::{MIDNIGHT, World, plain_contract};
 
-const MIDNIGHT: u64 = 1_773_100_800_000;
 const HOUR: u64 = 3_600_000;
 const REQUESTS: usize = 4;
 
 /// A request an hour, each with two contracts and three auction ads. The first contract owes one impression and may have three; the
 /// flight of the second ends after two requests. Their clicks are worth nothing, so what owes nothing has no potential.
 fn day() -> DayModel {
-    let contract = |i: usize, required, cap, hours: u64| ControlRow {
-        ad_id: contract_id(i),
-        required,
-        cap,
-        delivered0: 0,
-        start_ms: MIDNIGHT,
-        end_ms: MIDNIGHT + hours * HOUR + HOUR / 2,
-        targeting: Targeting::default(),
-        theta: None,
-        rate: 1.0,
-        penalty: 3.0,
-        click_value: 0.0,
-        pctr: None,
-    };
-    let mut contracts = vec![contract(0, 1, 3, 0), contract(1, 2, 2, 2)];
-    contracts[0].end_ms = MIDNIGHT + DAY_MS;
+    let contracts = vec![
+        ControlRow { cap: 3, ..plain_contract(0, 1, 3.0) },
+        ControlRow { end_ms: MIDNIGHT + 2 * HOUR + HOUR / 2, ..plain_contract(1, 2, 3.0) },
+    ];
     let request = |i: usize| {
         let entry = |ad_id, ad_type, ecpm| QueueEntry { ad_id, ad_type, ecpm, pctr: 0.0, filter: 0, boost: 1.0 };
         let auctions =

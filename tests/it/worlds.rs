@@ -20,7 +20,7 @@ use tempfile::TempDir;
 use super::logs;
 
 /// 2026-03-10, 00:00 UTC.
-const MIDNIGHT: u64 = 1_773_100_800_000;
+pub const MIDNIGHT: u64 = 1_773_100_800_000;
 
 /// `n` cases of a fixed seed; `PROPTEST_CASES` and `PROPTEST_RNG_SEED` ask for others.
 pub fn cases(n: u32) -> ProptestConfig {
@@ -32,6 +32,24 @@ pub fn cases(n: u32) -> ProptestConfig {
         config.rng_seed = RngSeed::Fixed(20_260_310);
     }
     config
+}
+
+/// A contract of the whole day that every request may show, and whose clicks are worth nothing.
+pub fn plain_contract(k: usize, required: u64, penalty: f64) -> ControlRow {
+    ControlRow {
+        ad_id: contract_id(k),
+        required,
+        cap: required,
+        delivered0: 0,
+        start_ms: MIDNIGHT,
+        end_ms: MIDNIGHT + DAY_MS,
+        targeting: Targeting::default(),
+        theta: None,
+        rate: 1.0,
+        penalty,
+        click_value: 0.0,
+        pctr: None,
+    }
 }
 
 /// A day to be written as a log directory.

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use parquet::basic::CompressionCodec;
 use parquet::errors::{ParquetError, Result};
 
-use super::page::MAX_PAGE;
+/// Maximum decompressed size of a page, bytes. Writers cut pages at 1 MiB, DuckDB at 100 MB.
+pub const MAX_PAGE: usize = 128 << 20;
 
 /// Decompresses all of `page` but the first `plain` bytes, which are copied.
 ///

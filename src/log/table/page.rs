@@ -2,7 +2,7 @@
 //!
 //! The library decompresses a page to any size and allocates as many values as a page claims: a file of a few kilobytes can ask
 //! for gigabytes, and a failed allocation cannot be caught. Here the library reads column chunks as if they were not
-//! compressed; this reader decompresses each page up to [`MAX_PAGE`] bytes and checks every count by which the library would
+//! compressed; this reader decompresses each page up to [`codec::MAX_PAGE`] bytes and checks every count by which the library would
 //! allocate.
 
 use std::fs::File;
@@ -20,8 +20,6 @@ use parquet::file::serialized_reader::SerializedPageReader;
 
 use super::codec;
 
-/// Maximum decompressed size of a page, bytes. Writers cut pages at 1 MiB, DuckDB at 100 MB.
-pub const MAX_PAGE: usize = 128 << 20;
 /// Maximum number of values in a page, including nulls and repetitions.
 const MAX_VALUES: u32 = 1 << 24;
 /// Maximum number of values in a dictionary.
