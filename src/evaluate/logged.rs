@@ -8,10 +8,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::env::{DayModel, Incoming};
+use crate::log::CompiledLog;
 use crate::log::exposure::{self, ShownAds};
+use crate::log::options::MEMORY;
 use crate::log::schema::AdType;
 use crate::log::table;
-use crate::log::{CompiledLog, compile};
 use crate::policy::{Shown, Totals};
 
 /// Name of its row.
@@ -31,7 +32,7 @@ impl Logged {
     /// If the table is unreadable.
     pub fn read(dir: &Path, log: &Arc<CompiledLog>) -> anyhow::Result<Option<Self>> {
         let Some(path) = table::find(dir, "joined_exposure")? else { return Ok(None) };
-        let exposures = exposure::join(&path, log, compile::MEMORY)?;
+        let exposures = exposure::join(&path, log, MEMORY)?;
         let e = &exposures.report;
         if e.bad + e.unknown_requests + e.repeated + e.not_allowed + e.requests_without > 0 {
             tracing::warn!(

@@ -10,15 +10,17 @@ use std::path::Path;
 use twox_hash::XxHash3_128;
 
 use super::block::Entries;
-use super::compile::{self, Output};
+use super::compile::output::{Output, write_or_hold};
+use super::compile::writer::LogWriter;
 use super::compiled::{CompiledLog, Contract, Tail};
 use super::error::{BadValue, LogError, Result};
+use super::inputs::hash_table;
 use super::keep;
+use super::options::MEMORY;
 use super::queue::{self, QueueRules, Showable};
 use super::records::{Auction, Entry, Request};
 use super::schema::{AdType, MAX_ECPM, TrackRow};
 use super::table::{self, Column, Row, Table, required};
-use super::writer::LogWriter;
 
 /// An entry of a request whose values are to be corrected.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -162,7 +164,7 @@ pub fn open(dir: &Path, log: &CompiledLog, key: u128, correct: &mut Correct) -> 
             Err(e) => tracing::warn!("{e}; correcting values again"),
         }
     }
-    compile::write_or_hold(path, dir, compile::MEMORY, &mut |to| write(dir, log, inputs, correct, to))
+    write_or_hold(path, dir, MEMORY, &mut |to| write(dir, log, inputs, correct, to))
 }
 
 fn write(dir: &Path, log: &CompiledLog, inputs: u128, correct: &mut Correct, to: &mut dyn Output) -> Result<()> {
@@ -226,7 +228,7 @@ pub fn open_table(dir: &Path, log: &CompiledLog, name: &'static str) -> Result<C
         hint: ": only the days of a synthetic world with errors have one".into(),
     })?;
     let mut hasher = XxHash3_128::new();
-    compile::hash_table(&mut hasher, &path)?;
+    hash_table(&mut hasher, &path)?;
     let mut values: Option<HashMap<(u64, u64), (f64, f64)>> = None;
     open(dir, log, hasher.finish_128(), &mut |request, queue, out| {
         let values = match &mut values {

@@ -3,6 +3,17 @@
 //! Everything above this folder sees a day only as a [`CompiledLog`]: one memory-mapped file, shared by every process, that
 //! holds the requests with the entries that may be shown by the log's own static rules (filter, control row, flight,
 //! targeting). The text files are read once and checked row by row; bad rows are set aside with the reason.
+//!
+//! | files | contents |
+//! |---|---|
+//! | [`schema`], [`track`], [`control`], [`inventory`], [`exposure`], [`day`], [`targeting`] | the rows of each table, and how their cells are parsed |
+//! | [`table`], [`scan`], [`quarantine`], [`error`] | tables in any format; one pass over a track log on all cores; bad rows; errors |
+//! | [`compile`], [`options`], [`inputs`], [`digest`], [`parts`], [`keep`] | the compiled log is made: when, from which files, and where it is kept |
+//! | [`compiled`], [`block`], [`records`], [`requests`], [`map`], [`queue_buffer`] | the compiled log is read |
+//! | [`queue`], [`draw`] | which entries of a queue may be shown |
+//! | [`raw`], [`corrected`], [`sample`], [`row_index`] | days that are altered: by stresses, at other values, smaller; rows by their id |
+//! | [`check`], [`wander`], [`buckets`] | reports on a log |
+//! | [`import`], [`write`](mod@write), [`write_parquet`] | importers of public logs; log directories are written |
 
 mod block;
 mod buckets;
@@ -17,9 +28,11 @@ pub mod draw;
 pub mod error;
 pub mod exposure;
 pub mod import;
+pub mod inputs;
 pub mod inventory;
 pub mod keep;
 pub mod map;
+pub mod options;
 mod parts;
 mod quarantine;
 pub mod queue;
@@ -31,19 +44,18 @@ pub mod row_index;
 pub mod sample;
 mod scan;
 pub mod schema;
-mod sorter;
 pub mod table;
 pub mod targeting;
 pub mod track;
 pub mod wander;
 pub mod write;
 pub mod write_parquet;
-mod writer;
 
 pub use block::{Entries, EntriesIter};
-pub use compile::{CompileOptions, open};
+pub use compile::open;
 pub use compiled::CompiledLog;
 pub use error::LogError;
+pub use options::CompileOptions;
 pub use queue::{QueueRules, Showable};
 pub use queue_buffer::{Queue, QueueBuffer};
 pub use raw::RawDay;

@@ -4,11 +4,13 @@ use std::fs::{File, OpenOptions};
 use std::io::{Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
-use super::compile::quarantine_path;
 use super::compiled::Counts;
-use super::error::BadValue;
+use super::error::{BadValue, LogError, Result};
 use super::keep;
+use super::options::CompileOptions;
 use super::parts::SetAside;
+use super::table::{self, Table};
+use super::track;
 
 /// Maximum number of bad rows in the list; all are counted. A few kilobytes of Parquet can hold a hundred million of them.
 const LISTED: u64 = 10_000;
@@ -120,4 +122,58 @@ impl Quarantine {
             self.told(written);
         }
     }
+}
+
+/// Returns the path of the list of bad rows of a log; `/dev/null` where nothing can be stored.
+pub fn quarantine_path(dir: &Path) -> PathBuf {
+    keep::folder(dir).map_or_else(|| "/dev/null".into(), |folder| folder.join("quarantine.tsv"))
+}
+
+pub fn check_share(counts: &Counts, options: CompileOptions, dir: &Path) -> Result<()> {
+    if counts.quarantined as f64 <= options.max_bad_share * counts.rows as f64 {
+        return Ok(());
+    }
+    let listed = std::fs::read_to_string(quarantine_path(dir)).unwrap_or_default();
+    let first = match listed.lines().nth(1).map(|line| line.split('\t').collect::<Vec<_>>()).as_deref() {
+        Some([file, line, column, value, reason, rule]) => {
+            let listed = || format!("column `{column}`: `{value}`: {rule} ({reason})");
+            format!("{file}: line {line}, {}", problems_of(dir, line).unwrap_or_else(listed))
+        }
+        _ => String::new(),
+    };
+    Err(LogError::TooManyBad {
+        path: dir.to_owned(),
+        bad: counts.quarantined,
+        rows: counts.rows,
+        max: options.max_bad_share,
+        first,
+        quarantine: quarantine_path(dir),
+    })
+}
+
+/// Rows among which the first bad one is looked for.
+const LOOKED_AT: usize = 10_000;
+
+/// Returns a description of every bad column in one line of the track log, because a log of texts would otherwise cost an attempt
+/// for each column.
+///
+/// Returns `None` if the row breaks a rule only beside other rows (a repeated id), or comes after the first [`LOOKED_AT`] rows.
+fn problems_of(dir: &Path, line: &str) -> Option<String> {
+    let path = table::find(dir, "track_log").ok()??;
+    let mut table = Table::open(&path, track::COLUMNS).ok()?;
+    let mut row = table.row();
+    for _ in 0..LOOKED_AT {
+        if !table.read(&mut row).ok()? {
+            return None;
+        }
+        let problems = track::problems(&row);
+        if !problems.is_empty() {
+            let column = |BadValue { column, value, reason, rule }: &BadValue| {
+                format!("column `{column}`: `{value}`: {rule} ({reason})")
+            };
+            let columns: Vec<String> = problems.iter().map(column).collect();
+            return (row.place.line.to_string() == line).then(|| columns.join("; "));
+        }
+    }
+    None
 }

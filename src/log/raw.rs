@@ -2,12 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use twox_hash::XxHash3_128;
-
-use super::compile::{self, CompileOptions};
-use super::compiled::{CompiledLog, Counts};
+use super::compiled::Counts;
 use super::day::Day;
-use super::error::{LogError, Result};
+use super::error::Result;
+use super::inputs::{contracts_declared, hash_inputs, name_of};
+use super::options::CompileOptions;
 use super::queue::QueueRules;
 use super::scan::{Gather, Next, Source, Taker};
 use super::schema::{ControlRow, TrackRow};
@@ -59,10 +58,10 @@ impl RawDay {
     /// Reads the tables of a log directory and writes the bad rows to its quarantine file.
     ///
     /// # Errors
-    /// Any [`LogError`] of the inputs.
+    /// Any [`crate::log::LogError`] of the inputs.
     pub fn read(dir: &Path, options: CompileOptions) -> Result<Self> {
         let source = Source::open(dir, options)?;
-        let inputs = compile::hash_inputs(dir, options)?;
+        let inputs = hash_inputs(dir, options)?;
         let mut rows = Rows::default();
         let scanned = loop {
             if let Some(scanned) = source.scan(&mut rows)? {
@@ -72,33 +71,14 @@ impl RawDay {
         let Rows(mut rows) = rows;
         rows.sort_by_key(|row| row.ts_ms);
         Ok(Self {
-            name: compile::name_of(dir),
+            name: name_of(dir),
             day: source.day,
             rows,
             contracts: source.rules.into_contracts(),
             dir: dir.to_owned(),
             inputs,
             counts: scanned.counts,
-            contracts_declared: compile::contracts_declared(dir),
+            contracts_declared: contracts_declared(dir),
         })
-    }
-
-    /// Compiles an altered day in memory; no file is written that could be mistaken for the original. `alteration` describes
-    /// the change and enters the input hash, which distinguishes the result from the directory's own compiled log.
-    ///
-    /// # Errors
-    /// A day without requests, or no memory to map.
-    pub fn compile_altered(&self, options: CompileOptions, alteration: &str) -> Result<CompiledLog> {
-        if self.rows.is_empty() {
-            return Err(LogError::Format {
-                path: self.dir.clone(),
-                reason: format!("no request is left under `{alteration}`"),
-            });
-        }
-        let mut hasher = XxHash3_128::new();
-        hasher.write(&self.inputs.to_le_bytes());
-        hasher.write(alteration.as_bytes());
-        let inputs = hasher.finish_128();
-        compile::write_or_hold(None, &self.dir, usize::MAX, &mut |to| compile::compile_rows(self, options, inputs, to))
     }
 }

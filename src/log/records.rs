@@ -61,7 +61,7 @@ pub struct Entry {
     pub pctr: f64,
     pub ecpm: f64,
     pub boost: f64,
-    /// Index into [`CompiledLog::contracts`].
+    /// Index into [`super::CompiledLog::contracts`].
     pub contract: u32,
     pub(super) padding: u32,
 }

@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::compile::CompileOptions;
 use super::corrected;
 use super::draw;
 use super::error::{LogError, Result};
+use super::options::CompileOptions;
 use super::raw::Rows;
 use super::scan::{Next, Source, Taker};
 use super::schema::{AdType, ControlRow, DayFile, InventoryRow};

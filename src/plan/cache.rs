@@ -14,7 +14,7 @@ use std::time::SystemTime;
 use twox_hash::{XxHash3_64, XxHash3_128};
 
 use crate::files;
-use crate::log::compile::hash_table;
+use crate::log::inputs::hash_table;
 use crate::log::{CompiledLog, LogError, keep};
 
 use super::{FORMAT, Plan};

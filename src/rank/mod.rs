@@ -17,7 +17,8 @@
 //! | [`passes`], [`judge`] | the end of a pass: evaluation, the best model |
 //! | [`progress`] | where training begins and stands: its first state, the rates of an update, what main is told |
 //! | [`saver`] | snapshots |
-//! | [`together`], [`overlapped`] | a rank among others: in step, and overlapped |
+//! | [`together`] | several ranks: what each opens, and its part until the end |
+//! | [`member`], [`in_step`], [`overlapped`] | a rank of several: what both modes share, in step, and overlapped |
 //! | [`said`] | what ranks tell each other beside gradients |
 //! | [`arrivals`] | which gradients of others have arrived |
 //! | [`writer`] | the thread that writes the rows of a table while ranks overlap |
@@ -28,7 +29,9 @@ mod arrivals;
 mod blocks;
 pub mod dense;
 pub mod device;
+mod in_step;
 pub mod judge;
+mod member;
 mod merged;
 pub mod network;
 mod occurrences;

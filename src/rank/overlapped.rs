@@ -25,10 +25,10 @@ use crate::shm::control::STOP_LEARNING;
 use crate::shm::{Overflow, RingWriter, SampleRing};
 
 use super::arrivals::Arrivals;
+use super::member::Member;
 use super::progress::step_of;
 use super::said::{Said, hash};
 use super::saver::Wish;
-use super::together::Member;
 use super::writer::{Work, Writer};
 
 const NAP: Duration = Duration::from_millis(100);

@@ -156,7 +156,7 @@ pub fn inputs_hash(dir: &Path, log: &CompiledLog) -> Result<String, log::LogErro
     let mut hasher = XxHash3_128::new();
     hasher.write(&log.inputs().to_le_bytes());
     if let Some(inventory) = log::table::find(dir, "inventory")? {
-        log::compile::hash_table(&mut hasher, &inventory)?;
+        log::inputs::hash_table(&mut hasher, &inventory)?;
     }
     Ok(format!("{:032x}", hasher.finish_128()))
 }

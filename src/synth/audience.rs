@@ -3,9 +3,10 @@
 use anyhow::Result;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
+use rand_distr::Distribution;
 use rand_distr::weighted::WeightedAliasIndex;
-use rand_distr::{Distribution, StandardNormal};
 
+use super::draw::{normal, normalise};
 use super::settings::WorldSettings;
 
 /// Number of half hours of a day: the resolution of curves and flights.
@@ -38,17 +39,6 @@ pub struct Audience {
     /// Standard normal worth of each user.
     pub user_worth: Vec<f64>,
     picker: WeightedAliasIndex<f64>,
-}
-
-/// Draws a standard normal number.
-pub fn normal(rng: &mut ChaCha8Rng) -> f64 {
-    StandardNormal.sample(rng)
-}
-
-/// Divides the values by their sum.
-pub fn normalise(values: &mut [f64]) {
-    let sum: f64 = values.iter().sum();
-    values.iter_mut().for_each(|v| *v /= sum);
 }
 
 impl Audience {

@@ -6,10 +6,12 @@
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
-use super::audience::{Audience, BIN_MS, BINS, Cell, normal};
+use super::audience::{Audience, BIN_MS, BINS};
+use super::contract::{Contract, Kind};
 use super::demand;
+use super::draw::{normal, round};
 use super::settings::WorldSettings;
-use crate::log::schema::{ControlRow, DAY_MS};
+use crate::log::schema::ControlRow;
 use crate::log::targeting::Targeting;
 
 /// Id of the first contract; auction ads begin above the maximum of 900 contracts.
@@ -20,58 +22,6 @@ const CANDIDATES: usize = 64;
 const SMALL_TIGHTNESS: std::ops::Range<f64> = 0.2..0.8;
 /// Share of the traffic in the contested regions.
 const CONTESTED_SHARE: f64 = 0.32;
-
-/// Difficulty of a contract's demand.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    Easy,
-    Tight,
-    OverBooked,
-    /// Owes few impressions to a narrow audience, of which it needs a large part.
-    Small,
-}
-
-/// The lasting attributes of a contract; only its demand is redrawn every day.
-#[derive(Debug, Clone)]
-pub struct Contract {
-    pub ad_id: u64,
-    pub kind: Kind,
-    pub targeting: Targeting,
-    /// Flight in half hours after midnight, half open.
-    pub flight: (usize, usize),
-    /// Expected share of all requests that match and are in flight.
-    pub supply: f64,
-    /// Expected required impressions, as a share of all requests.
-    pub demand: f64,
-    /// Expected share of the contract's supply that lies before each half hour (49 values, 0 to 1).
-    pub elapsed: Vec<f64>,
-    /// Penalty, minor units per missing impression.
-    pub penalty: f64,
-    /// Worth of a predicted click, minor units.
-    pub click_value: f64,
-    /// Mean predicted click probability.
-    pub pctr: f64,
-}
-
-impl Contract {
-    /// Returns whether the flight covers this time after midnight.
-    pub fn flies(&self, ms: u64) -> bool {
-        let bin = (ms / BIN_MS) as usize;
-        (self.flight.0..self.flight.1).contains(&bin)
-    }
-
-    /// Returns the expected share of the contract's supply that has passed, 0 to 1, at a time after midnight.
-    pub fn elapsed_at(&self, ms: u64) -> f64 {
-        let ms = ms.min(DAY_MS - 1);
-        let (bin, part) = ((ms / BIN_MS) as usize, (ms % BIN_MS) as f64 / BIN_MS as f64);
-        self.elapsed[bin] + part * (self.elapsed[bin + 1] - self.elapsed[bin])
-    }
-
-    /// Returns whether the targeting matches this cell.
-    pub fn matches(&self, cell: &Cell) -> bool {
-        self.targeting.matches(cell.slot, cell.region, cell.gender, cell.age)
-    }
-}
 
 /// All contracts of a world, with an index by cell.
 pub struct Contracts {
@@ -139,9 +89,9 @@ impl Contracts {
             let click_worth = rng.random_range(0.0..=1.0) * settings.click_worth_max * price;
             contract.ad_id = ad_id;
             contract.pctr =
-                super::round(settings.mean_pctr * (0.4 * normal(rng)).exp(), settings.pctr_decimals).clamp(1e-3, 0.5);
-            contract.penalty = super::round(multiple * price, 4);
-            contract.click_value = super::round(click_worth / contract.pctr, 2);
+                round(settings.mean_pctr * (0.4 * normal(rng)).exp(), settings.pctr_decimals).clamp(1e-3, 0.5);
+            contract.penalty = round(multiple * price, 4);
+            contract.click_value = round(click_worth / contract.pctr, 2);
         }
         let by_cell =
             audience.cells.iter().map(|cell| (0..count).filter(|&j| list[j].matches(cell)).collect()).collect();

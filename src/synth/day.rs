@@ -8,15 +8,16 @@ use anyhow::{Context, Result};
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
-use super::audience::normal;
 use super::conditions::Conditions;
+use super::draw::{Purpose, normal, round};
 use super::errors::{DayErrors, corrected};
 use super::live::Live;
 use super::market::{Draw, auction_entries};
 use super::posterior::{Observation, Posterior};
 use super::settings::{Compress, WorldSettings};
 use super::traffic::Arrival;
-use super::{Purpose, World, forecast, round, traffic};
+use super::world::World;
+use super::{forecast, traffic};
 use crate::log::schema::{AdType, ControlRow, DAY_MS, DayFile, ExposureRow, MAX_ECPM, QueueEntry, TrackRow};
 use crate::log::write::{self, TableWriter};
 use crate::log::write_parquet::ParquetTrack;

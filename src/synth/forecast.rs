@@ -2,7 +2,8 @@
 
 use rand_chacha::ChaCha8Rng;
 
-use super::audience::{Audience, normal};
+use super::audience::Audience;
+use super::draw::{normal, round};
 use super::settings::WorldSettings;
 use crate::log::schema::InventoryRow;
 
@@ -40,7 +41,7 @@ pub fn nodes(settings: &WorldSettings, audience: &Audience, bias: &Bias, rng: &m
                 region: cell.region,
                 gender: cell.gender,
                 age: cell.age,
-                pv: super::round(f64::from(settings.requests) * cell.share * error.exp(), 3),
+                pv: round(f64::from(settings.requests) * cell.share * error.exp(), 3),
                 curve: curves[cell.region as usize - 1].clone(),
                 ad_ids: Vec::new(),
             }

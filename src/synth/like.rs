@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use crate::log::CompiledLog;
 use crate::log::wander::{Hourly, Wander};
 
+use super::draw::round;
 use super::settings::WorldSettings;
 
 /// Minimum number of requests with an auction ad from which prices can be estimated.
@@ -51,7 +52,7 @@ impl WorldSettings {
         let mut world = self.clone();
         let mut set = |key: &str, value: f64| {
             world.draw.remove(key);
-            super::round(value, 6)
+            round(value, 6)
         };
         let s = Self {
             requests: set("requests", requests.round().max(1.0)) as u32,

@@ -6,8 +6,8 @@
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
-use super::audience::normal;
 use super::contracts::Contracts;
+use super::draw::{normal, round};
 use super::settings::WorldSettings;
 use crate::log::schema::{AdType, ControlRow, ExposureRow, QueueEntry, TrackRow};
 
@@ -77,7 +77,7 @@ impl<'a> Live<'a> {
             greedy.iter().filter(|(index, _)| *index == chosen).map(|(_, p)| (1.0 - self.settings.explore) * p).sum();
         let entry = self.legal[chosen];
         let charge = match entry.ad_type {
-            AdType::Auction => super::round(entry.ecpm / 1000.0, 5),
+            AdType::Auction => round(entry.ecpm / 1000.0, 5),
             AdType::Contract => {
                 let index = self.index(entry.ad_id);
                 self.delivered[index] += 1;
@@ -95,7 +95,7 @@ impl<'a> Live<'a> {
             ecpm: entry.ecpm,
             pctr: entry.pctr,
             click: rng.random::<f64>() < entry.pctr,
-            propensity: Some(super::round(by_chance + by_choice, 6)),
+            propensity: Some(round(by_chance + by_choice, 6)),
             explore,
         })
     }

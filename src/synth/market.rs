@@ -9,9 +9,10 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::Distribution;
 use rand_distr::weighted::WeightedAliasIndex;
 
-use super::audience::{Audience, normal};
+use super::audience::Audience;
 use super::conditions::Conditions;
 use super::contracts::Contracts;
+use super::draw::normal;
 use super::settings::WorldSettings;
 use super::traffic;
 

@@ -8,12 +8,24 @@
 //! The fixed parts (users, contracts, ads) are drawn once from the seed. Every day then draws each of its parts from a separate
 //! stream, so that days can be written in any order, by any number of threads, with the same bytes, and changing one key (the
 //! demands, say) leaves the other draws alone.
+//!
+//! | files | contents |
+//! |---|---|
+//! | [`settings`], [`error_settings`], [`process`], [`like`] | the keys of a world file; keys that each world draws; the keys of a world like given days |
+//! | [`world`]: [`audience`], [`contract`], [`contracts`], [`demand`], [`market`], [`errors`] | what all days share |
+//! | [`conditions`], [`wander`], [`traffic`], [`forecast`] | what differs from day to day |
+//! | [`day`], [`live`], [`posterior`] | a day is drawn and written, with its exposures |
+//! | [`truth`] | the process of a written world, for the reference policy that knows it |
+//! | [`draw`] | random streams |
 
 mod audience;
 mod conditions;
+mod contract;
 mod contracts;
 mod day;
 mod demand;
+mod draw;
+mod error_settings;
 mod errors;
 mod forecast;
 mod like;
@@ -25,83 +37,21 @@ mod settings;
 mod traffic;
 mod truth;
 mod wander;
+mod world;
 
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use rand::SeedableRng;
-use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
-use audience::Audience;
 pub use conditions::HOUR_CORRELATION;
-use contracts::Contracts;
-use errors::Errors;
-pub use errors::{Billing, ErrorSettings};
-use market::Market;
+pub use error_settings::{Billing, ErrorSettings};
 use posterior::{Observation, Posterior};
 pub use settings::{Compress, Jump, WorldSettings};
 pub use truth::{Truth, Typical};
 pub use wander::group_of;
-
-/// Purpose of a random stream.
-#[derive(Debug, Clone, Copy)]
-enum Purpose {
-    Audience,
-    Contracts,
-    Market,
-    Conditions,
-    Demand,
-    Forecast,
-    Traffic,
-    Queues,
-    Live,
-    Process,
-    Wander,
-    Bias,
-    Errors,
-}
-
-/// The parts of a world that all days share.
-struct World {
-    settings: WorldSettings,
-    audience: Audience,
-    contracts: Contracts,
-    market: Market,
-    /// Errors of the logged predictions, if any.
-    errors: Option<Errors>,
-}
-
-impl World {
-    fn build(settings: WorldSettings) -> Result<Self> {
-        let fixed = |purpose| stream(settings.seed, purpose, 0);
-        let audience = Audience::draw(&settings, &mut fixed(Purpose::Audience))?;
-        let contracts = Contracts::draw(&settings, &audience, &mut fixed(Purpose::Contracts));
-        let mut rng = fixed(Purpose::Market);
-        let market = Market::draw(&settings, &audience, &contracts, &mut rng)?;
-        let errors = Errors::draw(&settings);
-        Ok(Self { settings, audience, contracts, market, errors })
-    }
-
-    fn rng(&self, purpose: Purpose, day: u32) -> ChaCha8Rng {
-        stream(self.settings.seed, purpose, day)
-    }
-}
-
-fn stream(seed: u64, purpose: Purpose, day: u32) -> ChaCha8Rng {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    rng.set_stream(((purpose as u64) << 32) | u64::from(day));
-    rng
-}
-
-/// Rounds to `decimals` decimals, so that files are short and hold exactly the values used.
-fn round(value: f64, decimals: u32) -> f64 {
-    let unit = 10f64.powi(decimals as i32);
-    (value * unit).round() / unit
-}
-
-/// File of a written world's settings, with everything drawn, beside its days.
-pub const WORLD_FILE: &str = "world.toml";
+pub use world::WORLD_FILE;
+use world::World;
 
 /// Writes `out/day-0` .. `out/day-(days-1)` of the world that `seed` draws, and then [`WORLD_FILE`]. `days` and `seed` override
 /// the settings'.

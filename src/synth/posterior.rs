@@ -4,7 +4,8 @@
 //! variances sees the same exposures, so the gap that it closes is the best that can be reached. For charges the effects are
 //! Gaussian in the logarithm and coordinate descent solves for their mean; for clicks it finds the mode.
 
-use super::errors::{Cell, Effect, ErrorSettings, Errors};
+use super::error_settings::ErrorSettings;
+use super::errors::{Cell, Effect, Errors};
 
 /// One exposure of a training day.
 #[derive(Debug, Clone, Copy)]

@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail, ensure};
 use rand::RngExt;
 use toml::Value;
 
+use super::draw::{Purpose, round, stream};
 use super::settings::WorldSettings;
-use super::{Purpose, stream};
 
 /// Keys that identify a world and control its writing; they cannot be drawn themselves.
 const FIXED: [&str; 3] = ["seed", "days", "draw"];
@@ -56,7 +56,7 @@ impl WorldSettings {
             *place = match place {
                 Value::Integer(_) => Value::Integer(value.round() as i64),
                 // Six digits are precise enough and short.
-                Value::Float(_) => Value::Float(super::round(value, 6)),
+                Value::Float(_) => Value::Float(round(value, 6)),
                 _ => bail!("`draw.{key}`: only numbers can be drawn"),
             };
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::errors::ErrorSettings;
+use super::error_settings::ErrorSettings;
 use crate::log::day::parse_date;
 
 use anyhow::{Context, Result, ensure};

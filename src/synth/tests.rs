@@ -260,7 +260,7 @@ fn hourly_volume_changes_the_number_of_requests_and_not_only_when_they_come() {
 fn levels_persist_from_day_to_day_if_they_are_told_to() {
     let level = |kept: f64, seed: u64, day: u32| {
         let settings = WorldSettings { level_persistence: kept, price_drift: 0.2, ..WorldSettings::default() };
-        conditions::Conditions::draw(&settings, day, &|purpose, day| stream(seed, purpose, day)).volume.ln()
+        conditions::Conditions::draw(&settings, day, &|purpose, day| draw::stream(seed, purpose, day)).volume.ln()
     };
     let correlation = |kept: f64| {
         let pairs: Vec<(f64, f64)> = (0..300).map(|seed| (level(kept, seed, 5), level(kept, seed, 6))).collect();
@@ -275,8 +275,8 @@ fn levels_persist_from_day_to_day_if_they_are_told_to() {
 fn small_contracts_ask_for_a_good_part_of_a_narrow_audience() {
     let settings = WorldSettings { small_share: 0.4, requests: 30_000, ..WorldSettings::default() };
     let world = World::build(settings).unwrap();
-    let small: Vec<&contracts::Contract> =
-        world.contracts.list.iter().filter(|c| c.kind == contracts::Kind::Small).collect();
+    let small: Vec<&contract::Contract> =
+        world.contracts.list.iter().filter(|c| c.kind == contract::Kind::Small).collect();
     assert_eq!(small.len(), 12);
     for c in &small {
         assert!((50.0..=500.0).contains(&(c.demand * 30_000.0)));

@@ -15,7 +15,8 @@ use super::audience::BINS;
 use super::conditions::Conditions;
 use super::day::QueueBuilder;
 use super::settings::WorldSettings;
-use super::{WORLD_FILE, World, traffic};
+use super::traffic;
+use super::world::{WORLD_FILE, World};
 use crate::log::schema::{AdType, ControlRow};
 
 /// Slot, region, gender and age of a request.

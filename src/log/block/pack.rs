@@ -202,13 +202,13 @@ mod tests {
 
     use crate::log::CompiledLog;
     use crate::log::Entries;
+    use crate::log::compile::writer::LogWriter;
     use crate::log::compiled::{Contract, Tail};
     use crate::log::day::Day;
     use crate::log::draw::hash64;
     use crate::log::records::{BLOCK, Entry};
     use crate::log::schema::ControlRow;
     use crate::log::targeting::Targeting;
-    use crate::log::writer::LogWriter;
 
     use super::*;
 

@@ -12,9 +12,11 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::compile::{self, CompileOptions};
+use super::compile;
 use super::error::Result;
 use super::exposure::{self, ExposureReport};
+use super::options::CompileOptions;
+use super::quarantine::quarantine_path;
 use super::table;
 use super::wander::Hourly;
 use super::{CompiledLog, inventory};
@@ -90,7 +92,7 @@ pub fn check(dir: &Path, options: CompileOptions, feedback_delay_s: f64) -> Resu
         let what = format!("{} rows stood out of time order and were sorted", counts.out_of_order);
         warnings.push(Warning::new("out_of_order", what));
     }
-    let quarantine = if counts.quarantined > 0 { Some(compile::quarantine_path(dir)) } else { None };
+    let quarantine = if counts.quarantined > 0 { Some(quarantine_path(dir)) } else { None };
     Ok(CheckReport {
         directory: dir.to_owned(),
         log: log.name().to_owned(),

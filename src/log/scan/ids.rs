@@ -12,7 +12,8 @@ use bytemuck::{Pod, Zeroable};
 use rayon::slice::ParallelSliceMut as _;
 use twox_hash::XxHash3_64;
 
-use super::{LogError, Result, keep};
+use crate::log::error::{LogError, Result};
+use crate::log::keep;
 
 /// A request id and the number of its row among those that were parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Pod, Zeroable)]

@@ -3,9 +3,11 @@
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use super::{BadValue, Gather, Lumps, Next, Result, Source};
+use super::source::Source;
+use super::taker::{Gather, Next};
+use crate::log::error::{BadValue, Result};
 use crate::log::schema::TrackRow;
-use crate::log::table::{Lump, LumpReader};
+use crate::log::table::{Lump, LumpReader, Lumps};
 use crate::log::track;
 
 /// Maximum number of rows in a batch; [`ENTRIES`] limits the entries of their queues, up to the last row's.

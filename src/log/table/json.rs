@@ -5,7 +5,8 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::{Column, List};
+use super::column::{Column, List, keep_apart};
+use crate::log::error::BadValue;
 
 /// A JSON object as its keys and the text of its values, in order.
 pub struct Object<'a>(pub Vec<(String, &'a RawValue)>);
@@ -60,12 +61,29 @@ impl<'de: 'a, 'a> Deserialize<'de> for Array<'a> {
     }
 }
 
+/// Extracts the wanted cells of a JSON object.
+pub fn row(text: &[u8], columns: &'static [Column], cells: &mut csv::ByteRecord) -> Result<(), BadValue> {
+    let bad = |column, why: String| BadValue::new(column, &String::from_utf8_lossy(text), "bad_json", why);
+    let Object(entries) = serde_json::from_slice(text).map_err(|e| bad("", format!("not a JSON object: {e}")))?;
+    let mut cell_text = Vec::new();
+    for column in columns {
+        cell_text.clear();
+        match entries.iter().find(|(key, _)| key == column.name) {
+            Some((_, value)) => cell(column, value, &mut cell_text).map_err(|why| bad(column.name, why))?,
+            None if column.required => return Err(bad(column.name, format!("the object has no `{}`", column.name))),
+            None => {}
+        }
+        cells.push_field(&cell_text);
+    }
+    Ok(())
+}
+
 /// Appends a value to `text` as in a TSV cell: nothing for null, strings without quotes, numbers as they are written, lists
 /// joined.
 ///
 /// # Errors
 /// A nested value in a column that has none.
-pub fn cell(column: &Column, value: &RawValue, text: &mut Vec<u8>) -> Result<(), String> {
+fn cell(column: &Column, value: &RawValue, text: &mut Vec<u8>) -> Result<(), String> {
     let json = value.get();
     match (json.as_bytes().first(), column.list) {
         (Some(b'['), Some(list)) => array(list, json, text),
@@ -98,7 +116,7 @@ fn array(list: List, json: &str, text: &mut Vec<u8>) -> Result<(), String> {
         if list.fields.is_empty() {
             let from = text.len();
             plain(element.get(), text)?;
-            super::keep_apart(&mut text[from..]);
+            keep_apart(&mut text[from..]);
             continue;
         }
         let Object(entries) = serde_json::from_str(element.get()).map_err(|e| format!("an entry: {e}"))?;
@@ -109,7 +127,7 @@ fn array(list: List, json: &str, text: &mut Vec<u8>) -> Result<(), String> {
             if let Some((_, value)) = entries.iter().find(|(key, _)| key == field) {
                 let from = text.len();
                 plain(value.get(), text)?;
-                super::keep_apart(&mut text[from..]);
+                keep_apart(&mut text[from..]);
             }
         }
     }

@@ -5,9 +5,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::column::Column;
+use super::json;
 use super::parquet::{Outcome, ParquetRows, PlainRow};
+use super::row::{Place, Row, long_row, split_tabs};
 use super::text::{Line, read_line};
-use super::{Column, Place, Row, Source, Table, damaged_row, json_row, long_row, read_error, split_tabs};
+use super::{Source, Table, damaged_row, read_error};
 use crate::log::error::{BadValue, Result};
 
 /// Bytes of text in a lump, approximate.
@@ -182,7 +185,7 @@ impl LumpReader {
                     if cut {
                         row.fault = Some(long_row());
                     } else if json {
-                        row.fault = json_row(line, layout.columns, &mut row.cells).err();
+                        row.fault = json::row(line, layout.columns, &mut row.cells).err();
                     } else {
                         split_tabs(line, &mut row.cells);
                         row.check_width(layout.width);

@@ -5,12 +5,15 @@
 //! [`LONGEST_ROW`], a Parquet page by its own limits.
 
 mod codec;
+mod column;
 mod find;
 mod guard;
 mod json;
 mod lump;
+mod missing;
 mod page;
 mod parquet;
+mod row;
 mod text;
 mod value;
 
@@ -23,53 +26,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::error::{BadValue, LogError, Result, printable};
 use parquet::ParquetRows;
 pub use parquet::PlainRow;
+use row::{long_row, split_tabs};
 use text::{CsvRows, Line, read_line};
 
-pub use find::{elsewhere, find, parts, require};
+pub use column::{Column, LONGEST_ROW, List, optional, required};
+pub use find::{find, parts};
 pub use lump::{Lump, LumpReader, Lumps};
+pub use missing::{elsewhere, require};
+pub use row::{Place, Row, number};
 pub use text::open;
 pub use value::Plain;
-
-/// Maximum bytes of a row; a queue of 512 entries takes 60 KB at most.
-pub const LONGEST_ROW: usize = 4 << 20;
-
-/// A required or optional column of a table.
-#[derive(Debug, Clone, Copy)]
-pub struct Column {
-    pub name: &'static str,
-    pub required: bool,
-    /// Format of the lists in its cells, if it may hold lists.
-    pub list: Option<List>,
-}
-
-/// Format of a list in a cell: `separator` between its entries, commas between the fields of an entry.
-#[derive(Debug, Clone, Copy)]
-pub struct List {
-    pub separator: u8,
-    /// Fields of an entry in text order; empty for plain values.
-    pub fields: &'static [&'static str],
-    /// Number of fields, from the first, that must be present.
-    pub required: usize,
-}
-
-pub const fn required(name: &'static str) -> Column {
-    Column { name, required: true, list: None }
-}
-
-pub const fn optional(name: &'static str) -> Column {
-    Column { name, required: false, list: None }
-}
-
-impl Column {
-    pub const fn list(self, separator: u8, fields: &'static [&'static str], required: usize) -> Self {
-        Self { list: Some(List { separator, fields, required }), ..self }
-    }
-}
-
-/// Replaces list separators in a value that becomes part of a list. No valid value contains them.
-fn keep_apart(value: &mut [u8]) {
-    value.iter_mut().filter(|b| b";,\t\n".contains(b)).for_each(|b| *b = b'?');
-}
 
 enum Source {
     /// TSV with a buffer for the last line read.
@@ -96,29 +62,6 @@ pub struct Table {
     pub unknown: Vec<String>,
     /// Bytes read from its files.
     read: Arc<AtomicU64>,
-}
-
-/// Place of a row: number of the part file, and line, or row for Parquet.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Place {
-    pub part: u32,
-    pub line: u64,
-}
-
-/// One row; cells are addressed by the index of the wanted column.
-pub struct Row {
-    pub place: Place,
-    cells: csv::ByteRecord,
-    positions: Vec<Option<usize>>,
-    columns: &'static [Column],
-    /// Error of the row as a whole.
-    fault: Option<BadValue>,
-}
-
-impl Row {
-    fn new(columns: &'static [Column], positions: Vec<Option<usize>>) -> Self {
-        Self { place: Place::default(), cells: csv::ByteRecord::new(), positions, columns, fault: None }
-    }
 }
 
 /// An opened part: its rows, its header, and the current line.
@@ -366,7 +309,7 @@ impl Table {
                     }
                 }
                 if !too_long {
-                    row.fault = json_row(text, self.columns, &mut row.cells).err();
+                    row.fault = json::row(text, self.columns, &mut row.cells).err();
                 }
             }
             Source::Parquet(rows) => {
@@ -387,38 +330,8 @@ impl Table {
     }
 }
 
-fn split_tabs(text: &[u8], cells: &mut csv::ByteRecord) {
-    let mut from = 0;
-    for tab in memchr::memchr_iter(b'\t', text) {
-        cells.push_field(&text[from..tab]);
-        from = tab + 1;
-    }
-    cells.push_field(&text[from..]);
-}
-
-fn long_row() -> BadValue {
-    BadValue::new("", "", "row_too_long", format!("at most {} MiB are read of a row", LONGEST_ROW >> 20))
-}
-
 fn damaged_row(path: &Path, row: u64, why: &str) -> LogError {
     LogError::Format { path: path.to_owned(), reason: format!("row {row}: {why}; write the file again") }
-}
-
-/// Extracts the wanted cells of a JSON object.
-fn json_row(text: &[u8], columns: &'static [Column], cells: &mut csv::ByteRecord) -> std::result::Result<(), BadValue> {
-    let bad = |column, why: String| BadValue::new(column, &String::from_utf8_lossy(text), "bad_json", why);
-    let json::Object(entries) = serde_json::from_slice(text).map_err(|e| bad("", format!("not a JSON object: {e}")))?;
-    let mut cell = Vec::new();
-    for column in columns {
-        cell.clear();
-        match entries.iter().find(|(key, _)| key == column.name) {
-            Some((_, value)) => json::cell(column, value, &mut cell).map_err(|why| bad(column.name, why))?,
-            None if column.required => return Err(bad(column.name, format!("the object has no `{}`", column.name))),
-            None => {}
-        }
-        cells.push_field(&cell);
-    }
-    Ok(())
 }
 
 /// Reads a whole table; any bad row is an error, and `key` (its column name and value) must not repeat.
@@ -459,88 +372,4 @@ fn read_error(path: &Path, line: u64, source: std::io::Error) -> LogError {
         }
         _ => LogError::io(path, source),
     }
-}
-
-impl Row {
-    fn check_width(&mut self, width: usize) {
-        let has = self.cells.len();
-        if has != width {
-            let rule = format!("the row has {has} cells, the header {width}");
-            self.fault = Some(BadValue::new("", &has.to_string(), "wrong_width", rule));
-        }
-    }
-
-    /// Returns the error of the row as a whole.
-    ///
-    /// # Errors
-    /// A row with another number of columns than the header, a row that is too long, or invalid JSON.
-    pub fn check_shape(&self) -> std::result::Result<(), BadValue> {
-        self.fault.clone().map_or(Ok(()), Err)
-    }
-
-    /// Returns the text of column `i`; empty where the table lacks the column.
-    ///
-    /// # Errors
-    /// Bytes that are not UTF-8.
-    pub fn text_of(&self, i: usize) -> std::result::Result<&str, BadValue> {
-        let Some(bytes) = self.positions[i].and_then(|p| self.cells.get(p)) else { return Ok("") };
-        std::str::from_utf8(bytes).map_err(|_| {
-            BadValue::new(self.columns[i].name, &String::from_utf8_lossy(bytes), "not_utf8", "is not UTF-8")
-        })
-    }
-
-    /// Parses column `i` as a whole number; `None` where it is empty.
-    pub fn integer<T: std::str::FromStr>(&self, i: usize) -> std::result::Result<Option<T>, BadValue> {
-        let text = self.text_of(i)?;
-        if text.is_empty() {
-            return Ok(None);
-        }
-        text.parse().map(Some).map_err(|_| not_whole(self.columns[i].name, text, std::any::type_name::<T>()))
-    }
-
-    /// Parses column `i` as a number within `low..=high`; `None` where it is empty.
-    pub fn number(&self, i: usize, low: f64, high: f64) -> std::result::Result<Option<f64>, BadValue> {
-        let text = self.text_of(i)?;
-        if text.is_empty() {
-            return Ok(None);
-        }
-        number(self.columns[i].name, text, low, high).map(Some)
-    }
-
-    /// Returns the error for an empty cell that must not be empty.
-    pub fn empty(&self, i: usize) -> BadValue {
-        BadValue::new(self.columns[i].name, "", "empty", "must not be empty")
-    }
-}
-
-/// Returns the error for a text that is no whole number of type `kind`, with what to do about it.
-fn not_whole(column: &'static str, text: &str, kind: &str) -> BadValue {
-    let hint = match (text.parse::<f64>(), column) {
-        (Ok(number), _) if number >= 0.0 && number.fract() == 0.0 && text.contains(['.', 'e', 'E']) => {
-            "; write it without point and exponent (pandas: give the column the type Int64)"
-        }
-        (Ok(_), _) => "",
-        (Err(_), "ts_ms" | "arrival_ms") => "; times are Unix milliseconds, in Parquet also timestamps",
-        (Err(_), _) if kind == "u64" => {
-            "; hash ids that are texts, alike in every table (docs/formats.md, \"Rules for every file\")"
-        }
-        (Err(_), _) => "; number your texts, alike in every table",
-    };
-    BadValue::new(column, text, "not_an_integer", format!("is not a whole number that fits {kind}{hint}"))
-}
-
-/// Parses a finite number within `low..=high`.
-pub fn number(column: &'static str, text: &str, low: f64, high: f64) -> std::result::Result<f64, BadValue> {
-    let value: f64 = text.parse().map_err(|_| BadValue::new(column, text, "not_a_number", "is not a number"))?;
-    if !value.is_finite() {
-        return Err(BadValue::new(column, text, "not_finite", "must be finite"));
-    }
-    if value < low {
-        let reason = if low == 0.0 { "negative" } else { "out_of_range" };
-        return Err(BadValue::new(column, text, reason, format!("must be at least {low}")));
-    }
-    if value > high {
-        return Err(BadValue::new(column, text, "out_of_range", format!("must be at most {high}")));
-    }
-    Ok(value)
 }

@@ -12,11 +12,11 @@ use parquet::errors::{ParquetError, Result};
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use parquet::schema::types::{SchemaDescriptor, Type};
 
+use super::column::{Column, LONGEST_ROW, List, keep_apart};
 use super::guard::guarded;
 use super::page::Chunks;
 use super::value::{Leaf, Plain};
-use super::{Column, LONGEST_ROW, List, printable};
-use crate::log::error::LogError;
+use crate::log::error::{LogError, printable};
 
 /// Rows decoded at a time.
 const BATCH: usize = 256;
@@ -296,7 +296,7 @@ impl ListCell {
                 if let Some(leaf) = leaf {
                     let from = text.len();
                     leaf.next(text)?;
-                    super::keep_apart(&mut text[from..]);
+                    keep_apart(&mut text[from..]);
                 }
             }
         }

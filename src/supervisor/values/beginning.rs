@@ -92,7 +92,7 @@ pub fn prepare(settings: &ValueSettings, fields: &Fields, node: Node) -> anyhow:
         let mut hash = inputs_hash(dir, &joined.log)?;
         if let Some(path) = log::table::find(dir, "joined_exposure")? {
             let mut hasher = twox_hash::XxHash3_128::new();
-            log::compile::hash_table(&mut hasher, &path)?;
+            log::inputs::hash_table(&mut hasher, &path)?;
             hash += &format!("-{:032x}", hasher.finish_128());
         }
         prepared.inputs.insert(dir.clone(), hash);

@@ -6,17 +6,17 @@ use std::path::Path;
 use bytemuck::Zeroable as _;
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-use super::block::{FIELDS, Packer};
-use super::compile::Output;
-use super::compiled::{MAGIC, Tail, VERSION};
-use super::day::Day;
-use super::queue_buffer::QueueBuffer;
-use super::records::{Auction, BLOCK, Entry, HEADER, Header, Request};
-use super::requests::{BlockMeta, Requests};
+use super::output::Output;
+use crate::log::block::{FIELDS, Packer};
+use crate::log::compiled::{MAGIC, Tail, VERSION};
+use crate::log::day::Day;
+use crate::log::queue_buffer::QueueBuffer;
+use crate::log::records::{Auction, BLOCK, Entry, HEADER, Header, Request};
+use crate::log::requests::{BlockMeta, Requests};
 
 /// A compiled log being written. Its header is zero until [`LogWriter::finish`], so an incomplete file is never taken for a
 /// complete one.
-pub(super) struct LogWriter<W> {
+pub struct LogWriter<W> {
     to: W,
     at: u64,
     index: Vec<BlockMeta>,
@@ -27,7 +27,7 @@ pub(super) struct LogWriter<W> {
     content: Content,
 }
 
-/// The hash of a day's traffic: [`super::CompiledLog::content`].
+/// The hash of a day's traffic: [`crate::log::CompiledLog::content`].
 #[derive(Default)]
 struct Content {
     hash: XxHash3_128,
@@ -128,7 +128,7 @@ impl<W: Write + Seek> LogWriter<W> {
 }
 
 /// State of an unfinished log: the length, counts and index of what is written, and the block that is not full yet.
-pub(super) struct Begun<B, I> {
+pub struct Begun<B, I> {
     pub at: u64,
     pub counts: [u64; 3],
     pub block: B,
@@ -151,7 +151,7 @@ impl<W: Output + ?Sized> LogWriter<&mut W> {
         (day, contracts): (&Day, usize),
     ) -> std::result::Result<(), String> {
         let Begun { at, counts, block, index } = begun;
-        let map = super::map::read_only(path).map_err(|e| e.to_string())?;
+        let map = crate::log::map::read_only(path).map_err(|e| e.to_string())?;
         let end = usize::try_from(at).ok().filter(|end| (HEADER..=map.len()).contains(end)).ok_or("it is too short")?;
         let mut written = Requests::new(path.to_owned(), map, index, end, contracts, day)?;
         written.release_passed();
@@ -185,9 +185,9 @@ impl<W: Output + ?Sized> LogWriter<&mut W> {
 mod tests {
     use std::fs::File;
 
-    use super::super::CompiledLog;
-    use super::super::day::Day;
     use super::*;
+    use crate::log::CompiledLog;
+    use crate::log::day::Day;
 
     /// Offsets were counted in 32 bits for a whole day and wrapped silently.
     #[test]

@@ -10,11 +10,11 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use super::error::{LogError, Result};
-use super::keep;
-use super::queue_buffer::{Queue, QueueBuffer};
-use super::records::{Auction, Entry, Request};
-use super::scan::Next;
+use crate::log::error::{LogError, Result};
+use crate::log::keep;
+use crate::log::queue_buffer::{Queue, QueueBuffer};
+use crate::log::records::{Auction, Entry, Request};
+use crate::log::scan::Next;
 
 /// Callback that receives each request in time order.
 pub type Out<'a> = dyn FnMut(Queue) -> Result<()> + 'a;
