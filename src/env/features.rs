@@ -20,10 +20,10 @@ use super::replay::Replay;
 use super::state::{State, decay, growth, market_gain};
 
 /// Version of the feature rows, incremented with every change; a policy of another version cannot be read.
-pub const FEATURE_VERSION: u32 = 3;
+pub const FEATURE_VERSION: u32 = 2;
 
 /// Width of a feature row.
-pub const FEATURES: usize = 32;
+pub const FEATURES: usize = 31;
 
 /// Names of the features, in order; stored in the policy file.
 pub const FEATURE_NAMES: [&str; FEATURES] = [
@@ -49,7 +49,6 @@ pub const FEATURE_NAMES: [&str; FEATURES] = [
     "mean_auction_worth",
     "mean_contract_ctr",
     "mean_auction_ctr",
-    "observation_age",
     "log_penalty",
     "worth",
     "theta",
@@ -102,7 +101,6 @@ features! {
         auction_worth = "mean_auction_worth",
         contract_ctr = "mean_contract_ctr",
         auction_ctr = "mean_auction_ctr",
-        observation_age = "observation_age",
     }
 }
 
@@ -300,7 +298,6 @@ impl<'a> Moment<'a> {
             remaining_price: log_level(day.remaining_price(offset), day.unit),
             auction_worth: ratio(state.auction_worth(day.unit), day.unit),
             contract_ctr: ratio(state.contract_ctr(day.contract_pctr), day.contract_pctr),
-            observation_age: (offset - replay.observed_until().min(offset)) as f32 / 3_600_000.0,
             auction_ctr: ratio(state.auction_ctr(day.auction_pctr), day.auction_pctr),
         };
         let general = General { volume_ratio, features };
