@@ -2,7 +2,7 @@
 
 use crate::env::DayModel;
 use crate::policy::PolicySpec;
-use crate::settings::{self, Critic, ScoreMode, Settings};
+use crate::settings::{ScoreMode, Settings};
 
 /// Sizes of a batch and of the pool it is drawn from, constant over a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl Dims {
             offers,
             auctions: spec.auction_candidates(),
             score_auctions: spec.score_mode == ScoreMode::All,
-            outputs: outputs(&settings.learner),
+            outputs: settings.learner.outputs(),
         }
     }
 
@@ -58,13 +58,4 @@ fn room(days: &[DayModel], settings: &Settings) -> usize {
         l.pool * steps.div_ceil(l.segment) / steps
     };
     (days.iter().map(segments).max().unwrap_or(0) * 5 / 4).max(1)
-}
-
-/// Returns the number of the critic's outputs for one row: quantiles, atoms, or the mean alone.
-pub fn outputs(settings: &settings::Learner) -> usize {
-    match settings.critic {
-        Critic::Quantile => settings.quantiles,
-        Critic::Categorical => settings.atoms,
-        Critic::Scalar => 1,
-    }
 }

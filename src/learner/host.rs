@@ -14,7 +14,7 @@ use crate::learner::factors::loss_factors;
 use crate::policy::TrainerState;
 use crate::policy::net::Shape;
 use crate::policy::{Bids, PolicySpec};
-use crate::settings::{Critic, Settings, Target};
+use crate::settings::{Settings, Target};
 
 use super::batch::{Rebuild, SegmentRows};
 use super::calibration::Calibration;
@@ -114,10 +114,7 @@ impl HostTrainer {
         let target_critic = to_host(critic.at.follower.clone());
         let [critic, actor] = [critic, actor].map(|network| to_host(network.at.params.clone()));
         let net = Net::new(critic_flat, &critic);
-        let critic_mean = match self.settings.learner.critic {
-            Critic::Quantile | Critic::Scalar => Some(net.mean_of_outputs()),
-            Critic::Categorical => None,
-        };
+        let critic_mean = self.settings.learner.critic.averages_outputs().then(|| net.mean_of_outputs());
         let critic_turned = net.turned();
         let actor_turned = Net::new(actor_flat, &actor).turned();
         Parameters { critic, target_critic, actor, critic_mean, critic_turned, actor_turned }

@@ -89,13 +89,11 @@ pub fn support(settings: &Learner) -> Vec<f32> {
 impl Losses<'_> {
     /// Returns the mean of the fraction that an output row represents.
     pub fn mean(&self, row: &[f32]) -> f32 {
-        match self.settings.critic {
-            Critic::Quantile | Critic::Scalar => sum(row) / row.len() as f32,
-            Critic::Categorical => {
-                let (weights, total) = softmax(row);
-                weights.iter().zip(&self.support).map(|(w, a)| w * a).sum::<f32>() / total
-            }
+        if self.settings.critic.averages_outputs() {
+            return sum(row) / row.len() as f32;
         }
+        let (weights, total) = softmax(row);
+        weights.iter().zip(&self.support).map(|(w, a)| w * a).sum::<f32>() / total
     }
 
     /// Computes the losses and gradients of a segment.

@@ -12,7 +12,6 @@ use crate::policy::start::initial_actor;
 use crate::policy::{AdamState, TrainerState};
 use crate::settings::{Critic, Settings, Target};
 
-use super::dims::outputs;
 use super::optimiser::{Adam, Arrays, Optimise, Rates};
 use super::transfer::to_host;
 
@@ -53,7 +52,7 @@ pub fn critic_shape(spec: &PolicySpec, settings: &Settings) -> Shape {
     };
     // With returns it learns from its own rows; with hindsight prices, from the actor's rows.
     let features = if settings.learner.target == Target::Hindsight { spec.features() } else { FEATURES };
-    Shape { features, tables, hidden: settings.learner.critic_hidden, outputs: outputs(&settings.learner) }
+    Shape { features, tables, hidden: settings.learner.critic_hidden, outputs: settings.learner.outputs() }
 }
 
 impl<B: Optimise> Networks<B> {

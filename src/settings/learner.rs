@@ -36,6 +36,16 @@ pub enum Critic {
     Scalar,
 }
 
+impl Critic {
+    /// Returns whether an estimate of the return is the mean of the outputs, and so a linear function of them.
+    pub fn averages_outputs(self) -> bool {
+        match self {
+            Self::Quantile | Self::Scalar => true,
+            Self::Categorical => false,
+        }
+    }
+}
+
 /// Decomposition of the return that the critic learns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -156,6 +166,15 @@ impl Default for Learner {
 }
 
 impl Learner {
+    /// Returns the number of the critic's outputs for one row: quantiles, atoms, or the mean alone.
+    pub fn outputs(&self) -> usize {
+        match self.critic {
+            Critic::Quantile => self.quantiles,
+            Critic::Categorical => self.atoms,
+            Critic::Scalar => 1,
+        }
+    }
+
     /// Checks that batch and pool can be dealt to the ranks of so many nodes.
     ///
     /// # Errors

@@ -26,19 +26,19 @@ fn scale_of(numbers: &Array<f32>, at: usize, len: usize) -> (f32, f32) {
 
 /// Returns the mean of the distribution that a row of the critic represents.
 #[cube]
-fn mean(rows: &Array<f32>, support: &Array<f32>, at: usize, len: usize, #[comptime] categorical: bool) -> f32 {
+fn mean(rows: &Array<f32>, support: &Array<f32>, at: usize, len: usize, #[comptime] averages: bool) -> f32 {
     let mut sum = 0.0f32;
-    if comptime!(categorical) {
+    if comptime!(averages) {
+        for i in 0..len {
+            sum += rows[at + i];
+        }
+        sum /= f32::cast_from(len);
+    } else {
         let (top, scale) = scale_of(rows, at, len);
         for i in 0..len {
             sum += (rows[at + i] - top).exp() * support[i];
         }
         sum /= scale;
-    } else {
-        for i in 0..len {
-            sum += rows[at + i];
-        }
-        sum /= f32::cast_from(len);
     }
     sum
 }
@@ -53,7 +53,7 @@ pub(super) fn values_kernel(
     values: &mut Array<f32>,
     of: Sizes,
     at: Places,
-    #[comptime] categorical: bool,
+    #[comptime] averages: bool,
 ) {
     let row = ABSOLUTE_POS;
     if row >= values.len() {
@@ -61,10 +61,10 @@ pub(super) fn values_kernel(
     }
     let first = of.all * (of.contracts + of.bidders);
     if row < first {
-        let value = mean(rows, support, row * of.outputs, of.outputs, categorical);
+        let value = mean(rows, support, row * of.outputs, of.outputs, averages);
         values[row] = value * batch[at.potential + row];
     } else {
-        let value = mean(last, support, (row - first) * of.outputs, of.outputs, categorical);
+        let value = mean(last, support, (row - first) * of.outputs, of.outputs, averages);
         values[row] = value * batch[at.potential + row];
     }
 }

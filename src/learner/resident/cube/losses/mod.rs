@@ -9,8 +9,6 @@ mod critic;
 
 use burn_cubecl::CubeRuntime;
 
-use crate::settings::Critic;
-
 use super::networks::{ByOutputs, Passes};
 use super::update::Update;
 use crate::gpu::numbers::Numbers;
@@ -86,7 +84,7 @@ pub fn gradients<R: CubeRuntime>(update: &Update<R>, passes: &Passes<R>) -> (ByO
             values.arg(),
             sizes(),
             places(),
-            losses.critic == Critic::Categorical,
+            losses.critic.averages_outputs(),
         );
         let (count, dim) = batch.units(requests);
         contests_kernel::launch_unchecked::<R>(
