@@ -96,18 +96,6 @@ pub mod shared {
         (u, 0.5f32 * u * u)
     }
 
-    /// Returns the derivative of the loss of the expectile of one third, of a difference between the return and its estimate, and
-    /// the loss (Newey and Powell 1987).
-    #[cube]
-    #[inline(always)]
-    pub fn expectile_loss(u: f32) -> (f32, f32) {
-        let mut side = f32::new(0.666_666_7);
-        if u < 0.0 {
-            side = f32::new(1.333_333_4);
-        }
-        (side * u, 0.5f32 * side * u * u)
-    }
-
     /// Returns the derivative of Huber's loss of a difference between a target and the quantile `tau`, and the loss (Dabney et
     /// al. 2018, equations 9 and 10). The loss is `u^2 / (2 kappa)` within kappa and `|u| - kappa / 2` outside, weighted by the
     /// side.

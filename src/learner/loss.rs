@@ -4,7 +4,7 @@
 //! earnings of the remaining impressions), so `Z_j = m_j z_j` and a contract that owes nothing is worth nothing. Losses are
 //! measured in units of the scale `s`.
 
-use crate::formulas::shared::{LossFactors, expectile_loss, outlook, policy_gradient, scalar_loss};
+use crate::formulas::shared::{LossFactors, outlook, policy_gradient, scalar_loss};
 use crate::policy::Bids;
 use crate::settings::{Credit, Critic, Learner, MOST_QUANTILES};
 
@@ -82,7 +82,7 @@ pub fn support(settings: &Learner) -> Vec<f32> {
             let n = settings.atoms;
             (0..n).map(|i| ATOMS.0 + (ATOMS.1 - ATOMS.0) * i as f32 / (n - 1) as f32).collect()
         }
-        Critic::Scalar | Critic::Expectile => vec![0.5],
+        Critic::Scalar => vec![0.5],
     }
 }
 
@@ -300,11 +300,6 @@ impl Losses<'_> {
         match self.settings.critic {
             Critic::Scalar => {
                 let (slope, loss) = scalar_loss((returns - m * z[0]) / s);
-                gradient[0] = -weight * slope * m / s;
-                loss
-            }
-            Critic::Expectile => {
-                let (slope, loss) = expectile_loss((returns - m * z[0]) / s);
                 gradient[0] = -weight * slope * m / s;
                 loss
             }

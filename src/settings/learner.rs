@@ -34,15 +34,13 @@ pub enum Critic {
     Categorical,
     /// The mean alone, fitted with the squared error.
     Scalar,
-    /// The expectile of one third: an estimate that is too high costs twice as much as one that is too low.
-    Expectile,
 }
 
 impl Critic {
     /// Returns whether an estimate of the return is the mean of the outputs, and so a linear function of them.
     pub fn averages_outputs(self) -> bool {
         match self {
-            Self::Quantile | Self::Scalar | Self::Expectile => true,
+            Self::Quantile | Self::Scalar => true,
             Self::Categorical => false,
         }
     }
@@ -173,7 +171,7 @@ impl Learner {
         match self.critic {
             Critic::Quantile => self.quantiles,
             Critic::Categorical => self.atoms,
-            Critic::Scalar | Critic::Expectile => 1,
+            Critic::Scalar => 1,
         }
     }
 

@@ -21,11 +21,10 @@ use rand_chacha::ChaCha8Rng;
 use super::harness::{days, train};
 use super::worlds::{MIDNIGHT, World, plain_contract};
 
-const CRITICS: [(Critic, Credit); 6] = [
+const CRITICS: [(Critic, Credit); 5] = [
     (Critic::Quantile, Credit::Contract),
     (Critic::Categorical, Credit::Contract),
     (Critic::Scalar, Credit::Contract),
-    (Critic::Expectile, Credit::Contract),
     (Critic::Quantile, Credit::Total),
     (Critic::Scalar, Credit::Total),
 ];

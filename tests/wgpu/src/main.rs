@@ -161,7 +161,6 @@ fn check_variants(days: &[DayModel]) -> bool {
         (Critic::Quantile, Credit::Contract),
         (Critic::Categorical, Credit::Contract),
         (Critic::Scalar, Credit::Contract),
-        (Critic::Expectile, Credit::Contract),
         (Critic::Quantile, Credit::Total),
         (Critic::Scalar, Credit::Total),
     ];

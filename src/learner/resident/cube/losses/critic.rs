@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use crate::formulas::shared::{LossFactors, expectile_loss, quantile_huber, return_step, scalar_loss};
+use crate::formulas::shared::{LossFactors, quantile_huber, return_step, scalar_loss};
 use crate::settings::Critic;
 
 use super::super::constants::Atoms;
@@ -206,11 +206,6 @@ pub(super) fn critic_kernel(
     let mut loss = 0.0f32;
     if comptime!(critic == Critic::Scalar) {
         let (by_difference, term) = scalar_loss((returns[pair] - said) * inverse);
-        slope = by_difference;
-        loss = term;
-    }
-    if comptime!(critic == Critic::Expectile) {
-        let (by_difference, term) = expectile_loss((returns[pair] - said) * inverse);
         slope = by_difference;
         loss = term;
     }
