@@ -178,7 +178,7 @@ impl Synth {
     fn run(self) -> anyhow::Result<Exit> {
         let usage = |e: anyhow::Error| UsageError(format!("{e:#}"));
         let mut world = match &self.config {
-            Some(path) => WorldSettings::load(path).map_err(usage)?,
+            Some(path) => synth::load(path).map_err(usage)?,
             None => WorldSettings::default(),
         };
         if !self.like.is_empty() {

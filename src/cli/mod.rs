@@ -3,14 +3,8 @@
 //! Arguments and TOML become settings here; commands get settings, never clap types. Data goes to stdout, logs and progress to
 //! stderr. [`exit`] has the exit codes, [`output`] prints results.
 
-/// Tells a person something, on the first node of a job.
-macro_rules! tell {
-    ($job:expr, $($arg:tt)*) => {
-        if $job.node().is_first() {
-            say!($($arg)*);
-        }
-    };
-}
+#[macro_use]
+pub mod output;
 
 mod bench;
 mod child;
@@ -22,7 +16,6 @@ mod explain;
 mod export;
 mod inspect;
 mod node;
-pub mod output;
 mod plan;
 mod pretrain;
 mod promote;

@@ -1,5 +1,14 @@
 //! Output to stdout, without control sequences that a terminal would obey.
 
+/// Tells a person something, on the first node of a job.
+macro_rules! tell {
+    ($job:expr, $($arg:tt)*) => {
+        if $job.node().is_first() {
+            say!($($arg)*);
+        }
+    };
+}
+
 /// Escapes the control characters in a text, so that the content of a log cannot move the cursor or set the title of a reader's
 /// terminal.
 pub fn plain(text: &str) -> std::borrow::Cow<'_, str> {

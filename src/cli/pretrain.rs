@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use clap::Args;
 
 use crate::pretrain::{self, Pretraining};
-use crate::synth::WorldSettings;
+use crate::synth;
 
 use super::exit::{Exit, UsageError};
 
@@ -47,7 +47,7 @@ impl Pretrain {
         if self.worlds == 0 || self.episodes == 0 || self.epochs == 0 {
             return Err(UsageError("--worlds, --episodes and --epochs must be at least 1".into()).into());
         }
-        let world = WorldSettings::load(&self.config).map_err(|e| UsageError(format!("{e:#}")))?;
+        let world = synth::load(&self.config).map_err(|e| UsageError(format!("{e:#}")))?;
         let scratch = tempfile::tempdir()?;
         if self.volume {
             let moments = pretrain::volume::moments(&world, self.seed, self.worlds, scratch.path())?;

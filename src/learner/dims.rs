@@ -39,7 +39,7 @@ impl Dims {
             offers,
             auctions: spec.auction_candidates(),
             score_auctions: spec.score_mode == ScoreMode::All,
-            outputs: settings.learner.outputs(),
+            outputs: settings.learner.critic_outputs(),
         }
     }
 

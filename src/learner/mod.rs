@@ -17,7 +17,7 @@
 //!   learning rates around the trainer, the same in every mode. [`share`]: the part of one of several ranks. [`networks`], [`optimiser`]: parameters as flat
 //!   tensors. [`passes`]: a network's passes on the CPU. `row_loops`, `open_sums`, `id_sums`: its loops, its products with 0/1 matrices, its sums by embedding. `present`: the rows of a batch that need them.
 //! - [`device`]: choice of the backend.
-//! - [`process`]: the learner process. [`rings`]: its side of shared memory. [`saver`]: its side of snapshots.
+//! - [`process`]: the learner process, from its start to its end. `member`: what it holds, and what it tells other ranks. [`updates`]: its updates. [`rings`]: its side of shared memory. [`saver`]: its side of snapshots.
 //! - [`peers`]: the other ranks of a learner (`learner.ranks`), as one of them sees them. `together`: what they do together.
 
 pub mod batch;
@@ -31,6 +31,7 @@ mod host;
 mod id_sums;
 mod kernels;
 pub mod loss;
+mod member;
 pub mod networks;
 mod open_sums;
 pub mod optimiser;
@@ -47,6 +48,7 @@ pub mod share;
 mod together;
 pub mod trainer;
 mod transfer;
+pub mod updates;
 
 pub use self::core::{Learner, LearnerState, Publication};
 pub use device::Device;

@@ -10,7 +10,7 @@ use crate::policy::PolicySpec;
 use crate::policy::net::{Part, Shape, Table};
 use crate::policy::start::initial_actor;
 use crate::policy::{AdamState, TrainerState};
-use crate::settings::{Critic, Settings, Target};
+use crate::settings::{Settings, Target};
 
 use super::optimiser::{Adam, Arrays, Optimise, Rates};
 use super::transfer::to_host;
@@ -52,7 +52,7 @@ pub fn critic_shape(spec: &PolicySpec, settings: &Settings) -> Shape {
     };
     // With returns it learns from its own rows; with hindsight prices, from the actor's rows.
     let features = if settings.learner.target == Target::Hindsight { spec.features() } else { FEATURES };
-    Shape { features, tables, hidden: settings.learner.critic_hidden, outputs: settings.learner.outputs() }
+    Shape { features, tables, hidden: settings.learner.critic_hidden, outputs: settings.learner.critic_outputs() }
 }
 
 impl<B: Optimise> Networks<B> {
@@ -63,7 +63,7 @@ impl<B: Optimise> Networks<B> {
         let mut rng = ChaCha8Rng::seed_from_u64(settings.run.seed);
         rng.set_stream(0xC717);
         // A fraction of one half makes the initial advantage half a penalty. Logits start at 0, prices at the start of the bids.
-        let level = l.critic == Critic::Categorical || l.target == Target::Hindsight;
+        let level = !l.critic.averages_outputs() || l.target == Target::Hindsight;
         let bias = if level { 0.0 } else { 0.5 };
         let critic = critic_shape.initial(&mut rng, 0.1, bias);
         let actor = initial_actor(spec, settings.run.seed);

@@ -5,48 +5,16 @@
 //! exchange checks. The first rank of each node publishes; a snapshot has a part of every rank of a node. The first of all nodes asks for
 //! snapshots, waits for evaluations and sees when the policy has converged.
 
-use std::time::Duration;
-
 use anyhow::{Context as _, ensure};
 
 use crate::run::failpoint;
-use crate::run::snapshot::{Snapshot, folder};
-use crate::shm::control::STOP_NOW;
 
 use super::core::Learner;
-use super::peers::{Agreed, Said};
-use super::process::{LearnerProcess, NOT_SAVED};
+use super::member::{LearnerProcess, NOT_SAVED};
 use super::saver::Surroundings;
-use super::trainer::{NotFinite, UpdateStats};
+use super::trainer::NotFinite;
 
 impl LearnerProcess<'_> {
-    /// Returns the snapshot that the first rank finds, for all ranks.
-    pub fn newest_of_all(
-        &mut self,
-        learner: &mut Learner,
-        find: impl FnOnce(&Self) -> anyhow::Result<Option<Snapshot>>,
-    ) -> anyhow::Result<Option<Snapshot>> {
-        let found = if self.leads() { find(self)? } else { None };
-        let number = found.as_ref().map_or(0, |snapshot| snapshot.number);
-        let agreed = self.agree(learner, |said| said.number = number)?;
-        if self.leads() || agreed.number == 0 {
-            return Ok(found);
-        }
-        folder::numbered(&self.directory.checkpoints(), agreed.number).map(Some)
-    }
-
-    /// Begins when all ranks are there, with the version that the first one has published.
-    pub fn begin_together(&mut self, learner: &mut Learner) -> anyhow::Result<()> {
-        let version = self.rings.publications.version();
-        let agreed = self.agree(learner, |said| said.number = version)?;
-        let known = &mut self.rings.publications;
-        if known.version() < agreed.number {
-            known.skip_to(agreed.number - 1);
-            known.push(learner.updates());
-        }
-        Ok(())
-    }
-
     /// Learns until the run ends.
     pub fn learn_together(&mut self, learner: &mut Learner) -> anyhow::Result<()> {
         let control = &self.segments.control;
@@ -100,21 +68,6 @@ impl LearnerProcess<'_> {
         }
     }
 
-    /// Does one update with all ranks; returns its statistics and the time spent in the exchange.
-    pub fn update_together(
-        &mut self,
-        learner: &mut Learner,
-        read: bool,
-    ) -> anyhow::Result<(Option<UpdateStats>, Duration)> {
-        let (said, slot) = (self.said(learner), self.rings.slot);
-        let peers = self.peers.as_mut().context("a learner that learns alone")?;
-        let (before, ranks) = (peers.waited, peers.ranks());
-        let stats = learner.update_together(read, ranks, |share| peers.average(share, said, || slot.beat()))?;
-        let (agreed, waited) = (peers.agreed, peers.waited - before);
-        self.heed(learner, &agreed);
-        Ok((stats, waited))
-    }
-
     /// Saves and publishes the final state.
     pub fn end_together(&mut self, learner: &mut Learner) -> anyhow::Result<()> {
         if !self.agree(learner, |_| {})?.at_once {
@@ -161,46 +114,5 @@ impl LearnerProcess<'_> {
             saver.write(number, &state)?;
         }
         Ok(number)
-    }
-
-    fn agreed(&self) -> Agreed {
-        self.peers.as_ref().map_or(Agreed::default(), |peers| peers.agreed)
-    }
-
-    /// Exchanges with all ranks what each says of itself, after `change`.
-    fn agree(&mut self, learner: &mut Learner, change: impl FnOnce(&mut Said)) -> anyhow::Result<Agreed> {
-        let mut said = self.said(learner);
-        change(&mut said);
-        let slot = self.rings.slot;
-        let peers = self.peers.as_mut().context("a learner that learns alone")?;
-        let before = peers.waited;
-        let agreed = peers.agree(said, || slot.beat())?;
-        self.rings.stats.wait_ns.add((peers.waited - before).as_nanos() as u64);
-        self.rings.slot.beat();
-        self.heed(learner, &agreed);
-        Ok(agreed)
-    }
-
-    fn heed(&self, learner: &mut Learner, agreed: &Agreed) {
-        learner.heed(agreed);
-        if self.rings.is_first {
-            self.rings.stats.samples_consumed.set(agreed.samples);
-        }
-    }
-
-    fn said(&self, learner: &Learner) -> Said {
-        let level = self.segments.control.stop_level();
-        let saver = self.rings.saver.as_ref();
-        Said {
-            stops: level > 0 || self.leads() && self.converged(),
-            at_once: level >= STOP_NOW,
-            ready: learner.ready(),
-            due: self.leads() && saver.is_some_and(|saver| saver.is_due()),
-            room: saver.is_none_or(|saver| saver.next().is_some()),
-            samples: learner.samples(),
-            elapsed_s: learner.elapsed_s(),
-            parameters: learner.digest(),
-            ..Said::default()
-        }
     }
 }

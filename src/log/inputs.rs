@@ -1,4 +1,4 @@
-//! What a compiled log is made from: its files, their hash, and what identifies a log directory.
+//! The inputs of a compiled log: the files of a directory, their hash, its name, and what its import report says.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ const IMPORT_REPORT: &str = "import.json";
 
 /// Returns the name of a log in reports and decisions. The name is part of the input hash, so a renamed directory is compiled
 /// again.
-pub fn name_of(dir: &Path) -> String {
+pub(super) fn name_of(dir: &Path) -> String {
     dir.canonicalize()
         .ok()
         .and_then(|d| d.file_name().map(|n| n.to_string_lossy().into_owned()))
@@ -35,7 +35,10 @@ fn inputs(dir: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Returns the file attributes that show whether an input changes while it is read.
-pub fn stats(dir: &Path) -> Result<Vec<(PathBuf, Stat)>> {
+///
+/// # Errors
+/// A file that cannot be read.
+pub(super) fn stats(dir: &Path) -> Result<Vec<(PathBuf, Stat)>> {
     let mut stats = Vec::new();
     for table in inputs(dir)? {
         for part in table::parts(&table)? {
@@ -47,7 +50,10 @@ pub fn stats(dir: &Path) -> Result<Vec<(PathBuf, Stat)>> {
 }
 
 /// Hashes the inputs and options of a compiled log.
-pub fn hash_inputs(dir: &Path, options: CompileOptions) -> Result<u128> {
+///
+/// # Errors
+/// A file that cannot be read.
+pub(super) fn hash_inputs(dir: &Path, options: CompileOptions) -> Result<u128> {
     // Refuses an oversized day file before all of it is read.
     Day::read(dir)?;
     let mut hasher = XxHash3_128::new();
@@ -73,7 +79,8 @@ pub fn hash_table(hasher: &mut XxHash3_128, path: &Path) -> Result<()> {
     Ok(())
 }
 
-pub fn contracts_declared(dir: &Path) -> bool {
+/// Returns whether the importer's report says that the contracts were declared.
+pub(super) fn contracts_declared(dir: &Path) -> bool {
     std::fs::read(dir.join(IMPORT_REPORT))
         .ok()
         .and_then(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes).ok())

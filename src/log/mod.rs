@@ -8,17 +8,17 @@
 //! |---|---|
 //! | [`schema`], [`track`], [`control`], [`inventory`], [`exposure`], [`day`], [`targeting`] | the rows of each table, and how their cells are parsed |
 //! | [`table`], [`scan`], [`quarantine`], [`error`] | tables in any format; one pass over a track log on all cores; bad rows; errors |
-//! | [`compile`], [`options`], [`inputs`], [`digest`], [`parts`], [`keep`] | the compiled log is made: when, from which files, and where it is kept |
-//! | [`compiled`], [`block`], [`records`], [`requests`], [`map`], [`queue_buffer`] | the compiled log is read |
+//! | [`compile`], [`options`], [`inputs`], [`digest`], [`parts`], [`keep`] | making a compiled log: its options, its inputs and their hashes, savepoints, where it is stored |
+//! | [`compiled`], [`block`], [`records`], [`requests`], [`map`], [`queue_buffer`], [`row_index`] | the compiled log's layout, and reading it; requests in memory; rows by their id |
 //! | [`queue`], [`draw`] | which entries of a queue may be shown |
-//! | [`raw`], [`corrected`], [`sample`], [`row_index`] | days that are altered: by stresses, at other values, smaller; rows by their id |
-//! | [`check`], [`wander`], [`buckets`] | reports on a log |
-//! | [`import`], [`write`](mod@write), [`write_parquet`] | importers of public logs; log directories are written |
+//! | [`raw`], [`corrected`], [`sample`] | days that are altered: by stresses, at other values, smaller |
+//! | [`check`], [`wander`], [`buckets`] | reports on a log; quantiles in bounded memory |
+//! | [`import`], [`write`](mod@write), [`write_parquet`] | importers of public logs; writing log directories |
 
 mod block;
 mod buckets;
 pub mod check;
-pub mod compile;
+mod compile;
 pub mod compiled;
 pub mod control;
 pub mod corrected;

@@ -1,4 +1,4 @@
-//! Bad rows of a log, listed in a file as they are found.
+//! The bad rows of a log: their list in a file, and the limit of their share.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek as _, SeekFrom, Write as _};
@@ -129,6 +129,7 @@ pub fn quarantine_path(dir: &Path) -> PathBuf {
     keep::folder(dir).map_or_else(|| "/dev/null".into(), |folder| folder.join("quarantine.tsv"))
 }
 
+/// Returns an error if the share of bad rows is above `options.max_bad_share`.
 pub fn check_share(counts: &Counts, options: CompileOptions, dir: &Path) -> Result<()> {
     if counts.quarantined as f64 <= options.max_bad_share * counts.rows as f64 {
         return Ok(());

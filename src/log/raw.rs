@@ -1,4 +1,5 @@
-//! Tables of a day as checked rows: the input of a compiled log, in a form that can still be altered.
+//! Tables of a day as checked rows: the input of a compiled log, in a form that can still be altered. [`super::compile`] compiles
+//! it.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! A rank in step with the others: all exchange everything of an update at once, and make the same one.
+//! Training in step: all ranks exchange everything of an update at once, and make the same update.
 
 use std::time::Instant;
 

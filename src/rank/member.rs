@@ -31,15 +31,15 @@ use super::store::BatchRows;
 /// What the first rank of a machine does for all others there.
 pub struct First<'a> {
     /// Of rank 0.
-    pub passes: Option<Passes<'a>>,
-    pub metrics: Metrics,
-    pub saver: Saver<'a>,
-    pub halves: Option<&'a Arc<Halves>>,
+    pub(super) passes: Option<Passes<'a>>,
+    pub(super) metrics: Metrics,
+    pub(super) saver: Saver<'a>,
+    pub(super) halves: Option<&'a Arc<Halves>>,
     /// All tables of the machine.
-    pub tables: Vec<RowReader>,
+    pub(super) tables: Vec<RowReader>,
 }
 
-/// The rows of the table that this rank writes.
+/// Locks the rows of the table that this rank writes.
 pub fn lock(rows: &Mutex<MergedRows>) -> MutexGuard<'_, MergedRows> {
     rows.lock().expect("whoever has rows works")
 }
@@ -54,18 +54,18 @@ pub struct Member<'a> {
     pub seat: Seat,
     pub blocks: Blocks<'a>,
     pub dense: Dense,
-    pub view: TableView,
-    pub occurrences: Occurrences,
-    pub finder: Finder,
-    pub batch_rows: BatchRows,
+    pub(super) view: TableView,
+    pub(super) occurrences: Occurrences,
+    pub(super) finder: Finder,
+    pub(super) batch_rows: BatchRows,
     /// Of this rank's shard: `dim` floats for each unique id.
-    pub row_gradients: Vec<f32>,
+    pub(super) row_gradients: Vec<f32>,
     /// Memory for a record of the table.
-    pub record: Vec<u32>,
+    pub(super) record: Vec<u32>,
     pub message: Vec<u8>,
     /// Of the first rank of a table: what it writes.
     pub rows: Option<Arc<Mutex<MergedRows>>>,
-    pub first: Option<First<'a>>,
+    pub(super) first: Option<First<'a>>,
     pub state: ValueState,
     /// Number of the rows that are published: updates since this process began.
     pub written: u64,
@@ -73,10 +73,10 @@ pub struct Member<'a> {
     pub sums: Losses,
     pub sums_samples: u64,
     /// When the last record was written, and the samples then.
-    pub shown: (Instant, u64),
+    pub(super) shown: (Instant, u64),
     /// Time in exchanges, and waiting for rows.
     pub exchanging: Duration,
-    pub fields: usize,
+    pub(super) fields: usize,
 }
 
 impl Member<'_> {

@@ -17,8 +17,9 @@
 //! | [`passes`], [`judge`] | the end of a pass: evaluation, the best model |
 //! | [`progress`] | where training begins and stands: its first state, the rates of an update, what main is told |
 //! | [`saver`] | snapshots |
-//! | [`together`] | several ranks: what each opens, and its part until the end |
-//! | [`member`], [`in_step`], [`overlapped`] | a rank of several: what both modes share, in step, and overlapped |
+//! | [`together`] | starts and ends a rank of several |
+//! | [`member`] | what a rank does in both modes |
+//! | [`in_step`], [`overlapped`] | the two modes |
 //! | [`said`] | what ranks tell each other beside gradients |
 //! | [`arrivals`] | which gradients of others have arrived |
 //! | [`writer`] | the thread that writes the rows of a table while ranks overlap |

@@ -1,18 +1,42 @@
-//! What a scorer chose, counted; and what was really shown: exposures confirm choices, correct them, or fail to come.
+//! Decisions that are counted as shown; and what was really shown: exposures confirm choices, correct them, or fail to come.
 
 use crate::env::Choice;
+use crate::log::error::BadValue;
+use crate::log::schema::TrackRow;
 
 use super::claims::{Claim, Exposure};
-use super::scorer::Scorer;
+use super::scorer::{Decision, Scorer};
 
 impl Scorer {
+    /// Scores a request, chooses an ad and counts it.
+    ///
+    /// # Errors
+    /// As [`Scorer::check`]; the state does not move then.
+    pub fn decide(&mut self, request: &TrackRow, out: &mut Decision) -> Result<(), BadValue> {
+        self.check(request)?;
+        let offset = (request.ts_ms - self.day.start_ms).max(self.now);
+        if self.options.stateless {
+            self.begin_late(offset);
+            self.warm(offset);
+            self.score_frozen(request, offset, out);
+            return Ok(());
+        }
+        self.begin_late(offset);
+        self.withdraw(offset);
+        let choice = self.score(request, offset, out);
+        self.now = offset;
+        self.begun = true;
+        self.count(choice, request.request_id);
+        Ok(())
+    }
+
     /// What was chosen on a request, where it is remembered.
     pub fn claimed(&self, request_id: u64) -> Option<Claim> {
         self.claims.get(request_id)
     }
 
     /// Counts a choice on the current request.
-    pub(super) fn count(&mut self, choice: Choice, request_id: u64) {
+    fn count(&mut self, choice: Choice, request_id: u64) {
         if self.options.exposures
             && let Some(claim) = self.claim(choice)
         {
@@ -48,7 +72,7 @@ impl Scorer {
     }
 
     /// Takes back what was not confirmed in time.
-    pub(super) fn withdraw(&mut self, offset: u64) {
+    fn withdraw(&mut self, offset: u64) {
         let Some(within) = self.options.confirm_within_s else { return };
         let before = offset.saturating_sub((within * 1000.0) as u64);
         while let Some(claim) = self.claims.pop_before(before) {

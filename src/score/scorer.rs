@@ -161,28 +161,6 @@ impl Scorer {
         self.rules.check(request)
     }
 
-    /// Scores a request, chooses an ad and counts it.
-    ///
-    /// # Errors
-    /// As [`Scorer::check`]; the state does not move then.
-    pub fn decide(&mut self, request: &TrackRow, out: &mut Decision) -> Result<(), BadValue> {
-        self.check(request)?;
-        let offset = (request.ts_ms - self.day.start_ms).max(self.now);
-        if self.options.stateless {
-            self.begin_late(offset);
-            self.warm(offset);
-            self.score_frozen(request, offset, out);
-            return Ok(());
-        }
-        self.begin_late(offset);
-        self.withdraw(offset);
-        let choice = self.score(request, offset, out);
-        self.now = offset;
-        self.begun = true;
-        self.count(choice, request.request_id);
-        Ok(())
-    }
-
     /// Scores a request at this moment's state, which does not move.
     ///
     /// # Errors
@@ -194,7 +172,7 @@ impl Scorer {
         Ok(())
     }
 
-    fn score_frozen(&mut self, request: &TrackRow, offset: u64, out: &mut Decision) {
+    pub(super) fn score_frozen(&mut self, request: &TrackRow, offset: u64, out: &mut Decision) {
         let (state, saved) = (self.replay.state.clone(), self.policy.save());
         self.score(request, offset, out);
         let mut moved = std::mem::replace(&mut self.replay.state, state);
@@ -205,7 +183,7 @@ impl Scorer {
         self.policy.load(&self.replay, &saved).expect("a policy reads what it wrote");
     }
 
-    fn score(&mut self, request: &TrackRow, offset: u64, out: &mut Decision) -> Choice {
+    pub(super) fn score(&mut self, request: &TrackRow, offset: u64, out: &mut Decision) -> Choice {
         self.rules.sort(request, &mut self.showable);
         if let Some(values) = &mut self.values {
             let start = self.day.start_ms;
@@ -265,7 +243,7 @@ impl Scorer {
         self.policy.score(&self.replay, &mut [], &mut []);
     }
 
-    fn begin_late(&mut self, offset: u64) {
+    pub(super) fn begin_late(&mut self, offset: u64) {
         if std::mem::take(&mut self.late) {
             let Replay { day, episode, state, .. } = &mut self.replay;
             state.expect_traffic(day, episode, offset);

@@ -37,7 +37,8 @@ pub enum Critic {
 }
 
 impl Critic {
-    /// Returns whether an estimate of the return is the mean of the outputs, and so a linear function of them.
+    /// Returns whether the estimate of the return is the mean of the outputs. Otherwise the outputs are logits of atoms, and the
+    /// estimate is the mean of that distribution.
     pub fn averages_outputs(self) -> bool {
         match self {
             Self::Quantile | Self::Scalar => true,
@@ -167,7 +168,7 @@ impl Default for Learner {
 
 impl Learner {
     /// Returns the number of the critic's outputs for one row: quantiles, atoms, or the mean alone.
-    pub fn outputs(&self) -> usize {
+    pub fn critic_outputs(&self) -> usize {
         match self.critic {
             Critic::Quantile => self.quantiles,
             Critic::Categorical => self.atoms,

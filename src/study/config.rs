@@ -10,7 +10,7 @@ use crate::env::Delay;
 use crate::evaluate::Stress;
 use crate::policy::baselines;
 use crate::settings;
-use crate::synth::WorldSettings;
+use crate::synth::{self, WorldSettings};
 
 /// Indices into a world's days; no day is in two of the lists.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -248,7 +248,7 @@ impl World {
         let worlds = match (&entry.synth, entry.logs.is_empty()) {
             (Some(synth), true) => {
                 let path = beside(folder, synth)?;
-                let settings = WorldSettings::load(&path)?;
+                let settings = synth::load(&path)?;
                 let seeds = if entry.seeds.is_empty() { vec![settings.seed] } else { entry.seeds };
                 let several = seeds.len() > 1 || entry.name.is_none();
                 let world = |seed| {

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::actor::Explorer;
 use crate::evaluator::Judge;
-use crate::learner::process::Record;
+use crate::learner::updates::Record;
 use crate::learner::{Device, Learner, device};
 use crate::policy::file::PolicyFile;
 use crate::run::context::Context;

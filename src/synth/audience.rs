@@ -6,7 +6,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::Distribution;
 use rand_distr::weighted::WeightedAliasIndex;
 
-use super::draw::{normal, normalise};
+use super::random::{normal, normalise};
 use super::settings::WorldSettings;
 
 /// Number of half hours of a day: the resolution of curves and flights.

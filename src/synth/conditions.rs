@@ -3,7 +3,7 @@
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
-use super::draw::{Purpose, normal};
+use super::random::{Purpose, normal};
 use super::settings::WorldSettings;
 use super::wander::{HOUR_MS, Wander, autoregressive};
 
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn a_jump_multiplies_prices_from_its_hour_on_its_day_only() {
         let mut settings = WorldSettings::default();
-        let rng = |purpose, day| crate::synth::draw::stream(1, purpose, day);
+        let rng = |purpose, day| crate::synth::random::stream(1, purpose, day);
         let day = |s: &WorldSettings, d| Conditions::draw(s, d, &rng);
         let (plain, plain_other) = (day(&settings, 3), day(&settings, 2));
         settings.jump = Some(Jump { day: 3, hour: 14.0, factor: 1.4 });

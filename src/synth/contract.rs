@@ -1,4 +1,4 @@
-//! One contract: what it asks for and where.
+//! One contract: its targeting, flight, supply, demand and prices.
 
 use super::audience::{BIN_MS, Cell};
 use crate::log::schema::DAY_MS;

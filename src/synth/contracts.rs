@@ -9,7 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use super::audience::{Audience, BIN_MS, BINS};
 use super::contract::{Contract, Kind};
 use super::demand;
-use super::draw::{normal, round};
+use super::random::{normal, round};
 use super::settings::WorldSettings;
 use crate::log::schema::ControlRow;
 use crate::log::targeting::Targeting;

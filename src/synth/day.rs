@@ -9,11 +9,11 @@ use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
 use super::conditions::Conditions;
-use super::draw::{Purpose, normal, round};
 use super::errors::{DayErrors, corrected};
 use super::live::Live;
 use super::market::{Draw, auction_entries};
 use super::posterior::{Observation, Posterior};
+use super::random::{Purpose, normal, round};
 use super::settings::{Compress, WorldSettings};
 use super::traffic::Arrival;
 use super::world::World;

@@ -5,7 +5,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::audience::Audience;
 use super::contract::{Contract, Kind};
-use super::draw::{normal, normalise};
+use super::random::{normal, normalise};
 
 /// Sets demands that sum to `fill`. The demands of small contracts are included, as long as they leave half of it to the others. Competing
 /// contracts ask for a large part of their fair share of the contested supply, over-booked ones for about all that they match.

@@ -7,8 +7,8 @@
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
-use super::draw::{Purpose, normal, round, stream};
 use super::error_settings::{Billing, ErrorSettings};
+use super::random::{Purpose, normal, round, stream};
 use super::settings::WorldSettings;
 use super::{contracts, market};
 use crate::log::schema::{AdType, ExposureRow, QueueEntry, TrackRow};

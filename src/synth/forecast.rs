@@ -3,7 +3,7 @@
 use rand_chacha::ChaCha8Rng;
 
 use super::audience::Audience;
-use super::draw::{normal, round};
+use super::random::{normal, round};
 use super::settings::WorldSettings;
 use crate::log::schema::InventoryRow;
 

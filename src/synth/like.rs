@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use crate::log::CompiledLog;
 use crate::log::wander::{Hourly, Wander};
 
-use super::draw::round;
+use super::random::round;
 use super::settings::WorldSettings;
 
 /// Minimum number of requests with an auction ad from which prices can be estimated.

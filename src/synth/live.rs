@@ -7,7 +7,7 @@ use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
 use super::contracts::Contracts;
-use super::draw::{normal, round};
+use super::random::{normal, round};
 use super::settings::WorldSettings;
 use crate::log::schema::{AdType, ControlRow, ExposureRow, QueueEntry, TrackRow};
 

@@ -12,7 +12,7 @@ use rand_distr::weighted::WeightedAliasIndex;
 use super::audience::Audience;
 use super::conditions::Conditions;
 use super::contracts::Contracts;
-use super::draw::normal;
+use super::random::normal;
 use super::settings::WorldSettings;
 use super::traffic;
 

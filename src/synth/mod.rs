@@ -11,12 +11,14 @@
 //!
 //! | files | contents |
 //! |---|---|
-//! | [`settings`], [`error_settings`], [`process`], [`like`] | the keys of a world file; keys that each world draws; the keys of a world like given days |
-//! | [`world`]: [`audience`], [`contract`], [`contracts`], [`demand`], [`market`], [`errors`] | what all days share |
+//! | [`settings`], [`error_settings`], [`world_file`] | the keys of a world file, and reading one |
+//! | [`process`], [`like`] | keys that each world draws; worlds like given days |
+//! | [`world`]: [`audience`], [`contract`], [`contracts`], [`demand`], [`market`] | what all days share |
+//! | [`errors`], [`posterior`] | planted errors, and what can be learned of them |
 //! | [`conditions`], [`wander`], [`traffic`], [`forecast`] | what differs from day to day |
-//! | [`day`], [`live`], [`posterior`] | a day is drawn and written, with its exposures |
+//! | [`day`], [`live`] | a day is drawn and written; the policy that served it |
 //! | [`truth`] | the process of a written world, for the reference policy that knows it |
-//! | [`draw`] | random streams |
+//! | [`random`] | random streams |
 
 mod audience;
 mod conditions;
@@ -24,7 +26,6 @@ mod contract;
 mod contracts;
 mod day;
 mod demand;
-mod draw;
 mod error_settings;
 mod errors;
 mod forecast;
@@ -33,11 +34,13 @@ mod live;
 mod market;
 mod posterior;
 mod process;
+mod random;
 mod settings;
 mod traffic;
 mod truth;
 mod wander;
 mod world;
+mod world_file;
 
 use std::path::Path;
 
@@ -50,8 +53,8 @@ use posterior::{Observation, Posterior};
 pub use settings::{Compress, Jump, WorldSettings};
 pub use truth::{Truth, Typical};
 pub use wander::group_of;
-pub use world::WORLD_FILE;
 use world::World;
+pub use world_file::{WORLD_FILE, load};
 
 /// Writes `out/day-0` .. `out/day-(days-1)` of the world that `seed` draws, and then [`WORLD_FILE`]. `days` and `seed` override
 /// the settings'.

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rand::RngExt;
 use toml::Value;
 
-use super::draw::{Purpose, round, stream};
+use super::random::{Purpose, round, stream};
 use super::settings::WorldSettings;
 
 /// Keys that identify a world and control its writing; they cannot be drawn themselves.

@@ -1,12 +1,11 @@
 //! The keys of a world file, with their units, defaults and valid ranges.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use super::error_settings::ErrorSettings;
 use crate::log::day::parse_date;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::log::schema::{DAY_MS, MAX_QUEUE};
@@ -254,23 +253,6 @@ impl Default for WorldSettings {
 }
 
 impl WorldSettings {
-    /// Reads and validates a world file (TOML); keys left out keep their defaults.
-    ///
-    /// # Errors
-    /// A file that cannot be read or is wrong, with its name and the reason.
-    pub fn load(path: &Path) -> Result<Self> {
-        let text =
-            std::fs::read_to_string(path).with_context(|| format!("cannot read the world file {}", path.display()))?;
-        Self::parse(&text).with_context(|| format!("in the world file {}", path.display()))
-    }
-
-    fn parse(text: &str) -> Result<Self> {
-        let settings: Self = toml::from_str(text)?;
-        settings.validate()?;
-        settings.check_draws()?;
-        Ok(settings)
-    }
-
     /// Checks every key's range.
     ///
     /// # Errors
@@ -365,31 +347,5 @@ impl WorldSettings {
             within("jump.factor", jump.factor, 0.01, 100.0)?;
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_empty_file_is_the_default_world_and_the_default_is_valid() {
-        assert_eq!(WorldSettings::parse("").unwrap(), WorldSettings::default());
-    }
-
-    #[test]
-    fn errors_name_the_key() {
-        for (text, key) in [
-            ("requsts = 5", "requsts"),
-            ("rate = 1.5", "`rate = 1.5`"),
-            ("fill = nan", "fill"),
-            ("queue = 1", "queue"),
-            ("auction_ads = 20", "auction_ads"),
-            ("start_date = \"2026-02-30\"", "2026-02-30"),
-            ("jump = { day = 0, hour = 25.0, factor = 2.0 }", "jump.hour"),
-        ] {
-            let message = format!("{:#}", WorldSettings::parse(text).unwrap_err());
-            assert!(message.contains(key), "{text}: {message}");
-        }
     }
 }

@@ -220,7 +220,7 @@ fn by_hour(dir: &Path) -> [f64; 24] {
 #[test]
 fn the_volatile_file_draws_sound_worlds_that_differ() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/synth/volatile.toml");
-    let file = WorldSettings::load(&file).unwrap();
+    let file = load(&file).unwrap();
     let worlds: Vec<WorldSettings> =
         (1..=40).map(|seed| WorldSettings { seed, ..file.clone() }.drawn().unwrap()).collect();
     let spread = |f: fn(&WorldSettings) -> f64| {
@@ -260,7 +260,7 @@ fn hourly_volume_changes_the_number_of_requests_and_not_only_when_they_come() {
 fn levels_persist_from_day_to_day_if_they_are_told_to() {
     let level = |kept: f64, seed: u64, day: u32| {
         let settings = WorldSettings { level_persistence: kept, price_drift: 0.2, ..WorldSettings::default() };
-        conditions::Conditions::draw(&settings, day, &|purpose, day| draw::stream(seed, purpose, day)).volume.ln()
+        conditions::Conditions::draw(&settings, day, &|purpose, day| random::stream(seed, purpose, day)).volume.ln()
     };
     let correlation = |kept: f64| {
         let pairs: Vec<(f64, f64)> = (0..300).map(|seed| (level(kept, seed, 5), level(kept, seed, 6))).collect();

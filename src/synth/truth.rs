@@ -16,7 +16,8 @@ use super::conditions::Conditions;
 use super::day::QueueBuilder;
 use super::settings::WorldSettings;
 use super::traffic;
-use super::world::{WORLD_FILE, World};
+use super::world::World;
+use super::world_file::{WORLD_FILE, load};
 use crate::log::schema::{AdType, ControlRow};
 
 /// Slot, region, gender and age of a request.
@@ -58,7 +59,7 @@ impl Truth {
         if !path.is_file() {
             return Ok(None);
         }
-        let settings = WorldSettings::load(&path)?.drawn()?;
+        let settings = load(&path)?.drawn()?;
         Ok(Some(Self::of(settings).with_context(|| format!("in the world file {}", path.display()))?))
     }
 

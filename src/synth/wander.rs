@@ -8,7 +8,7 @@ use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Poisson};
 
-use super::draw::normal;
+use super::random::normal;
 use super::settings::WorldSettings;
 
 /// Milliseconds of an hour.

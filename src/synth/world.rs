@@ -1,16 +1,16 @@
-//! The parts of a world that all days share.
+//! A world: the parts that all days share, drawn once from the seed.
 
 use anyhow::Result;
 use rand_chacha::ChaCha8Rng;
 
 use super::audience::Audience;
 use super::contracts::Contracts;
-use super::draw::{Purpose, stream};
 use super::errors::Errors;
 use super::market::Market;
+use super::random::{Purpose, stream};
 use super::settings::WorldSettings;
 
-/// The parts of a world that all days share.
+/// The parts of a world.
 pub struct World {
     pub settings: WorldSettings,
     pub audience: Audience,
@@ -21,7 +21,7 @@ pub struct World {
 }
 
 impl World {
-    /// Draws the parts that all days share.
+    /// Draws the parts.
     ///
     /// # Errors
     /// Settings that leave nobody or nothing to draw from.
@@ -40,6 +40,3 @@ impl World {
         stream(self.settings.seed, purpose, day)
     }
 }
-
-/// File of a written world's settings, with everything drawn, beside its days.
-pub const WORLD_FILE: &str = "world.toml";

@@ -1,7 +1,7 @@
-//! No circle between files: what a file needs of another one does not, over any way, need the file itself.
+//! Checks that files do not depend on each other in circles, directly or through others.
 //!
 //! A folder's `mod.rs` is a file like the others. What it only re-exports is no need of its own; a name that is taken from there
-//! is followed to the file that defines it. Test modules do not count.
+//! is followed to the file that defines it, and a method to the file that has it, if that is not its type's. Test modules do not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,6 +25,8 @@ struct Module {
 }
 
 type Modules = BTreeMap<Vec<String>, Module>;
+/// The modules that each module needs.
+type Needs = BTreeMap<Vec<String>, BTreeSet<Vec<String>>>;
 
 /// Removes comments and the content of texts and characters.
 fn code(source: &str) -> String {
@@ -144,6 +146,40 @@ fn imports(code: &str) -> (Vec<Import>, String) {
     (found, body + rest)
 }
 
+/// Finds the inherent impls in code: the name of each type, and those of its methods.
+fn impls(body: &str) -> Vec<(String, Vec<String>)> {
+    let mut found = vec![];
+    for (at, _) in body.match_indices("impl") {
+        let begins = body[..at].chars().next_back().is_none_or(|c| !is_word(c));
+        let Some((head, inner)) = body[at + "impl".len()..].split_once('{').filter(|_| begins) else { continue };
+        let head = after_generics(head.trim());
+        let is_item = body[..at].trim_end().ends_with(['}', ';', ']']) || body[..at].trim().is_empty();
+        if !is_item || head.contains([';', '(', '=']) || head.split_whitespace().any(|word| word == "for") {
+            continue;
+        }
+        let name = head.split(['<', ' ', '\n']).next().unwrap_or_default();
+        let mut depth = 1;
+        let end = inner.char_indices().find_map(|(i, c)| {
+            depth += i32::from(c == '{') - i32::from(c == '}');
+            (depth == 0).then_some(i)
+        });
+        let words: Vec<&str> = inner[..end.unwrap_or(inner.len())].split(|c: char| !is_word(c)).collect();
+        let methods = words.windows(2).filter(|pair| pair[0] == "fn").map(|pair| pair[1].to_owned()).collect();
+        found.push((name.to_owned(), methods));
+    }
+    found
+}
+
+/// Removes the generics that a text begins with.
+fn after_generics(text: &str) -> &str {
+    let mut depth = 0;
+    let end = text.char_indices().find_map(|(i, c)| {
+        depth += i32::from(c == '<') - i32::from(c == '>');
+        (depth == 0).then_some(if c == '>' { i + 1 } else { i })
+    });
+    text[end.unwrap_or(0)..].trim_start()
+}
+
 /// Paths of at least two segments in code, where they begin.
 fn paths(body: &str) -> Vec<Vec<String>> {
     let words = body.split(|c: char| !is_word(c) && c != ':');
@@ -237,10 +273,46 @@ fn needs(all: &Modules, path: &[String], module: &Module) -> BTreeSet<Vec<String
     found
 }
 
+/// Adds what modules need by calling methods of a type that another file than the type's has. A name that several files define
+/// is not followed: without types nobody knows whose it is.
+fn add_methods(all: &Modules, needs: &mut Needs) {
+    let named = needs.clone();
+    let mut defined = BTreeMap::<&str, usize>::new();
+    for module in all.values() {
+        let words: Vec<&str> = module.body.split(|c: char| !is_word(c)).collect();
+        let names: BTreeSet<&str> = words.windows(2).filter(|pair| pair[0] == "fn").map(|pair| pair[1]).collect();
+        names.into_iter().for_each(|name| *defined.entry(name).or_default() += 1);
+    }
+    for (path, module) in all {
+        for (name, methods) in impls(&module.body) {
+            let import = module.imports.iter().find(|import| import.name == name);
+            let target = import.and_then(|import| absolute(all, path, &import.path));
+            let Some(definer) = target.and_then(|target| definer(all, &target, 8)) else { continue };
+            for (caller, needed) in named.iter().filter(|(caller, _)| *caller != path) {
+                let calls = |method: &String| {
+                    let body = &all[caller].body;
+                    defined[method.as_str()] == 1
+                        && (body.contains(&format!(".{method}(")) || body.contains(&format!("::{method}(")))
+                };
+                if (*caller == definer || needed.contains(&definer)) && methods.iter().any(calls) {
+                    needs.get_mut(caller).expect("a module").insert(path.clone());
+                }
+            }
+        }
+    }
+}
+
+/// Returns what each module needs.
+fn all_needs(all: &Modules) -> Needs {
+    let mut found = all.iter().map(|(path, module)| (path.clone(), needs(all, path, module))).collect();
+    add_methods(all, &mut found);
+    found
+}
+
 /// Groups of files that need each other.
 fn circles(sources: &[(String, String)]) -> Vec<Vec<String>> {
     let all = modules(sources);
-    let needs: BTreeMap<_, _> = all.iter().map(|(path, module)| (path, needs(&all, path, module))).collect();
+    let needs = all_needs(&all);
     let reach = |from: &Vec<String>| {
         let mut seen = BTreeSet::new();
         let mut next: Vec<&Vec<String>> = needs[from].iter().collect();
@@ -264,6 +336,10 @@ fn circles(sources: &[(String, String)]) -> Vec<Vec<String>> {
 fn there_is_no_circle_between_files() {
     let found = circles(&sources());
     assert!(found.is_empty(), "move what closes a circle to a file of its own: {found:#?}");
+    // It has looked at something.
+    let all = modules(&sources());
+    let needs: usize = all_needs(&all).values().map(BTreeSet::len).sum();
+    assert!(all.len() > 400 && needs > 2000, "{} files, {needs} needs", all.len());
 }
 
 #[test]
@@ -288,6 +364,13 @@ fn a_planted_circle_is_found() {
         ("a/x.rs", "pub struct X; fn f() { crate::b::B; }", vec!["a/x.rs", "a/y.rs", "b.rs"]),
         ("a/x.rs", "use crate::b;\npub struct X; fn f() { b::B; }", vec!["a/x.rs", "a/y.rs", "b.rs"]),
         ("a/mod.rs", "mod x; mod y; pub use x::X; pub use y::*; pub struct Z; fn f() { x::g(); }", vec![]),
+        // By a method that another file has than its type's.
+        (
+            "b.rs",
+            "use crate::a::X;\npub struct B; impl X { pub fn b(&self) {} } fn g() { crate::a::Y; } fn f(y: X) {}",
+            vec![],
+        ),
+        ("a/x.rs", "pub struct X; fn f(x: &X) { x.b(); }", vec!["a/x.rs", "a/y.rs", "b.rs"]),
         // By what the folder itself defines from what it re-exports.
         ("a/x.rs", "use super::Z;\npub struct X;", vec!["a/mod.rs", "a/x.rs"]),
     ];

@@ -1,4 +1,4 @@
-//! Collects the rows of a pass and writes them in time order.
+//! Compiles the tables of a directory, or rows in memory.
 
 use std::fs::File;
 use std::path::Path;

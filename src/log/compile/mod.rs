@@ -1,7 +1,9 @@
-//! Compiles a log directory, or finds the compiled log that already exists.
+//! Compiles a log directory, or finds the compiled log that already exists; compiles an altered [`RawDay`].
 //!
 //! A compiled log carries a hash of the content of its inputs and of its options; it is rebuilt when they change. [`super::keep`]
 //! says where it is stored. Compiling reads the tables once and stays within the given memory, whatever the size of the day.
+//!
+//! [`compiler`] collects the rows, [`sorter`] sorts them, [`writer`] writes blocks, and [`output`] is the file or the memory that they go to.
 
 mod compiler;
 pub(super) mod output;

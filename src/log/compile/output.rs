@@ -1,4 +1,4 @@
-//! Where a compiled log goes: to a file that is kept, or into memory where none can be.
+//! Destinations of a compiled log: a file, or memory if the file cannot be written.
 
 use std::io::{Cursor, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! State of a pass: its rows are judged in their order.
+//! A pass so far: its counts, and which rows it keeps.
 
 use std::path::Path;
 
@@ -21,10 +21,12 @@ pub struct Pass {
     /// Rows that were parsed, before the checks that need the whole table.
     pub seen: u64,
     pub good: u64,
+    /// Latest time of a row, Unix milliseconds.
     pub latest: u64,
 }
 
 impl Pass {
+    /// Begins a pass over the log directory `dir`; `ids` collects request ids, unless repeated ones are known.
     pub fn begin(dir: &Path, ids: Option<Ids>) -> Self {
         let (quarantine, names) = (Quarantine::begin(dir), PartNames::default());
         Self { quarantine, names, ids, lumps: 0, read: 0, seen: 0, good: 0, latest: 0 }

@@ -14,9 +14,9 @@ use crate::log::{control, track};
 pub struct Source {
     pub day: Day,
     pub rules: QueueRules,
-    pub dir: PathBuf,
-    pub track_path: PathBuf,
-    pub options: CompileOptions,
+    pub(super) dir: PathBuf,
+    pub(super) track_path: PathBuf,
+    pub(super) options: CompileOptions,
 }
 
 impl Source {

@@ -1,4 +1,4 @@
-//! Consumers of a pass: what workers keep of the rows, and who takes it.
+//! What a caller of a pass implements: [`Gather`] collects rows in a worker, [`Taker`] takes the batches.
 
 use std::fs::File;
 

@@ -1,7 +1,4 @@
-//! Columns that a reader asks of a table, and the limit of a row.
-
-/// Maximum bytes of a row; a queue of 512 entries takes 60 KB at most.
-pub const LONGEST_ROW: usize = 4 << 20;
+//! Columns that a reader asks for.
 
 /// A required or optional column of a table.
 #[derive(Debug, Clone, Copy)]
@@ -33,7 +30,7 @@ pub const fn optional(name: &'static str) -> Column {
 }
 
 impl Column {
-    /// The same column as one whose cells may hold lists; the arguments are the fields of [`List`].
+    /// Returns the column with lists in its cells; the arguments are the fields of [`List`].
     pub const fn list(self, separator: u8, fields: &'static [&'static str], required: usize) -> Self {
         Self { list: Some(List { separator, fields, required }), ..self }
     }

@@ -8,7 +8,9 @@ use crate::log::error::{LogError, Result};
 
 /// Tables that a log directory may have.
 pub const TABLES: [&str; 4] = ["track_log", "control", "inventory", "joined_exposure"];
+/// Endings of text tables.
 pub const TEXTS: [&str; 9] = ["tsv", "tsv.gz", "tsv.zst", "csv", "csv.gz", "csv.zst", "jsonl", "jsonl.gz", "jsonl.zst"];
+/// Ending of Parquet tables.
 pub const PARQUET: &str = "parquet";
 /// Maximum depth of folders with part files below a table.
 const DEEPEST: usize = 16;

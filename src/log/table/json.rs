@@ -62,6 +62,9 @@ impl<'de: 'a, 'a> Deserialize<'de> for Array<'a> {
 }
 
 /// Extracts the wanted cells of a JSON object.
+///
+/// # Errors
+/// A text that is no JSON object, a value that does not fit its column, or a required key that is missing.
 pub fn row(text: &[u8], columns: &'static [Column], cells: &mut csv::ByteRecord) -> Result<(), BadValue> {
     let bad = |column, why: String| BadValue::new(column, &String::from_utf8_lossy(text), "bad_json", why);
     let Object(entries) = serde_json::from_slice(text).map_err(|e| bad("", format!("not a JSON object: {e}")))?;

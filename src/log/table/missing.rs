@@ -1,4 +1,4 @@
-//! What to tell the user of a log directory that lacks a table: which file there may be it.
+//! Errors for a missing table, with a hint at files that may be it under another name.
 
 use std::path::{Path, PathBuf};
 

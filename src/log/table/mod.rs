@@ -29,11 +29,11 @@ pub use parquet::PlainRow;
 use row::{long_row, split_tabs};
 use text::{CsvRows, Line, read_line};
 
-pub use column::{Column, LONGEST_ROW, List, optional, required};
+pub use column::{Column, List, optional, required};
 pub use find::{find, parts};
 pub use lump::{Lump, LumpReader, Lumps};
 pub use missing::{elsewhere, require};
-pub use row::{Place, Row, number};
+pub use row::{LONGEST_ROW, Place, Row, number};
 pub use text::open;
 pub use value::Plain;
 

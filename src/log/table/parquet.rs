@@ -12,9 +12,10 @@ use parquet::errors::{ParquetError, Result};
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use parquet::schema::types::{SchemaDescriptor, Type};
 
-use super::column::{Column, LONGEST_ROW, List, keep_apart};
+use super::column::{Column, List, keep_apart};
 use super::guard::guarded;
 use super::page::Chunks;
+use super::row::LONGEST_ROW;
 use super::value::{Leaf, Plain};
 use crate::log::error::{LogError, printable};
 

@@ -1,7 +1,10 @@
-//! One row of a table as text cells, and what its cells say as numbers.
+//! A row of a table: its text cells, and parsing them as numbers.
 
-use super::column::{Column, LONGEST_ROW};
+use super::column::Column;
 use crate::log::error::BadValue;
+
+/// Maximum bytes of a row; a queue of 512 entries takes 60 KB at most.
+pub const LONGEST_ROW: usize = 4 << 20;
 
 /// Place of a row: number of the part file, and line, or row for Parquet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use super::column::LONGEST_ROW;
+use super::row::LONGEST_ROW;
 use crate::log::error::{LogError, Result};
 
 /// Opens a text file and decompresses it by its extension (`.gz`, `.zst`).

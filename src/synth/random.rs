@@ -1,4 +1,4 @@
-//! Random streams and what all parts of a world draw from them.
+//! Random streams, and small arithmetic that the parts of a world share.
 
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
