@@ -16,8 +16,10 @@ use super::peers::{Agreed, Peers, Said};
 use super::rings::Rings;
 use super::trainer::UpdateStats;
 
+/// Warning of a run whose last snapshot could not be taken.
 pub(super) const NOT_SAVED: &str = "the last snapshot is not on disk; a resumed run goes on from the one before";
 
+/// A learner process that runs alone, or as one of several ranks.
 pub(super) struct LearnerProcess<'a> {
     /// Those of this rank: its part of the batch and of the pool.
     pub settings: &'a Settings,
@@ -25,6 +27,7 @@ pub(super) struct LearnerProcess<'a> {
     pub segments: &'a Segments,
     /// Buffer for this rank's part of snapshots.
     pub halves: Option<&'a Halves>,
+    /// Whether the statistics of every update are read.
     pub always_read: bool,
     pub metrics: Metrics,
     pub rings: Rings<'a>,

@@ -1,4 +1,4 @@
-//! A learner's start, its updates, and its way back to a snapshot where a loss is not finite. Ranks do all of this together.
+//! Starts or resumes a learner, makes its updates, and goes back to a snapshot if a loss is not finite: alone, or with other ranks.
 
 use std::time::{Duration, Instant};
 
