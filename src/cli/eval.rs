@@ -6,6 +6,7 @@ use clap::Args;
 
 use crate::evaluate::decisions::DecisionWriter;
 use crate::evaluate::entry::{self, Entry};
+use crate::evaluate::stress::PARTS;
 use crate::evaluate::{self, DayReport, Judgement, Kind, Stress, TestDay, logged, table, verdict};
 use crate::plan::Plan;
 use crate::policy::baselines;
@@ -47,9 +48,7 @@ pub struct Eval {
     /// Share of bad track rows above which a log is refused
     #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
     max_bad_share: f64,
-    /// Alter the day first: prices=1.4@14 (from hour 14; @random), volume=0.75, demands=0.3, forecast=0.3,
-    /// forecast-level=1.3, delay=600, flights=0.5, newcomers=0.2; several joined by `+`
-    #[arg(long, value_name = "NAME=VALUE")]
+    #[arg(long, value_name = "NAME=VALUE", help = format!("Alter the day first: {PARTS}; several joined by `+`"))]
     stress: Option<Stress>,
     /// Seed of the stress's random draws
     #[arg(long, value_name = "S", default_value_t = 0, requires = "stress")]

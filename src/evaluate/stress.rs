@@ -86,10 +86,12 @@ impl FromStr for Stress {
     }
 }
 
+/// Parts of a stress in text.
+pub const PARTS: &str = "prices=FACTOR[@HOUR|@random], volume=SHARE, demands=LOG_SD, forecast=LOG_SD, forecast-level=FACTOR, \
+                         delay=SECONDS, flights=SHARE, newcomers=SHARE";
+
 fn part(text: &str) -> Result<Part, String> {
-    let known = "prices=FACTOR[@HOUR|@random], volume=SHARE, demands=LOG_SD, forecast=LOG_SD, forecast-level=FACTOR, \
-                 delay=SECONDS, flights=SHARE, newcomers=SHARE";
-    let (name, value) = text.split_once('=').ok_or_else(|| format!("stress `{text}`: write one of {known}"))?;
+    let (name, value) = text.split_once('=').ok_or_else(|| format!("stress `{text}`: write one of {PARTS}"))?;
     let number = |text: &str, low: f64, high: f64| match text.parse::<f64>() {
         Ok(value) if (low..=high).contains(&value) => Ok(value),
         _ => Err(format!("stress `{name}={value}`: `{text}` is not a number within {low}..={high}")),
@@ -110,7 +112,7 @@ fn part(text: &str) -> Result<Part, String> {
         "delay" => Part::Delay { seconds: number(value, 0.0, 86_400.0)? },
         "flights" => Part::Flights { share: number(value, 0.0, 1.0)? },
         "newcomers" => Part::Newcomers { share: number(value, 0.0, 1.0)? },
-        _ => return Err(format!("no stress `{name}`; write one of {known}")),
+        _ => return Err(format!("no stress `{name}`; write one of {PARTS}")),
     })
 }
 

@@ -1,4 +1,5 @@
-//! Starts or resumes a learner, makes its updates, and goes back to a snapshot if a loss is not finite: alone, or with other ranks.
+//! Starts or resumes a learner, makes its updates, and goes back to a snapshot if a loss, the norm of a gradient or
+//! a weight is not finite ([`NotFinite`]): alone, or with other ranks.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! The trainer process of a value model: takes blocks from the readers in a fixed order, learns, evaluates, saves.
+//! The trainer process of a value model: takes blocks from the readers in a fixed order, learns, evaluates, saves. This file is the
+//! trainer without other ranks.
 //!
 //! It is the one writer of the host table. Blocks are taken in turn from the readers, and the row thread and the dense products
 //! work on each batch in a fixed order, so the same seed gives the same bytes whatever the timing. After each pass over the
@@ -17,14 +18,14 @@
 //! | [`passes`], [`judge`] | the end of a pass: evaluation, the best model |
 //! | [`progress`] | where training begins and stands: its first state, the rates of an update, what main is told |
 //! | [`saver`] | snapshots |
-//! | [`together`] | starts and ends a rank of several |
+//! | [`together`] | makes a rank of several, starts and ends it |
 //! | [`member`] | what a rank does in both modes |
 //! | [`in_step`], [`overlapped`] | the two modes |
 //! | [`said`] | what ranks tell each other beside gradients |
 //! | [`arrivals`] | which gradients of others have arrived |
 //! | [`writer`] | the thread that writes the rows of a table while ranks overlap |
 //! | [`merged`] | the rows of a table, moved along the gradients of all ranks |
-//! | [`record`] | records in `metrics.jsonl` |
+//! | [`record`] | the form of the records in `metrics.jsonl`, which this file and [`member`] fill |
 
 mod arrivals;
 mod blocks;

@@ -1,4 +1,4 @@
-//! One policy that serves one day, request by request.
+//! One policy that serves one day, request by request. It holds the time of the latest request, and time does not run backwards.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What the routes do, without HTTP.
+//! What the routes do, without HTTP; also which times of requests are refused.
 
 use std::sync::mpsc::Sender;
 use std::sync::{Mutex, MutexGuard, PoisonError};

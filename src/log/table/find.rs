@@ -1,4 +1,6 @@
 //! Finds the file or files of a log directory that hold a table; a directory of part files is one table.
+//!
+//! The endings of tables are listed here; the message of [`LogError::MissingFile`] names them once more.
 
 use std::fs::File;
 use std::io::Read as _;
