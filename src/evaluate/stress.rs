@@ -86,7 +86,7 @@ impl FromStr for Stress {
     }
 }
 
-/// Parts of a stress in text.
+/// The parts of a stress as they are written, for help and messages.
 pub const PARTS: &str = "prices=FACTOR[@HOUR|@random], volume=SHARE, demands=LOG_SD, forecast=LOG_SD, forecast-level=FACTOR, \
                          delay=SECONDS, flights=SHARE, newcomers=SHARE";
 

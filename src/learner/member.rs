@@ -36,7 +36,7 @@ pub(super) struct LearnerProcess<'a> {
     pub world: World,
     /// Number of this rank on its node.
     pub rank: usize,
-    /// Number of rollbacks because a loss was not finite.
+    /// Number of rollbacks ([`super::NotFinite`]).
     pub rollbacks: u32,
 }
 
@@ -94,6 +94,7 @@ impl LearnerProcess<'_> {
         Ok((stats, waited))
     }
 
+    /// Returns the result of the last exchange.
     pub fn agreed(&self) -> Agreed {
         self.peers.as_ref().map_or(Agreed::default(), |peers| peers.agreed)
     }
@@ -112,14 +113,14 @@ impl LearnerProcess<'_> {
         Ok(agreed)
     }
 
-    pub fn heed(&self, learner: &mut Learner, agreed: &Agreed) {
+    fn heed(&self, learner: &mut Learner, agreed: &Agreed) {
         learner.heed(agreed);
         if self.rings.is_first {
             self.rings.stats.samples_consumed.set(agreed.samples);
         }
     }
 
-    pub fn said(&self, learner: &Learner) -> Said {
+    fn said(&self, learner: &Learner) -> Said {
         let level = self.segments.control.stop_level();
         let saver = self.rings.saver.as_ref();
         Said {

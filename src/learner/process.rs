@@ -1,7 +1,7 @@
 //! The learner process: drains the rings, updates, publishes, takes snapshots.
 //!
 //! With `learner.ranks`, or on several nodes, there are several of them, each with a part of the actors, of the pool and of every batch.
-//! They learn as in [`super::together`]; [`super::updates`] is the same for one and for several.
+//! Several learn as in [`super::together`]; updates ([`super::updates`]) are the same for one and for several.
 
 use crate::policy::file::PolicyFile;
 use crate::run::segments::{exchange_name, rank_halves_name};

@@ -1,7 +1,7 @@
 //! The bad rows of a log: their list in a file, and the limit of their share.
 //!
-//! [`check_share`] reads the first row of the list back, and a savepoint continues a list: with another column
-//! [`super::compiled::VERSION`] goes up.
+//! If its columns change, adapt [`check_share`], which reads the first row back, and count up [`super::compiled::VERSION`], because a
+//! savepoint continues a list.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek as _, SeekFrom, Write as _};

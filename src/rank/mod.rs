@@ -18,14 +18,14 @@
 //! | [`passes`], [`judge`] | the end of a pass: evaluation, the best model |
 //! | [`progress`] | where training begins and stands: its first state, the rates of an update, what main is told |
 //! | [`saver`] | snapshots |
-//! | [`together`] | makes a rank of several, starts and ends it |
+//! | [`together`] | sets up one rank of several, starts and ends it |
 //! | [`member`] | what a rank does in both modes |
 //! | [`in_step`], [`overlapped`] | the two modes |
 //! | [`said`] | what ranks tell each other beside gradients |
 //! | [`arrivals`] | which gradients of others have arrived |
 //! | [`writer`] | the thread that writes the rows of a table while ranks overlap |
 //! | [`merged`] | the rows of a table, moved along the gradients of all ranks |
-//! | [`record`] | the form of the records in `metrics.jsonl`, which this file and [`member`] fill |
+//! | [`record`] | the records of training in `metrics.jsonl`; this file and [`member`] fill them |
 
 mod arrivals;
 mod blocks;

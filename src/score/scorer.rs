@@ -1,4 +1,5 @@
-//! One policy that serves one day, request by request. It holds the time of the latest request, and time does not run backwards.
+//! One policy that serves one day, request by request: checks and scores. [`super::counting`] decides and counts. Time does not run
+//! backwards.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

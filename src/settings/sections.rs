@@ -311,7 +311,7 @@ pub struct Watchdog {
     pub grace_s: f64,
     /// Number of times that the learner, the evaluator or the checkpointer is restarted before the run ends with an error.
     pub max_restarts: u32,
-    /// Number of times that the learner rolls back to the last snapshot because a loss was not finite.
+    /// Number of times that the learner rolls back to the last snapshot because a loss, a gradient or a weight was not finite.
     pub max_rollbacks: u32,
 }
 

@@ -16,7 +16,7 @@
 //! | [`world`]: [`audience`], [`contract`], [`contracts`], [`demand`], [`market`] | what all days share |
 //! | [`errors`], [`posterior`] | planted errors, and what can be learned of them |
 //! | [`conditions`], [`wander`], [`traffic`], [`forecast`] | what differs from day to day |
-//! | [`day`], [`live`] | a day is drawn and written; the policy that served it |
+//! | [`day`], [`live`] | drawing and writing a day; the policy that served it |
 //! | [`truth`] | the process of a written world, for the reference policy that knows it |
 //! | [`random`] | random streams |
 

@@ -1,7 +1,8 @@
 //! Checks that files do not depend on each other in circles, directly or through others.
 //!
 //! A folder's `mod.rs` is a file like the others. What it only re-exports is no need of its own; a name that is taken from there
-//! is followed to the file that defines it, and a method to the file that has it, if that is not its type's. Test modules do not count.
+//! is followed to the file that defines it; a method call leads to the file with the method, if that is not its type's file and no
+//! other file defines a method of that name. Test modules do not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -273,8 +274,8 @@ fn needs(all: &Modules, path: &[String], module: &Module) -> BTreeSet<Vec<String
     found
 }
 
-/// Adds what modules need by calling methods of a type that another file than the type's has. A name that several files define
-/// is not followed: without types nobody knows whose it is.
+/// Adds the files whose methods a file calls, where a method is not in its type's file. Names that several files define are skipped:
+/// without types it is unknown whose they are.
 fn add_methods(all: &Modules, needs: &mut Needs) {
     let named = needs.clone();
     let mut defined = BTreeMap::<&str, usize>::new();

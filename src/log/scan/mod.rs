@@ -2,7 +2,7 @@
 //!
 //! A thread reads lumps of text or row groups ([`super::table::Lumps`]). Workers ([`workers`]) parse them, find rows outside the day
 //! and unknown contracts, and collect what the caller needs of the good rows ([`Gather`]). The calling thread ([`pass`]) takes the
-//! batches in the order of the table, finds repeated ids, sets bad rows aside and hands the rest to a [`Taker`].
+//! batches in the order of the table, collects request ids, sets bad rows aside (in a second pass repeated ones, too) and hands the rest to a [`Taker`].
 //! The amount of data in flight is bounded, so memory does not grow with the day. Repeated ids are known only at the end of a pass
 //! ([`ids`]): if there are any, the pass is repeated with the repeated rows known.
 

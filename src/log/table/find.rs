@@ -1,6 +1,6 @@
 //! Finds the file or files of a log directory that hold a table; a directory of part files is one table.
 //!
-//! The endings of tables are listed here; the message of [`LogError::MissingFile`] names them once more.
+//! Endings of tables are in [`TEXTS`] and [`PARQUET`]; messages here, in [`super::missing`] and of [`LogError::MissingFile`] repeat them.
 
 use std::fs::File;
 use std::io::Read as _;
