@@ -16,11 +16,9 @@ use proptest::sample::select;
 
 use super::harness::{PROGRAM, days};
 use super::support::admix;
-use super::worlds::cases;
+use super::worlds::{MIDNIGHT, cases, plain_contract};
 
 const QUARTER: u64 = DAY_MS / 96;
-/// 2026-01-05, 00:00 UTC.
-const MIDNIGHT: u64 = 1_767_571_200_000;
 
 #[derive(Debug, Clone)]
 struct World {
@@ -44,20 +42,7 @@ impl World {
 }
 
 fn contract(ad_id: u64, required: u64) -> Contract {
-    Contract::before_the_day(&ControlRow {
-        ad_id,
-        required,
-        cap: required,
-        delivered0: 0,
-        start_ms: MIDNIGHT,
-        end_ms: MIDNIGHT + DAY_MS,
-        targeting: Targeting::default(),
-        theta: None,
-        rate: 1.0,
-        penalty: 1.0,
-        click_value: 0.0,
-        pctr: None,
-    })
+    Contract::before_the_day(&ControlRow { ad_id, ..plain_contract(0, required, 1.0) })
 }
 
 fn node(region: u32, gender: u8, pv: f64) -> Node {
