@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
 
 use crate::gpu::{self, Device};
 use crate::rank::device::{self, DeviceDense, DeviceShape, Opened};
@@ -21,15 +22,15 @@ use crate::rank::rows::{RowStep, Rows, slots};
 use crate::rank::store::{BatchRows, Store};
 use crate::run::value_snapshot::ValueState;
 use crate::settings::{RowOptimizer, ValueSettings};
+use crate::sparse::lookup::Finder;
 use crate::sparse::table::DIRECT;
 use crate::sparse::{Cache, Counters, HostTable, Lookup, TableShape, file};
 use crate::values::Block;
 use crate::values::net::NetShape;
 use crate::values::sample::{DENSE, Sample, Seen};
 
-const BATCHES: usize = 64;
-/// Updates before the clock starts.
-const WARM: u64 = 5;
+/// Updates before the clock starts: a cache of 1 % of ten million rows is full by then.
+const WARM: u64 = 32;
 const HIDDEN: usize = 64;
 const NET_RATE: f32 = 1e-3;
 const ROW_RATE: f32 = 0.05;
@@ -41,6 +42,8 @@ const DISPERSION: f32 = 1.5;
 pub struct TableBench {
     pub rows: usize,
     pub batch: usize,
+    /// Different batches, which are made beforehand and come again in turn.
+    pub batches: usize,
     pub fields: usize,
     /// Floats of a row that take part in products; each head has one more.
     pub dim: usize,
@@ -52,7 +55,10 @@ pub struct TableBench {
     pub device: Device,
     /// Arenas of the cache; on GPUs each on a device of its own, from `device` on.
     pub devices: usize,
+    /// How long each form is measured in each round.
     pub seconds: f64,
+    /// Rounds in which the forms take turns.
+    pub rounds: usize,
     /// Accesses whose hits are counted, after three times as many; 0 = none.
     pub accesses: usize,
     /// Where the rows are written before anything learns.
@@ -69,6 +75,29 @@ pub struct Speed {
     pub waited: f64,
 }
 
+impl Speed {
+    /// The speed of the round in the middle.
+    fn median(mut rounds: Vec<Self>) -> Self {
+        rounds.sort_by(|a, b| a.step_ms.total_cmp(&b.step_ms));
+        rounds[rounds.len() / 2]
+    }
+}
+
+/// A figure over the rounds.
+#[derive(Debug, Clone, Copy, serde::Serialize)]
+pub struct Spread {
+    pub least: f64,
+    pub median: f64,
+    pub most: f64,
+}
+
+impl Spread {
+    fn of(mut figures: Vec<f64>) -> Self {
+        figures.sort_by(f64::total_cmp);
+        Self { least: figures[0], median: figures[figures.len() / 2], most: figures[figures.len() - 1] }
+    }
+}
+
 /// Figures of one run of the benchmark.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct TableReport {
@@ -83,6 +112,8 @@ pub struct TableReport {
     pub row_thread: Speed,
     /// With the cache over the table, rows on a thread of their own.
     pub cached: Option<Speed>,
+    /// The step with the cache over the step of the flat table in the same round.
+    pub cached_over_flat: Option<Spread>,
     /// With network and cache on GPUs, which hold all rows where the cache has no size.
     pub on_device: Option<Speed>,
     /// Unique ids of a batch over all of its ids.
@@ -136,6 +167,9 @@ impl fmt::Display for TableReport {
                 speed.waited
             )?;
         }
+        if let Some(Spread { least, median, most }) = self.cached_over_flat {
+            write!(f, "\ncached over flat, round by round: {median:.2} ({least:.2}..{most:.2})")?;
+        }
         if let Some(hits) = self.hits {
             let Hits { accesses, share, ideal } = hits;
             write!(f, "\nhits: {share:.3} of {accesses} accesses; the most popular rows alone {ideal:.3}")?;
@@ -174,6 +208,9 @@ pub fn table_shape(bench: &TableBench) -> TableShape {
 ///
 /// # Errors
 /// No memory for the table, or a cache smaller than a batch.
+///
+/// # Panics
+/// Without rounds or batches.
 pub fn run_table(bench: &TableBench) -> anyhow::Result<TableReport> {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     let shape = table_shape(bench);
@@ -188,7 +225,12 @@ pub fn run_table(bench: &TableBench) -> anyhow::Result<TableReport> {
         file::write(path, &table)?;
     }
     let zipf = Zipf::new(bench.rows, bench.zipf);
-    let blocks: Vec<Arc<Block>> = (0..BATCHES).map(|_| Arc::new(block(bench, &zipf, &scattered, &mut rng))).collect();
+    let made = (0..bench.batches as u64).into_par_iter().map(|number| {
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        rng.set_stream(number + 1);
+        Arc::new(block(bench, &zipf, &scattered, &mut rng))
+    });
+    let blocks: Vec<Arc<Block>> = made.collect();
 
     let of_blocks: Vec<u64> = blocks.iter().flat_map(|block| block.ids.iter().copied()).collect();
     let of_batch = bench.batch * bench.fields;
@@ -198,22 +240,36 @@ pub fn run_table(bench: &TableBench) -> anyhow::Result<TableReport> {
 
     let table = Store::new(table, &ValueSettings::default());
     let (one_thread, unique_share, table) = one_thread(bench, shape, table, &blocks)?;
-    let (row_thread, store) = on_row_thread(bench, shape, (table, None), &blocks, 1)?;
-    let (mut cached, mut on_device, mut cache, mut hits) = (None, None, None, None);
+    let mut table = table.into_table();
+    let on_cpu = bench.device == Device::Cpu;
+    let mut hits = None;
+    if on_cpu && bench.cache_rows > 0 && bench.accesses > 0 {
+        hits = Some(count_hits(bench, &mut table, &zipf, &scattered, &mut rng)?);
+    }
+    let mut settings = ValueSettings::default();
+    (settings.table.cache_rows, settings.table.devices) = (bench.cache_rows, bench.devices);
+    let (mut flat_rounds, mut cached_rounds, mut cache) = (vec![], vec![], None);
+    for _ in 0..bench.rounds {
+        let store = Store::new(table, &ValueSettings::default());
+        let (speed, store) = on_row_thread(bench, shape, (store, None), &blocks, 1)?;
+        flat_rounds.push(speed);
+        table = store.into_table();
+        if on_cpu && bench.cache_rows > 0 {
+            let store = Store::new(table, &settings);
+            let (speed, mut store) = on_row_thread(bench, shape, (store, None), &blocks, bench.prefetch)?;
+            cached_rounds.push(speed);
+            cache = store.counters();
+            store.flush();
+            table = store.into_table();
+        }
+    }
+    let ratios = flat_rounds.iter().zip(&cached_rounds).map(|(flat, cached)| cached.step_ms / flat.step_ms).collect();
+    let cached = !cached_rounds.is_empty();
+    let mut on_device = None;
     if let Device::Cuda(index) = bench.device {
         let opened = device::open_cuda(&gpu::device::from(index, bench.devices), &device_shape(bench, shape))?;
-        let (speed, store) = on_device_with(bench, shape, store.into_table(), opened, &blocks)?;
+        let (speed, store) = on_device_with(bench, shape, table, opened, &blocks)?;
         (on_device, cache) = (Some(speed), store.counters());
-    } else if bench.cache_rows > 0 {
-        let mut table = store.into_table();
-        if bench.accesses > 0 {
-            hits = Some(count_hits(bench, &mut table, &zipf, &scattered, &mut rng)?);
-        }
-        let mut settings = ValueSettings::default();
-        (settings.table.cache_rows, settings.table.devices) = (bench.cache_rows, bench.devices);
-        let (speed, store) =
-            on_row_thread(bench, shape, (Store::new(table, &settings), None), &blocks, bench.prefetch)?;
-        (cached, cache) = (Some(speed), store.counters());
     }
     Ok(TableReport {
         rows: bench.rows,
@@ -222,8 +278,9 @@ pub fn run_table(bench: &TableBench) -> anyhow::Result<TableReport> {
         dim: bench.dim,
         zipf: bench.zipf,
         one_thread,
-        row_thread,
-        cached,
+        row_thread: Speed::median(flat_rounds),
+        cached: cached.then(|| Speed::median(cached_rounds)),
+        cached_over_flat: cached.then(|| Spread::of(ratios)),
         on_device,
         unique_share,
         lookups_per_s,
@@ -277,10 +334,11 @@ fn one_thread(
 ) -> anyhow::Result<(Speed, f64, Store)> {
     let (mut state, mut rows, mut d_rows) = (first_state(bench, shape), BatchRows::default(), vec![]);
     let mut network = Network::new(net_shape(bench, shape), DISPERSION, None, &state);
+    let mut finder = Finder::default();
     let (mut clock, mut unique) = (Clock::new(bench.seconds), 0);
     while clock.runs(Duration::ZERO) {
-        let block = &blocks[clock.done as usize % BATCHES];
-        store.find(&block.ids, &mut rows);
+        let block = &blocks[clock.done as usize % blocks.len()];
+        rows.begin(&mut finder, &block.ids);
         unique += rows.lookup.unique.len();
         store.fetch(&mut rows)?;
         store.settle(&mut rows, block)?;
@@ -447,9 +505,9 @@ fn on_row_thread(
     while clock.runs(rows.waited() + network.waited()) {
         while rows.has_room() {
             asked += 1;
-            rows.ask(blocks[asked % BATCHES].clone());
+            rows.ask(blocks[asked % blocks.len()].clone());
         }
-        let block = &blocks[clock.done as usize % BATCHES];
+        let block = &blocks[clock.done as usize % blocks.len()];
         network.begin(&state, block);
         let mut looked_up = rows.looked_up(|| ())?;
         let (_, batch, gradients) = looked_up.parts();

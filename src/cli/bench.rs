@@ -172,6 +172,9 @@ enum Stage {
         rows: usize,
         #[arg(long, default_value_t = 4096)]
         batch: usize,
+        /// Batches made beforehand, which come again in turn
+        #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+        batches: u32,
         #[arg(long, default_value_t = 8)]
         fields: usize,
         /// Floats of a row that are used in products
@@ -186,8 +189,12 @@ enum Stage {
         /// Batches whose rows are fetched ahead
         #[arg(long, default_value_t = 2)]
         prefetch: usize,
-        #[arg(long, default_value_t = 5.0)]
+        /// How long each form is measured in each round
+        #[arg(long, default_value_t = 2.0)]
         seconds: f64,
+        /// Rounds in which the forms take turns; medians are shown
+        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+        rounds: u32,
         /// Accesses for which cache hits are counted, after three times as many to warm it; 0 = none
         #[arg(long, default_value_t = 0)]
         accesses: usize,
@@ -366,12 +373,14 @@ impl Bench {
             &Stage::Table {
                 rows,
                 batch,
+                batches,
                 fields,
                 dim,
                 zipf,
                 cache_rows,
                 prefetch,
                 seconds,
+                rounds,
                 accesses,
                 ref device,
                 devices,
@@ -382,6 +391,7 @@ impl Bench {
                 let bench = TableBench {
                     rows,
                     batch,
+                    batches: batches as usize,
                     fields,
                     dim,
                     zipf,
@@ -391,6 +401,7 @@ impl Bench {
                     device,
                     devices,
                     seconds,
+                    rounds: rounds as usize,
                     accesses,
                     dump: dump.clone(),
                 };

@@ -6,7 +6,7 @@ use crate::settings::ValueSettings;
 use crate::sparse::table::DIRECT;
 
 use super::occurrences::Occurrences;
-use super::store::{BatchRows, Store};
+use super::store::BatchRows;
 
 /// The prior on rows, by field.
 pub struct RowPrior {
@@ -28,13 +28,17 @@ impl RowPrior {
 
     /// Adds the prior's part to the gradients of a batch's rows: the mean over samples of these `weights`, after so many `passes` over
     /// the exposures. It is spread over the batches that hold a row; of a row's version, so many came in each pass.
-    pub fn add(&mut self, store: &Store, batch: &BatchRows, weights: &[f32], passes: f64, gradients: &mut [f32]) {
+    pub fn add(&mut self, batch: &BatchRows, weights: &[f32], passes: f64, gradients: &mut [f32]) {
         let of_batch = self.of_batch(weights.len() as u64, passes);
         self.occurrences.count(&batch.lookup, weights, self.direct.len());
-        let occurrences = &self.occurrences;
-        store.add_prior(batch, gradients, |place, version, row, gradient| {
-            of_batch.add(occurrences.field(place), occurrences.weight(place), version, row, gradient);
-        });
+        let Some(dim) = batch.values.len().checked_div(batch.versions.len()) else { return };
+        let rows = batch.values.chunks_exact(dim).zip(gradients.chunks_exact_mut(dim));
+        for (place, (version, (row, gradient))) in batch.versions.iter().zip(rows).enumerate() {
+            if let Some(version) = *version {
+                let (field, weight) = (self.occurrences.field(place), self.occurrences.weight(place));
+                of_batch.add(field, weight, version, row, gradient);
+            }
+        }
     }
 
     /// Returns the prior's precisions for each of a batch's rows, spread over its batches: of the direct elements and of the others.

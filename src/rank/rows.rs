@@ -1,7 +1,7 @@
 //! The row thread: look-ups, insertions, fetches, evictions and updates of rows, beside the dense products.
 //!
-//! The trainer asks for the rows of batches ahead. The row thread finds their unique ids and fetches what is missing while an earlier
-//! batch is computed. It gives rows to new ids and gathers the rows of a batch once the batch before is updated, which is while the dense products below the
+//! The trainer finds the unique ids of batches ahead and asks for their rows. The row thread fetches what is missing while an earlier batch
+//! is computed. It gives rows to new ids and gathers the rows of a batch once the batch before is updated, which is while the dense products below the
 //! interaction go forward. It updates the table while the rest of the backward products is computed. [`Turns`] orders the two; a
 //! slot is never contended, so its lock is only ever tried. What is computed does not depend on the timing.
 
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use crate::shm::Halves;
 use crate::shm::turns::{Party, Turn, Turns};
 use crate::sparse::cache::memory::DeviceStep;
+use crate::sparse::lookup::Finder;
 use crate::values::Block;
 
 use super::prior::RowPrior;
@@ -48,13 +49,13 @@ pub struct Slot {
     pub gradients: Vec<f32>,
     step: Option<RowStep>,
     failed: Option<anyhow::Error>,
-    found: bool,
 }
 
 /// The trainer's side of the row thread.
 pub struct Rows {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    finder: Finder,
     waited: Duration,
 }
 
@@ -163,7 +164,7 @@ impl Rows {
             planted,
         };
         let thread = std::thread::Builder::new().name("rows".into()).spawn(move || worker.run())?;
-        Ok(Self { shared, thread: Some(thread), waited: Duration::ZERO })
+        Ok(Self { shared, thread: Some(thread), finder: Finder::default(), waited: Duration::ZERO })
     }
 
     /// Whether another batch can be asked for now.
@@ -172,14 +173,15 @@ impl Rows {
         turns.value(Turn::Asked) - turns.value(Turn::Updated) < self.shared.slots.len() as u64
     }
 
-    /// Asks for the rows of a batch, behind those that were asked for before.
+    /// Finds the unique ids of a batch, and asks for their rows, behind those that were asked for before.
     ///
     /// # Panics
     /// When there is no room.
     pub fn ask(&mut self, block: Arc<Block>) {
         assert!(self.has_room());
         let mut slot = self.shared.slot(self.shared.turns.value(Turn::Asked) + 1);
-        (slot.block, slot.step, slot.found) = (block, None, false);
+        slot.rows.begin(&mut self.finder, &block.ids);
+        (slot.block, slot.step) = (block, None);
         drop(slot);
         self.shared.turns.pass(Turn::Asked);
     }
@@ -313,7 +315,7 @@ impl Worker {
                     store.update_on_device(rows, &step);
                 } else {
                     if let Some(prior) = &mut self.prior {
-                        prior.add(&store, rows, &block.weight, step.passes, gradients);
+                        prior.add(rows, &block.weight, step.passes, gradients);
                     }
                     store.update(rows, gradients, step.rate);
                 }
@@ -334,7 +336,6 @@ impl Worker {
     fn look_up(&mut self, n: u64) {
         let mut slot = self.shared.slot(n);
         let mut store = self.shared.store();
-        find(&mut store, &mut slot);
         let Slot { block, rows, failed, .. } = &mut *slot;
         if failed.is_none() {
             *failed = gather(&mut store, block, rows).err();
@@ -345,16 +346,12 @@ impl Worker {
         self.shared.store().copy_rows(copied);
     }
 
-    /// Finds, fetches or notes rows of one batch ahead; false when there is nothing to do.
+    /// Fetches or notes rows of one batch ahead; false when there is nothing to do.
     fn prepare(&mut self, batches: std::ops::RangeInclusive<u64>) -> bool {
         let first = *batches.start();
         for n in batches {
             let mut slot = self.shared.slot(n);
             let mut store = self.shared.store();
-            if !slot.found {
-                find(&mut store, &mut slot);
-                return true;
-            }
             if slot.rows.is_fetched() && store.note_ahead(&mut slot.rows, NOTED) {
                 return true;
             }
@@ -380,13 +377,6 @@ fn gather(store: &mut Store, block: &Block, rows: &mut BatchRows) -> anyhow::Res
     store.settle(rows, block)?;
     store.gather(rows);
     Ok(())
-}
-
-fn find(store: &mut Store, slot: &mut Slot) {
-    if !slot.found {
-        store.find(&slot.block.ids, &mut slot.rows);
-        slot.found = true;
-    }
 }
 
 #[cfg(test)]

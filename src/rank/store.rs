@@ -28,7 +28,6 @@ pub struct Store {
     admission: Admission,
     /// Days since 1970-01-01 of the training days, where rows are to be told by their age; else empty.
     days: Vec<u32>,
-    finder: Finder,
     /// Of the batch in hand, for each unique id: exposures that are counted, and the newest day.
     seen: Vec<u32>,
     newest: Vec<u32>,
@@ -44,6 +43,8 @@ pub struct BatchRows {
     pub lookup: Lookup,
     /// The rows of the unique ids, `dim` floats each, once they are gathered; empty where they are on a device.
     pub values: Vec<f32>,
+    /// How often each of them was updated by then; `None` for an id without a row.
+    pub versions: Vec<Option<u32>>,
     fetched: bool,
     /// So many of the records, from the first, were noted before their update.
     noted: usize,
@@ -55,6 +56,12 @@ pub struct BatchRows {
 impl BatchRows {
     pub fn in_slot(slot: usize) -> Self {
         Self { slot, ..Self::default() }
+    }
+
+    /// Begins with a batch of these ids: finds the unique ones.
+    pub fn begin(&mut self, finder: &mut Finder, ids: &[u64]) {
+        finder.find(ids, &mut self.lookup);
+        (self.fetched, self.noted) = (false, 0);
     }
 
     pub fn is_fetched(&self) -> bool {
@@ -88,7 +95,6 @@ impl Store {
             admission: Admission::new(t),
             table,
             days: vec![],
-            finder: Finder::default(),
             seen: vec![],
             newest: vec![],
         }
@@ -103,12 +109,6 @@ impl Store {
             self.days = days.to_vec();
         }
         self.admission.restore(&settings.table, sightings)
-    }
-
-    /// Finds the unique ids of a batch.
-    pub fn find(&mut self, ids: &[u64], batch: &mut BatchRows) {
-        self.finder.find(ids, &mut batch.lookup);
-        (batch.fetched, batch.noted) = (false, 0);
     }
 
     /// Fetches and pins the rows that a batch's ids have by now, one piece of the work with each call. False, and nothing has changed, while
@@ -209,49 +209,30 @@ impl Store {
         Ok(())
     }
 
-    /// Copies the rows of a settled batch, one after another, into `batch.values`.
+    /// Copies the rows of a settled batch, one after another, into `batch.values`, and their versions.
     pub fn gather(&mut self, batch: &mut BatchRows) {
         if let (Some(cache), Some(ticket)) = (&mut self.cache, &batch.ticket) {
             if cache.is_on_device() {
                 cache.gather_on_device(ticket, &batch.lookup.unique, batch.slot);
             } else {
-                cache.gather(ticket, &batch.lookup.unique, &mut batch.values);
+                cache.gather(ticket, &batch.lookup.unique, &mut batch.values, &mut batch.versions);
             }
             return;
         }
-        let dim = self.table.shape().dim;
+        let shape = self.table.shape();
         batch.values.clear();
-        for (&id, row) in batch.lookup.unique.iter().zip(self.table.rows(&batch.records)) {
-            match row {
-                Some(row) => batch.values.extend_from_slice(row),
+        batch.versions.clear();
+        for (i, (&id, record)) in batch.lookup.unique.iter().zip(&batch.records).enumerate() {
+            self.table.load_ahead(&batch.records, i);
+            let words = match record {
+                Some(record) => self.table.record(*record),
                 None => {
                     self.table.read(id, &mut self.first);
-                    batch.values.extend_from_slice(bytemuck::cast_slice(&self.first[..dim]));
+                    &self.first[..]
                 }
-            }
-        }
-    }
-
-    /// Calls `add` with the place, version, values and gradient of each of a batch's rows.
-    pub fn add_prior(&self, batch: &BatchRows, gradients: &mut [f32], add: impl Fn(usize, u32, &[f32], &mut [f32])) {
-        let dim = self.table.shape().dim;
-        let mut add = |i: usize, version: u32| {
-            let row = i * dim..(i + 1) * dim;
-            add(i, version, &batch.values[row.clone()], &mut gradients[row]);
-        };
-        match (&self.cache, &batch.ticket) {
-            (Some(cache), Some(ticket)) => {
-                let versions = cache.versions(ticket).enumerate();
-                versions.filter_map(|(i, version)| Some((i, version?))).for_each(|(i, version)| add(i, version));
-            }
-            _ => {
-                for (i, record) in batch.records.iter().enumerate() {
-                    self.table.load_ahead(&batch.records, i);
-                    if let Some(record) = record {
-                        add(i, *self.table.record(*record).last().expect("a version"));
-                    }
-                }
-            }
+            };
+            batch.versions.push(record.map(|_| words[shape.words() - 1]));
+            batch.values.extend_from_slice(bytemuck::cast_slice(&words[..shape.dim]));
         }
     }
 

@@ -4,6 +4,7 @@
 //! the order of the batches alone, however far ahead rows are fetched.
 
 use crate::settings::{Table, WhenFull};
+use crate::shm::ahead;
 
 use super::oldest::Oldest;
 use super::sightings::Sightings;
@@ -97,7 +98,13 @@ impl Admission {
         let before = if self.planted == Some(Bug::EvictsFromTheBatch) { u64::MAX } else { before };
         // Rows of the batch are used first, so that none of them gives way for another.
         let mut missing = false;
-        for (i, record) in records.iter_mut().enumerate() {
+        for i in 0..records.len() {
+            for later in ahead(i, records.len()) {
+                if records[later].is_none() {
+                    table.prefetch_slot(asked.ids[later]);
+                }
+            }
+            let record = &mut records[i];
             *record = record.or_else(|| table.find(asked.ids[i]));
             match record {
                 #[cfg(test)]

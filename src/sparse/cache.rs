@@ -7,10 +7,10 @@
 //!   nobody reads it.
 //! - A batch pins its rows from its prefetch to its release. A pinned row is never evicted, so a batch that is in flight or
 //!   prefetched never loses one, and a row that two batches share is fetched once.
-//! - The victim, which [`arena`] chooses, is the row that no batch has asked for the longest, among the rows that one batch alone has
-//!   asked for while these take more than a tenth of the places, among the others otherwise: ids that come once do not drive out those
-//!   that come again. If the victim was changed since it came, it is written back with its optimiser state and version before its place
-//!   is given away; a clean one is not.
+//! - The victim, which [`arena`] chooses, is the row that was released first, among the rows that one batch alone has asked for while these
+//!   take more than a tenth of the places, among the others otherwise: ids that come once do not drive out those that come again. A row
+//!   that was asked for since it was queued is spared and queued anew. If the victim was changed since it came, it is written back with its
+//!   optimiser state and version before its place is given away; a clean one is not.
 //! - An update happens in place. A prefetched batch that shares the row reads the updated value: it gathers later.
 //! - A prefetch has room for all of its rows or changes nothing: where pinned rows leave none it is tried again after the next release.
 //!   The rows that are not resident are brought in some at a time, and other batches may go on in between. Room stays kept for ids that
@@ -38,7 +38,7 @@ use crate::shm::{ahead, prefetch, prefetch_ends};
 
 use super::index::mix;
 use super::table::{HostTable, TableShape};
-use arena::{Arena, Place};
+use arena::{Arena, Fact};
 use memory::{ABSENT, DeviceMemory, DeviceStep, HostMemory, Records};
 use resident::hash;
 use traffic::{Coming, Leaving, Traffic};
@@ -101,7 +101,6 @@ pub struct Cache {
     traffic: Traffic,
     /// Places of an arena.
     capacity: usize,
-    prefetches: u64,
     /// Rows brought in so far.
     brought: u64,
     /// Pinned rows that the table has freed so far.
@@ -143,7 +142,6 @@ impl Cache {
             records,
             traffic: Traffic::of(devices),
             capacity,
-            prefetches: 0,
             brought: 0,
             lost: 0,
             dirty: 0,
@@ -217,7 +215,6 @@ impl Cache {
         if self.planted == Some(tests::Bug::FetchesWhatIsResident) {
             rows.iter_mut().for_each(|(_, place)| *place = ABSENT);
         }
-        self.prefetches += 1;
         let (mut missing, mut records) = (vec![], Vec::with_capacity(unique.len()));
         for (i, &id) in unique.iter().enumerate() {
             self.load_places_ahead(&rows, i);
@@ -232,7 +229,7 @@ impl Cache {
                 self.arenas[device as usize].reserved += 1;
             } else {
                 let arena = &mut self.arenas[device as usize];
-                arena.pin(place, self.prefetches);
+                arena.pin(place);
                 records.push(Some(arena.places[place as usize].record));
                 self.counters.hits += 1;
             }
@@ -266,7 +263,7 @@ impl Cache {
             *place = match resident {
                 Some(place) => {
                     self.counters.hits += 1;
-                    arena.pin(place, self.prefetches);
+                    arena.pin(place);
                     place
                 }
                 None => self.bring_in(table, *device as usize, id, record),
@@ -287,9 +284,7 @@ impl Cache {
         self.brought += 1;
         self.traffic.bring(table, &mut self.records, device, Coming { id, record, place });
         let arena = &mut self.arenas[device];
-        arena.places[place as usize] = Place { id, record, ..Place::default() };
-        arena.resident.insert(id, place);
-        arena.pin(place, self.prefetches);
+        arena.fill(place, id, record);
         place
     }
 
@@ -300,10 +295,11 @@ impl Cache {
         self.traffic.bring(table, &mut self.records, device, Coming { id, record, place: number });
         let arena = &mut self.arenas[device];
         let place = &mut arena.places[number as usize];
-        (place.record, place.gone) = (record, false);
-        arena.young += usize::from(!place.again);
+        place.record = record;
+        place.set(Fact::Gone, false);
+        arena.young += usize::from(!place.is(Fact::Again));
         arena.resident.insert(place.id, number);
-        arena.pin(number, self.prefetches);
+        arena.pin(number);
     }
 
     /// The record in the host table of each of a batch's ids whose row is still on its device.
@@ -315,7 +311,7 @@ impl Cache {
         }
         records.extend(ticket.rows.iter().map(|&(device, place)| {
             let place = self.arenas[device as usize].places.get(place as usize)?;
-            (!place.gone).then_some(place.record)
+            (!place.is(Fact::Gone)).then_some(place.record)
         }));
     }
 
@@ -325,9 +321,16 @@ impl Cache {
         self.traffic.land(table);
         self.traffic.may_return = true;
         let all_there = ticket.lost == self.lost;
-        for ((&id, record), (device, place)) in unique.iter().zip(records).zip(&mut ticket.rows) {
+        for (i, (&id, record)) in unique.iter().zip(records).enumerate() {
+            for later in ahead(i, unique.len()) {
+                let (device, place) = ticket.rows[later];
+                if place == ABSENT {
+                    self.arenas[device as usize].resident.prefetch(self.device_and_hash(unique[later]).1);
+                }
+            }
+            let (device, place) = &mut ticket.rows[i];
             let arena = &mut self.arenas[*device as usize];
-            if *place != ABSENT && (all_there || !arena.places[*place as usize].gone) {
+            if *place != ABSENT && (all_there || !arena.places[*place as usize].is(Fact::Gone)) {
                 continue;
             }
             // The empty place that later batches still pin for this id, if there is one.
@@ -359,7 +362,7 @@ impl Cache {
                 // A batch before this one has brought it in.
                 (Some(_), Some(place), None) => {
                     self.counters.hits += 1;
-                    arena.pin(place, self.prefetches);
+                    arena.pin(place);
                     place
                 }
                 (Some(record), None, None) => self.bring_in(table, *device as usize, id, *record),
@@ -377,13 +380,13 @@ impl Cache {
         let Some(number) = arena.find(id) else { return };
         arena.resident.remove(id, number);
         let place = &mut arena.places[number as usize];
-        self.dirty -= usize::from(std::mem::take(&mut place.dirty));
-        arena.young -= usize::from(!place.again);
+        self.dirty -= usize::from(place.set(Fact::Dirty, false));
+        arena.young -= usize::from(!place.is(Fact::Again));
         if place.pins == 0 {
-            *place = Place::default();
+            place.hold(0, 0);
             arena.free.push(number);
         } else {
-            place.gone = true;
+            place.set(Fact::Gone, true);
             self.lost += 1;
         }
     }
@@ -427,7 +430,8 @@ impl Cache {
 
     /// Empties an unpinned place; what has changed goes to the host.
     fn evict(&mut self, device: usize, place: u32) {
-        let Place { id, dirty, .. } = self.arenas[device].places[place as usize];
+        let held = self.arenas[device].places[place as usize];
+        let (id, dirty) = (held.id, held.is(Fact::Dirty));
         #[cfg(test)]
         let dirty = dirty && self.planted != Some(tests::Bug::ForgetsToWriteBack);
         if dirty {
@@ -435,15 +439,16 @@ impl Cache {
         }
         let arena = &mut self.arenas[device];
         arena.resident.remove(id, place);
-        arena.young -= usize::from(!arena.places[place as usize].again);
-        arena.places[place as usize] = Place::default();
+        arena.young -= usize::from(!held.is(Fact::Again));
+        arena.places[place as usize].hold(0, 0);
         self.counters.evictions += 1;
     }
 
-    /// Copies the rows of a batch, one after another, into `out`; `unique` are its ids, of which those without a row are read at their
-    /// first value.
-    pub fn gather(&self, ticket: &Ticket, unique: &[u64], out: &mut Vec<f32>) {
+    /// Copies the rows of a batch, one after another, into `out`, and their versions into `versions`; `unique` are its ids, of which those
+    /// without a row are read at their first value and have no version.
+    pub fn gather(&self, ticket: &Ticket, unique: &[u64], out: &mut Vec<f32>, versions: &mut Vec<Option<u32>>) {
         out.clear();
+        versions.clear();
         let mut first = Vec::new();
         for (i, (&(device, place), &id)) in ticket.rows.iter().zip(unique).enumerate() {
             self.load_records_ahead(&ticket.rows, i);
@@ -454,15 +459,9 @@ impl Cache {
             } else {
                 self.records.plain(device).record(place)
             };
+            versions.push((place != ABSENT).then(|| words[self.shape.words() - 1]));
             out.extend_from_slice(bytemuck::cast_slice(&words[..self.shape.dim]));
         }
-    }
-
-    /// The version of each of a batch's rows; `None` of an id without a row.
-    pub fn versions(&self, ticket: &Ticket) -> impl Iterator<Item = Option<u32>> {
-        let words = self.shape.words();
-        let version = move |device: u32, place: u32| self.records.plain(device).record(place)[words - 1];
-        ticket.rows.iter().map(move |&(device, place)| (place != ABSENT).then(|| version(device, place)))
     }
 
     /// Gathers the rows of a batch on the GPUs that hold them, for its slot; `unique` are its ids.
@@ -538,7 +537,7 @@ impl Cache {
             return;
         }
         if let Some(place) = self.arenas[device as usize].places.get_mut(place as usize) {
-            self.dirty += usize::from(!std::mem::replace(&mut place.dirty, true));
+            self.dirty += usize::from(!place.set(Fact::Dirty, true));
         }
     }
 
@@ -562,10 +561,10 @@ impl Cache {
 
     /// Lets a changed row go to the host.
     fn write_back(&mut self, device: usize, place: u32) {
-        let Place { id, record, dirty, .. } = &mut self.arenas[device].places[place as usize];
-        *dirty = false;
+        let held = &mut self.arenas[device].places[place as usize];
+        held.set(Fact::Dirty, false);
         self.dirty -= 1;
-        self.traffic.send(&self.records, device, Leaving { id: *id, record: *record, place });
+        self.traffic.send(&self.records, device, Leaving { id: held.id, record: held.record, place });
     }
 
     /// Brings what is on its way from GPUs into the host table.
@@ -578,7 +577,7 @@ impl Cache {
         self.traffic.land(table);
         for device in 0..self.arenas.len() {
             for place in 0..self.capacity {
-                if self.arenas[device].places[place].dirty {
+                if self.arenas[device].places[place].is(Fact::Dirty) {
                     self.write_back(device, place as u32);
                 }
                 if self.traffic.leaving(device) == FLUSHED {

@@ -120,6 +120,11 @@ impl HostTable {
         self.prefetch(records[ahead(i, records.len())].iter().copied().flatten());
     }
 
+    /// Starts to load what a search for an id looks at first.
+    pub fn prefetch_slot(&self, id: u64) {
+        self.index().prefetch(id);
+    }
+
     /// Starts to load records.
     pub fn prefetch(&self, records: impl Iterator<Item = u32>) {
         self.rows.load_ahead(records);

@@ -325,7 +325,7 @@ fn check(case: &Case, bug: Option<Bug>) -> Result<(), TestCaseError> {
                     .back_mut()
                     .into_iter()
                     .try_for_each(|before| fetch(&mut store, before, usize::MAX).map(|_| ()))?;
-                store.find(&case.batches[n + ahead.len()].ids, &mut batch);
+                batch.begin(&mut Finder::default(), &case.batches[n + ahead.len()].ids);
                 if !fetch(&mut store, &mut batch, 1)? {
                     break;
                 }
@@ -475,7 +475,7 @@ fn a_table_of_one_row() {
         None,
     );
     let (case, mut batch) = (small(&[&[1, 2]], 1, 0), BatchRows::default());
-    store.find(&[1, 2], &mut batch);
+    batch.begin(&mut Finder::default(), &[1, 2]);
     assert!(store.fetch(&mut batch).unwrap());
     let error = store.settle(&mut batch, &case.block(0)).unwrap_err().to_string();
     assert!(error.contains("2 ids") && error.contains("table.max_rows"), "{error}");

@@ -10,18 +10,15 @@ use super::resident::{Resident, hash};
 
 /// One place in so many is for rows that one batch alone has asked for.
 const YOUNG_SHARE: usize = 10;
-/// Entries that a queue of victims may hold before the old ones are thrown out: so many for each place, and some more in a small arena.
-const QUEUE_PLACES: usize = 4;
-const QUEUE_SLACK: usize = 1024;
 
 /// The places of one device, of one record each.
 pub(super) struct Arena {
     pub(super) places: Vec<Place>,
     pub(super) resident: Resident,
     pub(super) free: Vec<u32>,
-    /// Places by when they were asked for, of rows that one batch has asked for and of the others, with the low half of their stamp then. An
-    /// entry whose stamp is not its place's any more is old.
-    queues: [VecDeque<(u32, u32)>; 2],
+    /// Places of rows that one batch has asked for and of the others, in the order in which they were released. A place stands in one queue, once.
+    /// Only a pinned one need not, and a free one may still do.
+    queues: [VecDeque<u32>; 2],
     /// Rows that one batch alone has asked for since they came.
     pub(super) young: usize,
     /// Places with pins.
@@ -32,20 +29,49 @@ pub(super) struct Arena {
     pub(super) evicts_pinned: bool,
 }
 
+/// A quarter of a cache line.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Place {
     pub(super) id: u64,
     /// The row's record in the host table, where it stays.
     pub(super) record: u32,
     /// Batches in flight or prefetched that need the row.
-    pub(super) pins: u32,
-    pub(super) dirty: bool,
-    /// Number of the prefetch that asked for it last; 0 = none yet.
-    pub(super) stamp: u64,
-    /// More than one has asked for it since it came.
-    pub(super) again: bool,
+    pub(super) pins: u16,
+    facts: u16,
+}
+
+/// What may be true of a place.
+#[derive(Debug, Clone, Copy)]
+#[repr(u16)]
+pub(super) enum Fact {
+    /// The row has changed since it came or was written back.
+    Dirty = 1,
     /// The table has freed the row while batches had it pinned.
-    pub(super) gone: bool,
+    Gone = 2,
+    /// More than one batch has asked for the row since it came.
+    Again = 4,
+    /// A batch has asked for it since the place was queued.
+    Lately = 8,
+    /// It stands in a queue.
+    Queued = 16,
+}
+
+impl Place {
+    pub(super) fn is(&self, fact: Fact) -> bool {
+        self.facts & fact as u16 != 0
+    }
+
+    /// Notes whether a fact is true; returns whether it was.
+    pub(super) fn set(&mut self, fact: Fact, now: bool) -> bool {
+        let before = self.is(fact);
+        self.facts = if now { self.facts | fact as u16 } else { self.facts & !(fact as u16) };
+        before
+    }
+
+    /// Holds an id's row, or none, and nothing more is known of it than whether it is queued.
+    pub(super) fn hold(&mut self, id: u64, record: u32) {
+        *self = Self { id, record, pins: 0, facts: self.facts & Fact::Queued as u16 };
+    }
 }
 
 /// Places that [`Arena::oldest`] looks at ahead: the entry of the queue, then what the place says.
@@ -80,67 +106,79 @@ impl Arena {
         }
     }
 
-    pub(super) fn pin(&mut self, number: u32, stamp: u64) {
+    /// Pins a row for a batch that is not the first one to ask for it.
+    pub(super) fn pin(&mut self, number: u32) {
         let place = &mut self.places[number as usize];
         self.pinned += usize::from(place.pins == 0);
         place.pins += 1;
-        if place.stamp == 0 {
-            self.young += 1;
-        } else if !std::mem::replace(&mut place.again, true) {
-            self.young -= 1;
-        }
-        place.stamp = stamp;
+        place.set(Fact::Lately, true);
+        self.young -= usize::from(!place.set(Fact::Again, true));
+    }
+
+    /// Puts a row that has come into an empty place, pinned for the batch that asked for it.
+    pub(super) fn fill(&mut self, number: u32, id: u64, record: u32) {
+        let place = &mut self.places[number as usize];
+        place.hold(id, record);
+        place.pins = 1;
+        self.pinned += 1;
+        self.young += 1;
+        self.resident.insert(id, number);
     }
 
     pub(super) fn unpin(&mut self, number: u32) {
         let place = &mut self.places[number as usize];
         place.pins -= 1;
-        if place.pins == 0 {
-            self.pinned -= 1;
-            if place.gone {
-                *place = Place::default();
-                self.free.push(number);
-                return;
-            }
-            // Where it can be found as a victim; until now it could not be one.
-            let queue = &mut self.queues[usize::from(place.again)];
-            queue.push_back((number, place.stamp as u32));
-            if queue.len() > QUEUE_PLACES * self.places.len() + QUEUE_SLACK {
-                let places = &self.places;
-                queue.retain(|&(number, stamp)| {
-                    let place = &places[number as usize];
-                    place.pins == 0 && place.stamp as u32 == stamp
-                });
-            }
+        if place.pins > 0 {
+            return;
+        }
+        self.pinned -= 1;
+        if place.is(Fact::Gone) {
+            place.hold(0, 0);
+            self.free.push(number);
+        } else if !place.set(Fact::Queued, true) {
+            place.set(Fact::Lately, false);
+            self.queues[usize::from(place.is(Fact::Again))].push_back(number);
         }
     }
 
-    /// Whether the queues of victims are no longer than they may be.
+    /// Whether every unpinned row is queued, and no place twice.
     #[cfg(test)]
-    pub(super) fn queues_are_short(&self) -> bool {
-        self.queues.iter().all(|queue| queue.len() <= QUEUE_PLACES * self.places.len() + QUEUE_SLACK)
+    pub(super) fn queues_are_in_order(&self) -> bool {
+        let mut times = vec![0; self.places.len()];
+        self.queues.iter().flatten().for_each(|number| times[*number as usize] += 1);
+        self.places.iter().zip(times).enumerate().all(|(number, (place, times))| {
+            let queued = place.is(Fact::Queued);
+            times == usize::from(queued) && (queued || place.pins > 0 || self.free.contains(&(number as u32)))
+        })
     }
 
     /// The unpinned place whose row is missed the least. Room was checked: there is one.
     pub(super) fn victim(&mut self) -> u32 {
         let young_first = self.young > self.places.len() / YOUNG_SHARE;
-        let order = if young_first { [0, 1] } else { [1, 0] };
-        order.into_iter().find_map(|queue| self.oldest(queue)).expect("an unpinned place")
+        // The second queue again: those that are spared in the first one go there.
+        let order: &[usize] = if young_first { &[0, 1] } else { &[1, 0, 1] };
+        order.iter().find_map(|queue| self.oldest(*queue)).expect("an unpinned place")
     }
 
-    /// The unpinned place of a queue that was asked for the longest ago.
+    /// The first unpinned place of a queue that no batch has asked for since it was queued. Those that one has asked for go to the end of the
+    /// second queue.
     fn oldest(&mut self, queue: usize) -> Option<u32> {
-        while let Some((number, stamp)) = self.queues[queue].pop_front() {
-            let [far, near] = AHEAD.map(|ahead| self.queues[queue].get(ahead).map(|(number, _)| *number as usize));
+        while let Some(number) = self.queues[queue].pop_front() {
+            let [far, near] = AHEAD.map(|ahead| self.queues[queue].get(ahead).map(|number| *number as usize));
             far.into_iter().for_each(|number| prefetch(&self.places[number]));
             near.into_iter().for_each(|number| self.resident.prefetch(hash(mix(self.places[number].id))));
             #[cfg(test)]
             if self.evicts_pinned {
                 return Some(number);
             }
-            // Else pinned or asked for again since it was queued: it stands further back, or will.
-            let place = &self.places[number as usize];
-            if place.pins == 0 && place.stamp as u32 == stamp {
+            let place = &mut self.places[number as usize];
+            if place.pins > 0 {
+                // It is queued anew when it is released.
+                place.set(Fact::Queued, false);
+            } else if place.set(Fact::Lately, false) {
+                self.queues[1].push_back(number);
+            } else {
+                place.set(Fact::Queued, false);
                 return Some(number);
             }
         }

@@ -100,6 +100,7 @@ fn values(driver: &Driver) -> anyhow::Result<()> {
     let bench = |optimizer, rows, cache_rows, devices| TableBench {
         rows,
         batch: 4096,
+        batches: 0,
         fields: 8,
         dim: 16,
         zipf: 1.05,
@@ -109,6 +110,7 @@ fn values(driver: &Driver) -> anyhow::Result<()> {
         device: Gpu::Cpu,
         devices,
         seconds: 0.0,
+        rounds: 0,
         accesses: 0,
         dump: None,
     };

@@ -28,6 +28,7 @@ fn bench(
     TableBench {
         rows: 4_000,
         batch,
+        batches: 0,
         fields,
         dim,
         zipf: 1.05,
@@ -37,6 +38,7 @@ fn bench(
         device: Device::Cpu,
         devices: 1,
         seconds: 0.0,
+        rounds: 0,
         accesses: 0,
         dump: None,
     }
