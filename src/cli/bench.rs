@@ -189,10 +189,10 @@ enum Stage {
         /// Batches whose rows are fetched ahead
         #[arg(long, default_value_t = 2)]
         prefetch: usize,
-        /// How long each form is measured in each round
+        /// How long each form is measured, in each round where forms take turns
         #[arg(long, default_value_t = 2.0)]
         seconds: f64,
-        /// Rounds in which the forms take turns; medians are shown
+        /// Rounds in which flat table and cache take turns; medians are shown
         #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
         rounds: u32,
         /// Accesses for which cache hits are counted, after three times as many to warm it; 0 = none

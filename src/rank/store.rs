@@ -43,7 +43,7 @@ pub struct BatchRows {
     pub lookup: Lookup,
     /// The rows of the unique ids, `dim` floats each, once they are gathered; empty where they are on a device.
     pub values: Vec<f32>,
-    /// How often each of them was updated by then; `None` for an id without a row.
+    /// How often each of them was updated by then, `None` for an id without a row; empty where rows are on a device.
     pub versions: Vec<Option<u32>>,
     fetched: bool,
     /// So many of the records, from the first, were noted before their update.

@@ -7,10 +7,10 @@
 //!   nobody reads it.
 //! - A batch pins its rows from its prefetch to its release. A pinned row is never evicted, so a batch that is in flight or
 //!   prefetched never loses one, and a row that two batches share is fetched once.
-//! - The victim, which [`arena`] chooses, is the row that was released first, among the rows that one batch alone has asked for while these
+//! - The victim, which [`arena`] chooses, is the row that was queued first, among the rows that one batch alone has asked for while these
 //!   take more than a tenth of the places, among the others otherwise: ids that come once do not drive out those that come again. A row
-//!   that was asked for since it was queued is spared and queued anew. If the victim was changed since it came, it is written back with its
-//!   optimiser state and version before its place is given away; a clean one is not.
+//!   is queued when it is released; one that was asked for since then is spared and queued anew. If the victim was changed since it came,
+//!   it is written back with its optimiser state and version before its place is given away; a clean one is not.
 //! - An update happens in place. A prefetched batch that shares the row reads the updated value: it gathers later.
 //! - A prefetch has room for all of its rows or changes nothing: where pinned rows leave none it is tried again after the next release.
 //!   The rows that are not resident are brought in some at a time, and other batches may go on in between. Room stays kept for ids that
@@ -21,7 +21,7 @@
 //!
 //! [`arena`] has the places, their order and the rule of eviction, [`resident`] finds the place of an id, [`memory`] keeps the records, and
 //! [`traffic`] moves them between devices and host. This file has the batches, and keeps the arena's count of rows that one batch alone
-//! has asked for when it fills, empties or frees a place.
+//! has asked for when it empties or frees a place, or fills it again.
 
 #[path = "cache/arena.rs"]
 mod arena;
@@ -167,6 +167,12 @@ impl Cache {
     /// Rows that the host has not got yet.
     pub fn dirty(&self) -> usize {
         self.dirty + self.traffic.under_way()
+    }
+
+    /// Whether all arenas' queues and counts are right.
+    #[cfg(test)]
+    pub fn is_in_order(&self) -> bool {
+        self.arenas.iter().all(Arena::is_in_order)
     }
 
     /// Whether an id's row is on its device.

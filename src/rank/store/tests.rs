@@ -206,6 +206,10 @@ impl Model {
         all
     }
 
+    fn versions(&self, unique: &[u64]) -> Vec<Option<u32>> {
+        unique.iter().map(|id| self.rows.get(id).map(|words| words[self.shape.words() - 1])).collect()
+    }
+
     fn update(&mut self, unique: &[u64], gradients: &[f32]) {
         for (id, gradient) in unique.iter().zip(gradients.chunks(self.shape.dim)) {
             if let Some(words) = self.rows.get_mut(id) {
@@ -347,9 +351,11 @@ fn check(case: &Case, bug: Option<Bug>) -> Result<(), TestCaseError> {
             let unique = batch.lookup.unique.clone();
             let expected = model.gather(&unique);
             prop_assert_eq!(bits(&batch.values), bits(&expected), "rows of batch {}", n);
+            prop_assert_eq!(&batch.versions, &model.versions(&unique), "versions of batch {}", n);
             let gradients = gradients(&expected);
             store.update(&mut batch, &gradients, 0.1);
             model.update(&unique, &gradients);
+            prop_assert!(bug.is_some() || store.cache.as_ref().is_none_or(Cache::is_in_order), "after batch {}", n);
             if case.batches[n].snapshot && begun.is_none() {
                 let (number, sightings) = (newest.number + 1, store.admission.sightings().to_vec());
                 store.begin_snapshot(&halves, number, 0).unwrap();

@@ -16,8 +16,8 @@ pub(super) struct Arena {
     pub(super) places: Vec<Place>,
     pub(super) resident: Resident,
     pub(super) free: Vec<u32>,
-    /// Places of rows that one batch has asked for and of the others, in the order in which they were released. A place stands in one queue, once.
-    /// Only a pinned one need not, and a free one may still do.
+    /// Places in the order in which they were queued: those of rows that one batch alone had asked for by then, and the others. A place stands in
+    /// one queue at most, once. Every unpinned row is queued; a pinned row or a free place may be.
     queues: [VecDeque<u32>; 2],
     /// Rows that one batch alone has asked for since they came.
     pub(super) young: usize,
@@ -120,6 +120,8 @@ impl Arena {
         let place = &mut self.places[number as usize];
         place.hold(id, record);
         place.pins = 1;
+        // Of a place that was freed while it was queued: its row has a turn of its own.
+        place.set(Fact::Lately, place.is(Fact::Queued));
         self.pinned += 1;
         self.young += 1;
         self.resident.insert(id, number);
@@ -141,42 +143,45 @@ impl Arena {
         }
     }
 
-    /// Whether every unpinned row is queued, and no place twice.
+    /// Whether every unpinned row is queued, no place is queued twice, and the counts are right.
     #[cfg(test)]
-    pub(super) fn queues_are_in_order(&self) -> bool {
+    pub(super) fn is_in_order(&self) -> bool {
         let mut times = vec![0; self.places.len()];
         self.queues.iter().flatten().for_each(|number| times[*number as usize] += 1);
-        self.places.iter().zip(times).enumerate().all(|(number, (place, times))| {
+        let in_order = |(number, (place, times)): (usize, (&Place, usize))| {
             let queued = place.is(Fact::Queued);
             times == usize::from(queued) && (queued || place.pins > 0 || self.free.contains(&(number as u32)))
-        })
+        };
+        let resident = |number: usize| self.find(self.places[number].id) == Some(number as u32);
+        let young = (0..self.places.len()).filter(|number| resident(*number) && !self.places[*number].is(Fact::Again));
+        self.places.iter().zip(times).enumerate().all(in_order)
+            && self.young == young.count()
+            && self.pinned == self.places.iter().filter(|place| place.pins > 0).count()
     }
 
     /// The unpinned place whose row is missed the least. Room was checked: there is one.
     pub(super) fn victim(&mut self) -> u32 {
         let young_first = self.young > self.places.len() / YOUNG_SHARE;
-        // The second queue again: those that are spared in the first one go there.
-        let order: &[usize] = if young_first { &[0, 1] } else { &[1, 0, 1] };
-        order.iter().find_map(|queue| self.oldest(*queue)).expect("an unpinned place")
+        // The first one again: those that are spared in the other may go there.
+        let order = if young_first { [0, 1, 0] } else { [1, 0, 1] };
+        order.into_iter().find_map(|queue| self.oldest(queue)).expect("an unpinned place")
     }
 
-    /// The first unpinned place of a queue that no batch has asked for since it was queued. Those that one has asked for go to the end of the
-    /// second queue.
+    /// The first unpinned place of a queue that no batch has asked for since it was queued. Those that one has asked for are queued anew.
     fn oldest(&mut self, queue: usize) -> Option<u32> {
         while let Some(number) = self.queues[queue].pop_front() {
             let [far, near] = AHEAD.map(|ahead| self.queues[queue].get(ahead).map(|number| *number as usize));
             far.into_iter().for_each(|number| prefetch(&self.places[number]));
             near.into_iter().for_each(|number| self.resident.prefetch(hash(mix(self.places[number].id))));
-            #[cfg(test)]
-            if self.evicts_pinned {
-                return Some(number);
-            }
             let place = &mut self.places[number as usize];
-            if place.pins > 0 {
+            let pinned = place.pins > 0;
+            #[cfg(test)]
+            let pinned = pinned && !self.evicts_pinned;
+            if pinned {
                 // It is queued anew when it is released.
                 place.set(Fact::Queued, false);
             } else if place.set(Fact::Lately, false) {
-                self.queues[1].push_back(number);
+                self.queues[usize::from(place.is(Fact::Again))].push_back(number);
             } else {
                 place.set(Fact::Queued, false);
                 return Some(number);
