@@ -577,7 +577,10 @@ fn lookups(table: &HostTable, ids: &[u64], batch: usize, seconds: f64) -> f64 {
             records.clear();
             values.clear();
             table.find_all(ids, &mut records);
-            table.rows(&records).flatten().for_each(|row| values.extend_from_slice(row));
+            for (i, record) in records.iter().enumerate() {
+                table.load_ahead(&records, i);
+                record.iter().for_each(|record| values.extend_from_slice(table.row(*record)));
+            }
             found += ids.len() as u64;
             std::hint::black_box(&values);
         }

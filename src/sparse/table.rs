@@ -107,14 +107,6 @@ impl HostTable {
         self.index().find_all(ids, records);
     }
 
-    /// The rows of records, `None` for none. Later rows are loaded while earlier ones are used.
-    pub fn rows<'a>(&'a self, records: &'a [Option<u32>]) -> impl Iterator<Item = Option<&'a [f32]>> {
-        records.iter().enumerate().map(|(i, record)| {
-            self.load_ahead(records, i);
-            record.map(|record| self.row(record))
-        })
-    }
-
     /// Starts to load records that are used after the one at place `i`, where that is due.
     pub fn load_ahead(&self, records: &[Option<u32>], i: usize) {
         self.prefetch(records[ahead(i, records.len())].iter().copied().flatten());
