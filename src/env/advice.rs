@@ -1,13 +1,12 @@
 //! Output of a replanner for each contract, stored in the state.
 
 /// Number of columns that a replanner writes for each contract: the addition to the logit of the bid, then [`Advice`].
-pub const ADVICE_COLUMNS: usize = 5;
+pub const ADVICE_COLUMNS: usize = 4;
 
-/// A replanner's information on a contract's price, besides the start of its bid.
+/// A replanner's information on a contract's price, besides the one at which its bid starts.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Advice {
-    /// Logits of the price relative to the static one: at the volume and price levels seen, and at the forecast levels.
-    pub seen: f32,
+    /// Logit of the price relative to the static one, at the forecast's volume and price levels.
     pub forecast: f32,
     /// Derivative of the logit by the log of the volume.
     pub by_volume: f32,

@@ -19,8 +19,9 @@ use super::known::KnownDay;
 use super::replay::Replay;
 use super::state::{State, decay, growth, market_gain};
 
-/// Version of the feature rows, incremented with every change; a policy of another version cannot be read.
-pub const FEATURE_VERSION: u32 = 2;
+/// Version of the feature rows, incremented with every change. A policy is refused if the names of its features are others, and the
+/// version tells why: a feature that changes its meaning needs another name.
+pub const FEATURE_VERSION: u32 = 3;
 
 /// Width of a feature row.
 pub const FEATURES: usize = 31;

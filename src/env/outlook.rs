@@ -18,7 +18,7 @@ pub const WIDE: usize = FEATURES + OUTLOOK;
 pub const OUTLOOK_NAMES: [&str; OUTLOOK] = [
     "static_price_logit",
     "start_price_logit",
-    "price_at_seen_levels",
+    "price_now",
     "price_at_forecast_levels",
     "price_by_volume",
     "supply_by_price",
@@ -86,7 +86,7 @@ pub fn write(replay: &Replay, j: usize, out: &mut [f32]) {
     *out = [
         0.5 * logit(share) as f32,
         0.5 * start.clamp(-4.0, 4.0) as f32,
-        advice.seen.clamp(-3.0, 3.0),
+        state.replanned(j).clamp(-3.0, 3.0),
         advice.forecast.clamp(-3.0, 3.0),
         advice.by_volume.clamp(-4.0, 4.0) * 0.5,
         advice.supply.clamp(-3.0, 3.0),

@@ -174,8 +174,8 @@ impl State {
         if self.replanned.len() == n {
             return Advice::default();
         }
-        let [seen, forecast, by_volume, supply] = [1, 2, 3, 4].map(|column| self.replanned[column * n + j]);
-        Advice { seen, forecast, by_volume, supply }
+        let [forecast, by_volume, supply] = [1, 2, 3].map(|column| self.replanned[column * n + j]);
+        Advice { forecast, by_volume, supply }
     }
 
     /// Takes in a request: deliveries that are due become observed, and traffic and prices are counted. Returns the

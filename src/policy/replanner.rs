@@ -106,18 +106,14 @@ impl Replanner {
             && let Some(opinion) = self.receding.second_opinion(replay)
         {
             for j in 0..n {
-                let seen = self.offsets[j];
                 let price = opinion.prices[j];
-                let forecast = bids.offset_of_price(j, price) as f32;
                 let by_volume = -opinion.by_demand[j] * bids.slope_of_price(j, price);
                 let columns = [
-                    (1.0 - FORECAST_SHARE) * seen + FORECAST_SHARE * forecast,
-                    seen,
-                    forecast,
+                    bids.offset_of_price(j, price) as f32,
                     by_volume as f32,
                     (0.1 + opinion.supply[j].max(0.0)).ln() as f32,
                 ];
-                for (column, value) in columns.into_iter().enumerate() {
+                for (column, value) in (1..).zip(columns) {
                     self.offsets[column * n + j] = value;
                 }
             }
@@ -125,6 +121,3 @@ impl Replanner {
         Some(&self.offsets)
     }
 }
-
-/// Weight of the price at forecast levels in the start of an advised bid; the rest is the price at the levels seen.
-const FORECAST_SHARE: f32 = 0.5;

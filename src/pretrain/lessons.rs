@@ -10,7 +10,7 @@ use crate::actor::Explorer;
 use crate::env::{DayModel, Vocabulary};
 use crate::learner::hindsight::{self, LessonRows};
 use crate::log::{self, CompileOptions};
-use crate::plan::{Plan, Tuned};
+use crate::plan::{DayVolume, Plan, Tuned, VolumeModel};
 use crate::policy::PolicySpec;
 use crate::policy::net::HostNet;
 use crate::settings::Settings;
@@ -51,7 +51,9 @@ impl World<'_> {
         let training = dirs(PLANNED - planned..PLANNED);
         let options = CompileOptions::default();
         let logs = training.iter().map(|dir| log::open(dir, options)).collect::<Result<Vec<_>, _>>()?;
-        let mut plan = Plan::from_days(&logs.iter().collect::<Vec<_>>(), settings.env.rate_seed)?;
+        let logs: Vec<_> = logs.iter().collect();
+        let mut plan = Plan::from_days(&logs, settings.env.rate_seed)?;
+        plan.volume = Some(Arc::new(VolumeModel::fit(&DayVolume::of_days(&training, &logs)?)));
         // Nothing tuned is used.
         plan.tuned = Some(Tuned::default());
         let vocabulary = Arc::new(Vocabulary::default());

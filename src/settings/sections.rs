@@ -183,7 +183,7 @@ pub struct Policy {
     /// With the warm start: solve the starting prices repeatedly on the rest of the day, as the receding-horizon baseline
     /// does.
     pub replan: bool,
-    /// With the planner, and without the outlook: plan for the volume forecast learned from logged days, in several courses,
+    /// With the planner: plan for the volume forecast learned from logged days, in several courses,
     /// instead of extrapolating the volume so far.
     pub volume_model: bool,
     /// Add the tuned pacing controller's term to every bid, with gains that fall with the square root of the thinning: the
@@ -237,9 +237,9 @@ impl Policy {
         self.predict && !self.outlook
     }
 
-    /// Whether the planner uses the learned volume. The network of the outlook was trained on a planner that does not.
+    /// Whether the planner uses the learned volume.
     pub fn foresees_volume(&self) -> bool {
-        self.replans() && self.volume_model && !self.outlook
+        self.replans() && self.volume_model
     }
 }
 

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use anyhow::Context as _;
 
 use crate::env::{DayModel, Delay, Vocabulary};
-use crate::log::{CompileOptions, CompiledLog, LogError, table};
+use crate::log::{CompileOptions, CompiledLog, table};
 use crate::nodes::Node;
 use crate::plan::cache::{Key, Place};
-use crate::plan::{DayAhead, DayVolume, Forecast, Plan, Seen, Use, VolumeModel};
+use crate::plan::{DayAhead, DayVolume, Plan, Seen, Use, VolumeModel};
 use crate::policy::file::PolicyFile;
 use crate::policy::start::initial_actor;
 use crate::policy::{PolicySpec, ReplayOptions, tune};
@@ -91,7 +91,7 @@ impl Planning<'_> {
                 keep(plan, untuned)?
             }
         };
-        plan.volume = Some(Arc::new(VolumeModel::fit(&volumes(
+        plan.volume = Some(Arc::new(VolumeModel::fit(&DayVolume::of_days(
             &[dirs, self.validation].concat(),
             &references.iter().copied().chain(&judges).collect::<Vec<_>>(),
         )?)));
@@ -152,22 +152,6 @@ impl Planning<'_> {
         key.text(&serde_json::to_string(&(self.env, self.episodes, self.per_step, self.baselines, policy)).ok()?);
         Place::beside(self.dirs.last()?, &key)
     }
-}
-
-/// Returns the traffic of logged days beside their forecasts. A day without a forecast is compared with the other days; a single
-/// such day gives nothing.
-fn volumes(dirs: &[PathBuf], logs: &[&CompiledLog]) -> Result<Vec<DayVolume>, LogError> {
-    let mut volumes = Vec::new();
-    for (i, (dir, log)) in dirs.iter().zip(logs).enumerate() {
-        let others = || logs.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, log)| *log).collect::<Vec<_>>();
-        let forecast = match Forecast::of_directory(dir)? {
-            Some(forecast) => forecast,
-            None if logs.len() > 1 => Forecast::from_logs(&others()),
-            None => continue,
-        };
-        volumes.push(DayVolume::of(log, &forecast));
-    }
-    Ok(volumes)
 }
 
 /// Stores a plan, where possible, and returns it as it would be read back: JSON digits may stand for a neighbouring number.

@@ -1,9 +1,10 @@
 //! A logged day's traffic against its forecast.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
-use crate::log::CompiledLog;
 use crate::log::schema::DAY_MS;
+use crate::log::{CompiledLog, LogError};
 use crate::plan::forecast::{Forecast, GRID};
 
 use super::deviation::Deviation;
@@ -45,6 +46,25 @@ pub(super) struct Moment {
 }
 
 impl DayVolume {
+    /// Counts logged days against their forecasts; `dirs` are their directories. A day without a forecast is compared with the other days;
+    /// a single such day gives nothing.
+    ///
+    /// # Errors
+    /// An inventory that cannot be read.
+    pub fn of_days(dirs: &[PathBuf], logs: &[&CompiledLog]) -> Result<Vec<Self>, LogError> {
+        let mut volumes = Vec::new();
+        for (i, (dir, log)) in dirs.iter().zip(logs).enumerate() {
+            let others = || logs.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, log)| *log).collect::<Vec<_>>();
+            let forecast = match Forecast::of_directory(dir)? {
+                Some(forecast) => forecast,
+                None if logs.len() > 1 => Forecast::from_logs(&others()),
+                None => continue,
+            };
+            volumes.push(Self::of(log, &forecast));
+        }
+        Ok(volumes)
+    }
+
     /// Counts a log against the forecast that was made for it.
     pub fn of(log: &CompiledLog, forecast: &Forecast) -> Self {
         let traffic = forecast.traffic();
