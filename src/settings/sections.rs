@@ -192,7 +192,7 @@ pub struct Policy {
     /// Under a feedback delay: count an impression as delivered from its display on, instead of when it is observed (a Smith
     /// predictor). Right where displays are confirmed in the end, as all are in replay. With the outlook the network does so itself.
     pub predict: bool,
-    /// Extend the network's inputs by the planner's prices at the levels seen and at the forecast levels, traffic and prices
+    /// Extend the network's inputs by the planner's prices for the volume to come and at the forecast levels, traffic and prices
     /// with several time constants, and unconfirmed displays, which then count as delivered.
     pub outlook: bool,
     /// With the outlook over a planner, and without the controller: start from the network that ships with the program, if it has

@@ -85,6 +85,7 @@ const CHANGE: &[(&str, &str, &[&str])] = &[
     ("policy.warm_start", "false", &[]),
     ("policy.replan", "false", &[]),
     ("policy.volume_model", "false", &[]),
+    ("policy.volume_model", "false", &["policy.outlook=true"]),
     ("policy.pacing", "false", &[]),
     ("policy.predict", "false", &["env.feedback_delay_s=1800"]),
     ("policy.outlook", "true", &[]),
