@@ -19,35 +19,6 @@ pub struct Damaged {
     bytes: usize,
 }
 
-/// Gradients of unique rows, and what the samples that hold a row weigh.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct RowGradients {
-    pub ids: Vec<u64>,
-    /// Of each row: the field that it belongs to.
-    pub fields: Vec<u32>,
-    /// Of each row: the sum of the weights of its samples, and of their squares. With weights of 1 the first is the number of
-    /// occurrences.
-    pub weights: Vec<f32>,
-    pub squares: Vec<f32>,
-    /// `dim` floats of each row.
-    pub gradients: Vec<f32>,
-}
-
-impl RowGradients {
-    fn clear(&mut self) {
-        self.ids.clear();
-        self.fields.clear();
-        self.weights.clear();
-        self.squares.clear();
-        self.gradients.clear();
-    }
-
-    /// The mean weight of a row's samples, each counted by its weight.
-    pub fn mean_weight(&self, row: usize) -> f32 {
-        mean_weight(self.weights[row], self.squares[row])
-    }
-}
-
 /// The mean weight of samples, each counted by its weight, from the sum of their weights and of the squares.
 pub fn mean_weight(sum: f32, squares: f32) -> f32 {
     if sum > 0.0 { squares / sum } else { 1.0 }
@@ -106,112 +77,155 @@ pub fn encode(
     }
 }
 
-/// Decodes a message of `rank` and appends its rows to `out`.
-///
-/// # Errors
-/// [`Damaged`].
-pub fn decode(rank: usize, message: &[u8], dim: usize, out: &mut RowGradients) -> Result<(), Damaged> {
-    let damaged = Damaged { rank, bytes: message.len() };
-    let word = |i: usize| -> Result<usize, Damaged> {
-        let bytes = message.get(4 * i..4 * i + 4).ok_or(damaged)?;
-        Ok(u32::from_le_bytes(bytes.try_into().expect("4 bytes")) as usize)
-    };
-    let (rows, floats, fields) = (word(0)?, word(1)?, word(2)?);
-    let fits = fields <= message.len() && rows <= message.len() && (rows == 0 || floats == dim);
-    if !fits || message.len() != HEADER + 4 * fields + rows * (16 + 4 * floats) {
-        return Err(damaged);
-    }
-    let mut counted = 0;
-    for field in 0..fields {
-        let count = word(3 + field)?;
-        counted += count;
-        if counted > rows {
-            return Err(damaged);
-        }
-        out.fields.extend(std::iter::repeat_n(field as u32, count));
-    }
-    if counted != rows {
-        return Err(damaged);
-    }
-    let (ids, rest) = message[HEADER + 4 * fields..].split_at(8 * rows);
-    let (weights, rest) = rest.split_at(4 * rows);
-    let (squares, gradients) = rest.split_at(4 * rows);
-    out.ids.extend(ids.as_chunks().0.iter().map(|id| u64::from_le_bytes(*id)));
-    for (bytes, floats) in [(weights, &mut out.weights), (squares, &mut out.squares), (gradients, &mut out.gradients)] {
-        floats.extend(bytes.as_chunks().0.iter().map(|float| f32::from_le_bytes(*float)));
-    }
-    Ok(())
+/// The gradients of a shard's rows where they were received: nothing is copied.
+#[derive(Debug, Clone, Copy)]
+pub struct Message<'a> {
+    /// Rows of each field; rows stand in the order of their fields.
+    counts: &'a [[u8; 4]],
+    ids: &'a [[u8; 8]],
+    weights: &'a [[u8; 4]],
+    squares: &'a [[u8; 4]],
+    /// `dim` floats of each row.
+    gradients: &'a [[u8; 4]],
 }
 
-/// Sums what the ranks gave; keeps its memory from batch to batch.
+impl<'a> Message<'a> {
+    /// Decodes a message of `rank`, whose rows are of `fields` fields and have `dim` floats.
+    ///
+    /// # Errors
+    /// [`Damaged`].
+    pub fn decode(rank: usize, message: &'a [u8], dim: usize, fields: usize) -> Result<Self, Damaged> {
+        let damaged = Damaged { rank, bytes: message.len() };
+        let (head, rest) = message.split_first_chunk::<HEADER>().ok_or(damaged)?;
+        let [rows, floats, groups] = *head.as_chunks::<4>().0 else { return Err(damaged) };
+        let [rows, floats, groups] = [rows, floats, groups].map(|word| u32::from_le_bytes(word) as usize);
+        let fits = groups == fields && rows <= message.len() && (rows == 0 || floats == dim);
+        if !fits || message.len() != HEADER + 4 * fields + rows * (16 + 4 * floats) {
+            return Err(damaged);
+        }
+        let (counts, rest) = rest.split_at(4 * fields);
+        let (ids, rest) = rest.split_at(8 * rows);
+        let (weights, rest) = rest.split_at(4 * rows);
+        let (squares, gradients) = rest.split_at(4 * rows);
+        let counts = counts.as_chunks().0;
+        if counts.iter().map(|count| u64::from(u32::from_le_bytes(*count))).sum::<u64>() != rows as u64 {
+            return Err(damaged);
+        }
+        Ok(Self {
+            counts,
+            ids: ids.as_chunks().0,
+            weights: weights.as_chunks().0,
+            squares: squares.as_chunks().0,
+            gradients: gradients.as_chunks().0,
+        })
+    }
+}
+
+/// What a batch says of a row, beside its merged gradient.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RowSums {
+    /// The field that it belongs to.
+    pub field: u32,
+    /// The sum of the weights of its samples, and of their squares. With weights of 1 the first is the number of occurrences.
+    pub weights: f32,
+    pub squares: f32,
+}
+
+impl RowSums {
+    /// The mean weight of the row's samples, each counted by its weight.
+    pub fn mean_weight(&self) -> f32 {
+        mean_weight(self.weights, self.squares)
+    }
+}
+
+/// Marks the end of a chain.
+const NONE: u32 = u32::MAX;
+
+/// Sums what the ranks gave, row by row; keeps its memory from batch to batch.
 #[derive(Debug, Default)]
 pub struct Merger {
     finder: Finder,
     lookup: Lookup,
-    /// All rows of all ranks, in the order of the ranks, and how many are of each.
-    all: RowGradients,
+    /// Of all rows of all messages, one message after another: ids, fields, and the place of the next row with the same id, or [`NONE`].
+    ids: Vec<u64>,
+    fields: Vec<u32>,
+    next: Vec<u32>,
+    /// Of each unique id: its first row.
+    first: Vec<u32>,
+    /// Of each message: the place behind its last row.
     ends: Vec<usize>,
-    /// Of each merged row: the ranks that hold it.
-    ranks: Vec<u32>,
 }
 
 impl Merger {
-    /// Forgets the last batch.
-    pub fn begin(&mut self) {
-        self.all.clear();
-        self.ends.clear();
+    /// Finds the unique rows of the messages of all ranks, in the order of the ranks.
+    pub fn begin(&mut self, messages: &[Message<'_>]) {
+        let Self { finder, lookup, ids, fields, next, first, ends } = self;
+        ids.clear();
+        fields.clear();
+        ends.clear();
+        for message in messages {
+            ids.extend(message.ids.iter().map(|id| u64::from_le_bytes(*id)));
+            for (field, count) in (0..).zip(message.counts) {
+                fields.extend(std::iter::repeat_n(field, u32::from_le_bytes(*count) as usize));
+            }
+            ends.push(ids.len());
+        }
+        finder.find(ids, lookup);
+        first.clear();
+        first.resize(lookup.unique.len(), NONE);
+        next.resize(ids.len(), NONE);
+        // From the last one, so that chains are in the order of the ranks.
+        for (given, &place) in lookup.inverse.iter().enumerate().rev() {
+            next[given] = std::mem::replace(&mut first[place as usize], given as u32);
+        }
     }
 
-    /// Takes in the message of the next rank.
-    ///
-    /// # Errors
-    /// [`Damaged`].
-    pub fn add(&mut self, message: &[u8], dim: usize) -> Result<(), Damaged> {
-        decode(self.ends.len(), message, dim, &mut self.all)?;
-        self.ends.push(self.all.ids.len());
-        Ok(())
+    /// The ids of the rows, in the order in which they first appear.
+    pub fn ids(&self) -> &[u64] {
+        &self.lookup.unique
     }
 
-    /// Sums and divides the gradients of all ranks' rows, into `out`: rows in the order in which they first appear.
-    pub fn finish(&mut self, average: SparseAverage, dim: usize, out: &mut RowGradients) {
-        self.finder.find(&self.all.ids, &mut self.lookup);
-        let rows = self.lookup.unique.len();
-        // What the gradients held is replaced below.
-        let gradients = std::mem::take(&mut out.gradients);
-        out.clear();
-        out.gradients = gradients;
-        out.ids.extend_from_slice(&self.lookup.unique);
-        out.fields.resize(rows, 0);
-        out.weights.resize(rows, 0.0);
-        out.squares.resize(rows, 0.0);
-        out.gradients.resize(rows * dim, 0.0);
-        self.ranks.clear();
-        self.ranks.resize(rows, 0);
-        for (given, &place) in self.lookup.inverse.iter().enumerate() {
-            let place = place as usize;
-            let sums = &mut out.gradients[place * dim..(place + 1) * dim];
-            let gradient = &self.all.gradients[given * dim..(given + 1) * dim];
+    /// Sums and divides the gradients of the row at `place` among [`ids`](Self::ids), into `gradient`. `messages` are those that the merger
+    /// began with.
+    pub fn merge(
+        &self,
+        messages: &[Message<'_>],
+        place: usize,
+        average: SparseAverage,
+        gradient: &mut [f32],
+    ) -> RowSums {
+        let dim = gradient.len();
+        let mut merged = RowSums { field: 0, weights: 0.0, squares: 0.0 };
+        let (mut holders, mut rank) = (0u32, 0);
+        let mut given = self.first[place];
+        while given != NONE {
+            let at = given as usize;
+            while at >= self.ends[rank] {
+                rank += 1;
+            }
+            let begin = if rank == 0 { 0 } else { self.ends[rank - 1] };
+            let (message, row) = (&messages[rank], at - begin);
+            let floats = message.gradients[row * dim..(row + 1) * dim].iter().map(|float| f32::from_le_bytes(*float));
             // The first one is copied: 0 + -0 would be another bit.
-            if self.ranks[place] == 0 {
-                sums.copy_from_slice(gradient);
+            if holders == 0 {
+                gradient.iter_mut().zip(floats).for_each(|(sum, g)| *sum = g);
             } else {
-                sums.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
+                gradient.iter_mut().zip(floats).for_each(|(sum, g)| *sum += g);
             }
-            self.ranks[place] += 1;
-            out.fields[place] = self.all.fields[given];
-            out.weights[place] += self.all.weights[given];
-            out.squares[place] += self.all.squares[given];
+            merged.field = self.fields[at];
+            merged.weights += f32::from_le_bytes(message.weights[row]);
+            merged.squares += f32::from_le_bytes(message.squares[row]);
+            holders += 1;
+            given = self.next[at];
         }
-        let world = self.ends.len() as f32;
-        for (sums, &holders) in out.gradients.chunks_exact_mut(dim.max(1)).zip(&self.ranks) {
-            let divisor = match average {
-                SparseAverage::Occurrence => holders as f32,
-                SparseAverage::World => world,
-            };
-            if divisor != 1.0 {
-                sums.iter_mut().for_each(|sum| *sum /= divisor);
-            }
+        let divisor = match average {
+            SparseAverage::Occurrence => holders as f32,
+            SparseAverage::World => messages.len() as f32,
+        };
+        if divisor != 1.0 {
+            gradient.iter_mut().for_each(|sum| *sum /= divisor);
         }
+        merged
     }
 }
 
@@ -237,7 +251,8 @@ mod tests {
     fn message(shard: &Shard) -> Vec<u8> {
         let ids: Vec<u64> = shard.iter().map(|sample| sample.0).collect();
         let lookup = Lookup::of(&ids);
-        let mut gradients = vec![0.0; lookup.unique.len() * DIM];
+        // -0 is what adds nothing to any float.
+        let mut gradients = vec![-0.0; lookup.unique.len() * DIM];
         let mut weights = vec![(0.0f32, 0.0f32); lookup.unique.len()];
         for ((_, weight, gradient), &place) in shard.iter().zip(&lookup.inverse) {
             let place = place as usize;
@@ -251,12 +266,25 @@ mod tests {
         out
     }
 
-    fn merged(shards: &[Shard], average: SparseAverage) -> RowGradients {
-        let (mut merger, mut out) = (Merger::default(), RowGradients::default());
-        merger.begin();
-        shards.iter().for_each(|shard| merger.add(&message(shard), DIM).unwrap());
-        merger.finish(average, DIM, &mut out);
-        out
+    /// Merged rows by id.
+    type Found = BTreeMap<u64, ([f32; DIM], RowSums)>;
+
+    fn merged(shards: &[Shard], average: SparseAverage) -> Found {
+        let bytes: Vec<Vec<u8>> = shards.iter().map(message).collect();
+        let messages: Vec<Message<'_>> =
+            bytes.iter().enumerate().map(|(rank, bytes)| Message::decode(rank, bytes, DIM, FIELDS).unwrap()).collect();
+        let mut merger = Merger::default();
+        // What it held before is forgotten.
+        merger.begin(&messages[..messages.len() / 2]);
+        merger.begin(&messages);
+        let row = |(place, &id): (usize, &u64)| {
+            let mut gradient = [f32::NAN; DIM];
+            let row = merger.merge(&messages, place, average, &mut gradient);
+            (id, (gradient, row))
+        };
+        let found: Found = merger.ids().iter().enumerate().map(row).collect();
+        assert_eq!(found.len(), merger.ids().len(), "an id stands there twice");
+        found
     }
 
     /// Of one process that sees all samples: gradient sums and the ranks that hold each id, in plain double precision.
@@ -277,19 +305,18 @@ mod tests {
     }
 
     /// The first row that differs from the reference.
-    fn difference(shards: &[Shard], average: SparseAverage, found: &RowGradients) -> Option<String> {
+    fn difference(shards: &[Shard], average: SparseAverage, found: &Found) -> Option<String> {
         let expected = reference(shards, average);
-        if expected.len() != found.ids.len() {
-            return Some(format!("{} rows, not {}", found.ids.len(), expected.len()));
+        if expected.keys().ne(found.keys()) {
+            return Some(format!("{} rows, not {}", found.len(), expected.len()));
         }
-        found.ids.iter().enumerate().find_map(|(row, id)| {
-            let (sum, weights, squares) = expected.get(id)?;
+        found.iter().find_map(|(id, (gradient, row))| {
+            let (sum, weights, squares) = &expected[id];
             let close = |a: f32, b: f64| (f64::from(a) - b).abs() <= 1e-5 * b.abs().max(1.0);
-            let gradient = &found.gradients[row * DIM..(row + 1) * DIM];
             let same = gradient.iter().zip(sum).all(|(a, b)| close(*a, *b))
-                && close(found.weights[row], *weights)
-                && close(found.squares[row], *squares)
-                && found.fields[row] as usize == field_of(*id);
+                && close(row.weights, *weights)
+                && close(row.squares, *squares)
+                && row.field as usize == field_of(*id);
             (!same).then(|| format!("row {id}: {gradient:?}, not {sum:?}"))
         })
     }
@@ -307,9 +334,9 @@ mod tests {
 
     #[test]
     fn rows_are_divided_by_the_ranks_that_hold_them_or_by_all() {
-        let row = |found: &RowGradients, letter: u8| -> (f32, f32) {
-            let at = found.ids.iter().position(|id| *id == u64::from(letter)).unwrap();
-            (found.gradients[at * DIM], found.weights[at])
+        let row = |found: &Found, letter: u8| -> (f32, f32) {
+            let (gradient, row) = &found[&u64::from(letter)];
+            (gradient[0], row.weights)
         };
         let found = merged(&lettered(), SparseAverage::Occurrence);
         // e: (1 + 1) + 4 in two ranks; i: 1 + 2 + 4 in three; f: 2 in one.
@@ -342,13 +369,40 @@ mod tests {
     #[test]
     fn damaged_messages_are_refused() {
         let good = message(&lettered()[0]);
-        let refused = |bytes: &[u8]| decode(3, bytes, DIM, &mut RowGradients::default()).is_err();
+        let refused = |bytes: &[u8]| Message::decode(3, bytes, DIM, FIELDS).is_err();
         assert!(!refused(&good) && refused(&good[..good.len() - 1]) && refused(&[]) && refused(&good[..9]));
         for at in 0..HEADER + 4 * FIELDS {
             let mut bytes = good.clone();
             bytes[at] ^= 0x40;
             assert!(refused(&bytes), "byte {at}");
         }
+        // Two counts whose sum is right only in 32 bits.
+        let mut bytes = good.clone();
+        for field in 0..2 {
+            bytes[HEADER + 4 * field + 3] ^= 0x80;
+        }
+        assert!(refused(&bytes), "counts");
+        assert!(Message::decode(3, &good, DIM, FIELDS + 1).is_err(), "fields");
+    }
+
+    /// Sums of floats depend on the order of their terms, and so would the bytes of a run.
+    #[test]
+    fn sums_are_taken_in_the_order_of_the_ranks() {
+        let shards: Vec<Shard> = [(10, [1e8, 1.0, -0.0]), (11, [-1e8, 1e8, -0.0]), (12, [1.0, -1e8, -0.0])]
+            .map(|(alone, gradient)| vec![(9, 1.0, gradient), (alone, 1.0, [-0.0; DIM])])
+            .into();
+        let found = merged(&shards, SparseAverage::World);
+        let sum = |i: usize| {
+            let given: Vec<f32> = shards.iter().map(|shard| shard[0].2[i]).collect();
+            ((given[0] + given[1] + given[2]) / 3.0).to_bits()
+        };
+        let bits = |gradient: [f32; DIM]| gradient.map(f32::to_bits);
+        assert_eq!(bits(found[&9].0), [sum(0), sum(1), sum(2)]);
+        // Alone, -0 stays what it is.
+        assert_eq!(bits(found[&10].0), [(-0.0f32).to_bits(); DIM]);
+        // In the other order the sum differs: the comparison tells the orders apart.
+        let reversed: Vec<Shard> = shards.into_iter().rev().collect();
+        assert_ne!(bits(merged(&reversed, SparseAverage::World)[&9].0), bits(found[&9].0));
     }
 
     proptest! {

@@ -168,9 +168,13 @@ impl Peers {
         let message = bincode::serde::encode_to_vec(said, bincode::config::standard())?;
         let mut all = Vec::with_capacity(self.ranks());
         let mut failed = None;
-        let mut hear = |rank: usize, bytes: &[u8]| match decode(bytes) {
-            Ok(said) => all.push(said),
-            Err(e) => failed = Some(e.context(format!("rank {rank} said what cannot be read"))),
+        let mut hear = |messages: &[&[u8]]| {
+            for (rank, bytes) in messages.iter().enumerate() {
+                match decode(bytes) {
+                    Ok(said) => all.push(said),
+                    Err(e) => failed = Some(e.context(format!("rank {rank} said what cannot be read"))),
+                }
+            }
         };
         let exchanged: Result<(), Broken> = self.seat.exchange_while(values, &message, &mut hear, &|| wait(&beat));
         self.waited += begun.elapsed();

@@ -1,6 +1,8 @@
 //! Training in step: all ranks exchange everything of an update at once, and make the same update.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
 
 use crate::run::failpoint;
 use crate::run::value_run::RANK_HEADER;
@@ -72,22 +74,12 @@ impl Member<'_> {
         if let Some(batch) = &batch {
             self.encode_rows(&batch.block);
         }
-        let all = self.give_all()?;
-        Said::agree(&all)?;
-        let Some(batch) = batch.filter(|_| all.iter().all(|said| !said.stops)) else { return Ok(None) };
+        let all = self.give_all(batch.as_ref())?;
+        let Some(batch) = batch.filter(|_| nobody_stops(&all)) else { return Ok(None) };
         let whole = batch.block.whole();
         self.state.cursor = batch.after;
-        self.state.samples += whole;
-        let (of_rows, rate) = step_of(self.settings, self.prepared, &self.state);
+        let (_, rate) = step_of(self.settings, self.prepared, &self.state);
         self.written += 1;
-        if let Some(rows) = &self.rows {
-            // Where a test makes it fail, this table misses a write.
-            if !failpoint::reached(self.named(["rank.write", "table.write", "other.write"])) {
-                lock(rows).write(self.settings, of_rows, whole)?;
-            }
-            failpoint::reached(self.named(["rank.written", "table.written", "other.written"]));
-            self.exchange.publish(self.seat.group(), self.written);
-        }
         self.dense.apply(&mut self.state, rate);
         self.state.updates += 1;
         self.sums.click += all.iter().map(|said| said.click).sum::<f64>();
@@ -97,34 +89,49 @@ impl Member<'_> {
         Ok(Some(all))
     }
 
-    /// Gives gradients and message to all; returns what each rank said. The parameters' gradient is the mean of all then, and the first
-    /// rank of each table has the rows of all.
-    fn give_all(&mut self) -> anyhow::Result<Vec<Said>> {
+    /// Gives gradients and message to all; returns what each rank said. The parameters' gradient is the mean of all then. Where nobody
+    /// stops, the samples of `batch` are counted, and the first rank of each table has written and published its rows.
+    fn give_all(&mut self, batch: Option<&Batch>) -> anyhow::Result<Vec<Said>> {
         let begun = Instant::now();
-        let dim = self.settings.values.dim;
-        let point = self.named(["rank.exchange", "table.exchange", "other.exchange"]);
-        let mut rows = self.rows.as_deref().map(lock);
-        if let Some(rows) = &mut rows {
-            rows.begin();
-        }
-        let mut all = Vec::with_capacity(self.seat.ranks());
-        let mut failed = None;
-        let gradient = self.dense.gradient(self.state.parameters.len());
-        failpoint::reached(point);
-        failpoint::reached("exchange.latency");
-        self.seat.exchange(gradient, &self.message, &mut |rank, message| {
-            let Some(said) = Said::decode(message) else {
-                failed.get_or_insert_with(|| anyhow::anyhow!("rank {rank} gave {} bytes", message.len()));
-                return;
-            };
-            if let Some(rows) = rows.as_mut().filter(|_| !said.stops)
-                && let Err(damaged) = rows.add(&message[RANK_HEADER..], dim)
-            {
-                failed.get_or_insert(damaged.into());
+        let exchanging = self.named(["rank.exchange", "table.exchange", "other.exchange"]);
+        let writing = self.named(["rank.write", "table.write", "other.write"]);
+        let written = self.named(["rank.written", "table.written", "other.written"]);
+        let Self { settings, prepared, exchange, seat, dense, message, rows, state, .. } = self;
+        let (group, generation) = (seat.group(), self.written + 1);
+        let gradient = dense.gradient(state.parameters.len());
+        let mut wrote = Duration::ZERO;
+        // Rows are merged where the ranks left them, so that nothing is copied.
+        let mut hear = |messages: &[&[u8]]| -> anyhow::Result<Vec<Said>> {
+            let said = messages.iter().enumerate().map(|(rank, message)| {
+                Said::decode(message).with_context(|| format!("rank {rank} gave {} bytes", message.len()))
+            });
+            let all = said.collect::<anyhow::Result<Vec<_>>>()?;
+            Said::agree(&all)?;
+            let Some(batch) = batch.filter(|_| nobody_stops(&all)) else { return Ok(all) };
+            let whole = batch.block.whole();
+            state.samples += whole;
+            let Some(rows) = rows else { return Ok(all) };
+            let begun = Instant::now();
+            // Where a test makes it fail, this table misses a write.
+            if !failpoint::reached(writing) {
+                let (step, _) = step_of(settings, prepared, state);
+                let given = messages.iter().map(|message| &message[RANK_HEADER..]);
+                lock(rows).write(given, settings, step, whole)?;
             }
-            all.push(said);
-        })?;
-        self.exchanging += begun.elapsed();
-        failed.map_or(Ok(all), Err)
+            failpoint::reached(written);
+            exchange.publish(group, generation);
+            wrote = begun.elapsed();
+            Ok(all)
+        };
+        failpoint::reached(exchanging);
+        failpoint::reached("exchange.latency");
+        let mut heard = Ok(vec![]);
+        seat.exchange_while(gradient, message, &mut |messages| heard = hear(messages), &|| {})?;
+        self.exchanging += begun.elapsed().saturating_sub(wrote);
+        heard
     }
+}
+
+fn nobody_stops(all: &[Said]) -> bool {
+    all.iter().all(|said| !said.stops)
 }

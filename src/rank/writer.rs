@@ -15,7 +15,7 @@ use crate::run::failpoint;
 use crate::run::value_run::Prepared;
 use crate::run::value_snapshot::ValueState;
 use crate::settings::ValueSettings;
-use crate::shm::{Exchange, RingReader};
+use crate::shm::{Exchange, ReadGuard, RingReader};
 
 use super::merged::MergedRows;
 use super::progress::step_of;
@@ -108,43 +108,50 @@ pub struct Work {
 
 impl Work {
     fn run(&mut self, shared: &Shared) -> anyhow::Result<()> {
+        let Self { table, rows, rings, exchange, settings, prepared, state } = self;
         for iteration in 1.. {
-            let Some(whole) = self.collect(iteration, shared)? else { return Ok(()) };
+            let Some(given) = collect(rings, iteration, exchange, shared)? else { return Ok(()) };
+            let parts = given.iter().map(|guard| guard.payload().split_first_chunk().context("an empty message"));
+            let parts: Vec<(&[u8; 8], &[u8])> = parts.collect::<anyhow::Result<_>>()?;
+            let whole = u64::from_le_bytes(*parts[0].0);
+            ensure!(parts.iter().all(|part| part.0 == parts[0].0), "ranks are at different batches");
             failpoint::reached("exchange.latency");
-            self.state.samples += whole;
-            let (step, _) = step_of(&self.settings, &self.prepared, &self.state);
-            let mut rows = self.rows.lock().expect("whoever reads the table works");
-            self.exchange.begin_write(self.table);
-            rows.write(&self.settings, step, whole)?;
+            state.samples += whole;
+            let (step, _) = step_of(settings, prepared, state);
+            let mut rows = rows.lock().expect("whoever reads the table works");
+            exchange.begin_write(*table);
+            rows.write(parts.iter().map(|part| part.1), settings, step, whole)?;
             drop(rows);
-            failpoint::reached(if self.table == 0 { "rank.written" } else { "table.written" });
-            self.exchange.publish(self.table, iteration);
+            failpoint::reached(if *table == 0 { "rank.written" } else { "table.written" });
+            exchange.publish(*table, iteration);
+            given.into_iter().for_each(ReadGuard::release);
         }
         Ok(())
     }
+}
 
-    /// Takes the gradients of an iteration from all ranks, in their order; `None` at the end. Returns the samples of the batch.
-    fn collect(&mut self, iteration: u64, shared: &Shared) -> anyhow::Result<Option<u64>> {
-        self.rows.lock().expect("whoever reads the table works").begin();
-        let mut whole = 0;
-        for (rank, ring) in self.rings.iter_mut().enumerate() {
-            loop {
-                let seen = self.exchange.news().value();
-                if let Some(guard) = ring.take()? {
-                    let (payload, number) = (guard.payload(), guard.info().param_version);
-                    ensure!(number == iteration, "rank {rank} gave rows of iteration {number}, not {iteration}");
-                    let (samples, message) = payload.split_at_checked(8).context("an empty message")?;
-                    whole = u64::from_le_bytes(samples.try_into()?);
-                    self.rows.lock().expect("whoever reads the table works").add(message, self.settings.values.dim)?;
-                    guard.release();
-                    break;
-                }
-                if shared.ends.load(Ordering::Relaxed) {
-                    return Ok(None);
-                }
-                self.exchange.news().wait(seen, NAP);
+/// Takes the row gradients of an iteration from the rings of all ranks, in their order; `None` at the end.
+fn collect<'r>(
+    rings: &'r mut [RingReader],
+    iteration: u64,
+    exchange: &Exchange,
+    shared: &Shared,
+) -> anyhow::Result<Option<Vec<ReadGuard<'r>>>> {
+    let mut given = Vec::with_capacity(rings.len());
+    for (rank, ring) in rings.iter_mut().enumerate() {
+        while ring.is_empty() {
+            let seen = exchange.news().value();
+            if shared.ends.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+            if ring.is_empty() {
+                exchange.news().wait(seen, NAP);
             }
         }
-        Ok(Some(whole))
+        let guard = ring.take()?.context("a block that was there is gone")?;
+        let number = guard.info().param_version;
+        ensure!(number == iteration, "rank {rank} gave rows of iteration {number}, not {iteration}");
+        given.push(guard);
     }
+    Ok(Some(given))
 }

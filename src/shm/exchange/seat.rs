@@ -99,10 +99,12 @@ impl Seat {
         mine: &[u8],
         read: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), Broken> {
-        self.exchange_while(values, mine, read, &|| {})
+        let mut each = |all: &[&[u8]]| all.iter().enumerate().for_each(|(rank, bytes)| read(rank, bytes));
+        self.exchange_while(values, mine, &mut each, &|| {})
     }
 
-    /// Does the same, and calls `look` now and then while it waits.
+    /// Does the same, but hands the bytes of all ranks to `read` at once, and calls `look` now and then while it waits. Others wait for a
+    /// long `read` only in the next exchange.
     ///
     /// # Errors
     /// As [`Seat::exchange`].
@@ -110,7 +112,7 @@ impl Seat {
         &mut self,
         values: &mut [f32],
         mine: &[u8],
-        read: &mut dyn FnMut(usize, &[u8]),
+        read: &mut dyn FnMut(&[&[u8]]),
         look: &dyn Fn(),
     ) -> Result<(), Broken> {
         let shape = self.exchange.shape;
@@ -131,17 +133,14 @@ impl Seat {
             self.average(values);
             self.reach(begin + 2);
         }
-        for rank in 0..shape.ranks {
-            if rank == self.rank {
-                read(rank, mine);
-            } else {
-                // Relaxed: acquired with the rank's step.
-                let len = self.exchange.line(rank).bytes.load(Ordering::Relaxed) as usize;
-                // SAFETY: the rank reached step 3e + 1, seen by `wait`, and writes there again only when this one has
-                // reached 3e + 3.
-                read(rank, unsafe { self.exchange.segment.slice(shape.bytes_at(rank), len.min(shape.bytes)) });
-            }
-        }
+        let given = |rank: usize| -> &[u8] {
+            // Relaxed: acquired with the rank's step.
+            let len = self.exchange.line(rank).bytes.load(Ordering::Relaxed) as usize;
+            // SAFETY: the rank reached 3e + 1, seen by `wait`, and writes there again only when this one has reached 3e + 3.
+            unsafe { self.exchange.segment.slice(shape.bytes_at(rank), len.min(shape.bytes)) }
+        };
+        let all: Vec<&[u8]> = (0..shape.ranks).map(|rank| if rank == self.rank { mine } else { given(rank) }).collect();
+        read(&all);
         if !values.is_empty() {
             self.wait(begin + 2, look)?;
             self.collect(values);

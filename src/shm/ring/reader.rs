@@ -41,6 +41,11 @@ impl SampleRing {
 }
 
 impl RingReader {
+    /// Whether no block can be taken now. A writer that overwrites may take one away before [`take`](Self::take).
+    pub fn is_empty(&self) -> bool {
+        self.ring.oldest_readable().is_none()
+    }
+
     /// Takes the oldest readable block; `None` if there is none, and the caller waits on the data doorbell.
     ///
     /// # Errors

@@ -431,6 +431,7 @@ fn live(model: &mut Model, ring: &SampleRing, data: &Doorbell, ops: &[Op], held:
             Op::Read | Op::PutBack | Op::HoldRead(_) | Op::ReaderDies { .. } if held > 0 => {}
             Op::Read | Op::PutBack | Op::HoldRead(_) => {
                 let mut reader = ring.reader().unwrap();
+                assert_eq!(reader.is_empty(), model.blocks.is_empty());
                 let block = reader.take().unwrap();
                 assert_eq!(block.is_none(), model.blocks.is_empty());
                 let Some(block) = block else { continue };
