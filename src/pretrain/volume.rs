@@ -13,6 +13,12 @@ use crate::synth::{self, WorldSettings};
 const DAYS: u32 = 6;
 const GROUPS: [usize; 3] = [6, 3, 2];
 
+/// One world in this many is calm: its hours stray by a value of this range.
+const CALM: usize = 9;
+const CALM_NOISE: [f64; 2] = [0.02, 0.08];
+/// Levels of a day beside its own, with their weights: a day may miss a quarter of its requests as no other day did.
+const LEVELS: [(f64, f64); 3] = [(1.0, 1.0), (0.75, 0.06), (1.0 / 0.75, 0.06)];
+
 /// Generates `worlds` worlds, with seeds from `first_seed` on, and sums their moments. Worlds are written to `scratch` one at
 /// a time.
 ///
@@ -20,7 +26,10 @@ const GROUPS: [usize; 3] = [6, 3, 2];
 /// If a world cannot be generated, or there is no room for it.
 pub fn moments(world: &WorldSettings, first_seed: u64, worlds: usize, scratch: &Path) -> anyhow::Result<Moments> {
     let mut all = Moments::default();
-    for seed in (first_seed..).take(worlds) {
+    let mut calm = world.clone();
+    calm.draw.insert("volume_noise".into(), CALM_NOISE);
+    for (i, seed) in (first_seed..).take(worlds).enumerate() {
+        let world = if i % CALM == CALM - 1 { &calm } else { world };
         let folder = tempfile::tempdir_in(scratch)?;
         synth::generate(world, folder.path(), DAYS, seed, &|_| {})
             .with_context(|| format!("world {seed} cannot be made"))?;
@@ -32,7 +41,8 @@ pub fn moments(world: &WorldSettings, first_seed: u64, worlds: usize, scratch: &
             days.push(DayVolume::of(&log, &forecast));
         }
         for group in GROUPS {
-            days.chunks_exact(group).for_each(|days| all.add(&Moments::of_days(days), 1.0 / GROUPS.len() as f64));
+            days.chunks_exact(group)
+                .for_each(|days| all.add(&Moments::of_levels(days, &LEVELS), 1.0 / GROUPS.len() as f64));
         }
         say!("world {seed}: {} days so far", all.days().round());
     }

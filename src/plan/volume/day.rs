@@ -20,6 +20,9 @@ const EVERY: usize = 30;
 const MEMORIES: [f64; 2] = [10.0, 60.0];
 /// Minimum forecast requests of a span in the training data.
 const LEAST: f64 = 20.0;
+/// Minutes of an hour, and the least forecast requests of one whose ratio counts.
+const HOUR: usize = 60;
+const LEAST_OF_HOUR: f64 = 5.0;
 /// Weight of the forecast in a region's ratio, requests.
 const REGION_PRIOR: f64 = 5.0;
 
@@ -88,6 +91,26 @@ impl DayVolume {
     /// Returns the logarithm of actual over forecast requests of the day.
     pub(super) fn log_ratio(&self) -> f64 {
         ((self.seen[MINUTES] + 1.0) / (self.expected[MINUTES] + 1.0)).ln()
+    }
+
+    /// Returns the variance of the hours' ratios about that of the day, less the noise of counting; below 0 if there is no other.
+    pub(super) fn hourly_variance(&self) -> f64 {
+        let all = self.log_ratio();
+        let (mut sum, mut weight) = (0.0, 0.0);
+        for hour in (0..MINUTES).step_by(HOUR) {
+            let [seen, expected] = [&self.seen, &self.expected].map(|of| of[hour + HOUR] - of[hour]);
+            if expected >= LEAST_OF_HOUR {
+                let log = ((seen + 2.0) / (expected + 2.0)).ln() - all;
+                sum += expected * (log * log - 1.0 / (seen + 2.0));
+                weight += expected;
+            }
+        }
+        if weight > 0.0 { sum / weight } else { 0.0 }
+    }
+
+    /// Returns the day as it would be with `level` times its requests.
+    pub(super) fn times(&self, level: f64) -> Self {
+        Self { seen: self.seen.iter().map(|seen| level * seen).collect(), ..self.clone() }
     }
 
     /// Returns the same ratio of each region, relative to that of all requests.

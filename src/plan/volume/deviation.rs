@@ -1,7 +1,9 @@
 //! Deviation of a day from its forecast, and the inputs that a regression derives from it.
 
-/// Number of inputs of a regression.
-pub(super) const INPUTS: usize = 7;
+/// Number of inputs that describe the moment.
+pub(super) const BASE: usize = 7;
+/// Number of inputs of a regression: those of the moment, and the same times the world's calm.
+pub(super) const INPUTS: usize = 2 * BASE;
 /// Weight of the forecast in a ratio, requests.
 const PRIOR: f64 = 20.0;
 /// Limit of the logarithm of a ratio.
@@ -25,8 +27,10 @@ impl Deviation {
         Self { minutes, hour, day }
     }
 
-    /// Returns the inputs. `bias`: mean deviation of the other days. `elapsed`: share of the forecast traffic before now.
-    pub(super) fn inputs(self, bias: f64, elapsed: f64) -> [f64; INPUTS] {
-        [1.0, bias, bias * elapsed, self.day, self.day * elapsed, self.minutes, self.hour]
+    /// Returns the inputs. `bias`: mean deviation of the other days. `calm`: that of the world, 0 to 1.
+    /// `elapsed`: share of the forecast traffic before now.
+    pub(super) fn inputs(self, bias: f64, calm: f64, elapsed: f64) -> [f64; INPUTS] {
+        let base: [f64; BASE] = [1.0, bias, bias * elapsed, self.day, self.day * elapsed, self.minutes, self.hour];
+        std::array::from_fn(|i| if i < BASE { base[i] } else { calm * base[i - BASE] })
     }
 }

@@ -1,6 +1,5 @@
 //! Normal equations: the sufficient statistics of a regression on the days seen.
 
-use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
@@ -9,9 +8,10 @@ use crate::plan::transport::cholesky;
 
 use super::day::DayVolume;
 use super::deviation::INPUTS;
+use super::habits::Habits;
 use super::spans::SPANS;
 
-/// Weighted sums of products of the inputs, of inputs and label, and of the label's square.
+/// Weighted sums of products of the inputs, of inputs and label, and of the label's square, each in units of a variance.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Squares {
@@ -27,8 +27,11 @@ impl Squares {
         Self { inputs: vec![0.0; inputs * inputs], label: vec![0.0; inputs], square: 0.0, weight: 0.0 }
     }
 
-    pub fn add(&mut self, inputs: &[f64], label: f64, weight: f64) {
+    /// Adds a row whose errors are measured in units of the variance `unit`.
+    pub fn add(&mut self, inputs: &[f64], label: f64, weight: f64, unit: f64) {
         let n = inputs.len();
+        self.weight += weight;
+        let weight = weight / unit;
         for (i, x) in inputs.iter().enumerate() {
             for (k, y) in inputs.iter().enumerate() {
                 self.inputs[i * n + k] += weight * x * y;
@@ -36,7 +39,6 @@ impl Squares {
             self.label[i] += weight * x * label;
         }
         self.square += weight * label * label;
-        self.weight += weight;
     }
 
     fn merge(&mut self, other: &Self, factor: f64) {
@@ -56,7 +58,7 @@ impl Squares {
         std::array::from_fn(|i| weights[i])
     }
 
-    /// Returns the mean squared error of weights.
+    /// Returns the mean squared error of weights, in units of a row's variance.
     pub fn mean_square(&self, weights: &[f64]) -> f64 {
         let n = weights.len();
         let mut sum = self.square;
@@ -86,7 +88,7 @@ pub struct Moments {
 }
 
 /// Incremented when the inputs change.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const SHIPPED: &str = include_str!("../../../configs/volume.json");
 
 impl Default for Moments {
@@ -114,19 +116,26 @@ impl Moments {
         })
     }
 
-    /// Computes the moments of days of one world; each day's inputs use the means of the other days.
+    /// Computes the moments of days of one world; each day's inputs use the habits of the other days.
     pub fn of_days(days: &[DayVolume]) -> Self {
+        Self::of_levels(days, &[(1.0, 1.0)])
+    }
+
+    /// Computes the same where each day comes once for each `(level, weight)`, with `level` times its requests.
+    pub fn of_levels(days: &[DayVolume], levels: &[(f64, f64)]) -> Self {
         let mut moments = Self::default();
         for (i, day) in days.iter().enumerate() {
-            let others = Means::of(days.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, other)| other));
+            let others = Habits::of(days.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, other)| other));
             moments.days += 1.0;
-            day.each_moment(|at| {
-                let inputs = at.deviation.inputs(others.bias, at.elapsed);
-                moments.spans[at.span].add(&inputs, at.log_ratio, at.weight);
-            });
+            for &(level, weight) in levels {
+                day.times(level).each_moment(|at| {
+                    let inputs = at.deviation.inputs(others.bias, others.calm(), at.elapsed);
+                    moments.spans[at.span].add(&inputs, at.log_ratio, weight * at.weight, others.unit());
+                });
+            }
             for (region, log) in day.region_ratios() {
                 let expected = others.regions.get(&region).copied().unwrap_or(0.0);
-                moments.region.add(&[expected], log, day.region_share(region));
+                moments.region.add(&[expected], log, day.region_share(region), 1.0);
             }
         }
         moments
@@ -146,27 +155,5 @@ impl Moments {
 
     fn is_sound(&self) -> bool {
         self.version == VERSION && self.region.fits(1) && self.spans.iter().all(|span| span.fits(INPUTS))
-    }
-}
-
-/// Means of the log ratios of several days, shrunk according to their number.
-pub(super) struct Means {
-    pub bias: f64,
-    pub regions: BTreeMap<u32, f64>,
-}
-
-impl Means {
-    pub fn of<'a>(days: impl Iterator<Item = &'a DayVolume>) -> Self {
-        let (mut n, mut bias, mut regions) = (0.0, 0.0, BTreeMap::<u32, f64>::new());
-        for day in days {
-            n += 1.0;
-            bias += day.log_ratio();
-            for (region, log) in day.region_ratios() {
-                *regions.entry(region).or_default() += log;
-            }
-        }
-        let shrink = 1.0 / (n + 1.0);
-        regions.values_mut().for_each(|log| *log *= shrink);
-        Self { bias: bias * shrink, regions }
     }
 }

@@ -27,7 +27,8 @@ fn the_shipped_moments_are_of_this_version() {
     let model = VolumeModel::fit(&[]);
     assert!(model.is_sound());
     // Deviations of ten minutes matter now and fade; the residual grows.
-    assert!(model.weights[0][5] > 0.5 && model.weights[4][5] < 0.3, "{:?}", model.weights);
+    let of_minutes = |span: usize| model.weights[span][5] + model.calm * model.weights[span][BASE + 5];
+    assert!(of_minutes(0) > 0.5 && of_minutes(4) < 0.3, "{:?}", model.weights);
     assert!(model.spread[0] < model.spread[2], "{:?}", model.spread);
 }
 
@@ -50,6 +51,38 @@ fn the_regression_recovers_a_planted_process() {
         assert!((next / 0.6 - correlation).abs() < 0.25, "{correlation}: {next}");
         assert!(evening.abs() < 0.15, "{correlation}: {evening}");
     }
+}
+
+/// Days that hardly stray once counted for nothing beside the shipped ones, and missing requests were expected to come back.
+#[test]
+fn in_a_calm_world_missing_requests_stay_missing() {
+    let evening = |sd: f64| {
+        let model = VolumeModel::fit(&days(5, sd, 0.5, 1.0));
+        let missing = Deviation { minutes: -0.29, hour: -0.29, day: -0.29 };
+        (model.courses(missing, 0.5, 48)[1][80], model.spread[4])
+    };
+    let ((calm, sure), (restless, unsure)) = (evening(0.03), evening(0.35));
+    assert!(calm < 0.84 && restless > calm + 0.02, "{calm} {restless}");
+    assert!(sure < 0.7 * unsure, "{sure} {unsure}");
+}
+
+/// Policies made before the calm was an input have seven weights, and serve as they did.
+#[test]
+fn a_model_without_the_calm_is_read() {
+    let mut model = VolumeModel::fit(&days(4, 0.2, 0.5, 1.0));
+    model.calm = 0.0;
+    let expected = model.courses(Deviation { minutes: 0.1, hour: 0.2, day: 0.1 }, 0.4, 30);
+    let mut json = serde_json::to_value(&model).unwrap();
+    let fields = json.as_object_mut().unwrap();
+    fields.remove("calm");
+    for span in fields["weights"].as_array_mut().unwrap() {
+        span.as_array_mut().unwrap().truncate(BASE);
+    }
+    let old: VolumeModel = serde_json::from_value(json.clone()).unwrap();
+    assert!(old.is_sound());
+    assert_eq!(old.courses(Deviation { minutes: 0.1, hour: 0.2, day: 0.1 }, 0.4, 30), expected);
+    json["weights"][2].as_array_mut().unwrap().pop();
+    assert!(!serde_json::from_value::<VolumeModel>(json).unwrap().is_sound());
 }
 
 #[test]
