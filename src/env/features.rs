@@ -21,7 +21,7 @@ use super::state::{State, decay, growth, market_gain};
 
 /// Version of the feature rows, incremented with every change. A policy is refused if the names of its features are others, and the
 /// version tells why: a feature that changes its meaning needs another name.
-pub const FEATURE_VERSION: u32 = 3;
+pub const FEATURE_VERSION: u32 = 4;
 
 /// Width of a feature row.
 pub const FEATURES: usize = 31;

@@ -18,7 +18,7 @@ pub const WIDE: usize = FEATURES + OUTLOOK;
 pub const OUTLOOK_NAMES: [&str; OUTLOOK] = [
     "static_price_logit",
     "start_price_logit",
-    "price_now",
+    "price_for_levels_of_hour",
     "price_at_forecast_levels",
     "price_by_volume",
     "supply_by_price",

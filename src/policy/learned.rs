@@ -66,11 +66,8 @@ impl LearnedPolicy {
         self.replanner.take()
     }
 
-    /// Creates the planner of a replay that begins, if the settings want one. An advising planner always uses the default memory,
-    /// because the network was trained on its prices.
+    /// Creates the planner of a replay that begins, if the settings want one.
     pub fn replanner(&self, replay: &Replay, horizon: Horizon) -> Option<Replanner> {
-        let Horizon { memory_s, .. } = Horizon::default();
-        let horizon = if self.spec.policy.outlook { Horizon { memory_s, ..horizon } } else { horizon };
         self.spec
             .policy
             .replans()

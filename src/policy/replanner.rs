@@ -15,6 +15,9 @@ use super::baselines::{Receding, RecedingState};
 use super::bids::Bids;
 use super::{Done, Policy as _, Work};
 
+/// Memory of an advising planner's price level, seconds. Tuning does not change it, because the network was trained on these prices.
+const ADVICE_MEMORY_S: f64 = 3600.0;
+
 /// State of a replanner in the middle of a replay.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReplannerState {
@@ -38,9 +41,11 @@ pub struct Replanner {
 
 impl Replanner {
     /// Creates a replanner at the start of a replay; `sample` holds the expected requests, `horizon` the interval and memory.
-    /// With `settings.outlook` it also advises on the prices if the forecast were right, and predicts deliveries.
+    /// With `settings.outlook` it also advises on the prices if the forecast were right, predicts deliveries, and has its own
+    /// memory.
     pub fn begin(replay: &Replay, sample: Arc<Sample>, horizon: Horizon, settings: &settings::Policy) -> Self {
         let advises = settings.outlook;
+        let horizon = if advises { Horizon { memory_s: ADVICE_MEMORY_S, ..horizon } } else { horizon };
         let mut receding = Receding::new(sample, horizon);
         if settings.foresees_volume() {
             receding = receding.foreseeing();

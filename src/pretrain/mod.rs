@@ -5,6 +5,7 @@
 //! knows. The hindsight prices of all worlds are then learned in one regression. Training on a user's days starts from the
 //! result.
 
+mod kinds;
 mod lessons;
 pub mod volume;
 
@@ -30,6 +31,7 @@ use crate::policy::file::PolicyFile;
 use crate::settings::{Settings, Target};
 use crate::synth::WorldSettings;
 
+use kinds::Kinds;
 use lessons::World;
 
 /// Number of rows in an update.
@@ -39,6 +41,9 @@ const HELD_OUT: usize = 10;
 /// Sd of the noise added to every feature in training, against overfitting. With less of it the loss on worlds held out is lower, but
 /// policies earn no more, and what they earn differs more between worlds (BENCHMARKS.md, a start from two hundred worlds).
 const NOISE: f32 = 0.25;
+/// Share of the learned outputs that the start keeps. A world to come differs from all of these: with half of them policies earn as much
+/// in worlds like these, more evenly, and more in others (BENCHMARKS.md, half of what is learned).
+const KEPT: f32 = 0.5;
 /// Random stream of the order of the rows in training.
 const SHUFFLE: u64 = 0x5FFE << 32;
 
@@ -89,8 +94,12 @@ impl Pretraining {
         });
         let (rows, held_out, plan) = self.play(&settings, &spec)?;
         let trainer = self.fit(&settings, &spec, &rows, &held_out)?;
+        let mut actor = trainer.actors().1;
+        for part in spec.actor_shape().parts().iter().filter(|part| matches!(part.name.as_str(), "w3" | "b3")) {
+            actor[part.range()].iter_mut().for_each(|weight| *weight *= KEPT);
+        }
         // A serving policy knows a user's days; of these worlds only the weights are kept.
-        Ok(PolicyFile { spec, plan: plan.unit_only(), actor: trainer.actors().1, updates: 0 })
+        Ok(PolicyFile { spec, plan: plan.unit_only(), actor, updates: 0 })
     }
 
     /// Returns the training rows of all worlds, in the order of their seeds, the held-out rows, and one plan.
@@ -98,10 +107,12 @@ impl Pretraining {
         let started = Instant::now();
         let done = AtomicUsize::new(0);
         let pool = rayon::ThreadPoolBuilder::new().num_threads(self.threads).build().context("no threads")?;
-        let seeds: Vec<u64> = (0..self.worlds as u64).map(|i| self.first_seed + i).collect();
+        let kinds = Kinds::of(&self.world);
+        let indices: Vec<usize> = (0..self.worlds).collect();
         let played: Vec<anyhow::Result<(LessonRows, Plan)>> = pool.install(|| {
-            let play = |&seed: &u64| {
-                let Self { world, episodes, scratch, .. } = self;
+            let play = |&i: &usize| {
+                let Self { episodes, scratch, .. } = self;
+                let (world, seed) = (kinds.of_world(i), self.first_seed + i as u64);
                 let played = World { world, seed, episodes: *episodes, scratch }.play(settings, spec);
                 // Relaxed: the counter orders nothing else.
                 let done = done.fetch_add(1, Ordering::Relaxed) + 1;
@@ -111,7 +122,7 @@ impl Pretraining {
                 }
                 played.with_context(|| format!("world {seed} cannot be played"))
             };
-            seeds.par_iter().with_max_len(1).map(play).collect()
+            indices.par_iter().with_max_len(1).map(play).collect()
         });
         let (mut rows, mut held_out, mut plan) = (LessonRows::default(), LessonRows::default(), None);
         for (i, played) in played.into_iter().enumerate() {

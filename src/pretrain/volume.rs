@@ -9,13 +9,12 @@ use crate::plan::volume::Moments;
 use crate::plan::{DayVolume, Forecast};
 use crate::synth::{self, WorldSettings};
 
+use super::kinds::Kinds;
+
 /// Days of a world. Each day is predicted from the others of its group; group sizes vary because users have few days or many.
 const DAYS: u32 = 6;
 const GROUPS: [usize; 3] = [6, 3, 2];
 
-/// One world in this many is calm: its hours stray by a value of this range.
-const CALM: usize = 9;
-const CALM_NOISE: [f64; 2] = [0.02, 0.08];
 /// Levels of a day beside its own, with their weights: a day may miss a quarter of its requests as no other day did.
 const LEVELS: [(f64, f64); 3] = [(1.0, 1.0), (0.75, 0.06), (1.0 / 0.75, 0.06)];
 
@@ -26,12 +25,10 @@ const LEVELS: [(f64, f64); 3] = [(1.0, 1.0), (0.75, 0.06), (1.0 / 0.75, 0.06)];
 /// If a world cannot be generated, or there is no room for it.
 pub fn moments(world: &WorldSettings, first_seed: u64, worlds: usize, scratch: &Path) -> anyhow::Result<Moments> {
     let mut all = Moments::default();
-    let mut calm = world.clone();
-    calm.draw.insert("volume_noise".into(), CALM_NOISE);
+    let kinds = Kinds::of(world);
     for (i, seed) in (first_seed..).take(worlds).enumerate() {
-        let world = if i % CALM == CALM - 1 { &calm } else { world };
         let folder = tempfile::tempdir_in(scratch)?;
-        synth::generate(world, folder.path(), DAYS, seed, &|_| {})
+        synth::generate(kinds.of_world(i), folder.path(), DAYS, seed, &|_| {})
             .with_context(|| format!("world {seed} cannot be made"))?;
         let mut days = Vec::new();
         for day in 0..DAYS {

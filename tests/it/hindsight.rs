@@ -1,5 +1,10 @@
 //! Learning from prices in hindsight, through the real program.
 
+use admix::actor::Explorer;
+use admix::bench::world::{self, WorldSize};
+use admix::policy::start::initial_actor;
+use admix::settings::{Settings, Target};
+
 use crate::harness::*;
 
 /// From bids far too low, without the training days' prices, planner or controller.
@@ -35,6 +40,30 @@ fn lock_step_with_lessons_is_the_same_policy_again() {
     let sets = ["learner.target=hindsight", "policy.outlook=true", "learner.lesson_every_s=900"];
     let [first, second] = [0, 1].map(|_| std::fs::read(train(&sets, &["--deterministic"]).last()).unwrap());
     assert!(first == second, "the same seed in lock-step gives the same bytes");
+}
+
+/// It went on with the tuned price memory, which the network does not know.
+#[test]
+fn an_explorer_of_the_outlook_goes_on_with_the_same_prices() {
+    let mut settings = Settings::default();
+    settings.policy.outlook = true;
+    settings.learner.target = Target::Hindsight;
+    let size = WorldSize { requests: 4_000, queue: 6, eligible: 3, masked: 0.2, contracts: 4 };
+    let mut days = vec![world::day(size).unwrap().0];
+    days[0].horizon.memory_s = 60.0;
+    let spec = world::spec(&days[0], &settings);
+    let explorer = || Explorer::new(&days, &settings, spec.clone(), initial_actor(&spec, 1), 0, 0);
+    let mut whole = explorer();
+    whole.block();
+    let mut resumed = explorer();
+    resumed.resume(&whole.save().unwrap()).unwrap();
+    let mut lessons = 0;
+    for i in 0..40 {
+        let [expected, got] = [&mut whole, &mut resumed].map(Explorer::segment);
+        lessons += got.lessons.len();
+        assert!(got == expected, "segment {i} is another one");
+    }
+    assert!(lessons > 0, "no lesson was compared");
 }
 
 #[test]
