@@ -1,11 +1,18 @@
 //! Learning from prices in hindsight, through the real program.
 
+use std::sync::Arc;
+
 use admix::actor::Explorer;
-use admix::bench::world::{self, WorldSize};
+use admix::bench::world;
+use admix::env::DayModel;
+use admix::log::{self, CompileOptions};
+use admix::plan::Plan;
 use admix::policy::start::initial_actor;
 use admix::settings::{Settings, Target};
 
+use crate::decisions::synth;
 use crate::harness::*;
+use crate::volume::WORLD;
 
 /// From bids far too low, without the training days' prices, planner or controller.
 const COLD: [&str; 7] = [
@@ -48,22 +55,29 @@ fn an_explorer_of_the_outlook_goes_on_with_the_same_prices() {
     let mut settings = Settings::default();
     settings.policy.outlook = true;
     settings.learner.target = Target::Hindsight;
-    let size = WorldSize { requests: 4_000, queue: 6, eligible: 3, masked: 0.2, contracts: 4 };
-    let mut days = vec![world::day(size).unwrap().0];
+    settings.episodes.requests_per_step = 5;
+    settings.learner.segment = 8;
+    let scratch = tempfile::tempdir().unwrap();
+    let dirs = synth(scratch.path(), WORLD, 1);
+    let log = log::open(&dirs[0], CompileOptions::default()).unwrap();
+    let plan = Plan::from_days(&[&log], 0).unwrap();
+    let mut days = vec![DayModel::new(&dirs[0], log, &plan, Arc::default()).unwrap()];
     days[0].horizon.memory_s = 60.0;
     let spec = world::spec(&days[0], &settings);
     let explorer = || Explorer::new(&days, &settings, spec.clone(), initial_actor(&spec, 1), 0, 0);
     let mut whole = explorer();
-    whole.block();
+    let begun: Vec<u64> = (0..8).map(|_| whole.segment().episode).collect();
     let mut resumed = explorer();
     resumed.resume(&whole.save().unwrap()).unwrap();
-    let mut lessons = 0;
-    for i in 0..40 {
+    let mut replans = 0;
+    for i in 0..80 {
         let [expected, got] = [&mut whole, &mut resumed].map(Explorer::segment);
-        lessons += got.lessons.len();
         assert!(got == expected, "segment {i} is another one");
+        if begun.contains(&got.episode) {
+            replans += got.replans.len();
+        }
     }
-    assert!(lessons > 0, "no lesson was compared");
+    assert!(replans > 1, "{replans} plans in the episodes that went on");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use admix::supervisor::prepare::Planning;
 use super::decisions::synth;
 use super::harness::train;
 
-const WORLD: &str = "requests = 4000\nqueue = 8\nregions = 6\nslots = 2\nages = 2\nusers = 500\nauction_ads = 60\n\
+pub const WORLD: &str = "requests = 4000\nqueue = 8\nregions = 6\nslots = 2\nages = 2\nusers = 500\nauction_ads = 60\n\
                      contracts = 10\ncontracts_per_queue = 3.0\nfill = 0.6\ntraffic_noise = 0.0\nprice_noise = 0.0\n\
                      shock_min = 1.0\nshock_max = 1.0\nvolume_noise = 0.45\nvolume_correlation = 0.4\nforecast_bias = 0.2\n";
 const TRAINED: usize = 5;
