@@ -1,6 +1,7 @@
 //! Kinds of worlds to learn from: most wander as the world file says, some are calm.
 //!
-//! Who learns from worlds that wander only expects prices and volume to return to their forecast. In a calm world what jumps stays.
+//! A model that learns only from worlds that wander expects prices and volume to return to their forecast. In a calm world they stay
+//! where they jumped.
 
 use crate::synth::WorldSettings;
 
@@ -25,5 +26,32 @@ impl Kinds {
     /// Returns the world file of the `i`th world.
     pub fn of_world(&self, i: usize) -> &WorldSettings {
         if i % EVERY == EVERY - 1 { &self.calm } else { &self.wandering }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::synth;
+
+    #[test]
+    fn every_ninth_world_is_calm_and_can_be_made() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/synth/volatile.toml");
+        let wandering = synth::load(&file).unwrap();
+        let kinds = Kinds::of(&wandering);
+        let calm: Vec<usize> = (0..20).filter(|&i| kinds.of_world(i).draw != wandering.draw).collect();
+        assert_eq!(calm, [8, 17]);
+        for (key, range) in DRAWN {
+            assert_eq!(kinds.of_world(8).draw[key], range);
+            assert!(
+                range[1] <= wandering.draw[key][0],
+                "{key} is drawn from no higher values than in worlds that wander"
+            );
+        }
+        let mut small = kinds.of_world(8).clone();
+        small.draw.insert("requests".into(), [2000.0, 3000.0]);
+        synth::generate(&small, tempfile::tempdir().unwrap().path(), 1, 1, &|_| {}).unwrap();
     }
 }
