@@ -4,7 +4,10 @@
 //! One update is what training does with a block: unique ids, their rows, network forward and backward, the rows' optimiser, Adam. Blocks
 //! are made beforehand, the table is full before the clock starts.
 
+mod on_device;
+
 use std::fmt;
+use std::hash::Hasher as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,6 +16,7 @@ use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
+use twox_hash::XxHash3_64;
 
 use crate::gpu::{self, Device};
 use crate::rank::device::{self, DeviceDense, DeviceShape, Opened};
@@ -28,9 +32,8 @@ use crate::sparse::{Cache, Counters, HostTable, Lookup, TableShape, file};
 use crate::values::Block;
 use crate::values::net::NetShape;
 use crate::values::sample::{DENSE, Sample, Seen};
+use on_device::OnDevice;
 
-/// Updates before the clock starts: a cache of 1 % of ten million rows is full by then.
-const WARM: u64 = 32;
 /// Batches whose ids are looked up alone.
 const LOOKED_UP: usize = 64;
 const HIDDEN: usize = 64;
@@ -116,8 +119,8 @@ pub struct TableReport {
     pub cached: Option<Speed>,
     /// The step with the cache over the step of the flat table in the same round.
     pub cached_over_flat: Option<Spread>,
-    /// With network and cache on GPUs, which hold all rows where the cache has no size.
-    pub on_device: Option<Speed>,
+    /// With network and rows on GPUs.
+    pub on_device: Option<OnDevice>,
     /// Unique ids of a batch over all of its ids.
     pub unique_share: f64,
     /// Rows found and copied per second, at the same law and uniform.
@@ -154,12 +157,8 @@ impl fmt::Display for TableReport {
             self.lookups_per_s * 1e-6,
             self.uniform_lookups_per_s * 1e-6,
         )?;
-        let forms = [
-            ("one thread", Some(self.one_thread)),
-            ("row thread", Some(self.row_thread)),
-            ("cached", self.cached),
-            ("on the GPU", self.on_device),
-        ];
+        let forms =
+            [("one thread", Some(self.one_thread)), ("row thread", Some(self.row_thread)), ("cached", self.cached)];
         for (name, speed) in forms.into_iter().filter_map(|(name, speed)| Some((name, speed?))) {
             write!(
                 f,
@@ -172,6 +171,9 @@ impl fmt::Display for TableReport {
         }
         if let Some(Spread { least, median, most }) = self.cached_over_flat {
             write!(f, "\ncached over flat, round by round: {median:.2} ({least:.2}..{most:.2})")?;
+        }
+        if let Some(on_device) = &self.on_device {
+            write!(f, "{on_device}")?;
         }
         if let Some(hits) = self.hits {
             let Hits { accesses, share, ideal } = hits;
@@ -254,12 +256,13 @@ pub fn run_table(bench: &TableBench) -> anyhow::Result<TableReport> {
     let (mut flat_rounds, mut cached_rounds, mut cache) = (vec![], vec![], None);
     for _ in 0..bench.rounds {
         let store = Store::new(table, &ValueSettings::default());
-        let (speed, store) = on_row_thread(bench, shape, (store, None), &blocks, 1)?;
+        let (speed, store) = on_row_thread(bench, shape, (store, None), &blocks, (1, Warm::Short))?;
         flat_rounds.push(speed);
         table = store.into_table();
         if on_cpu && bench.cache_rows > 0 {
             let store = Store::new(table, &settings);
-            let (speed, mut store) = on_row_thread(bench, shape, (store, None), &blocks, bench.prefetch)?;
+            let (speed, mut store) =
+                on_row_thread(bench, shape, (store, None), &blocks, (bench.prefetch, Warm::Short))?;
             cached_rounds.push(speed);
             cache = store.counters();
             store.flush();
@@ -268,12 +271,10 @@ pub fn run_table(bench: &TableBench) -> anyhow::Result<TableReport> {
     }
     let ratios = flat_rounds.iter().zip(&cached_rounds).map(|(flat, cached)| cached.step_ms / flat.step_ms).collect();
     let cached = !cached_rounds.is_empty();
-    let mut on_device = None;
-    if let Device::Cuda(index) = bench.device {
-        let opened = device::open_cuda(&gpu::device::from(index, bench.devices), &device_shape(bench, shape))?;
-        let (speed, store) = on_device_with(bench, shape, table, opened, &blocks)?;
-        (on_device, cache) = (Some(speed), store.counters());
-    }
+    let on_device = match bench.device {
+        Device::Cuda(index) => Some(on_device::measure(bench, index, table, &blocks)?),
+        Device::Cpu => None,
+    };
     Ok(TableReport {
         rows: bench.rows,
         batch: bench.batch,
@@ -294,9 +295,28 @@ pub fn run_table(bench: &TableBench) -> anyhow::Result<TableReport> {
     })
 }
 
+/// Updates before the clock starts.
+#[derive(Debug, Clone, Copy)]
+enum Warm {
+    /// A cache of 1 % of ten million rows is full after 32.
+    Short,
+    /// Every batch has come once: what has room in a cache of any size is there.
+    EveryBatch,
+}
+
+impl Warm {
+    fn updates(self, batches: usize) -> u64 {
+        match self {
+            Self::Short => 32,
+            Self::EveryBatch => batches as u64,
+        }
+    }
+}
+
 /// Counts updates once the first are over.
 struct Clock {
     seconds: Duration,
+    warm: u64,
     done: u64,
     began: Instant,
     /// What the dense products had waited when the clock started.
@@ -304,21 +324,21 @@ struct Clock {
 }
 
 impl Clock {
-    fn new(seconds: f64) -> Self {
-        Self { seconds: Duration::from_secs_f64(seconds), done: 0, began: Instant::now(), waited: Duration::ZERO }
+    fn new(seconds: f64, warm: u64) -> Self {
+        Self { seconds: Duration::from_secs_f64(seconds), warm, done: 0, began: Instant::now(), waited: Duration::ZERO }
     }
 
     fn runs(&mut self, waited: Duration) -> bool {
-        if self.done == WARM {
+        if self.done == self.warm {
             (self.began, self.waited) = (Instant::now(), waited);
         }
         self.done += 1;
-        self.done <= WARM + 1 || self.began.elapsed() < self.seconds
+        self.done <= self.warm + 1 || self.began.elapsed() < self.seconds
     }
 
     fn speed(&self, batch: usize, waited: Duration) -> Speed {
         let seconds = self.began.elapsed().as_secs_f64();
-        let updates_per_s = (self.done - 1 - WARM) as f64 / seconds;
+        let updates_per_s = (self.done - 1 - self.warm) as f64 / seconds;
         Speed {
             updates_per_s,
             samples_per_s: updates_per_s * batch as f64,
@@ -338,7 +358,7 @@ fn one_thread(
     let (mut state, mut rows, mut d_rows) = (first_state(bench, shape), BatchRows::default(), vec![]);
     let mut network = Network::new(net_shape(bench, shape), DISPERSION, None, &state);
     let mut finder = Finder::default();
-    let (mut clock, mut unique) = (Clock::new(bench.seconds), 0);
+    let (mut clock, mut unique) = (Clock::new(bench.seconds, Warm::Short.updates(blocks.len())), 0);
     while clock.runs(Duration::ZERO) {
         let block = &blocks[clock.done as usize % blocks.len()];
         rows.begin(&mut finder, &block.ids);
@@ -353,18 +373,6 @@ fn one_thread(
     }
     let ids = (clock.done - 1) as usize * bench.batch * bench.fields;
     Ok((clock.speed(bench.batch, Duration::ZERO), unique as f64 / ids as f64, store))
-}
-
-/// As training does it on a GPU.
-fn on_device_with(
-    bench: &TableBench,
-    shape: TableShape,
-    table: HostTable,
-    (memory, dense): Opened,
-    blocks: &[Arc<Block>],
-) -> anyhow::Result<(Speed, Store)> {
-    let store = Store::on_device(table, &ValueSettings::default(), memory);
-    on_row_thread(bench, shape, (store, Some(dense)), blocks, bench.prefetch)
 }
 
 fn net_shape(bench: &TableBench, shape: TableShape) -> NetShape {
@@ -393,6 +401,8 @@ pub struct Updates {
     pub device: String,
     /// Of each update: mean losses of charge and click.
     pub losses: Vec<[f64; 2]>,
+    /// Of all rows and parameters at the end: equal bytes have equal digests.
+    pub digest: String,
     #[serde(skip)]
     pub rows: Vec<(u64, Vec<u32>)>,
     #[serde(skip)]
@@ -401,13 +411,24 @@ pub struct Updates {
     pub cache: Option<Counters>,
 }
 
+/// The digest of rows and parameters.
+fn digest(rows: &[(u64, Vec<u32>)], parameters: &[f32]) -> String {
+    let mut hasher = XxHash3_64::new();
+    for (id, words) in rows {
+        hasher.write(&id.to_le_bytes());
+        hasher.write(bytemuck::cast_slice(words));
+    }
+    hasher.write(bytemuck::cast_slice(parameters));
+    format!("{:016x}", hasher.finish())
+}
+
 impl fmt::Display for Updates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "update  charge         click")?;
         for (i, [charge, click]) in self.losses.iter().enumerate() {
             writeln!(f, "{:>6}  {charge:<13.8}  {click:.8}", i + 1)?;
         }
-        write!(f, "table: {} updates on {}", self.losses.len(), self.device)
+        write!(f, "table: {} updates on {}; rows and parameters {}", self.losses.len(), self.device, self.digest)
     }
 }
 
@@ -473,10 +494,12 @@ pub fn updates(bench: &TableBench, opened: Option<Opened>, count: usize, wait: b
     let mut store = rows.end();
     store.flush();
     let table = store.table();
+    let rows: Vec<_> = table.sorted().into_iter().map(|(id, record)| (id, table.record(record).to_vec())).collect();
     Ok(Updates {
         device: bench.device.to_string(),
         losses,
-        rows: table.sorted().into_iter().map(|(id, record)| (id, table.record(record).to_vec())).collect(),
+        digest: digest(&rows, &state.parameters),
+        rows,
         parameters: state.parameters,
         cache: store.counters(),
     })
@@ -499,12 +522,12 @@ fn on_row_thread(
     shape: TableShape,
     (store, device): (Store, Option<Box<dyn DeviceDense>>),
     blocks: &[Arc<Block>],
-    ahead: usize,
+    (ahead, warm): (usize, Warm),
 ) -> anyhow::Result<(Speed, Store)> {
     let mut state = first_state(bench, shape);
     let mut network = Network::new(net_shape(bench, shape), DISPERSION, device, &state);
     let mut rows = Rows::start(store, None, None, ahead)?;
-    let (mut clock, mut asked) = (Clock::new(bench.seconds), 0);
+    let (mut clock, mut asked) = (Clock::new(bench.seconds, warm.updates(blocks.len())), 0);
     while clock.runs(rows.waited() + network.waited()) {
         while rows.has_room() {
             asked += 1;

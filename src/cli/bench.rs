@@ -198,7 +198,8 @@ enum Stage {
         /// Accesses for which cache hits are counted, after three times as many to warm it; 0 = none
         #[arg(long, default_value_t = 0)]
         accesses: usize,
-        /// Also measure network and cache on this device: cpu, cuda, cuda:INDEX
+        /// Also measure network and rows on this device: all rows there, and with --cache-rows a cache of them, each with and without
+        /// rows fetched ahead: cpu, cuda, cuda:INDEX
         #[arg(long, default_value = "cpu")]
         device: String,
         /// Arenas of the cache; on GPUs each on a device of its own, from --device on

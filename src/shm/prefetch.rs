@@ -10,6 +10,9 @@ use std::ops::Range;
 /// room for so many loads at once.
 const RUN: usize = 8;
 
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
 /// Starts to load the cache line that holds `place`, without waiting for it.
 pub fn prefetch<T>(place: &T) {
     #[cfg(target_arch = "x86_64")]
@@ -27,6 +30,16 @@ pub fn prefetch_ends<T>(places: &[T]) {
     if let [first, .., last] = places {
         prefetch(first);
         prefetch(last);
+    }
+}
+
+/// Starts to load a slice of words of any length.
+pub fn prefetch_all<T>(places: &[T]) {
+    prefetch_ends(places);
+    let of_line = LINE / size_of::<T>();
+    // The line behind the first one of a short slice holds its end.
+    if places.len() > 2 * of_line {
+        (of_line..places.len()).step_by(of_line).for_each(|i| prefetch(&places[i]));
     }
 }
 

@@ -7,15 +7,19 @@
 
 use std::mem::{offset_of, size_of};
 
+use rayon::prelude::*;
+
 use super::error::ShmError;
 use super::pod::Shareable;
-use super::prefetch_ends;
+use super::prefetch::{ahead, prefetch_all};
 use super::segment::{Kind, Segment, layout_hash};
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 
 const KIND: Kind = Kind(6);
 /// Parameters that the creator leaves for whoever opens the memory.
 pub const PARAMETERS: usize = 8;
+/// Records that a thread copies at a time, where there are several threads.
+const TOGETHER: usize = 128;
 /// Words that are copied at a time.
 const COPIED: usize = 1 << 22;
 
@@ -114,7 +118,7 @@ impl Memory {
         let all = self.words(self.shape.records);
         for record in records {
             let at = record as usize * self.shape.words;
-            all.get(at..at + words).into_iter().for_each(prefetch_ends);
+            all.get(at..at + words).into_iter().for_each(prefetch_all);
         }
     }
 
@@ -292,6 +296,41 @@ impl RowWriter {
         let shared = self.0.segment.array::<AtomicU32>(self.0.at(record), self.0.shape.words);
         // Relaxed: whoever publishes the rows orders them.
         shared.iter().zip(words).for_each(|(shared, word)| shared.store(*word, Ordering::Relaxed));
+    }
+
+    /// Copies records, one after another, into `words`; as many words of each as its part of `words` has. Many go on several threads.
+    pub fn load_all(&self, records: &[u32], words: &mut [u32]) {
+        let Some(width) = words.len().checked_div(records.len()) else { return };
+        let load = |records: &[u32], words: &mut [u32]| {
+            for (i, (record, words)) in records.iter().zip(words.chunks_exact_mut(width)).enumerate() {
+                self.load_ahead(records[ahead(i, records.len())].iter().copied());
+                words.copy_from_slice(&self.record(*record)[..width]);
+            }
+        };
+        if records.len() < 2 * TOGETHER {
+            return load(records, words);
+        }
+        let parts = records.par_chunks(TOGETHER).zip(words.par_chunks_mut(TOGETHER * width));
+        parts.for_each(|(records, words)| load(records, words));
+    }
+
+    /// Replaces the first words of records by those that stand one after another in `words`. Many go on several threads.
+    pub fn store_all(&mut self, records: &[u32], words: &[u32]) {
+        let Some(width) = words.len().checked_div(records.len()) else { return };
+        // By atomic words, so that a record which is named twice is a mixture, not a race.
+        let store = |records: &[u32], words: &[u32]| {
+            for (i, (record, words)) in records.iter().zip(words.chunks_exact(width)).enumerate() {
+                self.load_ahead(records[ahead(i, records.len())].iter().copied());
+                let shared = self.0.segment.array::<AtomicU32>(self.0.at(*record), width);
+                // Relaxed: the threads are joined below.
+                shared.iter().zip(words).for_each(|(shared, word)| shared.store(*word, Ordering::Relaxed));
+            }
+        };
+        if records.len() < 2 * TOGETHER {
+            return store(records, words);
+        }
+        let parts = records.par_chunks(TOGETHER).zip(words.par_chunks(TOGETHER * width));
+        parts.for_each(|(records, words)| store(records, words));
     }
 
     pub fn record_mut(&mut self, record: u32) -> &mut [u32] {

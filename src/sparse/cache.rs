@@ -249,8 +249,7 @@ impl Cache {
         let Ticket { rows, records, missing, fetched, .. } = ticket;
         let next = &missing[*fetched..missing.len().min(fetched.saturating_add(most))];
         let ids: Vec<u64> = next.iter().map(|i| unique[*i as usize]).collect();
-        let mut found = Vec::with_capacity(ids.len());
-        table.find_all(&ids, &mut found);
+        let found = table.find_many(&ids);
         let alone = ticket.brought == self.brought;
         self.traffic.may_return = !alone;
         for (i, (&id, &at)) in ids.iter().zip(next).enumerate() {

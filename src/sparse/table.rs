@@ -4,6 +4,8 @@
 //! that the row has seen; where rows may go again, a mark stands behind it ([`super::marks`]). The first value of a row follows from
 //! seed and id, so an absent id reads as what would be inserted.
 
+use rayon::prelude::*;
+
 use crate::shm::{RowReader, RowWriter, ShmError, ahead};
 
 use super::changes::Changes;
@@ -11,6 +13,9 @@ use super::index::{Index, NO_ID};
 use super::marks::{self, LastUse};
 
 pub use super::shape::{DIRECT, TableShape};
+
+/// Ids that a thread searches for at a time, where there are several threads.
+const TOGETHER: usize = 512;
 
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
@@ -105,6 +110,19 @@ impl HostTable {
     /// Appends the record number of each id to `records`; `None` for an id that is not there.
     pub fn find_all(&self, ids: &[u64], records: &mut Vec<Option<u32>>) {
         self.index().find_all(ids, records);
+    }
+
+    /// The record number of each id, as [`find_all`](Self::find_all); many are searched for on several threads.
+    pub fn find_many(&self, ids: &[u64]) -> Vec<Option<u32>> {
+        let find = |ids: &[u64]| {
+            let mut found = Vec::with_capacity(ids.len());
+            self.find_all(ids, &mut found);
+            found
+        };
+        if ids.len() < 2 * TOGETHER {
+            return find(ids);
+        }
+        ids.par_chunks(TOGETHER).map(find).collect::<Vec<_>>().concat()
     }
 
     /// Starts to load records that are used after the one at place `i`, where that is due.
@@ -230,6 +248,19 @@ impl HostTable {
         self.note(id, record, false);
         let len = self.shape.words();
         self.rows.record_mut(record)[..len].copy_from_slice(words);
+    }
+
+    /// Copies records, one after another, into `words`.
+    pub fn read_records(&self, records: &[u32], words: &mut [u32]) {
+        self.rows.load_all(records, words);
+    }
+
+    /// Replaces the records of ids, as [`write_record`](Self::write_record) does; `words` holds them one after another.
+    pub fn write_records(&mut self, ids: impl Iterator<Item = u64>, records: &[u32], words: &[u32]) {
+        if self.is_tracked() {
+            ids.zip(records).for_each(|(id, record)| self.note(id, *record, false));
+        }
+        self.rows.store_all(records, words);
     }
 
     /// Replaces an id's record by what stands in a file of such a table; false where there is no room for it.

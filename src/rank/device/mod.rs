@@ -14,7 +14,7 @@
 //! | file | what it is |
 //! |---|---|
 //! | [`owners`], [`spread`] | rows on the devices that own them; which of a batch's rows lie where |
-//! | [`arena`] | what an owner computes on its records |
+//! | [`arena`], [`reach`] | what an owner computes on its records; whether each place has its own |
 //! | [`dense`], [`parameters`] | the network, and its optimiser |
 //! | [`interaction`], [`order`] | a batch between its layers; the order in which gradients of rows are summed |
 //! | [`slots`] | what both threads have of a batch |
@@ -25,6 +25,7 @@ mod interaction;
 mod order;
 mod owners;
 mod parameters;
+mod reach;
 mod slots;
 mod spread;
 
@@ -76,7 +77,7 @@ pub fn open_cuda(indices: &[usize], shape: &DeviceShape) -> anyhow::Result<Opene
 /// come and go as if it were another device.
 ///
 /// # Errors
-/// More rows than a device gives memory for at once.
+/// More rows than a device gives memory for at once, or kernels that do not reach all of them.
 ///
 /// # Panics
 /// When there is no device.
@@ -84,6 +85,24 @@ pub fn open<R: CubeRuntime>(devices: &[R::Device], shape: &DeviceShape) -> anyho
 where
     R::Device: Send,
 {
+    let (owners, dense) = untried::<R>(devices, shape)?;
+    owners.all.iter().try_for_each(|owner| owner.check(shape.table))?;
+    Ok((Box::new(owners), Box::new(dense)))
+}
+
+/// As [`open`], for a driver that runs nothing: no kernel is looked at.
+///
+/// # Errors
+/// More rows than a device gives memory for at once.
+pub fn open_untried<R: CubeRuntime>(devices: &[R::Device], shape: &DeviceShape) -> anyhow::Result<Opened>
+where
+    R::Device: Send,
+{
+    let (owners, dense) = untried::<R>(devices, shape)?;
+    Ok((Box::new(owners), Box::new(dense)))
+}
+
+fn untried<R: CubeRuntime>(devices: &[R::Device], shape: &DeviceShape) -> anyhow::Result<(Owners<R>, Dense<R>)> {
     let &DeviceShape { net, table, rows, slots, dispersion } = shape;
     let capacity = rows.div_ceil(devices.len());
     let all = devices.iter().map(|device| owner(device, table, capacity, devices.len()));
@@ -91,7 +110,7 @@ where
     let (beside, reader) = (all[0].words().clone(), all[0].reader.clone());
     let shared = Arc::new(Shared::new(slots, beside.upload(&[0])));
     let dense = Dense::new(net, dispersion, beside, reader, shared.clone());
-    Ok((Box::new(Owners { all, shared }), Box::new(dense)))
+    Ok((Owners { all, shared }, dense))
 }
 
 /// Allocates places for `capacity` records on one of `devices` devices.

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use burn_cubecl::CubeRuntime;
+use rayon::prelude::*;
 
 use crate::gpu::numbers::{Numbers, Reader};
 use crate::settings::RowOptimizer;
@@ -17,11 +18,15 @@ use crate::sparse::optimiser::adam_corrections;
 use crate::sparse::table::DIRECT;
 
 use super::arena::Arena;
+use super::reach;
 use super::slots::{Elsewhere, Shared, SlotNumbers};
 use super::spread::Spread;
 
 /// Updates of a row after which the corrections of lazy Adam are 1 in single precision.
 const CORRECTED: u32 = 1 << 14;
+
+/// Records that go to a device at a time: few enough that several threads have something to copy.
+const TOGETHER: usize = 1024;
 
 /// A device with the records that it owns.
 pub struct Owner<R: CubeRuntime> {
@@ -49,6 +54,14 @@ impl<R: CubeRuntime> Owner<R> {
         &self.arena.words
     }
 
+    /// Checks that its kernels reach every place of its arena, which holds nothing yet.
+    ///
+    /// # Errors
+    /// A place that does not hold what it should.
+    pub fn check(&self, table: TableShape) -> anyhow::Result<()> {
+        reach::check(&self.arena, table, &self.reader, &self.corrections)
+    }
+
     /// Moves rows along their gradients, which are on this device, as are their places.
     fn update(&self, places: &Numbers<R>, gradients: &Numbers<R>, precisions: &[f32], step: &DeviceStep) {
         let rates = [step.rate, step.passes];
@@ -61,7 +74,9 @@ where
     R::Device: Send,
 {
     fn put(&mut self, places: &[u32], words: &[u32]) {
-        self.arena.put(places, words);
+        // Each thread copies its part for the upload; the places are apart, so no order is needed among them.
+        let parts = places.par_chunks(TOGETHER).zip(words.par_chunks(TOGETHER * self.arena.width));
+        parts.for_each(|(places, words)| self.arena.put(places, words));
     }
 
     fn take(&mut self, places: &[u32]) -> Taken {

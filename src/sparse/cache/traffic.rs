@@ -40,6 +40,8 @@ struct Freight {
 #[derive(Default)]
 struct Parcel {
     places: Vec<u32>,
+    /// In the host table.
+    records: Vec<u32>,
     /// Records, one after another.
     words: Vec<u32>,
 }
@@ -168,25 +170,24 @@ impl Traffic {
         if coming.is_empty() {
             return;
         }
-        let rows = coming.iter().enumerate().map(|(i, row)| {
-            table.prefetch(coming[ahead(i, coming.len())].iter().map(|row| row.record));
-            table.record(row.record)
-        });
         match records {
             Records::Host(memories) => {
                 let memory = &mut memories[device];
-                for (i, (row, record)) in coming.iter().zip(rows).enumerate() {
+                for (i, row) in coming.iter().enumerate() {
                     let later = &coming[ahead(i, coming.len())];
+                    table.prefetch(later.iter().map(|row| row.record));
                     later.iter().for_each(|row| prefetch_ends(memory.record(row.place)));
-                    memory.record_mut(row.place).copy_from_slice(record);
+                    memory.record_mut(row.place).copy_from_slice(table.record(row.record));
                 }
             }
             Records::Device(memory) => {
-                let Parcel { places, words } = &mut self.parcel;
+                let Parcel { places, records, words } = &mut self.parcel;
                 places.clear();
-                words.clear();
+                records.clear();
                 places.extend(coming.iter().map(|row| row.place));
-                rows.for_each(|record| words.extend_from_slice(record));
+                records.extend(coming.iter().map(|row| row.record));
+                words.resize(coming.len() * table.shape().words(), 0);
+                table.read_records(records, words);
                 memory.arena(device).put(places, words);
             }
         }
@@ -196,15 +197,25 @@ impl Traffic {
     pub(super) fn land(&mut self, table: &mut HostTable) {
         for (rows, taken) in std::mem::take(&mut self.landing) {
             let taken = taken();
-            for (i, (row, record)) in rows.iter().zip(taken.chunks_exact(table.shape().words())).enumerate() {
-                table.prefetch(rows[ahead(i, rows.len())].iter().map(|row| row.record));
-                self.arrive(table, row, record);
-            }
+            #[cfg(test)]
+            let taken = self.all_spoilt(table, &rows, taken);
+            let records = &mut self.parcel.records;
+            records.clear();
+            records.extend(rows.iter().map(|row| row.record));
+            table.write_records(rows.iter().map(|row| row.id), records, &taken);
+            self.landed += rows.len() as u64;
         }
         self.away.clear();
     }
 
-    /// Writes a row that has left its device into the host table.
+    /// What arrives of records, with a bug or without.
+    #[cfg(test)]
+    fn all_spoilt(&self, table: &HostTable, rows: &[Leaving], records: Vec<u32>) -> Vec<u32> {
+        let each = rows.iter().zip(records.chunks_exact(table.shape().words()));
+        each.flat_map(|(row, record)| self.spoilt(table, row, record)).collect()
+    }
+
+    /// Writes a row that has left plain memory into the host table.
     fn arrive(&mut self, table: &mut HostTable, row: &Leaving, record: &[u32]) {
         #[cfg(test)]
         let changed = self.spoilt(table, row, record);

@@ -15,7 +15,7 @@ use admix::learner::Learner;
 use admix::learner::resident::ResidentTrainer;
 use admix::learner::trainer::UpdatePlan;
 use admix::policy::start::initial_actor;
-use admix::rank::device::open;
+use admix::rank::device::open_untried;
 use admix::settings::{Credit, Critic, RowOptimizer, ScoreMode, Settings};
 use burn_cuda::CudaDevice;
 use cubecl::cuda::CudaRuntime;
@@ -117,7 +117,7 @@ fn values(driver: &Driver) -> anyhow::Result<()> {
     let updates = |bench: &TableBench, count: usize| {
         let shape = device_shape(bench, table_shape(bench));
         let devices: Vec<CudaDevice> = (0..bench.devices).map(|index| CudaDevice { index }).collect();
-        updates(bench, Some(open::<CudaRuntime>(&devices, &shape)?), count, false)
+        updates(bench, Some(open_untried::<CudaRuntime>(&devices, &shape)?), count, false)
     };
     let before = driver.modules()?;
     for optimizer in [RowOptimizer::Sgd, RowOptimizer::Adagrad, RowOptimizer::RowwiseAdagrad, RowOptimizer::LazyAdam] {
