@@ -192,14 +192,14 @@ enum Stage {
         /// How long each form is measured, in each round where forms take turns
         #[arg(long, default_value_t = 2.0)]
         seconds: f64,
-        /// Rounds in which flat table and cache take turns; medians are shown
+        /// Rounds in which flat table and cache take turns, and the forms on a GPU; medians are shown
         #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
         rounds: u32,
         /// Accesses for which cache hits are counted, after three times as many to warm it; 0 = none
         #[arg(long, default_value_t = 0)]
         accesses: usize,
-        /// Also measure network and rows on this device: all rows there, and with --cache-rows a cache of them, each with and without
-        /// rows fetched ahead: cpu, cuda, cuda:INDEX
+        /// Also measure network and rows on this device: cpu, cuda, cuda:INDEX. All rows lie there; with --cache-rows a cache of them is
+        /// measured beside, and both with nothing fetched ahead, too
         #[arg(long, default_value = "cpu")]
         device: String,
         /// Arenas of the cache; on GPUs each on a device of its own, from --device on

@@ -10,9 +10,6 @@ use std::ops::Range;
 /// room for so many loads at once.
 const RUN: usize = 8;
 
-/// Bytes of a cache line.
-const LINE: usize = 64;
-
 /// Starts to load the cache line that holds `place`, without waiting for it.
 pub fn prefetch<T>(place: &T) {
     #[cfg(target_arch = "x86_64")]
@@ -33,14 +30,10 @@ pub fn prefetch_ends<T>(places: &[T]) {
     }
 }
 
-/// Starts to load a slice of words of any length.
-pub fn prefetch_all<T>(places: &[T]) {
-    prefetch_ends(places);
-    let of_line = LINE / size_of::<T>();
-    // The line behind the first one of a short slice holds its end.
-    if places.len() > 2 * of_line {
-        (of_line..places.len()).step_by(of_line).for_each(|i| prefetch(&places[i]));
-    }
+/// Starts to load all cache lines of a slice of words.
+pub fn prefetch_words(words: &[u32]) {
+    words.chunks(16).for_each(|line| prefetch(&line[0]));
+    words.last().into_iter().for_each(prefetch);
 }
 
 /// Returns the places to load before the work on place `i` of `len`: a run of later places if `i` is the first of a run, none otherwise. The

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use super::error::ShmError;
 use super::pod::Shareable;
-use super::prefetch::{ahead, prefetch_all};
+use super::prefetch::{ahead, prefetch_ends, prefetch_words};
 use super::segment::{Kind, Segment, layout_hash};
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -118,7 +118,7 @@ impl Memory {
         let all = self.words(self.shape.records);
         for record in records {
             let at = record as usize * self.shape.words;
-            all.get(at..at + words).into_iter().for_each(prefetch_all);
+            all.get(at..at + words).into_iter().for_each(prefetch_ends);
         }
     }
 
@@ -298,12 +298,15 @@ impl RowWriter {
         shared.iter().zip(words).for_each(|(shared, word)| shared.store(*word, Ordering::Relaxed));
     }
 
-    /// Copies records, one after another, into `words`; as many words of each as its part of `words` has. Many go on several threads.
-    pub fn load_all(&self, records: &[u32], words: &mut [u32]) {
-        let Some(width) = words.len().checked_div(records.len()) else { return };
+    /// Copies the first `width` words of each record into `words`, one record after another. Many go on several threads.
+    ///
+    /// # Panics
+    /// When `words` has another length, or `width` is not from 1 to the words of a record.
+    pub fn load_all(&self, records: &[u32], width: usize, words: &mut [u32]) {
+        self.check(records, width, words);
         let load = |records: &[u32], words: &mut [u32]| {
             for (i, (record, words)) in records.iter().zip(words.chunks_exact_mut(width)).enumerate() {
-                self.load_ahead(records[ahead(i, records.len())].iter().copied());
+                records[ahead(i, records.len())].iter().for_each(|later| prefetch_words(&self.record(*later)[..width]));
                 words.copy_from_slice(&self.record(*record)[..width]);
             }
         };
@@ -314,14 +317,18 @@ impl RowWriter {
         parts.for_each(|(records, words)| load(records, words));
     }
 
-    /// Replaces the first words of records by those that stand one after another in `words`. Many go on several threads.
-    pub fn store_all(&mut self, records: &[u32], words: &[u32]) {
-        let Some(width) = words.len().checked_div(records.len()) else { return };
+    /// Replaces the first `width` words of each record by those that stand one after another in `words`. Many go on several threads.
+    ///
+    /// # Panics
+    /// As [`load_all`](Self::load_all).
+    pub fn store_all(&mut self, records: &[u32], width: usize, words: &[u32]) {
+        self.check(records, width, words);
+        let this = &*self;
         // By atomic words, so that a record which is named twice is a mixture, not a race.
         let store = |records: &[u32], words: &[u32]| {
             for (i, (record, words)) in records.iter().zip(words.chunks_exact(width)).enumerate() {
-                self.load_ahead(records[ahead(i, records.len())].iter().copied());
-                let shared = self.0.segment.array::<AtomicU32>(self.0.at(*record), width);
+                this.load_ahead(records[ahead(i, records.len())].iter().copied());
+                let shared = this.0.segment.array::<AtomicU32>(this.0.at(*record), width);
                 // Relaxed: the threads are joined below.
                 shared.iter().zip(words).for_each(|(shared, word)| shared.store(*word, Ordering::Relaxed));
             }
@@ -331,6 +338,11 @@ impl RowWriter {
         }
         let parts = records.par_chunks(TOGETHER).zip(words.par_chunks(TOGETHER * width));
         parts.for_each(|(records, words)| store(records, words));
+    }
+
+    fn check(&self, records: &[u32], width: usize, words: &[u32]) {
+        assert!((1..=self.0.shape.words).contains(&width), "{width} words of a record");
+        assert_eq!(words.len(), records.len() * width, "{width} words for each record");
     }
 
     pub fn record_mut(&mut self, record: u32) -> &mut [u32] {
@@ -438,6 +450,30 @@ mod tests {
         let all: Vec<u32> = std::iter::from_fn(|| rows.allocate()).collect();
         assert_eq!(all, [0, 1, 2, 3]);
         assert_eq!(rows.allocate(), None);
+    }
+
+    #[test]
+    fn many_records_are_copied_as_one_by_one() {
+        let records = 5 * TOGETHER + 7;
+        let shape = RowShape { words: 40, records, slots: 8 };
+        // All but the last word of each record; the records in an order of their own, on one thread and on several.
+        for count in [0, 1, 2 * TOGETHER - 1, 2 * TOGETHER, records] {
+            let mut rows = RowWriter::private(shape, [0; PARAMETERS]).unwrap();
+            while let Some(record) = rows.allocate() {
+                rows.record_mut(record).fill(u32::MAX);
+            }
+            let named: Vec<u32> = (0..count).map(|i| ((i * 251 + 3) % records) as u32).collect();
+            let words: Vec<u32> = (0..39 * count as u32).collect();
+            rows.store_all(&named, 39, &words);
+            for (record, words) in named.iter().zip(words.chunks_exact(39)) {
+                assert_eq!((&rows.record(*record)[..39], rows.record(*record)[39]), (words, u32::MAX));
+            }
+            let untouched = (0..records as u32).filter(|record| rows.record(*record)[0] == u32::MAX).count();
+            assert_eq!(untouched, records - count, "of {records} records, {count} are named");
+            let mut back = vec![0; words.len()];
+            rows.load_all(&named, 39, &mut back);
+            assert_eq!(back, words);
+        }
     }
 
     #[test]

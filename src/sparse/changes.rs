@@ -116,7 +116,7 @@ impl Changes {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use proptest::prelude::*;
@@ -136,6 +136,8 @@ mod tests {
         Insert(u64),
         Update(u64, i8),
         Write(u64, u8),
+        /// Those of these ids that have rows.
+        WriteMany(BTreeSet<u64>, u8),
         /// The log begins anew; the rows that have changed, or all, are to be copied.
         Snapshot {
             all: bool,
@@ -153,7 +155,8 @@ mod tests {
         let act = prop_oneof![
             3 => id.clone().prop_map(Act::Insert),
             6 => (id.clone(), any::<i8>()).prop_map(|(id, g)| Act::Update(id, g)),
-            2 => (id, any::<u8>()).prop_map(|(id, v)| Act::Write(id, v)),
+            2 => (id.clone(), any::<u8>()).prop_map(|(id, v)| Act::Write(id, v)),
+            2 => (prop::collection::btree_set(id, 0..8), any::<u8>()).prop_map(|(ids, v)| Act::WriteMany(ids, v)),
             2 => any::<bool>().prop_map(|all| Act::Snapshot { all }),
             2 => (0usize..4).prop_map(Act::Copy),
             2 => Just(Act::Complete),
@@ -219,6 +222,16 @@ mod tests {
                 }
                 Act::Write(id, value) => {
                     table.write(id, &vec![f32::from(value).to_bits(); SHAPE.words()]);
+                }
+                Act::WriteMany(ids, value) => {
+                    let there = ids.iter().filter_map(|id| Some((*id, table.find(*id)?)));
+                    let (ids, records): (Vec<u64>, Vec<u32>) = there.unzip();
+                    let words: Vec<u32> =
+                        (0..(ids.len() * SHAPE.words()) as u32).map(|word| word + 1_000 * u32::from(value)).collect();
+                    table.write_records(ids.iter().copied(), &records, &words);
+                    for (id, words) in ids.iter().zip(words.chunks_exact(SHAPE.words())) {
+                        prop_assert_eq!(table.record(table.find(*id).unwrap()), words);
+                    }
                 }
                 Act::Snapshot { all } if newest + 1 == held.len() => {
                     held.push(self::all(&table));

@@ -252,15 +252,13 @@ impl HostTable {
 
     /// Copies records, one after another, into `words`.
     pub fn read_records(&self, records: &[u32], words: &mut [u32]) {
-        self.rows.load_all(records, words);
+        self.rows.load_all(records, self.shape.words(), words);
     }
 
     /// Replaces the records of ids, as [`write_record`](Self::write_record) does; `words` holds them one after another.
     pub fn write_records(&mut self, ids: impl Iterator<Item = u64>, records: &[u32], words: &[u32]) {
-        if self.is_tracked() {
-            ids.zip(records).for_each(|(id, record)| self.note(id, *record, false));
-        }
-        self.rows.store_all(records, words);
+        self.note_all(ids, records);
+        self.rows.store_all(records, self.shape.words(), words);
     }
 
     /// Replaces an id's record by what stands in a file of such a table; false where there is no room for it.
@@ -379,6 +377,18 @@ mod tests {
         assert_eq!(table.record(record), absent);
         assert_eq!(&table.row(record)[..DIRECT], [0.0; DIRECT]);
         assert!(table.row(record)[DIRECT..].iter().all(|w| *w != 0.0 && w.abs() <= FIRST_SPREAD));
+    }
+
+    #[test]
+    fn many_ids_are_found_as_one_by_one() {
+        let mut table = HostTable::private(TableShape { max_rows: 4 * TOGETHER, ..SHAPE }).unwrap();
+        (0..4 * TOGETHER as u64).for_each(|id| assert!(table.find_or_insert(3 * id).is_some()));
+        for count in [0, 1, 2 * TOGETHER - 1, 2 * TOGETHER, 5 * TOGETHER + 3] {
+            let ids: Vec<u64> = (0..count as u64).map(|i| i * 7 % 9_000).collect();
+            let one_by_one: Vec<Option<u32>> = ids.iter().map(|id| table.find(*id)).collect();
+            assert_eq!(table.find_many(&ids), one_by_one);
+            assert!(count < TOGETHER || one_by_one.contains(&None) && one_by_one.iter().any(Option::is_some));
+        }
     }
 
     #[test]

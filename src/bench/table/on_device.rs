@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::gpu;
-use crate::rank::device::{self, DeviceShape, Opened};
+use crate::rank::device::{self, DeviceShape, Opened, TooManyRows};
 use crate::rank::store::Store;
 use crate::settings::ValueSettings;
 use crate::sparse::{Counters, HostTable, TableShape};
@@ -15,13 +15,14 @@ use super::{Speed, Spread, TableBench, Warm, device_shape, on_row_thread, table_
 /// Speeds with network and rows on GPUs.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct OnDevice {
-    /// The GPUs hold all rows; `None` where these do not fit.
+    /// The GPUs hold all rows; `None` where a cache is asked for and all rows do not fit.
     pub all_rows: Option<Forms>,
     /// They hold `cache_rows` of them.
     pub cached: Option<Forms>,
     /// The step with the cache over the step with all rows, in the same round.
     pub cached_over_all: Option<Spread>,
-    /// Of what the transfers add to a step with nothing fetched ahead, the share that fetching ahead takes away again, by round.
+    /// What a cache adds to a step with all rows, both with rows fetched ahead, over what it adds with nothing fetched ahead; 1 less that
+    /// is the share of the transfers' time that fetching ahead hides.
     pub hidden: Option<Spread>,
     /// Of the form that was measured last, its first updates included.
     pub counters: Option<Counters>,
@@ -85,7 +86,7 @@ pub fn measure(
     let has_cache = bench.cache_rows > 0;
     let rounds = if has_cache { bench.rounds } else { 1 };
     for _ in 0..rounds {
-        for (rows, of) in [(bench.rows, &mut all), (bench.cache_rows, &mut cached)] {
+        for (rows, is_cache, of) in [(bench.rows, false, &mut all), (bench.cache_rows, true, &mut cached)] {
             if rows == 0 {
                 continue;
             }
@@ -95,8 +96,8 @@ pub fn measure(
                 }
                 let opened = match open(rows) {
                     Ok(opened) => opened,
-                    Err(e) if has_cache && rows == bench.rows => {
-                        tracing::warn!("not with all rows on the GPU: {e}");
+                    Err(e) if has_cache && !is_cache && e.is::<TooManyRows>() => {
+                        tracing::warn!("not measured with all rows on the GPU: {e}");
                         continue;
                     }
                     Err(e) => return Err(e),
@@ -158,6 +159,6 @@ fn one(
 ) -> anyhow::Result<(Speed, Option<Counters>, HostTable)> {
     let store = Store::on_device(table, &ValueSettings::default(), memory);
     let (speed, store) = on_row_thread(bench, shape, (store, Some(dense)), blocks, (ahead, Warm::EveryBatch))?;
-    // What the next form begins with is as good without what the GPU has changed.
+    // What only the GPU has changed is dropped: the next form does not need it.
     Ok((speed, store.counters(), store.into_table()))
 }

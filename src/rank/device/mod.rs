@@ -8,13 +8,13 @@
 //! other; what is computed is the same to the bit, because rows are gathered and gradients are summed as on one device.
 //!
 //! Both of the trainer's threads launch through one stream of each device, so everything happens there in the order of the launches, which
-//! [`Turns`](crate::shm::turns::Turns) already give. Nobody waits for a device but for losses, which are read one batch late, for
+//! [`Turns`](crate::shm::turns::Turns) already give; the parts of one upload, which the row thread waits for, go in any order. Nobody waits for a device but for losses, which are read one batch late, for
 //! rows that left the cache, which are read when the next batch is fetched, and for what goes from one device to another.
 //!
 //! | file | what it is |
 //! |---|---|
 //! | [`owners`], [`spread`] | rows on the devices that own them; which of a batch's rows lie where |
-//! | [`arena`], [`reach`] | what an owner computes on its records; whether each place has its own |
+//! | [`arena`], [`reach`] | what an owner computes on its records; a trial of that on places all over an arena |
 //! | [`dense`], [`parameters`] | the network, and its optimiser |
 //! | [`interaction`], [`order`] | a batch between its layers; the order in which gradients of rows are summed |
 //! | [`slots`] | what both threads have of a batch |
@@ -61,6 +61,21 @@ pub struct DeviceShape {
     pub dispersion: f32,
 }
 
+/// More rows than a device gives memory for at once.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{rows} rows take {:.1} GB on a device, which gives {:.1} GB at once; lower table.cache_rows to {most}",
+    *.bytes as f64 * 1e-9,
+    *.at_once as f64 * 1e-9
+)]
+pub struct TooManyRows {
+    rows: usize,
+    bytes: u64,
+    at_once: u64,
+    /// Rows that fit all devices.
+    most: u64,
+}
+
 /// Rows on their devices and network on the first, for the row thread and for the trainer's.
 pub type Opened = (Box<dyn DeviceMemory>, Box<dyn DeviceDense>);
 
@@ -77,7 +92,7 @@ pub fn open_cuda(indices: &[usize], shape: &DeviceShape) -> anyhow::Result<Opene
 /// come and go as if it were another device.
 ///
 /// # Errors
-/// More rows than a device gives memory for at once, or kernels that do not reach all of them.
+/// [`TooManyRows`]; or kernels that do not reach all places.
 ///
 /// # Panics
 /// When there is no device.
@@ -90,10 +105,10 @@ where
     Ok((Box::new(owners), Box::new(dense)))
 }
 
-/// As [`open`], for a driver that runs nothing: no kernel is looked at.
+/// As [`open`], for a driver that runs nothing: no kernel is tried.
 ///
 /// # Errors
-/// More rows than a device gives memory for at once.
+/// [`TooManyRows`].
 pub fn open_untried<R: CubeRuntime>(devices: &[R::Device], shape: &DeviceShape) -> anyhow::Result<Opened>
 where
     R::Device: Send,
@@ -121,15 +136,12 @@ fn owner<R: CubeRuntime>(
     devices: usize,
 ) -> anyhow::Result<Owner<R>> {
     let mut client: ComputeClient<R> = R::client(device);
-    let (words, most) = (capacity * table.words(), client.properties().memory.max_page_size);
+    let (words, at_once) = (capacity * table.words(), client.properties().memory.max_page_size);
     let bytes = (words * size_of::<u32>()) as u64;
-    anyhow::ensure!(
-        bytes <= most,
-        "{capacity} rows take {:.1} GB on a device, which gives {:.1} GB at once; lower table.cache_rows to {}",
-        bytes as f64 * 1e-9,
-        most as f64 * 1e-9,
-        most / (table.words() * size_of::<u32>()) as u64 * devices as u64
-    );
+    if bytes > at_once {
+        let most = at_once / (table.words() * size_of::<u32>()) as u64 * devices as u64;
+        return Err(TooManyRows { rows: capacity, bytes, at_once, most }.into());
+    }
     // SAFETY: all that comes of this client goes through one stream, in the order of the calls.
     unsafe { client.set_stream(StreamId::current()) };
     Ok(Owner::new(Numbers::allocate(client, device.clone(), words), table, capacity))

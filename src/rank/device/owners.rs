@@ -54,7 +54,7 @@ impl<R: CubeRuntime> Owner<R> {
         &self.arena.words
     }
 
-    /// Checks that its kernels reach every place of its arena, which holds nothing yet.
+    /// Tries its kernels on places all over its arena, which holds nothing yet.
     ///
     /// # Errors
     /// A place that does not hold what it should.
@@ -74,8 +74,13 @@ where
     R::Device: Send,
 {
     fn put(&mut self, places: &[u32], words: &[u32]) {
-        // Each thread copies its part for the upload; the places are apart, so no order is needed among them.
-        let parts = places.par_chunks(TOGETHER).zip(words.par_chunks(TOGETHER * self.arena.width));
+        let width = self.arena.width;
+        assert_eq!(words.len(), places.len() * width, "a record for each place");
+        if places.len() < 2 * TOGETHER {
+            return self.arena.put(places, words);
+        }
+        // Each thread copies its part for the upload. No two places are the same, so the parts need no order.
+        let parts = places.par_chunks(TOGETHER).zip(words.par_chunks(TOGETHER * width));
         parts.for_each(|(places, words)| self.arena.put(places, words));
     }
 

@@ -1,4 +1,4 @@
-//! Whether the kernels reach every place of an arena, each for itself.
+//! Whether the kernels tell the places of an arena apart, all over it.
 //!
 //! An address that is cut off, to 32 bits of words or of bytes, lets two places of a large arena share their words, and nothing but wrong
 //! rows would tell. So a few records are put all over a new arena, those that would meet among them, and every kernel works on them.
@@ -9,14 +9,15 @@ use burn_cubecl::CubeRuntime;
 
 use crate::gpu::numbers::{Numbers, Reader};
 use crate::sparse::TableShape;
+use crate::sparse::table::DIRECT;
 
 use super::arena::Arena;
 
-/// Places all over the arena.
+/// Number of places that are spread evenly over the arena.
 const SPREAD: u64 = 256;
 /// Words after which an address that is cut off begins again: 31 and 32 bits of bytes, then of words.
 const TURNS: [u64; 4] = [1 << 29, 1 << 30, 1 << 31, 1 << 32];
-/// Rate of the update, and the largest difference of a float from the host's, relative to the largest.
+/// Rate of the updates, and the largest difference of a float from the host's: relative, or absolute below 1.
 const RATE: f32 = 0.5;
 const TOLERANCE: f32 = 1e-5;
 
@@ -52,9 +53,12 @@ pub fn check<R: CubeRuntime>(
     }
     let gradients: Vec<f32> = (0..places.len() * arena.dim).map(|i| (i % 13) as f32 / 16.0 - 0.25).collect();
     let on_device = arena.words.upload(bytemuck::cast_slice(&gradients));
-    arena.update(&at, &on_device, &[], corrections, table.optimizer, [RATE, 0.0]);
-    for (record, gradient) in records.chunks_exact_mut(arena.width).zip(gradients.chunks_exact(arena.dim)) {
-        table.update(record, gradient, RATE);
+    // Without a prior, and with one that pulls at nothing: two kernels.
+    for precisions in [vec![], vec![0.0; places.len() * (DIRECT + 1)]] {
+        arena.update(&at, &on_device, &precisions, corrections, table.optimizer, [RATE, 0.0]);
+        for (record, gradient) in records.chunks_exact_mut(arena.width).zip(gradients.chunks_exact(arena.dim)) {
+            table.update(record, gradient, RATE);
+        }
     }
     let found = reader.begin(&arena.take(&places))();
     match far(&records, &found, arena.width) {

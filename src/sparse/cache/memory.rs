@@ -7,7 +7,7 @@ pub type Taken = Box<dyn FnOnce() -> Vec<u32> + Send>;
 ///
 /// Everything happens in the order of the calls: what is taken is as it was before what is put afterwards.
 pub trait Memory: Send {
-    /// Copies records, one after another in `words`, to places.
+    /// Copies records, one after another in `words`, to places, no two of which are the same.
     fn put(&mut self, places: &[u32], words: &[u32]);
 
     /// Begins to copy the records of places to the host.
