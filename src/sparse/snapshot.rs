@@ -70,16 +70,6 @@ impl HostTable {
         }
     }
 
-    /// Notes what rows hold that are about to change.
-    pub(super) fn note_all(&mut self, ids: impl Iterator<Item = u64>, records: &[u32]) {
-        let Some(changes) = &mut self.changes else { return };
-        for (i, (id, &record)) in ids.zip(records).enumerate() {
-            let later = records[ahead(i, records.len())].iter().copied();
-            self.rows.load_ahead(later.filter(|later| !changes.is_noted(*later)));
-            changes.note(id, record, false, self.rows.record(record));
-        }
-    }
-
     /// Whether rows of the newest snapshot are still to be copied, or it is to be declared ready.
     pub fn is_copying(&self) -> bool {
         self.changes.as_ref().is_some_and(Changes::is_copying)

@@ -298,6 +298,16 @@ impl HostTable {
         }
     }
 
+    /// Notes what rows hold that are about to change.
+    fn note_all(&mut self, ids: impl Iterator<Item = u64>, records: &[u32]) {
+        let Some(changes) = &mut self.changes else { return };
+        for (i, (id, &record)) in ids.zip(records).enumerate() {
+            let later = records[ahead(i, records.len())].iter().copied();
+            self.rows.load_ahead(later.filter(|later| !changes.is_noted(*later)));
+            changes.note(id, record, false, self.rows.record(record));
+        }
+    }
+
     /// Every id with its record number, ids ascending: the order of files.
     pub fn sorted(&self) -> Vec<(u64, u32)> {
         let mut entries: Vec<(u64, u32)> = self.index().entries().collect();

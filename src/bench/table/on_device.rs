@@ -10,7 +10,8 @@ use crate::settings::ValueSettings;
 use crate::sparse::{Counters, HostTable, TableShape};
 use crate::values::Block;
 
-use super::{Speed, Spread, TableBench, Warm, device_shape, on_row_thread, table_shape};
+use super::shape::{TableBench, device_shape, table_shape};
+use super::speed::{Speed, Spread, Warm, on_row_thread};
 
 /// Speeds with network and rows on GPUs.
 #[derive(Debug, Clone, serde::Serialize)]
