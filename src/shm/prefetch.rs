@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use super::sync::AtomicU32;
+
 /// Places of a run. Runs of 16 and 32 are as fast in tables much larger than the processor's cache and slower in smaller ones: a core has no
 /// room for so many loads at once.
 const RUN: usize = 8;
@@ -30,10 +32,12 @@ pub fn prefetch_ends<T>(places: &[T]) {
     }
 }
 
+/// Words of a cache line.
+const LINE: usize = 16;
+
 /// Starts to load all cache lines of a slice of words.
-pub fn prefetch_words(words: &[u32]) {
-    words.chunks(16).for_each(|line| prefetch(&line[0]));
-    words.last().into_iter().for_each(prefetch);
+pub fn prefetch_words(words: &[AtomicU32]) {
+    words.iter().step_by(LINE).chain(words.last()).for_each(prefetch);
 }
 
 /// Returns the places to load before the work on place `i` of `len`: a run of later places if `i` is the first of a run, none otherwise. The

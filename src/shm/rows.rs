@@ -115,11 +115,18 @@ impl Memory {
 
     /// Starts to load the first `words` words of records.
     fn load_ahead(&self, records: impl Iterator<Item = u32>, words: usize) {
-        let all = self.words(self.shape.records);
-        for record in records {
-            let at = record as usize * self.shape.words;
-            all.get(at..at + words).into_iter().for_each(prefetch_ends);
-        }
+        records.filter_map(|record| self.shared(record, words)).for_each(prefetch_ends);
+    }
+
+    /// Starts to load all cache lines of records.
+    fn load_lines_ahead(&self, records: &[u32]) {
+        records.iter().filter_map(|record| self.shared(*record, self.shape.words)).for_each(prefetch_words);
+    }
+
+    /// The first `words` words of a record, if there is such a record.
+    fn shared(&self, record: u32, words: usize) -> Option<&[AtomicU32]> {
+        let at = record as usize * self.shape.words;
+        self.words(self.shape.records).get(at..at + words)
     }
 
     fn at(&self, record: u32) -> usize {
@@ -306,7 +313,7 @@ impl RowWriter {
         self.check(records, width, words);
         let load = |records: &[u32], words: &mut [u32]| {
             for (i, (record, words)) in records.iter().zip(words.chunks_exact_mut(width)).enumerate() {
-                records[ahead(i, records.len())].iter().for_each(|later| prefetch_words(&self.record(*later)[..width]));
+                self.0.load_lines_ahead(&records[ahead(i, records.len())]);
                 words.copy_from_slice(&self.record(*record)[..width]);
             }
         };
@@ -327,7 +334,7 @@ impl RowWriter {
         // By atomic words, so that a record which is named twice is a mixture, not a race.
         let store = |records: &[u32], words: &[u32]| {
             for (i, (record, words)) in records.iter().zip(words.chunks_exact(width)).enumerate() {
-                this.load_ahead(records[ahead(i, records.len())].iter().copied());
+                this.0.load_lines_ahead(&records[ahead(i, records.len())]);
                 let shared = this.0.segment.array::<AtomicU32>(this.0.at(*record), width);
                 // Relaxed: the threads are joined below.
                 shared.iter().zip(words).for_each(|(shared, word)| shared.store(*word, Ordering::Relaxed));

@@ -3,7 +3,6 @@
 //!
 //! One update is what training does with a block: unique ids, their rows, network forward and backward, the rows' optimiser, Adam. Blocks
 //! are made beforehand, the table is full before the clock starts.
-
 //!
 //! | file | what it is |
 //! |---|---|

@@ -22,8 +22,8 @@ pub struct OnDevice {
     pub cached: Option<Forms>,
     /// The step with the cache over the step with all rows, in the same round.
     pub cached_over_all: Option<Spread>,
-    /// What a cache adds to a step with all rows, both with rows fetched ahead, over what it adds with nothing fetched ahead; 1 less that
-    /// is the share of the transfers' time that fetching ahead hides.
+    /// Share of the transfers' time that fetching ahead hides: 1 - A / B. A is what a cache adds to a step with all rows if both fetch
+    /// ahead, B what it adds if neither does.
     pub hidden: Option<Spread>,
     /// Of the form that was measured last, its first updates included.
     pub counters: Option<Counters>,

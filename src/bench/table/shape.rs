@@ -1,4 +1,5 @@
-//! What is measured: sizes of table, batch and network, and batches whose ids follow the exact discrete Zipf law.
+//! This file defines what is measured: the sizes of table, batch and network, and batches of ids that are drawn by the exact discrete
+//! Zipf law.
 
 use std::path::PathBuf;
 
