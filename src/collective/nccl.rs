@@ -17,13 +17,16 @@ use cudarc::nccl::{Comm, Id, ReduceOp, result::NcclError};
 
 use crate::shm::Seat;
 
+use super::transport::Transport;
+
 /// Length of the id of a group of ranks.
 pub const ID_BYTES: usize = 128;
 /// How often a waiting rank looks after the others.
 const LOOK: Duration = Duration::from_micros(50);
 
-/// One rank's part in means over all.
+/// One rank's part in means over all. What ranks say goes through shared memory.
 pub struct Nccl {
+    seat: Seat,
     comm: Comm,
     /// The values on the device.
     values: CudaSlice<f32>,
@@ -44,12 +47,12 @@ fn failed(NcclError(code): NcclError) -> anyhow::Error {
 }
 
 impl Nccl {
-    /// Joins the ranks of `seat`, with GPU `device`. All ranks call it; rank 0 gives the others the id of their group. Waits until all have
-    /// joined.
+    /// Joins the ranks of `seat`, with GPU `device`. All ranks call it before any exchange; rank 0 gives the others the id of their group.
+    /// Waits until all have joined.
     ///
     /// # Errors
     /// [`Broken`](crate::shm::Broken); no NCCL; a GPU that does not work.
-    pub fn join(seat: &mut Seat, device: usize) -> anyhow::Result<Self> {
+    pub fn join(mut seat: Seat, device: usize) -> anyhow::Result<Self> {
         if let Some(missing) = missing() {
             return Err(anyhow!(missing));
         }
@@ -65,15 +68,13 @@ impl Nccl {
         let stream = CudaContext::new(device)?.new_stream()?;
         let values = stream.alloc_zeros(seat.room())?;
         let comm = Comm::from_rank(stream, rank, ranks, Id::uninit(id)).map_err(failed);
-        Ok(Self { comm: comm.with_context(|| format!("rank {rank} cannot join the others by NCCL"))?, values })
+        let comm = comm.with_context(|| format!("rank {rank} cannot join the others by NCCL"))?;
+        Ok(Self { seat, comm, values })
     }
 
-    /// Replaces `values` by their mean over the ranks, which all ask for as many; `look` is called now and then while it waits.
-    ///
-    /// # Errors
-    /// [`Broken`](crate::shm::Broken); those of the GPU. No rank can go on after one.
-    pub fn average(&mut self, seat: &Seat, values: &mut [f32], look: &dyn Fn()) -> anyhow::Result<()> {
-        let Self { comm, values: all } = self;
+    /// Replaces `values` by their mean over the ranks, all of which are there.
+    fn average(&mut self, values: &mut [f32], look: &dyn Fn()) -> anyhow::Result<()> {
+        let Self { seat, comm, values: all } = self;
         ensure!(values.len() <= all.len(), "{} values and room for {}", values.len(), all.len());
         if values.is_empty() {
             return Ok(());
@@ -94,5 +95,22 @@ impl Nccl {
         let share = 1.0 / comm.world_size() as f32;
         values.iter_mut().for_each(|value| *value *= share);
         Ok(())
+    }
+}
+
+impl Transport for Nccl {
+    fn seat(&self) -> &Seat {
+        &self.seat
+    }
+
+    fn exchange_all(
+        &mut self,
+        values: &mut [f32],
+        mine: &[u8],
+        read: &mut dyn FnMut(&[&[u8]]),
+        look: &dyn Fn(),
+    ) -> anyhow::Result<()> {
+        self.seat.exchange_while(&mut [], mine, read, look)?;
+        self.average(values, look)
     }
 }

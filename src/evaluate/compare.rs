@@ -6,7 +6,7 @@ use anyhow::bail;
 
 use crate::env::{DayModel, Vocabulary};
 use crate::plan::{Bound, Plan, hindsight_bound};
-use crate::policy::baselines::{self, FixedPrices};
+use crate::policy::baselines::{self, Oracle};
 use crate::policy::informed::{self, Informed};
 use crate::policy::{Policy, ReplayOptions, Shown, Totals};
 use crate::settings::Settings;
@@ -48,8 +48,13 @@ impl Comparison {
         Self { bound, measure, judged }
     }
 
-    /// Returns the oracle as an entrant: it knows the day as it is judged, and sees every delivery at once.
-    fn oracle<'a>(&'a self, policy: &'a mut FixedPrices, day: &'a DayModel, options: ReplayOptions) -> Entrant<'a> {
+    /// Returns the oracle of `day`: it knows the day as it is judged.
+    fn oracle(&self, day: &DayModel, rate_seed: u64) -> Oracle {
+        Oracle::new(&self.bound, &self.judged.as_ref().unwrap_or(day).log, rate_seed)
+    }
+
+    /// Returns the oracle as an entrant: it sees every delivery at once.
+    fn enter<'a>(&'a self, policy: &'a mut Oracle, day: &'a DayModel, options: ReplayOptions) -> Entrant<'a> {
         let options = options.seen_by(true);
         Entrant { name: ORACLE, kind: Kind::Oracle, policy, day: self.judged.as_ref().unwrap_or(day), options }
     }
@@ -190,7 +195,7 @@ pub fn compare(
     let base = day.model(base_plan, Arc::default());
     let judged = (!Arc::ptr_eq(&base.log, day.judged())).then(|| day.judged_model(base_plan));
     let comparison = Comparison::new(&base, judged, options.rate_seed);
-    let mut oracle = FixedPrices::oracle(&comparison.bound);
+    let mut oracle = comparison.oracle(&base, options.rate_seed);
     let mut own: Vec<(&Entry, Box<dyn Policy>, DayModel)> = Vec::new();
     for entry in policies {
         let Entry { name, policy, .. } = entry;
@@ -207,7 +212,7 @@ pub fn compare(
         let options = options.seen_by(stored.predicts());
         all.push(Entrant { name, kind: *kind, policy: &mut **policy, day, options });
     }
-    all.push(comparison.oracle(&mut oracle, &base, options));
+    all.push(comparison.enter(&mut oracle, &base, options));
     let mut rows = comparison.replay(all, watch)?;
     for (row, entry) in rows[baselines..].iter_mut().zip(policies) {
         row.equals = entry.is_start.then(|| format!("{}{START}", entry.name));
@@ -250,9 +255,9 @@ pub fn compare_day(
     watch: &mut dyn FnMut(&str, Shown) -> anyhow::Result<()>,
 ) -> anyhow::Result<DayReport> {
     let comparison = Comparison::new(day, None, options.rate_seed);
-    let mut oracle = FixedPrices::oracle(&comparison.bound);
+    let mut oracle = comparison.oracle(day, options.rate_seed);
     let mut all = entrants(contenders, day, options);
-    all.push(comparison.oracle(&mut oracle, day, options));
+    all.push(comparison.enter(&mut oracle, day, options));
     let rows = comparison.replay(all, watch)?;
     Ok(comparison.report(day, rows, options.rate_seed))
 }

@@ -55,7 +55,7 @@ pub struct Unknown {
 pub struct PolicyReport {
     pub name: String,
     pub kind: Kind,
-    /// Row with the same policy: the start of its run, if no update improved on it.
+    /// Row with the same policy: the start of its run, if no update beat it on the validation days.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub equals: Option<String>,
     pub j: f64,

@@ -65,7 +65,7 @@ pub struct Basis {
     /// The baseline that was best on the reported days, and the policy's difference from it, in points.
     pub best_in_hindsight: String,
     pub over_best_in_hindsight: f64,
-    /// Whether the chosen policy is the start of its run: no update improved on it.
+    /// Whether the chosen policy is the start of its run: no update beat it on the validation days.
     pub chosen_is_start: bool,
     /// Hours of these days were resampled; other days differ by more.
     pub interval_within: String,
@@ -179,7 +179,7 @@ impl Judgement {
         );
         if basis.chosen_is_start {
             text += &format!(
-                "{} IS its start: no update of the network improved on it on the validation days. What it earns is due to the \
+                "{} IS its start: no update of the network surely improved on it on the validation days. What it earns is due to the \
                  planner, to what that learned of the volume to come, and to the controller.\n",
                 v.policy
             );

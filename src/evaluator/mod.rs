@@ -5,4 +5,4 @@
 pub mod judge;
 pub mod process;
 
-pub use judge::{Evaluation, Judge};
+pub use judge::{Evaluation, Judge, Start};

@@ -10,7 +10,7 @@ use crate::run::{CannotSave, Context, Metrics, RunDirectory, Segments, unpack};
 use crate::shm::Role;
 use crate::shm::control::{EvaluatorStats, STOP_ALL, STOP_NOW};
 
-use super::judge::Judge;
+use super::judge::{Judge, Start};
 
 const NAP: Duration = Duration::from_millis(100);
 /// Interval between attempts to write a policy that the file system refused.
@@ -34,9 +34,10 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     let slot = &control.processes[Role::Evaluator.slot()];
     slot.sign_in(Role::Evaluator.kind());
     let days = context.days(&settings.data.validation)?;
-    let mut judge = Judge::new(days, context.spec.clone(), context.replay_options(), &mut || slot.beat());
+    let start = Start { actor: context.start.clone(), kept: settings.evaluate.keep_start };
+    let mut judge = Judge::new(days, context.spec.clone(), context.replay_options(), start, &mut || slot.beat());
     if stats.evaluations.get() > 0 {
-        judge.resume(stats.best_benefit.get(), stats.without_improvement.get());
+        judge.resume(stats.best_benefit.get(), stats.highest_benefit.get(), stats.without_improvement.get());
     }
     // In lock-step a resumed run reproduces the results after its snapshot.
     if !settings.run.deterministic
@@ -71,25 +72,31 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
             if stopping >= STOP_ALL || due_now {
                 let counted = updates > settings.head_start();
                 let (working, cpu) = (Instant::now(), cpu_time()?);
-                let evaluation = judge.evaluate(updates, &averaged, counted, &mut || slot.beat());
-                stats.compute_ns.add(working.elapsed().as_nanos() as u64);
+                let start = judge.lacks_start(&averaged).then(|| (0, context.start.clone(), false));
+                for (updates, actor, counted) in start.into_iter().chain([(updates, averaged, counted)]) {
+                    let computing = Instant::now();
+                    let evaluation = judge.evaluate(updates, &actor, counted, &mut || slot.beat());
+                    stats.compute_ns.add(computing.elapsed().as_nanos() as u64);
+                    let copying = Instant::now();
+                    if evaluation.improved {
+                        let file =
+                            PolicyFile { spec: context.spec.clone(), plan: context.plan.clone(), actor, updates };
+                        unsaved =
+                            Some(Unsaved { file, j: evaluation.j, share: evaluation.share, version, refused: None });
+                        save(&mut unsaved, directory, stats);
+                    }
+                    stats.last_benefit.set(evaluation.j);
+                    stats.last_share.set(evaluation.share.unwrap_or(f64::NAN));
+                    stats.highest_benefit.set(evaluation.highest);
+                    stats.without_improvement.set(evaluation.without_improvement);
+                    stats.evaluations.add(1);
+                    metrics.append("evaluation", &evaluation);
+                    stats.copy_ns.add(copying.elapsed().as_nanos() as u64);
+                }
                 // In lock-step the learner waits for the evaluation.
                 if !settings.run.deterministic {
                     rested = working + (cpu_time()? - cpu).div_f64(SHARE * cores);
                 }
-                let copying = Instant::now();
-                if evaluation.improved {
-                    let file =
-                        PolicyFile { spec: context.spec.clone(), plan: context.plan.clone(), actor: averaged, updates };
-                    unsaved = Some(Unsaved { file, j: evaluation.j, share: evaluation.share, version, refused: None });
-                    save(&mut unsaved, directory, stats);
-                }
-                stats.last_benefit.set(evaluation.j);
-                stats.last_share.set(evaluation.share.unwrap_or(f64::NAN));
-                stats.without_improvement.set(evaluation.without_improvement);
-                stats.evaluations.add(1);
-                metrics.append("evaluation", &evaluation);
-                stats.copy_ns.add(copying.elapsed().as_nanos() as u64);
                 evaluated = Some((version, due));
                 stats.due.set(due);
                 stats.set_progress(version, &control.progress);

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::collective::nccl::Nccl;
+use crate::collective::{self, Transport};
 use crate::run::{failpoint, flight};
-use crate::shm::{Broken, Exchange, Seat};
+use crate::shm::Exchange;
 
 use super::share::{GradientShare, Tally};
 
@@ -99,9 +99,7 @@ impl Agreed {
 
 /// A rank's seat among the others.
 pub struct Peers {
-    seat: Seat,
-    /// Averages gradients in place of the seat.
-    nccl: Option<Nccl>,
+    transport: Box<dyn Transport>,
     /// Result of the last exchange.
     pub agreed: Agreed,
     /// Time spent in exchanges.
@@ -109,36 +107,28 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Takes the seat of `rank`, one of this node. A rank that hangs is main's to find: another may wait for the disk or for the evaluator.
+    /// Takes the seat of `rank`, one of this node. With GPU `nccl`, each rank's own, NCCL averages gradients. A rank that hangs is main's to
+    /// find: another may wait for the disk or for the evaluator.
     ///
     /// # Errors
-    /// A seat that is taken.
-    pub fn join(exchange: Exchange, rank: usize) -> anyhow::Result<Self> {
+    /// A seat that is taken; [`Broken`](crate::shm::Broken); or NCCL's.
+    pub fn join(exchange: Exchange, rank: usize, nccl: Option<usize>) -> anyhow::Result<Self> {
         let seat = Arc::new(exchange).join(rank, Duration::MAX)?;
-        Ok(Self { seat, nccl: None, agreed: Agreed::default(), waited: Duration::ZERO })
-    }
-
-    /// Has NCCL average gradients from now on. Each rank calls it with its own GPU, before any exchange.
-    ///
-    /// # Errors
-    /// [`Broken`]; or NCCL's.
-    pub fn use_nccl(&mut self, device: usize) -> anyhow::Result<()> {
-        self.nccl = Some(Nccl::join(&mut self.seat, device)?);
-        Ok(())
+        Ok(Self { transport: collective::open(seat, nccl)?, agreed: Agreed::default(), waited: Duration::ZERO })
     }
 
     pub fn rank(&self) -> usize {
-        self.seat.rank()
+        self.transport.seat().rank()
     }
 
     pub fn ranks(&self) -> usize {
-        self.seat.ranks()
+        self.transport.seat().ranks()
     }
 
     /// Exchanges states with all ranks; `beat` is called now and then while it waits.
     ///
     /// # Errors
-    /// [`Broken`]; or ranks that have drifted apart.
+    /// [`Broken`](crate::shm::Broken); or ranks that have drifted apart.
     pub fn agree(&mut self, said: Said, beat: impl Fn()) -> anyhow::Result<Agreed> {
         self.exchange(&mut [], said, beat)
     }
@@ -151,16 +141,8 @@ impl Peers {
         failpoint::reached(if self.rank() == 0 { "learner.exchange" } else { "peer.exchange" });
         failpoint::reached("exchange.latency");
         let said = Said { tally: share.tally, ..said };
-        let exchanged: &mut [f32] = match self.nccl {
-            Some(_) => &mut [],
-            None => &mut share.gradients,
-        };
-        share.tally = self.exchange(exchanged, said, &beat)?.tally;
-        let Some(nccl) = &mut self.nccl else { return Ok(()) };
-        let begun = Instant::now();
-        let averaged = nccl.average(&self.seat, &mut share.gradients, &|| wait(&beat));
-        self.waited += begun.elapsed();
-        averaged
+        share.tally = self.exchange(&mut share.gradients, said, beat)?.tally;
+        Ok(())
     }
 
     fn exchange(&mut self, values: &mut [f32], said: Said, beat: impl Fn()) -> anyhow::Result<Agreed> {
@@ -176,11 +158,11 @@ impl Peers {
                 }
             }
         };
-        let exchanged: Result<(), Broken> = self.seat.exchange_while(values, &message, &mut hear, &|| wait(&beat));
+        let exchanged = self.transport.exchange_all(values, &message, &mut hear, &|| wait(&beat));
         self.waited += begun.elapsed();
         exchanged?;
         failed.map_or(Ok(()), Err)?;
-        self.agreed = Agreed::of(&all, self.seat.here())?;
+        self.agreed = Agreed::of(&all, self.transport.seat().here())?;
         Ok(self.agreed)
     }
 }

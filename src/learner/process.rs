@@ -46,13 +46,14 @@ pub fn run(directory: &RunDirectory, prefix: &str, rank: usize) -> anyhow::Resul
         }
         _ => None,
     };
-    let mut peers = match world.ranks {
-        1 => None,
-        _ => Some(Peers::join(Exchange::open(&exchange_name(prefix))?, world.first + rank)?),
+    let nccl = match (settings.learner.collective, device) {
+        (Collective::Nccl, Device::Cuda(gpu)) => Some(gpu),
+        _ => None,
     };
-    if let (Some(peers), Collective::Nccl, Device::Cuda(gpu)) = (&mut peers, settings.learner.collective, device) {
-        peers.use_nccl(gpu)?;
-    }
+    let peers = match world.ranks {
+        1 => None,
+        _ => Some(Peers::join(Exchange::open(&exchange_name(prefix))?, world.first + rank, nccl)?),
+    };
     let mut process = LearnerProcess {
         settings,
         directory,

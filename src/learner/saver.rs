@@ -275,6 +275,7 @@ fn evaluator_state(control: &ControlBlock) -> EvaluatorState {
         last_benefit: e.last_benefit.get(),
         last_share: e.last_share.get(),
         best_benefit: e.best_benefit.get(),
+        highest_benefit: e.highest_benefit.get(),
         best_share: e.best_share.get(),
         best_version: e.best_version.get(),
     }

@@ -41,7 +41,7 @@ pub fn learning(page: &mut String, report: &RunReport, around: &Surroundings) {
         chart.dot("own", at, &format!("chosen: {:.3} after {chosen:.0} updates", at.1), Some("chosen"));
     }
     let chosen_from = match report.judgement.as_ref().is_some_and(|judgement| judgement.basis.chosen_is_start) {
-        true => "equal the start: no update improved on it".into(),
+        true => "equal the start: no update beat it on the validation days".into(),
         false => format!("are those of update {}", report.chosen_updates),
     };
     let _ = write!(

@@ -275,11 +275,14 @@ pub struct Evaluate {
     /// their sixteenth of the machine's cores; the next one then takes the newest parameters. In lock-step the interval is
     /// exact.
     pub every: u64,
+    /// Whether the start of the run stays the best until another policy beats it on the validation days by the paired 95 % interval. A
+    /// higher J alone is often luck there.
+    pub keep_start: bool,
 }
 
 impl Default for Evaluate {
     fn default() -> Self {
-        Self { every: 32 }
+        Self { every: 32, keep_start: true }
     }
 }
 

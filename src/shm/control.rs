@@ -90,6 +90,8 @@ pub struct EvaluatorStats {
     pub last_benefit: Gauge,
     pub last_share: Gauge,
     pub best_benefit: Gauge,
+    /// The highest total benefit so far: not that of the best where that has to beat the start by an interval.
+    pub highest_benefit: Gauge,
     pub best_share: Gauge,
     pub best_version: Counter,
     /// Multiple of `evaluate.every` for which the last evaluation was made.

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::env::{DayModel, Delay};
 use crate::plan::{hindsight_bound, weighted_bound};
-use crate::policy::baselines::FixedPrices;
+use crate::policy::baselines::Oracle;
 use crate::policy::{ReplayOptions, replay_day};
 
 /// Hindsight result for one weight on one day. Money in minor units.
@@ -36,7 +36,7 @@ pub fn hindsight(world: &str, index: usize, day: &DayModel, weights: &[f64], rat
         .iter()
         .map(|&weight| {
             let weighted = weighted_bound(&day.log, rate_seed, weight);
-            let totals = replay_day(day, &mut FixedPrices::oracle(&weighted), options, &mut |_| {});
+            let totals = replay_day(day, &mut Oracle::new(&weighted, &day.log, rate_seed), options, &mut |_| {});
             HindsightPoint {
                 world: world.to_owned(),
                 day: index,

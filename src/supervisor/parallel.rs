@@ -157,6 +157,7 @@ fn go_on_from(segments: &Segments, snapshot: &Snapshot) {
     e.last_benefit.set(s.last_benefit);
     e.last_share.set(s.last_share);
     e.best_benefit.set(s.best_benefit);
+    e.highest_benefit.set(s.highest_benefit);
     e.best_share.set(s.best_share);
     e.best_version.set(s.best_version);
     e.due.set(s.due);

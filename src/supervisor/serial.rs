@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use crate::actor::Explorer;
-use crate::evaluator::Judge;
+use crate::evaluator::{Judge, Start};
 use crate::learner::updates::Record;
 use crate::learner::{Device, Learner, device};
 use crate::policy::file::PolicyFile;
@@ -37,6 +37,7 @@ pub fn train(context: &Context, directory: &RunDirectory, interrupt: &Interrupt)
             context.days(&settings.data.validation)?,
             context.spec.clone(),
             context.replay_options(),
+            Start { actor: context.start.clone(), kept: settings.evaluate.keep_start },
             &mut || {},
         ),
         metrics,

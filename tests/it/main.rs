@@ -5,6 +5,7 @@ mod agreement;
 mod baselines;
 mod bench;
 mod bound;
+mod chosen;
 mod circles;
 mod collectives;
 mod compiled;

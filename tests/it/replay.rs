@@ -371,7 +371,7 @@ proptest! {
         prop_assert_eq!(choices, at_once);
         // Nor does it move a policy that looks at no counts.
         let blind = |feedback_delay_s| {
-            decide(&day, &mut FixedPrices::training_days(), ReplayOptions { rate_seed: 0, delay: admix::env::Delay::fixed(feedback_delay_s) })
+            decide(&day, &mut FixedPrices::default(), ReplayOptions { rate_seed: 0, delay: admix::env::Delay::fixed(feedback_delay_s) })
         };
         prop_assert_eq!(blind(DELAYS[delay]), blind(0.0));
     }

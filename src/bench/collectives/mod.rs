@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
-use crate::collective::nccl::{ID_BYTES, Nccl};
+use crate::collective;
+use crate::collective::nccl::ID_BYTES;
 use crate::gpu::Device;
 use crate::shm::{Control, Exchange, ExchangeShape, RunNames, Seat};
 
@@ -156,8 +157,7 @@ fn all_reduce(ranks: usize, words: usize, bench: &CollectivesBench) -> anyhow::R
     let exchange = Arc::new(Exchange::create(&name, ExchangeShape::of_one_machine(ranks, words, ID_BYTES))?);
     let others = (1..ranks).map(|rank| Rank::spawn(&name, rank, rounds, nccl));
     let others: Vec<Rank> = others.collect::<anyhow::Result<_>>()?;
-    let mut seat = exchange.join(0, PATIENCE)?;
-    let rounds = take_part(&mut seat, words, rounds, nccl)?;
+    let rounds = take_part(exchange.join(0, PATIENCE)?, words, rounds, nccl)?;
     others.into_iter().try_for_each(Rank::finish)?;
     Ok(rounds)
 }
@@ -169,25 +169,22 @@ fn all_reduce(ranks: usize, words: usize, bench: &CollectivesBench) -> anyhow::R
 pub fn rank(name: &str, rank: usize, rounds: usize, nccl: bool) -> anyhow::Result<()> {
     let exchange = Arc::new(Exchange::open(name)?);
     let words = exchange.shape().words;
-    take_part(&mut exchange.join(rank, PATIENCE)?, words, rounds, nccl)?;
+    take_part(exchange.join(rank, PATIENCE)?, words, rounds, nccl)?;
     Ok(())
 }
 
 /// Warms up, and then averages as often as asked.
-fn take_part(seat: &mut Seat, words: usize, rounds: usize, nccl: bool) -> anyhow::Result<Rounds> {
+fn take_part(seat: Seat, words: usize, rounds: usize, nccl: bool) -> anyhow::Result<Rounds> {
     let (rank, ranks) = (seat.rank(), seat.ranks());
-    let mut nccl = if nccl { Some(Nccl::join(seat, rank)?) } else { None };
+    let mut transport = collective::open(seat, nccl.then_some(rank))?;
     let mut values = vec![0.0f32; words];
     let mut found = Rounds { seconds: Vec::with_capacity(rounds), wrong: 0 };
     let mean = (ranks - 1) as f32 / 2.0;
     for round in 0..rounds + rounds / 4 {
         values.iter_mut().enumerate().for_each(|(i, value)| *value = (rank + i % 7) as f32);
-        seat.exchange(&mut [], &[], &mut |_, _| {})?;
+        transport.exchange_all(&mut [], &[], &mut |_| {}, &|| {})?;
         let begun = Instant::now();
-        match &mut nccl {
-            Some(nccl) => nccl.average(seat, &mut values, &|| {})?,
-            None => seat.exchange(&mut values, &[], &mut |_, _| {})?,
-        }
+        transport.exchange_all(&mut values, &[], &mut |_| {}, &|| {})?;
         let seconds = begun.elapsed().as_secs_f64();
         if round >= rounds / 4 {
             found.seconds.push(seconds);

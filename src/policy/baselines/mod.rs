@@ -3,6 +3,7 @@
 mod clock;
 mod dual_descent;
 mod lottery;
+mod oracle;
 mod pass_rate;
 mod pid;
 mod prices;
@@ -12,6 +13,7 @@ mod simple;
 
 pub use dual_descent::DualDescent;
 pub use lottery::{ShaleLottery, ThetaLottery};
+pub use oracle::Oracle;
 pub use pass_rate::PassRate;
 pub use pid::Pid;
 pub use prices::FixedPrices;
@@ -55,7 +57,7 @@ const TABLE: [Baseline; 11] = [
     Baseline::new("theta-lottery", |of| of.plan().map(|_| Box::new(ThetaLottery::default()) as _)),
     Baseline::new("shale", |of| of.plan().map(|_| Box::new(ShaleLottery::default()) as _)),
     Baseline::new("pass-rate", |of| Ok(Box::new(PassRate::new(of.tuned()?.pass_rate_step, of.interval_s)))),
-    Baseline::new("static-prices", |of| of.plan().map(|_| Box::new(FixedPrices::training_days()) as _)),
+    Baseline::new("static-prices", |of| of.plan().map(|_| Box::new(FixedPrices::default()) as _)),
     Baseline::new("pid", |of| Ok(Box::new(Pid::new(of.tuned()?.pid, of.interval_s)))).classical().predicts(),
     Baseline::new("dual-descent-cold", |of| Ok(Box::new(DualDescent::cold(of.tuned()?.dual_cold_step, of.interval_s))))
         .classical()

@@ -142,6 +142,7 @@ pub struct EvaluatorState {
     pub last_benefit: f64,
     pub last_share: f64,
     pub best_benefit: f64,
+    pub highest_benefit: f64,
     pub best_share: f64,
     pub best_version: u64,
     /// Version up to which everything is evaluated.
@@ -152,7 +153,7 @@ pub struct EvaluatorState {
 
 impl RunState {
     /// Version of the serialised form.
-    pub const FORMAT: u32 = 1;
+    pub const FORMAT: u32 = 2;
 
     /// Returns the total ledger for processes that resume from here.
     pub fn ledger_so_far(&self) -> Ledger {
