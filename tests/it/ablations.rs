@@ -139,6 +139,8 @@ const KEEP: &[(&str, &str)] = &[
     ("data.max_bad_share", "0.5"),
     ("data.memory_mb", "64"),
     ("evaluate.every", "8"),
+    // It chooses among what is learned: `chosen` has its test.
+    ("evaluate.keep_start", "false"),
     ("stop.patience", "100"),
     ("learner.threads", "2"),
     // So long that what has passed of it at the first update is less than a rounding of the rate, however busy the machine is.

@@ -169,9 +169,7 @@ impl RunState {
     /// # Errors
     /// Malformed bytes, or a state of another format.
     pub fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
-        let state: Self = decode(bytes)?;
-        ensure!(state.format == Self::FORMAT, "a state of form {}, this program reads {}", state.format, Self::FORMAT);
-        Ok(state)
+        decode(bytes, Self::FORMAT)
     }
 }
 
@@ -188,16 +186,21 @@ impl RankState {
     /// # Errors
     /// Malformed bytes, or a part of another format.
     pub fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
-        let state: Self = decode(bytes)?;
-        ensure!(state.format == Self::FORMAT, "a part of form {}, this program reads {}", state.format, Self::FORMAT);
-        Ok(state)
+        decode(bytes, Self::FORMAT)
     }
 }
 
-fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> anyhow::Result<T> {
+/// Decodes a state that begins with the number of its format.
+fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8], format: u32) -> anyhow::Result<T> {
     // Limit on what a length field can request.
     const LIMIT: usize = 1 << 30;
     let config = bincode::config::standard().with_limit::<LIMIT>();
+    let (found, _): (u32, usize) = bincode::serde::decode_from_slice(bytes, config)?;
+    ensure!(
+        found == format,
+        "it was written in format {found}, and this program reads {format}: resume with the program that began the run, or begin anew \
+         from its policy with --from"
+    );
     let (state, len) = bincode::serde::decode_from_slice(bytes, config)?;
     ensure!(len == bytes.len(), "a state of {len} bytes in {}", bytes.len());
     Ok(state)
@@ -208,6 +211,16 @@ mod tests {
     use rand::RngExt as _;
 
     use super::*;
+
+    /// The rest of another format's bytes was read first, and the error said that they had ended.
+    #[test]
+    fn a_state_of_another_format_is_refused_by_its_number() {
+        let old = bincode::serde::encode_to_vec((1u32, 20u64, 4096u64), bincode::config::standard()).unwrap();
+        let error = RunState::decode(&old).unwrap_err().to_string();
+        assert!(error.contains("format 1") && error.contains("reads 2") && error.contains("--from"), "{error}");
+        let none = RankState::decode(&[]).unwrap_err().to_string();
+        assert!(!none.contains("format"), "{none}");
+    }
 
     #[test]
     fn a_random_stream_goes_on_where_it_was() {
