@@ -64,7 +64,8 @@ fn the_best_policy_is_worth_what_the_evaluations_said() {
     let ended = train(&[], &[]);
     let metrics = ended.metrics();
     let evaluations = || metrics.iter().filter(|line| line["kind"] == "evaluation");
-    let best = evaluations().map(|line| line["j"].as_f64().unwrap()).fold(f64::MIN, f64::max);
+    let improved = evaluations().filter(|line| line["improved"] == true);
+    let best = improved.map(|line| line["j"].as_f64().unwrap()).fold(f64::MIN, f64::max);
     assert_eq!(ended.outcome()["best_j"].as_f64(), Some(best));
     assert_eq!(evaluations().next_back().unwrap()["updates"], 64, "the newest parameters are evaluated before the end");
     let report = &eval(&["--log", &day(1), "--baselines", "none", "--policy", ended.dir().to_str().unwrap()])[0];
