@@ -190,8 +190,18 @@ pub fn untied(seed: u64, requests: usize) -> World {
     world
 }
 
-/// Both sides of the certificate: the bound, and what serving with its prices earns, as a share of UB + S.
-///
+/// How far both sides of the certificate are apart, as a share of UB + S: the bound, and what serving with its prices earns.
+fn certificate_gap(world: &World, seed: u64) -> f64 {
+    let Loaded { day, plain, .. } = world.load();
+    let bound = hindsight_bound(&day.log, seed);
+    let options = ReplayOptions { rate_seed: seed, delay: Delay::fixed(0.0) };
+    let (_, decisions) = decide(&day, &mut Oracle::new(&bound, &day.log, seed), options);
+    let primal = plain.judge(seed, &decisions).unwrap().j;
+    let gap = (bound.upper - primal) / (bound.upper + bound.stake);
+    assert!(gap > -1e-12, "seed {seed}: J {primal} above the bound {}", bound.upper);
+    gap
+}
+
 /// A day's prices decide every request but a handful at the margin (of a contract, one or two), and each of these is
 /// worth about one part in `requests` of the day. Below some hundred requests the rounding alone is worth more than a
 /// thousandth.
@@ -200,13 +210,7 @@ fn both_sides_of_the_certificate_meet_on_days_without_ties() {
     let mut worst: f64 = 0.0;
     for seed in 0..24 {
         let requests = 800 + 50 * seed as usize;
-        let Loaded { day, plain, .. } = untied(seed, requests).load();
-        let bound = hindsight_bound(&day.log, seed);
-        let options = ReplayOptions { rate_seed: seed, delay: Delay::fixed(0.0) };
-        let (_, decisions) = decide(&day, &mut Oracle::new(&bound, &day.log, seed), options);
-        let primal = plain.judge(seed, &decisions).unwrap().j;
-        let gap = (bound.upper - primal) / (bound.upper + bound.stake);
-        assert!(gap > -1e-12, "seed {seed}: J {primal} above the bound {}", bound.upper);
+        let gap = certificate_gap(&untied(seed, requests), seed);
         assert!(gap < 0.001, "seed {seed}, {requests} requests: {gap}");
         worst = worst.max(gap);
     }
@@ -226,14 +230,7 @@ fn both_sides_of_the_certificate_nearly_meet_where_prices_are_rounded() {
                 entry.pctr = 0.02;
             }
         }
-        let Loaded { day, plain, .. } = world.load();
-        let bound = hindsight_bound(&day.log, seed);
-        let options = ReplayOptions { rate_seed: seed, delay: Delay::fixed(0.0) };
-        let (_, decisions) = decide(&day, &mut Oracle::new(&bound, &day.log, seed), options);
-        let primal = plain.judge(seed, &decisions).unwrap().j;
-        let gap = (bound.upper - primal) / (bound.upper + bound.stake);
-        assert!(gap > -1e-12, "seed {seed}: J {primal} above the bound {}", bound.upper);
-        gaps.push(gap);
+        gaps.push(certificate_gap(&world, seed));
     }
     let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
     assert!(mean < 0.004 && gaps.iter().all(|gap| *gap < 0.02), "{mean}: {gaps:?}");

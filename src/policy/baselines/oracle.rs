@@ -14,9 +14,9 @@ const SAME: f64 = 1e-4;
 /// Bids the prices of a bound, and wins as many ties as each contract needs.
 pub struct Oracle {
     prices: Vec<f64>,
-    /// Of each contract, over the day.
+    /// Of each contract, over the whole day.
     ties: Vec<Ties>,
-    /// What is left of them.
+    /// Of each contract, from the current request on.
     left: Vec<Ties>,
 }
 
