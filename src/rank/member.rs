@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 
 use crate::collective::rows::encode;
 use crate::run::value_run::{Prepared, ValueSegments};
@@ -12,14 +12,14 @@ use crate::run::{CannotSave, Metrics};
 use crate::settings::ValueSettings;
 use crate::shm::control::ProcessSlot;
 use crate::shm::{Exchange, Halves, RowReader, Seat};
-use crate::sparse::TableView;
 use crate::sparse::lookup::Finder;
+use crate::sparse::{Counters, TableView};
 use crate::values::Block;
 use crate::values::net::Losses;
 
 use super::blocks::Blocks;
 use super::dense::Dense;
-use super::merged::MergedRows;
+use super::merged::{MergedCopies, MergedRows};
 use super::occurrences::Occurrences;
 use super::passes::Passes;
 use super::progress::report;
@@ -65,6 +65,8 @@ pub struct Member<'a> {
     pub message: Vec<u8>,
     /// Of the first rank of a table: what it writes.
     pub rows: Option<Arc<Mutex<MergedRows>>>,
+    /// Of the other ranks: their copies of rows, if they keep any.
+    pub copies: Option<MergedCopies>,
     pub(super) first: Option<First<'a>>,
     pub state: ValueState,
     /// Number of the rows that are published: updates since this process began.
@@ -74,6 +76,8 @@ pub struct Member<'a> {
     pub sums_samples: u64,
     /// When the last record was written, and the samples then.
     pub(super) shown: (Instant, u64),
+    /// What the copies of all ranks have done so far.
+    pub copied: Counters,
     /// Time in exchanges, and waiting for rows.
     pub exchanging: Duration,
     pub(super) fields: usize,
@@ -147,15 +151,25 @@ impl Member<'_> {
         let BatchRows { lookup, records, .. } = &mut self.batch_rows;
         self.finder.find(&block.ids, lookup);
         // Ranks remove no rows, so what is found now stays where it is. New ids are looked for again once the rows are published.
-        self.view.find_all(&lookup.unique, records);
+        match &mut self.copies {
+            Some(MergedCopies { copies, .. }) => copies.begin(&self.view, &lookup.unique),
+            None => self.view.find_all(&lookup.unique, records),
+        }
     }
 
     /// Reads a shard's rows and computes its gradients. Returns the generation of the rows, too.
     pub fn compute(&mut self, block: &Block) -> anyhow::Result<(u64, Losses)> {
         let BatchRows { lookup, records, values, .. } = &mut self.batch_rows;
-        let generation = self.seat.read_shared(|| {
-            self.view.read_all(&lookup.unique, records, &mut self.record, values);
-        })?;
+        let generation = match &mut self.copies {
+            // In step nobody writes now.
+            Some(MergedCopies { copies, .. }) => {
+                copies.read_all(&self.view, &lookup.unique, &mut self.record, values);
+                self.written
+            }
+            None => self.seat.read_shared(|| {
+                self.view.read_all(&lookup.unique, records, &mut self.record, values);
+            })?,
+        };
         let losses = self.dense.interact(&self.state, block, &self.batch_rows, &mut self.row_gradients)?;
         self.dense.finish(&self.state, block)?;
         Ok((generation, losses))
@@ -243,8 +257,22 @@ impl Member<'_> {
             );
         }
         verdict.apply(&mut self.state);
+        self.check_copies()?;
         (self.sums, self.sums_samples) = (Losses::default(), 0);
         self.report();
+        Ok(())
+    }
+
+    /// Compares this rank's copies with the rows of the table, which nobody writes before the next exchange.
+    fn check_copies(&self) -> anyhow::Result<()> {
+        let stale = self.copies.as_ref().and_then(|of| of.copies.stale(&self.view));
+        if let Some(id) = stale {
+            bail!(
+                "the copy of row {id:#x} of rank {} is not the row of the table any more: an update was lost. Snapshots of this pass may hold what \
+                 followed: begin anew in another --run-dir",
+                self.seat.rank()
+            );
+        }
         Ok(())
     }
 
@@ -272,7 +300,7 @@ impl Member<'_> {
             rows_wait_s: self.exchanging.as_secs_f64(),
             snapshot_wait_s: snapshot_wait.as_secs_f64(),
             early_snapshots,
-            cache: None,
+            cache: (self.settings.table.cache_rows > 0).then_some(self.copied),
         };
         metrics.append("values", &record);
         self.shown = (Instant::now(), self.state.samples);

@@ -24,7 +24,7 @@
 //! | [`said`] | what ranks tell each other beside gradients |
 //! | [`arrivals`] | which gradients of others have arrived |
 //! | [`writer`] | the thread that writes the rows of a table while ranks overlap |
-//! | [`merged`] | the rows of a table, moved along the gradients of all ranks |
+//! | [`merged`] | the rows of a table, and a rank's copies of them, moved along the gradients of all ranks |
 //! | [`record`] | the records of training in `metrics.jsonl`; this file and [`member`] fill them |
 
 mod arrivals;

@@ -28,7 +28,6 @@ use super::arrivals::Arrivals;
 use super::member::Member;
 use super::progress::step_of;
 use super::said::{Said, hash};
-use super::saver::Wish;
 use super::writer::{Work, Writer};
 
 const NAP: Duration = Duration::from_millis(100);
@@ -162,7 +161,7 @@ impl<'m, 'a> Overlapped<'m, 'a> {
         self.click += losses.click;
         self.charge += losses.charge;
         self.done += 1;
-        let said = Said { stops: false, wish: Wish::default(), parameters: 0, click: 0.0, charge: 0.0 };
+        let said = Said::default();
         said.encode(&mut member.message);
         member.encode_rows(block);
         for out in &mut self.rows_out {
@@ -195,7 +194,8 @@ impl<'m, 'a> Overlapped<'m, 'a> {
         let member = &mut *self.member;
         let begun = Instant::now();
         let stops = member.is_first() && member.segments.control.stop_level() >= STOP_LEARNING;
-        let said = Said { stops, wish: member.wish(), parameters: self.agreed, click: self.click, charge: self.charge };
+        let (click, charge) = (self.click, self.charge);
+        let said = Said { stops, wish: member.wish(), parameters: self.agreed, click, charge, ..Said::default() };
         said.encode(&mut member.message);
         let point = member.named(["rank.exchange", "table.exchange", "other.exchange"]);
         let ValueState { parameters, adam, .. } = &mut member.state;

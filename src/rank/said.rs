@@ -4,11 +4,12 @@ use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 use crate::run::value_snapshot::ValueState;
-use crate::sparse::HostTable;
+use crate::sparse::{Counters, HostTable};
 
 use super::saver::Wish;
 
 /// What a rank says of itself in an exchange.
+#[derive(Default)]
 pub struct Said {
     /// It has no batch to compute, because the run stops: nobody makes this update.
     pub stops: bool,
@@ -18,6 +19,27 @@ pub struct Said {
     pub parameters: u64,
     pub click: f64,
     pub charge: f64,
+    /// What its copies of rows have done so far.
+    pub copies: Copied,
+}
+
+/// What copies of rows have done so far: rows asked for that were there, that were copied, and that were read without a copy; copies that
+/// were dropped; bytes that were copied.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Copied([u64; 5]);
+
+impl Copied {
+    pub fn of(counters: Counters) -> Self {
+        let Counters { hits, misses, absent, evictions, bytes_up, .. } = counters;
+        Self([hits, misses, absent, evictions, bytes_up])
+    }
+
+    /// Of all ranks together.
+    pub fn sum(all: &[Said]) -> Counters {
+        let [hits, misses, absent, evictions, bytes_up] =
+            std::array::from_fn(|i| all.iter().map(|said| said.copies.0[i]).sum());
+        Counters { hits, misses, absent, evictions, bytes_up, ..Counters::default() }
+    }
 }
 
 impl Said {
@@ -25,15 +47,18 @@ impl Said {
         out.clear();
         let Wish { due, full, room } = self.wish;
         let flags = [self.stops, due, full, room].iter().rev().fold(0, |flags, flag| flags << 1 | u64::from(*flag));
-        for word in [flags, self.parameters, self.click.to_bits(), self.charge.to_bits()] {
-            out.extend_from_slice(&word.to_le_bytes());
-        }
+        let own = [flags, self.parameters, self.click.to_bits(), self.charge.to_bits()];
+        own.iter().chain(&self.copies.0).for_each(|word| out.extend_from_slice(&word.to_le_bytes()));
     }
 
     pub fn decode(message: &[u8]) -> Option<Self> {
         let word =
             |i: usize| -> Option<u64> { Some(u64::from_le_bytes(message.get(8 * i..8 * i + 8)?.try_into().ok()?)) };
         let flags = word(0)?;
+        let mut copies = [0; 5];
+        for (i, counter) in copies.iter_mut().enumerate() {
+            *counter = word(4 + i)?;
+        }
         let flag = |bit: u32| flags >> bit & 1 == 1;
         Some(Self {
             stops: flag(0),
@@ -41,6 +66,7 @@ impl Said {
             parameters: word(1)?,
             click: f64::from_bits(word(2)?),
             charge: f64::from_bits(word(3)?),
+            copies: Copied(copies),
         })
     }
 
@@ -105,6 +131,8 @@ impl Verdict {
 
 #[cfg(test)]
 mod tests {
+    use crate::run::value_run::RANK_HEADER;
+
     use super::*;
 
     #[test]
@@ -112,12 +140,15 @@ mod tests {
         for bits in 0..16u32 {
             let flag = |bit: u32| bits >> bit & 1 == 1;
             let wish = Wish { due: flag(1), full: flag(2), room: flag(3) };
-            let said = Said { stops: flag(0), wish, parameters: 7, click: 0.5, charge: f64::NAN };
+            let copies = Copied::of(Counters { hits: 5, evictions: u64::from(bits), ..Counters::default() });
+            let said = Said { stops: flag(0), wish, parameters: 7, click: 0.5, charge: f64::NAN, copies };
             let mut message = vec![1, 2, 3];
             said.encode(&mut message);
             let heard = Said::decode(&message).unwrap();
             assert_eq!((heard.stops, heard.wish, heard.parameters, heard.click), (flag(0), wish, 7, 0.5));
-            assert!(heard.charge.is_nan() && Said::decode(&message[..31]).is_none());
+            assert!(heard.charge.is_nan() && Said::decode(&message[..RANK_HEADER - 1]).is_none());
+            assert_eq!((message.len(), heard.copies), (RANK_HEADER, copies));
+            assert_eq!(Copied::sum(&[heard, said]).hits, 10);
         }
     }
 }

@@ -81,6 +81,11 @@ impl Store {
         Self::over(table, settings, cache)
     }
 
+    /// Rows are read and written in the table itself.
+    pub fn direct(table: HostTable, settings: &ValueSettings) -> Self {
+        Self::over(table, settings, None)
+    }
+
     /// Rows are read and written in the memory of GPUs.
     pub fn on_device(table: HostTable, settings: &ValueSettings, memory: Box<dyn DeviceMemory>) -> Self {
         let cache = Cache::on_device(table.shape(), memory);

@@ -6,6 +6,8 @@
 //! compute what needs no rows. Every message carries a hash of its rank's parameters, so that ranks that have drifted apart are an
 //! error at the next exchange.
 //!
+//! With `table.cache_rows`, a rank that does not write the table keeps copies of rows ([`Copies`]), and moves them as the writer moves the rows.
+//!
 //! **Several tables**, one on each of several machines or `ranks.tables` on one: the first rank of each writes it, with the gradients of
 //! all ranks of all tables in the same order, and the ranks of a table wait for that one alone. All hold the same rows, which is checked at
 //! the end of each pass. Rank 0 alone evaluates. The first rank of each machine saves, and it saves the first table: the first ranks of further
@@ -20,8 +22,9 @@ use crate::run::value_run::{Prepared, ValueHalves, ValueSegments, exchange_name,
 use crate::run::{Metrics, RunDirectory};
 use crate::settings::{RankSync, ValueSettings};
 use crate::shm::{Exchange, NumaNodes, Role, RowReader};
+use crate::sparse::cache::copies::Copies;
 use crate::sparse::lookup::Finder;
-use crate::sparse::{HostTable, TableView};
+use crate::sparse::{Counters, HostTable, TableView};
 use crate::values::Fields;
 use crate::values::net::Losses;
 
@@ -29,7 +32,7 @@ use super::blocks::Blocks;
 use super::dense::Dense;
 use super::judge::Judge;
 use super::member::{First, Member};
-use super::merged::MergedRows;
+use super::merged::{MergedCopies, MergedRows};
 use super::occurrences::Occurrences;
 use super::overlapped::Overlapped;
 use super::passes::Passes;
@@ -70,10 +73,14 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
         } else if let Some(undo) = undo {
             table.track(undo);
         }
-        let merged = MergedRows::new(Store::new(table, settings), RowPrior::new(settings, &prepared));
+        let merged = MergedRows::new(Store::direct(table, settings), RowPrior::new(settings, &prepared));
         rows = Some(Arc::new(Mutex::new(merged)));
         exchange.publish(seat.group(), 0);
     }
+    let view = TableView::open(&table_name(seat.group()))?;
+    let copies = (rows.is_none() && settings.table.cache_rows > 0).then(|| {
+        MergedCopies::new(Copies::new(view.shape(), settings.table.cache_rows), RowPrior::new(settings, &prepared))
+    });
     let mut first = None;
     if rank == 0 {
         let passes = || -> anyhow::Result<_> {
@@ -92,7 +99,7 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
     let mut member = Member {
         blocks: Blocks::open(&segments, slot, fields.len())?,
         dense: Dense::new(shape, prepared.dispersion, settings.ranks_here()),
-        view: TableView::open(&table_name(seat.group()))?,
+        view,
         occurrences: Occurrences::default(),
         finder: Finder::default(),
         batch_rows: BatchRows::default(),
@@ -100,11 +107,13 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
         record: vec![],
         message: vec![],
         rows,
+        copies,
         first,
         written: 0,
         sums: Losses::default(),
         sums_samples: 0,
         shown: (Instant::now(), state.samples),
+        copied: Counters::default(),
         exchanging: Duration::ZERO,
         fields: fields.len(),
         settings,

@@ -114,7 +114,7 @@ impl RankSegments {
 const STATE_PARTS: usize = 3;
 
 /// Bytes before the row gradients in the data that a rank gives to the others.
-pub const RANK_HEADER: usize = 32;
+pub const RANK_HEADER: usize = 72;
 
 /// Returns the name of the exchange's segment.
 pub fn exchange_name(prefix: &str) -> String {

@@ -191,7 +191,8 @@ pub struct Table {
     pub optimizer: RowOptimizer,
     /// Rate of the rows' optimiser.
     pub rate: f64,
-    /// Rows of the device cache; 0 = none, and the CPU uses the table itself.
+    /// Rows of the device cache; 0 = none, and the CPU uses the table itself. With several ranks: rows of which each rank, but the one that
+    /// writes the table, keeps copies.
     pub cache_rows: usize,
     /// Number of batches whose rows are prefetched into the cache.
     pub prefetch: usize,
@@ -309,13 +310,13 @@ impl ValueSettings {
                 format!("is {timeout}; must be less than watchdog.silent_s = {silent}, or the wrong rank is blamed");
             return bad("ranks.timeout_s", why);
         }
-        if t.cache_rows > 0 {
-            return bad(
-                "table.cache_rows",
-                format!(
-                    "must be 0 with {ranks} ranks (values.ranks, of all tables and nodes): the ranks of a table read it directly"
-                ),
-            );
+        if t.devices > 1 {
+            let why = format!("is {}; must be 1 with {ranks} ranks, each of which has a device of its own", t.devices);
+            return bad("table.devices", why);
+        }
+        if t.cache_rows > 0 && self.ranks.sync == RankSync::Overlap {
+            let why = "goes with ranks.sync = \"step\"; ranks that overlap read the newest rows in the table";
+            return bad("table.cache_rows", why.into());
         }
         Ok(())
     }

@@ -19,12 +19,16 @@
 //!   another id, go. What a place held of a freed row is forgotten, not written back; a place that prefetched batches pin stays
 //!   empty until they are settled, or until the first of them gives its id a row again, which comes into the same place.
 //!
+//! [`copies`] has a simpler use of an arena: rows of a table that another process writes.
+//!
 //! [`arena`] has the places, their order and the rule of eviction, [`resident`] finds the place of an id, [`memory`] keeps the records, and
 //! [`traffic`] moves them between devices and host. This file has the batches, and keeps the arena's count of rows that one batch alone
 //! has asked for when it empties or frees a place, or fills it again.
 
 #[path = "cache/arena.rs"]
 mod arena;
+#[path = "cache/copies.rs"]
+pub mod copies;
 #[path = "cache/memory.rs"]
 pub mod memory;
 #[path = "cache/resident.rs"]
@@ -58,7 +62,8 @@ pub struct Counters {
     pub write_backs: u64,
     /// Prefetches that found no room beside pinned rows.
     pub stalls: u64,
-    /// Rows asked for that the table does not have: their ids are read at their first value.
+    /// Rows asked for that the table does not have: their ids are read at their first value. Of a rank's copies: those, too, for which there
+    /// was no room beside the rows of the same batch.
     pub absent: u64,
 }
 
@@ -435,17 +440,13 @@ impl Cache {
 
     /// Empties an unpinned place; what has changed goes to the host.
     fn evict(&mut self, device: usize, place: u32) {
-        let held = self.arenas[device].places[place as usize];
-        let (id, dirty) = (held.id, held.is(Fact::Dirty));
+        let dirty = self.arenas[device].places[place as usize].is(Fact::Dirty);
         #[cfg(test)]
         let dirty = dirty && self.planted != Some(tests::Bug::ForgetsToWriteBack);
         if dirty {
             self.write_back(device, place);
         }
-        let arena = &mut self.arenas[device];
-        arena.resident.remove(id, place);
-        arena.young -= usize::from(!held.is(Fact::Again));
-        arena.places[place as usize].hold(0, 0);
+        self.arenas[device].empty(place);
         self.counters.evictions += 1;
     }
 

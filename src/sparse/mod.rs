@@ -17,7 +17,7 @@
 //! | `shape`, `rollback` | what a row is at first and how it is updated; a table's return to a snapshot |
 //! | [`changes`], `copying`, `snapshot` | which rows have changed since the newest snapshot; the copies of its rows |
 //! | [`lookup`] | [`Lookup`], the unique ids of a batch and where each of its ids stands among them |
-//! | [`cache`] | [`Cache`], the rows that devices hold: prefetch, pins, eviction with write-back |
+//! | [`cache`] | [`Cache`], the rows that devices hold: prefetch, pins, eviction with write-back; [`cache::copies`], a rank's copies of a table that another writes |
 //! | [`file`](mod@file), [`order`], [`merge`] | the binary sparse-parameter file; the order of its rows; several files made one |
 //! | [`mapped`] | [`MappedRows`], the rows of a file that is mapped and not loaded |
 

@@ -282,12 +282,12 @@ impl HostTable {
         shape.update(&mut self.rows.record_mut(record)[..shape.words()], gradient, rate);
     }
 
-    /// Applies a gradient to an id's record that other processes may be reading; `scratch` is memory for its words.
-    pub fn update_shared(&mut self, id: u64, record: u32, gradient: &[f32], rate: f32, scratch: &mut Vec<u32>) {
+    /// Changes an id's record that other processes may be reading; `scratch` is memory for its words.
+    pub fn change_shared(&mut self, id: u64, record: u32, scratch: &mut Vec<u32>, change: impl FnOnce(&mut [u32])) {
         self.note(id, record, false);
         scratch.clear();
         scratch.extend_from_slice(self.record(record));
-        self.shape.update(scratch, gradient, rate);
+        change(scratch);
         self.rows.store(record, scratch);
     }
 
@@ -352,7 +352,7 @@ impl TableView {
         for (i, (&id, values)) in ids.iter().zip(values.chunks_exact_mut(dim)).enumerate() {
             self.rows.load_ahead(records[ahead(i, records.len())].iter().copied().flatten(), dim);
             if records[i].is_none() {
-                records[i] = self.index().find(id);
+                records[i] = self.find(id);
             }
             match records[i] {
                 Some(record) => self.rows.read(record, bytemuck::cast_slice_mut(values)),
@@ -362,6 +362,21 @@ impl TableView {
                 }
             }
         }
+    }
+
+    /// The record number of an id that is there.
+    pub fn find(&self, id: u64) -> Option<u32> {
+        self.index().find(id)
+    }
+
+    /// Copies a record: row, state, version.
+    pub fn read(&self, record: u32, out: &mut [u32]) {
+        self.rows.read(record, out);
+    }
+
+    /// Starts to load records that are used after the one at place `i`, where that is due.
+    pub fn load_ahead(&self, records: &[Option<u32>], i: usize) {
+        self.rows.load_ahead(records[ahead(i, records.len())].iter().copied().flatten(), self.shape.words());
     }
 
     fn index(&self) -> Index<'_> {

@@ -88,6 +88,46 @@ fn the_timing_and_killed_processes_change_no_bit() {
     );
 }
 
+/// Copies of a few rows, of fewer than a batch has, and of all.
+#[test]
+fn ranks_that_keep_copies_of_rows_learn_the_same_bytes() {
+    let scene = scene();
+    let sets = ["values.ranks=3", "values.batch=100"];
+    let plain = model(&scene.train("plain", &sets));
+    for (run, copies) in
+        [("few", "table.cache_rows=20"), ("some", "table.cache_rows=150"), ("all", "table.cache_rows=5000")]
+    {
+        let kept = scene.train(run, &[&sets[..], &[copies]].concat());
+        assert!(plain == model(&kept), "{run}");
+        let records = std::fs::read_to_string(kept.join("metrics.jsonl")).unwrap();
+        let records = records.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let last = records.filter(|record| record["kind"] == "values").last().unwrap();
+        let counter = |name: &str| last["cache"][name].as_u64().unwrap();
+        assert!(counter("hits") > 0 && counter("misses") > 0 && counter("write_backs") == 0, "{last}");
+        assert_eq!(counter("evictions") > 0, run != "all", "{last}");
+    }
+    let tables = ["values.ranks=2", "ranks.tables=2", "values.batch=75", "table.cache_rows=300"];
+    assert!(
+        model(&scene.train("flat", &["values.ranks=4", "values.batch=75"])) == model(&scene.train("tables", &tables))
+    );
+    let copies = [&sets[..], &["table.cache_rows=300"]].concat();
+    killed_at_each(
+        &scene,
+        &copies,
+        &plain,
+        &["other.update@20=kill", "other.exchange@21=kill", "rank.written@23=kill"],
+    );
+}
+
+#[test]
+fn copies_that_missed_an_update_are_found_at_the_end_of_the_pass() {
+    let scene = scene();
+    let mut command = scene.command("stale", &["values.ranks=2", "values.batch=128", "table.cache_rows=5000"]);
+    let assert = command.env("ADMIX_FAILPOINT", "other.write@7=fail").assert().code(1);
+    let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    assert!(said.contains("of rank 1 is not the row of the table any more"), "{said}");
+}
+
 /// Trains once for each failpoint, at which a process is killed: the model is always `plain`.
 pub fn killed_at_each(scene: &Scene, sets: &[&str], plain: &BTreeMap<String, Vec<u8>>, failpoints: &[&str]) {
     for (i, failpoint) in failpoints.iter().enumerate() {
@@ -182,7 +222,8 @@ fn a_full_table_and_settings_that_do_not_go_together_are_named() {
         assert!(names.iter().all(|name| said.contains(name)), "{said}");
     };
     refused("full", &["table.max_rows=50"], 1, &["table.max_rows", "50 rows"]);
-    refused("cached", &["table.cache_rows=300"], 2, &["table.cache_rows", "values.ranks"]);
+    refused("cached", &["table.cache_rows=300", "ranks.sync=overlap"], 2, &["table.cache_rows", "ranks.sync"]);
+    refused("devices", &["table.devices=2"], 2, &["table.devices", "2 ranks"]);
     refused("many", &["values.ranks=9"], 2, &["values.ranks", "8"]);
 }
 

@@ -116,7 +116,7 @@ fn settings_that_do_not_go_together_and_tables_without_room_are_named() {
     refused(&["ranks.tables=0"], &["ranks.tables", "1..=8"]);
     refused(&["ranks.tables=4", "values.ranks=8"], &["ranks.tables", "32 ranks", "24"]);
     refused(&["ranks.tables=2", "ranks.quorum=3", "ranks.sync=overlap"], &["ranks.quorum", "2 ranks"]);
-    for set in ["table.cache_rows=300", "table.admit_after=2", "table.keep_days=7", "table.when_full=oldest"] {
+    for set in ["table.devices=2", "table.admit_after=2", "table.keep_days=7", "table.when_full=oldest"] {
         refused(&["ranks.tables=2", set], &[set.split('=').next().unwrap(), "2 ranks"]);
     }
     // One of them would fit.

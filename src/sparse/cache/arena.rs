@@ -143,6 +143,14 @@ impl Arena {
         }
     }
 
+    /// Empties an unpinned place.
+    pub(super) fn empty(&mut self, number: u32) {
+        let place = self.places[number as usize];
+        self.resident.remove(place.id, number);
+        self.young -= usize::from(!place.is(Fact::Again));
+        self.places[number as usize].hold(0, 0);
+    }
+
     /// Whether every unpinned row is queued, no place is queued twice, and the counts are right.
     #[cfg(test)]
     pub(super) fn is_in_order(&self) -> bool {

@@ -199,7 +199,7 @@ mod tests {
             ("table.admit_after", |s| s.table.admit_after = 2),
             ("table.when_full", |s| s.table.when_full = WhenFull::Oldest),
             ("table.keep_days", |s| s.table.keep_days = 7),
-            ("table.cache_rows", |s| s.table.cache_rows = 1 << 16),
+            ("table.devices", |s| s.table.devices = 2),
             ("table.snapshot_rows", |s| s.table.snapshot_rows = 100_000),
             ("ranks.timeout_s", |s| (s.ranks.timeout_s, s.watchdog.silent_s) = (60.0, 30.0)),
             ("checkpoint.keep", |s| s.checkpoint.keep = 1),
