@@ -27,8 +27,14 @@ fn cases(subject: Subject) -> Vec<(String, Vec<String>)> {
             ("all rows", &["table", "--rows", "5000", "--batch", "512"]),
             ("a cache", &["table", "--rows", "20000", "--batch", "512", "--cache-rows", "4096"]),
         ],
+        Subject::ValueRanks { .. } => {
+            &[("rows of the host", &["table", "--rows", "5000", "--batch", "512", "--host-rows"])]
+        }
     };
-    let devices = subject.devices();
+    let devices = match subject {
+        Subject::Values { devices } => devices,
+        Subject::Policy { .. } | Subject::ValueRanks { .. } => 1,
+    };
     let case = |(name, arguments): &(&str, &[&str])| {
         let arguments = arguments.iter().map(|argument| (*argument).to_owned());
         match devices {
@@ -114,10 +120,8 @@ mod tests {
             assert_eq!(of_three.strip_prefix(&arguments[..]), Some(&["--devices".to_owned(), "3".to_owned()][..]));
             assert!(name_of_three.starts_with(name.as_str()) && name_of_three.contains('3'), "{name_of_three}");
         }
-        assert!(
-            cases(Subject::Policy { ranks: 1 })
-                .iter()
-                .all(|(_, arguments)| !arguments.contains(&"--devices".to_owned()))
-        );
+        for subject in [Subject::Policy { ranks: 2 }, Subject::ValueRanks { ranks: 2 }] {
+            assert!(cases(subject).iter().all(|(_, arguments)| !arguments.contains(&"--devices".to_owned())));
+        }
     }
 }

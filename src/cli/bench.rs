@@ -205,6 +205,9 @@ enum Stage {
         /// Arenas of the cache; on GPUs each on a device of its own, from --device on
         #[arg(long, default_value_t = 1, value_parser = arenas)]
         devices: usize,
+        /// With --losses: rows and parameters stay on the host, as with several ranks, and the device computes gradients alone
+        #[arg(long, requires = "losses", conflicts_with_all = ["cache_rows", "devices"])]
+        host_rows: bool,
         /// Print the losses of so many updates on fixed data instead, to compare devices
         #[arg(long, value_name = "UPDATES")]
         losses: Option<usize>,
@@ -385,6 +388,7 @@ impl Bench {
                 accesses,
                 ref device,
                 devices,
+                host_rows,
                 losses,
                 ref dump,
             } => {
@@ -401,6 +405,7 @@ impl Bench {
                     prefetch,
                     device,
                     devices,
+                    host_rows,
                     seconds,
                     rounds: rounds as usize,
                     accesses,

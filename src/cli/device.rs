@@ -5,6 +5,7 @@ use crate::collective::nccl;
 use crate::gpu::Device;
 use crate::gpu::agreement::{self, Agreement, Subject};
 use crate::gpu::device::compared;
+use crate::rank::device::subject as values_subject;
 use crate::settings::{Collective, Settings, ValueSettings};
 
 use super::exit::UsageError;
@@ -41,13 +42,13 @@ pub fn choose(settings: &Settings) -> anyhow::Result<Choice> {
 /// # Errors
 /// As [`choose`].
 pub fn choose_for_values(settings: &ValueSettings) -> anyhow::Result<Choice> {
-    choose_for(Subject::Values { devices: settings.table.devices }, &settings.run.device, settings.cpu_only())
+    choose_for(values_subject(settings), &settings.run.device, None)
 }
 
-/// Returns the names of the devices that the ranks of a policy's training use, given the first one.
-pub fn names(first: Device, settings: &Settings) -> String {
+/// Returns the names of the devices that the ranks of a training use, given the first one.
+pub fn names(first: Device, subject: Subject) -> String {
     let Device::Cuda(first) = first else { return first.to_string() };
-    let names = compared(Device::subject(settings), first).into_iter().map(|index| Device::Cuda(index).to_string());
+    let names = compared(subject, first).into_iter().map(|index| Device::Cuda(index).to_string());
     names.collect::<Vec<_>>().join(", ")
 }
 
@@ -110,21 +111,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_several_ranks_keep_the_training_of_values_on_the_cpu() {
+    fn each_rank_of_a_value_model_has_a_gpu_of_its_own() {
         let mut settings = ValueSettings::default();
         settings.table.devices = 3;
-        assert_eq!(settings.cpu_only(), None);
-        settings.values.ranks = 2;
-        let (name, only) = ("cuda:1", settings.cpu_only());
-        let refused = choose_for(Subject::Values { devices: 3 }, name, only).unwrap_err().to_string();
-        assert!(refused.contains("values.ranks > 1") && refused.contains(name), "{refused}");
+        assert_eq!(values_subject(&settings), Subject::Values { devices: 3 });
+        (settings.table.devices, settings.values.ranks, settings.ranks.tables) = (1, 2, 2);
+        assert_eq!(values_subject(&settings), Subject::ValueRanks { ranks: 4 });
+        assert_eq!(names(Device::Cpu, values_subject(&settings)), "cpu");
     }
 
     #[test]
     fn several_ranks_of_a_policy_may_learn_on_gpus() {
         let mut settings = Settings::default();
-        assert_eq!(names(Device::Cpu, &settings), "cpu");
-        assert_eq!(names(Device::Cuda(1), &settings), "cuda:1");
+        assert_eq!(names(Device::Cpu, Device::subject(&settings)), "cpu");
+        assert_eq!(names(Device::Cuda(1), Device::subject(&settings)), "cuda:1");
         settings.learner.ranks = 2;
         assert_eq!(Device::cpu_only(&settings), None);
     }

@@ -385,7 +385,7 @@ fn train(
         }
     };
     let context = together::hand_over(job, directory, settings, stored)?;
-    let begin = || Manifest::begin(&context, mode, &device::names(device, settings), starts);
+    let begin = || Manifest::begin(&context, mode, &device::names(device, Device::subject(settings)), starts);
     let mut manifest = job.node().is_first().then(begin).transpose()?;
     if let Some(manifest) = &manifest {
         manifest.write(directory)?;

@@ -11,6 +11,7 @@ use crate::files;
 use crate::gpu::Device;
 use crate::log::CompileOptions;
 use crate::nodes::Job;
+use crate::rank;
 use crate::run::value_run::Prepared;
 use crate::run::{RunDirectory, flight};
 use crate::settings::{self, Configuration as _, ValueSettings, Weights};
@@ -185,7 +186,8 @@ impl Train {
                 devices @ 2.. if device != Device::Cpu => format!(", rows on {devices} GPUs from it on"),
                 _ => String::new(),
             };
-            tell!(job, "device {device}{others}{}", why.map(|why| format!(" ({why})")).unwrap_or_default());
+            let names = device::names(device, rank::device::subject(&settings));
+            tell!(job, "device {names}{others}{}", why.map(|why| format!(" ({why})")).unwrap_or_default());
         }
         flight::begin(&directory.flight(), "main");
         let root = directory.root().to_owned();

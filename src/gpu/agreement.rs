@@ -26,6 +26,8 @@ pub enum Subject {
     Policy { ranks: usize },
     /// With rows on so many GPUs.
     Values { devices: usize },
+    /// A value model of several ranks, whose rows are on the host. Each rank uses a GPU of its own, as the ranks of a policy do.
+    ValueRanks { ranks: usize },
 }
 
 impl Subject {
@@ -33,20 +35,21 @@ impl Subject {
     pub fn losses(self) -> [&'static str; 2] {
         match self {
             Self::Policy { .. } => ["critic", "actor"],
-            Self::Values { .. } => ["charge", "click"],
+            Self::Values { .. } | Self::ValueRanks { .. } => ["charge", "click"],
         }
     }
 
     /// Returns the number of GPUs that it needs.
     pub fn devices(self) -> usize {
         match self {
-            Self::Policy { ranks: devices } | Self::Values { devices } => devices,
+            Self::Policy { ranks: devices } | Self::ValueRanks { ranks: devices } | Self::Values { devices } => devices,
         }
     }
 
     fn name(self) -> String {
         match self {
             Self::Policy { .. } => "policy".into(),
+            Self::ValueRanks { .. } => "value-ranks".into(),
             Self::Values { devices: 1 } => "values".into(),
             Self::Values { devices } => format!("values-on-{devices}"),
         }
@@ -140,8 +143,10 @@ mod tests {
 
     #[test]
     fn each_number_of_devices_is_compared_for_itself() {
-        let names = [POLICY, Subject::Values { devices: 1 }, Subject::Values { devices: 2 }].map(Subject::name);
-        assert_eq!(names, ["policy", "values", "values-on-2"]);
+        let [one, two] = [1, 2].map(|devices| Subject::Values { devices });
+        let ranks = [2, 3].map(|ranks| Subject::ValueRanks { ranks });
+        let names = [POLICY, one, two, ranks[0], ranks[1]].map(Subject::name);
+        assert_eq!(names, ["policy", "values", "values-on-2", "value-ranks", "value-ranks"]);
     }
 
     #[test]

@@ -112,7 +112,7 @@ pub fn from(first: usize, devices: usize) -> Vec<usize> {
 /// Returns the GPUs, from `first` on, whose updates are compared with the CPU's before `subject` uses them. Each one is compared separately.
 pub fn compared(subject: Subject, first: usize) -> Vec<usize> {
     match subject {
-        Subject::Policy { ranks } => from(first, ranks),
+        Subject::Policy { ranks } | Subject::ValueRanks { ranks } => from(first, ranks),
         // Rows on several GPUs are compared as a whole.
         Subject::Values { .. } => vec![first],
     }
@@ -137,7 +137,9 @@ fn too_few(first: usize, devices: usize, present: usize) -> Option<String> {
     let gpus = |count: usize| format!("{count} GPU{}", if count == 1 { "" } else { "s" });
     if devices > present {
         let asked = gpus(devices);
-        return Some(format!("{asked} are asked for (learner.ranks or table.devices), and this machine has {present}"));
+        return Some(format!(
+            "{asked} are asked for (learner.ranks, values.ranks or table.devices), and this machine has {present}"
+        ));
     }
     (first >= present).then(|| format!("there is no cuda:{first}; this machine has {}", gpus(present)))
 }

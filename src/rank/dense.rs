@@ -76,9 +76,8 @@ impl Dense {
         finite(state, &self.gradient)
     }
 
-    /// The gradient of the last batch by the parameters; `parameters` zeroes before the first one.
-    pub fn gradient(&mut self, parameters: usize) -> &mut [f32] {
-        self.gradient.resize(parameters, 0.0);
+    /// The gradient of the last batch by the parameters; empty before the first one.
+    pub fn gradient(&mut self) -> &mut Vec<f32> {
         &mut self.gradient
     }
 

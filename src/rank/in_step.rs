@@ -82,7 +82,7 @@ impl Member<'_> {
         self.state.cursor = batch.after;
         let (_, rate) = step_of(self.settings, self.prepared, &self.state);
         self.written += 1;
-        self.dense.apply(&mut self.state, rate);
+        self.network.apply(&mut self.state, rate);
         self.state.updates += 1;
         self.sums.click += all.iter().map(|said| said.click).sum::<f64>();
         self.sums.charge += all.iter().map(|said| said.charge).sum::<f64>();
@@ -99,9 +99,9 @@ impl Member<'_> {
         let exchanging = self.named(["rank.exchange", "table.exchange", "other.exchange"]);
         let writing = self.named(["rank.write", "table.write", "other.write"]);
         let written = self.named(["rank.written", "table.written", "other.written"]);
-        let Self { settings, prepared, exchange, seat, dense, message, rows, copies, state, .. } = self;
+        let Self { settings, prepared, exchange, seat, network, message, rows, copies, state, .. } = self;
         let (group, generation) = (seat.group(), self.written + 1);
-        let gradient = dense.gradient(state.parameters.len());
+        let gradient = network.gradient(state.parameters.len());
         let mut wrote = Duration::ZERO;
         // Rows are merged where the ranks left them, so that nothing is copied.
         let mut hear = |messages: &[&[u8]]| -> anyhow::Result<Vec<Said>> {

@@ -18,7 +18,7 @@ use crate::values::Block;
 use crate::values::net::Losses;
 
 use super::blocks::Blocks;
-use super::dense::Dense;
+use super::gradients::Gradients;
 use super::merged::{MergedCopies, MergedRows};
 use super::occurrences::Occurrences;
 use super::passes::Passes;
@@ -53,7 +53,7 @@ pub struct Member<'a> {
     pub exchange: Arc<Exchange>,
     pub seat: Seat,
     pub blocks: Blocks<'a>,
-    pub dense: Dense,
+    pub network: Gradients,
     pub(super) view: TableView,
     pub(super) occurrences: Occurrences,
     pub(super) finder: Finder,
@@ -147,7 +147,7 @@ impl Member<'_> {
     /// Computes what a shard needs no rows for.
     pub fn before_rows(&mut self, block: &Block) {
         self.slot.beat();
-        self.dense.begin(&self.state, block);
+        self.network.begin(&self.state, block);
         let BatchRows { lookup, records, .. } = &mut self.batch_rows;
         self.finder.find(&block.ids, lookup);
         // Ranks remove no rows, so what is found now stays where it is. New ids are looked for again once the rows are published.
@@ -170,8 +170,7 @@ impl Member<'_> {
                 self.view.read_all(&lookup.unique, records, &mut self.record, values);
             })?,
         };
-        let losses = self.dense.interact(&self.state, block, &self.batch_rows, &mut self.row_gradients)?;
-        self.dense.finish(&self.state, block)?;
+        let losses = self.network.compute(&self.state, block, &self.batch_rows, &mut self.row_gradients)?;
         Ok((generation, losses))
     }
 
@@ -231,7 +230,7 @@ impl Member<'_> {
         let table = rows.as_ref().map(|rows| rows.store.table());
         match (&mut self.first, table) {
             (Some(First { passes: Some(passes), metrics, .. }), Some(table)) => {
-                if let Some(evaluation) = passes.end(&mut self.state, &mut self.dense.net, table)? {
+                if let Some(evaluation) = passes.end(&mut self.state, self.network.net(), table)? {
                     metrics.append("evaluation", &evaluation);
                 }
             }

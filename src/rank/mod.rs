@@ -15,6 +15,7 @@
 //! | [`dense`] | the network's products and their gradients, on the CPU |
 //! | [`device`] | rows and network on GPUs |
 //! | [`network`] | the one or the other, for a single trainer |
+//! | [`gradients`] | the one or the other, for one of several ranks |
 //! | [`passes`], [`judge`] | the end of a pass: evaluation, the best model |
 //! | [`progress`] | where training begins and stands: its first state, the rates of an update, what main is told |
 //! | [`saver`] | snapshots |
@@ -31,6 +32,7 @@ mod arrivals;
 mod blocks;
 pub mod dense;
 pub mod device;
+pub mod gradients;
 mod in_step;
 pub mod judge;
 mod member;
@@ -52,7 +54,6 @@ mod writer;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::gpu::agreement::Subject;
 use crate::gpu::{self, Device};
 use crate::run::value_run::{Prepared, ValueHalves, ValueSegments, net_shape, table_name};
 use crate::run::value_snapshot::ValueState;
@@ -99,8 +100,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
     }
     let judge = Judge::open(&settings, &fields, || slot.beat())?;
     let prior = RowPrior::new(&settings, &prepared);
-    let subject = Subject::Values { devices: settings.table.devices };
-    let (mut store, device) = match Device::resolve_with(&settings.run.device, subject, settings.cpu_only())? {
+    let (mut store, device) = match Device::resolve(&settings.run.device, device::subject(&settings))? {
         Device::Cpu => (Store::new(table, &settings), None),
         Device::Cuda(index) => {
             let (rows, slots) = (settings.device_rows(), rows::slots(settings.ahead()));

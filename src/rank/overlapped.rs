@@ -167,7 +167,7 @@ impl<'m, 'a> Overlapped<'m, 'a> {
         for out in &mut self.rows_out {
             give_rows(member, out, self.done, whole)?;
         }
-        let gradient = member.dense.gradient(member.state.parameters.len());
+        let gradient = member.network.gradient(member.state.parameters.len());
         let bell = member.exchange.news();
         self.segments.gradient(self.rank, self.done).publish(self.done, bytemuck::cast_slice(gradient), bell)?;
         let pushed = |rank| (0..KEPT_GRADIENTS as u64).map(|i| self.segments.gradient(rank, i).version()).max();
@@ -179,7 +179,7 @@ impl<'m, 'a> Overlapped<'m, 'a> {
         member.state.samples += whole;
         member.sums_samples += whole;
         let (_, rate) = step_of(member.settings, member.prepared, &member.state);
-        member.dense.apply(&mut member.state, rate);
+        member.network.apply(&mut member.state, rate);
         member.state.updates += 1;
         member.tell_updates(begun);
         if let Some(trace) = &mut self.trace {

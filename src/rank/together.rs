@@ -8,6 +8,8 @@
 //!
 //! With `table.cache_rows`, a rank that does not write the table keeps copies of rows ([`Copies`]), and moves them as the writer moves the rows.
 //!
+//! With a GPU for each rank, its network is computed there ([`super::gradients`]); rows stay on the host.
+//!
 //! **Several tables**, one on each of several machines or `ranks.tables` on one: the first rank of each writes it, with the gradients of
 //! all ranks of all tables in the same order, and the ranks of a table wait for that one alone. All hold the same rows, which is checked at
 //! the end of each pass. Rank 0 alone evaluates. The first rank of each machine saves, and it saves the first table: the first ranks of further
@@ -18,6 +20,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::gpu::{self, Device};
 use crate::run::value_run::{Prepared, ValueHalves, ValueSegments, exchange_name, net_shape, table_name};
 use crate::run::{Metrics, RunDirectory};
 use crate::settings::{RankSync, ValueSettings};
@@ -29,7 +32,8 @@ use crate::values::Fields;
 use crate::values::net::Losses;
 
 use super::blocks::Blocks;
-use super::dense::Dense;
+use super::device;
+use super::gradients::Gradients;
 use super::judge::Judge;
 use super::member::{First, Member};
 use super::merged::{MergedCopies, MergedRows};
@@ -77,6 +81,13 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
         rows = Some(Arc::new(Mutex::new(merged)));
         exchange.publish(seat.group(), 0);
     }
+    let device = match Device::resolve(&settings.run.device, device::subject(settings))? {
+        Device::Cpu => None,
+        Device::Cuda(first) => {
+            let index = gpu::device::from(first, settings.ranks_here())[rank];
+            Some(device::open_gradients_cuda(index, shape, prepared.dispersion)?)
+        }
+    };
     let view = TableView::open(&table_name(seat.group()))?;
     let copies = (rows.is_none() && settings.table.cache_rows > 0).then(|| {
         MergedCopies::new(Copies::new(view.shape(), settings.table.cache_rows), RowPrior::new(settings, &prepared))
@@ -98,7 +109,7 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
     }
     let mut member = Member {
         blocks: Blocks::open(&segments, slot, fields.len())?,
-        dense: Dense::new(shape, prepared.dispersion, settings.ranks_here()),
+        network: Gradients::new(shape, prepared.dispersion, settings.ranks_here(), device),
         view,
         occurrences: Occurrences::default(),
         finder: Finder::default(),

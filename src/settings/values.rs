@@ -249,15 +249,6 @@ impl ValueSettings {
         if self.table.cache_rows > 0 { self.table.cache_rows } else { self.table.max_rows }
     }
 
-    /// Returns the setting that only the CPU can learn, if any.
-    pub fn cpu_only(&self) -> Option<&'static str> {
-        match self.ranks_here() {
-            1 => None,
-            _ if self.values.ranks > 1 => Some("values.ranks > 1"),
-            _ => Some("ranks.tables > 1"),
-        }
-    }
-
     /// Returns the number of ranks of a machine: of all its tables.
     pub fn ranks_here(&self) -> usize {
         self.values.ranks * self.ranks.tables

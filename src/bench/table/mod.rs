@@ -38,7 +38,7 @@ use shape::{DISPERSION, NET_RATE, ROW_RATE, Zipf, block, first_state, net_shape}
 use speed::{Clock, Speed, Spread, Warm, on_row_thread};
 
 pub use shape::{TableBench, device_shape, table_shape};
-pub use updates::{Updates, losses, updates};
+pub use updates::{Updates, losses, updates, updates_from_host};
 
 /// Batches whose ids are looked up alone.
 const LOOKED_UP: usize = 64;

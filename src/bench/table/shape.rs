@@ -41,6 +41,8 @@ pub struct TableBench {
     pub device: Device,
     /// Arenas of the cache; on GPUs each on a device of its own, from `device` on.
     pub devices: usize,
+    /// Whether a GPU computes from rows and parameters that the host has, as each of several ranks does.
+    pub host_rows: bool,
     /// How long each form is measured, in each round where forms take turns.
     pub seconds: f64,
     /// Rounds in which flat table and cache take turns.

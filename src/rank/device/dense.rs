@@ -54,7 +54,7 @@ struct Batch<R: CubeRuntime> {
     /// Outputs of the layers, from below.
     h0: Numbers<R>,
     b: Numbers<R>,
-    /// What [`DeviceDense::step`] needs of [`DeviceDense::interact`].
+    /// What the gradient of the parameters needs of [`DeviceDense::interact`].
     above: Option<Above<R>>,
 }
 
@@ -71,27 +71,82 @@ struct Above<R: CubeRuntime> {
 
 /// The network of the value model on a GPU.
 pub struct Dense<R: CubeRuntime> {
+    products: Products<R>,
+    parameters: Option<Parameters<R>>,
+}
+
+/// The network's products for one batch at a time, forward and back, with parameters that the caller has.
+pub struct Products<R: CubeRuntime> {
     net: NetShape,
     dispersion: f32,
-    parameters: Option<Parameters<R>>,
     batch: Option<Batch<R>>,
     order: Order,
     /// Losses of batches, and whether any gradient before was not finite.
     reading: VecDeque<[Taken; 2]>,
-    reader: Reader<R>,
+    pub reader: Reader<R>,
     /// An array of the device's, for new ones beside it.
-    beside: Numbers<R>,
+    pub beside: Numbers<R>,
     shared: Arc<Shared<R>>,
     waited: Duration,
 }
 
 impl<R: CubeRuntime> Dense<R> {
+    pub fn new(products: Products<R>) -> Self {
+        Self { products, parameters: None }
+    }
+
+    fn parameters(&self) -> &Parameters<R> {
+        self.parameters.as_ref().expect("parameters are loaded first")
+    }
+}
+
+impl<R: CubeRuntime> DeviceDense for Dense<R>
+where
+    R::Device: Send,
+{
+    fn load(&mut self, parameters: &[f32], adam: &Adam) {
+        let upload = |values: &[f32]| self.products.beside.upload(bytemuck::cast_slice(values));
+        self.parameters =
+            Some(Parameters { params: upload(parameters), first: upload(&adam.first), second: upload(&adam.second) });
+    }
+
+    fn store(&self, parameters: &mut Vec<f32>, adam: &mut Adam) {
+        let Parameters { params, first, second } = self.parameters();
+        let read = |numbers: &Numbers<R>| bytemuck::cast_vec(self.products.reader.begin(numbers)());
+        (*parameters, adam.first, adam.second) = (read(params), read(first), read(second));
+    }
+
+    fn begin(&mut self, block: &Block) {
+        let params = self.parameters().params.clone();
+        self.products.begin(&params, block);
+    }
+
+    fn interact(&mut self, slot: usize, block: &Block, lookup: &Lookup) {
+        let params = self.parameters().params.clone();
+        self.products.interact(&params, slot, block, lookup);
+    }
+
+    fn step(&mut self, by: AdamFactors) {
+        let params = self.parameters().params.clone();
+        let gradient = self.products.back(&params);
+        self.parameters().step(&gradient, by, &self.products.shared.bad);
+    }
+
+    fn losses(&mut self, all: bool) -> Option<Losses> {
+        self.products.losses(all)
+    }
+
+    fn waited(&self) -> Duration {
+        self.products.waited
+    }
+}
+
+impl<R: CubeRuntime> Products<R> {
     /// A network of this shape beside an array of its device. `dispersion` is the charges' variance over their mean.
     pub fn new(net: NetShape, dispersion: f32, beside: Numbers<R>, reader: Reader<R>, shared: Arc<Shared<R>>) -> Self {
         Self {
             net,
             dispersion,
-            parameters: None,
             batch: None,
             order: Order::default(),
             reading: VecDeque::new(),
@@ -111,42 +166,22 @@ impl<R: CubeRuntime> Dense<R> {
         })
     }
 
-    fn parameters(&self) -> &Parameters<R> {
-        self.parameters.as_ref().expect("parameters are loaded first")
-    }
-}
-
-impl<R: CubeRuntime> DeviceDense for Dense<R>
-where
-    R::Device: Send,
-{
-    fn load(&mut self, parameters: &[f32], adam: &Adam) {
-        let upload = |values: &[f32]| self.beside.upload(bytemuck::cast_slice(values));
-        self.parameters =
-            Some(Parameters { params: upload(parameters), first: upload(&adam.first), second: upload(&adam.second) });
-    }
-
-    fn store(&self, parameters: &mut Vec<f32>, adam: &mut Adam) {
-        let Parameters { params, first, second } = self.parameters();
-        let read = |numbers: &Numbers<R>| bytemuck::cast_vec(self.reader.begin(numbers)());
-        (*parameters, adam.first, adam.second) = (read(params), read(first), read(second));
-    }
-
-    fn begin(&mut self, block: &Block) {
+    /// Computes the layers below the products for a batch, as [`DeviceDense::begin`].
+    pub fn begin(&mut self, params: &Numbers<R>, block: &Block) {
         let samples = block.len();
         let flag = |flags: &[bool]| flags.iter().map(|flag| f32::from(*flag)).collect::<Vec<_>>();
         let columns = [&block.dense, &block.predicted, &block.logit, &block.charged, &block.weight];
         let data = [columns.map(|column| &column[..]).concat(), flag(&block.auction), flag(&block.clicked)].concat();
         let data = self.beside.upload(bytemuck::cast_slice(&data));
         let [l0, l1, ..] = self.layers();
-        let params = &self.parameters().params;
         let h0 = l0.forward(params, (&data, 0), samples, true);
         let b = l1.forward(params, (&h0, 0), samples, true);
         let sizes = BatchSizes { samples, fields: self.net.fields, dim: self.net.dim };
         self.batch = Some(Batch { sizes, data, h0, b, above: None });
     }
 
-    fn interact(&mut self, slot: usize, block: &Block, lookup: &Lookup) {
+    /// Computes losses and the gradients of rows, as [`DeviceDense::interact`].
+    pub fn interact(&mut self, params: &Numbers<R>, slot: usize, block: &Block, lookup: &Lookup) {
         self.order.find(lookup);
         let inverse = self.beside.upload(&lookup.inverse);
         let index = self.beside.upload(&[&self.order.places[..], &self.order.chunks, &self.order.rows].concat());
@@ -162,7 +197,7 @@ where
         let rows = numbers.rows(self.net.dim);
         self.waited += begun.elapsed();
         let batch = self.batch.as_ref().expect("the batch has begun");
-        let (params, samples) = (&self.parameters().params, batch.sizes.samples);
+        let samples = batch.sizes.samples;
         let at = Interaction { sizes: batch.sizes, b: &batch.b, rows: &rows, inverse: &inverse };
         let top = at.products();
         let h1 = l2.forward(params, (&top, 0), samples, true);
@@ -180,7 +215,8 @@ where
         self.batch.as_mut().expect("the batch has begun").above = Some(above);
     }
 
-    fn step(&mut self, by: AdamFactors) {
+    /// Computes the gradient of the parameters.
+    pub fn back(&mut self, params: &Numbers<R>) -> Numbers<R> {
         let Some(Batch { sizes, data, h0, b, above: Some(above) }) = self.batch.take() else {
             panic!("the batch was not computed")
         };
@@ -188,16 +224,17 @@ where
         let [l0, l1, l2, l3] = self.layers();
         let samples = sizes.samples;
         let by_b = Interaction { sizes, b: &b, rows: &rows, inverse: &inverse }.back_dense(&by_top);
-        let by_h0 = l1.back(&self.parameters().params, &by_b, samples, Some(&h0));
+        let by_h0 = l1.back(params, &by_b, samples, Some(&h0));
         let parts = Parts::new(&data, samples, self.net.parameters());
         parts.add(l0, (&data, 0), &by_h0, samples);
         parts.add(l1, (&h0, 0), &by_b, samples);
         parts.add(l2, (&top, 0), &by_h1, samples);
         parts.add(l3, (&h1, 0), &by_out, samples);
-        self.parameters().step(&parts.sum(), by, &self.shared.bad);
+        parts.sum()
     }
 
-    fn losses(&mut self, all: bool) -> Option<Losses> {
+    /// The losses that are known, as [`DeviceDense::losses`].
+    pub fn losses(&mut self, all: bool) -> Option<Losses> {
         let mut sum = Losses::default();
         while self.reading.len() > usize::from(!all) {
             let [losses, bad] = self.reading.pop_front().expect("there are some").map(|read| read());
@@ -210,9 +247,5 @@ where
             }
         }
         Some(sum)
-    }
-
-    fn waited(&self) -> Duration {
-        self.waited
     }
 }

@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use admix::actor::Explorer;
-use admix::bench::table::{TableBench, device_shape, table_shape, updates};
+use admix::bench::table::{TableBench, device_shape, table_shape, updates, updates_from_host};
 use admix::bench::world::{self, WorldSize};
 use admix::env::{Block, DayModel};
 use admix::gpu::Device as Gpu;
@@ -15,7 +15,7 @@ use admix::learner::Learner;
 use admix::learner::resident::ResidentTrainer;
 use admix::learner::trainer::UpdatePlan;
 use admix::policy::start::initial_actor;
-use admix::rank::device::open_untried;
+use admix::rank::device::{open_gradients, open_untried};
 use admix::settings::{Credit, Critic, RowOptimizer, ScoreMode, Settings};
 use burn_cuda::CudaDevice;
 use cubecl::cuda::CudaRuntime;
@@ -109,6 +109,7 @@ fn values(driver: &Driver) -> anyhow::Result<()> {
         prefetch: 1,
         device: Gpu::Cpu,
         devices,
+        host_rows: false,
         seconds: 0.0,
         rounds: 0,
         accesses: 0,
@@ -138,6 +139,15 @@ fn values(driver: &Driver) -> anyhow::Result<()> {
         let between = done.cache.map_or(0, |cache| cache.bytes_between) as f64 * 1e-6 / count as f64;
         println!("{rows:>9}  {cache_rows:>5}  {devices:>7}  {launches:>18.1}  {each:>53.1}  {between:>18.2}");
     }
+    // As a rank of several computes. Its rows are moved on the host, which is part of the time.
+    let bench = bench(RowOptimizer::RowwiseAdagrad, 1_000_000, 0, 1);
+    let shape = device_shape(&bench, table_shape(&bench));
+    let device = open_gradients::<CudaRuntime>(&CudaDevice { index: 0 }, shape.net, shape.dispersion);
+    let (before, began) = (driver.launches()?, Instant::now());
+    updates_from_host(&bench, Some(device), VALUE_UPDATES)?;
+    let each = began.elapsed().as_secs_f64() * 1e6 / VALUE_UPDATES as f64;
+    let launches = (driver.launches()? - before) as f64 / VALUE_UPDATES as f64;
+    println!("rows and parameters on the host: {launches:.1} launches and {each:.1} us an update");
     Ok(())
 }
 

@@ -4,9 +4,9 @@
 use std::sync::LazyLock;
 use std::time::Instant;
 
-use admix::bench::table::{TableBench, Updates, device_shape, table_shape, updates};
+use admix::bench::table::{TableBench, Updates, device_shape, table_shape, updates, updates_from_host};
 use admix::gpu::Device;
-use admix::rank::device::{Opened, open};
+use admix::rank::device::{Opened, open, open_gradients};
 use admix::settings::RowOptimizer;
 use burn_wgpu::{WgpuDevice, WgpuRuntime};
 use cubecl::Runtime as _;
@@ -37,6 +37,7 @@ fn bench(
         prefetch,
         device: Device::Cpu,
         devices: 1,
+        host_rows: false,
         seconds: 0.0,
         rounds: 0,
         accesses: 0,
@@ -168,6 +169,17 @@ pub fn check() -> bool {
                 println!("values, {optimizer:?}, {size:?}: {why}");
             }
         }
+        // As each of several ranks computes: the device has neither rows nor parameters of its own.
+        let shape = device_shape(&all, table_shape(&all));
+        let device = open_gradients::<WgpuRuntime>(&devices(1)[0], shape.net, shape.dispersion);
+        let from_host = updates_from_host(&all, Some(device), UPDATES).expect("losses are finite");
+        match agrees(&all, &cpu, &from_host) {
+            Ok(difference) => worst = f64::max(worst, difference),
+            Err(why) => {
+                held = false;
+                println!("values, {optimizer:?}, {size:?}, rows of the host: {why}");
+            }
+        }
         for (cache_rows, prefetch) in caches(size.0 * size.1).into_iter().zip(0..) {
             let cached = on_vulkan(&bench(optimizer, size, cache_rows, prefetch), false);
             written_back += cached.cache.map_or(0, |counters| counters.write_backs);
@@ -191,7 +203,7 @@ pub fn check() -> bool {
         updates(&bench(RowOptimizer::Adagrad, SIZES[0], 0, 1), None, UPDATES, true).expect("losses are finite");
     held &= written_back > 1_000 && spread[1] > 1_000 && learned.losses[UPDATES - 1][1] < learned.losses[0][1];
     println!(
-        "values, {variants} variants of {UPDATES} updates: within {worst:.1e} of the host's; the same bits with three caches each, {written_back} \
+        "values, {variants} variants of {UPDATES} updates: with rows on the device and on the host: within {worst:.1e} of the host's; the same bits with three caches each, {written_back} \
          rows written back"
     );
     println!(
