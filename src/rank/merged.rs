@@ -1,7 +1,7 @@
 //! The merged gradients of all ranks, applied to the rows of a table by its first rank, and to the copies of rows by each of the others.
 
 use crate::collective::rows::{Damaged, Merger, Message, RowSums};
-use crate::settings::{ValueSettings, WhenFull};
+use crate::settings::{RankSync, ValueSettings, WhenFull};
 use crate::sparse::TableError;
 use crate::sparse::cache::copies::Copies;
 use crate::sparse::table::TableShape;
@@ -79,8 +79,8 @@ impl MergedRows {
         Self { store, merging: Merging::new(prior), records: vec![], record: vec![] }
     }
 
-    /// Moves the rows of all ranks along their merged gradients, of a batch of `whole` samples, by atomic words: other ranks may read.
-    /// `given` are the row gradients of each rank, in the order of the ranks.
+    /// Moves the rows of all ranks along their merged gradients, of a batch of `whole` samples. In step nobody reads meanwhile; ranks that
+    /// overlap may, so that rows are written by atomic words. `given` are the row gradients of each rank, in the order of the ranks.
     ///
     /// # Errors
     /// [`NotWritten`].
@@ -108,7 +108,11 @@ impl MergedRows {
                 }
                 continue;
             };
-            table.change_shared(id, at, record, |words| step_row(shape, &prior, row, gradient, step.rate, words));
+            let change = |words: &mut [u32]| step_row(shape, &prior, row, gradient, step.rate, words);
+            match settings.ranks.sync {
+                RankSync::Step => table.change(id, at, change),
+                RankSync::Overlap => table.change_shared(id, at, record, change),
+            }
         }
         table.count_batch();
         Ok(())

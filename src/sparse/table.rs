@@ -277,9 +277,15 @@ impl HostTable {
 
     /// Applies a gradient to an id's record.
     pub fn update(&mut self, id: u64, record: u32, gradient: &[f32], rate: f32) {
-        self.note(id, record, false);
         let shape = self.shape;
-        shape.update(&mut self.rows.record_mut(record)[..shape.words()], gradient, rate);
+        self.change(id, record, |words| shape.update(words, gradient, rate));
+    }
+
+    /// Changes an id's record in place: no other process reads it meanwhile.
+    pub fn change(&mut self, id: u64, record: u32, change: impl FnOnce(&mut [u32])) {
+        self.note(id, record, false);
+        let len = self.shape.words();
+        change(&mut self.rows.record_mut(record)[..len]);
     }
 
     /// Changes an id's record that other processes may be reading; `scratch` is memory for its words.

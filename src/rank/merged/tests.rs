@@ -93,7 +93,7 @@ fn wrong(case: &Case, planted: Option<Bug>) -> Option<String> {
         rows.write(given(), &settings, step, 64).unwrap();
         for (rank, other) in (1..).zip(&mut others) {
             other.write(given(), &settings, step, 64).unwrap();
-            if let Some(id) = other.copies.stale(&view) {
+            if let Some(id) = other.copies.stale(&view, usize::MAX) {
                 return Some(format!("step {n}: the copy of row {id} of rank {rank}"));
             }
         }

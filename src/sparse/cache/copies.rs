@@ -28,6 +28,8 @@ pub struct Copies {
     ids: Vec<u64>,
     records: Vec<Option<u32>>,
     counters: Counters,
+    /// The place that is compared with the table next.
+    checked: usize,
     #[cfg(test)]
     pub planted: Option<Bug>,
 }
@@ -53,6 +55,7 @@ impl Copies {
             ids: vec![],
             records: vec![],
             counters: Counters::default(),
+            checked: 0,
             #[cfg(test)]
             planted: None,
         }
@@ -185,11 +188,15 @@ impl Copies {
         self.places.clear();
     }
 
-    /// The id of a copy that differs from its row in the table, if there is one. Nobody writes meanwhile.
-    pub fn stale(&self, table: &TableView) -> Option<u64> {
-        let held = |number: &u32| self.arena.find(self.arena.places[*number as usize].id) == Some(*number);
-        let copied: Vec<u32> = (0..self.arena.places.len() as u32).filter(held).collect();
+    /// The id of a copy that differs from its row in the table, if one of the next `most` places has one; the next call goes on behind them.
+    /// Nobody writes meanwhile.
+    pub fn stale(&mut self, table: &TableView, most: usize) -> Option<u64> {
+        let places = self.arena.places.len();
+        let checked = most.min(places);
+        let numbers = (self.checked..self.checked + checked).map(|number| (number % places) as u32);
+        self.checked = (self.checked + checked) % places;
         let place = |number: u32| self.arena.places[number as usize];
+        let copied: Vec<u32> = numbers.filter(|number| self.arena.find(place(*number).id) == Some(*number)).collect();
         let records: Vec<Option<u32>> = copied.iter().map(|number| Some(place(*number).record)).collect();
         let mut row = vec![0; self.shape.words()];
         let differs = |(i, number): (usize, &u32)| {
