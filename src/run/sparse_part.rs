@@ -5,7 +5,7 @@
 
 use anyhow::Context as _;
 
-use crate::shm::{ahead, prefetch_ends};
+use crate::shm::{ahead, prefetch_lines};
 use crate::sparse::file::{RowFileImage, RowLayout};
 use crate::sparse::order::{Key, by_id};
 
@@ -101,7 +101,7 @@ impl<'a> SparsePart<'a> {
         let mut out = RowFileImage::begin(image, self.layout, keys.len());
         for (i, Key { id, place }) in keys.iter().enumerate() {
             let at = |key: &Key| self.rows.get(key.place as usize * len..).and_then(|rows| rows.get(..len));
-            keys[ahead(i, keys.len())].iter().filter_map(at).for_each(prefetch_ends);
+            keys[ahead(i, keys.len())].iter().filter_map(at).for_each(prefetch_lines);
             match self.rows.get(*place as usize * len..(*place as usize + 1) * len) {
                 Some(row) => out.push(row),
                 None => [&id.to_le_bytes()[..], &none].into_iter().for_each(|piece| out.push(piece)),

@@ -6,8 +6,6 @@
 
 use std::ops::Range;
 
-use super::sync::AtomicU32;
-
 /// Places of a run. Runs of 16 and 32 are as fast in tables much larger than the processor's cache and slower in smaller ones: a core has no
 /// room for so many loads at once.
 const RUN: usize = 8;
@@ -24,20 +22,20 @@ pub fn prefetch<T>(place: &T) {
     let _ = place;
 }
 
-/// Starts to load a slice whose ends are on two cache lines at most.
-pub fn prefetch_ends<T>(places: &[T]) {
-    if let [first, .., last] = places {
-        prefetch(first);
-        prefetch(last);
-    }
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Starts to load all cache lines of a slice.
+pub fn prefetch_lines<T>(places: &[T]) {
+    lines(places.as_ptr() as usize, size_of::<T>(), places.len()).for_each(|place| prefetch(&places[place]));
 }
 
-/// Words of a cache line.
-const LINE: usize = 16;
-
-/// Starts to load all cache lines of a slice of words.
-pub fn prefetch_words(words: &[AtomicU32]) {
-    words.iter().step_by(LINE).chain(words.last()).for_each(prefetch);
+/// The places of a slice that stand first on each of its cache lines; it begins at an address, and has so many places of `size` bytes, a
+/// power of two.
+fn lines(address: usize, size: usize, len: usize) -> impl Iterator<Item = usize> {
+    let of_line = (LINE / size).max(1);
+    let behind = address / size % of_line;
+    (len > 0).then_some(0).into_iter().chain((of_line - behind..len).step_by(of_line))
 }
 
 /// Returns the places to load before the work on place `i` of `len`: a run of later places if `i` is the first of a run, none otherwise. The
@@ -53,6 +51,19 @@ pub fn ahead(i: usize, len: usize) -> Range<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Only the ends of records were loaded; those of three lines waited for the one between.
+    #[test]
+    fn every_line_of_a_slice_is_loaded_once() {
+        for (address, len) in (0..40).flat_map(|words| (0..70).map(move |len| (4 * words, len))) {
+            let of = |place: usize| (address + 4 * place) / LINE;
+            let found: Vec<usize> = lines(address, 4, len).map(of).collect();
+            let mut expected: Vec<usize> = (0..len).map(of).collect();
+            expected.dedup();
+            assert_eq!(found, expected, "{len} words at {address}");
+        }
+        assert_eq!(lines(128, 128, 3).collect::<Vec<_>>(), [0, 1, 2]);
+    }
 
     #[test]
     fn every_place_is_loaded_once_and_not_behind_its_turn() {

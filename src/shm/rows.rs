@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use super::error::ShmError;
 use super::pod::Shareable;
-use super::prefetch::{ahead, prefetch_ends, prefetch_words};
+use super::prefetch::{ahead, prefetch_lines};
 use super::segment::{Kind, Segment, layout_hash};
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -115,12 +115,12 @@ impl Memory {
 
     /// Starts to load the first `words` words of records.
     fn load_ahead(&self, records: impl Iterator<Item = u32>, words: usize) {
-        records.filter_map(|record| self.shared(record, words)).for_each(prefetch_ends);
+        records.filter_map(|record| self.shared(record, words)).for_each(prefetch_lines);
     }
 
     /// Starts to load all cache lines of records.
     fn load_lines_ahead(&self, records: &[u32]) {
-        records.iter().filter_map(|record| self.shared(*record, self.shape.words)).for_each(prefetch_words);
+        records.iter().filter_map(|record| self.shared(*record, self.shape.words)).for_each(prefetch_lines);
     }
 
     /// The first `words` words of a record, if there is such a record.

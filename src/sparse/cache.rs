@@ -38,7 +38,7 @@ mod traffic;
 
 use serde::Serialize;
 
-use crate::shm::{ahead, prefetch, prefetch_ends};
+use crate::shm::{ahead, prefetch, prefetch_lines};
 
 use super::index::mix;
 use super::table::{HostTable, TableShape};
@@ -533,7 +533,7 @@ impl Cache {
     /// Starts to load the records of rows that are used after the one at `i`, where that is due.
     fn load_records_ahead(&self, rows: &[(u32, u32)], i: usize) {
         for &(device, place) in rows[ahead(i, rows.len())].iter().filter(|(_, place)| *place != ABSENT) {
-            prefetch_ends(self.records.plain(device).record(place));
+            prefetch_lines(self.records.plain(device).record(place));
         }
     }
 

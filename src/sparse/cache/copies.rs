@@ -7,7 +7,7 @@
 //!
 //! Only rows that the table has are copied. A row is copied between a publication and the next exchange, in which nobody writes.
 
-use crate::shm::{ahead, prefetch, prefetch_ends};
+use crate::shm::{ahead, prefetch, prefetch_lines};
 use crate::sparse::index::mix;
 use crate::sparse::table::{TableShape, TableView};
 
@@ -163,7 +163,7 @@ impl Copies {
     /// Starts to load the copies that are used after the one at place `i`, where that is due.
     pub fn load_ahead(&self, places: &[u32], i: usize) {
         let later = places[ahead(i, places.len())].iter();
-        later.filter(|place| **place != ABSENT).for_each(|place| prefetch_ends(self.memory.record(*place)));
+        later.filter(|place| **place != ABSENT).for_each(|place| prefetch_lines(self.memory.record(*place)));
     }
 
     /// The copy at a place, to be moved as the writer moves its row; `None` at [`ABSENT`].

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use crate::shm::{ahead, prefetch_ends};
+use crate::shm::{ahead, prefetch_lines};
 use crate::sparse::index::IdMap;
 use crate::sparse::table::HostTable;
 
@@ -147,7 +147,7 @@ impl Traffic {
                 let memory = &memories[device];
                 for (i, row) in leaving.iter().enumerate() {
                     let later = &leaving[ahead(i, leaving.len())];
-                    later.iter().for_each(|row| prefetch_ends(memory.record(row.place)));
+                    later.iter().for_each(|row| prefetch_lines(memory.record(row.place)));
                     table.prefetch(later.iter().map(|row| row.record));
                     self.arrive(table, row, memory.record(row.place));
                 }
@@ -176,7 +176,7 @@ impl Traffic {
                 for (i, row) in coming.iter().enumerate() {
                     let later = &coming[ahead(i, coming.len())];
                     table.prefetch(later.iter().map(|row| row.record));
-                    later.iter().for_each(|row| prefetch_ends(memory.record(row.place)));
+                    later.iter().for_each(|row| prefetch_lines(memory.record(row.place)));
                     memory.record_mut(row.place).copy_from_slice(table.record(row.record));
                 }
             }
