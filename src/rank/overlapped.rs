@@ -22,13 +22,13 @@ use crate::run::value_snapshot::ValueState;
 use crate::run::{RunDirectory, failpoint};
 use crate::settings::KEPT_GRADIENTS;
 use crate::shm::control::STOP_LEARNING;
-use crate::shm::{Overflow, RingWriter, SampleRing};
+use crate::shm::{Overflow, RingWriter, SampleRing, monotonic};
 
 use super::arrivals::Arrivals;
 use super::member::Member;
 use super::progress::step_of;
 use super::said::{Said, hash};
-use super::writer::{Work, Writer};
+use super::writer::{GIVEN_HEADER, Work, Writer};
 
 const NAP: Duration = Duration::from_millis(100);
 
@@ -236,10 +236,12 @@ fn give_rows(member: &Member<'_>, out: &mut RingWriter, number: u64, whole: u64)
         if let Some(mut region) = out.claim(1, Overflow::Wait) {
             let message = &member.message[RANK_HEADER..];
             let payload = region.payload();
-            ensure!(8 + message.len() <= payload.len(), "{} bytes of row gradients", message.len());
-            payload[..8].copy_from_slice(&whole.to_le_bytes());
-            payload[8..8 + message.len()].copy_from_slice(message);
-            region.commit(8 + message.len(), number, member.exchange.news());
+            let len = GIVEN_HEADER + message.len();
+            ensure!(len <= payload.len(), "{} bytes of row gradients", message.len());
+            let now = monotonic().as_nanos() as u64;
+            payload[..GIVEN_HEADER].copy_from_slice(bytemuck::bytes_of(&[whole.to_le(), now.to_le()]));
+            payload[GIVEN_HEADER..len].copy_from_slice(message);
+            region.commit(len, number, member.exchange.news());
             return Ok(());
         }
         if let Some(broken) = member.exchange.broken() {

@@ -15,7 +15,7 @@ use crate::run::failpoint;
 use crate::run::value_run::Prepared;
 use crate::run::value_snapshot::ValueState;
 use crate::settings::ValueSettings;
-use crate::shm::{Exchange, ReadGuard, RingReader};
+use crate::shm::{Exchange, ReadGuard, RingReader, monotonic};
 
 use super::merged::MergedRows;
 use super::progress::step_of;
@@ -92,6 +92,9 @@ impl Drop for Writer {
     }
 }
 
+/// Bytes before a rank's row gradients in its ring: samples of the whole batch, and when they were given.
+pub const GIVEN_HEADER: usize = 16;
+
 /// What the thread works with.
 pub struct Work {
     /// Number of the table, and its rows.
@@ -111,22 +114,43 @@ impl Work {
         let Self { table, rows, rings, exchange, settings, prepared, state } = self;
         for iteration in 1.. {
             let Some(given) = collect(rings, iteration, exchange, shared)? else { return Ok(()) };
-            let parts = given.iter().map(|guard| guard.payload().split_first_chunk().context("an empty message"));
-            let parts: Vec<(&[u8; 8], &[u8])> = parts.collect::<anyhow::Result<_>>()?;
-            let whole = u64::from_le_bytes(*parts[0].0);
-            ensure!(parts.iter().all(|part| part.0 == parts[0].0), "ranks are at different batches");
-            failpoint::reached("exchange.latency");
+            let parts = given.iter().map(|guard| Given::decode(guard.payload()).context("a message without a header"));
+            let parts = parts.collect::<anyhow::Result<Vec<_>>>()?;
+            let whole = parts[0].whole;
+            ensure!(parts.iter().all(|part| part.whole == whole), "ranks are at different batches");
+            if let Some(latency) = failpoint::wait_at("exchange.latency") {
+                // A network carries several messages at a time: each arrives that much after it was given.
+                let newest = parts.iter().map(|part| part.at).max().unwrap_or_default();
+                std::thread::sleep((newest + latency).saturating_sub(monotonic()));
+            }
             state.samples += whole;
             let (step, _) = step_of(settings, prepared, state);
             let mut rows = rows.lock().expect("whoever reads the table works");
             exchange.begin_write(*table);
-            rows.write(parts.iter().map(|part| part.1), settings, step, whole)?;
+            rows.write(parts.iter().map(|part| part.rows), settings, step, whole)?;
             drop(rows);
             failpoint::reached(if *table == 0 { "rank.written" } else { "table.written" });
             exchange.publish(*table, iteration);
             given.into_iter().for_each(ReadGuard::release);
         }
         Ok(())
+    }
+}
+
+/// What a rank gave of an iteration.
+struct Given<'a> {
+    /// Samples of the whole batch.
+    whole: u64,
+    /// When it was given, by the monotonic clock.
+    at: Duration,
+    rows: &'a [u8],
+}
+
+impl<'a> Given<'a> {
+    fn decode(payload: &'a [u8]) -> Option<Self> {
+        let (whole, rest) = payload.split_first_chunk()?;
+        let (at, rows) = rest.split_first_chunk()?;
+        Some(Self { whole: u64::from_le_bytes(*whole), at: Duration::from_nanos(u64::from_le_bytes(*at)), rows })
     }
 }
 

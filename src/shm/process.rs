@@ -1,5 +1,7 @@
 //! The processes of a run in one table: name, slot, and when each is started.
 
+use std::time::Duration;
+
 use nix::time::{ClockId, clock_gettime};
 
 use super::sync::{AtomicU32, AtomicU64, Ordering};
@@ -181,10 +183,14 @@ impl ProcessSlot {
     }
 }
 
-/// Returns the milliseconds of the monotonic clock, which all processes of a machine share and nobody sets.
+/// Returns the time of the monotonic clock, which all processes of a machine share and nobody sets.
+pub fn monotonic() -> Duration {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has this clock").into()
+}
+
+/// Returns the milliseconds of the monotonic clock.
 pub(super) fn monotonic_ms() -> u64 {
-    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has this clock");
-    time.tv_sec() as u64 * 1_000 + time.tv_nsec() as u64 / 1_000_000
+    monotonic().as_millis() as u64
 }
 
 #[cfg(test)]
