@@ -89,9 +89,9 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
         }
     };
     let view = TableView::open(&table_name(seat.group()))?;
-    let copies = (rows.is_none() && settings.table.cache_rows > 0).then(|| {
-        MergedCopies::new(Copies::new(view.shape(), settings.table.cache_rows), RowPrior::new(settings, &prepared))
-    });
+    let room = settings.table.cache_rows.min(settings.table.max_rows);
+    let copies = (rows.is_none() && room > 0)
+        .then(|| MergedCopies::new(Copies::new(view.shape(), room), RowPrior::new(settings, &prepared)));
     let mut first = None;
     if rank == 0 {
         let passes = || -> anyhow::Result<_> {
