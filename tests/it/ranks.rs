@@ -100,8 +100,8 @@ fn ranks_that_keep_copies_of_rows_learn_the_same_bytes() {
         let kept = scene.train(run, &[&sets[..], &[copies]].concat());
         assert!(plain == model(&kept), "{run}");
         let records = std::fs::read_to_string(kept.join("metrics.jsonl")).unwrap();
-        let records = records.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-        let last = records.filter(|record| record["kind"] == "values").last().unwrap();
+        let mut records = records.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let last = records.rfind(|record| record["kind"] == "values").unwrap();
         let counter = |name: &str| last["cache"][name].as_u64().unwrap();
         assert!(counter("hits") > 0 && counter("misses") > 0 && counter("write_backs") == 0, "{last}");
         assert_eq!(counter("evictions") > 0, run != "all", "{last}");
