@@ -53,6 +53,30 @@ pub struct TableBench {
     pub dump: Option<PathBuf>,
 }
 
+impl TableBench {
+    /// Updates on the CPU, without a cache, of `batch` samples with `fields` ids each, by Zipf's law among `rows`. Nothing is timed.
+    pub fn of_updates(rows: usize, [batch, fields, dim]: [usize; 3], optimizer: RowOptimizer) -> Self {
+        Self {
+            rows,
+            batch,
+            batches: 0,
+            fields,
+            dim,
+            zipf: 1.05,
+            optimizer,
+            cache_rows: 0,
+            prefetch: 1,
+            device: Device::Cpu,
+            devices: 1,
+            host_rows: false,
+            seconds: 0.0,
+            rounds: 0,
+            accesses: 0,
+            dump: None,
+        }
+    }
+}
+
 pub fn table_shape(bench: &TableBench) -> TableShape {
     TableShape { dim: bench.dim + DIRECT, optimizer: bench.optimizer, max_rows: bench.rows, seed: 1, marks: false }
 }

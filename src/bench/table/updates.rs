@@ -199,24 +199,7 @@ mod tests {
     #[test]
     fn rows_of_the_host_make_the_updates_of_the_row_thread() {
         for optimizer in [RowOptimizer::RowwiseAdagrad, RowOptimizer::LazyAdam] {
-            let bench = TableBench {
-                rows: 500,
-                batch: 64,
-                batches: 0,
-                fields: 4,
-                dim: 6,
-                zipf: 1.05,
-                optimizer,
-                cache_rows: 0,
-                prefetch: 1,
-                device: Device::Cpu,
-                devices: 1,
-                host_rows: false,
-                seconds: 0.0,
-                rounds: 0,
-                accesses: 0,
-                dump: None,
-            };
+            let bench = TableBench::of_updates(500, [64, 4, 6], optimizer);
             let [thread, host] =
                 [updates(&bench, None, 12, true), updates_from_host(&bench, None, 12)].map(Result::unwrap);
             assert_eq!((thread.digest, thread.losses), (host.digest, host.losses), "{optimizer:?}");

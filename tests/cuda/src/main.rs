@@ -98,22 +98,9 @@ fn taken_in(days: &[DayModel], settings: &Settings, learner: &mut Learner) -> an
 /// Compiles the kernels of the value model for every optimiser; then launches and time of an update.
 fn values(driver: &Driver) -> anyhow::Result<()> {
     let bench = |optimizer, rows, cache_rows, devices| TableBench {
-        rows,
-        batch: 4096,
-        batches: 0,
-        fields: 8,
-        dim: 16,
-        zipf: 1.05,
-        optimizer,
         cache_rows,
-        prefetch: 1,
-        device: Gpu::Cpu,
         devices,
-        host_rows: false,
-        seconds: 0.0,
-        rounds: 0,
-        accesses: 0,
-        dump: None,
+        ..TableBench::of_updates(rows, [4096, 8, 16], optimizer)
     };
     let updates = |bench: &TableBench, count: usize| {
         let shape = device_shape(bench, table_shape(bench));

@@ -5,7 +5,6 @@ use std::sync::LazyLock;
 use std::time::Instant;
 
 use admix::bench::table::{TableBench, Updates, device_shape, table_shape, updates, updates_from_host};
-use admix::gpu::Device;
 use admix::rank::device::{Opened, open, open_gradients};
 use admix::settings::RowOptimizer;
 use burn_wgpu::{WgpuDevice, WgpuRuntime};
@@ -25,24 +24,7 @@ fn bench(
     cache_rows: usize,
     prefetch: usize,
 ) -> TableBench {
-    TableBench {
-        rows: 4_000,
-        batch,
-        batches: 0,
-        fields,
-        dim,
-        zipf: 1.05,
-        optimizer,
-        cache_rows,
-        prefetch,
-        device: Device::Cpu,
-        devices: 1,
-        host_rows: false,
-        seconds: 0.0,
-        rounds: 0,
-        accesses: 0,
-        dump: None,
-    }
+    TableBench { cache_rows, prefetch, ..TableBench::of_updates(4_000, [batch, fields, dim], optimizer) }
 }
 
 /// Devices of so many arenas. Where there is only a software device, it is opened as two, which cannot read each other's memory; another
