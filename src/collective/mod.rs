@@ -15,13 +15,17 @@
 //! | file | what it is |
 //! |---|---|
 //! | [`rows`] | gradients of embedding rows: merged, encoded, summed over ranks, divided |
+//! | [`hints`] | what a rank tells the writer of its table beside gradients |
+//! | [`shares`] | which rank a sample goes to |
 //! | [`overlap`] | the overlapped mode: which global gradient is used when, and how |
 //! | `transport` | how a rank exchanges, whatever carries it |
 //! | [`nccl`] | means over ranks that have a GPU each |
 
+pub mod hints;
 pub mod nccl;
 pub mod overlap;
 pub mod rows;
+pub mod shares;
 mod transport;
 
 use crate::shm::Seat;

@@ -110,7 +110,7 @@ impl Transport for Nccl {
         read: &mut dyn FnMut(&[&[u8]]),
         look: &dyn Fn(),
     ) -> anyhow::Result<()> {
-        self.seat.exchange_while(&mut [], mine, read, look)?;
+        self.seat.exchange_while(&mut [], mine.into(), read, look)?;
         self.average(values, look)
     }
 }

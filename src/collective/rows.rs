@@ -8,15 +8,17 @@ use crate::settings::SparseAverage;
 use crate::sparse::Lookup;
 use crate::sparse::lookup::Finder;
 
-/// Bytes of a message before its groups' counts: rows, floats of a row, groups.
-const HEADER: usize = 12;
+/// Bytes of a message before its rows: how many there are, and floats of a row.
+const HEADER: usize = 8;
+/// Bytes of a row beside its gradient and its field: id, sum of weights, sum of their squares.
+const OF_ROW: usize = 8 + 4 + 4;
 
 /// A message that is not one of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("row gradients of rank {rank} are damaged: {bytes} bytes")]
 pub struct Damaged {
-    rank: usize,
-    bytes: usize,
+    pub rank: usize,
+    pub bytes: usize,
 }
 
 /// The mean weight of samples, each counted by its weight, from the sum of their weights and of the squares.
@@ -26,11 +28,61 @@ pub fn mean_weight(sum: f32, squares: f32) -> f32 {
 
 /// Bytes of the longest message of `rows` rows.
 pub fn capacity(rows: usize, dim: usize, fields: usize) -> usize {
-    HEADER + 4 * fields + rows * (8 + 4 + 4 + 4 * dim)
+    HEADER + rows * (OF_ROW + 4 * dim) + Numbers::bytes(rows, fields)
 }
 
-/// Encodes a shard's gradients: of each of the `lookup`'s unique ids the field, the weights' sum and sum of squares, and `dim` floats
-/// of gradient. Rows stand in the order of their fields. The message is appended to `out`.
+/// Small numbers, packed bit by bit: of each row its field.
+#[derive(Debug, Clone, Copy)]
+struct Numbers<B> {
+    bytes: B,
+    /// Bits of a number, 16 at most.
+    width: u32,
+}
+
+impl Numbers<()> {
+    /// Bits of the numbers below `most`.
+    ///
+    /// # Panics
+    /// For numbers of more than 16 bits.
+    fn width(most: usize) -> u32 {
+        let width = usize::BITS - most.saturating_sub(1).leading_zeros();
+        assert!(width <= 16, "{most} fields");
+        width
+    }
+
+    /// Bytes of so many numbers below `most`. A word begins at every byte that a number begins in.
+    fn bytes(numbers: usize, most: usize) -> usize {
+        (numbers * Self::width(most) as usize).div_ceil(8).max(1) + 3
+    }
+}
+
+impl<B> Numbers<B> {
+    /// The byte in which a number begins, and at which bit.
+    fn place(&self, i: usize) -> (usize, usize) {
+        let at = i * self.width as usize;
+        (at / 8, at % 8)
+    }
+}
+
+impl Numbers<&[u8]> {
+    fn get(&self, i: usize) -> u32 {
+        let (byte, shift) = self.place(i);
+        let word = self.bytes[byte..].first_chunk().expect("a word");
+        u32::from_le_bytes(*word) >> shift & ((1 << self.width) - 1)
+    }
+}
+
+impl Numbers<&mut [u8]> {
+    /// Sets a number that was 0.
+    fn set(&mut self, i: usize, number: u32) {
+        let (byte, shift) = self.place(i);
+        let word = self.bytes[byte..].first_chunk_mut().expect("a word");
+        *word = (u32::from_le_bytes(*word) | number << shift).to_le_bytes();
+    }
+}
+
+/// Encodes a shard's gradients: of each of the `lookup`'s unique ids the field, one of `fields`, the weights' sum and sum of squares, and
+/// `dim` floats of gradient. The message is appended to `out`.
 pub fn encode(
     lookup: &Lookup,
     of_row: impl Fn(usize) -> (usize, f32, f32),
@@ -40,84 +92,80 @@ pub fn encode(
 ) {
     let rows = lookup.unique.len();
     let dim = gradients.len().checked_div(rows).unwrap_or(0);
-    // A counting sort by field, which keeps the order within one.
-    let mut counts = vec![0u32; fields];
-    (0..rows).for_each(|row| counts[of_row(row).0] += 1);
-    let mut next: Vec<u32> = counts
-        .iter()
-        .scan(0, |sum, count| {
-            *sum += count;
-            Some(*sum - count)
-        })
-        .collect();
-    let mut order = vec![0u32; rows];
-    for row in 0..rows {
-        let place = &mut next[of_row(row).0];
-        order[*place as usize] = row as u32;
-        *place += 1;
-    }
-    for number in [rows as u32, dim as u32, fields as u32].iter().chain(&counts) {
-        out.extend_from_slice(&number.to_le_bytes());
-    }
+    out.reserve(capacity(rows, dim, fields));
+    [rows, dim].iter().for_each(|number| out.extend_from_slice(&(*number as u32).to_le_bytes()));
     let at = out.len();
-    out.resize(at + rows * (16 + 4 * dim), 0);
+    let numbers = Numbers::bytes(rows, fields);
+    out.resize(at + rows * (OF_ROW + 4 * dim) + numbers, 0);
     let (ids, rest) = out[at..].split_at_mut(8 * rows);
     let (weights, rest) = rest.split_at_mut(4 * rows);
-    let (squares, floats) = rest.split_at_mut(4 * rows);
+    let (squares, rest) = rest.split_at_mut(4 * rows);
+    let (bytes, floats) = rest.split_at_mut(numbers);
     let (ids, weights, squares) = (ids.as_chunks_mut().0, weights.as_chunks_mut().0, squares.as_chunks_mut().0);
-    let floats = floats.as_chunks_mut().0;
-    for (place, &row) in order.iter().enumerate() {
-        let row = row as usize;
-        let (_, weight, square) = of_row(row);
-        ids[place] = lookup.unique[row].to_le_bytes();
-        weights[place] = weight.to_le_bytes();
-        squares[place] = square.to_le_bytes();
-        let gradient = &gradients[row * dim..(row + 1) * dim];
-        floats[place * dim..(place + 1) * dim].iter_mut().zip(gradient).for_each(|(to, g)| *to = g.to_le_bytes());
+    let mut numbers = Numbers { bytes, width: Numbers::width(fields) };
+    for (row, id) in lookup.unique.iter().enumerate() {
+        let (field, weight, square) = of_row(row);
+        ids[row] = id.to_le_bytes();
+        weights[row] = weight.to_le_bytes();
+        squares[row] = square.to_le_bytes();
+        numbers.set(row, field as u32);
     }
+    floats.as_chunks_mut().0.iter_mut().zip(gradients).for_each(|(to, g)| *to = g.to_le_bytes());
 }
 
 /// The gradients of a shard's rows where they were received: nothing is copied.
 #[derive(Debug, Clone, Copy)]
 pub struct Message<'a> {
-    /// Rows of each field; rows stand in the order of their fields.
-    counts: &'a [[u8; 4]],
     ids: &'a [[u8; 8]],
     weights: &'a [[u8; 4]],
     squares: &'a [[u8; 4]],
+    fields: Numbers<&'a [u8]>,
     /// `dim` floats of each row.
     gradients: &'a [[u8; 4]],
+    behind: &'a [u8],
 }
 
 impl<'a> Message<'a> {
-    /// Decodes a message of `rank`, whose rows are of `fields` fields and have `dim` floats.
+    /// Decodes a message of `rank`, whose rows are of `fields` fields and have `dim` floats. Something else may stand behind it.
     ///
     /// # Errors
     /// [`Damaged`].
     pub fn decode(rank: usize, message: &'a [u8], dim: usize, fields: usize) -> Result<Self, Damaged> {
         let damaged = Damaged { rank, bytes: message.len() };
         let (head, rest) = message.split_first_chunk::<HEADER>().ok_or(damaged)?;
-        let [rows, floats, groups] = *head.as_chunks::<4>().0 else { return Err(damaged) };
-        let [rows, floats, groups] = [rows, floats, groups].map(|word| u32::from_le_bytes(word) as usize);
-        let fits = groups == fields && rows <= message.len() && (rows == 0 || floats == dim);
-        if !fits || message.len() != HEADER + 4 * fields + rows * (16 + 4 * floats) {
+        let [rows, floats] = *head.as_chunks::<4>().0 else { return Err(damaged) };
+        let [rows, floats] = [rows, floats].map(|word| u32::from_le_bytes(word) as usize);
+        if rows > message.len() || rows > 0 && floats != dim {
             return Err(damaged);
         }
-        let (counts, rest) = rest.split_at(4 * fields);
+        let numbers = Numbers::bytes(rows, fields);
+        let (rest, behind) = rest.split_at_checked(rows * (OF_ROW + 4 * floats) + numbers).ok_or(damaged)?;
         let (ids, rest) = rest.split_at(8 * rows);
         let (weights, rest) = rest.split_at(4 * rows);
-        let (squares, gradients) = rest.split_at(4 * rows);
-        let counts = counts.as_chunks().0;
-        if counts.iter().map(|count| u64::from(u32::from_le_bytes(*count))).sum::<u64>() != rows as u64 {
+        let (squares, rest) = rest.split_at(4 * rows);
+        let (bytes, gradients) = rest.split_at(numbers);
+        let numbers = Numbers { bytes, width: Numbers::width(fields) };
+        if (0..rows).any(|row| numbers.get(row) as usize >= fields) {
             return Err(damaged);
         }
         Ok(Self {
-            counts,
             ids: ids.as_chunks().0,
             weights: weights.as_chunks().0,
             squares: squares.as_chunks().0,
+            fields: numbers,
             gradients: gradients.as_chunks().0,
+            behind,
         })
+    }
+
+    /// What stands behind it.
+    pub fn behind(&self) -> &'a [u8] {
+        self.behind
+    }
+
+    /// Returns the number of rows.
+    pub fn rows(&self) -> usize {
+        self.ids.len()
     }
 }
 
@@ -146,9 +194,8 @@ const NONE: u32 = u32::MAX;
 pub struct Merger {
     finder: Finder,
     lookup: Lookup,
-    /// Of all rows of all messages, one message after another: ids, fields, and the place of the next row with the same id, or [`NONE`].
+    /// Of all rows of all messages, one message after another: ids, and the place of the next row with the same id, or [`NONE`].
     ids: Vec<u64>,
-    fields: Vec<u32>,
     next: Vec<u32>,
     /// Of each unique id: its first row.
     first: Vec<u32>,
@@ -159,15 +206,11 @@ pub struct Merger {
 impl Merger {
     /// Finds the unique rows of the messages of all ranks, in the order of the ranks.
     pub fn begin(&mut self, messages: &[Message<'_>]) {
-        let Self { finder, lookup, ids, fields, next, first, ends } = self;
+        let Self { finder, lookup, ids, next, first, ends } = self;
         ids.clear();
-        fields.clear();
         ends.clear();
         for message in messages {
             ids.extend(message.ids.iter().map(|id| u64::from_le_bytes(*id)));
-            for (field, count) in (0..).zip(message.counts) {
-                fields.extend(std::iter::repeat_n(field, u32::from_le_bytes(*count) as usize));
-            }
             ends.push(ids.len());
         }
         finder.find(ids, lookup);
@@ -183,6 +226,11 @@ impl Merger {
     /// The ids of the rows, in the order in which they first appear.
     pub fn ids(&self) -> &[u64] {
         &self.lookup.unique
+    }
+
+    /// Of all rows of all messages, one message after another: the place of its id among [`ids`](Self::ids).
+    pub fn places(&self) -> &[u32] {
+        &self.lookup.inverse
     }
 
     /// Sums and divides the gradients of the row at `place` among [`ids`](Self::ids), into `gradient`. `messages` are those that the merger
@@ -212,7 +260,7 @@ impl Merger {
             } else {
                 gradient.iter_mut().zip(floats).for_each(|(sum, g)| *sum += g);
             }
-            merged.field = self.fields[at];
+            merged.field = message.fields.get(row);
             merged.weights += f32::from_le_bytes(message.weights[row]);
             merged.squares += f32::from_le_bytes(message.squares[row]);
             holders += 1;
@@ -369,20 +417,39 @@ mod tests {
     #[test]
     fn damaged_messages_are_refused() {
         let good = message(&lettered()[0]);
-        let refused = |bytes: &[u8]| Message::decode(3, bytes, DIM, FIELDS).is_err();
+        // Of what is too long, there is something behind the message.
+        let refused =
+            |bytes: &[u8]| !Message::decode(3, bytes, DIM, FIELDS).is_ok_and(|message| message.behind().is_empty());
         assert!(!refused(&good) && refused(&good[..good.len() - 1]) && refused(&[]) && refused(&good[..9]));
-        for at in 0..HEADER + 4 * FIELDS {
+        for at in 0..HEADER {
             let mut bytes = good.clone();
             bytes[at] ^= 0x40;
             assert!(refused(&bytes), "byte {at}");
         }
-        // Two counts whose sum is right only in 32 bits.
+        // Three rows of one of three fields: the fourth number of two bits is none of them.
+        let good = {
+            let lookup = Lookup::of(&[1, 2, 3]);
+            let mut out = vec![];
+            encode(&lookup, |row| (row, 1.0, 1.0), &[0.5; 3 * DIM], 3, &mut out);
+            out
+        };
+        assert!(Message::decode(3, &good, DIM, 3).is_ok());
         let mut bytes = good.clone();
-        for field in 0..2 {
-            bytes[HEADER + 4 * field + 3] ^= 0x80;
+        bytes[HEADER + 3 * OF_ROW] |= 3;
+        let refused = |bytes: &[u8]| Message::decode(3, bytes, DIM, 3).is_err();
+        assert!(refused(&bytes), "a field that there is not");
+    }
+
+    proptest! {
+        #[test]
+        fn small_numbers_come_back(most in 1usize..1 << 16, seed in prop::collection::vec(any::<u32>(), 0..40)) {
+            let numbers: Vec<u32> = seed.iter().map(|n| n % most as u32).collect();
+            let mut bytes = vec![0; Numbers::bytes(numbers.len(), most)];
+            let mut packed = Numbers { bytes: &mut bytes[..], width: Numbers::width(most) };
+            numbers.iter().enumerate().for_each(|(i, number)| packed.set(i, *number));
+            let packed = Numbers { bytes: &bytes[..], width: Numbers::width(most) };
+            prop_assert!(numbers.iter().enumerate().all(|(i, number)| packed.get(i) == *number));
         }
-        assert!(refused(&bytes), "counts");
-        assert!(Message::decode(3, &good, DIM, FIELDS + 1).is_err(), "fields");
     }
 
     /// Sums of floats depend on the order of their terms, and so would the bytes of a run.
@@ -423,7 +490,7 @@ mod tests {
         #[test]
         fn messages_are_as_short_as_promised(rows in 100usize..500, dim in 8usize..64) {
             let allowed = 1.1 * (rows * (12 + 4 * dim)) as f64;
-            prop_assert!(capacity(rows, dim, 8) as f64 <= allowed + (HEADER + 32) as f64);
+            prop_assert!(capacity(rows, dim, 8) as f64 <= allowed + (HEADER + 4) as f64);
         }
     }
 }

@@ -33,6 +33,6 @@ impl Transport for Seat {
         read: &mut dyn FnMut(&[&[u8]]),
         look: &dyn Fn(),
     ) -> anyhow::Result<()> {
-        Ok(self.exchange_while(values, mine, read, look)?)
+        Ok(self.exchange_while(values, mine.into(), read, look)?)
     }
 }

@@ -46,9 +46,25 @@ impl<'a> Blocks<'a> {
     /// # Errors
     /// A damaged ring, or a block that is not the next one.
     pub fn take(&mut self, cursor: &Cursor) -> anyhow::Result<Option<Arc<Block>>> {
+        let naps = self.ahead.is_empty();
+        self.take_one(cursor, naps)
+    }
+
+    /// The next batch, if it is at hand.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take).
+    pub fn peek(&mut self, cursor: &Cursor) -> anyhow::Result<Option<&Batch>> {
+        if self.ahead.is_empty() {
+            self.take_one(cursor, false)?;
+        }
+        Ok(self.ahead.front())
+    }
+
+    fn take_one(&mut self, cursor: &Cursor, naps: bool) -> anyhow::Result<Option<Arc<Block>>> {
         let mut after = self.ahead.back().map_or(cursor, |batch| &batch.after).clone();
         while !after.pass_ended() {
-            let Some(block) = self.read(after.reader())? else { break };
+            let Some(block) = self.read(after.reader(), naps)? else { break };
             // Else made again by a reader that died between handing it over and saying so.
             if after.advance(&block)? {
                 let block = Arc::new(block);
@@ -69,7 +85,7 @@ impl<'a> Blocks<'a> {
         self.waited
     }
 
-    fn read(&mut self, reader: usize) -> anyhow::Result<Option<Block>> {
+    fn read(&mut self, reader: usize, naps: bool) -> anyhow::Result<Option<Block>> {
         self.slot.beat();
         let seen = self.control.data.value();
         match self.readers[reader].take() {
@@ -80,7 +96,7 @@ impl<'a> Blocks<'a> {
                 Ok(Some(block))
             }
             Ok(None) => {
-                if self.ahead.is_empty() {
+                if naps {
                     let begun = Instant::now();
                     self.control.data.wait(seen, NAP);
                     self.waited += begun.elapsed();

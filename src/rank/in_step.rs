@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 
 use crate::run::failpoint;
+use crate::run::value_cursor::Cursor;
 use crate::run::value_run::RANK_HEADER;
+use crate::shm::Mine;
 use crate::shm::control::STOP_LEARNING;
 
 use super::blocks::Batch;
@@ -63,16 +65,24 @@ impl Member<'_> {
         let parameters = hash(&self.state.parameters);
         let mut said = Said { stops: batch.is_none(), wish: self.wish(), parameters, ..Said::default() };
         if let Some(batch) = &batch {
+            let writer_knows = self.next.is_some();
             self.before_rows(&batch.block);
+            self.look_ahead(&batch.after)?;
             let waiting = Instant::now();
-            self.seat.wait_published(self.written)?;
+            if writer_knows {
+                self.seat.wait_wanted(self.written)?;
+            } else {
+                self.seat.wait_published(self.written)?;
+            }
             self.exchanging += waiting.elapsed();
-            let losses = self.compute(&batch.block)?.1;
+            self.read_rows();
+            let losses = self.compute(&batch.block)?;
             (said.click, said.charge) = (losses.click, losses.charge);
             said.copies = self.copies.as_ref().map(MergedCopies::copied).unwrap_or_default();
         }
         said.encode(&mut self.message);
         debug_assert_eq!(self.message.len(), RANK_HEADER);
+        self.hints = 0;
         if let Some(batch) = &batch {
             self.encode_rows(&batch.block);
         }
@@ -92,14 +102,31 @@ impl Member<'_> {
         Ok(Some(all))
     }
 
+    /// Finds the unique ids of the batch behind `cursor`, if it is at hand, so that the first rank of the table can write their rows first.
+    /// What is told of them is the same whether it is done sooner or later: it is done where this rank waits otherwise.
+    fn look_ahead(&mut self, cursor: &Cursor) -> anyhow::Result<()> {
+        // Where a test makes it fail, the writer is told nothing.
+        if self.rows.is_some() || failpoint::reached("other.ahead") {
+            return Ok(());
+        }
+        let Some(Batch { block, .. }) = self.blocks.peek(cursor)? else { return Ok(()) };
+        if block.whole() > 0 {
+            let mut next = std::mem::take(&mut self.spare);
+            self.finder.find(&block.ids, &mut next);
+            self.next = Some(next);
+        }
+        Ok(())
+    }
+
     /// Gives gradients and message to all; returns what each rank said. The parameters' gradient is the mean of all then. Where nobody
     /// stops, the samples of `batch` are counted, and the first rank of each table has written and published its rows.
     fn give_all(&mut self, batch: Option<&Batch>) -> anyhow::Result<Vec<Said>> {
         let begun = Instant::now();
         let exchanging = self.named(["rank.exchange", "table.exchange", "other.exchange"]);
         let writing = self.named(["rank.write", "table.write", "other.write"]);
+        let wanted = self.named(["rank.wanted", "table.wanted", "other.wanted"]);
         let written = self.named(["rank.written", "table.written", "other.written"]);
-        let Self { settings, prepared, exchange, seat, network, message, rows, copies, state, .. } = self;
+        let Self { settings, prepared, exchange, seat, network, message, hints, rows, copies, state, .. } = self;
         let (group, generation) = (seat.group(), self.written + 1);
         let gradient = network.gradient(state.parameters.len());
         let mut wrote = Duration::ZERO;
@@ -127,7 +154,11 @@ impl Member<'_> {
             let Some(rows) = rows else { return Ok(all) };
             // Where a test makes it fail, this table misses a write.
             if !failpoint::reached(writing) {
-                lock(rows).write(given, settings, step, whole)?;
+                let publish_wanted = || {
+                    exchange.publish_wanted(group, generation);
+                    failpoint::reached(wanted);
+                };
+                lock(rows).write(given, settings, step, whole, publish_wanted)?;
             }
             failpoint::reached(written);
             exchange.publish(group, generation);
@@ -137,7 +168,8 @@ impl Member<'_> {
         failpoint::reached(exchanging);
         failpoint::reached("exchange.latency");
         let mut heard = Ok(vec![]);
-        seat.exchange_while(gradient, message, &mut |messages| heard = hear(messages), &|| {})?;
+        let mine = Mine { bytes: message, here: *hints };
+        seat.exchange_while(gradient, mine, &mut |messages| heard = hear(messages), &|| {})?;
         self.exchanging += begun.elapsed().saturating_sub(wrote);
         heard
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 
-use crate::collective::rows::encode;
+use crate::collective::{hints, rows};
 use crate::run::value_run::{Prepared, ValueSegments};
 use crate::run::value_snapshot::ValueState;
 use crate::run::{CannotSave, Metrics};
@@ -13,7 +13,7 @@ use crate::settings::ValueSettings;
 use crate::shm::control::ProcessSlot;
 use crate::shm::{Exchange, Halves, RowReader, Seat};
 use crate::sparse::lookup::Finder;
-use crate::sparse::{Counters, TableView};
+use crate::sparse::{Counters, Lookup, TableView};
 use crate::values::Block;
 use crate::values::net::Losses;
 
@@ -61,11 +61,16 @@ pub struct Member<'a> {
     pub(super) occurrences: Occurrences,
     pub(super) finder: Finder,
     pub(super) batch_rows: BatchRows,
+    /// The unique ids of the next batch, if they were found ahead: then the writer of the table knows them. And memory for the next ones.
+    pub(super) next: Option<Lookup>,
+    pub(super) spare: Lookup,
     /// Of this rank's shard: `dim` floats for each unique id.
     pub(super) row_gradients: Vec<f32>,
     /// Memory for a record of the table.
     pub(super) record: Vec<u32>,
     pub message: Vec<u8>,
+    /// Bytes of hints at its end.
+    pub(super) hints: usize,
     /// Of the first rank of a table: what it writes.
     pub rows: Option<Arc<Mutex<MergedRows>>>,
     /// Of the other ranks: their copies of rows, if they keep any.
@@ -152,7 +157,10 @@ impl Member<'_> {
         self.slot.beat();
         self.network.begin(&self.state, block);
         let BatchRows { lookup, records, .. } = &mut self.batch_rows;
-        self.finder.find(&block.ids, lookup);
+        match self.next.take() {
+            Some(found) => self.spare = std::mem::replace(lookup, found),
+            None => self.finder.find(&block.ids, lookup),
+        }
         // Ranks remove no rows, so what is found now stays where it is. New ids are looked for again once the rows are published.
         match &mut self.copies {
             Some(MergedCopies { copies, .. }) => copies.begin(&self.view, &lookup.unique),
@@ -160,28 +168,44 @@ impl Member<'_> {
         }
     }
 
-    /// Reads a shard's rows and computes its gradients. Returns the generation of the rows, too.
-    pub fn compute(&mut self, block: &Block) -> anyhow::Result<(u64, Losses)> {
+    /// Reads a shard's rows, which nobody writes meanwhile.
+    pub fn read_rows(&mut self) {
         let BatchRows { lookup, records, values, .. } = &mut self.batch_rows;
-        let generation = match &mut self.copies {
-            // In step nobody writes now.
-            Some(MergedCopies { copies, .. }) => {
-                copies.read_all(&self.view, &lookup.unique, &mut self.record, values);
-                self.written
-            }
-            None => self.seat.read_shared(|| {
-                self.view.read_all(&lookup.unique, records, &mut self.record, values);
-            })?,
-        };
-        let losses = self.network.compute(&self.state, block, &self.batch_rows, &mut self.row_gradients)?;
-        Ok((generation, losses))
+        match &mut self.copies {
+            Some(MergedCopies { copies, .. }) => copies.read_all(&self.view, &lookup.unique, &mut self.record, values),
+            None => self.view.read_all(&lookup.unique, records, &mut self.record, values),
+        }
     }
 
-    /// Appends the gradients of a shard's rows to the message.
+    /// Reads a shard's rows, which may be written meanwhile; returns their generation.
+    ///
+    /// # Errors
+    /// A rank that is gone.
+    pub fn read_shared_rows(&mut self) -> anyhow::Result<u64> {
+        let BatchRows { lookup, records, values, .. } = &mut self.batch_rows;
+        let read = || self.view.read_all(&lookup.unique, records, &mut self.record, values);
+        Ok(self.seat.read_shared(read)?)
+    }
+
+    /// Computes the gradients of a shard whose rows were read.
+    ///
+    /// # Errors
+    /// A loss or gradient that is not finite.
+    pub fn compute(&mut self, block: &Block) -> anyhow::Result<Losses> {
+        Ok(self.network.compute(&self.state, block, &self.batch_rows, &mut self.row_gradients)?)
+    }
+
+    /// Appends the gradients of a shard's rows to the message, and hints for the writer of the table.
     pub fn encode_rows(&mut self, block: &Block) {
-        self.occurrences.count(&self.batch_rows.lookup, &block.weight, self.fields);
-        let of_row = |row| self.occurrences.of(row);
-        encode(&self.batch_rows.lookup, of_row, &self.row_gradients, self.fields, &mut self.message);
+        let Self { batch_rows: BatchRows { lookup, records, .. }, message, occurrences, .. } = self;
+        occurrences.count(lookup, &block.weight, self.fields);
+        rows::encode(lookup, |row| occurrences.of(row), &self.row_gradients, self.fields, message);
+        let begin = message.len();
+        let next = self.next.as_ref().map_or(&[][..], |next| &next.unique);
+        // Whoever keeps copies has looked for few records.
+        let known = if self.copies.is_none() { &records[..] } else { &[] };
+        hints::encode(known, next, message);
+        self.hints = message.len() - begin;
     }
 
     /// What the first rank of each machine does between two updates, or two periods, before which `all` said this.

@@ -1,5 +1,8 @@
 //! The merged gradients of all ranks, applied to the rows of a table by its first rank, and to the copies of rows by each of the others.
 
+use std::ops::Range;
+
+use crate::collective::hints::Hints;
 use crate::collective::rows::{Damaged, Merger, Message, RowSums};
 use crate::settings::{RankSync, ValueSettings, WhenFull};
 use crate::sparse::TableError;
@@ -14,11 +17,29 @@ use super::store::Store;
 /// The table, and what its updates need.
 pub struct MergedRows {
     pub store: Store,
+    /// The ranks of the table.
+    ranks: Range<usize>,
     merging: Merging,
-    /// Of the merged rows: their record numbers, where they had one before this batch.
+    /// Of the merged rows: their record numbers, `None` where the table has no room for them.
     records: Vec<Option<u32>>,
+    /// Ids of which no rank knew a record, and what is found of them.
+    missing: Vec<u64>,
+    found: Vec<Option<u32>>,
+    order: Order,
     /// Memory for a record.
     record: Vec<u32>,
+}
+
+/// The order in which rows are written: those that are wanted first.
+#[derive(Default)]
+struct Order {
+    /// Places among the merged rows, and their records.
+    places: Vec<u32>,
+    records: Vec<Option<u32>>,
+    /// Places of rows that nobody wants.
+    rest: Vec<u32>,
+    #[cfg(test)]
+    planted: Option<tests::Bug>,
 }
 
 /// Copies of rows, and what their updates need.
@@ -75,12 +96,25 @@ fn step_row(shape: TableShape, prior: &BatchPrior, row: RowSums, gradient: &mut 
 }
 
 impl MergedRows {
-    pub fn new(store: Store, prior: RowPrior) -> Self {
-        Self { store, merging: Merging::new(prior), records: vec![], record: vec![] }
+    /// The rows of a table of these `ranks`, whose hints are about its records.
+    pub fn new(store: Store, prior: RowPrior, ranks: Range<usize>) -> Self {
+        Self {
+            store,
+            ranks,
+            merging: Merging::new(prior),
+            records: vec![],
+            missing: vec![],
+            found: vec![],
+            order: Order::default(),
+            record: vec![],
+        }
     }
 
-    /// Moves the rows of all ranks along their merged gradients, of a batch of `whole` samples. In step nobody reads meanwhile; ranks that
-    /// overlap may, so that rows are written by atomic words. `given` are the row gradients of each rank, in the order of the ranks.
+    /// Moves the rows of all ranks along their merged gradients, of a batch of `whole` samples. `given` are the row gradients of each rank,
+    /// in the order of the ranks, with hints behind them.
+    ///
+    /// The rows that ranks of this table want next are written first, and `publish_wanted` is called behind them. In step nobody reads
+    /// a row before it is written, so that it is changed in place. Ranks that overlap may, so that rows are written by atomic words.
     ///
     /// # Errors
     /// [`NotWritten`].
@@ -90,24 +124,25 @@ impl MergedRows {
         settings: &ValueSettings,
         step: RowStep,
         whole: u64,
+        publish_wanted: impl FnOnce(),
     ) -> Result<(), NotWritten> {
-        let Self { store, merging, records, record } = self;
-        let messages = merging.begin(given, settings)?;
-        let Merging { prior, merger, gradient } = merging;
+        let messages = self.merging.begin(given, settings)?;
+        let hints = self.hints(&messages)?;
+        self.find(&messages, &hints, settings.table.when_full)?;
+        let Self { store, merging: Merging { prior, merger, gradient }, records, order, record, .. } = self;
         let prior = prior.of_batch(whole, step.passes);
         let table = store.table_mut();
         let shape = table.shape();
-        records.clear();
-        table.find_all(merger.ids(), records);
-        for (place, &id) in merger.ids().iter().enumerate() {
-            table.load_ahead(records, place);
-            let row = merger.merge(&messages, place, settings.ranks.sparse_average, gradient);
-            let Some(at) = records[place].or_else(|| table.find_or_insert(id)) else {
-                if settings.table.when_full == WhenFull::Error {
-                    return Err(TableError::Full { rows: table.len() }.into());
-                }
-                continue;
-            };
+        let first = order.begin(merger.ids(), records, &hints);
+        let mut publish_wanted = Some(publish_wanted);
+        for (number, (&place, &at)) in order.places.iter().zip(&order.records).enumerate() {
+            if number == first {
+                publish_wanted.take().into_iter().for_each(|publish| publish());
+            }
+            table.load_ahead(&order.records, number);
+            let Some(at) = at else { continue };
+            let row = merger.merge(&messages, place as usize, settings.ranks.sparse_average, gradient);
+            let id = merger.ids()[place as usize];
             let change = |words: &mut [u32]| step_row(shape, &prior, row, gradient, step.rate, words);
             match settings.ranks.sync {
                 RankSync::Step => table.change(id, at, change),
@@ -116,6 +151,65 @@ impl MergedRows {
         }
         table.count_batch();
         Ok(())
+    }
+
+    /// The hints of each rank; none of ranks of other tables.
+    fn hints<'m>(&self, messages: &[Message<'m>]) -> Result<Vec<Hints<'m>>, Damaged> {
+        let of_rank = |(rank, message): (usize, &Message<'m>)| match self.ranks.contains(&rank) {
+            true => {
+                Hints::decode(message.behind(), message.rows()).ok_or(Damaged { rank, bytes: message.behind().len() })
+            }
+            false => Ok(Hints::default()),
+        };
+        messages.iter().enumerate().map(of_rank).collect()
+    }
+
+    /// Finds the records of the merged rows. Ids that have none get one, in an order that follows from the gradients alone: it decides
+    /// which ids find room.
+    fn find(&mut self, messages: &[Message<'_>], hints: &[Hints<'_>], when_full: WhenFull) -> Result<(), TableError> {
+        let Self { store, merging: Merging { merger, .. }, records, missing, found, .. } = self;
+        let table = store.table_mut();
+        records.clear();
+        records.resize(merger.ids().len(), None);
+        let mut places = merger.places().iter();
+        for (message, hints) in messages.iter().zip(hints) {
+            for (row, &place) in places.by_ref().take(message.rows()).enumerate() {
+                let record = &mut records[place as usize];
+                *record = record.or_else(|| hints.record(row));
+            }
+        }
+        missing.clear();
+        missing.extend(merger.ids().iter().zip(&*records).filter(|(_, record)| record.is_none()).map(|(id, _)| *id));
+        found.clear();
+        table.find_all(missing, found);
+        let mut found = found.iter().zip(&*missing);
+        for record in records.iter_mut().filter(|record| record.is_none()) {
+            let Some((known, &id)) = found.next() else { break };
+            *record = known.or_else(|| table.find_or_insert(id));
+            if record.is_none() && when_full == WhenFull::Error {
+                return Err(TableError::Full { rows: table.len() });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Order {
+    /// Orders rows of these ids; returns how many are wanted.
+    fn begin(&mut self, ids: &[u64], records: &[Option<u32>], hints: &[Hints<'_>]) -> usize {
+        self.places.clear();
+        self.rest.clear();
+        for (place, &id) in (0..).zip(ids) {
+            let wanted = hints.iter().any(|hints| hints.wants(id));
+            #[cfg(test)]
+            let wanted = wanted && self.planted != Some(tests::Bug::ForgetsWhatIsWanted);
+            if wanted { self.places.push(place) } else { self.rest.push(place) }
+        }
+        let first = self.places.len();
+        self.places.append(&mut self.rest);
+        self.records.clear();
+        self.records.extend(self.places.iter().map(|&place| records[place as usize]));
+        first
     }
 }
 

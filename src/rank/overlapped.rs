@@ -157,7 +157,8 @@ impl<'m, 'a> Overlapped<'m, 'a> {
         let member = &mut *self.member;
         let (block, whole) = (&batch.block, batch.block.whole());
         member.before_rows(block);
-        let (generation, losses) = member.compute(block)?;
+        let generation = member.read_shared_rows()?;
+        let losses = member.compute(block)?;
         self.click += losses.click;
         self.charge += losses.charge;
         self.done += 1;

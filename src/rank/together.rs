@@ -27,7 +27,7 @@ use crate::settings::{RankSync, ValueSettings};
 use crate::shm::{Exchange, NumaNodes, Role, RowReader};
 use crate::sparse::cache::copies::Copies;
 use crate::sparse::lookup::Finder;
-use crate::sparse::{Counters, HostTable, TableView};
+use crate::sparse::{Counters, HostTable, Lookup, TableView};
 use crate::values::Fields;
 use crate::values::net::Losses;
 
@@ -77,7 +77,8 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
         } else if let Some(undo) = undo {
             table.track(undo);
         }
-        let merged = MergedRows::new(Store::direct(table, settings), RowPrior::new(settings, &prepared));
+        let (store, prior) = (Store::direct(table, settings), RowPrior::new(settings, &prepared));
+        let merged = MergedRows::new(store, prior, seat.members());
         rows = Some(Arc::new(Mutex::new(merged)));
         exchange.publish(seat.group(), 0);
     }
@@ -114,9 +115,12 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
         occurrences: Occurrences::default(),
         finder: Finder::default(),
         batch_rows: BatchRows::default(),
+        next: None,
+        spare: Lookup::default(),
         row_gradients: vec![],
         record: vec![],
         message: vec![],
+        hints: 0,
         rows,
         copies,
         first,

@@ -127,7 +127,7 @@ impl Work {
             let (step, _) = step_of(settings, prepared, state);
             let mut rows = rows.lock().expect("whoever reads the table works");
             exchange.begin_write(*table);
-            rows.write(parts.iter().map(|part| part.rows), settings, step, whole)?;
+            rows.write(parts.iter().map(|part| part.rows), settings, step, whole, || {})?;
             drop(rows);
             failpoint::reached(if *table == 0 { "rank.written" } else { "table.written" });
             exchange.publish(*table, iteration);

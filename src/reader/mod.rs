@@ -12,12 +12,13 @@ use rand::SeedableRng as _;
 use rand::seq::SliceRandom as _;
 use rand_chacha::ChaCha8Rng;
 
+use crate::collective::shares::Shares;
 use crate::nodes::World;
 use crate::run::value_run::{Prepared, ValueSegments, compile_options};
 use crate::run::{RunDirectory, failpoint};
 use crate::settings::{Configuration as _, RankSync, ValueSettings};
 use crate::shm::control::{ProcessSlot, STOP_ALL, STOP_LEARNING};
-use crate::shm::{Control, Overflow, ProcessKind, RingWriter, SampleRing};
+use crate::shm::{Control, Overflow, ProcessKind, RingWriter, SampleRing, ahead, prefetch, prefetch_lines};
 use crate::sparse::index::mix;
 use crate::values::join::{Share, join_watched};
 use crate::values::{Block, Fields, Sample};
@@ -31,6 +32,17 @@ struct Window {
     ids: Vec<u64>,
     requests: Vec<u64>,
     days: Vec<u16>,
+}
+
+impl Window {
+    /// Starts to load an exposure: in a shuffled window, each one is somewhere else.
+    fn load_ahead(&self, i: usize, fields: usize) {
+        prefetch(&self.requests[i]);
+        let sample = &self.samples[i];
+        prefetch(&sample.seen);
+        prefetch(&sample.weight);
+        prefetch_lines(&self.ids[i * fields..(i + 1) * fields]);
+    }
 }
 
 /// Runs reader `id` until it has given all passes or the run stops.
@@ -133,6 +145,7 @@ impl Stream<'_> {
     fn give(&mut self, window: &Window, epoch: u64, number: u64, last: bool) -> anyhow::Result<Option<Window>> {
         let (World { ranks, first, local }, fields) = (self.world, self.fields.len());
         let batch = self.settings.values.batch * ranks;
+        let shares = Shares::of(self.settings, ranks);
         let mut order: Vec<usize> = (0..window.samples.len()).collect();
         order.shuffle(&mut self.rng(epoch, number));
         let whole = if last { order.len() } else { order.len() / batch * batch };
@@ -149,8 +162,9 @@ impl Stream<'_> {
             let samples = &order[b * batch..((b + 1) * batch).min(whole)];
             let shard = Block { number, epoch, ends_epoch, whole: samples.len() as u64, ..Block::default() };
             let mut shards = vec![Block { ranks: if ranks > 1 { ranks as u64 } else { 0 }, ..shard }; local];
-            for &i in samples {
-                let rank = (mix(window.requests[i]) % ranks as u64) as usize;
+            for (n, &i) in samples.iter().enumerate() {
+                samples[ahead(n, samples.len())].iter().for_each(|&later| window.load_ahead(later, fields));
+                let rank = shares.rank_of(mix(window.requests[i]));
                 if let Some(shard) = rank.checked_sub(first).and_then(|place| shards.get_mut(place)) {
                     shard.push(&window.samples[i], ids(i), self.settings.training_weight());
                     if self.settings.table.keep_days > 0 {

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
-use crate::collective::rows;
+use crate::collective::shares::Shares;
+use crate::collective::{hints, rows};
 use crate::log::CompileOptions;
 use crate::nodes::{Node, World};
 use crate::settings::{KEPT_GRADIENTS, RankSync, ValueSettings};
@@ -129,11 +130,12 @@ fn exchange_shape(settings: &ValueSettings, fields: &Fields, world: World) -> Op
     let v = &settings.values;
     // Each sample of the batch of all ranks goes to a rank by a hash: its share never exceeds the mean by ten standard
     // deviations.
-    let spread = 10 * ((v.batch as f64).sqrt() as usize + 1);
-    let rows = (v.batch + spread).min(v.batch * world.ranks) * fields.len();
+    let mean = (v.batch as f64 * Shares::of(settings, world.ranks).largest()).ceil();
+    let spread = 10 * (mean.sqrt() as usize + 1);
+    let rows = (mean as usize + spread).min(v.batch * world.ranks) * fields.len();
     let parts = if settings.ranks.sync == RankSync::Overlap { STATE_PARTS } else { 1 };
     let words = parts * net_shape(settings, fields).parameters();
-    let bytes = RANK_HEADER + rows::capacity(rows, v.dim, fields.len());
+    let bytes = RANK_HEADER + rows::capacity(rows, v.dim, fields.len()) + hints::capacity(rows);
     let World { ranks, first, local } = world;
     Some(ExchangeShape { ranks, first, local, groups: settings.ranks.tables, words, bytes })
 }

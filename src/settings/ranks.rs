@@ -24,6 +24,8 @@ pub struct Ranks {
     /// Whether each rank in `overlap` records which gradients it used and when, in RUN_DIR/trace.
     pub trace: bool,
     pub sparse_average: SparseAverage,
+    /// Samples of the first rank of a table, as a share of the mean over its ranks. It writes the rows of all of them.
+    pub first_share: f64,
     /// Tables with equal rows on a machine, each with `values.ranks` ranks of its own, the first of which writes it.
     pub tables: usize,
     /// Seconds after which a rank that is alive but does not take part in an exchange counts as failed. The other ranks wait
@@ -39,6 +41,7 @@ impl Default for Ranks {
             quorum: 0,
             trace: false,
             sparse_average: SparseAverage::default(),
+            first_share: 1.0,
             tables: 1,
             timeout_s: 100.0,
         }

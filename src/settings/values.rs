@@ -352,6 +352,7 @@ impl Configuration for ValueSettings {
             ("values.prior_sd", v.prior_sd, 1e-6, 1e6),
             ("table.rate", t.rate, 0.0, 10.0),
             ("checkpoint.every_s", self.checkpoint.every_s, 0.0, 1e9),
+            ("ranks.first_share", self.ranks.first_share, 0.0, 1.0),
             ("ranks.timeout_s", self.ranks.timeout_s, 1.0, 1e6),
             ("watchdog.silent_s", self.watchdog.silent_s, 0.0, 1e9),
             ("watchdog.stuck_s", self.watchdog.stuck_s, 0.0, 1e9),

@@ -36,7 +36,7 @@ use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
 use super::wait::Doorbell;
 
 pub use remote::{Given, Remote};
-pub use seat::Seat;
+pub use seat::{Mine, Seat};
 
 #[path = "exchange/remote.rs"]
 mod remote;
@@ -202,7 +202,8 @@ struct Head {
 #[repr(C, align(128))]
 #[derive(Default)]
 struct Publication {
-    /// Twice the number of the newest rows that are written for all of the group; odd while the next ones are being written.
+    /// Twice the number of the newest rows that are written for all of the group. One more than that while the next ones are being written:
+    /// from the first one on where readers read again, else as soon as the others of the group may read all that they want.
     published: AtomicU64,
 }
 
@@ -215,6 +216,8 @@ struct Line {
     /// What it called for in the exchange under way.
     words: AtomicU64,
     bytes: AtomicU64,
+    /// Bytes at the end that stay on this machine.
+    here: AtomicU64,
     /// Start time of its process; 0 where `/proc` does not tell.
     start_time: AtomicU64,
     pid: AtomicU32,
@@ -317,6 +320,13 @@ impl Exchange {
         self.head().news.ring();
     }
 
+    /// Says that those rows of `generation` are written that the others of the group read next. Its first rank does this.
+    pub fn publish_wanted(&self, group: usize, generation: u64) {
+        // Release: pairs with the Acquire in `wait_wanted`; what was written comes before the number.
+        self.publication(group).published.store(2 * generation - 1, Ordering::Release);
+        self.head().news.ring();
+    }
+
     /// Says that the first rank of a group begins to change what the group shares, by atomic words: who reads meanwhile reads again.
     pub fn begin_write(&self, group: usize) {
         let word = &self.publication(group).published;
@@ -382,6 +392,7 @@ fn layout() -> u64 {
         size_of::<Head>(),
         offset_of!(Head, news),
         size_of::<Line>(),
+        offset_of!(Line, here),
         offset_of!(Line, pid),
         offset_of!(Line, bell),
         size_of::<Publication>(),

@@ -56,7 +56,10 @@ fn ranks_with_a_part_of_the_batch_each_learn_what_one_learns_with_the_whole() {
     let one = run("one", &["values.batch=512"]);
     let two = run("two", &["values.batch=256", "values.ranks=2", world]);
     let four = run("four", &["values.batch=128", "values.ranks=4", world]);
-    for (name, other) in [("two", &two), ("four", &four)] {
+    // The first one with half of its share, and with nothing to do but write.
+    let fewer = run("fewer", &["values.batch=256", "values.ranks=2", world, "ranks.first_share=0.5"]);
+    let none = run("none", &["values.batch=128", "values.ranks=4", world, "ranks.first_share=0"]);
+    for (name, other) in [("two", &two), ("four", &four), ("fewer", &fewer), ("none", &none)] {
         let worst = difference(&one, other);
         assert!(worst < 2e-5, "{name}: {worst}");
     }
@@ -71,11 +74,16 @@ fn the_timing_and_killed_processes_change_no_bit() {
     let sets = ["values.readers=2", "values.ranks=3", "values.batch=100"];
     let plain = model(&scene.train("plain", &sets));
     assert!(plain == model(&scene.train("again", &sets)));
+    // Others read their next rows while most of this batch's are not written, and once without having told what they read.
+    let mut slow = scene.command("slow", &sets);
+    slow.env("ADMIX_FAILPOINT", "rank.wanted@1=3ms,other.ahead@9=fail").assert().success();
+    assert!(plain == model(&scene.folder.path().join("slow")));
     killed_at_each(
         &scene,
         &sets,
         &plain,
         &[
+            "rank.wanted@24=kill",
             "reader.claimed@40=kill",
             "reader.committed@52=kill",
             "other.update@20=kill",
@@ -201,6 +209,17 @@ fn an_interrupted_run_goes_on_with_as_many_ranks_and_with_others_where_that_is_t
     scene.interrupted("same", &sets);
     scene.command("same", &sets).arg("--resume").assert().success();
     assert!(plain == model(&scene.folder.path().join("same")));
+
+    // Other shares are the same sums, too, but other means over the ranks that hold a row.
+    scene.interrupted("shares", &sets);
+    let uneven = [&sets[..], &["ranks.first_share=0.5"]].concat();
+    scene.command("shares", &uneven).arg("--resume").assert().success();
+    let means = ["values.ranks=2", "values.batch=64", "values.epochs=30", "ranks.first_share=0.5"];
+    scene.interrupted("means", &means);
+    let assert = scene.command("means", &means[..3]).arg("--resume").assert().code(2);
+    let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    assert!(said.contains("ranks.first_share"), "{said}");
+    scene.command("means", &means).arg("--resume").assert().success();
 
     scene.interrupted("other", &sets);
     let assert = scene.command("other", &[&sets[..], &["values.ranks=4"]].concat()).arg("--resume").assert().code(2);

@@ -1,18 +1,29 @@
-//! Copies of rows beside the table: the same rows for every batch, and the same bytes after every update.
+//! Rows of the table are written as others have been told: those that they want first, each along its own gradient. Copies of rows beside
+//! the table: the same rows for every batch, and the same bytes after every update.
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
 
 use super::*;
+use crate::collective::hints;
 use crate::collective::rows::encode;
 use crate::settings::{RowOptimizer, SparseAverage};
 use crate::shm::RunNames;
-use crate::sparse::cache::copies::Bug;
+use crate::sparse::cache::copies;
 use crate::sparse::{HostTable, Lookup, TableView};
 
 const DIM: usize = 3;
 const IDS: u64 = 60;
+
+/// Bugs of the writer and of those who give it hints, which the oracle has to find.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bug {
+    ForgetsWhatIsWanted,
+    TellsHalf,
+    GivesRecordsOfOtherRows,
+    Copies(copies::Bug),
+}
 
 #[derive(Debug, Clone)]
 struct Case {
@@ -55,6 +66,7 @@ fn message(lookup: &Lookup, shard: &[(u64, i8)], fields: usize) -> Vec<u8> {
 
 /// What goes wrong first, if anything does, with a bug in the copies of every rank or without.
 fn wrong(case: &Case, planted: Option<Bug>) -> Option<String> {
+    let in_copies = if let Some(Bug::Copies(bug)) = planted { Some(bug) } else { None };
     let mut settings = ValueSettings::default();
     (settings.values.dim, settings.ranks.sparse_average) = (DIM, case.average);
     settings.table.when_full = WhenFull::Ignore;
@@ -64,14 +76,18 @@ fn wrong(case: &Case, planted: Option<Bug>) -> Option<String> {
     let table = HostTable::create(&names.part("table"), shape).unwrap();
     let view = TableView::open(&names.part("table")).unwrap();
     let prior = || RowPrior::of(vec![[0.4, 0.7]; fields], 0.2);
-    let mut rows = MergedRows::new(Store::direct(table, &settings), prior());
-    let mut others: Vec<MergedCopies> = (1..case.steps[0].len())
+    let ranks = case.steps[0].len();
+    let mut rows = MergedRows::new(Store::direct(table, &settings), prior(), 0..ranks);
+    // The same rows without any hints.
+    let mut plain = MergedRows::new(Store::direct(HostTable::private(shape).unwrap(), &settings), prior(), 0..0);
+    let mut others: Vec<MergedCopies> = (1..ranks)
         .map(|_| {
             let mut copies = Copies::new(shape, case.copies);
-            copies.planted = planted;
+            copies.planted = in_copies;
             MergedCopies::new(copies, prior())
         })
         .collect();
+    rows.order.planted = planted;
     let (mut record, mut values) = (vec![0; shape.words()], vec![]);
     for (n, shards) in case.steps.iter().enumerate() {
         let lookups: Vec<Lookup> =
@@ -86,11 +102,45 @@ fn wrong(case: &Case, planted: Option<Bug>) -> Option<String> {
                 }
             }
         }
-        let messages: Vec<Vec<u8>> =
+        let mut messages: Vec<Vec<u8>> =
             lookups.iter().zip(shards).map(|(lookup, shard)| message(lookup, shard, fields)).collect();
+        let next: Vec<Vec<u64>> = match case.steps.get(n + 1) {
+            Some(next) => next.iter().map(|shard| shard.iter().map(|(id, _)| *id).collect()).collect(),
+            None => vec![vec![]; ranks],
+        };
+        for (rank, (message, lookup)) in messages.iter_mut().zip(&lookups).enumerate() {
+            // One rank in three keeps copies, and knows no records; of what another has found, a part was inserted later.
+            let mut records = vec![];
+            if (n + rank) % 3 > 0 {
+                view.find_all(&lookup.unique, &mut records);
+                records.iter_mut().skip(n).step_by(4).for_each(|record| *record = None);
+            }
+            if planted == Some(Bug::GivesRecordsOfOtherRows) {
+                records.reverse();
+            }
+            let half = if planted == Some(Bug::TellsHalf) { next[rank].len() / 2 } else { 0 };
+            hints::encode(&records, &next[rank][half..], message);
+        }
         let given = || messages.iter().map(|message| &message[..]);
         let step = RowStep { rate: 0.1, passes: 0.5 + n as f64, snapshot: None };
-        rows.write(given(), &settings, step, 64).unwrap();
+        let read = |id: u64| {
+            let mut record = vec![0; shape.words()];
+            match view.find(id) {
+                Some(place) => view.read(place, &mut record),
+                None => shape.first_value(id, &mut record),
+            }
+            record
+        };
+        let all = || -> Vec<Vec<u32>> { next.iter().flatten().map(|id| read(*id)).collect() };
+        let mut told = None;
+        rows.write(given(), &settings, step, 64, || told = Some(all())).unwrap();
+        if told.is_some_and(|told| told != all()) {
+            return Some(format!("step {n}: a row that is wanted was written too late"));
+        }
+        plain.write(given(), &settings, step, 64, || {}).unwrap();
+        if rows.store.table().digest() != plain.store.table().digest() {
+            return Some(format!("step {n}: other rows than without hints"));
+        }
         for (rank, other) in (1..).zip(&mut others) {
             other.write(given(), &settings, step, 64).unwrap();
             if let Some(id) = other.copies.stale(&view, usize::MAX) {
@@ -103,16 +153,18 @@ fn wrong(case: &Case, planted: Option<Bug>) -> Option<String> {
 
 proptest! {
     #[test]
-    fn copies_are_the_rows_of_the_table_after_every_update(case in cases()) {
+    fn hints_change_no_row_and_copies_are_the_rows_after_every_update(case in cases()) {
         prop_assert_eq!(wrong(&case, None), None);
     }
 }
 
 #[test]
-fn bugs_in_copies_are_found() {
+fn planted_bugs_are_found() {
     let mut runner = TestRunner::deterministic();
     let cases: Vec<Case> = (0..300).map(|_| cases().new_tree(&mut runner).unwrap().current()).collect();
-    for bug in [Bug::MissesAnUpdate, Bug::CopiesAbsentRows, Bug::DropsWhatTheBatchNeeds] {
+    let bugs = [copies::Bug::MissesAnUpdate, copies::Bug::CopiesAbsentRows, copies::Bug::DropsWhatTheBatchNeeds];
+    let others = [Bug::ForgetsWhatIsWanted, Bug::TellsHalf, Bug::GivesRecordsOfOtherRows];
+    for bug in bugs.map(Bug::Copies).into_iter().chain(others) {
         let found = |case: &Case| {
             let tried = std::panic::catch_unwind(|| wrong(case, Some(bug)));
             tried.map_or(true, |wrong| wrong.is_some())

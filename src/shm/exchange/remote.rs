@@ -20,6 +20,7 @@ pub struct Remote {
 pub struct Given<'a> {
     /// Its floats, in the order of this machine's bytes.
     pub floats: &'a [u8],
+    /// Its bytes, without those for the ranks of its machine alone.
     pub bytes: &'a [u8],
 }
 
@@ -61,8 +62,9 @@ impl Remote {
         for rank in shape.here() {
             let line = self.exchange.line(rank);
             // Relaxed: acquired with the rank's step.
-            let [words, bytes] = [&line.words, &line.bytes].map(|len| len.load(Ordering::Relaxed) as usize);
-            let (words, bytes) = (words.min(shape.words), bytes.min(shape.bytes));
+            let [words, bytes, here] =
+                [&line.words, &line.bytes, &line.here].map(|len| len.load(Ordering::Relaxed) as usize);
+            let (words, bytes) = (words.min(shape.words), bytes.min(shape.bytes).saturating_sub(here));
             let segment = &self.exchange.segment;
             // SAFETY: the rank reached 3e + 1, seen above, and writes there again only when all others, those of these seats among
             // them, have reached 3e + 3.

@@ -35,6 +35,21 @@ impl Exchange {
     }
 }
 
+/// The bytes that a rank gives to an exchange.
+#[derive(Debug, Clone, Copy)]
+pub struct Mine<'a> {
+    pub bytes: &'a [u8],
+    /// So many of them, at the end, are for the ranks of this machine alone.
+    pub here: usize,
+}
+
+impl<'a> From<&'a [u8]> for Mine<'a> {
+    /// Bytes for all ranks.
+    fn from(bytes: &'a [u8]) -> Self {
+        Self { bytes, here: 0 }
+    }
+}
+
 /// A rank's part in the exchanges of a run.
 pub struct Seat {
     exchange: Arc<Exchange>,
@@ -58,6 +73,12 @@ impl Seat {
     /// This rank's group.
     pub fn group(&self) -> usize {
         self.exchange.shape.group_of(self.rank)
+    }
+
+    /// The ranks of this one's group.
+    pub fn members(&self) -> Range<usize> {
+        let first = self.publisher();
+        first..first + self.exchange.shape.group_len()
     }
 
     /// Whether this rank writes the rows of its group.
@@ -100,7 +121,7 @@ impl Seat {
         read: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), Broken> {
         let mut each = |all: &[&[u8]]| all.iter().enumerate().for_each(|(rank, bytes)| read(rank, bytes));
-        self.exchange_while(values, mine, &mut each, &|| {})
+        self.exchange_while(values, mine.into(), &mut each, &|| {})
     }
 
     /// Does the same, but hands the bytes of all ranks to `read` at once, and calls `look` now and then while it waits. Others wait for a
@@ -111,13 +132,13 @@ impl Seat {
     pub fn exchange_while(
         &mut self,
         values: &mut [f32],
-        mine: &[u8],
+        mine: Mine<'_>,
         read: &mut dyn FnMut(&[&[u8]]),
         look: &dyn Fn(),
     ) -> Result<(), Broken> {
         let shape = self.exchange.shape;
-        if values.len() > shape.words || mine.len() > shape.bytes {
-            let (words, bytes, most_words, most_bytes) = (values.len(), mine.len(), shape.words, shape.bytes);
+        if values.len() > shape.words || mine.bytes.len() > shape.bytes {
+            let (words, bytes, most_words, most_bytes) = (values.len(), mine.bytes.len(), shape.words, shape.bytes);
             return Err(Broken::TooLong { words, bytes, most_words, most_bytes });
         }
         if let Some(broken) = self.exchange.broken() {
@@ -139,7 +160,8 @@ impl Seat {
             // SAFETY: the rank reached 3e + 1, seen by `wait`, and writes there again only when this one has reached 3e + 3.
             unsafe { self.exchange.segment.slice(shape.bytes_at(rank), len.min(shape.bytes)) }
         };
-        let all: Vec<&[u8]> = (0..shape.ranks).map(|rank| if rank == self.rank { mine } else { given(rank) }).collect();
+        let all: Vec<&[u8]> =
+            (0..shape.ranks).map(|rank| if rank == self.rank { mine.bytes } else { given(rank) }).collect();
         read(&all);
         if !values.is_empty() {
             self.wait(begin + 2, look)?;
@@ -155,10 +177,22 @@ impl Seat {
     /// # Errors
     /// [`Broken`].
     pub fn wait_published(&self, generation: u64) -> Result<(), Broken> {
+        self.wait_publication(2 * generation)
+    }
+
+    /// Waits until the first rank of this one's group has published those rows of `generation` that this one has said it wants.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    pub fn wait_wanted(&self, generation: u64) -> Result<(), Broken> {
+        self.wait_publication((2 * generation).saturating_sub(1))
+    }
+
+    fn wait_publication(&self, number: u64) -> Result<(), Broken> {
         let publication = self.exchange.publication(self.group());
-        // Acquire: pairs with the Release in `publish`.
+        // Acquire: pairs with the Release in `publish` and `publish_wanted`.
         self.wait_for(self.publisher(), self.exchange.news(), Instant::now(), &|| {}, || {
-            publication.published.load(Ordering::Acquire) >= 2 * generation
+            publication.published.load(Ordering::Acquire) >= number
         })
     }
 
@@ -186,7 +220,7 @@ impl Seat {
     }
 
     /// Puts what the others need into this rank's area.
-    fn put(&self, values: &[f32], mine: &[u8]) {
+    fn put(&self, values: &[f32], Mine { bytes, here }: Mine<'_>) {
         let (shape, segment) = (self.exchange.shape, &self.exchange.segment);
         // Ranks of other machines need all of it.
         let own = if shape.local == shape.ranks { shape.range(self.rank, values.len()) } else { 0..0 };
@@ -197,11 +231,12 @@ impl Seat {
         area[..own.start].copy_from_slice(&values[..own.start]);
         area[own.end..].copy_from_slice(&values[own.end..]);
         // SAFETY: as above.
-        unsafe { segment.slice_mut(shape.bytes_at(self.rank), mine.len()) }.copy_from_slice(mine);
+        unsafe { segment.slice_mut(shape.bytes_at(self.rank), bytes.len()) }.copy_from_slice(bytes);
         let line = self.exchange.line(self.rank);
         // Relaxed: published by the step.
         line.words.store(values.len() as u64, Ordering::Relaxed);
-        line.bytes.store(mine.len() as u64, Ordering::Relaxed);
+        line.bytes.store(bytes.len() as u64, Ordering::Relaxed);
+        line.here.store(here as u64, Ordering::Relaxed);
     }
 
     /// Checks that all ranks called for the same.

@@ -163,6 +163,38 @@ fn nobody_goes_on_before_rank_0_has_published() {
     assert_eq!(second.wait_published(500), Ok(()), "what is published stays");
 }
 
+/// What a rank wants is written before the rest, and no later.
+#[test]
+fn whoever_has_told_what_it_wants_goes_on_before_all_is_written() {
+    let exchange = exchange(2, 8, 8);
+    let second = exchange.join(1, PATIENT).unwrap();
+    second.wait_wanted(0).unwrap();
+    let [wanted, rest] = [0, 1].map(|_| std::sync::atomic::AtomicU64::new(0));
+    thread::scope(|s| {
+        s.spawn(|| {
+            for generation in 1..=500 {
+                wanted.store(generation, Ordering::Relaxed);
+                exchange.publish_wanted(0, generation);
+                assert_eq!(exchange.published(0), generation - 1);
+                rest.store(generation, Ordering::Relaxed);
+                exchange.publish(0, generation);
+            }
+        });
+        for generation in 1..=500 {
+            second.wait_wanted(generation).unwrap();
+            assert!(wanted.load(Ordering::Relaxed) >= generation);
+            if generation % 3 == 0 {
+                second.wait_published(generation).unwrap();
+                assert!(rest.load(Ordering::Relaxed) >= generation);
+            }
+        }
+    });
+    exchange.publish_wanted(0, 501);
+    exchange.died(0);
+    assert_eq!(second.wait_wanted(501), Ok(()), "the rest is not waited for");
+    assert_eq!(second.wait_published(501), Err(Broken::Died { rank: 0 }));
+}
+
 #[test]
 fn each_group_waits_for_its_own_first_rank() {
     let shape = ExchangeShape { groups: 2, ..ExchangeShape::of_one_machine(6, 8, 8) };
@@ -291,6 +323,26 @@ fn a_machine_that_is_out_of_reach_or_calls_for_something_else_is_an_error() {
     let long = remote.deliver(1, Given { floats: &[0; 36], bytes: &[] });
     assert!(matches!(long, Err(Broken::TooLong { words: 9, .. })));
     assert_eq!(remote.collect(|| true, |_| {}), Ok(false));
+}
+
+#[test]
+fn bytes_for_this_machine_stay_there() {
+    let machines = machines(2, 2, 0);
+    let read = thread::scope(|s| {
+        let calls = [0, 1, 2, 3].map(|rank| {
+            let mut seat = machines[rank / 2].join(rank, PATIENT).unwrap();
+            s.spawn(move || {
+                let (mut read, bytes) = (vec![], [rank as u8; 5]);
+                let mine = Mine { bytes: &bytes, here: rank };
+                seat.exchange_while(&mut [], mine, &mut |all| read.extend(all.iter().map(|of| of.len())), &|| {})
+                    .unwrap();
+                read
+            })
+        });
+        s.spawn(|| carry(&machines, 1, |_, _| {}));
+        calls.map(|call| call.join().unwrap())
+    });
+    assert_eq!(read, [[5, 5, 3, 2], [5, 5, 3, 2], [5, 4, 5, 5], [5, 4, 5, 5]]);
 }
 
 /// The comparison above finds a message that was changed on its way.

@@ -1,5 +1,6 @@
 //! What main finds out before it starts the processes of a value training.
 
+use crate::collective::shares::Shares;
 use crate::log::{self, CompiledLog};
 use crate::nodes::{Job, MOST_BYTES, Node};
 use crate::run::context::inputs_hash;
@@ -135,13 +136,15 @@ fn day_number(log: &CompiledLog) -> u32 {
 /// [`Refused`], with what differs.
 pub fn check_resume(directory: &RunDirectory, settings: &ValueSettings, now: &Prepared) -> anyhow::Result<()> {
     let (then, before) = (ValueSettings::read_resolved(&directory.config())?, Prepared::read(directory)?);
+    let summed = |s: &ValueSettings| s.ranks.sparse_average == SparseAverage::World && s.ranks.sync == RankSync::Step;
     let free = |s: &ValueSettings, ranks: usize| {
         let mut s = s.clone();
         s.ranks.timeout_s = 0.0;
         // All tables hold the same rows, and a snapshot is of one of them: only the number of all ranks counts.
         s.ranks.tables = 1;
+        s.ranks.first_share = 1.0;
         // The sum over all ranks does not depend on how many there are; the mean over those that hold a row does.
-        if s.ranks.sparse_average == SparseAverage::World && s.ranks.sync == RankSync::Step {
+        if summed(&s) {
             s.values.batch *= ranks;
             s.values.ranks = 1;
         } else {
@@ -156,6 +159,12 @@ pub fn check_resume(directory: &RunDirectory, settings: &ValueSettings, now: &Pr
     let refused = |why: &str| Refused { root: directory.root().to_owned(), why: why.to_owned() };
     let (ranks_before, ranks) = (before.world(&then).ranks, now.world(settings).ranks);
     let same = free(&then, ranks_before) == free(settings, ranks);
+    if same && !summed(settings) && Shares::of(&then, ranks_before) != Shares::of(settings, ranks) {
+        return Err(refused(
+            "ranks.first_share, or the ranks of a table that it is about, has changed: samples would go to other ranks. Set it back",
+        )
+        .into());
+    }
     if ranks_before != ranks && !same {
         let of = |s: &ValueSettings, node: Node| match (node.of, s.ranks.tables) {
             (1, 1) => s.values.ranks.to_string(),

@@ -91,6 +91,26 @@ fn publication() {
     writer.join().unwrap();
 }
 
+/// Rank 0 writes what the other one wants, and then more, which the other one does not read.
+fn wanted() {
+    let (exchange, [_, second]) = exchange();
+    let [written, rest] = [0, 1].map(|_| Written(Arc::new(loom::cell::UnsafeCell::new(0))));
+    let (shared, publishing) = (Written(written.0.clone()), exchange.clone());
+    let writer = thread::spawn(move || {
+        let (shared, rest) = (shared, rest);
+        // SAFETY: the other rank reads behind the publication of what it wants; loom checks it.
+        shared.0.with_mut(|written| unsafe { *written = 7 });
+        publishing.publish_wanted(0, 1);
+        // SAFETY: nobody else has it.
+        rest.0.with_mut(|rest| unsafe { *rest = 7 });
+        publishing.publish(0, 1);
+    });
+    second.wait_wanted(1).unwrap();
+    // SAFETY: as above.
+    assert_eq!(written.0.with(|written| unsafe { *written }), 7);
+    writer.join().unwrap();
+}
+
 struct Written(Arc<loom::cell::UnsafeCell<u32>>);
 
 // SAFETY: what the model is about.
@@ -129,6 +149,7 @@ fn all_ranks_get_the_same() {
     explore(2, gathers);
     explore(1, another_machine);
     explore(2, publication);
+    explore(2, wanted);
     explore(2, writing);
 }
 
@@ -156,6 +177,8 @@ fn planted_bugs_are_found() {
     }
     let published = site("published.store(2 * generation, Ordering::Release)");
     caught(Plant::Weaken(vec![published], Ordering::Relaxed), 2, publication, DAMAGE);
+    let published = site("published.store(2 * generation - 1, Ordering::Release)");
+    caught(Plant::Weaken(vec![published], Ordering::Relaxed), 2, wanted, DAMAGE);
     for fence in [site("fence(Ordering::Release);"), seat("fence(Ordering::Acquire);")] {
         caught(Plant::Weaken(vec![fence], Ordering::Relaxed), 2, writing, &["wrong words"]);
     }
