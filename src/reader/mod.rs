@@ -197,7 +197,6 @@ impl Stream<'_> {
             if self.control.stop_level() >= self.stops_at {
                 return Ok(false);
             }
-            let seen = writer.ring().space().value();
             if let Some(mut region) = writer.claim(block.len() as u32, Overflow::Wait) {
                 failpoint::reached("reader.claimed");
                 let len = block.encode(region.payload())?;
@@ -206,7 +205,16 @@ impl Stream<'_> {
                 self.control.actors[self.id].steps.add(block.len() as u64);
                 return Ok(true);
             }
-            writer.ring().space().wait(seen, NAP);
+            // Ranks in step wait for the one whose reader works on its core. Readers that work at the same time keep them waiting once, not each
+            // in turn: so a reader that has filled a ring goes on when half of it is free.
+            loop {
+                let seen = writer.ring().space().value();
+                if writer.ring().is_half_free() || self.control.stop_level() >= self.stops_at {
+                    break;
+                }
+                writer.ring().space().wait(seen, NAP);
+                self.slot.beat();
+            }
         }
     }
 }

@@ -28,6 +28,10 @@ use super::value_snapshot::ValueState;
 
 /// Regions of a reader's ring: one is written while another one is read.
 const REGIONS: usize = 2;
+/// Regions where there are several ranks, and the bytes of a ring for which there may be fewer. A reader works in bursts of half a ring
+/// (see [`crate::reader`]).
+const REGIONS_OF_RANKS: usize = 8;
+const RING_BYTES: usize = 32 << 20;
 
 /// Handles to the shared memory of a run, except its table.
 pub struct ValueSegments {
@@ -288,7 +292,8 @@ pub fn create_tables(
 fn ring_shape(settings: &ValueSettings, fields: &Fields, reader: usize, world: World) -> RingShape {
     // A shard may be the whole batch.
     let capacity = Block::capacity(settings.values.batch * world.ranks, fields);
-    RingShape { actor: reader as u32, regions: REGIONS, capacity }
+    let regions = if world.ranks > 1 { (RING_BYTES / capacity).min(REGIONS_OF_RANKS) } else { REGIONS };
+    RingShape { actor: reader as u32, regions: regions.max(REGIONS), capacity }
 }
 
 fn halves_shape(settings: &ValueSettings, fields: &Fields) -> Option<HalfShape> {

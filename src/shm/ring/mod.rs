@@ -161,6 +161,13 @@ impl SampleRing {
         unsafe { self.segment.slice_mut(offset, self.capacity) }
     }
 
+    /// Returns whether at least half of the regions are free.
+    pub fn is_half_free(&self) -> bool {
+        // Acquire: as in `find_free`.
+        let free = |region: &&RegionHead| State::of(region.phase.load(Ordering::Acquire)) == State::Free;
+        2 * self.regions().iter().filter(free).count() >= self.regions
+    }
+
     fn find_free(&self) -> Option<(usize, u64)> {
         self.regions().iter().enumerate().find_map(|(i, region)| {
             // Acquire: pairs with the Release by which the reader freed the region, so that its reads of the
