@@ -103,7 +103,7 @@ impl Member<'_> {
     }
 
     /// Finds the unique ids of the batch behind `cursor`, if it is at hand, so that the first rank of the table can write their rows first.
-    /// What is told of them is the same whether it is done sooner or later: it is done where this rank waits otherwise.
+    /// They are told with the gradients of this batch; it is done before, where this rank would only wait.
     fn look_ahead(&mut self, cursor: &Cursor) -> anyhow::Result<()> {
         // Where a test makes it fail, the writer is told nothing.
         if self.rows.is_some() || failpoint::reached("other.ahead") {

@@ -22,7 +22,7 @@ pub struct MergedRows {
     merging: Merging,
     /// Of the merged rows: their record numbers, `None` where the table has no room for them.
     records: Vec<Option<u32>>,
-    /// Ids of which no rank knew a record, and what is found of them.
+    /// Ids whose record no rank knew, and what the table says of them.
     missing: Vec<u64>,
     found: Vec<Option<u32>>,
     order: Order,
@@ -113,7 +113,7 @@ impl MergedRows {
     /// Moves the rows of all ranks along their merged gradients, of a batch of `whole` samples. `given` are the row gradients of each rank,
     /// in the order of the ranks, with hints behind them.
     ///
-    /// The rows that ranks of this table want next are written first, and `publish_wanted` is called behind them. In step nobody reads
+    /// The rows that ranks of this table want next are written first, and `publish_wanted` is called behind them if others follow. In step nobody reads
     /// a row before it is written, so that it is changed in place. Ranks that overlap may, so that rows are written by atomic words.
     ///
     /// # Errors
@@ -124,7 +124,7 @@ impl MergedRows {
         settings: &ValueSettings,
         step: RowStep,
         whole: u64,
-        publish_wanted: impl FnOnce(),
+        mut publish_wanted: impl FnMut(),
     ) -> Result<(), NotWritten> {
         let messages = self.merging.begin(given, settings)?;
         let hints = self.hints(&messages)?;
@@ -134,10 +134,9 @@ impl MergedRows {
         let table = store.table_mut();
         let shape = table.shape();
         let first = order.begin(merger.ids(), records, &hints);
-        let mut publish_wanted = Some(publish_wanted);
         for (number, (&place, &at)) in order.places.iter().zip(&order.records).enumerate() {
             if number == first {
-                publish_wanted.take().into_iter().for_each(|publish| publish());
+                publish_wanted();
             }
             table.load_ahead(&order.records, number);
             let Some(at) = at else { continue };
