@@ -2,7 +2,8 @@
 //!
 //! **In step** (`ranks.sync = "step"`, [`super::in_step`]) all make the same updates. They exchange everything of an update at once: the mean of the
 //! parameters' gradients, and the gradients of rows. Each moves its own copy of the parameters; rank 0 alone writes the table,
-//! evaluates, and saves. Nobody reads rows for the next batch before rank 0 has published those of the last; until then the others
+//! evaluates, and saves. Nobody reads a row for the next batch before rank 0 has written it. Each of the others tells it with its gradients which rows it
+//! reads next ([`crate::collective::hints`]): rank 0 writes these first, and the others go on while it writes the rest. Until then they
 //! compute what needs no rows. Every message carries a hash of its rank's parameters, so that ranks that have drifted apart are an
 //! error at the next exchange.
 //!

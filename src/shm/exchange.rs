@@ -14,7 +14,8 @@
 //! share never leaves its private memory.
 //!
 //! **Groups.** Beside this, ranks read rows that one of them writes. The ranks of a machine are split evenly into groups, each with rows of
-//! its own: the first rank of a group publishes how far they are written, and the others of the group wait for it.
+//! its own: the first rank of a group publishes how far they are written, and the others of the group wait for it: for all rows, or for
+//! those that they want.
 //!
 //! **Several machines.** Ranks of other machines have areas here, too. [`Remote`] fills them: it hands what the ranks of this machine
 //! gave to whoever carries messages between machines, and brings what the others gave. The ranks here average all floats among
