@@ -126,7 +126,7 @@ pub struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Decodes a message of `rank`, whose rows are of `fields` fields and have `dim` floats. Something else may stand behind it.
+    /// Decodes a message of `rank`, whose rows are of `fields` fields and have `dim` floats. Other bytes may follow it.
     ///
     /// # Errors
     /// [`Damaged`].
@@ -158,7 +158,7 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// What stands behind it.
+    /// Returns the bytes that follow the message.
     pub fn behind(&self) -> &'a [u8] {
         self.behind
     }
@@ -417,7 +417,7 @@ mod tests {
     #[test]
     fn damaged_messages_are_refused() {
         let good = message(&lettered()[0]);
-        // Of what is too long, there is something behind the message.
+        // If a length is too small, bytes are left behind the message.
         let refused =
             |bytes: &[u8]| !Message::decode(3, bytes, DIM, FIELDS).is_ok_and(|message| message.behind().is_empty());
         assert!(!refused(&good) && refused(&good[..good.len() - 1]) && refused(&[]) && refused(&good[..9]));

@@ -111,7 +111,7 @@ impl MergedRows {
     }
 
     /// Moves the rows of all ranks along their merged gradients, of a batch of `whole` samples. `given` are the row gradients of each rank,
-    /// in the order of the ranks, with hints behind them.
+    /// in the order of the ranks, each followed by its hints.
     ///
     /// The rows that ranks of this table want next are written first, and `publish_wanted` is called behind them if others follow. In step nobody reads
     /// a row before it is written, so that it is changed in place. Ranks that overlap may, so that rows are written by atomic words.
@@ -154,11 +154,9 @@ impl MergedRows {
 
     /// The hints of each rank; none of ranks of other tables.
     fn hints<'m>(&self, messages: &[Message<'m>]) -> Result<Vec<Hints<'m>>, Damaged> {
-        let of_rank = |(rank, message): (usize, &Message<'m>)| match self.ranks.contains(&rank) {
-            true => {
-                Hints::decode(message.behind(), message.rows()).ok_or(Damaged { rank, bytes: message.behind().len() })
-            }
-            false => Ok(Hints::default()),
+        let of_rank = |(rank, message): (usize, &Message<'m>)| {
+            let bytes = if self.ranks.contains(&rank) { message.behind() } else { &[] };
+            Hints::decode(bytes, message.rows()).ok_or(Damaged { rank, bytes: bytes.len() })
         };
         messages.iter().enumerate().map(of_rank).collect()
     }
@@ -181,9 +179,8 @@ impl MergedRows {
         missing.extend(merger.ids().iter().zip(&*records).filter(|(_, record)| record.is_none()).map(|(id, _)| *id));
         found.clear();
         table.find_all(missing, found);
-        let mut found = found.iter().zip(&*missing);
-        for record in records.iter_mut().filter(|record| record.is_none()) {
-            let Some((known, &id)) = found.next() else { break };
+        let without = records.iter_mut().filter(|record| record.is_none());
+        for (record, (known, &id)) in without.zip(found.iter().zip(&*missing)) {
             *record = known.or_else(|| table.find_or_insert(id));
             if record.is_none() && when_full == WhenFull::Error {
                 return Err(TableError::Full { rows: table.len() });
