@@ -60,6 +60,7 @@ impl View {
     ///
     /// A process that has disabled huge pages for itself (`PR_SET_THP_DISABLE`) makes them too, and still maps small ones.
     pub fn use_huge_pages(&self) -> bool {
+        self.touch();
         let disabled = prctl::get_thp_disable().unwrap_or(false) && prctl::set_thp_disable(false).is_ok();
         // SAFETY: advice does not change what is in the map.
         let done = match unsafe { libc::madvise(self.start().cast(), self.len, libc::MADV_COLLAPSE) } {
@@ -71,6 +72,16 @@ impl View {
         }
         done.inspect_err(|e| tracing::debug!("some pages of {} MB of shared memory stay small: {e}", self.len >> 20))
             .is_ok()
+    }
+
+    /// Reads a byte of each huge page. In a file system mounted with `huge=always` or `huge=within_size` a reservation makes huge pages that
+    /// are not cleared yet. `MADV_COLLAPSE` maps them as they are, and the kernel (6.18) clears them when the next process maps them, with
+    /// what this one has written.
+    fn touch(&self) {
+        for at in (0..self.len).step_by(PAGE) {
+            // SAFETY: in the map, whose pages are reserved. Others may write there; the byte does not matter.
+            unsafe { self.start().add(at).read_volatile() };
+        }
     }
 }
 

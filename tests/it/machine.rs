@@ -142,6 +142,34 @@ fn logs_on_a_full_disk_do_not_end_a_run() {
     assert_eq!((&outcome["checkpoints"]["failures"], &outcome["other_restarts"]), (&1.into(), &0.into()), "{outcome}");
 }
 
+/// With `huge=always`, as for fast tables one may mount it, the kernel wiped what main had written into a large segment.
+#[test]
+fn shared_memory_mounted_for_huge_pages_keeps_what_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let values = concat!(env!("CARGO_MANIFEST_DIR"), "/configs/values.toml");
+    for huge in ["always", "within_size"] {
+        let Some(output) = script(
+            "shared_memory_mounted_for_huge_pages_keeps_what_is_written",
+            folder.path(),
+            &format!(
+                r#"
+                mount -t tmpfs -o huge={huge} none /dev/shm
+                [ -d world ] || {{
+                    printf 'requests = 2000\nusers = 500\n[errors]\nad = 0.2\ntrain_days = 1\n' > world.toml
+                    $ADMIX data synth --exposures-only --days 1 --config world.toml --out world
+                }}
+                $ADMIX values train --config {values} --run-dir {huge} --set 'values.train=["world/day-0"]' \
+                    --set values.validation=[] --set values.refit=false --set values.epochs=1 --set table.max_rows=1000000
+                "#
+            ),
+        ) else {
+            return;
+        };
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        assert!(folder.path().join(huge).join("values/values.safetensors").is_file());
+    }
+}
+
 /// Whoever only reads gets on with a read-only run directory; whoever must write says so at once.
 #[test]
 fn a_read_only_run_directory_can_be_read_and_not_gone_on_with() {
