@@ -24,20 +24,22 @@ fn set_len(ids: usize) -> usize {
     (ids * BITS).div_ceil(8)
 }
 
-/// Appends hints to `out`: the `records` of the rows that a rank has given, in their order, or of none; and the ids that it reads next, if it
-/// knows them.
-pub fn encode(records: &[Option<u32>], next: &[u64], out: &mut Vec<u8>) {
-    out.reserve(capacity(records.len().max(next.len())));
-    out.extend_from_slice(&(records.len() as u32).to_le_bytes());
-    let at = out.len();
-    out.resize(at + 4 * records.len() + set_len(next.len()), 0);
-    let (numbers, set) = out[at..].split_at_mut(4 * records.len());
+/// Encodes hints: the `records` of the rows that a rank has given, in their order, or of none; and the ids that it reads next, if it knows
+/// them. They are written to the beginning of `out`, if it has room for them; their length is returned.
+pub fn encode(records: &[Option<u32>], next: &[u64], out: &mut [u8]) -> usize {
+    let length = size_of::<u32>() * (1 + records.len()) + set_len(next.len());
+    let Some(out) = out.get_mut(..length) else { return length };
+    let (head, rest) = out.split_at_mut(size_of::<u32>());
+    head.copy_from_slice(&(records.len() as u32).to_le_bytes());
+    let (numbers, set) = rest.split_at_mut(size_of::<u32>() * records.len());
     let numbers = numbers.as_chunks_mut().0.iter_mut();
     numbers.zip(records).for_each(|(to, record)| *to = record.unwrap_or(NONE).to_le_bytes());
+    set.fill(0);
     for &id in next {
         let (byte, bit) = place(id, set.len());
         set[byte] |= bit;
     }
+    length
 }
 
 /// Where the bit of an id is in a set of `len` bytes.
@@ -85,16 +87,22 @@ mod tests {
 
     use super::*;
 
+    /// What is written where other bytes were.
+    fn encoded(records: &[Option<u32>], next: &[u64]) -> Vec<u8> {
+        let mut out = vec![0xa5; encode(records, next, &mut [])];
+        assert_eq!(encode(records, next, &mut out), out.len());
+        out
+    }
+
     proptest! {
         #[test]
         fn what_is_told_is_heard(
             records in prop::collection::vec(prop::option::of(0u32..NONE), 0..50),
             next in prop::collection::vec(any::<u64>(), 0..50),
         ) {
-            let mut out = vec![7; 3];
-            encode(&records, &next, &mut out);
-            prop_assert!(out.len() - 3 <= capacity(records.len().max(next.len())));
-            let hints = Hints::decode(&out[3..], records.len()).unwrap();
+            let out = encoded(&records, &next);
+            prop_assert!(out.len() <= capacity(records.len().max(next.len())));
+            let hints = Hints::decode(&out, records.len()).unwrap();
             prop_assert!((0..=records.len()).all(|row| hints.record(row) == records.get(row).copied().flatten()));
             prop_assert!(next.iter().all(|id| hints.wants(*id)));
             prop_assert!(!next.is_empty() || !hints.wants(5));
@@ -103,8 +111,7 @@ mod tests {
 
     #[test]
     fn little_is_taken_for_wanted() {
-        let mut out = vec![];
-        encode(&[], &(0..20_000).collect::<Vec<_>>(), &mut out);
+        let out = encoded(&[], &(0..20_000).collect::<Vec<_>>());
         let hints = Hints::decode(&out, 9).unwrap();
         let taken = (20_000..120_000).filter(|id| hints.wants(*id)).count();
         assert!((5_000..7_000).contains(&taken), "{taken} of 100,000");
@@ -112,8 +119,7 @@ mod tests {
 
     #[test]
     fn damaged_hints_are_refused() {
-        let mut good = vec![];
-        encode(&[Some(1), None], &[], &mut good);
+        let good = encoded(&[Some(1), None], &[]);
         assert!(Hints::decode(&good, 2).is_some() && Hints::decode(&[], 2).is_some());
         for (bytes, rows) in [(&good[..], 3), (&good[..11], 2), (&good[..3], 2), (&[0xff; 20][..], u32::MAX as usize)] {
             assert!(Hints::decode(bytes, rows).is_none(), "{bytes:?}");

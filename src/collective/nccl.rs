@@ -15,7 +15,7 @@ use anyhow::{Context as _, anyhow, ensure};
 use cudarc::driver::{CudaContext, CudaSlice};
 use cudarc::nccl::{Comm, Id, ReduceOp, result::NcclError};
 
-use crate::shm::Seat;
+use crate::shm::{Seat, Written};
 
 use super::transport::Transport;
 
@@ -110,7 +110,7 @@ impl Transport for Nccl {
         read: &mut dyn FnMut(&[&[u8]]),
         look: &dyn Fn(),
     ) -> anyhow::Result<()> {
-        self.seat.exchange_while(&mut [], mine.into(), read, look)?;
+        self.seat.exchange_while(&mut [], &mut |area| Written::copy(mine, area), read, look)?;
         self.average(values, look)
     }
 }

@@ -26,8 +26,8 @@ pub fn mean_weight(sum: f32, squares: f32) -> f32 {
     if sum > 0.0 { squares / sum } else { 1.0 }
 }
 
-/// Bytes of the longest message of `rows` rows.
-pub fn capacity(rows: usize, dim: usize, fields: usize) -> usize {
+/// Bytes of a message of `rows` rows.
+pub fn length(rows: usize, dim: usize, fields: usize) -> usize {
     HEADER + rows * (OF_ROW + 4 * dim) + Numbers::bytes(rows, fields)
 }
 
@@ -82,25 +82,25 @@ impl Numbers<&mut [u8]> {
 }
 
 /// Encodes a shard's gradients: of each of the `lookup`'s unique ids the field, one of `fields`, the weights' sum and sum of squares, and
-/// `dim` floats of gradient. The message is appended to `out`.
+/// `dim` floats of gradient. The message is written to the beginning of `out`, if it has room for it; its [`length`] is returned.
 pub fn encode(
     lookup: &Lookup,
     of_row: impl Fn(usize) -> (usize, f32, f32),
     gradients: &[f32],
     fields: usize,
-    out: &mut Vec<u8>,
-) {
+    out: &mut [u8],
+) -> usize {
     let rows = lookup.unique.len();
     let dim = gradients.len().checked_div(rows).unwrap_or(0);
-    out.reserve(capacity(rows, dim, fields));
-    [rows, dim].iter().for_each(|number| out.extend_from_slice(&(*number as u32).to_le_bytes()));
-    let at = out.len();
-    let numbers = Numbers::bytes(rows, fields);
-    out.resize(at + rows * (OF_ROW + 4 * dim) + numbers, 0);
-    let (ids, rest) = out[at..].split_at_mut(8 * rows);
+    let length = length(rows, dim, fields);
+    let Some(out) = out.get_mut(..length) else { return length };
+    let (head, rest) = out.split_at_mut(HEADER);
+    head.copy_from_slice(bytemuck::bytes_of(&[rows, dim].map(|number| (number as u32).to_le())));
+    let (ids, rest) = rest.split_at_mut(8 * rows);
     let (weights, rest) = rest.split_at_mut(4 * rows);
     let (squares, rest) = rest.split_at_mut(4 * rows);
-    let (bytes, floats) = rest.split_at_mut(numbers);
+    let (bytes, floats) = rest.split_at_mut(Numbers::bytes(rows, fields));
+    bytes.fill(0);
     let (ids, weights, squares) = (ids.as_chunks_mut().0, weights.as_chunks_mut().0, squares.as_chunks_mut().0);
     let mut numbers = Numbers { bytes, width: Numbers::width(fields) };
     for (row, id) in lookup.unique.iter().enumerate() {
@@ -111,6 +111,7 @@ pub fn encode(
         numbers.set(row, field as u32);
     }
     floats.as_chunks_mut().0.iter_mut().zip(gradients).for_each(|(to, g)| *to = g.to_le_bytes());
+    length
 }
 
 /// The gradients of a shard's rows where they were received: nothing is copied.
@@ -308,9 +309,14 @@ mod tests {
             weights[place].1 += weight * weight;
             gradients[place * DIM..][..DIM].iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
         }
-        let mut out = Vec::new();
         let of_row = |row: usize| (field_of(lookup.unique[row]), weights[row].0, weights[row].1);
-        encode(&lookup, of_row, &gradients, FIELDS, &mut out);
+        encoded(|out| encode(&lookup, of_row, &gradients, FIELDS, out))
+    }
+
+    /// What is written where other bytes were.
+    fn encoded(encode: impl Fn(&mut [u8]) -> usize) -> Vec<u8> {
+        let mut out = vec![0xa5; encode(&mut [])];
+        assert_eq!(encode(&mut out), out.len());
         out
     }
 
@@ -429,9 +435,7 @@ mod tests {
         // Three rows of one of three fields: the fourth number of two bits is none of them.
         let good = {
             let lookup = Lookup::of(&[1, 2, 3]);
-            let mut out = vec![];
-            encode(&lookup, |row| (row, 1.0, 1.0), &[0.5; 3 * DIM], 3, &mut out);
-            out
+            encoded(|out| encode(&lookup, |row| (row, 1.0, 1.0), &[0.5; 3 * DIM], 3, out))
         };
         assert!(Message::decode(3, &good, DIM, 3).is_ok());
         let mut bytes = good.clone();
@@ -490,7 +494,7 @@ mod tests {
         #[test]
         fn messages_are_as_short_as_promised(rows in 100usize..500, dim in 8usize..64) {
             let allowed = 1.1 * (rows * (12 + 4 * dim)) as f64;
-            prop_assert!(capacity(rows, dim, 8) as f64 <= allowed + (HEADER + 4) as f64);
+            prop_assert!(length(rows, dim, 8) as f64 <= allowed + (HEADER + 4) as f64);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! How a rank exchanges with the others, whatever carries it.
 
-use crate::shm::Seat;
+use crate::shm::{Seat, Written};
 
 /// What carries the exchanges of a rank.
 pub trait Transport {
@@ -33,6 +33,6 @@ impl Transport for Seat {
         read: &mut dyn FnMut(&[&[u8]]),
         look: &dyn Fn(),
     ) -> anyhow::Result<()> {
-        Ok(self.exchange_while(values, mine.into(), read, look)?)
+        Ok(self.exchange_while(values, &mut |area| Written::copy(mine, area), read, look)?)
     }
 }

@@ -7,12 +7,12 @@ use anyhow::Context as _;
 use crate::run::failpoint;
 use crate::run::value_cursor::Cursor;
 use crate::run::value_run::RANK_HEADER;
-use crate::shm::Mine;
+use crate::shm::Written;
 use crate::shm::control::STOP_LEARNING;
 
 use super::blocks::Batch;
 use super::member::{Member, lock};
-use super::merged::MergedCopies;
+use super::merged::{MergedCopies, Moment};
 use super::progress::step_of;
 use super::said::{Copied, Said, hash};
 
@@ -65,7 +65,7 @@ impl Member<'_> {
         let parameters = hash(&self.state.parameters);
         let mut said = Said { stops: batch.is_none(), wish: self.wish(), parameters, ..Said::default() };
         if let Some(batch) = &batch {
-            let writer_knows = self.next.is_some();
+            let writer_knows = self.shard.knows_next();
             self.before_rows(&batch.block);
             self.look_ahead(&batch.after)?;
             let waiting = Instant::now();
@@ -80,13 +80,7 @@ impl Member<'_> {
             (said.click, said.charge) = (losses.click, losses.charge);
             said.copies = self.copies.as_ref().map(MergedCopies::copied).unwrap_or_default();
         }
-        said.encode(&mut self.message);
-        debug_assert_eq!(self.message.len(), RANK_HEADER);
-        self.hints = 0;
-        if let Some(batch) = &batch {
-            self.encode_rows(&batch.block);
-        }
-        let all = self.give_all(batch.as_ref())?;
+        let all = self.give_all(&said, batch.as_ref())?;
         let Some(batch) = batch.filter(|_| nobody_stops(&all)) else { return Ok(None) };
         let whole = batch.block.whole();
         self.state.cursor = batch.after;
@@ -111,25 +105,32 @@ impl Member<'_> {
         }
         let Some(Batch { block, .. }) = self.blocks.peek(cursor)? else { return Ok(()) };
         if block.whole() > 0 {
-            let mut next = std::mem::take(&mut self.spare);
-            self.finder.find(&block.ids, &mut next);
-            self.next = Some(next);
+            self.shard.look_ahead(&block.ids);
         }
         Ok(())
     }
 
-    /// Gives gradients and message to all; returns what each rank said. The parameters' gradient is the mean of all then. Where nobody
-    /// stops, the samples of `batch` are counted, and the first rank of each table has written and published its rows.
-    fn give_all(&mut self, batch: Option<&Batch>) -> anyhow::Result<Vec<Said>> {
+    /// Gives gradients and what this rank says to all; returns what each rank said. The parameters' gradient is the mean of all then. Where
+    /// nobody stops, the samples of `batch` are counted, and the first rank of each table has written and published its rows.
+    fn give_all(&mut self, said: &Said, batch: Option<&Batch>) -> anyhow::Result<Vec<Said>> {
         let begun = Instant::now();
         let exchanging = self.named(["rank.exchange", "table.exchange", "other.exchange"]);
         let writing = self.named(["rank.write", "table.write", "other.write"]);
         let wanted = self.named(["rank.wanted", "table.wanted", "other.wanted"]);
         let written = self.named(["rank.written", "table.written", "other.written"]);
-        let Self { settings, prepared, exchange, seat, network, message, hints, rows, copies, state, .. } = self;
+        let Self { settings, prepared, exchange, seat, network, shard, rows, copies, state, .. } = self;
         let (group, generation) = (seat.group(), self.written + 1);
         let gradient = network.gradient(state.parameters.len());
         let mut wrote = Duration::ZERO;
+        // Whoever keeps copies has looked for few records.
+        let knows_records = copies.is_none();
+        let mut write = |area: &mut [u8]| {
+            let (head, area) = area.split_at_mut(RANK_HEADER);
+            head.copy_from_slice(&said.encode());
+            let given = batch.map(|batch| shard.write(&batch.block.weight, knows_records, area));
+            let Written { bytes, here } = given.unwrap_or(Written { bytes: 0, here: 0 });
+            Written { bytes: RANK_HEADER + bytes, here }
+        };
         // Rows are merged where the ranks left them, so that nothing is copied.
         let mut hear = |messages: &[&[u8]]| -> anyhow::Result<Vec<Said>> {
             let said = messages.iter().enumerate().map(|(rank, message)| {
@@ -154,9 +155,11 @@ impl Member<'_> {
             let Some(rows) = rows else { return Ok(all) };
             // Where a test makes it fail, this table misses a write.
             if !failpoint::reached(writing) {
-                let publish_wanted = || {
-                    exchange.publish_wanted(group, generation);
-                    failpoint::reached(wanted);
+                let publish_wanted = |moment| {
+                    if moment == Moment::Rest {
+                        exchange.publish_wanted(group, generation);
+                        failpoint::reached(wanted);
+                    }
                 };
                 lock(rows).write(given, settings, step, whole, publish_wanted)?;
             }
@@ -168,8 +171,7 @@ impl Member<'_> {
         failpoint::reached(exchanging);
         failpoint::reached("exchange.latency");
         let mut heard = Ok(vec![]);
-        let mine = Mine { bytes: message, here: *hints };
-        seat.exchange_while(gradient, mine, &mut |messages| heard = hear(messages), &|| {})?;
+        seat.exchange_while(gradient, &mut write, &mut |messages| heard = hear(messages), &|| {})?;
         self.exchanging += begun.elapsed().saturating_sub(wrote);
         heard
     }

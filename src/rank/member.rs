@@ -5,27 +5,25 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 
-use crate::collective::{hints, rows};
 use crate::run::value_run::{Prepared, ValueSegments};
 use crate::run::value_snapshot::ValueState;
 use crate::run::{CannotSave, Metrics};
 use crate::settings::ValueSettings;
 use crate::shm::control::ProcessSlot;
 use crate::shm::{Exchange, Halves, RowReader, Seat};
-use crate::sparse::lookup::Finder;
-use crate::sparse::{Counters, Lookup, TableView};
+use crate::sparse::{Counters, TableView};
 use crate::values::Block;
 use crate::values::net::Losses;
 
 use super::blocks::Blocks;
 use super::gradients::Gradients;
 use super::merged::{MergedCopies, MergedRows};
-use super::occurrences::Occurrences;
 use super::passes::Passes;
 use super::progress::report;
 use super::record::Training;
 use super::said::{Said, Verdict};
 use super::saver::{Room, Saver, Wish};
+use super::shard::Shard;
 use super::store::BatchRows;
 
 /// Copies that are compared with the table at the end of a pass, which takes some milliseconds.
@@ -58,19 +56,9 @@ pub struct Member<'a> {
     pub blocks: Blocks<'a>,
     pub network: Gradients,
     pub(super) view: TableView,
-    pub(super) occurrences: Occurrences,
-    pub(super) finder: Finder,
-    pub(super) batch_rows: BatchRows,
-    /// The unique ids of the next batch, if they were found ahead: then the writer of the table knows them. And memory for the next ones.
-    pub(super) next: Option<Lookup>,
-    pub(super) spare: Lookup,
-    /// Of this rank's shard: `dim` floats for each unique id.
-    pub(super) row_gradients: Vec<f32>,
+    pub(super) shard: Shard,
     /// Memory for a record of the table.
     pub(super) record: Vec<u32>,
-    pub message: Vec<u8>,
-    /// Bytes of hints at its end.
-    pub(super) hints: usize,
     /// Of the first rank of a table: what it writes.
     pub rows: Option<Arc<Mutex<MergedRows>>>,
     /// Of the other ranks: their copies of rows, if they keep any.
@@ -88,7 +76,6 @@ pub struct Member<'a> {
     pub copied: Counters,
     /// Time in exchanges, and waiting for rows.
     pub exchanging: Duration,
-    pub(super) fields: usize,
 }
 
 impl Member<'_> {
@@ -156,21 +143,17 @@ impl Member<'_> {
     pub fn before_rows(&mut self, block: &Block) {
         self.slot.beat();
         self.network.begin(&self.state, block);
-        let BatchRows { lookup, records, .. } = &mut self.batch_rows;
-        match self.next.take() {
-            Some(found) => self.spare = std::mem::replace(lookup, found),
-            None => self.finder.find(&block.ids, lookup),
-        }
+        self.shard.begin(&block.ids);
         // Ranks remove no rows, so what is found now stays where it is. New ids are looked for again once the rows are published.
         match &mut self.copies {
-            Some(MergedCopies { copies, .. }) => copies.begin(&self.view, &lookup.unique),
-            None => self.view.find_all(&lookup.unique, records),
+            Some(MergedCopies { copies, .. }) => copies.begin(&self.view, &self.shard.rows.lookup.unique),
+            None => self.view.find_all(&self.shard.rows.lookup.unique, &mut self.shard.rows.records),
         }
     }
 
     /// Reads a shard's rows, which nobody writes meanwhile.
     pub fn read_rows(&mut self) {
-        let BatchRows { lookup, records, values, .. } = &mut self.batch_rows;
+        let BatchRows { lookup, records, values, .. } = &mut self.shard.rows;
         match &mut self.copies {
             Some(MergedCopies { copies, .. }) => copies.read_all(&self.view, &lookup.unique, &mut self.record, values),
             None => self.view.read_all(&lookup.unique, records, &mut self.record, values),
@@ -182,7 +165,7 @@ impl Member<'_> {
     /// # Errors
     /// A rank that is gone.
     pub fn read_shared_rows(&mut self) -> anyhow::Result<u64> {
-        let BatchRows { lookup, records, values, .. } = &mut self.batch_rows;
+        let BatchRows { lookup, records, values, .. } = &mut self.shard.rows;
         let read = || self.view.read_all(&lookup.unique, records, &mut self.record, values);
         Ok(self.seat.read_shared(read)?)
     }
@@ -192,20 +175,8 @@ impl Member<'_> {
     /// # Errors
     /// A loss or gradient that is not finite.
     pub fn compute(&mut self, block: &Block) -> anyhow::Result<Losses> {
-        Ok(self.network.compute(&self.state, block, &self.batch_rows, &mut self.row_gradients)?)
-    }
-
-    /// Appends the gradients of a shard's rows to the message, and hints for the writer of the table.
-    pub fn encode_rows(&mut self, block: &Block) {
-        let Self { batch_rows: BatchRows { lookup, records, .. }, message, occurrences, .. } = self;
-        occurrences.count(lookup, &block.weight, self.fields);
-        rows::encode(lookup, |row| occurrences.of(row), &self.row_gradients, self.fields, message);
-        let begin = message.len();
-        let next = self.next.as_ref().map_or(&[][..], |next| &next.unique);
-        // Whoever keeps copies has looked for few records.
-        let known = if self.copies.is_none() { &records[..] } else { &[] };
-        hints::encode(known, next, message);
-        self.hints = message.len() - begin;
+        let Shard { rows, gradients, .. } = &mut self.shard;
+        Ok(self.network.compute(&self.state, block, rows, gradients)?)
     }
 
     /// What the first rank of each machine does between two updates, or two periods, before which `all` said this.

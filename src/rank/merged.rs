@@ -58,6 +58,15 @@ struct Merging {
     gradient: Vec<f32>,
 }
 
+/// What begins while the rows of a batch are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moment {
+    /// From here on the table changes.
+    Changes,
+    /// The rows that are wanted are written, and others follow.
+    Rest,
+}
+
 /// Why the rows of a batch were not written.
 #[derive(Debug, thiserror::Error)]
 pub enum NotWritten {
@@ -113,8 +122,8 @@ impl MergedRows {
     /// Moves the rows of all ranks along their merged gradients, of a batch of `whole` samples. `given` are the row gradients of each rank,
     /// in the order of the ranks, each followed by its hints.
     ///
-    /// The rows that ranks of this table want next are written first, and `publish_wanted` is called behind them if others follow. In step nobody reads
-    /// a row before it is written, so that it is changed in place. Ranks that overlap may, so that rows are written by atomic words.
+    /// The rows that ranks of this table want next are written first. In step nobody reads a row before it is written, so that it is changed in
+    /// place. Ranks that overlap may, so that rows are written by atomic words. `at` is called where something [begins](Moment).
     ///
     /// # Errors
     /// [`NotWritten`].
@@ -124,28 +133,30 @@ impl MergedRows {
         settings: &ValueSettings,
         step: RowStep,
         whole: u64,
-        mut publish_wanted: impl FnMut(),
+        mut at: impl FnMut(Moment),
     ) -> Result<(), NotWritten> {
         let messages = self.merging.begin(given, settings)?;
         let hints = self.hints(&messages)?;
-        self.find(&messages, &hints, settings.table.when_full)?;
+        self.find(&messages, &hints);
+        at(Moment::Changes);
+        self.insert(settings.table.when_full)?;
         let Self { store, merging: Merging { prior, merger, gradient }, records, order, record, .. } = self;
         let prior = prior.of_batch(whole, step.passes);
         let table = store.table_mut();
         let shape = table.shape();
         let first = order.begin(merger.ids(), records, &hints);
-        for (number, (&place, &at)) in order.places.iter().zip(&order.records).enumerate() {
+        for (number, (&place, &found)) in order.places.iter().zip(&order.records).enumerate() {
             if number == first {
-                publish_wanted();
+                at(Moment::Rest);
             }
             table.load_ahead(&order.records, number);
-            let Some(at) = at else { continue };
+            let Some(found) = found else { continue };
             let row = merger.merge(&messages, place as usize, settings.ranks.sparse_average, gradient);
             let id = merger.ids()[place as usize];
             let change = |words: &mut [u32]| step_row(shape, &prior, row, gradient, step.rate, words);
             match settings.ranks.sync {
-                RankSync::Step => table.change(id, at, change),
-                RankSync::Overlap => table.change_shared(id, at, record, change),
+                RankSync::Step => table.change(id, found, change),
+                RankSync::Overlap => table.change_shared(id, found, record, change),
             }
         }
         table.count_batch();
@@ -161,11 +172,9 @@ impl MergedRows {
         messages.iter().enumerate().map(of_rank).collect()
     }
 
-    /// Finds the records of the merged rows. Ids that have none get one, in an order that follows from the gradients alone: it decides
-    /// which ids find room.
-    fn find(&mut self, messages: &[Message<'_>], hints: &[Hints<'_>], when_full: WhenFull) -> Result<(), TableError> {
+    /// Finds the records of the merged rows that have one.
+    fn find(&mut self, messages: &[Message<'_>], hints: &[Hints<'_>]) {
         let Self { store, merging: Merging { merger, .. }, records, missing, found, .. } = self;
-        let table = store.table_mut();
         records.clear();
         records.resize(merger.ids().len(), None);
         let mut places = merger.places().iter();
@@ -178,7 +187,13 @@ impl MergedRows {
         missing.clear();
         missing.extend(merger.ids().iter().zip(&*records).filter(|(_, record)| record.is_none()).map(|(id, _)| *id));
         found.clear();
-        table.find_all(missing, found);
+        store.table().find_all(missing, found);
+    }
+
+    /// Completes the records: ids that have none get one, in an order that follows from the gradients alone. It decides which ids find room.
+    fn insert(&mut self, when_full: WhenFull) -> Result<(), TableError> {
+        let Self { store, records, missing, found, .. } = self;
+        let table = store.table_mut();
         let without = records.iter_mut().filter(|record| record.is_none());
         for (record, (known, &id)) in without.zip(found.iter().zip(&*missing)) {
             *record = known.or_else(|| table.find_or_insert(id));

@@ -47,6 +47,7 @@ mod record;
 pub mod rows;
 mod said;
 mod saver;
+mod shard;
 pub mod store;
 mod together;
 mod writer;

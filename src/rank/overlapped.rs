@@ -17,12 +17,13 @@ use anyhow::ensure;
 use serde::Serialize;
 
 use crate::collective::overlap::{Global, Overlap, Used, choose, mean};
-use crate::run::value_run::{RANK_HEADER, RankSegments};
+use crate::run::value_run::RankSegments;
 use crate::run::value_snapshot::ValueState;
 use crate::run::{RunDirectory, failpoint};
 use crate::settings::KEPT_GRADIENTS;
 use crate::shm::control::STOP_LEARNING;
-use crate::shm::{Overflow, RingWriter, SampleRing, monotonic};
+use crate::shm::{Overflow, RingWriter, SampleRing, Written, monotonic};
+use crate::values::Block;
 
 use super::arrivals::Arrivals;
 use super::member::Member;
@@ -162,11 +163,8 @@ impl<'m, 'a> Overlapped<'m, 'a> {
         self.click += losses.click;
         self.charge += losses.charge;
         self.done += 1;
-        let said = Said::default();
-        said.encode(&mut member.message);
-        member.encode_rows(block);
         for out in &mut self.rows_out {
-            give_rows(member, out, self.done, whole)?;
+            give_rows(member, out, self.done, block)?;
         }
         let gradient = member.network.gradient(member.state.parameters.len());
         let bell = member.exchange.news();
@@ -197,14 +195,13 @@ impl<'m, 'a> Overlapped<'m, 'a> {
         let stops = member.is_first() && member.segments.control.stop_level() >= STOP_LEARNING;
         let (click, charge) = (self.click, self.charge);
         let said = Said { stops, wish: member.wish(), parameters: self.agreed, click, charge, ..Said::default() };
-        said.encode(&mut member.message);
         let point = member.named(["rank.exchange", "table.exchange", "other.exchange"]);
         let ValueState { parameters, adam, .. } = &mut member.state;
         let mut all = [&parameters[..], &adam.first, &adam.second].concat();
         let mut heard = Vec::new();
         failpoint::reached(point);
         failpoint::reached("exchange.latency");
-        member.seat.exchange(&mut all, &member.message, &mut |_, message| heard.extend(Said::decode(message)))?;
+        member.seat.exchange(&mut all, &said.encode(), &mut |_, message| heard.extend(Said::decode(message)))?;
         ensure!(heard.len() == member.seat.ranks(), "a rank said nothing at the end of a period");
         Said::agree(&heard)?;
         let n = parameters.len();
@@ -231,18 +228,16 @@ impl<'m, 'a> Overlapped<'m, 'a> {
 }
 
 /// Hands the gradients of iteration `number`'s rows to the writer of a table; waits only while its ring is full.
-fn give_rows(member: &Member<'_>, out: &mut RingWriter, number: u64, whole: u64) -> anyhow::Result<()> {
+fn give_rows(member: &mut Member<'_>, out: &mut RingWriter, number: u64, block: &Block) -> anyhow::Result<()> {
     loop {
         let seen = out.ring().space().value();
         if let Some(mut region) = out.claim(1, Overflow::Wait) {
-            let message = &member.message[RANK_HEADER..];
-            let payload = region.payload();
-            let len = GIVEN_HEADER + message.len();
-            ensure!(len <= payload.len(), "{} bytes of row gradients", message.len());
+            let (head, payload) = region.payload().split_at_mut(GIVEN_HEADER);
+            let Written { bytes, .. } = member.shard.write(&block.weight, true, payload);
+            ensure!(bytes <= payload.len(), "{bytes} bytes of row gradients");
             let now = monotonic().as_nanos() as u64;
-            payload[..GIVEN_HEADER].copy_from_slice(bytemuck::bytes_of(&[whole.to_le(), now.to_le()]));
-            payload[GIVEN_HEADER..len].copy_from_slice(message);
-            region.commit(len, number, member.exchange.news());
+            head.copy_from_slice(bytemuck::bytes_of(&[block.whole().to_le(), now.to_le()]));
+            region.commit(GIVEN_HEADER + bytes, number, member.exchange.news());
             return Ok(());
         }
         if let Some(broken) = member.exchange.broken() {

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
+use crate::run::value_run::RANK_HEADER;
 use crate::run::value_snapshot::ValueState;
 use crate::sparse::{Counters, HostTable};
 
@@ -43,12 +44,14 @@ impl Copied {
 }
 
 impl Said {
-    pub fn encode(&self, out: &mut Vec<u8>) {
-        out.clear();
+    pub fn encode(&self) -> [u8; RANK_HEADER] {
         let Wish { due, full, room } = self.wish;
         let flags = [self.stops, due, full, room].iter().rev().fold(0, |flags, flag| flags << 1 | u64::from(*flag));
         let own = [flags, self.parameters, self.click.to_bits(), self.charge.to_bits()];
-        own.iter().chain(&self.copies.0).for_each(|word| out.extend_from_slice(&word.to_le_bytes()));
+        let mut out = [0; RANK_HEADER];
+        let words = out.as_chunks_mut().0.iter_mut();
+        words.zip(own.iter().chain(&self.copies.0)).for_each(|(to, word)| *to = word.to_le_bytes());
+        out
     }
 
     pub fn decode(message: &[u8]) -> Option<Self> {
@@ -131,8 +134,6 @@ impl Verdict {
 
 #[cfg(test)]
 mod tests {
-    use crate::run::value_run::RANK_HEADER;
-
     use super::*;
 
     #[test]
@@ -142,12 +143,11 @@ mod tests {
             let wish = Wish { due: flag(1), full: flag(2), room: flag(3) };
             let copies = Copied::of(Counters { hits: 5, evictions: u64::from(bits), ..Counters::default() });
             let said = Said { stops: flag(0), wish, parameters: 7, click: 0.5, charge: f64::NAN, copies };
-            let mut message = vec![1, 2, 3];
-            said.encode(&mut message);
+            let message = said.encode();
             let heard = Said::decode(&message).unwrap();
             assert_eq!((heard.stops, heard.wish, heard.parameters, heard.click), (flag(0), wish, 7, 0.5));
             assert!(heard.charge.is_nan() && Said::decode(&message[..RANK_HEADER - 1]).is_none());
-            assert_eq!((message.len(), heard.copies), (RANK_HEADER, copies));
+            assert_eq!(heard.copies, copies);
             assert_eq!(Copied::sum(&[heard, said]).hits, 10);
         }
     }

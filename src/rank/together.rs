@@ -27,8 +27,7 @@ use crate::run::{Metrics, RunDirectory};
 use crate::settings::{RankSync, ValueSettings};
 use crate::shm::{Exchange, NumaNodes, Role, RowReader};
 use crate::sparse::cache::copies::Copies;
-use crate::sparse::lookup::Finder;
-use crate::sparse::{Counters, HostTable, Lookup, TableView};
+use crate::sparse::{Counters, HostTable, TableView};
 use crate::values::Fields;
 use crate::values::net::Losses;
 
@@ -38,13 +37,13 @@ use super::gradients::Gradients;
 use super::judge::Judge;
 use super::member::{First, Member};
 use super::merged::{MergedCopies, MergedRows};
-use super::occurrences::Occurrences;
 use super::overlapped::Overlapped;
 use super::passes::Passes;
 use super::prior::RowPrior;
 use super::progress::state_of;
 use super::saver::Saver;
-use super::store::{BatchRows, Store};
+use super::shard::Shard;
+use super::store::Store;
 
 /// Runs rank `rank` of this machine until training is over or the run stops. The first one saves.
 ///
@@ -113,15 +112,8 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
         blocks: Blocks::open(&segments, slot, fields.len())?,
         network: Gradients::new(shape, prepared.dispersion, settings.ranks_here(), device),
         view,
-        occurrences: Occurrences::default(),
-        finder: Finder::default(),
-        batch_rows: BatchRows::default(),
-        next: None,
-        spare: Lookup::default(),
-        row_gradients: vec![],
+        shard: Shard::new(fields.len()),
         record: vec![],
-        message: vec![],
-        hints: 0,
         rows,
         copies,
         first,
@@ -131,7 +123,6 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
         shown: (Instant::now(), state.samples),
         copied: Counters::default(),
         exchanging: Duration::ZERO,
-        fields: fields.len(),
         settings,
         prepared: &prepared,
         segments: &segments,

@@ -17,7 +17,7 @@ use crate::run::value_snapshot::ValueState;
 use crate::settings::ValueSettings;
 use crate::shm::{Exchange, ReadGuard, RingReader, monotonic};
 
-use super::merged::MergedRows;
+use super::merged::{MergedRows, Moment};
 use super::progress::step_of;
 
 const NAP: Duration = Duration::from_millis(100);
@@ -126,8 +126,12 @@ impl Work {
             state.samples += whole;
             let (step, _) = step_of(settings, prepared, state);
             let mut rows = rows.lock().expect("whoever reads the table works");
-            exchange.begin_write(*table);
-            rows.write(parts.iter().map(|part| part.rows), settings, step, whole, || {})?;
+            let begin_write = |moment| {
+                if moment == Moment::Changes {
+                    exchange.begin_write(*table);
+                }
+            };
+            rows.write(parts.iter().map(|part| part.rows), settings, step, whole, begin_write)?;
             drop(rows);
             failpoint::reached(if *table == 0 { "rank.written" } else { "table.written" });
             exchange.publish(*table, iteration);

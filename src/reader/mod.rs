@@ -150,6 +150,8 @@ impl Stream<'_> {
         order.shuffle(&mut self.rng(epoch, number));
         let whole = if last { order.len() } else { order.len() / batch * batch };
         let ids = |i: usize| &window.ids[i * fields..(i + 1) * fields];
+        let mut shards =
+            vec![Block { ranks: if ranks > 1 { ranks as u64 } else { 0 }, epoch, ..Block::default() }; local];
         // A pass without samples still ends.
         let blocks = whole.div_ceil(batch).max(usize::from(last));
         for b in 0..blocks {
@@ -160,8 +162,10 @@ impl Stream<'_> {
             }
             let ends_epoch = last && b + 1 == blocks;
             let samples = &order[b * batch..((b + 1) * batch).min(whole)];
-            let shard = Block { number, epoch, ends_epoch, whole: samples.len() as u64, ..Block::default() };
-            let mut shards = vec![Block { ranks: if ranks > 1 { ranks as u64 } else { 0 }, ..shard }; local];
+            for shard in &mut shards {
+                shard.clear();
+                (shard.number, shard.ends_epoch, shard.whole) = (number, ends_epoch, samples.len() as u64);
+            }
             for (n, &i) in samples.iter().enumerate() {
                 samples[ahead(n, samples.len())].iter().for_each(|&later| window.load_ahead(later, fields));
                 let rank = shares.rank_of(mix(window.requests[i]));

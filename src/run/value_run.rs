@@ -139,7 +139,7 @@ fn exchange_shape(settings: &ValueSettings, fields: &Fields, world: World) -> Op
     let rows = (mean as usize + spread).min(v.batch * world.ranks) * fields.len();
     let parts = if settings.ranks.sync == RankSync::Overlap { STATE_PARTS } else { 1 };
     let words = parts * net_shape(settings, fields).parameters();
-    let bytes = RANK_HEADER + rows::capacity(rows, v.dim, fields.len()) + hints::capacity(rows);
+    let bytes = RANK_HEADER + rows::length(rows, v.dim, fields.len()) + hints::capacity(rows);
     let World { ranks, first, local } = world;
     Some(ExchangeShape { ranks, first, local, groups: settings.ranks.tables, words, bytes })
 }

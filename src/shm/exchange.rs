@@ -37,7 +37,7 @@ use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
 use super::wait::Doorbell;
 
 pub use remote::{Given, Remote};
-pub use seat::{Mine, Seat};
+pub use seat::{Seat, Written};
 
 #[path = "exchange/remote.rs"]
 mod remote;

@@ -62,7 +62,7 @@ pub use cell::ParamCell;
 pub use control::{Control, ControlBlock};
 pub use counter::{Counter, Gauge};
 pub use error::ShmError;
-pub use exchange::{Broken, Exchange, ExchangeShape, Given, MAX_RANKS, Mine, Remote, Seat};
+pub use exchange::{Broken, Exchange, ExchangeShape, Given, MAX_RANKS, Remote, Seat, Written};
 pub use flight::{FlightFile, FlightLog, FlightRecord};
 pub use halves::{Complete, HalfShape, HalfState, Halves, HalvesView, Part, PartWriter};
 pub use histogram::{Distribution, Histogram};

@@ -282,6 +282,7 @@ impl HostTable {
     }
 
     /// Changes an id's record in place: no other process reads it meanwhile.
+    #[inline(always)]
     pub fn change(&mut self, id: u64, record: u32, change: impl FnOnce(&mut [u32])) {
         self.note(id, record, false);
         let len = self.shape.words();
@@ -289,6 +290,7 @@ impl HostTable {
     }
 
     /// Changes an id's record that other processes may be reading; `scratch` is memory for its words.
+    #[inline(always)]
     pub fn change_shared(&mut self, id: u64, record: u32, scratch: &mut Vec<u32>, change: impl FnOnce(&mut [u32])) {
         self.note(id, record, false);
         scratch.clear();
@@ -298,6 +300,7 @@ impl HostTable {
     }
 
     /// Notes what a record holds before it changes.
+    #[inline]
     fn note(&mut self, id: u64, record: u32, inserted: bool) {
         if let Some(changes) = &mut self.changes {
             changes.note(id, record, inserted, self.rows.record(record));

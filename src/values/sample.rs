@@ -81,16 +81,23 @@ pub struct Block {
     pub whole: u64,
     pub ranks: u64,
     /// `fields` ids of each sample.
+    #[serde(with = "column")]
     pub ids: Vec<u64>,
     /// `DENSE` features of each sample.
+    #[serde(with = "column")]
     pub dense: Vec<f32>,
+    #[serde(with = "column")]
     pub predicted: Vec<f32>,
+    #[serde(with = "column")]
     pub logit: Vec<f32>,
     pub auction: Vec<bool>,
+    #[serde(with = "column")]
     pub charged: Vec<f32>,
     pub clicked: Vec<bool>,
+    #[serde(with = "column")]
     pub weight: Vec<f32>,
     /// Training day of each sample, as its number in the list of days; empty where nobody asks.
+    #[serde(with = "column")]
     pub day: Vec<u16>,
 }
 
@@ -114,14 +121,13 @@ impl Block {
         if self.ranks > 0 { self.ranks as f32 / self.whole.max(1) as f32 } else { 1.0 / self.len().max(1) as f32 }
     }
 
+    /// Removes all samples; keeps their memory.
     pub fn clear(&mut self) {
-        *self = Self {
-            ids: std::mem::take(&mut self.ids),
-            dense: std::mem::take(&mut self.dense),
-            ..Self { number: self.number, epoch: self.epoch, ..Self::default() }
-        };
-        self.ids.clear();
-        self.dense.clear();
+        let Self { ids, dense, predicted, logit, auction, charged, clicked, weight, day, .. } = self;
+        ids.clear();
+        [dense, predicted, logit, charged, weight].into_iter().for_each(Vec::clear);
+        [auction, clicked].into_iter().for_each(Vec::clear);
+        day.clear();
     }
 
     /// Appends a sample with its ids; it weighs `most_weight` at most.
@@ -154,7 +160,7 @@ impl Block {
     /// # Errors
     /// Bytes that are no block, or columns of different lengths.
     pub fn decode(bytes: &[u8], fields: usize) -> anyhow::Result<Self> {
-        let (block, read): (Self, usize) = bincode::serde::decode_from_slice(bytes, Self::coding())?;
+        let (block, read): (Self, usize) = bincode::serde::borrow_decode_from_slice(bytes, Self::coding())?;
         anyhow::ensure!(read == bytes.len(), "{} bytes are left over", bytes.len() - read);
         let n = block.len();
         let columns = [
@@ -171,6 +177,44 @@ impl Block {
 
     fn coding() -> impl bincode::config::Config {
         bincode::config::standard().with_fixed_int_encoding().with_limit::<{ 1 << 30 }>()
+    }
+}
+
+/// Columns of numbers as their bytes in memory, which are copied at once. They stay on their machine.
+mod column {
+    use std::fmt;
+    use std::marker::PhantomData;
+
+    use bytemuck::{AnyBitPattern, NoUninit};
+    use serde::de::{Deserializer, Error, Visitor};
+    use serde::ser::Serializer;
+
+    pub fn serialize<T: NoUninit, S: Serializer>(column: &[T], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(bytemuck::cast_slice(column))
+    }
+
+    pub fn deserialize<'de, T: NoUninit + AnyBitPattern, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<T>, D::Error> {
+        deserializer.deserialize_bytes(Column(PhantomData))
+    }
+
+    struct Column<T>(PhantomData<T>);
+
+    impl<T: NoUninit + AnyBitPattern> Visitor<'_> for Column<T> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(formatter, "bytes of numbers of {}", size_of::<T>())
+        }
+
+        fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Vec<T>, E> {
+            if bytes.len().is_multiple_of(size_of::<T>()) {
+                Ok(bytemuck::pod_collect_to_vec(bytes))
+            } else {
+                Err(E::invalid_length(bytes.len(), &self))
+            }
+        }
     }
 }
 
@@ -192,6 +236,9 @@ mod tests {
         assert_eq!(Block::decode(&bytes[..len], 2).unwrap(), block);
         assert!(Block::decode(&bytes[..len], 3).is_err());
         assert!(Block::decode(&bytes[..len - 1], 2).is_err());
+        // The length of the first column, behind four numbers and a flag: a part of an id.
+        bytes[4 * 8 + 1] -= 1;
+        assert!(Block::decode(&bytes[..len], 2).unwrap_err().to_string().contains("invalid length 79"));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use proptest::test_runner::TestRunner;
 
 use super::*;
 use crate::collective::hints;
-use crate::collective::rows::encode;
+use crate::collective::rows::{encode, length};
 use crate::settings::{RowOptimizer, SparseAverage};
 use crate::shm::RunNames;
 use crate::sparse::cache::copies;
@@ -58,8 +58,8 @@ fn message(lookup: &Lookup, shard: &[(u64, i8)], fields: usize) -> Vec<u8> {
         let floats = &mut gradients[place as usize * DIM..][..DIM];
         floats.iter_mut().zip([0.3, -1.0, 0.07]).for_each(|(sum, by)| *sum += f32::from(*g) * by);
     }
-    let mut out = vec![];
     let of_row = |row: usize| ((lookup.unique[row] % fields as u64) as usize, 1.5 + row as f32, 4.0);
+    let mut out = vec![0; length(lookup.unique.len(), DIM, fields)];
     encode(lookup, of_row, &gradients, fields, &mut out);
     out
 }
@@ -119,7 +119,9 @@ fn wrong(case: &Case, planted: Option<Bug>) -> Option<String> {
                 records.reverse();
             }
             let half = if planted == Some(Bug::TellsHalf) { next[rank].len() / 2 } else { 0 };
-            hints::encode(&records, &next[rank][half..], message);
+            let (begin, next) = (message.len(), &next[rank][half..]);
+            message.resize(begin + hints::encode(&records, next, &mut []), 0);
+            hints::encode(&records, next, &mut message[begin..]);
         }
         let given = || messages.iter().map(|message| &message[..]);
         let step = RowStep { rate: 0.1, passes: 0.5 + n as f64, snapshot: None };
@@ -133,11 +135,16 @@ fn wrong(case: &Case, planted: Option<Bug>) -> Option<String> {
         };
         let all = || -> Vec<Vec<u32>> { next.iter().flatten().map(|id| read(*id)).collect() };
         let mut told = None;
-        rows.write(given(), &settings, step, 64, || told = Some(all())).unwrap();
+        let begins = |moment| {
+            if moment == Moment::Rest {
+                told = Some(all())
+            }
+        };
+        rows.write(given(), &settings, step, 64, begins).unwrap();
         if told.is_some_and(|told| told != all()) {
             return Some(format!("step {n}: a row that is wanted was written too late"));
         }
-        plain.write(given(), &settings, step, 64, || {}).unwrap();
+        plain.write(given(), &settings, step, 64, |_| {}).unwrap();
         if rows.store.table().digest() != plain.store.table().digest() {
             return Some(format!("step {n}: other rows than without hints"));
         }

@@ -35,18 +35,22 @@ impl Exchange {
     }
 }
 
-/// The bytes that a rank gives to an exchange.
+/// What a rank has written into its area, from the first byte on.
 #[derive(Debug, Clone, Copy)]
-pub struct Mine<'a> {
-    pub bytes: &'a [u8],
+pub struct Written {
+    /// If it is more than there is room for, nothing was written.
+    pub bytes: usize,
     /// So many of them, at the end, are for the ranks of this machine alone.
     pub here: usize,
 }
 
-impl<'a> From<&'a [u8]> for Mine<'a> {
-    /// Bytes for all ranks.
-    fn from(bytes: &'a [u8]) -> Self {
-        Self { bytes, here: 0 }
+impl Written {
+    /// Copies bytes for all ranks into an area.
+    pub fn copy(from: &[u8], area: &mut [u8]) -> Self {
+        if let Some(area) = area.get_mut(..from.len()) {
+            area.copy_from_slice(from);
+        }
+        Self { bytes: from.len(), here: 0 }
     }
 }
 
@@ -121,32 +125,28 @@ impl Seat {
         read: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), Broken> {
         let mut each = |all: &[&[u8]]| all.iter().enumerate().for_each(|(rank, bytes)| read(rank, bytes));
-        self.exchange_while(values, mine.into(), &mut each, &|| {})
+        self.exchange_while(values, &mut |area| Written::copy(mine, area), &mut each, &|| {})
     }
 
-    /// Does the same, but hands the bytes of all ranks to `read` at once, and calls `look` now and then while it waits. Others wait for a
-    /// long `read` only in the next exchange.
+    /// Does the same, but lets `write` put this rank's bytes where the others read them, hands the bytes of all ranks to `read` at once, and
+    /// calls `look` now and then while it waits. Others wait for a long `read` only in the next exchange.
     ///
     /// # Errors
     /// As [`Seat::exchange`].
     pub fn exchange_while(
         &mut self,
         values: &mut [f32],
-        mine: Mine<'_>,
+        write: &mut dyn FnMut(&mut [u8]) -> Written,
         read: &mut dyn FnMut(&[&[u8]]),
         look: &dyn Fn(),
     ) -> Result<(), Broken> {
         let shape = self.exchange.shape;
-        if values.len() > shape.words || mine.bytes.len() > shape.bytes {
-            let (words, bytes, most_words, most_bytes) = (values.len(), mine.bytes.len(), shape.words, shape.bytes);
-            return Err(Broken::TooLong { words, bytes, most_words, most_bytes });
-        }
         if let Some(broken) = self.exchange.broken() {
             return Err(broken);
         }
         let begin = 3 * self.done;
         self.wait(begin, look)?;
-        self.put(values, mine);
+        self.put(values, write)?;
         self.reach(begin + 1);
         self.wait(begin + 1, look)?;
         self.compare_calls(values.len())?;
@@ -160,9 +160,7 @@ impl Seat {
             // SAFETY: the rank reached 3e + 1, seen by `wait`, and writes there again only when this one has reached 3e + 3.
             unsafe { self.exchange.segment.slice(shape.bytes_at(rank), len.min(shape.bytes)) }
         };
-        let all: Vec<&[u8]> =
-            (0..shape.ranks).map(|rank| if rank == self.rank { mine.bytes } else { given(rank) }).collect();
-        read(&all);
+        read(&(0..shape.ranks).map(given).collect::<Vec<_>>());
         if !values.is_empty() {
             self.wait(begin + 2, look)?;
             self.collect(values);
@@ -220,8 +218,15 @@ impl Seat {
     }
 
     /// Puts what the others need into this rank's area.
-    fn put(&self, values: &[f32], Mine { bytes, here }: Mine<'_>) {
+    fn put(&self, values: &[f32], write: &mut dyn FnMut(&mut [u8]) -> Written) -> Result<(), Broken> {
         let (shape, segment) = (self.exchange.shape, &self.exchange.segment);
+        let too_long = |bytes| {
+            let (words, most_words, most_bytes) = (values.len(), shape.words, shape.bytes);
+            Broken::TooLong { words, bytes, most_words, most_bytes }
+        };
+        if values.len() > shape.words {
+            return Err(too_long(0));
+        }
         // Ranks of other machines need all of it.
         let own = if shape.local == shape.ranks { shape.range(self.rank, values.len()) } else { 0..0 };
         // SAFETY: the area is this rank's; all others have reached 3e, seen by `wait`, and read it again only when this one
@@ -231,12 +236,16 @@ impl Seat {
         area[..own.start].copy_from_slice(&values[..own.start]);
         area[own.end..].copy_from_slice(&values[own.end..]);
         // SAFETY: as above.
-        unsafe { segment.slice_mut(shape.bytes_at(self.rank), bytes.len()) }.copy_from_slice(bytes);
+        let Written { bytes, here } = write(unsafe { segment.slice_mut(shape.bytes_at(self.rank), shape.bytes) });
+        if bytes > shape.bytes {
+            return Err(too_long(bytes));
+        }
         let line = self.exchange.line(self.rank);
         // Relaxed: published by the step.
         line.words.store(values.len() as u64, Ordering::Relaxed);
-        line.bytes.store(bytes.len() as u64, Ordering::Relaxed);
+        line.bytes.store(bytes as u64, Ordering::Relaxed);
         line.here.store(here as u64, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Checks that all ranks called for the same.

@@ -333,8 +333,8 @@ fn bytes_for_this_machine_stay_there() {
             let mut seat = machines[rank / 2].join(rank, PATIENT).unwrap();
             s.spawn(move || {
                 let (mut read, bytes) = (vec![], [rank as u8; 5]);
-                let mine = Mine { bytes: &bytes, here: rank };
-                seat.exchange_while(&mut [], mine, &mut |all| read.extend(all.iter().map(|of| of.len())), &|| {})
+                let mut write = |area: &mut [u8]| Written { here: rank, ..Written::copy(&bytes, area) };
+                seat.exchange_while(&mut [], &mut write, &mut |all| read.extend(all.iter().map(|of| of.len())), &|| {})
                     .unwrap();
                 read
             })
