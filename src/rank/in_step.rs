@@ -124,11 +124,14 @@ impl Member<'_> {
         let mut wrote = Duration::ZERO;
         // Whoever keeps copies has looked for few records.
         let knows_records = copies.is_none();
+        let mut encoded = Duration::ZERO;
         let mut write = |area: &mut [u8]| {
+            let begun = Instant::now();
             let (head, area) = area.split_at_mut(RANK_HEADER);
             head.copy_from_slice(&said.encode());
             let given = batch.map(|batch| shard.write(&batch.block.weight, knows_records, area));
             let Written { bytes, here } = given.unwrap_or(Written { bytes: 0, here: 0 });
+            encoded = begun.elapsed();
             Written { bytes: RANK_HEADER + bytes, here }
         };
         // Rows are merged where the ranks left them, so that nothing is copied.
@@ -172,7 +175,7 @@ impl Member<'_> {
         failpoint::reached("exchange.latency");
         let mut heard = Ok(vec![]);
         seat.exchange_while(gradient, &mut write, &mut |messages| heard = hear(messages), &|| {})?;
-        self.exchanging += begun.elapsed().saturating_sub(wrote);
+        self.exchanging += begun.elapsed().saturating_sub(encoded + wrote);
         heard
     }
 }

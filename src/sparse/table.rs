@@ -282,6 +282,7 @@ impl HostTable {
     }
 
     /// Changes an id's record in place: no other process reads it meanwhile.
+    // A call passes the closure through memory, and what it was just written from is waited for.
     #[inline(always)]
     pub fn change(&mut self, id: u64, record: u32, change: impl FnOnce(&mut [u32])) {
         self.note(id, record, false);
@@ -290,6 +291,7 @@ impl HostTable {
     }
 
     /// Changes an id's record that other processes may be reading; `scratch` is memory for its words.
+    // As above.
     #[inline(always)]
     pub fn change_shared(&mut self, id: u64, record: u32, scratch: &mut Vec<u32>, change: impl FnOnce(&mut [u32])) {
         self.note(id, record, false);
