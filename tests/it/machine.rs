@@ -153,7 +153,7 @@ fn shared_memory_mounted_for_huge_pages_keeps_what_is_written() {
             folder.path(),
             &format!(
                 r#"
-                mount -t tmpfs -o huge={huge} none /dev/shm
+                mount -t tmpfs -o huge={huge} none /dev/shm || exit 77
                 [ -d world ] || {{
                     printf 'requests = 2000\nusers = 500\n[errors]\nad = 0.2\ntrain_days = 1\n' > world.toml
                     $ADMIX data synth --exposures-only --days 1 --config world.toml --out world
@@ -165,6 +165,12 @@ fn shared_memory_mounted_for_huge_pages_keeps_what_is_written() {
         ) else {
             return;
         };
+        if output.status.code() == Some(77) {
+            eprintln!(
+                "shared_memory_mounted_for_huge_pages_keeps_what_is_written: skipped, this kernel has no huge pages"
+            );
+            return;
+        }
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         assert!(folder.path().join(huge).join("values/values.safetensors").is_file());
     }
