@@ -87,7 +87,7 @@ mod tests {
 
     use super::*;
 
-    /// What is written where other bytes were.
+    /// Encodes into memory that held other bytes.
     fn encoded(records: &[Option<u32>], next: &[u64]) -> Vec<u8> {
         let mut out = vec![0xa5; encode(records, next, &mut [])];
         assert_eq!(encode(records, next, &mut out), out.len());

@@ -313,7 +313,7 @@ mod tests {
         encoded(|out| encode(&lookup, of_row, &gradients, FIELDS, out))
     }
 
-    /// What is written where other bytes were.
+    /// Encodes into memory that held other bytes.
     fn encoded(encode: impl Fn(&mut [u8]) -> usize) -> Vec<u8> {
         let mut out = vec![0xa5; encode(&mut [])];
         assert_eq!(encode(&mut out), out.len());

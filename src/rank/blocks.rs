@@ -93,8 +93,8 @@ impl<'a> Blocks<'a> {
                 let block = Block::decode(guard.payload(), self.fields)?;
                 guard.release();
                 if block.ranks > 0 {
-                    // A reader on this core that now has room works at once. So readers work at the same time, and not each in turn, while all other
-                    // ranks wait for one.
+                    // The reader on this core may have waited for room. All ranks take their blocks at about the same time, so all readers work at the
+                    // same time. Otherwise each of them makes all ranks wait in turn.
                     std::thread::yield_now();
                 }
                 self.control.learner.samples_consumed.add(block.len() as u64);

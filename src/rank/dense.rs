@@ -88,7 +88,7 @@ impl Dense {
 }
 
 fn finite(state: &ValueState, gradient: &[f32]) -> Result<(), NotFinite> {
-    // All are looked at, which is done many at a time; one that is not finite is rare.
+    // Without an early end the compiler checks many at a time.
     let finite = gradient.iter().fold(true, |finite, g| finite & g.is_finite());
     if finite { Ok(()) } else { Err(NotFinite::at(state)) }
 }

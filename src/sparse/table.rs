@@ -282,7 +282,7 @@ impl HostTable {
     }
 
     /// Changes an id's record in place: no other process reads it meanwhile.
-    // A call passes the closure through memory, and what it was just written from is waited for.
+    // Called and not inlined, it reads its closure from memory right after that was written, which takes longer than the change.
     #[inline(always)]
     pub fn change(&mut self, id: u64, record: u32, change: impl FnOnce(&mut [u32])) {
         self.note(id, record, false);
@@ -291,7 +291,7 @@ impl HostTable {
     }
 
     /// Changes an id's record that other processes may be reading; `scratch` is memory for its words.
-    // As above.
+    // As `change`.
     #[inline(always)]
     pub fn change_shared(&mut self, id: u64, record: u32, scratch: &mut Vec<u32>, change: impl FnOnce(&mut [u32])) {
         self.note(id, record, false);

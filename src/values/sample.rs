@@ -180,7 +180,7 @@ impl Block {
     }
 }
 
-/// Columns of numbers as their bytes in memory, which are copied at once. They stay on their machine.
+/// Encodes a column of numbers as its bytes in memory, in one copy. Blocks do not leave their machine.
 mod column {
     use std::fmt;
     use std::marker::PhantomData;
@@ -236,7 +236,7 @@ mod tests {
         assert_eq!(Block::decode(&bytes[..len], 2).unwrap(), block);
         assert!(Block::decode(&bytes[..len], 3).is_err());
         assert!(Block::decode(&bytes[..len - 1], 2).is_err());
-        // The length of the first column, behind four numbers and a flag: a part of an id.
+        // The length of the ids in bytes stands behind four numbers and a flag. Now the last id lacks a byte.
         bytes[4 * 8 + 1] -= 1;
         assert!(Block::decode(&bytes[..len], 2).unwrap_err().to_string().contains("invalid length 79"));
     }

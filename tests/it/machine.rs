@@ -142,7 +142,7 @@ fn logs_on_a_full_disk_do_not_end_a_run() {
     assert_eq!((&outcome["checkpoints"]["failures"], &outcome["other_restarts"]), (&1.into(), &0.into()), "{outcome}");
 }
 
-/// With `huge=always`, as for fast tables one may mount it, the kernel wiped what main had written into a large segment.
+/// Whoever wants fast tables may mount shared memory with `huge=always`. There, the kernel wiped what main had written into a large segment.
 #[test]
 fn shared_memory_mounted_for_huge_pages_keeps_what_is_written() {
     let folder = tempfile::tempdir().unwrap();
