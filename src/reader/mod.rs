@@ -56,7 +56,11 @@ pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<
     let slot = &segments.control.processes[id];
     slot.sign_in(ProcessKind::Actor);
     let mut writers = segments.rings.iter().map(SampleRing::writer).collect::<Result<Vec<_>, _>>()?;
+    // A single rank waits for no other.
+    let together = if world.ranks > 1 { 0..settings.values.readers } else { id..id + 1 };
+    let rings = (0..world.local).map(|rank| ValueSegments::open_rings(prefix, together.clone(), rank));
     let mut stream = Stream {
+        rings: rings.collect::<Result<_, _>>()?,
         settings: &settings,
         world,
         fields: Fields::parse(&settings.values.fields)?,
@@ -79,6 +83,8 @@ struct Stream<'a> {
     control: &'a Control,
     id: usize,
     slot: &'a ProcessSlot,
+    /// Of each rank of this node: the rings of the readers that work at the same time as this one, itself among them.
+    rings: Vec<Vec<SampleRing>>,
     /// One for each rank of this node.
     writers: &'a mut [RingWriter],
     /// Ranks that overlap need blocks until they have met.
@@ -195,13 +201,12 @@ impl Stream<'_> {
 
     /// Waits for a region of a rank's ring and writes its shard of a block into it; false when the run stops.
     fn hand_over(&mut self, rank: usize, block: &Block) -> anyhow::Result<bool> {
-        let writer = &mut self.writers[rank];
         loop {
             self.slot.beat();
             if self.control.stop_level() >= self.stops_at {
                 return Ok(false);
             }
-            if let Some(mut region) = writer.claim(block.len() as u32, Overflow::Wait) {
+            if let Some(mut region) = self.writers[rank].claim(block.len() as u32, Overflow::Wait) {
                 failpoint::reached("reader.claimed");
                 let len = block.encode(region.payload())?;
                 region.commit(len, 0, &self.control.data);
@@ -209,14 +214,24 @@ impl Stream<'_> {
                 self.control.actors[self.id].steps.add(block.len() as u64);
                 return Ok(true);
             }
-            // Ranks in step wait for the one whose reader works on its core. Readers that work at the same time keep them waiting once, not each
-            // in turn: so a reader that has filled a ring goes on when half of it is free.
+            self.wait_for_room(rank);
+        }
+    }
+
+    /// Waits until it is time to fill a ring again, which was full.
+    ///
+    /// Ranks in step wait for the one whose reader works on its core. Readers that work at the same time keep them waiting once, not each in
+    /// turn. So a reader goes on when there is room in the rings of all readers to that rank, unless the rank has nothing from this one.
+    fn wait_for_room(&self, rank: usize) {
+        let rings = &self.rings[rank];
+        let own = self.writers[rank].ring();
+        for ring in rings {
             loop {
-                let seen = writer.ring().space().value();
-                if writer.ring().is_half_free() || self.control.stop_level() >= self.stops_at {
+                let seen = ring.space().value();
+                if ring.is_mostly_free() || own.is_free() || self.control.stop_level() >= self.stops_at {
                     break;
                 }
-                writer.ring().space().wait(seen, NAP);
+                ring.space().wait(seen, NAP);
                 self.slot.beat();
             }
         }

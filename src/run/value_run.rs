@@ -1,6 +1,7 @@
 //! Data shared by the processes of a run of `admix values train`: shared memory, and main's findings about the exposures.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
@@ -28,9 +29,9 @@ use super::value_snapshot::ValueState;
 
 /// Regions of a reader's ring: one is written while another one is read.
 const REGIONS: usize = 2;
-/// Regions where there are several ranks, and the bytes of a ring for which there may be fewer. A reader works in bursts of half a ring
+/// Regions where there are several ranks, and the bytes of a ring for which there may be fewer. Readers work in bursts
 /// (see [`crate::reader`]).
-const REGIONS_OF_RANKS: usize = 8;
+const REGIONS_OF_RANKS: usize = 12;
 const RING_BYTES: usize = 32 << 20;
 
 /// Handles to the shared memory of a run, except its table.
@@ -228,6 +229,14 @@ impl ValueSegments {
     /// A segment that is missing or of another build.
     pub fn open_for_reader(prefix: &str, reader: usize, ranks: usize) -> Result<Self, ShmError> {
         Self::open(prefix, (0..ranks).map(|rank| (reader, rank)))
+    }
+
+    /// Opens the rings from each of `readers` to `rank`, to look at them.
+    ///
+    /// # Errors
+    /// A segment that is missing or of another build.
+    pub fn open_rings(prefix: &str, readers: Range<usize>, rank: usize) -> Result<Vec<SampleRing>, ShmError> {
+        readers.map(|reader| SampleRing::open(&ring_name(prefix, reader, rank))).collect()
     }
 
     /// Opens the segments that main created, with the rings from each of `readers` to `rank`.

@@ -161,11 +161,20 @@ impl SampleRing {
         unsafe { self.segment.slice_mut(offset, self.capacity) }
     }
 
-    /// Returns whether at least half of the regions are free.
-    pub fn is_half_free(&self) -> bool {
+    /// Returns whether no region holds a block or is being filled.
+    pub fn is_free(&self) -> bool {
+        self.busy() == 0
+    }
+
+    /// Returns whether at most a third of the regions, or one, is not free.
+    pub fn is_mostly_free(&self) -> bool {
+        self.busy() <= (self.regions / 3).max(1)
+    }
+
+    fn busy(&self) -> usize {
         // Acquire: as in `find_free`.
-        let free = |region: &&RegionHead| State::of(region.phase.load(Ordering::Acquire)) == State::Free;
-        2 * self.regions().iter().filter(free).count() >= self.regions
+        let busy = |region: &&RegionHead| State::of(region.phase.load(Ordering::Acquire)) != State::Free;
+        self.regions().iter().filter(busy).count()
     }
 
     fn find_free(&self) -> Option<(usize, u64)> {
