@@ -2,7 +2,7 @@
 //!
 //! The rule by which a rank moves its parameters is in [`crate::collective::overlap`]. Here is what runs beside it. Gradients of the
 //! last few iterations lie in parameter cells, which a rank publishes and the others read without waiting. Gradients of rows go to the first rank
-//! of each table through a ring for each rank, where [`super::writer`] applies them and publishes generations; readers take the newest of
+//! of each table through a ring for each rank, where [`super::writer`] applies them and publishes generations; ranks read the newest of
 //! their own table. Tables may be some iterations apart within a period. At the end of a period, of a pass, and when the run stops, the ranks meet: their parameters and moments
 //! are averaged, all rows are written, and rank 0 evaluates and saves.
 //!
@@ -159,10 +159,11 @@ impl<'m, 'a> Overlapped<'m, 'a> {
         let (block, whole) = (&batch.block, batch.block.whole());
         member.before_rows(block);
         let generation = member.read_shared_rows()?;
+        self.done += 1;
+        member.seat.has_read(self.done);
         let losses = member.compute(block)?;
         self.click += losses.click;
         self.charge += losses.charge;
-        self.done += 1;
         for out in &mut self.rows_out {
             give_rows(member, out, self.done, block)?;
         }
@@ -192,6 +193,7 @@ impl<'m, 'a> Overlapped<'m, 'a> {
     fn meet(&mut self) -> anyhow::Result<bool> {
         let member = &mut *self.member;
         let begun = Instant::now();
+        member.seat.has_read(self.done + 1);
         let stops = member.is_first() && member.segments.control.stop_level() >= STOP_LEARNING;
         let (click, charge) = (self.click, self.charge);
         let said = Said { stops, wish: member.wish(), parameters: self.agreed, click, charge, ..Said::default() };

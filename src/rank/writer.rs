@@ -1,7 +1,7 @@
 //! The thread of a table's first rank that writes its rows while ranks overlap.
 //!
 //! It takes the gradients of rows of all ranks from their rings, applies them in the order of iterations and ranks, and publishes
-//! generations.
+//! generations. It writes while the ranks compute: the rows of an iteration when all ranks have read those of the next.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -128,6 +128,7 @@ impl Work {
             let mut rows = rows.lock().expect("whoever reads the table works");
             let begin_write = |moment| {
                 if moment == Moment::Changes {
+                    wait_for_readers(exchange, *table, iteration + 1, shared);
                     exchange.begin_write(*table);
                 }
             };
@@ -138,6 +139,18 @@ impl Work {
             given.into_iter().for_each(ReadGuard::release);
         }
         Ok(())
+    }
+}
+
+/// Waits until all ranks of a table have read the rows of an iteration, or the thread ends. A rank that has given the gradients of the one
+/// before reads soon, and would have to wait if rows were being written then.
+fn wait_for_readers(exchange: &Exchange, table: usize, iteration: u64, shared: &Shared) {
+    loop {
+        let seen = exchange.news().value();
+        if exchange.read(table) >= iteration || shared.ends.load(Ordering::Relaxed) {
+            return;
+        }
+        exchange.news().wait(seen, NAP);
     }
 }
 

@@ -195,7 +195,7 @@ struct Head {
     bytes: AtomicU64,
     /// Why the exchange is broken; 0 = it is not. The first cause stays.
     poison: AtomicU64,
-    /// Rung when a group's rows are published, and by whoever poisons the exchange.
+    /// Rung when a group's rows are published, when a rank has read some, and by whoever poisons the exchange.
     news: Doorbell,
 }
 
@@ -219,6 +219,8 @@ struct Line {
     bytes: AtomicU64,
     /// Bytes at the end that stay on this machine.
     here: AtomicU64,
+    /// Of overlapping ranks: the newest iteration whose rows it has read, or will not read before it has met the others.
+    read: AtomicU64,
     /// Start time of its process; 0 where `/proc` does not tell.
     start_time: AtomicU64,
     pid: AtomicU32,
@@ -338,13 +340,21 @@ impl Exchange {
         fence(Ordering::Release);
     }
 
+    /// The newest iteration whose rows all ranks of a group have read, as they say by [`Seat::has_read`].
+    pub fn read(&self, group: usize) -> u64 {
+        let first = self.shape.publisher(group);
+        // Relaxed: it says when to write, and not whether it is safe: who reads meanwhile reads again.
+        let read = |rank: usize| self.line(rank).read.load(Ordering::Relaxed);
+        (first..first + self.shape.group_len()).map(read).min().unwrap_or(0)
+    }
+
     /// The newest generation that is published in a group.
     pub fn published(&self, group: usize) -> u64 {
         // Acquire: pairs with the Release in `publish`.
         self.publication(group).published.load(Ordering::Acquire) / 2
     }
 
-    /// Rung at every publication; other news of the ranks may ring it as well.
+    /// Rung at every publication, and when a rank has read; other news of the ranks may ring it as well.
     pub fn news(&self) -> &Doorbell {
         &self.head().news
     }
@@ -394,6 +404,7 @@ fn layout() -> u64 {
         offset_of!(Head, news),
         size_of::<Line>(),
         offset_of!(Line, here),
+        offset_of!(Line, read),
         offset_of!(Line, pid),
         offset_of!(Line, bell),
         size_of::<Publication>(),

@@ -271,11 +271,11 @@ fn processes_that_a_launcher_started_together_are_refused_without_mpi() {
     assert!(said.contains("starts runs of its own") && !run.exists(), "{said}");
 }
 
-/// Returns the first error of the trace of a rank whose periods have `period` iterations at most.
+/// Returns the first error of the trace of a rank that was not started again, whose periods have `period` iterations at most.
 fn wrong(text: &str, ranks: u64, period: u64) -> Option<String> {
     let mut newest: Option<(u64, u64)> = None;
     let (mut last, mut generation) = (None, 0);
-    for line in text.lines() {
+    for (before, line) in (0..).zip(text.lines()) {
         let record: serde_json::Value = serde_json::from_str(line).unwrap();
         let number = |key: &str| record[key].as_u64().unwrap();
         let here = (number("period"), number("iteration"));
@@ -286,6 +286,10 @@ fn wrong(text: &str, ranks: u64, period: u64) -> Option<String> {
             return Some(format!("rows {} after {generation}", number("generation")));
         }
         generation = number("generation");
+        // A period begins with all rows written. Later the rows of an iteration are written when all ranks have read those of the next.
+        if here.1 == 0 && generation != before || here.1 > 0 && generation >= before {
+            return Some(format!("rows {generation} in {here:?} after {before} iterations"));
+        }
         if let Some(global) = record["global"].as_array() {
             let (j, members) = (global[0].as_u64().unwrap(), global[1].as_u64().unwrap());
             if j > here.1 || newest.is_some_and(|(of, used)| of == here.0 && j <= used) || members != (1 << ranks) - 1 {
@@ -319,11 +323,15 @@ fn ranks_that_overlap_learn_as_well_as_in_step() {
     for rank in 0..2 {
         let text = std::fs::read_to_string(overlapped.join(format!("trace/rank{rank}.jsonl"))).unwrap();
         assert_eq!(wrong(&text, 2, 5), None);
-        // Used twice, and used before it was there.
-        let record = |iteration: u64, j: u64| {
-            format!("{{\"period\":0,\"iteration\":{iteration},\"global\":[{j},3],\"generation\":0}}\n")
+        let record = |iteration: u64, j: u64, generation: u64| {
+            format!("{{\"period\":0,\"iteration\":{iteration},\"global\":[{j},3],\"generation\":{generation}}}\n")
         };
-        assert!(wrong(&(record(0, 0) + &record(1, 0)), 2, 5).is_some() && wrong(&record(0, 1), 2, 5).is_some());
+        assert_eq!(wrong(&(record(0, 0, 0) + &record(1, 1, 0)), 2, 5), None);
+        // Used twice, used before it was there, and rows that were written too early.
+        assert!(
+            wrong(&(record(0, 0, 0) + &record(1, 0, 0)), 2, 5).is_some() && wrong(&record(0, 1, 0), 2, 5).is_some()
+        );
+        assert!(wrong(&(record(0, 0, 0) + &record(1, 1, 1)), 2, 5).is_some());
     }
 }
 

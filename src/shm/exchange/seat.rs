@@ -217,6 +217,13 @@ impl Seat {
         }
     }
 
+    /// Says that this rank has read the rows of `iteration`, or will not before it has met the others.
+    pub fn has_read(&self, iteration: u64) {
+        // Relaxed: as in `Exchange::read`.
+        self.exchange.line(self.rank).read.store(iteration, Ordering::Relaxed);
+        self.exchange.head().news.ring();
+    }
+
     /// Puts what the others need into this rank's area.
     fn put(&self, values: &[f32], write: &mut dyn FnMut(&mut [u8]) -> Written) -> Result<(), Broken> {
         let (shape, segment) = (self.exchange.shape, &self.exchange.segment);

@@ -206,6 +206,8 @@ fn each_group_waits_for_its_own_first_rank() {
     assert_eq!((exchange.published(0), exchange.published(1)), (0, 3));
     assert_eq!((seats[0].read_shared(|| {}), seats[5].read_shared(|| {})), (Ok(0), Ok(3)));
     seats[4].wait_published(3).unwrap();
+    [3, 2, 5].into_iter().zip(&seats).for_each(|(iteration, seat)| seat.has_read(iteration));
+    assert_eq!((exchange.read(0), exchange.read(1)), (2, 0), "the slowest rank counts");
     exchange.died(3);
     assert_eq!(seats[4].wait_published(4), Err(Broken::Died { rank: 3 }));
     assert_eq!(seats[1].wait_published(1), Err(Broken::Died { rank: 3 }), "they exchange gradients");
