@@ -142,8 +142,8 @@ impl Work {
     }
 }
 
-/// Waits until all ranks of a table have read the rows of an iteration, or the thread ends. A rank that has given the gradients of the one
-/// before reads soon, and would have to wait if rows were being written then.
+/// Waits until all ranks of a table have read the rows of an iteration, or the thread has to end. If rows were written before, the last rank
+/// would wait for them: it reads soon after it has given its gradients.
 fn wait_for_readers(exchange: &Exchange, table: usize, iteration: u64, shared: &Shared) {
     loop {
         let seen = exchange.news().value();

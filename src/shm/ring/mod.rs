@@ -161,12 +161,12 @@ impl SampleRing {
         unsafe { self.segment.slice_mut(offset, self.capacity) }
     }
 
-    /// Returns whether no region holds a block or is being filled.
+    /// Returns whether all regions are free.
     pub fn is_free(&self) -> bool {
         self.busy() == 0
     }
 
-    /// Returns whether at most a third of the regions, or one, is not free.
+    /// Returns whether at most a third of the regions is not free; one may always be.
     pub fn is_mostly_free(&self) -> bool {
         self.busy() <= (self.regions / 3).max(1)
     }

@@ -50,6 +50,24 @@ fn drain(reader: &mut RingReader) -> Vec<u8> {
 }
 
 #[test]
+fn a_ring_tells_how_free_it_is() {
+    // Regions, and the most of them that are taken in a ring that is mostly free.
+    for (regions, most) in [(2, 1), (3, 1), (5, 1), (6, 2), (12, 4)] {
+        let (ring, data) = (ring(regions), bell());
+        let (mut writer, mut reader) = (ring.writer().unwrap(), ring.reader().unwrap());
+        for taken in 0..=regions {
+            assert_eq!((ring.is_free(), ring.is_mostly_free()), (taken == 0, taken <= most), "{taken} of {regions}");
+            assert_eq!(write(&mut writer, taken as u8, 1, Overflow::Wait, &data), taken < regions);
+        }
+        assert_eq!(drain(&mut reader).len(), regions);
+        assert!(ring.is_free());
+        // A region that is being filled is not free.
+        let claimed = writer.claim(1, Overflow::Wait);
+        assert!(claimed.is_some() && !ring.is_free());
+    }
+}
+
+#[test]
 fn blocks_arrive_in_order_with_their_headers() {
     let name = unique_name("ring");
     let shape = RingShape { actor: 3, regions: 2, capacity: CAPACITY };
