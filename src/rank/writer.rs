@@ -128,7 +128,7 @@ impl Work {
             let mut rows = rows.lock().expect("whoever reads the table works");
             let begin_write = |moment| {
                 if moment == Moment::Changes {
-                    wait_for_readers(exchange, *table, iteration + 1, shared);
+                    wait_until_read(exchange, *table, iteration + 1, shared);
                     exchange.begin_write(*table);
                 }
             };
@@ -144,7 +144,7 @@ impl Work {
 
 /// Waits until all ranks of a table have read the rows of an iteration, or the thread has to end. If rows were written before, the last rank
 /// would wait for them: it reads soon after it has given its gradients.
-fn wait_for_readers(exchange: &Exchange, table: usize, iteration: u64, shared: &Shared) {
+fn wait_until_read(exchange: &Exchange, table: usize, iteration: u64, shared: &Shared) {
     loop {
         let seen = exchange.news().value();
         if exchange.read(table) >= iteration || shared.ends.load(Ordering::Relaxed) {

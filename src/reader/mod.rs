@@ -57,10 +57,10 @@ pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<
     slot.sign_in(ProcessKind::Actor);
     let mut writers = segments.rings.iter().map(SampleRing::writer).collect::<Result<Vec<_>, _>>()?;
     // A single rank waits for no other.
-    let together = if world.ranks > 1 { 0..settings.values.readers } else { id..id + 1 };
-    let rings = (0..world.local).map(|rank| ValueSegments::open_rings(prefix, together.clone(), rank));
+    let readers = if world.ranks > 1 { settings.values.readers } else { 0 };
+    let of_others = |rank| ValueSegments::open_rings(prefix, (0..readers).filter(|reader| *reader != id), rank);
     let mut stream = Stream {
-        rings: rings.collect::<Result<_, _>>()?,
+        others: (0..world.local).map(of_others).collect::<Result<_, _>>()?,
         settings: &settings,
         world,
         fields: Fields::parse(&settings.values.fields)?,
@@ -83,8 +83,8 @@ struct Stream<'a> {
     control: &'a Control,
     id: usize,
     slot: &'a ProcessSlot,
-    /// Of each rank of this node: the rings of the readers that work at the same time as this one, itself among them.
-    rings: Vec<Vec<SampleRing>>,
+    /// Of each rank of this node: the rings of the other readers, which work at the same time as this one.
+    others: Vec<Vec<SampleRing>>,
     /// One for each rank of this node.
     writers: &'a mut [RingWriter],
     /// Ranks that overlap need blocks until they have met.
@@ -223,9 +223,8 @@ impl Stream<'_> {
     /// Ranks in step wait for the one whose reader works on its core. Readers that work at the same time keep them waiting once, not each in
     /// turn. So a reader goes on when there is room in the rings of all readers to that rank, unless the rank has nothing from this one.
     fn wait_for_room(&self, rank: usize) {
-        let rings = &self.rings[rank];
         let own = self.writers[rank].ring();
-        for ring in rings {
+        for ring in self.others[rank].iter().chain([own]) {
             loop {
                 let seen = ring.space().value();
                 if ring.is_mostly_free() || own.is_free() || self.control.stop_level() >= self.stops_at {

@@ -1,7 +1,6 @@
 //! Data shared by the processes of a run of `admix values train`: shared memory, and main's findings about the exposures.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
@@ -29,8 +28,8 @@ use super::value_snapshot::ValueState;
 
 /// Regions of a reader's ring: one is written while another one is read.
 const REGIONS: usize = 2;
-/// Regions where there are several ranks, and the bytes of a ring for which there may be fewer. Readers work in bursts
-/// (see [`crate::reader`]).
+/// Regions where there are several ranks, and the bytes of a ring for which there may be fewer. Readers work in bursts (see
+/// [`crate::reader`]).
 const REGIONS_OF_RANKS: usize = 12;
 const RING_BYTES: usize = 32 << 20;
 
@@ -235,7 +234,11 @@ impl ValueSegments {
     ///
     /// # Errors
     /// A segment that is missing or of another build.
-    pub fn open_rings(prefix: &str, readers: Range<usize>, rank: usize) -> Result<Vec<SampleRing>, ShmError> {
+    pub fn open_rings(
+        prefix: &str,
+        readers: impl Iterator<Item = usize>,
+        rank: usize,
+    ) -> Result<Vec<SampleRing>, ShmError> {
         readers.map(|reader| SampleRing::open(&ring_name(prefix, reader, rank))).collect()
     }
 

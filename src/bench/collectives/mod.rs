@@ -1,8 +1,8 @@
 //! How fast ranks of one machine average their gradients, beside the MPI that is installed.
 //!
 //! Real processes, as in a run. Each round begins with a barrier; what is timed is the all-reduce of rank 0 behind it. Behind another
-//! barrier its result is checked. With `nccl` rank K has GPU K, and NCCL averages in place of shared memory. Where `mpirun` and `mpicc` are there, the same
-//! sizes are timed with MPI's own all-reduce, between the same number of processes, in the same run.
+//! barrier its result is checked. With `nccl` rank K has GPU K, and NCCL averages in place of shared memory. Where `mpirun` and `mpicc`
+//! are there, the same sizes are timed with MPI's own all-reduce, between the same number of processes, in the same run.
 
 use std::fmt;
 use std::path::Path;
@@ -186,7 +186,7 @@ fn take_part(seat: Seat, words: usize, rounds: usize, nccl: bool) -> anyhow::Res
         let begun = Instant::now();
         transport.exchange_all(&mut values, &[], &mut |_| {}, &|| {})?;
         let seconds = begun.elapsed().as_secs_f64();
-        // Where ranks share cores, one that is done would check its values while another one is still at it.
+        // Where ranks share cores, a rank that is done must not check its values on the core that another one still needs.
         transport.exchange_all(&mut [], &[], &mut |_| {}, &|| {})?;
         if round >= rounds / 4 {
             found.seconds.push(seconds);

@@ -166,7 +166,7 @@ impl SampleRing {
         self.busy() == 0
     }
 
-    /// Returns whether at most a third of the regions is not free; one may always be.
+    /// Returns whether at most a third of the regions are taken, or at most one of few.
     pub fn is_mostly_free(&self) -> bool {
         self.busy() <= (self.regions / 3).max(1)
     }
