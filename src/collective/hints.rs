@@ -72,9 +72,14 @@ impl<'a> Hints<'a> {
         self.records.get(row).map(|record| u32::from_le_bytes(*record)).filter(|record| *record != NONE)
     }
 
+    /// Whether the rank has told which rows it wants next.
+    pub fn tells_wanted(&self) -> bool {
+        !self.wanted.is_empty()
+    }
+
     /// Whether the rank may want this row next: true for every row that it wants, and for some others.
     pub fn wants(&self, id: u64) -> bool {
-        !self.wanted.is_empty() && {
+        self.tells_wanted() && {
             let (byte, bit) = place(id, self.wanted.len());
             self.wanted[byte] & bit != 0
         }

@@ -5,6 +5,7 @@
 //! which the row occurs, or the number of all ranks, which is what one rank with the whole batch would have computed.
 
 use crate::settings::SparseAverage;
+use crate::shm::prefetch_lines_to_write;
 use crate::sparse::Lookup;
 use crate::sparse::lookup::Finder;
 
@@ -12,6 +13,8 @@ use crate::sparse::lookup::Finder;
 const HEADER: usize = 8;
 /// Bytes of a row beside its gradient and its field: id, sum of weights, sum of their squares.
 const OF_ROW: usize = 8 + 4 + 4;
+/// Floats that are copied at a time.
+const COPIED: usize = 256;
 
 /// A message that is not one of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -110,8 +113,19 @@ pub fn encode(
         squares[row] = square.to_le_bytes();
         numbers.set(row, field as u32);
     }
-    floats.as_chunks_mut().0.iter_mut().zip(gradients).for_each(|(to, g)| *to = g.to_le_bytes());
+    copy(gradients, floats.as_chunks_mut().0);
     length
+}
+
+/// Copies floats to memory that another core may have, because it has read the last message there: its lines are loaded ahead.
+fn copy(from: &[f32], to: &mut [[u8; 4]]) {
+    let mut rest = to;
+    for from in from.chunks(COPIED) {
+        let (to, behind) = rest.split_at_mut(from.len());
+        prefetch_lines_to_write(&behind[..COPIED.min(behind.len())]);
+        to.iter_mut().zip(from).for_each(|(to, g)| *to = g.to_le_bytes());
+        rest = behind;
+    }
 }
 
 /// The gradients of a shard's rows where they were received: nothing is copied.

@@ -6,11 +6,14 @@ use std::time::{Duration, Instant};
 
 use crate::run::value_cursor::Cursor;
 use crate::run::value_run::ValueSegments;
+use crate::settings::{RankSync, ValueSettings};
 use crate::shm::control::ProcessSlot;
-use crate::shm::{Control, RingReader, SampleRing, ShmError};
+use crate::shm::{Control, RingReader, SampleRing, ShmError, Woken};
 use crate::values::Block;
 
 const NAP: Duration = Duration::from_millis(100);
+/// How long a rank that waits until readers have filled their rings waits for the next block.
+const PATIENCE: Duration = Duration::from_millis(5);
 
 /// A batch that was taken, and where training stands behind it.
 pub struct Batch {
@@ -28,6 +31,16 @@ pub struct Blocks<'a> {
     /// Batches that were taken and are not learned yet, the next one first.
     ahead: VecDeque<Batch>,
     waited: Duration,
+    /// Of one of several ranks.
+    giving: Option<Giving>,
+}
+
+/// How one of several ranks gives regions back.
+struct Giving {
+    /// Blocks whose regions are given back together.
+    together: usize,
+    /// Readers that it waits for then.
+    waits_for: Vec<usize>,
 }
 
 impl<'a> Blocks<'a> {
@@ -37,7 +50,54 @@ impl<'a> Blocks<'a> {
     /// Another process has one of them.
     pub fn open(segments: &'a ValueSegments, slot: &'a ProcessSlot, fields: usize) -> Result<Self, ShmError> {
         let readers = segments.rings.iter().map(SampleRing::reader).collect::<Result<_, _>>()?;
-        Ok(Self { control: &segments.control, slot, readers, fields, ahead: VecDeque::new(), waited: Duration::ZERO })
+        let control = &segments.control;
+        let (ahead, waited) = (VecDeque::new(), Duration::ZERO);
+        Ok(Self { control, slot, readers, fields, ahead, waited, giving: None })
+    }
+
+    /// Of one of several ranks of this machine: it [gives back](Self::give_back) the regions of several blocks at once.
+    pub fn of_rank(self, rank: usize, settings: &ValueSettings) -> Self {
+        let (ranks, readers) = (settings.ranks_here(), self.readers.len());
+        let in_step = settings.ranks.sync == RankSync::Step;
+        let bursts = self.readers.iter().map(|reader| reader.ring().burst()).sum();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let waits = in_step && cores < ranks + readers;
+        let giving = Giving {
+            together: if in_step { bursts } else { readers },
+            waits_for: if waits { (rank..readers).step_by(ranks).collect() } else { vec![] },
+        };
+        Self { giving: Some(giving), ..self }
+    }
+
+    /// Gives the regions of the blocks that were taken back to their readers, if it is time for that; `after` is the cursor behind the batch
+    /// of this update.
+    ///
+    /// Ranks wait for the one whose core a reader uses. So readers shall work at the same time and not each in turn: a rank gives regions back
+    /// to all of them at once. Ranks in step do so in the same update, when the readers have room for a burst. Where readers have no cores of
+    /// their own, each of these ranks then waits until its share of the readers have filled their rings.
+    pub fn give_back(&mut self, after: &Cursor) {
+        let Some(Giving { together, waits_for }) = &self.giving else { return };
+        if !after.blocks().is_multiple_of(*together as u64) {
+            return;
+        }
+        self.readers.iter_mut().for_each(RingReader::release_kept);
+        let begun = Instant::now();
+        loop {
+            let seen = self.control.data.value();
+            if waits_for.iter().all(|reader| self.readers[*reader].ring().is_full()) {
+                break;
+            }
+            self.slot.beat();
+            if self.control.data.wait(seen, PATIENCE) == Woken::TimedOut {
+                break;
+            }
+        }
+        self.count_waiting(begun);
+    }
+
+    fn count_waiting(&mut self, begun: Instant) {
+        self.waited += begun.elapsed();
+        self.control.learner.wait_ns.add(begun.elapsed().as_nanos() as u64);
     }
 
     /// Takes another batch of this pass; `cursor` says where training stands. `None` at the end of the pass, and where there is none
@@ -91,26 +151,25 @@ impl<'a> Blocks<'a> {
         match self.readers[reader].take() {
             Ok(Some(guard)) => {
                 let block = Block::decode(guard.payload(), self.fields)?;
-                guard.release();
-                if block.ranks > 0 {
-                    // The reader on this core may have waited for room. All ranks take their blocks at about the same time, so all readers work at the
-                    // same time. Otherwise each of them makes all ranks wait in turn.
-                    std::thread::yield_now();
+                if self.giving.is_some() {
+                    guard.keep()
+                } else {
+                    guard.release()
                 }
                 self.control.learner.samples_consumed.add(block.len() as u64);
-                Ok(Some(block))
+                return Ok(Some(block));
             }
-            Ok(None) => {
-                if naps {
-                    let begun = Instant::now();
-                    self.control.data.wait(seen, NAP);
-                    self.waited += begun.elapsed();
-                    self.control.learner.wait_ns.add(begun.elapsed().as_nanos() as u64);
-                }
-                Ok(None)
-            }
+            Ok(None) => {}
             Err(ShmError::Torn { .. }) => anyhow::bail!("a block of reader {reader} is damaged"),
-            Err(e) => Err(e.into()),
+            Err(e) => return Err(e.into()),
         }
+        // The reader may have no free region left.
+        self.readers[reader].release_kept();
+        if naps {
+            let begun = Instant::now();
+            self.control.data.wait(seen, NAP);
+            self.count_waiting(begun);
+        }
+        Ok(None)
     }
 }

@@ -66,6 +66,10 @@ impl Member<'_> {
         let mut said = Said { stops: batch.is_none(), wish: self.wish(), parameters, ..Said::default() };
         if let Some(batch) = &batch {
             let writer_knows = self.shard.knows_next();
+            // Ranks that write no table come here sooner than those that do; they give regions back below.
+            if self.rows.is_some() {
+                self.blocks.give_back(&batch.after);
+            }
             self.before_rows(&batch.block);
             self.look_ahead(&batch.after)?;
             let waiting = Instant::now();
@@ -76,6 +80,9 @@ impl Member<'_> {
             }
             self.exchanging += waiting.elapsed();
             self.read_rows();
+            if self.rows.is_none() {
+                self.blocks.give_back(&batch.after);
+            }
             let losses = self.compute(&batch.block)?;
             (said.click, said.charge) = (losses.click, losses.charge);
             said.copies = self.copies.as_ref().map(MergedCopies::copied).unwrap_or_default();

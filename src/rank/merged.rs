@@ -149,7 +149,7 @@ impl MergedRows {
             if number == first {
                 at(Moment::Rest);
             }
-            table.load_ahead(&order.records, number);
+            table.load_ahead_to_write(&order.records, number);
             let Some(found) = found else { continue };
             let row = merger.merge(&messages, place as usize, settings.ranks.sparse_average, gradient);
             let id = merger.ids()[place as usize];
@@ -210,6 +210,12 @@ impl Order {
     fn begin(&mut self, ids: &[u64], records: &[Option<u32>], hints: &[Hints<'_>]) -> usize {
         self.places.clear();
         self.rest.clear();
+        self.records.clear();
+        if !hints.iter().any(Hints::tells_wanted) {
+            self.places.extend(0..ids.len() as u32);
+            self.records.extend_from_slice(records);
+            return 0;
+        }
         for (place, &id) in (0..).zip(ids) {
             let wanted = hints.iter().any(|hints| hints.wants(id));
             #[cfg(test)]
@@ -218,7 +224,6 @@ impl Order {
         }
         let first = self.places.len();
         self.places.append(&mut self.rest);
-        self.records.clear();
         self.records.extend(self.places.iter().map(|&place| records[place as usize]));
         first
     }

@@ -157,6 +157,7 @@ impl<'m, 'a> Overlapped<'m, 'a> {
         let begun = Instant::now();
         let member = &mut *self.member;
         let (block, whole) = (&batch.block, batch.block.whole());
+        member.blocks.give_back(&batch.after);
         member.before_rows(block);
         let generation = member.read_shared_rows()?;
         self.done += 1;

@@ -108,8 +108,9 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
             tables: tables.collect::<Result<_, _>>()?,
         });
     }
+    let blocks = Blocks::open(&segments, slot, fields.len())?;
     let mut member = Member {
-        blocks: Blocks::open(&segments, slot, fields.len())?,
+        blocks: blocks.of_rank(rank, settings),
         network: Gradients::new(shape, prepared.dispersion, settings.ranks_here(), device),
         view,
         shard: Shard::new(fields.len()),

@@ -56,11 +56,7 @@ pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<
     let slot = &segments.control.processes[id];
     slot.sign_in(ProcessKind::Actor);
     let mut writers = segments.rings.iter().map(SampleRing::writer).collect::<Result<Vec<_>, _>>()?;
-    // A single rank waits for no other.
-    let readers = if world.ranks > 1 { settings.values.readers } else { 0 };
-    let of_others = |rank| ValueSegments::open_rings(prefix, (0..readers).filter(|reader| *reader != id), rank);
     let mut stream = Stream {
-        others: (0..world.local).map(of_others).collect::<Result<_, _>>()?,
         settings: &settings,
         world,
         fields: Fields::parse(&settings.values.fields)?,
@@ -68,6 +64,7 @@ pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<
         id,
         slot,
         writers: &mut writers,
+        in_step: world.ranks > 1 && settings.ranks.sync == RankSync::Step,
         stops_at: if world.ranks > 1 && settings.ranks.sync == RankSync::Overlap { STOP_ALL } else { STOP_LEARNING },
         // What was handed over, by this process's predecessors or before the snapshot.
         first: segments.control.actors[id].param_version.get(),
@@ -83,10 +80,10 @@ struct Stream<'a> {
     control: &'a Control,
     id: usize,
     slot: &'a ProcessSlot,
-    /// Of each rank of this node: the rings of the other readers, which work at the same time as this one.
-    others: Vec<Vec<SampleRing>>,
     /// One for each rank of this node.
     writers: &'a mut [RingWriter],
+    /// Whether there are several ranks, and they train in step.
+    in_step: bool,
     /// Ranks that overlap need blocks until they have met.
     stops_at: u32,
     /// Blocks before this one were handed over.
@@ -166,6 +163,10 @@ impl Stream<'_> {
             if number < self.first {
                 continue;
             }
+            // Ranks in step may wait until the reader has filled their rings: then it makes no block ahead.
+            if self.in_step {
+                (0..local).for_each(|rank| self.wait_for_room(rank));
+            }
             let ends_epoch = last && b + 1 == blocks;
             let samples = &order[b * batch..((b + 1) * batch).min(whole)];
             for shard in &mut shards {
@@ -203,7 +204,7 @@ impl Stream<'_> {
     fn hand_over(&mut self, rank: usize, block: &Block) -> anyhow::Result<bool> {
         loop {
             self.slot.beat();
-            if self.control.stop_level() >= self.stops_at {
+            if self.stops() {
                 return Ok(false);
             }
             if let Some(mut region) = self.writers[rank].claim(block.len() as u32, Overflow::Wait) {
@@ -218,21 +219,24 @@ impl Stream<'_> {
         }
     }
 
-    /// Waits until it is time to fill a ring again, which was full.
-    ///
-    /// Ranks in step wait for the one whose reader works on its core. Readers that work at the same time keep them waiting once, not each in
-    /// turn. So a reader goes on when there is room in the rings of all readers to that rank, unless the rank has nothing from this one.
+    fn stops(&self) -> bool {
+        self.control.stop_level() >= self.stops_at
+    }
+
+    /// Waits, if a rank's ring is full, until it is mostly free or the run stops. Ranks wait for the one whose core a reader uses: they wait
+    /// less often, if readers work in bursts.
     fn wait_for_room(&self, rank: usize) {
-        let own = self.writers[rank].ring();
-        for ring in self.others[rank].iter().chain([own]) {
-            loop {
-                let seen = ring.space().value();
-                if ring.is_mostly_free() || own.is_free() || self.control.stop_level() >= self.stops_at {
-                    break;
-                }
-                ring.space().wait(seen, NAP);
-                self.slot.beat();
+        let ring = self.writers[rank].ring();
+        if !ring.is_full() {
+            return;
+        }
+        loop {
+            let seen = ring.space().value();
+            if ring.is_mostly_free() || self.stops() {
+                return;
             }
+            ring.space().wait(seen, NAP);
+            self.slot.beat();
         }
     }
 }

@@ -22,6 +22,11 @@ impl Cursor {
         Self { epoch: 0, turn: 0, positions: vec![0; readers], ended: vec![false; readers] }
     }
 
+    /// Returns the number of blocks before it.
+    pub fn blocks(&self) -> u64 {
+        self.positions.iter().sum()
+    }
+
     /// Returns whether all readers have given their last block of the pass.
     pub fn pass_ended(&self) -> bool {
         self.ended.iter().all(|ended| *ended)

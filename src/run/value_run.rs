@@ -29,7 +29,7 @@ use super::value_snapshot::ValueState;
 /// Regions of a reader's ring: one is written while another one is read.
 const REGIONS: usize = 2;
 /// Regions where there are several ranks, and the bytes of a ring for which there may be fewer. Readers work in bursts (see
-/// [`crate::reader`]).
+/// `rank::blocks`).
 const REGIONS_OF_RANKS: usize = 12;
 const RING_BYTES: usize = 32 << 20;
 
@@ -228,18 +228,6 @@ impl ValueSegments {
     /// A segment that is missing or of another build.
     pub fn open_for_reader(prefix: &str, reader: usize, ranks: usize) -> Result<Self, ShmError> {
         Self::open(prefix, (0..ranks).map(|rank| (reader, rank)))
-    }
-
-    /// Opens the rings from each of `readers` to `rank`, to look at them.
-    ///
-    /// # Errors
-    /// A segment that is missing or of another build.
-    pub fn open_rings(
-        prefix: &str,
-        readers: impl Iterator<Item = usize>,
-        rank: usize,
-    ) -> Result<Vec<SampleRing>, ShmError> {
-        readers.map(|reader| SampleRing::open(&ring_name(prefix, reader, rank))).collect()
     }
 
     /// Opens the segments that main created, with the rings from each of `readers` to `rank`.

@@ -22,12 +22,29 @@ pub fn prefetch<T>(place: &T) {
     let _ = place;
 }
 
+/// Starts to load the cache line that holds `place` for a write: a core that has it gives it up. After a plain [`prefetch`] of a line that another
+/// core has too, the write would still have to wait for that.
+fn prefetch_to_write<T>(place: &T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as in `prefetch`; processors without this instruction do nothing.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) std::ptr::from_ref(place), options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    prefetch(place);
+}
+
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
 /// Starts to load all cache lines of a slice.
 pub fn prefetch_lines<T>(places: &[T]) {
     lines(places.as_ptr() as usize, size_of::<T>(), places.len()).for_each(|place| prefetch(&places[place]));
+}
+
+/// Starts to load all cache lines of a slice that is about to be written, and that another core may have.
+pub fn prefetch_lines_to_write<T>(places: &[T]) {
+    lines(places.as_ptr() as usize, size_of::<T>(), places.len()).for_each(|place| prefetch_to_write(&places[place]));
 }
 
 /// The places of a slice that stand first on each of its cache lines; it begins at an address, and has so many places of `size` bytes, a

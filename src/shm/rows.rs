@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use super::error::ShmError;
 use super::pod::Shareable;
-use super::prefetch::{ahead, prefetch_lines};
+use super::prefetch::{ahead, prefetch_lines, prefetch_lines_to_write};
 use super::segment::{Kind, Segment, layout_hash};
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -129,6 +129,7 @@ impl Memory {
         self.words(self.shape.records).get(at..at + words)
     }
 
+    #[inline]
     fn at(&self, record: u32) -> usize {
         assert!((record as usize) < self.shape.records, "record {record}");
         self.shape.records_at() + record as usize * self.shape.words * size_of::<u32>()
@@ -287,6 +288,7 @@ impl RowWriter {
         }
     }
 
+    #[inline]
     pub fn record(&self, record: u32) -> &[u32] {
         // SAFETY: in bounds and aligned; this process alone writes, and it writes through `&mut self`.
         let bytes = unsafe { self.0.segment.slice(self.0.at(record), self.0.shape.words * size_of::<u32>()) };
@@ -298,7 +300,13 @@ impl RowWriter {
         self.0.load_ahead(records, self.0.shape.words);
     }
 
+    /// Starts to load records that are about to be written, and that other processes have read.
+    pub fn load_ahead_to_write(&self, records: impl Iterator<Item = u32>) {
+        records.filter_map(|record| self.0.shared(record, self.0.shape.words)).for_each(prefetch_lines_to_write);
+    }
+
     /// Replaces a record by atomic words: other processes may be reading it.
+    #[inline]
     pub fn store(&mut self, record: u32, words: &[u32]) {
         let shared = self.0.segment.array::<AtomicU32>(self.0.at(record), self.0.shape.words);
         // Relaxed: whoever publishes the rows orders them.
@@ -352,6 +360,7 @@ impl RowWriter {
         assert_eq!(words.len(), records.len() * width, "{width} words for each record");
     }
 
+    #[inline]
     pub fn record_mut(&mut self, record: u32) -> &mut [u32] {
         // SAFETY: as above.
         let bytes = unsafe { self.0.segment.slice_mut(self.0.at(record), self.0.shape.words * size_of::<u32>()) };
@@ -433,6 +442,7 @@ impl RowReader {
     }
 
     /// Copies a record, as many of its words as `out` has. If the writer is at work on it, old and new words may be mixed.
+    #[inline]
     pub fn read(&self, record: u32, out: &mut [u32]) {
         let words = self.0.segment.array::<AtomicU32>(self.0.at(record), self.0.shape.words);
         // Relaxed: whoever told the reader that the rows are there ordered them before.

@@ -250,6 +250,7 @@ impl Segment {
     ///
     /// # Panics
     /// If it does not fit or is misaligned: offsets come from code, not from other processes.
+    #[inline]
     pub fn at<T: Shareable>(&self, offset: usize) -> &T {
         &self.array::<T>(offset, 1)[0]
     }
@@ -258,6 +259,7 @@ impl Segment {
     ///
     /// # Panics
     /// As [`at`](Self::at).
+    #[inline]
     pub fn array<T: Shareable>(&self, offset: usize, count: usize) -> &[T] {
         let len = size_of::<T>().checked_mul(count).expect("array length");
         let start = self.bytes(offset, len).cast::<T>();
@@ -274,6 +276,7 @@ impl Segment {
     ///
     /// # Panics
     /// If the range leaves the body.
+    #[inline]
     pub unsafe fn slice(&self, offset: usize, len: usize) -> &[u8] {
         // SAFETY: `bytes` has checked the range; all byte values are valid; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts(self.bytes(offset, len), len) }
@@ -286,6 +289,7 @@ impl Segment {
     ///
     /// # Panics
     /// If the range leaves the body.
+    #[inline]
     #[expect(clippy::mut_from_ref, reason = "the caller owns the range, not the segment")]
     pub unsafe fn slice_mut(&self, offset: usize, len: usize) -> &mut [u8] {
         // SAFETY: as in `slice`.
@@ -293,6 +297,7 @@ impl Segment {
     }
 
     /// Returns a pointer to `len` bytes at `offset` into the body.
+    #[inline]
     fn bytes(&self, offset: usize, len: usize) -> *mut u8 {
         let end = offset.checked_add(len).expect("end of range");
         assert!(end <= self.body_len(), "{offset}+{len} is outside of a body of {} bytes", self.body_len());

@@ -130,6 +130,11 @@ impl HostTable {
         self.prefetch(records[ahead(i, records.len())].iter().copied().flatten());
     }
 
+    /// As [`load_ahead`](Self::load_ahead), for records that are about to be written, and that other processes have read.
+    pub fn load_ahead_to_write(&self, records: &[Option<u32>], i: usize) {
+        self.rows.load_ahead_to_write(records[ahead(i, records.len())].iter().copied().flatten());
+    }
+
     /// Starts to load what a search for an id looks at first.
     pub fn prefetch_slot(&self, id: u64) {
         self.index().prefetch(id);

@@ -161,20 +161,21 @@ impl SampleRing {
         unsafe { self.segment.slice_mut(offset, self.capacity) }
     }
 
-    /// Returns whether all regions are free.
-    pub fn is_free(&self) -> bool {
-        self.busy() == 0
+    /// Returns whether no region is free.
+    pub fn is_full(&self) -> bool {
+        self.find_free().is_none()
     }
 
-    /// Returns whether at most a third of the regions are taken, or at most one of few.
+    /// Returns the blocks of a burst: what a writer that has filled the ring writes at once, if it waits until the ring is mostly free.
+    pub fn burst(&self) -> usize {
+        self.regions - (self.regions / 3).max(1)
+    }
+
+    /// Returns whether there is room for a [burst](Self::burst).
     pub fn is_mostly_free(&self) -> bool {
-        self.busy() <= (self.regions / 3).max(1)
-    }
-
-    fn busy(&self) -> usize {
         // Acquire: as in `find_free`.
-        let busy = |region: &&RegionHead| State::of(region.phase.load(Ordering::Acquire)) != State::Free;
-        self.regions().iter().filter(busy).count()
+        let free = |region: &&RegionHead| State::of(region.phase.load(Ordering::Acquire)) == State::Free;
+        self.regions().iter().filter(free).count() >= self.burst()
     }
 
     fn find_free(&self) -> Option<(usize, u64)> {

@@ -11,6 +11,14 @@ use super::layout::{BACK, BLOCK_MAGIC, FORWARD};
 /// The reading role of a ring, held by one process at a time.
 pub struct RingReader {
     ring: SampleRing,
+    kept: Vec<Kept>,
+}
+
+/// The region of a block that was read.
+struct Kept {
+    index: usize,
+    phase: u64,
+    samples: u64,
 }
 
 /// Contents of a block's header.
@@ -34,7 +42,7 @@ impl SampleRing {
         // AcqRel: pairs with the Release stores that give the role back, in `drop` and in `recover_reader`; everything that the
         // last holder stored is visible.
         match self.head().reader_pid.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => Ok(RingReader { ring: self.clone() }),
+            Ok(_) => Ok(RingReader { ring: self.clone(), kept: vec![] }),
             Err(pid) => Err(ShmError::RoleTaken { name: self.name().into(), role: "reading", pid }),
         }
     }
@@ -103,13 +111,33 @@ impl RingReader {
         (info, len, (!intact).then_some("wrong checksum"))
     }
 
+    /// Gives the regions of all [kept](ReadGuard::keep) blocks back to the writer.
+    pub fn release_kept(&mut self) {
+        for Kept { index, phase, samples } in std::mem::take(&mut self.kept) {
+            self.free(index, phase, [samples, 0, 0]);
+        }
+        self.ring.head().space.ring();
+    }
+
     pub fn ring(&self) -> &SampleRing {
         &self.ring
+    }
+
+    /// Gives a region back, which had this phase. The caller rings.
+    fn free(&self, index: usize, phase: u64, added: [u64; TOTALS]) {
+        let head = self.ring.head();
+        // Identified by the phase that it leaves: once free, the writer may move the region on before we come to `finish`.
+        head.reader.begin(index, phase, added);
+        // Release: our reads of the payload, and the announcement, come before the move. Partners: the Acquire
+        // in `find_free` and of the exchange in `claim`; for the announcement, that in `recover_reader`.
+        self.ring.regions()[index].phase.store(phase + FORWARD, Ordering::Release);
+        head.reader.finish();
     }
 }
 
 impl Drop for RingReader {
     fn drop(&mut self) {
+        self.release_kept();
         // Release: pairs with the Acquire of the next holder in `reader`.
         self.ring.head().reader_pid.store(0, Ordering::Release);
     }
@@ -143,17 +171,17 @@ impl ReadGuard<'_> {
         self.free([self.info.samples.into(), 0, 0]);
     }
 
+    /// Keeps the region until [`RingReader::release_kept`], when the block's samples count as consumed.
+    pub fn keep(mut self) {
+        self.open = false;
+        let kept = Kept { index: self.index, phase: self.phase, samples: self.info.samples.into() };
+        self.reader.kept.push(kept);
+    }
+
     fn free(&mut self, added: [u64; TOTALS]) {
         self.open = false;
-        let ring = &self.reader.ring;
-        let head = ring.head();
-        // Identified by the phase that it leaves: once free, the writer may move the region on before we come to `finish`.
-        head.reader.begin(self.index, self.phase, added);
-        // Release: our reads of the payload, and the announcement, come before the move. Partners: the Acquire
-        // in `find_free` and of the exchange in `claim`; for the announcement, that in `recover_reader`.
-        ring.regions()[self.index].phase.store(self.phase + FORWARD, Ordering::Release);
-        head.reader.finish();
-        head.space.ring();
+        self.reader.free(self.index, self.phase, added);
+        self.reader.ring.head().space.ring();
     }
 }
 

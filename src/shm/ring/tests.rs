@@ -50,20 +50,36 @@ fn drain(reader: &mut RingReader) -> Vec<u8> {
 }
 
 #[test]
-fn a_ring_tells_how_free_it_is() {
-    // Regions, and the most of them that are taken in a ring that is mostly free.
-    for (regions, most) in [(2, 1), (3, 1), (5, 1), (6, 2), (12, 4)] {
+fn a_ring_is_mostly_free_where_it_has_room_for_a_burst() {
+    for (regions, burst) in [(2, 1), (3, 2), (5, 4), (6, 4), (12, 8)] {
         let (ring, data) = (ring(regions), bell());
-        let (mut writer, mut reader) = (ring.writer().unwrap(), ring.reader().unwrap());
+        let mut writer = ring.writer().unwrap();
+        assert_eq!(ring.burst(), burst);
         for taken in 0..=regions {
-            assert_eq!((ring.is_free(), ring.is_mostly_free()), (taken == 0, taken <= most), "{taken} of {regions}");
-            assert_eq!(write(&mut writer, taken as u8, 1, Overflow::Wait, &data), taken < regions);
+            let free = regions - taken;
+            assert_eq!((ring.is_full(), ring.is_mostly_free()), (free == 0, free >= burst), "{taken} of {regions}");
+            assert_eq!(write(&mut writer, taken as u8, 1, Overflow::Wait, &data), free > 0);
         }
-        assert_eq!(drain(&mut reader).len(), regions);
-        assert!(ring.is_free());
-        // A region that is being filled is not free.
-        let claimed = writer.claim(1, Overflow::Wait);
-        assert!(claimed.is_some() && !ring.is_free());
+    }
+}
+
+#[test]
+fn regions_that_are_kept_are_not_written_until_they_are_released() {
+    let (ring, data) = (ring(3), bell());
+    let (mut writer, mut reader) = (ring.writer().unwrap(), ring.reader().unwrap());
+    for round in 0..4 {
+        (0..3).for_each(|i| assert!(write(&mut writer, i, 1, Overflow::Wait, &data)));
+        assert!(ring.is_full());
+        for i in 0..2 {
+            let guard = reader.take().unwrap().unwrap();
+            assert_eq!(guard.payload()[0], i);
+            guard.keep();
+        }
+        assert!(ring.is_full() && !write(&mut writer, 9, 1, Overflow::Wait, &data));
+        let before = ring.space().value();
+        reader.release_kept();
+        assert!(!ring.is_full() && ring.space().value() != before);
+        assert_eq!((drain(&mut reader).len(), ring.ledger().consumed), (1, 3 * (round + 1)));
     }
 }
 
