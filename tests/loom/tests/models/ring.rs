@@ -115,6 +115,30 @@ fn waiting() {
     settle(&ring, &read, 3, 0);
 }
 
+/// The reader keeps what it has read and gives the regions back when there is nothing to read; the writer waits for room.
+fn keeping() {
+    let (ring, data) = ring();
+    write_all(&ring, 0..2, Overflow::Wait, &data);
+    let (writing, bell) = (ring.clone(), data.clone());
+    let writer = thread::spawn(move || write_all(&writing, 2..4, Overflow::Wait, &bell));
+    let mut read = Vec::new();
+    let mut reader = ring.reader().unwrap();
+    while read.len() < 4 {
+        let seen = data.value();
+        if let Some(block) = reader.take().expect("no block is damaged") {
+            read.push(check(&block));
+            block.keep();
+            continue;
+        }
+        reader.release_kept();
+        data.wait(seen, FOREVER);
+    }
+    drop(reader);
+    writer.join().unwrap();
+    assert_eq!(read, [0, 1, 2, 3]);
+    settle(&ring, &read, 4, 0);
+}
+
 /// The writer overwrites what is not read in time.
 fn overwriting() {
     let (ring, data) = ring();
@@ -305,6 +329,7 @@ fn inheriting_the_writing() {
 #[test]
 fn waiting_loses_and_repeats_nothing() {
     explore(2, waiting);
+    explore(2, keeping);
 }
 
 #[test]
@@ -342,8 +367,7 @@ fn orderings_that_are_too_weak_are_found() {
     let find_free = Site::find("ring/mod.rs", &format!("payload are over before we write.{load}"));
     let scan = Site::find("ring/mod.rs", &format!("belongs to this phase or a later one.{load}"));
     let take = Site::find("ring/reader.rs", "region.phase.compare_exchange(readable, phase, Ordering::AcqRel");
-    let release =
-        Site::find("ring/reader.rs", "regions()[self.index].phase.store(self.phase + FORWARD, Ordering::Release)");
+    let release = Site::find("ring/reader.rs", "regions()[index].phase.store(phase + FORWARD, Ordering::Release)");
     let put_back =
         Site::find("ring/reader.rs", "regions()[self.index].phase.store(self.phase + BACK, Ordering::Release)");
     // Whoever moves a phase has found it by an Acquire load of the same value: one of the two may be spared.
@@ -353,6 +377,7 @@ fn orderings_that_are_too_weak_are_found() {
         (vec![scan, claim], putting_back),
         (vec![scan, take], overwriting),
         (vec![release], waiting),
+        (vec![release], keeping),
         (vec![put_back], putting_back),
     ] {
         caught(Plant::Weaken(sites, Ordering::Relaxed), 2, model, DAMAGE);
@@ -394,7 +419,7 @@ fn wrong_sums_and_missed_wake_ups_are_found() {
     let total = Site::find("ring/account.rs", "total.store(after.load(Ordering::Relaxed), Ordering::Release)");
     caught(Plant::Skip(total), 2, overwriting, &["the ledger"]);
     // A bell rung before the region is free.
-    let free =
-        Site::find("ring/reader.rs", "regions()[self.index].phase.store(self.phase + FORWARD, Ordering::Release)");
+    let free = Site::find("ring/reader.rs", "regions()[index].phase.store(phase + FORWARD, Ordering::Release)");
     caught(Plant::Skip(free), 2, waiting, &["deadlock"]);
+    caught(Plant::Skip(free), 2, keeping, &["deadlock"]);
 }
