@@ -117,7 +117,8 @@ pub fn encode(
     length
 }
 
-/// Copies floats to memory that another core may have, because it has read the last message there: its lines are loaded ahead.
+/// Copies floats to memory that another core may have, because it has read the last message there: while some are copied, the lines of
+/// the next ones are loaded.
 fn copy(from: &[f32], to: &mut [[u8; 4]]) {
     let mut rest = to;
     for from in from.chunks(COPIED) {

@@ -12,7 +12,7 @@ use crate::shm::{Control, RingReader, SampleRing, ShmError, Woken};
 use crate::values::Block;
 
 const NAP: Duration = Duration::from_millis(100);
-/// How long a rank that waits until readers have filled their rings waits for the next block.
+/// The longest time without a new block of any reader, after which a rank that waits for full rings goes on.
 const PATIENCE: Duration = Duration::from_millis(5);
 
 /// A batch that was taken, and where training stands behind it.
@@ -31,14 +31,14 @@ pub struct Blocks<'a> {
     /// Batches that were taken and are not learned yet, the next one first.
     ahead: VecDeque<Batch>,
     waited: Duration,
-    /// Of one of several ranks.
+    /// How regions are given back; `None` for a single rank, which does so at once.
     giving: Option<Giving>,
 }
 
 /// How one of several ranks gives regions back.
 struct Giving {
-    /// Blocks whose regions are given back together.
-    together: usize,
+    /// After so many blocks, those of all readers together.
+    every: usize,
     /// Readers that it waits for then.
     waits_for: Vec<usize>,
 }
@@ -55,49 +55,59 @@ impl<'a> Blocks<'a> {
         Ok(Self { control, slot, readers, fields, ahead, waited, giving: None })
     }
 
-    /// Of one of several ranks of this machine: it [gives back](Self::give_back) the regions of several blocks at once.
-    pub fn of_rank(self, rank: usize, settings: &ValueSettings) -> Self {
+    /// Makes this the blocks of one of several ranks: regions are kept until [`give_back`](Self::give_back). `cores` are those of the machine.
+    pub fn of_rank(self, rank: usize, settings: &ValueSettings, cores: usize) -> Self {
         let (ranks, readers) = (settings.ranks_here(), self.readers.len());
         let in_step = settings.ranks.sync == RankSync::Step;
-        let bursts = self.readers.iter().map(|reader| reader.ring().burst()).sum();
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let of_bursts = self.readers.iter().map(|reader| reader.ring().burst()).sum();
         let waits = in_step && cores < ranks + readers;
         let giving = Giving {
-            together: if in_step { bursts } else { readers },
+            every: if in_step { of_bursts } else { readers },
             waits_for: if waits { (rank..readers).step_by(ranks).collect() } else { vec![] },
         };
         Self { giving: Some(giving), ..self }
     }
 
-    /// Gives the regions of the blocks that were taken back to their readers, if it is time for that; `after` is the cursor behind the batch
-    /// of this update.
+    /// Gives the regions of the blocks that were taken back to the readers, if it is time for that; `after` is the cursor behind the batch of
+    /// this update. Returns how long it has waited.
     ///
-    /// Ranks wait for the one whose core a reader uses. So readers shall work at the same time and not each in turn: a rank gives regions back
-    /// to all of them at once. Ranks in step do so in the same update, when the readers have room for a burst. Where readers have no cores of
-    /// their own, each of these ranks then waits until its share of the readers have filled their rings.
-    pub fn give_back(&mut self, after: &Cursor) {
-        let Some(Giving { together, waits_for }) = &self.giving else { return };
-        if !after.blocks().is_multiple_of(*together as u64) {
-            return;
+    /// A reader that shares a core with a rank slows all ranks, because they wait for each other. So all readers work at the same time: ranks in
+    /// step give regions back in the same update, after as many blocks as the readers write in a burst. Where there are fewer cores than ranks
+    /// and readers, each of these ranks then waits until its share of the readers have filled their rings, or no reader has given a block for
+    /// [`PATIENCE`]. A rank that finds a ring empty gives its regions back at once.
+    pub fn give_back(&mut self, after: &Cursor) -> Duration {
+        let Some(Giving { every, .. }) = &self.giving else { return Duration::ZERO };
+        if !after.blocks().is_multiple_of(*every as u64) {
+            return Duration::ZERO;
         }
-        self.readers.iter_mut().for_each(RingReader::release_kept);
+        self.release_kept();
         let begun = Instant::now();
-        loop {
+        while !self.rings_are_filled() {
             let seen = self.control.data.value();
-            if waits_for.iter().all(|reader| self.readers[*reader].ring().is_full()) {
-                break;
-            }
             self.slot.beat();
-            if self.control.data.wait(seen, PATIENCE) == Woken::TimedOut {
+            if self.rings_are_filled() || self.control.data.wait(seen, PATIENCE) == Woken::TimedOut {
                 break;
             }
         }
-        self.count_waiting(begun);
+        self.count_waiting(begun)
     }
 
-    fn count_waiting(&mut self, begun: Instant) {
-        self.waited += begun.elapsed();
-        self.control.learner.wait_ns.add(begun.elapsed().as_nanos() as u64);
+    /// Whether the readers that this rank waits for have filled their rings, or the run stops.
+    fn rings_are_filled(&self) -> bool {
+        let mut waits_for = self.giving.iter().flat_map(|giving| &giving.waits_for);
+        waits_for.all(|reader| self.readers[*reader].ring().is_full()) || self.control.stop_level() > 0
+    }
+
+    /// Gives the regions of all blocks that were taken back, whether it is time for that or not.
+    pub fn release_kept(&mut self) {
+        self.readers.iter_mut().for_each(RingReader::release_kept);
+    }
+
+    fn count_waiting(&mut self, begun: Instant) -> Duration {
+        let waited = begun.elapsed();
+        self.waited += waited;
+        self.control.learner.wait_ns.add(waited.as_nanos() as u64);
+        waited
     }
 
     /// Takes another batch of this pass; `cursor` says where training stands. `None` at the end of the pass, and where there is none

@@ -61,14 +61,14 @@ impl Member<'_> {
 
     /// Makes an update with all ranks, and returns what they said; `None` when one of them stops.
     fn update(&mut self, batch: Option<Batch>) -> anyhow::Result<Option<Vec<Said>>> {
-        let begun = Instant::now();
+        let mut begun = Instant::now();
         let parameters = hash(&self.state.parameters);
         let mut said = Said { stops: batch.is_none(), wish: self.wish(), parameters, ..Said::default() };
         if let Some(batch) = &batch {
             let writer_knows = self.shard.knows_next();
-            // Ranks that write no table come here sooner than those that do; they give regions back below.
+            // All ranks shall give regions back at the same moment. Those that write no table come here earlier, so they do so below.
             if self.rows.is_some() {
-                self.blocks.give_back(&batch.after);
+                begun += self.blocks.give_back(&batch.after);
             }
             self.before_rows(&batch.block);
             self.look_ahead(&batch.after)?;
@@ -81,7 +81,7 @@ impl Member<'_> {
             self.exchanging += waiting.elapsed();
             self.read_rows();
             if self.rows.is_none() {
-                self.blocks.give_back(&batch.after);
+                begun += self.blocks.give_back(&batch.after);
             }
             let losses = self.compute(&batch.block)?;
             (said.click, said.charge) = (losses.click, losses.charge);

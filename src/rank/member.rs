@@ -102,6 +102,8 @@ impl Member<'_> {
     /// Puts snapshot `number` into its half.
     fn save(&mut self, number: u64) -> anyhow::Result<()> {
         let (Some(first), Some(rows)) = (&mut self.first, &self.rows) else { return Ok(()) };
+        // The snapshot says what was learned; samples of regions that are kept do not count as consumed yet.
+        self.blocks.release_kept();
         if let Some(halves) = first.halves {
             lock(rows).store.snapshot(halves, number, self.state.updates)?;
             first.saver.write(number, &self.state)?;

@@ -62,6 +62,8 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
     let seat = exchange.join(world.first + rank, Duration::from_secs_f64(settings.ranks.timeout_s))?;
     let (halves, undo) = ValueHalves::open(prefix)?.map(|of| (Arc::new(of.halves), of.undo)).unzip();
     let (state, _) = state_of(settings, directory, shape, halves.as_deref())?;
+    // Of the whole machine: below, each table's ranks keep to a part of it.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if let Some(nodes) = NumaNodes::of_part(seat.group(), settings.ranks.tables) {
         nodes.stay();
     }
@@ -110,7 +112,7 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
     }
     let blocks = Blocks::open(&segments, slot, fields.len())?;
     let mut member = Member {
-        blocks: blocks.of_rank(rank, settings),
+        blocks: blocks.of_rank(rank, settings, cores),
         network: Gradients::new(shape, prepared.dispersion, settings.ranks_here(), device),
         view,
         shard: Shard::new(fields.len()),

@@ -163,7 +163,7 @@ impl Stream<'_> {
             if number < self.first {
                 continue;
             }
-            // Ranks in step may wait until the reader has filled their rings: then it makes no block ahead.
+            // Ranks in step wait until their rings are full. A block that is made before there is room would use their cores while they compute.
             if self.in_step {
                 (0..local).for_each(|rank| self.wait_for_room(rank));
             }

@@ -26,7 +26,7 @@ pub fn prefetch<T>(place: &T) {
 /// core has too, the write would still have to wait for that.
 fn prefetch_to_write<T>(place: &T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: as in `prefetch`; processors without this instruction do nothing.
+    // SAFETY: as in `prefetch`, on pages that may not be written, too. Processors for 64 bits ignore this instruction where they lack it.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) std::ptr::from_ref(place), options(nostack, preserves_flags, readonly));
     }

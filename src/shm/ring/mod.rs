@@ -166,16 +166,17 @@ impl SampleRing {
         self.find_free().is_none()
     }
 
-    /// Returns the blocks of a burst: what a writer that has filled the ring writes at once, if it waits until the ring is mostly free.
+    /// Returns how many blocks a writer writes one after another, if it has found the ring full and begins when the ring is mostly free.
     pub fn burst(&self) -> usize {
         self.regions - (self.regions / 3).max(1)
     }
 
-    /// Returns whether there is room for a [burst](Self::burst).
+    /// Returns whether there is room for a [burst](Self::burst), or for one block less: a reader of several rings may have read one block more from
+    /// another one.
     pub fn is_mostly_free(&self) -> bool {
         // Acquire: as in `find_free`.
         let free = |region: &&RegionHead| State::of(region.phase.load(Ordering::Acquire)) == State::Free;
-        self.regions().iter().filter(free).count() >= self.burst()
+        self.regions().iter().filter(free).count() >= (self.burst() - 1).max(1)
     }
 
     fn find_free(&self) -> Option<(usize, u64)> {

@@ -113,9 +113,14 @@ impl RingReader {
 
     /// Gives the regions of all [kept](ReadGuard::keep) blocks back to the writer.
     pub fn release_kept(&mut self) {
-        for Kept { index, phase, samples } in std::mem::take(&mut self.kept) {
+        if self.kept.is_empty() {
+            return;
+        }
+        let mut kept = std::mem::take(&mut self.kept);
+        for Kept { index, phase, samples } in kept.drain(..) {
             self.free(index, phase, [samples, 0, 0]);
         }
+        self.kept = kept;
         self.ring.head().space.ring();
     }
 
@@ -143,7 +148,7 @@ impl Drop for RingReader {
     }
 }
 
-/// A block being read in place. If it is dropped without [`release`](Self::release), it is put back unread.
+/// A block being read in place. If it is dropped without [`release`](Self::release) or [`keep`](Self::keep), it is put back unread.
 pub struct ReadGuard<'a> {
     reader: &'a mut RingReader,
     index: usize,

@@ -38,8 +38,8 @@ impl SampleRing {
         lost
     }
 
-    /// Completes the work of a dead reader: settles its account, makes the block that it was reading readable again and gives
-    /// its role back. Returns the samples that will be read a second time.
+    /// Completes the work of a dead reader: settles its account, makes the blocks that it was reading or kept readable
+    /// again and gives its role back. Returns the samples that will be read a second time.
     pub fn recover_reader(&self) -> u64 {
         let head = self.head();
         // Acquire here and below: pairs with the Release by which the reader moved the phase. Only the reader leaves *reading*,
