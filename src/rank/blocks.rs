@@ -82,7 +82,7 @@ impl<'a> Blocks<'a> {
         }
         self.release_kept();
         let begun = Instant::now();
-        while !self.rings_are_filled() {
+        loop {
             let seen = self.control.data.value();
             self.slot.beat();
             if self.rings_are_filled() || self.control.data.wait(seen, PATIENCE) == Woken::TimedOut {

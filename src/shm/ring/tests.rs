@@ -50,7 +50,7 @@ fn drain(reader: &mut RingReader) -> Vec<u8> {
 }
 
 #[test]
-fn a_ring_is_mostly_free_where_it_has_room_for_a_burst() {
+fn a_ring_is_mostly_free_where_one_block_less_than_a_burst_has_room() {
     for (regions, burst) in [(2, 1), (3, 2), (5, 4), (6, 4), (12, 8)] {
         let (ring, data) = (ring(regions), bell());
         let mut writer = ring.writer().unwrap();
