@@ -170,6 +170,7 @@ impl Member<'_> {
                         exchange.publish_wanted(group, generation);
                         failpoint::reached(wanted);
                     }
+                    Ok(())
                 };
                 lock(rows).write(given, settings, step, whole, publish_wanted)?;
             }

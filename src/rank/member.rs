@@ -162,14 +162,14 @@ impl Member<'_> {
         }
     }
 
-    /// Reads a shard's rows, which may be written meanwhile; returns their generation.
+    /// Reads the rows of a shard for `iteration`, while the first rank does not write any; returns their generation.
     ///
     /// # Errors
     /// A rank that is gone.
-    pub fn read_shared_rows(&mut self) -> anyhow::Result<u64> {
+    pub fn read_shared_rows(&mut self, iteration: u64) -> anyhow::Result<u64> {
         let BatchRows { lookup, records, values, .. } = &mut self.shard.rows;
         let read = || self.view.read_all(&lookup.unique, records, &mut self.record, values);
-        Ok(self.seat.read_shared(read)?)
+        Ok(self.seat.read_shared(iteration, read)?)
     }
 
     /// Computes the gradients of a shard whose rows were read.

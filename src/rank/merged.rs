@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use crate::collective::hints::Hints;
 use crate::collective::rows::{Damaged, Merger, Message, RowSums};
-use crate::settings::{RankSync, ValueSettings, WhenFull};
+use crate::settings::{ValueSettings, WhenFull};
+use crate::shm::Broken;
 use crate::sparse::TableError;
 use crate::sparse::cache::copies::Copies;
 use crate::sparse::table::TableShape;
@@ -26,8 +27,6 @@ pub struct MergedRows {
     missing: Vec<u64>,
     found: Vec<Option<u32>>,
     order: Order,
-    /// Memory for a record.
-    record: Vec<u32>,
 }
 
 /// The order in which rows are written: those that are wanted first.
@@ -74,6 +73,8 @@ pub enum NotWritten {
     Damaged(#[from] Damaged),
     #[error(transparent)]
     Table(#[from] TableError),
+    #[error(transparent)]
+    Broken(#[from] Broken),
 }
 
 impl Merging {
@@ -115,15 +116,14 @@ impl MergedRows {
             missing: vec![],
             found: vec![],
             order: Order::default(),
-            record: vec![],
         }
     }
 
     /// Moves the rows of all ranks along their merged gradients, of a batch of `whole` samples. `given` are the row gradients of each rank,
     /// in the order of the ranks, each followed by its hints.
     ///
-    /// The rows that ranks of this table want next are written first. In step nobody reads a row before it is written, so that it is changed in
-    /// place. Ranks that overlap may, so that rows are written by atomic words. `at` is called where something [begins](Moment).
+    /// The rows that ranks of this table want next are written first. `at` is called where something [begins](Moment); from
+    /// [`Changes`](Moment::Changes) on nobody may read rows before they are told to be written.
     ///
     /// # Errors
     /// [`NotWritten`].
@@ -133,31 +133,28 @@ impl MergedRows {
         settings: &ValueSettings,
         step: RowStep,
         whole: u64,
-        mut at: impl FnMut(Moment),
+        mut at: impl FnMut(Moment) -> Result<(), Broken>,
     ) -> Result<(), NotWritten> {
         let messages = self.merging.begin(given, settings)?;
         let hints = self.hints(&messages)?;
         self.find(&messages, &hints);
-        at(Moment::Changes);
+        at(Moment::Changes)?;
         self.insert(settings.table.when_full)?;
-        let Self { store, merging: Merging { prior, merger, gradient }, records, order, record, .. } = self;
+        let Self { store, merging: Merging { prior, merger, gradient }, records, order, .. } = self;
         let prior = prior.of_batch(whole, step.passes);
         let table = store.table_mut();
         let shape = table.shape();
         let first = order.begin(merger.ids(), records, &hints);
         for (number, (&place, &found)) in order.places.iter().zip(&order.records).enumerate() {
             if number == first {
-                at(Moment::Rest);
+                at(Moment::Rest)?;
             }
             table.load_ahead_to_write(&order.records, number);
             let Some(found) = found else { continue };
             let row = merger.merge(&messages, place as usize, settings.ranks.sparse_average, gradient);
             let id = merger.ids()[place as usize];
             let change = |words: &mut [u32]| step_row(shape, &prior, row, gradient, step.rate, words);
-            match settings.ranks.sync {
-                RankSync::Step => table.change(id, found, change),
-                RankSync::Overlap => table.change_shared(id, found, record, change),
-            }
+            table.change(id, found, change);
         }
         table.count_batch();
         Ok(())

@@ -159,9 +159,8 @@ impl<'m, 'a> Overlapped<'m, 'a> {
         let (block, whole) = (&batch.block, batch.block.whole());
         member.blocks.give_back(&batch.after);
         member.before_rows(block);
-        let generation = member.read_shared_rows()?;
         self.done += 1;
-        member.seat.has_read(self.done);
+        let generation = member.read_shared_rows(self.done)?;
         let losses = member.compute(block)?;
         self.click += losses.click;
         self.charge += losses.charge;
@@ -240,6 +239,7 @@ fn give_rows(member: &mut Member<'_>, out: &mut RingWriter, number: u64, block: 
             ensure!(bytes <= payload.len(), "{bytes} bytes of row gradients");
             let now = monotonic().as_nanos() as u64;
             head.copy_from_slice(bytemuck::bytes_of(&[block.whole().to_le(), now.to_le()]));
+            region.check_only(GIVEN_HEADER);
             region.commit(GIVEN_HEADER + bytes, number, member.exchange.news());
             return Ok(());
         }

@@ -75,10 +75,10 @@ impl BatchPrior {
     pub fn add(&self, field: usize, weight: f32, version: u32, row: &[f32], gradient: &mut [f32]) {
         let share = prior_share(self.passes, version.into()) * f64::from(weight);
         let [charge, click] = self.direct[field];
-        // Of the two direct elements, and of all others.
-        let weights = [charge, click, self.rest].map(|precision| (precision * share) as f32);
-        for (element, (g, w)) in gradient.iter_mut().zip(row).enumerate() {
-            *g += weights[element.min(DIRECT)] * w;
-        }
+        let [charge, click, rest] = [charge, click, self.rest].map(|precision| (precision * share) as f32);
+        let (direct, others) = gradient.split_at_mut(DIRECT);
+        let (row, other_row) = row.split_at(DIRECT);
+        direct.iter_mut().zip(row).zip([charge, click]).for_each(|((g, w), weight)| *g += weight * w);
+        others.iter_mut().zip(other_row).for_each(|(g, w)| *g += rest * w);
     }
 }

@@ -129,8 +129,9 @@ impl Work {
             let begin_write = |moment| {
                 if moment == Moment::Changes {
                     wait_until_read(exchange, *table, iteration + 1, shared);
-                    exchange.begin_write(*table);
+                    exchange.begin_write(*table)?;
                 }
+                Ok(())
             };
             rows.write(parts.iter().map(|part| part.rows), settings, step, whole, begin_write)?;
             drop(rows);

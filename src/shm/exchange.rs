@@ -15,7 +15,8 @@
 //!
 //! **Groups.** Beside this, ranks read rows that one of them writes. The ranks of a machine are split evenly into groups, each with rows of
 //! its own: the first rank of a group publishes how far they are written, and the others of the group wait for it: for all rows, or for
-//! those that they want.
+//! those that they want. Ranks that do not wait for each other's updates read rows while none is written: a rank says that it reads and then
+//! looks whether the first one writes, which says that it writes and then waits for those who read.
 //!
 //! **Several machines.** Ranks of other machines have areas here, too. [`Remote`] fills them: it hands what the ranks of this machine
 //! gave to whoever carries messages between machines, and brings what the others gave. The ranks here average all floats among
@@ -34,7 +35,7 @@ use super::names::start_time;
 use super::pod::Shareable;
 use super::segment::{Kind, Segment, layout_hash};
 use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
-use super::wait::Doorbell;
+use super::wait::{Doorbell, Woken};
 
 pub use remote::{Given, Remote};
 pub use seat::{Seat, Written};
@@ -204,7 +205,7 @@ struct Head {
 #[derive(Default)]
 struct Publication {
     /// Twice the number of the newest rows that are written for all of the group. One more than that while the next ones are being written:
-    /// from the first one on where readers read again, else as soon as the others of the group may read all that they want.
+    /// from the first one on where the ranks overlap, else as soon as the others of the group may read all that they want.
     published: AtomicU64,
 }
 
@@ -219,7 +220,8 @@ struct Line {
     bytes: AtomicU64,
     /// Bytes at the end that stay on this machine.
     here: AtomicU64,
-    /// Of overlapping ranks: the newest iteration whose rows it has read, or will not read before it has met the others.
+    /// Of overlapping ranks: twice the newest iteration whose rows it has read, or will not read before it has met the others. One more than
+    /// that while it reads the next ones.
     read: AtomicU64,
     /// Start time of its process; 0 where `/proc` does not tell.
     start_time: AtomicU64,
@@ -318,7 +320,7 @@ impl Exchange {
 
     /// Says that what a group of ranks shares is written up to `generation`. Its first rank does this.
     pub fn publish(&self, group: usize, generation: u64) {
-        // Release: pairs with the Acquire in `wait_published` and `read_shared`; what was written comes before the number.
+        // Release: pairs with the Acquire in `wait_publication` and `read_shared`; what was written comes before the number.
         self.publication(group).published.store(2 * generation, Ordering::Release);
         self.head().news.ring();
     }
@@ -330,22 +332,46 @@ impl Exchange {
         self.head().news.ring();
     }
 
-    /// Says that the first rank of a group begins to change what the group shares, by atomic words: who reads meanwhile reads again.
-    pub fn begin_write(&self, group: usize) {
+    /// Says that the first rank of a group begins to change what the group shares, and waits until nobody reads it any more.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    pub fn begin_write(&self, group: usize) -> Result<(), Broken> {
         let word = &self.publication(group).published;
         // Relaxed: the first rank's own store.
         let published = word.load(Ordering::Relaxed);
         word.store(published | 1, Ordering::Relaxed);
-        // Release fence: pairs with the Acquire fence in `read_shared`. Who reads any of what is written sees the odd number.
-        fence(Ordering::Release);
+        // SeqCst fence: pairs with the one in `read_shared`. A rank that reads sees the odd number, or its own is seen here.
+        fence(Ordering::SeqCst);
+        for rank in self.members(group) {
+            let read = &self.line(rank).read;
+            loop {
+                let seen = self.news().value();
+                // Acquire: pairs with the Release in `has_read`; what is written comes after the reads.
+                if read.load(Ordering::Acquire) % 2 == 0 {
+                    break;
+                }
+                if let Some(broken) = self.broken() {
+                    return Err(broken);
+                }
+                if self.news().wait(seen, LOOK) == Woken::TimedOut && self.is_gone(rank) {
+                    self.break_off(Broken::Died { rank });
+                }
+            }
+        }
+        Ok(())
     }
 
-    /// The newest iteration whose rows all ranks of a group have read, as they say by [`Seat::has_read`].
+    /// The newest iteration whose rows all ranks of a group have read, as they say by [`Seat::read_shared`] and [`Seat::has_read`].
     pub fn read(&self, group: usize) -> u64 {
+        // Relaxed: it says when to write, and not whether that is safe.
+        let read = |rank: usize| self.line(rank).read.load(Ordering::Relaxed) / 2;
+        self.members(group).map(read).min().unwrap_or(0)
+    }
+
+    fn members(&self, group: usize) -> Range<usize> {
         let first = self.shape.publisher(group);
-        // Relaxed: it says when to write, and not whether it is safe: who reads meanwhile reads again.
-        let read = |rank: usize| self.line(rank).read.load(Ordering::Relaxed);
-        (first..first + self.shape.group_len()).map(read).min().unwrap_or(0)
+        first..first + self.shape.group_len()
     }
 
     /// The newest generation that is published in a group.

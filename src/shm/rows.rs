@@ -305,14 +305,6 @@ impl RowWriter {
         records.filter_map(|record| self.0.shared(record, self.0.shape.words)).for_each(prefetch_lines_to_write);
     }
 
-    /// Replaces a record by atomic words: other processes may be reading it.
-    #[inline]
-    pub fn store(&mut self, record: u32, words: &[u32]) {
-        let shared = self.0.segment.array::<AtomicU32>(self.0.at(record), self.0.shape.words);
-        // Relaxed: whoever publishes the rows orders them.
-        shared.iter().zip(words).for_each(|(shared, word)| shared.store(*word, Ordering::Relaxed));
-    }
-
     /// Copies the first `width` words of each record into `words`, one record after another. Many go on several threads.
     ///
     /// # Panics

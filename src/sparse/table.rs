@@ -295,17 +295,6 @@ impl HostTable {
         change(&mut self.rows.record_mut(record)[..len]);
     }
 
-    /// Changes an id's record that other processes may be reading; `scratch` is memory for its words.
-    // As `change`.
-    #[inline(always)]
-    pub fn change_shared(&mut self, id: u64, record: u32, scratch: &mut Vec<u32>, change: impl FnOnce(&mut [u32])) {
-        self.note(id, record, false);
-        scratch.clear();
-        scratch.extend_from_slice(self.record(record));
-        change(scratch);
-        self.rows.store(record, scratch);
-    }
-
     /// Notes what a record holds before it changes.
     #[inline]
     fn note(&mut self, id: u64, record: u32, inserted: bool) {

@@ -10,7 +10,7 @@ use super::super::names::start_time;
 use super::super::sync::{Ordering, fence};
 use super::super::wait::{Doorbell, Woken};
 use super::sums::{average_all, average_two};
-use super::{Broken, Exchange, LOOK};
+use super::{Broken, Exchange, LOOK, Line};
 
 impl Exchange {
     /// Takes the seat of `rank`, one of this machine. An exchange in which somebody does not take part for `timeout` is broken.
@@ -54,6 +54,31 @@ impl Written {
     }
 }
 
+/// A rank reads while it has this: the first rank of its group does not write.
+struct Reading<'s> {
+    seat: &'s Seat,
+    /// The newest iteration whose rows it has read by the end.
+    iteration: u64,
+}
+
+impl<'s> Reading<'s> {
+    fn begin(seat: &'s Seat) -> Self {
+        let word = &seat.line().read;
+        // Relaxed: this rank's own stores, ordered by the fence.
+        let read = word.load(Ordering::Relaxed);
+        word.store(read | 1, Ordering::Relaxed);
+        // SeqCst fence: pairs with the one in `begin_write`. Who writes sees the odd number, or this rank sees that it writes.
+        fence(Ordering::SeqCst);
+        Self { seat, iteration: read / 2 }
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.seat.has_read(self.iteration);
+    }
+}
+
 /// A rank's part in the exchanges of a run.
 pub struct Seat {
     exchange: Arc<Exchange>,
@@ -81,8 +106,7 @@ impl Seat {
 
     /// The ranks of this one's group.
     pub fn members(&self) -> Range<usize> {
-        let first = self.publisher();
-        first..first + self.exchange.shape.group_len()
+        self.exchange.members(self.group())
     }
 
     /// Whether this rank writes the rows of its group.
@@ -194,24 +218,22 @@ impl Seat {
         })
     }
 
-    /// Reads what the group shares, by atomic words: again where the first one wrote meanwhile. Returns the generation that was read.
+    /// Reads what the group shares for `iteration`, while the first rank does not write. Returns the generation that was read.
     ///
     /// # Errors
     /// [`Broken`].
-    pub fn read_shared(&self, mut read: impl FnMut()) -> Result<u64, Broken> {
+    pub fn read_shared(&self, iteration: u64, read: impl FnOnce()) -> Result<u64, Broken> {
         let publication = self.exchange.publication(self.group());
         let begun = Instant::now();
-        let mut seen = 0;
         loop {
-            self.wait_for(self.publisher(), self.exchange.news(), begun, &|| {}, || {
-                // Acquire: pairs with the Release in `publish`.
-                seen = publication.published.load(Ordering::Acquire);
-                seen % 2 == 0
-            })?;
-            read();
-            // Acquire fence: pairs with the Release fence in `begin_write`; keeps the check after the reads.
-            fence(Ordering::Acquire);
-            if publication.published.load(Ordering::Relaxed) == seen {
+            // Acquire: pairs with the Release in `publish`.
+            let published = || publication.published.load(Ordering::Acquire);
+            self.wait_for(self.publisher(), self.exchange.news(), begun, &|| {}, || published() % 2 == 0)?;
+            let mut reading = Reading::begin(self);
+            let seen = published();
+            if seen % 2 == 0 {
+                read();
+                reading.iteration = iteration;
                 return Ok(seen / 2);
             }
         }
@@ -219,9 +241,13 @@ impl Seat {
 
     /// Says that this rank has read the rows of `iteration`, or will not before it has met the others.
     pub fn has_read(&self, iteration: u64) {
-        // Relaxed: as in `Exchange::read`.
-        self.exchange.line(self.rank).read.store(iteration, Ordering::Relaxed);
-        self.exchange.head().news.ring();
+        // Release: pairs with the Acquire in `begin_write`; what this rank has read comes before.
+        self.line().read.store(2 * iteration, Ordering::Release);
+        self.exchange.news().ring();
+    }
+
+    fn line(&self) -> &Line {
+        self.exchange.line(self.rank)
     }
 
     /// Puts what the others need into this rank's area.
@@ -247,7 +273,7 @@ impl Seat {
         if bytes > shape.bytes {
             return Err(too_long(bytes));
         }
-        let line = self.exchange.line(self.rank);
+        let line = self.line();
         // Relaxed: published by the step.
         line.words.store(values.len() as u64, Ordering::Relaxed);
         line.bytes.store(bytes as u64, Ordering::Relaxed);
@@ -301,7 +327,7 @@ impl Seat {
     }
 
     fn reach(&self, step: u64) {
-        let line = self.exchange.line(self.rank);
+        let line = self.line();
         // Release: pairs with the Acquire in `wait`; what this rank wrote and read comes before the step.
         line.step.store(step, Ordering::Release);
         line.bell.ring();

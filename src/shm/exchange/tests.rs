@@ -204,7 +204,7 @@ fn each_group_waits_for_its_own_first_rank() {
     assert_eq!(seats.iter().map(Seat::publishes).collect::<Vec<_>>(), [true, false, false, true, false, false]);
     exchange.publish(1, 3);
     assert_eq!((exchange.published(0), exchange.published(1)), (0, 3));
-    assert_eq!((seats[0].read_shared(|| {}), seats[5].read_shared(|| {})), (Ok(0), Ok(3)));
+    assert_eq!((seats[0].read_shared(1, || {}), seats[5].read_shared(4, || {})), (Ok(0), Ok(3)));
     seats[4].wait_published(3).unwrap();
     [3, 2, 5].into_iter().zip(&seats).for_each(|(iteration, seat)| seat.has_read(iteration));
     assert_eq!((exchange.read(0), exchange.read(1)), (2, 0), "the slowest rank counts");
@@ -214,28 +214,66 @@ fn each_group_waits_for_its_own_first_rank() {
 }
 
 #[test]
-fn what_is_read_while_it_is_written_is_read_again() {
-    let exchange = exchange(2, 8, 8);
-    let reader = exchange.join(1, PATIENT).unwrap();
+fn nobody_reads_while_rows_are_written() {
+    let exchange = exchange(3, 8, 8);
     let words: [AtomicU64; 64] = std::array::from_fn(|_| AtomicU64::default());
     thread::scope(|s| {
         s.spawn(|| {
             for generation in 1..=20_000 {
-                exchange.begin_write(0);
+                exchange.begin_write(0).unwrap();
                 words.iter().for_each(|word| word.store(generation, Ordering::Relaxed));
                 exchange.publish(0, generation);
             }
         });
-        loop {
-            let mut seen = [0; 64];
-            let read = || seen.iter_mut().zip(&words).for_each(|(seen, word)| *seen = word.load(Ordering::Relaxed));
-            let generation = reader.read_shared(read).unwrap();
-            assert_eq!(seen, [generation; 64]);
-            if generation == 20_000 {
-                break;
-            }
+        for rank in 1..3 {
+            let reader = exchange.join(rank, PATIENT).unwrap();
+            let words = &words;
+            s.spawn(move || {
+                for iteration in 1.. {
+                    let mut seen = [0; 64];
+                    let read =
+                        || words.iter().zip(&mut seen).for_each(|(word, seen)| *seen = word.load(Ordering::Relaxed));
+                    let generation = reader.read_shared(iteration, read).unwrap();
+                    assert_eq!(seen, [generation; 64]);
+                    if generation == 20_000 {
+                        break;
+                    }
+                }
+            });
         }
     });
+}
+
+#[test]
+fn whoever_writes_waits_for_those_who_read_and_no_longer() {
+    let exchange = exchange(2, 8, 8);
+    let reader = exchange.join(1, PATIENT).unwrap();
+    let writing = AtomicU64::default();
+    let write = || {
+        exchange.begin_write(0).unwrap();
+        writing.store(1, Ordering::Relaxed);
+        exchange.publish(0, 1);
+    };
+    thread::scope(|s| {
+        let read = || {
+            s.spawn(write);
+            thread::sleep(Duration::from_millis(50));
+            assert_eq!((writing.load(Ordering::Relaxed), exchange.read(0)), (0, 0));
+        };
+        assert_eq!(reader.read_shared(1, read), Ok(0));
+    });
+    // A rank that panics while it reads does not read any more.
+    let panics = std::panic::AssertUnwindSafe(|| reader.read_shared(2, || panic!("while it reads")));
+    assert!(std::panic::catch_unwind(panics).is_err());
+    write();
+    // One that died while it read ends the wait.
+    let read = || {
+        thread::scope(|s| {
+            s.spawn(|| exchange.died(1));
+            assert_eq!(exchange.begin_write(0), Err(Broken::Died { rank: 1 }));
+        });
+    };
+    reader.read_shared(2, read).unwrap();
 }
 
 /// The exchanges of `nodes` machines with `local` ranks each.

@@ -103,7 +103,9 @@ pub(super) struct RegionHead {
     pub seq: AtomicU64,
     pub samples: AtomicU64,
     pub len: AtomicU64,
-    /// xxh3 of the payload, seeded by the header, so that one block's header does not match another's payload.
+    /// Bytes of the payload, from its beginning, that the checksum is of.
+    pub checked: AtomicU64,
+    /// xxh3 of these bytes, seeded by the header, so that one block's header does not match another's payload.
     pub checksum: AtomicU64,
 }
 

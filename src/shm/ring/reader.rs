@@ -107,7 +107,10 @@ impl RingReader {
         let len = len as usize;
         // SAFETY: the region is *reading* and ours; nobody writes to it until we free it.
         let payload = unsafe { ring.payload(index, len) };
-        let intact = checksum(info, payload) == region.checksum.load(Ordering::Relaxed);
+        let Some(checked) = payload.get(..region.checked.load(Ordering::Relaxed) as usize) else {
+            return (info, 0, Some("impossible length"));
+        };
+        let intact = checksum(info, len, checked) == region.checksum.load(Ordering::Relaxed);
         (info, len, (!intact).then_some("wrong checksum"))
     }
 
@@ -200,9 +203,10 @@ impl Drop for ReadGuard<'_> {
     }
 }
 
-/// Returns the xxh3 of the payload, seeded by the header.
-pub(super) fn checksum(info: BlockInfo, payload: &[u8]) -> u64 {
-    let header = [info.actor.into(), info.param_version, info.seq, info.samples.into(), payload.len() as u64];
+/// Returns the xxh3 of those bytes of a payload of `len` that are checked, seeded by the header.
+pub(super) fn checksum(info: BlockInfo, len: usize, checked: &[u8]) -> u64 {
+    let header =
+        [info.actor.into(), info.param_version, info.seq, info.samples.into(), len as u64, checked.len() as u64];
     let seed = XxHash3_64::oneshot(bytemuck::cast_slice(&header));
-    XxHash3_64::oneshot_with_seed(seed, payload)
+    XxHash3_64::oneshot_with_seed(seed, checked)
 }

@@ -66,7 +66,7 @@ impl RingWriter {
                 continue;
             }
             head.writer.account.finish();
-            return Some(WriteGuard { writer: self, index, phase: to, samples, open: true });
+            return Some(WriteGuard { writer: self, index, phase: to, samples, checked: usize::MAX, open: true });
         }
     }
 
@@ -96,10 +96,17 @@ pub struct WriteGuard<'a> {
     /// The region's phase while this guard holds it.
     phase: u64,
     samples: u64,
+    /// Bytes of the payload that get a checksum, at most.
+    checked: usize,
     open: bool,
 }
 
 impl WriteGuard<'_> {
+    /// Has only the first `bytes` of the payload checked: for a reader that does not go on when the writer dies.
+    pub fn check_only(&mut self, bytes: usize) {
+        self.checked = bytes;
+    }
+
     /// Returns the payload buffer of the region, which still has the contents of older blocks.
     pub fn payload(&mut self) -> &mut [u8] {
         let ring = &self.writer.ring;
@@ -126,9 +133,9 @@ impl WriteGuard<'_> {
             samples: self.samples as u32,
         };
         // SAFETY: as in `payload`; shared here, and `len` is at most the capacity.
-        let payload = unsafe { ring.payload(self.index, len) };
+        let checked = unsafe { ring.payload(self.index, len.min(self.checked)) };
         let region = &ring.regions()[self.index];
-        store_header(region, info, len, checksum(info, payload));
+        store_header(region, info, len, checked);
         // Release: a killed writer may have used up a number without a block, never the reverse.
         head.writer.next_seq.store(seq + 1, Ordering::Release);
         // Release: header and payload come before the phase. Partners: the Acquire in `oldest_readable` and of
@@ -139,15 +146,16 @@ impl WriteGuard<'_> {
     }
 }
 
-/// Stores the header. Relaxed throughout: made visible by the phase.
-fn store_header(region: &RegionHead, info: BlockInfo, len: usize, checksum: u64) {
+/// Stores the header of a block of `len` bytes, of which these are `checked`. Relaxed throughout: made visible by the phase.
+fn store_header(region: &RegionHead, info: BlockInfo, len: usize, checked: &[u8]) {
     region.magic.store(BLOCK_MAGIC, Ordering::Relaxed);
     region.actor.store(info.actor.into(), Ordering::Relaxed);
     region.param_version.store(info.param_version, Ordering::Relaxed);
     region.seq.store(info.seq, Ordering::Relaxed);
     region.samples.store(info.samples.into(), Ordering::Relaxed);
     region.len.store(len as u64, Ordering::Relaxed);
-    region.checksum.store(checksum, Ordering::Relaxed);
+    region.checked.store(checked.len() as u64, Ordering::Relaxed);
+    region.checksum.store(checksum(info, len, checked), Ordering::Relaxed);
 }
 
 impl Drop for WriteGuard<'_> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use admix_loom::exchange::{Broken, Exchange, ExchangeShape, Given, Remote, Seat};
 use admix_loom::plant::{Plant, Site};
-use admix_loom::sync::{AtomicU64, Ordering};
+use admix_loom::sync::Ordering;
 use loom::thread;
 
 use super::support::{FOREVER, caught, explore};
@@ -116,21 +116,22 @@ struct Written(Arc<loom::cell::UnsafeCell<u32>>);
 // SAFETY: what the model is about.
 unsafe impl Send for Written {}
 
-/// Rank 0 changes two words while the other one reads them.
+/// Rank 0 changes rows that the other one reads whenever it likes.
 fn writing() {
     let (exchange, [_, second]) = exchange();
-    let words: Arc<[AtomicU64; 2]> = Arc::new(Default::default());
-    let (publishing, written) = (exchange.clone(), words.clone());
+    let rows = Written(Arc::new(loom::cell::UnsafeCell::new(0)));
+    let (shared, publishing) = (Written(rows.0.clone()), exchange.clone());
     let writer = thread::spawn(move || {
-        publishing.begin_write(0);
-        written.iter().for_each(|word| word.store(1, Ordering::Relaxed));
+        let shared = shared;
+        publishing.begin_write(0).unwrap();
+        // SAFETY: the other rank does not read meanwhile; loom checks it.
+        shared.0.with_mut(|written| unsafe { *written = 1 });
         publishing.publish(0, 1);
     });
-    let mut read = [0; 2];
-    let generation = second
-        .read_shared(|| read.iter_mut().zip(&*words).for_each(|(read, word)| *read = word.load(Ordering::Relaxed)))
-        .unwrap();
-    assert_eq!(read, [generation; 2], "wrong words");
+    let mut read = 0;
+    // SAFETY: as above.
+    let generation = second.read_shared(1, || read = rows.0.with(|written| unsafe { *written })).unwrap();
+    assert_eq!(u64::from(read), generation, "wrong rows");
     writer.join().unwrap();
 }
 
@@ -179,8 +180,16 @@ fn planted_bugs_are_found() {
     caught(Plant::Weaken(vec![published], Ordering::Relaxed), 2, publication, DAMAGE);
     let published = site("published.store(2 * generation - 1, Ordering::Release)");
     caught(Plant::Weaken(vec![published], Ordering::Relaxed), 2, wanted, DAMAGE);
-    for fence in [site("fence(Ordering::Release);"), seat("fence(Ordering::Acquire);")] {
-        caught(Plant::Weaken(vec![fence], Ordering::Relaxed), 2, writing, &["wrong words"]);
+    const AT_ONCE: &[&str] = &["Causality violation", "wrong rows"];
+    for fence in [site("fence(Ordering::SeqCst);"), seat("fence(Ordering::SeqCst);")] {
+        caught(Plant::Weaken(vec![fence], Ordering::AcqRel), 2, writing, AT_ONCE);
+    }
+    for end in [site("read.load(Ordering::Acquire) % 2 == 0"), seat("read.store(2 * iteration, Ordering::Release)")] {
+        caught(Plant::Weaken(vec![end], Ordering::Relaxed), 2, writing, AT_ONCE);
+    }
+    // Nobody is told that rows are written, or read.
+    for said in [site("word.store(published | 1, Ordering::Relaxed)"), seat("word.store(read | 1, Ordering::Relaxed)")] {
+        caught(Plant::Skip(said), 2, writing, AT_ONCE);
     }
     caught(Plant::OneBuffer, 2, two_rounds, DAMAGE);
     let poison = site("compare_exchange(0, cause.encode(), Ordering::Release, Ordering::Relaxed)");

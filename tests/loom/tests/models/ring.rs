@@ -404,7 +404,7 @@ fn roles_handed_on_without_what_was_done_in_them_are_found() {
 fn early_flags_and_reused_buffers_are_found() {
     let site = |code| Site::find("ring/writer.rs", code);
     let commit = site("region.phase.store(self.phase + FORWARD, Ordering::Release)");
-    for late in ["region.seq.store(info.seq", "region.checksum.store(checksum"] {
+    for late in ["region.seq.store(info.seq", "region.checked.store(checked", "region.checksum.store(checksum"] {
         caught(Plant::Late(site(late), commit), 2, overwriting, DAMAGE);
     }
     caught(Plant::OneBuffer, 2, overwriting, DAMAGE);
