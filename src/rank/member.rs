@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail, ensure};
 
 use crate::run::value_run::{Prepared, ValueSegments};
 use crate::run::value_snapshot::ValueState;
-use crate::run::{CannotSave, Metrics};
+use crate::run::{CannotSave, Metrics, failpoint};
 use crate::settings::ValueSettings;
 use crate::shm::control::ProcessSlot;
 use crate::shm::{Exchange, Halves, RowReader, Seat};
@@ -167,8 +167,12 @@ impl Member<'_> {
     /// # Errors
     /// A rank that is gone.
     pub fn read_shared_rows(&mut self, iteration: u64) -> anyhow::Result<u64> {
+        let reading = self.named(["rank.reading", "table.reading", "other.reading"]);
         let BatchRows { lookup, records, values, .. } = &mut self.shard.rows;
-        let read = || self.view.read_all(&lookup.unique, records, &mut self.record, values);
+        let read = || {
+            failpoint::reached(reading);
+            self.view.read_all(&lookup.unique, records, &mut self.record, values);
+        };
         Ok(self.seat.read_shared(iteration, read)?)
     }
 

@@ -66,17 +66,6 @@ pub enum Moment {
     Rest,
 }
 
-/// Why the rows of a batch were not written.
-#[derive(Debug, thiserror::Error)]
-pub enum NotWritten {
-    #[error(transparent)]
-    Damaged(#[from] Damaged),
-    #[error(transparent)]
-    Table(#[from] TableError),
-    #[error(transparent)]
-    Broken(#[from] Broken),
-}
-
 impl Merging {
     fn new(prior: RowPrior) -> Self {
         Self { prior, merger: Merger::default(), gradient: vec![] }
@@ -122,11 +111,11 @@ impl MergedRows {
     /// Moves the rows of all ranks along their merged gradients, of a batch of `whole` samples. `given` are the row gradients of each rank,
     /// in the order of the ranks, each followed by its hints.
     ///
-    /// The rows that ranks of this table want next are written first. `at` is called where something [begins](Moment); from
-    /// [`Changes`](Moment::Changes) on nobody may read rows before they are told to be written.
+    /// The rows that ranks of this table want next are written first. `at` is called where something [begins](Moment). From
+    /// [`Changes`](Moment::Changes) on nobody may read a row before `at`, or whoever called this, has published it.
     ///
     /// # Errors
-    /// [`NotWritten`].
+    /// Damaged gradients of a rank, a table without room, and those of `at`.
     pub fn write<'m>(
         &mut self,
         given: impl Iterator<Item = &'m [u8]>,
@@ -134,7 +123,7 @@ impl MergedRows {
         step: RowStep,
         whole: u64,
         mut at: impl FnMut(Moment) -> Result<(), Broken>,
-    ) -> Result<(), NotWritten> {
+    ) -> anyhow::Result<()> {
         let messages = self.merging.begin(given, settings)?;
         let hints = self.hints(&messages)?;
         self.find(&messages, &hints);

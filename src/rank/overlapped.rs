@@ -22,7 +22,7 @@ use crate::run::value_snapshot::ValueState;
 use crate::run::{RunDirectory, failpoint};
 use crate::settings::KEPT_GRADIENTS;
 use crate::shm::control::STOP_LEARNING;
-use crate::shm::{Overflow, RingWriter, SampleRing, Written, monotonic};
+use crate::shm::{Broken, Overflow, RingWriter, SampleRing, Written, monotonic};
 use crate::values::Block;
 
 use super::arrivals::Arrivals;
@@ -116,8 +116,8 @@ impl<'m, 'a> Overlapped<'m, 'a> {
         let result = self.run();
         // That the exchange broke is what followed.
         match self.writer.as_ref().and_then(Writer::failure) {
-            Some(error) => Err(error),
-            None => result,
+            Some(error) if result.is_ok() || !error.is::<Broken>() => Err(error),
+            _ => result,
         }
     }
 

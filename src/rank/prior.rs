@@ -76,9 +76,11 @@ impl BatchPrior {
         let share = prior_share(self.passes, version.into()) * f64::from(weight);
         let [charge, click] = self.direct[field];
         let [charge, click, rest] = [charge, click, self.rest].map(|precision| (precision * share) as f32);
-        let (direct, others) = gradient.split_at_mut(DIRECT);
-        let (row, other_row) = row.split_at(DIRECT);
-        direct.iter_mut().zip(row).zip([charge, click]).for_each(|((g, w), weight)| *g += weight * w);
-        others.iter_mut().zip(other_row).for_each(|(g, w)| *g += rest * w);
+        let (direct_gradient, rest_gradient) = gradient.split_at_mut(DIRECT);
+        let (direct_row, rest_row) = row.split_at(DIRECT);
+        for ((g, w), precision) in direct_gradient.iter_mut().zip(direct_row).zip([charge, click]) {
+            *g += precision * w;
+        }
+        rest_gradient.iter_mut().zip(rest_row).for_each(|(g, w)| *g += rest * w);
     }
 }

@@ -86,7 +86,7 @@ impl Drop for Writer {
     fn drop(&mut self) {
         self.shared.ends.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It looks at least every nap; what it failed with was told.
+            // It looks at least every nap, or as soon as nobody reads; what it failed with was told.
             let _ = thread.join();
         }
     }
@@ -126,32 +126,23 @@ impl Work {
             state.samples += whole;
             let (step, _) = step_of(settings, prepared, state);
             let mut rows = rows.lock().expect("whoever reads the table works");
-            let begin_write = |moment| {
+            let timeout = Duration::from_secs_f64(settings.ranks.timeout_s);
+            let changes = |moment| {
                 if moment == Moment::Changes {
-                    wait_until_read(exchange, *table, iteration + 1, shared);
-                    exchange.begin_write(*table)?;
+                    // If rows were written before, the last rank would wait for them: it reads soon after it has given its gradients.
+                    let ends = || shared.ends.load(Ordering::Relaxed);
+                    exchange.wait_read(*table, iteration + 1, timeout, ends)?;
+                    exchange.begin_write(*table, timeout)?;
                 }
                 Ok(())
             };
-            rows.write(parts.iter().map(|part| part.rows), settings, step, whole, begin_write)?;
+            rows.write(parts.iter().map(|part| part.rows), settings, step, whole, changes)?;
             drop(rows);
             failpoint::reached(if *table == 0 { "rank.written" } else { "table.written" });
             exchange.publish(*table, iteration);
             given.into_iter().for_each(ReadGuard::release);
         }
         Ok(())
-    }
-}
-
-/// Waits until all ranks of a table have read the rows of an iteration, or the thread has to end. If rows were written before, the last rank
-/// would wait for them: it reads soon after it has given its gradients.
-fn wait_until_read(exchange: &Exchange, table: usize, iteration: u64, shared: &Shared) {
-    loop {
-        let seen = exchange.news().value();
-        if exchange.read(table) >= iteration || shared.ends.load(Ordering::Relaxed) {
-            return;
-        }
-        exchange.news().wait(seen, NAP);
     }
 }
 

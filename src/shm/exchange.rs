@@ -28,7 +28,7 @@
 
 use std::mem::{offset_of, size_of};
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::error::ShmError;
 use super::names::start_time;
@@ -221,7 +221,7 @@ struct Line {
     /// Bytes at the end that stay on this machine.
     here: AtomicU64,
     /// Of overlapping ranks: twice the newest iteration whose rows it has read, or will not read before it has met the others. One more than
-    /// that while it reads the next ones.
+    /// that while it reads rows, or looks whether it may.
     read: AtomicU64,
     /// Start time of its process; 0 where `/proc` does not tell.
     start_time: AtomicU64,
@@ -332,46 +332,59 @@ impl Exchange {
         self.head().news.ring();
     }
 
-    /// Says that the first rank of a group begins to change what the group shares, and waits until nobody reads it any more.
+    /// Waits until all ranks of a group have read the rows of `iteration`, as they say by [`Seat::read_shared`] and [`Seat::has_read`], or `ends`
+    /// says so. A rank that does not come for `timeout` breaks the exchange.
     ///
     /// # Errors
     /// [`Broken`].
-    pub fn begin_write(&self, group: usize) -> Result<(), Broken> {
+    pub fn wait_read(
+        &self,
+        group: usize,
+        iteration: u64,
+        timeout: Duration,
+        ends: impl Fn() -> bool,
+    ) -> Result<(), Broken> {
+        self.wait_for_readers(group, timeout, |read| read / 2 >= iteration || ends())
+    }
+
+    /// Says that the first rank of a group begins to change what the group shares, and waits until nobody reads it any more. A rank that reads for
+    /// `timeout` breaks the exchange.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    pub fn begin_write(&self, group: usize, timeout: Duration) -> Result<(), Broken> {
         let word = &self.publication(group).published;
         // Relaxed: the first rank's own store.
         let published = word.load(Ordering::Relaxed);
         word.store(published | 1, Ordering::Relaxed);
-        // SeqCst fence: pairs with the one in `read_shared`. A rank that reads sees the odd number, or its own is seen here.
+        // SeqCst fence: pairs with the one in `Reading::begin`. A rank that reads sees the odd number, or its own is seen here.
         fence(Ordering::SeqCst);
-        for rank in self.members(group) {
-            let read = &self.line(rank).read;
+        self.wait_for_readers(group, timeout, |read| read % 2 == 0)
+    }
+
+    /// Waits until what each rank of a group says of its reading is enough.
+    fn wait_for_readers(&self, group: usize, timeout: Duration, is_enough: impl Fn(u64) -> bool) -> Result<(), Broken> {
+        let begun = Instant::now();
+        let first = self.shape.publisher(group);
+        for rank in first..first + self.shape.group_len() {
             loop {
                 let seen = self.news().value();
                 // Acquire: pairs with the Release in `has_read`; what is written comes after the reads.
-                if read.load(Ordering::Acquire) % 2 == 0 {
+                if is_enough(self.line(rank).read.load(Ordering::Acquire)) {
                     break;
                 }
                 if let Some(broken) = self.broken() {
                     return Err(broken);
                 }
-                if self.news().wait(seen, LOOK) == Woken::TimedOut && self.is_gone(rank) {
+                let left = timeout.saturating_sub(begun.elapsed());
+                if left.is_zero() {
+                    self.break_off(Broken::Late { rank });
+                } else if self.news().wait(seen, left.min(LOOK)) == Woken::TimedOut && self.is_gone(rank) {
                     self.break_off(Broken::Died { rank });
                 }
             }
         }
         Ok(())
-    }
-
-    /// The newest iteration whose rows all ranks of a group have read, as they say by [`Seat::read_shared`] and [`Seat::has_read`].
-    pub fn read(&self, group: usize) -> u64 {
-        // Relaxed: it says when to write, and not whether that is safe.
-        let read = |rank: usize| self.line(rank).read.load(Ordering::Relaxed) / 2;
-        self.members(group).map(read).min().unwrap_or(0)
-    }
-
-    fn members(&self, group: usize) -> Range<usize> {
-        let first = self.shape.publisher(group);
-        first..first + self.shape.group_len()
     }
 
     /// The newest generation that is published in a group.

@@ -13,11 +13,11 @@ use memmap2::{Advice, MmapRaw};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use nix::sys::prctl;
 
-/// Segments of at least so many bytes use huge pages.
-pub const FROM: u64 = 32 << 20;
-
 /// Size of a huge page; a power of two. On machines with other sizes the map is aligned to more or less than needed.
 const PAGE: usize = 2 << 20;
+
+/// Segments of at least so many bytes use huge pages: tables, and the memory through which ranks exchange gradients of rows.
+pub const FROM: u64 = PAGE as u64;
 
 /// A shared map of a file that begins at a multiple of the size of a huge page.
 pub struct View {

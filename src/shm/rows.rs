@@ -433,7 +433,7 @@ impl RowReader {
         self.0.load_ahead(records, words);
     }
 
-    /// Copies a record, as many of its words as `out` has. If the writer is at work on it, old and new words may be mixed.
+    /// Copies a record, as many of its words as `out` has. The writer must not be at work on it.
     #[inline]
     pub fn read(&self, record: u32, out: &mut [u32]) {
         let words = self.0.segment.array::<AtomicU32>(self.0.at(record), self.0.shape.words);

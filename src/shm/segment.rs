@@ -461,7 +461,7 @@ pub(super) mod tests {
     #[test]
     fn a_large_segment_begins_where_huge_pages_fit() {
         let name = unique_name("seg");
-        let body = huge::FROM as usize;
+        let body = 4 * huge::FROM as usize;
         let owner = Segment::create(&name, KIND, 7, body).unwrap();
         let other = Segment::open(&name, KIND, 7, body).unwrap();
         for offset in [0, 2 << 20, body - 8] {

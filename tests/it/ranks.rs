@@ -346,12 +346,20 @@ fn ranks_that_overlap_survive_kills_and_interrupts() {
         "checkpoint.every_s=0.001",
         MANY_DEATHS,
     ];
-    for (i, failpoint) in
-        ["other.update@20=kill", "other.exchange@5=kill", "rank.written@21=kill", "reader.claimed@40=kill"]
-            .into_iter()
-            .enumerate()
+    let hanging = "other.reading@100=3600000ms";
+    for (i, failpoint) in [
+        "other.update@20=kill",
+        "other.exchange@5=kill",
+        "other.reading@22=kill",
+        "rank.written@21=kill",
+        "reader.claimed@40=kill",
+        hanging,
+    ]
+    .into_iter()
+    .enumerate()
     {
-        let mut command = scene.command(&format!("killed{i}"), &sets);
+        let patience = format!("ranks.timeout_s={}", if failpoint == hanging { 2 } else { 100 });
+        let mut command = scene.command(&format!("killed{i}"), &[&sets[..], &[&patience]].concat());
         let assert = command.env("ADMIX_FAILPOINT", failpoint).assert().success();
         let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
         assert!(said.contains("started again") || said.contains("went back"), "{failpoint}: nobody died: {said}");

@@ -181,6 +181,21 @@ fn planted_bugs_are_found() {
     }
 }
 
+/// Main replaces ranks after an exchange that broke, and ends training after other errors.
+#[test]
+fn that_the_exchange_broke_is_told_as_such() {
+    let settings = ValueSettings::default();
+    let shape =
+        TableShape { dim: settings.values.dim, optimizer: RowOptimizer::Sgd, max_rows: 9, seed: 3, marks: false };
+    let store = Store::direct(HostTable::private(shape).unwrap(), &settings);
+    let prior = RowPrior::of(vec![[0.4, 0.7]; settings.values.fields.len()], 0.2);
+    let mut rows = MergedRows::new(store, prior, 0..0);
+    let step = RowStep { rate: 0.1, passes: 0.5, snapshot: None };
+    let broken = Broken::Died { rank: 1 };
+    let error = rows.write(std::iter::empty(), &settings, step, 1, |_| Err(broken)).unwrap_err();
+    assert!(error.chain().any(|cause| cause.is::<Broken>()), "{error:#}");
+}
+
 #[test]
 fn hits_copies_and_drops_are_counted() {
     let shape = TableShape { dim: DIM, optimizer: RowOptimizer::Sgd, max_rows: 9, seed: 3, marks: false };

@@ -54,7 +54,7 @@ impl Written {
     }
 }
 
-/// A rank reads while it has this: the first rank of its group does not write.
+/// Says that a rank reads, until it is dropped: the first rank of its group begins no write meanwhile.
 struct Reading<'s> {
     seat: &'s Seat,
     /// The newest iteration whose rows it has read by the end.
@@ -106,7 +106,8 @@ impl Seat {
 
     /// The ranks of this one's group.
     pub fn members(&self) -> Range<usize> {
-        self.exchange.members(self.group())
+        let first = self.publisher();
+        first..first + self.exchange.shape.group_len()
     }
 
     /// Whether this rank writes the rows of its group.

@@ -207,7 +207,9 @@ fn each_group_waits_for_its_own_first_rank() {
     assert_eq!((seats[0].read_shared(1, || {}), seats[5].read_shared(4, || {})), (Ok(0), Ok(3)));
     seats[4].wait_published(3).unwrap();
     [3, 2, 5].into_iter().zip(&seats).for_each(|(iteration, seat)| seat.has_read(iteration));
-    assert_eq!((exchange.read(0), exchange.read(1)), (2, 0), "the slowest rank counts");
+    let soon = Duration::from_millis(20);
+    assert_eq!(exchange.wait_read(0, 2, soon, || false), Ok(()));
+    assert_eq!(exchange.wait_read(0, 3, soon, || true), Ok(()), "it ends");
     exchange.died(3);
     assert_eq!(seats[4].wait_published(4), Err(Broken::Died { rank: 3 }));
     assert_eq!(seats[1].wait_published(1), Err(Broken::Died { rank: 3 }), "they exchange gradients");
@@ -220,7 +222,7 @@ fn nobody_reads_while_rows_are_written() {
     thread::scope(|s| {
         s.spawn(|| {
             for generation in 1..=20_000 {
-                exchange.begin_write(0).unwrap();
+                exchange.begin_write(0, PATIENT).unwrap();
                 words.iter().for_each(|word| word.store(generation, Ordering::Relaxed));
                 exchange.publish(0, generation);
             }
@@ -247,33 +249,51 @@ fn nobody_reads_while_rows_are_written() {
 #[test]
 fn whoever_writes_waits_for_those_who_read_and_no_longer() {
     let exchange = exchange(2, 8, 8);
-    let reader = exchange.join(1, PATIENT).unwrap();
+    let [first, reader] = [0, 1].map(|rank| exchange.join(rank, PATIENT).unwrap());
+    let soon = Duration::from_millis(20);
     let writing = AtomicU64::default();
     let write = || {
-        exchange.begin_write(0).unwrap();
+        exchange.begin_write(0, PATIENT).unwrap();
         writing.store(1, Ordering::Relaxed);
         exchange.publish(0, 1);
     };
+    first.has_read(9);
     thread::scope(|s| {
         let read = || {
             s.spawn(write);
             thread::sleep(Duration::from_millis(50));
-            assert_eq!((writing.load(Ordering::Relaxed), exchange.read(0)), (0, 0));
+            assert_eq!(writing.load(Ordering::Relaxed), 0, "somebody reads");
         };
         assert_eq!(reader.read_shared(1, read), Ok(0));
     });
-    // A rank that panics while it reads does not read any more.
+    exchange.wait_read(0, 1, PATIENT, || false).unwrap();
+    // A rank that panics while it reads does not read any more, and has not read.
     let panics = std::panic::AssertUnwindSafe(|| reader.read_shared(2, || panic!("while it reads")));
     assert!(std::panic::catch_unwind(panics).is_err());
-    write();
-    // One that died while it read ends the wait.
-    let read = || {
-        thread::scope(|s| {
-            s.spawn(|| exchange.died(1));
-            assert_eq!(exchange.begin_write(0), Err(Broken::Died { rank: 1 }));
-        });
-    };
-    reader.read_shared(2, read).unwrap();
+    exchange.begin_write(0, soon).unwrap();
+    exchange.publish(0, 2);
+    assert_eq!(exchange.wait_read(0, 2, soon, || false), Err(Broken::Late { rank: 1 }));
+}
+
+#[test]
+fn a_rank_that_hangs_or_dies_while_it_reads_breaks_the_exchange() {
+    let soon = Duration::from_millis(20);
+    for dies in [false, true] {
+        let exchange = exchange(3, 8, 8);
+        let reader = exchange.join(1, PATIENT).unwrap();
+        let read = || {
+            let write = || exchange.begin_write(0, if dies { PATIENT } else { soon });
+            let expected = if dies { Broken::Died { rank: 1 } } else { Broken::Late { rank: 1 } };
+            thread::scope(|s| {
+                let writer = s.spawn(write);
+                if dies {
+                    exchange.died(1);
+                }
+                assert_eq!(writer.join().unwrap(), Err(expected));
+            });
+        };
+        reader.read_shared(1, read).unwrap();
+    }
 }
 
 /// The exchanges of `nodes` machines with `local` ranks each.

@@ -108,6 +108,31 @@ fn blocks_arrive_in_order_with_their_headers() {
     assert_eq!((ledger.produced, ledger.consumed), (1070, 1070));
 }
 
+/// A payload of which the first bytes alone are checked.
+#[test]
+fn damage_is_found_in_what_is_checked() {
+    let (ring, data) = (ring(2), bell());
+    let mut writer = ring.writer().unwrap();
+    let mut reader = ring.reader().unwrap();
+    let mut arrives = |damaged: usize, checked: u64| {
+        let mut region = writer.claim(1, Overflow::Wait).unwrap();
+        region.payload()[..8].fill(1);
+        region.check_only(4);
+        region.commit(8, 0, &data);
+        let phase = |index: usize| ring.regions()[index].phase.load(Ordering::Relaxed);
+        let index = (0..2).find(|index| State::of(phase(*index)) == State::Readable).unwrap();
+        // SAFETY: nobody else has the region.
+        let payload = unsafe { ring.payload_mut(index) };
+        payload[damaged] ^= 1;
+        ring.regions()[index].checked.store(checked, Ordering::Relaxed);
+        reader.take().map(|block| block.unwrap().release()).is_ok()
+    };
+    assert!(arrives(4, 4) && arrives(7, 4), "behind what is checked");
+    assert!(!arrives(0, 4) && !arrives(3, 4), "in what is checked");
+    assert!(!arrives(8, 3) && !arrives(8, 8) && !arrives(8, 9) && !arrives(8, u64::MAX), "another length");
+    assert!(arrives(8, 4));
+}
+
 #[test]
 fn impossible_shapes_are_refused() {
     for (regions, capacity) in [(0, 10), (1, 10), (2, 0), (65, 10), (2, usize::MAX)] {
