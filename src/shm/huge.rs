@@ -16,7 +16,7 @@ use nix::sys::prctl;
 /// Size of a huge page; a power of two. On machines with other sizes the map is aligned to more or less than needed.
 const PAGE: usize = 2 << 20;
 
-/// Segments of at least so many bytes use huge pages: tables, and the memory through which ranks exchange gradients of rows.
+/// Memory of at least so many bytes uses huge pages.
 pub const FROM: u64 = PAGE as u64;
 
 /// A shared map of a file that begins at a multiple of the size of a huge page.

@@ -207,9 +207,18 @@ fn each_group_waits_for_its_own_first_rank() {
     assert_eq!((seats[0].read_shared(1, || {}), seats[5].read_shared(4, || {})), (Ok(0), Ok(3)));
     seats[4].wait_published(3).unwrap();
     [3, 2, 5].into_iter().zip(&seats).for_each(|(iteration, seat)| seat.has_read(iteration));
-    let soon = Duration::from_millis(20);
-    assert_eq!(exchange.wait_read(0, 2, soon, || false), Ok(()));
-    assert_eq!(exchange.wait_read(0, 3, soon, || true), Ok(()), "it ends");
+    let is_waited_for = |group, iteration| {
+        let asked = std::cell::Cell::new(false);
+        exchange
+            .wait_read(group, iteration, PATIENT, || {
+                asked.set(true);
+                true
+            })
+            .unwrap();
+        asked.get()
+    };
+    assert_eq!([2, 3].map(|iteration| is_waited_for(0, iteration)), [false, true], "the slowest rank counts");
+    assert_eq!([0, 1].map(|iteration| is_waited_for(1, iteration)), [false, true]);
     exchange.died(3);
     assert_eq!(seats[4].wait_published(4), Err(Broken::Died { rank: 3 }));
     assert_eq!(seats[1].wait_published(1), Err(Broken::Died { rank: 3 }), "they exchange gradients");
