@@ -7,6 +7,7 @@ use anyhow::{Context as _, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 
 use crate::cancel;
+use crate::collective::shares::Work;
 use crate::files;
 use crate::gpu::Device;
 use crate::log::CompileOptions;
@@ -30,6 +31,9 @@ use super::device::{self, Choice};
 use super::exit::{Exit, UsageError};
 use super::node;
 use super::output::{print_json, print_text};
+
+/// CPU seconds of a rank from which on it is told how evenly ranks share the work: less says little.
+const SHOWS_WORK_S: f64 = 1.0;
 
 #[derive(Debug, Subcommand)]
 pub enum Values {
@@ -331,6 +335,13 @@ fn summary(o: &ValueOutcome) -> String {
             "\nreaders started again {} times; went back to a snapshot {} times",
             o.reader_restarts, o.went_back
         );
+    }
+    if let Some(work) = o.work.filter(|work| work.other_busy_s > SHOWS_WORK_S) {
+        let Work { first_busy_s: first, other_busy_s: other, first_share, even_share } = work;
+        let _ = write!(text, "\nranks: CPU time of the first {first:.1} s, of another {other:.1} s");
+        if work.is_uneven() {
+            let _ = write!(text, "; ranks.first_share = {even_share} would have been even (it is {first_share})");
+        }
     }
     text
 }

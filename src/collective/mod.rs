@@ -16,7 +16,7 @@
 //! |---|---|
 //! | [`rows`] | gradients of embedding rows: merged, encoded, summed over ranks, divided |
 //! | [`hints`] | what a rank tells the writer of its table beside gradients |
-//! | [`shares`] | which rank a sample goes to |
+//! | [`shares`] | which rank a sample goes to, and how evenly busy that makes the ranks |
 //! | [`overlap`] | the overlapped mode: which global gradient is used when, and how |
 //! | `transport` | how a rank exchanges, whatever carries it |
 //! | [`nccl`] | means over ranks that have a GPU each |

@@ -3,12 +3,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use nix::time::{ClockId, clock_gettime};
 
 use crate::policy::file::PolicyFile;
 use crate::run::{CannotSave, Context, Metrics, RunDirectory, Segments, unpack};
-use crate::shm::Role;
 use crate::shm::control::{EvaluatorStats, STOP_ALL, STOP_NOW};
+use crate::shm::{Role, process_cpu_time};
 
 use super::judge::{Judge, Start};
 
@@ -71,7 +70,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
             let due_now = evaluated.is_none_or(|(_, last)| due > last) && Instant::now() >= rested;
             if stopping >= STOP_ALL || due_now {
                 let counted = updates > settings.head_start();
-                let (working, cpu) = (Instant::now(), cpu_time()?);
+                let (working, cpu) = (Instant::now(), process_cpu_time());
                 let start = judge.lacks_start(&averaged).then(|| (0, context.start.clone(), false));
                 for (updates, actor, counted) in start.into_iter().chain([(updates, averaged, counted)]) {
                     let computing = Instant::now();
@@ -95,7 +94,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
                 }
                 // In lock-step the learner waits for the evaluation.
                 if !settings.run.deterministic {
-                    rested = working + (cpu_time()? - cpu).div_f64(SHARE * cores);
+                    rested = working + (process_cpu_time() - cpu).div_f64(SHARE * cores);
                 }
                 evaluated = Some((version, due));
                 stats.due.set(due);
@@ -113,11 +112,6 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
         stats.wait_ns.add(waiting.elapsed().as_nanos() as u64);
         slot.beat();
     }
-}
-
-/// Returns the CPU time of this process so far.
-fn cpu_time() -> anyhow::Result<Duration> {
-    Ok(clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).context("cannot read the process's CPU time")?.into())
 }
 
 /// Best policy so far that is not on disk yet. Only a policy on disk counts as the best of the run, because snapshots link the

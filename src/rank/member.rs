@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 
+use crate::collective::shares::Work;
 use crate::run::value_run::{Prepared, ValueSegments};
 use crate::run::value_snapshot::ValueState;
 use crate::run::{CannotSave, Metrics, failpoint};
@@ -16,6 +17,7 @@ use crate::values::Block;
 use crate::values::net::Losses;
 
 use super::blocks::Blocks;
+use super::busy::Busy;
 use super::gradients::Gradients;
 use super::merged::{MergedCopies, MergedRows};
 use super::passes::Passes;
@@ -74,6 +76,8 @@ pub struct Member<'a> {
     pub(super) shown: (Instant, u64),
     /// What the copies of all ranks have done so far.
     pub copied: Counters,
+    /// The CPU time of updates; `None` on a GPU.
+    pub(super) busy: Option<Busy<'a>>,
     /// Time in exchanges, and waiting for rows.
     pub exchanging: Duration,
 }
@@ -193,6 +197,7 @@ impl Member<'_> {
     /// # Errors
     /// A snapshot that does not fit into shared memory.
     pub fn after_update(&mut self, all: &[Said]) -> anyhow::Result<()> {
+        self.busy.iter_mut().for_each(Busy::count);
         if self.shown.0.elapsed() > Duration::from_secs(1) {
             self.record();
         }
@@ -263,6 +268,8 @@ impl Member<'_> {
         self.check_copies()?;
         (self.sums, self.sums_samples) = (Losses::default(), 0);
         self.report();
+        // The first rank has evaluated, which is no part of an update.
+        self.busy.iter_mut().for_each(Busy::skip);
         Ok(())
     }
 
@@ -305,6 +312,7 @@ impl Member<'_> {
             snapshot_wait_s: snapshot_wait.as_secs_f64(),
             early_snapshots,
             cache: (self.settings.table.cache_rows > 0).then_some(self.copied),
+            work: Work::of(self.settings, &self.segments.control),
         };
         metrics.append("values", &record);
         self.shown = (Instant::now(), self.state.samples);

@@ -26,10 +26,12 @@
 //! | [`arrivals`] | which gradients of others have arrived |
 //! | [`writer`] | the thread that writes the rows of a table while ranks overlap |
 //! | [`merged`] | the rows of a table, and a rank's copies of them, moved along the gradients of all ranks |
+//! | [`busy`] | the CPU time of a rank's updates |
 //! | [`record`] | the records of training in `metrics.jsonl`; this file and [`member`] fill them |
 
 mod arrivals;
 mod blocks;
+mod busy;
 pub mod dense;
 pub mod device;
 pub mod gradients;
@@ -296,6 +298,7 @@ impl Trainer<'_> {
             snapshot_wait_s: snapshot_wait.as_secs_f64(),
             early_snapshots,
             cache,
+            work: None,
         };
         self.metrics.append("values", &record);
         self.shown = (Instant::now(), self.state.samples);

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::collective::shares::Work;
 use crate::sparse::cache::Counters;
 
 /// A record of training.
@@ -25,6 +26,8 @@ pub struct Training {
     pub snapshot_wait_s: f64,
     pub early_snapshots: u64,
     pub cache: Option<Counters>,
+    /// With several ranks on the CPU.
+    pub work: Option<Work>,
 }
 
 /// A record of an evaluation.

@@ -86,8 +86,8 @@ impl<'a> Saver<'a> {
     ) -> Self {
         let every = Duration::try_from_secs_f64(settings.checkpoint.every_s).unwrap_or(Duration::MAX);
         // Beside what may change before the next update at which a snapshot can begin.
-        let most_rows = match settings.table.snapshot_rows {
-            most if most >= settings.table.max_rows => usize::MAX,
+        let most_rows = match settings.snapshot_rows(ranks) {
+            most if most == settings.table.max_rows => usize::MAX,
             most => most.saturating_sub(settings.rows_in_flight(ranks)),
         };
         Self { segments, halves, every, most_rows, taken: Instant::now(), early: 0, waited: Duration::ZERO, begun: 0 }

@@ -32,6 +32,7 @@ use crate::values::Fields;
 use crate::values::net::Losses;
 
 use super::blocks::Blocks;
+use super::busy::Busy;
 use super::device;
 use super::gradients::Gradients;
 use super::judge::Judge;
@@ -111,6 +112,7 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
         });
     }
     let blocks = Blocks::open(&segments, slot, fields.len())?;
+    let busy = device.is_none().then(|| Busy::new(slot));
     let mut member = Member {
         blocks: blocks.of_rank(rank, settings, cores),
         network: Gradients::new(shape, prepared.dispersion, settings.ranks_here(), device),
@@ -125,6 +127,7 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
         sums_samples: 0,
         shown: (Instant::now(), state.samples),
         copied: Counters::default(),
+        busy,
         exchanging: Duration::ZERO,
         settings,
         prepared: &prepared,

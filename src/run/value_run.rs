@@ -179,9 +179,11 @@ impl ValueHalves {
         names: &RunNames,
         settings: &ValueSettings,
         fields: &Fields,
-        since: u64,
+        (world, since): (World, u64),
     ) -> Result<Option<Self>, ShmError> {
-        let Some((halves, undo)) = halves_shape(settings, fields).zip(undo_shape(settings)) else { return Ok(None) };
+        let Some((halves, undo)) = halves_shape(settings, fields, world).zip(undo_shape(settings, world)) else {
+            return Ok(None);
+        };
         let halves = Halves::create(&names.part("halves"), halves)?;
         halves.commit(since);
         Ok(Some(Self { halves, undo: UndoLog::create(&names.part("undo"), undo, since)? }))
@@ -265,8 +267,8 @@ pub fn create_tables(
     let rings = rings * SampleRing::footprint(ring_shape(settings, fields, 0, world));
     let exchange = exchange_shape(settings, fields, world).map_or(0, Exchange::footprint)
         + overlap_shape(settings, fields, world).map_or(0, RankSegments::footprint);
-    let halves = halves_shape(settings, fields).map_or(0, Halves::footprint);
-    let undo = undo_shape(settings).map_or(0, UndoLog::footprint);
+    let halves = halves_shape(settings, fields, world).map_or(0, Halves::footprint);
+    let undo = undo_shape(settings, world).map_or(0, UndoLog::footprint);
     let all = tables as u64 * table.footprint();
     check_space(Control::footprint() + rings + exchange + halves + undo + all).with_context(|| {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
@@ -275,8 +277,9 @@ pub fn create_tables(
             _ => (format!("{tables} tables of {} rows take", table.max_rows), "ranks.tables, table.max_rows"),
         };
         format!(
-            "{what} {:.0} MiB of shared memory and snapshots {:.0} MiB: lower {lower} or table.snapshot_rows, or give it more room",
+            "{what} {:.0} MiB of shared memory and snapshots of up to {} rows {:.0} MiB: lower {lower} or table.snapshot_rows, or give it more room",
             mib(all),
+            settings.snapshot_rows(world.ranks),
             mib(halves + undo)
         )
     })?;
@@ -296,16 +299,17 @@ fn ring_shape(settings: &ValueSettings, fields: &Fields, reader: usize, world: W
     RingShape { actor: reader as u32, regions: regions.max(REGIONS), capacity }
 }
 
-fn halves_shape(settings: &ValueSettings, fields: &Fields) -> Option<HalfShape> {
+fn halves_shape(settings: &ValueSettings, fields: &Fields, world: World) -> Option<HalfShape> {
     let net = net_shape(settings, fields);
     let layout = table_shape(settings).into();
     let sightings = if settings.table.admit_after > 1 { Sightings::bytes(settings.table.counters) } else { 0 };
     let dense = ValueState::most_bytes(settings.values.readers, net.parameters());
-    undo_shape(settings).map(|undo| HalfShape { dense, sparse: SparsePart::capacity(layout, undo.entries, sightings) })
+    undo_shape(settings, world)
+        .map(|undo| HalfShape { dense, sparse: SparsePart::capacity(layout, undo.entries, sightings) })
 }
 
-fn undo_shape(settings: &ValueSettings) -> Option<UndoShape> {
-    let entries = settings.table.snapshot_rows.min(settings.table.max_rows);
+fn undo_shape(settings: &ValueSettings, world: World) -> Option<UndoShape> {
+    let entries = settings.snapshot_rows(world.ranks);
     (settings.checkpoint.every_s > 0.0).then(|| UndoShape { words: table_shape(settings).stored_words(), entries })
 }
 

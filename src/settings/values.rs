@@ -174,6 +174,8 @@ pub enum WhenFull {
 
 /// Largest number of arenas of the cache.
 pub const MOST_DEVICES: usize = 64;
+/// Rows that may at least change between two snapshots, where that is not configured.
+const SNAPSHOT_ROWS: usize = 1 << 17;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -198,7 +200,7 @@ pub struct Table {
     pub prefetch: usize,
     /// Number of arenas over which the cache is distributed; on GPUs, each on a device of its own.
     pub devices: usize,
-    /// Number of changed rows since the last snapshot at which the next one begins early.
+    /// Rows that may change between two snapshots: the next one begins early; 0 = [as many as suffice](ValueSettings::snapshot_rows).
     pub snapshot_rows: usize,
 }
 
@@ -215,7 +217,7 @@ impl Default for Table {
             cache_rows: 0,
             prefetch: 2,
             devices: 1,
-            snapshot_rows: 1 << 17,
+            snapshot_rows: 0,
         }
     }
 }
@@ -264,6 +266,16 @@ impl ValueSettings {
         batches * self.values.batch * ranks * self.values.fields.len()
     }
 
+    /// Returns the number of rows that may change between two snapshots, with so many `ranks` in all. Where it is not configured, that is an
+    /// eighth of `table.max_rows`, and at least twice what the batches under way demand.
+    pub fn snapshot_rows(&self, ranks: usize) -> usize {
+        let rows = match self.table.snapshot_rows {
+            0 => (4 * self.rows_in_flight(ranks)).max(self.table.max_rows / 8).max(SNAPSHOT_ROWS),
+            rows => rows,
+        };
+        rows.min(self.table.max_rows)
+    }
+
     /// Checks the keys whose permitted values depend on the number of `ranks` in all, those of other machines among them.
     ///
     /// # Errors
@@ -272,9 +284,9 @@ impl ValueSettings {
         let bad = |key: &str, why: String| Err(SettingsError::Value { key: key.into(), why });
         let t = &self.table;
         let least = 2 * self.rows_in_flight(ranks);
-        if t.snapshot_rows < least.min(t.max_rows) && self.checkpoint.every_s > 0.0 {
+        if self.snapshot_rows(ranks) < least.min(t.max_rows) && self.checkpoint.every_s > 0.0 {
             let why = format!(
-                "is {}; the batches under way may change {least} rows: raise it, or lower values.batch (or ranks.period, if ranks overlap)",
+                "is {}; the batches under way may change {least} rows: leave it out, or lower values.batch (or ranks.period, if ranks overlap)",
                 t.snapshot_rows
             );
             return bad("table.snapshot_rows", why);
@@ -335,7 +347,7 @@ impl Configuration for ValueSettings {
             ("table.cache_rows", t.cache_rows, 0, (1 << 32) - 2),
             ("table.prefetch", t.prefetch, 0, 64),
             ("table.devices", t.devices, 1, MOST_DEVICES),
-            ("table.snapshot_rows", t.snapshot_rows, 1, (1 << 32) - 2),
+            ("table.snapshot_rows", t.snapshot_rows, 0, (1 << 32) - 2),
             ("table.admit_after", t.admit_after as usize, 1, 255),
             ("table.counters", t.counters, 64, 1 << 36),
             ("table.keep_days", t.keep_days as usize, 0, 36_500),
@@ -388,5 +400,29 @@ impl Configuration for ValueSettings {
             return bad("checkpoint.keep", "must be at least 1; checkpoint.every_s = 0 takes no snapshots".into());
         }
         self.check_ranks(ranks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Batches of 512 samples and periods of 16 were refused with the default, which was a number.
+    #[test]
+    fn overlapping_ranks_need_no_snapshot_rows_of_their_own() {
+        for (batch, ranks, period) in [(512, 2, 16), (4096, 8, 64), (1, 1, 1), (1024, 4, 1024)] {
+            let mut settings = ValueSettings::default();
+            settings.values.train = vec!["day".into()];
+            (settings.values.batch, settings.values.ranks) = (batch, ranks);
+            (settings.ranks.sync, settings.ranks.period) = (RankSync::Overlap, period);
+            settings.table.max_rows = 1 << 24;
+            settings.validate().unwrap();
+            let rows = settings.snapshot_rows(ranks);
+            assert!(rows == 1 << 24 || rows >= 4 * settings.rows_in_flight(ranks), "{rows}");
+            settings.table.snapshot_rows = (2 * settings.rows_in_flight(ranks)).min(1 << 24) - 1;
+            assert!(settings.validate().unwrap_err().to_string().contains("table.snapshot_rows"));
+            settings.checkpoint.every_s = 0.0;
+            settings.validate().unwrap();
+        }
     }
 }

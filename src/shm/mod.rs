@@ -70,7 +70,7 @@ pub use names::{RunNames, sweep};
 pub use numa::NumaNodes;
 pub use pod::Shareable;
 pub use prefetch::{ahead, prefetch, prefetch_lines, prefetch_lines_to_write};
-pub use process::{MAX_ACTORS, ProcessKind, Role, monotonic};
+pub use process::{MAX_ACTORS, ProcessKind, Role, monotonic, process_cpu_time};
 pub use ring::{
     Balance, BlockInfo, Ledger, Overflow, ReadGuard, RegionView, RingReader, RingShape, RingView, RingWriter,
     SampleRing, State, Unbalanced, WriteGuard,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
+use super::counter::Counter;
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Maximum number of actors of a run.
@@ -131,6 +132,8 @@ pub struct ProcessSlot {
     pid: AtomicU32,
     heartbeat_ms: AtomicU64,
     incarnation: AtomicU64,
+    /// Of a rank of a value model that computes on the CPU: the CPU time of its updates.
+    pub busy_ns: Counter,
 }
 
 impl ProcessSlot {
@@ -186,6 +189,11 @@ impl ProcessSlot {
 /// Returns the time of the monotonic clock, which all processes of a machine share and nobody sets.
 pub fn monotonic() -> Duration {
     clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has this clock").into()
+}
+
+/// Returns the CPU time of all threads of this process so far.
+pub fn process_cpu_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).expect("Linux has this clock").into()
 }
 
 /// Returns the milliseconds of the monotonic clock.

@@ -3,9 +3,8 @@
 //! Ranks live and die together. When one is gone the others cannot go on with their update, so main ends them all and starts them
 //! again from the newest snapshot, with a new exchange; the old one stays broken. Actors do not notice. On several nodes the job ends.
 
-use std::process::ExitStatus;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::awake::Deadline;
 use crate::learner::networks::critic_shape;
@@ -16,13 +15,11 @@ use crate::run::{Context, RunDirectory};
 use crate::settings::{SettingsError, Target};
 use crate::shm::{Exchange, ExchangeShape, Remote, Role};
 
+use super::blame::{self, Fate};
 use super::children::Process;
 use super::failure::RunFailure;
 use super::interrupt::Interrupt;
 
-const POLL: Duration = Duration::from_millis(20);
-/// How long main looks for the rank that others lost.
-const BLAME: Duration = Duration::from_secs(2);
 /// Time limit for the end of a process that was killed.
 const GONE: Duration = Duration::from_secs(10);
 
@@ -57,8 +54,8 @@ pub fn remote(prefix: &str) -> anyhow::Result<Remote> {
 pub enum Reaped {
     /// The only or first rank has ended well, and with it all others.
     Ended,
-    /// A rank has ended otherwise; none is left.
-    Died { role: Role, pid: u32, status: ExitStatus },
+    /// A rank has ended otherwise, or hung; none is left.
+    Died { role: Role, pid: u32, fate: Fate },
 }
 
 /// The learner's processes.
@@ -97,10 +94,11 @@ impl Learners {
             }
             let Some(status) = self.ranks[rank].reap()? else { continue };
             if !status.success() {
-                let (rank, status) = self.blame(rank, status)?;
+                let mut ranks: Vec<_> = self.ranks.iter_mut().collect();
+                let (rank, fate) = blame::find(self.exchange.as_ref(), &mut ranks, (rank, status))?;
                 self.end_all(interrupt)?;
                 let Process { role, .. } = self.ranks[rank];
-                return Ok(Some(Reaped::Died { role, pid: self.ranks[rank].pid(), status }));
+                return Ok(Some(Reaped::Died { role, pid: self.ranks[rank].pid(), fate }));
             }
             self.ended[rank] = true;
             if rank == 0 {
@@ -108,24 +106,6 @@ impl Learners {
             }
         }
         Ok(None)
-    }
-
-    /// Returns the rank that is to blame for the end of `rank`: one that merely lost another says so by its status.
-    fn blame(&mut self, rank: usize, status: ExitStatus) -> anyhow::Result<(usize, ExitStatus)> {
-        if let Some(exchange) = &self.exchange {
-            exchange.died(exchange.shape().first + rank);
-        }
-        let lost_another = |status: &ExitStatus| status.code() == Some(RunFailure::RANK_LOST.into());
-        let begun = Instant::now();
-        while lost_another(&status) && begun.elapsed() < BLAME {
-            for (other, process) in self.ranks.iter_mut().enumerate() {
-                if let Some(status) = process.reap()?.filter(|status| !status.success() && !lost_another(status)) {
-                    return Ok((other, status));
-                }
-            }
-            std::thread::sleep(POLL);
-        }
-        Ok((rank, status))
     }
 
     /// Ends those that are left.

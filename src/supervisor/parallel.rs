@@ -2,7 +2,6 @@
 //!
 //! All nodes have actors, ranks of the learner, and snapshots of their own. The first alone evaluates.
 
-use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -20,6 +19,7 @@ use crate::settings::Settings;
 use crate::shm::control::{STOP_ALL, STOP_LEARNING, STOP_NOW};
 use crate::shm::{Ledger, Role, SampleRing, sweep};
 
+use super::blame::Fate;
 use super::children::{Process, without_huge_pages};
 use super::failure::RunFailure;
 use super::heartbeats::Heartbeats;
@@ -245,12 +245,12 @@ impl<'a> Run<'a> {
             match self.learners.reap(interrupt)? {
                 None => {}
                 Some(Reaped::Ended) => return Ok(Ended::Well(self.reason(interrupt))),
-                Some(Reaped::Died { role, pid, status }) => {
-                    if status.code() == Some(RunFailure::NOT_FINITE.into()) {
+                Some(Reaped::Died { role, pid, fate }) => {
+                    if fate.code() == Some(RunFailure::NOT_FINITE) {
                         return Err(RunFailure::NotFinite { incidents: self.directory.incidents() }.into());
                     }
-                    cannot_save(&status, role, self.directory)?;
-                    if let Some(ended) = self.replace_learner(role, pid, &status.to_string())? {
+                    cannot_save(fate, role, self.directory)?;
+                    if let Some(ended) = self.replace_learner(role, pid, &fate.to_string())? {
                         return Ok(ended);
                     }
                 }
@@ -481,8 +481,8 @@ impl<'a> Run<'a> {
         }
         for helper in &mut self.helpers {
             let ended = helper.finish(&mut deadline, interrupt)?;
-            if let Some(status) = &ended {
-                cannot_save(status, helper.role, self.directory)?;
+            if let Some(status) = ended {
+                cannot_save(Fate::Ended(status), helper.role, self.directory)?;
             }
             if !ended.is_some_and(|status| status.success()) {
                 let missing = match helper.role {
@@ -557,8 +557,8 @@ impl Run<'_> {
 }
 
 /// Returns an error if a child ended with [`RunFailure::CANNOT_SAVE`].
-fn cannot_save(status: &ExitStatus, role: Role, directory: &RunDirectory) -> Result<(), RunFailure> {
-    if status.code() == Some(RunFailure::CANNOT_SAVE.into()) {
+fn cannot_save(fate: Fate, role: Role, directory: &RunDirectory) -> Result<(), RunFailure> {
+    if fate.code() == Some(RunFailure::CANNOT_SAVE) {
         return Err(RunFailure::CannotSave { log: directory.log(&role.to_string()) });
     }
     Ok(())

@@ -176,6 +176,9 @@ pub fn killed_at_random_moments(scene: &Scene, run: &str, sets: &[&str], names: 
     kills
 }
 
+/// What main says of a rank that hangs.
+const HUNG: &str = "rank1 ended (killed: it had not taken part in an exchange for ranks.timeout_s)";
+
 /// A rank that hangs is given up by the others, and named; the run ends with the same bytes.
 #[test]
 fn a_rank_that_hangs_is_given_up() {
@@ -197,7 +200,7 @@ fn a_rank_that_hangs_is_given_up() {
     nix::sys::signal::kill(hung, nix::sys::signal::Signal::SIGSTOP).unwrap();
     let ended = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-    assert!(ended.status.success() && said.contains("went back"), "{said}");
+    assert!(ended.status.success() && said.contains(HUNG), "{said}");
     assert!(plain == model(&scene.folder.path().join("hung")));
 }
 
@@ -314,12 +317,18 @@ fn ranks_that_overlap_learn_as_well_as_in_step() {
     let in_step = scene.train("step", &sets);
     let overlapped =
         scene.train("overlap", &[&sets[..], &["ranks.sync=overlap", "ranks.period=5", "ranks.trace=true"]].concat());
-    let loss = |run: &Path| -> f64 {
+    let outcome = |run: &Path| {
         let manifest = std::fs::read(run.join("manifest.json")).unwrap();
-        serde_json::from_slice::<serde_json::Value>(&manifest).unwrap()["outcome"]["best_loss"].as_f64().unwrap()
+        serde_json::from_slice::<serde_json::Value>(&manifest).unwrap()["outcome"].clone()
     };
-    let (a, b) = (loss(&in_step), loss(&overlapped));
+    let [a, b] = [&in_step, &overlapped].map(|run| outcome(run)["best_loss"].as_f64().unwrap());
     assert!((a - b).abs() < 0.02 * a, "{a} {b}");
+    for run in [&in_step, &overlapped] {
+        let work = &outcome(run)["work"];
+        let number = |key: &str| work[key].as_f64().unwrap();
+        assert!(number("first_busy_s") > 0.0 && number("other_busy_s") > 0.0 && number("first_share") == 1.0, "{work}");
+        assert!((0.0..=1.0).contains(&number("even_share")), "{work}");
+    }
     for rank in 0..2 {
         let text = std::fs::read_to_string(overlapped.join(format!("trace/rank{rank}.jsonl"))).unwrap();
         assert_eq!(wrong(&text, 2, 5), None);
@@ -363,6 +372,7 @@ fn ranks_that_overlap_survive_kills_and_interrupts() {
         let assert = command.env("ADMIX_FAILPOINT", failpoint).assert().success();
         let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
         assert!(said.contains("started again") || said.contains("went back"), "{failpoint}: nobody died: {said}");
+        assert!(failpoint != hanging || said.contains(HUNG), "{said}");
     }
     let assert = scene.command("full", &[&sets[..], &["table.max_rows=50"]].concat()).assert().code(1);
     let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();

@@ -19,11 +19,12 @@ use std::time::Instant;
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
+use crate::collective::shares::Work;
 use crate::nodes::{Job, Node, World};
 use crate::run::RunDirectory;
 use crate::run::value_run::{ValueHalves, ValueSegments, exchange_name};
 use crate::settings::ValueSettings;
-use crate::shm::{Broken, Exchange, Ledger, Remote, RunNames, SampleRing, sweep};
+use crate::shm::{Broken, Exchange, Ledger, Remote, Role, RunNames, SampleRing, sweep};
 use crate::values::Fields;
 
 use super::ExitReason;
@@ -52,6 +53,8 @@ pub struct ValueOutcome {
     pub snapshots: u64,
     pub snapshot_s: f64,
     pub ledger: Ledger,
+    /// How busy the ranks of this node were since they started last, where there are several on the CPU.
+    pub work: Option<Work>,
 }
 
 /// How a node ended.
@@ -89,7 +92,7 @@ pub fn train(
     let mut rows =
         Rows::load(&names, settings, fields, directory, (world, job::newest_of_all(job, directory, known)?))?;
     loop {
-        let halves = ValueHalves::create(&names, settings, fields, rows.number)?;
+        let halves = ValueHalves::create(&names, settings, fields, (world, rows.number))?;
         let segments = ValueSegments::create(&names, settings, fields, world)?;
         let mut before = Ledger::default();
         if let Some(state) = &rows.state {
@@ -133,21 +136,28 @@ pub fn train(
                 }
                 .into());
             }
-            if matches!(ended, Ended::NotFinite) {
-                let update = segments.control.learner.updates.get();
-                // In a fixed order the same follows again, unless it was the machine's doing.
-                anyhow::ensure!(
-                    not_finite.replace(update).is_none_or(|before| update > before),
-                    RunFailure::ValuesNotFinite { logs: directory.logs() }
-                );
-                tracing::warn!("update {update} is not finite; once more from the newest snapshot");
-            }
+            let (process, why) = match ended {
+                Ended::Died { role, fate } => (role, format!("{role} ended ({fate})")),
+                _ => {
+                    let update = segments.control.learner.updates.get();
+                    // In a fixed order the same follows again, unless it was the machine's doing.
+                    anyhow::ensure!(
+                        not_finite.replace(update).is_none_or(|before| update > before),
+                        RunFailure::ValuesNotFinite { logs: directory.logs() }
+                    );
+                    (Role::Trainer, format!("update {update} is not finite"))
+                }
+            };
             anyhow::ensure!(
                 went_back <= settings.watchdog.max_restarts,
-                RunFailure::KeepsDying { process: "trainer".into(), times: went_back, log: directory.log("trainer") }
+                RunFailure::KeepsDying {
+                    process: process.to_string(),
+                    times: went_back,
+                    log: directory.log(&process.to_string())
+                }
             );
             drop(segments);
-            rows = rows.go_back(&names, settings, fields, directory, halves)?;
+            rows = rows.go_back(&names, settings, fields, directory, (halves, &why))?;
             continue;
         };
         let ledger = segments.rings.iter().map(SampleRing::ledger);
@@ -173,6 +183,7 @@ pub fn train(
             snapshots: snapshots.0,
             snapshot_s: snapshots.1 as f64 * 1e-9,
             ledger: Ledger::sum(all.iter().map(|of| of.ledger)),
+            work: Work::of(settings, control),
         });
     }
 }

@@ -13,6 +13,7 @@ use crate::settings::ValueSettings;
 use crate::shm::Role;
 use crate::shm::control::{STOP_ALL, STOP_LEARNING, STOP_NOW};
 use crate::supervisor::ExitReason;
+use crate::supervisor::blame::{self, Fate};
 use crate::supervisor::children::Process;
 use crate::supervisor::failure::RunFailure;
 use crate::supervisor::heartbeats::{Heartbeats, Still};
@@ -21,13 +22,15 @@ use crate::supervisor::interrupt::Interrupt;
 const POLL: Duration = Duration::from_millis(20);
 const SHOW_EVERY: Duration = Duration::from_secs(10);
 const FINISH: Duration = Duration::from_secs(60);
-/// How long main looks for the rank that others lost.
-const BLAME: Duration = Duration::from_secs(2);
 
 /// How a set of processes ended.
 pub enum Ended {
     Well(ExitReason),
-    TrainerDied,
+    /// The trainer, or one of several ranks.
+    Died {
+        role: Role,
+        fate: Fate,
+    },
     NotFinite,
     /// The trainer was killed at the end of `watchdog.grace_s`.
     Killed,
@@ -184,25 +187,6 @@ impl<'a> Run<'a> {
         Ok(None)
     }
 
-    /// The rank that is to blame for the end of `rank`: one that merely lost another says so by its status.
-    fn blame(&mut self, rank: usize, status: ExitStatus) -> anyhow::Result<(usize, ExitStatus)> {
-        let lost_another = |status: &ExitStatus| status.code() == Some(RunFailure::RANK_LOST.into());
-        if let Some(exchange) = &self.segments.exchange {
-            exchange.died(exchange.shape().first + rank);
-        }
-        let begun = Instant::now();
-        while lost_another(&status) && begun.elapsed() < BLAME {
-            let ranks = std::iter::once(&mut self.trainer).chain(&mut self.others).enumerate();
-            for (rank, process) in ranks {
-                if let Some(status) = process.reap()?.filter(|status| !status.success() && !lost_another(status)) {
-                    return Ok((rank, status));
-                }
-            }
-            std::thread::sleep(POLL);
-        }
-        Ok((rank, status))
-    }
-
     /// Has the checkpointer bring to disk what is complete; false when it could not.
     fn end_checkpointer(&mut self, interrupt: &Interrupt) -> anyhow::Result<bool> {
         let Some(checkpointer) = &mut self.checkpointer else { return Ok(true) };
@@ -244,7 +228,8 @@ impl<'a> Run<'a> {
 
     fn rank_died(&mut self, rank: usize, status: ExitStatus, interrupt: &Interrupt) -> anyhow::Result<Ended> {
         self.segments.control.request_stop(STOP_ALL);
-        let (rank, status) = self.blame(rank, status)?;
+        let mut ranks: Vec<_> = std::iter::once(&mut self.trainer).chain(&mut self.others).collect();
+        let (rank, fate) = blame::find(self.segments.exchange.as_ref(), &mut ranks, (rank, status))?;
         // Nobody writes into a half any more; what is complete comes to disk.
         for process in std::iter::once(&mut self.trainer).chain(&mut self.others) {
             process.kill();
@@ -253,7 +238,7 @@ impl<'a> Run<'a> {
         self.end_checkpointer(interrupt)?;
         let role = Role::rank(rank);
         let log = self.directory.log(&role.to_string());
-        match status.code().and_then(|code| u8::try_from(code).ok()) {
+        match fate.code() {
             Some(RunFailure::NOT_FINITE) => Ok(Ended::NotFinite),
             Some(RunFailure::CANNOT_SAVE) => Err(RunFailure::CannotSave { log }.into()),
             // It said why: a full table, say. Only what was killed or broke is tried again.
@@ -267,9 +252,9 @@ impl<'a> Run<'a> {
                 )
             }
             _ => {
-                let record = Restart { process: role.to_string(), status: status.to_string(), lost: 0 };
+                let record = Restart { process: role.to_string(), status: fate.to_string(), lost: 0 };
                 self.metrics.append("restart", &record);
-                Ok(Ended::TrainerDied)
+                Ok(Ended::Died { role, fate })
             }
         }
     }

@@ -73,17 +73,16 @@ impl Rows {
         Ok(Self { table, copies, number, state: snapshot.map(|snapshot| snapshot.state) })
     }
 
-    /// Returns the table to the newest snapshot after the trainer's death, by undoing what has changed since. On one machine.
+    /// Returns the table to the newest snapshot after a rank's end, and says `why`, by undoing what has changed since. On one machine.
     pub fn go_back(
         mut self,
         names: &RunNames,
         settings: &ValueSettings,
         fields: &Fields,
         directory: &RunDirectory,
-        halves: Option<ValueHalves>,
+        (halves, why): (Option<ValueHalves>, &str),
     ) -> anyhow::Result<Self> {
         let begun = Instant::now();
-        let who = if settings.ranks_here() > 1 { "a rank" } else { "the trainer" };
         self.copies.iter().chain([&self.table]).for_each(HostTable::recover);
         if let Some(ValueHalves { halves, undo }) = halves {
             let number = halves.complete();
@@ -91,13 +90,13 @@ impl Rows {
             if let Some(rows) = on_disk.then(|| self.table.roll_back(&undo, number)).flatten() {
                 let state = (number > 0).then(|| read_state(directory, number)).transpose()?;
                 tracing::warn!(
-                    "{who} died; all went back to snapshot {number}: {rows} rows restored in {:.3} s",
+                    "{why}; all go back to snapshot {number}: {rows} rows restored in {:.3} s",
                     begun.elapsed().as_secs_f64()
                 );
                 return Ok(Self { number, state, ..self });
             }
         }
-        tracing::warn!("{who} died; all went back to the newest snapshot on disk");
+        tracing::warn!("{why}; all go back to the newest snapshot on disk");
         drop((self.table, self.copies));
         let snapshot = ValueSnapshot::newest(directory)?;
         Self::load(names, settings, fields, directory, (Node::default().world(settings.ranks_here()), snapshot))
