@@ -340,7 +340,7 @@ fn summary(o: &ValueOutcome) -> String {
         let Work { first_busy_s: first, other_busy_s: other, first_share, even_share } = work;
         let _ = write!(text, "\nranks: CPU time of the first {first:.1} s, of another {other:.1} s");
         if work.is_uneven() {
-            let _ = write!(text, "; ranks.first_share = {even_share} would have been even (it is {first_share})");
+            let _ = write!(text, "; about even with ranks.first_share = {even_share} (it is {first_share})");
         }
     }
     text

@@ -15,7 +15,7 @@ pub struct Work {
     /// Mean CPU time of a first rank's updates, and of another one's.
     pub first_busy_s: f64,
     pub other_busy_s: f64,
-    /// The share of the first rank, as configured, and the one at which all would have been equally busy.
+    /// The share of the first rank, as configured, and the one at which all would have been about equally busy.
     pub first_share: f64,
     pub even_share: f64,
 }
@@ -30,7 +30,8 @@ impl Work {
 
     /// Of the CPU seconds of each rank, in their order.
     ///
-    /// Computing takes time in proportion to a rank's samples. What the first rank takes beyond that is for rows, whatever its share is.
+    /// All work of the other ranks is taken to be in proportion to their samples, which is nearly so. What the first rank takes beyond that is
+    /// for rows, whatever its share is. Ranks that are equally busy get their own share as the even one.
     fn of_busy(settings: &ValueSettings, busy: &[f64]) -> Option<Self> {
         let (of_table, first_share) = (settings.values.ranks, settings.ranks.first_share);
         if of_table == 1 || busy.contains(&0.0) {

@@ -203,13 +203,16 @@ impl Member<'_> {
         }
         let full = all.iter().any(|said| said.wish.full);
         let due = all[0].wish.due && all.iter().all(|said| said.wish.room);
-        if full && !self.agree_on_room(false)? || !full && !due {
+        if !full && !due {
             return Ok(());
         }
-        match self.first.as_mut().and_then(|first| first.saver.begin_now(all[0].wish)) {
-            Some(number) => self.save(number),
-            None => Ok(()),
+        if !full || self.agree_on_room(false)? {
+            let begun = self.first.as_mut().and_then(|first| first.saver.begin_now(all[0].wish));
+            begun.map_or(Ok(()), |number| self.save(number))?;
         }
+        // Copying rows for a snapshot is no part of an update.
+        self.busy.iter_mut().for_each(Busy::skip);
+        Ok(())
     }
 
     /// Waits until every machine has room for a snapshot, the `last` one of the run or one that must not wait; false where one will not

@@ -26,6 +26,7 @@ use crate::shm::{Broken, Overflow, RingWriter, SampleRing, Written, monotonic};
 use crate::values::Block;
 
 use super::arrivals::Arrivals;
+use super::busy::Busy;
 use super::member::Member;
 use super::progress::step_of;
 use super::said::{Said, hash};
@@ -194,6 +195,8 @@ impl<'m, 'a> Overlapped<'m, 'a> {
         let member = &mut *self.member;
         let begun = Instant::now();
         member.seat.has_read(self.done + 1);
+        // The first rank looks at what all have counted when they have met.
+        member.busy.iter_mut().for_each(Busy::count);
         let stops = member.is_first() && member.segments.control.stop_level() >= STOP_LEARNING;
         let (click, charge) = (self.click, self.charge);
         let said = Said { stops, wish: member.wish(), parameters: self.agreed, click, charge, ..Said::default() };

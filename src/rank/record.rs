@@ -26,7 +26,7 @@ pub struct Training {
     pub snapshot_wait_s: f64,
     pub early_snapshots: u64,
     pub cache: Option<Counters>,
-    /// With several ranks on the CPU.
+    /// With several ranks of a table, on the CPU.
     pub work: Option<Work>,
 }
 

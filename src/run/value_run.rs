@@ -277,7 +277,7 @@ pub fn create_tables(
             _ => (format!("{tables} tables of {} rows take", table.max_rows), "ranks.tables, table.max_rows"),
         };
         format!(
-            "{what} {:.0} MiB of shared memory and snapshots of up to {} rows {:.0} MiB: lower {lower} or table.snapshot_rows, or give it more room",
+            "{what} {:.0} MiB of shared memory and snapshots of up to {} rows {:.0} MiB: lower {lower}, set a lower table.snapshot_rows, or give it more room",
             mib(all),
             settings.snapshot_rows(world.ranks),
             mib(halves + undo)

@@ -266,11 +266,11 @@ impl ValueSettings {
         batches * self.values.batch * ranks * self.values.fields.len()
     }
 
-    /// Returns the number of rows that may change between two snapshots, with so many `ranks` in all. Where it is not configured, that is an
-    /// eighth of `table.max_rows`, and at least twice what the batches under way demand.
+    /// Returns the number of rows that may change between two snapshots, with so many `ranks` in all. Where it is not configured, that is four
+    /// times the rows of the batches under way, but at least [`SNAPSHOT_ROWS`]; never more than `table.max_rows`.
     pub fn snapshot_rows(&self, ranks: usize) -> usize {
         let rows = match self.table.snapshot_rows {
-            0 => (4 * self.rows_in_flight(ranks)).max(self.table.max_rows / 8).max(SNAPSHOT_ROWS),
+            0 => (4 * self.rows_in_flight(ranks)).max(SNAPSHOT_ROWS),
             rows => rows,
         };
         rows.min(self.table.max_rows)

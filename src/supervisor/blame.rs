@@ -6,7 +6,7 @@ use std::fmt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use crate::shm::{Broken, Exchange};
+use crate::shm::Exchange;
 
 use super::children::Process;
 use super::failure::RunFailure;
@@ -19,7 +19,7 @@ const LOOK: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     Ended(ExitStatus),
-    /// It did not take part in an exchange in time, and is alive until main kills it.
+    /// The others waited for it in vain, and it gave no sign of life; main kills it.
     Hung,
 }
 
@@ -36,31 +36,27 @@ impl Fate {
 impl fmt::Display for Fate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Ended(_) if self.code() == Some(RunFailure::RANK_LOST) => f.write_str("it lost another rank"),
             Self::Ended(status) => status.fmt(f),
             Self::Hung => f.write_str("killed: it had not taken part in an exchange for ranks.timeout_s"),
         }
     }
 }
 
-/// Finds the rank to blame for the end of rank `ended` of this machine with `status`, among `ranks` in their order. Tells the others of the
-/// end by `exchange`.
+/// Finds the rank to blame for the end of rank `ended` of this machine with `status`, among `ranks` in their order; `hung` is one that
+/// hangs. Tells the others of the end by `exchange`.
 ///
 /// # Errors
 /// A process that cannot be waited for.
 pub fn find(
     exchange: Option<&Exchange>,
     ranks: &mut [&mut Process],
+    hung: Option<usize>,
     (ended, status): (usize, ExitStatus),
 ) -> anyhow::Result<(usize, Fate)> {
     let lost_another = |status: &ExitStatus| status.code() == Some(RunFailure::RANK_LOST.into());
-    let mut late = None;
     if let Some(exchange) = exchange {
-        let here = exchange.shape().here();
-        exchange.died(here.start + ended);
-        late = match exchange.broken() {
-            Some(Broken::Late { rank }) if here.contains(&rank) => Some(rank - here.start),
-            _ => None,
-        };
+        exchange.died(exchange.shape().first + ended);
     }
     let begun = Instant::now();
     while lost_another(&status) && begun.elapsed() < LOOK {
@@ -69,7 +65,7 @@ pub fn find(
                 return Ok((rank, Fate::Ended(status)));
             }
         }
-        if let Some(rank) = late {
+        if let Some(rank) = hung {
             return Ok((rank, Fate::Hung));
         }
         std::thread::sleep(POLL);

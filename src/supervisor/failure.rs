@@ -7,6 +7,8 @@ use std::path::PathBuf;
 pub enum RunFailure {
     #[error("{process} died {times} times; its last words are in {}", log.display())]
     KeepsDying { process: String, times: u32, log: PathBuf },
+    #[error("the run went back to a snapshot {times} times, the last time because {why}; last words are in {}", logs.display())]
+    KeepsGoingBack { times: u32, why: String, logs: PathBuf },
     #[error(
         "the learner got no samples for {seconds:.0} s (watchdog.stuck_s): the actors stand still; their last words are in {}",
         logs.display()
@@ -51,7 +53,7 @@ impl RunFailure {
     /// Returns the program's exit code.
     pub fn code(&self) -> u8 {
         match self {
-            Self::KeepsDying { .. } => 20,
+            Self::KeepsDying { .. } | Self::KeepsGoingBack { .. } => 20,
             Self::NoSamples { .. } => 21,
             Self::NoParameters { .. } => 22,
             Self::NoProgress { .. } => 23,

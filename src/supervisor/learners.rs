@@ -95,7 +95,7 @@ impl Learners {
             let Some(status) = self.ranks[rank].reap()? else { continue };
             if !status.success() {
                 let mut ranks: Vec<_> = self.ranks.iter_mut().collect();
-                let (rank, fate) = blame::find(self.exchange.as_ref(), &mut ranks, (rank, status))?;
+                let (rank, fate) = blame::find(self.exchange.as_ref(), &mut ranks, None, (rank, status))?;
                 self.end_all(interrupt)?;
                 let Process { role, .. } = self.ranks[rank];
                 return Ok(Some(Reaped::Died { role, pid: self.ranks[rank].pid(), fate }));

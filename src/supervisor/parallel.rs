@@ -129,8 +129,8 @@ pub fn train(
             Ok(Ended::Broken(why)) => {
                 went_back += 1;
                 if went_back > settings.watchdog.max_restarts {
-                    let log = directory.logs();
-                    return Err(RunFailure::KeepsDying { process: why, times: went_back, log }.into());
+                    let logs = directory.logs();
+                    return Err(RunFailure::KeepsGoingBack { times: went_back, why, logs }.into());
                 }
                 tracing::warn!("{why}; in lock-step all go back to the last snapshot");
                 run.segments.control.request_stop(STOP_NOW);

@@ -204,6 +204,18 @@ fn a_rank_that_hangs_is_given_up() {
     assert!(plain == model(&scene.folder.path().join("hung")));
 }
 
+/// The others wait for it as for one that hangs. It was named as one.
+#[test]
+fn a_rank_that_waits_for_a_reader_is_not_blamed() {
+    let scene = scene();
+    let sets = ["values.ranks=2", "values.batch=128", "ranks.timeout_s=2", "watchdog.max_restarts=1"];
+    let mut command = scene.command("waiting", &sets);
+    // Between the shards of the two ranks.
+    let assert = command.env("ADMIX_FAILPOINT", "reader.claimed@40=3600000ms").assert().code(20);
+    let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    assert!(said.contains("it lost another rank") && !said.contains(HUNG), "{said}");
+}
+
 #[test]
 fn an_interrupted_run_goes_on_with_as_many_ranks_and_with_others_where_that_is_the_same() {
     let scene = scene();

@@ -28,6 +28,7 @@ use crate::shm::{Broken, Exchange, Ledger, Remote, Role, RunNames, SampleRing, s
 use crate::values::Fields;
 
 use super::ExitReason;
+use super::blame::Fate;
 use super::children::without_huge_pages;
 use super::failure::RunFailure;
 use super::interrupt::Interrupt;
@@ -53,7 +54,7 @@ pub struct ValueOutcome {
     pub snapshots: u64,
     pub snapshot_s: f64,
     pub ledger: Ledger,
-    /// How busy the ranks of this node were since they started last, where there are several on the CPU.
+    /// How busy the ranks of this node were since they started last, where a table has several, on the CPU.
     pub work: Option<Work>,
 }
 
@@ -124,37 +125,33 @@ pub fn train(
         snapshots = (snapshots.0 + c.snapshots.get(), snapshots.1 + c.write_ns.get());
         let Ended::Well(reason) = ended else {
             went_back += 1;
+            let logs = directory.logs();
             if !node.is_alone() {
-                let logs = directory.logs();
+                let broken = segments.exchange.as_ref().and_then(Exchange::broken);
                 return Err(match ended {
                     Ended::NotFinite => RunFailure::ValuesNotFinite { logs },
-                    Ended::Killed => RunFailure::NotSaved { node: node.index },
-                    _ => {
-                        let broken = segments.exchange.as_ref().and_then(Exchange::broken);
-                        RunFailure::NodeLost { why: lost(node, world, broken), logs }
+                    Ended::Died { role, fate } => {
+                        RunFailure::NodeLost { why: lost(node, world, broken, (role, fate)), logs }
                     }
+                    _ => RunFailure::NotSaved { node: node.index },
                 }
                 .into());
             }
-            let (process, why) = match ended {
-                Ended::Died { role, fate } => (role, format!("{role} ended ({fate})")),
+            let why = match ended {
+                Ended::Died { role, fate } => format!("{role} ended ({fate})"),
                 _ => {
                     let update = segments.control.learner.updates.get();
                     // In a fixed order the same follows again, unless it was the machine's doing.
                     anyhow::ensure!(
                         not_finite.replace(update).is_none_or(|before| update > before),
-                        RunFailure::ValuesNotFinite { logs: directory.logs() }
+                        RunFailure::ValuesNotFinite { logs }
                     );
-                    (Role::Trainer, format!("update {update} is not finite"))
+                    format!("update {update} is not finite")
                 }
             };
             anyhow::ensure!(
                 went_back <= settings.watchdog.max_restarts,
-                RunFailure::KeepsDying {
-                    process: process.to_string(),
-                    times: went_back,
-                    log: directory.log(&process.to_string())
-                }
+                RunFailure::KeepsGoingBack { times: went_back, why, logs }
             );
             drop(segments);
             rows = rows.go_back(&names, settings, fields, directory, (halves, &why))?;
@@ -188,27 +185,32 @@ pub fn train(
     }
 }
 
-/// What was lost, as far as this `node` knows from how its exchange broke.
-fn lost(node: Node, world: World, broken: Option<Broken>) -> String {
+/// What was lost, as far as this `node` knows from how its exchange broke and from the rank that ended.
+fn lost(node: Node, world: World, broken: Option<Broken>, (role, fate): (Role, Fate)) -> String {
     let here = world.first..world.first + world.local;
     match broken {
         Some(Broken::Late { rank }) if !here.contains(&rank) => {
             format!("node {} did not answer within ranks.timeout_s", rank / world.local)
         }
-        _ => format!("a rank of node {} died or lost another one", node.index),
+        _ => format!("{role} of node {} died ({fate})", node.index),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::ExitStatus;
+
     use super::*;
 
     #[test]
     fn a_node_that_does_not_answer_is_named() {
         let node = Node { index: 1, of: 3 };
-        let said = |broken| lost(node, node.world(2), Some(broken));
-        assert!(said(Broken::Late { rank: 5 }).starts_with("node 2 did not answer"));
-        assert!(said(Broken::Late { rank: 3 }).starts_with("a rank of node 1"));
-        assert!(said(Broken::Died { rank: 2 }).starts_with("a rank of node 1"));
+        let said = |broken, fate| lost(node, node.world(2), Some(broken), (Role::Rank(1), fate));
+        let lost_another = Fate::Ended(ExitStatus::from_raw(i32::from(RunFailure::RANK_LOST) << 8));
+        assert!(said(Broken::Late { rank: 5 }, lost_another).starts_with("node 2 did not answer"));
+        assert_eq!(said(Broken::Late { rank: 3 }, lost_another), "rank1 of node 1 died (it lost another rank)");
+        assert!(said(Broken::Late { rank: 3 }, Fate::Hung).starts_with("rank1 of node 1 died (killed: "));
+        assert!(said(Broken::Died { rank: 2 }, Fate::Ended(ExitStatus::from_raw(9))).contains("signal: 9"));
     }
 }

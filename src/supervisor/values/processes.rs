@@ -10,8 +10,8 @@ use crate::nodes::Node;
 use crate::run::value_run::ValueSegments;
 use crate::run::{Metrics, RunDirectory};
 use crate::settings::ValueSettings;
-use crate::shm::Role;
 use crate::shm::control::{STOP_ALL, STOP_LEARNING, STOP_NOW};
+use crate::shm::{Broken, Role};
 use crate::supervisor::ExitReason;
 use crate::supervisor::blame::{self, Fate};
 use crate::supervisor::children::Process;
@@ -226,10 +226,21 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
+    /// The rank that others waited for in vain and that gives no sign of life. One that does may wait for a reader itself.
+    fn hung_rank(&self) -> Option<usize> {
+        let exchange = self.segments.exchange.as_ref()?;
+        let Some(Broken::Late { rank }) = exchange.broken() else { return None };
+        let here = exchange.shape().here();
+        let rank = here.contains(&rank).then(|| rank - here.start)?;
+        let silent = self.segments.control.processes[Role::rank(rank).slot()].silent_ms();
+        (silent as f64 * 1e-3 > self.settings.ranks.timeout_s / 2.0).then_some(rank)
+    }
+
     fn rank_died(&mut self, rank: usize, status: ExitStatus, interrupt: &Interrupt) -> anyhow::Result<Ended> {
         self.segments.control.request_stop(STOP_ALL);
+        let hung = self.hung_rank();
         let mut ranks: Vec<_> = std::iter::once(&mut self.trainer).chain(&mut self.others).collect();
-        let (rank, fate) = blame::find(self.segments.exchange.as_ref(), &mut ranks, (rank, status))?;
+        let (rank, fate) = blame::find(self.segments.exchange.as_ref(), &mut ranks, hung, (rank, status))?;
         // Nobody writes into a half any more; what is complete comes to disk.
         for process in std::iter::once(&mut self.trainer).chain(&mut self.others) {
             process.kill();
