@@ -24,7 +24,7 @@ pub enum Fate {
 }
 
 impl Fate {
-    /// Returns the exit code of a rank that ended by itself.
+    /// Returns the rank's exit code; `None` if a signal ended it, or if it hung.
     pub fn code(self) -> Option<u8> {
         match self {
             Self::Ended(status) => status.code().and_then(|code| u8::try_from(code).ok()),

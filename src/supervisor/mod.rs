@@ -2,7 +2,8 @@
 //!
 //! - [`prepare`]: the first steps of main. [`resume`]: whether a run may be resumed. [`parallel`]: the run in separate processes.
 //!   [`serial`]: the same run in one process, the reference for correctness and speed. [`children`]: spawning and reaping.
-//!   `learners`: the learner's processes. `blame`: which of several ranks ended the others. [`job`]: what nodes agree on; [`together`]: what else they do together in a training of a
+//!   `learners`: the learner's processes. `blame`: which of several ranks ended the others.
+//!   [`job`]: what nodes agree on; [`together`]: what else they do together in a training of a
 //!   policy. [`heartbeats`]: processes that hang, in every kind of run. [`watchdog`]: a training run without progress. [`failure`]:
 //!   reasons of failure. [`interrupt`]: Ctrl-C. [`progress`]: display of the progress. [`manifest`]: description of the run on disk.
 //!   [`values`]: runs of `admix values train`.

@@ -185,7 +185,7 @@ pub fn train(
     }
 }
 
-/// What was lost, as far as this `node` knows from how its exchange broke and from the rank that ended.
+/// Says what this `node` has lost: `role` ended with `fate`, and `broken` is why the exchange broke.
 fn lost(node: Node, world: World, broken: Option<Broken>, (role, fate): (Role, Fate)) -> String {
     let here = world.first..world.first + world.local;
     match broken {
