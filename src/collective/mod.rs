@@ -14,7 +14,8 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | [`rows`] | gradients of embedding rows: merged, encoded, summed over ranks, divided |
+//! | [`rows`] | gradients of the embedding rows of a rank's shard, encoded |
+//! | [`merger`] | these of all ranks, summed and divided |
 //! | [`hints`] | what a rank tells the writer of its table beside gradients |
 //! | [`shares`] | which rank a sample goes to, and how evenly busy that makes the ranks |
 //! | [`overlap`] | the overlapped mode: which global gradient is used when, and how |
@@ -22,6 +23,7 @@
 //! | [`nccl`] | means over ranks that have a GPU each |
 
 pub mod hints;
+pub mod merger;
 pub mod nccl;
 pub mod overlap;
 pub mod rows;

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use crate::collective::hints::Hints;
-use crate::collective::rows::{Damaged, Merger, Message, RowSums};
+use crate::collective::merger::Merger;
+use crate::collective::rows::{Damaged, Message, RowSums};
 use crate::settings::{ValueSettings, WhenFull};
 use crate::shm::Broken;
 use crate::sparse::TableError;
@@ -53,8 +54,6 @@ pub struct MergedCopies {
 struct Merging {
     prior: RowPrior,
     merger: Merger,
-    /// Memory for a gradient.
-    gradient: Vec<f32>,
 }
 
 /// What begins while the rows of a batch are written.
@@ -68,11 +67,11 @@ pub enum Moment {
 
 impl Merging {
     fn new(prior: RowPrior) -> Self {
-        Self { prior, merger: Merger::default(), gradient: vec![] }
+        Self { prior, merger: Merger::default() }
     }
 
-    /// Finds the unique rows of the gradients of all ranks.
-    fn begin<'m>(
+    /// Merges the gradients of all ranks.
+    fn merge<'m>(
         &mut self,
         given: impl Iterator<Item = &'m [u8]>,
         settings: &ValueSettings,
@@ -80,8 +79,7 @@ impl Merging {
         let (dim, fields) = (settings.values.dim, settings.values.fields.len());
         let messages = given.enumerate().map(|(rank, message)| Message::decode(rank, message, dim, fields));
         let messages = messages.collect::<Result<Vec<_>, _>>()?;
-        self.merger.begin(&messages);
-        self.gradient.resize(dim, 0.0);
+        self.merger.merge(&messages, dim, settings.ranks.sparse_average);
         Ok(messages)
     }
 }
@@ -124,12 +122,12 @@ impl MergedRows {
         whole: u64,
         mut at: impl FnMut(Moment) -> Result<(), Broken>,
     ) -> anyhow::Result<()> {
-        let messages = self.merging.begin(given, settings)?;
+        let messages = self.merging.merge(given, settings)?;
         let hints = self.hints(&messages)?;
         self.find(&messages, &hints);
         at(Moment::Changes)?;
         self.insert(settings.table.when_full)?;
-        let Self { store, merging: Merging { prior, merger, gradient }, records, order, .. } = self;
+        let Self { store, merging: Merging { prior, merger }, records, order, .. } = self;
         let prior = prior.of_batch(whole, step.passes);
         let table = store.table_mut();
         let shape = table.shape();
@@ -140,8 +138,8 @@ impl MergedRows {
             }
             table.load_ahead_to_write(&order.records, number);
             let Some(found) = found else { continue };
-            let row = merger.merge(&messages, place as usize, settings.ranks.sparse_average, gradient);
             let id = merger.ids()[place as usize];
+            let (row, gradient) = merger.row(place as usize);
             let change = |words: &mut [u32]| step_row(shape, &prior, row, gradient, step.rate, words);
             table.change(id, found, change);
         }
@@ -237,14 +235,14 @@ impl MergedCopies {
         whole: u64,
     ) -> Result<(), Damaged> {
         let Self { copies, merging, places } = self;
-        let messages = merging.begin(given, settings)?;
-        let Merging { prior, merger, gradient } = merging;
+        merging.merge(given, settings)?;
+        let Merging { prior, merger } = merging;
         let (prior, shape) = (prior.of_batch(whole, step.passes), copies.shape());
         copies.find_all(merger.ids(), places);
         for (number, &place) in places.iter().enumerate() {
             copies.load_ahead(places, number);
             if let Some(record) = copies.record_mut(place) {
-                let row = merger.merge(&messages, number, settings.ranks.sparse_average, gradient);
+                let (row, gradient) = merger.row(number);
                 step_row(shape, &prior, row, gradient, step.rate, record);
             }
         }

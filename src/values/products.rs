@@ -26,6 +26,7 @@ fn embedding(rows: &[f32], dim: usize, place: u32) -> &[f32] {
 macro_rules! with_length {
     ($k:expr, $function:ident($($argument:expr),*)) => {
         match $k {
+            6 => $function(6, $($argument),*),
             8 => $function(8, $($argument),*),
             16 => $function(16, $($argument),*),
             32 => $function(32, $($argument),*),
