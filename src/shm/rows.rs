@@ -115,18 +115,21 @@ impl Memory {
 
     /// Starts to load the first `words` words of records.
     fn load_ahead(&self, records: impl Iterator<Item = u32>, words: usize) {
-        records.filter_map(|record| self.shared(record, words)).for_each(prefetch_lines);
+        self.shared(records, words).for_each(prefetch_lines);
     }
 
     /// Starts to load all cache lines of records.
     fn load_lines_ahead(&self, records: &[u32]) {
-        records.iter().filter_map(|record| self.shared(*record, self.shape.words)).for_each(prefetch_lines);
+        self.shared(records.iter().copied(), self.shape.words).for_each(prefetch_lines);
     }
 
-    /// The first `words` words of a record, if there is such a record.
-    fn shared(&self, record: u32, words: usize) -> Option<&[AtomicU32]> {
-        let at = record as usize * self.shape.words;
-        self.words(self.shape.records).get(at..at + words)
+    /// The first `words` words of each of these records that there is.
+    fn shared(&self, records: impl Iterator<Item = u32>, words: usize) -> impl Iterator<Item = &[AtomicU32]> {
+        let all = self.words(self.shape.records);
+        records.filter_map(move |record| {
+            let at = record as usize * self.shape.words;
+            all.get(at..at + words)
+        })
     }
 
     #[inline]
@@ -302,7 +305,7 @@ impl RowWriter {
 
     /// Starts to load records that are about to be written, and that other processes have read.
     pub fn load_ahead_to_write(&self, records: impl Iterator<Item = u32>) {
-        records.filter_map(|record| self.0.shared(record, self.0.shape.words)).for_each(prefetch_lines_to_write);
+        self.0.shared(records, self.0.shape.words).for_each(prefetch_lines_to_write);
     }
 
     /// Copies the first `width` words of each record into `words`, one record after another. Many go on several threads.

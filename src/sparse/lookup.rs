@@ -1,11 +1,6 @@
 //! The unique ids of a batch, in the order in which they first appear, and where each of the batch's ids stands among them.
 
-use crate::shm::prefetch;
-
 use super::index::mix;
-
-/// Ids whose slots are loaded at the same time.
-const TOGETHER: usize = 16;
 
 /// What a batch needs of the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -31,26 +26,20 @@ impl Finder {
         lookup.unique.clear();
         lookup.inverse.clear();
         lookup.inverse.reserve(ids.len());
-        for ids in ids.chunks(TOGETHER) {
-            let mut homes = [0; TOGETHER];
-            for (home, &id) in homes.iter_mut().zip(ids) {
-                *home = mix(id) as usize & (slots - 1);
-                prefetch(&self.slots[*home]);
-            }
-            for (mut slot, &id) in homes.into_iter().zip(ids) {
-                let place = loop {
-                    match self.slots[slot] {
-                        0 => {
-                            lookup.unique.push(id);
-                            self.slots[slot] = lookup.unique.len() as u32;
-                            break lookup.unique.len() as u32;
-                        }
-                        place if lookup.unique[place as usize - 1] == id => break place,
-                        _ => slot = (slot + 1) & (slots - 1),
+        for &id in ids {
+            let mut slot = mix(id) as usize & (slots - 1);
+            let place = loop {
+                match self.slots[slot] {
+                    0 => {
+                        lookup.unique.push(id);
+                        self.slots[slot] = lookup.unique.len() as u32;
+                        break lookup.unique.len() as u32;
                     }
-                };
-                lookup.inverse.push(place - 1);
-            }
+                    place if lookup.unique[place as usize - 1] == id => break place,
+                    _ => slot = (slot + 1) & (slots - 1),
+                }
+            };
+            lookup.inverse.push(place - 1);
         }
     }
 }

@@ -7,10 +7,6 @@
 use multiversion::multiversion;
 use multiversion::target::target_cfg_f;
 
-/// Inputs of a tile of [`backward_weights`].
-const TILE: usize = 8;
-/// Inputs of a tile where fewer than [`TILE`] are left.
-const SMALL: usize = 4;
 /// Columns of a tile.
 const LANES: usize = 16;
 
@@ -83,6 +79,19 @@ macro_rules! outer {
     }};
 }
 
+/// Goes over the numbers of `$a` from `$from` to `$end`, as many at a time as one of `$tile` says, with a run of `$b`; `$add` gets each number and its
+/// [sums](outer). The fewer a tile has, the longer each sum waits for the one before it.
+macro_rules! outer_in_tiles {
+    ([$($tile:literal)*], $a:expr, $from:expr, $end:expr, $b:expr, $o:expr, $add:expr) => {{
+        let (mut i, mut add) = ($from, $add);
+        $(while i + $tile <= $end {
+            let sums = outer!($tile, $a, i, $b, $o);
+            (i..).zip(sums).for_each(&mut add);
+            i += $tile;
+        })*
+    }};
+}
+
 /// Adds the gradients of the weights and of `b` to `dw` and `db`: `dw += x^T dy`, and `db` the sum of `dy` over the samples.
 #[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma"))]
 pub fn backward_weights(x: &[f32], dy: &[f32], inputs: usize, dw: &mut [f32], db: &mut [f32]) {
@@ -91,34 +100,22 @@ pub fn backward_weights(x: &[f32], dy: &[f32], inputs: usize, dw: &mut [f32], db
         db.iter_mut().zip(dy).for_each(|(db, dy)| *db += dy);
     }
     let (x, dy) = (x.chunks_exact(inputs), dy.chunks_exact(outputs));
-    let add = |dw: &mut [f32], sums: [f32; LANES]| dw.iter_mut().zip(sums).for_each(|(dw, sum)| *dw += sum);
     let whole = outputs / LANES * LANES;
     for o in (0..whole).step_by(LANES) {
-        let mut i = 0;
-        while i < inputs {
-            let rows = dw[i * outputs..].chunks_exact_mut(outputs);
-            if i + TILE <= inputs {
-                let sums = outer!(TILE, x.clone(), i, dy.clone(), o);
-                rows.zip(sums).for_each(|(dw, sums)| add(&mut dw[o..o + LANES], sums));
-                i += TILE;
-            } else if i + SMALL <= inputs {
-                let sums = outer!(SMALL, x.clone(), i, dy.clone(), o);
-                rows.zip(sums).for_each(|(dw, sums)| add(&mut dw[o..o + LANES], sums));
-                i += SMALL;
-            } else {
-                let sums = outer!(1, x.clone(), i, dy.clone(), o);
-                rows.zip(sums).for_each(|(dw, sums)| add(&mut dw[o..o + LANES], sums));
-                i += 1;
-            }
-        }
+        let add = |(i, sums): (usize, [f32; LANES])| {
+            dw[i * outputs + o..][..LANES].iter_mut().zip(sums).for_each(|(dw, sum)| *dw += sum);
+        };
+        outer_in_tiles!([8 4 2 1], x.clone(), 0, inputs, dy.clone(), o, add);
     }
     // Outputs that fill no lanes: runs of inputs do, and what is left goes one by one.
-    for o in whole..outputs {
-        let filled = inputs / LANES * LANES;
-        for i in (0..filled).step_by(LANES) {
-            let [sums] = outer!(1, dy.clone(), o, x.clone(), i);
+    let filled = inputs / LANES * LANES;
+    for i in (0..filled).step_by(LANES) {
+        let add = |(o, sums): (usize, [f32; LANES])| {
             dw[i * outputs..].chunks_exact_mut(outputs).zip(sums).for_each(|(dw, sum)| dw[o] += sum);
-        }
+        };
+        outer_in_tiles!([8 4 2 1], dy.clone(), whole, outputs, x.clone(), i, add);
+    }
+    for o in whole..outputs {
         for i in filled..inputs {
             dw[i * outputs + o] += x.clone().zip(dy.clone()).map(|(x, dy)| x[i] * dy[o]).sum::<f32>();
         }
