@@ -30,14 +30,14 @@ const NAP: Duration = Duration::from_millis(100);
 struct Window {
     samples: Vec<Sample>,
     ids: Vec<u64>,
-    requests: Vec<u64>,
+    /// The rank that each goes to; empty where there is one.
+    ranks: Vec<u16>,
     days: Vec<u16>,
 }
 
 impl Window {
     /// Starts to load an exposure: in a shuffled window, each one is somewhere else.
     fn load_ahead(&self, i: usize, fields: usize) {
-        prefetch(&self.requests[i]);
         let sample = &self.samples[i];
         prefetch(&sample.seen);
         prefetch(&sample.weight);
@@ -60,6 +60,7 @@ pub fn run(directory: &RunDirectory, prefix: &str, id: usize) -> anyhow::Result<
         settings: &settings,
         world,
         fields: Fields::parse(&settings.values.fields)?,
+        shares: Shares::of(&settings, world.ranks),
         control: &segments.control,
         id,
         slot,
@@ -77,6 +78,7 @@ struct Stream<'a> {
     settings: &'a ValueSettings,
     world: World,
     fields: Fields,
+    shares: Shares,
     control: &'a Control,
     id: usize,
     slot: &'a ProcessSlot,
@@ -125,7 +127,9 @@ impl Stream<'_> {
             })?;
             window.samples.extend(joined.samples);
             window.ids.extend(joined.ids);
-            window.requests.extend(joined.requests);
+            if self.world.ranks > 1 {
+                window.ranks.extend(joined.requests.iter().map(|request| self.shares.rank_of(mix(*request)) as u16));
+            }
             window.days.resize(window.samples.len(), day as u16);
             let last = day + 1 == v.train.len();
             if last && number == 0 && window.samples.len() <= v.shuffle {
@@ -148,7 +152,6 @@ impl Stream<'_> {
     fn give(&mut self, window: &Window, epoch: u64, number: u64, last: bool) -> anyhow::Result<Option<Window>> {
         let (World { ranks, first, local }, fields) = (self.world, self.fields.len());
         let batch = self.settings.values.batch * ranks;
-        let shares = Shares::of(self.settings, ranks);
         let mut order: Vec<usize> = (0..window.samples.len()).collect();
         order.shuffle(&mut self.rng(epoch, number));
         let whole = if last { order.len() } else { order.len() / batch * batch };
@@ -175,7 +178,7 @@ impl Stream<'_> {
             }
             for (n, &i) in samples.iter().enumerate() {
                 samples[ahead(n, samples.len())].iter().for_each(|&later| window.load_ahead(later, fields));
-                let rank = shares.rank_of(mix(window.requests[i]));
+                let rank = window.ranks.get(i).map_or(0, |rank| usize::from(*rank));
                 if let Some(shard) = rank.checked_sub(first).and_then(|place| shards.get_mut(place)) {
                     shard.push(&window.samples[i], ids(i), self.settings.training_weight());
                     if self.settings.table.keep_days > 0 {
@@ -194,7 +197,7 @@ impl Stream<'_> {
         for &i in &order[whole..] {
             left.samples.push(window.samples[i]);
             left.ids.extend_from_slice(ids(i));
-            left.requests.push(window.requests[i]);
+            left.ranks.extend(window.ranks.get(i));
             left.days.push(window.days[i]);
         }
         Ok(Some(left))

@@ -125,10 +125,11 @@ impl Memory {
 
     /// The first `words` words of each of these records that there is.
     fn shared(&self, records: impl Iterator<Item = u32>, words: usize) -> impl Iterator<Item = &[AtomicU32]> {
-        let all = self.words(self.shape.records);
+        // Often there are none.
+        let mut all = None;
         records.filter_map(move |record| {
             let at = record as usize * self.shape.words;
-            all.get(at..at + words)
+            all.get_or_insert_with(|| self.words(self.shape.records)).get(at..at + words)
         })
     }
 

@@ -10,11 +10,24 @@ use multiversion::target::target_cfg_f;
 /// Columns of a tile.
 const LANES: usize = 16;
 
+/// Columns of a tile where there are no more.
+const FEW: usize = 8;
+
 /// Computes `y = x w + b` for `n` samples: `x` is n x `inputs`, `w` is `inputs` x `outputs`, `b` has `outputs`.
 #[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma"))]
 pub fn forward(x: &[f32], w: &[f32], b: &[f32], inputs: usize, y: &mut [f32]) {
     // Samples of a tile: with 8, AVX2 has no register left for what is multiplied.
     const TILE: usize = if target_cfg_f!(target_feature = "avx512f") { 8 } else { 6 };
+    if b.len() <= FEW {
+        forward_of::<TILE, FEW>(x, w, b, inputs, y);
+    } else {
+        forward_of::<TILE, LANES>(x, w, b, inputs, y);
+    }
+}
+
+/// As [`forward`], for tiles of so many samples and columns.
+#[inline(always)]
+fn forward_of<const TILE: usize, const LANES: usize>(x: &[f32], w: &[f32], b: &[f32], inputs: usize, y: &mut [f32]) {
     let outputs = b.len();
     // Padded with zeros to whole runs of lanes; the first row is `b`.
     let padded = outputs.next_multiple_of(LANES);
