@@ -3,17 +3,19 @@
 //! The sum of a row is taken in the order of the ranks, so every rank computes the same bytes. The divisor is a choice ([`SparseAverage`]): the
 //! number of ranks in which the row occurs, or the number of all ranks, which is what one rank with the whole batch would have computed.
 
+use std::ops::Range;
+
 use crate::settings::SparseAverage;
 use crate::sparse::Lookup;
 use crate::sparse::lookup::Finder;
 
 use super::rows::{Message, RowSums};
 
-/// A row in which ranks have a part.
+/// A row that one or more ranks hold.
 #[derive(Debug, Clone, Copy)]
 struct Merged {
     sums: RowSums,
-    /// The ranks that hold it.
+    /// Number of ranks that hold it.
     holders: u32,
 }
 
@@ -21,17 +23,23 @@ struct Merged {
 #[derive(Debug, Default)]
 pub struct Merger {
     finder: Finder,
-    /// Ids of all rows of all messages, one message after another; the unique ones, and where each stands among them.
+    /// The ids of all rows of all messages, one message after another.
     ids: Vec<u64>,
+    /// The unique ids, and where each of `ids` stands among them.
     lookup: Lookup,
-    /// Of each unique id; and its gradient, `dim` floats.
+    /// One for each unique id.
     rows: Vec<Merged>,
+    /// `dim` floats for each unique id.
     gradients: Vec<f32>,
     dim: usize,
 }
 
 impl Merger {
-    /// Merges the rows of the messages of all ranks, in the order of the ranks. A gradient has `dim` floats.
+    /// Merges the rows of the messages of all ranks, in the order of the ranks. A gradient has `dim` floats. The field of a row is the one that
+    /// the first of its ranks says.
+    ///
+    /// # Panics
+    /// If `dim` is 0.
     pub fn merge(&mut self, messages: &[Message<'_>], dim: usize, average: SparseAverage) {
         let Self { finder, ids, lookup, rows, .. } = self;
         ids.clear();
@@ -39,7 +47,7 @@ impl Merger {
         finder.find(ids, lookup);
         rows.clear();
         self.dim = dim;
-        // Whatever it held is written over.
+        // What is left of the last batch is written over.
         self.gradients.resize(self.lookup.unique.len() * dim, 0.0);
         let mut begin = 0;
         for message in messages {
@@ -50,18 +58,18 @@ impl Merger {
     }
 
     /// Takes the rows of a message, which are those at `given` among all.
-    fn take(&mut self, message: &Message<'_>, given: std::ops::Range<usize>) {
+    fn take(&mut self, message: &Message<'_>, given: Range<usize>) {
         let Self { lookup, rows, gradients, dim, .. } = self;
         let (places, dim) = (&lookup.inverse[given], *dim);
         let mut row = 0;
         while row < places.len() {
-            // Ids that are new stand side by side, here as there.
+            // Rows whose ids no earlier message had come next among the unique ids, too: a run of them is copied as a whole.
             let first = rows.len();
             let new = places[row..].iter().zip(first..).take_while(|(place, next)| **place as usize == *next).count();
             let from = &message.gradients()[row * dim..(row + new.max(1)) * dim];
             let from = from.iter().map(|float| f32::from_le_bytes(*float));
             if new > 0 {
-                // They are copied: 0 + -0 would be another bit.
+                // Not added to zeros: 0 + -0 is 0.
                 gradients[first * dim..(first + new) * dim].iter_mut().zip(from).for_each(|(sum, g)| *sum = g);
                 rows.extend((row..row + new).map(|row| Merged { sums: message.sums(row), holders: 1 }));
                 row += new;
@@ -142,7 +150,7 @@ mod tests {
         let of_row = |row: usize| (field_of(lookup.unique[row]), weights[row].0, weights[row].1);
         let encode = |out: &mut [u8]| encode(&lookup, of_row, &gradients, FIELDS, out);
         let mut bytes = vec![0; encode(&mut [])];
-        encode(&mut bytes);
+        assert_eq!(encode(&mut bytes), bytes.len());
         bytes
     }
 
@@ -154,8 +162,9 @@ mod tests {
         let messages: Vec<Message<'_>> =
             bytes.iter().enumerate().map(|(rank, bytes)| Message::decode(rank, bytes, DIM, FIELDS).unwrap()).collect();
         let mut merger = Merger::default();
-        // What it held before is forgotten.
-        merger.merge(&messages[messages.len() / 2..], DIM, average);
+        // What it held before is forgotten: a larger batch.
+        let larger = message(&(0..100).map(|id| (id, 2.0, [f32::NAN; DIM])).collect());
+        merger.merge(&[Message::decode(0, &larger, DIM, FIELDS).unwrap()], DIM, average);
         merger.merge(&messages, DIM, average);
         let ids = merger.ids().to_vec();
         let row = |(place, id): (usize, u64)| {
@@ -201,7 +210,7 @@ mod tests {
         })
     }
 
-    /// The shards of the text: {e, g, i}, {f, h, i}, {e, g, i}, with e twice in the first.
+    /// Shards with the ids {e, g, i}, {f, h, i} and {e, g, i}, and e twice in the first.
     fn lettered() -> Vec<Shard> {
         let of = |letters: &str, rank: u32| -> Shard {
             letters

@@ -15,7 +15,7 @@
 //! | file | what it is |
 //! |---|---|
 //! | [`rows`] | gradients of the embedding rows of a rank's shard, encoded |
-//! | [`merger`] | these of all ranks, summed and divided |
+//! | [`merger`] | those of all ranks, summed and divided |
 //! | [`hints`] | what a rank tells the writer of its table beside gradients |
 //! | [`shares`] | which rank a sample goes to, and how evenly busy that makes the ranks |
 //! | [`overlap`] | the overlapped mode: which global gradient is used when, and how |

@@ -82,8 +82,11 @@ impl<'a> Numbers<'a> {
         u32::from_le_bytes(*word) >> (at % 8) & ((1 << self.width) - 1)
     }
 
-    /// Packs numbers below `most`, as many as there is room for in `bytes`. Whole words are written: to set each number where it belongs would
-    /// read what was written just before at another address, which takes a core longer than all else here.
+    /// Packs numbers below `most` into `bytes`, which are as many as [`bytes`](Self::bytes) says; all of them are written. Bits are collected in a
+    /// register: a read-modify-write for each number would overlap the store before it, and stall.
+    ///
+    /// # Panics
+    /// If `bytes` has no room for all numbers.
     fn pack(numbers: impl Iterator<Item = u32>, most: usize, bytes: &mut [u8]) {
         let width = Self::width(most);
         let (words, rest) = bytes.as_chunks_mut::<4>();

@@ -141,7 +141,7 @@ impl Member<'_> {
             encoded = begun.elapsed();
             Written { bytes: RANK_HEADER + bytes, here }
         };
-        // Rows are merged where the ranks left them, so that nothing is copied.
+        // Messages are read where the ranks left them.
         let mut hear = |messages: &[&[u8]]| -> anyhow::Result<Vec<Said>> {
             let said = messages.iter().enumerate().map(|(rank, message)| {
                 Said::decode(message).with_context(|| format!("rank {rank} gave {} bytes", message.len()))

@@ -30,7 +30,7 @@ const NAP: Duration = Duration::from_millis(100);
 struct Window {
     samples: Vec<Sample>,
     ids: Vec<u64>,
-    /// The rank that each goes to; empty where there is one.
+    /// The rank that each goes to; empty with a single rank.
     ranks: Vec<u16>,
     days: Vec<u16>,
 }

@@ -123,9 +123,9 @@ impl Memory {
         self.shared(records.iter().copied(), self.shape.words).for_each(prefetch_lines);
     }
 
-    /// The first `words` words of each of these records that there is.
+    /// The first `words` words of those of these records that exist.
     fn shared(&self, records: impl Iterator<Item = u32>, words: usize) -> impl Iterator<Item = &[AtomicU32]> {
-        // Often there are none.
+        // Whoever loads ahead often asks for no record.
         let mut all = None;
         records.filter_map(move |record| {
             let at = record as usize * self.shape.words;

@@ -1,7 +1,7 @@
 //! Products of a batch with small matrices.
 //!
-//! Matrices of a few dozen rows and columns are too small for a general product to pay. A tile of samples and [`LANES`] columns keeps its sums in
-//! registers while it runs along the inputs; the loops are written so that the compiler turns each run of [`LANES`] into one vector. Sums are formed in
+//! Matrices of a few dozen rows and columns are too small for a general product to pay. A tile of samples and columns keeps its sums in
+//! registers while it runs along the inputs; the loops are written so that the compiler turns the columns of a tile into one vector. Sums are formed in
 //! the same order on every processor, without fused multiply-adds, so that every processor gives the same bits.
 
 use multiversion::multiversion;
@@ -9,14 +9,13 @@ use multiversion::target::target_cfg_f;
 
 /// Columns of a tile.
 const LANES: usize = 16;
-
-/// Columns of a tile where there are no more.
+/// Columns of a tile of [`forward`] if there are at most so many outputs.
 const FEW: usize = 8;
 
 /// Computes `y = x w + b` for `n` samples: `x` is n x `inputs`, `w` is `inputs` x `outputs`, `b` has `outputs`.
 #[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma"))]
 pub fn forward(x: &[f32], w: &[f32], b: &[f32], inputs: usize, y: &mut [f32]) {
-    // Samples of a tile: with 8, AVX2 has no register left for what is multiplied.
+    // Samples of a tile: with 8 and all lanes, AVX2 has no register left for what is multiplied.
     const TILE: usize = if target_cfg_f!(target_feature = "avx512f") { 8 } else { 6 };
     if b.len() <= FEW {
         forward_of::<TILE, FEW>(x, w, b, inputs, y);
@@ -25,12 +24,12 @@ pub fn forward(x: &[f32], w: &[f32], b: &[f32], inputs: usize, y: &mut [f32]) {
     }
 }
 
-/// As [`forward`], for tiles of so many samples and columns.
+/// As [`forward`], with tiles of `TILE` samples and `COLUMNS` columns.
 #[inline(always)]
-fn forward_of<const TILE: usize, const LANES: usize>(x: &[f32], w: &[f32], b: &[f32], inputs: usize, y: &mut [f32]) {
+fn forward_of<const TILE: usize, const COLUMNS: usize>(x: &[f32], w: &[f32], b: &[f32], inputs: usize, y: &mut [f32]) {
     let outputs = b.len();
     // Padded with zeros to whole runs of lanes; the first row is `b`.
-    let padded = outputs.next_multiple_of(LANES);
+    let padded = outputs.next_multiple_of(COLUMNS);
     let mut wide = vec![0.0; (inputs + 1) * padded];
     for (wide, w) in wide.chunks_exact_mut(padded).zip(std::iter::once(b).chain(w.chunks_exact(outputs))) {
         wide[..outputs].copy_from_slice(w);
@@ -47,11 +46,11 @@ fn forward_of<const TILE: usize, const LANES: usize>(x: &[f32], w: &[f32], b: &[
             continue;
         }
         let x: [&[f32]; TILE] = std::array::from_fn(|s| &x[s * inputs..][..inputs]);
-        for o in (0..padded).step_by(LANES) {
-            let mut sums = [[0.0f32; LANES]; TILE];
-            sums.iter_mut().for_each(|sum| sum.copy_from_slice(&b[o..o + LANES]));
+        for o in (0..padded).step_by(COLUMNS) {
+            let mut sums = [[0.0f32; COLUMNS]; TILE];
+            sums.iter_mut().for_each(|sum| sum.copy_from_slice(&b[o..o + COLUMNS]));
             for (i, w) in w.chunks_exact(padded).enumerate() {
-                let w = &w[o..o + LANES];
+                let w = &w[o..o + COLUMNS];
                 for (sum, x) in sums.iter_mut().zip(x) {
                     let x = x[i];
                     for (sum, w) in sum.iter_mut().zip(w) {
@@ -59,9 +58,9 @@ fn forward_of<const TILE: usize, const LANES: usize>(x: &[f32], w: &[f32], b: &[
                     }
                 }
             }
-            if o + LANES <= outputs {
+            if o + COLUMNS <= outputs {
                 for (y, sum) in y.chunks_exact_mut(outputs).zip(sums) {
-                    y[o..o + LANES].copy_from_slice(&sum);
+                    y[o..o + COLUMNS].copy_from_slice(&sum);
                 }
             } else {
                 // A copy: sums that are read at a length which the compiler does not know would lie in memory all along.
@@ -92,8 +91,8 @@ macro_rules! outer {
     }};
 }
 
-/// Goes over the numbers of `$a` from `$from` to `$end`, as many at a time as one of `$tile` says, with a run of `$b`; `$add` gets each number and its
-/// [sums](outer). The fewer a tile has, the longer each sum waits for the one before it.
+/// Calls `$add` with each number of `$a` from `$from` to `$end` and its [sums](outer), which are formed in tiles of as many numbers as `$tile` says, the
+/// largest first. The sums of a small tile wait for each other: a processor adds several vectors while one addition takes place.
 macro_rules! outer_in_tiles {
     ([$($tile:literal)*], $a:expr, $from:expr, $end:expr, $b:expr, $o:expr, $add:expr) => {{
         let (mut i, mut add) = ($from, $add);

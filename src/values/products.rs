@@ -16,29 +16,23 @@ fn embedding(rows: &[f32], dim: usize, place: u32) -> &[f32] {
     &rows[place as usize * dim + DIRECT..(place as usize + 1) * dim]
 }
 
-/// Calls a function with the length of an embedding, which is a constant for usual lengths: a copy of a length that the compiler does not know is a
-/// call, and takes longer than the products of what was copied.
-macro_rules! with_length {
-    ($k:expr, $function:ident($($argument:expr),*)) => {
-        match $k {
-            6 => $function(6, $($argument),*),
-            8 => $function(8, $($argument),*),
-            16 => $function(16, $($argument),*),
-            32 => $function(32, $($argument),*),
-            k => $function(k, $($argument),*),
-        }
-    };
-}
-
 /// Writes for each sample its dense vector and the products.
 ///
 /// # Shapes
 /// - `b`: samples x k; `rows`: unique ids x `dim`, where `dim` is k + [`DIRECT`]; `places`: samples x `fields`; `top`: samples x (k + pairs)
 #[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma"))]
 pub fn forward(b: &[f32], rows: &[f32], dim: usize, places: &[u32], fields: usize, top: &mut [f32]) {
-    with_length!(dim - DIRECT, forward_of(b, rows, places, fields, top));
+    // Usual lengths are constants: a copy of a length that the compiler does not know is a call, and takes longer than the products of what was copied.
+    match dim - DIRECT {
+        6 => forward_of(6, b, rows, places, fields, top),
+        8 => forward_of(8, b, rows, places, fields, top),
+        16 => forward_of(16, b, rows, places, fields, top),
+        32 => forward_of(32, b, rows, places, fields, top),
+        k => forward_of(k, b, rows, places, fields, top),
+    }
 }
 
+/// As [`forward`], for embeddings of `k` numbers.
 #[inline(always)]
 fn forward_of(k: usize, b: &[f32], rows: &[f32], places: &[u32], fields: usize, top: &mut [f32]) {
     let dim = k + DIRECT;
@@ -100,13 +94,13 @@ pub fn backward(
     }
 }
 
-/// Adds the first `K` numbers of `d` to the `K` numbers `to`. All are read before one is written, so that they fit into vectors whatever the
-/// compiler knows of the two.
+/// Adds the first `K` numbers of `d` to the `K` numbers `to`. All are read before one is written, so that the compiler makes vectors of them without
+/// knowing that the two do not overlap.
 #[inline(always)]
 fn add<const K: usize>(to: &mut [f32], d: &[f32]) {
-    if let (Ok(to), Some(d)) = (<&mut [f32; K]>::try_from(to), d.first_chunk::<K>()) {
-        *to = std::array::from_fn(|i| to[i] + d[i]);
-    }
+    let to: &mut [f32; K] = to.try_into().expect("a whole embedding");
+    let d: &[f32; K] = d.first_chunk().expect("a whole embedding");
+    *to = std::array::from_fn(|i| to[i] + d[i]);
 }
 
 #[inline(always)]
@@ -114,7 +108,7 @@ fn add_slice(to: &mut [f32], d: &[f32]) {
     to.iter_mut().zip(d).for_each(|(to, d)| *to += d);
 }
 
-/// As [`backward`], for embeddings of `k` numbers, which `add` adds.
+/// As [`backward`], for embeddings of `k` numbers; `add` adds one to another.
 #[inline(always)]
 fn backward_of<const LANES: usize>(
     (k, add): (usize, impl Fn(&mut [f32], &[f32])),
@@ -130,7 +124,7 @@ fn backward_of<const LANES: usize>(
     let tiles = vectors.div_ceil(TILE);
     let mut z = vec![[0.0f32; LANES]; vectors * runs];
     let mut d_z = vec![[0.0f32; LANES]; tiles * TILE * runs];
-    // Of each vector, by the other one: 0 for itself, and behind the last one.
+    // The gradient of the product of each vector with each other one; 0 with itself, and in what fills the last tile.
     let mut d = vec![[0.0f32; TILE]; vectors * tiles];
     for s in 0..samples {
         let places = &places[s * fields..][..fields];
@@ -177,7 +171,7 @@ mod tests {
     use super::*;
 
     proptest::proptest! {
-        /// Of whole numbers, so that every order of a sum gives the same.
+        /// Vectors have whole numbers, so that every order of the sums of a product gives the same. Gradients have fractions: their sums have one order.
         #[test]
         fn products_and_gradients_are_those_of_plain_loops(
             k in 1usize..40, usual in proptest::option::of(0usize..4), fields in 1usize..12, samples in 1usize..6, seed in 0u64..u64::MAX,
@@ -187,8 +181,9 @@ mod tests {
             let mut rng = ChaCha8Rng::seed_from_u64(seed);
             let places: Vec<u32> = (0..samples * fields).map(|_| rng.random_range(0..unique as u32)).collect();
             let mut whole = |len: usize| (0..len).map(|_| rng.random_range(-4i8..=4).into()).collect::<Vec<f32>>();
-            let (b, rows, d_top) = (whole(samples * k), whole(unique * dim), whole(samples * width));
-            let before = whole(rows.len());
+            let (b, rows) = (whole(samples * k), whole(unique * dim));
+            let mut fractions = |len: usize| (0..len).map(|_| rng.random_range(-1.0..1.0)).collect::<Vec<f32>>();
+            let (d_top, before) = (fractions(samples * width), fractions(rows.len()));
             let (mut top, mut expected) = (vec![f32::NAN; samples * width], vec![]);
             let (mut d_b, mut d_rows) = (vec![f32::NAN; b.len()], before.clone());
             let (mut expected_b, mut expected_rows) = (vec![], before);
@@ -197,24 +192,17 @@ mod tests {
                     None => &b[s * k..][..k],
                     Some(field) => embedding(&rows, dim, places[s * fields + field]),
                 };
+                let (d_head, d_pairs) = d_top[s * width..][..width].split_at(k);
+                let d_pair = |i: usize, j: usize| if i == j { 0.0 } else { d_pairs[i.max(j) * (i.max(j) - 1) / 2 + i.min(j)] };
+                let d = |i: usize, l: usize| (0..=fields).fold(0.0f32, |sum, j| sum + d_pair(i, j) * vector(j)[l]);
                 expected.extend_from_slice(vector(0));
-                let mut d: Vec<Vec<f32>> = vec![vec![0.0; k]; fields + 1];
-                d[0].copy_from_slice(&d_top[s * width..][..k]);
-                let mut pair = s * width + k;
                 for i in 1..=fields {
-                    for j in 0..i {
-                        expected.push(vector(i).iter().zip(vector(j)).map(|(a, b)| a * b).sum());
-                        for l in 0..k {
-                            d[i][l] += d_top[pair] * vector(j)[l];
-                            d[j][l] += d_top[pair] * vector(i)[l];
-                        }
-                        pair += 1;
-                    }
+                    expected.extend((0..i).map(|j| vector(i).iter().zip(vector(j)).map(|(a, b)| a * b).sum::<f32>()));
                 }
-                expected_b.extend_from_slice(&d[0]);
-                for (place, d) in places[s * fields..].iter().zip(&d[1..]) {
-                    let row = &mut expected_rows[*place as usize * dim + DIRECT..][..k];
-                    row.iter_mut().zip(d).for_each(|(to, d)| *to += d);
+                expected_b.extend((0..k).map(|l| d_head[l] + d(0, l)));
+                for i in 1..=fields {
+                    let row = &mut expected_rows[places[s * fields + i - 1] as usize * dim + DIRECT..][..k];
+                    row.iter_mut().enumerate().for_each(|(l, to)| *to += d(i, l));
                 }
             }
             forward(&b, &rows, dim, &places, fields, &mut top);
