@@ -96,7 +96,7 @@ macro_rules! outer {
 macro_rules! outer_in_tiles {
     ([$($tile:literal)*], $a:expr, $from:expr, $end:expr, $b:expr, $o:expr, $add:expr) => {{
         let (mut i, mut add) = ($from, $add);
-        $(while i + $tile <= $end {
+        $(while $end - i >= $tile {
             let sums = outer!($tile, $a, i, $b, $o);
             (i..).zip(sums).for_each(&mut add);
             i += $tile;
