@@ -108,7 +108,7 @@ fn add_slice(to: &mut [f32], d: &[f32]) {
     to.iter_mut().zip(d).for_each(|(to, d)| *to += d);
 }
 
-/// As [`backward`], for embeddings of `k` numbers; `add` adds one to another.
+/// As [`backward`], for embeddings of `k` numbers in runs of `LANES`; `add` adds one to another.
 #[inline(always)]
 fn backward_of<const LANES: usize>(
     (k, add): (usize, impl Fn(&mut [f32], &[f32])),
