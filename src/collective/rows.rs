@@ -25,7 +25,7 @@ pub fn mean_weight(sum: f32, squares: f32) -> f32 {
     if sum > 0.0 { squares / sum } else { 1.0 }
 }
 
-/// What is said of a row beside its gradient.
+/// The field of a row, and the weights of the samples that it occurs in. A rank gives them with the row's gradient.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RowSums {
     /// The field that it belongs to.
@@ -212,7 +212,7 @@ impl<'a> Message<'a> {
         self.ids.iter().map(|id| u64::from_le_bytes(*id))
     }
 
-    /// Returns what is said of a row beside its gradient.
+    /// Returns the field of a row and the weights of its samples.
     pub fn sums(&self, row: usize) -> RowSums {
         let [weights, squares] = [self.weights, self.squares].map(|floats| f32::from_le_bytes(floats[row]));
         RowSums { field: self.fields.get(row), weights, squares }
