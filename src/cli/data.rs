@@ -11,6 +11,7 @@ use crate::log::sample::{self, Sampling};
 use crate::log::wander::Wander;
 use crate::synth::{self, WorldSettings};
 
+use super::seconds::seconds;
 use super::exit::{Exit, UsageError};
 use super::output::{print_json, print_text};
 
@@ -152,7 +153,7 @@ pub struct Check {
     #[arg(long)]
     verify: bool,
     /// Seconds until a policy observes a delivery, like env.feedback_delay_s in the configuration
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0, value_parser = seconds)]
     feedback_delay: f64,
     /// End with exit code 11 if there is a warning
     #[arg(long)]

@@ -18,6 +18,7 @@ use crate::values::Told;
 
 use super::exit::{Exit, UsageError};
 use super::output::{print_json, print_text};
+use super::seconds::{seconds, some_seconds};
 use super::told::warn_of_logged;
 
 #[derive(Debug, Args)]
@@ -55,10 +56,10 @@ pub struct Export {
     #[arg(long, value_name = "EXPOSURE", requires = "at")]
     delivered_from: Option<PathBuf>,
     /// Seconds until the dictionary is exported again
-    #[arg(long, value_name = "SECONDS", default_value_t = 900.0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 900.0, value_parser = some_seconds)]
     ttl: f64,
     /// Seconds until the policy observes a delivery
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0, value_parser = seconds)]
     feedback_delay: f64,
     /// Seed of the rate draws
     #[arg(long, value_name = "S", default_value_t = 0)]
@@ -79,9 +80,6 @@ struct Written<'a> {
 
 impl Export {
     pub fn run(self) -> anyhow::Result<Exit> {
-        if !(self.ttl.is_finite() && self.ttl > 0.0) {
-            return Err(UsageError("--ttl must be more than 0 seconds".into()).into());
-        }
         let usage = |e: anyhow::Error| UsageError(format!("{e:#}"));
         let policy = ServedPolicy::open(&self.policy, self.plan.as_deref()).map_err(usage)?;
         warn_of_logged("the policy", policy.plan(), &Told::Logged);

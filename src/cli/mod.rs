@@ -23,6 +23,7 @@ mod replayed;
 mod retrain;
 mod runs;
 mod score;
+mod seconds;
 mod serve;
 mod soak;
 mod study;

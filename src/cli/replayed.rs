@@ -5,12 +5,12 @@ use clap::Args;
 use crate::score::ScoreOptions;
 use crate::settings::Settings;
 
-use super::exit::UsageError;
+use super::seconds::seconds;
 
 #[derive(Debug, Clone, Copy, Args)]
 pub struct Replayed {
     /// Seconds until a policy observes a delivery
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0, value_parser = seconds)]
     pub feedback_delay: f64,
     /// Seed of the rate draws
     #[arg(long, value_name = "S", default_value_t = 0)]
@@ -31,18 +31,12 @@ impl Replayed {
     }
 
     /// Returns the options for a scorer.
-    ///
-    /// # Errors
-    /// A negative or infinite delay.
-    pub fn score(&self) -> anyhow::Result<ScoreOptions> {
-        if !(self.feedback_delay.is_finite() && self.feedback_delay >= 0.0) {
-            return Err(UsageError("--feedback-delay must be 0 or more seconds".into()).into());
-        }
-        Ok(ScoreOptions {
+    pub fn score(&self) -> ScoreOptions {
+        ScoreOptions {
             rate_seed: self.rate_seed,
             feedback_delay_s: self.feedback_delay,
             complete_queues: self.complete_queues,
             ..ScoreOptions::default()
-        })
+        }
     }
 }

@@ -12,6 +12,7 @@ use crate::score::{self, DayFiles, Format, Requests, ScoreOptions, Scorer, Serve
 
 use super::exit::{Exit, UsageError};
 use super::replayed::Replayed;
+use super::seconds::some_seconds;
 use super::told::warn_of_delay;
 
 #[derive(Debug, Args)]
@@ -32,7 +33,7 @@ pub struct Score {
     exposures: Option<PathBuf>,
     /// Take back a choice that no exposure confirms within this many seconds; deliveries are observed when confirmed. Default: a
     /// choice counts as shown
-    #[arg(long, value_name = "SECONDS", requires = "exposures")]
+    #[arg(long, value_name = "SECONDS", requires = "exposures", value_parser = some_seconds)]
     confirm_within: Option<f64>,
     /// Start from a saved state
     #[arg(long, value_name = "FILE")]
@@ -103,10 +104,7 @@ impl Served {
     }
 
     /// Returns the options of the scorer.
-    ///
-    /// # Errors
-    /// A negative or infinite delay.
-    pub fn options(&self) -> anyhow::Result<ScoreOptions> {
+    pub fn options(&self) -> ScoreOptions {
         self.replayed.score()
     }
 
@@ -158,7 +156,7 @@ impl Score {
             stateless: self.stateless,
             exposures: self.exposures.is_some(),
             confirm_within_s: self.confirm_within,
-            ..self.served.options()?
+            ..self.served.options()
         };
         let mut scorer = Scorer::new(&day, &policy, options)?;
         self.served.begin(&mut scorer)?;
@@ -166,9 +164,12 @@ impl Score {
             let mut bytes = Vec::new();
             let read = std::fs::File::open(path).and_then(|mut file| file.read_to_end(&mut bytes));
             read.with_context(|| format!("cannot read the state {}", path.display()))?;
-            let own = scorer.restore(&bytes).map_err(|e| UsageError(format!("{}: {e:#}", path.display())))?;
-            if !own {
-                tracing::warn!("{}: saved by another policy; its counts are taken over", path.display());
+            let restored = scorer.restore(&bytes).map_err(|e| UsageError(format!("{}: {e:#}", path.display())))?;
+            if !restored.goes_on {
+                tracing::warn!(
+                    "{}: saved by another policy or with other contracts; its counts are taken over, by ad id",
+                    path.display()
+                );
             }
         }
         let mut output = BufWriter::with_capacity(1 << 18, std::io::stdout().lock());

@@ -16,6 +16,7 @@ use crate::serve::{Limits, ServeOptions, Server};
 
 use super::exit::{Exit, UsageError};
 use super::score::Served;
+use super::seconds::some_seconds;
 
 #[derive(Debug, Args)]
 #[command(
@@ -40,24 +41,21 @@ pub struct Serve {
     state: Option<PathBuf>,
     /// Take back a choice that no exposure confirms within this many seconds; deliveries are observed when confirmed. Default: a
     /// choice counts as shown
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = some_seconds)]
     confirm_within: Option<f64>,
     /// Maximum size of a body
-    #[arg(long, value_name = "BYTES", default_value_t = Limits::default().body)]
-    max_body: usize,
+    #[arg(long, value_name = "BYTES", default_value_t = Limits::default().body as u64, value_parser = clap::value_parser!(u64).range(1..=Limits::MOST_BODY as u64))]
+    max_body: u64,
     /// Seconds for a header or a body to arrive, and for which an idle connection stays open
-    #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = some_seconds)]
     patience: f64,
     /// Maximum number of connections; further ones are answered 503
-    #[arg(long, value_name = "N", default_value_t = Limits::default().connections)]
-    connections: usize,
+    #[arg(long, value_name = "N", default_value_t = Limits::default().connections as u64, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    connections: u64,
 }
 
 impl Serve {
     pub fn run(self) -> anyhow::Result<Exit> {
-        if !(self.patience > 0.0 && self.patience <= 3600.0) {
-            return Err(UsageError("--patience must be more than 0 and at most 3600 seconds".into()).into());
-        }
         let policy = self.served.open()?;
         policy.values(&self.served.values()).map_err(|e| UsageError(format!("{e:#}")))?;
         let state = match self.state {
@@ -77,14 +75,14 @@ impl Serve {
             plan: self.served.plan.clone(),
             files: self.served.files(),
             values: self.served.values(),
-            score: ScoreOptions { confirm_within_s: self.confirm_within, ..self.served.options()? },
+            score: ScoreOptions { confirm_within_s: self.confirm_within, ..self.served.options() },
             listen: self.listen,
             state,
             journal: self.journal,
             limits: Limits {
-                body: self.max_body,
+                body: self.max_body as usize,
                 patience: Duration::from_secs_f64(self.patience),
-                connections: self.connections,
+                connections: self.connections as usize,
             },
         };
         let server = Server::open(options, |scorer| self.served.begin(scorer))?;

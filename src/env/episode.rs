@@ -28,8 +28,8 @@ pub struct Episode {
     /// Share of the logged requests that is replayed in the busiest hour: the thinning times the volume factor.
     pub keep: f64,
     /// Impressions owed and cap left per contract, scaled; fractional.
-    pub owed: Vec<f32>,
-    pub left: Vec<f32>,
+    pub owed: Vec<f64>,
+    pub left: Vec<f64>,
     /// Errors per contract: added to the logit of the starting bid, and a factor on the forecast supply.
     pub start_error: Vec<f32>,
     pub supply_error: Vec<f32>,
@@ -72,8 +72,8 @@ impl Episode {
             seed: 0,
             thinning: 1.0,
             keep: 1.0,
-            owed: day.contracts.iter().map(|c| c.owed as f32).collect(),
-            left: day.contracts.iter().map(|c| c.left as f32).collect(),
+            owed: day.contracts.iter().map(|c| c.owed).collect(),
+            left: day.contracts.iter().map(|c| c.left).collect(),
             start_error: vec![0.0; day.contracts.len()],
             supply_error: vec![1.0; day.contracts.len()],
             rate_seed,
@@ -122,8 +122,9 @@ impl Episode {
         let mut supply_error = Vec::with_capacity(day.contracts.len());
         for c in &day.contracts {
             let scale = thinning * (settings.demand_jitter * normal(&mut rng)).exp();
-            owed.push((c.owed * scale) as f32);
-            left.push((c.left * scale) as f32);
+            // As exact as the records of a device.
+            owed.push(f64::from((c.owed * scale) as f32));
+            left.push(f64::from((c.left * scale) as f32));
             start_error.push((settings.start_error * normal(&mut rng)) as f32);
             supply_error.push((settings.supply_error * normal(&mut rng)).exp() as f32);
         }
@@ -166,11 +167,11 @@ impl Episode {
 
     /// Returns `S` for this episode's demands, minor units.
     pub fn stake(&self, day: &KnownDay) -> f64 {
-        day.contracts.iter().zip(&self.owed).map(|(c, &o)| c.penalty * f64::from(o)).sum()
+        day.contracts.iter().zip(&self.owed).map(|(c, &o)| c.penalty * o).sum()
     }
 
     /// Draws the delivered counts of an episode that starts within the day, around the plan.
-    pub fn draw_delivered(&self, day: &KnownDay, spread: f64) -> Vec<f32> {
+    pub fn draw_delivered(&self, day: &KnownDay, spread: f64) -> Vec<f64> {
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed ^ 0x00DE_11FE_2ED0);
         day.contracts
             .iter()
@@ -183,7 +184,7 @@ impl Episode {
                 let planned = c.pace.before(self.start) / c.pace.total();
                 // No spread before the flight starts: nothing can have been shown.
                 let share = if planned > 0.0 { (planned + noise * planned.sqrt()).max(0.0) } else { 0.0 };
-                (share as f32 * self.owed[j]).floor().min(self.left[j].floor()).max(0.0)
+                (share * self.owed[j]).floor().min(self.left[j].floor()).max(0.0)
             })
             .collect()
     }

@@ -241,9 +241,9 @@ impl Terms {
 
     fn of(day: &KnownDay, episode: &Episode, warm: bool, j: usize) -> Self {
         let c = &day.contracts[j];
-        let owed = f64::from(episode.owed[j]);
+        let owed = episode.owed[j];
         let features = TermsFeatures {
-            cap_slack: if owed > 0.0 { ((f64::from(episode.left[j]) - owed) / owed).min(2.0) as f32 } else { 2.0 },
+            cap_slack: if owed > 0.0 { ((episode.left[j] - owed) / owed).min(2.0) as f32 } else { 2.0 },
             penalty: 0.5 * log_ratio(c.penalty.max(1e-2 * day.unit), day.unit, 4.0),
             worth: worth(c.mean_click / day.unit),
             theta: (c.theta / f64::from(episode.supply_error[j])).min(1.0) as f32,
@@ -345,7 +345,7 @@ impl<'a> Moment<'a> {
     pub fn course(&self, j: usize) -> Course {
         let Self { day, episode, state, .. } = *self;
         let c = &day.contracts[j];
-        let owed = f64::from(episode.owed[j]);
+        let owed = episode.owed[j];
         let pace = c.pace.total().max(1e-9);
         let planned = c.pace.until(self.now) / pace;
         let supply_error = f64::from(episode.supply_error[j]);

@@ -68,7 +68,7 @@ pub fn write(replay: &Replay, j: usize, out: &mut [f32]) {
     let start = logit(share) + f64::from(state.replanned(j));
     let bid = 1.0 / (1.0 + (-start).exp());
 
-    let remaining = f64::from((episode.owed[j] - state.delivered[j]).max(0.0));
+    let remaining = (episode.owed[j] - state.delivered[j]).max(0.0);
     let now = crate::plan::Time::at(offset);
     let scale = episode.thinning * f64::from(episode.supply_error[j]);
     let supply = (c.supply.total() - c.supply.until(now)) * scale;
@@ -76,7 +76,7 @@ pub fn write(replay: &Replay, j: usize, out: &mut [f32]) {
     let traffic = day.traffic.total().max(1e-9);
     let traffic_left = 1.0 - day.traffic.until(now) / traffic;
     let time_left = c.end.min(DAY_MS).saturating_sub(offset) as f64 / DAY_MS as f64;
-    let in_flight = f64::from(state.delivered[j] - state.observed[j]);
+    let in_flight = state.delivered[j] - state.observed[j];
 
     let volume = [0, 1, 2].map(|i| log(all.ratio(i, VOLUME_PRIOR), 2.0));
     let own_volume = [0, 1, 2].map(|i| log(own.ratio(i, VOLUME_PRIOR), 2.0));

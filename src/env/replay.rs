@@ -212,7 +212,7 @@ impl Replay {
         Display {
             auction: 0.0,
             click: c.click,
-            delivery: self.day.contracts[j].penalty * f64::from(unit),
+            delivery: self.day.contracts[j].penalty * unit,
             best: self.best(),
         }
     }

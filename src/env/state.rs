@@ -47,21 +47,22 @@ struct Pending {
 
 /// Counters of one replay. Money in minor units per impression, times in milliseconds from midnight.
 ///
-/// Decaying sums are stored times `exp(t / hour)`, so that a step adds to one entry without decaying the others.
+/// Decaying sums are stored times `exp(t / hour)`, so that a step adds to one entry without decaying the others. Counts and sums are `f64`: an `f32`
+/// that counts impressions stands still at 2^24.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct State {
     /// True deliveries; caps and rewards use them.
-    pub delivered: Vec<f32>,
+    pub delivered: Vec<f64>,
     /// Deliveries that policies have observed.
-    pub observed: Vec<f32>,
-    speed: Vec<f32>,
+    pub observed: Vec<f64>,
+    speed: Vec<f64>,
     /// Sum of the pace error over the planned share: the controller's integral term.
-    integral: Vec<f32>,
+    integral: Vec<f64>,
     /// Sums of the best auction worth on each contract's requests, seen and expected: decaying, and since the start.
-    market_seen: Vec<f32>,
-    market_expected: Vec<f32>,
-    day_market_seen: Vec<f32>,
-    day_market_expected: Vec<f32>,
+    market_seen: Vec<f64>,
+    market_expected: Vec<f64>,
+    day_market_seen: Vec<f64>,
+    day_market_expected: Vec<f64>,
     /// Additions of the replanner to the logit of each contract's bid; with a replanner that advises, [`ADVICE_COLUMNS`] columns.
     pub replanned: Vec<f32>,
     /// Traffic and prices with several time constants.
@@ -71,11 +72,11 @@ pub struct State {
     price_expected: f64,
     /// Requests so far.
     pub requests: u32,
-    contract_shows: f32,
-    contract_pctr: f32,
-    auction_shows: f32,
-    auction_pctr: f32,
-    auction_worth: f32,
+    contract_shows: f64,
+    contract_pctr: f64,
+    auction_shows: f64,
+    auction_pctr: f64,
+    auction_worth: f64,
     refreshed: Option<u64>,
     shortage: f32,
     pressure: f32,
@@ -83,7 +84,7 @@ pub struct State {
 
 impl State {
     /// Creates the state before the first request of an episode, from the counts delivered before its start.
-    pub fn new(delivered: Vec<f32>) -> Self {
+    pub fn new(delivered: Vec<f64>) -> Self {
         let contracts = delivered.len();
         Self {
             observed: delivered.clone(),
@@ -135,6 +136,30 @@ impl State {
             && self.pending.iter().all(|p| {
                 p.contract.is_none_or(|j| (j as usize) < contracts) && p.pctr.is_finite() && p.worth.is_finite()
             })
+    }
+
+    /// Returns the state for other contracts: `from` has the place here of each of them, `None` for a new one, and `to` the new place of each one here,
+    /// `None` for one that is gone. What a replanner said is forgotten.
+    pub fn of_contracts(&self, from: &[Option<usize>], to: &[Option<u32>]) -> Self {
+        let column = |of: &[f64]| from.iter().map(|from| from.map_or(0.0, |from| of[from])).collect();
+        let moved = |p: &Pending| match p.contract {
+            Some(j) => to[j as usize].map(|j| Pending { contract: Some(j), ..*p }),
+            None => Some(*p),
+        };
+        Self {
+            delivered: column(&self.delivered),
+            observed: column(&self.observed),
+            speed: column(&self.speed),
+            integral: column(&self.integral),
+            market_seen: column(&self.market_seen),
+            market_expected: column(&self.market_expected),
+            day_market_seen: column(&self.day_market_seen),
+            day_market_expected: column(&self.day_market_expected),
+            replanned: vec![0.0; from.len()],
+            tracker: self.tracker.of_contracts(from),
+            pending: self.pending.iter().filter_map(moved).collect(),
+            ..*self
+        }
     }
 
     /// Whether this can be the output of a replanner for `contracts` contracts.
@@ -203,10 +228,10 @@ impl State {
         let hour = (offset / 3_600_000).min(23) as usize;
         let expected = day.price_by_hour[hour] * day.contracts[j].market_ratio;
         self.tracker.meet(j);
-        self.market_seen[j] += (weight * best) as f32;
-        self.market_expected[j] += (weight * expected) as f32;
-        self.day_market_seen[j] += best as f32;
-        self.day_market_expected[j] += expected as f32;
+        self.market_seen[j] += weight * best;
+        self.market_expected[j] += weight * expected;
+        self.day_market_seen[j] += best;
+        self.day_market_expected[j] += expected;
     }
 
     fn refresh(&mut self, day: &KnownDay, episode: &Episode, offset: u64, delay: u64) {
@@ -216,16 +241,16 @@ impl State {
         let since = Time::at(self.refreshed.unwrap_or(offset).saturating_sub(delay));
         for (j, c) in day.contracts.iter().enumerate() {
             let total = c.pace.total();
-            let demand = f64::from(episode.owed[j]);
+            let demand = episode.owed[j];
             let before = c.pace.until(until);
             let due = if total > 0.0 { demand * before / total } else { 0.0 };
             if total > 0.0 && demand > 0.0 {
-                let error = (due - f64::from(self.observed[j])) / demand;
-                self.integral[j] += (error * (before - c.pace.until(since)) / total) as f32;
+                let error = (due - self.observed[j]) / demand;
+                self.integral[j] += error * (before - c.pace.until(since)) / total;
             }
             planned += due;
-            short += (due - f64::from(self.observed[j])).max(0.0);
-            owed += (demand - f64::from(self.observed[j])).max(0.0);
+            short += (due - self.observed[j]).max(0.0);
+            owed += (demand - self.observed[j]).max(0.0);
             covered += demand;
         }
         self.tracker.update(day, episode, self.refreshed.unwrap_or(0), offset);
@@ -275,14 +300,14 @@ impl State {
         match shown.contract {
             Some(j) => {
                 self.observed[j as usize] += 1.0;
-                self.speed[j as usize] += growth(at) as f32;
+                self.speed[j as usize] += growth(at);
                 self.contract_shows += 1.0;
-                self.contract_pctr += shown.pctr;
+                self.contract_pctr += f64::from(shown.pctr);
             }
             None => {
                 self.auction_shows += 1.0;
-                self.auction_pctr += shown.pctr;
-                self.auction_worth += shown.worth;
+                self.auction_pctr += f64::from(shown.pctr);
+                self.auction_worth += f64::from(shown.worth);
             }
         }
     }
@@ -296,13 +321,13 @@ impl State {
     /// Returns the decaying observed price level on contract `j`'s requests over the expected one; `growth` is that of the moment.
     pub fn market_level(&self, unit: f64, j: usize, growth: f64) -> f64 {
         let prior = PRICE_PRIOR * unit * growth;
-        (f64::from(self.market_seen[j]) + prior) / (f64::from(self.market_expected[j]) + prior)
+        (self.market_seen[j] + prior) / (self.market_expected[j] + prior)
     }
 
     /// Returns the same ratio since the start of the day.
     pub fn day_market_level(&self, unit: f64, j: usize) -> f64 {
         let prior = PRICE_PRIOR * unit;
-        (f64::from(self.day_market_seen[j]) + prior) / (f64::from(self.day_market_expected[j]) + prior)
+        (self.day_market_seen[j] + prior) / (self.day_market_expected[j] + prior)
     }
 
     /// Returns the requests so far over those forecast, shrunk to 1 by a prior.
@@ -318,7 +343,7 @@ impl State {
 
     /// Returns the observed deliveries of contract `j` in the decaying sum, about an hour's worth; `decay` is that of the moment.
     pub fn speed(&self, j: usize, decay: f64) -> f64 {
-        f64::from(self.speed[j]) * decay
+        self.speed[j] * decay
     }
 
     /// Returns the pacing controller's term for contract `j`, which is added to the logit of its bid: gains times the pace
@@ -343,12 +368,12 @@ impl State {
         until: Time,
     ) -> f64 {
         let c = &day.contracts[j];
-        let (owed, total) = (f64::from(episode.owed[j]), c.pace.total());
+        let (owed, total) = (episode.owed[j], c.pace.total());
         if owed <= 0.0 || total <= 0.0 {
             return 0.0;
         }
-        let error = c.pace.until(until) / total - f64::from(self.observed[j]) / owed;
-        let term = gains.proportional * error + gains.integral * f64::from(self.integral[j]);
+        let error = c.pace.until(until) / total - self.observed[j] / owed;
+        let term = gains.proportional * error + gains.integral * self.integral[j];
         (episode.thinning.sqrt() * term).clamp(-6.0, 6.0)
     }
 
@@ -364,16 +389,16 @@ impl State {
 
     /// Returns the mean predicted click probability of the contract ads shown, shrunk to `expected`.
     pub fn contract_ctr(&self, expected: f64) -> f64 {
-        (f64::from(self.contract_pctr) + 10.0 * expected) / (f64::from(self.contract_shows) + 10.0)
+        (self.contract_pctr + 10.0 * expected) / (self.contract_shows + 10.0)
     }
 
     /// Returns the mean predicted click probability of the auction ads shown, shrunk to `expected`.
     pub fn auction_ctr(&self, expected: f64) -> f64 {
-        (f64::from(self.auction_pctr) + 10.0 * expected) / (f64::from(self.auction_shows) + 10.0)
+        (self.auction_pctr + 10.0 * expected) / (self.auction_shows + 10.0)
     }
 
     /// Returns the mean worth of the auction ads shown, shrunk to `expected`.
     pub fn auction_worth(&self, expected: f64) -> f64 {
-        (f64::from(self.auction_worth) + 10.0 * expected) / (f64::from(self.auction_shows) + 10.0)
+        (self.auction_worth + 10.0 * expected) / (self.auction_shows + 10.0)
     }
 }

@@ -63,6 +63,17 @@ impl Tracker {
         }
     }
 
+    /// Returns the tracker for other contracts: `from` has the place here of each of them, `None` for a new one.
+    pub(super) fn of_contracts(&self, from: &[Option<usize>]) -> Self {
+        // All requests come after the contracts.
+        let places = || from.iter().copied().chain([Some(self.met.len() - 1)]);
+        Self {
+            met: places().map(|from| from.map_or(0.0, |from| self.met[from])).collect(),
+            volumes: places().map(|from| from.map_or_else(Level::default, |from| self.volumes[from])).collect(),
+            ..*self
+        }
+    }
+
     pub(super) fn fits(&self, contracts: usize) -> bool {
         self.met.len() == contracts + 1
             && self.volumes.len() == contracts + 1

@@ -121,7 +121,8 @@ impl Remaining<'_> {
     /// Returns the impressions owed and the impressions left.
     fn impressions(&self) -> (f32, f32) {
         let Episode { owed, left, .. } = &self.replay.episode;
-        (owed[self.contract] - self.delivered, left[self.contract] - self.delivered)
+        let remain = |of: f64| (of - f64::from(self.delivered)) as f32;
+        (remain(owed[self.contract]), remain(left[self.contract]))
     }
 
     fn in_units(&self, money: f64) -> f32 {
@@ -344,7 +345,7 @@ impl SegmentRows {
         ids: &mut Vec<u32>,
     ) {
         let Common { spec, dims, per_step, .. } = *common;
-        let (delivered, observed) = (replay.state.delivered[j], replay.state.observed[j]);
+        let (delivered, observed) = (replay.state.delivered[j] as f32, replay.state.observed[j] as f32);
         let state = t * dims.contracts + j;
         let actor_row = t * dims.actor_rows() + slot;
         let width = spec.features();
@@ -357,7 +358,7 @@ impl SegmentRows {
         }
         let ad = replay.day.contracts[j].vocabulary;
         common.write_ids(replay, ad, actor_row, ids, &mut self.actor_ids);
-        let ahead = ahead(per_step as f32, replay.episode.left[j] - delivered);
+        let ahead = ahead(per_step as f32, (replay.episode.left[j] - replay.state.delivered[j]) as f32);
         let at = t * dims.eligible + slot;
         let after_potential = common.remaining(replay, j, delivered + ahead).potential();
         if after_potential != 0.0 {
@@ -411,14 +412,14 @@ impl Witness for Builder<'_> {
         moments.clear();
         for (j, terms) in terms.iter().enumerate() {
             let at = t * dims.contracts + j;
-            let delivered = replay.state.delivered[j];
+            let delivered = replay.state.delivered[j] as f32;
             let remaining = common.remaining(replay, j, delivered);
             let potential = remaining.potential();
             rows.state_ads[at] = day.contracts[j].vocabulary;
             rows.potential[at] = potential;
             rows.scale[at] = remaining.scale(per_step as f64);
             // Later requests of a step may show a contract that the first may not.
-            let bids = per_step > 1 && may_bid(moment.flight_state(j), delivered, replay.episode.left[j]);
+            let bids = per_step > 1 && may_bid(moment.flight_state(j), delivered, replay.episode.left[j] as f32);
             moments.push((potential != 0.0 || bids).then(|| moment.of(j, terms)));
             let Some(contract_moment) = &moments[j] else { continue };
             if potential != 0.0 {
@@ -471,7 +472,7 @@ impl Witness for Builder<'_> {
         let (rows, day) = (&mut self.rows, &*replay.day);
         let moment = Moment::new(replay);
         for (j, terms) in self.terms.iter().enumerate() {
-            let delivered = replay.state.delivered[j];
+            let delivered = replay.state.delivered[j] as f32;
             moment.of(j, terms).write(delivered, &mut rows.last[j * FEATURES..(j + 1) * FEATURES]);
             rows.last_ads[j] = day.contracts[j].vocabulary;
             rows.last_potential[j] = self.common.remaining(replay, j, delivered).potential();

@@ -42,6 +42,12 @@ impl Day {
         self.start_ms + self.length_ms
     }
 
+    /// Returns by how much the day's clock is ahead of UTC.
+    pub fn utc_offset_minutes(&self) -> i64 {
+        let midnight = parse_date(&self.date).map_or(self.start_ms as i64, |days| days * DAY_MS as i64);
+        (midnight - self.start_ms as i64) / 60_000
+    }
+
     pub fn contains(&self, ts_ms: u64) -> bool {
         (self.start_ms..self.end_ms()).contains(&ts_ms)
     }
@@ -132,6 +138,17 @@ pub fn format_date(days: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_day_that_is_written_is_read_back_whatever_its_length() {
+        let dir = tempfile::tempdir().unwrap();
+        for (hours, offset) in [(24, 0), (25, 60), (23, -300), (24, 345)] {
+            let start_ms = (20_000 * DAY_MS as i64 - offset * 60_000) as u64;
+            let day = Day { date: format_date(20_000), start_ms, length_ms: hours * 3_600_000 };
+            super::super::write::calendar(dir.path(), &day).unwrap();
+            assert_eq!(Day::read(dir.path()).unwrap(), Some(day));
+        }
+    }
 
     #[test]
     fn dates_and_day_counts_convert_both_ways() {

@@ -7,7 +7,8 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-use super::schema::{AdType, ControlRow, DayFile, ExposureRow, InventoryRow, TrackRow};
+use super::day::Day;
+use super::schema::{AdType, ControlRow, DAY_MS, DayFile, ExposureRow, InventoryRow, TrackRow};
 
 /// A table being written: a plain, `.gz` or `.zst` file.
 pub enum TableWriter {
@@ -183,10 +184,20 @@ pub fn truth_row(w: &mut impl Write, (request_id, ad_id): (u64, u64), charge: f6
     writeln!(w, "{request_id}\t{ad_id}\t{charge:.7}\t{pctr:.7}")
 }
 
-/// Writes `day.toml` into `dir`.
+/// Writes `day.toml` into `dir`, for a day of 24 hours.
 pub fn day(dir: &Path, day: &DayFile) -> std::io::Result<()> {
-    std::fs::write(
-        dir.join("day.toml"),
-        format!("date = \"{}\"\nutc_offset_minutes = {}\n", day.date, day.utc_offset_minutes),
-    )
+    std::fs::write(dir.join("day.toml"), day_text(&day.date, i64::from(day.utc_offset_minutes)))
+}
+
+/// Writes `day.toml` into `dir`, so that all hours have the same meaning when it is read again.
+pub fn calendar(dir: &Path, day: &Day) -> std::io::Result<()> {
+    let mut text = day_text(&day.date, day.utc_offset_minutes());
+    if day.length_ms != DAY_MS {
+        text += &format!("hours = {:?}\n", day.length_ms as f64 / 3_600_000.0);
+    }
+    std::fs::write(dir.join("day.toml"), text)
+}
+
+fn day_text(date: &str, utc_offset_minutes: i64) -> String {
+    format!("date = \"{date}\"\nutc_offset_minutes = {utc_offset_minutes}\n")
 }

@@ -174,8 +174,8 @@ impl DayPass {
     pub fn finish(self) -> Totals {
         let Self { replay, mut totals, .. } = self;
         for (j, c) in replay.day.contracts.iter().enumerate() {
-            let missing = f64::from((replay.episode.owed[j] - replay.state.delivered[j]).max(0.0));
-            totals.owed += f64::from(replay.episode.owed[j]);
+            let missing = (replay.episode.owed[j] - replay.state.delivered[j]).max(0.0);
+            totals.owed += replay.episode.owed[j];
             totals.missing += missing;
             totals.penalty += c.penalty * missing;
         }

@@ -38,8 +38,8 @@ impl Teacher {
     /// Returns the prices that minimise the dual of the rest of the episode: `rows` of its day, from the current request on.
     pub fn solve(&mut self, replay: &Replay, day: &DayModel, rows: impl Iterator<Item = usize> + Clone) -> &[f64] {
         let (episode, state) = (&replay.episode, &replay.state);
-        let remaining = |demand: &[f32]| -> Vec<f64> {
-            demand.iter().zip(&state.delivered).map(|(&d, &o)| f64::from(d - o).max(0.0)).collect()
+        let remaining = |demand: &[f64]| -> Vec<f64> {
+            demand.iter().zip(&state.delivered).map(|(d, o)| (d - o).max(0.0)).collect()
         };
         let (owed, left) = (remaining(&episode.owed), remaining(&episode.left));
         let penalty: Vec<f64> = day.contracts.iter().map(|c| c.penalty).collect();
@@ -87,7 +87,7 @@ impl Teacher {
         for &j in &live {
             let c = &replay.day.contracts[j];
             lesson.labels.push(((prices[j] / c.penalty) as f32).clamp(0.0, 1.0));
-            let remaining = f64::from(replay.episode.owed[j] - replay.state.delivered[j]);
+            let remaining = replay.episode.owed[j] - replay.state.delivered[j];
             // The cost of a wrong price grows with the value of the remaining demand.
             let stake =
                 c.penalty / replay.day.unit * remaining / (replay.episode.thinning * replay.day.traffic.total());

@@ -121,20 +121,20 @@ impl LearnedPolicy {
 
 /// Returns the number of contract `j`'s impressions that count as delivered: the observed ones and, with the outlook, also the
 /// unconfirmed ones.
-fn counted(policy: &settings::Policy, replay: &Replay, j: usize) -> f32 {
+fn counted(policy: &settings::Policy, replay: &Replay, j: usize) -> f64 {
     let state = &replay.state;
     if policy.outlook { state.delivered[j] } else { state.observed[j] }
 }
 
 /// Returns the part of contract `j`'s next impression that is owed, as far as the policy knows.
 pub fn unit_owed(policy: &settings::Policy, replay: &Replay, j: usize) -> f64 {
-    f64::from((replay.episode.owed[j] - counted(policy, replay, j)).clamp(0.0, 1.0))
+    (replay.episode.owed[j] - counted(policy, replay, j)).clamp(0.0, 1.0)
 }
 
 /// Writes the actor's input row for contract `j`.
 pub fn write_row(policy: &settings::Policy, replay: &Replay, of: &ContractMoment, j: usize, out: &mut [f32]) {
     let (base, beyond) = out.split_at_mut(FEATURES);
-    of.write(counted(policy, replay, j), base);
+    of.write(counted(policy, replay, j) as f32, base);
     if policy.outlook {
         outlook::write(replay, j, beyond);
     }

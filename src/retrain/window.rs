@@ -10,11 +10,10 @@ use std::str::FromStr;
 
 use anyhow::{Context as _, ensure};
 use jiff::SignedDuration;
-use jiff::civil::Date;
 
 use crate::log::compiled::Contract;
 use crate::log::day::Day;
-use crate::log::schema::{AdType, ControlRow, DayFile, InventoryRow, TrackRow};
+use crate::log::schema::{AdType, ControlRow, InventoryRow, TrackRow};
 use crate::log::write::{self, TableWriter};
 use crate::log::{CompileOptions, RawDay};
 use crate::plan::forecast::Node;
@@ -135,7 +134,7 @@ impl Span<'_> {
             std::fs::create_dir_all(dir)?;
             write::control(&dir.join("control.tsv"), &contracts, (self.day.start_ms, self.day.end_ms()))?;
             write::inventory(&dir.join("inventory.tsv"), &self.inventory(forecast))?;
-            self.write_day(dir)?;
+            write::calendar(dir, &self.day)?;
             let mut track = TableWriter::create(&dir.join("track_log.tsv"))?;
             std::io::Write::write_all(&mut track, format!("{}\n", write::TRACK_HEADER).as_bytes())?;
             rows.iter().try_for_each(|row| write::track_row(&mut track, row))?;
@@ -143,21 +142,6 @@ impl Span<'_> {
         };
         write().with_context(|| format!("cannot write {}", dir.display()))?;
         Ok(true)
-    }
-
-    /// Writes the day's own calendar, so that hours have the same meaning.
-    fn write_day(&self, dir: &Path) -> std::io::Result<()> {
-        let midnight = self.day.date.parse::<Date>().ok().and_then(|d| d.to_zoned(jiff::tz::TimeZone::UTC).ok());
-        let utc = midnight.map_or(self.day.start_ms as i64, |z| z.timestamp().as_millisecond());
-        let offset = (utc - self.day.start_ms as i64) / MINUTE_MS as i64;
-        let file = DayFile { date: self.day.date.clone(), utc_offset_minutes: offset as i32 };
-        write::day(dir, &file)?;
-        let hours = self.day.length_ms as f64 / 3_600_000.0;
-        if hours != 24.0 {
-            let text = std::fs::read_to_string(dir.join("day.toml"))?;
-            std::fs::write(dir.join("day.toml"), format!("{text}hours = {hours:?}\n"))?;
-        }
-        Ok(())
     }
 
     /// Returns the contract as owed in the window; `None` where it owes nothing.

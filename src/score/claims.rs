@@ -73,13 +73,18 @@ impl From<Stored> for Claims {
 const MOST: usize = 2_000_000;
 
 impl Claims {
-    pub fn push(&mut self, offset: u64, request_id: u64, claim: Claim) {
+    /// Remembers a claim. Returns the oldest one with its time, if it is forgotten for want of room.
+    #[must_use = "what is forgotten counts as shown"]
+    pub fn push(&mut self, offset: u64, request_id: u64, claim: Claim) -> Option<(u64, Claim)> {
+        let mut forgotten = None;
         if self.made.len() == MOST {
-            self.counted_until = self.made[0].offset + 1;
-            self.forget_oldest();
+            let offset = self.made[0].offset;
+            self.counted_until = offset + 1;
+            forgotten = self.forget_oldest().map(|claim| (offset, claim));
         }
         self.numbers.insert(request_id, self.forgotten + self.made.len() as u64);
         self.made.push_back(Made { offset, request_id, claim });
+        forgotten
     }
 
     fn place(&self, request_id: u64) -> Option<usize> {
@@ -131,6 +136,20 @@ impl Claims {
         Self { made, counted_until, ..Self::default() }
     }
 
+    /// The contract of each claim that no exposure has settled.
+    pub fn unsettled(&self) -> impl Iterator<Item = usize> + '_ {
+        let latest = |(number, made): &(u64, &Made)| self.numbers.get(&made.request_id) == Some(number);
+        let claims = (self.forgotten..).zip(&self.made).filter(latest).map(|(_, made)| made.claim);
+        claims.filter(|claim| !claim.settled).filter_map(|claim| claim.contract).map(|j| j as usize)
+    }
+
+    /// Gives contracts other places: `to` has that of each; `None` for one that is gone.
+    pub fn of_contracts(&mut self, to: &[Option<u32>]) {
+        for Made { claim, .. } in &mut self.made {
+            claim.contract = claim.contract.and_then(|j| to[j as usize]);
+        }
+    }
+
     /// Whether all claims name contracts of a day of so many.
     pub fn fit(&self, contracts: usize) -> bool {
         self.made.iter().map(|made| &made.claim).all(|claim| {
@@ -151,7 +170,7 @@ mod tests {
     fn a_later_claim_replaces_an_earlier_one_of_the_same_request_before_and_after_saving() {
         let mut claims = Claims::default();
         for (offset, request_id, ad_id) in [(1, 7, 70), (2, 8, 80), (3, 7, 71)] {
-            claims.push(offset, request_id, claim(ad_id));
+            assert_eq!(claims.push(offset, request_id, claim(ad_id)), None);
         }
         let stored: Claims = Stored::from(claims.clone()).into();
         for mut claims in [claims, stored] {
@@ -167,7 +186,7 @@ mod tests {
     #[test]
     fn of_the_newest_the_older_ones_count_as_shown() {
         let mut claims = Claims::default();
-        (0..10).for_each(|i| claims.push(i, i, claim(i)));
+        (0..10).for_each(|i| assert_eq!(claims.push(i, i, claim(i)), None));
         let newest: Claims = Stored::from(claims.newest(3)).into();
         assert_eq!((newest.counted_until(), newest.get(6), newest.get(7)), (7, None, Some(claim(7))));
         assert_eq!(claims.newest(100).counted_until(), 0);

@@ -1,11 +1,22 @@
 //! Decisions that are counted as shown; and what was really shown: exposures confirm choices, correct them, or fail to come.
 
-use crate::env::Choice;
+use crate::env::{Choice, State};
 use crate::log::error::BadValue;
 use crate::log::schema::TrackRow;
 
 use super::claims::{Claim, Exposure};
-use super::scorer::{Decision, Scorer};
+use super::scorer::{Decision, ScoreOptions, Scorer};
+
+/// What an exposure told a scorer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Heard {
+    /// It was counted, or confirms what was.
+    News,
+    /// The request is not remembered, and nothing was counted. It may have been said before.
+    Unknown,
+    /// It was said before.
+    Repeated,
+}
 
 impl Scorer {
     /// Scores a request, chooses an ad and counts it.
@@ -40,12 +51,27 @@ impl Scorer {
         if self.options.exposures
             && let Some(claim) = self.claim(choice)
         {
-            self.claims.push(self.now, request_id, claim);
+            self.remember(request_id, claim);
         }
         if self.options.exposures && self.options.confirm_within_s.is_some() {
             self.replay.claim(choice);
         } else {
             self.replay.show(choice);
+        }
+    }
+
+    /// Remembers what was chosen on a request, and forgets the oldest choice for want of room.
+    fn remember(&mut self, request_id: u64, claim: Claim) {
+        if let Some(forgotten) = self.claims.push(self.now, request_id, claim) {
+            Self::count_as_shown(&mut self.replay.state, self.options, forgotten);
+        }
+    }
+
+    /// Counts a choice that is forgotten as shown: nothing can confirm it any more.
+    pub(super) fn count_as_shown(state: &mut State, options: ScoreOptions, (offset, claim): (u64, Claim)) {
+        if options.confirm_within_s.is_some() && !claim.settled {
+            let contract = claim.contract.map(|j| j as usize);
+            state.confirm(contract, offset, claim.pctr.into(), claim.worth.into());
         }
     }
 
@@ -82,36 +108,36 @@ impl Scorer {
         }
     }
 
-    /// Takes in what was really shown; in any order, repeats are ignored. Whether it was news.
+    /// Takes in what was really shown; in any order, repeats are ignored.
     ///
     /// An exposure of a request that is not remembered counts for its contract, once.
-    pub fn confirm(&mut self, exposure: Exposure) -> bool {
+    pub fn confirm(&mut self, exposure: Exposure) -> Heard {
         let shown = self.rules.contract(exposure.ad_id);
         let confirmed = self.options.confirm_within_s.is_some();
         let at = exposure.ts_ms.saturating_sub(self.day.start_ms).min(self.now);
         let state = &mut self.replay.state;
         let Some(claim) = self.claims.get_mut(exposure.request_id) else {
             if at < self.claims.counted_until() {
-                // Forgotten, and counted when it was chosen.
-                return false;
+                // Counted when it was chosen, or when it was forgotten.
+                return Heard::Unknown;
             }
             if let Some(j) = shown {
                 state.delivered[j as usize] += 1.0;
                 state.confirm(Some(j as usize), at, self.replay.day.contract_pctr, 0.0);
             }
             let claim = Claim { ad_id: exposure.ad_id, contract: shown, pctr: 0.0, worth: 0.0, settled: true };
-            self.claims.push(self.now, exposure.request_id, claim);
-            return shown.is_some();
+            self.remember(exposure.request_id, claim);
+            return if shown.is_some() { Heard::News } else { Heard::Unknown };
         };
         if std::mem::replace(&mut claim.settled, true) {
-            return false;
+            return Heard::Repeated;
         }
         let claim = *claim;
         if claim.ad_id == exposure.ad_id {
             if confirmed {
                 state.confirm(claim.contract.map(|j| j as usize), at, claim.pctr.into(), claim.worth.into());
             }
-            return true;
+            return Heard::News;
         }
         if let Some(j) = claim.contract {
             state.delivered[j as usize] -= 1.0;
@@ -123,6 +149,6 @@ impl Scorer {
             state.delivered[j as usize] += 1.0;
             state.confirm(Some(j as usize), at, self.replay.day.contract_pctr, 0.0);
         }
-        true
+        Heard::News
     }
 }

@@ -33,8 +33,9 @@ mod stream;
 
 pub use claims::{Claim, Exposure};
 pub use delivered::{Arrived, Delivered, delivered, delivered_by, exposures};
+pub use counting::Heard;
 pub use errands::{Errand, Finished};
-pub use saved::Saved;
+pub use saved::{AnotherDay, Restored, Saved};
 pub use scorer::{Decision, ScoreOptions, Scorer};
 pub use served::{DayFiles, ServedDay, ServedPolicy, ServedValues};
 pub use stream::{Format, Requests, StreamReport, stream};

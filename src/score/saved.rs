@@ -1,5 +1,7 @@
 //! A scorer's state as bytes: for going on after an end, and for scoring at a state that was recorded.
 
+use std::collections::HashMap;
+
 use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
@@ -9,7 +11,25 @@ use crate::env::State;
 use super::claims::Claims;
 use super::scorer::Scorer;
 
-const MAGIC: &[u8; 8] = b"ADMXSCR2";
+/// A state of another day than the one that is scored.
+#[derive(Debug, thiserror::Error)]
+#[error("it was saved on another day than {date}")]
+pub struct AnotherDay {
+    date: String,
+}
+
+/// How a scorer goes on from saved bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Restored {
+    /// Whether the policy goes on as it was. If not, another one saved the state or the contracts have changed: the counts are taken over, and the
+    /// policy begins anew from them.
+    pub goes_on: bool,
+    /// Contracts of the control table that the state has no counts of, and those whose counts it has for nothing.
+    pub new_contracts: usize,
+    pub gone_contracts: usize,
+}
+
+const MAGIC: &[u8; 8] = b"ADMXSCR3";
 /// Whatever a length field says, no more than this is read ahead.
 const LIMIT: usize = 1 << 30;
 
@@ -47,7 +67,7 @@ impl Scorer {
     }
 
     /// A copy of the state of bounded size: displays whose delivery has not been observed count as observed, and of the choices
-    /// to be confirmed the newest `claims` are kept.
+    /// to be confirmed the newest `claims` are kept; older ones count as shown ([`Scorer::restore`]).
     pub fn counts(&self, claims: usize) -> Saved {
         let mut state = self.replay.state.clone();
         state.observe_all();
@@ -69,29 +89,40 @@ impl Scorer {
         }
     }
 
-    /// Goes on from saved bytes. Returns false where another policy saved them: then the counts are taken over, and the policy
-    /// begins anew from them.
+    /// Goes on from saved bytes. Contracts may have changed since: each keeps its counts by its ad id.
     ///
     /// # Errors
-    /// Bytes that are damaged or of another day; the scorer is as it was.
-    pub fn restore(&mut self, bytes: &[u8]) -> anyhow::Result<bool> {
+    /// [`AnotherDay`], and bytes that are damaged; the scorer is as it was.
+    pub fn restore(&mut self, bytes: &[u8]) -> anyhow::Result<Restored> {
         let body = bytes.strip_prefix(MAGIC).context("it is not a saved scorer of this version")?;
         let (checksum, body) = body.split_first_chunk::<8>().context("it ends within its header")?;
         ensure!(XxHash3_64::oneshot(body) == u64::from_le_bytes(*checksum), "its checksum does not fit, it is damaged");
         let config = bincode::config::standard().with_limit::<LIMIT>();
-        let (saved, _): (Saved, usize) = bincode::serde::decode_from_slice(body, config)?;
-        let contracts = &self.replay.day.contracts;
-        let same = contracts.len() == saved.contracts.len()
-            && contracts.iter().zip(&saved.contracts).all(|(c, &ad_id)| c.ad_id == ad_id);
-        ensure!(saved.start_ms == self.day.start_ms, "it was saved on another day than {}", self.day.date);
-        ensure!(same, "it was saved with other contracts; the control table must name the same in the same order");
+        let (mut saved, _): (Saved, usize) = bincode::serde::decode_from_slice(body, config)?;
+        if saved.start_ms != self.day.start_ms {
+            return Err(AnotherDay { date: self.day.date.clone() }.into());
+        }
         ensure!(saved.rate_seed == self.options.rate_seed, "it was saved with --rate-seed {}", saved.rate_seed);
-        let n = contracts.len();
+        let n = saved.contracts.len();
         ensure!(saved.state.fits(n) && saved.claims.fit(n), "its counters are malformed");
-        let own = saved.version == self.version;
+        let contracts = &self.replay.day.contracts;
+        let places: HashMap<u64, usize> = saved.contracts.iter().copied().zip(0..).collect();
+        let from: Vec<Option<usize>> = contracts.iter().map(|c| places.get(&c.ad_id).copied()).collect();
+        let same = from.len() == n && from.iter().enumerate().all(|(j, from)| *from == Some(j));
+        let kept = from.iter().flatten().count();
+        if !same {
+            let mut to = vec![None; n];
+            from.iter().zip(0..).for_each(|(from, j)| from.iter().for_each(|&from| to[from] = Some(j)));
+            saved.state = saved.state.of_contracts(&from, &to);
+            saved.claims.of_contracts(&to);
+        }
+        let own = same && saved.version == self.version;
         if own {
             // The last thing that can fail: the scorer is as it was until here.
             self.policy.load(&self.replay, &saved.policy)?;
+        }
+        if self.options.confirm_within_s.is_some() {
+            self.count_forgotten(&mut saved);
         }
         self.replay.state = saved.state;
         self.now = saved.now;
@@ -104,6 +135,18 @@ impl Scorer {
         self.claims = saved.claims;
         self.late = saved.late;
         self.begun = own && saved.begun;
-        Ok(own)
+        Ok(Restored { goes_on: own, new_contracts: from.len() - kept, gone_contracts: n - kept })
+    }
+
+    /// Counts choices that are not among the saved claims as shown, for nothing can confirm them any more.
+    fn count_forgotten(&self, saved: &mut Saved) {
+        let mut open = vec![0.0; saved.state.delivered.len()];
+        saved.claims.unsettled().for_each(|j| open[j] += 1.0);
+        for (j, open) in open.iter().enumerate() {
+            let forgotten = saved.state.delivered[j] - saved.state.observed[j] - open;
+            for _ in 0..forgotten.max(0.0) as u64 {
+                saved.state.confirm(Some(j), saved.now, self.replay.day.contract_pctr, 0.0);
+            }
+        }
     }
 }

@@ -114,8 +114,8 @@ impl Scorer {
         for (&ad_id, &count) in delivered {
             match self.rules.contract(ad_id) {
                 Some(j) => {
-                    self.replay.state.delivered[j as usize] = count as f32;
-                    self.replay.state.observed[j as usize] = count as f32;
+                    self.replay.state.delivered[j as usize] = count as f64;
+                    self.replay.state.observed[j as usize] = count as f64;
                 }
                 None => unknown.push(ad_id),
             }
@@ -135,7 +135,7 @@ impl Scorer {
     }
 
     /// Contracts with their true and observed deliveries since the day began.
-    pub fn deliveries(&self) -> impl Iterator<Item = (u64, f32, f32)> + '_ {
+    pub fn deliveries(&self) -> impl Iterator<Item = (u64, f64, f64)> + '_ {
         let state = &self.replay.state;
         let counts = state.delivered.iter().zip(&state.observed);
         self.replay.day.contracts.iter().zip(counts).map(|(c, (&delivered, &observed))| (c.ad_id, delivered, observed))

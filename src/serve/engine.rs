@@ -12,7 +12,7 @@ use crate::log::day::Day;
 use crate::log::error::BadValue;
 use crate::log::schema::TrackRow;
 use crate::score::json::{JsonDecision, JsonId, JsonRequest};
-use crate::score::{Decision, Errand, Exposure, Finished, Scorer};
+use crate::score::{Decision, Errand, Exposure, Finished, Heard, Scorer};
 
 use super::error::ApiError;
 use super::journal::Journal;
@@ -123,16 +123,17 @@ impl Engine {
         for JsonExposure { request_id, ad_id, ts_ms } in exposures {
             let (request_id, ad_id) = (request_id.value(), ad_id.value());
             let exposure = Exposure { request_id, ad_id, ts_ms };
-            let (is_news, contract, claim) = {
+            let (heard, contract, claim) = {
                 let mut scorer = self.scorer();
                 let claim = scorer.claimed(request_id);
                 (scorer.confirm(exposure), scorer.is_contract(ad_id), claim)
             };
-            if is_news {
-                news += 1;
-                if let Some(journal) = &self.journal {
-                    dropped += usize::from(journal.exposure(exposure, arrival_ms, contract, claim).is_err());
-                }
+            news += u64::from(heard == Heard::News);
+            // It was shown, whether or not the request is remembered. Whoever reads the journal leaves repeats out.
+            if heard != Heard::Repeated
+                && let Some(journal) = &self.journal
+            {
+                dropped += usize::from(journal.exposure(exposure, arrival_ms, contract, claim).is_err());
             }
         }
         self.metrics.exposed(news);

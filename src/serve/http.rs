@@ -27,7 +27,7 @@ const POLL: Duration = Duration::from_millis(50);
 /// How long requests under way may take at the end.
 const LAST: Duration = Duration::from_secs(10);
 /// Bytes of a body that is too large which are read and dropped, so that its sender gets to the answer.
-const MOST_DROPPED: usize = 64 << 20;
+const MOST_DROPPED: usize = Limits::MOST_BODY;
 /// Bytes of bodies that are held at once, in kibibytes.
 const HELD_KIB: usize = 256 << 10;
 

@@ -1,17 +1,18 @@
 //! Day directories of what came in and what was shown: the input of tomorrow's training.
 
-use std::fs::{File, OpenOptions};
-use std::io::{BufWriter, Seek as _, SeekFrom, Write as _};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{BufWriter, Write as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 
-use crate::log::schema::{AdType, DayFile, ExposureRow, TrackRow};
-use crate::log::{day, write};
+use crate::log::schema::{AdType, ExposureRow, TrackRow};
+use crate::log::{table, write};
 use crate::score::{Claim, DayFiles, Exposure, ServedDay};
 
 /// Rows that may wait to be written.
@@ -36,28 +37,20 @@ pub struct Journal {
 pub struct Dropped;
 
 impl Journal {
-    /// Opens `folder/<date>` for the day: its control table, inventory and `day.toml` are copied there, rows are appended.
+    /// Opens `folder/<date>` for the day: its control table and inventory are copied there, `day.toml` is written, rows are appended.
     ///
     /// # Errors
-    /// A folder that cannot be written.
+    /// A folder that cannot be written, or that another server writes.
     pub fn open(folder: &Path, served: &ServedDay, files: &DayFiles) -> anyhow::Result<Self> {
         let dir = folder.join(&served.day.date);
         let failed = || format!("cannot write the journal {}", dir.display());
         std::fs::create_dir_all(&dir).with_context(failed)?;
         for (name, path) in [("control", Some(&files.control)), ("inventory", files.inventory.as_ref())] {
             if let Some(path) = path {
-                let ending =
-                    path.file_name().and_then(|n| n.to_str()).and_then(|n| n.split_once('.')).map_or("tsv", |n| n.1);
-                let to = dir.join(format!("{name}.{ending}"));
-                if path.canonicalize().ok() != to.canonicalize().ok() {
-                    std::fs::copy(path, to).with_context(failed)?;
-                }
+                copy_table(path, &dir, name).with_context(failed)?;
             }
         }
-        let midnight = day::parse_date(&served.day.date).map_err(anyhow::Error::msg)? * 86_400_000;
-        let offset = (midnight - served.day.start_ms as i64) / 60_000;
-        write::day(&dir, &DayFile { date: served.day.date.clone(), utc_offset_minutes: offset as i32 })
-            .with_context(failed)?;
+        write::calendar(&dir, &served.day).with_context(failed)?;
         let requests = append(&dir.join("track_log.tsv"), write::TRACK_HEADER).with_context(failed)?;
         let exposures = append(&dir.join("joined_exposure.tsv"), write::EXPOSURE_HEADER).with_context(failed)?;
         let (lines, to_write) = sync_channel(WAITING);
@@ -121,13 +114,38 @@ impl Journal {
     }
 }
 
+/// Copies a table, a file or a folder of parts, into a day's directory, where it is called `name` and keeps its ending.
+fn copy_table(path: &Path, dir: &Path, name: &str) -> anyhow::Result<()> {
+    let to = dir.join(table::name_of_copy(path, name));
+    if path.canonicalize().ok() == to.canonicalize().ok() {
+        return Ok(());
+    }
+    for part in table::parts(path)? {
+        let to = match part.strip_prefix(path) {
+            Ok(within) if !within.as_os_str().is_empty() => to.join(within),
+            _ => to.clone(),
+        };
+        std::fs::create_dir_all(to.parent().unwrap_or(dir))?;
+        std::fs::copy(part, to)?;
+    }
+    Ok(())
+}
+
+/// A table of the journal, locked: nobody else appends to it meanwhile.
+type Table = BufWriter<File>;
+
 /// Opens a table for appending; a last line that a killed server left unfinished is cut off.
-fn append(path: &Path, header: &str) -> std::io::Result<BufWriter<File>> {
-    let mut file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path)?;
-    let bytes = std::fs::read(path)?;
-    let whole = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
-    file.set_len(whole as u64)?;
-    file.seek(SeekFrom::End(0))?;
+fn append(path: &Path, header: &str) -> anyhow::Result<Table> {
+    let file = OpenOptions::new().create(true).append(true).read(true).open(path)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            bail!("another server writes {}: end it, or give this one another --journal", path.display())
+        }
+        Err(TryLockError::Error(e)) => return Err(e.into()),
+    }
+    let whole = end_of_lines(&file)?;
+    file.set_len(whole)?;
     let mut file = BufWriter::with_capacity(1 << 18, file);
     if whole == 0 {
         writeln!(file, "{header}")?;
@@ -135,7 +153,23 @@ fn append(path: &Path, header: &str) -> std::io::Result<BufWriter<File>> {
     Ok(file)
 }
 
-fn write_all(lines: &Receiver<Line>, mut requests: BufWriter<File>, mut exposures: BufWriter<File>) {
+/// Where the last whole line of a file ends. In the evening the file is large: it is read from its end.
+fn end_of_lines(file: &File) -> std::io::Result<u64> {
+    let mut block = vec![0; 1 << 16];
+    let mut end = file.metadata()?.len();
+    while end > 0 {
+        let begin = end.saturating_sub(block.len() as u64);
+        let block = &mut block[..(end - begin) as usize];
+        file.read_exact_at(block, begin)?;
+        if let Some(at) = block.iter().rposition(|b| *b == b'\n') {
+            return Ok(begin + at as u64 + 1);
+        }
+        end = begin;
+    }
+    Ok(0)
+}
+
+fn write_all(lines: &Receiver<Line>, mut requests: Table, mut exposures: Table) {
     let mut told = false;
     let mut flushed = Instant::now();
     loop {
@@ -159,5 +193,70 @@ fn write_all(lines: &Receiver<Line>, mut requests: BufWriter<File>, mut exposure
     }
     if let Err(e) = requests.flush().and_then(|()| exposures.flush()) {
         tracing::error!("the end of the journal cannot be written: {e}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::day::Day;
+    use crate::log::schema::DAY_MS;
+
+    #[test]
+    fn an_unfinished_line_is_cut_off_wherever_it_begins() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("table.tsv");
+        let block = 1 << 16;
+        for (whole, rest) in [(0, 0), (0, 5), (7, 0), (7, 3), (block, 0), (block, 2 * block), (3 * block + 1, block - 1)] {
+            let mut bytes = vec![b'x'; whole + rest];
+            if let Some(last) = whole.checked_sub(1) {
+                bytes[last] = b'\n';
+            }
+            std::fs::write(&path, &bytes).unwrap();
+            let mut table = append(&path, "head").unwrap();
+            writeln!(table, "more").unwrap();
+            table.flush().unwrap();
+            let head = if whole == 0 { "head\n" } else { "" };
+            let expected = [&bytes[..whole], head.as_bytes(), b"more\n"].concat();
+            assert!(std::fs::read(&path).unwrap() == expected, "{whole} and {rest}");
+        }
+    }
+
+    #[test]
+    fn a_second_server_does_not_write_the_same_table() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("table.tsv");
+        let first = append(&path, "head").unwrap();
+        let error = append(&path, "head").unwrap_err().to_string();
+        assert!(error.contains("--journal"), "{error}");
+        drop(first);
+        append(&path, "head").unwrap();
+    }
+
+    /// The day is read back with all of its hours, and its tables under the names by which they are found.
+    #[test]
+    fn a_journal_keeps_the_length_of_its_day_and_finds_its_tables_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let day = Day { date: "2026-10-25".into(), start_ms: 20_751 * DAY_MS - 7_200_000, length_ms: 25 * 3_600_000 };
+        let control = dir.path().join("contracts-2026.10.25.tsv.gz");
+        std::fs::write(&control, "anything").unwrap();
+        let inventory = dir.path().join("inventory");
+        std::fs::create_dir(&inventory).unwrap();
+        std::fs::write(inventory.join("part-0.csv"), "a part").unwrap();
+        let files = DayFiles { control, inventory: Some(inventory), day: None };
+        let served = ServedDay { day: day.clone(), contracts: vec![], forecast: None, values: None };
+        Journal::open(&dir.path().join("days"), &served, &files).unwrap().close();
+        let written = dir.path().join("days/2026-10-25");
+        assert_eq!(Day::read(&written).unwrap(), Some(day));
+        let found = |name| table::find(&written, name).unwrap();
+        assert_eq!(found("control"), Some(written.join("control.tsv.gz")));
+        assert_eq!(std::fs::read(found("inventory").unwrap().join("part-0.csv")).unwrap(), b"a part");
+
+        // A file with another ending is read as text.
+        let files = DayFiles { control: dir.path().join("control.txt"), inventory: None, day: None };
+        std::fs::write(&files.control, "anything").unwrap();
+        Journal::open(&dir.path().join("others"), &served, &files).unwrap().close();
+        let written = dir.path().join("others/2026-10-25");
+        assert_eq!(table::find(&written, "control").unwrap(), Some(written.join("control.tsv")));
     }
 }

@@ -1,15 +1,16 @@
 //! What is done beside serving: counts saved every second, a new policy put in place.
 
+use std::fs::{File, OpenOptions, TryLockError};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 
 use crate::files::replace;
 use crate::policy::file::PolicyFile;
-use crate::score::{Scorer, ServedDay, ServedPolicy};
+use crate::score::{AnotherDay, Restored, Scorer, ServedDay, ServedPolicy};
 
 use super::engine::{Engine, now_ms};
 use super::options::ServeOptions;
@@ -113,6 +114,24 @@ impl Keeper {
     }
 }
 
+/// Locks the counts, which are replaced again and again, by a file beside them.
+///
+/// # Errors
+/// Another server that keeps its counts there, or a folder that cannot be written.
+pub fn lock(state: &Path) -> anyhow::Result<File> {
+    let mut path = state.as_os_str().to_owned();
+    path.push(".lock");
+    let failed = || format!("cannot write {}", Path::new(&path).display());
+    let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path).with_context(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            bail!("another server keeps its counts in {}: end it, or give this one another --state", state.display())
+        }
+        Err(TryLockError::Error(e)) => Err(e).with_context(failed),
+    }
+}
+
 /// Goes on from the counts of an earlier server, if there are any of this day; says so.
 ///
 /// # Errors
@@ -124,17 +143,28 @@ pub fn take_over(scorer: &mut Scorer, state: &Path) -> anyhow::Result<bool> {
         Err(e) => return Err(e).with_context(|| format!("cannot read the counts {}", state.display())),
     };
     match scorer.restore(&bytes) {
-        Ok(_) => {
-            let shown: f32 = scorer.deliveries().map(|(_, delivered, _)| delivered).sum();
+        Ok(restored) => {
+            let Restored { new_contracts: new, gone_contracts: gone, .. } = restored;
+            if new + gone > 0 {
+                tracing::warn!(
+                    "the control table has changed since the counts were saved: {new} contracts begin at 0, {gone} are gone; the others keep their counts"
+                );
+            }
+            let shown: f64 = scorer.deliveries().map(|(_, delivered, _)| delivered).sum();
             tracing::info!(
                 "goes on from {}: {shown} contract impressions so far; what a killed server did in its last second is not in it",
                 state.display()
             );
             Ok(true)
         }
-        Err(e) => {
-            tracing::warn!("{}: {e:#}; the day begins anew", state.display());
+        Err(e) if e.is::<AnotherDay>() => {
+            tracing::info!("{}: {e}; this day begins anew", state.display());
             Ok(false)
         }
+        Err(e) => Err(e.context(format!(
+            "cannot go on from the counts {}; without them all contracts would be delivered again. Move the file away to begin at 0, or at the counts of \
+             --delivered",
+            state.display()
+        ))),
     }
 }

@@ -84,7 +84,7 @@ impl Metrics {
     }
 
     /// The exposition; `deliveries` are ad id, true and observed count of each contract.
-    pub fn text(&self, version: &str, deliveries: impl Iterator<Item = (u64, f32, f32)>) -> String {
+    pub fn text(&self, version: &str, deliveries: impl Iterator<Item = (u64, f64, f64)>) -> String {
         let mut out = String::new();
         let head = |out: &mut String, name: &str, kind: &str, help: &str| {
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");

@@ -13,6 +13,7 @@ mod keeper;
 mod metrics;
 mod options;
 
+use std::fs::File;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -37,6 +38,8 @@ pub struct Server {
     engine: Arc<Engine>,
     keeper: Keeper,
     limits: Limits,
+    /// Of the counts: another server would overwrite them.
+    _lock: File,
 }
 
 impl Server {
@@ -59,6 +62,7 @@ impl Server {
             tracing::warn!("{new}");
         }
         options.score = ScoreOptions { exposures: true, stateless: false, ..options.score };
+        let lock = keeper::lock(&options.state)?;
         let mut scorer = Scorer::new(&day, &policy, options.score)?;
         if !keeper::take_over(&mut scorer, &options.state)? {
             begin(&mut scorer)?;
@@ -97,7 +101,8 @@ impl Server {
             started.elapsed().as_secs_f64()
         );
         let limits = options.limits;
-        Ok(Self { listener, keeper: Keeper::new(engine.clone(), day, options), engine, limits })
+        let keeper = Keeper::new(engine.clone(), day, options);
+        Ok(Self { listener, keeper, engine, limits, _lock: lock })
     }
 
     /// Where it listens.
@@ -112,7 +117,7 @@ impl Server {
     /// again; it is also read when its file changes.
     ///
     /// # Errors
-    /// A thread that cannot be started, counts that cannot be saved.
+    /// A thread that cannot be started, a listener that cannot be used, counts that cannot be saved.
     pub fn run(self, stop: Arc<AtomicBool>, reload: Arc<AtomicBool>) -> anyhow::Result<()> {
         let ended = Arc::new(AtomicBool::new(false));
         let (mut keeper, told) = (self.keeper, ended.clone());
@@ -124,10 +129,11 @@ impl Server {
             }
             keeper.save()
         })?;
-        http::serve(self.listener, self.engine.clone(), self.limits, &stop)?;
+        // However it ends, the counts are saved and the journal is closed.
+        let served = http::serve(self.listener, self.engine.clone(), self.limits, &stop);
         ended.store(true, Ordering::Relaxed);
         let saved = keeping.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the keeper ended early")));
         self.engine.close();
-        saved
+        served.and(saved)
     }
 }

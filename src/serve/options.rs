@@ -34,6 +34,11 @@ pub struct Limits {
     pub connections: usize,
 }
 
+impl Limits {
+    /// The largest `body`: a quarter of what bodies may take at once.
+    pub const MOST_BODY: usize = 64 << 20;
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self { body: 4 << 20, patience: Duration::from_secs(10), connections: 1024 }

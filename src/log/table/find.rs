@@ -50,6 +50,22 @@ impl Kind {
     }
 }
 
+/// Returns the name under which [`find`] finds a copy of the table at `path` as the table `name`.
+pub fn name_of_copy(path: &Path, name: &str) -> String {
+    let own = path.file_name().unwrap_or_default().to_string_lossy();
+    let ends = |ending: &&&str| own.strip_suffix(**ending).is_some_and(|rest| rest.ends_with('.'));
+    let ending = match (TEXTS.iter().chain([&PARQUET]).find(ends), Kind::of(path)) {
+        (Some(ending), _) => ending,
+        (None, _) if path.is_dir() => return name.to_owned(),
+        (None, Some(Kind::Parquet)) => PARQUET,
+        // Read as text, whatever it is called.
+        (None, _) if own.ends_with(".gz") => "tsv.gz",
+        (None, _) if own.ends_with(".zst") => "tsv.zst",
+        (None, _) => "tsv",
+    };
+    format!("{name}.{ending}")
+}
+
 /// Returns the file or the directory of part files in `dir` that holds table `name`; `None` where there is none.
 ///
 /// # Errors

@@ -56,9 +56,9 @@ impl DualDescent {
 
     fn descend(&mut self, replay: &Replay) {
         for (j, c) in replay.day.contracts.iter().enumerate() {
-            let owed = f64::from(replay.episode.owed[j]);
+            let owed = replay.episode.owed[j];
             let Some(planned) = c.planned_share(replay.observed_until()).filter(|_| owed > 0.0) else { continue };
-            let delivered = f64::from(replay.state.observed[j]) / owed;
+            let delivered = replay.state.observed[j] / owed;
             let (planned_before, delivered_before) = std::mem::replace(&mut self.last[j], (planned, delivered));
             let short = (planned - planned_before) - (delivered - delivered_before);
             // Minus the click's worth keeps a contract out as well as any lower price.

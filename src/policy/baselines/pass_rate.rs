@@ -33,9 +33,9 @@ impl PassRate {
 
     fn adjust(&mut self, replay: &Replay) {
         for (j, c) in replay.day.contracts.iter().enumerate() {
-            let owed = f64::from(replay.episode.owed[j]);
+            let owed = replay.episode.owed[j];
             let Some(planned) = c.planned_share(replay.observed_until()) else { continue };
-            let ahead = f64::from(replay.state.observed[j]) > planned * owed;
+            let ahead = replay.state.observed[j] > planned * owed;
             self.rates[j] *= if ahead { 1.0 - self.step } else { 1.0 + self.step };
             self.rates[j] = self.rates[j].clamp(LEAST, 1.0);
         }

@@ -50,9 +50,9 @@ impl Pid {
         let time = replay.day.traffic.before(replay.offset()) / total;
         let dt = (time - self.time).max(1e-6);
         for (j, c) in replay.day.contracts.iter().enumerate() {
-            let owed = f64::from(replay.episode.owed[j]);
+            let owed = replay.episode.owed[j];
             let Some(planned) = c.planned_share(replay.observed_until()).filter(|_| owed > 0.0) else { continue };
-            let error = planned - f64::from(replay.state.observed[j]) / owed;
+            let error = planned - replay.state.observed[j] / owed;
             let held = (self.bids[j] >= c.penalty && error > 0.0) || (self.bids[j] <= 1e-6 && error < 0.0);
             if !held {
                 self.integral[j] += error * dt;

@@ -24,7 +24,7 @@ impl Policy for ContractFirst {
         const ABOVE_ALL: f64 = 1e12;
         for (score, c) in contracts.iter_mut().zip(replay.candidates()) {
             let j = c.contract as usize;
-            let remaining = f64::from(replay.episode.owed[j] - replay.state.observed[j]);
+            let remaining = replay.episode.owed[j] - replay.state.observed[j];
             let supply = &replay.day.contracts[j].supply;
             let left = (supply.total() - supply.before(replay.offset())) * replay.episode.thinning;
             *score = if remaining > 0.0 { ABOVE_ALL * (1.0 + remaining / (left + 1.0)) } else { c.click };

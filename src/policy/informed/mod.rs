@@ -108,8 +108,8 @@ impl Today {
 
     /// Returns the mean of the futures' hindsight prices.
     fn solve(&mut self, replay: &Replay, from: u64, first: bool) -> Vec<f64> {
-        let remaining = |demand: &[f32]| -> Vec<f64> {
-            demand.iter().zip(&replay.state.delivered).map(|(&d, &o)| f64::from(d - o).max(0.0)).collect()
+        let remaining = |demand: &[f64]| -> Vec<f64> {
+            demand.iter().zip(&replay.state.delivered).map(|(d, o)| (d - o).max(0.0)).collect()
         };
         let (owed, left) = (remaining(&replay.episode.owed), remaining(&replay.episode.left));
         let roots = self.belief.roots();

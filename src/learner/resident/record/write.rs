@@ -63,8 +63,8 @@ impl Writer<'_> {
             let (start, low, high) = bids.terms(j);
             *to = TermsRecord {
                 there: 1.0,
-                owed: episode.owed[j],
-                left: episode.left[j],
+                owed: episode.owed[j] as f32,
+                left: episode.left[j] as f32,
                 market_gain: terms.market_gain as f32,
                 features: terms.features,
                 start: (start + f64::from(episode.start_error[j])) as f32,
@@ -91,8 +91,8 @@ impl Writer<'_> {
         for (j, to) in to.iter_mut().enumerate() {
             let course = moment.course(j);
             *to = CourseRecord {
-                delivered: replay.state.delivered[j],
-                observed: replay.state.observed[j],
+                delivered: replay.state.delivered[j] as f32,
+                observed: replay.state.observed[j] as f32,
                 planned: course.planned as f32,
                 supply_left: course.supply_left as f32,
                 speed: course.speed as f32,
