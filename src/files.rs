@@ -8,28 +8,44 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-/// Writes a file under a temporary name in its folder and renames it into place. The umask determines who may read it.
+/// Writes a file under a temporary name in its folder and renames it into place. The umask determines who may read it. What a symbolic link leads
+/// to is replaced, not the link; a pipe or a device is written to.
 ///
 /// # Errors
 /// Any error of the file system.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = beside(path)?;
+    let Some(path) = regular(path)? else {
+        return OpenOptions::new().write(true).open(path).and_then(|mut file| io::Write::write_all(&mut file, bytes));
+    };
+    let mut file = beside(&path)?;
     io::Write::write_all(&mut file, bytes)?;
     file.persist(path).map_err(|e| e.error)?;
     Ok(())
+}
+
+/// Returns the regular file that `path` names or can name, without symbolic links; `None` where it is a pipe or a device.
+fn regular(path: &Path) -> io::Result<Option<PathBuf>> {
+    match path.metadata() {
+        Ok(found) if found.is_file() => path.canonicalize().map(Some),
+        Ok(found) if found.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        Ok(_) => Ok(None),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Some(path.to_owned())),
+        Err(e) => Err(e),
+    }
 }
 
 /// Lets `write` write a file under a temporary name in the folder of `path`, syncs it and renames it into place: `path` holds what
 /// it held before or the whole file, and whoever has the old one open keeps it.
 ///
 /// # Errors
-/// Any error of the file system, and those of `write`.
+/// Any error of the file system, and those of `write`; a pipe or a device.
 pub fn replace_synced<T>(path: &Path, write: impl FnOnce(&Path) -> anyhow::Result<T>) -> anyhow::Result<T> {
-    let file = beside(path)?;
+    let Some(path) = regular(path)? else { anyhow::bail!("it is a pipe or a device; name a file") };
+    let file = beside(&path)?;
     let written = write(file.path())?;
     file.as_file().sync_all()?;
-    file.persist(path).map_err(|e| e.error)?;
-    File::open(folder_of(path))?.sync_all()?;
+    file.persist(&path).map_err(|e| e.error)?;
+    File::open(folder_of(&path))?.sync_all()?;
     Ok(written)
 }
 
@@ -121,6 +137,31 @@ mod tests {
         assert_eq!(read(&link, 4).unwrap(), b"text");
         assert!(open_no_follow(&link, OpenOptions::new().read(true)).is_err());
         open_no_follow(&file, OpenOptions::new().read(true)).unwrap();
+    }
+
+    /// A pipe, a device or a link was replaced by a file.
+    #[test]
+    fn only_regular_files_are_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let [link, pipe, file, new] = ["link", "pipe", "file", "new"].map(|name| folder.path().join(name));
+        std::fs::write(&file, "before").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        replace(&link, b"after").unwrap();
+        assert!(link.is_symlink() && std::fs::read(&file).unwrap() == b"after");
+        replace_synced(&link, |to| Ok(std::fs::write(to, "synced")?)).unwrap();
+        assert!(link.is_symlink() && std::fs::read(&file).unwrap() == b"synced");
+        replace(&new, b"new").unwrap();
+        assert_eq!(std::fs::read(&new).unwrap(), b"new");
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || std::fs::read(pipe).unwrap()
+        });
+        replace(&pipe, b"through").unwrap();
+        assert_eq!(reader.join().unwrap(), b"through");
+        let error = replace_synced(&pipe, |_| Ok(())).unwrap_err();
+        assert!(error.to_string().contains("name a file"), "{error}");
+        assert!(replace(Path::new("/dev/full"), b"x").is_err() && !Path::new("/dev/full").is_file());
     }
 
     #[test]

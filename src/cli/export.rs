@@ -110,7 +110,15 @@ impl Export {
         };
         let mut scorer = Scorer::new(&served, &policy, options)?;
         if let Some(path) = &self.delivered_from {
-            let unknown = scorer.begin_with(&score::delivered_by(path, at)?);
+            let (delivered, other_day) = score::delivered_by(path, &served.day, at)?;
+            if other_day > 0 {
+                tracing::warn!(
+                    "{other_day} exposures of {} are not of {} and were not counted; is it another day's file?",
+                    path.display(),
+                    served.day.date
+                );
+            }
+            let unknown = scorer.begin_with(&delivered);
             if !unknown.is_empty() {
                 tracing::info!("{} ads of {} have no control row and were not counted", unknown.len(), path.display());
             }

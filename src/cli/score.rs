@@ -1,7 +1,8 @@
 //! `admix score`: reads requests from standard input and writes scores to standard output.
 
-use std::io::{BufReader, BufWriter, Read as _, Write as _};
+use std::io::{BufReader, BufWriter, Read, Stdin, Stdout, Write};
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
@@ -146,7 +147,9 @@ impl Score {
                 );
             }
         };
-        let mut requests = Requests::new(Box::new(BufReader::with_capacity(1 << 18, std::io::stdin())), format)?;
+        let output = Output::default();
+        let input = Answered { input: std::io::stdin(), output: output.clone() };
+        let mut requests = Requests::new(Box::new(BufReader::with_capacity(1 << 18, input)), format)?;
         let first = requests.first_time(&mut bad)?.unwrap_or(0);
         let day = ServedDay::read(&self.served.files(), first)?.told(&told);
         if let Some(new) = day.new_to(&policy) {
@@ -172,13 +175,11 @@ impl Score {
                 );
             }
         }
-        let mut output = BufWriter::with_capacity(1 << 18, std::io::stdout().lock());
-        let report = match score::stream(&mut scorer, &mut requests, &exposures, format, &mut output, &mut bad) {
+        let report = match score::stream(&mut scorer, &mut requests, &exposures, format, &mut { output }, &mut bad) {
             Ok(report) => report,
             Err(e) if is_broken_pipe(&e) => return Ok(Exit::Done),
             Err(e) => return Err(e),
         };
-        output.flush()?;
         if let Some(path) = &self.save_state {
             let saved = replace(path, &scorer.save());
             saved.with_context(|| format!("cannot write the state {}", path.display()))?;
@@ -196,8 +197,60 @@ impl Score {
             }
             tracing::warn!("{skipped}");
         }
+        if report.other_day > 0 {
+            tracing::warn!(
+                "{} exposures are not of {} and were not counted; is --exposures another day's file?",
+                report.other_day,
+                scorer.day().date
+            );
+        }
+        if report.unknown > 0 {
+            tracing::warn!("{} exposures are of requests that were not decided here, and change nothing", report.unknown);
+        }
         tracing::info!("{} requests decided, {} candidates scored", report.decided, report.candidates);
         Ok(Exit::Done)
+    }
+}
+
+/// Standard output, buffered.
+#[derive(Clone)]
+struct Output(Arc<Mutex<BufWriter<Stdout>>>);
+
+impl Default for Output {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(BufWriter::with_capacity(1 << 18, std::io::stdout()))))
+    }
+}
+
+impl Output {
+    fn buffer(&self) -> MutexGuard<'_, BufWriter<Stdout>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let written = self.buffer().write(bytes);
+        written.map_err(|e| std::io::Error::new(e.kind(), format!("cannot write to standard output: {e}")))
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        let flushed = self.buffer().flush();
+        flushed.map_err(|e| std::io::Error::new(e.kind(), format!("cannot write to standard output: {e}")))
+    }
+}
+
+/// Input that is read on only when all that came before is answered: whoever sends a request and waits gets the decision.
+struct Answered {
+    input: Stdin,
+    output: Output,
+}
+
+impl Read for Answered {
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        // What fails here fails again when it is written next.
+        let _ = self.output.flush();
+        self.input.read(bytes)
     }
 }
 

@@ -225,6 +225,9 @@ impl Train {
         let fresh = self.run_dir.as_ref().is_none_or(|root| !root.exists());
         let directory =
             node::directory(job, self.run_dir.as_deref(), self.resume.is_some(), || self.first_directory())?;
+        if node.is_first() {
+            directory.check_manifest()?;
+        }
         let told = (!node.is_alone()).then(|| Told::of(&settings.data)).transpose()?;
         // Logs are compared once the first node has compiled them.
         let common = Common {

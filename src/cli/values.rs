@@ -257,6 +257,8 @@ fn learn(
     if directory.manifest().exists() {
         values::check_resume(directory, settings, &prepared)?;
         say!("the run that was begun here goes on");
+    } else if node.is_first() {
+        directory.check_manifest()?;
     }
     directory.replace(&directory.config(), settings.to_toml().as_bytes())?;
     prepared.write(directory)?;

@@ -186,7 +186,7 @@ impl PolicyFile {
     }
 }
 
-/// Replaces a file by rename. The content is synced to disk before the rename, and everyone may read it.
+/// Replaces a file by rename. Content and name are synced to disk, and everyone may read it.
 ///
 /// # Errors
 /// If the folder does not accept it; the old file stays.
@@ -198,6 +198,7 @@ pub fn replace(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     file.as_file().set_permissions(Permissions::from_mode(0o644))?;
     file.as_file().sync_all()?;
     file.persist(path)?;
+    std::fs::File::open(folder)?.sync_all()?;
     Ok(())
 }
 

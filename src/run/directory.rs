@@ -119,6 +119,21 @@ impl RunDirectory {
         Ok(Self { root, _lock: Some(file) })
     }
 
+    /// Checks that snapshots here are of a run that says what it is. Without its manifest, a run with another configuration would go on from them.
+    ///
+    /// # Errors
+    /// Snapshots and no manifest.
+    pub fn check_manifest(&self) -> anyhow::Result<()> {
+        let has_some = std::fs::read_dir(self.checkpoints()).is_ok_and(|mut entries| entries.next().is_some());
+        if has_some && !self.manifest().exists() {
+            bail!(
+                "the run directory {} holds snapshots of a run, and its manifest.json is missing: put that back to go on, or choose another --run-dir",
+                self.root.display()
+            );
+        }
+        Ok(())
+    }
+
     /// Opens a run directory that main made.
     pub fn open(root: &Path) -> anyhow::Result<Self> {
         if !root.join("config.toml").is_file() {

@@ -96,7 +96,8 @@ impl Claims {
         Some(&mut self.made[place].claim)
     }
 
-    pub fn get(&self, request_id: u64) -> Option<Claim> {
+    #[cfg(test)]
+    fn get(&self, request_id: u64) -> Option<Claim> {
         Some(self.made[self.place(request_id)?].claim)
     }
 

@@ -16,6 +16,8 @@ pub enum Heard {
     Unknown,
     /// It was said before.
     Repeated,
+    /// It is of another day than the one that is scored, and of no request that is remembered; nothing was counted.
+    OtherDay,
 }
 
 impl Scorer {
@@ -41,10 +43,6 @@ impl Scorer {
         Ok(())
     }
 
-    /// What was chosen on a request, where it is remembered.
-    pub fn claimed(&self, request_id: u64) -> Option<Claim> {
-        self.claims.get(request_id)
-    }
 
     /// Counts a choice on the current request.
     fn count(&mut self, choice: Choice, request_id: u64) {
@@ -117,6 +115,9 @@ impl Scorer {
         let at = exposure.ts_ms.saturating_sub(self.day.start_ms).min(self.now);
         let state = &mut self.replay.state;
         let Some(claim) = self.claims.get_mut(exposure.request_id) else {
+            if !self.day.contains(exposure.ts_ms) {
+                return Heard::OtherDay;
+            }
             if at < self.claims.counted_until() {
                 // Counted when it was chosen, or when it was forgotten.
                 return Heard::Unknown;

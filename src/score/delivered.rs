@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 use crate::log::LogError;
+use crate::log::day::Day;
 use crate::log::table::{Column, Row, Table, optional, read_strict, required};
 
 use super::claims::Exposure;
@@ -64,17 +65,20 @@ pub fn exposures(path: &Path) -> Result<Vec<Arrived>, LogError> {
     Ok(all)
 }
 
-/// Counts the impressions of an exposure table that were shown before `until_ms`; of a request only the first.
+/// Counts the impressions of an exposure table that were shown on a day before `until_ms`; of a request only the first. Returns how many rows are of
+/// another day, too.
 ///
 /// # Errors
 /// An unreadable table, or its first bad row.
-pub fn delivered_by(path: &Path, until_ms: u64) -> Result<Delivered, LogError> {
-    let mut counts = Delivered::new();
+pub fn delivered_by(path: &Path, day: &Day, until_ms: u64) -> Result<(Delivered, u64), LogError> {
+    let (mut counts, mut other_day) = (Delivered::new(), 0);
     let mut seen = HashSet::new();
     for Arrived { exposure, auction, .. } in exposures(path)? {
-        if !auction && exposure.ts_ms < until_ms && seen.insert(exposure.request_id) {
+        if !day.contains(exposure.ts_ms) {
+            other_day += 1;
+        } else if !auction && exposure.ts_ms < until_ms && seen.insert(exposure.request_id) {
             *counts.entry(exposure.ad_id).or_default() += 1;
         }
     }
-    Ok(counts)
+    Ok((counts, other_day))
 }

@@ -9,6 +9,7 @@ use crate::log::schema::TrackRow;
 use crate::log::table::{Row, Table};
 use crate::log::{LogError, track};
 
+use super::counting::Heard;
 use super::delivered::Arrived;
 use super::json::{self, JsonDecision, JsonId};
 use super::scorer::{Decision, Scorer};
@@ -31,6 +32,9 @@ pub struct StreamReport {
     pub candidates: u64,
     /// Skipped lines by reason.
     pub bad: BTreeMap<&'static str, u64>,
+    /// Exposures that were not counted: those of another day, and those of requests that are not remembered.
+    pub other_day: u64,
+    pub unknown: u64,
 }
 
 /// A line's number, and its request or what is wrong with it.
@@ -198,7 +202,11 @@ pub fn stream(
         report.lines += 1;
         let decided = request.and_then(|request| {
             while let Some(arrived) = exposures.next_if(|arrived| arrived.arrival_ms <= request.ts_ms) {
-                scorer.confirm(arrived.exposure);
+                match scorer.confirm(arrived.exposure) {
+                    Heard::News | Heard::Repeated => {}
+                    Heard::Unknown => report.unknown += 1,
+                    Heard::OtherDay => report.other_day += 1,
+                }
             }
             scorer.decide(&request, &mut decision)
         });

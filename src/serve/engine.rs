@@ -108,7 +108,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes in exposures; returns how many were news.
+    /// Takes in exposures; returns how many were news, and how many are of another day.
     ///
     /// # Errors
     /// A body that is no array of exposures.
@@ -119,26 +119,26 @@ impl Engine {
             return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why, "body"));
         }
         let arrival_ms = now_ms();
-        let (mut news, mut dropped) = (0, 0);
+        let (mut news, mut other_day, mut dropped) = (0, 0, 0);
         for JsonExposure { request_id, ad_id, ts_ms } in exposures {
             let (request_id, ad_id) = (request_id.value(), ad_id.value());
             let exposure = Exposure { request_id, ad_id, ts_ms };
-            let (heard, contract, claim) = {
+            let (heard, contract) = {
                 let mut scorer = self.scorer();
-                let claim = scorer.claimed(request_id);
-                (scorer.confirm(exposure), scorer.is_contract(ad_id), claim)
+                (scorer.confirm(exposure), scorer.is_contract(ad_id))
             };
             news += u64::from(heard == Heard::News);
+            other_day += u64::from(heard == Heard::OtherDay);
             // It was shown, whether or not the request is remembered. Whoever reads the journal leaves repeats out.
-            if heard != Heard::Repeated
+            if matches!(heard, Heard::News | Heard::Unknown)
                 && let Some(journal) = &self.journal
             {
-                dropped += usize::from(journal.exposure(exposure, arrival_ms, contract, claim).is_err());
+                dropped += usize::from(journal.exposure(exposure, arrival_ms, contract).is_err());
             }
         }
         self.metrics.exposed(news);
         self.metrics.journal_dropped(dropped);
-        Ok(format!("{{\"accepted\":{news}}}").into_bytes())
+        Ok(format!("{{\"accepted\":{news},\"other_day\":{other_day}}}").into_bytes())
     }
 
     /// The dictionary's entry of a key at this moment's state.
@@ -147,6 +147,8 @@ impl Engine {
     /// A query without an ad, or an ad without an entry.
     pub fn dictionary(&self, query: &str) -> Result<Vec<u8>, ApiError> {
         let (mut ad_id, mut slot_id, mut bucket) = (None, None, None);
+        // All else is digits, which nobody encodes.
+        let query = query.replace("%2A", "*").replace("%2a", "*");
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let bad = || ApiError::new(StatusCode::BAD_REQUEST, format!("`{value}` is not a whole number"), name);
@@ -161,12 +163,13 @@ impl Engine {
         }
         let ad_id = ad_id.ok_or_else(|| ApiError::new(StatusCode::BAD_REQUEST, "is missing", "ad_id"))?;
         if bucket.is_some_and(|bucket| bucket >= export::BUCKETS) {
-            let why = format!("buckets are 0..{}", export::BUCKETS);
+            let why = format!("buckets are 0 to {}", export::BUCKETS - 1);
             return Err(ApiError::new(StatusCode::BAD_REQUEST, why, "pac_bucket"));
         }
         let entry = export::live(&mut self.scorer(), ad_id, slot_id, bucket);
         let entry = entry.ok_or_else(|| {
-            ApiError::new(StatusCode::NOT_FOUND, "no entry: unknown, out of flight or at its cap", "ad_id")
+            let why = "no entry: the ad is unknown, out of flight or at its cap, or does not target this slot";
+            ApiError::new(StatusCode::NOT_FOUND, why, "ad_id")
         })?;
         Ok(serde_json::to_vec(&entry).expect("plain values serialise"))
     }
@@ -196,7 +199,8 @@ impl Engine {
     /// Metrics in the text format of Prometheus.
     pub fn exposition(&self) -> String {
         let scorer = self.scorer();
-        self.metrics.text(scorer.version(), scorer.deliveries())
+        let without_price = self.journal.as_ref().map_or(0, Journal::without_price);
+        self.metrics.text(scorer.version(), without_price, scorer.deliveries())
     }
 
     fn send(&self, errand: Option<Errand>) {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body as _, Bytes, Incoming};
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::header::{CONTENT_TYPE, EXPECT, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -133,8 +133,8 @@ async fn route(shared: &Shared, request: Request<Incoming>) -> (&'static str, An
         (&Method::GET, "/v1/dictionary") => {
             ("dictionary", engine.dictionary(request.uri().query().unwrap_or_default()).map(json))
         }
-        (&Method::GET, "/healthz") => ("healthz", Ok((JSON, br#"{"status":"ok"}"#.to_vec()))),
-        (&Method::GET, "/metrics") => ("metrics", Ok((TEXT, engine.exposition().into_bytes()))),
+        (&Method::GET | &Method::HEAD, "/healthz") => ("healthz", Ok((JSON, br#"{"status":"ok"}"#.to_vec()))),
+        (&Method::GET | &Method::HEAD, "/metrics") => ("metrics", Ok((TEXT, engine.exposition().into_bytes()))),
         (method, path) => {
             let why = format!(
                 "no {method} {path}; there are POST /v1/score, POST /v1/exposures, GET /v1/dictionary, \
@@ -148,6 +148,15 @@ async fn route(shared: &Shared, request: Request<Incoming>) -> (&'static str, An
 /// Reads a body within the limits.
 async fn read(shared: &Shared, request: Request<Incoming>) -> Result<Vec<u8>, ApiError> {
     let limits = &shared.limits;
+    let too_large = || {
+        let why = format!("the body is larger than {} bytes", limits.body);
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why, "body")
+    };
+    let is_too_large = request.body().size_hint().lower() > limits.body as u64;
+    if is_too_large && request.headers().contains_key(EXPECT) {
+        // The sender waits for leave to send it.
+        return Err(too_large());
+    }
     let stated = request.body().size_hint().upper().map_or(limits.body, |n| n.min(limits.body as u64) as usize);
     let Ok(_held) = shared.held.try_acquire_many((stated >> 10) as u32 + 1) else {
         let why = "too many bodies at once; try again";
@@ -174,9 +183,8 @@ async fn read(shared: &Shared, request: Request<Incoming>) -> Result<Vec<u8>, Ap
         Ok::<(), ApiError>(())
     };
     let done = timeout(limits.patience, reading).await;
-    if seen > limits.body {
-        let why = format!("the body is larger than {} bytes", limits.body);
-        return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why, "body"));
+    if is_too_large || seen > limits.body {
+        return Err(too_large());
     }
     match done {
         Ok(Ok(())) => Ok(bytes),

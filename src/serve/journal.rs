@@ -1,11 +1,13 @@
 //! Day directories of what came in and what was shown: the input of tomorrow's training.
 
+use std::collections::{HashMap, VecDeque};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{BufWriter, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -13,7 +15,7 @@ use anyhow::{Context as _, bail};
 
 use crate::log::schema::{AdType, ExposureRow, TrackRow};
 use crate::log::{table, write};
-use crate::score::{Claim, DayFiles, Exposure, ServedDay};
+use crate::score::{DayFiles, Exposure, ServedDay};
 
 /// Rows that may wait to be written.
 const WAITING: usize = 1 << 16;
@@ -21,15 +23,66 @@ const FLUSH_EVERY: Duration = Duration::from_millis(500);
 /// How long rows gather before they are written: nobody is woken for a single one.
 const GATHER: Duration = Duration::from_millis(20);
 
+/// Requests whose queues are remembered for the prices of what was shown.
+const REMEMBERED: usize = 1 << 18;
+
 enum Line {
     Request(TrackRow),
-    Exposure(ExposureRow),
+    Exposure { exposure: Exposure, arrival_ms: u64, contract: bool },
+}
+
+/// The queues of the newest requests.
+#[derive(Default)]
+struct Queues {
+    order: VecDeque<u64>,
+    /// Ad id, eCPM and click probability of each entry.
+    of: HashMap<u64, Box<[(u64, f64, f64)]>>,
+}
+
+impl Queues {
+    fn remember(&mut self, row: &TrackRow) {
+        let queue = row.queue.iter().map(|entry| (entry.ad_id, entry.ecpm, entry.pctr)).collect();
+        if self.of.insert(row.request_id, queue).is_none() {
+            self.order.push_back(row.request_id);
+        }
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.of.remove(&oldest);
+        }
+    }
+
+    /// The row of an impression. Clicks and charges are not known here: a click is written as 0, a charge as the logged eCPM for one impression. `None`
+    /// for an auction ad whose price is not known: a charge of 0 would teach that it is worth nothing.
+    fn row(&self, exposure: Exposure, arrival_ms: u64, contract: bool) -> Option<ExposureRow> {
+        let Exposure { request_id, ad_id, ts_ms } = exposure;
+        let known = self.of.get(&request_id).and_then(|queue| queue.iter().find(|(id, ..)| *id == ad_id));
+        let (ecpm, pctr) = match known {
+            Some(&(_, ecpm, pctr)) => (if contract { 0.0 } else { ecpm }, pctr),
+            None if contract => (0.0, 0.0),
+            None => return None,
+        };
+        Some(ExposureRow {
+            request_id,
+            ts_ms,
+            arrival_ms,
+            ad_id,
+            ad_type: if contract { AdType::Contract } else { AdType::Auction },
+            charge: ecpm / 1000.0,
+            ecpm,
+            pctr,
+            click: false,
+            propensity: None,
+            explore: false,
+        })
+    }
 }
 
 /// Hands rows to a thread that writes them; never waits.
 pub struct Journal {
     lines: Mutex<Option<SyncSender<Line>>>,
     writer: Mutex<Option<JoinHandle<()>>>,
+    without_price: Arc<AtomicU64>,
 }
 
 /// A row that was not taken: the disk is too slow, or the journal is closed.
@@ -54,11 +107,13 @@ impl Journal {
         let requests = append(&dir.join("track_log.tsv"), write::TRACK_HEADER).with_context(failed)?;
         let exposures = append(&dir.join("joined_exposure.tsv"), write::EXPOSURE_HEADER).with_context(failed)?;
         let (lines, to_write) = sync_channel(WAITING);
+        let without_price = Arc::<AtomicU64>::default();
+        let counted = without_price.clone();
         let writer = std::thread::Builder::new()
             .name("journal".into())
-            .spawn(move || write_all(&to_write, requests, exposures))
+            .spawn(move || write_all(&to_write, requests, exposures, &counted))
             .context("cannot start the journal")?;
-        Ok(Self { lines: Mutex::new(Some(lines)), writer: Mutex::new(Some(writer)) })
+        Ok(Self { lines: Mutex::new(Some(lines)), writer: Mutex::new(Some(writer)), without_price })
     }
 
     /// A request that was decided.
@@ -69,33 +124,18 @@ impl Journal {
         self.send(Line::Request(row))
     }
 
-    /// An impression that was shown, and what was chosen there. Clicks are not known here: they are written as 0.
+    /// An impression that was shown.
     ///
     /// # Errors
     /// It was dropped.
-    pub fn exposure(
-        &self,
-        exposure: Exposure,
-        arrival_ms: u64,
-        contract: bool,
-        claim: Option<Claim>,
-    ) -> Result<(), Dropped> {
-        let Exposure { request_id, ad_id, ts_ms } = exposure;
-        let known = claim.filter(|claim| claim.ad_id == ad_id);
-        let worth = f64::from(known.map_or(0.0, |claim| claim.worth));
-        self.send(Line::Exposure(ExposureRow {
-            request_id,
-            ts_ms,
-            arrival_ms,
-            ad_id,
-            ad_type: if contract { AdType::Contract } else { AdType::Auction },
-            charge: worth,
-            ecpm: 1000.0 * worth,
-            pctr: f64::from(known.map_or(0.0, |claim| claim.pctr)),
-            click: false,
-            propensity: None,
-            explore: false,
-        }))
+    pub fn exposure(&self, exposure: Exposure, arrival_ms: u64, contract: bool) -> Result<(), Dropped> {
+        self.send(Line::Exposure { exposure, arrival_ms, contract })
+    }
+
+    /// Exposures of auction ads that were left out, because their requests are not remembered any more.
+    pub fn without_price(&self) -> u64 {
+        // Relaxed: a statistic.
+        self.without_price.load(Ordering::Relaxed)
     }
 
     /// Writes what is waiting and ends.
@@ -169,13 +209,24 @@ fn end_of_lines(file: &File) -> std::io::Result<u64> {
     Ok(0)
 }
 
-fn write_all(lines: &Receiver<Line>, mut requests: Table, mut exposures: Table) {
+fn write_all(lines: &Receiver<Line>, mut requests: Table, mut exposures: Table, without_price: &AtomicU64) {
+    let mut queues = Queues::default();
     let mut told = false;
     let mut flushed = Instant::now();
     loop {
         let mut result = match lines.try_recv() {
-            Ok(Line::Request(row)) => write::track_row(&mut requests, &row),
-            Ok(Line::Exposure(row)) => write::exposure_row(&mut exposures, &row),
+            Ok(Line::Request(row)) => {
+                queues.remember(&row);
+                write::track_row(&mut requests, &row)
+            }
+            Ok(Line::Exposure { exposure, arrival_ms, contract }) => match queues.row(exposure, arrival_ms, contract) {
+                Some(row) => write::exposure_row(&mut exposures, &row),
+                None => {
+                    // Relaxed: a statistic.
+                    without_price.fetch_add(1, Ordering::Relaxed);
+                    Ok(())
+                }
+            },
             Err(TryRecvError::Empty) => {
                 std::thread::sleep(GATHER);
                 Ok(())
@@ -200,7 +251,7 @@ fn write_all(lines: &Receiver<Line>, mut requests: Table, mut exposures: Table) 
 mod tests {
     use super::*;
     use crate::log::day::Day;
-    use crate::log::schema::DAY_MS;
+    use crate::log::schema::{DAY_MS, QueueEntry};
 
     #[test]
     fn an_unfinished_line_is_cut_off_wherever_it_begins() {
@@ -220,6 +271,42 @@ mod tests {
             let expected = [&bytes[..whole], head.as_bytes(), b"more\n"].concat();
             assert!(std::fs::read(&path).unwrap() == expected, "{whole} and {rest}");
         }
+    }
+
+    /// An exposure of another ad than the one that was chosen had a charge of 0.
+    #[test]
+    fn an_exposure_has_the_price_of_its_own_queue() {
+        let entry = |ad_id, ad_type, ecpm, pctr| QueueEntry { ad_id, ad_type, ecpm, pctr, filter: 0, boost: 1.0 };
+        let queue = vec![entry(7, AdType::Auction, 3097.9, 0.052_19), entry(9, AdType::Contract, 0.0, 0.02)];
+        let mut queues = Queues::default();
+        queues.remember(&TrackRow { request_id: 1, ts_ms: 5, slot_id: 1, region: 1, gender: 0, age: 0, user_id: None, queue });
+        let row = |request_id, ad_id, contract| queues.row(Exposure { request_id, ad_id, ts_ms: 6 }, 8, contract);
+        let shown = row(1, 7, false).unwrap();
+        assert_eq!((shown.charge, shown.ecpm, shown.pctr, shown.ts_ms, shown.arrival_ms), (3.0979, 3097.9, 0.052_19, 6, 8));
+        let shown = row(1, 9, true).unwrap();
+        assert_eq!((shown.charge, shown.ecpm, shown.pctr, shown.ad_type), (0.0, 0.0, 0.02, AdType::Contract));
+        // Of a request that is not remembered, or an ad that was not in its queue.
+        assert!(row(2, 7, false).is_none() && row(1, 8, false).is_none());
+        assert_eq!(row(2, 9, true).map(|shown| (shown.charge, shown.pctr)), Some((0.0, 0.0)));
+    }
+
+    #[test]
+    fn the_oldest_queues_are_forgotten() {
+        let mut queues = Queues::default();
+        let row = |request_id| TrackRow {
+            request_id,
+            ts_ms: 5,
+            slot_id: 1,
+            region: 1,
+            gender: 0,
+            age: 0,
+            user_id: None,
+            queue: vec![],
+        };
+        (0..REMEMBERED as u64 + 3).for_each(|id| queues.remember(&row(id)));
+        queues.remember(&row(REMEMBERED as u64));
+        assert_eq!((queues.of.len(), queues.order.len()), (REMEMBERED, REMEMBERED));
+        assert!(!queues.of.contains_key(&2) && queues.of.contains_key(&3));
     }
 
     #[test]

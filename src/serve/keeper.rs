@@ -152,7 +152,7 @@ pub fn take_over(scorer: &mut Scorer, state: &Path) -> anyhow::Result<bool> {
             }
             let shown: f64 = scorer.deliveries().map(|(_, delivered, _)| delivered).sum();
             tracing::info!(
-                "goes on from {}: {shown} contract impressions so far; what a killed server did in its last second is not in it",
+                "goes on from {}: {shown} contract impressions so far; of a server that was killed, the last second is missing",
                 state.display()
             );
             Ok(true)

@@ -146,7 +146,8 @@ pub fn open(root: &Path, how: Resume) -> anyhow::Result<RunDirectory> {
     if how != Resume::Auto && !root.join("manifest.json").is_file() {
         bail!(Refused {
             root: root.to_owned(),
-            why: "there is no run to go on with: name its --run-dir, or use --resume=auto to start one there".into()
+            why: "there is no run to go on with, for it has no manifest.json: name the run's --run-dir, or use --resume=auto to start one there"
+                .into()
         });
     }
     RunDirectory::lock(root)
