@@ -49,6 +49,17 @@ pub fn replace_synced<T>(path: &Path, write: impl FnOnce(&Path) -> anyhow::Resul
     Ok(written)
 }
 
+/// Checks before long work that a file can be written at `path`.
+///
+/// # Errors
+/// Any error of the file system.
+pub fn check_place(path: &Path) -> io::Result<()> {
+    match regular(path)? {
+        Some(path) => beside(&path).map(drop),
+        None => Ok(()),
+    }
+}
+
 fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

@@ -11,8 +11,8 @@ use crate::log::sample::{self, Sampling};
 use crate::log::wander::Wander;
 use crate::synth::{self, WorldSettings};
 
-use super::seconds::seconds;
 use super::exit::{Exit, UsageError};
+use super::numbers::{seconds, share};
 use super::output::{print_json, print_text};
 
 #[derive(Debug, Subcommand)]
@@ -25,7 +25,7 @@ pub enum Data {
     /// Rewrite a real log as log directories
     #[command(
         subcommand,
-        after_help = "Example: admix data import ipinyou --impressions imp.20130610.txt.gz --control control.tsv --out logs/ipinyou"
+        after_help = "Example: admix data import ipinyou --impressions imp.20130610.txt.gz \\\n    --control control.tsv --out logs/ipinyou"
     )]
     Import(Import),
     /// Check log directories: bad rows, units, contracts, coverage; also compiles them
@@ -56,7 +56,7 @@ pub struct Sample {
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Share of bad track rows above which the day is refused
-    #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.01, value_parser = share)]
     max_bad_share: f64,
     /// Print one JSON object
     #[arg(long)]
@@ -93,12 +93,12 @@ pub struct Synth {
 pub enum Import {
     /// Requests of the 2019 Tencent ads algorithm contest, with their whole queues
     #[command(
-        after_help = "Example: admix data import tencent2019 --track-log track_log.tsv.gz --contracts-from-log 10 --out logs/tencent"
+        after_help = "Example: admix data import tencent2019 --track-log track_log.tsv.gz \\\n    --contracts-from-log 10 --out logs/tencent"
     )]
     Tencent2019(Tencent2019),
     /// iPinYou RTB impressions, one log directory per weekday
     #[command(
-        after_help = "Example: admix data import ipinyou --impressions imp.20130610.txt.gz --control control.tsv --out logs/ipinyou"
+        after_help = "Example: admix data import ipinyou --impressions imp.20130610.txt.gz \\\n    --control control.tsv --out logs/ipinyou"
     )]
     Ipinyou(Ipinyou),
 }
@@ -144,7 +144,7 @@ pub struct Check {
     #[arg(value_name = "DIR", required = true)]
     dirs: Vec<PathBuf>,
     /// Share of bad track rows above which a log is refused
-    #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.01, value_parser = share)]
     max_bad_share: f64,
     /// Memory limit of compiling, MB, like data.memory_mb in the configuration
     #[arg(long, value_name = "MB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(16..=1 << 20))]

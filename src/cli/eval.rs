@@ -17,6 +17,7 @@ use crate::settings::Settings;
 use crate::values::{Table, Told};
 
 use super::exit::{Exit, UsageError};
+use super::numbers::share;
 use super::output::{print_json, print_text};
 use super::replayed::Replayed;
 use super::told::{ToldArguments, warn_of_delay, warn_of_logged};
@@ -25,7 +26,7 @@ use super::told::{ToldArguments, warn_of_delay, warn_of_logged};
 #[command(
     after_help = "Above the table stands what its reader has to know first: days that a policy was trained or chosen on, and days that are partly \
                   new to it.\n\n\
-                  Example: admix eval --log day-4 day-5 --policy runs/default-20261120-030000 --baselines pid,receding-horizon"
+                  Example: admix eval --log day-4 day-5 --policy runs/default-20261120-030000 \\\n    --baselines pid,receding-horizon"
 )]
 pub struct Eval {
     /// Log directories to replay
@@ -46,7 +47,7 @@ pub struct Eval {
     #[command(flatten)]
     replayed: Replayed,
     /// Share of bad track rows above which a log is refused
-    #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.01, value_parser = share)]
     max_bad_share: f64,
     #[arg(long, value_name = "NAME=VALUE", help = format!("Alter the day first: {PARTS}; several joined by `+`"))]
     stress: Option<Stress>,

@@ -22,7 +22,7 @@ use super::told::ToldArguments;
     after_help = "The day is replayed up to the request under the policy and under each baseline. Of every candidate it shows \
                   the bid, of contracts also delivery against plan, lag, the training days' price and, for a learned policy, its \
                   features; of the others, what they would have shown and what came next.\n\n\
-                  Example: admix explain --policy runs/quickstart-20261120-030000 --log data/test-0 --request 400000123"
+                  Example: admix explain --policy runs/quickstart-20261120-030000 --log data/test-0 \\\n    --request 400000123"
 )]
 pub struct Explain {
     /// Policy: a run directory (its best policy) or a policy file

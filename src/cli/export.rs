@@ -11,21 +11,22 @@ use crate::export::{self, Guard, Held, Key, Refusal};
 use crate::files::replace;
 use crate::log::schema::DAY_MS;
 use crate::log::{self, CompileOptions, table};
-use crate::plan::{Forecast, Plan};
+use crate::plan::{Forecast, Plan, Use};
 use crate::policy::ReplayOptions;
+use crate::run::leakage;
 use crate::score::{self, DayFiles, ScoreOptions, Scorer, ServedDay, ServedPolicy};
 use crate::values::Told;
 
 use super::exit::{Exit, UsageError};
 use super::output::{print_json, print_text};
-use super::seconds::{seconds, some_seconds};
+use super::numbers::{seconds, some_seconds};
 use super::told::warn_of_logged;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Exit codes: 0 written, 12 refused (nothing is written).\n\n\
     Examples, before the day and during it:\n\n    \
-    admix export --policy runs/default-1 --log day-4 --control today/control.tsv --out dictionary.tsv\n    \
-    admix export --policy runs/default-1 --log day-4 --control today/control.tsv --day today/day.toml \\\n        \
+    admix export --policy runs/default-1 --log day-4 --control today/control.tsv \\\n        --out dictionary.tsv\n    \
+    admix export --policy runs/default-1 --log day-4 --control today/control.tsv \\\n        --day today/day.toml \
     --at 14:30 --delivered-from today/joined_exposure.tsv --out dictionary.tsv")]
 pub struct Export {
     /// A run directory (its best policy), a policy file, or baseline:NAME, which needs --plan
@@ -85,7 +86,9 @@ impl Export {
         warn_of_logged("the policy", policy.plan(), &Told::Logged);
         let base = self.plan.as_deref().map(Plan::read).transpose().map_err(usage)?;
         let base = base.as_ref().unwrap_or_else(|| policy.plan());
-        let compiled = Arc::new(log::open(&self.log, CompileOptions::default())?);
+        let compiled = log::open(&self.log, CompileOptions::default())?;
+        leakage::warn_of_seen("the policy", &policy.plan().seen, std::slice::from_ref(&compiled), "--log", Use::Validation);
+        let compiled = Arc::new(compiled);
         let own = Forecast::of_directory(&self.log)?;
         let model = |plan: &Plan, vocabulary| {
             DayModel::with_forecast(compiled.clone(), own.as_ref().unwrap_or(&plan.forecast), plan, vocabulary)

@@ -5,14 +5,16 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::files;
 use crate::log::CompileOptions;
 use crate::plan::{self, Allocation, ServedDay};
 use crate::run::context::{compile_options, open_logs};
 use crate::run::leakage::Roles;
 use crate::settings::{self, Settings};
+use crate::supervisor::children::bind_to_parent;
 use crate::supervisor::prepare::Planning;
 
-use super::exit::Exit;
+use super::exit::{Exit, UsageError};
 use super::output::{print_json, print_text};
 use super::told::ToldArguments;
 
@@ -40,10 +42,19 @@ pub struct Plan {
     /// Print the plan as JSON
     #[arg(long)]
     json: bool,
+    /// End when this process does; set by the commands that start runs
+    #[arg(long, value_name = "PID", hide = true)]
+    parent: Option<i32>,
 }
 
 impl Plan {
     pub fn run(self) -> anyhow::Result<Exit> {
+        if let Some(parent) = self.parent {
+            bind_to_parent(parent)?;
+        }
+        if let Some(out) = &self.out {
+            files::check_place(out).map_err(|e| UsageError(format!("cannot write {}: {e}; name another --out", out.display())))?;
+        }
         let (settings, options) = match &self.config {
             Some(path) => {
                 let settings: Settings = settings::load(path, &[])?;

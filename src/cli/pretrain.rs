@@ -12,7 +12,7 @@ use super::exit::{Exit, UsageError};
 
 #[derive(Debug, Args)]
 #[command(after_help = "scripts/pretrain and scripts/pretrain-volume make the starts that come with this program.\n\n\
-                        Example: admix pretrain --config configs/synth/volatile.toml --seed 100 --worlds 200 \
+                        Example: admix pretrain --config configs/synth/volatile.toml --seed 100 --worlds 200 \\\n    \
                         --out start.safetensors")]
 pub struct Pretrain {
     /// World file from which every world is drawn

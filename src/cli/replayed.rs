@@ -5,7 +5,7 @@ use clap::Args;
 use crate::score::ScoreOptions;
 use crate::settings::Settings;
 
-use super::seconds::seconds;
+use super::numbers::seconds;
 
 #[derive(Debug, Clone, Copy, Args)]
 pub struct Replayed {

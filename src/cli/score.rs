@@ -13,12 +13,12 @@ use crate::score::{self, DayFiles, Format, Requests, ScoreOptions, Scorer, Serve
 
 use super::exit::{Exit, UsageError};
 use super::replayed::Replayed;
-use super::seconds::some_seconds;
+use super::numbers::some_seconds;
 use super::told::warn_of_delay;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Example, a day of a log directory scored as `eval` decides it:\n\n    \
-    admix score --policy runs/default-1 --control day-4/control.tsv --inventory day-4/inventory.tsv \\\n        \
+    admix score --policy runs/default-1 --control day-4/control.tsv \\\n        --inventory day-4/inventory.tsv \
     --day day-4/day.toml < day-4/track_log.tsv > scores.tsv")]
 pub struct Score {
     #[command(flatten)]

@@ -16,15 +16,15 @@ use crate::serve::{Limits, ServeOptions, Server};
 
 use super::exit::{Exit, UsageError};
 use super::score::Served;
-use super::seconds::some_seconds;
+use super::numbers::some_seconds;
 
 #[derive(Debug, Args)]
 #[command(
     after_help = "Routes: POST /v1/score, POST /v1/exposures, GET /v1/dictionary, GET /healthz, GET /metrics; docs/serving.md has \
     them.\nSIGHUP reads the policy again, SIGTERM and Ctrl-C end in order.\n\
     Without --day the server serves the UTC date at its start. JOBS/current.safetensors is the policy of a nightly job.\n\nExample:\n\n    \
-    admix serve --policy jobs/current.safetensors --control today/control.tsv --day today/day.toml --journal days/\n    \
-    curl -s -d '{\"request_id\":1,\"ts_ms\":1773100801000,\"slot_id\":1,\"region\":3,\"gender\":1,\"age\":2,\\\n      \
+    admix serve --policy jobs/current.safetensors --control today/control.tsv --day today/day.toml \\\n        --journal days/\n    \
+    curl -s -d '{\"request_id\":1,\"ts_ms\":1773100801000,\"slot_id\":1,\"region\":3,\"gender\":1,\"age\":2,\n      \
     \"queue\":[{\"ad_id\":7,\"type\":\"C\",\"ecpm\":0,\"pctr\":0.004,\"filter\":0}]}' 127.0.0.1:8080/v1/score"
 )]
 pub struct Serve {

@@ -40,7 +40,7 @@ use super::output::print_text;
                   Several learners, and several machines under mpirun: docs/ranks.md.\n\n\
                   Examples:\n  \
                   admix train --config configs/quickstart.toml\n  \
-                  admix train --config configs/default.toml --set 'data.train=[\"day-0\", \"day-1\"]' --set 'data.validation=[\"day-2\"]'"
+                  admix train --config configs/default.toml --set 'data.train=[\"day-0\", \"day-1\"]' \\\n      --set 'data.validation=[\"day-2\"]'"
 )]
 pub struct Train {
     /// Configuration file (TOML); configs/ has examples

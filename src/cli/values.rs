@@ -30,6 +30,7 @@ use crate::values::{Fields, ValueModel, model, ratios};
 use super::device::{self, Choice};
 use super::exit::{Exit, UsageError};
 use super::node;
+use super::numbers::share;
 use super::output::{print_json, print_text};
 
 /// CPU seconds of a rank from which on it is told how evenly ranks share the work: less says little.
@@ -58,14 +59,14 @@ pub struct Ratios {
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Share of bad track rows above which a log is refused
-    #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.01, value_parser = share)]
     max_bad_share: f64,
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  admix data synth --config configs/synth/values.toml --out worlds/v\n  \
                         admix values train --config configs/values.toml --run-dir runs/v \\\n      \
-                        --set 'values.train=[\"worlds/v/day-0\", \"worlds/v/day-1\"]' --set 'values.validation=[\"worlds/v/day-2\"]'")]
+                        --set 'values.train=[\"worlds/v/day-0\", \"worlds/v/day-1\"]' \\\n      --set 'values.validation=[\"worlds/v/day-2\"]'")]
 pub struct Train {
     /// Configuration file (TOML); configs/values.toml names every key
     #[arg(long, value_name = "FILE")]
@@ -124,7 +125,7 @@ pub struct Eval {
     #[arg(long = "log", value_name = "DIR", required = true, num_args = 1..)]
     logs: Vec<PathBuf>,
     /// Share of bad track rows above which a log is refused
-    #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.01, value_parser = share)]
     max_bad_share: f64,
     /// Print one JSON object per line, one line per log
     #[arg(long)]
@@ -353,7 +354,7 @@ impl Eval {
         let model = read(&self.values)?;
         let options = CompileOptions { max_bad_share: self.max_bad_share, ..CompileOptions::default() };
         let fields = model.fields.len();
-        let learned = training_points(&self.values, options, &model.fields);
+        let (learned, seen) = training_points(&self.values, options, &model.fields).unzip();
         let mut reports = Vec::new();
         let (mut losses, mut logged) = (Vec::new(), Vec::new());
         for dir in &self.logs {
@@ -363,6 +364,9 @@ impl Eval {
             logged.extend(report::losses(&joined, fields, None, dispersion));
             if let Some(complaint) = joined.counts.complaint() {
                 tracing::warn!("{}: {complaint}", joined.log.name());
+            }
+            if joined.log.content().is_some_and(|content| seen.iter().flatten().any(|seen| *seen == content)) {
+                tracing::warn!("the model was learned from {}: figures on it are too good", joined.log.name());
             }
             let report = report::compare(&joined, fields, &mut model.predictor(), learned.as_ref());
             if self.json {
@@ -385,28 +389,37 @@ impl Eval {
 }
 
 fn read(dir: &Path) -> anyhow::Result<ValueModel> {
+    if let Some(stage) = ValueModel::unfinished(dir) {
+        tracing::warn!(
+            "the training in {} is not finished ({stage}/ has no outcome): this is the model so far. Go on with --resume",
+            dir.display()
+        );
+    }
     ValueModel::read(dir).map_err(|e| UsageError(format!("{e:#}")).into())
 }
 
-/// Reads the logged points of the days that the model was trained on, if they still exist.
-fn training_points(dir: &Path, options: CompileOptions, fields: &Fields) -> Option<Points> {
+/// Reads the logged points of the days that the model was trained on, if they still exist; and what their logs contain.
+fn training_points(dir: &Path, options: CompileOptions, fields: &Fields) -> Option<(Points, Vec<String>)> {
     let roots = [dir.to_owned(), dir.join("..")];
     let ValueSettings { values, .. } =
         roots.iter().find_map(|r| ValueSettings::read_resolved(&r.join("config.toml")).ok())?;
     // The days that the model has seen: for a run with a refit, validation days as well.
     let refit = values.refit && dir.join(model::REFIT).join("values").exists();
     let days = values.train.iter().chain(values.validation.iter().filter(|_| refit));
-    let mut points = Points::default();
+    let (mut points, mut contents) = (Points::default(), Vec::new());
     for dir in days {
         match join(dir, options, fields, Share::ALL) {
-            Ok(joined) => points.extend(Points::of(&joined, fields.len(), None)),
+            Ok(joined) => {
+                points.extend(Points::of(&joined, fields.len(), None));
+                contents.extend(joined.log.content());
+            }
             Err(e) => {
                 tracing::warn!("no simpler corrections to compare with: {e}");
                 return None;
             }
         }
     }
-    Some(points)
+    Some((points, contents))
 }
 
 fn render(reports: &[ValueReport]) -> String {

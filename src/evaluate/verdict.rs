@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bootstrap::{Block, difference_interval};
 use super::entry::UNTRAINED;
+use super::logged;
 use super::report::{DayReport, Kind, PolicyReport};
 
 /// Result of a comparison by the paired interval.
@@ -159,7 +160,7 @@ impl Judgement {
         };
         let best = match basis.best_baseline_by {
             ChosenOn::Validation => "the best baseline on the validation days",
-            ChosenOn::Hindsight => "the best baseline of these days (no validation days are known)",
+            ChosenOn::Hindsight => "the best baseline of these days (the best one of the validation days is not among them, or not known)",
         };
         let word = match v.decision {
             Decision::Better => "BETTER than",
@@ -191,11 +192,12 @@ impl Judgement {
             );
         }
         if v.decision == Decision::Worse {
-            text += &format!(
-                "It is not worth deploying: serve the baseline (--policy baseline:{} --plan RUN_DIR), or train longer or on more \
-                 days.\n",
-                v.against
-            );
+            // What the platform did so far is its own to keep; nothing here can serve it.
+            let instead = match v.against == logged::NAME {
+                true => "keep what showed the logged ads".to_owned(),
+                false => format!("serve the baseline (--policy baseline:{} --plan RUN_DIR)", v.against),
+            };
+            text += &format!("It is not worth deploying: {instead}, or train longer or on more days.\n");
         }
         text
     }

@@ -17,6 +17,7 @@ use serde::Serialize;
 use crate::run::RunDirectory;
 use crate::run::flight::Event;
 use crate::shm::RunNames;
+use crate::values::ValueModel;
 
 use memory::Memory;
 use record::Manifest;
@@ -74,8 +75,13 @@ pub fn inspect(dir: &Path, events: usize) -> anyhow::Result<Inspection> {
                 .into(),
         );
     }
+    let stage = manifest.as_ref().filter(|m| m.is_values()).and_then(|_| ValueModel::unfinished(directory.root()));
+    if let Some(stage) = stage.filter(|_| !alive) {
+        notes.push(format!("its stage {stage} was begun and not finished: `admix inspect` shows it in {}, and --resume goes on", directory.root().join(stage).display()));
+    }
     let state = match &manifest {
         _ if alive => State::Alive,
+        _ if stage.is_some() => State::Killed,
         Some(m) if m.failure.is_some() => State::Failed,
         Some(m) if m.ended.is_some() => State::Ended,
         _ => State::Killed,

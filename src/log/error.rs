@@ -33,6 +33,19 @@ pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
+/// Says which columns a header has.
+fn header(found: &str) -> String {
+    if found.trim().is_empty() { "the file has no header, it is empty".into() } else { format!("the header has: {found}") }
+}
+
+/// Says what to do about a column that stands twice.
+fn twice(column: &str) -> &'static str {
+    match column.parse::<f64>() {
+        Ok(_) => "these are values: the line with the names of the columns is missing",
+        Err(_) => "keep one",
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     #[error("{path}: {cause}", path = path.display())]
@@ -43,9 +56,9 @@ pub enum LogError {
     MissingFile { dir: PathBuf, name: &'static str, hint: String },
     #[error("{dir}: both {first} and {second} are there; keep one of them", dir = dir.display())]
     Ambiguous { dir: PathBuf, first: String, second: String },
-    #[error("{path}: line 1: no column `{column}`; the header has: {found}. Add the column or rename it", path = path.display())]
+    #[error("{path}: line 1: no column `{column}`; {}. Add the column or rename it", header(found), path = path.display())]
     MissingColumn { path: PathBuf, column: &'static str, found: String },
-    #[error("{path}: line 1: column `{column}` stands twice; keep one", path = path.display())]
+    #[error("{path}: line 1: column `{column}` stands twice; {}", twice(column), path = path.display())]
     RepeatedColumn { path: PathBuf, column: String },
     #[error("{path}: line {line}, column `{column}`: `{value}`: {rule}", path = path.display(), column = bad.column, value = bad.value, rule = bad.rule)]
     BadRow { path: PathBuf, line: u64, bad: BadValue },

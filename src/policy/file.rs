@@ -70,10 +70,25 @@ impl PolicyFile {
     /// # Errors
     /// If the file is unreadable, is not a policy, or has another version.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
-        let path = Self::locate(path);
-        let bytes =
-            files::read(&path, files::MOST).with_context(|| format!("cannot read the policy {}", path.display()))?;
+        let (path, bytes) = Self::find(path)?;
         Self::decode(&bytes).with_context(|| format!("{} is not a usable policy", path.display()))
+    }
+
+    /// Finds and reads the file that a path means.
+    ///
+    /// # Errors
+    /// No file there, or one that cannot be read.
+    pub fn find(path: &Path) -> anyhow::Result<(PathBuf, Vec<u8>)> {
+        let file = Self::locate(path);
+        match files::read(&file, files::MOST) {
+            Ok(bytes) => Ok((file, bytes)),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => bail!(
+                "there is no policy {}: name a run directory, a folder of nightly jobs or a policy file{}",
+                file.display(),
+                if path.to_string_lossy().starts_with("baseline:") { "; baselines are not taken here" } else { "" }
+            ),
+            Err(e) => Err(e).with_context(|| format!("cannot read the policy {}", file.display())),
+        }
     }
 
     /// Returns the file that a path means: for a run directory its best policy, for a folder of nightly jobs the served one.

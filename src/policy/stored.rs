@@ -83,8 +83,7 @@ impl Stored {
     /// # Errors
     /// If the file is unreadable, is not a policy, or has another version.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
-        let path = PolicyFile::locate(path);
-        let bytes = std::fs::read(&path).with_context(|| format!("cannot read the policy {}", path.display()))?;
+        let (path, bytes) = PolicyFile::find(path)?;
         Self::decode(&bytes).with_context(|| format!("{} is not a usable policy", path.display()))
     }
 

@@ -65,10 +65,18 @@ pub fn find(folder: &Path, pattern: &str) -> anyhow::Result<Vec<DayDir>> {
     Ok(days)
 }
 
-/// Returns why the newest day is too old, with the dates that are missing; `None` if it is at most `max_age` days older than
-/// `today`, or if `max_age` is 0.
+/// Returns why the newest day is too old, with the dates that are missing, or that it is still to come; `None` if it is at most `max_age` days older
+/// than `today`, or if `max_age` is 0.
 pub fn stale(newest: Date, today: Date, max_age: u32) -> Option<String> {
     let age = newest.until(today).map_or(0, |span| span.get_days());
+    // East of Greenwich it is tomorrow already.
+    if max_age > 0 && age < -1 {
+        return Some(format!(
+            "the newest day is {newest}, {} days after today's UTC date: it would hide that days are missing. Remove it, or correct its date; \
+             days.max_age_days = 0 takes days of any date",
+            -age
+        ));
+    }
     if max_age == 0 || i64::from(age) <= i64::from(max_age) {
         return None;
     }
@@ -90,6 +98,8 @@ mod tests {
         for (newest, today, max_age) in [(22, 23, 1), (23, 23, 1), (24, 23, 1), (21, 23, 2), (1, 23, 0)] {
             assert_eq!(stale(day(newest), day(today), max_age), None, "{newest} {today} {max_age}");
         }
+        assert!(stale(day(25), day(23), 1).unwrap().contains("2 days after today"));
+        assert_eq!(stale(day(25), day(23), 0), None);
         assert!(stale(day(21), day(23), 1).unwrap().starts_with("2026-11-22 did not arrive"));
         assert!(stale(day(20), day(23), 2).unwrap().starts_with("2026-11-21 to 2026-11-22 did not arrive"));
         assert!(stale(Date::constant(2025, 11, 23), day(23), 30).unwrap().contains("365 days before"));

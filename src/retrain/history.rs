@@ -121,7 +121,12 @@ impl History {
         let root = root.canonicalize().with_context(|| format!("cannot use {}", root.display()))?;
         let entries = read(&root)?;
         let history = Self { root, entries, _lock: lock };
-        history.settle()?;
+        if let Err(e) = history.settle() {
+            tracing::warn!(
+                "{e:#}; {} stays as it is. Serve another policy with `admix promote --to N` or --rollback",
+                history.current().display()
+            );
+        }
         Ok(history)
     }
 
@@ -190,7 +195,7 @@ impl History {
     /// Promotes a policy: archives it under the entry's number, appends the entry, replaces the served file.
     ///
     /// # Errors
-    /// A failure to write; the served policy stays.
+    /// An archive or an entry that cannot be written; the served policy stays.
     pub fn promote(&mut self, mut entry: Entry, bytes: &[u8]) -> anyhow::Result<Entry> {
         let n = self.next();
         let path = self.archived(n);
@@ -216,10 +221,11 @@ impl History {
         self.note(entry)
     }
 
-    /// Appends an entry; an entry without a policy leaves the served one as it is.
+    /// Appends an entry; an entry without a policy leaves the served one as it is. A served file that cannot be replaced is reported, and is no
+    /// error: the entry stands.
     ///
     /// # Errors
-    /// A failure to write.
+    /// An entry that cannot be written; nothing has changed then.
     pub fn note(&mut self, mut entry: Entry) -> anyhow::Result<Entry> {
         entry.n = self.next();
         entry.serves = entry.serves.or(self.serves());
@@ -233,7 +239,10 @@ impl History {
         };
         append().with_context(|| format!("cannot write {}", path.display()))?;
         self.entries.push(entry.clone());
-        self.settle()?;
+        // The history counts, and whoever opens it next makes this good.
+        if let Err(e) = self.settle() {
+            tracing::error!("{e:#}; {} follows when the history is opened next, by `admix promote` say", self.current().display());
+        }
         Ok(entry)
     }
 
@@ -272,10 +281,13 @@ impl History {
     fn settle(&self) -> anyhow::Result<()> {
         let Some(n) = self.serves() else { return Ok(()) };
         let path = self.archived(n);
-        let bytes = std::fs::read(&path).with_context(|| format!("the served policy is gone: {}", path.display()))?;
+        let bytes =
+            std::fs::read(&path).with_context(|| format!("the archive of the served policy is gone: {}", path.display()))?;
         if std::fs::read(self.current()).is_ok_and(|current| current == bytes) {
             return Ok(());
         }
+        // A file that was damaged in the archive must not take the place of one that serves.
+        Stored::read(&path)?;
         file::replace(&self.current(), &bytes).with_context(|| format!("cannot write {}", self.current().display()))
     }
 }

@@ -7,9 +7,17 @@
 //! must not deliver less by more than an allowed shortage. It has to beat more than the incumbent: where a tuned baseline is better than
 //! both, the baseline is promoted.
 //!
-//! [`config`] is the job's file. [`days`] finds the day directories, [`roles`] assigns their roles, and [`check`] decides which can be used
-//! and how they drift. [`values`] chooses the values of the night, [`training`] runs trainings as processes. [`judge`] has the rule of promotion (difference in share, shortage), [`window`] cuts windows of a day for the refresh during the day, [`history`]
-//! records promotions, and [`night`] is one night from lock to entry.
+//! | file | what it is |
+//! |---|---|
+//! | [`config`] | the job's file |
+//! | [`days`], [`roles`] | the day directories, and which of them train, validate and are held out |
+//! | [`check`] | which days can be used, and how they drift |
+//! | [`values`] | the values of the night |
+//! | [`training`] | trainings, run as processes |
+//! | [`judge`] | the rule of promotion: difference in share, shortage |
+//! | [`window`] | windows of a day, for the refresh during the day |
+//! | [`history`] | what was promoted, and why |
+//! | [`night`] | one night from lock to entry |
 
 pub mod check;
 pub mod config;

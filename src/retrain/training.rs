@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use serde_json::Value;
 
+use crate::run::snapshot;
 use crate::settings::{self, Settings};
 use crate::study::jobs;
 use crate::supervisor::interrupt::Interrupt;
@@ -77,7 +78,10 @@ pub fn policy(
         arguments.extend(["--set".into(), set.into()]);
     }
     match plan {
-        None => arguments.push("--resume=auto".into()),
+        None => {
+            discard_unreadable(run)?;
+            arguments.push("--resume=auto".into());
+        }
         Some(plan) => {
             // A refresh is short, so a killed one starts again.
             if run.exists() {
@@ -91,6 +95,18 @@ pub fn policy(
     }
     say!("training on {}; progress: admix watch {}", Roles::labels(&roles.train).join(", "), run.display());
     execute("training", arguments, run, interrupt)
+}
+
+/// Removes a run none of whose snapshots can be read: the night begins its training anew.
+fn discard_unreadable(run: &Path) -> anyhow::Result<()> {
+    let snapshots = run.join("checkpoints");
+    if snapshot::folder::numbers(&snapshots).is_ok_and(|numbers| !numbers.is_empty())
+        && snapshot::newest(&snapshots)?.is_none()
+    {
+        tracing::warn!("no snapshot in {} can be read; training begins anew", run.display());
+        std::fs::remove_dir_all(run).with_context(|| format!("cannot remove {}", run.display()))?;
+    }
+    Ok(())
 }
 
 /// Trains a value model in the directory `run`.

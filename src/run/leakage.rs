@@ -15,19 +15,18 @@ use crate::plan::{Seen, Use};
 pub struct Roles(HashMap<String, (String, PathBuf)>);
 
 impl Roles {
-    /// Adds a day in a role, for example `data.train`. The same day twice in one role is not leakage.
+    /// Adds a day in a role, for example `data.train`.
     ///
     /// # Errors
-    /// [`Leak`] where the same day has another role.
+    /// [`Leak`] where the same day has a role already.
     pub fn add(&mut self, role: &str, dir: &Path, log: &CompiledLog) -> Result<(), Leak> {
         let Some(content) = log.content() else { return Ok(()) };
         match self.0.get(&content) {
-            Some((other, first)) if other != role => Err(Leak {
+            Some((other, first)) => Err(Leak {
                 first: (other.clone(), first.clone()),
                 second: (role.to_owned(), dir.to_owned()),
                 date: log.day().date.clone(),
             }),
-            Some(_) => Ok(()),
             None => {
                 self.0.insert(content, (role.to_owned(), dir.to_owned()));
                 Ok(())
@@ -50,7 +49,7 @@ impl Roles {
     }
 }
 
-/// The same day in two roles.
+/// The same day in two roles, or twice in one.
 #[derive(Debug)]
 pub struct Leak {
     /// Role and directory of the first use.
@@ -62,6 +61,15 @@ pub struct Leak {
 impl fmt::Display for Leak {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ((role, dir), (other_role, other)) = (&self.first, &self.second);
+        if role == other_role {
+            return write!(
+                f,
+                "{} and {} ({role}) hold the same day, {}. Counted twice, it makes figures look surer than they are: name it once",
+                dir.display(),
+                other.display(),
+                self.date
+            );
+        }
         if dir == other {
             write!(f, "{} stands in {role} and in {other_role}", dir.display())?;
         } else {

@@ -17,6 +17,7 @@ use crate::evaluate::verdict::{self, Decision, Verdict};
 use crate::evaluate::{DayReport, PolicyReport};
 use crate::report::{CHOSEN, RunReport};
 use crate::run::RunDirectory;
+use crate::values::ValueModel;
 
 pub use text::render;
 
@@ -125,7 +126,7 @@ impl Listed {
         let config: Table = toml::from_str(&std::fs::read_to_string(dir.join("config.toml"))?)?;
         let outcome = &manifest["outcome"];
         let state = match (outcome["reason"].as_str(), manifest["failure"].as_str()) {
-            (Some(reason), _) => reason,
+            (Some(reason), _) if ValueModel::unfinished(dir).is_none() => reason,
             (_, Some(_)) => "failed",
             // Another user's lock cannot be examined.
             _ if RunDirectory::inspect(dir)?.is_in_use().unwrap_or(false) => "running",

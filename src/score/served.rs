@@ -124,8 +124,7 @@ impl ServedPolicy {
     /// No such policy, or a baseline without the plan that it needs.
     pub fn open(policy: &str, plan: Option<&Path>) -> anyhow::Result<Self> {
         let Some(name) = policy.strip_prefix(BASELINE) else {
-            let path = PolicyFile::locate(Path::new(policy));
-            let bytes = std::fs::read(&path).with_context(|| format!("cannot read the policy {}", path.display()))?;
+            let (path, bytes) = PolicyFile::find(Path::new(policy))?;
             let version = format!("{:016x}", XxHash3_64::oneshot(&bytes));
             let stored =
                 Stored::decode(&bytes).with_context(|| format!("{} is not a usable policy", path.display()))?;

@@ -15,8 +15,6 @@ use crate::supervisor::children::this_program;
 use crate::supervisor::interrupt::Interrupt;
 
 const POLL: Duration = Duration::from_millis(50);
-/// Time for an interrupted run to end in order before it is signalled again, which ends it at once.
-const GRACE: Duration = Duration::from_secs(5);
 
 /// One execution of this program.
 #[derive(Debug)]
@@ -70,17 +68,18 @@ impl Drop for Running {
     }
 }
 
-/// Runs the jobs in order, `at_once` at a time, and calls `ended` for each. On an interrupt the running ones are ended and no
-/// more are started.
+/// Runs the jobs in order, `at_once` at a time, and calls `ended` for each. Each interrupt is passed on to those that run, and no
+/// more are started: a run saves at the first one, for which it has a grace period of its own, and ends at once at the second.
 ///
-/// Children die with the thread that started them, so this must not run on a thread that ends before them.
+/// Children that were given `--parent` die with this process, and with the thread that started them, so this must not run on a thread that ends
+/// before them.
 ///
 /// # Errors
 /// A process that cannot be started or waited for.
 pub fn run(jobs: &[Job], at_once: usize, interrupt: &Interrupt, ended: &mut dyn FnMut(Ended)) -> anyhow::Result<()> {
     let mut waiting = jobs.iter().enumerate();
     let mut running: Vec<Running> = Vec::new();
-    let mut told: (usize, Instant) = (0, Instant::now());
+    let mut told = 0;
     loop {
         let interrupts = interrupt.count();
         while interrupts == 0 && running.len() < at_once.max(1) {
@@ -90,9 +89,9 @@ pub fn run(jobs: &[Job], at_once: usize, interrupt: &Interrupt, ended: &mut dyn 
         if running.is_empty() {
             return Ok(());
         }
-        if interrupts > told.0 || (told.0 == 1 && told.1.elapsed() > GRACE) {
+        if interrupts > told {
             running.iter().for_each(Running::signal);
-            told = (told.0 + 1, Instant::now());
+            told += 1;
         }
         let mut still = Vec::new();
         for mut run in running {

@@ -90,6 +90,7 @@ impl Product {
         arguments.push("--validation".into());
         arguments.extend(w.days.validation.iter().map(|&d| dirs[d].clone().into_os_string()));
         arguments.extend(["--config".into(), config_of(&file).into(), "--out".into(), file.clone().into()]);
+        arguments.extend(["--parent".into(), std::process::id().to_string().into()]);
         let days: Vec<usize> = w.days.train.iter().chain(&w.days.validation).copied().collect();
         let inputs = inputs(dirs, &days, &settings)?;
         Ok(Self { world, kind: Kind::Plan { file }, settings, auto_actors: false, inputs, arguments })
@@ -168,6 +169,9 @@ impl Product {
         let log = match &self.kind {
             Kind::Plan { file } => {
                 make_parent(file)?;
+                for old in [stamp_of(file), file.clone()] {
+                    remove_file(&old)?;
+                }
                 let config = config_of(file);
                 std::fs::write(&config, self.settings.to_toml())
                     .with_context(|| format!("cannot write {}", config.display()))?;
@@ -201,6 +205,15 @@ impl Product {
 
     fn stamp(&self) -> String {
         format!("{}\n# {}\n", self.settings.to_toml(), self.inputs.join(" "))
+    }
+}
+
+fn remove_file(path: &Path) -> anyhow::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(e).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -150,6 +150,15 @@ impl ValueModel {
         folders.into_iter().find(|folder| folder.join(DENSE_FILE).is_file())
     }
 
+    /// The stage of a training that was begun and not finished, in its run directory: a training may learn beside, and once more.
+    pub fn unfinished(dir: &Path) -> Option<&'static str> {
+        [EQUAL, REFIT].into_iter().find(|stage| {
+            let text = std::fs::read(dir.join(stage).join("manifest.json")).unwrap_or_default();
+            let manifest: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
+            manifest.is_object() && manifest["outcome"].is_null()
+        })
+    }
+
     /// The run that the validation days chose in a run directory: the run itself, or the one in it whose exposures weigh alike.
     pub fn chosen(dir: &Path) -> PathBuf {
         let equal = dir.join(EQUAL);

@@ -4,12 +4,12 @@ use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 
 use super::report::{Directory, ImportReport};
 use crate::log::day::format_date;
 use crate::log::schema::{AdType, ControlRow, DAY_MS, DayFile, TrackRow};
-use crate::log::write;
+use crate::log::{table, write};
 
 /// The day of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,11 +36,22 @@ impl Day {
     }
 }
 
+/// Refuses a directory that holds a day: half of two days is no day.
+fn refuse_others(dir: &Path) -> Result<()> {
+    for name in table::TABLES {
+        if let Some(other) = table::find(dir, name)? {
+            bail!("{} is there already: name another --out, or remove the directory", other.display());
+        }
+    }
+    Ok(())
+}
+
 /// Writes `day.toml`, `track_log.tsv` and `control.tsv` into `dir`, which is created if necessary.
 pub(super) fn write_day(dir: &Path, day: Day, rows: &[TrackRow], control: &[ControlRow]) -> Result<Directory> {
     let date = format_date(day.number as i64);
     let failed = || format!("cannot write the log directory {}", dir.display());
     fs::create_dir_all(dir).with_context(failed)?;
+    refuse_others(dir)?;
     let file = DayFile { date: date.clone(), utc_offset_minutes: day.utc_offset_minutes };
     write::day(dir, &file).with_context(failed)?;
     let whole_day = (day.start_ms(), day.start_ms() + DAY_MS);

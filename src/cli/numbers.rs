@@ -1,4 +1,4 @@
-//! Options that are numbers of seconds.
+//! Options that are numbers with limits: times and shares.
 
 /// The most that an option may say, some thirty years; more is a mistake, and times in milliseconds overflow from it.
 const MOST: f64 = 1e9;
@@ -21,9 +21,24 @@ pub fn some_seconds(text: &str) -> Result<f64, String> {
     seconds.ok_or_else(|| format!("must be a number of seconds above 0, at most {MOST:.0}"))
 }
 
+/// Parses a share of a whole.
+///
+/// # Errors
+/// What the option must be.
+pub fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok().filter(|share: &f64| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| "must be a share, 0 to 1".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_share_is_at_most_all() {
+        assert_eq!((share("0"), share("0.01"), share("1")), (Ok(0.0), Ok(0.01), Ok(1.0)));
+        assert!(["-1", "NaN", "1.01", "7", "half"].iter().all(|text| share(text).is_err()));
+    }
 
     #[test]
     fn times_that_cannot_be_are_refused() {
