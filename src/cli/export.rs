@@ -18,8 +18,8 @@ use crate::score::{self, DayFiles, ScoreOptions, Scorer, ServedDay, ServedPolicy
 use crate::values::Told;
 
 use super::exit::{Exit, UsageError};
-use super::output::{print_json, print_text};
 use super::numbers::{seconds, some_seconds};
+use super::output::{print_json, print_text};
 use super::told::warn_of_logged;
 
 #[derive(Debug, Args)]
@@ -87,7 +87,13 @@ impl Export {
         let base = self.plan.as_deref().map(Plan::read).transpose().map_err(usage)?;
         let base = base.as_ref().unwrap_or_else(|| policy.plan());
         let compiled = log::open(&self.log, CompileOptions::default())?;
-        leakage::warn_of_seen("the policy", &policy.plan().seen, std::slice::from_ref(&compiled), "--log", Use::Validation);
+        leakage::warn_of_seen(
+            "the policy",
+            &policy.plan().seen,
+            std::slice::from_ref(&compiled),
+            "--log",
+            Use::Validation,
+        );
         let compiled = Arc::new(compiled);
         let own = Forecast::of_directory(&self.log)?;
         let model = |plan: &Plan, vocabulary| {

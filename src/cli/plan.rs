@@ -53,7 +53,8 @@ impl Plan {
             bind_to_parent(parent)?;
         }
         if let Some(out) = &self.out {
-            files::check_place(out).map_err(|e| UsageError(format!("cannot write {}: {e}; name another --out", out.display())))?;
+            files::check_place(out)
+                .map_err(|e| UsageError(format!("cannot write {}: {e}; name another --out", out.display())))?;
         }
         let (settings, options) = match &self.config {
             Some(path) => {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::retrain::{History, Job, Outcome};
+use crate::retrain::{History, Job, Outcome, history};
 
 use super::exit::{Exit, UsageError};
 use super::output::{print_json, print_text};
@@ -46,10 +46,16 @@ impl Promote {
         if !folder.join("history.jsonl").is_file() {
             return Err(UsageError(format!("{} has no history yet: no night was run", folder.display())).into());
         }
+        if self.to.is_none() && !self.rollback {
+            for entry in &history::entries(&folder)? {
+                if self.json { print_json(entry)? } else { print_text(&format!("{}\n", line(entry)))? }
+            }
+            return Ok(Exit::Done);
+        }
         let mut history = History::open(&folder)?;
         let entry = if let Some(n) = self.to {
             history.promote_again(n, Outcome::PromotedByHand).map_err(usage)?
-        } else if self.rollback {
+        } else {
             let before = history.previous();
             let Some(before) = before else {
                 let all: Vec<String> = history.archive()?.iter().map(u64::to_string).collect();
@@ -63,11 +69,6 @@ impl Promote {
                 return Err(UsageError(why).into());
             };
             history.promote_again(before, Outcome::RolledBack).map_err(usage)?
-        } else {
-            for entry in history.entries() {
-                if self.json { print_json(entry)? } else { print_text(&format!("{}\n", line(entry)))? }
-            }
-            return Ok(Exit::Done);
         };
         if self.json {
             print_json(&entry)?

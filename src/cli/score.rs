@@ -12,8 +12,8 @@ use crate::log::error::BadValue;
 use crate::score::{self, DayFiles, Format, Requests, ScoreOptions, Scorer, ServedDay, ServedPolicy, ServedValues};
 
 use super::exit::{Exit, UsageError};
-use super::replayed::Replayed;
 use super::numbers::some_seconds;
+use super::replayed::Replayed;
 use super::told::warn_of_delay;
 
 #[derive(Debug, Args)]
@@ -205,7 +205,10 @@ impl Score {
             );
         }
         if report.unknown > 0 {
-            tracing::warn!("{} exposures are of requests that were not decided here, and change nothing", report.unknown);
+            tracing::warn!(
+                "{} exposures are of requests that were not decided here, and change nothing",
+                report.unknown
+            );
         }
         tracing::info!("{} requests decided, {} candidates scored", report.decided, report.candidates);
         Ok(Exit::Done)

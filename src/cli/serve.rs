@@ -15,8 +15,8 @@ use crate::score::ScoreOptions;
 use crate::serve::{Limits, ServeOptions, Server};
 
 use super::exit::{Exit, UsageError};
-use super::score::Served;
 use super::numbers::some_seconds;
+use super::score::Served;
 
 #[derive(Debug, Args)]
 #[command(

@@ -209,12 +209,7 @@ impl Replay {
         let c = &self.candidates[i];
         let j = c.contract as usize;
         let unit = (self.episode.owed[j] - self.state.delivered[j]).clamp(0.0, 1.0);
-        Display {
-            auction: 0.0,
-            click: c.click,
-            delivery: self.day.contracts[j].penalty * unit,
-            best: self.best(),
-        }
+        Display { auction: 0.0, click: c.click, delivery: self.day.contracts[j].penalty * unit, best: self.best() }
     }
 
     /// Sets the time without a request, for computations of a policy before the first one arrives.

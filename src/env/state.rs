@@ -402,3 +402,37 @@ impl State {
         (self.auction_worth + 10.0 * expected) / (self.auction_shows + 10.0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A contract that owes 20 million was shown for ever: its count stood still at 2^24, below its cap.
+    #[test]
+    fn impressions_are_counted_beyond_two_to_the_24th() {
+        let most = f64::from(1u32 << 24);
+        let mut state = State::new(vec![most, 0.0]);
+        (state.auction_shows, state.auction_worth) = (most, most);
+        for contract in [Some(0), Some(0), None] {
+            state.show(contract, 5, 0, 0.5, 1.0);
+        }
+        assert_eq!((&state.delivered, &state.observed), (&vec![most + 2.0, 0.0], &vec![most + 2.0, 0.0]));
+        assert_eq!((state.auction_shows, state.auction_worth), (most + 1.0, most + 1.0));
+    }
+
+    #[test]
+    fn counts_follow_their_contracts() {
+        let mut state = State::new(vec![1.0, 2.0, 3.0]);
+        state.show(Some(0), 5, 100, 0.5, 0.0);
+        state.show(Some(2), 5, 100, 0.5, 0.0);
+        state.show(None, 5, 100, 0.5, 2.0);
+        // The second is gone, a new one comes first, the others change places.
+        let mut moved = state.of_contracts(&[None, Some(2), Some(0)], &[Some(2), None, Some(1)]);
+        assert!(moved.fits(3));
+        assert_eq!((&moved.delivered, &moved.observed), (&vec![0.0, 4.0, 2.0], &vec![0.0, 3.0, 1.0]));
+        moved.observe_all();
+        assert_eq!((&moved.observed, moved.auction_shows), (&vec![0.0, 4.0, 2.0], 1.0));
+        let fewer = state.of_contracts(&[Some(1)], &[None, Some(0), None]);
+        assert_eq!((&fewer.delivered, fewer.pending.len()), (&vec![2.0], 1));
+    }
+}

@@ -11,7 +11,7 @@ use crate::log::schema::AdType;
 use crate::policy::Shown;
 use crate::policy::witness::Ranking;
 
-/// Writer of `DIR/<log name>/decisions.<policy>.tsv`, a row per request.
+/// Writer of `DIR/<log name>/decisions.<policy>.tsv`, a row per request. Until all rows are there, `.unfinished` is appended to the name.
 pub struct DecisionWriter {
     folder: PathBuf,
     /// Midnight of the day, Unix milliseconds.
@@ -34,6 +34,7 @@ impl DecisionWriter {
                 policy.chars().map(|c| if c.is_alphanumeric() || "-_.:".contains(c) { c } else { '_' }).collect();
             let path = self.folder.join(format!("decisions.{name}.tsv"));
             ensure!(self.paths.insert(path.clone()), "two policies would share {}; rename one", path.display());
+            let path = unfinished(&path);
             let mut file =
                 BufWriter::new(File::create(&path).with_context(|| format!("cannot write {}", path.display()))?);
             writeln!(file, "request_id\tad_id\ttype\tts_ms\tbid\tprice\trunner_up\trunner_up_bid")?;
@@ -60,7 +61,7 @@ impl DecisionWriter {
         Ok(())
     }
 
-    /// Flushes the files.
+    /// Gives the files their names.
     ///
     /// # Errors
     /// If the disk did not accept the last rows.
@@ -68,6 +69,15 @@ impl DecisionWriter {
         for (_, mut file) in self.files {
             file.flush()?;
         }
+        for path in self.paths {
+            std::fs::rename(unfinished(&path), &path).with_context(|| format!("cannot write {}", path.display()))?;
+        }
         Ok(())
     }
+}
+
+fn unfinished(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".unfinished");
+    name.into()
 }

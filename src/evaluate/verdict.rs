@@ -160,7 +160,9 @@ impl Judgement {
         };
         let best = match basis.best_baseline_by {
             ChosenOn::Validation => "the best baseline on the validation days",
-            ChosenOn::Hindsight => "the best baseline of these days (the best one of the validation days is not among them, or not known)",
+            ChosenOn::Hindsight => {
+                "the best baseline of these days (the best one of the validation days is not among them, or not known)"
+            }
         };
         let word = match v.decision {
             Decision::Better => "BETTER than",

@@ -123,9 +123,10 @@ impl Watcher for Ear {
 impl ContractState {
     fn of(replay: &Replay, j: usize, click: f64) -> Self {
         let contract = &replay.day.contracts[j];
-        let [owed, delivered, observed] =
-            [replay.episode.owed[j], replay.state.delivered[j], replay.state.observed[j]].map(f64::from);
-        let planned = contract.planned_share(replay.observed_until());
+        let [owed, delivered, observed] = [replay.episode.owed[j], replay.state.delivered[j], replay.state.observed[j]];
+        // The pace by which the controller and the features go.
+        let total = contract.pace.total();
+        let planned = (total > 0.0).then(|| contract.pace.before(replay.observed_until()) / total);
         Self {
             owed,
             delivered,

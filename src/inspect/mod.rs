@@ -77,7 +77,10 @@ pub fn inspect(dir: &Path, events: usize) -> anyhow::Result<Inspection> {
     }
     let stage = manifest.as_ref().filter(|m| m.is_values()).and_then(|_| ValueModel::unfinished(directory.root()));
     if let Some(stage) = stage.filter(|_| !alive) {
-        notes.push(format!("its stage {stage} was begun and not finished: `admix inspect` shows it in {}, and --resume goes on", directory.root().join(stage).display()));
+        notes.push(format!(
+            "its stage {stage} was begun and not finished: `admix inspect` shows it in {}, and --resume goes on",
+            directory.root().join(stage).display()
+        ));
     }
     let state = match &manifest {
         _ if alive => State::Alive,

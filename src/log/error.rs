@@ -35,7 +35,11 @@ pub fn printable(text: &str) -> String {
 
 /// Says which columns a header has.
 fn header(found: &str) -> String {
-    if found.trim().is_empty() { "the file has no header, it is empty".into() } else { format!("the header has: {found}") }
+    if found.trim().is_empty() {
+        "the file has no header, it is empty".into()
+    } else {
+        format!("the header has: {found}")
+    }
 }
 
 /// Says what to do about a column that stands twice.

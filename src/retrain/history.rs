@@ -241,7 +241,10 @@ impl History {
         self.entries.push(entry.clone());
         // The history counts, and whoever opens it next makes this good.
         if let Err(e) = self.settle() {
-            tracing::error!("{e:#}; {} follows when the history is opened next, by `admix promote` say", self.current().display());
+            tracing::error!(
+                "{e:#}; {} follows when the history is opened next, by `admix promote` say",
+                self.current().display()
+            );
         }
         Ok(entry)
     }
@@ -281,40 +284,64 @@ impl History {
     fn settle(&self) -> anyhow::Result<()> {
         let Some(n) = self.serves() else { return Ok(()) };
         let path = self.archived(n);
-        let bytes =
-            std::fs::read(&path).with_context(|| format!("the archive of the served policy is gone: {}", path.display()))?;
+        let bytes = std::fs::read(&path)
+            .with_context(|| format!("the archive of the served policy is gone: {}", path.display()))?;
         if std::fs::read(self.current()).is_ok_and(|current| current == bytes) {
             return Ok(());
         }
         // A file that was damaged in the archive must not take the place of one that serves.
-        Stored::read(&path)?;
+        if let Err(e) = Stored::read(&path)
+            && Stored::read(&self.current()).is_ok()
+        {
+            return Err(e);
+        }
         file::replace(&self.current(), &bytes).with_context(|| format!("cannot write {}", self.current().display()))
     }
 }
 
 /// Reads the history; an incomplete last line, left by a crash, is removed.
 fn read(root: &Path) -> anyhow::Result<Vec<Entry>> {
+    let (text, whole) = text_of(root)?;
+    if whole < text.len() {
+        let path = root.join("history.jsonl");
+        file::replace(&path, &text[..whole]).with_context(|| format!("cannot mend {}", path.display()))?;
+    }
+    parse(root, &text[..whole])
+}
+
+/// Returns all entries of a jobs' folder, oldest first. Changes nothing, so a night may be under way.
+///
+/// # Errors
+/// A history that cannot be read.
+pub fn entries(root: &Path) -> anyhow::Result<Vec<Entry>> {
+    let (text, whole) = text_of(root)?;
+    parse(root, &text[..whole])
+}
+
+/// The history, and where its last whole line ends.
+fn text_of(root: &Path) -> anyhow::Result<(Vec<u8>, usize)> {
     let path = root.join("history.jsonl");
     let text = match std::fs::read(&path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(vec![]),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => vec![],
         text => text.with_context(|| format!("cannot read {}", path.display()))?,
     };
     let whole = text.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
-    if whole < text.len() {
-        file::replace(&path, &text[..whole]).with_context(|| format!("cannot mend {}", path.display()))?;
-    }
-    let lines = text[..whole].split(|&b| b == b'\n').filter(|line| !line.is_empty());
-    lines
-        .enumerate()
-        .map(|(i, line)| {
-            serde_json::from_slice(line).with_context(|| format!("{}: line {} is malformed", path.display(), i + 1))
-        })
-        .collect()
+    Ok((text, whole))
+}
+
+fn parse(root: &Path, text: &[u8]) -> anyhow::Result<Vec<Entry>> {
+    let malformed = |i: usize| {
+        format!("{}: line {} is malformed; mend it, or remove it", root.join("history.jsonl").display(), i + 1)
+    };
+    let lines = text.split(|&b| b == b'\n').filter(|line| !line.is_empty());
+    lines.enumerate().map(|(i, line)| serde_json::from_slice(line).with_context(|| malformed(i))).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Plan;
+    use crate::policy::stored::BaselineFile;
 
     fn note(history: &mut History, outcome: Outcome) -> Entry {
         history.note(Entry::new(outcome, "a test")).unwrap()
@@ -343,6 +370,29 @@ mod tests {
         assert_eq!(history.entries().len(), 4);
         assert_eq!(std::fs::read(&lines).unwrap(), whole);
         assert!(History::open(folder.path()).unwrap_err().to_string().contains("in use"));
+    }
+
+    /// What was damaged in the archive took the place of what served.
+    #[test]
+    fn a_damaged_or_missing_archive_leaves_what_serves() {
+        let folder = tempfile::tempdir().unwrap();
+        let plan = Plan::empty();
+        let policy = BaselineFile::new("contract-first", 300.0, plan).unwrap().encode().unwrap();
+        let mut history = History::open(folder.path()).unwrap();
+        history.promote(Entry::new(Outcome::Promoted, "first"), &policy).unwrap();
+        let (current, archived) = (history.current(), history.archived(1));
+        drop(history);
+        std::fs::write(&archived, &policy[..policy.len() / 2]).unwrap();
+        let history = History::open(folder.path()).unwrap();
+        assert!(std::fs::read(&current).unwrap() == policy && history.serves() == Some(1));
+        drop(history);
+        std::fs::remove_file(&archived).unwrap();
+        let mut history = History::open(folder.path()).unwrap();
+        assert!(std::fs::read(&current).unwrap() == policy);
+        // It can be shown while a night is under way, and another policy can be promoted.
+        assert_eq!(entries(folder.path()).unwrap().len(), 1);
+        history.promote(Entry::new(Outcome::Promoted, "second"), &policy).unwrap();
+        assert_eq!((history.serves(), entries(folder.path()).unwrap().len()), (Some(2), 2));
     }
 
     #[test]

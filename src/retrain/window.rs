@@ -134,7 +134,7 @@ impl Span<'_> {
             std::fs::create_dir_all(dir)?;
             write::control(&dir.join("control.tsv"), &contracts, (self.day.start_ms, self.day.end_ms()))?;
             write::inventory(&dir.join("inventory.tsv"), &self.inventory(forecast))?;
-            write::calendar(dir, &self.day)?;
+            write::calendar(dir, self.day)?;
             let mut track = TableWriter::create(&dir.join("track_log.tsv"))?;
             std::io::Write::write_all(&mut track, format!("{}\n", write::TRACK_HEADER).as_bytes())?;
             rows.iter().try_for_each(|row| write::track_row(&mut track, row))?;

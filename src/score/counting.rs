@@ -43,7 +43,6 @@ impl Scorer {
         Ok(())
     }
 
-
     /// Counts a choice on the current request.
     fn count(&mut self, choice: Choice, request_id: u64) {
         if self.options.exposures

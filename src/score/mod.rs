@@ -32,8 +32,8 @@ mod served;
 mod stream;
 
 pub use claims::{Claim, Exposure};
-pub use delivered::{Arrived, Delivered, delivered, delivered_by, exposures};
 pub use counting::Heard;
+pub use delivered::{Arrived, Delivered, delivered, delivered_by, exposures};
 pub use errands::{Errand, Finished};
 pub use saved::{AnotherDay, Restored, Saved};
 pub use scorer::{Decision, ScoreOptions, Scorer};

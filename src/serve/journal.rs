@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
-use crate::log::schema::{AdType, ExposureRow, TrackRow};
+use crate::log::schema::{AdType, ExposureRow, QueueEntry, TrackRow};
 use crate::log::{table, write};
 use crate::score::{DayFiles, Exposure, ServedDay};
 
@@ -35,13 +35,20 @@ enum Line {
 #[derive(Default)]
 struct Queues {
     order: VecDeque<u64>,
-    /// Ad id, eCPM and click probability of each entry.
-    of: HashMap<u64, Box<[(u64, f64, f64)]>>,
+    of: HashMap<u64, Box<[Priced]>>,
+}
+
+/// What an entry of a queue was said to be worth.
+struct Priced {
+    ad_id: u64,
+    ecpm: f64,
+    pctr: f64,
 }
 
 impl Queues {
     fn remember(&mut self, row: &TrackRow) {
-        let queue = row.queue.iter().map(|entry| (entry.ad_id, entry.ecpm, entry.pctr)).collect();
+        let priced = |&QueueEntry { ad_id, ecpm, pctr, .. }: &QueueEntry| Priced { ad_id, ecpm, pctr };
+        let queue = row.queue.iter().map(priced).collect();
         if self.of.insert(row.request_id, queue).is_none() {
             self.order.push_back(row.request_id);
         }
@@ -56,9 +63,9 @@ impl Queues {
     /// for an auction ad whose price is not known: a charge of 0 would teach that it is worth nothing.
     fn row(&self, exposure: Exposure, arrival_ms: u64, contract: bool) -> Option<ExposureRow> {
         let Exposure { request_id, ad_id, ts_ms } = exposure;
-        let known = self.of.get(&request_id).and_then(|queue| queue.iter().find(|(id, ..)| *id == ad_id));
+        let known = self.of.get(&request_id).and_then(|queue| queue.iter().find(|entry| entry.ad_id == ad_id));
         let (ecpm, pctr) = match known {
-            Some(&(_, ecpm, pctr)) => (if contract { 0.0 } else { ecpm }, pctr),
+            Some(&Priced { ecpm, pctr, .. }) => (if contract { 0.0 } else { ecpm }, pctr),
             None if contract => (0.0, 0.0),
             None => return None,
         };
@@ -251,14 +258,16 @@ fn write_all(lines: &Receiver<Line>, mut requests: Table, mut exposures: Table, 
 mod tests {
     use super::*;
     use crate::log::day::Day;
-    use crate::log::schema::{DAY_MS, QueueEntry};
+    use crate::log::schema::DAY_MS;
 
     #[test]
     fn an_unfinished_line_is_cut_off_wherever_it_begins() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("table.tsv");
         let block = 1 << 16;
-        for (whole, rest) in [(0, 0), (0, 5), (7, 0), (7, 3), (block, 0), (block, 2 * block), (3 * block + 1, block - 1)] {
+        for (whole, rest) in
+            [(0, 0), (0, 5), (7, 0), (7, 3), (block, 0), (block, 2 * block), (3 * block + 1, block - 1)]
+        {
             let mut bytes = vec![b'x'; whole + rest];
             if let Some(last) = whole.checked_sub(1) {
                 bytes[last] = b'\n';
@@ -279,10 +288,22 @@ mod tests {
         let entry = |ad_id, ad_type, ecpm, pctr| QueueEntry { ad_id, ad_type, ecpm, pctr, filter: 0, boost: 1.0 };
         let queue = vec![entry(7, AdType::Auction, 3097.9, 0.052_19), entry(9, AdType::Contract, 0.0, 0.02)];
         let mut queues = Queues::default();
-        queues.remember(&TrackRow { request_id: 1, ts_ms: 5, slot_id: 1, region: 1, gender: 0, age: 0, user_id: None, queue });
+        queues.remember(&TrackRow {
+            request_id: 1,
+            ts_ms: 5,
+            slot_id: 1,
+            region: 1,
+            gender: 0,
+            age: 0,
+            user_id: None,
+            queue,
+        });
         let row = |request_id, ad_id, contract| queues.row(Exposure { request_id, ad_id, ts_ms: 6 }, 8, contract);
         let shown = row(1, 7, false).unwrap();
-        assert_eq!((shown.charge, shown.ecpm, shown.pctr, shown.ts_ms, shown.arrival_ms), (3.0979, 3097.9, 0.052_19, 6, 8));
+        assert_eq!(
+            (shown.charge, shown.ecpm, shown.pctr, shown.ts_ms, shown.arrival_ms),
+            (3.0979, 3097.9, 0.052_19, 6, 8)
+        );
         let shown = row(1, 9, true).unwrap();
         assert_eq!((shown.charge, shown.ecpm, shown.pctr, shown.ad_type), (0.0, 0.0, 0.02, AdType::Contract));
         // Of a request that is not remembered, or an ad that was not in its queue.

@@ -84,12 +84,7 @@ impl Metrics {
     }
 
     /// The exposition; `without_price` are exposures that the journal left out, `deliveries` ad id, true and observed count of each contract.
-    pub fn text(
-        &self,
-        version: &str,
-        without_price: u64,
-        deliveries: impl Iterator<Item = (u64, f64, f64)>,
-    ) -> String {
+    pub fn text(&self, version: &str, without_price: u64, deliveries: impl Iterator<Item = (u64, f64, f64)>) -> String {
         let mut out = String::new();
         let head = |out: &mut String, name: &str, kind: &str, help: &str| {
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
@@ -124,7 +119,12 @@ impl Metrics {
             let _ = writeln!(out, "{name} {}", of(counter));
         }
         let name = "admix_journal_without_price_total";
-        head(&mut out, name, "counter", "Exposures of auction ads that are not in the journal: their requests are forgotten.");
+        head(
+            &mut out,
+            name,
+            "counter",
+            "Exposures of auction ads that are not in the journal: their requests are forgotten.",
+        );
         let _ = writeln!(out, "{name} {without_price}");
         head(&mut out, "admix_saved_timestamp_seconds", "gauge", "When the counts were saved last.");
         let _ = writeln!(out, "admix_saved_timestamp_seconds {}", of(&self.saved_ms) as f64 / 1e3);

@@ -107,7 +107,7 @@ fn curve(watched: &Watched, width: usize, height: usize) -> Vec<String> {
     let best = points.iter().copied().reduce(|a, b| if b.share > a.share { b } else { a }).unwrap_or(*first);
     let start = watched.start();
     let mut title =
-        format!("validation share: last {:.2}, best {:.2} at update {}", last.share, best.share, best.updates);
+        format!("validation share: last {:.2}, highest {:.2} at update {}", last.share, best.share, best.updates);
     if let Some(start) = start {
         title += &format!(", start {start:.2}");
     }

@@ -76,7 +76,7 @@ fn library(world: &World, path: &Path, rows: &[TrackRow]) -> (Vec<Decision>, Val
             let j = c.contract as usize;
             let of = moment.of(j, &all[j]);
             let mut values = vec![0.0f32; FEATURES];
-            of.write(replay.state.observed[j], &mut values);
+            of.write(replay.state.observed[j] as f32, &mut values);
             let mut looked_up = vec![];
             spec.push_ids(replay.visit(), replay.day.contracts[j].vocabulary, &mut looked_up);
             let (start, low, high) = bids.terms(j);

@@ -92,7 +92,7 @@ fn pass_rates_follow_the_planned_curve() {
         let mut policy = Watched {
             policy: PassRate::new(0.1, 300.0),
             see: |_: &PassRate, replay: &Replay| {
-                let done = f64::from(replay.state.observed[0] / replay.episode.owed[0]);
+                let done = replay.state.observed[0] / replay.episode.owed[0];
                 let planned = day.contracts[0].planned_share(replay.offset()).unwrap();
                 if replay.offset() > DAY_MS / 4 {
                     worst = worst.max((done - planned).abs());

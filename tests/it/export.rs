@@ -85,7 +85,7 @@ fn an_entry_is_the_score_at_the_recorded_state() {
         let opened = ServedPolicy::open(policy, Some(&plan)).unwrap();
         let options = ScoreOptions { stateless: true, ..ScoreOptions::default() };
         let mut scorer = Scorer::new(&served, &opened, options).unwrap();
-        assert!(scorer.restore(&exported.state).unwrap());
+        assert!(scorer.restore(&exported.state).unwrap().goes_on);
         let worths = scorer.replay().day.price_by_hour.clone();
         let (mut exact, mut requests) = (0, vec![]);
         for row in exported.rows.iter().filter(|row| row["score_kind"] == "exact") {

@@ -52,6 +52,9 @@ fn a_day_in_two_roles_is_refused_by_its_content_with_both_directories_and_the_re
         assert!(!run.exists(), "nothing was begun");
     }
     let day = |i: u32| days().join(format!("day-{i}"));
+    // Twice in one role.
+    let stderr = said(admix().arg("plan").args([day(0), day(0)]).assert().code(2));
+    assert!(stderr.contains("name it once") && stderr.contains("the training days"), "{stderr}");
     let stderr = said(
         admix().arg("plan").args([day(0), day(1)]).arg("--validation").arg(scratch.path().join("v")).assert().code(2),
     );

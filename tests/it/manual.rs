@@ -46,6 +46,14 @@ fn the_help_of_every_command_ends_with_an_example() {
         let example = text.rfind("\nExample").unwrap_or_else(|| panic!("admix {}: no example", command.join(" ")));
         let rest = &text[example..];
         assert!(rest.contains("admix"), "admix {}: {rest}", command.join(" "));
+        // What is pasted has to run: a line that is too long is broken by the help.
+        for pair in rest.lines().collect::<Vec<_>>().windows(2) {
+            let [line, next] = [pair[0].trim(), pair[1].trim()];
+            let begins = ["admix", "curl", "mpirun", "#", "Example"].iter().any(|word| next.starts_with(word));
+            let is_command = line.contains("admix ") || line.starts_with("--");
+            let is_whole = line.ends_with('\\') || next.is_empty() || begins;
+            assert!(line != "\\" && (!is_command || is_whole), "admix {}: broken: {line}", command.join(" "));
+        }
         for section in ["\nOptions:", "\nArguments:", "\nCommands:", "Exit code"] {
             assert!(!rest.contains(section), "admix {}: `{section}` after the example", command.join(" "));
         }

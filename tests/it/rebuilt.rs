@@ -62,8 +62,8 @@ impl Witness for Seen {
         }
         let moment = Moment::new(replay);
         let of_contract = |(j, terms): (usize, &Terms)| {
-            let delivered = replay.state.delivered[j];
-            let more = ahead(self.per_step as f32, replay.episode.left[j] - delivered);
+            let delivered = replay.state.delivered[j] as f32;
+            let more = ahead(self.per_step as f32, replay.episode.left[j] as f32 - delivered);
             [delivered, delivered + more].map(|delivered| {
                 let mut row = [0.0; FEATURES];
                 moment.of(j, terms).write(delivered, &mut row);

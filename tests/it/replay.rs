@@ -156,7 +156,7 @@ fn walk(
     spread: f64,
     seed: u64,
     watch: &mut dyn FnMut(Step),
-) -> (Vec<f32>, Replay) {
+) -> (Vec<f64>, Replay) {
     let mut rows = RowSampler::new(&episode, day).peekable();
     let mut replay = Replay::start(day, episode, delay_s, spread, &mut rows);
     let before = replay.state.delivered.clone();
@@ -302,7 +302,7 @@ proptest! {
             best += PlainLog::best(request) * factor;
             let room = |ad: u64| {
                 let j = demands[&ad];
-                f64::from(start[j]) + shown_by.get(&ad).unwrap_or(&0.0) < f64::from(episode.left[j])
+                start[j] + shown_by.get(&ad).unwrap_or(&0.0) < episode.left[j]
             };
             let may: Vec<_> = plain.showable(request, episode.rate_seed, room).map(|e| (e.ad, e.kind)).collect();
             let decision = shown(&step);
@@ -325,10 +325,10 @@ proptest! {
         let (mut stake, mut penalty) = (0.0, 0.0);
         for (j, c) in day.contracts.iter().enumerate() {
             let terms = &plain.contracts[&c.ad_id];
-            let owed = f64::from(episode.owed[j]);
-            let after = f64::from(before[j]) + shown_by.get(&c.ad_id).unwrap_or(&0.0);
-            prop_assert_eq!(after, f64::from(end.state.delivered[j]));
-            stake += terms.penalty * (owed - f64::from(before[j])).max(0.0);
+            let owed = episode.owed[j];
+            let after = before[j] + shown_by.get(&c.ad_id).unwrap_or(&0.0);
+            prop_assert_eq!(after, end.state.delivered[j]);
+            stake += terms.penalty * (owed - before[j]).max(0.0);
             penalty += terms.penalty * (owed - after).max(0.0);
         }
         if episode.start == 0 {
@@ -356,7 +356,7 @@ proptest! {
                 shows.push((now, step.replay.candidates()[i].contract as usize));
             }
             for j in 0..day.contracts.len() {
-                let count = |at_most: u128| shows.iter().filter(|(at, k)| *k == j && *at <= at_most).count() as f32;
+                let count = |at_most: u128| shows.iter().filter(|(at, k)| *k == j && *at <= at_most).count() as f64;
                 // Of what is due now, only the display of this very step has not had its turn without a delay.
                 let observed = if delay_ms == 0 { count(now) } else { now.checked_sub(delay_ms).map_or(0.0, count) };
                 let state = &step.replay.state;

@@ -259,6 +259,21 @@ fn resume_auto_starts_where_there_is_nothing_and_resume_alone_does_not() {
     assert!(ended.stderr.contains("already holds a run") && ended.stderr.contains("--resume"), "{}", ended.stderr);
 }
 
+/// Another configuration and seed went on from them, and nobody was told.
+#[test]
+fn snapshots_without_a_manifest_are_refused() {
+    let ended = Run::start(&[], &[]).wait().expect(0);
+    let folder = ended.into_folder();
+    std::fs::remove_file(folder.path().join("run/manifest.json")).unwrap();
+    let mut folder = folder;
+    for more in [&[][..], &["--resume=auto"], &["--resume"]] {
+        let ended = Run::resume(folder, &[], more).wait();
+        assert!(ended.stderr.contains("manifest.json"), "{more:?}: {}", ended.stderr);
+        let ended = ended.expect(if more == ["--resume"] { 2 } else { 1 });
+        folder = ended.into_folder();
+    }
+}
+
 #[test]
 fn another_configuration_mode_or_log_is_refused_and_named() {
     let mut run = Run::start(ENDLESS, &[]);

@@ -1,14 +1,14 @@
 //! `score` decides what `eval` decides, request by request; its state survives, and its input may be anything.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use admix::bench::score::jsonl;
-use admix::log::schema::{AdType, TrackRow};
+use admix::log::schema::{AdType, ControlRow, DAY_MS, TrackRow};
 use admix::log::{CompileOptions, RawDay};
 use admix::plan::Plan;
 use admix::policy::baselines::NAMES;
-use admix::score::{DayFiles, Decision, Exposure, ScoreOptions, Scorer, ServedDay, ServedPolicy};
+use admix::score::{DayFiles, Decision, Exposure, Heard, Restored, ScoreOptions, Scorer, ServedDay, ServedPolicy};
 use admix::values::{Told, ValueModel, store};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -246,7 +246,7 @@ fn a_restored_scorer_goes_on_as_if_nothing_had_happened() {
         rows[..half].iter().for_each(|row| drop(decide(&mut first, row)));
         let saved = first.save();
         let mut second = setting.scorer(name, DELAYED);
-        assert!(second.restore(&saved).unwrap(), "{name}");
+        assert!(second.restore(&saved).unwrap().goes_on, "{name}");
         for (row, expected) in rows[half..].iter().zip(&whole[half..]) {
             assert_eq!(decide(&mut second, row), *expected, "{name}");
         }
@@ -445,7 +445,7 @@ fn exposures_confirm_correct_and_take_back() {
     let setting = setting();
     let rows = setting.rows();
     let options = ScoreOptions { exposures: true, confirm_within_s: Some(20_000.0), ..ScoreOptions::default() };
-    let counts = |scorer: &Scorer| -> (f32, f32) {
+    let counts = |scorer: &Scorer| -> (f64, f64) {
         scorer.deliveries().fold((0.0, 0.0), |(d, o), (_, delivered, observed)| (d + delivered, o + observed))
     };
     let mut scorer = setting.scorer("contract-first", options);
@@ -459,19 +459,25 @@ fn exposures_confirm_correct_and_take_back() {
         }
     }
     assert_eq!(counts(&scorer), (3.0, 0.0), "nothing is confirmed");
-    assert!(scorer.confirm(shown[0]));
-    assert!(!scorer.confirm(shown[0]), "a repeat");
+    assert_eq!(scorer.confirm(shown[0]), Heard::News);
+    assert_eq!(scorer.confirm(shown[0]), Heard::Repeated);
     assert_eq!(counts(&scorer), (3.0, 1.0));
     // An auction ad was shown instead.
-    assert!(scorer.confirm(Exposure { ad_id: 1, ..shown[1] }));
+    assert_eq!(scorer.confirm(Exposure { ad_id: 1, ..shown[1] }), Heard::News);
     assert_eq!(counts(&scorer), (2.0, 1.0));
     // Another server's display of a contract.
     let foreign = Exposure { request_id: u64::MAX, ..shown[0] };
-    assert!(scorer.confirm(foreign) && !scorer.confirm(foreign));
+    assert_eq!([0; 2].map(|_| scorer.confirm(foreign)), [Heard::News, Heard::Repeated]);
+    assert_eq!(counts(&scorer), (3.0, 2.0));
+    // An auction ad of a request that nobody knows, and a contract on another day.
+    let (unknown, yesterday) = (u64::MAX - 7, shown[0].ts_ms - DAY_MS);
+    assert_eq!(scorer.confirm(Exposure { request_id: unknown, ad_id: 1, ..shown[0] }), Heard::Unknown);
+    let late = Exposure { request_id: unknown - 1, ts_ms: yesterday, ..shown[0] };
+    assert_eq!(scorer.confirm(late), Heard::OtherDay);
     assert_eq!(counts(&scorer), (3.0, 2.0));
     let mut again = setting.scorer("contract-first", options);
     again.restore(&scorer.save()).unwrap();
-    assert!(!again.confirm(foreign), "what was confirmed survives");
+    assert_eq!(again.confirm(foreign), Heard::Repeated, "what was confirmed survives");
     // The third is never confirmed: hours later it is taken back. Nothing of that request may be shown.
     let mut later = rows.last().unwrap().clone();
     (later.request_id, later.ts_ms) = (u64::MAX - 1, scorer.day().end_ms() - 1);
@@ -479,6 +485,60 @@ fn exposures_confirm_correct_and_take_back() {
     assert_eq!(decide(&mut scorer, &later).chosen, None);
     assert_eq!(counts(&scorer), (2.0, 2.0));
     drop(setting.scratch);
+}
+
+/// A server saves its newest choices only. Those before them were counted as delivered and never as observed.
+#[test]
+fn choices_that_a_saved_state_has_forgotten_count_as_shown() {
+    let setting = setting();
+    let options = ScoreOptions { exposures: true, confirm_within_s: Some(80_000.0), ..ScoreOptions::default() };
+    let mut scorer = setting.scorer("contract-first", options);
+    let mut shown = Vec::new();
+    for row in &setting.rows()[..200] {
+        if let Some((ad_id, AdType::Contract)) = decide(&mut scorer, row).chosen {
+            shown.push(Exposure { request_id: row.request_id, ad_id, ts_ms: row.ts_ms });
+        }
+    }
+    let total = |scorer: &Scorer| scorer.deliveries().fold((0.0, 0.0), |(d, o), (_, a, b)| (d + a, o + b));
+    assert_eq!(total(&scorer), (shown.len() as f64, 0.0));
+    assert!(shown.len() > 50);
+    // One in three is confirmed, the newest among them.
+    let confirmed: Vec<Exposure> = shown.iter().copied().rev().step_by(3).collect();
+    confirmed.iter().for_each(|exposure| assert_eq!(scorer.confirm(*exposure), Heard::News));
+    let saved = scorer.counts(20).to_bytes();
+    let mut again = setting.scorer("contract-first", options);
+    again.restore(&saved).unwrap();
+    let kept = shown.iter().filter(|e| again.confirm(**e) == Heard::News).count();
+    assert!(kept > 0 && kept < 20, "{kept} are open still");
+    assert_eq!(total(&again), (shown.len() as f64, shown.len() as f64));
+}
+
+/// Counts began at 0 when the control table was changed during the day.
+#[test]
+fn contracts_keep_their_counts_when_others_come_and_go() {
+    let setting = setting();
+    let rows = setting.rows();
+    for name in ["pid", "by-contract", "receding-horizon"] {
+        let mut scorer = setting.scorer(name, DELAYED);
+        rows[..rows.len() / 2].iter().for_each(|row| drop(decide(&mut scorer, row)));
+        let before: BTreeMap<u64, (f64, f64)> = scorer.deliveries().map(|(ad, d, o)| (ad, (d, o))).collect();
+        let mut day = setting.served();
+        let gone = day.contracts.remove(1);
+        day.contracts.reverse();
+        day.contracts.push(ControlRow { ad_id: 987_654, ..gone.clone() });
+        let mut next = Scorer::new(&day, &setting.policy(name), DELAYED).unwrap();
+        let restored = next.restore(&scorer.save()).unwrap();
+        assert_eq!(restored, Restored { goes_on: false, new_contracts: 1, gone_contracts: 1 }, "{name}");
+        for (ad_id, delivered, observed) in next.deliveries() {
+            let expected = before.get(&ad_id).copied().unwrap_or_default();
+            assert_eq!((delivered, observed), expected, "{name}: {ad_id}");
+        }
+        assert!(next.deliveries().any(|(_, delivered, _)| delivered > 0.0));
+        rows[rows.len() / 2..].iter().for_each(|row| drop(decide(&mut next, row)));
+        assert!(next.deliveries().all(|(ad, delivered, observed)| {
+            delivered >= before.get(&ad).map_or(0.0, |b| b.0) && observed <= delivered && delivered.fract() == 0.0
+        }));
+    }
 }
 
 /// A saved state held every exposure of the file, those of the hours to come too.

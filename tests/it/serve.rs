@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use admix::bench::score::jsonl;
 use admix::bench::serve::Client;
 use admix::bench::serve::hostile::{self, Slow, Storm};
-use admix::log::schema::TrackRow;
+use admix::log::schema::{AdType, TrackRow};
 use admix::log::{CompileOptions, RawDay};
 use admix::policy::file::PolicyFile;
 use admix::score::{DayFiles, Decision, ScoreOptions, Scorer, ServedDay, ServedPolicy};
@@ -59,23 +59,22 @@ impl World {
         self.scratch.path().join("serve.state")
     }
 
-    pub fn serve(&self, policy: &Path, more: &[&str]) -> Serving {
+    fn command(&self, policy: &Path, more: &[&str]) -> Command {
         let of = |name: &str| self.day.join(name);
-        let mut child = Command::new(PROGRAM)
-            .args(["serve", "--listen", "127.0.0.1:0", "--policy"])
-            .arg(policy)
-            .arg("--control")
-            .arg(of("control.tsv"))
-            .arg("--inventory")
-            .arg(of("inventory.tsv"))
-            .arg("--day")
-            .arg(of("day.toml"))
-            .arg("--state")
-            .arg(self.state())
-            .args(more)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut command = Command::new(PROGRAM);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--policy"]).arg(policy);
+        for (option, name) in [("--control", "control.tsv"), ("--inventory", "inventory.tsv"), ("--day", "day.toml")] {
+            command.arg(option).arg(of(name));
+        }
+        if !more.contains(&"--state") {
+            command.arg("--state").arg(self.state());
+        }
+        command.args(more);
+        command
+    }
+
+    pub fn serve(&self, policy: &Path, more: &[&str]) -> Serving {
+        let mut child = self.command(policy, more).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let mut said = String::new();
         let address = loop {
@@ -317,9 +316,77 @@ fn a_killed_server_comes_back_with_its_counts() {
     assert_eq!(delivered(&again), before);
     assert!(before.iter().any(|line| !line.ends_with(" 0")));
     assert_eq!(again.stop(), 0);
+    // Counts that cannot be read end the start: without them everything would be delivered again.
     std::fs::write(world.state(), b"garbage").unwrap();
-    let anew = world.serve(&world.policies[0], &[]);
-    assert!(anew.said.contains("the day begins anew"), "{}", anew.said);
+    let refused = world.command(&world.policies[0], &[]).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(1) && said.contains("Move the file away"), "{said}");
+    std::fs::remove_file(world.state()).unwrap();
+    assert_eq!(world.serve(&world.policies[0], &[]).stop(), 0);
+}
+
+/// Both wrote one file of counts, and one journal.
+#[test]
+fn a_second_server_of_the_same_counts_is_refused() {
+    let world = World::new();
+    let journal = world.scratch.path().join("journal");
+    let serving = world.serve(&world.policies[0], &["--journal", journal.to_str().unwrap()]);
+    let refused = world.command(&world.policies[0], &[]).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(1) && said.contains("--state"), "{said}");
+    let own = world.scratch.path().join("own.state");
+    let more = ["--state", own.to_str().unwrap(), "--journal", journal.to_str().unwrap()];
+    let refused = world.command(&world.policies[0], &more).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(1) && said.contains("--journal"), "{said}");
+    assert_eq!(serving.stop(), 0);
+    let more = ["--journal", journal.to_str().unwrap()];
+    assert_eq!(world.serve(&world.policies[0], &more).stop(), 0);
+}
+
+/// An exposure of another ad than the chosen one was written with a charge of 0, and one of another day counted today.
+#[test]
+fn what_was_shown_has_its_own_price_and_counts_on_its_own_day() {
+    let world = World::new();
+    let rows = world.rows();
+    let journal = world.scratch.path().join("journal");
+    let serving = world.serve(&world.policies[0], &["--journal", journal.to_str().unwrap()]);
+    let mut client = serving.client();
+    let texts = lines(&rows);
+    let mut expected = Vec::new();
+    let mut exposures = Vec::new();
+    for (row, text) in rows.iter().zip(&texts).take(60) {
+        assert_eq!(client.send("POST", "/v1/score", text.as_bytes()).unwrap().0, 200);
+        let Some(entry) = row.queue.iter().rfind(|e| e.ad_type == AdType::Auction) else { continue };
+        exposures.push(json!({"request_id": row.request_id, "ad_id": entry.ad_id, "ts_ms": row.ts_ms}));
+        expected.push((row.request_id, entry.ad_id, entry.ecpm, entry.pctr));
+    }
+    let body = json!(exposures).to_string();
+    assert_eq!(client.send("POST", "/v1/exposures", body.as_bytes()).unwrap().0, 200);
+    let contract = rows.iter().flat_map(|r| &r.queue).find(|e| e.ad_type == AdType::Contract).unwrap().ad_id;
+    let others = json!([
+        {"request_id": 1, "ad_id": contract, "ts_ms": 5},
+        {"request_id": 2, "ad_id": contract, "ts_ms": rows[0].ts_ms + 40 * 86_400_000},
+        // Nobody knows what this was worth.
+        {"request_id": 3, "ad_id": 1, "ts_ms": rows[0].ts_ms},
+    ]);
+    let (status, answer) = client.send("POST", "/v1/exposures", others.to_string().as_bytes()).unwrap();
+    let answer: Value = serde_json::from_slice(&answer).unwrap();
+    assert_eq!((status, &answer), (200, &json!({"accepted": 0, "other_day": 2})));
+    wait_for("the journal", || serving.metric("admix_journal_without_price_total") == 1.0);
+    assert_eq!(serving.stop(), 0);
+    let date = std::fs::read_dir(&journal).unwrap().next().unwrap().unwrap().path();
+    let text = std::fs::read_to_string(date.join("joined_exposure.tsv")).unwrap();
+    let (header, written) = text.split_once('\n').unwrap();
+    let at = |name: &str| header.split('\t').position(|column| column == name).unwrap();
+    let rows: Vec<Vec<&str>> = written.lines().map(|line| line.split('\t').collect()).collect();
+    assert_eq!(rows.len(), expected.len());
+    for (row, (request_id, ad_id, ecpm, pctr)) in rows.iter().zip(expected) {
+        let number = |name: &str| row[at(name)].parse::<f64>().unwrap();
+        assert_eq!((row[at("request_id")], row[at("ad_id")]), (&*request_id.to_string(), &*ad_id.to_string()));
+        assert!((number("charge") - ecpm / 1000.0).abs() < 1e-6 && (number("pctr") - pctr).abs() < 1e-6, "{row:?}");
+        assert!(ecpm > 0.0 && (number("ecpm") - ecpm).abs() < 1e-3, "{row:?}");
+    }
 }
 
 #[test]

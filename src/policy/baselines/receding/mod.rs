@@ -290,9 +290,8 @@ impl Receding {
     fn task(&mut self, replay: &Replay, level: f64, volumes: Vec<[f64; GRID]>) -> Option<Task> {
         let transport = self.transport.take()?;
         let counted = if self.predicts { &replay.state.delivered } else { &replay.state.observed };
-        let remaining = |demand: &[f64]| -> Vec<f64> {
-            demand.iter().zip(counted).map(|(d, o)| (d - o).max(0.0)).collect()
-        };
+        let remaining =
+            |demand: &[f64]| -> Vec<f64> { demand.iter().zip(counted).map(|(d, o)| (d - o).max(0.0)).collect() };
         let course = |(k, volume): (usize, [f64; GRID])| Course {
             volume: volume.map(|factor| replay.episode.thinning * factor),
             prices: self.courses.get(k).unwrap_or(&self.prices).clone(),
