@@ -2,9 +2,9 @@
 # A study on eight machines of a Slurm cluster: a shard each, then the table.
 #
 #   sbatch --array=1-8 docs/cluster/slurm-array.sh configs/study/volatile.toml /shared/studies/volatile
-#   sbatch --dependency=afterok:JOBID docs/cluster/slurm-array.sh configs/study/volatile.toml /shared/studies/volatile
+#   sbatch --dependency=afterany:JOBID docs/cluster/slurm-array.sh configs/study/volatile.toml /shared/studies/volatile
 #
-# /shared is a file system that every node mounts at the same path. `scontrol requeue` of an array task goes on with what is missing.
+# The table holds what is finished, whether or not a run of a shard has failed. /shared is a file system that every node mounts at the same path. `scontrol requeue` of an array task goes on with what is missing.
 #SBATCH --job-name=admix-study
 #SBATCH --nodes=1
 #SBATCH --ntasks=1
