@@ -324,7 +324,8 @@ impl Train {
             return Exit::Done;
         }
         let stated = decision.map_or("none: nothing is at stake on the reported days".to_owned(), |d| format!("{d:?}"));
-        say!("the verdict is {}, --require {required:?} is not reached", stated.to_lowercase());
+        let required = format!("{required:?}").to_lowercase();
+        say!("the verdict is {}, --require {required} is not reached", stated.to_lowercase());
         Exit::VerdictNotReached
     }
 

@@ -264,7 +264,7 @@ fn learn(
     directory.replace(&directory.config(), settings.to_toml().as_bytes())?;
     prepared.write(directory)?;
     if node.is_first() {
-        manifest(directory, settings, &prepared, None)?;
+        manifest(directory, settings, &prepared, &Ok(None))?;
     }
     tell!(
         job,
@@ -284,10 +284,10 @@ fn learn(
         ensure!(node.is_alone(), RunFailure::NotSaved { node: node.index });
         return Ok(Some(Exit::Interrupted));
     }
+    let ended = result.as_ref().map(Some);
+    let written = if node.is_first() { manifest(directory, settings, &prepared, &ended) } else { Ok(()) };
     let outcome = result?;
-    if node.is_first() {
-        manifest(directory, settings, &prepared, Some(&outcome))?;
-    }
+    written?;
     tell!(job, "{}", summary(&outcome));
     if outcome.reason == ExitReason::Interrupted {
         tell!(job, "interrupted; repeat the command with --run-dir and --resume to go on");
@@ -307,7 +307,7 @@ fn manifest(
     directory: &RunDirectory,
     settings: &ValueSettings,
     prepared: &Prepared,
-    outcome: Option<&ValueOutcome>,
+    ended: &Result<Option<&ValueOutcome>, &anyhow::Error>,
 ) -> anyhow::Result<()> {
     let manifest = serde_json::json!({
         "admix": env!("CARGO_PKG_VERSION"),
@@ -315,7 +315,8 @@ fn manifest(
         "seed": settings.run.seed,
         "exposures": prepared,
         "written": jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
-        "outcome": outcome,
+        "outcome": ended.as_ref().ok(),
+        "failure": ended.as_ref().err().map(|e| format!("{e:#}")),
     });
     directory.replace(&directory.manifest(), &serde_json::to_vec_pretty(&manifest)?)
 }

@@ -53,8 +53,11 @@ fn header(out: &mut String, seen: &Inspection) {
         (State::Killed, Some(m)) if m.is_values() => {
             writeln!(out, "dead; no end was written: it failed or was killed; logs/ may say why")
         }
-        (State::Killed, Some(_)) => writeln!(out, "dead; no end was written: it was killed"),
-        (State::Killed, None) => writeln!(out, "dead; it ended before training began, and wrote no manifest"),
+        (State::Killed, Some(_)) => writeln!(out, "dead; no end was written: it was killed, or the disk was full"),
+        (State::Killed, None) => writeln!(
+            out,
+            "dead; it has no manifest that can be read: it ended before training began, or the file is damaged"
+        ),
     };
     if let Some(m) = m {
         let machine = if m.host.is_empty() { String::new() } else { format!(", {} on {}", m.device, m.host) };

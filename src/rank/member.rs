@@ -300,7 +300,7 @@ impl Member<'_> {
         let (Some(First { metrics, saver, tables, .. }), Some(rows)) = (&mut self.first, &self.rows) else { return };
         let (snapshot_wait, early_snapshots) = saver.cost();
         let (then, before) = self.shown;
-        let n = self.sums_samples.max(1) as f64;
+        let mean = |sum: f64| (self.sums_samples > 0).then(|| sum / self.sums_samples as f64);
         let record = Training {
             epoch: self.state.cursor.epoch,
             updates: self.state.updates,
@@ -308,8 +308,8 @@ impl Member<'_> {
             samples_per_s: (self.state.samples - before) as f64 / then.elapsed().as_secs_f64().max(1e-9),
             rows: lock(rows).store.table().len(),
             row_writes: Some(tables.iter().map(RowReader::batches).sum()),
-            click: self.sums.click / n,
-            charge: self.sums.charge / n,
+            click: mean(self.sums.click),
+            charge: mean(self.sums.charge),
             wait_s: self.blocks.waited().as_secs_f64(),
             rows_wait_s: self.exchanging.as_secs_f64(),
             snapshot_wait_s: snapshot_wait.as_secs_f64(),

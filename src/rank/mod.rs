@@ -277,7 +277,7 @@ impl Trainer<'_> {
     fn record(&mut self) {
         let (then, before) = self.shown;
         let seconds = then.elapsed().as_secs_f64().max(1e-9);
-        let n = self.sums_samples.max(1) as f64;
+        let mean = |sum: f64| (self.sums_samples > 0).then(|| sum / self.sums_samples as f64);
         let slot = self.slot;
         let (rows, cache) = {
             let store = self.rows.settle(|| slot.beat());
@@ -291,8 +291,8 @@ impl Trainer<'_> {
             samples_per_s: (self.state.samples - before) as f64 / seconds,
             rows,
             row_writes: None,
-            click: self.sums.click / n,
-            charge: self.sums.charge / n,
+            click: mean(self.sums.click),
+            charge: mean(self.sums.charge),
             wait_s: self.blocks.waited().as_secs_f64(),
             rows_wait_s: (self.rows.waited() + self.network.waited()).as_secs_f64(),
             snapshot_wait_s: snapshot_wait.as_secs_f64(),

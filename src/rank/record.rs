@@ -15,9 +15,9 @@ pub struct Training {
     pub rows: usize,
     /// With several ranks: how often the gradients of an update were written, by all tables of the machine since main has started it.
     pub row_writes: Option<u64>,
-    /// Means over the pass so far, per sample.
-    pub click: f64,
-    pub charge: f64,
+    /// Means over the pass so far, per sample; `None` where the pass has none yet.
+    pub click: Option<f64>,
+    pub charge: Option<f64>,
     /// Seconds that the trainer has waited for readers; and for the row thread or, with several ranks, in exchanges and for rows.
     pub wait_s: f64,
     pub rows_wait_s: f64,

@@ -96,8 +96,7 @@ impl Claims {
         Some(&mut self.made[place].claim)
     }
 
-    #[cfg(test)]
-    fn get(&self, request_id: u64) -> Option<Claim> {
+    pub fn get(&self, request_id: u64) -> Option<Claim> {
         Some(self.made[self.place(request_id)?].claim)
     }
 

@@ -43,6 +43,11 @@ impl Scorer {
         Ok(())
     }
 
+    /// What was chosen on a request, where it is remembered.
+    pub fn claimed(&self, request_id: u64) -> Option<Claim> {
+        self.claims.get(request_id)
+    }
+
     /// Counts a choice on the current request.
     fn count(&mut self, choice: Choice, request_id: u64) {
         if self.options.exposures

@@ -72,7 +72,7 @@ impl<'de> Deserialize<'de> for JsonId {
             fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
                 write!(
                     f,
-                    "an id: a whole number from 0 to {}, or its digits as a string; hash ids that are texts",
+                    "an id: a whole number from 0 to {}, or its digits as a string, without a leading 0; hash ids that are texts",
                     u64::MAX
                 )
             }
@@ -89,7 +89,8 @@ impl<'de> Deserialize<'de> for JsonId {
 
             fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<JsonId, E> {
                 let wrong = || E::invalid_value(serde::de::Unexpected::Str(text), &self);
-                let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+                // The answer has the id as it came, which a number forgets for "007".
+                let digits = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
                 text.parse().ok().filter(|_| digits).map(JsonId::Text).ok_or_else(wrong)
             }
         }

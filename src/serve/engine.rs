@@ -15,7 +15,7 @@ use crate::score::json::{JsonDecision, JsonId, JsonRequest};
 use crate::score::{Decision, Errand, Exposure, Finished, Heard, Scorer};
 
 use super::error::ApiError;
-use super::journal::Journal;
+use super::journal::{Journal, Shown};
 use super::metrics::Metrics;
 
 /// The most requests, and exposures, of one body.
@@ -123,9 +123,10 @@ impl Engine {
         for JsonExposure { request_id, ad_id, ts_ms } in exposures {
             let (request_id, ad_id) = (request_id.value(), ad_id.value());
             let exposure = Exposure { request_id, ad_id, ts_ms };
-            let (heard, contract) = {
+            let (heard, contract, claim) = {
                 let mut scorer = self.scorer();
-                (scorer.confirm(exposure), scorer.is_contract(ad_id))
+                let claim = scorer.claimed(request_id);
+                (scorer.confirm(exposure), scorer.is_contract(ad_id), claim)
             };
             news += u64::from(heard == Heard::News);
             other_day += u64::from(heard == Heard::OtherDay);
@@ -133,7 +134,7 @@ impl Engine {
             if matches!(heard, Heard::News | Heard::Unknown)
                 && let Some(journal) = &self.journal
             {
-                dropped += usize::from(journal.exposure(exposure, arrival_ms, contract).is_err());
+                dropped += usize::from(journal.exposure(Shown { exposure, arrival_ms, contract, claim }).is_err());
             }
         }
         self.metrics.exposed(news);

@@ -15,7 +15,7 @@ use anyhow::{Context as _, bail};
 
 use crate::log::schema::{AdType, ExposureRow, QueueEntry, TrackRow};
 use crate::log::{table, write};
-use crate::score::{DayFiles, Exposure, ServedDay};
+use crate::score::{Claim, DayFiles, Exposure, ServedDay};
 
 /// Rows that may wait to be written.
 const WAITING: usize = 1 << 16;
@@ -28,7 +28,18 @@ const REMEMBERED: usize = 1 << 18;
 
 enum Line {
     Request(TrackRow),
-    Exposure { exposure: Exposure, arrival_ms: u64, contract: bool },
+    Exposure(Shown),
+}
+
+/// An impression that was shown.
+#[derive(Debug, Clone, Copy)]
+pub struct Shown {
+    pub exposure: Exposure,
+    /// When it was told, Unix milliseconds.
+    pub arrival_ms: u64,
+    pub contract: bool,
+    /// What was chosen on the request, where it is remembered.
+    pub claim: Option<Claim>,
 }
 
 /// The queues of the newest requests.
@@ -61,13 +72,16 @@ impl Queues {
 
     /// The row of an impression. Clicks and charges are not known here: a click is written as 0, a charge as the logged eCPM for one impression. `None`
     /// for an auction ad whose price is not known: a charge of 0 would teach that it is worth nothing.
-    fn row(&self, exposure: Exposure, arrival_ms: u64, contract: bool) -> Option<ExposureRow> {
+    fn row(&self, Shown { exposure, arrival_ms, contract, claim }: Shown) -> Option<ExposureRow> {
         let Exposure { request_id, ad_id, ts_ms } = exposure;
         let known = self.of.get(&request_id).and_then(|queue| queue.iter().find(|entry| entry.ad_id == ad_id));
-        let (ecpm, pctr) = match known {
-            Some(&Priced { ecpm, pctr, .. }) => (if contract { 0.0 } else { ecpm }, pctr),
-            None if contract => (0.0, 0.0),
-            None => return None,
+        // A request before the last start is in no queue here, and may be among the choices that were saved.
+        let claim = claim.filter(|claim| claim.ad_id == ad_id);
+        let (ecpm, pctr) = match (known, claim) {
+            (Some(&Priced { ecpm, pctr, .. }), _) => (if contract { 0.0 } else { ecpm }, pctr),
+            (None, Some(claim)) => (1000.0 * f64::from(claim.worth), f64::from(claim.pctr)),
+            (None, None) if contract => (0.0, 0.0),
+            (None, None) => return None,
         };
         Some(ExposureRow {
             request_id,
@@ -135,8 +149,8 @@ impl Journal {
     ///
     /// # Errors
     /// It was dropped.
-    pub fn exposure(&self, exposure: Exposure, arrival_ms: u64, contract: bool) -> Result<(), Dropped> {
-        self.send(Line::Exposure { exposure, arrival_ms, contract })
+    pub fn exposure(&self, shown: Shown) -> Result<(), Dropped> {
+        self.send(Line::Exposure(shown))
     }
 
     /// Exposures of auction ads that were left out, because their requests are not remembered any more.
@@ -226,7 +240,7 @@ fn write_all(lines: &Receiver<Line>, mut requests: Table, mut exposures: Table, 
                 queues.remember(&row);
                 write::track_row(&mut requests, &row)
             }
-            Ok(Line::Exposure { exposure, arrival_ms, contract }) => match queues.row(exposure, arrival_ms, contract) {
+            Ok(Line::Exposure(shown)) => match queues.row(shown) {
                 Some(row) => write::exposure_row(&mut exposures, &row),
                 None => {
                     // Relaxed: a statistic.
@@ -298,7 +312,10 @@ mod tests {
             user_id: None,
             queue,
         });
-        let row = |request_id, ad_id, contract| queues.row(Exposure { request_id, ad_id, ts_ms: 6 }, 8, contract);
+        let written = |request_id, ad_id, contract, claim| {
+            queues.row(Shown { exposure: Exposure { request_id, ad_id, ts_ms: 6 }, arrival_ms: 8, contract, claim })
+        };
+        let row = |request_id, ad_id, contract| written(request_id, ad_id, contract, None);
         let shown = row(1, 7, false).unwrap();
         assert_eq!(
             (shown.charge, shown.ecpm, shown.pctr, shown.ts_ms, shown.arrival_ms),
@@ -309,6 +326,11 @@ mod tests {
         // Of a request that is not remembered, or an ad that was not in its queue.
         assert!(row(2, 7, false).is_none() && row(1, 8, false).is_none());
         assert_eq!(row(2, 9, true).map(|shown| (shown.charge, shown.pctr)), Some((0.0, 0.0)));
+        // The choice is remembered longer than the queue.
+        let claim = Claim { ad_id: 7, contract: None, pctr: 0.25, worth: 2.5, settled: false };
+        let known = written(2, 7, false, Some(claim)).unwrap();
+        assert_eq!((known.charge, known.ecpm, known.pctr), (2.5, 2500.0, 0.25));
+        assert!(written(2, 8, false, Some(claim)).is_none());
     }
 
     #[test]

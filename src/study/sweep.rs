@@ -235,7 +235,7 @@ fn rounded(value: f64) -> f64 {
 impl Trial {
     fn new(keys: &[String], values: Vec<Value>) -> Self {
         let text: Vec<String> = keys.iter().zip(&values).map(|(key, value)| format!("{key}={value}")).collect();
-        Self { name: format!("t-{:08x}", XxHash3_64::oneshot(text.join(";").as_bytes()) as u32), values }
+        Self { name: format!("t-{:016x}", XxHash3_64::oneshot(text.join(";").as_bytes())), values }
     }
 }
 

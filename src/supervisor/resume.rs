@@ -48,7 +48,12 @@ impl Earlier {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             text => text.with_context(|| format!("cannot read {}", directory.manifest().display()))?,
         };
-        let malformed = || refused("its manifest.json is malformed; start a new run in another --run-dir".into());
+        let malformed = || {
+            refused(
+                "its manifest.json is malformed; put it back from a copy, or start a new run in another --run-dir"
+                    .into(),
+            )
+        };
         let manifest: serde_json::Value = serde_json::from_slice(&text).map_err(|_| malformed())?;
         let version = env!("CARGO_PKG_VERSION");
         if manifest["admix"] != version {
