@@ -75,7 +75,7 @@ class Scorer:
     def restore(self, state: bytes) -> bool:
         """Goes on from a saved state, also one of `admix score --save-state` or of an exported dictionary.
 
-        False where another policy saved it: its counts are taken over. Raises ValueError for a damaged state or one of another day.
+        False where another policy saved it or contracts have changed: its counts are taken over, by ad id. Raises ValueError for a damaged state or one of another day.
         """
 
     def deliveries(self) -> Dict[int, Tuple[float, float]]:

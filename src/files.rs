@@ -3,7 +3,7 @@
 //! A run directory, a cache or `/dev/shm` can have a FIFO where a file is expected, a symbolic link that leads elsewhere, or a
 //! file of a terabyte. The functions here never block on opening, and reading stops at a limit.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -29,6 +29,7 @@ fn regular(path: &Path) -> io::Result<Option<PathBuf>> {
         Ok(found) if found.is_file() => path.canonicalize().map(Some),
         Ok(found) if found.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
         Ok(_) => Ok(None),
+        // A link that leads nowhere is replaced itself.
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Some(path.to_owned())),
         Err(e) => Err(e),
     }
@@ -47,6 +48,19 @@ pub fn replace_synced<T>(path: &Path, write: impl FnOnce(&Path) -> anyhow::Resul
     file.persist(&path).map_err(|e| e.error)?;
     File::open(folder_of(&path))?.sync_all()?;
     Ok(written)
+}
+
+/// Locks a file for this process; false where another one has it. Some network file systems know no locks: then nobody is kept out, and a
+/// warning says so.
+pub fn lock(file: &File, path: &Path) -> bool {
+    match file.try_lock() {
+        Ok(()) => true,
+        Err(TryLockError::WouldBlock) => false,
+        Err(TryLockError::Error(e)) => {
+            tracing::warn!("{} cannot be locked ({e}): see to it that nobody else writes it", path.display());
+            true
+        }
+    }
 }
 
 /// Checks before long work that a file can be written at `path`.

@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use admix::log::error::BadValue;
 use admix::log::schema::{AdType, TrackRow};
 use admix::score::json::JsonRequest;
-use admix::score::{DayFiles, Exposure, ScoreOptions, ServedDay, ServedPolicy, ServedValues};
+use admix::score::{DayFiles, Exposure, Heard, ScoreOptions, ServedDay, ServedPolicy, ServedValues};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -146,7 +146,7 @@ impl Scorer {
     }
 
     fn confirm(&self, request_id: u64, ad_id: u64, ts_ms: u64) -> bool {
-        self.lock().confirm(Exposure { request_id, ad_id, ts_ms })
+        self.lock().confirm(Exposure { request_id, ad_id, ts_ms }) == Heard::News
     }
 
     fn begin_with(&self, delivered: BTreeMap<u64, u64>) -> Vec<u64> {
@@ -158,7 +158,7 @@ impl Scorer {
     }
 
     fn restore(&self, state: &[u8]) -> PyResult<bool> {
-        self.lock().restore(state).map_err(value_error)
+        self.lock().restore(state).map(|restored| restored.goes_on).map_err(value_error)
     }
 
     fn deliveries<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

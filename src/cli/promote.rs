@@ -19,7 +19,7 @@ use super::retrain::{describe, line};
 )]
 pub struct Promote {
     /// The job's file
-    #[arg(long, value_name = "FILE", required_unless_present = "jobs")]
+    #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// The jobs' folder, instead of the job's file
     #[arg(long, value_name = "DIR", conflicts_with = "config")]
@@ -41,7 +41,9 @@ impl Promote {
         let folder = match (self.jobs, self.config) {
             (Some(folder), _) => folder,
             (None, Some(config)) => Job::load(&config).map_err(usage)?.jobs,
-            (None, None) => return Err(UsageError("give --config or --jobs".into()).into()),
+            (None, None) => {
+                return Err(UsageError("name the job: --config FILE, or --jobs DIR for its folder".into()).into());
+            }
         };
         if !folder.join("history.jsonl").is_file() {
             return Err(UsageError(format!("{} has no history yet: no night was run", folder.display())).into());
@@ -75,6 +77,7 @@ impl Promote {
         } else {
             print_text(&describe(&entry))?
         }
+        history.settled()?;
         Ok(Exit::Done)
     }
 }

@@ -206,7 +206,7 @@ impl Score {
         }
         if report.unknown > 0 {
             tracing::warn!(
-                "{} exposures are of requests that were not decided here, and change nothing",
+                "{} exposures are of requests that were not decided here or are forgotten, and changed nothing",
                 report.unknown
             );
         }

@@ -392,8 +392,10 @@ impl Eval {
 fn read(dir: &Path) -> anyhow::Result<ValueModel> {
     if let Some(stage) = ValueModel::unfinished(dir) {
         tracing::warn!(
-            "the training in {} is not finished ({stage}/ has no outcome): this is the model so far. Go on with --resume",
-            dir.display()
+            "the training in {} is not finished (its stage {} was {}, or runs): this is the model so far. Go on with --resume",
+            dir.display(),
+            stage.name,
+            stage.state
         );
     }
     ValueModel::read(dir).map_err(|e| UsageError(format!("{e:#}")).into())

@@ -12,7 +12,7 @@ use super::state::State;
 pub const REPLAN_INTERVAL_S: f64 = 3600.0;
 
 /// Version of the serialised form.
-pub const BLOCK_FORMAT: u32 = 4;
+pub const BLOCK_FORMAT: u32 = 5;
 
 /// Consecutive steps of one episode; a step is [`Segment::per_step`] requests.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -76,15 +76,18 @@ pub fn inspect(dir: &Path, events: usize) -> anyhow::Result<Inspection> {
         );
     }
     let stage = manifest.as_ref().filter(|m| m.is_values()).and_then(|_| ValueModel::unfinished(directory.root()));
-    if let Some(stage) = stage.filter(|_| !alive) {
+    if let Some(stage) = stage.as_ref().filter(|_| !alive) {
         notes.push(format!(
-            "its stage {stage} was begun and not finished: `admix inspect` shows it in {}, and --resume goes on",
-            directory.root().join(stage).display()
+            "its stage {} was {}: `admix inspect` shows it in {}, and --resume goes on",
+            stage.name,
+            stage.state,
+            directory.root().join(stage.name).display()
         ));
     }
     let state = match &manifest {
         _ if alive => State::Alive,
-        _ if stage.is_some() => State::Killed,
+        _ if stage.as_ref().is_some_and(|stage| stage.state == "failed") => State::Failed,
+        _ if stage.as_ref().is_some_and(|stage| stage.state == "killed") => State::Killed,
         Some(m) if m.failure.is_some() => State::Failed,
         Some(m) if m.ended.is_some() => State::Ended,
         _ => State::Killed,

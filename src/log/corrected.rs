@@ -225,7 +225,7 @@ pub fn open_table(dir: &Path, log: &CompiledLog, name: &'static str) -> Result<C
     let path = table::find(dir, name)?.ok_or_else(|| LogError::MissingFile {
         dir: dir.to_owned(),
         name,
-        hint: ": only the days of a synthetic world with errors have one".into(),
+        hint: " to be judged or told at the truth, and only the days of a synthetic world with errors have it; leave out --truth and --told truth".into(),
     })?;
     let mut hasher = XxHash3_128::new();
     hash_table(&mut hasher, &path)?;

@@ -91,11 +91,16 @@ impl Entry {
     }
 }
 
+/// What to do about an archived policy that cannot be served.
+const REMEDY: &str = "serve another one with `admix promote --to N` or --rollback";
+
 /// The jobs' folder, locked.
 #[derive(Debug)]
 pub struct History {
     root: PathBuf,
     entries: Vec<Entry>,
+    /// Why the served file is not what the last entry says.
+    behind: Option<anyhow::Error>,
     _lock: Flock<File>,
 }
 
@@ -120,12 +125,9 @@ impl History {
         };
         let root = root.canonicalize().with_context(|| format!("cannot use {}", root.display()))?;
         let entries = read(&root)?;
-        let history = Self { root, entries, _lock: lock };
+        let history = Self { root, entries, behind: None, _lock: lock };
         if let Err(e) = history.settle() {
-            tracing::warn!(
-                "{e:#}; {} stays as it is. Serve another policy with `admix promote --to N` or --rollback",
-                history.current().display()
-            );
+            tracing::warn!("{e:#}; {} stays as it is", history.current().display());
         }
         Ok(history)
     }
@@ -221,8 +223,8 @@ impl History {
         self.note(entry)
     }
 
-    /// Appends an entry; an entry without a policy leaves the served one as it is. A served file that cannot be replaced is reported, and is no
-    /// error: the entry stands.
+    /// Appends an entry; an entry without a policy leaves the served one as it is. The entry stands even if the served file cannot be replaced:
+    /// [`settled`](Self::settled) tells.
     ///
     /// # Errors
     /// An entry that cannot be written; nothing has changed then.
@@ -239,14 +241,20 @@ impl History {
         };
         append().with_context(|| format!("cannot write {}", path.display()))?;
         self.entries.push(entry.clone());
-        // The history counts, and whoever opens it next makes this good.
-        if let Err(e) = self.settle() {
-            tracing::error!(
-                "{e:#}; {} follows when the history is opened next, by `admix promote` say",
-                self.current().display()
-            );
-        }
+        self.behind = self.settle().err();
         Ok(entry)
+    }
+
+    /// Checks that what serves is what the last entry says.
+    ///
+    /// # Errors
+    /// Why it is not.
+    pub fn settled(&mut self) -> anyhow::Result<()> {
+        let Some(e) = self.behind.take() else { return Ok(()) };
+        Err(e.context(format!(
+            "the history has the new entry, but {} is still what it was; it follows with the next night, or with the next `admix promote --to N`",
+            self.current().display()
+        )))
     }
 
     /// Removes the oldest promoted policies beyond `keep`, but never the served one and the one before it.
@@ -285,7 +293,7 @@ impl History {
         let Some(n) = self.serves() else { return Ok(()) };
         let path = self.archived(n);
         let bytes = std::fs::read(&path)
-            .with_context(|| format!("the archive of the served policy is gone: {}", path.display()))?;
+            .with_context(|| format!("the archive of the served policy is gone: {}; {REMEDY}", path.display()))?;
         if std::fs::read(self.current()).is_ok_and(|current| current == bytes) {
             return Ok(());
         }
@@ -293,7 +301,7 @@ impl History {
         if let Err(e) = Stored::read(&path)
             && Stored::read(&self.current()).is_ok()
         {
-            return Err(e);
+            return Err(e.context(format!("the archive of the served policy is damaged; {REMEDY}")));
         }
         file::replace(&self.current(), &bytes).with_context(|| format!("cannot write {}", self.current().display()))
     }

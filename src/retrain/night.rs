@@ -87,6 +87,7 @@ pub fn run(job: &Job, window: Option<Window>, interrupt: &Interrupt) -> anyhow::
     if let Err(e) = pruned.and_then(|()| prune_nights(&history, job.keep.nights)) {
         tracing::warn!("old nights and policies stay: {e:#}");
     }
+    history.settled()?;
     Ok(entry)
 }
 

@@ -79,7 +79,7 @@ pub fn policy(
     }
     match plan {
         None => {
-            discard_unreadable(run)?;
+            discard_lost(run)?;
             arguments.push("--resume=auto".into());
         }
         Some(plan) => {
@@ -97,13 +97,12 @@ pub fn policy(
     execute("training", arguments, run, interrupt)
 }
 
-/// Removes a run none of whose snapshots can be read: the night begins its training anew.
-fn discard_unreadable(run: &Path) -> anyhow::Result<()> {
+/// Removes a run that cannot go on, because none of its snapshots can be read or its manifest is lost: the night begins its training anew.
+fn discard_lost(run: &Path) -> anyhow::Result<()> {
     let snapshots = run.join("checkpoints");
-    if snapshot::folder::numbers(&snapshots).is_ok_and(|numbers| !numbers.is_empty())
-        && snapshot::newest(&snapshots)?.is_none()
-    {
-        tracing::warn!("no snapshot in {} can be read; training begins anew", run.display());
+    let has_some = snapshot::folder::numbers(&snapshots).is_ok_and(|numbers| !numbers.is_empty());
+    if has_some && (!run.join("manifest.json").is_file() || snapshot::newest(&snapshots)?.is_none()) {
+        tracing::warn!("{} has lost its snapshots or its manifest; training begins anew", run.display());
         std::fs::remove_dir_all(run).with_context(|| format!("cannot remove {}", run.display()))?;
     }
     Ok(())

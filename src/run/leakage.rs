@@ -1,4 +1,4 @@
-//! Leakage: a day that is used in two roles makes a policy look better than it is.
+//! Leakage: a day that is used in two roles makes a policy look better than it is. One that is used twice in a role makes figures look surer.
 //!
 //! Validating or testing on a training day measures memory. Days are compared by content, because the usual cause is a directory
 //! that was copied, linked or renamed.
@@ -62,13 +62,12 @@ impl fmt::Display for Leak {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ((role, dir), (other_role, other)) = (&self.first, &self.second);
         if role == other_role {
-            return write!(
-                f,
-                "{} and {} ({role}) hold the same day, {}. Counted twice, it makes figures look surer than they are: name it once",
-                dir.display(),
-                other.display(),
-                self.date
-            );
+            if dir == other {
+                write!(f, "{} stands in {role} twice", dir.display())?;
+            } else {
+                write!(f, "{} and {} ({role}) hold the same day, {}", dir.display(), other.display(), self.date)?;
+            }
+            return write!(f, ". Counted twice, it makes figures look surer than they are: name it once");
         }
         if dir == other {
             write!(f, "{} stands in {role} and in {other_role}", dir.display())?;

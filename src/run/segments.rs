@@ -119,6 +119,13 @@ impl From<settings::Overflow> for crate::shm::Overflow {
     }
 }
 
+/// Maximum size of a serialised state of a replay.
+fn state_bytes(contracts: usize, pending: usize) -> usize {
+    // Counters, observed and expected traffic over several memories, and the replanner's columns.
+    let per_contract = 8 * 8 + 4 * (1 + 6 + ADVICE_COLUMNS);
+    320 + contracts * per_contract + pending * 24
+}
+
 /// Maximum sizes of serialised data, in bytes: every segment as long and as wide as it can get.
 #[derive(Debug, Clone, Copy)]
 pub struct Sizes {
@@ -134,9 +141,7 @@ impl Sizes {
         let contracts = most(&|d| d.contracts.len());
         // With a feedback delay the state carries the pending displays.
         let pending = most(&|d| most_within(d, Delay::of_policy(&settings.policy, &settings.env).most_s()));
-        // Counters, observed and expected traffic over several memories, and the replanner's columns.
-        let per_contract = 4 * (9 + 7 + ADVICE_COLUMNS);
-        let state = 256 + contracts * per_contract + pending * 24;
+        let state = state_bytes(contracts, pending);
         let replans = (DAY_MS as f64 / 1000.0 / REPLAN_INTERVAL_S) as usize + 2;
         // A step may span any part of the day.
         let lessons = match settings.learner.target {
@@ -202,4 +207,20 @@ pub fn unpack(words: &[u32], actor_len: usize) -> Option<(u64, Vec<f32>, Vec<f32
     let floats = |w: &[u32]| w.iter().map(|&bits| f32::from_bits(bits)).collect();
     let (raw, averaged) = words[HEAD_WORDS..].split_at(actor_len);
     Some((updates, floats(raw), floats(averaged)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::env::State;
+
+    #[test]
+    fn a_state_fits_into_what_is_reserved_for_it() {
+        for contracts in [0, 1, 7, 300] {
+            let mut state = State::new(vec![1e9; contracts]);
+            state.replan(&vec![0.5; ADVICE_COLUMNS * contracts]);
+            let bytes = bincode::serde::encode_to_vec(&state, bincode::config::standard()).unwrap();
+            assert!(bytes.len() <= state_bytes(contracts, 0), "{contracts} contracts: {} bytes", bytes.len());
+        }
+    }
 }

@@ -125,12 +125,13 @@ impl Listed {
         let manifest: Value = serde_json::from_slice(&std::fs::read(dir.join("manifest.json"))?)?;
         let config: Table = toml::from_str(&std::fs::read_to_string(dir.join("config.toml"))?)?;
         let outcome = &manifest["outcome"];
+        let stage = ValueModel::unfinished(dir);
         let state = match (outcome["reason"].as_str(), manifest["failure"].as_str()) {
-            (Some(reason), _) if ValueModel::unfinished(dir).is_none() => reason,
-            (_, Some(_)) => "failed",
+            (Some(reason), _) if stage.is_none() => reason,
             // Another user's lock cannot be examined.
             _ if RunDirectory::inspect(dir)?.is_in_use().unwrap_or(false) => "running",
-            _ => "killed",
+            (_, Some(_)) => "failed",
+            _ => stage.as_ref().map_or("killed", |stage| &stage.state),
         };
         let report = RunReport::read(dir)?;
         let days: Vec<(String, DayReport)> =

@@ -143,10 +143,12 @@ impl Claims {
         claims.filter(|claim| !claim.settled).filter_map(|claim| claim.contract).map(|j| j as usize)
     }
 
-    /// Gives contracts other places: `to` has that of each; `None` for one that is gone.
+    /// Gives contracts other places: `to` has that of each; `None` for one that is gone, whose choices need no exposure any more.
     pub fn of_contracts(&mut self, to: &[Option<u32>]) {
         for Made { claim, .. } in &mut self.made {
-            claim.contract = claim.contract.and_then(|j| to[j as usize]);
+            let Some(j) = claim.contract else { continue };
+            claim.contract = to[j as usize];
+            claim.settled |= claim.contract.is_none();
         }
     }
 

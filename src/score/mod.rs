@@ -35,7 +35,7 @@ pub use claims::{Claim, Exposure};
 pub use counting::Heard;
 pub use delivered::{Arrived, Delivered, delivered, delivered_by, exposures};
 pub use errands::{Errand, Finished};
-pub use saved::{AnotherDay, Restored, Saved};
+pub use saved::{AnotherDay, AnotherVersion, Restored, Saved};
 pub use scorer::{Decision, ScoreOptions, Scorer};
 pub use served::{DayFiles, ServedDay, ServedPolicy, ServedValues};
 pub use stream::{Format, Requests, StreamReport, stream};

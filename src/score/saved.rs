@@ -18,6 +18,11 @@ pub struct AnotherDay {
     date: String,
 }
 
+/// A state that another version of the program has saved.
+#[derive(Debug, thiserror::Error)]
+#[error("it is no state that this version of admix has saved")]
+pub struct AnotherVersion;
+
 /// How a scorer goes on from saved bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Restored {
@@ -92,9 +97,9 @@ impl Scorer {
     /// Goes on from saved bytes. Contracts may have changed since: each keeps its counts by its ad id.
     ///
     /// # Errors
-    /// [`AnotherDay`], and bytes that are damaged; the scorer is as it was.
+    /// [`AnotherDay`], [`AnotherVersion`], and bytes that are damaged; the scorer is as it was.
     pub fn restore(&mut self, bytes: &[u8]) -> anyhow::Result<Restored> {
-        let body = bytes.strip_prefix(MAGIC).context("it is not a saved scorer of this version")?;
+        let body = bytes.strip_prefix(MAGIC).ok_or(AnotherVersion)?;
         let (checksum, body) = body.split_first_chunk::<8>().context("it ends within its header")?;
         ensure!(XxHash3_64::oneshot(body) == u64::from_le_bytes(*checksum), "its checksum does not fit, it is damaged");
         let config = bincode::config::standard().with_limit::<LIMIT>();
@@ -102,7 +107,8 @@ impl Scorer {
         if saved.start_ms != self.day.start_ms {
             return Err(AnotherDay { date: self.day.date.clone() }.into());
         }
-        ensure!(saved.rate_seed == self.options.rate_seed, "it was saved with --rate-seed {}", saved.rate_seed);
+        let rate_seed = saved.rate_seed;
+        ensure!(rate_seed == self.options.rate_seed, "it was saved with --rate-seed {rate_seed}: give the same");
         let n = saved.contracts.len();
         ensure!(saved.state.fits(n) && saved.claims.fit(n), "its counters are malformed");
         let contracts = &self.replay.day.contracts;

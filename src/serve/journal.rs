@@ -1,7 +1,7 @@
 //! Day directories of what came in and what was shown: the input of tomorrow's training.
 
 use std::collections::{HashMap, VecDeque};
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
-use crate::log::schema::{AdType, ExposureRow, QueueEntry, TrackRow};
-use crate::log::{table, write};
+use crate::files;
+use crate::log::schema::{AdType, ControlRow, ExposureRow, QueueEntry, TrackRow};
+use crate::log::{control, table, write};
 use crate::score::{Claim, DayFiles, Exposure, ServedDay};
 
 /// Rows that may wait to be written.
@@ -119,14 +120,22 @@ impl Journal {
         let dir = folder.join(&served.day.date);
         let failed = || format!("cannot write the journal {}", dir.display());
         std::fs::create_dir_all(&dir).with_context(failed)?;
+        // First: both are locked, and what another server has copied stays.
+        let requests = append(&dir.join("track_log.tsv"), write::TRACK_HEADER).with_context(failed)?;
+        let exposures = append(&dir.join("joined_exposure.tsv"), write::EXPOSURE_HEADER).with_context(failed)?;
+        let gone = gone(&dir, served).with_context(failed)?;
         for (name, path) in [("control", Some(&files.control)), ("inventory", files.inventory.as_ref())] {
             if let Some(path) = path {
                 copy_table(path, &dir, name).with_context(failed)?;
             }
         }
+        if !gone.is_empty() {
+            let all = [&served.contracts[..], &gone].concat();
+            table::all(&dir, "control").try_for_each(std::fs::remove_file).with_context(failed)?;
+            let whole_day = (served.day.start_ms, served.day.end_ms());
+            write::control(&dir.join("control.tsv"), &all, whole_day).with_context(failed)?;
+        }
         write::calendar(&dir, &served.day).with_context(failed)?;
-        let requests = append(&dir.join("track_log.tsv"), write::TRACK_HEADER).with_context(failed)?;
-        let exposures = append(&dir.join("joined_exposure.tsv"), write::EXPOSURE_HEADER).with_context(failed)?;
         let (lines, to_write) = sync_channel(WAITING);
         let without_price = Arc::<AtomicU64>::default();
         let counted = without_price.clone();
@@ -175,11 +184,23 @@ impl Journal {
     }
 }
 
+/// The contracts of an earlier start that the day has no more: the journal has requests that name them.
+fn gone(dir: &Path, served: &ServedDay) -> anyhow::Result<Vec<ControlRow>> {
+    let Some(earlier) = table::find(dir, "control")? else { return Ok(vec![]) };
+    let mut rows = control::read(&earlier, &served.day)?;
+    rows.retain(|row| served.contracts.iter().all(|now| now.ad_id != row.ad_id));
+    Ok(rows)
+}
+
 /// Copies a table, a file or a folder of parts, into a day's directory, where it is called `name` and keeps its ending.
 fn copy_table(path: &Path, dir: &Path, name: &str) -> anyhow::Result<()> {
     let to = dir.join(table::name_of_copy(path, name));
     if path.canonicalize().ok() == to.canonicalize().ok() {
         return Ok(());
+    }
+    // An earlier copy may have another ending, or more parts.
+    for old in table::all(dir, name) {
+        if old.is_dir() { std::fs::remove_dir_all(&old)? } else { std::fs::remove_file(&old)? }
     }
     for part in table::parts(path)? {
         let to = match part.strip_prefix(path) {
@@ -198,12 +219,8 @@ type Table = BufWriter<File>;
 /// Opens a table for appending; a last line that a killed server left unfinished is cut off.
 fn append(path: &Path, header: &str) -> anyhow::Result<Table> {
     let file = OpenOptions::new().create(true).append(true).read(true).open(path)?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            bail!("another server writes {}: end it, or give this one another --journal", path.display())
-        }
-        Err(TryLockError::Error(e)) => return Err(e.into()),
+    if !files::lock(&file, path) {
+        bail!("another server writes {}: end it, or give this one another --journal", path.display());
     }
     let whole = end_of_lines(&file)?;
     file.set_len(whole)?;

@@ -1,16 +1,16 @@
 //! What is done beside serving: counts saved every second, a new policy put in place.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail};
 
-use crate::files::replace;
+use crate::files::{self, replace_synced};
 use crate::policy::file::PolicyFile;
-use crate::score::{AnotherDay, Restored, Scorer, ServedDay, ServedPolicy};
+use crate::score::{AnotherDay, AnotherVersion, Restored, Scorer, ServedDay, ServedPolicy};
 
 use super::engine::{Engine, now_ms};
 use super::options::ServeOptions;
@@ -108,7 +108,9 @@ impl Keeper {
         let counts = self.engine.scorer().counts(CLAIMS);
         let bytes = counts.to_bytes();
         let state = &self.options.state;
-        replace(state, &bytes).with_context(|| format!("cannot save the counts to {}", state.display()))?;
+        // Synced: a file that is torn by a loss of power would keep the next server from starting.
+        replace_synced(state, |to| Ok(std::fs::write(to, &bytes)?))
+            .with_context(|| format!("cannot save the counts to {}", state.display()))?;
         self.engine.metrics.saved(now_ms());
         Ok(())
     }
@@ -119,17 +121,22 @@ impl Keeper {
 /// # Errors
 /// Another server that keeps its counts there, or a folder that cannot be written.
 pub fn lock(state: &Path) -> anyhow::Result<File> {
-    let mut path = state.as_os_str().to_owned();
+    // Of the file that is replaced, whatever leads to it.
+    let mut path = state.canonicalize().unwrap_or_else(|_| state.to_owned()).into_os_string();
     path.push(".lock");
     let failed = || format!("cannot write {}", Path::new(&path).display());
     let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path).with_context(failed)?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => {
-            bail!("another server keeps its counts in {}: end it, or give this one another --state", state.display())
-        }
-        Err(TryLockError::Error(e)) => Err(e).with_context(failed),
+    if !files::lock(&file, Path::new(&path)) {
+        bail!("another server keeps its counts in {}: end it, or give this one another --state", state.display());
     }
+    Ok(file)
+}
+
+/// Whether a file was written on this UTC day, or cannot say.
+fn is_of_today(path: &Path) -> bool {
+    let written = path.metadata().and_then(|meta| meta.modified()).ok();
+    let day = |time: SystemTime| time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400);
+    written.is_none_or(|written| day(written) == day(SystemTime::now()))
 }
 
 /// Goes on from the counts of an earlier server, if there are any of this day; says so.
@@ -157,7 +164,7 @@ pub fn take_over(scorer: &mut Scorer, state: &Path) -> anyhow::Result<bool> {
             );
             Ok(true)
         }
-        Err(e) if e.is::<AnotherDay>() => {
+        Err(e) if e.is::<AnotherDay>() || e.is::<AnotherVersion>() && !is_of_today(state) => {
             tracing::info!("{}: {e}; this day begins anew", state.display());
             Ok(false)
         }

@@ -44,7 +44,9 @@ impl Trained {
     /// # Errors
     /// A policy that cannot be read.
     pub fn read(study: &Study, variant: usize, seed: u64, dir: &Path) -> anyhow::Result<Self> {
-        let entries = Entry::of_run(&format!("{}-{seed}", study.variants[variant].name), dir)?;
+        let entries = Entry::of_run(&format!("{}-{seed}", study.variants[variant].name), dir);
+        let entries =
+            entries.with_context(|| format!("remove {}, and the same command trains it again", dir.display()))?;
         Ok(Self { variant, seed, entries })
     }
 }

@@ -110,6 +110,14 @@ fn tensors(shape: NetShape, parameters: &[f32], meta: &Meta) -> anyhow::Result<V
     Ok(safetensors::serialize(views, Some(meta))?)
 }
 
+/// A stage of a training that is not finished.
+pub struct Stage {
+    /// Its folder in the run directory.
+    pub name: &'static str,
+    /// What became of it: `interrupted`, `failed`, or `killed` unless it runs.
+    pub state: String,
+}
+
 /// A model that gives values.
 pub struct ValueModel {
     pub meta: Meta,
@@ -151,11 +159,17 @@ impl ValueModel {
     }
 
     /// The stage of a training that was begun and not finished, in its run directory: a training may learn beside, and once more.
-    pub fn unfinished(dir: &Path) -> Option<&'static str> {
-        [EQUAL, REFIT].into_iter().find(|stage| {
-            let text = std::fs::read(dir.join(stage).join("manifest.json")).unwrap_or_default();
+    pub fn unfinished(dir: &Path) -> Option<Stage> {
+        [EQUAL, REFIT].into_iter().find_map(|name| {
+            let text = std::fs::read(dir.join(name).join("manifest.json")).ok()?;
             let manifest: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
-            manifest.is_object() && manifest["outcome"].is_null()
+            let state = match manifest["outcome"]["reason"].as_str() {
+                Some("budget" | "converged") => return None,
+                Some(reason) => reason.to_owned(),
+                None if manifest["failure"].is_string() => "failed".to_owned(),
+                None => "killed".to_owned(),
+            };
+            Some(Stage { name, state })
         })
     }
 

@@ -90,6 +90,22 @@ impl World {
     }
 }
 
+/// The exit code and the words of a server that does not start.
+fn refused(mut command: Command) -> (Option<i32>, String) {
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let begun = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if begun.elapsed() > PATIENCE {
+            child.kill().unwrap();
+            panic!("it serves");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    (child.wait().unwrap().code(), said)
+}
+
 /// A server under test; killed when dropped.
 pub struct Serving {
     child: Child,
@@ -318,9 +334,8 @@ fn a_killed_server_comes_back_with_its_counts() {
     assert_eq!(again.stop(), 0);
     // Counts that cannot be read end the start: without them everything would be delivered again.
     std::fs::write(world.state(), b"garbage").unwrap();
-    let refused = world.command(&world.policies[0], &[]).output().unwrap();
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(refused.status.code() == Some(1) && said.contains("Move the file away"), "{said}");
+    let (code, said) = refused(world.command(&world.policies[0], &[]));
+    assert!(code == Some(1) && said.contains("Move the file away"), "{said}");
     std::fs::remove_file(world.state()).unwrap();
     assert_eq!(world.serve(&world.policies[0], &[]).stop(), 0);
 }
@@ -331,14 +346,12 @@ fn a_second_server_of_the_same_counts_is_refused() {
     let world = World::new();
     let journal = world.scratch.path().join("journal");
     let serving = world.serve(&world.policies[0], &["--journal", journal.to_str().unwrap()]);
-    let refused = world.command(&world.policies[0], &[]).output().unwrap();
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(refused.status.code() == Some(1) && said.contains("--state"), "{said}");
+    let (code, said) = refused(world.command(&world.policies[0], &[]));
+    assert!(code == Some(1) && said.contains("--state"), "{said}");
     let own = world.scratch.path().join("own.state");
     let more = ["--state", own.to_str().unwrap(), "--journal", journal.to_str().unwrap()];
-    let refused = world.command(&world.policies[0], &more).output().unwrap();
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(refused.status.code() == Some(1) && said.contains("--journal"), "{said}");
+    let (code, said) = refused(world.command(&world.policies[0], &more));
+    assert!(code == Some(1) && said.contains("--journal"), "{said}");
     assert_eq!(serving.stop(), 0);
     let more = ["--journal", journal.to_str().unwrap()];
     assert_eq!(world.serve(&world.policies[0], &more).stop(), 0);

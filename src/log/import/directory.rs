@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -36,11 +36,13 @@ impl Day {
     }
 }
 
-/// Refuses a directory that holds a day: half of two days is no day.
-fn refuse_others(dir: &Path) -> Result<()> {
-    for name in table::TABLES {
-        if let Some(other) = table::find(dir, name)? {
-            bail!("{} is there already: name another --out, or remove the directory", other.display());
+/// Refuses directories that hold a day, before the first one is written: half of two days is no day.
+pub(super) fn refuse_taken(dirs: impl IntoIterator<Item = PathBuf>) -> Result<()> {
+    for dir in dirs {
+        for name in table::TABLES {
+            if let Some(other) = table::all(&dir, name).next() {
+                bail!("{} is there already: name another --out, or remove the directory", other.display());
+            }
         }
     }
     Ok(())
@@ -51,7 +53,6 @@ pub(super) fn write_day(dir: &Path, day: Day, rows: &[TrackRow], control: &[Cont
     let date = format_date(day.number as i64);
     let failed = || format!("cannot write the log directory {}", dir.display());
     fs::create_dir_all(dir).with_context(failed)?;
-    refuse_others(dir)?;
     let file = DayFile { date: date.clone(), utc_offset_minutes: day.utc_offset_minutes };
     write::day(dir, &file).with_context(failed)?;
     let whole_day = (day.start_ms(), day.start_ms() + DAY_MS);

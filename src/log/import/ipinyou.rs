@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use super::directory::{Day, write_day, write_reports};
+use super::directory::{Day, refuse_taken, write_day, write_reports};
 use super::report::{Flaw, ImportReport, Tally, number, within};
 use crate::log::schema::{AdType, ControlRow, MAX_ECPM, MAX_QUEUE, QueueEntry, TrackRow};
 use crate::log::{control, table};
@@ -72,8 +72,10 @@ pub fn import(options: &Options) -> Result<ImportReport> {
         let rows = requests(impressions, day, &control);
         days.push((weekday, day, rows, control));
     }
+    let directory = |weekday: &u8| options.out.join(format!("weekday-{weekday}"));
+    refuse_taken(days.iter().map(|(weekday, ..)| directory(weekday)))?;
     for (weekday, day, rows, control) in &days {
-        let dir = options.out.join(format!("weekday-{weekday}"));
+        let dir = directory(weekday);
         report.directories.push(write_day(&dir, *day, rows, control)?);
     }
     write_reports(&report)?;

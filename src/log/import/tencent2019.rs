@@ -29,7 +29,7 @@ use anyhow::{Context as _, Result, ensure};
 use billing::{Billing, Declared, control_row, mark_contracts, supply};
 use row::Parsed;
 
-use super::directory::{Day, write_day, write_reports};
+use super::directory::{Day, refuse_taken, write_day, write_reports};
 use super::report::{DeclaredContract, Flaw, ImportReport, Tally};
 use crate::log::schema::{ControlRow, DAY_MS, TrackRow};
 use crate::log::{control, table};
@@ -63,6 +63,11 @@ pub fn import(options: &Options) -> Result<ImportReport> {
     if let Contracts::FromLog { fill, .. } = options.contracts {
         ensure!(fill > 0.0 && fill <= 1.0, "--fill must be above 0 and at most 1, not {fill}");
     }
+    let part = |i: usize| options.out.join(format!("part-{i}"));
+    refuse_taken(match options.split {
+        None => vec![options.out.clone()],
+        Some(_) => vec![part(0), part(1)],
+    })?;
     let Log { mut rows, day, billing, mut report } = read(&options.track_log)?;
     if let Some(first) = options.split {
         ensure!(
@@ -80,8 +85,8 @@ pub fn import(options: &Options) -> Result<ImportReport> {
     match options.split {
         None => demand.write(&options.out, day, &rows, &mut report)?,
         Some(first) => {
-            for (i, part) in [&rows[..first], &rows[first..]].into_iter().enumerate() {
-                demand.write(&options.out.join(format!("part-{i}")), day, part, &mut report)?;
+            for (i, rows) in [&rows[..first], &rows[first..]].into_iter().enumerate() {
+                demand.write(&part(i), day, rows, &mut report)?;
             }
         }
     }

@@ -50,6 +50,13 @@ impl Kind {
     }
 }
 
+/// Returns the files and directories in `dir` that could hold table `name`; there should be one at most.
+pub fn all(dir: &Path, name: &str) -> impl Iterator<Item = PathBuf> {
+    let whole = Some(dir.join(name)).filter(|path| path.is_dir());
+    let endings = TEXTS.iter().chain([&PARQUET]).map(|ending| dir.join(format!("{name}.{ending}")));
+    whole.into_iter().chain(endings.collect::<Vec<_>>().into_iter().filter(|path| path.is_file() || path.is_dir()))
+}
+
 /// Returns the name under which [`find`] finds a copy of the table at `path` as the table `name`.
 pub fn name_of_copy(path: &Path, name: &str) -> String {
     let own = path.file_name().unwrap_or_default().to_string_lossy();
@@ -72,9 +79,7 @@ pub fn name_of_copy(path: &Path, name: &str) -> String {
 /// Two files or directories that hold the same table.
 pub fn find(dir: &Path, name: &str) -> Result<Option<PathBuf>> {
     let mut found: Option<PathBuf> = None;
-    let whole = Some(dir.join(name)).filter(|path| path.is_dir());
-    let endings = TEXTS.iter().chain([&PARQUET]).map(|ending| dir.join(format!("{name}.{ending}")));
-    for path in whole.into_iter().chain(endings.filter(|path| path.is_file() || path.is_dir())) {
+    for path in all(dir, name) {
         let text = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if let Some(first) = found {
             return Err(LogError::Ambiguous { dir: dir.to_owned(), first: text(&first), second: text(&path) });

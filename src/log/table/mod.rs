@@ -30,7 +30,7 @@ use row::{long_row, split_tabs};
 use text::{CsvRows, Line, read_line};
 
 pub use column::{Column, List, optional, required};
-pub use find::{TABLES, find, name_of_copy, parts};
+pub use find::{TABLES, all, find, name_of_copy, parts};
 pub use lump::{Lump, LumpReader, Lumps};
 pub use missing::{elsewhere, require};
 pub use row::{LONGEST_ROW, Place, Row, number};

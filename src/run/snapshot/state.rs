@@ -153,7 +153,7 @@ pub struct EvaluatorState {
 
 impl RunState {
     /// Version of the serialised form.
-    pub const FORMAT: u32 = 2;
+    pub const FORMAT: u32 = 3;
 
     /// Returns the total ledger for processes that resume from here.
     pub fn ledger_so_far(&self) -> Ledger {
@@ -175,7 +175,7 @@ impl RunState {
 
 impl RankState {
     /// Version of the serialised form.
-    pub const FORMAT: u32 = 1;
+    pub const FORMAT: u32 = 2;
 
     pub fn encode(&self) -> anyhow::Result<Vec<u8>> {
         Ok(bincode::serde::encode_to_vec(self, bincode::config::standard())?)
