@@ -26,8 +26,8 @@ use super::told::warn_of_logged;
 #[command(after_help = "Exit codes: 0 written, 12 refused (nothing is written).\n\n\
     Examples, before the day and during it:\n\n    \
     admix export --policy runs/default-1 --log day-4 --control today/control.tsv \\\n        --out dictionary.tsv\n    \
-    admix export --policy runs/default-1 --log day-4 --control today/control.tsv \\\n        --day today/day.toml \
-    --at 14:30 --delivered-from today/joined_exposure.tsv --out dictionary.tsv")]
+    admix export --policy runs/default-1 --log day-4 --control today/control.tsv \\\n        --day today/day.toml --at 14:30 \\\n        \
+    --delivered-from today/joined_exposure.tsv --out dictionary.tsv")]
 pub struct Export {
     /// A run directory (its best policy), a policy file, or baseline:NAME, which needs --plan
     #[arg(long, value_name = "RUN_DIR|FILE|baseline:NAME")]

@@ -22,8 +22,8 @@ pub enum ShmError {
     Truncated { name: String, expected: u64, found: u64 },
     #[error(
         "not enough shared memory: {} needed, {} free in /dev/shm. Give it more room (in Docker: `docker run \
-         --shm-size={}m ...`), or need less: docs/operations.md has the keys that \
-         decide, the pool of snapshots (`learner.pool`; none with `checkpoint.every_s = 0`) or the table (`table.max_rows`) above all",
+         --shm-size={}m ...`), or need less: for a policy a smaller `learner.pool`, fewer actors or a smaller `actors.write_every`, \
+         for values a smaller `table.max_rows`; without snapshots (`checkpoint.every_s = 0`) it is much less",
         mebibytes(*needed), mebibytes(*free), needed.div_ceil(1 << 20) * 5 / 4 + 1
     )]
     NoSpace { needed: u64, free: u64 },

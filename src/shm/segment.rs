@@ -490,7 +490,7 @@ pub(super) mod tests {
     #[test]
     fn a_lack_of_space_says_what_to_change() {
         let error = check_space(1 << 60).unwrap_err().to_string();
-        for hint in ["--shm-size", "fewer actors", "actors.write_every", "actors.regions"] {
+        for hint in ["--shm-size", "learner.pool", "fewer actors", "actors.write_every", "table.max_rows"] {
             assert!(error.contains(hint), "{error}");
         }
         let name = unique_name("seg");

@@ -331,3 +331,31 @@ impl<M: Deref<Target = ValueModel>> Predictor<M> {
         self.dense = dense;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A training that was killed or interrupted in its second stage was shown as finished.
+    #[test]
+    fn a_training_is_finished_when_all_stages_that_were_begun_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let stage = || ValueModel::unfinished(dir.path()).map(|stage| (stage.name, stage.state));
+        assert_eq!(stage(), None);
+        for name in [EQUAL, REFIT] {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+            assert_eq!(stage(), None, "it has not begun");
+            for (manifest, state) in [
+                (r#"{"outcome": null}"#, Some("killed")),
+                (r#"{"outcome": null, "failure": "no room"}"#, Some("failed")),
+                (r#"{"outcome": {"reason": "interrupted"}, "failure": null}"#, Some("interrupted")),
+                ("not JSON", Some("killed")),
+                (r#"{"outcome": {"reason": "converged"}}"#, None),
+                (r#"{"outcome": {"reason": "budget"}}"#, None),
+            ] {
+                std::fs::write(dir.path().join(name).join("manifest.json"), manifest).unwrap();
+                assert_eq!(stage(), state.map(|state| (name, state.to_owned())), "{manifest}");
+            }
+        }
+    }
+}

@@ -577,7 +577,7 @@ fn a_policy_or_plan_that_cannot_be_used_is_wrong_input() {
     let file = file.to_str().unwrap();
     admix(&["eval", "--log", log.dir(), "--policy", file]).expect(2, &[file, "is not a usable policy"]);
     admix(&["eval", "--log", log.dir(), "--policy", "/nowhere/run"])
-        .expect(2, &["cannot read the policy /nowhere/run"]);
+        .expect(2, &["there is no policy /nowhere/run", "name a run directory"]);
     admix(&["eval", "--log", log.dir(), "--plan", file]).expect(2, &[file]);
     admix(&["eval", "--log", log.dir(), "--baselines", "pidd"]).expect(2, &["no baseline `pidd`", "static-prices"]);
 }
@@ -594,11 +594,11 @@ fn json_is_all_that_stands_on_stdout() {
     let folder = tempfile::tempdir().unwrap();
     let config = config(folder.path(), day, "[budget]\nmax_updates = 3\n");
     let test = days().join("day-2");
-    let test = format!("data.test=[{test:?}, {test:?}]");
+    let test = format!("data.test=[{test:?}]");
     let said = train(folder.path(), &config, &["--json", "--set", &test]).expect(0, &["budget spent", "policy: "]);
     let lines: Vec<Value> = said.stdout.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
     let (days, verdict): (Vec<&Value>, Vec<&Value>) = lines.iter().partition(|line| line["verdict"].is_null());
-    assert_eq!((days.len(), verdict.len()), (2, 1));
+    assert_eq!((days.len(), verdict.len()), (1, 1));
     assert!(days.iter().all(|line| line["log"] == "day-2" && line["bound"]["ub"].is_f64()), "{lines:?}");
 }
 

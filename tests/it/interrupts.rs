@@ -7,6 +7,7 @@ use nix::sys::signal::Signal;
 
 use crate::decisions::synth;
 use crate::harness::{ENDLESS, HASTY, PATIENCE, Run, child, children_of, config_in, send, until_best};
+use crate::logs::LogRows;
 
 /// A world that is planned and reported long enough to be interrupted: many replays of some thousand requests.
 fn long_days(folder: &Path) -> std::path::PathBuf {
@@ -59,9 +60,14 @@ fn a_second_interrupt_ends_planning_at_once_and_so_does_the_end_of_grace() {
 fn the_report_is_interrupted_and_the_policy_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let days = long_days(folder.path());
-    let day = days.join("day-2");
-    // A report of many days: the same one, again and again.
-    let test: Vec<String> = (0..200).map(|_| format!("{:?}", day.to_str().unwrap())).collect();
+    // A report of many days: nearly the same one, again and again.
+    let mut rows = LogRows::read(&days.join("day-2"));
+    let test: Vec<String> = (0..40)
+        .map(|i| {
+            rows.requests.pop();
+            format!("{:?}", rows.write(folder.path().join(format!("test-{i}"))))
+        })
+        .collect();
     let test = format!("data.test=[{}]", test.join(","));
     let sets = ["baselines.tuning_replays=4", "budget.max_updates=8", "watchdog.grace_s=600", test.as_str()];
     let mut run = Run::start_on(&days, &sets, &[]);

@@ -217,7 +217,7 @@ mod tests {
     fn a_state_of_another_format_is_refused_by_its_number() {
         let old = bincode::serde::encode_to_vec((1u32, 20u64, 4096u64), bincode::config::standard()).unwrap();
         let error = RunState::decode(&old).unwrap_err().to_string();
-        assert!(error.contains("format 1") && error.contains("reads 2") && error.contains("--from"), "{error}");
+        assert!(error.contains("format 1") && error.contains("reads 3") && error.contains("--from"), "{error}");
         let none = RankState::decode(&[]).unwrap_err().to_string();
         assert!(!none.contains("format"), "{none}");
     }
