@@ -380,7 +380,7 @@ mod tests {
         assert!(History::open(folder.path()).unwrap_err().to_string().contains("in use"));
     }
 
-    /// What was damaged in the archive took the place of what served.
+    /// A damaged archive replaced the policy that served.
     #[test]
     fn a_damaged_or_missing_archive_leaves_what_serves() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,11 +1,11 @@
 //! Decisions that are counted as shown; and what was really shown: exposures confirm choices, correct them, or fail to come.
 
-use crate::env::{Choice, State};
+use crate::env::Choice;
 use crate::log::error::BadValue;
 use crate::log::schema::TrackRow;
 
 use super::claims::{Claim, Exposure};
-use super::scorer::{Decision, ScoreOptions, Scorer};
+use super::scorer::{Decision, Scorer};
 
 /// What an exposure told a scorer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,16 +64,14 @@ impl Scorer {
 
     /// Remembers what was chosen on a request, and forgets the oldest choice for want of room.
     fn remember(&mut self, request_id: u64, claim: Claim) {
-        if let Some(forgotten) = self.claims.push(self.now, request_id, claim) {
-            Self::count_as_shown(&mut self.replay.state, self.options, forgotten);
-        }
-    }
-
-    /// Counts a choice that is forgotten as shown: nothing can confirm it any more.
-    pub(super) fn count_as_shown(state: &mut State, options: ScoreOptions, (offset, claim): (u64, Claim)) {
-        if options.confirm_within_s.is_some() && !claim.settled {
+        let forgotten = self.claims.push(self.now, request_id, claim);
+        if let Some((offset, claim)) = forgotten
+            && self.options.confirm_within_s.is_some()
+            && !claim.settled
+        {
+            // Nothing can confirm it any more: it counts as shown.
             let contract = claim.contract.map(|j| j as usize);
-            state.confirm(contract, offset, claim.pctr.into(), claim.worth.into());
+            self.replay.state.confirm(contract, offset, claim.pctr.into(), claim.worth.into());
         }
     }
 

@@ -23,7 +23,7 @@ pub struct AnotherDay {
 #[error("it is no state that this version of admix has saved")]
 pub struct AnotherVersion;
 
-/// How a scorer goes on from saved bytes.
+/// What a scorer took over from a saved state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Restored {
     /// Whether the policy goes on as it was. If not, another one saved the state or the contracts have changed: the counts are taken over, and the

@@ -39,7 +39,7 @@ pub struct Shown {
     /// When it was told, Unix milliseconds.
     pub arrival_ms: u64,
     pub contract: bool,
-    /// What was chosen on the request, where it is remembered.
+    /// The choice on this request; `None` if it is forgotten.
     pub claim: Option<Claim>,
 }
 
@@ -131,7 +131,7 @@ impl Journal {
         }
         if !gone.is_empty() {
             let all = [&served.contracts[..], &gone].concat();
-            table::all(&dir, "control").try_for_each(std::fs::remove_file).with_context(failed)?;
+            remove_table(&dir, "control").with_context(failed)?;
             let whole_day = (served.day.start_ms, served.day.end_ms());
             write::control(&dir.join("control.tsv"), &all, whole_day).with_context(failed)?;
         }
@@ -199,9 +199,7 @@ fn copy_table(path: &Path, dir: &Path, name: &str) -> anyhow::Result<()> {
         return Ok(());
     }
     // An earlier copy may have another ending, or more parts.
-    for old in table::all(dir, name) {
-        if old.is_dir() { std::fs::remove_dir_all(&old)? } else { std::fs::remove_file(&old)? }
-    }
+    remove_table(dir, name)?;
     for part in table::parts(path)? {
         let to = match part.strip_prefix(path) {
             Ok(within) if !within.as_os_str().is_empty() => to.join(within),
@@ -211,6 +209,12 @@ fn copy_table(path: &Path, dir: &Path, name: &str) -> anyhow::Result<()> {
         std::fs::copy(part, to)?;
     }
     Ok(())
+}
+
+/// Removes all files and folders that could hold a table.
+fn remove_table(dir: &Path, name: &str) -> std::io::Result<()> {
+    table::all(dir, name)
+        .try_for_each(|old| if old.is_dir() { std::fs::remove_dir_all(&old) } else { std::fs::remove_file(&old) })
 }
 
 /// A table of the journal, locked: nobody else appends to it meanwhile.
@@ -287,9 +291,15 @@ fn write_all(lines: &Receiver<Line>, mut requests: Table, mut exposures: Table, 
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::log::day::Day;
     use crate::log::schema::DAY_MS;
+
+    fn request(request_id: u64, queue: Vec<QueueEntry>) -> TrackRow {
+        TrackRow { request_id, ts_ms: 5, slot_id: 1, region: 1, gender: 0, age: 0, user_id: None, queue }
+    }
 
     #[test]
     fn an_unfinished_line_is_cut_off_wherever_it_begins() {
@@ -319,16 +329,7 @@ mod tests {
         let entry = |ad_id, ad_type, ecpm, pctr| QueueEntry { ad_id, ad_type, ecpm, pctr, filter: 0, boost: 1.0 };
         let queue = vec![entry(7, AdType::Auction, 3097.9, 0.052_19), entry(9, AdType::Contract, 0.0, 0.02)];
         let mut queues = Queues::default();
-        queues.remember(&TrackRow {
-            request_id: 1,
-            ts_ms: 5,
-            slot_id: 1,
-            region: 1,
-            gender: 0,
-            age: 0,
-            user_id: None,
-            queue,
-        });
+        queues.remember(&request(1, queue));
         let written = |request_id, ad_id, contract, claim| {
             queues.row(Shown { exposure: Exposure { request_id, ad_id, ts_ms: 6 }, arrival_ms: 8, contract, claim })
         };
@@ -353,20 +354,31 @@ mod tests {
     #[test]
     fn the_oldest_queues_are_forgotten() {
         let mut queues = Queues::default();
-        let row = |request_id| TrackRow {
-            request_id,
-            ts_ms: 5,
-            slot_id: 1,
-            region: 1,
-            gender: 0,
-            age: 0,
-            user_id: None,
-            queue: vec![],
-        };
-        (0..REMEMBERED as u64 + 3).for_each(|id| queues.remember(&row(id)));
-        queues.remember(&row(REMEMBERED as u64));
+        (0..REMEMBERED as u64 + 3).for_each(|id| queues.remember(&request(id, vec![])));
+        queues.remember(&request(REMEMBERED as u64, vec![]));
         assert_eq!((queues.of.len(), queues.order.len()), (REMEMBERED, REMEMBERED));
         assert!(!queues.of.contains_key(&2) && queues.of.contains_key(&3));
+    }
+
+    /// Requests of the morning name contracts that the control table has no more after a restart: they were bad rows.
+    #[test]
+    fn contracts_of_an_earlier_start_stay_in_the_control_table() {
+        let dir = tempfile::tempdir().unwrap();
+        let day = Day { date: "2026-01-05".into(), start_ms: 20_458 * DAY_MS, length_ms: DAY_MS };
+        let path = dir.path().join("control.tsv");
+        let start = |ids: &[u64]| {
+            let rows: String = ids.iter().map(|id| format!("{id}\t10\t2.5\t15\n")).collect();
+            std::fs::write(&path, format!("ad_id\trequired\tpenalty\tclick_value\n{rows}")).unwrap();
+            let files = DayFiles { control: path.clone(), inventory: None, day: None };
+            let contracts = control::read(&path, &day).unwrap();
+            let served = ServedDay { day: day.clone(), contracts, forecast: None, values: None };
+            Journal::open(&dir.path().join("days"), &served, &files).unwrap().close();
+            let written = table::find(&dir.path().join("days/2026-01-05"), "control").unwrap().unwrap();
+            control::read(&written, &day).unwrap().iter().map(|row| row.ad_id).collect::<BTreeSet<_>>()
+        };
+        assert_eq!(start(&[1, 2]), BTreeSet::from([1, 2]));
+        assert_eq!(start(&[3, 2]), BTreeSet::from([1, 2, 3]));
+        assert_eq!(start(&[1]), BTreeSet::from([1, 2, 3]));
     }
 
     #[test]
