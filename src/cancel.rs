@@ -16,6 +16,13 @@ static REQUESTED: AtomicBool = AtomicBool::new(false);
 #[error("interrupted")]
 pub struct Cancelled;
 
+impl Cancelled {
+    /// Unwinds to the next [`catch`].
+    pub fn go_on(self) -> ! {
+        resume_unwind(Box::new(self))
+    }
+}
+
 /// Asks every long computation of this process to end.
 pub fn request() {
     // Relaxed: an independent flag.
@@ -25,7 +32,7 @@ pub fn request() {
 /// Ends the running computation if the process was asked to end: unwinds to [`catch`], without a message.
 pub fn point() {
     if REQUESTED.load(Ordering::Relaxed) {
-        resume_unwind(Box::new(Cancelled));
+        Cancelled.go_on();
     }
 }
 

@@ -17,7 +17,16 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let Some(path) = regular(path)? else {
         return OpenOptions::new().write(true).open(path).and_then(|mut file| io::Write::write_all(&mut file, bytes));
     };
-    let mut file = beside(&path)?;
+    put(&path, bytes)
+}
+
+/// Writes a file under a temporary name in its folder and renames it into place, whatever was there: a file of ours, or what somebody has put in
+/// its place. The umask determines who may read it.
+///
+/// # Errors
+/// Any error of the file system.
+pub fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = beside(path)?;
     io::Write::write_all(&mut file, bytes)?;
     file.persist(path).map_err(|e| e.error)?;
     Ok(())
@@ -35,12 +44,20 @@ fn regular(path: &Path) -> io::Result<Option<PathBuf>> {
     }
 }
 
+/// As [`replace`]; the content and the name are on disk when it returns.
+///
+/// # Errors
+/// Any error of the file system; a pipe or a device.
+pub fn replace_synced(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    replace_synced_with(path, |to| Ok(std::fs::write(to, bytes)?))
+}
+
 /// Lets `write` write a file under a temporary name in the folder of `path`, syncs it and renames it into place: `path` holds what
 /// it held before or the whole file, and whoever has the old one open keeps it.
 ///
 /// # Errors
 /// Any error of the file system, and those of `write`; a pipe or a device.
-pub fn replace_synced<T>(path: &Path, write: impl FnOnce(&Path) -> anyhow::Result<T>) -> anyhow::Result<T> {
+pub fn replace_synced_with<T>(path: &Path, write: impl FnOnce(&Path) -> anyhow::Result<T>) -> anyhow::Result<T> {
     let Some(path) = regular(path)? else { anyhow::bail!("it is a pipe or a device; name a file") };
     let file = beside(&path)?;
     let written = write(file.path())?;
@@ -174,7 +191,7 @@ mod tests {
         nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
         replace(&link, b"after").unwrap();
         assert!(link.is_symlink() && std::fs::read(&file).unwrap() == b"after");
-        replace_synced(&link, |to| Ok(std::fs::write(to, "synced")?)).unwrap();
+        replace_synced(&link, b"synced").unwrap();
         assert!(link.is_symlink() && std::fs::read(&file).unwrap() == b"synced");
         replace(&new, b"new").unwrap();
         assert_eq!(std::fs::read(&new).unwrap(), b"new");
@@ -184,9 +201,11 @@ mod tests {
         });
         replace(&pipe, b"through").unwrap();
         assert_eq!(reader.join().unwrap(), b"through");
-        let error = replace_synced(&pipe, |_| Ok(())).unwrap_err();
+        let error = replace_synced(&pipe, b"").unwrap_err();
         assert!(error.to_string().contains("name a file"), "{error}");
         assert!(replace(Path::new("/dev/full"), b"x").is_err() && !Path::new("/dev/full").is_file());
+        put(&pipe, b"in its place").unwrap();
+        assert_eq!(std::fs::read(&pipe).unwrap(), b"in its place");
     }
 
     #[test]

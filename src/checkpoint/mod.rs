@@ -9,6 +9,7 @@
 
 pub mod rows;
 
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -25,6 +26,8 @@ use crate::shm::{Complete, Control, Halves, Role, ShmError};
 const NAP: Duration = Duration::from_millis(100);
 /// Before a snapshot that the file system refused is tried again.
 const RETRY: Duration = Duration::from_secs(1);
+/// Between two signs of life while a snapshot is written.
+const BEAT: Duration = Duration::from_millis(if cfg!(test) { 5 } else { 500 });
 /// Attempts at the last snapshot of a run that ends.
 const LAST_ATTEMPTS: u32 = 3;
 
@@ -90,15 +93,13 @@ fn serve(control: &Control, slot: &ProcessSlot, halves: &Halves, keeper: &mut im
         }
         match halves.pending() {
             Ok(Some(complete)) => {
-                let begun = Instant::now();
-                match keeper.commit(&complete) {
+                match write_alive(control, slot, || keeper.commit(&complete)) {
                     Ok(bytes) => {
                         halves.commit(complete.snapshot);
                         let stats = &control.checkpoint;
                         stats.snapshots.add(1);
                         stats.bytes.add(bytes);
-                        stats.write_ns.add(begun.elapsed().as_nanos() as u64);
-                        keeper.committed(complete.snapshot);
+                        write_alive(control, slot, || keeper.committed(complete.snapshot));
                     }
                     Err(e) if e.is::<ShmError>() => {
                         control.checkpoint.failures.add(1);
@@ -126,6 +127,27 @@ fn serve(control: &Control, slot: &ProcessSlot, halves: &Halves, keeper: &mut im
         }
         slot.beat();
     }
+}
+
+/// Gives signs of life while something is written, and counts the time: a slow disk is no process that hangs, and one that would be started in its
+/// place would have the same disk.
+fn write_alive<T>(control: &Control, slot: &ProcessSlot, write: impl FnOnce() -> T) -> T {
+    std::thread::scope(|scope| {
+        let (writing, written) = mpsc::channel::<()>();
+        scope.spawn(move || {
+            let (mut last, mut goes_on) = (Instant::now(), true);
+            while goes_on {
+                goes_on = written.recv_timeout(BEAT) == Err(RecvTimeoutError::Timeout);
+                slot.beat();
+                let now = Instant::now();
+                control.checkpoint.write_ns.add((now - last).as_nanos() as u64);
+                last = now;
+            }
+        });
+        let result = write();
+        drop(writing);
+        result
+    })
 }
 
 struct Writer<'a> {
@@ -210,6 +232,24 @@ impl Keeper for Writer<'_> {
 mod tests {
     use super::*;
     use crate::shm::{HalfShape, Part};
+
+    /// A large snapshot was written without a sign of life, and main killed the checkpointer.
+    #[test]
+    fn a_snapshot_is_written_with_signs_of_life() {
+        let control = Control::create(&format!("admix-test-{}-alive", std::process::id())).unwrap();
+        let slot = &control.processes[Role::Checkpointer.slot()];
+        slot.sign_in(Role::Checkpointer.kind());
+        let first = slot.last_beat_ms();
+        let written = || control.checkpoint.write_ns.get();
+        let during = write_alive(&control, slot, || {
+            let begun = Instant::now();
+            while (slot.last_beat_ms() == first || written() == 0) && begun.elapsed() < Duration::from_secs(60) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            written()
+        });
+        assert!(during > 0 && slot.last_beat_ms() > first && written() >= during);
+    }
 
     /// Such a snapshot was tried again once a second for the rest of the run.
     #[test]

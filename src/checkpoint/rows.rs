@@ -13,8 +13,8 @@ use crate::run::snapshot::files::Disk;
 use crate::run::snapshot::{SnapshotFolder, folder};
 use crate::run::sparse_part::{DeltaMemory, SparsePart};
 use crate::run::value_run::{ValueHalves, table_shape};
-use crate::run::value_snapshot::{base_path, bases, delta_path};
-use crate::run::{RunDirectory, failpoint};
+use crate::run::value_snapshot::{base_path, bases, delta_path, link_or_copy, remove_base};
+use crate::run::{RunDirectory, beginning, failpoint};
 use crate::settings::{Configuration as _, ValueSettings};
 use crate::shm::{Complete, Control, Halves, Role, ShmError};
 use crate::sparse::file::RowLayout;
@@ -45,6 +45,7 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
         root: &root,
         layout: table_shape(&settings).into(),
         keep: settings.checkpoint.keep as u64,
+        keeps_first: beginning::is_needed_later(&settings, directory),
         memory: DeltaMemory::default(),
         all: false,
         merging: None,
@@ -62,6 +63,8 @@ struct Deltas<'a> {
     root: &'a Path,
     layout: RowLayout,
     keep: u64,
+    /// Base 0 stays: later stages of the training start with it, too.
+    keeps_first: bool,
     memory: DeltaMemory,
     /// The snapshot that was written last has all rows.
     all: bool,
@@ -108,7 +111,8 @@ impl Deltas<'_> {
             Some(Err(_)) => tracing::warn!("deltas cannot be merged, they stay: the thread has panicked"),
             _ => {}
         }
-        let looked = prune(self.root, newest, self.keep).and_then(|()| Merge::due(self.root, newest, self.keep));
+        let looked = prune(self.root, (newest, self.keep), self.keeps_first)
+            .and_then(|()| Merge::due(self.root, (newest, self.keep), self.keeps_first));
         let merge = looked.unwrap_or_else(|e| {
             tracing::warn!("deltas cannot be looked at or removed, they stay: {e:#}");
             None
@@ -126,10 +130,11 @@ struct Merge {
     files: Vec<PathBuf>,
     /// The snapshot that the new base is of.
     to: u64,
+    keeps_first: bool,
 }
 
 impl Merge {
-    fn due(root: &Path, newest: u64, keep: u64) -> anyhow::Result<Option<Self>> {
+    fn due(root: &Path, (newest, keep): (u64, u64), keeps_first: bool) -> anyhow::Result<Option<Self>> {
         let bases = bases(root)?;
         let from = bases.last().copied().unwrap_or(0);
         let to = (newest + 1).saturating_sub(keep);
@@ -142,7 +147,7 @@ impl Merge {
         let grown = deltas.iter().map(len).sum::<u64>() >= GROWN * base.as_ref().map_or(0, len);
         let due = deltas.len() as u64 >= MOST_DELTAS || (deltas.len() > 1 && grown);
         let files = base.into_iter().chain(deltas).collect();
-        Ok(due.then(|| Self { root: root.to_owned(), files, to }))
+        Ok(due.then(|| Self { root: root.to_owned(), files, to, keeps_first }))
     }
 
     fn run(self) -> anyhow::Result<()> {
@@ -152,7 +157,7 @@ impl Merge {
         std::fs::rename(&writing, base_path(&self.root, self.to))?;
         std::fs::File::open(&self.root)?.sync_all()?;
         failpoint::reached("checkpoint.base");
-        remove_before(&self.root, self.to)
+        remove_before(&self.root, self.to, self.keeps_first)
     }
 }
 
@@ -165,28 +170,28 @@ fn make_base(root: &Path, number: u64) -> std::io::Result<()> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
         Err(e) => return Err(e),
     }
-    std::fs::hard_link(delta_path(root, number), &base)?;
+    link_or_copy(&delta_path(root, number), &base)?;
     std::fs::File::open(root)?.sync_all()?;
     failpoint::reached("checkpoint.base");
     Ok(())
 }
 
 /// Removes what the newest base replaces that all of the newest `keep` snapshots may go back to.
-fn prune(root: &Path, newest: u64, keep: u64) -> anyhow::Result<()> {
+fn prune(root: &Path, (newest, keep): (u64, u64), keeps_first: bool) -> anyhow::Result<()> {
     let oldest = (newest + 1).saturating_sub(keep);
     match bases(root)?.into_iter().rfind(|base| *base <= oldest) {
-        Some(base) => remove_before(root, base),
+        Some(base) => remove_before(root, base, keeps_first),
         None => Ok(()),
     }
 }
 
-/// Removes snapshots and bases before base `number`. The state of that base's snapshot stays, and what is behind it.
-fn remove_before(root: &Path, number: u64) -> anyhow::Result<()> {
+/// Removes snapshots and bases before base `number`, but base 0 where it is kept. The state of that base's snapshot stays, and what is behind it.
+fn remove_before(root: &Path, number: u64, keeps_first: bool) -> anyhow::Result<()> {
     for older in folder::numbers(root)?.into_iter().filter(|n| *n < number) {
         std::fs::remove_dir_all(root.join(format!("{older:08}")))?;
     }
-    for older in bases(root)?.into_iter().filter(|n| *n < number) {
-        std::fs::remove_file(base_path(root, older))?;
+    for older in bases(root)?.into_iter().filter(|n| *n < number && !(keeps_first && *n == 0)) {
+        remove_base(root, older)?;
     }
     Ok(())
 }
@@ -194,6 +199,7 @@ fn remove_before(root: &Path, number: u64) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::value_snapshot::first_network_path;
 
     /// Snapshots of these numbers, some of which are bases, too.
     fn folder(snapshots: &[u64], bases: &[u64]) -> tempfile::TempDir {
@@ -222,9 +228,22 @@ mod tests {
             (9, (vec![1, 2, 3, 4, 5, 6], vec![1, 3, 5])),
         ] {
             let root = folder(&[1, 2, 3, 4, 5, 6], &[1, 3, 5]);
-            prune(root.path(), 6, keep).unwrap();
+            prune(root.path(), (6, keep), false).unwrap();
             assert_eq!(left(root.path()), expected, "the newest {keep}");
         }
+    }
+
+    /// The first base went with the next one, and later stages of the training read its source, which may be gone or another one.
+    #[test]
+    fn what_later_stages_start_with_stays() {
+        let root = folder(&[0, 1, 2, 3], &[0, 2]);
+        std::fs::write(first_network_path(root.path()), "network").unwrap();
+        prune(root.path(), (3, 1), true).unwrap();
+        assert_eq!(left(root.path()), (vec![2, 3], vec![0, 2]));
+        assert!(first_network_path(root.path()).exists());
+        prune(root.path(), (3, 1), false).unwrap();
+        assert_eq!(left(root.path()), (vec![2, 3], vec![2]));
+        assert!(!first_network_path(root.path()).exists());
     }
 
     #[test]
@@ -244,7 +263,7 @@ mod tests {
         len(1, 100);
         for (lens, due) in [([60, 60, 60, 100], None), ([60, 60, 80, 100], Some(4)), ([0, 0, 200, 0], Some(4))] {
             (2..).zip(lens).for_each(|(number, bytes)| len(number, bytes));
-            let merge = Merge::due(root.path(), 5, 2).unwrap();
+            let merge = Merge::due(root.path(), (5, 2), false).unwrap();
             assert_eq!(merge.map(|merge| (merge.to, merge.files.len())).unzip().0, due, "{lens:?}");
         }
     }

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use crate::log::CompileOptions;
 use crate::log::check::check;
 use crate::log::import::{ImportReport, ipinyou, tencent2019};
 use crate::log::sample::{self, Sampling};
 use crate::log::wander::Wander;
+use crate::log::{CompileOptions, table};
 use crate::synth::{self, WorldSettings};
 
 use super::exit::{Exit, UsageError};
@@ -25,7 +25,7 @@ pub enum Data {
     /// Rewrite a real log as log directories
     #[command(
         subcommand,
-        after_help = "Example: admix data import ipinyou --impressions imp.20130610.txt.gz \\\n    --control control.tsv --out logs/ipinyou"
+        after_help = "Example: admix data import ipinyou --impressions imp.weekday0.csv.gz \\\n    --control control.tsv --out logs/ipinyou"
     )]
     Import(Import),
     /// Check log directories: bad rows, units, contracts, coverage; also compiles them
@@ -98,7 +98,7 @@ pub enum Import {
     Tencent2019(Tencent2019),
     /// iPinYou RTB impressions, one log directory per weekday
     #[command(
-        after_help = "Example: admix data import ipinyou --impressions imp.20130610.txt.gz \\\n    --control control.tsv --out logs/ipinyou"
+        after_help = "Example: admix data import ipinyou --impressions imp.weekday0.csv.gz \\\n    --control control.tsv --out logs/ipinyou"
     )]
     Ipinyou(Ipinyou),
 }
@@ -123,11 +123,14 @@ pub struct Tencent2019 {
     /// Directory of the log
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
+    /// Share of dropped rows above which nothing is imported
+    #[arg(long, value_name = "SHARE", default_value_t = 0.01, value_parser = share)]
+    max_bad_share: f64,
 }
 
 #[derive(Debug, Args)]
 pub struct Ipinyou {
-    /// Raw impression files (.csv, .gz or .zst)
+    /// Impression files (.csv, .gz or .zst) with the columns weekday, hour, ..; docs/formats.md has them all
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     impressions: Vec<PathBuf>,
     /// Contracts as a control table with a pctr for each
@@ -136,6 +139,9 @@ pub struct Ipinyou {
     /// Directory of the logs: DIR/weekday-0 ..
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
+    /// Share of dropped rows above which nothing is imported
+    #[arg(long, value_name = "SHARE", default_value_t = 0.01, value_parser = share)]
+    max_bad_share: f64,
 }
 
 #[derive(Debug, Args)]
@@ -193,6 +199,16 @@ impl Synth {
         }
         let days = self.days.unwrap_or(world.days);
         let seed = self.seed.unwrap_or(world.seed);
+        if !self.out.join("world.toml").is_file() {
+            let mut tables = (0..days).flat_map(|day| {
+                let dir = self.out.join(format!("day-{day}"));
+                table::TABLES.into_iter().flat_map(move |name| table::all(&dir, name).collect::<Vec<_>>())
+            });
+            if let Some(table) = tables.next() {
+                let why = format!("{} is there, and no `data synth` made it: name another --out", table.display());
+                return Err(UsageError(why).into());
+            }
+        }
         synth::generate(&world, &self.out, days, seed, &|done| say!("{done} of {days} days written"))?;
         Ok(Exit::Done)
     }
@@ -209,7 +225,8 @@ impl Tencent2019 {
             (Some(path), _) => tencent2019::Contracts::Control(path),
             (None, count) => tencent2019::Contracts::FromLog { count: count.unwrap_or_default(), fill: self.fill },
         };
-        let options = tencent2019::Options { track_log: self.track_log, contracts, split: self.split, out: self.out };
+        let Self { track_log, split, out, max_bad_share, .. } = self;
+        let options = tencent2019::Options { track_log, contracts, split, out, max_bad_share };
         let report = tencent2019::import(&options).map_err(|e| UsageError(format!("{e:#}")))?;
         print_import(&report)
     }
@@ -217,7 +234,8 @@ impl Tencent2019 {
 
 impl Ipinyou {
     fn run(self) -> anyhow::Result<Exit> {
-        let options = ipinyou::Options { impressions: self.impressions, control: self.control, out: self.out };
+        let Self { impressions, control, out, max_bad_share } = self;
+        let options = ipinyou::Options { impressions, control, out, max_bad_share };
         let report = ipinyou::import(&options).map_err(|e| UsageError(format!("{e:#}")))?;
         print_import(&report)
     }

@@ -1,5 +1,6 @@
 //! `admix eval`: replays whole days under policies and baselines and compares them with the bound.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -77,18 +78,18 @@ fn baselines_help() -> String {
     )
 }
 
-/// Returns the names of all baselines except those that predict deliveries.
-pub fn all_baselines() -> Vec<String> {
-    baselines::NAMES.into_iter().chain([logged::NAME]).map(String::from).collect()
+/// Returns the names of all baselines; where deliveries are observed late, also of those that predict them, as learned policies do.
+pub fn all_baselines(delayed: bool) -> Vec<String> {
+    let usual = baselines::NAMES.into_iter().chain([logged::NAME]).map(String::from);
+    usual.chain(delayed.then(baselines::predictors).into_iter().flatten()).collect()
 }
 
 impl Eval {
     pub fn run(self) -> anyhow::Result<Exit> {
+        let stress = self.stress.map(|stress| stress.seeded(self.stress_seed));
+        let delay = stress.as_ref().and_then(Stress::feedback_delay_s).unwrap_or(self.replayed.feedback_delay);
         let mut names = match self.baselines.as_slice() {
-            [one] if one == "all" && self.replayed.feedback_delay > 0.0 => {
-                all_baselines().into_iter().chain(baselines::predictors()).collect()
-            }
-            [one] if one == "all" => all_baselines(),
+            [one] if one == "all" => all_baselines(delay > 0.0),
             [one] if one == "none" => Vec::new(),
             names => names.to_vec(),
         };
@@ -113,9 +114,7 @@ impl Eval {
         let mut settings = self.replayed.settings();
         settings.data.max_bad_share = self.max_bad_share;
         let plan = plan.as_ref().or_else(|| policies.first().map(|first| first.policy.plan()));
-        let stress = self.stress.map(|stress| stress.seeded(self.stress_seed));
         let told = self.told.resolve(&settings.data)?;
-        let delay = stress.as_ref().and_then(Stress::feedback_delay_s).unwrap_or(self.replayed.feedback_delay);
         for entry in policies.iter().filter(|entry| matches!(entry.kind, Kind::Trained | Kind::Baseline)) {
             warn_of_logged(&entry.name, entry.policy.plan(), &told);
             if !entry.policy.predicts() {
@@ -165,8 +164,14 @@ pub fn compare(
     view: &View,
 ) -> anyhow::Result<Vec<DayReport>> {
     let decisions = view.decisions.as_deref();
+    // Copies of a day may differ in their contracts, and are compared; the same directory says nothing new.
+    let mut seen = HashSet::new();
     let mut reports: Vec<DayReport> = Vec::new();
     for dir in logs {
+        if !seen.insert(dir.canonicalize().unwrap_or_else(|_| dir.clone())) {
+            let why = "counted twice, a day makes figures look surer than they are: name it once";
+            return Err(UsageError(format!("{} stands in --log twice; {why}", dir.display())).into());
+        }
         let day = TestDay::open(dir, compile_options(settings), (&view.told, &view.judge), view.stress.as_ref())?;
         if decisions.is_some() && reports.iter().any(|r| r.log == day.log().name()) {
             let why = format!(

@@ -4,9 +4,11 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use clap::Args;
+use toml::Value;
 
+use crate::evaluate::table::DECLARED;
 use crate::files;
-use crate::log::CompileOptions;
+use crate::log::{CompileOptions, CompiledLog};
 use crate::plan::{self, Allocation, ServedDay};
 use crate::run::context::{compile_options, open_logs};
 use crate::run::leakage::Roles;
@@ -58,7 +60,10 @@ impl Plan {
         }
         let (settings, options) = match &self.config {
             Some(path) => {
-                let settings: Settings = settings::load(path, &[])?;
+                // The days are arguments; a configuration without them is none.
+                let days = Value::from(self.dirs.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>());
+                let days = ["data.train", "data.validation"].map(|key| format!("{key}={days}"));
+                let settings: Settings = settings::load(path, &days)?;
                 let options = compile_options(&settings);
                 (settings, options)
             }
@@ -74,6 +79,7 @@ impl Plan {
         let served = self.served.as_deref();
         let (dirs, validation, per_step) = (&self.dirs, &self.validation, settings.requests_per_step());
         let told = &told;
+        let declared = logs.iter().any(CompiledLog::contracts_declared);
         let planning =
             Planning { dirs, logs, served, validation, options, told, env, episodes, per_step, baselines, policy };
         let plan = planning.plan()?;
@@ -85,6 +91,9 @@ impl Plan {
             print_json(&plan)?;
         } else {
             print_text(&render(&plan))?;
+            if declared {
+                print_text(&format!("{DECLARED}\n"))?;
+            }
         }
         Ok(Exit::Done)
     }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::Args;
 
+use crate::files;
 use crate::pretrain::{self, Pretraining};
 use crate::synth;
 
@@ -48,6 +49,8 @@ impl Pretrain {
             return Err(UsageError("--worlds, --episodes and --epochs must be at least 1".into()).into());
         }
         let world = synth::load(&self.config).map_err(|e| UsageError(format!("{e:#}")))?;
+        files::check_place(&self.out)
+            .map_err(|e| UsageError(format!("cannot write {}: {e}; name another --out", self.out.display())))?;
         let scratch = tempfile::tempdir()?;
         if self.volume {
             let moments = pretrain::volume::moments(&world, self.seed, self.worlds, scratch.path())?;

@@ -8,9 +8,10 @@ use anyhow::{Context as _, ensure};
 use clap::{Args, ValueEnum};
 
 use crate::cancel;
+use crate::env::Delay;
 use crate::evaluate::{DayReport, Decision, Entry, Judgement, familiar};
 use crate::learner::Device;
-use crate::nodes::{self, Job};
+use crate::nodes::{self, Job, Node};
 use crate::plan::Plan;
 use crate::policy::file::PolicyFile;
 use crate::report::{self, RunReport, Validation};
@@ -171,9 +172,8 @@ impl Train {
         Ok(exit)
     }
 
-    /// Trains and reports as a node of a job; sets `trained` to the best policy once training has ended.
-    fn train_in(self, job: &Job, trained: &OnceCell<PathBuf>) -> anyhow::Result<Exit> {
-        let node = job.node();
+    /// Loads the configuration with what the command line sets, and checks what the two ask for together.
+    fn settings(&self, node: Node) -> anyhow::Result<Settings> {
         let mut sets = self.sets.clone();
         sets.extend(self.seed.map(|seed| format!("run.seed={seed}")));
         sets.extend(self.device.as_ref().map(|device| format!("run.device=\"{device}\"")));
@@ -201,13 +201,17 @@ impl Train {
             ))
             .into());
         }
-        let Choice { device, why } = device::choose(&settings)?;
-        let plan = self.plan.as_deref().map(Plan::read).transpose().map_err(|e| UsageError(format!("{e:#}")))?;
         if self.require.is_some() && settings.data.test.is_empty() {
             return Err(
                 UsageError("--require needs data.test: the verdict is about days that chose nothing".into()).into()
             );
         }
+        Ok(settings)
+    }
+
+    /// Reads the plan and the policy that the command line names.
+    fn given(&self) -> anyhow::Result<Given> {
+        let plan = self.plan.as_deref().map(Plan::read).transpose().map_err(|e| UsageError(format!("{e:#}")))?;
         let from = match &self.from {
             None => None,
             Some(path) => {
@@ -215,6 +219,15 @@ impl Train {
                 Some(Origin { path: path.clone(), policy })
             }
         };
+        Ok(Given { plan, from })
+    }
+
+    /// Trains and reports as a node of a job; sets `trained` to the best policy once training has ended.
+    fn train_in(self, job: &Job, trained: &OnceCell<PathBuf>) -> anyhow::Result<Exit> {
+        let node = job.node();
+        let settings = self.settings(node)?;
+        let Choice { device, why } = device::choose(&settings)?;
+        let given = self.given()?;
         let interrupt = Interrupt::listen(settings.watchdog.grace_s)?;
         let mode = match (self.serial, settings.run.deterministic) {
             (true, _) => "serial",
@@ -257,8 +270,14 @@ impl Train {
         if let Some(why) = why {
             tell!(job, "learning on the CPU: {why}");
         }
-        let given = Given { plan, from };
-        let result = train(&settings, given, earlier, (device, mode), &directory, &interrupt, (job, known));
+        let unused = |directory: &RunDirectory| fresh && node.is_alone() && !directory.metrics().exists();
+        let trains = || train(&settings, given, earlier, (device, mode), &directory, &interrupt, (job, known));
+        let result = cancel::catch(trains).unwrap_or_else(|cancelled| {
+            if unused(&directory) {
+                remove_unused(&directory);
+            }
+            cancelled.go_on()
+        });
         flight::end(&result);
         if interrupt.count() > 1 {
             // Without taking leave, which would wait for the other nodes.
@@ -269,8 +288,8 @@ impl Train {
             });
         }
         let (context, outcome) = match result {
-            Err(e) if fresh && node.is_alone() && !directory.metrics().exists() => {
-                remove_unused(directory);
+            Err(e) if unused(&directory) => {
+                remove_unused(&directory);
                 return Err(e);
             }
             result => result?,
@@ -297,9 +316,14 @@ impl Train {
         if !node.is_first() {
             return Ok(Exit::Done);
         }
-        let (report, reported) = report(&context, &directory)?;
+        self.conclude(&context, &directory)
+    }
+
+    /// Reports on the run that has ended.
+    fn conclude(&self, context: &Context, directory: &RunDirectory) -> anyhow::Result<Exit> {
+        let (report, reported) = report(context, directory)?;
         // A full disk must not turn a finished run into a failed one.
-        if let Err(e) = report::write(&report, &directory) {
+        if let Err(e) = report::write(&report, directory) {
             tracing::warn!("{e:#}");
         }
         if !reported.is_empty() {
@@ -345,10 +369,9 @@ impl Train {
 }
 
 /// Removes the directory of a run that ended before training, which would only block the next start.
-fn remove_unused(directory: RunDirectory) {
-    let root = directory.root().to_owned();
-    drop(directory);
-    if let Err(e) = std::fs::remove_dir_all(&root) {
+fn remove_unused(directory: &RunDirectory) {
+    let root = directory.root();
+    if let Err(e) = std::fs::remove_dir_all(root) {
         tracing::warn!("{} holds nothing and cannot be removed: {e}", root.display());
     }
 }
@@ -415,7 +438,8 @@ fn report(context: &Context, directory: &RunDirectory) -> anyhow::Result<(RunRep
     let policies = Entry::of_run(report::CHOSEN, directory.root()).context("training left no policy")?;
     let (settings, plan) = (&context.settings, Some(&context.plan));
     let view = eval::View { told: context.told.clone(), ..eval::View::default() };
-    let on = |dirs: &[PathBuf]| eval::compare(dirs, &policies, plan, &eval::all_baselines(), settings, &view);
+    let baselines = eval::all_baselines(Delay::from(&settings.env).most_s() > 0.0);
+    let on = |dirs: &[PathBuf]| eval::compare(dirs, &policies, plan, &baselines, settings, &view);
     let validation = Validation::of(&on(&settings.data.validation)?);
     let reported = on(&settings.data.test)?;
     let chosen = PolicyFile::read(directory.root())?.updates;

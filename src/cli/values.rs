@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, Subcommand, ValueEnum};
+use serde::Serialize;
+use serde_json::Value;
 
 use crate::cancel;
 use crate::collective::shares::Work;
@@ -14,13 +16,14 @@ use crate::log::CompileOptions;
 use crate::nodes::Job;
 use crate::rank;
 use crate::run::value_run::Prepared;
-use crate::run::{RunDirectory, flight};
+use crate::run::{RunDirectory, beginning, flight};
 use crate::settings::{self, Configuration as _, ValueSettings, Weights};
 use crate::sparse::file;
 use crate::supervisor::children::bind_to_parent;
 use crate::supervisor::failure::RunFailure;
 use crate::supervisor::interrupt::Interrupt;
-use crate::supervisor::values::{self, ValueOutcome};
+use crate::supervisor::manifest::{self, Facts};
+use crate::supervisor::values::{self, Spent, ValueOutcome};
 use crate::supervisor::{ExitReason, resume};
 use crate::values::join::{Share, join};
 use crate::values::prior::FieldSd;
@@ -174,9 +177,7 @@ impl Train {
 
     fn train_in(self, job: &Job) -> anyhow::Result<Exit> {
         let mut settings: ValueSettings = settings::load(&self.config, &self.sets)?;
-        if let Some(from) = &self.from {
-            settings.values.from.clone_from(from);
-        }
+        settings.values.from = self.source(&settings.values.from)?;
         if let Some(device) = &self.device {
             settings.run.device.clone_from(device);
         }
@@ -186,24 +187,24 @@ impl Train {
         values::check_job(&settings, &fields, job.node())?;
         let directory =
             node::directory(job, self.run_dir.as_deref(), self.resume.is_some(), || self.first_directory())?;
+        let names = device::names(device, rank::device::subject(&settings));
         if device != Device::Cpu || why.is_some() {
             let others = match settings.table.devices {
                 devices @ 2.. if device != Device::Cpu => format!(", rows on {devices} GPUs from it on"),
                 _ => String::new(),
             };
-            let names = device::names(device, rank::device::subject(&settings));
             tell!(job, "device {names}{others}{}", why.map(|why| format!(" ({why})")).unwrap_or_default());
         }
         flight::begin(&directory.flight(), "main");
         let root = directory.root().to_owned();
-        if let Some(exit) = learn(&settings, &fields, &directory, &interrupt, job)? {
+        if let Some(exit) = learn(&settings, &fields, (&directory, &names), &interrupt, job)? {
             return Ok(exit);
         }
         if settings.chooses_weights() && Prepared::read(&directory)?.weighted > 0 {
             tell!(job, "learning beside it with equal weights");
             settings.values.weights = Weights::Equal;
             let beside = resume::open(&root.join(model::EQUAL), resume::Resume::Auto)?;
-            if let Some(exit) = learn(&settings, &fields, &beside, &interrupt, job)? {
+            if let Some(exit) = learn(&settings, &fields, (&beside, &names), &interrupt, job)? {
                 return Ok(exit);
             }
             // The first node has the models.
@@ -212,7 +213,7 @@ impl Train {
             let chosen = if settings.values.weights == Weights::Equal { "equal weights" } else { "1 / propensity" };
             tell!(job, "the validation days choose {chosen}");
         }
-        if settings.values.refit && !settings.values.validation.is_empty() {
+        if settings.learns_again() {
             let meta = || ValueModel::read_meta(&ValueModel::chosen(&root).join("values"));
             let passes = job.node().is_first().then(meta).transpose()?.map_or(0, |meta| meta.epoch + 1);
             let passes = job.tell(&passes)?[0];
@@ -221,12 +222,30 @@ impl Train {
             v.train.append(&mut v.validation);
             (v.epochs, v.patience) = (passes, 0);
             let again = resume::open(&root.join(model::REFIT), resume::Resume::Auto)?;
-            if let Some(exit) = learn(&settings, &fields, &again, &interrupt, job)? {
+            if let Some(exit) = learn(&settings, &fields, (&again, &names), &interrupt, job)? {
                 return Ok(exit);
             }
         }
+        if let Err(e) = beginning::forget(&directory) {
+            tracing::warn!("a copy of values.from cannot be removed, it stays: {e:#}");
+        }
         tell!(job, "values: {}", root.display());
         Ok(Exit::Done)
+    }
+
+    /// Returns what `--from` names, or the configuration's `from`, as an absolute path. One that is there was made absolute when the
+    /// configuration was loaded; one that is gone has to be the path that the run began with.
+    fn source(&self, from: &Path) -> anyhow::Result<PathBuf> {
+        if let Some(from) = self.from.as_deref().filter(|from| !from.as_os_str().is_empty()) {
+            return Ok(std::path::absolute(from)?);
+        }
+        if from.as_os_str().is_empty() || from.is_absolute() {
+            return Ok(from.to_owned());
+        }
+        let beside = absolute(&self.config.parent().unwrap_or(Path::new("")).join(from));
+        let before = self.run_dir.as_ref().map(|root| ValueSettings::read_resolved(&root.join("config.toml")));
+        let began_there = matches!(before, Some(Ok(before)) if before.values.from == beside);
+        Ok(if began_there { beside } else { absolute(from) })
     }
 
     fn first_directory(&self) -> anyhow::Result<RunDirectory> {
@@ -243,11 +262,21 @@ impl Train {
     }
 }
 
+/// Makes a path absolute of which the end may be gone, without symbolic links in what is there.
+fn absolute(path: &Path) -> PathBuf {
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    match (path.canonicalize(), path.parent(), path.file_name()) {
+        (Ok(found), ..) => found,
+        (Err(_), Some(parent), Some(name)) => absolute(parent).join(name),
+        _ => path.to_owned(),
+    }
+}
+
 /// Learns in a run directory, from the beginning or from where it was interrupted; returns the exit if the program is to end.
 fn learn(
     settings: &ValueSettings,
     fields: &Fields,
-    directory: &RunDirectory,
+    (directory, device): (&RunDirectory, &str),
     interrupt: &Interrupt,
     job: &Job,
 ) -> anyhow::Result<Option<Exit>> {
@@ -255,16 +284,29 @@ fn learn(
     tell!(job, "run directory {}", directory.root().display());
     let prepared = values::prepare(settings, fields, node)?;
     let known = values::agree_on_run(job, directory, settings, &prepared)?;
+    let earlier = earlier_manifest(directory);
+    let has_model = || ValueModel::read_meta(&directory.root().join("values")).is_ok();
+    let finished = job.tell(&(node.is_first() && manifest::is_finished(&earlier) && has_model()))?[0];
     if directory.manifest().exists() {
         values::check_resume(directory, settings, &prepared)?;
+    }
+    if finished {
+        values::check_snapshots(directory, (job, known))?;
+        tell!(job, "the run that was begun here is finished and stays as it is");
+        return Ok(None);
+    }
+    if directory.manifest().exists() {
         say!("the run that was begun here goes on");
     } else if node.is_first() {
         directory.check_manifest()?;
     }
     directory.replace(&directory.config(), settings.to_toml().as_bytes())?;
     prepared.write(directory)?;
-    if node.is_first() {
-        manifest(directory, settings, &prepared, &Ok(None))?;
+    let before = Spent::before(directory, &earlier);
+    let begin = || ValueManifest::begin(settings, &prepared, device, (manifest::starts(&earlier), before));
+    let mut manifest = node.is_first().then(begin);
+    if let Some(manifest) = &manifest {
+        manifest.write(directory)?;
     }
     tell!(
         job,
@@ -274,7 +316,7 @@ fn learn(
         described(&settings.values.fields, &prepared.prior)
     );
     interrupt.supervise();
-    let result = values::train(settings, fields, directory, interrupt, (job, known));
+    let result = values::train(settings, fields, directory, interrupt, (job, known)).map(|last| before.and(last));
     flight::end(&result);
     if interrupt.count() > 1 {
         if let Err(e) = &result {
@@ -284,8 +326,10 @@ fn learn(
         ensure!(node.is_alone(), RunFailure::NotSaved { node: node.index });
         return Ok(Some(Exit::Interrupted));
     }
-    let ended = result.as_ref().map(Some);
-    let written = if node.is_first() { manifest(directory, settings, &prepared, &ended) } else { Ok(()) };
+    let written = manifest.as_mut().map_or(Ok(()), |manifest| {
+        manifest.end(&result);
+        manifest.write(directory)
+    });
     let outcome = result?;
     written?;
     tell!(job, "{}", summary(&outcome));
@@ -297,28 +341,54 @@ fn learn(
     Ok(None)
 }
 
+/// Reads the manifest of the last start of a run; `null` where there is none that can be read.
+fn earlier_manifest(directory: &RunDirectory) -> Value {
+    let text = std::fs::read(directory.manifest()).unwrap_or_default();
+    serde_json::from_slice(&text).unwrap_or_default()
+}
+
 /// Formats fields with the standard deviations of their priors.
 fn described(fields: &[String], prior: &[FieldSd]) -> String {
     let one = |(name, [charge, click]): (&String, &FieldSd)| format!("{name} ({charge:.3}, {click:.3})");
     fields.iter().zip(prior).map(one).collect::<Vec<_>>().join(", ")
 }
 
-fn manifest(
-    directory: &RunDirectory,
-    settings: &ValueSettings,
-    prepared: &Prepared,
-    ended: &Result<Option<&ValueOutcome>, &anyhow::Error>,
-) -> anyhow::Result<()> {
-    let manifest = serde_json::json!({
-        "admix": env!("CARGO_PKG_VERSION"),
-        "mode": "values",
-        "seed": settings.run.seed,
-        "exposures": prepared,
-        "written": jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
-        "outcome": ended.as_ref().ok(),
-        "failure": ended.as_ref().err().map(|e| format!("{e:#}")),
-    });
-    directory.replace(&directory.manifest(), &serde_json::to_vec_pretty(&manifest)?)
+/// The manifest; written at the start and again at the end.
+#[derive(Serialize)]
+struct ValueManifest<'a> {
+    #[serde(flatten)]
+    facts: Facts,
+    exposures: &'a Prepared,
+    /// What earlier starts took; part of the outcome.
+    before: Spent,
+    outcome: Option<ValueOutcome>,
+    failure: Option<String>,
+}
+
+impl<'a> ValueManifest<'a> {
+    /// Describes a run that starts now, after its `earlier` starts, which took `before`.
+    fn begin(
+        settings: &ValueSettings,
+        exposures: &'a Prepared,
+        device: &str,
+        (earlier, before): (Vec<String>, Spent),
+    ) -> Self {
+        let facts = Facts::begin("values", settings.run.seed, &settings.to_toml(), device, earlier);
+        Self { facts, exposures, before, outcome: None, failure: None }
+    }
+
+    /// Records the end.
+    fn end(&mut self, result: &anyhow::Result<ValueOutcome>) {
+        self.facts.end();
+        match result {
+            Ok(outcome) => self.outcome = Some(outcome.clone()),
+            Err(e) => self.failure = Some(format!("{e:#}")),
+        }
+    }
+
+    fn write(&self, directory: &RunDirectory) -> anyhow::Result<()> {
+        directory.replace(&directory.manifest(), &serde_json::to_vec_pretty(self)?)
+    }
 }
 
 fn summary(o: &ValueOutcome) -> String {
@@ -390,14 +460,7 @@ impl Eval {
 }
 
 fn read(dir: &Path) -> anyhow::Result<ValueModel> {
-    if let Some(stage) = ValueModel::unfinished(dir) {
-        tracing::warn!(
-            "the training in {} is not finished (its stage {} was {}, or runs): this is the model so far. Go on with --resume",
-            dir.display(),
-            stage.name,
-            stage.state
-        );
-    }
+    ValueModel::warn_of_unfinished(dir);
     ValueModel::read(dir).map_err(|e| UsageError(format!("{e:#}")).into())
 }
 
@@ -492,12 +555,12 @@ impl Dump {
     fn run(self) -> anyhow::Result<Exit> {
         let model = read(&self.values)?;
         let copy = |to: &Path| Ok(file::copy(model.rows.path(), to, false, |last| Some(last.unwrap_or_default()))?);
-        let rows =
-            files::replace_synced(&self.out, copy).with_context(|| format!("cannot write {}", self.out.display()))?;
+        let rows = files::replace_synced_with(&self.out, copy)
+            .with_context(|| format!("cannot write {}", self.out.display()))?;
         let mut name = self.out.as_os_str().to_owned();
         name.push(".safetensors");
         let dense = PathBuf::from(name);
-        files::replace_synced(&dense, |to| Ok(std::fs::copy(model.folder.join("values.safetensors"), to)?))
+        files::replace_synced_with(&dense, |to| Ok(std::fs::copy(model.folder.join("values.safetensors"), to)?))
             .with_context(|| format!("cannot write {}", dense.display()))?;
         say!("{rows} rows written to {}, the network to {}", self.out.display(), dense.display());
         Ok(Exit::Done)

@@ -32,6 +32,8 @@ pub struct Merger {
     /// `dim` floats for each unique id.
     gradients: Vec<f32>,
     dim: usize,
+    average: SparseAverage,
+    ranks: usize,
 }
 
 impl Merger {
@@ -46,7 +48,7 @@ impl Merger {
         messages.iter().for_each(|message| ids.extend(message.ids()));
         finder.find(ids, lookup);
         rows.clear();
-        self.dim = dim;
+        (self.dim, self.average, self.ranks) = (dim, average, messages.len());
         // What is left of the last batch is written over.
         self.gradients.resize(self.lookup.unique.len() * dim, 0.0);
         let mut begin = 0;
@@ -54,7 +56,7 @@ impl Merger {
             self.take(message, begin..begin + message.rows());
             begin += message.rows();
         }
-        self.divide(average, messages.len());
+        self.divide();
     }
 
     /// Takes the rows of a message, which are those at `given` among all.
@@ -85,8 +87,9 @@ impl Merger {
         }
     }
 
-    fn divide(&mut self, average: SparseAverage, ranks: usize) {
-        match average {
+    fn divide(&mut self) {
+        let ranks = self.ranks;
+        match self.average {
             SparseAverage::World if ranks > 1 => self.gradients.iter_mut().for_each(|sum| *sum /= ranks as f32),
             SparseAverage::World => {}
             SparseAverage::Occurrence => {
@@ -107,6 +110,14 @@ impl Merger {
     /// Of all rows of all messages, one message after another: the place of its id among [`ids`](Self::ids).
     pub fn places(&self) -> &[u32] {
         &self.lookup.inverse
+    }
+
+    /// How many times the mean over all ranks the gradient of the row at `place` is: it was divided by the ranks that hold the row, or by all.
+    pub fn excess(&self, place: usize) -> f32 {
+        match self.average {
+            SparseAverage::World => 1.0,
+            SparseAverage::Occurrence => self.ranks as f32 / self.rows[place].holders as f32,
+        }
     }
 
     /// The row at `place` among [`ids`](Self::ids), and its gradient, which may be changed.
@@ -235,6 +246,22 @@ mod tests {
         );
         let found = merged(&lettered(), SparseAverage::World);
         assert_eq!((row(&found, b'e').0, row(&found, b'f').0), (2.0, 2.0 / 3.0));
+    }
+
+    /// A row that one of several ranks holds had the prior of the mean over all: it was drawn towards 0 too little.
+    #[test]
+    fn it_is_known_how_many_times_the_mean_over_all_a_gradient_is() {
+        let bytes: Vec<Vec<u8>> = lettered().iter().map(message).collect();
+        let messages: Vec<Message<'_>> =
+            bytes.iter().enumerate().map(|(rank, bytes)| Message::decode(rank, bytes, DIM, FIELDS).unwrap()).collect();
+        let mut merger = Merger::default();
+        let of = |merger: &Merger, letter: u8| {
+            merger.excess(merger.ids().iter().position(|id| *id == u64::from(letter)).unwrap())
+        };
+        merger.merge(&messages, DIM, SparseAverage::Occurrence);
+        assert_eq!([b'e', b'i', b'f'].map(|letter| of(&merger, letter)), [1.5, 1.0, 3.0]);
+        merger.merge(&messages, DIM, SparseAverage::World);
+        assert_eq!([b'e', b'i', b'f'].map(|letter| of(&merger, letter)), [1.0; 3]);
     }
 
     #[test]

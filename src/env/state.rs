@@ -284,6 +284,16 @@ impl State {
         self.observe(Pending { due: offset, contract, pctr: pctr as f32, worth: worth as f32 }, offset);
     }
 
+    /// Takes back a display of contract `j`, observed or not.
+    pub fn take_back(&mut self, j: usize, pctr: f32) {
+        self.delivered[j] -= 1.0;
+        let same = |p: &Pending| p.contract == Some(j as u32) && p.pctr == pctr;
+        match self.pending.iter().position(same) {
+            Some(place) => drop(self.pending.remove(place)),
+            None => self.observed[j] -= 1.0,
+        }
+    }
+
     /// Marks every display as observed.
     pub fn observe_all(&mut self) {
         while let Some(p) = self.pending.pop_front() {

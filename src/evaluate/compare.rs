@@ -174,7 +174,7 @@ pub fn compare(
     };
     let mut contenders = Vec::new();
     for name in names.iter().filter(|n| ![logged::NAME, informed::NAME].contains(&n.as_str())) {
-        match baselines::named(name, plan, settings.baselines.interval_s) {
+        match baselines::named(name, plan) {
             Ok(policy) => contenders.push(Contender { name: name.clone(), kind: Kind::Baseline, policy }),
             Err(why) => tracing::warn!("left out: {why}"),
         }
@@ -228,7 +228,7 @@ pub fn compare(
         match day.logged()? {
             Some(logged) => report.policies.insert(baselines, comparison.logged(&base, &logged, watch)?),
             None => tracing::warn!(
-                "left out: {} needs a joined_exposure in {}, and the day as it was logged",
+                "left out: {} needs a joined_exposure in {} that can be used, and the day as it was logged",
                 logged::NAME,
                 day.dir().display()
             ),

@@ -25,15 +25,20 @@ pub struct Logged {
 }
 
 impl Logged {
-    /// Reads and joins the exposures of log directory `dir`; `None` if it has none. Logs a warning about exposures that do not
-    /// join.
+    /// Reads and joins the exposures of log directory `dir`; `None` if it has none, or more than a share of them is bad, about which a warning is
+    /// logged, as about exposures that do not join.
     ///
     /// # Errors
     /// If the table is unreadable.
-    pub fn read(dir: &Path, log: &Arc<CompiledLog>) -> anyhow::Result<Option<Self>> {
+    pub fn read(dir: &Path, log: &Arc<CompiledLog>, max_bad_share: f64) -> anyhow::Result<Option<Self>> {
         let Some(path) = table::find(dir, "joined_exposure")? else { return Ok(None) };
         let exposures = exposure::join(&path, log, MEMORY)?;
         let e = &exposures.report;
+        if e.bad as f64 > max_bad_share * e.rows as f64 {
+            let first = exposures.first_bad.as_deref().unwrap_or_default();
+            tracing::warn!("left out: {NAME}: {} of {} exposures are bad; the first: {first}", e.bad, e.rows);
+            return Ok(None);
+        }
         if e.bad + e.unknown_requests + e.repeated + e.not_allowed + e.requests_without > 0 {
             tracing::warn!(
                 "logged, {}: of {} exposures {} are bad, {} have no request in the log, {} repeat one, {} show what may not be \
@@ -92,7 +97,9 @@ impl Recount {
                 if let Some(e) = entries.iter().find(|e| day.contracts[e.contract as usize].ad_id == ad_id) {
                     let j = e.contract as usize;
                     contract = Some(j);
-                    worth = day.contracts[j].click_value * e.pctr;
+                    // Beyond the cap the platform gave it away: no policy of a replay may show it there.
+                    let capped = delivered[j] >= day.contracts[j].left;
+                    worth = if capped { 0.0 } else { day.contracts[j].click_value * e.pctr };
                     delivered[j] += 1.0;
                     totals.click_worth += worth;
                     totals.contract_pctr += e.pctr;

@@ -97,6 +97,52 @@ pub struct BoundReport {
     pub stake: f64,
 }
 
+#[cfg(test)]
+impl DayReport {
+    /// A day on which each policy earns its share of the bound in every one of `hours`.
+    pub fn sample(hours: usize, shares: &[(&str, Kind, f64)]) -> Self {
+        let policy = |&(name, kind, share): &(&str, Kind, f64)| PolicyReport {
+            name: name.into(),
+            kind,
+            equals: None,
+            j: share,
+            share: Some(share),
+            gap: Some(1.0 - share),
+            shortage_rate: 0.0,
+            auction_revenue: 0.0,
+            mean_auction_ecpm: 0.0,
+            mean_contract_ctr: 0.0,
+            contract_impressions: 0,
+            auction_impressions: 0,
+            unfilled: 0,
+            share_interval: None,
+            curve_deviation: None,
+            roughness: None,
+            contracts: vec![],
+            blocks: vec![Block { earned: share, bound: 1.0 }; hours],
+            quarters: vec![],
+            bids: vec![],
+        };
+        Self {
+            log: "day".into(),
+            told: "logged".into(),
+            judged: "logged".into(),
+            stress: None,
+            requests: hours as u64,
+            quarantined: 0,
+            unfilled: 0,
+            rate_seed: 0,
+            contracts_declared: false,
+            seen: vec![],
+            unknown: vec![],
+            bound: BoundReport { ub: 1.0, primal: 1.0, stake: 0.0 },
+            policies: shares.iter().map(policy).collect(),
+            planned: vec![],
+            market: Market::default(),
+        }
+    }
+}
+
 /// All policies on one day.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DayReport {

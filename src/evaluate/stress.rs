@@ -13,7 +13,7 @@
 //! | `demands=0.3` | each contract's demand times a log-normal factor of mean 1 and log-sd 0.3, cap alike |
 //! | `forecast=0.3` | each node's forecast times such a factor |
 //! | `forecast-level=1.3` | the whole forecast times 1.3 |
-//! | `delay=600` | policies observe a delivery 600 seconds later |
+//! | `delay=600` | policies observe a delivery 600 seconds later; those that predict deliveries do not wait for it |
 //! | `flights=0.5` | half of the contracts join or end within the day (a fair coin says which), owing in proportion to the requests left to them |
 //! | `newcomers=0.2` | a fifth of the contracts, at least one, gets an id that no training day has seen |
 //!

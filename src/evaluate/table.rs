@@ -80,22 +80,26 @@ pub fn render(days: &[DayReport]) -> String {
          * trained policy: the best on its run's validation days. NAME:start: before the run's first update; NAME:untrained: planner\n\
          and controller without anything learned; NAME:last: after the last update. The oracle knows the day's own prices; nobody can earn more than the upper bound.\n",
     );
-    if let Some(day) = days.first() {
-        let _ = writeln!(
-            text,
-            "Values that plan and policies were told: {}; values that everything is counted with: {}.",
-            day.told, day.judged
-        );
-    }
-    if let Some(stress) = days.first().and_then(|d| d.stress.as_ref()) {
-        let _ = writeln!(text, "The days were altered: {stress}.");
-    }
-    if days.iter().any(|d| d.contracts_declared) {
-        text.push_str(
-            "Contracts were DECLARED by the import, they are not real: a smoke test, not a quality figure.\n",
-        );
+    for sentence in conditions(days) {
+        let _ = writeln!(text, "{sentence}");
     }
     text
+}
+
+/// Stated where figures are of contracts that an importer declared.
+pub const DECLARED: &str =
+    "Contracts were DECLARED by the import, they are not real: a smoke test, not a quality figure.";
+
+/// Returns sentences on how days were replayed.
+pub fn conditions(days: &[DayReport]) -> Vec<String> {
+    let Some(day) = days.first() else { return vec![] };
+    let mut sentences = vec![format!(
+        "Values that plan and policies were told: {}; values that everything is counted with: {}. Seed of the rate draws: {}.",
+        day.told, day.judged, day.rate_seed
+    )];
+    sentences.extend(day.stress.as_ref().map(|stress| format!("The days were altered: {stress}.")));
+    sentences.extend(days.iter().any(|d| d.contracts_declared).then(|| DECLARED.to_owned()));
+    sentences
 }
 
 /// Returns a row's name in the table.

@@ -34,6 +34,8 @@ pub struct TestDay {
     forecast: Option<Forecast>,
     stress: Option<Stress>,
     known: Option<Arc<Known>>,
+    /// Share of bad rows above which a table is not used.
+    max_bad_share: f64,
 }
 
 impl TestDay {
@@ -75,7 +77,9 @@ impl TestDay {
         };
         let stress = stress.cloned();
         let dir = dir.to_owned();
-        Ok(Self { dir, log, judged, told: told.clone(), judge: judge.clone(), content, forecast, stress, known: None })
+        let max_bad_share = options.max_bad_share;
+        let (told, judge) = (told.clone(), judge.clone());
+        Ok(Self { dir, log, judged, told, judge, content, forecast, stress, known: None, max_bad_share })
     }
 
     /// Returns the log directory.
@@ -116,7 +120,7 @@ impl TestDay {
     pub fn logged(&self) -> anyhow::Result<Option<Logged>> {
         match &self.stress {
             Some(stress) if stress.alters_log() => Ok(None),
-            _ => Logged::read(&self.dir, &self.log),
+            _ => Logged::read(&self.dir, &self.log, self.max_bad_share),
         }
     }
 

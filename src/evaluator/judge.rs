@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::env::DayModel;
 use crate::evaluate::bootstrap::{Block, difference_interval};
 use crate::evaluate::measure::DayMeasure;
-use crate::evaluate::verdict::{Decision, Paired};
+use crate::evaluate::verdict::{self, Decision, Paired};
 use crate::plan::{Bound, hindsight_bound};
 use crate::policy::{LearnedPolicy, PolicySpec, ReplayOptions, replay_day};
 use crate::run::flight;
@@ -67,7 +67,7 @@ impl Replayed {
         let share =
             |hours: &[Block]| hours.iter().map(|h| h.earned).sum::<f64>() / hours.iter().map(|h| h.bound).sum::<f64>();
         let difference = days.iter().map(|(a, b)| share(a) - share(b)).sum::<f64>() / days.len() as f64;
-        Some(Paired { difference: 100.0 * difference, interval })
+        Some(Paired { difference: 100.0 * difference, interval, hours: verdict::hours(&days) })
     }
 }
 
@@ -178,7 +178,7 @@ impl Judge {
         }
         let over_start = self.of_start.as_ref().and_then(|start| sums.over(start));
         let j = sums.j;
-        let beats_start = over_start.is_none_or(|over| Decision::of(over.interval) == Decision::Better);
+        let beats_start = over_start.is_none_or(|over| over.decision() == Decision::Better);
         let may_be_best = is_start || beats_start || !self.start.kept;
         let improved = may_be_best && self.best.is_none_or(|best| j > best);
         if improved {

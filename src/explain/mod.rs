@@ -167,7 +167,7 @@ pub fn explain(
         ask(name, policy.predicts(), policy.plan(), policy.vocabulary(), &mut *policy.policy());
     }
     for name in names {
-        match baselines::named(name, Some(plan), settings.baselines.interval_s) {
+        match baselines::named(name, Some(plan)) {
             Ok(mut policy) => {
                 let predicts = name.ends_with(baselines::PREDICTING);
                 // The baseline has its own gains in the plan.

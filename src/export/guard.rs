@@ -79,7 +79,7 @@ impl Guard {
         let j_policy = j(&mut *held.policy.policy());
         let j_bucketed = j(&mut Bucketed::new(held.policy.policy(), 0.0));
         let j_dictionary = j(&mut Bucketed::new(held.policy.policy(), ttl_s));
-        let mut theta = baselines::named("theta-lottery", Some(held.baseline_plan), 0.0).map_err(anyhow::Error::msg)?;
+        let mut theta = baselines::named("theta-lottery", Some(held.baseline_plan)).map_err(anyhow::Error::msg)?;
         let j_theta = replay_day(held.baseline_day, &mut *theta, options, &mut |_| {}).j;
         let whole = bound.upper + bound.stake;
         let share = |j: f64| (whole > 0.0).then(|| (j + bound.stake) / whole);

@@ -55,25 +55,7 @@ pub fn manifest(directory: &RunDirectory, notes: &mut Vec<String>) -> Option<Man
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return None,
         read => read.map_err(|e| notes.push(format!("{}: {e}", path.display()))).ok()?,
     };
-    parse(&bytes).map_err(|e| notes.push(format!("{}: {e}", path.display()))).ok()
-}
-
-/// Parses a manifest. That of a value run has no machine and no times but `written`: its beginning until it has an outcome or a failure, then
-/// its end.
-fn parse(bytes: &[u8]) -> serde_json::Result<Manifest> {
-    let mut manifest: Value = serde_json::from_slice(bytes)?;
-    if manifest["mode"] == VALUES {
-        let is_over = ["outcome", "failure"].iter().any(|key| !manifest[*key].is_null());
-        let time = if is_over { "ended" } else { "started" };
-        let written = manifest["written"].clone();
-        if let Some(keys) = manifest.as_object_mut() {
-            keys.entry(time).or_insert(written);
-            for key in ["device", "host", "started"] {
-                keys.entry(key).or_insert_with(|| "".into());
-            }
-        }
-    }
-    serde_json::from_value(manifest)
+    serde_json::from_slice(&bytes).map_err(|e| notes.push(format!("{}: {e}", path.display()))).ok()
 }
 
 /// Returns the last records of `metrics.jsonl`, oldest first.

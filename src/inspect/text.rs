@@ -50,9 +50,6 @@ fn header(out: &mut String, seen: &Inspection) {
         (State::Alive, None) => writeln!(out, "alive; it plans, training has not begun"),
         (State::Ended, _) => writeln!(out, "dead; ended {ended}"),
         (State::Failed, _) => writeln!(out, "dead; failed {ended}"),
-        (State::Killed, Some(m)) if m.is_values() => {
-            writeln!(out, "dead; no end was written: it failed or was killed; logs/ may say why")
-        }
         (State::Killed, Some(_)) => writeln!(out, "dead; no end was written: it was killed, or the disk was full"),
         (State::Killed, None) => writeln!(
             out,
@@ -60,10 +57,8 @@ fn header(out: &mut String, seen: &Inspection) {
         ),
     };
     if let Some(m) = m {
-        let machine = if m.host.is_empty() { String::new() } else { format!(", {} on {}", m.device, m.host) };
-        let mode = format!("admix {}, {}{machine}, seed {}", m.admix, m.mode, m.seed);
-        let started = if m.started.is_empty() { String::new() } else { format!(", started {}", m.started) };
-        let _ = writeln!(out, "  {}{}", plain(&mode), plain(&started));
+        let mode = format!("admix {}, {}, {} on {}, seed {}", m.admix, m.mode, m.device, m.host, m.seed);
+        let _ = writeln!(out, "  {}, started {}", plain(&mode), plain(&m.started));
         if let Some(failure) = &m.failure {
             let _ = writeln!(out, "  failure: {}", plain(failure));
         }

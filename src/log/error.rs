@@ -68,6 +68,8 @@ pub enum LogError {
     BadRow { path: PathBuf, line: u64, bad: BadValue },
     #[error("{path}: {bad} of {rows} rows are bad, more than --max-bad-share {max} allows; the first: {first}. They are listed in {quarantine}: mend them, or raise --max-bad-share where that many may be missing", path = path.display(), quarantine = quarantine.display())]
     TooManyBad { path: PathBuf, bad: u64, rows: u64, max: f64, first: String, quarantine: PathBuf },
+    #[error("{path}: {bad} of {rows} rows are bad, more than max_bad_share {max} allows; the first: {first}. Mend the export, or raise the share where that many may be missing", path = path.display())]
+    TooManyBadExposures { path: PathBuf, bad: u64, rows: u64, max: f64, first: String },
     #[error("{dir}: the compiled log can be neither written nor held: {cause}. Make room where {dir}/.admix lies, or set XDG_CACHE_HOME to a folder that has it", dir = dir.display())]
     NotKept { dir: PathBuf, cause: std::io::Error },
     #[error("{path}: no usable request; an empty day cannot be replayed. Leave this directory out", path = path.display())]

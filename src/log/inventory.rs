@@ -5,6 +5,7 @@ use std::path::Path;
 use super::error::{BadValue, Result};
 use super::schema::{InventoryRow, MAX_PV};
 use super::table::{Column, Row, number, optional, read_strict, required};
+use super::viewer::check_viewer;
 
 pub const COLUMNS: &[Column] = &[
     required("node_id"),
@@ -51,12 +52,14 @@ fn parse(row: &Row) -> std::result::Result<InventoryRow, BadValue> {
             })
         })
         .collect::<std::result::Result<Vec<u64>, _>>()?;
+    let [gender, age] = [row.integer(3)?.ok_or_else(|| row.empty(3))?, row.integer(4)?.ok_or_else(|| row.empty(4))?];
+    check_viewer(gender, age)?;
     Ok(InventoryRow {
         node_id: row.integer(0)?.ok_or_else(|| row.empty(0))?,
         slot_id: row.integer(1)?.ok_or_else(|| row.empty(1))?,
         region: row.integer(2)?.ok_or_else(|| row.empty(2))?,
-        gender: row.integer(3)?.ok_or_else(|| row.empty(3))?,
-        age: row.integer(4)?.ok_or_else(|| row.empty(4))?,
+        gender,
+        age,
         pv: row.number(5, 0.0, MAX_PV)?.ok_or_else(|| row.empty(5))?,
         curve,
         ad_ids,

@@ -47,6 +47,7 @@ pub mod schema;
 pub mod table;
 pub mod targeting;
 pub mod track;
+mod viewer;
 pub mod wander;
 pub mod write;
 pub mod write_parquet;

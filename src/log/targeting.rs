@@ -6,6 +6,8 @@ use std::ops::Range;
 
 use foldhash::fast::RandomState;
 
+use super::viewer::check_viewer;
+
 /// Allowed values per attribute; an empty list allows everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Targeting {
@@ -19,7 +21,7 @@ impl Targeting {
     /// Parses the text form; empty text targets everything.
     ///
     /// # Errors
-    /// The malformed part: an unknown name, a repeated name, or a value that is not a number.
+    /// The malformed part: an unknown name, a repeated name, or a value that is not a number or out of range.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut targeting = Self::default();
         for part in text.split('|').filter(|p| !p.trim().is_empty()) {
@@ -37,7 +39,15 @@ impl Targeting {
                 return Err(format!("`{name}` is named twice; join its values with commas"));
             }
             for value in values.split(',') {
-                list.push(value.trim().parse().map_err(|_| format!("`{value}` in `{part}` is not a whole number"))?);
+                let number =
+                    value.trim().parse().map_err(|_| format!("`{value}` in `{part}` is not a whole number"))?;
+                let checked = match name.trim() {
+                    "gender" => check_viewer(u8::try_from(number).unwrap_or(u8::MAX), 0),
+                    "age" => check_viewer(0, u8::try_from(number).unwrap_or(u8::MAX)),
+                    _ => Ok(()),
+                };
+                checked.map_err(|bad| format!("`{value}` in `{part}` {}", bad.rule))?;
+                list.push(number);
             }
         }
         Ok(targeting)

@@ -3,6 +3,7 @@
 use super::error::BadValue;
 use super::schema::{AdType, MAX_ECPM, MAX_QUEUE, QueueEntry, TrackRow};
 use super::table::{Column, Plain, PlainRow, Row, number, optional, required};
+use super::viewer::check_viewer;
 
 pub const COLUMNS: &[Column] = &[
     required("request_id"),
@@ -121,16 +122,6 @@ pub fn check(request: &TrackRow) -> Result<(), BadValue> {
         within(e.boost, 0.1, 10.0, "boost")?;
     }
     check_repeats(&request.queue)
-}
-
-fn check_viewer(gender: u8, age: u8) -> Result<(), BadValue> {
-    if gender > 2 {
-        return Err(BadValue::new("gender", &gender.to_string(), "out_of_range", "must be 0, 1 or 2"));
-    }
-    if age > 9 {
-        return Err(BadValue::new("age", &age.to_string(), "out_of_range", "must be a bucket 0..=9"));
-    }
-    Ok(())
 }
 
 fn empty_queue() -> BadValue {

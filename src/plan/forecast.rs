@@ -63,6 +63,53 @@ pub struct Supply {
     cumulative: Vec<f64>,
 }
 
+/// Requests of logged days, by kind and by time of the day.
+#[derive(Default)]
+pub(super) struct Counted {
+    kinds: BTreeMap<Kind, f64>,
+    cells: Vec<f64>,
+    days: usize,
+}
+
+impl Counted {
+    /// Counts the requests of a day.
+    pub(super) fn of(log: &CompiledLog) -> Self {
+        let mut counted = Self { kinds: BTreeMap::new(), cells: vec![0.0; GRID], days: 1 };
+        for r in log.requests() {
+            *counted.kinds.entry((r.slot_id, r.region, r.gender, r.age)).or_default() += 1.0;
+            counted.cells[cell(r.ts_ms - log.day().start_ms)] += 1.0;
+        }
+        counted
+    }
+
+    pub(super) fn sum<'a>(days: impl IntoIterator<Item = &'a Self>) -> Self {
+        let mut sum = Self { cells: vec![0.0; GRID], ..Self::default() };
+        for day in days {
+            day.kinds.iter().for_each(|(kind, n)| *sum.kinds.entry(*kind).or_default() += n);
+            sum.cells.iter_mut().zip(&day.cells).for_each(|(sum, n)| *sum += n);
+            sum.days += day.days;
+        }
+        sum
+    }
+
+    /// The mean of the days.
+    pub(super) fn forecast(self) -> Forecast {
+        let total: f64 = self.cells.iter().sum();
+        let curve = self.cells.iter().map(|n| n / total.max(1.0)).collect();
+        let days = self.days.max(1) as f64;
+        let node = |((slot_id, region, gender, age), n): (Kind, f64)| Node {
+            slot_id,
+            region,
+            gender,
+            age,
+            pv: n / days,
+            curve: 0,
+            ad_ids: Vec::new(),
+        };
+        Forecast { nodes: self.kinds.into_iter().map(node).collect(), curves: vec![curve] }
+    }
+}
+
 impl Forecast {
     /// Reads the inventory of a log directory; `None` if there is none.
     ///
@@ -101,32 +148,7 @@ impl Forecast {
 
     /// Averages logged days: a node for each kind of request seen, one common curve.
     pub fn from_logs(logs: &[&CompiledLog]) -> Self {
-        let mut counts = BTreeMap::<Kind, f64>::new();
-        let mut curve = vec![0.0; GRID];
-        for log in logs {
-            for r in log.requests() {
-                *counts.entry((r.slot_id, r.region, r.gender, r.age)).or_default() += 1.0;
-                curve[cell(r.ts_ms - log.day().start_ms)] += 1.0;
-            }
-        }
-        let total: f64 = curve.iter().sum();
-        for share in &mut curve {
-            *share /= total.max(1.0);
-        }
-        let days = logs.len().max(1) as f64;
-        let nodes = counts
-            .into_iter()
-            .map(|((slot_id, region, gender, age), n)| Node {
-                slot_id,
-                region,
-                gender,
-                age,
-                pv: n / days,
-                curve: 0,
-                ad_ids: Vec::new(),
-            })
-            .collect();
-        Self { nodes, curves: vec![curve] }
+        Counted::sum(&logs.iter().map(|log| Counted::of(log)).collect::<Vec<_>>()).forecast()
     }
 
     pub(super) fn check(&self) -> anyhow::Result<()> {

@@ -10,6 +10,9 @@ use super::amount::is_amount;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Tuned {
+    /// Seconds of log time between two steps of a controller.
+    #[serde(default = "usual_interval_s")]
+    pub interval_s: f64,
     pub pid: PidGains,
     /// Relative change of a pass rate in one step of the throttle.
     pub pass_rate_step: f64,
@@ -22,11 +25,16 @@ pub struct Tuned {
     pub pacing: PacingGains,
 }
 
+/// The interval of plans that do not say theirs.
+fn usual_interval_s() -> f64 {
+    Tuned::default().interval_s
+}
+
 impl Tuned {
     /// Returns each tuned baseline's name with its parameters in words.
     pub fn parameters(&self) -> Vec<(&'static str, String)> {
         // Not `..`: a field that is added does not compile until it is named here.
-        let Self { pid, pass_rate_step, dual_cold_step, dual_warm_step, receding, pacing: _ } = self;
+        let Self { interval_s: _, pid, pass_rate_step, dual_cold_step, dual_warm_step, receding, pacing: _ } = self;
         vec![
             ("pid", format!("P {:.2}, I {:.2}, D {:.3}", pid.proportional, pid.integral, pid.derivative)),
             ("pass-rate", format!("step {pass_rate_step:.3}")),
@@ -38,11 +46,12 @@ impl Tuned {
 
     /// Whether every figure can be used.
     pub(super) fn is_sound(&self) -> bool {
-        let Self { pid, pass_rate_step, dual_cold_step, dual_warm_step, receding, pacing } = *self;
+        let Self { interval_s, pid, pass_rate_step, dual_cold_step, dual_warm_step, receding, pacing } = *self;
         let steps = [pass_rate_step, dual_cold_step, dual_warm_step];
         let gains =
             [pid.proportional, pid.integral, pid.derivative, pacing.proportional, pacing.integral, pacing.market];
         steps.iter().chain(&gains).all(|v| is_amount(v.abs()))
+            && (1.0..=86_400.0).contains(&interval_s)
             && [receding.interval_s, receding.memory_s].iter().all(|&v| is_amount(v) && v > 0.0)
     }
 }
@@ -50,6 +59,7 @@ impl Tuned {
 impl Default for Tuned {
     fn default() -> Self {
         Self {
+            interval_s: 300.0,
             pid: PidGains::default(),
             pass_rate_step: 0.1,
             dual_cold_step: 5.0,

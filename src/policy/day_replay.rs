@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::cancel;
-use crate::env::{Choice, DayModel, Delay, Episode, Incoming, Replay, RowSampler, Weights};
+use crate::env::{Choice, DayModel, Delay, Episode, Incoming, Replay, RowSampler, Visit, Weights};
 use crate::log::schema::AdType;
 
 use super::Policy;
@@ -143,8 +143,7 @@ impl DayPass {
         let Self { replay, decider, totals } = self;
         replay.arrive(incoming);
         let choice = decider.decide(replay, policy);
-        let request_id = replay.visit().request_id;
-        let offset = replay.offset();
+        let Visit { request_id, offset, .. } = *replay.visit();
         let mut contract = None;
         let ad = match choice {
             Choice::Contract(i) => {

@@ -2,9 +2,6 @@
 //! state. Readable from Python with the `safetensors` package alone.
 
 use std::collections::HashMap;
-use std::fs::Permissions;
-use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -62,7 +59,7 @@ impl PolicyFile {
     /// Writes the file by rename, so that a reader never sees a partial file.
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
         let bytes = self.encode()?;
-        replace(path, &bytes).with_context(|| format!("cannot write the policy {}", path.display()))
+        files::replace_synced(path, &bytes).with_context(|| format!("cannot write the policy {}", path.display()))
     }
 
     /// Reads a policy from a file, or the best policy of a run directory.
@@ -199,22 +196,6 @@ impl PolicyFile {
         }
         Ok(start)
     }
-}
-
-/// Replaces a file by rename. Content and name are synced to disk, and everyone may read it.
-///
-/// # Errors
-/// If the folder does not accept it; the old file stays.
-pub fn replace(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    let folder = path.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    file.write_all(bytes)?;
-    // Temporary files are readable by the owner only.
-    file.as_file().set_permissions(Permissions::from_mode(0o644))?;
-    file.as_file().sync_all()?;
-    file.persist(path)?;
-    std::fs::File::open(folder)?.sync_all()?;
-    Ok(())
 }
 
 /// Reads the actor's arrays, in the order and with the shapes of `spec`.

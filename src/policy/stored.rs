@@ -6,15 +6,16 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use safetensors::tensor::{SafeTensors, TensorView};
 
 use crate::env::Vocabulary;
+use crate::files;
 use crate::plan::Plan;
 
 use super::Policy;
 use super::baselines;
-use super::file::{self, PolicyFile};
+use super::file::PolicyFile;
 
 const FORMAT: &str = "admix-baseline-1";
 
@@ -23,8 +24,6 @@ const FORMAT: &str = "admix-baseline-1";
 pub struct BaselineFile {
     /// One of [`baselines::NAMES`].
     pub name: String,
-    /// Seconds of log time between two steps of a controller.
-    pub interval_s: f64,
     pub plan: Plan,
 }
 
@@ -33,8 +32,8 @@ impl BaselineFile {
     ///
     /// # Errors
     /// If the name is unknown, or the plan lacks a part that the baseline needs.
-    pub fn new(name: &str, interval_s: f64, plan: Plan) -> anyhow::Result<Self> {
-        let file = Self { name: name.to_owned(), interval_s, plan };
+    pub fn new(name: &str, plan: Plan) -> anyhow::Result<Self> {
+        let file = Self { name: name.to_owned(), plan };
         file.policy()?;
         Ok(file)
     }
@@ -44,9 +43,7 @@ impl BaselineFile {
     /// # Errors
     /// If the plan has a number that is not finite.
     pub fn encode(&self) -> anyhow::Result<Vec<u8>> {
-        let head = serde_json::json!({
-            "format": FORMAT, "baseline": self.name, "interval_s": self.interval_s, "plan": &self.plan
-        });
+        let head = serde_json::json!({ "format": FORMAT, "baseline": self.name, "plan": &self.plan });
         let metadata = HashMap::from([("admix".to_owned(), serde_json::to_string(&head)?)]);
         let none: [(&str, TensorView); 0] = [];
         Ok(safetensors::serialize(none, Some(metadata))?)
@@ -58,7 +55,7 @@ impl BaselineFile {
     /// If the disk does not accept it.
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
         let bytes = self.encode()?;
-        file::replace(path, &bytes).with_context(|| format!("cannot write the policy {}", path.display()))
+        files::replace_synced(path, &bytes).with_context(|| format!("cannot write the policy {}", path.display()))
     }
 
     /// Returns the baseline, ready to serve.
@@ -66,7 +63,7 @@ impl BaselineFile {
     /// # Errors
     /// If the name is unknown, or the plan lacks a part that the baseline needs.
     pub fn policy(&self) -> anyhow::Result<Box<dyn Policy>> {
-        baselines::named(&self.name, Some(&self.plan), self.interval_s).map_err(anyhow::Error::msg)
+        baselines::named(&self.name, Some(&self.plan)).map_err(anyhow::Error::msg)
     }
 }
 
@@ -100,13 +97,9 @@ impl Stored {
         }
         let mut field = |name: &str| head.remove(name).with_context(|| format!("its metadata lack `{name}`"));
         let name: String = serde_json::from_value(field("baseline")?)?;
-        let interval_s: f64 = serde_json::from_value(field("interval_s")?)?;
-        if !(1.0..=86_400.0).contains(&interval_s) {
-            bail!("its interval_s is {interval_s}; seconds, from 1 to 86400");
-        }
         let plan: Plan = serde_json::from_value(field("plan")?)?;
         plan.check()?;
-        Ok(Self::Baseline(BaselineFile::new(&name, interval_s, plan)?))
+        Ok(Self::Baseline(BaselineFile::new(&name, plan)?))
     }
 
     /// Whether the policy counts its displays as delivered before they are observed.

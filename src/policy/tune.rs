@@ -147,7 +147,7 @@ impl Bench<'_> {
     fn tune(&self) -> Tuned {
         let run = |search: &Search| (search.run)(self, (search.cost)(self.terms.budget));
         let found: Vec<Found> = SEARCHES.par_iter().map(run).collect();
-        let mut tuned = Tuned::default();
+        let mut tuned = Tuned { interval_s: self.terms.interval_s, ..Tuned::default() };
         found.into_iter().for_each(|put| put(&mut tuned));
         tuned
     }

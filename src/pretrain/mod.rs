@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use rand::SeedableRng as _;
 use rand::seq::SliceRandom as _;
 use rand_chacha::ChaCha8Rng;
@@ -84,7 +84,7 @@ impl Pretraining {
     /// Plays the worlds and learns from them.
     ///
     /// # Errors
-    /// If a world cannot be generated, or there is no room for it.
+    /// If a world cannot be generated, there is no room for it, or the worlds have too few rows for an update.
     pub fn run(&self) -> anyhow::Result<PolicyFile> {
         let settings = settings();
         let spec = Arc::new(PolicySpec {
@@ -140,13 +140,23 @@ impl Pretraining {
         rows: &LessonRows,
         held_out: &LessonRows,
     ) -> anyhow::Result<Box<dyn Train>> {
+        ensure!(
+            rows.len() >= BATCH,
+            "the worlds that are not held out give {} rows, and an update takes {BATCH}: nothing would be learned; give more --worlds or \
+             --episodes",
+            rows.len()
+        );
         let mut trainer = Device::Cpu.trainer(&[], spec, settings)?;
         let width = (spec.features(), 0);
         let mut rng = ChaCha8Rng::seed_from_u64(self.first_seed);
         rng.set_stream(SHUFFLE);
         let mut order: Vec<usize> = (0..rows.len()).collect();
         let per_epoch = rows.len() / BATCH;
-        let updates = (per_epoch * self.epochs).max(1);
+        let updates = per_epoch * self.epochs;
+        let held_out_loss = |actor: &[f32]| match held_out.labels.is_empty() {
+            true => "-".to_owned(),
+            false => format!("{:.5}", lessons::loss(spec, actor, held_out)),
+        };
         for epoch in 0..self.epochs {
             order.shuffle(&mut rng);
             let mut loss = 0.0;
@@ -163,14 +173,42 @@ impl Pretraining {
             }
             let averaged = trainer.actors().1;
             say!(
-                "epoch {} of {}: loss {:.5}; on worlds held out {:.5}, before learning {:.5}",
+                "epoch {} of {}: loss {:.5}; on worlds held out {}, before learning {}",
                 epoch + 1,
                 self.epochs,
-                loss / per_epoch.max(1) as f64,
-                lessons::loss(spec, &averaged, held_out),
-                lessons::loss(spec, &vec![0.0; averaged.len()], held_out),
+                loss / per_epoch as f64,
+                held_out_loss(&averaged),
+                held_out_loss(&vec![0.0; averaged.len()]),
             );
         }
         Ok(trainer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nothing was learned from them, and the untrained start was written as if it were a result.
+    #[test]
+    fn worlds_with_fewer_rows_than_an_update_takes_are_refused() {
+        let settings = settings();
+        let spec = Arc::new(PolicySpec {
+            score_mode: settings.score_mode,
+            policy: settings.policy.clone(),
+            vocabulary: Vocabulary::default(),
+        });
+        let pretraining = Pretraining {
+            world: WorldSettings::default(),
+            first_seed: 1,
+            worlds: 1,
+            episodes: 1,
+            epochs: 1,
+            scratch: PathBuf::new(),
+            threads: 1,
+        };
+        let none = LessonRows::default();
+        let error = pretraining.fit(&settings, &spec, &none, &none).err().unwrap().to_string();
+        assert!(error.contains("0 rows") && error.contains("--worlds or --episodes"), "{error}");
     }
 }

@@ -166,7 +166,6 @@ impl<'a> Blocks<'a> {
                 } else {
                     guard.release()
                 }
-                self.control.learner.samples_consumed.add(block.len() as u64);
                 return Ok(Some(block));
             }
             Ok(None) => {}

@@ -20,8 +20,8 @@ use super::blocks::Blocks;
 use super::busy::Busy;
 use super::gradients::Gradients;
 use super::merged::{MergedCopies, MergedRows};
-use super::passes::Passes;
-use super::progress::report;
+use super::passes::{Passes, Pulse};
+use super::progress::{report, report_updates};
 use super::record::Training;
 use super::said::{Said, Verdict};
 use super::saver::{Room, Saver, Wish};
@@ -139,9 +139,9 @@ impl Member<'_> {
     /// Tells main how far rank 0 is, which began an update at `begun`.
     pub fn tell_updates(&self, begun: Instant) {
         if self.is_first() {
-            let learner = &self.segments.control.learner;
-            learner.updates.set(self.state.updates);
-            learner.compute_ns.add(begun.elapsed().as_nanos() as u64);
+            let control = &self.segments.control;
+            report_updates(control, &self.state);
+            control.learner.compute_ns.add(begun.elapsed().as_nanos() as u64);
         }
     }
 
@@ -249,7 +249,9 @@ impl Member<'_> {
             _ => self.state.cursor.next_pass(),
         }
         let several = self.settings.ranks.tables > 1 || !self.prepared.node.is_alone();
-        let mine = table.map(|table| Verdict::of(&self.state, several.then_some(table)).encode()).unwrap_or_default();
+        let pulse = Pulse::new(&self.segments.control, self.slot);
+        let verdict = |table| Verdict::of(&self.state, several.then_some(table), || pulse.beat());
+        let mine = table.map(|table| verdict(table).encode()).unwrap_or_default();
         drop(rows);
         let mut given = Vec::new();
         self.seat.exchange(&mut [], &mine, &mut |rank, bytes| {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::collective::hints::Hints;
 use crate::collective::merger::Merger;
-use crate::collective::rows::{Damaged, Message, RowSums};
+use crate::collective::rows::{Damaged, Message};
 use crate::settings::{ValueSettings, WhenFull};
 use crate::shm::Broken;
 use crate::sparse::TableError;
@@ -84,11 +84,14 @@ impl Merging {
     }
 }
 
-/// Moves a record along the merged gradient of its row, to which the prior's part is added.
-fn step_row(shape: TableShape, prior: &BatchPrior, row: RowSums, gradient: &mut [f32], rate: f32, record: &mut [u32]) {
+/// Moves a record along the merged gradient of the row at `place`, to which the prior's part is added, as many times as the gradient is the mean
+/// over all ranks.
+fn step_row(shape: TableShape, prior: &BatchPrior, merger: &mut Merger, place: usize, rate: f32, record: &mut [u32]) {
+    let excess = merger.excess(place);
+    let (row, gradient) = merger.row(place);
     let version = *record.last().expect("a version");
     let floats = bytemuck::cast_slice(&record[..shape.dim]);
-    prior.add(row.field as usize, row.mean_weight(), version, floats, gradient);
+    prior.add(row.field as usize, excess * row.mean_weight(), version, floats, gradient);
     shape.update(record, gradient, rate);
 }
 
@@ -139,8 +142,7 @@ impl MergedRows {
             table.load_ahead_to_write(&order.records, number);
             let Some(found) = found else { continue };
             let id = merger.ids()[place as usize];
-            let (row, gradient) = merger.row(place as usize);
-            let change = |words: &mut [u32]| step_row(shape, &prior, row, gradient, step.rate, words);
+            let change = |words: &mut [u32]| step_row(shape, &prior, merger, place as usize, step.rate, words);
             table.change(id, found, change);
         }
         table.count_batch();
@@ -242,8 +244,7 @@ impl MergedCopies {
         for (number, &place) in places.iter().enumerate() {
             copies.load_ahead(places, number);
             if let Some(record) = copies.record_mut(place) {
-                let (row, gradient) = merger.row(number);
-                step_row(shape, &prior, row, gradient, step.rate, record);
+                step_row(shape, &prior, merger, number, step.rate, record);
             }
         }
         copies.end();

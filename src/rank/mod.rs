@@ -72,9 +72,9 @@ use blocks::{Batch, Blocks};
 use device::DeviceShape;
 use judge::Judge;
 use network::Network;
-use passes::Passes;
+use passes::{Passes, Pulse};
 use prior::RowPrior;
-use progress::{report, state_of, step_of};
+use progress::{report, report_updates, state_of, step_of};
 use record::Training;
 use rows::{RowStep, Rows};
 use saver::Saver;
@@ -114,14 +114,15 @@ pub fn run(directory: &RunDirectory, prefix: &str) -> anyhow::Result<()> {
         }
     };
     store.begin(&settings, &prepared.days, &sightings)?;
+    let pulse = Pulse::new(&segments.control, slot);
     let rows = Rows::start(store, Some(prior), halves.clone(), settings.ahead())?;
     let mut trainer = Trainer {
         blocks: Blocks::open(&segments, slot, fields.len())?,
         rows,
         halves: halves.as_ref(),
         network: Network::new(shape, prepared.dispersion, device, &state),
-        passes: Passes { settings: &settings, prepared: &prepared, directory, judge, slot },
-        saver: Saver::new(&segments, halves.as_deref(), &settings, 1),
+        passes: Passes { settings: &settings, prepared: &prepared, directory, judge, pulse },
+        saver: Saver::new((&segments, segments.rings.clone()), halves.as_deref(), &settings, 1),
         sums: Losses::default(),
         sums_samples: 0,
         metrics: Metrics::open(&directory.metrics())?,
@@ -235,7 +236,7 @@ impl Trainer<'_> {
             self.saver.write(number, &self.state)?;
         }
         self.sums_samples += batch.block.len() as u64;
-        self.segments.control.learner.updates.set(self.state.updates);
+        report_updates(&self.segments.control, &self.state);
         self.segments.control.learner.compute_ns.add(begun.elapsed().as_nanos() as u64);
         Ok(())
     }

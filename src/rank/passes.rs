@@ -1,9 +1,13 @@
 //! The end of a pass over the exposures: evaluation, the best model, the decision to end.
 
+use std::cell::Cell;
+use std::time::Instant;
+
 use crate::run::value_run::Prepared;
 use crate::run::value_snapshot::ValueState;
 use crate::run::{CannotSave, RunDirectory};
 use crate::settings::ValueSettings;
+use crate::shm::Control;
 use crate::shm::control::ProcessSlot;
 use crate::sparse::HostTable;
 use crate::values::model::{self, Meta};
@@ -18,8 +22,34 @@ pub struct Passes<'a> {
     pub prepared: &'a Prepared,
     pub directory: &'a RunDirectory,
     pub judge: Judge,
-    /// This process's heartbeat.
-    pub slot: &'a ProcessSlot,
+    pub pulse: Pulse<'a>,
+}
+
+/// Signs of life at the end of a pass, when there are no updates for a while. Main takes them for progress.
+pub struct Pulse<'a> {
+    control: &'a Control,
+    slot: &'a ProcessSlot,
+    last: Cell<Instant>,
+}
+
+impl<'a> Pulse<'a> {
+    /// That of the process in `slot`.
+    pub fn new(control: &'a Control, slot: &'a ProcessSlot) -> Self {
+        Self { control, slot, last: Cell::new(Instant::now()) }
+    }
+
+    /// Begins a work of which the time counts.
+    pub fn begin(&self) {
+        self.last.set(Instant::now());
+        self.slot.beat();
+    }
+
+    /// Says that the work goes on.
+    pub fn beat(&self) {
+        let now = Instant::now();
+        self.control.evaluator.compute_ns.add((now - self.last.replace(now)).as_nanos() as u64);
+        self.slot.beat();
+    }
 }
 
 impl Passes<'_> {
@@ -34,7 +64,9 @@ impl Passes<'_> {
         net: &mut Net,
         table: &HostTable,
     ) -> Result<Option<Evaluation>, CannotSave> {
-        let losses = self.judge.losses(net, &state.parameters, table, self.prepared.dispersion, || self.slot.beat());
+        self.pulse.begin();
+        let beat = || self.pulse.beat();
+        let losses = self.judge.losses(net, &state.parameters, table, self.prepared.dispersion, beat);
         let weight = losses.weight.max(1.0);
         let (click, charge, total) = (losses.click / weight, losses.charge / weight, losses.total() / weight);
         let v = &self.settings.values;
@@ -54,9 +86,8 @@ impl Passes<'_> {
                 validation_charge: charge,
                 ..Meta::new(v.fields.clone(), v.dim, v.hidden, self.settings.run.seed, self.prepared.dispersion)
             };
-            self.slot.beat();
             let folder = self.directory.root().join("values");
-            model::write(&folder, meta, &state.parameters, table).map_err(CannotSave)?;
+            model::write(&folder, meta, &state.parameters, table, &beat).map_err(CannotSave)?;
         } else if chosen {
             state.without_improvement += 1;
         }

@@ -23,7 +23,7 @@ pub fn state_of(
         None => ValueSnapshot::newest(directory)?.map_or(0, |snapshot| snapshot.number),
     };
     match number {
-        0 => Ok((ValueState::new(settings.values.readers, first_parameters(settings, shape)?), vec![])),
+        0 => Ok((ValueState::new(settings.values.readers, first_parameters(settings, shape, directory)?), vec![])),
         number => read_whole_state(directory, number),
     }
 }
@@ -35,7 +35,13 @@ pub fn report(control: &Control, state: &ValueState) {
     e.without_improvement.set(state.without_improvement);
     e.best_benefit.set(state.best.unwrap_or(f64::NAN));
     e.due.set(state.cursor.epoch);
+    report_updates(control, state);
+}
+
+/// Tells main how far training is: what was learned, not what was taken from the readers.
+pub fn report_updates(control: &Control, state: &ValueState) {
     control.learner.updates.set(state.updates);
+    control.learner.samples_consumed.set(state.samples);
 }
 
 /// Rates of rows and of the network after `state`: they decay over the passes. With the passes so far.

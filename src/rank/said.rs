@@ -102,10 +102,10 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Of `state`, and of the `rows` of a table.
-    pub fn of(state: &ValueState, rows: Option<&HostTable>) -> Self {
+    /// Of `state`, and of the `rows` of a table; calls `beat` now and then.
+    pub fn of(state: &ValueState, rows: Option<&HostTable>, beat: impl FnMut()) -> Self {
         let &ValueState { finished, evaluations, without_improvement, best, .. } = state;
-        Self { finished, evaluations, without_improvement, best, rows: rows.map(HostTable::digest) }
+        Self { finished, evaluations, without_improvement, best, rows: rows.map(|rows| rows.digest_with_beats(beat)) }
     }
 
     pub fn encode(&self) -> Vec<u8> {

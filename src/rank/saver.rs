@@ -11,7 +11,7 @@ use crate::run::value_snapshot::ValueState;
 use crate::run::{CannotSave, failpoint};
 use crate::settings::ValueSettings;
 use crate::shm::control::{STOP_ALL, STOP_LEARNING};
-use crate::shm::{Halves, Ledger, Part};
+use crate::shm::{Halves, Ledger, Part, SampleRing};
 
 const NAP: Duration = Duration::from_millis(100);
 /// Failures of the checkpointer after which the last snapshot is given up.
@@ -65,6 +65,8 @@ pub struct Wait {
 /// Begins the snapshots of a run.
 pub struct Saver<'a> {
     segments: &'a ValueSegments,
+    /// The rings of all ranks of the machine.
+    rings: Vec<SampleRing>,
     halves: Option<&'a Halves>,
     every: Duration,
     /// Changed rows from which on a snapshot begins early.
@@ -77,9 +79,9 @@ pub struct Saver<'a> {
 }
 
 impl<'a> Saver<'a> {
-    /// `halves` is `None` in a run that takes no snapshots; `ranks` are those of all machines.
+    /// `rings` are those of all ranks of the machine; `halves` is `None` in a run that takes no snapshots; `ranks` are those of all machines.
     pub fn new(
-        segments: &'a ValueSegments,
+        (segments, rings): (&'a ValueSegments, Vec<SampleRing>),
         halves: Option<&'a Halves>,
         settings: &ValueSettings,
         ranks: usize,
@@ -90,7 +92,8 @@ impl<'a> Saver<'a> {
             most if most == settings.table.max_rows => usize::MAX,
             most => most.saturating_sub(settings.rows_in_flight(ranks)),
         };
-        Self { segments, halves, every, most_rows, taken: Instant::now(), early: 0, waited: Duration::ZERO, begun: 0 }
+        let (taken, waited) = (Instant::now(), Duration::ZERO);
+        Self { segments, rings, halves, every, most_rows, taken, early: 0, waited, begun: 0 }
     }
 
     /// The snapshot that may be begun now.
@@ -186,7 +189,7 @@ impl<'a> Saver<'a> {
         let Some(halves) = self.halves else { return Ok(()) };
         let begun = Instant::now();
         let mut state = state.clone();
-        let now = self.segments.rings.iter().map(|ring| ring.ledger().closed());
+        let now = self.rings.iter().map(|ring| ring.ledger().closed());
         state.ledger = Ledger::sum(now.chain([state.ledger]));
         failpoint::reached("rank.snapshot.dense");
         halves.write(Part::Dense, number, state.updates, [&state.encode()?[..]])?;

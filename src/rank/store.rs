@@ -289,7 +289,8 @@ impl Store {
     /// Begins snapshot `number`, the state after `update`: its rows are those that have changed since the one before, as they are now. They
     /// are yet to be copied ([`copy_rows`](Self::copy_rows)).
     ///
-    /// Where most rows have changed, the snapshot takes all of them, if the half has room: it is a base then, and nothing needs to be merged.
+    /// Where most rows have changed, the snapshot takes all of them, if the half has room: it is a base then, and nothing needs to be merged. Not
+    /// where rows were dropped: it may have to serve as what has changed since an older base, and says that they are gone.
     ///
     /// # Errors
     /// More rows than the half holds.
@@ -303,8 +304,8 @@ impl Store {
         let (layout, changed) = (table.shape().into(), table.changed_len());
         let mut out = PartWriter::begin(halves.clone(), Part::Sparse, number, update);
         let capacity = |rows| SparsePart::capacity(layout, rows, sightings.len());
-        let all = 2 * changed > table.len() && out.check_room(capacity(table.len())).is_ok();
-        let dropped: Vec<u8> = if all { vec![] } else { table.dropped().flat_map(u64::to_le_bytes).collect() };
+        let dropped: Vec<u8> = table.dropped().flat_map(u64::to_le_bytes).collect();
+        let all = dropped.is_empty() && 2 * changed > table.len() && out.check_room(capacity(table.len())).is_ok();
         let rows = if all { table.len() } else { changed };
         let head = SparseHead { rows, dropped: dropped.len() / size_of::<u64>(), sightings: sightings.len(), all };
         out.check_room(head.bytes(layout))?;

@@ -39,7 +39,7 @@ use super::judge::Judge;
 use super::member::{First, Member};
 use super::merged::{MergedCopies, MergedRows};
 use super::overlapped::Overlapped;
-use super::passes::Passes;
+use super::passes::{Passes, Pulse};
 use super::prior::RowPrior;
 use super::progress::state_of;
 use super::saver::Saver;
@@ -100,13 +100,15 @@ pub fn run(settings: &ValueSettings, directory: &RunDirectory, prefix: &str, ran
     if rank == 0 {
         let passes = || -> anyhow::Result<_> {
             let judge = Judge::open(settings, &fields, || slot.beat())?;
-            Ok(Passes { settings, prepared: &prepared, directory, judge, slot })
+            let pulse = Pulse::new(&segments.control, slot);
+            Ok(Passes { settings, prepared: &prepared, directory, judge, pulse })
         };
+        let rings = ValueSegments::observe_rings(prefix, settings.values.readers, world.local)?;
         let tables = (0..settings.ranks.tables).map(|table| RowReader::open(&table_name(table)));
         first = Some(First {
             passes: prepared.node.is_first().then(passes).transpose()?,
             metrics: Metrics::open(&directory.metrics())?,
-            saver: Saver::new(&segments, halves.as_deref(), settings, world.ranks),
+            saver: Saver::new((&segments, rings), halves.as_deref(), settings, world.ranks),
             halves: halves.as_ref(),
             tables: tables.collect::<Result<_, _>>()?,
         });

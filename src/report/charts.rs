@@ -10,35 +10,35 @@ use crate::plan::GRID;
 
 use super::content::{CHOSEN, RunReport};
 use super::means::{Mean, best_baseline, means};
+use super::records::Evaluation;
 use super::surroundings::Surroundings;
 use super::svg::{self, Chart, escape};
 
 /// Maximum number of contracts whose delivery is drawn, those that are owed most.
 const MOST_CONTRACTS: usize = 24;
 
-/// Draws every evaluation on the validation days.
+/// Draws the evaluations on the validation days.
 pub fn learning(page: &mut String, report: &RunReport, around: &Surroundings) {
-    let points: Vec<(f64, f64)> = around
-        .of_kind("evaluation")
-        .filter_map(|line| Some((line["updates"].as_f64()?, 100.0 * line["share"].as_f64()?)))
-        .collect();
+    let point = |e: &Evaluation| (e.updates as f64, 100.0 * e.share);
+    let points: Vec<(f64, f64)> = around.records.curve().iter().map(point).collect();
     let Some(first) = points.first().copied() else { return };
     let share_of =
         |name: &str| report.validation.policies.iter().find(|p| p.name == name)?.share.map(|share| 100.0 * share);
     let start = share_of(&format!("{CHOSEN}:start")).unwrap_or(first.1);
     let best = report.validation.best_baseline.as_deref();
     let baseline = best.and_then(share_of);
-    let ys = points.iter().map(|p| p.1).chain([start]).chain(baseline);
-    let mut chart = Chart::over(300.0, points.iter().map(|p| p.0), ys);
+    let chosen = around.records.chosen(report.chosen_updates).map(|e| point(&e));
+    let drawn = || points.iter().copied().chain(chosen);
+    let ys = drawn().map(|p| p.1).chain([start]).chain(baseline);
+    let mut chart = Chart::over(300.0, drawn().map(|p| p.0), ys);
     chart.axes("updates", "share of the bound, %");
     chart.level("start", start);
     if let Some(level) = baseline {
         chart.level("base", level);
     }
     chart.line("own", &points);
-    let chosen = report.chosen_updates as f64;
-    if let Some(&at) = points.iter().find(|p| p.0 == chosen) {
-        chart.dot("own", at, &format!("chosen: {:.3} after {chosen:.0} updates", at.1), Some("chosen"));
+    if let Some(at) = chosen {
+        chart.dot("own", at, &format!("chosen: {:.3} after {:.0} updates", at.1, at.0), Some("chosen"));
     }
     let chosen_from = match report.judgement.as_ref().is_some_and(|judgement| judgement.basis.chosen_is_start) {
         true => "equal the start: no update beat it on the validation days".into(),
@@ -47,7 +47,7 @@ pub fn learning(page: &mut String, report: &RunReport, around: &Surroundings) {
     let _ = write!(
         page,
         "<h2>Validation</h2><div class=key><span class=own>this run</span><span class=start>its start</span>{}</div>\
-         <figure>{}<figcaption>Every evaluation on {}. The chosen parameters {chosen_from}.</figcaption></figure>",
+         <figure>{}<figcaption>Evaluations on {}. The chosen parameters {chosen_from}.</figcaption></figure>",
         best.map_or_else(String::new, |name| format!("<span class=base>{}</span>", escape(name))),
         chart.finish("validation share by updates"),
         escape(&report.validation.logs.join(", ")),
@@ -57,6 +57,7 @@ pub fn learning(page: &mut String, report: &RunReport, around: &Surroundings) {
 /// Draws the share of returns below each decile that the critic predicted, over the last quarter of the learner's records.
 pub fn calibration(page: &mut String, around: &Surroundings) {
     let records: Vec<Vec<f64>> = around
+        .records
         .of_kind("learner")
         .filter_map(|line| line["calibration"].as_array()?.iter().map(Value::as_f64).collect())
         .filter(|shares: &Vec<f64>| shares.len() == DECILES)
@@ -257,5 +258,40 @@ pub fn delivery(page: &mut String, report: &RunReport) {
         if rest > 0 {
             let _ = write!(page, "<p class=note>The {rest} smallest contracts are not drawn.</p>");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Validation;
+
+    /// The page drew both runs of a directory as one line, and the dot where the run that is gone had been chosen.
+    #[test]
+    fn the_page_of_a_run_that_was_started_over_draws_that_run_alone() {
+        let evaluation = |updates: u64, share: f64, improved: bool| {
+            serde_json::json!({
+                "time": 1.0, "kind": "evaluation", "updates": updates, "share": share, "shortage_rate": 0.0, "auction_revenue": 0.0,
+                "improved": improved,
+            })
+        };
+        let start = serde_json::json!({"time": 1.0, "kind": "start"});
+        let folder = tempfile::tempdir().unwrap();
+        let page = |lines: &[&Value], chosen_updates: u64| {
+            let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+            std::fs::write(folder.path().join("metrics.jsonl"), text).unwrap();
+            let validation = Validation { logs: vec![], best_baseline: None, policies: vec![] };
+            let report = RunReport { admix: String::new(), chosen_updates, validation, judgement: None, days: vec![] };
+            let mut page = String::new();
+            learning(&mut page, &report, &Surroundings::read(folder.path()));
+            page
+        };
+        let (old, first, last) = (evaluation(64, 0.1, true), evaluation(0, 0.5, false), evaluation(64, 0.9, false));
+        let both = page(&[&start, &old, &start, &first, &last], 64);
+        assert_eq!(both, page(&[&start, &first, &last], 64));
+        assert!(!both.contains(">chosen<"), "the best is still the other run's: {both}");
+        let better = evaluation(64, 0.9, true);
+        let chosen = page(&[&start, &old, &start, &first, &better], 64);
+        assert!(chosen.contains(">chosen<") && chosen.contains("chosen: 90.000 after 64 updates"), "{chosen}");
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::evaluate::{DayReport, Decision, familiar};
+use crate::evaluate::{DayReport, Decision, familiar, table as text};
 
 use super::charts;
 use super::content::{CHOSEN, RunReport};
@@ -129,10 +129,16 @@ fn table(page: &mut String, report: &RunReport) {
          start: before the first update; untrained: planner and controller without anything learned; last: after the last \
          update.</p>",
     );
+    for sentence in text::conditions(&days) {
+        let _ = write!(page, "<p class=note>{}</p>", escape(&sentence));
+    }
 }
 
 fn timing(page: &mut String, around: &Surroundings) {
-    let Some(processes) = around.of_kind("run").filter_map(|line| line["processes"].as_array()).last() else { return };
+    let Some(processes) = around.records.of_kind("run").filter_map(|line| line["processes"].as_array()).next_back()
+    else {
+        return;
+    };
     page.push_str(
         "<h2>Time by process</h2><div class=key><span class=own>computing</span><span class=base>copying</span>\
          <span class=wait>waiting</span></div><div class=wide><table><tr><th>process<th>computing<th>copying<th>waiting<th></tr>",

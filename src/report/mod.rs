@@ -5,12 +5,13 @@
 //! logs have moved.
 //!
 //! [`content`] is `report.json`; [`html`] renders it with the [`charts`] of [`svg`], the [`means`] over its days and the other files of the
-//! run directory ([`surroundings`]).
+//! run directory ([`surroundings`]). [`records`] reads `metrics.jsonl`, also for `watch` and `study`.
 
 mod charts;
 mod content;
 mod html;
 mod means;
+pub mod records;
 mod surroundings;
 pub mod svg;
 

@@ -4,11 +4,13 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::records::Records;
+
 /// Contents of the other files of the run directory.
 pub struct Surroundings {
     pub name: String,
     pub manifest: Value,
-    metrics: Vec<Value>,
+    pub records: Records,
     pub config: String,
 }
 
@@ -20,13 +22,8 @@ impl Surroundings {
         Self {
             name: canonical.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
             manifest: serde_json::from_str(&text("manifest.json")).unwrap_or_default(),
-            // A disk that was full for a while leaves incomplete lines.
-            metrics: text("metrics.jsonl").lines().filter_map(|line| serde_json::from_str(line).ok()).collect(),
+            records: Records::read(run).unwrap_or_default(),
             config: text("config.toml"),
         }
-    }
-
-    pub fn of_kind(&self, kind: &str) -> impl Iterator<Item = &Value> {
-        self.metrics.iter().filter(move |line| line["kind"] == kind)
     }
 }

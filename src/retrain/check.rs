@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::log::check::check;
 use crate::log::{self, CompileOptions, CompiledLog};
+use crate::study::statistics::median;
 
 use super::config::{Drift, Job};
 use super::days::DayDir;
@@ -39,7 +40,7 @@ pub struct Figures {
 impl Figures {
     fn of(log: &CompiledLog) -> Self {
         let requests = log.requests().len() as f64;
-        let mut best: Vec<f64> = log
+        let best: Vec<f64> = log
             .requests()
             .iter()
             .filter_map(|r| log.auctions(&r).iter().map(|a| a.ecpm).max_by(f64::total_cmp))
@@ -50,7 +51,7 @@ impl Figures {
             log.requests().iter().flat_map(|r| log.entries(&r)).fold((0u64, 0.0), |(n, sum), e| (n + 1, sum + e.pctr));
         Self {
             requests,
-            ecpm: median(&mut best),
+            ecpm: median(best),
             penalty: (owed > 0.0).then(|| penalty / owed),
             pctr: (n > 0).then(|| pctr / n as f64),
             owed: owed / requests.max(1.0),
@@ -89,12 +90,6 @@ fn cause(figure: &str, factor: f64) -> &'static str {
         OWED => "the control table is likely another day's, or one of the tables is incomplete",
         _ => "the export has likely changed",
     }
-}
-
-fn median(values: &mut [f64]) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let n = values.len();
-    (n > 0).then(|| 0.5 * (values[(n - 1) / 2] + values[n / 2]))
 }
 
 /// Result of checking a day.
@@ -178,17 +173,18 @@ fn one(day: &DayDir, known: &[Figures], job: &Job, options: CompileOptions, feed
         format!(". Mend the export; if the change is real, raise drift.{key} or list {date} in days.accept")
     };
     for (i, (name, key, value, limit)) in figures.limits(&job.drift).into_iter().enumerate() {
-        let mut before: Vec<f64> = known.iter().filter_map(|f| f.limits(&job.drift)[i].2).collect();
+        let before: Vec<f64> = known.iter().filter_map(|f| f.limits(&job.drift)[i].2).collect();
         // Traffic varies over the hours.
         if day.minute.is_some() && is_of_traffic(name) {
             continue;
         }
-        let (Some(value), Some(usual)) = (value, median(&mut before)) else { continue };
+        let days = before.len();
+        let (Some(value), Some(usual)) = (value, median(before)) else { continue };
         let factor = match (value, usual) {
             (v, u) if v == u => 1.0,
             (v, u) => v / u,
         };
-        let said = format!("{name} {value:.4}, {factor:.2} times the median of the {} valid days before", before.len());
+        let said = format!("{name} {value:.4}, {factor:.2} times the median of the {days} valid days before");
         if !(1.0 / limit..=limit).contains(&factor) {
             suspect.push(format!("{said}: {}{}", cause(name, factor), advice(key)));
         } else if !(1.0 / NEWS..=NEWS).contains(&factor) {

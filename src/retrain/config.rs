@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail, ensure};
 use serde::{Deserialize, Serialize};
 
+use crate::env::Delay;
 use crate::policy::baselines;
 
 /// Reason why a job takes no `data.values`, and the remedy.
@@ -119,10 +120,11 @@ pub struct Promote {
 }
 
 impl Promote {
-    /// Returns the baselines that may be promoted.
-    pub fn baselines(&self) -> Vec<String> {
+    /// Returns the baselines that may be promoted; where deliveries are observed late, those that predict them are among all.
+    pub fn baselines(&self, delay: Delay) -> Vec<String> {
         let all = baselines::NAMES.into_iter().filter(|name| *name != "random").map(String::from);
-        if self.baselines.is_empty() { all.collect() } else { self.baselines.clone() }
+        let predicting = (delay.most_s() > 0.0).then(baselines::predictors).into_iter().flatten();
+        if self.baselines.is_empty() { all.chain(predicting).collect() } else { self.baselines.clone() }
     }
 }
 

@@ -13,7 +13,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
-use crate::policy::file;
+use crate::files;
 use crate::policy::stored::Stored;
 
 use super::judge::{Comparison, ValueComparison};
@@ -201,7 +201,7 @@ impl History {
     pub fn promote(&mut self, mut entry: Entry, bytes: &[u8]) -> anyhow::Result<Entry> {
         let n = self.next();
         let path = self.archived(n);
-        file::replace(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
+        files::replace_synced(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
         entry.serves = Some(n);
         self.note(entry)
     }
@@ -303,7 +303,8 @@ impl History {
         {
             return Err(e.context(format!("the archive of the served policy is damaged; {REMEDY}")));
         }
-        file::replace(&self.current(), &bytes).with_context(|| format!("cannot write {}", self.current().display()))
+        files::replace_synced(&self.current(), &bytes)
+            .with_context(|| format!("cannot write {}", self.current().display()))
     }
 }
 
@@ -312,7 +313,7 @@ fn read(root: &Path) -> anyhow::Result<Vec<Entry>> {
     let (text, whole) = text_of(root)?;
     if whole < text.len() {
         let path = root.join("history.jsonl");
-        file::replace(&path, &text[..whole]).with_context(|| format!("cannot mend {}", path.display()))?;
+        files::replace_synced(&path, &text[..whole]).with_context(|| format!("cannot mend {}", path.display()))?;
     }
     parse(root, &text[..whole])
 }
@@ -385,7 +386,7 @@ mod tests {
     fn a_damaged_or_missing_archive_leaves_what_serves() {
         let folder = tempfile::tempdir().unwrap();
         let plan = Plan::empty();
-        let policy = BaselineFile::new("contract-first", 300.0, plan).unwrap().encode().unwrap();
+        let policy = BaselineFile::new("contract-first", plan).unwrap().encode().unwrap();
         let mut history = History::open(folder.path()).unwrap();
         history.promote(Entry::new(Outcome::Promoted, "first"), &policy).unwrap();
         let (current, archived) = (history.current(), history.archived(1));

@@ -3,7 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::evaluate::{DayReport, verdict};
+use crate::evaluate::DayReport;
+use crate::evaluate::verdict::{self, ENOUGH_HOURS};
 use crate::study::statistics;
 use crate::values::report::LossDifference;
 
@@ -25,6 +26,9 @@ pub struct Comparison {
     pub interval: [f64; 2],
     /// Units that the interval is over.
     pub over: String,
+    /// Whether it is over too few hours to tell anything.
+    #[serde(default)]
+    pub too_few: bool,
 }
 
 impl Comparison {
@@ -35,9 +39,12 @@ impl Comparison {
         let daily = days.iter().map(|day| Some(100.0 * (share(day, policy)? - share(day, against)?)));
         let daily = daily.collect::<Option<Vec<f64>>>()?;
         let over_days = if days.len() >= ENOUGH_DAYS { statistics::interval(&daily) } else { None };
-        let (interval, over) = match over_days {
-            Some(interval) => (interval, format!("{} {unit}s", days.len())),
-            None => (within.interval, format!("hours within {} {unit}(s)", days.len())),
+        let (interval, over, too_few) = match over_days {
+            Some(interval) => (interval, format!("{} {unit}s", days.len()), false),
+            None => {
+                let over = format!("{} hours within {} {unit}(s)", within.hours, days.len());
+                (within.interval, over, within.hours < ENOUGH_HOURS)
+            }
         };
         Some(Self {
             policy: policy.to_owned(),
@@ -45,6 +52,7 @@ impl Comparison {
             difference: within.difference,
             interval,
             over,
+            too_few,
         })
     }
 
@@ -114,7 +122,13 @@ pub fn rule(days: &[DayReport], baseline: &str, promote: &Promote, unit: &str) -
     let mut refused = Vec::new();
     for (choice, over) in first {
         let more = shortage(&over.policy) - shortage(INCUMBENT);
-        if over.interval[0] <= promote.margin {
+        if over.too_few {
+            refused.push(format!(
+                "{} hours are the least from which anything can be told ({})",
+                ENOUGH_HOURS,
+                over.sentence()
+            ));
+        } else if over.interval[0] <= promote.margin {
             refused.push(format!("{} is not above the incumbent by its interval ({})", over.policy, over.sentence()));
         } else if more > promote.max_shortage_increase {
             refused.push(format!("{} has {:.2} points more shortage", over.policy, 100.0 * more));
@@ -123,4 +137,24 @@ pub fn rule(days: &[DayReport], baseline: &str, promote: &Promote, unit: &str) -
         }
     }
     Ruling { choice: Choice::Keep, reason: refused.join("; "), comparisons }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evaluate::Kind;
+
+    /// Held-out windows of an hour each promoted whatever was better in them: an interval over one hour has no width.
+    #[test]
+    fn hours_too_few_to_tell_anything_promote_nothing() {
+        let promote = Promote::default();
+        let shares = [(CANDIDATE, Kind::Trained, 0.9), (INCUMBENT, Kind::Trained, 0.8), ("pid", Kind::Baseline, 0.7)];
+        for (days, hours, choice) in
+            [(1, 1, Choice::Keep), (4, 1, Choice::Keep), (2, 3, Choice::Candidate), (ENOUGH_DAYS, 1, Choice::Candidate)]
+        {
+            let ruling = rule(&vec![DayReport::sample(hours, &shares); days], "pid", &promote, "window");
+            assert_eq!(ruling.choice, choice, "{days} windows of {hours} hours: {}", ruling.reason);
+            assert_eq!(ruling.reason.contains("6 hours are the least"), choice == Choice::Keep, "{}", ruling.reason);
+        }
+    }
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail, ensure};
 use jiff::tz::TimeZone;
 
+use crate::env::Delay;
 use crate::evaluate::entry::Entry as Entrant;
 use crate::evaluate::{self, DayReport, Kind, TestDay, verdict};
 use crate::log::{CompileOptions, LogError};
@@ -68,8 +69,9 @@ pub fn run(job: &Job, window: Option<Window>, interrupt: &Interrupt) -> anyhow::
     };
     let folder = night.folder(&history);
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    // Holds the window of a refresh.
     let marker = folder.join("running");
-    std::fs::write(&marker, std::process::id().to_string())
+    std::fs::write(&marker, window.map_or_else(String::new, |window| window.to_string()))
         .with_context(|| format!("cannot write {}", marker.display()))?;
     let mut entry = match night.carry_out(&mut history, &folder, interrupt) {
         Ok(entry) => entry,
@@ -98,6 +100,8 @@ fn note_killed(history: &mut History) -> anyhow::Result<()> {
         if marker.exists() {
             let mut entry = Entry::new(Outcome::Killed, "it was killed before it had come to an end");
             entry.night = folder.file_name().map(|name| name.to_string_lossy().into_owned());
+            let window = std::fs::read_to_string(&marker).unwrap_or_default();
+            entry.window = (!window.is_empty()).then_some(window);
             history.note(entry)?;
             std::fs::remove_file(&marker).with_context(|| format!("cannot remove {}", marker.display()))?;
         }
@@ -267,7 +271,7 @@ impl<'a> Night<'a> {
                 let (train, validation) = earlier.split_at(earlier.len() - validation);
                 let plan = plan(train, validation)?;
                 let values = NightValues::all_at(Told::Logged, Told::Logged);
-                let known = (&plan, &*self.job.promote.baselines());
+                let known = (&plan, &*self.job.promote.baselines(Delay::from(&settings.env)));
                 let report = self.replay(newest, &[], known, &values, &settings)?;
                 let best = verdict::best_baseline(&[report]);
                 let name = best.unwrap_or_else(|| self.default_baseline());
@@ -276,7 +280,7 @@ impl<'a> Night<'a> {
             [] => bail!("no valid day"),
         };
         // The served plan knows every day. None is left for validation: each day is judged with a plan from the others.
-        let file = BaselineFile::new(&name, settings.baselines.interval_s, plan(recent, &[])?)?;
+        let file = BaselineFile::new(&name, plan(recent, &[])?)?;
         let mut entry = self.entry(Outcome::Promoted, format!("the tuned best baseline, {name}: {reason}"));
         entry.policy = Some(name);
         entry.train = Roles::labels(recent);
@@ -285,7 +289,7 @@ impl<'a> Night<'a> {
 
     /// Returns the baseline that is used where nothing can be selected.
     fn default_baseline(&self) -> String {
-        let allowed = self.job.promote.baselines();
+        let allowed = self.job.promote.baselines(Delay::fixed(0.0));
         let preferred = allowed.iter().find(|name| *name == DEFAULT_BASELINE).or(allowed.first());
         preferred.cloned().unwrap_or_else(|| DEFAULT_BASELINE.to_owned())
     }
@@ -373,7 +377,7 @@ impl<'a> Night<'a> {
         }
         let candidate = PolicyFile::read(&run).context("training left no policy")?;
         let report = RunReport::read(&run)?.context("training left no report")?;
-        let allowed = self.job.promote.baselines();
+        let allowed = self.job.promote.baselines(Delay::from(&settings.env));
         // Sorted best first.
         let named =
             report.validation.policies.into_iter().find(|p| p.kind == Kind::Baseline && allowed.contains(&p.name));
@@ -412,7 +416,7 @@ impl<'a> Night<'a> {
             Choice::Keep => return Ok(entry),
             Choice::Candidate => ("learned".to_owned(), candidate.encode()?),
             Choice::Baseline => {
-                let file = BaselineFile::new(&baseline, settings.baselines.interval_s, candidate.plan)?;
+                let file = BaselineFile::new(&baseline, candidate.plan)?;
                 entry.reason =
                     format!("the baseline {baseline} is better than incumbent and candidate: {}", entry.reason);
                 (baseline, file.encode()?)
@@ -435,4 +439,25 @@ impl<'a> Night<'a> {
 /// Returns the name of the unit of a job's data.
 fn unit(window: Option<Window>) -> &'static str {
     if window.is_some() { "window" } else { "day" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The entry of a killed refresh did not say that it was one.
+    #[test]
+    fn a_killed_refresh_is_recorded_as_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut history = History::open(folder.path()).unwrap();
+        for (night, window) in [("2026-01-05", ""), ("2026-01-06T0800", "2h")] {
+            let night = folder.path().join("nights").join(night);
+            std::fs::create_dir_all(&night).unwrap();
+            std::fs::write(night.join("running"), window).unwrap();
+        }
+        note_killed(&mut history).unwrap();
+        let windows: Vec<_> = history.entries().iter().map(|entry| entry.window.as_deref()).collect();
+        assert_eq!(windows, [None, Some("2h")]);
+        assert!(history.entries().iter().all(|entry| entry.outcome == Outcome::Killed));
+    }
 }

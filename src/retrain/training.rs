@@ -10,6 +10,7 @@ use crate::run::snapshot;
 use crate::settings::{self, Settings};
 use crate::study::jobs;
 use crate::supervisor::interrupt::Interrupt;
+use crate::supervisor::manifest;
 
 use super::config::Job;
 use super::days::DayDir;
@@ -57,8 +58,7 @@ pub fn directory(folder: &Path, kind: &str, settings: &str) -> PathBuf {
 pub fn is_finished(run: &Path) -> bool {
     let text = std::fs::read(run.join("manifest.json")).unwrap_or_default();
     let manifest: Value = serde_json::from_slice(&text).unwrap_or_default();
-    let reason = manifest["outcome"]["reason"].as_str();
-    matches!(reason, Some("budget" | "converged")) && run.join("report.json").is_file()
+    manifest::is_finished(&manifest) && run.join("report.json").is_file()
 }
 
 /// Trains a policy in the directory `run`, from the parameters of `from` and under `plan` where they are given.

@@ -36,7 +36,7 @@ impl FromStr for Window {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wanted = "a length from 15m to 12h that divides a day, for example 2h, 30m or 1h30m";
+        let wanted = "a multiple of 15m up to 12h that divides a day, for example 2h, 30m or 1h30m";
         let length: SignedDuration = text.parse().map_err(|_| format!("`{text}` is not {wanted}"))?;
         let minutes = u64::try_from(length.as_secs() / 60).unwrap_or(0);
         let whole = length == SignedDuration::from_mins(minutes.cast_signed()) && minutes.is_multiple_of(CELL_MIN);
@@ -90,12 +90,24 @@ impl Window {
                 let minute = (start - raw.day.start_ms) / MINUTE_MS;
                 let dir = out.join(window_label(source.date, minute));
                 if span.write(&raw.rows[from..to], &raw.contracts, forecast, &dir)? {
+                    copy_import_report(&source.dir, &dir)?;
                     windows.push(DayDir { date: source.date, minute: Some(minute), dir });
                 }
             }
             start = end;
         }
         Ok(windows)
+    }
+}
+
+/// Copies the importer's report, which says whether contracts are real.
+fn copy_import_report(from: &Path, to: &Path) -> anyhow::Result<()> {
+    let [from, to] = [from, to].map(|dir| dir.join("import.json"));
+    match std::fs::copy(&from, &to) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(e).with_context(|| format!("cannot copy {}", from.display()))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -144,15 +144,7 @@ impl RunDirectory {
 
     /// Replaces a file by rename, so that a run killed at this point can still be resumed.
     pub fn replace(&self, path: &Path, content: &[u8]) -> anyhow::Result<()> {
-        let replace = || -> anyhow::Result<()> {
-            let mut file = tempfile::NamedTempFile::new_in(&self.root)?;
-            file.write_all(content)?;
-            // Temporary files are private to the owner.
-            file.as_file().set_permissions(Permissions::from_mode(0o644))?;
-            file.persist(path)?;
-            Ok(())
-        };
-        replace().with_context(|| format!("cannot write {}", path.display()))
+        files::put(path, content).with_context(|| format!("cannot write {}", path.display()))
     }
 
     /// Opens the directory of a run that may be alive, dead, or dead before it wrote its configuration.

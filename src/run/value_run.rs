@@ -240,6 +240,15 @@ impl ValueSegments {
         Self::open(prefix, (0..readers).map(|reader| (reader, rank)))
     }
 
+    /// Opens the rings from each of `readers` to each of `ranks` for observation.
+    ///
+    /// # Errors
+    /// A segment that is missing or of another build.
+    pub fn observe_rings(prefix: &str, readers: usize, ranks: usize) -> Result<Vec<SampleRing>, ShmError> {
+        let rings = (0..readers).flat_map(|reader| (0..ranks).map(move |rank| ring_name(prefix, reader, rank)));
+        rings.map(|name| SampleRing::observe(&name)).collect()
+    }
+
     fn open(prefix: &str, rings: impl Iterator<Item = (usize, usize)>) -> Result<Self, ShmError> {
         Ok(Self {
             control: Control::open(&format!("{prefix}-control"))?,
@@ -249,6 +258,67 @@ impl ValueSegments {
             exchange: None,
             overlap: None,
         })
+    }
+}
+
+/// Bytes of shared memory that a run takes.
+struct Memory {
+    control: u64,
+    tables: u64,
+    /// Buffers of snapshots, and the log of changes.
+    snapshots: u64,
+    /// From each reader to each rank.
+    rings: u64,
+    /// Of several ranks.
+    exchange: u64,
+}
+
+impl Memory {
+    fn of(settings: &ValueSettings, fields: &Fields, world: World) -> Self {
+        let rings = (settings.values.readers * world.local) as u64;
+        Self {
+            control: Control::footprint(),
+            tables: settings.ranks.tables as u64 * table_shape(settings).footprint(),
+            snapshots: halves_shape(settings, fields, world).map_or(0, Halves::footprint)
+                + undo_shape(settings, world).map_or(0, UndoLog::footprint),
+            rings: rings * SampleRing::footprint(ring_shape(settings, fields, 0, world)),
+            exchange: exchange_shape(settings, fields, world).map_or(0, Exchange::footprint)
+                + overlap_shape(settings, fields, world).map_or(0, RankSegments::footprint),
+        }
+    }
+
+    fn all(&self) -> u64 {
+        self.control + self.tables + self.snapshots + self.rings + self.exchange
+    }
+
+    /// Says what takes how much, and which keys make it less.
+    fn told(&self, settings: &ValueSettings, world: World) -> String {
+        let mib = |bytes: u64| format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20));
+        let (tables, rows, ranks) = (settings.ranks.tables, settings.table.max_rows, world.local);
+        let (what, fewer) = match tables {
+            1 => (format!("the table of {rows} rows takes"), "table.max_rows"),
+            _ => (format!("{tables} tables of {rows} rows take"), "ranks.tables, table.max_rows"),
+        };
+        let readers = match settings.values.readers {
+            1 => "1 reader".to_owned(),
+            readers => format!("{readers} readers"),
+        };
+        let (rings, exchange, fewer_ranks) = match ranks {
+            1 => (format!("rings of {readers}"), String::new(), ""),
+            _ => (
+                format!("the rings from {readers} to {ranks} ranks"),
+                format!(", what the ranks exchange {}", mib(self.exchange)),
+                ", values.ranks",
+            ),
+        };
+        format!(
+            "{what} {} of shared memory, snapshots of up to {} rows {}, {rings} {}{exchange}: lower {fewer}, set a lower \
+             table.snapshot_rows, lower values.batch, values.readers{fewer_ranks}, or give it more room",
+            mib(self.tables),
+            settings.snapshot_rows(world.ranks),
+            mib(self.snapshots),
+            mib(self.rings)
+        )
     }
 }
 
@@ -263,26 +333,8 @@ pub fn create_tables(
     world: World,
 ) -> anyhow::Result<Vec<HostTable>> {
     let (table, tables) = (table_shape(settings), settings.ranks.tables);
-    let rings = (settings.values.readers * world.local) as u64;
-    let rings = rings * SampleRing::footprint(ring_shape(settings, fields, 0, world));
-    let exchange = exchange_shape(settings, fields, world).map_or(0, Exchange::footprint)
-        + overlap_shape(settings, fields, world).map_or(0, RankSegments::footprint);
-    let halves = halves_shape(settings, fields, world).map_or(0, Halves::footprint);
-    let undo = undo_shape(settings, world).map_or(0, UndoLog::footprint);
-    let all = tables as u64 * table.footprint();
-    check_space(Control::footprint() + rings + exchange + halves + undo + all).with_context(|| {
-        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        let (what, lower) = match tables {
-            1 => (format!("the table of {} rows takes", table.max_rows), "table.max_rows"),
-            _ => (format!("{tables} tables of {} rows take", table.max_rows), "ranks.tables, table.max_rows"),
-        };
-        format!(
-            "{what} {:.0} MiB of shared memory and snapshots of up to {} rows {:.0} MiB: lower {lower}, set a lower table.snapshot_rows, or give it more room",
-            mib(all),
-            settings.snapshot_rows(world.ranks),
-            mib(halves + undo)
-        )
-    })?;
+    let memory = Memory::of(settings, fields, world);
+    check_space(memory.all()).with_context(|| memory.told(settings, world))?;
     let create = |number: usize| {
         let create = || HostTable::create(&table_name(&names.to_string(), number), table);
         let Some(nodes) = NumaNodes::of_part(number, tables) else { return create() };
@@ -374,5 +426,30 @@ impl Prepared {
 
     pub fn write(&self, directory: &RunDirectory) -> anyhow::Result<()> {
         directory.replace(&directory.inputs(), &serde_json::to_vec_pretty(self)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where rings of a large batch took all memory, the message named only the table and the snapshots.
+    #[test]
+    fn too_little_shared_memory_is_told_with_what_takes_it() {
+        let mut settings = ValueSettings::default();
+        (settings.values.batch, settings.values.readers, settings.values.ranks) = (1 << 20, 3, 4);
+        let fields = Fields::parse(&settings.values.fields).unwrap();
+        let world = Node::default().world(settings.ranks_here());
+        let memory = Memory::of(&settings, &fields, world);
+        let told = memory.told(&settings, world);
+        for bytes in [memory.tables, memory.snapshots, memory.rings, memory.exchange] {
+            assert!(bytes > 0 && told.contains(&format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20))), "{told}");
+        }
+        let keys = ["table.max_rows", "table.snapshot_rows", "values.batch", "values.readers", "values.ranks"];
+        assert!(keys.iter().all(|key| told.contains(key)) && told.contains("from 3 readers to 4 ranks"), "{told}");
+        settings.values.ranks = 1;
+        let world = Node::default().world(1);
+        let told = Memory::of(&settings, &fields, world).told(&settings, world);
+        assert!(told.contains("rings of 3 readers") && !told.contains("values.ranks"), "{told}");
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! checkpoints/
+//!   base-00000000.rows   the rows that the run began with, and base-00000000.safetensors, its first network: copies of another model's
 //!   base-00000010.rows   all rows as of snapshot 10: the result of the deltas up to it, or a second name of the rows of 10
 //!   00000010/            state of snapshot 10, and the rows that changed between 9 and 10, or all rows
 //!   00000011/
@@ -193,6 +194,40 @@ pub fn base_path(root: &Path, number: u64) -> PathBuf {
     root.join(format!("base-{number:08}.rows"))
 }
 
+/// Returns the file of the network that a run began with, beside base 0.
+pub fn first_network_path(root: &Path) -> PathBuf {
+    root.join("base-00000000.safetensors")
+}
+
+/// Gives a file a second name, or copies it where the file system has no links.
+///
+/// # Errors
+/// Any error of the file system.
+pub fn link_or_copy(from: &Path, to: &Path) -> std::io::Result<()> {
+    if std::fs::hard_link(from, to).is_ok() {
+        return Ok(());
+    }
+    let writing = to.with_file_name(".copying");
+    let copy = || {
+        std::fs::copy(from, &writing)?;
+        std::fs::File::open(&writing)?.sync_all()?;
+        std::fs::rename(&writing, to)
+    };
+    copy().inspect_err(|_| _ = std::fs::remove_file(&writing))
+}
+
+/// Removes a base, which newer ones replace.
+///
+/// # Errors
+/// Any error of the file system.
+pub fn remove_base(root: &Path, number: u64) -> std::io::Result<()> {
+    std::fs::remove_file(base_path(root, number))?;
+    if number == 0 && first_network_path(root).exists() {
+        std::fs::remove_file(first_network_path(root))?;
+    }
+    Ok(())
+}
+
 /// Returns the numbers of the bases in a folder, ascending.
 ///
 /// # Errors
@@ -217,7 +252,30 @@ pub fn bases(root: &Path) -> anyhow::Result<Vec<u64>> {
 pub fn remove_behind(root: &Path, number: u64) -> anyhow::Result<()> {
     folder::remove_behind(root, number)?;
     for behind in bases(root)?.into_iter().filter(|n| *n > number) {
-        std::fs::remove_file(base_path(root, behind))?;
+        remove_base(root, behind)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where the file system had no links, a snapshot of all rows did not become a base.
+    #[test]
+    fn a_file_gets_a_second_name_or_is_copied() {
+        let folder = tempfile::tempdir().unwrap();
+        // Another file system, as a rule, to which there are no links.
+        let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+        for from in [folder.path().join("rows"), memory.path().join("rows")] {
+            std::fs::write(&from, b"rows").unwrap();
+            let to = folder.path().join("base");
+            link_or_copy(&from, &to).unwrap();
+            assert_eq!(std::fs::read(&to).unwrap(), b"rows");
+            std::fs::remove_file(&to).unwrap();
+        }
+        assert!(link_or_copy(&folder.path().join("none"), &folder.path().join("base")).is_err());
+        let left: Vec<_> = folder.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["rows"]);
+    }
 }

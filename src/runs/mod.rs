@@ -139,12 +139,10 @@ impl Listed {
         let reported: Vec<DayReport> = days.iter().map(|(_, day)| day.clone()).collect();
         let own = dir.strip_prefix(folder).ok().filter(|name| !name.as_os_str().is_empty());
         let name = own.map_or_else(|| dir.display().to_string(), |name| name.display().to_string());
-        // A value run notes a single time.
-        let started = manifest["started"].as_str().or(manifest["written"].as_str());
         Ok(Self {
             name,
             kind: if manifest["mode"] == "values" { "values" } else { "train" },
-            started: started.unwrap_or_default().to_owned(),
+            started: manifest["started"].as_str().unwrap_or_default().to_owned(),
             state: state.to_owned(),
             updates: outcome["updates"].as_u64(),
             seconds: outcome["seconds"].as_f64(),
@@ -178,7 +176,7 @@ impl Listed {
             days: days.into_iter().map(|day| day.log).collect(),
             difference: paired.difference,
             interval: paired.interval,
-            decision: Decision::of(paired.interval),
+            decision: paired.decision(),
         })
     }
 }

@@ -13,6 +13,17 @@ pub struct Exposure {
     pub ts_ms: u64,
 }
 
+/// What has become of a choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stage {
+    /// No exposure has come yet.
+    Open,
+    /// An exposure has said what was shown.
+    Settled,
+    /// No exposure came in time, and it was taken back.
+    Withdrawn,
+}
+
 /// What was chosen on a request.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Claim {
@@ -22,8 +33,7 @@ pub struct Claim {
     pub pctr: f32,
     /// Minor units per impression; 0 for a contract.
     pub worth: f32,
-    /// Whether an exposure has said what was shown.
-    pub settled: bool,
+    pub stage: Stage,
 }
 
 /// A choice in its place.
@@ -35,7 +45,7 @@ struct Made {
     claim: Claim,
 }
 
-/// The newest claims in time order; a later one with the same request id replaces the earlier.
+/// The newest claims in time order; of several with the same request id, exposures mean the latest.
 ///
 /// Claims lie side by side, so that copying the newest takes little time: a server does that while requests wait.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -45,7 +55,10 @@ pub struct Claims {
     /// Of each request, the number of its latest claim; the front of `made` has number `forgotten`.
     numbers: HashMap<u64, u64>,
     forgotten: u64,
-    /// Choices before this time, milliseconds from midnight, were forgotten for want of room: they count as shown.
+    /// Number of the first claim that may be open; not saved.
+    open_from: u64,
+    /// Choices before this time, milliseconds from midnight, were forgotten for want of room: those that were open count as shown, and
+    /// exposures change nothing any more.
     counted_until: u64,
 }
 
@@ -65,26 +78,32 @@ impl From<Claims> for Stored {
 impl From<Stored> for Claims {
     fn from(Stored { made, counted_until }: Stored) -> Self {
         let numbers = made.iter().map(|made| made.request_id).zip(0..).collect();
-        Self { made, numbers, forgotten: 0, counted_until }
+        Self { made, numbers, forgotten: 0, open_from: 0, counted_until }
     }
 }
 
-/// The most claims that are kept; older ones count as shown.
+/// The most claims that are kept; older ones that are open count as shown.
 const MOST: usize = 2_000_000;
 
 impl Claims {
     /// Remembers a claim. Returns the oldest one with its time, if it is forgotten for want of room.
-    #[must_use = "what is forgotten counts as shown"]
+    #[must_use = "what is forgotten and open counts as shown"]
     pub fn push(&mut self, offset: u64, request_id: u64, claim: Claim) -> Option<(u64, Claim)> {
-        let mut forgotten = None;
-        if self.made.len() == MOST {
-            let offset = self.made[0].offset;
-            self.counted_until = offset + 1;
-            forgotten = self.forget_oldest().map(|claim| (offset, claim));
-        }
+        let forgotten = (self.made.len() == MOST).then(|| self.forget_oldest()).flatten();
         self.numbers.insert(request_id, self.forgotten + self.made.len() as u64);
         self.made.push_back(Made { offset, request_id, claim });
         forgotten
+    }
+
+    fn forget_oldest(&mut self) -> Option<(u64, Claim)> {
+        let Made { offset, request_id, claim } = self.made.pop_front()?;
+        let number = self.forgotten;
+        self.forgotten += 1;
+        self.counted_until = offset + 1;
+        if self.numbers.get(&request_id) == Some(&number) {
+            self.numbers.remove(&request_id);
+        }
+        Some((offset, claim))
     }
 
     fn place(&self, request_id: u64) -> Option<usize> {
@@ -100,32 +119,24 @@ impl Claims {
         Some(self.made[self.place(request_id)?].claim)
     }
 
-    /// The time before which choices were forgotten and count as shown, milliseconds from midnight.
+    /// The time before which choices were forgotten, milliseconds from midnight.
     pub fn counted_until(&self) -> u64 {
         self.counted_until
     }
 
-    /// Takes out the oldest claim made before `offset`.
-    pub fn pop_before(&mut self, offset: u64) -> Option<Claim> {
-        while self.made.front().is_some_and(|made| made.offset < offset) {
-            let claim = self.forget_oldest();
-            if claim.is_some() {
-                return claim;
+    /// Withdraws the oldest open claim made before `offset`, and returns it. It is remembered: its exposure may be late.
+    pub fn withdraw_before(&mut self, offset: u64) -> Option<Claim> {
+        self.open_from = self.open_from.max(self.forgotten);
+        while let Some(made) = self.made.get_mut((self.open_from - self.forgotten) as usize)
+            && made.offset < offset
+        {
+            self.open_from += 1;
+            if made.claim.stage == Stage::Open {
+                made.claim.stage = Stage::Withdrawn;
+                return Some(made.claim);
             }
         }
         None
-    }
-
-    /// Takes out the oldest; `None` where a later one has replaced it, or there is none.
-    fn forget_oldest(&mut self) -> Option<Claim> {
-        let Made { request_id, claim, .. } = self.made.pop_front()?;
-        let number = self.forgotten;
-        self.forgotten += 1;
-        if self.numbers.get(&request_id) != Some(&number) {
-            return None;
-        }
-        self.numbers.remove(&request_id);
-        Some(claim)
     }
 
     /// The newest `most` claims, to be written.
@@ -136,11 +147,10 @@ impl Claims {
         Self { made, counted_until, ..Self::default() }
     }
 
-    /// The contract of each claim that no exposure has settled.
-    pub fn unsettled(&self) -> impl Iterator<Item = usize> + '_ {
-        let latest = |(number, made): &(u64, &Made)| self.numbers.get(&made.request_id) == Some(number);
-        let claims = (self.forgotten..).zip(&self.made).filter(latest).map(|(_, made)| made.claim);
-        claims.filter(|claim| !claim.settled).filter_map(|claim| claim.contract).map(|j| j as usize)
+    /// The contract of each open claim.
+    pub fn open(&self) -> impl Iterator<Item = usize> + '_ {
+        let open = self.made.iter().map(|made| made.claim).filter(|claim| claim.stage == Stage::Open);
+        open.filter_map(|claim| claim.contract).map(|j| j as usize)
     }
 
     /// Gives contracts other places: `to` has that of each; `None` for one that is gone, whose choices need no exposure any more.
@@ -148,7 +158,9 @@ impl Claims {
         for Made { claim, .. } in &mut self.made {
             let Some(j) = claim.contract else { continue };
             claim.contract = to[j as usize];
-            claim.settled |= claim.contract.is_none();
+            if claim.contract.is_none() {
+                claim.stage = Stage::Settled;
+            }
         }
     }
 
@@ -165,23 +177,30 @@ mod tests {
     use super::*;
 
     fn claim(ad_id: u64) -> Claim {
-        Claim { ad_id, contract: None, pctr: 0.0, worth: 0.0, settled: false }
+        Claim { ad_id, contract: None, pctr: 0.0, worth: 0.0, stage: Stage::Open }
     }
 
     #[test]
-    fn a_later_claim_replaces_an_earlier_one_of_the_same_request_before_and_after_saving() {
+    fn claims_are_withdrawn_once_and_remembered_before_and_after_saving() {
         let mut claims = Claims::default();
-        for (offset, request_id, ad_id) in [(1, 7, 70), (2, 8, 80), (3, 7, 71)] {
+        for (offset, request_id, ad_id) in [(1, 7, 70), (2, 8, 80), (3, 7, 71), (4, 9, 90)] {
             assert_eq!(claims.push(offset, request_id, claim(ad_id)), None);
         }
         let stored: Claims = Stored::from(claims.clone()).into();
         for mut claims in [claims, stored] {
-            assert_eq!(claims.get(7).map(|c| c.ad_id), Some(71));
-            assert_eq!(claims.pop_before(3).map(|c| c.ad_id), Some(80), "the first was replaced");
-            assert_eq!((claims.get(8), claims.get(7).map(|c| c.ad_id)), (None, Some(71)));
-            claims.get_mut(7).unwrap().settled = true;
-            assert!(claims.pop_before(4).unwrap().settled);
-            assert_eq!(claims.pop_before(u64::MAX), None);
+            assert_eq!(claims.get(7).map(|c| c.ad_id), Some(71), "the later one of two with the same request");
+            claims.get_mut(8).unwrap().stage = Stage::Settled;
+            assert_eq!(claims.withdraw_before(3).map(|c| c.ad_id), Some(70));
+            assert_eq!(claims.withdraw_before(3), None);
+            let mut again: Claims = Stored::from(claims.clone()).into();
+            for claims in [&mut claims, &mut again] {
+                assert_eq!(claims.withdraw_before(u64::MAX).map(|c| c.ad_id), Some(71));
+                assert_eq!(claims.open().count(), 0, "of contracts");
+                assert_eq!(claims.withdraw_before(u64::MAX).map(|c| c.ad_id), Some(90));
+                assert_eq!(claims.withdraw_before(u64::MAX), None);
+                let stages = [7, 8, 9].map(|request| claims.get(request).unwrap().stage);
+                assert_eq!(stages, [Stage::Withdrawn, Stage::Settled, Stage::Withdrawn]);
+            }
         }
     }
 

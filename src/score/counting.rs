@@ -4,7 +4,7 @@ use crate::env::Choice;
 use crate::log::error::BadValue;
 use crate::log::schema::TrackRow;
 
-use super::claims::{Claim, Exposure};
+use super::claims::{Claim, Exposure, Stage};
 use super::scorer::{Decision, Scorer};
 
 /// What an exposure told a scorer.
@@ -62,12 +62,12 @@ impl Scorer {
         }
     }
 
-    /// Remembers what was chosen on a request, and forgets the oldest choice for want of room.
+    /// Remembers what was chosen on a request; forgets the oldest choice for want of room.
     fn remember(&mut self, request_id: u64, claim: Claim) {
         let forgotten = self.claims.push(self.now, request_id, claim);
         if let Some((offset, claim)) = forgotten
             && self.options.confirm_within_s.is_some()
-            && !claim.settled
+            && claim.stage == Stage::Open
         {
             // Nothing can confirm it any more: it counts as shown.
             let contract = claim.contract.map(|j| j as usize);
@@ -82,7 +82,7 @@ impl Scorer {
             contract,
             pctr: pctr as f32,
             worth: worth as f32,
-            settled: false,
+            stage: Stage::Open,
         };
         match choice {
             Choice::Contract(i) => {
@@ -101,21 +101,19 @@ impl Scorer {
     fn withdraw(&mut self, offset: u64) {
         let Some(within) = self.options.confirm_within_s else { return };
         let before = offset.saturating_sub((within * 1000.0) as u64);
-        while let Some(claim) = self.claims.pop_before(before) {
-            if let (false, Some(j)) = (claim.settled, claim.contract) {
+        while let Some(claim) = self.claims.withdraw_before(before) {
+            if let Some(j) = claim.contract {
                 self.replay.state.delivered[j as usize] -= 1.0;
             }
         }
     }
 
-    /// Takes in what was really shown; in any order, repeats are ignored.
+    /// Takes in what was really shown; in any order, repeats are ignored, and what was taken back counts after all.
     ///
     /// An exposure of a request that is not remembered counts for its contract, once.
     pub fn confirm(&mut self, exposure: Exposure) -> Heard {
         let shown = self.rules.contract(exposure.ad_id);
-        let confirmed = self.options.confirm_within_s.is_some();
         let at = exposure.ts_ms.saturating_sub(self.day.start_ms).min(self.now);
-        let state = &mut self.replay.state;
         let Some(claim) = self.claims.get_mut(exposure.request_id) else {
             if !self.day.contains(exposure.ts_ms) {
                 return Heard::OtherDay;
@@ -124,34 +122,36 @@ impl Scorer {
                 // Counted when it was chosen, or when it was forgotten.
                 return Heard::Unknown;
             }
-            if let Some(j) = shown {
-                state.delivered[j as usize] += 1.0;
-                state.confirm(Some(j as usize), at, self.replay.day.contract_pctr, 0.0);
-            }
-            let claim = Claim { ad_id: exposure.ad_id, contract: shown, pctr: 0.0, worth: 0.0, settled: true };
+            self.count_unforeseen(shown, at);
+            let claim = Claim { ad_id: exposure.ad_id, contract: shown, pctr: 0.0, worth: 0.0, stage: Stage::Settled };
             self.remember(exposure.request_id, claim);
             return if shown.is_some() { Heard::News } else { Heard::Unknown };
         };
-        if std::mem::replace(&mut claim.settled, true) {
-            return Heard::Repeated;
-        }
+        let stage = std::mem::replace(&mut claim.stage, Stage::Settled);
         let claim = *claim;
-        if claim.ad_id == exposure.ad_id {
-            if confirmed {
-                state.confirm(claim.contract.map(|j| j as usize), at, claim.pctr.into(), claim.worth.into());
-            }
-            return Heard::News;
+        let contract = claim.contract.map(|j| j as usize);
+        let as_chosen = claim.ad_id == exposure.ad_id;
+        let confirmed = self.options.confirm_within_s.is_some();
+        let state = &mut self.replay.state;
+        match (stage, contract) {
+            (Stage::Settled, _) => return Heard::Repeated,
+            (Stage::Withdrawn, Some(j)) if as_chosen => state.delivered[j] += 1.0,
+            (Stage::Open, Some(j)) if !as_chosen && confirmed => state.delivered[j] -= 1.0,
+            (Stage::Open, Some(j)) if !as_chosen => state.take_back(j, claim.pctr),
+            (Stage::Open | Stage::Withdrawn, _) => {}
         }
-        if let Some(j) = claim.contract {
-            state.delivered[j as usize] -= 1.0;
-            if !confirmed {
-                state.observed[j as usize] -= 1.0;
-            }
-        }
-        if let Some(j) = shown {
-            state.delivered[j as usize] += 1.0;
-            state.confirm(Some(j as usize), at, self.replay.day.contract_pctr, 0.0);
+        if !as_chosen {
+            self.count_unforeseen(shown, at);
+        } else if confirmed {
+            state.confirm(contract, at, claim.pctr.into(), claim.worth.into());
         }
         Heard::News
+    }
+
+    /// Counts the display of a contract that was not chosen here, at the predicted click rate of contracts.
+    fn count_unforeseen(&mut self, contract: Option<u32>, at: u64) {
+        let Some(j) = contract.map(|j| j as usize) else { return };
+        self.replay.state.delivered[j] += 1.0;
+        self.replay.state.confirm(Some(j), at, self.replay.day.contract_pctr, 0.0);
     }
 }

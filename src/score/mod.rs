@@ -31,7 +31,7 @@ mod scorer;
 mod served;
 mod stream;
 
-pub use claims::{Claim, Exposure};
+pub use claims::{Claim, Exposure, Stage};
 pub use counting::Heard;
 pub use delivered::{Arrived, Delivered, delivered, delivered_by, exposures};
 pub use errands::{Errand, Finished};

@@ -72,7 +72,7 @@ impl Scorer {
     }
 
     /// A copy of the state of bounded size: displays whose delivery has not been observed count as observed, and of the choices
-    /// to be confirmed the newest `claims` are kept; older ones count as shown ([`Scorer::restore`]).
+    /// to be confirmed the newest `claims` are kept; older ones that are open count as shown ([`Scorer::restore`]).
     pub fn counts(&self, claims: usize) -> Saved {
         let mut state = self.replay.state.clone();
         state.observe_all();
@@ -147,7 +147,7 @@ impl Scorer {
     /// Counts choices that are not among the saved claims as shown, for nothing can confirm them any more.
     fn count_forgotten(&self, saved: &mut Saved) {
         let mut open = vec![0.0; saved.state.delivered.len()];
-        saved.claims.unsettled().for_each(|j| open[j] += 1.0);
+        saved.claims.open().for_each(|j| open[j] += 1.0);
         for (j, open) in open.iter().enumerate() {
             let forgotten = saved.state.delivered[j] - saved.state.observed[j] - open;
             for _ in 0..forgotten.max(0.0) as u64 {

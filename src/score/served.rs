@@ -16,7 +16,6 @@ use crate::plan::{Forecast, Plan};
 use crate::policy::file::PolicyFile;
 use crate::policy::stored::{BaselineFile, Stored};
 use crate::policy::{Policy, baselines};
-use crate::settings::Settings;
 use crate::values::{Told, ValueModel, store};
 
 /// The files that say what is known of a day before it begins.
@@ -132,12 +131,10 @@ impl ServedPolicy {
         };
         let path = plan.map(Path::to_owned);
         let plan = plan.map(Plan::read).transpose()?;
-        // As evaluation has them.
-        let interval_s = Settings::default().baselines.interval_s;
-        baselines::named(name, plan.as_ref(), interval_s).map_err(anyhow::Error::msg)?;
+        baselines::named(name, plan.as_ref()).map_err(anyhow::Error::msg)?;
         let plan = plan.unwrap_or_else(Plan::empty);
         let version = format!("{policy}@{:016x}", XxHash3_64::oneshot(&plan.to_json()));
-        Ok(Self { stored: Stored::Baseline(BaselineFile::new(name, interval_s, plan)?), version, path })
+        Ok(Self { stored: Stored::Baseline(BaselineFile::new(name, plan)?), version, path })
     }
 
     /// A policy that is not read from a file; `version` tells it from others.

@@ -109,8 +109,7 @@ impl Keeper {
         let bytes = counts.to_bytes();
         let state = &self.options.state;
         // Synced: a file that is torn by a loss of power would keep the next server from starting.
-        replace_synced(state, |to| Ok(std::fs::write(to, &bytes)?))
-            .with_context(|| format!("cannot save the counts to {}", state.display()))?;
+        replace_synced(state, &bytes).with_context(|| format!("cannot save the counts to {}", state.display()))?;
         self.engine.metrics.saved(now_ms());
         Ok(())
     }

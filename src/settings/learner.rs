@@ -75,7 +75,7 @@ pub struct Learner {
     pub target: Target,
     /// Seconds of log time between two states of an episode for which hindsight prices are solved.
     pub lesson_every_s: f64,
-    /// Standard deviations of the hindsight price, as the critic predicts it, by which bids exceed its mean.
+    /// Standard deviations of the hindsight price, as the critic predicts it, by which bids exceed its mean; 0 with another target.
     pub hedge: f64,
     pub critic: Critic,
     pub credit: Credit,
@@ -249,10 +249,11 @@ impl Learner {
         if self.target == Target::Hindsight && self.critic != Critic::Quantile {
             return bad("learner.critic", "must be \"quantile\" with learner.target = \"hindsight\"".into());
         }
-        if self.target == Target::Both && self.hedge != 0.0 {
+        if self.target != Target::Hindsight && self.hedge != 0.0 {
             return bad(
                 "learner.hedge",
-                "needs learner.target = \"hindsight\": with \"both\" the critic learns the return".into(),
+                "needs learner.target = \"hindsight\": otherwise the critic learns the return; set one or the other"
+                    .into(),
             );
         }
         if self.critic == Critic::Categorical && self.atoms < 3 {

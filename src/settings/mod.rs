@@ -28,6 +28,13 @@ pub use values::{
     MOST_DEVICES, RowOptimizer, Table, ValueRun, ValueSettings, ValueWatchdog, Values, Weights, WhenFull,
 };
 
+/// Maximum width of a layer or an embedding of a policy's network; the reader of policy files refuses wider ones.
+pub const MOST_WIDTH: usize = 1 << 14;
+/// Maximum number of auction ads of a queue that a network scores.
+const MOST_AUCTION_CANDIDATES: usize = 512;
+/// Maximum number of replays for tuning one baseline.
+const MOST_TUNING_REPLAYS: usize = 1_000_000;
+
 /// Rate for bids that start from a plan's prices. A ten times higher rate moved them away from prices that were already nearly
 /// right: in eight volatile worlds the last parameters then lost the planner's gains (BENCHMARKS.md).
 const RATE_FROM_A_PLAN: f64 = 1e-4;
@@ -145,13 +152,24 @@ impl Settings {
             ("actors.count", self.actors.count, MOST_ACTORS),
             ("actors.write_every", self.actors.write_every, 1 << 30),
             ("actors.episodes", self.actors.episodes, 1 << 20),
-            ("policy.hidden", self.policy.hidden, 1 << 16),
+            ("policy.hidden", self.policy.hidden, MOST_WIDTH),
+            ("policy.auction_candidates", self.policy.auction_candidates, MOST_AUCTION_CANDIDATES),
             ("episodes.steps", self.episodes.steps, 1 << 30),
             ("episodes.requests_per_step", self.episodes.requests_per_step, 4096),
             ("evaluate.every", self.evaluate.every as usize, usize::MAX),
         ] {
             count(key, value, most)?;
         }
+        for (key, value, most) in [
+            ("policy.ad_embedding", self.policy.ad_embedding, MOST_WIDTH),
+            ("policy.traffic_embedding", self.policy.traffic_embedding, MOST_WIDTH),
+            ("baselines.tuning_replays", self.baselines.tuning_replays, MOST_TUNING_REPLAYS),
+        ] {
+            if value > most {
+                return bad(key, format!("is {value}; must be at most {most}"));
+            }
+        }
+        self.validate_hindsight()?;
         if self.actors.count < self.learner.ranks {
             let (actors, ranks) = (self.actors.count, self.learner.ranks);
             return bad(
@@ -226,6 +244,37 @@ impl Settings {
         }
         Ok(())
     }
+
+    /// Checks that nothing is set that prices in hindsight do not learn.
+    fn validate_hindsight(&self) -> Result<(), SettingsError> {
+        if self.learner.target != Target::Hindsight {
+            return Ok(());
+        }
+        if self.score_mode == ScoreMode::All {
+            return bad(
+                "score_mode",
+                "= \"all\" scores auction ads, too, which have no price in hindsight to learn from; use score_mode = \"contract\", or \
+                 learner.target = \"return\" or \"both\""
+                    .into(),
+            );
+        }
+        for (key, weight) in [
+            ("reward.auction", self.reward.auction),
+            ("reward.contract_ctr", self.reward.contract_ctr),
+            ("reward.contract_delivery", self.reward.contract_delivery),
+        ] {
+            if weight != 1.0 {
+                return bad(
+                    key,
+                    format!(
+                        "is {weight}, and prices in hindsight are those of J, which weighs each part 1; set it to 1, or learner.target to \
+                         \"return\""
+                    ),
+                );
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Configuration for Settings {
@@ -240,6 +289,69 @@ impl Configuration for Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn refusal(change: impl FnOnce(&mut Settings)) -> Option<String> {
+        let mut settings = Settings::default();
+        (settings.data.train, settings.data.validation) = (vec!["a".into()], vec!["b".into()]);
+        change(&mut settings);
+        settings.validate().err().map(|e| e.to_string())
+    }
+
+    /// Widths had no bound, or one above that of policy files; no auction candidate meant one.
+    #[test]
+    fn widths_and_counts_beyond_what_can_be_read_or_held_are_refused() {
+        type Change = fn(&mut Settings, usize);
+        let cases: [(&str, Change, usize, Option<usize>); 5] = [
+            ("policy.hidden", |s, n| s.policy.hidden = n, MOST_WIDTH, Some(0)),
+            ("policy.ad_embedding", |s, n| s.policy.ad_embedding = n, MOST_WIDTH, None),
+            ("policy.traffic_embedding", |s, n| s.policy.traffic_embedding = n, MOST_WIDTH, None),
+            ("policy.auction_candidates", |s, n| s.policy.auction_candidates = n, MOST_AUCTION_CANDIDATES, Some(0)),
+            ("baselines.tuning_replays", |s, n| s.baselines.tuning_replays = n, MOST_TUNING_REPLAYS, None),
+        ];
+        for (key, change, most, low) in cases {
+            assert_eq!(refusal(|s| change(s, most)), None, "{key}");
+            for wrong in [Some(most + 1), low].into_iter().flatten() {
+                let said = refusal(|s| change(s, wrong)).unwrap_or_default();
+                assert!(said.contains(key), "{key} = {wrong}: {said}");
+            }
+        }
+    }
+
+    /// Weights of the reward, and a hedge without prices in hindsight, were accepted and changed nothing.
+    #[test]
+    fn keys_that_a_target_ignores_are_refused() {
+        type Change = fn(&mut Settings);
+        let weights: [(&str, Change); 3] = [
+            ("reward.auction", |s| s.reward.auction = 0.5),
+            ("reward.contract_ctr", |s| s.reward.contract_ctr = 2.0),
+            ("reward.contract_delivery", |s| s.reward.contract_delivery = 0.5),
+        ];
+        for (key, change) in weights {
+            for target in [Target::Return, Target::Both, Target::Hindsight] {
+                let said = refusal(|s| {
+                    change(s);
+                    s.learner.target = target;
+                });
+                assert_eq!(said.is_some(), target == Target::Hindsight, "{target:?}: {said:?}");
+                assert!(said.is_none_or(|said| said.contains(key) && said.contains("learner.target")));
+            }
+        }
+        for target in [Target::Return, Target::Both, Target::Hindsight] {
+            let said = refusal(|s| (s.learner.hedge, s.learner.target) = (0.5, target));
+            assert_eq!(said.is_none(), target == Target::Hindsight, "{target:?}: {said:?}");
+            assert!(said.is_none_or(|said| said.contains("learner.hedge") && said.contains("hindsight")));
+        }
+    }
+
+    /// It was accepted, and the network that was taught prices of contracts alone scaled the worth of auction ads.
+    #[test]
+    fn prices_in_hindsight_with_scored_auction_ads_are_refused() {
+        for target in [Target::Return, Target::Both, Target::Hindsight] {
+            let said = refusal(|s| (s.score_mode, s.learner.target) = (ScoreMode::All, target));
+            assert_eq!(said.is_some(), target == Target::Hindsight, "{target:?}: {said:?}");
+            assert!(said.is_none_or(|said| said.contains("score_mode") && said.contains("\"contract\"")));
+        }
+    }
 
     /// A network alone was held to the arbitrary bids that it starts from.
     #[test]

@@ -150,7 +150,7 @@ impl Default for Episodes {
     }
 }
 
-/// Weights of the reward's parts in training; J always uses 1.
+/// Weights of the reward's parts in training; J always uses 1, and so do prices in hindsight.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Reward {
@@ -170,7 +170,7 @@ impl Default for Reward {
 pub struct Policy {
     /// Width of the actor's two hidden layers.
     pub hidden: usize,
-    /// Width of the ad id embedding, in the actor and the critic; 0 = none.
+    /// Width of the ad id embedding, in the actor and the critic; 0 = none, at most [`MOST_WIDTH`](super::MOST_WIDTH), as all widths here.
     pub ad_embedding: usize,
     /// Width of the actor's embeddings of slot, region, gender and age; 0 = none.
     pub traffic_embedding: usize,
@@ -201,7 +201,7 @@ pub struct Policy {
     /// Allow bids below the worth of the predicted click, down to minus the penalty or the mean best auction
     /// worth, whichever is larger.
     pub negative_bids: bool,
-    /// Number of auction ads of a queue that are scored in `score_mode = "all"`; the rest score less than these.
+    /// Number of auction ads of a queue that are scored in `score_mode = "all"`, from 1; the rest score less than these.
     pub auction_candidates: usize,
 }
 

@@ -236,6 +236,11 @@ impl ValueSettings {
         self.values.weights == Weights::Auto && self.values.most_weight > 1.0 && !self.values.validation.is_empty()
     }
 
+    /// Whether the model is trained once more on all days.
+    pub fn learns_again(&self) -> bool {
+        self.values.refit && !self.values.validation.is_empty()
+    }
+
     /// Whether each row carries a mark of its last use.
     pub fn marks(&self) -> bool {
         self.table.when_full == WhenFull::Oldest || self.table.keep_days > 0

@@ -26,6 +26,9 @@ pub(super) const HEADER: usize = 8 + 4 * 4 + 8 + 8;
 const ROWS_AT: u64 = HEADER as u64 - 16;
 const HASH_AT: u64 = HEADER as u64 - 8;
 
+/// Bytes of a file that are synced together where it is written with signs of life.
+const SYNCED: usize = 64 << 20;
+
 /// What a file holds of each row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowLayout {
@@ -79,10 +82,50 @@ pub enum RowFileError {
 /// # Errors
 /// What the file system says.
 pub fn write(path: &Path, table: &HostTable) -> Result<u64, RowFileError> {
+    write_with_beats(path, table, &|| {})
+}
+
+/// As [`write()`]; calls `beat` now and then.
+///
+/// # Errors
+/// What the file system says.
+pub fn write_with_beats(path: &Path, table: &HostTable, beat: &impl Fn()) -> Result<u64, RowFileError> {
     let failed = |source| RowFileError::Io { path: path.to_owned(), source };
-    let file = BufWriter::with_capacity(1 << 20, File::create(path).map_err(failed)?);
-    let rows = table.sorted().into_iter().map(|(id, record)| (id, table.file_record(record)));
+    let file = BeatingFile { file: File::create(path).map_err(failed)?, unsynced: 0, beat };
+    let file = BufWriter::with_capacity(1 << 20, file);
+    let rows = table.sorted_with_beats(beat).into_iter().map(|(id, record)| (id, table.file_record(record)));
     write_to(file, table.shape().into(), rows).map_err(failed)
+}
+
+/// A file that is written with signs of life. It goes to disk piece by piece: the sync at its end takes no longer than that of a piece.
+struct BeatingFile<'a, F> {
+    file: File,
+    /// Bytes that were written since the last sync.
+    unsynced: usize,
+    beat: &'a F,
+}
+
+impl<F: Fn()> Write for BeatingFile<'_, F> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.unsynced += written;
+        if self.unsynced >= SYNCED {
+            self.file.sync_data()?;
+            self.unsynced = 0;
+        }
+        (self.beat)();
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl<F> Seek for BeatingFile<'_, F> {
+    fn seek(&mut self, to: SeekFrom) -> std::io::Result<u64> {
+        self.file.seek(to)
+    }
 }
 
 /// Writes rows, ids ascending: each with its record's words. Returns the hash of the body.
@@ -496,6 +539,25 @@ mod tests {
             t.sorted().into_iter().map(|(id, record)| (id, t.record(record).to_vec())).collect()
         };
         assert_eq!(all(&again), all(&table));
+    }
+
+    /// A large table was sorted, written and synced without a sign of life, and main killed the trainer.
+    #[test]
+    fn a_table_is_written_and_digested_with_signs_of_life() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut table = HostTable::private(TableShape { max_rows: 1 << 17, ..SHAPE }).unwrap();
+        (0..1 << 17).for_each(|id| assert!(table.find_or_insert(id).is_some()));
+        let beats = std::cell::Cell::new(0);
+        let beat = || beats.set(beats.get() + 1);
+        let [plain, alive] = ["plain", "alive"].map(|name| folder.path().join(name));
+        write(&plain, &table).unwrap();
+        write_with_beats(&alive, &table, &beat).unwrap();
+        assert!(std::fs::read(&plain).unwrap() == std::fs::read(&alive).unwrap());
+        let mib = plain.metadata().unwrap().len() >> 20;
+        assert!(beats.get() > 10 + mib, "{} signs for {mib} MiB", beats.get());
+        beats.set(0);
+        assert_eq!(table.digest_with_beats(beat), table.digest());
+        assert!(beats.get() > 1, "{} signs", beats.get());
     }
 
     #[test]

@@ -14,6 +14,7 @@
 //! | [`admission`] | [`Admission`], which ids get a row and whose row gives way for it |
 //! | [`marks`], [`oldest`], [`sightings`] | when a row was used last; which one that is the longest ago; how often ids without a row were seen |
 //! | `twins` | tables that hold the same rows |
+//! | `beats` | signs of life of whoever works on a whole table |
 //! | `shape`, `rollback` | what a row is at first and how it is updated; a table's return to a snapshot |
 //! | [`changes`], `copying`, `snapshot` | which rows have changed since the newest snapshot; the copies of its rows |
 //! | [`lookup`] | [`Lookup`], the unique ids of a batch and where each of its ids stands among them |
@@ -22,6 +23,7 @@
 //! | [`mapped`] | [`MappedRows`], the rows of a file that is mapped and not loaded |
 
 pub mod admission;
+mod beats;
 pub mod cache;
 pub mod changes;
 mod copying;

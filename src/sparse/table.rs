@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use crate::shm::{RowReader, RowWriter, ShmError, ahead};
 
+use super::beats::now_and_then;
 use super::changes::Changes;
 use super::index::{Index, NO_ID};
 use super::marks::{self, LastUse};
@@ -315,8 +316,17 @@ impl HostTable {
 
     /// Every id with its record number, ids ascending: the order of files.
     pub fn sorted(&self) -> Vec<(u64, u32)> {
-        let mut entries: Vec<(u64, u32)> = self.index().entries().collect();
-        entries.sort_unstable();
+        self.sorted_with_beats(|| {})
+    }
+
+    /// As [`sorted`](Self::sorted); calls `beat` now and then.
+    pub fn sorted_with_beats(&self, beat: impl FnMut()) -> Vec<(u64, u32)> {
+        let mut step = now_and_then(beat);
+        let mut entries: Vec<(u64, u32)> = self.index().entries().inspect(|_| step()).collect();
+        entries.sort_unstable_by(|a, b| {
+            step();
+            a.cmp(b)
+        });
         entries
     }
 }

@@ -7,6 +7,7 @@ use twox_hash::XxHash3_64;
 
 use crate::shm::{RowReader, ShmError, ahead};
 
+use super::beats::now_and_then;
 use super::table::HostTable;
 
 impl HostTable {
@@ -33,9 +34,15 @@ impl HostTable {
 
     /// A digest of all rows and their state, whatever their places in the table.
     pub fn digest(&self) -> u64 {
-        let index = self.index();
+        self.digest_with_beats(|| {})
+    }
+
+    /// As [`digest`](Self::digest); calls `beat` now and then.
+    pub fn digest_with_beats(&self, beat: impl FnMut()) -> u64 {
+        let (index, mut step) = (self.index(), now_and_then(beat));
         let slots = self.rows.keys().len();
         let rows = (0..slots).filter_map(|slot| {
+            step();
             self.rows.load_ahead(ahead(slot, slots).filter_map(|later| Some(index.at(later)?.1)));
             index.at(slot)
         });

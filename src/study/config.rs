@@ -112,6 +112,23 @@ pub struct Variant {
     pub sets: Vec<String>,
 }
 
+/// Keys that a study sets for each run.
+pub const OWN: [&str; 4] = ["data.train", "data.validation", "data.test", "run.seed"];
+/// Why variants do not set keys that [`is_of_the_problem`] names, and what to do.
+pub const FOR_ALL: &str = "which changes the days themselves: policies could not be compared with each other, nor with the baselines; \
+                           set it for all in the study's own `set`";
+
+/// Whether a key, other than the study's [`OWN`], determines what policies are evaluated on: the days, or the terms on which they are
+/// replayed.
+pub fn is_of_the_problem(key: &str) -> bool {
+    !OWN.contains(&key) && ["env", "data"].contains(&key.split('.').next().unwrap_or(key))
+}
+
+/// Returns the key of `key=value`.
+fn key_of(set: &str) -> &str {
+    set.split('=').next().unwrap_or(set).trim()
+}
+
 /// Name of the policy of [`Study::choose`].
 pub const CHOSEN: &str = "chosen";
 
@@ -164,11 +181,18 @@ impl Study {
         let mut variants = Vec::new();
         for entry in file.variant {
             let config = entry.config.map_or_else(|| Ok(base.config.clone()), |c| beside(folder, &c))?;
+            if let Some(key) = entry.set.iter().map(|set| key_of(set)).find(|key| is_of_the_problem(key)) {
+                bail!("variant `{}` sets `{key}`, {FOR_ALL}", entry.name);
+            }
             let sets = base.sets.iter().cloned().chain(entry.set).collect();
             variants.push(Variant { name: check_name("variant", entry.name)?, config, sets });
         }
-        for variant in std::iter::once(&base).chain(&variants) {
-            variant.check()?;
+        let problem = base.check()?;
+        for variant in &variants {
+            let its = variant.check()?;
+            for (section, differs) in [("env", its.env != problem.env), ("data", its.data != problem.data)] {
+                ensure!(!differs, "variant `{}` has a configuration with another `{section}`, {FOR_ALL}", variant.name);
+            }
         }
         let known = baselines::known();
         let taken: HashSet<&str> = known.iter().map(String::as_str).chain(["oracle", "informed", CHOSEN]).collect();
@@ -196,8 +220,8 @@ impl Study {
         ensure!(distinct(&file.stresses), "`stresses` names one twice");
         let seeded = |text: &String| Ok(text.parse::<Stress>().map_err(anyhow::Error::msg)?.seeded(file.stress_seed));
         let stresses = file.stresses.iter().map(seeded).collect::<Result<Vec<_>>>()?;
-        let assigned = ["data.train=[\"-\"]".to_owned(), "data.validation=[\"-\"]".to_owned()];
-        let delayed = Delay::from(&base.settings(&assigned)?.env).most_s() > 0.0;
+        let late = |stress: &Stress| stress.feedback_delay_s().is_some_and(|seconds| seconds > 0.0);
+        let delayed = Delay::from(&problem.env).most_s() > 0.0 || stresses.iter().any(late);
         if let Some(weight) = file.frontier.iter().find(|w| !(0.0..=1e6).contains(*w)) {
             bail!("`frontier` has the weight {weight}; weights lie within 0..=1e6");
         }
@@ -225,15 +249,13 @@ impl Variant {
         settings::load(&self.config, &sets)
     }
 
-    fn check(&self) -> Result<()> {
-        for set in &self.sets {
-            let key = set.split('=').next().unwrap_or(set).trim();
-            let own = ["data.train", "data.validation", "data.test", "run.seed"];
-            ensure!(!own.contains(&key), "variant `{}` sets `{key}`, which is the study's own to set", self.name);
+    /// Returns its settings without a world's days.
+    fn check(&self) -> Result<settings::Settings> {
+        for key in self.sets.iter().map(|set| key_of(set)) {
+            ensure!(!OWN.contains(&key), "variant `{}` sets `{key}`, which is the study's own to set", self.name);
         }
-        let assigned = ["data.train=[\"train\"]".to_owned(), "data.validation=[\"validation\"]".to_owned()];
-        self.settings(&assigned).with_context(|| format!("variant `{}`", self.name))?;
-        Ok(())
+        let assigned = ["data.train=[\"train\"]", "data.validation=[\"validation\"]", "data.test=[]"].map(String::from);
+        self.settings(&assigned).with_context(|| format!("variant `{}`", self.name))
     }
 }
 

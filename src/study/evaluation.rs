@@ -25,6 +25,7 @@ use super::rows::{CALM, Row, Volatility};
 pub struct Field {
     pub world: usize,
     pub dirs: Vec<PathBuf>,
+    /// The plan of the baselines; without one, those that need it are left out.
     pub plan: Option<Plan>,
     /// The world's true process, set once a day has asked for it; `None` where it is not known.
     pub known: OnceLock<Option<Arc<Known>>>,
@@ -116,6 +117,8 @@ pub fn evaluate(
     for field in fields {
         all.volatility.extend(volatility(study, field, settings)?);
     }
+    let unplanned = fields.iter().filter(|field| field.plan.is_none());
+    all.worlds_without_plan = unplanned.map(|field| study.worlds[field.world].name.clone()).collect();
     all.name_best_baseline();
     Ok(all)
 }
@@ -203,6 +206,9 @@ fn rows_of(study: &Study, field: &Field, day: usize, stress: &str, report: &DayR
                 report: PolicyReport { name, ..p.clone() },
                 ub: report.bound.ub,
                 stake: report.bound.stake,
+                told: report.told.clone(),
+                judged: report.judged.clone(),
+                contracts_declared: report.contracts_declared,
             }
         })
         .collect()

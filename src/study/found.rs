@@ -22,12 +22,16 @@ pub struct Found {
     /// Volatility of the reported days.
     pub volatility: Vec<Volatility>,
     pub frontier: Vec<HindsightPoint>,
+    /// Worlds whose plan could not be made, so that baselines which need one are missing there.
+    pub worlds_without_plan: Vec<String>,
 }
 
 impl Found {
-    /// Adds [`BEST_BASELINE`]: for every world the rows of the baseline that was best on its validation days.
+    /// Adds [`BEST_BASELINE`]: for every world with a plan the rows of the baseline that was best on its validation days. Without one,
+    /// the best of what is left would not be a baseline worth beating.
     pub fn name_best_baseline(&mut self) {
-        let best = paired::best_baselines(&self.validation);
+        let mut best = paired::best_baselines(&self.validation);
+        best.retain(|world, _| !self.worlds_without_plan.contains(world));
         let is_best = |row: &&Row| best.get(&row.world).is_some_and(|name| *name == row.report.name);
         let renamed = |r: &Row| Row {
             report: PolicyReport {

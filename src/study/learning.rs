@@ -6,6 +6,8 @@ use anyhow::Context as _;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::report::records::{Evaluation, Records};
+
 /// Validation shares for which the time of the runs is reported.
 pub const MARKS: [f64; 2] = [0.985, 0.99];
 
@@ -55,16 +57,14 @@ impl Curve {
             std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
         };
         let manifest: Value = serde_json::from_str(&read("manifest.json")?)?;
-        let lines = read("metrics.jsonl")?;
-        // A disk that was full for a while leaves incomplete lines.
-        let lines: Vec<Value> = lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let records = Records::of(&read("metrics.jsonl")?);
         let outcome = &manifest["outcome"];
         Ok(Self {
             world: world.to_owned(),
             variant: variant.to_owned(),
             seed,
-            evaluations: evaluations(&lines),
-            reached: MARKS.map(|mark| reached(&lines, mark)).to_vec(),
+            evaluations: evaluations(&records),
+            reached: MARKS.map(|mark| reached(&records, mark)).to_vec(),
             best_share: outcome["best_share"].as_f64(),
             samples: outcome["samples"].as_u64().unwrap_or(0),
             seconds: outcome["seconds"].as_f64().unwrap_or(f64::NAN),
@@ -74,37 +74,27 @@ impl Curve {
     }
 }
 
-fn evaluations(lines: &[Value]) -> Vec<Evaluated> {
-    let of_kind = lines.iter().filter(|line| line["kind"] == "evaluation");
-    let mut all: Vec<Evaluated> = of_kind
-        .filter_map(|line| {
-            let (updates, share) = (line["updates"].as_u64()?, line["share"].as_f64()?);
-            Some(Evaluated { updates, samples: samples_at(lines, updates), share })
-        })
-        .collect();
-    // A run that went on from a snapshot may have evaluated the same parameters again.
-    all.sort_by_key(|e| e.updates);
-    all.dedup_by_key(|e| e.updates);
-    all
+fn evaluations(records: &Records) -> Vec<Evaluated> {
+    let evaluated =
+        |e: Evaluation| Evaluated { updates: e.updates, samples: samples_at(records, e.updates), share: e.share };
+    records.curve().into_iter().map(evaluated).collect()
 }
 
-fn reached(lines: &[Value], mark: f64) -> Option<Reached> {
-    let of_kind = |kind: &'static str| lines.iter().filter(move |line| line["kind"] == kind);
-    let start = of_kind("start").next()?["time"].as_f64()?;
-    let line = of_kind("evaluation").find(|line| line["share"].as_f64().is_some_and(|share| share >= mark))?;
-    let updates = line["updates"].as_u64()?;
+fn reached(records: &Records, mark: f64) -> Option<Reached> {
+    let start = records.of_kind("start").next()?["time"].as_f64()?;
+    let first = records.curve().into_iter().find(|e| e.share >= mark)?;
     Some(Reached {
-        share: line["share"].as_f64()?,
-        updates,
-        samples: samples_at(lines, updates),
-        seconds: line["time"].as_f64()? - start,
+        share: first.share,
+        updates: first.updates,
+        samples: samples_at(records, first.updates),
+        seconds: first.time - start,
     })
 }
 
 /// Interpolates the number of samples at an update count between the neighbouring records.
-fn samples_at(lines: &[Value], updates: u64) -> f64 {
+fn samples_at(records: &Records, updates: u64) -> f64 {
     let mut known: Vec<(u64, f64)> =
-        lines.iter().filter_map(|l| Some((l["updates"].as_u64()?, l["samples"].as_f64()?))).collect();
+        records.since_start().iter().filter_map(|l| Some((l["updates"].as_u64()?, l["samples"].as_f64()?))).collect();
     known.push((0, 0.0));
     known.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
     // Of several records at one update count the first is the nearest to the update itself.

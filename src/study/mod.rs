@@ -55,6 +55,8 @@ pub use sweep::Sweep;
 
 /// Interval at which a part checks whether another one has made a world.
 const POLL: Duration = Duration::from_millis(100);
+/// File with the number of parts of which those that run are.
+const COUNT: &str = "shards";
 
 /// Options of a study's execution.
 #[derive(Debug, Clone)]
@@ -164,29 +166,46 @@ pub fn run(title: &str, study: &Study, options: &Options, interrupt: &Interrupt)
     Ok(End::Done(Box::new(Done { report: Report { summary, learning: curves, table }, failures })))
 }
 
-/// Locks the folder against a second study; different parts may run at the same time.
+/// Locks the folder against a second study; different parts may run at the same time, but not parts of another number, which would
+/// make the same products.
 fn lock(out: &Path, shard: Option<Shard>) -> anyhow::Result<Vec<Flock<File>>> {
-    let wanted = match shard {
-        None => vec![("lock".to_owned(), FlockArg::LockExclusiveNonblock)],
-        Some(shard) => {
-            vec![("lock".to_owned(), FlockArg::LockSharedNonblock), (shard.lock(), FlockArg::LockExclusiveNonblock)]
-        }
-    };
-    let mut locks = Vec::new();
-    for (name, how) in wanted {
-        let path = out.join(name);
-        match Flock::lock(open_lock(&path)?, how) {
-            Ok(lock) => locks.push(lock),
-            Err((_, Errno::EWOULDBLOCK)) => {
-                bail!(
-                    "{} is in use by a running `admix study` or `admix sweep`; wait for it or choose another --out",
-                    out.display()
-                )
-            }
-            Err((_, e)) => return Err(e).with_context(|| format!("cannot lock {}", path.display())),
-        }
+    let Some(shard) = shard else { return Ok(vec![lock_or_refuse(out, "lock", FlockArg::LockExclusiveNonblock)?]) };
+    let counts = out.join(COUNT);
+    let file = File::options().append(true).create(true).open(&counts);
+    let file = file.with_context(|| format!("cannot write {}", counts.display()))?;
+    // One part after the other finds out whether others run.
+    let _turn = Flock::lock(file, FlockArg::LockExclusive)
+        .map_err(|(_, e)| e)
+        .with_context(|| format!("cannot lock {}", counts.display()))?;
+    let is_first = lock_or_refuse(out, "lock", FlockArg::LockExclusiveNonblock).is_ok();
+    let shared = lock_or_refuse(out, "lock", FlockArg::LockSharedNonblock)?;
+    if is_first {
+        write(&counts, shard.number_of_parts().to_string().as_bytes())?;
     }
-    Ok(locks)
+    let count = std::fs::read_to_string(&counts).with_context(|| format!("cannot read {}", counts.display()))?;
+    if count != shard.number_of_parts().to_string() {
+        bail!(
+            "{} is in use by shards I/{count}, and this is {shard}: start shards I/{count}, or wait until those have ended",
+            out.display()
+        );
+    }
+    Ok(vec![shared, lock_or_refuse(out, &shard.lock(), FlockArg::LockExclusiveNonblock)?])
+}
+
+/// Locks a file of the folder.
+///
+/// # Errors
+/// Another process that has it.
+fn lock_or_refuse(out: &Path, name: &str, how: FlockArg) -> anyhow::Result<Flock<File>> {
+    let path = out.join(name);
+    match Flock::lock(open_lock(&path)?, how) {
+        Ok(lock) => Ok(lock),
+        Err((_, Errno::EWOULDBLOCK)) => bail!(
+            "{} is in use by a running `admix study` or `admix sweep`; wait for it or choose another --out",
+            out.display()
+        ),
+        Err((_, e)) => Err(e).with_context(|| format!("cannot lock {}", path.display())),
+    }
 }
 
 fn open_lock(path: &Path) -> anyhow::Result<File> {
@@ -257,7 +276,12 @@ fn collect(study: &Study, products: &[Product], out: &Path) -> anyhow::Result<(V
         match &product.kind {
             Kind::Plan { file } => field.plan = Some(Plan::read(file)?),
             Kind::Run { variant, seed, dir } => {
-                field.trained.push(Trained::read(study, *variant, *seed, dir)?);
+                let trained = Trained::read(study, *variant, *seed, dir)?;
+                if field.plan.is_none() && products.iter().any(|plan| product.can_replace(plan)) {
+                    say!("{}: its plan takes the place of the world's, which is missing", product.name(study));
+                    field.plan = Some(trained.entries[0].policy.plan().clone());
+                }
+                field.trained.push(trained);
                 let world = &study.worlds[product.world].name;
                 curves.push(Curve::read(dir, world, &study.variants[*variant].name, *seed)?);
             }
@@ -281,4 +305,31 @@ fn write_lines(path: &Path, rows: &[impl Serialize]) -> anyhow::Result<()> {
 
 fn write(path: &Path, text: &[u8]) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Parts of different numbers ran at once, and two of them made the same run in the same folder.
+    #[test]
+    fn parts_of_another_number_wait_until_the_others_have_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let shard = |text: &str| Some(text.parse().unwrap());
+        let refused = |text: Option<Shard>| lock(folder.path(), text).map(drop).unwrap_err().to_string();
+        let first = lock(folder.path(), shard("1/2")).unwrap();
+        let second = lock(folder.path(), shard("2/2")).unwrap();
+        assert!(refused(shard("1/3")).contains("shards I/2, and this is 1/3"));
+        assert!(refused(shard("1/2")).contains("in use by a running"));
+        assert!(refused(None).contains("in use by a running"));
+        drop(first);
+        assert!(refused(shard("1/3")).contains("shards I/2"), "the other one still runs");
+        drop(second);
+        let other = lock(folder.path(), shard("1/3")).unwrap();
+        assert!(refused(shard("2/2")).contains("shards I/3"));
+        drop(other);
+        let whole = lock(folder.path(), None).unwrap();
+        assert!(refused(shard("1/3")).contains("in use by a running"));
+        drop(whole);
+    }
 }

@@ -3,12 +3,14 @@
 use std::fmt::Write as _;
 
 use crate::evaluate::Kind;
+use crate::evaluate::table::DECLARED;
 
 use super::config::{CHOSEN, Study};
 use super::found::BEST_BASELINE;
 use super::learning::{Curve, MARKS};
 use super::paired::Difference;
 use super::rows::CALM;
+use super::statistics::median;
 use super::summary::{FrontierPoint, PolicySummary, Summary};
 
 /// Renders a Markdown table with aligned columns; all but the first are right-aligned.
@@ -62,9 +64,25 @@ pub fn render(title: &str, study: &Study, summary: &Summary, curves: &[Curve]) -
         study.variants.len(),
         study.seeds.len(),
     );
+    let _ = writeln!(
+        text,
+        "Values that plan and policies were told: {}; values that everything is counted with: {}.\n",
+        summary.told, summary.judged
+    );
+    if summary.contracts_declared {
+        let _ = writeln!(text, "{DECLARED}\n");
+    }
     if study.choose {
         let _ =
             writeln!(text, "`{CHOSEN}`: of each world and seed the variant that was best on its validation days.\n");
+    }
+    if !summary.worlds_without_plan.is_empty() {
+        let _ = writeln!(
+            text,
+            "Without a plan: {}. The baselines that need one are missing there, so these worlds have no `{BEST_BASELINE}` and count neither in \
+             differences to it nor in the gap closed. The same command makes the plan again.\n",
+            summary.worlds_without_plan.join(", ")
+        );
     }
     policies(&mut text, summary);
     differences(&mut text, summary);
@@ -96,6 +114,7 @@ fn policies(text: &mut String, summary: &Summary) {
         "auction revenue".to_owned(),
         "J".to_owned(),
     ];
+    let planned = |world: &&String| !summary.worlds_without_plan.contains(world);
     let row = |p: &PolicySummary| {
         vec![
             name(p),
@@ -105,7 +124,7 @@ fn policies(text: &mut String, summary: &Summary) {
             format!("{} ({})", percent(p.worst_share), p.worst_world),
             or_dash(p.gap_closed_best, |c| format!("{:.0} %", 100.0 * c)),
             or_dash(p.gap_closed_classical, |c| format!("{:.0} %", 100.0 * c)),
-            or_dash(p.above_classical, |n| format!("{n}/{}", p.worlds.len())),
+            or_dash(p.above_classical, |n| format!("{n}/{}", p.worlds.keys().filter(planned).count())),
             percent(p.shortage_rate),
             or_dash(p.curve_deviation, percent),
             or_dash(p.roughness, |r| format!("{r:.2}")),
@@ -207,12 +226,6 @@ fn frontier(text: &mut String, summary: &Summary) {
         "\nHindsight: served with the prices of the bound's solver where every penalty is weighted so; variants by their \
          reward.contract_delivery. Shares count the true penalties.\n",
     );
-}
-
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let n = values.len();
-    (n > 0).then(|| 0.5 * (values[(n - 1) / 2] + values[n / 2]))
 }
 
 fn learning(text: &mut String, study: &Study, curves: &[Curve]) {

@@ -19,6 +19,10 @@ pub struct Row {
     pub report: PolicyReport,
     pub ub: f64,
     pub stake: f64,
+    /// Values that plan and policies saw, and values that everything is counted with.
+    pub told: String,
+    pub judged: String,
+    pub contracts_declared: bool,
 }
 
 /// Deviation of a day's hours from the other days of its world.

@@ -9,7 +9,8 @@ use serde_json::Value;
 use crate::log;
 use crate::run::context::{compile_options, inputs_hash};
 use crate::run::leakage::Roles;
-use crate::settings::Settings;
+use crate::settings::{Data, Settings};
+use crate::supervisor::manifest;
 
 use super::config::{Study, Variant, World};
 use super::jobs::Job;
@@ -135,6 +136,17 @@ impl Product {
         }
     }
 
+    /// Returns whether a run has planned the days of `plan` with its settings, so that the run's plan can take its place.
+    pub fn can_replace(&self, plan: &Self) -> bool {
+        let planned = |settings: &Settings| {
+            let Settings { data, env, episodes, baselines, policy, .. } = settings.clone();
+            (Data { test: vec![], ..data }, env, episodes, baselines, policy, settings.requests_per_step())
+        };
+        matches!(plan.kind, Kind::Plan { .. })
+            && plan.world == self.world
+            && planned(&plan.settings) == planned(&self.settings)
+    }
+
     /// Returns whether it exists, is finished, and was made from the same settings and days.
     pub fn is_there(&self) -> bool {
         match &self.kind {
@@ -154,7 +166,7 @@ impl Product {
             config = settings.to_toml();
         }
         let manifest: Value = serde_json::from_slice(&std::fs::read(dir.join("manifest.json")).ok()?).ok()?;
-        let finished = ["budget", "converged"].contains(&manifest["outcome"]["reason"].as_str()?);
+        let finished = manifest::is_finished(&manifest);
         let data = manifest["data"].as_array()?;
         let inputs: Vec<&str> = data.iter().filter_map(|d| d["inputs"].as_str()).collect();
         let best = dir.join("policy").join("best.safetensors").is_file();

@@ -38,6 +38,11 @@ impl Shard {
         i % self.count == self.index - 1
     }
 
+    /// Returns the number of parts.
+    pub fn number_of_parts(self) -> usize {
+        self.count
+    }
+
     /// Returns the name of this part's lock.
     pub fn lock(self) -> String {
         format!("lock-{}-of-{}", self.index, self.count)

@@ -1,8 +1,15 @@
-//! Means, and Student's intervals of them.
+//! Means and medians, and Student's intervals of means.
 
 /// Returns the mean of values, of which there is at least one.
 pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// Returns the median; `None` without values.
+pub fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let n = values.len();
+    (n > 0).then(|| 0.5 * (values[(n - 1) / 2] + values[n / 2]))
 }
 
 /// Returns the sample standard deviation; `None` for fewer than two values.

@@ -32,11 +32,11 @@ pub struct PolicySummary {
     /// Mean share by world.
     pub worlds: BTreeMap<String, f64>,
     pub mean_gap: f64,
-    /// 1 - mean gap / mean gap of the baseline with the highest mean share.
+    /// 1 - mean gap / mean gap of the baseline with the highest mean share, over the worlds with a plan.
     pub gap_closed_best: Option<f64>,
     /// The same against the better of pid and the dual-descent baselines.
     pub gap_closed_classical: Option<f64>,
-    /// Worlds in which it is above pid and the dual-descent baselines.
+    /// Worlds with a plan in which it is above pid and the dual-descent baselines.
     pub above_classical: Option<usize>,
     /// Number of trained runs behind the results.
     pub runs: usize,
@@ -65,7 +65,13 @@ pub struct FrontierPoint {
 /// All results of a study.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Summary {
+    /// Values that plan and policies saw, and values that everything is counted with.
+    pub told: String,
+    pub judged: String,
+    pub contracts_declared: bool,
     pub worlds: Vec<String>,
+    /// Worlds whose plan could not be made. Baselines are not compared with there, because those that need a plan are missing.
+    pub worlds_without_plan: Vec<String>,
     /// The baseline that [`PolicySummary::gap_closed_best`] refers to.
     pub best_baseline: Option<String>,
     /// The baseline that [`PolicySummary::gap_closed_classical`] refers to.
@@ -173,28 +179,45 @@ impl Summary {
         let mut policies: Vec<PolicySummary> =
             names.iter().filter_map(|&(name, kind)| PolicySummary::of(rows, name, kind)).collect();
         policies.sort_by(|a, b| b.mean_share.total_cmp(&a.mean_share));
-        let best = policies.iter().find(|p| p.kind == Kind::Baseline && p.policy != BEST_BASELINE).cloned();
-        let classical: Vec<PolicySummary> = policies.iter().filter(|p| is_classical(&p.policy)).cloned().collect();
+        let without = &found.worlds_without_plan;
+        let baselines = policies.iter().filter(|p| p.kind == Kind::Baseline && p.policy != BEST_BASELINE);
+        let mut baselines: Vec<(f64, PolicySummary)> =
+            baselines.filter_map(|p| Some((p.planned_share(without)?, p.clone()))).collect();
+        baselines.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let baselines: Vec<PolicySummary> = baselines.into_iter().map(|(_, p)| p).collect();
+        let best = baselines.first();
+        let classical: Vec<&PolicySummary> = baselines.iter().filter(|p| is_classical(&p.policy)).collect();
         for p in &mut policies {
-            let closed = |than: &PolicySummary| (than.mean_gap > 0.0).then(|| 1.0 - p.mean_gap / than.mean_gap);
-            p.gap_closed_best = best.as_ref().and_then(closed);
-            p.gap_closed_classical = classical.first().and_then(closed);
+            let share = p.planned_share(without);
+            let closed = |than: &PolicySummary| {
+                let gap = 1.0 - than.planned_share(without)?;
+                (gap > 0.0).then_some(1.0 - (1.0 - share?) / gap)
+            };
+            p.gap_closed_best = best.and_then(closed);
+            p.gap_closed_classical = classical.first().copied().and_then(closed);
             let above = |(world, share): &(&String, &f64)| {
-                classical.iter().all(|c| c.worlds.get(*world).is_none_or(|other| *share > other))
+                !without.contains(world)
+                    && classical.iter().all(|c| c.worlds.get(*world).is_none_or(|other| *share > other))
             };
             p.above_classical = (!classical.is_empty()).then(|| p.worlds.iter().filter(above).count());
         }
+        let (best, classical) = (best.map(|b| b.policy.clone()), classical.first().map(|c| c.policy.clone()));
         let of_stress = |stress: &str| {
             let shares = names.iter().filter_map(|(n, _)| Some(((*n).to_owned(), Group::of(rows, n, stress).mean()?)));
             (stress.to_owned(), shares.collect())
         };
         let frontier = frontier(&found.frontier, &policies, weights);
+        let (told, judged) = rows.first().map(|row| (row.told.clone(), row.judged.clone())).unwrap_or_default();
         Self {
+            told,
+            judged,
+            contracts_declared: rows.iter().any(|row| row.contracts_declared),
             worlds,
             frontier,
             differences: differences(found, &names),
-            best_baseline: best.map(|b| b.policy),
-            classical: classical.into_iter().next().map(|c| c.policy),
+            worlds_without_plan: found.worlds_without_plan.clone(),
+            best_baseline: best,
+            classical,
             policies,
             stresses: stresses.into_iter().map(of_stress).collect(),
         }
@@ -225,6 +248,13 @@ fn differences(found: &Found, names: &[(&str, Kind)]) -> Vec<Difference> {
 }
 
 impl PolicySummary {
+    /// Returns the mean share over the worlds but those `without` a plan; `None` if there is no other.
+    fn planned_share(&self, without: &[String]) -> Option<f64> {
+        let worlds = self.worlds.iter().filter(|(world, _)| !without.contains(world));
+        let shares: Vec<f64> = worlds.map(|(_, share)| *share).collect();
+        (!shares.is_empty()).then(|| mean(&shares))
+    }
+
     /// Summarises one policy; `None` if none of its days has a share.
     fn of(rows: &[Row], policy: &str, kind: Kind) -> Option<Self> {
         let group = Group::of(rows, policy, CALM);

@@ -18,7 +18,7 @@ use twox_hash::XxHash3_64;
 use crate::settings::{self, Settings};
 
 use super::Report;
-use super::config::{CHOSEN, Study};
+use super::config::{CHOSEN, FOR_ALL, OWN, Study, is_of_the_problem};
 use super::learning::Curve;
 use super::report::table;
 use super::statistics::{interval, mean};
@@ -82,8 +82,8 @@ impl Sweep {
             _ => bail!("give either `[grid]` or `[random]`"),
         };
         for key in &keys {
-            let own = ["data.train", "data.validation", "data.test", "run.seed"];
-            ensure!(!own.contains(&key.as_str()), "`{key}` is the sweep's own to set (seeds: `seeds`)");
+            ensure!(!OWN.contains(&key.as_str()), "`{key}` is the sweep's own to set (seeds: `seeds`)");
+            ensure!(!is_of_the_problem(key), "the trials vary `{key}`, {FOR_ALL}");
         }
         let variants = trials.iter().map(|trial| {
             let sets = keys.iter().zip(&trial.values).map(|(key, value)| Value::String(format!("{key}={value}")));
@@ -257,8 +257,10 @@ impl Estimate {
 pub struct Ranked {
     pub trial: String,
     pub values: BTreeMap<String, Value>,
-    /// Number of finished runs: worlds times seeds.
+    /// Number of finished runs, and of those that are missing of worlds times seeds. A trial that lacks some has no rank, because the
+    /// days of the others may be easier.
     pub runs: usize,
+    pub missing: usize,
     /// Best share on the validation days, by which the trials are ranked.
     pub validation: Option<Estimate>,
     /// Validation share less that of the first trial, paired by world and seed.
@@ -272,7 +274,7 @@ pub struct Ranked {
     pub seconds: Option<f64>,
 }
 
-/// The trials, best first, and the results of choosing among them.
+/// The trials, best first and those that lack runs last, and the results of choosing among them.
 #[derive(Debug, Serialize)]
 pub struct Ranking {
     pub keys: Vec<String>,
@@ -306,8 +308,10 @@ impl Ranking {
             mine.filter_map(|c| Some(((c.world.as_str(), c.seed), 100.0 * c.best_share?))).collect()
         };
         let mut all: Vec<(&Trial, Runs)> = sweep.trials.iter().map(|trial| (trial, runs_of(trial))).collect();
+        let finished = |trial: &Trial| report.learning.iter().filter(|c| c.variant == trial.name).count();
+        let wanted = sweep.study.worlds.len() * sweep.study.seeds.len();
         let order = |runs: &Runs| if runs.is_empty() { f64::NEG_INFINITY } else { mean(&independent(runs)) };
-        all.sort_by(|a, b| order(&b.1).total_cmp(&order(&a.1)));
+        all.sort_by(|a, b| finished(b.0).cmp(&finished(a.0)).then(order(&b.1).total_cmp(&order(&a.1))));
         let first = all.first().map(|(_, runs)| runs.clone()).unwrap_or_default();
         let reported = |name: &str| {
             let policy = report.summary.policies.iter().find(|p| p.policy == name)?;
@@ -333,6 +337,7 @@ impl Ranking {
                     trial: trial.name.clone(),
                     values: sweep.keys.iter().cloned().zip(trial.values.iter().cloned()).collect(),
                     runs: mine.len(),
+                    missing: wanted.saturating_sub(mine.len()),
                     validation: Estimate::of(&independent(runs)),
                     behind_first: if i > 0 { Estimate::of(&independent(&paired)) } else { None },
                     reported: reported(&trial.name),
@@ -362,8 +367,9 @@ impl Ranking {
             .map(|t| {
                 let mut row = vec![t.trial.clone()];
                 row.extend(self.keys.iter().map(|key| t.values[key].to_string()));
+                let runs = t.runs.to_string();
                 row.extend([
-                    t.runs.to_string(),
+                    if t.missing > 0 { format!("{runs} of {}", t.runs + t.missing) } else { runs },
                     share(t.validation),
                     points(t.behind_first),
                     share(t.reported),
@@ -379,6 +385,11 @@ impl Ranking {
              and seed. Brackets: 95 %, Student's over the worlds' means, over the seeds where there is one world; none for a single \
              run. The reported days chose nothing.\n",
         );
+        if self.trials.iter().any(|t| t.missing > 0) {
+            text.push_str(
+                "\nTrials that lack runs stand last and have no rank: their figures are of the worlds and seeds that they have.\n",
+            );
+        }
         if let Some(chosen) = self.chosen {
             let _ = writeln!(
                 text,
@@ -392,7 +403,7 @@ impl Ranking {
         text
     }
 
-    /// Writes the ranking as CSV, one row per trial.
+    /// Writes the ranking as CSV, one row per trial; a trial that lacks runs has no rank.
     ///
     /// # Errors
     /// A file that cannot be written.
@@ -403,10 +414,11 @@ impl Ranking {
         header.extend(self.keys.iter().cloned());
         header.push("runs".into());
         header.extend(estimates.iter().flat_map(|e| [(*e).to_owned(), format!("{e}_low"), format!("{e}_high")]));
-        header.extend(["samples".to_owned(), "seconds".to_owned()]);
+        header.extend(["missing", "samples", "seconds"].map(String::from));
         writer.write_record(&header)?;
         for (i, t) in self.trials.iter().enumerate() {
-            let mut row = vec![(i + 1).to_string(), t.trial.clone()];
+            let rank = if t.missing > 0 { String::new() } else { (i + 1).to_string() };
+            let mut row = vec![rank, t.trial.clone()];
             row.extend(self.keys.iter().map(|key| match &t.values[key] {
                 Value::String(text) => text.clone(),
                 value => value.to_string(),
@@ -416,6 +428,7 @@ impl Ranking {
                 let interval = e.and_then(|e| e.interval);
                 row.extend([e.map(|e| e.mean), interval.map(|i| i[0]), interval.map(|i| i[1])].map(cell));
             }
+            row.push(t.missing.to_string());
             row.extend([t.samples, t.seconds].map(cell));
             writer.write_record(&row)?;
         }
@@ -435,6 +448,9 @@ fn within(e: Estimate, digits: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::study::config::{Days, Source, Variant, World};
+    use crate::study::found::Found;
+    use crate::study::summary::Summary;
 
     fn grid(text: &str) -> Result<(Vec<String>, Vec<Trial>)> {
         of_grid(Value::Table(toml::from_str(text).unwrap()))
@@ -455,6 +471,60 @@ mod tests {
         for bad in ["", "a = 1", "a = []", "a = [1, 1]", "a = { b = 2 }"] {
             assert!(grid(bad).is_err(), "{bad}");
         }
+    }
+
+    /// A trial whose run had failed in the hard world rose to the first place by the easy one.
+    #[test]
+    fn a_trial_that_lacks_runs_is_behind_those_that_have_all() {
+        let (keys, trials) = grid("a = [1, 2, 3]").unwrap();
+        let worlds = ["easy", "hard"].map(|name| World {
+            name: name.into(),
+            source: Source::Logs(vec![]),
+            days: Days { train: vec![], validation: vec![], report: vec![] },
+        });
+        let study = Study {
+            base: Variant { name: "base".into(), config: PathBuf::new(), sets: vec![] },
+            seeds: vec![1],
+            baselines: vec![],
+            worlds: worlds.into(),
+            variants: vec![],
+            stresses: vec![],
+            frontier: vec![],
+            choose: true,
+            informed: false,
+        };
+        let curve = |trial: usize, world: &str, share: f64| Curve {
+            world: world.into(),
+            variant: trials[trial].name.clone(),
+            seed: 1,
+            evaluations: vec![],
+            reached: vec![],
+            best_share: Some(share),
+            samples: 100,
+            seconds: 1.0,
+            mean_lag: 0.0,
+            max_lag: 0,
+        };
+        let learning = vec![
+            curve(0, "easy", 0.98),
+            curve(1, "easy", 0.97),
+            curve(1, "hard", 0.90),
+            curve(2, "easy", 0.97),
+            curve(2, "hard", 0.92),
+        ];
+        let report = Report { summary: Summary::of(&Found::default(), &[]), learning, table: String::new() };
+        let names = [2, 1, 0].map(|trial: usize| trials[trial].name.clone());
+        let ranking = Ranking::of(&Sweep { study, keys, trials }, &report);
+        assert_eq!(ranking.trials.iter().map(|t| t.trial.clone()).collect::<Vec<_>>(), names);
+        assert_eq!(ranking.trials.iter().map(|t| (t.runs, t.missing)).collect::<Vec<_>>(), [(2, 0), (2, 0), (1, 1)]);
+        let behind = ranking.trials[2].behind_first.unwrap().mean;
+        assert!((behind - 1.0).abs() < 1e-9, "over the world of both: {behind}");
+        let table = ranking.render("x");
+        assert!(table.contains("1 of 2") && table.contains("lack runs"), "{table}");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        ranking.write_csv(file.path()).unwrap();
+        let csv = std::fs::read_to_string(file.path()).unwrap();
+        assert!(csv.lines().nth(3).unwrap().starts_with(&format!(",{},1,1,", names[2])), "{csv}");
     }
 
     #[test]

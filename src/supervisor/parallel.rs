@@ -4,16 +4,15 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use serde::Serialize;
 
 use crate::awake::Deadline;
 use crate::learner::networks::critic_shape;
 use crate::nodes::Job;
-use crate::policy::file::PolicyFile;
 use crate::run::context::Context;
 use crate::run::segments::Sizes;
-use crate::run::snapshot::{self, Snapshot};
+use crate::run::snapshot::Snapshot;
 use crate::run::{Metrics, RunDirectory, Segments, flight};
 use crate::settings::Settings;
 use crate::shm::control::{STOP_ALL, STOP_LEARNING, STOP_NOW};
@@ -28,35 +27,13 @@ use super::learners::{Learners, Reaped, exchange_shape, remote};
 use super::progress::{Progress, Status};
 use super::resume::restore_best;
 use super::watchdog::Watchdog;
-use super::{Checkpoints, ExitReason, Outcome, together};
+use super::{ExitReason, Outcome, together};
+
+mod ending;
+mod figures;
 
 const POLL: Duration = Duration::from_millis(20);
 const SHOW_EVERY: Duration = Duration::from_secs(1);
-/// Time limit for the last evaluation, and for a child to end.
-const FINISH: Duration = Duration::from_secs(120);
-
-/// A record of the whole run in `metrics.jsonl`.
-#[derive(Serialize)]
-struct Record {
-    #[serde(flatten)]
-    status: Status,
-    samples_per_s: f64,
-    updates_per_s: f64,
-    learner_wait_s: f64,
-    learner_compute_s: f64,
-    /// Time use of every process so far.
-    processes: Vec<Timing>,
-    ledger: Ledger,
-}
-
-/// Seconds spent by a process, including its restarts.
-#[derive(Serialize)]
-struct Timing {
-    name: String,
-    compute_s: f64,
-    copy_s: f64,
-    wait_s: f64,
-}
 
 #[derive(Serialize)]
 struct Restart {
@@ -327,7 +304,8 @@ impl<'a> Run<'a> {
         for role in self.learners.roles() {
             self.segments.control.processes[role.slot()].clear();
         }
-        self.note(role, pid, status, again);
+        let may_start = self.learners.restarts() < self.settings.watchdog.max_restarts;
+        self.note((role, pid), status, again, may_start);
         if self.settings.run.deterministic || !self.context.node.is_alone() {
             return Ok(Some(self.broken_by(role, status)));
         }
@@ -349,7 +327,8 @@ impl<'a> Run<'a> {
         Ended::Broken(format!("{who}{of_node} died ({status})"))
     }
 
-    fn note(&mut self, role: Role, pid: u32, status: &str, lost: u64) {
+    /// Notes the death of a process, which may or may not be started again.
+    fn note(&mut self, (role, pid): (Role, u32), status: &str, lost: u64, again: bool) {
         let record = Restart { process: role.to_string(), pid, status: status.to_owned(), lost };
         self.metrics.append("restart", &record);
         flight::restarted(role, pid, status, lost);
@@ -359,6 +338,7 @@ impl<'a> Run<'a> {
             _ => String::new(),
         };
         let next = match role {
+            _ if !again => "that is too often",
             Role::Learner | Role::LearnerRank(_) if !self.context.node.is_alone() => "the job ends",
             Role::Learner | Role::LearnerRank(_) if self.settings.learner.ranks > 1 => {
                 "starting another; all ranks go back to the last snapshot"
@@ -386,7 +366,8 @@ impl<'a> Run<'a> {
                     lost = self.segments.rings[id].recover_writer(&self.segments.control.data);
                 }
                 self.segments.control.processes[role.slot()].clear();
-                self.note(role, pid, &status.to_string(), lost);
+                let again = self.nth(i).restarts < limit;
+                self.note((role, pid), &status.to_string(), lost, again);
                 if self.settings.run.deterministic && role != Role::Checkpointer {
                     return Ok(Some(self.broken_by(role, &status.to_string())));
                 }
@@ -404,154 +385,6 @@ impl<'a> Run<'a> {
         match i.checked_sub(self.actors.len()) {
             None => &mut self.actors[i],
             Some(helper) => &mut self.helpers[helper],
-        }
-    }
-
-    fn status(&self) -> Status {
-        let (l, e) = (&self.segments.control.learner, &self.segments.control.evaluator);
-        let lag = l.lag.read();
-        Status {
-            updates: l.updates.get(),
-            samples: l.samples_consumed.get(),
-            lag: lag.mean,
-            lag_p95: lag.p95,
-            last_j: e.last_benefit.get(),
-            best_j: e.best_benefit.get(),
-            last_share: e.last_share.get(),
-            best_share: e.best_share.get(),
-            evaluations: e.evaluations.get(),
-        }
-    }
-
-    fn ledger(&self) -> Ledger {
-        Ledger::sum(self.segments.rings.iter().map(SampleRing::ledger).chain([self.ledger_before]))
-    }
-
-    fn timing(&self) -> Vec<Timing> {
-        let control = &self.segments.control;
-        let of = |role: Role, [compute, copy, wait]: [u64; 3]| {
-            let seconds = |ns: u64| ns as f64 * 1e-9;
-            Timing { name: role.to_string(), compute_s: seconds(compute), copy_s: seconds(copy), wait_s: seconds(wait) }
-        };
-        let actors = (0..self.actors.len()).map(|id| {
-            let s = &control.actors[id];
-            of(Role::Actor(id), [s.compute_ns.get(), s.copy_ns.get(), s.wait_ns.get()])
-        });
-        let e = &control.evaluator;
-        let learners = (0..self.settings.learner.ranks).map(|rank| {
-            let l = control.learner_stats(rank);
-            of(Role::learner(rank), [l.compute_ns.get(), l.copy_ns.get() + l.snapshot_ns.get(), l.wait_ns.get()])
-        });
-        let helpers = self.helpers.iter().map(|helper| match helper.role {
-            Role::Evaluator => of(helper.role, [e.compute_ns.get(), e.copy_ns.get(), e.wait_ns.get()]),
-            role => of(role, [0, control.checkpoint.write_ns.get(), 0]),
-        });
-        actors.chain(learners).chain(helpers).collect()
-    }
-
-    fn show(&mut self) {
-        let status = self.status();
-        let (samples_per_s, updates_per_s) = self.progress.show(status);
-        let l = &self.segments.control.learner;
-        let record = Record {
-            status,
-            samples_per_s,
-            updates_per_s,
-            learner_wait_s: l.wait_ns.get() as f64 * 1e-9,
-            learner_compute_s: l.compute_ns.get() as f64 * 1e-9,
-            processes: self.timing(),
-            ledger: self.ledger(),
-        };
-        self.metrics.append("run", &record);
-    }
-
-    /// Ends the other children and completes the ledger.
-    fn finish(mut self, reason: ExitReason, interrupt: &Interrupt) -> anyhow::Result<Outcome> {
-        // A lock-step run that is resumed later must not have evaluated parameters that it would not evaluate otherwise.
-        let interim = self.settings.run.deterministic
-            && reason == ExitReason::Interrupted
-            && self.segments.control.evaluator.evaluations.get() > 0;
-        self.request_stop(if interim { STOP_NOW } else { STOP_ALL });
-        let mut deadline = self.deadline.take().unwrap_or_else(|| Deadline::after(FINISH));
-        // It has ended or was killed; the blocks that it was reading are handed back below once it is gone.
-        self.learners.finish(&mut deadline, interrupt)?;
-        for (id, actor) in self.actors.iter_mut().enumerate() {
-            actor.finish(&mut deadline, interrupt)?;
-            self.segments.rings[id].recover_writer(&self.segments.control.data);
-        }
-        for helper in &mut self.helpers {
-            let ended = helper.finish(&mut deadline, interrupt)?;
-            if let Some(status) = ended {
-                cannot_save(Fate::Ended(status), helper.role, self.directory)?;
-            }
-            if !ended.is_some_and(|status| status.success()) {
-                let missing = match helper.role {
-                    Role::Evaluator => "; the last parameters may not have been evaluated",
-                    Role::Checkpointer => "; the last snapshot may not be on disk",
-                    _ => "",
-                };
-                let log = self.directory.log(&helper.role.to_string());
-                tracing::warn!("the {} did not end well{missing} (see {})", helper.role, log.display());
-            }
-        }
-        for ring in &self.segments.rings {
-            ring.recover_reader();
-            ring.ledger().balance().context("samples are unaccounted for")?;
-        }
-        if self.learner_lost {
-            self.go_back_to_the_snapshot();
-        }
-        self.show();
-        self.progress.finish();
-        let status = self.status();
-        let control = &self.segments.control;
-        let seconds = self.started.elapsed().as_secs_f64();
-        let share = |ns: u64| ns as f64 * 1e-9 / seconds;
-        Ok(Outcome {
-            reason,
-            updates: status.updates,
-            samples: status.samples,
-            seconds,
-            best_j: status.best_j,
-            best_share: status.best_share,
-            evaluations: status.evaluations,
-            policy_lag: control.learner.lag.read(),
-            actor_restarts: self.actors.iter().map(|a| a.restarts).sum(),
-            other_restarts: self.helpers.iter().map(|h| h.restarts).sum::<u32>() + self.learners.restarts(),
-            went_back: self.went_back,
-            ledger: Some(self.ledger()),
-            rolled_back: control.learner.rolled_back.get(),
-            learner_compute: share(control.learner.compute_ns.get()),
-            learner_wait: share(control.learner.wait_ns.get()),
-            checkpoints: self.segments.halves.is_some().then(|| Checkpoints {
-                snapshots: control.checkpoint.snapshots.get(),
-                bytes: control.checkpoint.bytes.get(),
-                failures: control.checkpoint.failures.get(),
-                write_s: control.checkpoint.write_ns.get() as f64 * 1e-9,
-                stall: share(control.learner.snapshot_ns.get()),
-            }),
-        })
-    }
-}
-
-impl Run<'_> {
-    /// Sets the statistics back to the newest snapshot when the learner died while the run was being ended. The snapshot is the
-    /// result of the run, as for a successor, and the samples since then count as rolled back.
-    fn go_back_to_the_snapshot(&self) {
-        let stats = &self.segments.control.learner;
-        let newest = snapshot::newest(&self.directory.checkpoints()).unwrap_or_else(|e| {
-            tracing::warn!("{e:#}");
-            None
-        });
-        let (updates, samples) = newest.as_ref().map_or((0, 0), |s| (s.state.updates, s.state.samples));
-        stats.updates.set(updates);
-        stats.samples_consumed.set(samples);
-        stats.rolled_back.set(self.ledger().consumed.saturating_sub(samples));
-        let Some(snapshot) = newest else { return };
-        let (spec, plan) = (self.context.spec.clone(), self.context.plan.clone());
-        let last = PolicyFile { spec, plan, actor: snapshot.state.trainer.averaged, updates };
-        if let Err(e) = last.write(&self.directory.last()) {
-            tracing::warn!("{e:#}");
         }
     }
 }

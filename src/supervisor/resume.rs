@@ -13,6 +13,8 @@ use crate::run::context::Context;
 use crate::run::snapshot::{self, Snapshot};
 use crate::settings::Settings;
 
+use super::manifest;
+
 /// Key prefixes that may differ: they determine when a run ends, how it is watched and how much memory it may take, but not its
 /// results.
 const MAY_DIFFER: [&str; 5] = ["budget.", "stop.", "checkpoint.", "watchdog.", "data.memory_mb"];
@@ -93,9 +95,7 @@ impl Earlier {
 
     /// Returns the times at which the run was started and resumed, for its manifest.
     pub fn starts(&self) -> Vec<String> {
-        let again = self.manifest["resumed"].as_array().cloned().unwrap_or_default();
-        let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
-        text(&self.manifest["started"]).into_iter().chain(again.iter().filter_map(text)).collect()
+        manifest::starts(&self.manifest)
     }
 }
 

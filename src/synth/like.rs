@@ -47,6 +47,8 @@ impl WorldSettings {
         let price = mean(bests.iter().copied());
         let penalties = || days.iter().flat_map(|d| d.contracts()).map(|c| c.penalty / price).filter(|p| *p > 0.0);
         let (least, most) = penalties().fold((f64::INFINITY, 0.0), |(low, high), p| (p.min(low), p.max(high)));
+        // Where no contract has a penalty, all have the least that a world can have.
+        let least = least.min(f64::max(most, 0.001));
         let correlation = |found: Option<f64>| found.unwrap_or(0.5).clamp(0.0, 0.99);
 
         let mut world = self.clone();

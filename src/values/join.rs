@@ -110,7 +110,8 @@ impl Share {
 /// Joins the exposures of log directory `dir` to its requests.
 ///
 /// # Errors
-/// A log or table that cannot be used, requests without the user where a field needs one, no exposure that can be used.
+/// A log or table that cannot be used, more bad rows than `options` allow, requests without the user where a field needs one, no exposure that can
+/// be used.
 pub fn join(dir: &Path, options: CompileOptions, fields: &Fields, share: Share) -> Result<Joined, JoinError> {
     join_watched(dir, options, fields, share, |_| ())
 }
@@ -187,6 +188,10 @@ pub fn join_watched(
         fields.ids(request, shown.ad_id, shown.ad_type, ids);
         requests.push(request.request_id);
         places.push((shown.ad_id, request.slot_id));
+    }
+    if let Some(first) = first.take_if(|_| counts.bad as f64 > options.max_bad_share * counts.rows as f64) {
+        let (bad, rows, max) = (counts.bad, counts.rows, options.max_bad_share);
+        return Err(LogError::TooManyBadExposures { path, bad, rows, max, first }.into());
     }
     if usable == 0 {
         return Err(JoinError::Nothing { dir: dir.to_owned(), rows: counts.rows, first });

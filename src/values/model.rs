@@ -19,6 +19,7 @@ use crate::failpoint;
 use crate::files;
 use crate::log::corrected::Asked;
 use crate::log::{self, Request};
+use crate::settings::{Configuration as _, ValueSettings};
 use crate::sparse::lookup::Finder;
 use crate::sparse::mapped::CHECKED;
 use crate::sparse::{HostTable, Lookup, MappedRows, file};
@@ -63,20 +64,24 @@ impl Meta {
     }
 }
 
-/// Writes a model into `folder`, replacing the one that is there.
+/// Writes a model into `folder`, replacing the one that is there; calls `beat` now and then.
 ///
 /// # Errors
 /// What the file system says; the model that was there stays then.
-pub fn write(folder: &Path, mut meta: Meta, parameters: &[f32], table: &HostTable) -> anyhow::Result<()> {
+pub fn write(
+    folder: &Path,
+    mut meta: Meta,
+    parameters: &[f32],
+    table: &HostTable,
+    beat: &impl Fn(),
+) -> anyhow::Result<()> {
     std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     // One process writes a model, so that the names are free and its successor leaves none of them behind.
     let [rows, dense] = [".rows.writing", ".dense.writing"].map(|name| folder.join(name));
-    let hash = file::write(&rows, table)?;
+    let hash = file::write_with_beats(&rows, table, beat)?;
     meta.rows = format!("rows-{:08}-{hash:016x}.bin", meta.updates);
     put(&rows, &folder.join(&meta.rows))?;
-    let shape = NetShape { fields: meta.fields.len(), dim: meta.dim, hidden: meta.hidden };
-    let bytes = tensors(shape, parameters, &meta)?;
-    std::fs::write(&dense, &bytes)?;
+    std::fs::write(&dense, encode(&meta, parameters)?)?;
     failpoint::reached("values.model");
     put(&dense, &folder.join(DENSE_FILE))?;
     std::fs::File::open(folder)?.sync_all()?;
@@ -95,7 +100,12 @@ fn put(written: &Path, path: &Path) -> std::io::Result<()> {
     std::fs::rename(written, path)
 }
 
-fn tensors(shape: NetShape, parameters: &[f32], meta: &Meta) -> anyhow::Result<Vec<u8>> {
+/// Encodes the network of a model.
+///
+/// # Errors
+/// None that can happen.
+pub fn encode(meta: &Meta, parameters: &[f32]) -> anyhow::Result<Vec<u8>> {
+    let shape = NetShape { fields: meta.fields.len(), dim: meta.dim, hidden: meta.hidden };
     let mut views = Vec::new();
     let mut at = 0;
     for (name, inputs, outputs) in shape.layers() {
@@ -142,7 +152,7 @@ impl ValueModel {
         })?;
         let path = folder.join(DENSE_FILE);
         let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let (meta, parameters) = parse(&bytes).with_context(|| format!("{} cannot be used", path.display()))?;
+        let (meta, parameters) = decode(&bytes).with_context(|| format!("{} cannot be used", path.display()))?;
         let fields = Fields::parse(&meta.fields)?;
         let path = folder.join(&meta.rows);
         let map = bytes_of(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -158,19 +168,25 @@ impl ValueModel {
         folders.into_iter().find(|folder| folder.join(DENSE_FILE).is_file())
     }
 
-    /// The stage of a training that was begun and not finished, in its run directory: a training may learn beside, and once more.
+    /// The stage of a training that is not finished, in its run directory: a training may learn beside, and once more. One that was to
+    /// begin next counts as killed.
     pub fn unfinished(dir: &Path) -> Option<Stage> {
+        let due = stages_due(dir);
         [EQUAL, REFIT].into_iter().find_map(|name| {
-            let text = std::fs::read(dir.join(name).join("manifest.json")).ok()?;
-            let manifest: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
-            let state = match manifest["outcome"]["reason"].as_str() {
-                Some("budget" | "converged") => return None,
-                Some(reason) => reason.to_owned(),
-                None if manifest["failure"].is_string() => "failed".to_owned(),
-                None => "killed".to_owned(),
-            };
+            let killed = || due.contains(&name).then(|| "killed".to_owned());
+            let state = manifest(&dir.join(name)).map_or_else(killed, |manifest| unfinished_state(&manifest))?;
             Some(Stage { name, state })
         })
+    }
+
+    /// Warns of a run directory whose training is not finished: its model is the best so far.
+    pub fn warn_of_unfinished(dir: &Path) {
+        if let Some(what) = what_is_unfinished(dir) {
+            tracing::warn!(
+                "the training in {} is not finished ({what}, or runs): this is the model so far. Go on with --resume",
+                dir.display()
+            );
+        }
     }
 
     /// The run that the validation days chose in a run directory: the run itself, or the one in it whose exposures weigh alike.
@@ -183,14 +199,13 @@ impl ValueModel {
         }
     }
 
-    /// Reads the network of a model's folder, and what prediction needs beside the numbers.
+    /// Reads the file of a model's network, and what prediction needs beside the numbers.
     ///
     /// # Errors
-    /// No model there, or one that is damaged.
-    pub fn read_dense(folder: &Path) -> anyhow::Result<(Meta, Vec<f32>)> {
-        let path = folder.join(DENSE_FILE);
-        let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        parse(&bytes).with_context(|| format!("{} cannot be used", path.display()))
+    /// No such file, or one that is damaged.
+    pub fn read_dense(path: &Path) -> anyhow::Result<(Meta, Vec<f32>)> {
+        let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        decode(&bytes).with_context(|| format!("{} cannot be used", path.display()))
     }
 
     /// Reads what prediction needs beside the numbers, from a model's folder.
@@ -198,7 +213,7 @@ impl ValueModel {
     /// # Errors
     /// No model there, or one that is damaged.
     pub fn read_meta(folder: &Path) -> anyhow::Result<Meta> {
-        Ok(Self::read_dense(folder)?.0)
+        Ok(Self::read_dense(&folder.join(DENSE_FILE))?.0)
     }
 
     fn shape(&self) -> NetShape {
@@ -222,6 +237,48 @@ impl fmt::Debug for ValueModel {
     }
 }
 
+/// Whether a run directory is that of a later stage of a training: one that learns beside its first stage, or once more.
+pub fn is_later_stage(dir: &Path) -> bool {
+    dir.file_name().is_some_and(|name| name == EQUAL || name == REFIT)
+}
+
+/// Reads the manifest of a run; `None` where there is none.
+fn manifest(dir: &Path) -> Option<serde_json::Value> {
+    let text = std::fs::read(dir.join("manifest.json")).ok()?;
+    Some(serde_json::from_slice(&text).unwrap_or_default())
+}
+
+/// What became of the run of a manifest, unless it came to its end: `interrupted`, `failed`, or `killed` unless it runs.
+fn unfinished_state(manifest: &serde_json::Value) -> Option<String> {
+    match manifest["outcome"]["reason"].as_str() {
+        Some("budget" | "converged") => None,
+        Some(reason) => Some(reason.to_owned()),
+        None if manifest["failure"].is_string() => Some("failed".to_owned()),
+        None => Some("killed".to_owned()),
+    }
+}
+
+/// The stages that follow the finished run in a run directory, as it is configured. Those stages have none.
+fn stages_due(dir: &Path) -> Vec<&'static str> {
+    let Some(manifest) = manifest(dir).filter(|manifest| unfinished_state(manifest).is_none()) else { return vec![] };
+    let Ok(settings) = ValueSettings::read_resolved(&dir.join("config.toml")) else { return vec![] };
+    if is_later_stage(dir) {
+        return vec![];
+    }
+    let weighted = manifest["exposures"]["weighted"].as_u64() > Some(0);
+    let stages = [(EQUAL, settings.chooses_weights() && weighted), (REFIT, settings.learns_again())];
+    stages.into_iter().filter_map(|(name, due)| due.then_some(name)).collect()
+}
+
+/// Says which part of the training in a run directory is not finished, and what became of it; `None` for a finished one, and for a folder
+/// that holds a model alone.
+fn what_is_unfinished(dir: &Path) -> Option<String> {
+    if let Some(state) = manifest(dir).and_then(|manifest| unfinished_state(&manifest)) {
+        return Some(format!("it was {state}"));
+    }
+    ValueModel::unfinished(dir).map(|Stage { name, state }| format!("its stage {name} was {state}"))
+}
+
 /// Returns the bytes of a file of rows: read into memory, so that whoever writes the file in place does not harm who uses it, or mapped
 /// where that would take seconds and much memory.
 fn bytes_of(path: &Path) -> std::io::Result<Mmap> {
@@ -231,7 +288,11 @@ fn bytes_of(path: &Path) -> std::io::Result<Mmap> {
     log::map::in_memory(&files::read(path, CHECKED as u64)?)
 }
 
-fn parse(bytes: &[u8]) -> anyhow::Result<(Meta, Vec<f32>)> {
+/// Decodes the network of a model, and what prediction needs beside the numbers.
+///
+/// # Errors
+/// Bytes that are no network.
+pub fn decode(bytes: &[u8]) -> anyhow::Result<(Meta, Vec<f32>)> {
     let (_, header) = SafeTensors::read_metadata(bytes)?;
     let meta = header.metadata().as_ref().and_then(|m| m.get(META)).context("it is no value model")?;
     let meta: Meta = serde_json::from_str(meta).context("its metadata are malformed")?;
@@ -357,5 +418,38 @@ mod tests {
                 assert_eq!(stage(), state.map(|state| (name, state.to_owned())), "{manifest}");
             }
         }
+    }
+
+    /// A training that was killed or interrupted in its first stage, or before its next one had begun, was taken for a finished one.
+    #[test]
+    fn a_training_without_its_end_or_a_configured_stage_is_not_finished() {
+        let folder = tempfile::tempdir().unwrap();
+        let what = || what_is_unfinished(folder.path());
+        assert_eq!(what(), None, "a folder that holds a model alone");
+        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        let mut settings = ValueSettings::default();
+        (settings.values.train, settings.values.validation) = (vec!["a".into()], vec!["b".into()]);
+        write("config.toml", &settings.to_toml());
+        for (manifest, state) in [
+            (r#"{"outcome": null}"#, "it was killed"),
+            (r#"{"outcome": null, "failure": "no room"}"#, "it was failed"),
+            (r#"{"outcome": {"reason": "interrupted"}}"#, "it was interrupted"),
+        ] {
+            write("manifest.json", manifest);
+            assert_eq!(what().as_deref(), Some(state));
+        }
+        let end = |stage: &str| {
+            std::fs::create_dir_all(folder.path().join(stage)).unwrap();
+            write(&format!("{stage}/manifest.json"), r#"{"outcome": {"reason": "budget"}}"#);
+        };
+        write("manifest.json", r#"{"outcome": {"reason": "converged"}, "exposures": {"weighted": 5}}"#);
+        assert_eq!(what().as_deref(), Some("its stage equal was killed"));
+        end(EQUAL);
+        assert_eq!(what().as_deref(), Some("its stage refit was killed"));
+        end(REFIT);
+        assert_eq!(what(), None);
+        // The stage itself has no stages.
+        write("equal/config.toml", &settings.to_toml());
+        assert_eq!(what_is_unfinished(&folder.path().join(EQUAL)), None);
     }
 }

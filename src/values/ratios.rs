@@ -44,6 +44,6 @@ pub fn write(folder: &Path, days: &[Joined]) -> anyhow::Result<usize> {
     }
     let net = NetShape { fields: 1, dim: shape.dim, hidden: 1 };
     let meta = Meta::new(vec!["ad".to_owned()], shape.dim, net.hidden, shape.seed, 1.0);
-    model::write(folder, meta, &vec![0.0; net.parameters()], &table)?;
+    model::write(folder, meta, &vec![0.0; net.parameters()], &table, &|| {})?;
     Ok(ids.len())
 }

@@ -253,13 +253,14 @@ pub fn ad_ratios(points: &Points) -> (BTreeMap<u64, f64>, BTreeMap<u64, f64>) {
     (of(&points.charges, CHARGE_PRIOR), of(&points.clicks, CLICK_PRIOR))
 }
 
-/// Pools adjacent violators: the rising step function that is nearest to the outcomes, as (from prediction, value).
+/// Pools adjacent violators: the rising step function that is nearest to the outcomes, as (from prediction, value). Points of equal
+/// prediction have one value, so they are pooled first.
 fn isotonic(points: &[Point]) -> Vec<(f64, f64)> {
     let mut sorted: Vec<&Point> = points.iter().collect();
     sorted.sort_by(|a, b| a.predicted.total_cmp(&b.predicted));
     let mut blocks: Vec<(f64, f64, f64)> = Vec::new();
-    for p in sorted {
-        blocks.push((p.predicted, p.outcome, 1.0));
+    for equal in sorted.chunk_by(|a, b| a.predicted == b.predicted) {
+        blocks.push((equal[0].predicted, equal.iter().map(|p| p.outcome).sum(), equal.len() as f64));
         while let [.., (_, below, n), (_, above, m)] = blocks[..]
             && below * m >= above * n
         {
@@ -362,6 +363,17 @@ mod tests {
         let sum: f64 = points.iter().map(|p| simple.calibrated(p).predicted).sum();
         assert!((sum - 15.0).abs() < 1e-9);
         assert_eq!(simple.calibrated(&point(0.5, 0.0)).predicted, 1.0, "below all: the first step");
+    }
+
+    /// Points of equal prediction were pooled one by one: a click that came last in the file made the probability 1.
+    #[test]
+    fn equal_predictions_get_one_value_in_any_order() {
+        let points = [(0.1, 0.0), (0.2, 0.0), (0.2, 0.0), (0.2, 0.0), (0.2, 1.0)].map(|(p, o)| point(p, o));
+        let mut turned = points;
+        turned.reverse();
+        for points in [points, turned] {
+            assert_eq!(isotonic(&points), [(0.1, 0.0), (0.2, 0.25)]);
+        }
     }
 
     #[test]

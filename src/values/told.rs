@@ -49,11 +49,12 @@ impl Told {
         if data.values.as_os_str().is_empty() { Ok(Self::Logged) } else { Self::model(&data.values) }
     }
 
-    /// The values of a run of `admix values train`.
+    /// The values of a run of `admix values train`. Warns of one that is not finished.
     ///
     /// # Errors
     /// No model there, or one that is damaged.
     pub fn model(dir: &Path) -> anyhow::Result<Self> {
+        ValueModel::warn_of_unfinished(dir);
         Ok(Self::Model(Arc::new(ValueModel::read(dir)?)))
     }
 

@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::inspect::record::Manifest;
 use crate::inspect::{self, Inspection, State};
+use crate::report::records::{Evaluation, Records};
 use crate::report::{CHOSEN, RunReport};
 
 pub use screen::render;
@@ -42,6 +43,7 @@ pub struct Loss {
 #[derive(Debug)]
 pub struct Watched {
     pub seen: Inspection,
+    /// In the order of the updates.
     pub curve: Vec<Point>,
     /// Evaluations of a value run; empty for other runs.
     pub losses: Vec<Loss>,
@@ -60,18 +62,13 @@ impl Watched {
     /// If the directory is not a run.
     pub fn look(dir: &Path) -> anyhow::Result<Self> {
         let seen = inspect::inspect(dir, 1)?;
-        // The whole file, unlike `inspect`, because the curve begins with its first line. Lines that are not records were cut
-        // short.
-        let text = std::fs::read_to_string(dir.join("metrics.jsonl")).unwrap_or_default();
-        let lines: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        let of_kind = |kind: &'static str| lines.iter().filter(move |line| line["kind"] == kind);
-        let point = |line: &Value| {
-            Some(Point {
-                updates: line["updates"].as_u64()?,
-                share: 100.0 * line["share"].as_f64()?,
-                shortage: 100.0 * line["shortage_rate"].as_f64()?,
-                revenue: line["auction_revenue"].as_f64()?,
-            })
+        // All of them, unlike `inspect`, because the curve begins with the first.
+        let records = Records::read(dir).unwrap_or_default();
+        let point = |e: Evaluation| Point {
+            updates: e.updates,
+            share: 100.0 * e.share,
+            shortage: 100.0 * e.shortage_rate,
+            revenue: e.auction_revenue,
         };
         let loss = |line: &Value| {
             Some(Loss {
@@ -86,10 +83,10 @@ impl Watched {
         let config: toml::Table = toml::from_str(&config).unwrap_or_default();
         let budget = config.get("budget").and_then(|b| b.get("max_updates")).and_then(toml::Value::as_integer);
         Ok(Self {
-            curve: of_kind("evaluation").filter_map(point).collect(),
-            losses: of_kind("evaluation").filter_map(loss).collect(),
-            run: of_kind("run").chain(of_kind("values")).next_back().cloned(),
-            restarts: of_kind("restart").count(),
+            curve: records.curve().into_iter().map(point).collect(),
+            losses: records.of_kind("evaluation").filter_map(loss).collect(),
+            run: records.of_kind("run").chain(records.of_kind("values")).next_back().cloned(),
+            restarts: records.of_kind("restart").count(),
             max_updates: budget.and_then(|n| u64::try_from(n).ok()).unwrap_or(0),
             // A report of another version of the program is ignored.
             report: RunReport::read(dir).unwrap_or(None),

@@ -42,11 +42,7 @@ fn title(watched: &Watched, width: usize) -> String {
         State::Killed => "KILLED".to_owned(),
     };
     let name = seen.run_dir.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-    // The manifest of a value run that has ended keeps its end alone.
-    let time = seen.manifest.as_ref().map_or(String::new(), |m| match &m.ended {
-        Some(ended) if m.started.is_empty() => format!("at {ended}"),
-        _ => format!("since {}", m.started),
-    });
+    let time = seen.manifest.as_ref().map_or(String::new(), |m| format!("since {}", m.started));
     let right = format!("{state}  {time}");
     let room = width.saturating_sub(right.chars().count() + 2);
     format!("{:room$}  {right}", name.chars().take(room).collect::<String>())

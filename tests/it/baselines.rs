@@ -390,7 +390,7 @@ fn every_baseline_bears_degenerate_days() {
         let plan = Plan::read(file.path()).unwrap_or_else(|e| panic!("{what}: {e:#}"));
         for feedback_delay_s in [0.0, 600.0] {
             for name in baselines::NAMES {
-                let mut policy = baselines::named(name, Some(&plan), 300.0).unwrap();
+                let mut policy = baselines::named(name, Some(&plan)).unwrap();
                 let options = ReplayOptions { rate_seed: 0, delay: Delay::fixed(feedback_delay_s) };
                 let (totals, decisions) = decide(&days[0], &mut *policy, options);
                 let verdict = plain.judge(0, &decisions).unwrap_or_else(|e| panic!("{what}, {name}: {e}"));
@@ -409,7 +409,7 @@ fn every_baseline_bears_a_forecast_of_nothing() {
     }
     let day = DayModel::with_forecast(open(dir.path()), &plan.forecast, &plan, Arc::default());
     for name in baselines::NAMES {
-        let mut policy = baselines::named(name, Some(&plan), 300.0).unwrap();
+        let mut policy = baselines::named(name, Some(&plan)).unwrap();
         let (totals, decisions) = decide(&day, &mut *policy, PROMPT);
         plain.judge(0, &decisions).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert!(totals.j.is_finite(), "{name}");
@@ -421,10 +421,10 @@ fn a_baseline_without_its_inputs_says_what_it_lacks() {
     let plan = stationary(1, 20, vec![plain_contract(0, 3, 2.0)]).load().plan;
     let untuned = Plan { tuned: None, ..plan };
     for name in baselines::NAMES {
-        let bare = baselines::named(name, None, 300.0);
+        let bare = baselines::named(name, None);
         assert_eq!(bare.is_ok(), ["random", "auction-only", "contract-first"].contains(&name), "{name}");
         assert!(bare.err().is_none_or(|e| e.contains(name) && e.contains("--plan")));
-        let said = baselines::named(name, Some(&untuned), 300.0).err();
+        let said = baselines::named(name, Some(&untuned)).err();
         assert!(said.is_none_or(|e| e.contains(name) && e.contains("make the plan again")), "{name}");
     }
 }

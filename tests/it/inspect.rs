@@ -340,7 +340,8 @@ fn a_value_run_that_ended_is_shown_as_one_and_not_compared_with_other_runs() {
         "reason": "budget", "updates": 539, "samples": 549_402, "passes": 7, "best_loss": 0.1106, "seconds": 60.0,
     });
     let manifest = serde_json::json!({
-        "admix": "0.1.0", "mode": "values", "seed": 1, "written": "2026-11-23T05:00:00Z", "outcome": outcome,
+        "admix": "0.1.0", "mode": "values", "seed": 1, "host": "here", "device": "cpu", "outcome": outcome,
+        "started": "2026-11-23T04:00:00Z", "ended": "2026-11-23T05:00:00Z",
     });
     write(&values, "[values]\nbatch = 256\n", manifest);
     let metrics = "{\"time\":1.0,\"kind\":\"values\",\"epoch\":7,\"updates\":539,\"samples\":549402,\"samples_per_s\":0.0}\n\

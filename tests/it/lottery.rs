@@ -61,7 +61,7 @@ fn world(contracts: Vec<ControlRow>, queue: impl Fn(usize) -> Vec<(u64, AdType)>
 
 fn served(world: &World, name: &str, rate_seed: u64) -> Vec<Decision> {
     let Loaded { day, plan, dir: _dir, .. } = world.load();
-    decide(&day, &mut *named(name, Some(&plan), 300.0).unwrap(), options(rate_seed)).1
+    decide(&day, &mut *named(name, Some(&plan)).unwrap(), options(rate_seed)).1
 }
 
 /// Share of the requests that each ad won.
@@ -105,7 +105,7 @@ fn both_plans_deliver_contracts_that_share_a_part_of_their_supply() {
     let world = contested();
     for name in ["theta-lottery", "shale"] {
         let Loaded { day, plan, .. } = world.load();
-        let totals = replay_day(&day, &mut *named(name, Some(&plan), 300.0).unwrap(), options(1), &mut |_| {});
+        let totals = replay_day(&day, &mut *named(name, Some(&plan)).unwrap(), options(1), &mut |_| {});
         assert!(totals.shortage_rate() < 0.02, "{name} misses {} of {}", totals.missing, totals.owed);
         // The whole day long, not all at once: a theta of 1 would be done far too early.
         let decisions = served(&world, name, 1);
@@ -132,7 +132,7 @@ fn a_draw_hangs_on_seed_request_and_ad_only() {
         let day = half.load();
         let log = super::worlds::open(day.dir.path());
         let model = admix::env::DayModel::with_forecast(log, &plan.forecast, &plan, day.day.vocabulary.clone());
-        let alone = decide(&model, &mut *named(name, Some(&plan), 300.0).unwrap(), options(1)).1;
+        let alone = decide(&model, &mut *named(name, Some(&plan)).unwrap(), options(1)).1;
         assert_eq!(alone, decisions[..REQUESTS / 2], "{name}: what comes later changes nothing before");
     }
 }
@@ -155,7 +155,7 @@ fn without_an_auction_ad_the_first_contract_that_owes_is_shown() {
 #[test]
 fn a_lottery_without_a_plan_says_what_it_lacks() {
     for name in ["theta-lottery", "shale"] {
-        let why = named(name, None, 300.0).err().unwrap();
+        let why = named(name, None).err().unwrap();
         assert!(why.contains(name) && why.contains("--plan"), "{why}");
     }
 }

@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::harness::PATIENCE;
 use super::support::admix;
-use super::values::{MANY_DEATHS, Scene, WORLD, model, pids};
+use super::values::{MANY_DEATHS, Scene, WORLD, all_learned, model, pids};
 
 /// A world whose exposures have propensities, so that samples weigh differently.
 fn scene() -> Scene {
@@ -245,6 +245,22 @@ fn an_interrupted_run_goes_on_with_as_many_ranks_and_with_others_where_that_is_t
     let [plain, other] = ["plain", "other"].map(|run| numbers(&scene, &scene.folder.path().join(run)));
     let worst = difference(&plain, &other);
     assert!(worst < 0.05, "{worst}");
+}
+
+/// Snapshots held the samples of rank 0 alone: after `--resume`, or a return to a snapshot, the ledger missed those of the others.
+#[test]
+fn the_ledger_of_several_ranks_is_that_of_the_whole_run() {
+    let scene = scene();
+    let sets = ["values.ranks=2", "values.batch=16", "values.epochs=20", "values.weights=equal"];
+    scene.interrupted("cut", &sets);
+    scene.command("cut", &sets).arg("--resume").assert().success();
+    all_learned(&scene.folder.path().join("cut"), 20);
+    let often = [&sets[..], &["checkpoint.every_s=0.001", MANY_DEATHS]].concat();
+    let mut command = scene.command("killed", &often);
+    let assert = command.env("ADMIX_FAILPOINT", "other.update@900=kill").assert().success();
+    let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    assert!(said.contains("went back"), "nobody died: {said}");
+    all_learned(&scene.folder.path().join("killed"), 20);
 }
 
 #[test]

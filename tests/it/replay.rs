@@ -118,7 +118,7 @@ pub fn policies(day: &DayModel, plan: &Plan) -> Vec<(&'static str, Box<dyn Polic
         ..small.clone()
     };
     let mut all: Vec<(&str, Box<dyn Policy>)> =
-        baselines::NAMES.iter().map(|&name| (name, baselines::named(name, Some(plan), 300.0).unwrap())).collect();
+        baselines::NAMES.iter().map(|&name| (name, baselines::named(name, Some(plan)).unwrap())).collect();
     all.push(("random-scores", Box::new(RandomScores(5))));
     all.push(("contracts-always", Box::new(ContractsAlways)));
     all.push(("learned-contract", Box::new(untrained(day, ScoreMode::Contract, small))));

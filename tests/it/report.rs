@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
+use admix::run::RunDirectory;
+
 use crate::harness::*;
 use crate::support::python;
 use crate::{decisions, values};
@@ -86,6 +88,37 @@ fn a_live_run_and_a_finished_one_fit_a_small_terminal() {
     }
     let none = watch(days());
     assert_eq!(none.status.code(), Some(2));
+}
+
+/// The last evaluation was taken for the one with most updates, and the screen ended with a panic.
+#[test]
+fn the_screen_of_a_run_that_went_back_or_was_started_over_shows_its_curve() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    drop(RunDirectory::create(&run).unwrap());
+    std::fs::write(run.join("config.toml"), "[budget]\nmax_updates = 64\n").unwrap();
+    let manifest = serde_json::json!({
+        "admix": "0.1.0", "mode": "parallel", "seed": 1, "host": "here", "device": "cpu", "started": "2026-11-23T04:00:00Z",
+        "ended": "2026-11-23T05:00:00Z", "outcome": {"reason": "budget"},
+    });
+    std::fs::write(run.join("manifest.json"), manifest.to_string()).unwrap();
+    let record = |kind: &str, updates: u64, share: f64| {
+        serde_json::json!({
+            "time": 1.0, "kind": kind, "updates": updates, "share": share, "shortage_rate": 0.1, "auction_revenue": 5.0,
+            "improved": true,
+        })
+    };
+    let whole = [record("start", 0, 0.0), record("evaluation", 0, 0.5), record("evaluation", 64, 0.9)];
+    let resumed = [record("resume", 0, 0.0), record("restored", 8, 0.0), record("evaluation", 16, 0.6)];
+    let over = [record("start", 0, 0.0), record("evaluation", 0, 0.5), record("evaluation", 24, 0.7)];
+    for (again, newest) in
+        [(&resumed, "last 60.00, highest 60.00 at update 16"), (&over, "last 70.00, highest 70.00 at update 24")]
+    {
+        let lines: String = whole.iter().chain(again).map(|record| format!("{record}\n")).collect();
+        std::fs::write(run.join("metrics.jsonl"), lines).unwrap();
+        let text = screen(&watch(&run));
+        assert!(text.contains(newest), "no `{newest}` in {text}");
+    }
 }
 
 /// Prints the scalar `evaluation/share` of an event folder.

@@ -1,14 +1,14 @@
 //! `score` decides what `eval` decides, request by request; its state survives, and its input may be anything.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use admix::bench::score::jsonl;
-use admix::log::schema::{AdType, ControlRow, DAY_MS, TrackRow};
+use admix::log::schema::TrackRow;
 use admix::log::{CompileOptions, RawDay};
 use admix::plan::Plan;
 use admix::policy::baselines::NAMES;
-use admix::score::{DayFiles, Decision, Exposure, Heard, Restored, ScoreOptions, Scorer, ServedDay, ServedPolicy};
+use admix::score::{DayFiles, Decision, ScoreOptions, Scorer, ServedDay, ServedPolicy};
 use admix::values::{Told, ValueModel, store};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -38,14 +38,14 @@ fn chosen(tsv: &str) -> HashMap<u64, u64> {
     chosen
 }
 
-fn run_score(arguments: &[&str], input: &[u8]) -> (String, String) {
+pub(super) fn run_score(arguments: &[&str], input: &[u8]) -> (String, String) {
     let output = admix().arg("score").args(arguments).write_stdin(input).assert().success();
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     (text(&output.get_output().stdout), text(&output.get_output().stderr))
 }
 
 /// What names a day to `score`.
-fn files(day: &Path) -> Vec<String> {
+pub(super) fn files(day: &Path) -> Vec<String> {
     let mut arguments = Vec::new();
     for (flag, name) in [("--control", "control.tsv"), ("--inventory", "inventory.tsv"), ("--day", "day.toml")] {
         if day.join(name).is_file() {
@@ -179,14 +179,14 @@ fn decisions_are_those_of_eval_at_the_values_of_a_model() {
 }
 
 /// A day, its plan and random policies.
-struct Setting {
-    scratch: TempDir,
-    day: PathBuf,
-    plan: PathBuf,
+pub(super) struct Setting {
+    pub scratch: TempDir,
+    pub day: PathBuf,
+    pub plan: PathBuf,
     learned: Vec<PathBuf>,
 }
 
-fn setting() -> Setting {
+pub(super) fn setting() -> Setting {
     let scratch = tempfile::tempdir().unwrap();
     let days = synth(scratch.path(), &format!("{SMALL}{TWISTED}"), 2);
     let plan = plan(scratch.path(), &days[..1]);
@@ -195,7 +195,7 @@ fn setting() -> Setting {
 }
 
 impl Setting {
-    fn policy(&self, name: &str) -> ServedPolicy {
+    pub fn policy(&self, name: &str) -> ServedPolicy {
         let file = self.learned.iter().find(|f| f.file_stem().unwrap() == name);
         match file {
             Some(file) => ServedPolicy::open(file.to_str().unwrap(), None).unwrap(),
@@ -203,29 +203,29 @@ impl Setting {
         }
     }
 
-    fn served(&self) -> ServedDay {
+    pub fn served(&self) -> ServedDay {
         let day = |name: &str| self.day.join(name);
         let files =
             DayFiles { control: day("control.tsv"), inventory: Some(day("inventory.tsv")), day: Some(day("day.toml")) };
         ServedDay::read(&files, 0).unwrap()
     }
 
-    fn scorer(&self, name: &str, options: ScoreOptions) -> Scorer {
+    pub fn scorer(&self, name: &str, options: ScoreOptions) -> Scorer {
         Scorer::new(&self.served(), &self.policy(name), options).unwrap()
     }
 
-    fn rows(&self) -> Vec<TrackRow> {
+    pub fn rows(&self) -> Vec<TrackRow> {
         RawDay::read(&self.day, CompileOptions::default()).unwrap().rows
     }
 }
 
-fn decide(scorer: &mut Scorer, row: &TrackRow) -> Decision {
+pub(super) fn decide(scorer: &mut Scorer, row: &TrackRow) -> Decision {
     let mut decision = Decision::default();
     scorer.decide(row, &mut decision).unwrap();
     decision
 }
 
-const DELAYED: ScoreOptions = ScoreOptions {
+pub(super) const DELAYED: ScoreOptions = ScoreOptions {
     rate_seed: 5,
     feedback_delay_s: 900.0,
     complete_queues: false,
@@ -441,137 +441,6 @@ fn contracts_that_no_training_day_had_are_told() {
 }
 
 #[test]
-fn exposures_confirm_correct_and_take_back() {
-    let setting = setting();
-    let rows = setting.rows();
-    let options = ScoreOptions { exposures: true, confirm_within_s: Some(20_000.0), ..ScoreOptions::default() };
-    let counts = |scorer: &Scorer| -> (f64, f64) {
-        scorer.deliveries().fold((0.0, 0.0), |(d, o), (_, delivered, observed)| (d + delivered, o + observed))
-    };
-    let mut scorer = setting.scorer("contract-first", options);
-    let mut shown = Vec::new();
-    for row in &rows {
-        if let Some((ad_id, AdType::Contract)) = decide(&mut scorer, row).chosen {
-            shown.push(Exposure { request_id: row.request_id, ad_id, ts_ms: row.ts_ms });
-        }
-        if shown.len() == 3 {
-            break;
-        }
-    }
-    assert_eq!(counts(&scorer), (3.0, 0.0), "nothing is confirmed");
-    assert_eq!(scorer.confirm(shown[0]), Heard::News);
-    assert_eq!(scorer.confirm(shown[0]), Heard::Repeated);
-    assert_eq!(counts(&scorer), (3.0, 1.0));
-    // An auction ad was shown instead.
-    assert_eq!(scorer.confirm(Exposure { ad_id: 1, ..shown[1] }), Heard::News);
-    assert_eq!(counts(&scorer), (2.0, 1.0));
-    // Another server's display of a contract.
-    let foreign = Exposure { request_id: u64::MAX, ..shown[0] };
-    assert_eq!([0; 2].map(|_| scorer.confirm(foreign)), [Heard::News, Heard::Repeated]);
-    assert_eq!(counts(&scorer), (3.0, 2.0));
-    // An auction ad of a request that nobody knows, and a contract on another day.
-    let (unknown, yesterday) = (u64::MAX - 7, shown[0].ts_ms - DAY_MS);
-    assert_eq!(scorer.confirm(Exposure { request_id: unknown, ad_id: 1, ..shown[0] }), Heard::Unknown);
-    let late = Exposure { request_id: unknown - 1, ts_ms: yesterday, ..shown[0] };
-    assert_eq!(scorer.confirm(late), Heard::OtherDay);
-    assert_eq!(counts(&scorer), (3.0, 2.0));
-    let mut again = setting.scorer("contract-first", options);
-    again.restore(&scorer.save()).unwrap();
-    assert_eq!(again.confirm(foreign), Heard::Repeated, "what was confirmed survives");
-    // The third is never confirmed: hours later it is taken back. Nothing of that request may be shown.
-    let mut later = rows.last().unwrap().clone();
-    (later.request_id, later.ts_ms) = (u64::MAX - 1, scorer.day().end_ms() - 1);
-    later.queue.iter_mut().for_each(|e| e.filter = 1);
-    assert_eq!(decide(&mut scorer, &later).chosen, None);
-    assert_eq!(counts(&scorer), (2.0, 2.0));
-    drop(setting.scratch);
-}
-
-/// A server saves its newest choices only. Those before them were counted as delivered and never as observed.
-#[test]
-fn choices_that_a_saved_state_has_forgotten_count_as_shown() {
-    let setting = setting();
-    let options = ScoreOptions { exposures: true, confirm_within_s: Some(80_000.0), ..ScoreOptions::default() };
-    let mut scorer = setting.scorer("contract-first", options);
-    let mut shown = Vec::new();
-    for row in &setting.rows()[..200] {
-        if let Some((ad_id, AdType::Contract)) = decide(&mut scorer, row).chosen {
-            shown.push(Exposure { request_id: row.request_id, ad_id, ts_ms: row.ts_ms });
-        }
-    }
-    let total = |scorer: &Scorer| scorer.deliveries().fold((0.0, 0.0), |(d, o), (_, a, b)| (d + a, o + b));
-    assert_eq!(total(&scorer), (shown.len() as f64, 0.0));
-    assert!(shown.len() > 50);
-    // One in three is confirmed, the newest among them.
-    let confirmed: Vec<Exposure> = shown.iter().copied().rev().step_by(3).collect();
-    confirmed.iter().for_each(|exposure| assert_eq!(scorer.confirm(*exposure), Heard::News));
-    let saved = scorer.counts(20).to_bytes();
-    let mut again = setting.scorer("contract-first", options);
-    again.restore(&saved).unwrap();
-    let kept = shown.iter().filter(|e| again.confirm(**e) == Heard::News).count();
-    assert!(kept > 0 && kept < 20, "{kept} are open still");
-    assert_eq!(total(&again), (shown.len() as f64, shown.len() as f64));
-}
-
-/// Counts began at 0 when the control table was changed during the day.
-#[test]
-fn contracts_keep_their_counts_when_others_come_and_go() {
-    let setting = setting();
-    let rows = setting.rows();
-    for name in ["pid", "by-contract", "receding-horizon"] {
-        let mut scorer = setting.scorer(name, DELAYED);
-        rows[..rows.len() / 2].iter().for_each(|row| drop(decide(&mut scorer, row)));
-        let before: BTreeMap<u64, (f64, f64)> = scorer.deliveries().map(|(ad, d, o)| (ad, (d, o))).collect();
-        let mut day = setting.served();
-        let gone = day.contracts.remove(1);
-        day.contracts.reverse();
-        day.contracts.push(ControlRow { ad_id: 987_654, ..gone.clone() });
-        let mut next = Scorer::new(&day, &setting.policy(name), DELAYED).unwrap();
-        let restored = next.restore(&scorer.save()).unwrap();
-        assert_eq!(restored, Restored { goes_on: false, new_contracts: 1, gone_contracts: 1 }, "{name}");
-        for (ad_id, delivered, observed) in next.deliveries() {
-            let expected = before.get(&ad_id).copied().unwrap_or_default();
-            assert_eq!((delivered, observed), expected, "{name}: {ad_id}");
-        }
-        assert!(next.deliveries().any(|(_, delivered, _)| delivered > 0.0));
-        for row in &rows[rows.len() / 2..] {
-            let mut row = row.clone();
-            row.queue.retain(|entry| entry.ad_id != gone.ad_id);
-            decide(&mut next, &row);
-        }
-        assert!(next.deliveries().all(|(ad, delivered, observed)| {
-            delivered >= before.get(&ad).map_or(0.0, |b| b.0) && observed <= delivered && delivered.fract() == 0.0
-        }));
-    }
-}
-
-/// A saved state held every exposure of the file, those of the hours to come too.
-#[test]
-fn exposures_that_arrive_after_the_last_request_count_in_the_next_call() {
-    let setting = setting();
-    let log = std::fs::read_to_string(setting.day.join("track_log.tsv")).unwrap();
-    let (header, rows) = log.split_once('\n').unwrap();
-    let rows: Vec<&str> = rows.lines().collect();
-    let exposures = setting.day.join("joined_exposure.tsv");
-    let state = setting.scratch.path().join("state");
-    let mut arguments = files(&setting.day);
-    let plan = setting.plan.to_str().unwrap();
-    let more = ["--policy", "baseline:pid", "--plan", plan, "--exposures", exposures.to_str().unwrap()];
-    arguments.extend(more.map(str::to_owned));
-    let score = |more: &[&str], rows: &[&str]| {
-        let all: Vec<&str> = arguments.iter().map(String::as_str).chain(more.iter().copied()).collect();
-        run_score(&all, format!("{header}\n{}\n", rows.join("\n")).as_bytes()).0
-    };
-    let state = state.to_str().unwrap();
-    let (morning, evening) = rows.split_at(rows.len() / 2);
-    let whole = score(&[], &rows);
-    let first = score(&["--save-state", state], morning);
-    let second = score(&["--state", state], evening);
-    let body = |text: &str| text.split_once('\n').unwrap().1.to_owned();
-    assert_eq!(body(&whole), body(&first) + &body(&second));
-}
-
-#[test]
 fn input_of_which_nothing_can_be_decided_is_an_error() {
     let setting = setting();
     let mut arguments = files(&setting.day);
@@ -585,25 +454,4 @@ fn input_of_which_nothing_can_be_decided_is_an_error() {
     fails(format!("{header}1\t0\t1\t1\t1\t1\t7,A,2000,0.01,0\n").as_bytes(), &["no request was decided", "--day FILE"]);
     fails(b"PAR1\x15\x04", &["Parquet", "TSV or JSON lines"]);
     fails(b"{\"request_id\": 1}\n", &["--format jsonl"]);
-}
-
-#[test]
-fn a_start_in_the_middle_of_the_day_counts_what_was_delivered() {
-    let setting = setting();
-    let rows = setting.rows();
-    for name in ["receding-horizon", "by-contract"] {
-        let mut whole = setting.scorer(name, ScoreOptions::default());
-        let half = rows.len() / 2;
-        rows[..half].iter().for_each(|row| drop(decide(&mut whole, row)));
-        let delivered = whole.deliveries().map(|(ad_id, delivered, _)| (ad_id, delivered as u64)).collect();
-        let mut late = setting.scorer(name, ScoreOptions::default());
-        assert!(late.begin_with(&delivered).is_empty());
-        assert_eq!(late.begin_with(&[(987_654_321, 1)].into()), [987_654_321]);
-        late.begin_with(&delivered);
-        assert!(whole.deliveries().eq(late.deliveries()));
-        // It knows the counts and the clock, not the prices so far: most decisions are the same.
-        let ahead = &rows[half..half + 300];
-        let same = ahead.iter().filter(|row| decide(&mut whole, row).chosen == decide(&mut late, row).chosen).count();
-        assert!(same > 200, "{name}: {same} of 300");
-    }
 }

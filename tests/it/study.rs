@@ -87,6 +87,7 @@ impl Desk {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("world.toml"), WORLD).unwrap();
         std::fs::write(folder.path().join("base.toml"), CONFIG).unwrap();
+        std::fs::write(folder.path().join("late.toml"), format!("{CONFIG}[env]\nfeedback_delay_s = 600.0\n")).unwrap();
         let desk = Self(folder);
         desk.write(study);
         desk
@@ -246,6 +247,7 @@ fn a_study_evaluates_everybody_everywhere_and_is_not_trained_twice() {
     assert!(after[1] != before[1], "the changed variant was trained again");
 }
 
+/// Variants with different delays were compared as if they had been evaluated alike.
 #[test]
 fn days_in_two_roles_and_other_mistakes_are_refused_before_anything_is_made() {
     for (from, to, word) in [
@@ -259,6 +261,9 @@ fn days_in_two_roles_and_other_mistakes_are_refused_before_anything_is_made() {
         ("name = \"cold\"", "name = \"pid\"", "called like a baseline"),
         ("policy.warm_start=false", "run.seed=4", "the study's own"),
         ("policy.warm_start=false", "policy.warm_strat=false", "policy.warm_start"),
+        ("policy.warm_start=false", "env.feedback_delay_s=600", "sets `env.feedback_delay_s`, which changes the days"),
+        ("policy.warm_start=false", "data.max_bad_share=0.5", "sets `data.max_bad_share`, which changes the days"),
+        ("set = [\"policy.warm_start=false\"]", "config = \"late.toml\"", "with another `env`"),
         ("volume=0.75", "volume=75", "volume=75"),
         ("seeds = [5]", "sedes = [5]", "sedes"),
     ] {
@@ -268,6 +273,21 @@ fn days_in_two_roles_and_other_mistakes_are_refused_before_anything_is_made() {
         assert!(said.contains(word), "{to}: {said}");
         assert!(!desk.out().exists(), "{to}");
     }
+}
+
+/// Learned policies predict what they have shown, and no baseline that does so stood beside them.
+#[test]
+fn a_stress_that_delays_feedback_brings_the_baselines_that_predict() {
+    let names = |from: &str, to: &str| {
+        let all = STUDY.replace("[\"static-prices\", \"pid\"]", "\"all\"");
+        assert!(all.contains(from), "{from}");
+        let desk = Desk::new(&all.replace(from, to));
+        admix::study::Study::load(&desk.0.path().join("study.toml"), None).unwrap().baselines
+    };
+    let predicting = |names: &[String]| names.iter().any(|name| name == "pid-predicting");
+    assert!(!predicting(&names("volume=0.75", "volume=0.75")) && !predicting(&names("volume=0.75", "delay=0")));
+    assert!(predicting(&names("volume=0.75", "volume=0.75+delay=600")));
+    assert!(predicting(&names("config =", "set = [\"env.feedback_delay_s=600\"]\nconfig =")), "it is set for all");
 }
 
 #[test]
@@ -281,6 +301,46 @@ fn a_run_that_fails_is_named_and_does_not_stop_the_others() {
     let table = String::from_utf8(output.stdout).unwrap();
     assert!(table.contains("warm *") && !table.contains("cold *"), "{table}");
     assert_eq!(desk.lines("results.jsonl").len(), 2 * 3 * (4 + 2 * 4));
+}
+
+/// The best of the baselines that need no plan was named the best baseline, and every policy was far above it.
+#[test]
+fn a_world_without_a_plan_takes_that_of_a_run_or_has_no_best_baseline() {
+    let study = STUDY.replace("seeds = [1, 2]", "seeds = [1]").replace("\"static-prices\", ", "\"random\", ");
+    let desk = Desk::new(&study);
+    expect(&desk.run(&["--jobs", "2"]), 0);
+    let whole = desk.lines("results.jsonl");
+    std::fs::remove_file(desk.out().join("plans/made.json")).unwrap();
+    let said = expect(&desk.run(&["--evaluate-only"]), 1);
+    assert!(said.contains("made warm seed 1: its plan takes the place of the world's"), "{said}");
+    assert_eq!(desk.lines("results.jsonl"), whole, "the variant that is planned alike has the same plan");
+
+    // The run that is left starts cold, and was planned with other settings.
+    desk.write(&study.replace("[[variant]]\nname = \"warm\"\n\n", ""));
+    let output = desk.run(&["--evaluate-only", "--json"]);
+    expect(&output, 1);
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["worlds_without_plan"], serde_json::json!(["made"]));
+    let of = |policy: &str| json["policies"].as_array().unwrap().iter().find(|p| p["policy"] == policy).unwrap();
+    let worlds = |value: &Value| value["worlds"].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    for (policy, its) in [
+        ("random", &["logged", "made"][..]),
+        ("cold", &["logged", "made"]),
+        ("best-baseline", &["logged"]),
+        ("pid", &["logged"]),
+    ] {
+        assert_eq!(worlds(of(policy)), its, "{policy}");
+    }
+    let differences = json["differences"].as_array().unwrap();
+    for difference in differences.iter().filter(|d| d["against"] == "best-baseline") {
+        assert_eq!(worlds(difference), ["logged"]);
+    }
+    let gap = |policy: &str| 1.0 - of(policy)["worlds"]["logged"].as_f64().unwrap();
+    let closed = of("cold")["gap_closed_best"].as_f64().unwrap();
+    let best = gap(json["best_baseline"].as_str().unwrap());
+    assert!((closed - (1.0 - gap("cold") / best)).abs() < 1e-9, "{closed}");
+    let table = std::fs::read_to_string(desk.out().join("table.md")).unwrap();
+    assert!(table.contains("Without a plan: made."), "{table}");
 }
 
 /// A study under way.

@@ -163,6 +163,7 @@ fn what_a_lost_shard_did_not_make_is_named_or_made() {
     assert!(said.contains("3 of 5 plans and runs are there already"), "{said}");
 }
 
+/// Trials with different delays were ranked as if they had been evaluated alike.
 #[test]
 fn a_sweep_that_cannot_be_carried_out_is_refused_with_what_to_change() {
     for (from, to, word) in [
@@ -172,6 +173,7 @@ fn a_sweep_that_cannot_be_carried_out_is_refused_with_what_to_change() {
         ("\"policy.warm_start\"", "\"policy.warm_strat\"", "policy.warm_start"),
         ("\"policy.warm_start\" = [true, false]", "\"run.seed\" = [1, 2]", "seeds"),
         ("seeds = [1, 2]", "seeds = []", "seed"),
+        ("\"policy.warm_start\" = [true, false]", "env.feedback_delay_s = [0.0, 600.0]", "vary `env.feedback_delay_s`"),
         ("set = [", "set = [\"data.test=[]\", ", "data.test"),
     ] {
         assert!(SWEEP.contains(from), "{from}");

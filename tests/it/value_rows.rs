@@ -148,6 +148,37 @@ fn a_run_that_is_interrupted_settles_no_batch_twice() {
     assert!(plain == model(&scene.folder.path().join("cut")));
 }
 
+/// Rows that were dropped came back where a snapshot of all rows had not become a base: the table had no room for them, and the run could not be
+/// resumed.
+#[test]
+fn rows_that_were_dropped_stay_away_where_a_snapshot_of_all_rows_is_no_base() {
+    let scene = Scene::of(super::values::WORLD);
+    let sets = [
+        "values.batch=16",
+        "values.epochs=10",
+        "values.weights=equal",
+        "table.max_rows=260",
+        "table.when_full=oldest",
+        MANY_DEATHS,
+    ];
+    let plain = model(&scene.train("plain", &[&sets[..], &["checkpoint.every_s=0"]].concat()));
+    let often = [&sets[..], &["checkpoint.every_s=0.05"]].concat();
+    let command = scene.command("cut", &often);
+    let mut program = std::process::Command::new(command.get_program());
+    // Each checkpointer dies before it gives its first snapshot a second name.
+    program.args(command.get_args()).env("ADMIX_FAILPOINT", "rank.update@1=2ms,checkpoint.committed@1=kill");
+    let mut child = program.stderr(std::process::Stdio::null()).spawn().unwrap();
+    let run = scene.folder.path().join("cut");
+    while !run.join("checkpoints").read_dir().is_ok_and(|entries| entries.count() > 3) {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before there were snapshots");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), nix::sys::signal::Signal::SIGINT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    said(scene.command("cut", &often).arg("--resume"), 0);
+    assert!(plain == model(&run));
+}
+
 #[test]
 fn ids_get_a_row_once_they_were_seen_often_enough() {
     let scene = Scene::of(super::values::WORLD);

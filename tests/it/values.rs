@@ -93,6 +93,25 @@ pub fn model(run: &Path) -> BTreeMap<String, Vec<u8>> {
     files.map(|f| (f.file_name().into_string().unwrap(), std::fs::read(f.path()).unwrap())).collect()
 }
 
+/// What a run's manifest says.
+pub fn manifest(run: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(run.join("manifest.json")).unwrap()).unwrap()
+}
+
+/// Checks that a finished run has learned all its exposures in each of so many passes, and nothing else: so says its ledger, too. Returns the
+/// ledger.
+pub fn all_learned(run: &Path, passes: u64) -> Value {
+    let manifest = manifest(run);
+    let (exposures, outcome) = (&manifest["exposures"], &manifest["outcome"]);
+    let (samples, ledger) = (outcome["samples"].as_u64().unwrap(), &outcome["ledger"]);
+    assert_eq!(samples, passes * exposures["samples"].as_u64().unwrap(), "{outcome}");
+    assert_eq!(ledger["consumed"], samples, "{outcome}");
+    let parts = ["consumed", "overwritten", "lost", "unread", "discarded"];
+    let accounted: u64 = parts.iter().map(|part| ledger[part].as_u64().unwrap()).sum();
+    assert_eq!(ledger["produced"], accounted, "{outcome}");
+    ledger.clone()
+}
+
 fn json_lines(command: &mut assert_cmd::Command) -> Vec<Value> {
     let output = command.assert().success().get_output().stdout.clone();
     String::from_utf8(output).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -232,6 +251,16 @@ fn killed_readers_and_trainers_change_no_bit() {
         assert!(said.contains("started again") || said.contains("went back"), "{failpoint}: nobody died: {said}");
         assert!(plain == model(&scene.folder.path().join(&run)), "{failpoint}");
     }
+}
+
+/// Blocks that a killed reader gave twice counted as learned twice.
+#[test]
+fn samples_that_a_killed_reader_gave_twice_count_once() {
+    let scene = Scene::new();
+    let mut command = scene.command("killed", &["values.readers=2", "values.weights=equal", MANY_DEATHS]);
+    command.env("ADMIX_FAILPOINT", "reader.committed@20=kill").assert().success();
+    let ledger = all_learned(&scene.folder.path().join("killed"), 4);
+    assert!(ledger["discarded"].as_u64() > Some(0), "nobody died: {ledger}");
 }
 
 /// A temporary file of the dead writer lay beside the model for ever.
@@ -433,6 +462,77 @@ fn a_run_begins_with_the_rows_of_a_file_or_with_another_run() {
     let assert = scene.command("other", &["values.hidden=5"]).arg("--from").arg(&first).assert().code(1);
     let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
     assert!(said.contains("values.from") && said.contains("values.hidden = 32"), "{said}");
+}
+
+/// Killed before its first snapshot and resumed without its source, a run went on with a random network, and its later stages failed; a relative
+/// path that was gone was another configuration.
+#[test]
+fn a_run_goes_on_without_the_source_that_it_began_with() {
+    let scene = Scene::new();
+    let source = scene.train("source", &["values.epochs=2", "values.weights=propensity"]);
+    let sets = ["values.from=source", "values.epochs=2", "values.refit=true", "checkpoint.every_s=1000"];
+    let command = |run: &str, sets: &[&str]| {
+        let mut command = scene.command(run, sets);
+        command.current_dir(scene.folder.path());
+        command
+    };
+    command("plain", &sets).assert().success();
+    let mut killed = command("killed", &[&sets[..], &["watchdog.max_restarts=0"]].concat());
+    killed.env("ADMIX_FAILPOINT", "rank.update@20=kill").assert().code(20);
+    std::fs::remove_dir_all(source).unwrap();
+    command("killed", &sets).arg("--resume").assert().success();
+    let [plain, killed] = ["plain", "killed"].map(|run| scene.folder.path().join(run));
+    for stage in ["", "equal", "refit"] {
+        assert!(model(&plain.join(stage)) == model(&killed.join(stage)), "{stage}");
+    }
+    let assert = command("new", &sets).assert().code(2);
+    let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    assert!(said.contains("values.from") && said.contains("neither"), "{said}");
+}
+
+/// Resuming a run replaced its seconds by those of the last start; where it was finished, by those of a start that found nothing to do.
+#[test]
+fn an_outcome_is_that_of_all_starts_and_a_finished_run_stays_as_it_is() {
+    let scene = Scene::new();
+    let sets = ["values.epochs=30", "values.weights=equal", "values.refit=true"];
+    scene.interrupted("run", &sets);
+    let run = scene.folder.path().join("run");
+    let seconds = || manifest(&run)["outcome"]["seconds"].as_f64().unwrap();
+    let (first, begun) = (seconds(), manifest(&run)["outcome"]["reason"] == "interrupted");
+    scene.command("run", &sets).arg("--resume").assert().success();
+    assert!(!begun || seconds() > first, "{} {first}", seconds());
+    let files =
+        || ["manifest.json", "refit/manifest.json", "config.toml"].map(|name| std::fs::read(run.join(name)).unwrap());
+    let snapshots = || -> std::collections::BTreeSet<PathBuf> {
+        let folders = ["checkpoints", "refit/checkpoints"].map(|name| run.join(name));
+        folders.iter().flat_map(|folder| folder.read_dir().unwrap()).map(|entry| entry.unwrap().path()).collect()
+    };
+    let before = (files(), snapshots());
+    let assert = scene.command("run", &sets).arg("--resume").assert().success();
+    let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    assert!(said.contains("is finished and stays as it is"), "{said}");
+    assert!(before == (files(), snapshots()));
+}
+
+/// A training that was killed in its first stage was evaluated without a word.
+#[test]
+fn whoever_reads_an_unfinished_training_is_warned() {
+    let scene = Scene::new();
+    let sets = ["values.epochs=30", "watchdog.max_restarts=0"];
+    let mut command = scene.command("run", &sets);
+    command.env("ADMIX_FAILPOINT", "rank.update@200=kill").assert().code(20);
+    let run = scene.folder.path().join("run");
+    let said = |command: &mut assert_cmd::Command| {
+        String::from_utf8_lossy(&command.assert().success().get_output().stderr).into_owned()
+    };
+    let mut values = admix();
+    values.args(["values", "eval", "--values"]).arg(&run).arg("--log").arg(&scene.days[3]);
+    let mut told = admix();
+    told.args(["eval", "--baselines", "auction-only", "--log"]).arg(&scene.days[3]).arg("--values").arg(&run);
+    for command in [&mut values, &mut told] {
+        let warned = said(command);
+        assert!(warned.contains("is not finished") && warned.contains("--resume"), "{warned}");
+    }
 }
 
 #[test]

@@ -232,3 +232,24 @@ fn a_start_that_fails_leaves_no_run_directory() {
         assert!(!ended.dir().exists(), "{}", ended.stderr);
     }
 }
+
+/// Deliveries are observed late, and the learned policy predicts them: it was compared with baselines that do not. And `eval` ran controllers every
+/// 300 s, whatever the interval that they were tuned at.
+#[test]
+fn under_a_delay_baselines_that_predict_stand_beside_and_eval_repeats_all_of_them() {
+    let sets = ["env.feedback_delay_s=3600", "baselines.interval_s=1800"];
+    let ended = train(&sets, &["--json"]);
+    let trained = &lines(&ended)[0];
+    let run = ended.dir().to_str().unwrap().to_owned();
+    let evaluated = &eval(&["--feedback-delay", "3600", "--policy", &run, "--log", &day(2)])[0];
+    for name in ["pid", "pid-predicting", "pass-rate", "dual-descent-cold", "receding-horizon-predicting"] {
+        let share = |report: &Value| policy(report, name)["share"].as_f64().unwrap();
+        assert_eq!(share(trained), share(evaluated), "{name}");
+    }
+    let validation = report(&ended)["validation"]["policies"].clone();
+    let named = |name: &str| validation.as_array().unwrap().iter().any(|p| p["name"] == name);
+    assert!(named("receding-horizon-predicting"), "they are chosen among: {validation}");
+    // A stress that delays, too.
+    let stressed = &eval(&["--stress", "delay=600", "--policy", &run, "--log", &day(2)])[0];
+    policy(stressed, "pid-predicting");
+}

@@ -49,18 +49,26 @@ pub fn open(dir: &Path, options: CompileOptions) -> Result<CompiledLog> {
         return Ok(found);
     }
     let before = stats(dir)?;
-    let mut write = |to: &mut dyn Output| compile(dir, options, to, None);
-    let log = match path.as_ref().zip(lock.as_ref()) {
-        None => write_or_hold(path, dir, options.memory, &mut write)?,
-        Some((path, _)) => {
-            keep_or_hold(path, dir, options.memory, write_in_parts(path, dir, options, &before), &mut write)?
-        }
+    let mut write = |to: &mut dyn Output| {
+        compile(dir, options, to, None)?;
+        check_unchanged(dir, &before)
     };
-    if stats(dir)? != before {
-        let reason = "a table changed while it was read; run again once its writer has finished".into();
-        return Err(LogError::Format { path: dir.to_owned(), reason });
+    match path.as_ref().zip(lock.as_ref()) {
+        None => write_or_hold(path, dir, options.memory, &mut write),
+        Some((path, _)) => {
+            keep_or_hold(path, dir, options.memory, write_in_parts(path, dir, options, &before), &mut write)
+        }
     }
-    Ok(log)
+}
+
+/// Checks that the inputs are as they were before they were read. Called before a compiled log comes into place: it may hold an earlier table
+/// under the hash of a later one.
+fn check_unchanged(dir: &Path, before: &[(PathBuf, Stat)]) -> Result<()> {
+    if stats(dir)? == before {
+        return Ok(());
+    }
+    let reason = "a table changed while it was read; run again once its writer has finished".into();
+    Err(LogError::Format { path: dir.to_owned(), reason })
 }
 
 /// Returns the compiled log at `path` if it was made from these inputs. `locked` says that the caller holds the folder's lock, so that
@@ -84,16 +92,17 @@ fn reuse(dir: &Path, path: Option<&Path>, options: CompileOptions, locked: bool)
 }
 
 /// Writes a compiled log to `path`, in parts that outlive a kill. The caller holds the folder's lock.
-fn write_in_parts(path: &Path, dir: &Path, options: CompileOptions, stats: &[(PathBuf, Stat)]) -> Result<()> {
+fn write_in_parts(path: &Path, dir: &Path, options: CompileOptions, before: &[(PathBuf, Stat)]) -> Result<()> {
     let failed = |cause| LogError::NotKept { dir: dir.to_owned(), cause };
     let below = |path: &PathBuf| path.strip_prefix(dir).map_or_else(|_| path.clone(), Path::to_owned);
-    let stats: Vec<(PathBuf, Stat)> = stats.iter().map(|(path, stat)| (below(path), *stat)).collect();
+    let stats: Vec<(PathBuf, Stat)> = before.iter().map(|(path, stat)| (below(path), *stat)).collect();
     let mut parts = Parts::of(path, (&name_of(dir), options.complete_queues), options.memory, &stats);
     if options.verify {
         parts.discard();
     }
     let mut file = parts.open().map_err(failed)?;
     compile(dir, options, &mut file, Some(&mut parts))?;
+    check_unchanged(dir, before)?;
     parts.finish(&file, path, dir).map_err(failed)
 }
 

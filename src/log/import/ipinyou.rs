@@ -31,6 +31,8 @@ pub struct Options {
     pub control: PathBuf,
     /// Output folder: gets one log directory `weekday-D` per weekday that occurs in the rows.
     pub out: PathBuf,
+    /// Share of dropped rows above which nothing is imported.
+    pub max_bad_share: f64,
 }
 
 /// Imports the impressions and writes a directory per weekday.
@@ -62,6 +64,7 @@ pub fn import(options: &Options) -> Result<ImportReport> {
         );
         bail!("no impression can be used: {why}");
     }
+    report.check_dropped(options.max_bad_share)?;
 
     let mut days = Vec::new();
     for (weekday, impressions) in weekdays {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use anyhow::{Result, ensure};
 use serde::Serialize;
 
 /// The outcome of an import, for people (`Display`) and programs (`Serialize`).
@@ -66,6 +67,27 @@ pub struct DeclaredContract {
     pub required: u64,
     /// Penalty, minor units per missing impression.
     pub penalty: f64,
+}
+
+impl ImportReport {
+    /// Checks how many rows were dropped.
+    ///
+    /// # Errors
+    /// More than a share of all rows.
+    pub(super) fn check_dropped(&self, max: f64) -> Result<()> {
+        let dropped: u64 = self.dropped.iter().map(|c| c.count).sum();
+        let Some(most) = self.dropped.iter().max_by_key(|c| c.count) else { return Ok(()) };
+        ensure!(
+            dropped as f64 <= max * self.rows_read as f64,
+            "{dropped} of {} rows cannot be used, more than --max-bad-share {max} allows; {} for {}, the first at {}. Mend the export, or raise the \
+             share where that many may be missing",
+            self.rows_read,
+            most.count,
+            most.reason,
+            most.first
+        );
+        Ok(())
+    }
 }
 
 impl fmt::Display for ImportReport {

@@ -44,6 +44,8 @@ pub struct Options {
     /// Number of requests of `part-0`; the rest goes to `part-1`. `None` writes one directory.
     pub split: Option<usize>,
     pub out: PathBuf,
+    /// Share of dropped rows above which nothing is imported.
+    pub max_bad_share: f64,
 }
 
 /// Source of the contracts.
@@ -69,6 +71,7 @@ pub fn import(options: &Options) -> Result<ImportReport> {
         Some(_) => vec![part(0), part(1)],
     })?;
     let Log { mut rows, day, billing, mut report } = read(&options.track_log)?;
+    report.check_dropped(options.max_bad_share)?;
     if let Some(first) = options.split {
         ensure!(
             first > 0 && first < rows.len(),

@@ -8,6 +8,9 @@ use serde_json::value::RawValue;
 use super::column::{Column, List, keep_apart};
 use crate::log::error::BadValue;
 
+/// Keys of an object; each is compared with all before it.
+const MOST_KEYS: usize = 1000;
+
 /// A JSON object as its keys and the text of its values, in order.
 pub struct Object<'a>(pub Vec<(String, &'a RawValue)>);
 
@@ -24,6 +27,9 @@ impl<'de: 'a, 'a> Deserialize<'de> for Object<'a> {
             fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Self::Value, M::Error> {
                 let mut entries: Vec<(String, &'de RawValue)> = Vec::new();
                 while let Some((key, value)) = map.next_entry::<String, &'de RawValue>()? {
+                    if entries.len() == MOST_KEYS {
+                        return Err(serde::de::Error::custom(format!("more than {MOST_KEYS} keys")));
+                    }
                     if entries.iter().any(|(k, _)| *k == key) {
                         return Err(serde::de::Error::custom(format!("the key `{key}` stands twice")));
                     }

@@ -37,6 +37,9 @@ pub use row::{LONGEST_ROW, Place, Row, number};
 pub use text::open;
 pub use value::Plain;
 
+/// Unknown columns that are named in warnings.
+const MOST_NAMED: usize = 20;
+
 enum Source {
     /// TSV with a buffer for the last line read.
     Tsv(Box<dyn BufRead + Send>, Vec<u8>),
@@ -179,13 +182,18 @@ impl Table {
     fn match_header(&mut self, header: Vec<String>) -> Result<()> {
         let (columns, path) = (self.columns, self.here());
         let header: Vec<String> = header.iter().map(|name| printable(name)).collect();
-        for (i, name) in header.iter().enumerate() {
-            if header[..i].contains(name) {
+        let mut names = HashSet::new();
+        for name in &header {
+            if !names.insert(name) {
                 return Err(LogError::RepeatedColumn { path: path.to_owned(), column: name.clone() });
             }
         }
         let found: Vec<Option<usize>> = columns.iter().map(|c| header.iter().position(|h| h == c.name)).collect();
-        if let Some(column) = columns.iter().zip(&found).find(|(c, at)| c.required && at.is_none()).map(|(c, _)| c.name)
+        // JSON lines without a line have no keys to look at, and no row that lacks one.
+        let is_empty = matches!(&self.source, Source::Json(_, _, false)) && header.is_empty();
+        if !is_empty
+            && let Some(column) =
+                columns.iter().zip(&found).find(|(c, at)| c.required && at.is_none()).map(|(c, _)| c.name)
         {
             let mut found = header.join(", ");
             if find::partitions(path).any(|partition| partition == column) {
@@ -197,7 +205,9 @@ impl Table {
         let unknown: Vec<String> = header.iter().filter(|h| columns.iter().all(|c| c.name != **h)).cloned().collect();
         self.positions = if wanted_order { (0..columns.len()).map(Some).collect() } else { found };
         self.width = header.len();
-        self.unknown.extend(unknown.into_iter().filter(|name| !self.unknown.contains(name)).collect::<Vec<_>>());
+        let known: HashSet<&String> = self.unknown.iter().collect();
+        let new: Vec<String> = unknown.into_iter().filter(|name| !known.contains(name)).collect();
+        self.unknown.extend(new);
         Ok(())
     }
 
@@ -275,8 +285,12 @@ impl Table {
 
     /// Warns of the unknown columns from number `from` on.
     pub(super) fn warn_unknown(&self, from: usize) {
-        for column in &self.unknown[from..] {
+        let unknown = &self.unknown[from..];
+        for column in unknown.iter().take(MOST_NAMED) {
             tracing::warn!("{}: column `{column}` is unknown and ignored", self.here().display());
+        }
+        if unknown.len() > MOST_NAMED {
+            tracing::warn!("{}: {} more columns are unknown", self.here().display(), unknown.len() - MOST_NAMED);
         }
     }
 

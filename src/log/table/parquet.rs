@@ -225,9 +225,12 @@ fn cell(schema: &SchemaDescriptor, column: &Column) -> Result<Option<Cell>, Stri
         return Ok(Some(Cell::List(ListCell { leaves: vec![Some(leaf(one)?)], slot, list })));
     }
     let name = |i: usize| schema.column(i).self_type().name().to_owned();
+    // A struct within the entries may have fields of the same names.
+    let depth = |i: usize| schema.column(i).path().parts().len();
+    let shallowest = of_field.iter().map(|&i| depth(i)).min().unwrap_or_default();
     let mut leaves = Vec::new();
     for (f, wanted) in list.fields.iter().enumerate() {
-        match of_field.iter().find(|&&i| name(i) == *wanted) {
+        match of_field.iter().find(|&&i| depth(i) == shallowest && name(i) == *wanted) {
             Some(&i) => leaves.push(Some(leaf(i)?)),
             None if f >= list.required => leaves.push(None),
             None => {

@@ -1,11 +1,12 @@
 //! A logged day's traffic against its forecast.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::log::schema::DAY_MS;
 use crate::log::{CompiledLog, LogError};
-use crate::plan::forecast::{Forecast, GRID};
+use crate::plan::forecast::{Counted, Forecast, GRID};
 
 use super::deviation::Deviation;
 use super::spans::{EDGES, SPANS};
@@ -56,11 +57,15 @@ impl DayVolume {
     /// An inventory that cannot be read.
     pub fn of_days(dirs: &[PathBuf], logs: &[&CompiledLog]) -> Result<Vec<Self>, LogError> {
         let mut volumes = Vec::new();
+        // Counted when the first day without a forecast needs them, and once.
+        let counted: OnceCell<Vec<Counted>> = OnceCell::new();
         for (i, (dir, log)) in dirs.iter().zip(logs).enumerate() {
-            let others = || logs.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, log)| *log).collect::<Vec<_>>();
             let forecast = match Forecast::of_directory(dir)? {
                 Some(forecast) => forecast,
-                None if logs.len() > 1 => Forecast::from_logs(&others()),
+                None if logs.len() > 1 => {
+                    let counted = counted.get_or_init(|| logs.iter().map(|log| Counted::of(log)).collect());
+                    Counted::sum(counted.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, day)| day)).forecast()
+                }
                 None => continue,
             };
             volumes.push(Self::of(log, &forecast));

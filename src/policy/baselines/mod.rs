@@ -56,15 +56,19 @@ const TABLE: [Baseline; 11] = [
     Baseline::new("contract-first", |_| Ok(Box::new(ContractFirst))),
     Baseline::new("theta-lottery", |of| of.plan().map(|_| Box::new(ThetaLottery::default()) as _)),
     Baseline::new("shale", |of| of.plan().map(|_| Box::new(ShaleLottery::default()) as _)),
-    Baseline::new("pass-rate", |of| Ok(Box::new(PassRate::new(of.tuned()?.pass_rate_step, of.interval_s)))),
+    Baseline::new("pass-rate", |of| Ok(Box::new(PassRate::new(of.tuned()?.pass_rate_step, of.tuned()?.interval_s)))),
     Baseline::new("static-prices", |of| of.plan().map(|_| Box::new(FixedPrices::default()) as _)),
-    Baseline::new("pid", |of| Ok(Box::new(Pid::new(of.tuned()?.pid, of.interval_s)))).classical().predicts(),
-    Baseline::new("dual-descent-cold", |of| Ok(Box::new(DualDescent::cold(of.tuned()?.dual_cold_step, of.interval_s))))
-        .classical()
-        .predicts(),
-    Baseline::new("dual-descent-warm", |of| Ok(Box::new(DualDescent::warm(of.tuned()?.dual_warm_step, of.interval_s))))
-        .classical()
-        .predicts(),
+    Baseline::new("pid", |of| Ok(Box::new(Pid::new(of.tuned()?.pid, of.tuned()?.interval_s)))).classical().predicts(),
+    Baseline::new("dual-descent-cold", |of| {
+        Ok(Box::new(DualDescent::cold(of.tuned()?.dual_cold_step, of.tuned()?.interval_s)))
+    })
+    .classical()
+    .predicts(),
+    Baseline::new("dual-descent-warm", |of| {
+        Ok(Box::new(DualDescent::warm(of.tuned()?.dual_warm_step, of.tuned()?.interval_s)))
+    })
+    .classical()
+    .predicts(),
     Baseline::new("receding-horizon", |of| {
         Ok(Box::new(Receding::new(of.plan()?.sample.clone(), of.tuned()?.receding)))
     })
@@ -110,8 +114,6 @@ struct Parts<'a> {
     name: &'a str,
     plan: Option<&'a Plan>,
     predicting: bool,
-    /// Seconds of log time between two steps of a controller.
-    interval_s: f64,
 }
 
 impl Parts<'_> {
@@ -129,11 +131,9 @@ impl Parts<'_> {
 
 /// Returns the baseline called `name`, for a day planned with `plan`.
 ///
-/// `interval_s`: seconds of log time between two steps of a controller.
-///
 /// # Errors
 /// If the name is unknown, or the plan lacks a part that the baseline needs; the error names it.
-pub fn named(name: &str, plan: Option<&Plan>, interval_s: f64) -> Made {
+pub fn named(name: &str, plan: Option<&Plan>) -> Made {
     let found = TABLE.iter().find_map(|b| match name.strip_prefix(b.name)? {
         "" => Some((b, false)),
         PREDICTING if b.predicts => Some((b, true)),
@@ -142,5 +142,5 @@ pub fn named(name: &str, plan: Option<&Plan>, interval_s: f64) -> Made {
     let Some((baseline, predicting)) = found else {
         return Err(format!("no baseline `{name}`; there are {}", known().join(", ")));
     };
-    (baseline.make)(&Parts { name: baseline.name, plan, predicting, interval_s })
+    (baseline.make)(&Parts { name: baseline.name, plan, predicting })
 }

@@ -281,7 +281,8 @@ impl Snapshot {
         let path = folder.path().join("delta");
         std::fs::write(&path, file).unwrap();
         let mut reader = RowFileReader::open(&path).unwrap();
-        self.merged = if part.all { Rows::new() } else { before.clone() };
+        // All rows are also what has changed since the snapshot before: its file may be read behind an older base.
+        self.merged = before.clone();
         while let Some((id, words)) = reader.read().unwrap() {
             if layout.marks && LastUse::of(&words[layout.words()..]).number == 0 {
                 self.merged.remove(&id).expect("it was in a snapshot");
@@ -463,6 +464,34 @@ fn a_row_that_comes_back_while_later_batches_pin_its_place_takes_no_second_one()
     let mut case = small(&[&[1], &[2], &[1], &[1], &[2]], 1, 3);
     case.cache = Some((1, 1));
     check(&case, None).unwrap();
+}
+
+/// The part had all rows and not the ids of those that were dropped: read behind an older base, as it is where it could not become one, it brought
+/// them back.
+#[test]
+fn a_snapshot_of_which_rows_were_dropped_says_so_even_if_all_others_have_changed() {
+    let case = small(&[&[1, 2], &[3, 4]], 2, 0);
+    let layout = RowLayout::from(case.shape());
+    let mut store = store(&case, HostTable::private(case.shape()).unwrap(), undo_log(&case, 0).1, &[], None);
+    let halves = halves(&case, 0);
+    for (number, all, dropped) in [(1, true, 0), (2, false, 2)] {
+        let (n, mut batch) = (number as usize - 1, BatchRows::default());
+        let block = case.block(n);
+        batch.begin(&mut Finder::default(), &block.ids);
+        assert!(fetch(&mut store, &mut batch, usize::MAX).unwrap());
+        store.settle(&mut batch, &block).unwrap();
+        store.gather(&mut batch);
+        let gradients = gradients(&batch.values);
+        store.update(&mut batch, &gradients, 0.1);
+        store.snapshot(&halves, number, number).unwrap();
+        halves.write(Part::Dense, number, number, []).unwrap();
+        let pending = halves.pending().unwrap().expect("complete");
+        let part = SparsePart::parse(pending.sparse, layout).unwrap();
+        let mut memory = DeltaMemory::default();
+        let rows = (part.delta(&mut memory).len() - 40) / layout.row_bytes();
+        assert_eq!((part.all, rows), (all, 2 + dropped), "snapshot {number}");
+        halves.commit(number);
+    }
 }
 
 #[test]

@@ -14,6 +14,11 @@ use crate::values::Fields;
 use crate::values::join::{JoinCounts, Share, join};
 use crate::values::prior::PriorEstimate;
 
+/// Least dispersion of charges, in units of the mean predicted charge: each scatters by a hundredth of itself, in the mean. Where all
+/// charges are the predicted ones up to rounding, the rounding would decide which pass is best, when training ends and which weights are
+/// chosen, because the charge loss is divided by the dispersion.
+const LEAST_DISPERSION: f64 = 1e-4;
+
 /// Checks that a configuration can run on several nodes, where there are several.
 ///
 /// # Errors
@@ -80,7 +85,7 @@ pub fn prepare(settings: &ValueSettings, fields: &Fields, node: Node) -> anyhow:
         inputs: Default::default(),
         node,
     };
-    let (mut scatter, mut charges) = (0.0, 0u64);
+    let mut scatter = Scatter::default();
     let v = &settings.values;
     let mut prior = PriorEstimate::new(fields.len(), v.train.len());
     let mut roles = Roles::default();
@@ -109,18 +114,49 @@ pub fn prepare(settings: &ValueSettings, fields: &Fields, node: Node) -> anyhow:
             prior.add(&joined);
         }
         for s in joined.samples.iter().filter(|s| s.auction && s.seen.charge > 0.0) {
-            let (expected, charged) = (f64::from(s.seen.charge), f64::from(s.charged));
-            scatter += (charged - expected).powi(2) / expected;
-            charges += 1;
+            scatter.add(s.seen.charge.into(), s.charged.into());
         }
     }
-    if charges > 0 && scatter > 0.0 {
-        prepared.dispersion = (scatter / charges as f64) as f32;
-    }
+    prepared.dispersion = scatter.dispersion();
     if v.learn_prior {
         prepared.prior = prior.finish(v.prior_sd);
     }
     Ok(prepared)
+}
+
+/// How charges scatter around the predicted ones.
+#[derive(Default)]
+struct Scatter {
+    charges: u64,
+    expected: f64,
+    /// Sum of squared differences, each over its prediction.
+    squares: f64,
+}
+
+impl Scatter {
+    fn add(&mut self, expected: f64, charged: f64) {
+        self.charges += 1;
+        self.expected += expected;
+        self.squares += (charged - expected).powi(2) / expected;
+    }
+
+    /// Returns the ratio of variance to mean, at least [`LEAST_DISPERSION`] of the mean; 1 without charges.
+    fn dispersion(&self) -> f32 {
+        if self.charges == 0 {
+            return 1.0;
+        }
+        let (found, mean) = (self.squares / self.charges as f64, self.expected / self.charges as f64);
+        let least = LEAST_DISPERSION * mean;
+        if found < least {
+            tracing::warn!(
+                "the charges are the predicted ones up to {:.1e} of each, and there is next to nothing to learn from them: they count as if \
+                 they scattered by {:.0e}. If they were computed from the logged eCPM, log what was really charged",
+                (found / mean).sqrt(),
+                LEAST_DISPERSION.sqrt()
+            );
+        }
+        found.max(least) as f32
+    }
 }
 
 /// Days from 1970-01-01 to the date of a log.
@@ -152,6 +188,8 @@ pub fn check_resume(directory: &RunDirectory, settings: &ValueSettings, now: &Pr
         }
         (s.checkpoint, s.watchdog, s.values.epochs, s.values.patience) = Default::default();
         s.run.device.clear();
+        // It may have been written down as it was given.
+        s.values.from = std::path::absolute(&s.values.from).unwrap_or_default();
         // Cache and snapshots change no number; another device changes their rounding.
         (s.table.cache_rows, s.table.prefetch, s.table.devices, s.table.snapshot_rows) = Default::default();
         s
@@ -197,6 +235,22 @@ pub fn check_resume(directory: &RunDirectory, settings: &ValueSettings, now: &Pr
 mod tests {
     use super::*;
     use crate::settings::WhenFull;
+
+    /// Charges that were the logged eCPM / 1000 up to rounding had a dispersion of nearly 0: the charge loss, divided by it, drowned the
+    /// clicks.
+    #[test]
+    fn charges_that_are_the_predicted_ones_have_a_least_dispersion() {
+        let of = |charges: &[(f64, f64)]| {
+            let mut scatter = Scatter::default();
+            charges.iter().for_each(|(expected, charged)| scatter.add(*expected, *charged));
+            scatter.dispersion()
+        };
+        assert_eq!(of(&[]), 1.0);
+        assert_eq!(of(&[(2.0, 1.0), (4.0, 8.0)]), (0.5f32 + 4.0) / 2.0, "what scatters keeps its dispersion");
+        for charged in [3.0, 3.00001] {
+            assert_eq!(of(&[(3.0, charged), (1.0, 1.0)]), (2.0 * LEAST_DISPERSION) as f32, "{charged}");
+        }
+    }
 
     type Change = fn(&mut ValueSettings);
 

@@ -8,9 +8,11 @@
 //! and one thread of each carries what ranks exchange ([`crate::nodes`]). There a rank that dies ends the job.
 //!
 //! [`beginning`]: what is known before a run starts. [`table`]: its rows, and how they go back. [`processes`]: its processes, watched.
+//! [`spent`]: what earlier starts took.
 
 mod beginning;
 mod processes;
+mod spent;
 mod table;
 
 use std::sync::Arc;
@@ -23,6 +25,7 @@ use crate::collective::shares::Work;
 use crate::nodes::{Job, Node, World};
 use crate::run::RunDirectory;
 use crate::run::value_run::{ValueHalves, ValueSegments, exchange_name};
+use crate::run::value_snapshot::ValueSnapshot;
 use crate::settings::ValueSettings;
 use crate::shm::{Broken, Exchange, Ledger, Remote, Role, RunNames, SampleRing, sweep};
 use crate::values::Fields;
@@ -36,6 +39,7 @@ use super::job;
 
 pub use beginning::{agree_on_run, check_job, check_resume, prepare};
 use processes::{Ended, Run};
+pub use spent::Spent;
 use table::Rows;
 
 /// What a finished run reports.
@@ -62,9 +66,19 @@ pub struct ValueOutcome {
 #[derive(Serialize, Deserialize)]
 struct Part {
     interrupted: bool,
-    /// Of its own ranks.
-    samples: u64,
+    /// Of its own rings.
     ledger: Ledger,
+}
+
+/// Checks that no node has lost the rows of a finished run, where there are several.
+///
+/// # Errors
+/// As [`job::newest_of_all`].
+pub fn check_snapshots(directory: &RunDirectory, (job, known): (&Job, bool)) -> anyhow::Result<()> {
+    if !job.node().is_alone() {
+        job::newest_of_all::<ValueSnapshot>(job, directory, known)?;
+    }
+    Ok(())
 }
 
 /// Trains until the trainer ends, and reports. Goes on from the newest snapshot in the run directory, if there is one. All nodes of the
@@ -100,7 +114,7 @@ pub fn train(
             before = state.ledger;
             let l = &segments.control.learner;
             l.updates.set(state.updates);
-            l.samples_consumed.set(if node.is_alone() { state.samples } else { before.consumed });
+            l.samples_consumed.set(state.samples);
             for (actor, &position) in segments.control.actors.iter().zip(&state.cursor.positions) {
                 actor.param_version.set(position);
             }
@@ -162,16 +176,13 @@ pub fn train(
             ledger.balance().context("samples are unaccounted for")?;
         }
         let control = &segments.control;
-        let mine = Part {
-            interrupted: reason == ExitReason::Interrupted,
-            samples: control.learner.samples_consumed.get(),
-            ledger: Ledger::sum(ledger.chain([before])),
-        };
+        let mine = Part { interrupted: reason == ExitReason::Interrupted, ledger: Ledger::sum(ledger.chain([before])) };
         let all = job.tell(&mine)?;
+        let samples = control.learner.samples_consumed.get();
         return Ok(ValueOutcome {
             reason: if all.iter().any(|of| of.interrupted) { ExitReason::Interrupted } else { reason },
             updates: control.learner.updates.get(),
-            samples: all.iter().map(|of| of.samples).sum(),
+            samples,
             passes: control.evaluator.due.get(),
             seconds: started.elapsed().as_secs_f64(),
             best_loss: control.evaluator.best_benefit.get(),
@@ -179,9 +190,22 @@ pub fn train(
             went_back,
             snapshots: snapshots.0,
             snapshot_s: snapshots.1 as f64 * 1e-9,
-            ledger: Ledger::sum(all.iter().map(|of| of.ledger)),
+            ledger: of_learned(Ledger::sum(all.iter().map(|of| of.ledger)), samples),
             work: Work::of(settings, control),
         });
+    }
+}
+
+/// Returns the ledger of a run that has learned so many samples: these are its consumed ones. Samples that ranks took and did not learn are
+/// discarded: those that a reader gave again, and those that were at hand when the run stopped or returned to a snapshot. Samples that ranks
+/// had learned when a snapshot was taken, and had not given back yet, were counted as lost.
+fn of_learned(ledger: Ledger, samples: u64) -> Ledger {
+    let taken = ledger.consumed;
+    Ledger {
+        consumed: samples,
+        discarded: ledger.discarded + taken.saturating_sub(samples),
+        lost: ledger.lost.saturating_sub(samples.saturating_sub(taken)),
+        ..ledger
     }
 }
 
@@ -202,6 +226,23 @@ mod tests {
     use std::process::ExitStatus;
 
     use super::*;
+
+    /// What a killed reader gave a second time counted as learned, and samples that were taken when the run stopped, too.
+    #[test]
+    fn only_what_was_learned_is_consumed() {
+        let rings = Ledger { produced: 100, consumed: 70, lost: 30, ..Ledger::default() };
+        for (samples, expected) in [
+            (70, rings),
+            (60, Ledger { consumed: 60, discarded: 10, ..rings }),
+            (75, Ledger { consumed: 75, lost: 25, ..rings }),
+        ] {
+            let ledger = of_learned(rings, samples);
+            assert_eq!(ledger, expected);
+            ledger.balance().unwrap();
+        }
+        let wrong = of_learned(rings, 101);
+        assert!(wrong.balance().is_err(), "more was learned than produced: {wrong}");
+    }
 
     #[test]
     fn a_node_that_does_not_answer_is_named() {

@@ -11,7 +11,7 @@ use crate::run::value_run::ValueSegments;
 use crate::run::{Metrics, RunDirectory};
 use crate::settings::ValueSettings;
 use crate::shm::control::{STOP_ALL, STOP_LEARNING, STOP_NOW};
-use crate::shm::{Broken, Role};
+use crate::shm::{Broken, Control, Role};
 use crate::supervisor::ExitReason;
 use crate::supervisor::blame::{self, Fate};
 use crate::supervisor::children::Process;
@@ -49,8 +49,7 @@ pub struct Run<'a> {
     checkpointer: Option<Process>,
     readers: Vec<Process>,
     heartbeats: Heartbeats,
-    /// Updates; samples consumed, and exposures read.
-    progress: Still<(u64, u64)>,
+    progress: Still<[u64; 3]>,
     metrics: Metrics,
     started: Instant,
     /// When it was last shown how far the run is, and the samples then.
@@ -62,6 +61,13 @@ struct Restart {
     process: String,
     status: String,
     lost: u64,
+}
+
+/// What grows while a run makes progress: updates; exposures read; time in which the model was evaluated and written, and snapshots were
+/// written.
+fn done(control: &Control) -> [u64; 3] {
+    let read = control.actors.iter().map(|reader| reader.rows_read.get()).sum();
+    [control.learner.updates.get(), read, control.evaluator.compute_ns.get() + control.checkpoint.write_ns.get()]
 }
 
 impl<'a> Run<'a> {
@@ -87,7 +93,7 @@ impl<'a> Run<'a> {
             checkpointer,
             readers: readers.collect::<Result<_, _>>()?,
             heartbeats: Heartbeats::new(settings.watchdog.silent_s),
-            progress: Still::new((0, samples)),
+            progress: Still::new(done(&segments.control)),
             metrics: Metrics::open(&directory.metrics())?,
             started: Instant::now(),
             shown: (Instant::now(), samples),
@@ -162,9 +168,7 @@ impl<'a> Run<'a> {
                 let processes = processes.chain(&mut self.checkpointer).chain(&mut self.readers);
                 self.heartbeats.kill_the_silent(control, processes);
             }
-            let read = control.actors.iter().map(|reader| reader.rows_read.get()).sum::<u64>();
-            let done = (control.learner.updates.get(), control.learner.samples_consumed.get() + read);
-            let (still, stuck_s) = (self.progress.look(done, now), self.settings.watchdog.stuck_s);
+            let (still, stuck_s) = (self.progress.look(done(control), now), self.settings.watchdog.stuck_s);
             if stuck_s > 0.0 && still.as_secs_f64() > stuck_s {
                 let (seconds, logs) = (still.as_secs_f64(), self.directory.logs());
                 return Err(RunFailure::NoProgress { seconds, logs }.into());
@@ -316,5 +320,28 @@ impl<'a> Run<'a> {
             (samples.saturating_sub(before)) as f64 / then.elapsed().as_secs_f64() / 1000.0,
         );
         self.shown = (Instant::now(), samples);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shm::RunNames;
+
+    /// A run whose trainer wrote a large model for longer than `watchdog.stuck_s` ended for lack of progress.
+    #[test]
+    fn writing_a_model_or_a_snapshot_is_progress() {
+        let names = RunNames::for_this_process("progress").unwrap();
+        let control = Control::create(&names.part("control")).unwrap();
+        let mut seen = vec![done(&control)];
+        control.evaluator.compute_ns.add(1);
+        seen.push(done(&control));
+        control.checkpoint.write_ns.add(1);
+        seen.push(done(&control));
+        control.learner.updates.add(1);
+        seen.push(done(&control));
+        control.actors[0].rows_read.add(1);
+        seen.push(done(&control));
+        assert!(seen.windows(2).all(|w| w[0] != w[1]), "{seen:?}");
     }
 }

@@ -65,7 +65,7 @@ impl Rows {
             Some(snapshot) => snapshot.restore(&mut table)?,
             None => {
                 let prepared = Prepared::read(directory)?;
-                if let Some(rows) = first_rows(settings, &prepared, &directory.checkpoints())? {
+                if let Some(rows) = first_rows(settings, &prepared, directory)? {
                     file::load(&rows, &mut table)?;
                 }
             }

@@ -158,7 +158,7 @@ fn plan_files() {
             assert_eq!(Plan::read(&scratch.holding(&plan.to_json())).unwrap(), plan);
             let day = day_under(&plan, &Vocabulary::default());
             for name in baselines::NAMES {
-                if let Ok(mut policy) = baselines::named(name, Some(&plan), 60.0) {
+                if let Ok(mut policy) = baselines::named(name, Some(&plan)) {
                     replay_day(&day, &mut *policy, OPTIONS, &mut |_| {});
                 }
             }

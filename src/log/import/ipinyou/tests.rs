@@ -13,7 +13,8 @@ fn run(csv: &str, contracts: &str) -> (tempfile::TempDir, Result<ImportReport>) 
     let (impressions, control) = (dir.path().join("imp.csv"), dir.path().join("control.tsv"));
     fs::write(&impressions, csv).unwrap();
     fs::write(&control, format!("{CONTROL}{contracts}")).unwrap();
-    let report = import(&Options { impressions: vec![impressions], control, out: dir.path().join("out") });
+    let report =
+        import(&Options { impressions: vec![impressions], control, out: dir.path().join("out"), max_bad_share: 1.0 });
     (dir, report)
 }
 
@@ -151,7 +152,8 @@ fn a_truncated_archive_is_an_error_that_says_where() {
     let (path, control) = (dir.path().join("imp.csv.gz"), dir.path().join("control.tsv"));
     fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
     fs::write(&control, CONTROL).unwrap();
-    let error = import(&Options { impressions: vec![path], control, out: dir.path().join("out") }).unwrap_err();
+    let error = import(&Options { impressions: vec![path], control, out: dir.path().join("out"), max_bad_share: 1.0 })
+        .unwrap_err();
     let text = format!("{error:#}");
     assert!(text.contains("imp.csv.gz") && text.contains("truncated"), "{text}");
 }
@@ -168,6 +170,7 @@ fn the_real_log_imports_whole() {
         impressions: (0..3).map(|d| raw.join(format!("imp.weekday{d}.csv.gz"))).collect(),
         control: raw.join("contracts.tsv"),
         out: dir.path().join("out"),
+        max_bad_share: 0.0,
     })
     .unwrap();
     assert!(report.dropped.is_empty());

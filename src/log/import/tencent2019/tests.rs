@@ -18,7 +18,7 @@ fn run(text: &str, contracts: Contracts, split: Option<usize>) -> (tempfile::Tem
     let track_log = dir.path().join("raw.tsv");
     fs::write(&track_log, text).unwrap();
     let out = dir.path().join("out");
-    let report = import(&Options { track_log, contracts, split, out });
+    let report = import(&Options { track_log, contracts, split, out, max_bad_share: 1.0 });
     (dir, report)
 }
 
@@ -161,7 +161,9 @@ fn a_truncated_archive_is_an_error_that_says_where() {
     let track_log = dir.path().join("raw.tsv.gz");
     fs::write(&track_log, &bytes[..bytes.len() / 2]).unwrap();
     let out = dir.path().join("out");
-    let error = import(&Options { track_log, contracts: declared(0), split: None, out: out.clone() }).unwrap_err();
+    let error =
+        import(&Options { track_log, contracts: declared(0), split: None, out: out.clone(), max_bad_share: 1.0 })
+            .unwrap_err();
     let text = format!("{error:#}");
     assert!(text.contains("raw.tsv.gz") && text.contains("truncated"), "{text}");
     assert!(!out.exists());
@@ -179,6 +181,7 @@ fn the_real_log_imports_whole() {
         contracts: declared(5),
         split: Some(300),
         out: dir.path().join("out"),
+        max_bad_share: 0.0,
     })
     .unwrap();
     assert_eq!(reasons(&report.changed)[0], ("injected_test_ad_dropped", 138));
