@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::evaluate::{DayReport, Decision, familiar, table as text};
+use crate::evaluate::table::conditions;
+use crate::evaluate::{DayReport, Decision, familiar};
 
 use super::charts;
 use super::content::{CHOSEN, RunReport};
@@ -129,7 +130,7 @@ fn table(page: &mut String, report: &RunReport) {
          start: before the first update; untrained: planner and controller without anything learned; last: after the last \
          update.</p>",
     );
-    for sentence in text::conditions(&days) {
+    for sentence in conditions(&days) {
         let _ = write!(page, "<p class=note>{}</p>", escape(&sentence));
     }
 }

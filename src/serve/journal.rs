@@ -293,6 +293,8 @@ fn write_all(lines: &Receiver<Line>, mut requests: Table, mut exposures: Table, 
 mod tests {
     use std::collections::BTreeSet;
 
+    use crate::score::Stage;
+
     use super::*;
     use crate::log::day::Day;
     use crate::log::schema::DAY_MS;
@@ -345,7 +347,7 @@ mod tests {
         assert!(row(2, 7, false).is_none() && row(1, 8, false).is_none());
         assert_eq!(row(2, 9, true).map(|shown| (shown.charge, shown.pctr)), Some((0.0, 0.0)));
         // The choice is remembered longer than the queue.
-        let claim = Claim { ad_id: 7, contract: None, pctr: 0.25, worth: 2.5, stage: crate::score::Stage::Open };
+        let claim = Claim { ad_id: 7, contract: None, pctr: 0.25, worth: 2.5, stage: Stage::Open };
         let known = written(2, 7, false, Some(claim)).unwrap();
         assert_eq!((known.charge, known.ecpm, known.pctr), (2.5, 2500.0, 0.25));
         assert!(written(2, 8, false, Some(claim)).is_none());

@@ -189,8 +189,8 @@ pub fn join_watched(
         requests.push(request.request_id);
         places.push((shown.ad_id, request.slot_id));
     }
-    if let Some(first) = first.take_if(|_| counts.bad as f64 > options.max_bad_share * counts.rows as f64) {
-        let (bad, rows, max) = (counts.bad, counts.rows, options.max_bad_share);
+    if counts.bad as f64 > options.max_bad_share * counts.rows as f64 {
+        let (bad, rows, max, first) = (counts.bad, counts.rows, options.max_bad_share, first.unwrap_or_default());
         return Err(LogError::TooManyBadExposures { path, bad, rows, max, first }.into());
     }
     if usable == 0 {

@@ -103,7 +103,7 @@ fn put(written: &Path, path: &Path) -> std::io::Result<()> {
 /// Encodes the network of a model.
 ///
 /// # Errors
-/// None that can happen.
+/// Parameters that cannot be serialised.
 pub fn encode(meta: &Meta, parameters: &[f32]) -> anyhow::Result<Vec<u8>> {
     let shape = NetShape { fields: meta.fields.len(), dim: meta.dim, hidden: meta.hidden };
     let mut views = Vec::new();

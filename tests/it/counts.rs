@@ -1,4 +1,4 @@
-//! What a scorer counts: what it chose, what was really shown, and what it goes on from when it is started again.
+//! A scorer counts its choices and what was really shown. Started again, it goes on from its counts.
 
 use std::collections::BTreeMap;
 
@@ -19,6 +19,14 @@ fn contracts_shown(scorer: &mut Scorer, rows: &[TrackRow], most: usize) -> Vec<E
 /// Impressions of all contracts: delivered, and observed by the policy.
 fn total(scorer: &Scorer) -> (f64, f64) {
     scorer.deliveries().fold((0.0, 0.0), |(d, o), (_, delivered, observed)| (d + delivered, o + observed))
+}
+
+/// Lets the day go by: a request at its end, on which nothing may be shown.
+fn until_the_end(scorer: &mut Scorer, rows: &[TrackRow]) {
+    let mut last = rows.last().unwrap().clone();
+    (last.request_id, last.ts_ms) = (u64::MAX - 1, scorer.day().end_ms() - 1);
+    last.queue.iter_mut().for_each(|e| e.filter = 1);
+    assert_eq!(decide(scorer, &last).chosen, None);
 }
 
 #[test]
@@ -48,11 +56,8 @@ fn exposures_confirm_correct_and_take_back() {
     let mut again = setting.scorer("contract-first", options);
     again.restore(&scorer.save()).unwrap();
     assert_eq!(again.confirm(foreign), Heard::Repeated, "what was confirmed survives");
-    // The third is never confirmed: hours later it is taken back. Nothing of that request may be shown.
-    let mut later = rows.last().unwrap().clone();
-    (later.request_id, later.ts_ms) = (u64::MAX - 1, scorer.day().end_ms() - 1);
-    later.queue.iter_mut().for_each(|e| e.filter = 1);
-    assert_eq!(decide(&mut scorer, &later).chosen, None);
+    // The third is never confirmed: hours later it is taken back.
+    until_the_end(&mut scorer, &rows);
     assert_eq!(total(&scorer), (2.0, 2.0));
 }
 
@@ -65,10 +70,7 @@ fn an_exposure_counts_once_however_late_it_comes_or_is_said_again() {
     let mut scorer = setting.scorer("contract-first", options);
     let shown = contracts_shown(&mut scorer, &rows, 2);
     assert_eq!(scorer.confirm(shown[0]), Heard::News);
-    let mut evening = rows.last().unwrap().clone();
-    (evening.request_id, evening.ts_ms) = (u64::MAX - 1, scorer.day().end_ms() - 1);
-    evening.queue.iter_mut().for_each(|e| e.filter = 1);
-    decide(&mut scorer, &evening);
+    until_the_end(&mut scorer, &rows);
     assert_eq!(total(&scorer), (1.0, 1.0), "the second was taken back");
     let mut again = setting.scorer("contract-first", options);
     again.restore(&scorer.counts(100).to_bytes()).unwrap();
@@ -90,10 +92,7 @@ fn a_choice_that_is_corrected_before_it_is_observed_is_never_observed() {
     assert_eq!(total(&scorer), (1.0, 0.0));
     assert_eq!(scorer.confirm(Exposure { ad_id: 1, ..shown[0] }), Heard::News);
     assert!(scorer.deliveries().all(|(_, delivered, observed)| (delivered, observed) == (0.0, 0.0)));
-    let mut evening = rows.last().unwrap().clone();
-    (evening.request_id, evening.ts_ms) = (u64::MAX - 1, scorer.day().end_ms() - 1);
-    evening.queue.iter_mut().for_each(|e| e.filter = 1);
-    decide(&mut scorer, &evening);
+    until_the_end(&mut scorer, &rows);
     assert!(scorer.deliveries().all(|(_, delivered, observed)| (delivered, observed) == (0.0, 0.0)));
 }
 

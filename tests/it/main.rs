@@ -63,6 +63,7 @@ mod tables;
 mod train;
 mod units;
 mod value_rows;
+mod value_starts;
 mod values;
 mod verdict;
 mod volume;
